@@ -189,7 +189,7 @@ def check_tells(worlds: Sequence[int], visits: int) -> None:
 
 def _regression(name: str, visits: Sequence[Visit], shards: int) -> _Term:
     """With the deviations that make what was seen most likely."""
-    shapes = _told_apart(SHAPES[name], visits, shards)
+    shapes = _separable(SHAPES[name], visits, shards)
     found = [_weighted(name, visits, shapes, part, shards) for part in PARTS_OF_STEP]
     return max(found, key=lambda pair: pair[0])[1]
 
@@ -201,23 +201,23 @@ def _weighted(name: str, visits: Sequence[Visit], shapes: Mapping[str, Shape], p
     means = {world: np.mean([(v.terms[name], v.step_s) for v in visits if v.world == world], axis=0) for world in {v.world for v in visits}}
     weights = np.array([1.0 / math.hypot(means[v.world][0], part * means[v.world][1]) for v in visits])
     rows = np.array([[shape(visit.world, shards) for shape in shapes.values()] for visit in visits]) * weights[:, None]
-    tells = rows.any(axis=1)
-    seen = np.array([visit.terms[name] for visit in visits]) * weights * tells
+    informative = rows.any(axis=1)
+    seen = np.array([visit.terms[name] for visit in visits]) * weights * informative
     coefficients = np.asarray(nnls(rows, seen)[0], dtype=np.float64)
     pseudo, residuals = np.asarray(np.linalg.pinv(rows), dtype=np.float64), seen - rows @ coefficients
-    left = np.diag(tells.astype(np.float64)) - rows @ pseudo
-    mean_square = max(float(residuals @ residuals) / float(tells.sum()), 1e-30)
-    likely = float(np.log(weights[tells]).sum()) - 0.5 * float(tells.sum()) * math.log(mean_square)
+    left = np.diag(informative.astype(np.float64)) - rows @ pseudo
+    mean_square = max(float(residuals @ residuals) / float(informative.sum()), 1e-30)
+    likely = float(np.log(weights[informative]).sum()) - 0.5 * float(informative.sum()) * math.log(mean_square)
     return likely, _Term(shapes, part, coefficients, pseudo, left, residuals)
 
 
-def _told_apart(shapes: Mapping[str, Shape], visits: Sequence[Visit], shards: int) -> dict[str, Shape]:
+def _separable(shapes: Mapping[str, Shape], visits: Sequence[Visit], shards: int) -> dict[str, Shape]:
     """The first shapes that these worlds tell apart, with one visit left to say how far off they are."""
     kept: dict[str, Shape] = {}
-    telling = sum(any(shape(visit.world, shards) for shape in shapes.values()) for visit in visits)
+    informative = sum(any(shape(visit.world, shards) for shape in shapes.values()) for visit in visits)
     for name, shape in shapes.items():
         tried = kept | {name: shape}
         rows = np.array([[each(visit.world, shards) for each in tried.values()] for visit in visits])
-        if len(tried) < telling and np.linalg.matrix_rank(rows) == len(tried):
+        if len(tried) < informative and np.linalg.matrix_rank(rows) == len(tried):
             kept = tried
     return kept

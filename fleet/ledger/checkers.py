@@ -61,12 +61,12 @@ class Bounds:
     def of(cls, settings: Mapping[str, Any]) -> Bounds:
         """From what a run has said of its settings; any text may stand there."""
         try:
-            told = settings["timeouts"]
-            node_s, park_s, form_s, start_s, hang_s = (float(told.get(name, USUAL_S[name])) for name in USUAL_S)
+            given = settings["timeouts"]
+            node_s, quiesce_s, form_s, start_s, hang_s = (float(given.get(name, USUAL_S[name])) for name in USUAL_S)
             delay_s = float(settings.get("form_delay_s", 0.0))
         except (KeyError, TypeError, ValueError, AttributeError):
-            (node_s, park_s, form_s, start_s, hang_s), delay_s = USUAL_S.values(), 0.0
-        react_s = node_s + park_s + form_s + start_s + delay_s
+            (node_s, quiesce_s, form_s, start_s, hang_s), delay_s = USUAL_S.values(), 0.0
+        react_s = node_s + quiesce_s + form_s + start_s + delay_s
         return cls(react_s, react_s + start_s, hang_s)
 
 
@@ -156,9 +156,9 @@ class RanksLeft(Checker):
             case FaultRecord(fault=fault, phase=phase):
                 self._kinds[fault.id] = fault.kind
                 if phase == "executed":
-                    self._struck(fault.id, record.members, record.at_s)
+                    self._note_fault(fault.id, record.members, record.at_s)
             case ProcessLost(fault=str(fault), member=member, at_s=at_s):  # this may be told before the fault was
-                self._struck(fault, (member,), at_s)
+                self._note_fault(fault, (member,), at_s)
             case ViewPublished(view=view, at_s=at_s):
                 self._view = frozenset(view.members)
                 self._answer(at_s, [fault for fault, (_, hit) in self._waiting.items() if not hit & self._view])
@@ -168,7 +168,7 @@ class RanksLeft(Checker):
             case RunEnded(at_s=at_s):
                 self._answer(at_s, list(self._waiting))
 
-    def _struck(self, fault: str, members: Iterable[Member], at_s: float) -> None:
+    def _note_fault(self, fault: str, members: Iterable[Member], at_s: float) -> None:
         hit = self._view.intersection(members)
         if hit and kind_of(self._kinds.get(fault, "")).survived is Check.RANKS_LEFT:
             since_s, others = self._waiting.get(fault, (at_s, frozenset()))
@@ -203,7 +203,7 @@ class WorldFullAgain(Checker):
         self._view: frozenset[Member] = frozenset()
         self._dead: set[Member] = set()
         self._away: set[str] = set()
-        self._ended = self._struck = False
+        self._ended = self._injected = False
 
     def take(self, record: RunStarted | FaultRecord | ProcessLost | ViewPublished | Resumed | RunEnded) -> None:
         match record:
@@ -226,17 +226,17 @@ class WorldFullAgain(Checker):
             self._full_s = (record.at_s if self._full_s is None else self._full_s) if full else None
 
     def _fault(self, record: FaultRecord) -> None:
-        costs, struck = kind_of(record.fault.kind).may_cost, record.phase == "executed"
-        self._last_s, self._struck = record.at_s, True
-        if struck and Cost.DEATH in costs:
+        costs, executed = kind_of(record.fault.kind).may_cost, record.phase == "executed"
+        self._last_s, self._injected = record.at_s, True
+        if executed and Cost.DEATH in costs:
             self._dead.update(record.members)
         if Cost.NODE in costs:
-            (self._away.add if struck else self._away.discard)(record.fault.id)
+            (self._away.add if executed else self._away.discard)(record.fault.id)
 
     def verdict(self, now_s: float) -> tuple[str, str]:
         if self._world is None:
             return UNKNOWN, "the journal has no start of the run"
-        if self._last_s is None or not self._struck:
+        if self._last_s is None or not self._injected:
             return UNKNOWN, "no fault was executed"
         if self._full_s is not None:
             took_s = max(0.0, self._full_s - self._last_s)
@@ -355,8 +355,8 @@ class CommitsExact(Checker):
         match record:
             case Spans():
                 self._spans(record)
-            case LineageBegun(lineage=lineage, from_state=start):
-                self._base[lineage] = self._newest[lineage] = start.step
+            case LineageBegun(lineage=history, from_state=start):
+                self._base[history] = self._newest[history] = start.step
             case Committed(state=state):
                 if state.step <= self._newest.get(state.lineage, -1) and state.step != self._base.get(state.lineage):
                     self._say(f"step {state.step} of lineage {state.lineage} was committed twice")
@@ -506,8 +506,8 @@ def with_twin(checks: Iterable[Mapping[str, str]], equal: bool | None) -> list[d
     if equal is None:
         return [dict(one) for one in checks]
     reason = "the twin without faults ended with the same bits" if equal else "the twin without faults ended with other bits"
-    told = {"check": Bits.name, "verdict": OK if equal else VIOLATED, "reason": reason}
-    return [told if one["check"] == Bits.name else dict(one) for one in checks]
+    answer = {"check": Bits.name, "verdict": OK if equal else VIOLATED, "reason": reason}
+    return [answer if one["check"] == Bits.name else dict(one) for one in checks]
 
 
 def violated(checks: Iterable[Mapping[str, str]]) -> list[Mapping[str, str]]:

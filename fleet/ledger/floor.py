@@ -29,18 +29,18 @@ class Floor:
         self.share = share
         self._seen: deque[tuple[float, int]] = deque()
         self._gaps_s: list[float] = []
-        self._struck = False
+        self._injected = False
 
     def struck(self) -> None:
         """A fault was carried out: what comes from now on says nothing about the pace."""
-        self._struck = True
+        self._injected = True
 
     def see(self, at_s: float, step: int) -> None:
         """``step`` is the newest that is committed, at ``at_s``."""
         last_s, last = self._seen[-1] if self._seen else (at_s, -1)
         if step <= last:
             return
-        if self._seen and (not self._struck or len(self._gaps_s) < LEAST_STEPS):
+        if self._seen and (not self._injected or len(self._gaps_s) < LEAST_STEPS):
             self._gaps_s.append((at_s - last_s) / (step - last))
         self._seen.append((at_s, step))
         while at_s - self._seen[0][0] > 2 * WINDOW_S:
@@ -56,7 +56,7 @@ class Floor:
 
     def broken(self, now_s: float) -> bool:
         """Whether less is left than ``share``, and a fault may be why."""
-        kept = self.kept(now_s) if self._struck else None
+        kept = self.kept(now_s) if self._injected else None
         return kept is not None and kept < self.share
 
 

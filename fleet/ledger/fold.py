@@ -107,7 +107,7 @@ class LedgerFold:
         self.met = Met()
         self.cold_us = 0
         self.held: dict[int, list[Abandoned]] = {}
-        self._view_floors, self._lineage_floors = Floors(), Floors()
+        self._view_floors, self._history_floors = Floors(), Floors()
         self._boundaries: list[int] = []
         self._owed_us = self.stale_us = 0
         self.step_gaps_us: deque[int] = deque(maxlen=GAP_SAMPLES)
@@ -148,7 +148,7 @@ class LedgerFold:
             ProcessLost: self._process_lost,
             ViewPublished: self._view_published,
             Committed: self._committed,
-            LineageBegun: self._lineage_begun,
+            LineageBegun: self._history_begun,
             Unobserved: self._unobserved,
             FaultRecord: self._fault,
             CheckpointRecord: self._checkpointed,
@@ -264,7 +264,7 @@ class LedgerFold:
         self.cover.add(record)
         if self.timeline is not None:
             self.timeline.add(slot.slot, record)
-        floor = min(self._view_floors.of(record.generation, NOWHERE), self._lineage_floors.of(record.lineage, NOWHERE))
+        floor = min(self._view_floors.of(record.generation, NOWHERE), self._history_floors.of(record.lineage, NOWHERE))
         folded = slot.fold(record, floor, self._members(record.generation))
         if folded.first_commit_us is not None and folded.last_commit_us is not None:
             self.book.stepped(record.generation, folded.first_commit_us, folded.last_commit_us)
@@ -454,10 +454,10 @@ class LedgerFold:
         self._owed_us = 0
         self.book.charge(REWORK, moved_us, self.book.causes_after(record.view.generation - 1) or ())
 
-    def _lineage_begun(self, record: LineageBegun) -> None:
+    def _history_begun(self, record: LineageBegun) -> None:
         """The view that follows names the losses that are to blame."""
         self._seen(record)
-        self._lineage_floors.add(record.lineage, record.from_state.step)
+        self._history_floors.add(record.lineage, record.from_state.step)
         self.histories.append((record.lineage, record.from_state.step))
         self._owed_us += self._roll_back(record.from_state.step)
         taken_back = max(0, self.step - record.from_state.step)
@@ -498,17 +498,17 @@ class LedgerFold:
 
     def _decided(self, record: DecisionMade) -> None:
         self._seen(record)
-        told = record.payload
-        if isinstance(told, Interval) and record.policy == "interval":
-            self.interval_s = told.interval_s
-        elif isinstance(told, Interval) and record.policy == f"interval of {PEERS}":
-            self.copy_interval_s = told.interval_s
-        elif isinstance(told, DomainLost):
-            self.book.domain_lost(told)
-        elif isinstance(told, SettingTo) and told.key == BUDGET:
-            self.budget_usd = told.value
-        elif isinstance(told, SettingTo) and told.key == WORLD:
-            self._resized(int(told.value), to_us(record.at_s))
+        payload = record.payload
+        if isinstance(payload, Interval) and record.policy == "interval":
+            self.interval_s = payload.interval_s
+        elif isinstance(payload, Interval) and record.policy == f"interval of {PEERS}":
+            self.copy_interval_s = payload.interval_s
+        elif isinstance(payload, DomainLost):
+            self.book.domain_lost(payload)
+        elif isinstance(payload, SettingTo) and payload.key == BUDGET:
+            self.budget_usd = payload.value
+        elif isinstance(payload, SettingTo) and payload.key == WORLD:
+            self._resized(int(payload.value), to_us(record.at_s))
 
     def _resized(self, world: int, at_us: int) -> None:
         """The run is to have another world from now on."""

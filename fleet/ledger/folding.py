@@ -95,8 +95,8 @@ class _Reading:
                     self.samples.append((state, to_us(at_s), dict(self.points)))
             case ViewPublished(view=view, graceful=False):
                 self.views.append((view.generation, view.state.step))
-            case LineageBegun(lineage=lineage, from_state=start):
-                self.histories.append((lineage, start.step))
+            case LineageBegun(lineage=history, from_state=start):
+                self.histories.append((history, start.step))
             case CheckpointRecord(phase="durable", level=level, state=state) if level == STORE:
                 self.durable.append(state.step)
             case Measurement(name=name):
@@ -155,7 +155,7 @@ class _Track:
     """The time of one process in one view and history, put together."""
 
     def __init__(self, record: Spans, known: Survey) -> None:
-        self._member, self._generation, self._lineage = record.member, record.generation, record.lineage
+        self._member, self._generation, self._history = record.member, record.generation, record.lineage
         self._known = known
         self.end_us, self.step = record.start_us, record.step
         self._seen = 0
@@ -167,7 +167,7 @@ class _Track:
 
     def follows(self, record: Spans) -> bool:
         """Whether the record goes on where this ends."""
-        mine = self._member, self._generation, self._lineage, self.end_us, self.step
+        mine = self._member, self._generation, self._history, self.end_us, self.step
         return mine == (record.member, record.generation, record.lineage, record.start_us, record.step)
 
     def add(self, record: Spans) -> None:
@@ -228,7 +228,7 @@ class _Track:
         if last is not None and joins:
             codes, durations, step, start_us = last.codes + codes, last.durations_us + durations, last.step, last.start_us
             self._out.pop()
-        self._out.append(Spans(self._member, self._generation, self._lineage, step, start_us, durations, codes))
+        self._out.append(Spans(self._member, self._generation, self._history, step, start_us, durations, codes))
 
     def take(self) -> list[Spans]:
         """All of it."""

@@ -216,8 +216,8 @@ def fault_cost(blow: Blow, terms: Terms, times: Times) -> FaultCost:
     stop_s = (terms.noticed_s(kind) + times.pause.value_s) if blow.seats else 0.0
     refill_s, taken = times.refill_s(blow.kind), min(blow.spares, blow.seats)
     spared_s = min(refill_s, SETTLE_S + times.restore.value_s)
-    seats_s = (blow.seats - taken) * min(refill_s, blow.training_s) + taken * min(spared_s, blow.training_s)
-    return FaultCost(terms.world * (min(stop_s, blow.training_s) + blow.back_s), seats_s, blow.lost * min(refill_s, blow.run_s))
+    members_s = (blow.seats - taken) * min(refill_s, blow.training_s) + taken * min(spared_s, blow.training_s)
+    return FaultCost(terms.world * (min(stop_s, blow.training_s) + blow.back_s), members_s, blow.lost * min(refill_s, blow.run_s))
 
 
 # ---- given the faults that came ----------------------------------------------------------------------------------------------------------
@@ -290,28 +290,28 @@ def priced(s: Any) -> tuple[dict[str, FaultCost], Times]:
 
 
 def _priced(s: Any) -> tuple[dict[str, FaultCost], Times]:
-    times, costs, back, seats = Times.of(s.start_s, s.median_step_s), {}, _taken_back(s), _Seats(s)
+    times, costs, back, slot_losses = Times.of(s.start_s, s.median_step_s), {}, _taken_back(s), _SlotLosses(s)
     free_s: list[float] = [-math.inf] * s.spares
     for item in sorted(s.incidents, key=lambda item: item.at_s):
         ready = sum(at_s <= item.at_s for at_s in free_s)
         trained_s, held_s = next((end for end in s.ends if end[1] >= item.at_s), s.ends[-1])
-        next_s, seated = seats.next_s(item), item.seats or seats.still_empty(item, times.refill_s(item.like))
+        next_s, joined = slot_losses.next_s(item), item.seats or slot_losses.still_empty(item, times.refill_s(item.like))
         training_s, run_s = (max(0.0, min(end_s, next_s) - item.at_s) for end_s in (trained_s, held_s))
-        blow = Blow(
-            kind=item.like, lost=len(item.members), seats=seated, spares=ready, training_s=training_s, run_s=run_s,
+        injection = Blow(
+            kind=item.like, lost=len(item.members), seats=joined, spares=ready, training_s=training_s, run_s=run_s,
             back_s=back.get(item.id, 0.0),
         )  # fmt: skip
-        costs[item.id] = fault_cost(blow, s.terms, times) if item.kind != OUTAGE else FaultCost(pause_s=s.world * blow.back_s)
+        costs[item.id] = fault_cost(injection, s.terms, times) if item.kind != OUTAGE else FaultCost(pause_s=s.world * injection.back_s)
         if item.members:
             back_s = item.at_s + times.refill_s(item.like)
-            free_s = sorted(free_s)[min(blow.lost, ready) :] + [back_s] * min(blow.lost, ready)
-            over = _slot_s(item) + KNOWN_AFTER_S < blow.run_s
+            free_s = sorted(free_s)[min(injection.lost, ready) :] + [back_s] * min(injection.lost, ready)
+            over = _slot_s(item) + KNOWN_AFTER_S < injection.run_s
             kept = not any(item.at_s <= rollback.at_s <= item.at_s + _slot_s(item) + REFILL_S for rollback in s.rollbacks)
             times.learn(item.like, item, s.terms.noticed_s(kind_of(item.like)), s.world, over, kept)
     return costs, times
 
 
-class _Seats:
+class _SlotLosses:
     """Which slots lost a process when: one that is lost before it trains leaves the seat empty that it was to fill."""
 
     def __init__(self, s: Any) -> None:
@@ -471,8 +471,8 @@ def typical(kind: str, s: Any, times: Times) -> Price:
     known = times.by_kind.get(kind, times.refill)
     every_s = s.copy_interval_s or s.checkpoint_interval_s or 0.0
     back_s = every_s / 2 if lost >= s.world > 1 else 0.0
-    blow = Blow(kind=kind, lost=lost, seats=lost, spares=s.spares, back_s=back_s)
-    return Price(fault_cost(blow, s.terms, times).lost_s, times.refill.unlike, known.count)
+    injection = Blow(kind=kind, lost=lost, seats=lost, spares=s.spares, back_s=back_s)
+    return Price(fault_cost(injection, s.terms, times).lost_s, times.refill.unlike, known.count)
 
 
 def spares_wanted(rates: Mapping[str, Rate], s: Any, times: Times, whole: float = 0.95) -> int:

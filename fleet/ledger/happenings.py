@@ -92,7 +92,7 @@ class Teller:
         self._viewed = False
         self._has_domains = False
         self._faults: dict[str, Fault] = {}
-        self._struck: set[str] = set()
+        self._injected: set[str] = set()
         self._hung: set[str] = set()
         self._waiting: list[_Waiting] = []
 
@@ -106,7 +106,7 @@ class Teller:
             self._waiting = [waiting for waiting in self._waiting if waiting.with_node not in taken]
         line = self._line(record)
         if isinstance(record, FaultRecord) and record.phase == "executed":
-            self._struck.add(record.fault.id)
+            self._injected.add(record.fault.id)
             return [*([line] if line else []), *self._released(now_s)]
         if line is None:
             return []
@@ -147,7 +147,7 @@ class Teller:
     def _ready(self, waiting: _Waiting, now_s: float) -> bool:
         if now_s - waiting.since_s > PATIENCE_S:
             return True
-        return waiting.unexplained is None and waiting.with_node is None and (waiting.fault is None or waiting.fault in self._struck)
+        return waiting.unexplained is None and waiting.with_node is None and (waiting.fault is None or waiting.fault in self._injected)
 
     # ---- words ---------------------------------------------------------------------------------------------------------------------------
 
@@ -172,7 +172,7 @@ class Teller:
                 yield from self._of_fault(record)
             case ProcessLost():
                 yield "-", self._of_loss(record), BAD
-            case LineageBegun(lineage=lineage, from_state=start, reason=reason) if lineage > 0:
+            case LineageBegun(lineage=history, from_state=start, reason=reason) if history > 0:
                 back = f", {self._step - start.step} are rolled back" if self._step > start.step else ""
                 self._step = start.step
                 yield "<", f"goes on from step {start.step}{back}: {reason}", BAD
@@ -224,5 +224,5 @@ def operation(fault: Fault, members: tuple[Member, ...]) -> str:
     """What was done, to whom: ``SIGSTOP to rank 1 for 6.0 s (gpu)``."""
     ranks = f"rank{'s' if len(members) > 1 else ''} {', '.join(map(named, members)) or 'of nobody'}"
     lasts = f" for {duration(fault.duration_s)}" if fault.duration_s else ""
-    told = kind_of(fault.kind).told.format(ranks=ranks, lasts=lasts, **{name: getattr(fault, name) for name in TOLD_OF})
-    return f"{told} ({fault.component})"
+    words = kind_of(fault.kind).told.format(ranks=ranks, lasts=lasts, **{name: getattr(fault, name) for name in TOLD_OF})
+    return f"{words} ({fault.component})"

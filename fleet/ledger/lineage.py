@@ -83,12 +83,12 @@ class DataHistory:
                 said = configuration(config)
                 self.run, self.shards, self.origin = run, shards, str(said.get("origin", ""))
                 self.seed, self.is_plain = int(section(said, "settings").get("seed", 0)), PLAIN in said
-            case LineageBegun(lineage=lineage, from_state=start):
-                self._begun = [begun for begun in self._begun if begun[0] != lineage] + [(lineage, start.step)]
+            case LineageBegun(lineage=history, from_state=start):
+                self._begun = [begun for begun in self._begun if begun[0] != history] + [(history, start.step)]
             case Committed(state=state):
                 self._committed[state.lineage] = max(state.step, self._committed.get(state.lineage, 0))
-            case DataRead(lineage=lineage):
-                known = self._reads.setdefault(lineage, [])
+            case DataRead(lineage=history):
+                known = self._reads.setdefault(history, [])
                 known[:] = [read for read in known if read.step < record.step]
                 known.append(record)
             case DataFiles():
@@ -100,23 +100,23 @@ class DataHistory:
         """All steps that were committed, by history and in order; those that were rolled back, too."""
         found: list[Stretch] = []
         end_of_kept = NEVER
-        for lineage, first in reversed(self._begun):
-            end = self._committed.get(lineage, first)
+        for history, first in reversed(self._begun):
+            end = self._committed.get(history, first)
             cuts = [first, min(max(first, end_of_kept), end), end]
             for begin, stop, counts in ((cuts[0], cuts[1], True), (cuts[1], cuts[2], False)):
-                found += self._within(lineage, begin, stop, counts)
+                found += self._within(history, begin, stop, counts)
             end_of_kept = min(end_of_kept, first)
         return sorted(found, key=lambda each: (each.lineage, each.first))
 
-    def _within(self, lineage: int, first: int, end: int, counts: bool) -> list[Stretch]:
+    def _within(self, history: int, first: int, end: int, counts: bool) -> list[Stretch]:
         """Steps ``first`` to ``end``, cut where they begin to be read otherwise."""
         found: list[Stretch] = []
-        reads = self._reads.get(lineage, [])
+        reads = self._reads.get(history, [])
         begins = [first, *(read.step for read in reads if first < read.step < end), end]
         for begin, stop in pairwise(begins):
             if begin < stop:
                 read = next((read for read in reversed(reads) if read.step <= begin), None)
-                found.append(Stretch(lineage, begin, stop, read, counts))
+                found.append(Stretch(history, begin, stop, read, counts))
         return found
 
     @property

@@ -152,6 +152,6 @@ def _slot_times(ledger: LedgerFold, now_us: int) -> Times:
 def _of_the_world(ledger: LedgerFold, pending: list[int]) -> list[int]:
     """What is pending in the seats of the world: in the view's slots, and in as many others as are missing there, the latest to report."""
     assert ledger.started is not None
-    seated = {member.slot for member in ledger.book.seated}
-    others = sorted((each for slot, each in enumerate(pending) if slot not in seated), reverse=True)
-    return [pending[slot] for slot in seated] + others[: max(0, ledger.world - len(seated))]
+    joined = {member.slot for member in ledger.book.seated}
+    others = sorted((each for slot, each in enumerate(pending) if slot not in joined), reverse=True)
+    return [pending[slot] for slot in joined] + others[: max(0, ledger.world - len(joined))]

@@ -152,9 +152,9 @@ class History:
                 self._newest = min(self._newest, start.step)
             case CheckpointRecord():
                 state = [record.state.lineage, record.state.step]
-                self._kinds["checkpoints"].append({**_told(record), "state": state})
+                self._kinds["checkpoints"].append({**_facts(record), "state": state})
             case EvidenceKept():
-                self._kinds["evidence"].append({**_told(record), "members": [str(member) for member in record.members]})
+                self._kinds["evidence"].append({**_facts(record), "members": [str(member) for member in record.members]})
             case DecisionMade(policy=policy, action=action):
                 counts = self._decided.setdefault(policy, {})
                 counts[action] = counts.get(action, 0) + 1
@@ -207,7 +207,7 @@ OURS = ("event", "view_changed")
 """What of a record is for code alone."""
 
 
-def _told(record: CheckpointRecord | EvidenceKept) -> dict[str, Any]:
+def _facts(record: CheckpointRecord | EvidenceKept) -> dict[str, Any]:
     return {name: value for name, value in dataclasses.asdict(record).items() if name not in OURS}
 
 

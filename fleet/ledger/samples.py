@@ -45,15 +45,15 @@ class StepCover:
         count = record.codes.count(COMMIT)
         if not count:
             return
-        member, lineage, first, end = record.member, record.lineage, record.step, record.step + count
-        known, of, due = self._last.get(member.slot, (member, lineage, first))
-        if (known, of) == (member, lineage):
-            self.repeated += max(0, due - first)
-        self._last[member.slot] = (member, lineage, end)
-        self._merge(lineage, first, end)
+        member, history, first, end = record.member, record.lineage, record.step, record.step + count
+        known, of, expected = self._last.get(member.slot, (member, history, first))
+        if (known, of) == (member, history):
+            self.repeated += max(0, expected - first)
+        self._last[member.slot] = (member, history, end)
+        self._merge(history, first, end)
 
-    def _merge(self, lineage: int, first: int, end: int) -> None:
-        begins, ends = self._begins.setdefault(lineage, []), self._ends.setdefault(lineage, [])
+    def _merge(self, history: int, first: int, end: int) -> None:
+        begins, ends = self._begins.setdefault(history, []), self._ends.setdefault(history, [])
         at = bisect_right(begins, first)
         low = at - 1 if at and ends[at - 1] >= first else at
         high = low
@@ -82,8 +82,8 @@ def trained_on(
     if not reads:
         return None
     missing, end = 0, min(steps, cover.reached(begun[-1][0]))  # what came after that was committed, and its ranks have yet to tell
-    for lineage, first in reversed(begun):
-        missing += cover.missing(lineage, first, end)
+    for history, first in reversed(begun):
+        missing += cover.missing(history, first, end)
         end = min(end, first)
     begins = [0, *(min(steps, max(0, read.step)) for read in reads[1:]), steps]
     seen = [(end - begin) * read.batch_size for read, (begin, end) in zip(reads, pairwise(begins), strict=True)]

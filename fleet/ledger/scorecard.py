@@ -106,7 +106,7 @@ class Scorecard:
         match record:
             case FaultRecord(fault=fault) if Cost.SLOW in drawn(fault).may_cost:
                 self._knows = True
-                self._told(record)
+                self._note_fault(record)
             case ProcessLost(member=member, at_s=at_s):
                 self._gone(member, at_s)
             case DecisionMade(policy="straggler", action="accuse", payload=Suspect() as suspect, at_s=at_s) if self._knows:
@@ -117,10 +117,10 @@ class Scorecard:
         counted = [slowdown for slowdown in self._slowdowns if slowdown.counts]
         latencies = [slowdown.latency_s for slowdown in counted if slowdown.latency_s is not None]
         middle_s = statistics.median(latencies) if latencies else None
-        told = tuple(slowdown.plain() for slowdown in counted)
-        return Score(len(counted), len(latencies), self._right, self._wrong, middle_s, told)
+        slowdowns = tuple(slowdown.plain() for slowdown in counted)
+        return Score(len(counted), len(latencies), self._right, self._wrong, middle_s, slowdowns)
 
-    def _told(self, record: FaultRecord) -> None:
+    def _note_fault(self, record: FaultRecord) -> None:
         fault, same = record.fault, [each for each in self._slowdowns if each.fault == record.fault.id]
         if record.phase == "executed" and record.members and record.at_s not in [each.begin_s for each in same]:
             left = set(record.members)

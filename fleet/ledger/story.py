@@ -91,9 +91,9 @@ def why(records: Iterable[Record], name: str) -> Story:
 
     ``records``: the run's, in order; its ``Spans`` are not needed. Raises ConfigError, with those that were lost, for any other rank.
     """
-    told = list(records)
-    known = _Known(told, _place(told, name), next((each for each in told if isinstance(each, RunStarted)), None))
-    for record in told:
+    journal = list(records)
+    known = _Known(journal, _place(journal, name), next((each for each in journal if isinstance(each, RunStarted)), None))
+    for record in journal:
         match record:
             case ProcessUp(member=member, process=process):
                 known.nodes[member] = process.node
@@ -123,10 +123,10 @@ def _head(known: _Known, started_s: float) -> str:
     loss = known.loss
     by = f", by fault {loss.fault}" if loss.fault else ""
     step = f" in step {loss.step}" if loss.step >= 0 else ""
-    seat = f"it was in view {loss.generation}" if loss.generation >= 0 else "it was in no view"
+    membership = f"it was in view {loss.generation}" if loss.generation >= 0 else "it was in no view"
     node = f" on node {known.nodes[loss.member]}" if loss.member in known.nodes else ""
     explained = next((r.cause for r in known.records if isinstance(r, LossExplained) and r.member == loss.member), loss.cause)
-    return f"rank {loss.member} was lost{step}, {duration(loss.at_s - started_s)} after the start: {explained}{by}; {seat}{node}"
+    return f"rank {loss.member} was lost{step}, {duration(loss.at_s - started_s)} after the start: {explained}{by}; {membership}{node}"
 
 
 def _moments(known: _Known) -> Iterator[Moment]:
@@ -147,13 +147,13 @@ def _before(known: _Known, record: Record) -> tuple[str, str] | None:
     loss = known.loss
     match record:
         case FaultRecord(fault=fault, phase="executed") if fault.id == loss.fault:
-            return _told(known, record)
+            return _words(known, record)
         case Heard() if loss.event and record.event == loss.event:
-            return _told(known, record)
+            return _words(known, record)
         case Heard(what="NodeSilent") if record.node == known.nodes.get(loss.member) and loss.at_s - record.at_s < SILENCE_S:
-            return _told(known, record)
+            return _words(known, record)
         case DecisionMade() | EvidenceKept() if loss.event and record.event == loss.event:
-            return _told(known, record)
+            return _words(known, record)
     return None
 
 
@@ -162,7 +162,7 @@ def _after(known: _Known) -> Iterator[Moment]:
     loss, training, start = known.loss, _of_no_view(known.loss), -1
     for record in known.records[known.place + 1 :]:
         after_s, event = getattr(record, "at_s", loss.at_s) - loss.at_s, getattr(record, "event", 0)
-        said = _later(known, record) if training else _told(known, record)
+        said = _later(known, record) if training else _words(known, record)
         if isinstance(record, RunEnded):
             yield Moment(after_s, event, COORDINATOR, f"the run ends, {record.status}: {record.reason}")
             return
@@ -189,24 +189,24 @@ def _later(known: _Known, record: Record) -> tuple[str, str] | None:
     loss = known.loss
     match record:
         case LossExplained(member=member) if member == loss.member:
-            return _told(known, record)
+            return _words(known, record)
         case FaultRecord(fault=fault) if fault.id == loss.fault:
-            return _told(known, record)
+            return _words(known, record)
         case ProcessUp(member=member) if member.slot == loss.member.slot:
-            return _told(known, record)
+            return _words(known, record)
         case ViewPublished(view=view) if _fills(loss, view):
-            return _told(known, record)
+            return _words(known, record)
     return None
 
 
-def _told(known: _Known, record: Record) -> tuple[str, str] | None:
+def _words(known: _Known, record: Record) -> tuple[str, str] | None:
     """Who did what."""
     match record:
         case FaultRecord(fault=fault, phase=phase):
             done = operation(fault, record.members) if phase == "executed" else phase
             return "chaos", f"fault {fault.id}: {done}{f'; {record.detail}' if record.detail else ''}"
         case Heard():
-            return _heard(record)
+            return _received(record)
         case DecisionMade(policy=policy, action=action, reason=reason):
             return COORDINATOR, f"{policy} decides {action.replace('_', ' ')}: {' '.join(reason.split())}"
         case ProcessLost(member=member, cause=cause):
@@ -241,7 +241,7 @@ WORDS = {
 OF_RANKS = ("Raised", "Parked", "Formed", "Finished", "Left", "Joined", "Ready")
 
 
-def _heard(record: Heard) -> tuple[str, str]:
+def _received(record: Heard) -> tuple[str, str]:
     step = f", at step {record.step}" if record.step >= 0 else ""
     words = WORDS.get(record.what, f"{record.what} {{detail}}")
     text = words.format(member=record.member, node=record.node, generation=record.generation, step=step, detail=record.detail).strip()

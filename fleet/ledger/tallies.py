@@ -26,7 +26,7 @@ class Tally:
 
     def __init__(self) -> None:
         self._nodes: dict[Member, str] = {}
-        self._seated: frozenset[Member] = frozenset()
+        self._joined: frozenset[Member] = frozenset()
         self._losses: Counter[int] = Counter()
         self._decisions: Counter[tuple[str, str]] = Counter()
         self._commit_s: float | None = None
@@ -53,7 +53,7 @@ class Tally:
                 self._nodes.pop(member, None)
                 self._losses[member.slot] += 1
             case ViewPublished(view=view):
-                self._seated = frozenset(view.members)
+                self._joined = frozenset(view.members)
             case DecisionMade(policy=policy, action=action):
                 self._decisions[policy, action] += 1
             case RefusedLines(listener=listener, reason=reason, count=count):
@@ -69,7 +69,7 @@ class Tally:
             last_commit_s=self._commit_s,
             last_durable_s=self._durable_s,
             checkpoint_bytes=self._bytes,
-            standing_by=len(self._nodes.keys() - self._seated),
+            standing_by=len(self._nodes.keys() - self._joined),
             worst_slot_losses=max(self._losses.values(), default=0),
             ranks_by_node=Counter(self._nodes.values()),
             decisions=dict(self._decisions),

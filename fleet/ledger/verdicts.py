@@ -80,21 +80,28 @@ class Verdicts:
                 self._decided(record)
 
     def _decided(self, record: DecisionMade) -> None:
-        told = record.payload
-        if isinstance(told, Suspect) and record.action == "accuse":
-            figures = {name: getattr(told, name) for name in ("score", "confidence", "since_step", "step")}
-            evidence = {name: told.evidence[name] for name in EVIDENCE if name in told.evidence}
-            case = {"rank": _rank(told), "kind": told.kind, "at_s": record.at_s, "reason": record.reason, **figures, "evidence": evidence}
+        payload = record.payload
+        if isinstance(payload, Suspect) and record.action == "accuse":
+            figures = {name: getattr(payload, name) for name in ("score", "confidence", "since_step", "step")}
+            evidence = {name: payload.evidence[name] for name in EVIDENCE if name in payload.evidence}
+            case = {
+                "rank": _rank(payload),
+                "kind": payload.kind,
+                "at_s": record.at_s,
+                "reason": record.reason,
+                **figures,
+                "evidence": evidence,
+            }
             self._cases.append({**case, "cleared_s": None})
         elif record.action == "unknown":
             self._cases.append({"rank": None, "kind": "", "at_s": record.at_s, "reason": record.reason, "evidence": {}, "cleared_s": None})
-        elif isinstance(told, Suspect) and record.action == "clear":
-            self._clear(_rank(told), told.kind, record.at_s)
-        elif isinstance(told, Prices):
+        elif isinstance(payload, Suspect) and record.action == "clear":
+            self._clear(_rank(payload), payload.kind, record.at_s)
+        elif isinstance(payload, Prices):
             acts = record.action in ACTIONS
-            without_s = told.steps.step_even_s if acts and told.steps is not None and told.slowdown > 1 else None
-            left_s = math.inf if record.action == "rebalance" or told.expected_left_s is None else told.expected_left_s
-            costs = dict(told.costs)
+            without_s = payload.steps.step_even_s if acts and payload.steps is not None and payload.slowdown > 1 else None
+            left_s = math.inf if record.action == "rebalance" or payload.expected_left_s is None else payload.expected_left_s
+            costs = dict(payload.costs)
             self._actions.append(Action(record.at_s, record.action, record.reason, costs, without_s, self._ranks, record.at_s + left_s))
             self._holds = self._actions[-1] if acts else self._holds
 
@@ -110,5 +117,5 @@ class Verdicts:
         return {"verdicts": [dict(case) for case in self._cases], "actions": [action.plain() for action in self._actions]}
 
 
-def _rank(told: Suspect) -> str:
-    return f"{int(told.slot)}.{int(told.incarnation)}"
+def _rank(suspect: Suspect) -> str:
+    return f"{int(suspect.slot)}.{int(suspect.incarnation)}"

@@ -50,9 +50,9 @@ def in_words(found: dict[str, Any]) -> list[str]:
     if not found:
         return []
     states = "replicas are compared in each step" if found["replicas"] else "replicas are not compared"
-    told = f"verified: {states}"
+    words = f"verified: {states}"
     if found["every_steps"]:
-        told += f"; a shard of each rank is computed again every {found['every_steps']} steps, so that one which computes wrongly is found"
-        told += f" after {found['expected_steps']['each_shard']:.0f} steps in the mean, {found['expected_steps']['a_tenth']:.0f}"
-        told += " if a tenth of its shards are wrong"
-    return [told, "not covered: " + "; ".join(found["not_covered"])]
+        words += f"; a shard of each rank is computed again every {found['every_steps']} steps, so that one which computes wrongly is found"
+        words += f" after {found['expected_steps']['each_shard']:.0f} steps in the mean, {found['expected_steps']['a_tenth']:.0f}"
+        words += " if a tenth of its shards are wrong"
+    return [words, "not covered: " + "; ".join(found["not_covered"])]

@@ -35,7 +35,7 @@ class Budget:
     """What was told of it, and what lies in the store. A coordinator that was restarted takes both from the journal."""
 
     def __init__(self, keep: int = 1) -> None:
-        self._told_of: float | None = None
+        self._reported: float | None = None
         self._stored = Stored(keep)
 
     def tick(self, settings: RunSettings, held_s: float, now_s: float) -> DecisionMade | None:
@@ -47,9 +47,9 @@ class Budget:
         figures = Figures({"spent_usd": spent, "budget_usd": budget})
         if spent >= budget:
             return DecisionMade(POLICY, "stop", f"it has cost {spent:.4g} USD, and cost.budget_usd is {budget:g}", figures, now_s)
-        if spent < WARNED_AT * budget or self._told_of == budget:
+        if spent < WARNED_AT * budget or self._reported == budget:
             return None
-        self._told_of = budget
+        self._reported = budget
         left_s = (budget - spent) / (spent / held_s)
         reason = (
             f"{spent:.4g} of {budget:g} USD are spent: it ends in {left_s / HOUR_S:.3g} h, unless cost.budget_usd is raised (fleet set)"
@@ -64,4 +64,4 @@ class Budget:
         """A record of the journal, as it is written, or as it was before the coordinator restarted."""
         self._stored.add(record)
         if isinstance(record, DecisionMade) and record.policy == POLICY and record.action == "warn" and isinstance(record.payload, Figures):
-            self._told_of = record.payload.values.get("budget_usd")
+            self._reported = record.payload.values.get("budget_usd")

@@ -28,10 +28,10 @@ def situation(machine: MachineState, now_s: float) -> Situation:
     about to be taken away stay where they are, and the world is larger by them, until others stand in; see ``departures.py``. One that was
     taken back is as if it was half written when there is no checkpoint: it cannot go on before a fresh process has come.
     """
-    seated = frozenset(machine.view.members) if machine.view else frozenset()
+    joined = frozenset(machine.view.members) if machine.view else frozenset()
     built = [rank for rank in machine.roster.in_order() if rank.phase != RankPhase.STARTING and rank.store]
     there = [rank for rank in built if rank.process.node not in machine.roster.kept_out]
-    staying = [rank for rank in there if machine.roster.stays(rank.process.node, rank.member in seated)]
+    staying = [rank for rank in there if machine.roster.stays(rank.process.node, rank.member in joined)]
     admitted = [rank for rank in staying if rank.state is not None or machine.stragglers.admits(rank.process.node, now_s)]
     chosen = next((some for some in (admitted, staying) if len(some) >= machine.settings.min_ranks), there)
     if len(chosen) > len(staying):
@@ -43,13 +43,13 @@ def situation(machine: MachineState, now_s: float) -> Situation:
     useless = is_incomplete(machine, chosen)
     candidates = tuple(
         Candidate(
-            rank.member, rank.process.node, rank.state, useless or rank.dirty or (rank.state or floor) < floor, rank.member in seated,
+            rank.member, rank.process.node, rank.state, useless or rank.dirty or (rank.state or floor) < floor, rank.member in joined,
             domains.get(rank.process.node, ""), ranks.get(rank.member, -1),
         )
         for rank in chosen
     )  # fmt: skip
     starting, settings = len(machine.roster.by_slot) - len(built), machine.settings
-    world = max(room(machine, going), _least(machine, seated))
+    world = max(room(machine, going), _least(machine, joined))
     if world > room(machine, going):
         probe("a smaller world is reached in several views")
     return Situation(
@@ -66,10 +66,10 @@ def _since_s(machine: MachineState, ranks: Sequence[Rank]) -> float:
     return max(machine.since_s, min((rank.ready_s for rank in ranks), default=machine.since_s))
 
 
-def _least(machine: MachineState, seated: Collection[Member]) -> int:
+def _least(machine: MachineState, joined: Collection[Member]) -> int:
     """How many ranks of a view that is to be smaller have to stay in it at first: the others have copies of what those that go hold."""
     settings = machine.settings
-    return len(seated) - settings.optimizer_copies if machine.resized and settings.optimizer_sharding != "none" else 0
+    return len(joined) - settings.optimizer_copies if machine.resized and settings.optimizer_sharding != "none" else 0
 
 
 def room(machine: MachineState, going: int) -> int:

@@ -64,7 +64,7 @@ class Checkpoints:
         self.settings, self.interval, self.rate_per_s = settings, interval, rate_per_s
         self.place = places(settings).get(level, "")
         self.kept: dict[StateId, str] = {newest[1]: newest[0]} if newest else {}
-        self._doubted: tuple[StateId, StateId] | None = None
+        self._suspected: tuple[StateId, StateId] | None = None
         self.interval_s = 0.0
         self._request: Request | None = None
         self._count = 0
@@ -115,11 +115,11 @@ class Checkpoints:
 
     def withdraw(self, first: StateId, last: StateId, now_s: float, reason: str) -> list[Instruction]:
         """Checkpoints of the states ``first`` to ``last`` are not to be used: a rank that was wrong had a part in them."""
-        self._doubted = (first, last)
-        doubtful = [(state, self.kept.pop(state)) for state in list(self.kept) if first <= state <= last]
+        self._suspected = (first, last)
+        suspected = [(state, self.kept.pop(state)) for state in list(self.kept) if first <= state <= last]
         return [
             Write(CheckpointRecord(checkpoint, "withdrawn", state, now_s, detail=reason, level=self.level))
-            for state, checkpoint in doubtful
+            for state, checkpoint in suspected
         ]
 
     @property
@@ -234,7 +234,7 @@ class Checkpoints:
         self._costs.append((event.blocked_s, event.latency_s))
         self._failures, self.failing_since_s, self.durable_s = 0, None, now_s - event.latency_s
         self._settle(now_s - event.latency_s)  # an interval is from one state that is kept to the next, however long that took to write
-        if self._doubted is not None and self._doubted[0] <= event.state <= self._doubted[1]:
+        if self._suspected is not None and self._suspected[0] <= event.state <= self._suspected[1]:
             probe("a checkpoint becomes durable when its state is in doubt")
             detail = "it was written before a rank that had a part in it was found to be wrong"
             return [Write(CheckpointRecord(event.checkpoint, "withdrawn", event.state, now_s, detail=detail, level=self.level))]

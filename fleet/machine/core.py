@@ -127,9 +127,9 @@ class FleetMachine:
         now_s: float = 0.0,
     ) -> None:
         roster = Roster()
-        committed, lineage = (checkpoint[1], checkpoint[1].lineage) if checkpoint else (StateId(0, 0), -1)
+        committed, history = (checkpoint[1], checkpoint[1].lineage) if checkpoint else (StateId(0, 0), -1)
         self.state = MachineState(
-            settings, recovery, placement, lemons or {}, roster=roster, committed=committed, lineage=lineage, started_s=now_s,
+            settings, recovery, placement, lemons or {}, roster=roster, committed=committed, lineage=history, started_s=now_s,
             checkpoints=Tiers(settings, roster, interval, peers, checkpoint, rates, now_s), doubts=Doubts(corruption),
             stragglers=Stragglers(straggler), progress=Progress(progress, settings.timeouts.progress_s, now_s),
             budget=Budget(settings.checkpoint.keep), figures=ShardFigures(settings.shards), build=build,
@@ -144,9 +144,9 @@ class FleetMachine:
         if isinstance(event, Heartbeat) and machine.ended is None:  # most of all events, and nothing is to be reconciled
             leaving.heard(machine, event, now_s)
             return chronicle.told(event, machine.event, None, machine.out, now_s) if machine.out else []
-        heard = chronicle.news(machine, event, now_s) if isinstance(event, chronicle.ALWAYS) and machine.ended is None else None
+        received = chronicle.news(machine, event, now_s) if isinstance(event, chronicle.ALWAYS) and machine.ended is None else None
         self._take(event, now_s)
-        return chronicle.told(event, machine.event, heard, machine.out, now_s) if machine.out or heard is not None else []
+        return chronicle.told(event, machine.event, received, machine.out, now_s) if machine.out or received is not None else []
 
     def _take(self, event: Event, now_s: float) -> None:
         machine = self.state
@@ -234,8 +234,8 @@ def _observe_rare(machine: MachineState, event: Event, now_s: float) -> None:
         case StepsTimed():
             machine.stragglers.take(event, machine.view, now_s)
         case OutputDropped(member=member) if machine.current(member):
-            told = f"{event.dropped_bytes:,} bytes that rank {member} has printed are not kept: {event.reason}"
-            machine.write(DecisionMade("output", "warn", told, None, now_s))
+            message = f"{event.dropped_bytes:,} bytes that rank {member} has printed are not kept: {event.reason}"
+            machine.write(DecisionMade("output", "warn", message, None, now_s))
         case CopiesHeld() if machine.checkpoints.hold(event, machine.view) and machine.phase == Phase.RUN:
             probe("a memory that kept copies of the view begins anew")
             leaving.gather(machine, now_s, GatherWhy.MEMORY, f"the memory of {event.node}, which kept copies, began anew")

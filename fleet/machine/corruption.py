@@ -30,8 +30,8 @@ LOOK_FOR = (
 
 def judge(machine: MachineState, now_s: float) -> None:
     """All that live have left their group. Evict whom the testimonies name, or nobody, and take back what is in doubt; or stop."""
-    doubts = machine.doubts
-    said, doubts.said = _of_one_thing(doubts.said), {}
+    suspicion = machine.doubts
+    said, suspicion.said = _of_one_thing(suspicion.said), {}
     if len({known.digest for known in said.values()}) < 2 or _someone_is_silent(machine, said):
         if len({known.digest for known in said.values()}) > 1:
             probe("ranks differ and one of them has not said so")
@@ -43,16 +43,16 @@ def judge(machine: MachineState, now_s: float) -> None:
         votes, others = others, {}
     elif len(votes) == 1:
         votes, others = _with_earlier_words(machine, votes, others)
-    policy = doubts.policy
+    policy = suspicion.policy
     if policy is None or (_sharded(machine) and first.what.startswith(WEIGHTS)):
         _give_up(machine, first, said, now_s)
         return
     injected = machine.losses.struck(said)
-    verdict = policy.judge(votes, others, again=doubts.again(first.state.step, said) and not injected)
-    told = f"{first.what} at step {first.state.step}: {verdict.decision.reason}"
-    machine.decide("corruption", verdict.decision.action, told, verdict.decision.payload, now_s)
+    verdict = policy.judge(votes, others, again=suspicion.again(first.state.step, said) and not injected)
+    reason = f"{first.what} at step {first.state.step}: {verdict.decision.reason}"
+    machine.decide("corruption", verdict.decision.action, reason, verdict.decision.payload, now_s)
     if verdict.decision.action == "stop":
-        end(machine, EndWhy.LOOP_WRONG, f"{LOOP}: {told}. {LOOK_FOR}", _table(said), now_s)
+        end(machine, EndWhy.LOOP_WRONG, f"{LOOP}: {reason}. {LOOK_FOR}", _table(said), now_s)
     elif verdict.decision.action == "retry":
         probe("a tie takes all ranks back")
         cleared = min(known.cleared for known in said.values())
@@ -96,9 +96,9 @@ def _give_up(machine: MachineState, found: Finding, said: dict[Member, Finding],
     why = "nothing is there to judge them"
     if machine.doubts.policy is not None:
         why = 'with optimizer_sharding = "zero1" most ranks have a parameter from its owner, so that a majority proves nothing'
-    told = f"{found.what} of the ranks differ at step {found.state.step}, and {why}"
-    machine.out += machine.checkpoints.withdraw(StateId(cleared.lineage, max(0, cleared.step - 1)), found.state, now_s, told)
-    end(machine, EndWhy.UNJUDGED, told, _table(said), now_s)
+    reason = f"{found.what} of the ranks differ at step {found.state.step}, and {why}"
+    machine.out += machine.checkpoints.withdraw(StateId(cleared.lineage, max(0, cleared.step - 1)), found.state, now_s, reason)
+    end(machine, EndWhy.UNJUDGED, reason, _table(said), now_s)
 
 
 def judge_the_end(machine: MachineState, finished: list[Rank], now_s: float) -> bool:
@@ -113,11 +113,11 @@ def judge_the_end(machine: MachineState, finished: list[Rank], now_s: float) -> 
     verdict = policy.judge(
         votes or others, others if votes else {}, again=machine.doubts.again(step, {}) and not machine.losses.struck(held)
     )
-    told = f"the final state: {verdict.decision.reason}"
-    machine.decide("corruption", verdict.decision.action, told, verdict.decision.payload, now_s)
+    reason = f"the final state: {verdict.decision.reason}"
+    machine.decide("corruption", verdict.decision.action, reason, verdict.decision.payload, now_s)
     if verdict.decision.action == "stop":
         detail = ", ".join(f"{member}: {digest[:12]}" for member, digest in held.items())
-        end(machine, EndWhy.LOOP_WRONG, f"{LOOP}: {told}. {LOOK_FOR}", detail, now_s)
+        end(machine, EndWhy.LOOP_WRONG, f"{LOOP}: {reason}. {LOOK_FOR}", detail, now_s)
         return True
     if not machine.losses.struck(held):
         machine.doubts.note(step, step)
@@ -188,9 +188,9 @@ def _take_back(machine: MachineState, found: Finding, cleared: StateId, now_s: f
         back_to = found.state if decision.action == "carry_on" else state
         resumed = back_to.step if back_to is not None else 0
         machine.doubts.note(found.state.step, resumed)
-    where, doubted = (found.state.lineage, found.state.step), (first.lineage, first.step)
-    told = TakenBack(found.generation, where, doubted, resumed, figures(decision.payload))
-    machine.decide("corruption", decision.action, decision.reason, told, now_s)
+    where, suspected = (found.state.lineage, found.state.step), (first.lineage, first.step)
+    payload = TakenBack(found.generation, where, suspected, resumed, figures(decision.payload))
+    machine.decide("corruption", decision.action, decision.reason, payload, now_s)
 
 
 def _table(said: dict[Member, Finding]) -> str:

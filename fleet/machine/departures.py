@@ -52,35 +52,35 @@ def replay(machine: MachineState, told: Notice) -> None:
 
 def wanted(machine: MachineState, view: View) -> int:
     """How many ranks the view shall have: the world, and those that are about to leave it. Each has a shard at least."""
-    return room(machine, len(_seated(machine, view)))
+    return room(machine, len(_leaving_slots(machine, view)))
 
 
 def tick(machine: MachineState, view: View, now_s: float) -> None:
     """While a view runs: let go whom others stand in for, and whose time is up."""
     if not machine.roster.leaving or machine.phase != Phase.RUN or machine.proposal is not None:
         return
-    seated = _seated(machine, view)
-    left = len(view.members) - len(seated)
-    if not seated or left < machine.settings.min_ranks:
-        if seated:
+    going = _leaving_slots(machine, view)
+    left = len(view.members) - len(going)
+    if not going or left < machine.settings.min_ranks:
+        if going:
             probe("a node goes whose ranks cannot be spared")
         return
     margin_s = MARGIN_S + max(machine.stragglers.steps_s, default=0.0)
-    late = min(machine.roster.leaving[node] for node in seated.values()) - now_s <= margin_s
+    late = min(machine.roster.leaving[node] for node in going.values()) - now_s <= margin_s
     if late and left < machine.settings.world:
         probe("the time of a node is up before others stand in")
     if late or (left >= machine.settings.world and not machine.checkpoints.pending):
-        _let_go(machine, sorted(set(seated.values())), left, now_s)
+        _release(machine, sorted(set(going.values())), left, now_s)
 
 
-def _seated(machine: MachineState, view: View) -> dict[int, str]:
+def _leaving_slots(machine: MachineState, view: View) -> dict[int, str]:
     """Slots of the view whose nodes are about to go, and the nodes."""
     leaving = machine.roster.leaving
     homes = {member.slot: machine.roster.by_slot[member.slot].process.node for member in view.members if machine.current(member)}
     return {slot: node for slot, node in homes.items() if node in leaving}
 
 
-def _let_go(machine: MachineState, nodes: list[str], left: int, now_s: float) -> None:
+def _release(machine: MachineState, nodes: list[str], left: int, now_s: float) -> None:
     for node in nodes:
         machine.roster.let_go.add(node)
         reason = f"the ranks of node {node} leave: {left} others go on"

@@ -24,8 +24,8 @@ def end(machine: MachineState, why: EndWhy, reason: str, detail: str, now_s: flo
 
 def release(machine: MachineState, members: Iterable[Member], now_s: float) -> None:
     """The run is over for these. Each rank is told once within ``resend_s``, however many words of it come at once."""
-    told, again_s = machine.released_s, machine.settings.timeouts.resend_s
-    due = tuple(member for member in members if member not in told or now_s - told[member] >= again_s)
+    sent_s, again_s = machine.released_s, machine.settings.timeouts.resend_s
+    due = tuple(member for member in members if member not in sent_s or now_s - sent_s[member] >= again_s)
     if due and machine.ended is not None:
-        told.update(dict.fromkeys(due, now_s))
+        sent_s.update(dict.fromkeys(due, now_s))
         machine.say(Release(due, machine.ended.reason))

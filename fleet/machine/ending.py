@@ -66,16 +66,16 @@ def take_up(machine: MachineState, reason: str, kept: bool, now_s: float) -> Non
 
 def seen(machine: MachineState, event: Finished | Left, now_s: float) -> None:
     """A member of the view has the run's last state, and may be behind the loop already: a coordinator that died may have let it go on."""
-    told = isinstance(event, Left) or event.concluded
+    concluded = isinstance(event, Left) or event.concluded
     if isinstance(event, Finished) and event.halted:
         waits_unasked(machine, now_s)
-    if machine.phase != Phase.CONCLUDE and told:
+    if machine.phase != Phase.CONCLUDE and concluded:
         _conclude(machine, EndWhy.ALL_STEPS, ALL, now_s)
     if machine.phase == Phase.CONCLUDE:
         machine.ending.digest = event.digest
     if isinstance(event, Left):
         machine.ending.left.add(event.member)
-    elif machine.phase == Phase.CONCLUDE and not told:
+    elif machine.phase == Phase.CONCLUDE and not concluded:
         machine.say(Conclude((event.member,), event.generation))
 
 

@@ -33,8 +33,8 @@ def note(machine: MachineState, event: EvidenceWritten | FilesFound | Implausibl
 
 def _reads(machine: MachineState, event: Reads, now_s: float) -> None:
     """Once for each history, as its steps may be read otherwise than those that it took back."""
-    told = (event.data_sha256, event.total_steps, event.lineage)
-    read = DataRead(event.samples, event.batch_size, now_s, *told, event.step, event.order)
+    facts = (event.data_sha256, event.total_steps, event.lineage)
+    read = DataRead(event.samples, event.batch_size, now_s, *facts, event.step, event.order)
     if machine.current(event.member) and data_of(machine.data) != data_of(read):
         machine.data = read
         machine.write(read)

@@ -52,10 +52,10 @@ def lost(machine: MachineState, event: Lost, now_s: float) -> None:
 def node_lost(machine: MachineState, node: str, cause: NodeCause, at_s: float, now_s: float) -> None:
     """A node is gone with all its ranks."""
     ranks = [rank for rank in machine.roster.by_slot.values() if rank.process.node == node]
-    told = [(rank, _announced(machine, rank, cause)) for rank in ranks]
+    causes = [(rank, _announced(machine, rank, cause)) for rank in ranks]
     path = machine.roster.domains.get(node, "")
     machine.roster.gone(node)
-    for rank, why in told:
+    for rank, why in causes:
         drop(machine, rank, why, at_s, now_s, path=path)
     if machine.phase != Phase.END:
         topology.node_gone(machine, node, path, now_s)
@@ -64,8 +64,8 @@ def node_lost(machine: MachineState, node: str, cause: NodeCause, at_s: float, n
 def _announced(machine: MachineState, rank: Rank, cause: Cause) -> Cause:
     """Why a rank is lost: who had left the view of a node that was about to be taken away is missed by nobody."""
     roster, node = machine.roster, rank.process.node
-    unseated = node in roster.let_go or not machine.seated(rank.member)
-    return TakenAway() if node in roster.leaving and unseated else cause
+    released = node in roster.let_go or not machine.seated(rank.member)
+    return TakenAway() if node in roster.leaving and released else cause
 
 
 def hung_up(machine: MachineState, node: str, at_s: float, now_s: float) -> None:
@@ -123,9 +123,9 @@ def end_hang(machine: MachineState, rank: Rank, why: Rule, now_s: float) -> None
 def heard(machine: MachineState, event: Heartbeat, now_s: float) -> None:
     """Note what a node's agent sees. A rank whose node was only silent for a while must not live beside its replacement."""
     generation = machine.view.generation if machine.view is not None else -1
-    for ghost in machine.roster.hear(event, generation, machine.progress.ceiling_s, now_s):
+    for stale in machine.roster.hear(event, generation, machine.progress.ceiling_s, now_s):
         probe("a rank that was given up lives on")
-        machine.say(Evict(ghost.member, ghost.process, GivenUp()))
+        machine.say(Evict(stale.member, stale.process, GivenUp()))
 
 
 def struck(machine: MachineState, event: FaultReported) -> None:
@@ -144,17 +144,17 @@ def drop(machine: MachineState, rank: Rank, cause: Cause, at_s: float, now_s: fl
     if machine.phase == Phase.END or machine.current(member) is None:
         return
     machine.roster.remove(rank)
-    seated = machine.seated(member)
-    generation = machine.view.generation if machine.view is not None and seated else -1
+    joined = machine.seated(member)
+    generation = machine.view.generation if machine.view is not None and joined else -1
     domain = path if asked(machine.settings.domains) else ""
     machine.write(machine.losses.lost(rank, cause, at_s, generation, machine.committed.step, detail, domain))
     if incident(cause) or cause == Evicted(Superseded()):  # the newer process may be heard of before the silence of the old one is
-        machine.losses.note(rank, seated, now_s)
+        machine.losses.note(rank, joined, now_s)
     if incident(cause):
         machine.checkpoints.lost(now_s)
-    if seated and machine.phase == Phase.FORM:
+    if joined and machine.phase == Phase.FORM:
         probe("a rank is lost while its view forms")
-    if seated and machine.phase in (Phase.RUN, Phase.FORM):
+    if joined and machine.phase in (Phase.RUN, Phase.FORM):
         gather(machine, now_s, GatherWhy.LOST, f"rank {member} lost: {cause}", member, in_person=False)
     elif machine.proposal is not None and member in machine.proposal.members:
         probe("a newcomer is lost before its view is entered")
@@ -177,8 +177,8 @@ def gather(
 ) -> None:
     """Everyone who is seated must leave and say where it stands. In person where one may hang: no view forms, or nothing moves."""
     machine.in_person = machine.phase == Phase.FORM if in_person is None else in_person
-    told = Gathering(why, (about.slot, about.incarnation) if about is not None else None)
-    machine.decide("recovery", "gather", reason, told, now_s)
+    payload = Gathering(why, (about.slot, about.incarnation) if about is not None else None)
+    machine.decide("recovery", "gather", reason, payload, now_s)
     if machine.phase == Phase.RUN:
         machine.since_s = now_s
     machine.phase = Phase.GATHER
@@ -215,9 +215,9 @@ def cancel(machine: MachineState, now_s: float, reason: str) -> None:
     assert machine.proposal is not None
     proposal, machine.proposal = machine.proposal, None
     machine.decide("recovery", "cancel", f"generation {proposal.generation}: {reason}", OfView(proposal.generation), now_s)
-    seated = set(machine.view.members) if machine.view else set()
+    joined = set(machine.view.members) if machine.view else set()
     machine.no_growth_until_s = now_s + machine.settings.timeouts.resend_s
-    machine.say(Cancel(tuple(member for member in proposal.members if member in seated), proposal.generation))
-    newcomers = tuple(member for member in proposal.members if member not in seated and machine.current(member))
+    machine.say(Cancel(tuple(member for member in proposal.members if member in joined), proposal.generation))
+    newcomers = tuple(member for member in proposal.members if member not in joined and machine.current(member))
     if newcomers:
         machine.say(Park(newcomers, proposal.generation))

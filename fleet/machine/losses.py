@@ -41,7 +41,7 @@ class Losses:
     def of_nodes(self, nodes: Iterable[str], since_s: float) -> list[tuple[Member, bool]]:
         """Who was lost on these nodes since then, up to :data:`WINDOW_S` ago, and whether it was in the view."""
         inside = set(nodes)
-        return sorted((member, seated) for at_s, node, member, seated in self._recent if node in inside and at_s >= since_s)
+        return sorted((member, joined) for at_s, node, member, joined in self._recent if node in inside and at_s >= since_s)
 
     def _count(self, record: ProcessLost, node: str, committed: int, domain: str = "") -> None:
         if isinstance(record.cause, TrainRaised):

@@ -25,5 +25,5 @@ def joined(machine: MachineState, event: NodeJoined, now_s: float) -> None:
 
 def _keep_out(machine: MachineState, event: NodeJoined, policy: str, decision: Decision, now_s: float) -> None:
     machine.roster.kept_out.add(event.node)
-    told = KeptOut(float(event.index), figures(decision.payload))
-    machine.decide(policy, "keep_out", f"node {event.index} ({event.node}): {decision.reason}", told, now_s)
+    payload = KeptOut(float(event.index), figures(decision.payload))
+    machine.decide(policy, "keep_out", f"node {event.index} ({event.node}): {decision.reason}", payload, now_s)

@@ -24,12 +24,12 @@ def waits(machine: MachineState) -> bool:
 def look_around(machine: MachineState, now_s: float) -> None:
     """Note whether the coordinator hears nobody. Once it hears somebody again, the others have time to call: not all come at once."""
     roster, was_alone = machine.roster, machine.alone
-    unheard = roster.unheard(STOOD_STILL_S, now_s)
-    machine.alone = bool(roster.nodes) and len(unheard) == len(roster.nodes)
+    silent = roster.unheard(STOOD_STILL_S, now_s)
+    machine.alone = bool(roster.nodes) and len(silent) == len(roster.nodes)
     if machine.alone and not was_alone:
         probe("the coordinator hears nobody")
     if was_alone and not machine.alone:
-        roster.hear_later(unheard, now_s)
+        roster.hear_later(silent, now_s)
 
 
 def hold(machine: MachineState, now_s: float) -> None:
@@ -38,7 +38,7 @@ def hold(machine: MachineState, now_s: float) -> None:
         return
     roster, node_s = machine.roster, machine.settings.timeouts.node_s
     away = roster.unheard(node_s, now_s) & roster.with_ranks() if waits(machine) else frozenset()
-    _tell(machine, away, now_s)
+    _report(machine, away, now_s)
     if not away:
         return
     if machine.phase in (Phase.RUN, Phase.FORM):
@@ -46,7 +46,7 @@ def hold(machine: MachineState, now_s: float) -> None:
     machine.deadline_s = now_s + machine.settings.timeouts.park_s
 
 
-def _tell(machine: MachineState, away: frozenset[str], now_s: float) -> None:
+def _report(machine: MachineState, away: frozenset[str], now_s: float) -> None:
     """Once when nodes fall silent, however many follow, and once when all are back or given up."""
     if bool(away) != bool(machine.away):
         reason = f"{_named(away)}: all wait for as long as timeouts.stall_s" if away else "nobody is waited for any more"

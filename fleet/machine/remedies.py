@@ -34,9 +34,9 @@ def tick(machine: MachineState, now_s: float) -> None:
 
 
 def _circumstances(machine: MachineState, view: View, now_s: float) -> Circumstances:
-    roster, slow, seated = machine.roster, machine.stragglers, set(view.members)
+    roster, slow, joined = machine.roster, machine.stragglers, set(view.members)
     nodes = tuple(roster.by_slot[member.slot].process.node for member in view.members)
-    standby = (rank for rank in roster.in_order() if rank.phase == RankPhase.STANDBY and rank.member not in seated)
+    standby = (rank for rank in roster.in_order() if rank.phase == RankPhase.STANDBY and rank.member not in joined)
     spares = tuple((rank.member, rank.process.node) for rank in standby if slow.admits(rank.process.node, now_s))
     left = max(0, slow.total - machine.committed.step) if slow.total else float("inf")
     rate_per_s = len(machine.losses.all) / max(now_s - machine.started_s, 1.0)

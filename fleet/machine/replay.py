@@ -93,10 +93,10 @@ def _apply(machine: MachineState, record: Record) -> None:
             machine.stopping = Stop(why, reason, record.at_s)
         case DecisionMade(payload=SettingTo(key=key, value=value)):
             configure(machine, key, value)
-        case DecisionMade(payload=Lacking() as told):
-            machine.lacking = told
-        case DecisionMade(payload=Notice() as told):
-            departures.replay(machine, told)
+        case DecisionMade(payload=Lacking() as lacking):
+            machine.lacking = lacking
+        case DecisionMade(payload=Notice() as notice):
+            departures.replay(machine, notice)
         case DecisionMade(policy="corruption"):
             replay(machine, record)
         case DecisionMade():

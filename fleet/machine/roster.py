@@ -154,25 +154,25 @@ class Roster:
         self.nodes[event.node] = now_s
         self.silent.pop(event.node, None)
         self.late.discard(event.node)
-        ghosts: list[Rank] = []
-        by_slot, seated = self.by_slot, RankPhase.SEATED  # the attribute of an enum is looked up slowly
+        stale: list[Rank] = []
+        by_slot, joined = self.by_slot, RankPhase.SEATED  # the attribute of an enum is looked up slowly
         for pulse in event.pulses:
             member = pulse.member
             rank = by_slot.get(member.slot)
             if rank is None or rank.member != member:
-                ghosts += [self.condemned[member]] if member in self.condemned else []
+                stale += [self.condemned[member]] if member in self.condemned else []
                 continue
             rank.heard = True
             rank.beat_s = now_s - pulse.beat_age_s
             steps = pulse.stepping and not (pulse.between and pulse.progress_age_s < between_s)
             # what it waited for in a view before this one was answered by this one
             rank.progress_s = max(rank.running_s, now_s - pulse.progress_age_s) if steps else now_s
-            if rank.generation == generation == pulse.generation and rank.phase is seated:
+            if rank.generation == generation == pulse.generation and rank.phase is joined:
                 rank.state = pulse.state
                 rank.stepped = rank.stepped or (rank.formed is not None and pulse.state != rank.formed[1])
                 if not steps:
                     self.long_call_s = now_s
-        return ghosts
+        return stale
 
     def excuse(self, gap_s: float, now_s: float) -> None:
         """What was to be heard within the last ``gap_s`` could not be heard: everyone has that much longer."""
@@ -242,5 +242,5 @@ class Roster:
         since_s = now_s - limit_s
         if self.long_call_s >= since_s:
             return None
-        seated = RankPhase.SEATED
-        return next((rank for rank in self.by_slot.values() if rank.progress_s < since_s and rank.phase is seated), None)
+        joined = RankPhase.SEATED
+        return next((rank for rank in self.by_slot.values() if rank.progress_s < since_s and rank.phase is joined), None)

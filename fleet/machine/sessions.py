@@ -115,6 +115,6 @@ class Sessions:
 
 def in_words(returns: Iterable[Return]) -> str:
     """From which checkpoints a run came back to which step, and why."""
-    told = list(returns)
-    named = " and ".join(dict.fromkeys(each.checkpoint for each in told))
-    return f"it went on from {named}, and came to step {told[-1].step} each time, no further than before: {told[-1].reason}"
+    listed = list(returns)
+    named = " and ".join(dict.fromkeys(each.checkpoint for each in listed))
+    return f"it went on from {named}, and came to step {listed[-1].step} each time, no further than before: {listed[-1].reason}"

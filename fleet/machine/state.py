@@ -172,7 +172,7 @@ class MachineState:
     last_decision: tuple[str, str] | None = None
     event: int = 0
     out: list[Instruction] = field(default_factory=list)
-    _seats: tuple[int, frozenset[Member]] = (-1, frozenset())
+    _membership: tuple[int, frozenset[Member]] = (-1, frozenset())
 
     def __post_init__(self) -> None:
         self.since_s = self.ticked_s = self.deadline_s = self.sent_s = self.started_s
@@ -188,9 +188,9 @@ class MachineState:
         """Whether ``member`` is in the view. Asked for each word of each rank, so the members are kept as a set."""
         if self.view is None:
             return False
-        if self._seats[0] != self.view.generation:
-            self._seats = (self.view.generation, frozenset(self.view.members))
-        return member in self._seats[1]
+        if self._membership[0] != self.view.generation:
+            self._membership = (self.view.generation, frozenset(self.view.members))
+        return member in self._membership[1]
 
     def learn(self, generation: int, state: StateId | None) -> None:
         """A rank's word may be newer than the journal: numbers that were used once are never used again."""

@@ -60,10 +60,10 @@ def waits_unasked(machine: MachineState, now_s: float) -> None:
 
 def halt(machine: MachineState, now_s: float) -> None:
     """Tell all members of the view that runs; repeated until they wait."""
-    view, told = machine.view, machine.stopping
-    assert view is not None and told is not None
-    if told.generation != view.generation or now_s - told.sent_s >= machine.settings.timeouts.resend_s:
-        told.generation, told.sent_s = view.generation, now_s
+    view, stopping = machine.view, machine.stopping
+    assert view is not None and stopping is not None
+    if stopping.generation != view.generation or now_s - stopping.sent_s >= machine.settings.timeouts.resend_s:
+        stopping.generation, stopping.sent_s = view.generation, now_s
         machine.say(Halt(view.members, view.generation))
 
 
@@ -86,57 +86,57 @@ def _all_wait(machine: MachineState) -> bool:
 
 def takes(machine: MachineState, now_s: float) -> bool:
     """Ranks have been waited for long enough: what they hold is kept beside what they do, and the run ends. Whether it has come to that."""
-    told = machine.stopping
-    assert told is not None
-    if now_s <= told.until_s or _all_wait(machine):
+    stopping = machine.stopping
+    assert stopping is not None
+    if now_s <= stopping.until_s or _all_wait(machine):
         return False
     if machine.phase in (Phase.RUN, Phase.FORM):
         probe("a stop waits no longer for the end of a step")
         gather(machine, now_s, GatherWhy.STOPS, "the run stops, and not all ranks have come to the end of their step", in_person=False)
-        told.answer_s = now_s + ANSWER_S
+        stopping.answer_s = now_s + ANSWER_S
     if machine.phase != Phase.GATHER:
         return True
-    if told.answer_s is None:
-        told.answer_s = now_s + ANSWER_S
-    if machine.roster.outstanding and now_s < told.answer_s:
+    if stopping.answer_s is None:
+        stopping.answer_s = now_s + ANSWER_S
+    if machine.roster.outstanding and now_s < stopping.answer_s:
         if now_s - machine.sent_s >= machine.settings.timeouts.resend_s:
             park(machine, now_s)
         return True
     judge(machine, now_s)
     if machine.phase == Phase.GATHER:
-        _keep(machine, told, now_s)
+        _keep(machine, stopping, now_s)
     return True
 
 
-def _keep(machine: MachineState, told: Stop, now_s: float) -> None:
+def _keep(machine: MachineState, stopping: Stop, now_s: float) -> None:
     """Have the newest state written by those who can, until it is durable, or none is left who could."""
     store = machine.checkpoints.store
-    if told.asked and any(machine.current(member) is None for member in told.asked):
+    if stopping.asked and any(machine.current(member) is None for member in stopping.asked):
         probe("a rank is lost that keeps the state of a run that stops")
         machine.out += store.abandoned(now_s)
     if store.pending:
         machine.out += store.repeat(now_s)
         if store.pending:
             return
-    state, members = _next_keepers(machine, told)
-    if state is None or store.holds(state) or told.tries == TRIES:
+    state, members = _next_keepers(machine, stopping)
+    if state is None or store.holds(state) or stopping.tries == TRIES:
         if state is not None and not store.holds(state):
             probe("a run stops and the state that its ranks hold is not kept")
-        end(machine, told.why, told.reason, "", now_s)
+        end(machine, stopping.why, stopping.reason, "", now_s)
         return
     machine.generation += 1
-    told.asked = members
+    stopping.asked = members
     if state > machine.committed and machine.view is not None and set(members) == set(machine.view.members):
         machine.committed = state
         machine.write(Committed(state, now_s))
     machine.out += store.keep(members, machine.generation, state, now_s)
 
 
-def _next_keepers(machine: MachineState, told: Stop) -> tuple[StateId | None, tuple[Member, ...]]:
+def _next_keepers(machine: MachineState, stopping: Stop) -> tuple[StateId | None, tuple[Member, ...]]:
     """A rank that was asked, and could not, is not asked again."""
     failed = machine.checkpoints.store.failed_by
-    if told.asked and all(machine.current(member) is not None for member in told.asked):
-        told.tries += 1
-        told.could_not |= {failed} if failed in told.asked else set()
-    told.asked = ()
-    return keepers(machine, told.could_not)
+    if stopping.asked and all(machine.current(member) is not None for member in stopping.asked):
+        stopping.tries += 1
+        stopping.could_not |= {failed} if failed in stopping.asked else set()
+    stopping.asked = ()
+    return keepers(machine, stopping.could_not)

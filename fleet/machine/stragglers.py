@@ -56,19 +56,19 @@ class Stragglers:
         """The steps that are complete, or old; each is given once."""
         if self._generation != view.generation:
             return None
-        due: list[int] = []
+        ready: list[int] = []
         for step in sorted(self._steps):
             first_s, known = self._steps[step]
             if len(known) < len(view.members) and now_s - first_s < LATE_S:
                 break
-            due.append(step)
-        if not due:
+            ready.append(step)
+        if not ready:
             return None
-        self._judged = due[-1]
-        columns = [self._steps.pop(step)[1] for step in due]
+        self._judged = ready[-1]
+        columns = [self._steps.pop(step)[1] for step in ready]
         self.steps_s.extend(max(time.own_s for time in known.values()) for known in columns)
         rows = tuple(tuple(known.get(member) for known in columns) for member in view.members)
-        return Timings(view.generation, tuple(due), view.members, rows)
+        return Timings(view.generation, tuple(ready), view.members, rows)
 
     def admits(self, node: str, now_s: float) -> bool:
         """Whether processes of ``node`` may be in the next view, if there are enough others."""

@@ -43,13 +43,15 @@ def tick(machine: MachineState, now_s: float) -> None:
 
 def _spend(machine: MachineState, now_s: float) -> bool:
     """Whether the run ends as its budget is spent."""
-    told = machine.budget.tick(machine.settings, now_s - machine.started_s - machine.down_s, now_s) if machine.stopping is None else None
-    if told is None:
+    decision = (
+        machine.budget.tick(machine.settings, now_s - machine.started_s - machine.down_s, now_s) if machine.stopping is None else None
+    )
+    if decision is None:
         return False
-    machine.write(told)
-    if told.action == "stop":
-        stop(machine, StopRequested(told.reason, why=EndWhy.BUDGET_SPENT), now_s)
-    return told.action == "stop"
+    machine.write(decision)
+    if decision.action == "stop":
+        stop(machine, StopRequested(decision.reason, why=EndWhy.BUDGET_SPENT), now_s)
+    return decision.action == "stop"
 
 
 def _excuse(machine: MachineState, gap_s: float, now_s: float) -> None:
@@ -82,14 +84,14 @@ def settle(machine: MachineState, now_s: float) -> None:
     machine.grace_until_s = None
     _mark(machine)
     judge_losses(machine, now_s)  # the last coordinator may have died with the verdict
-    unheard = {rank.process.node for rank in ranks} - machine.roster.nodes.keys()
+    silent = {rank.process.node for rank in ranks} - machine.roster.nodes.keys()
     waits = partitions.waits(machine) or (waited and not machine.roster.nodes)
-    if waits and unheard:
+    if waits and silent:
         probe("a restarted coordinator waits for nodes that it has not heard")
     if waits:  # it begins anew: when the last coordinator heard them last is not known
-        machine.roster.nodes.update(dict.fromkeys(unheard, now_s - machine.settings.timeouts.node_s))
+        machine.roster.nodes.update(dict.fromkeys(silent, now_s - machine.settings.timeouts.node_s))
     for rank in ranks:
-        if not rank.heard and not (waits and rank.process.node in unheard):
+        if not rank.heard and not (waits and rank.process.node in silent):
             drop(machine, rank, NotHeardOf(), now_s, now_s)
     if machine.phase == Phase.RUN and machine.missing:
         probe("a view is not whole after the coordinator restarts")
@@ -112,13 +114,13 @@ def _look_at_limits(machine: MachineState, now_s: float) -> None:
     """Whether the store fails for too long, or the run has taken too long. Either may end it, in order."""
     tiers = machine.checkpoints
     training = machine.phase == Phase.RUN and not machine.finished  # the tries of a final checkpoint are counted
-    told = tiers.outage.tick(tiers.store, machine.committed, now_s) if training or tiers.store.failing_since_s is None else None
-    if told is not None:
-        machine.write(told)
+    decision = tiers.outage.tick(tiers.store, machine.committed, now_s) if training or tiers.store.failing_since_s is None else None
+    if decision is not None:
+        machine.write(decision)
     if _spend(machine, now_s):
         return
     limit_s = machine.settings.timeouts.run_s
-    if told is not None and told.action == "stop":
-        stop(machine, StopRequested(told.reason, why=EndWhy.STORE_FAILED), now_s)
+    if decision is not None and decision.action == "stop":
+        stop(machine, StopRequested(decision.reason, why=EndWhy.STORE_FAILED), now_s)
     elif limit_s is not None and now_s - machine.started_s > limit_s:
         stop(machine, StopRequested(f"it has run for timeouts.run_s = {limit_s:g} s", why=EndWhy.TIME_IS_UP), now_s)

@@ -45,7 +45,7 @@ class Tiers:
         self.outage = Outage()
         self.memories: dict[str, CopiesHeld] = {}
         self._tries: Counter[str] = Counter()
-        self._doubted: list[tuple[StateId, StateId]] = []
+        self._suspected: list[tuple[StateId, StateId]] = []
 
     @property
     def levels(self) -> list[Checkpoints]:
@@ -68,23 +68,23 @@ class Tiers:
         best = max(near, key=lambda level: level.newest_state, default=self.store)
         found = best if self.store.newest_id is None or best.newest_state >= self.store.newest_state else self.store
         held = [copy for memory in self._within_reach.values() for copy in memory.copies]
-        copy = newest_copy(self._within_reach.values(), tired | {copy.checkpoint for copy in held if self._in_doubt(copy.state)})
+        copy = newest_copy(self._within_reach.values(), tired | {copy.checkpoint for copy in held if self._is_suspect(copy.state)})
         if copy is not None and (found.newest_id is None or copy[1] >= found.newest_state):
             return copy
         return found.newest_id, found.newest_state
 
-    def _in_doubt(self, state: StateId) -> bool:
-        return any(first <= state <= last for first, last in self._doubted)
+    def _is_suspect(self, state: StateId) -> bool:
+        return any(first <= state <= last for first, last in self._suspected)
 
     @property
     def kept(self) -> list[StateId]:
         """The states that a history may begin from, in order; not all parts of those in memory need be there."""
-        copies = {copy.state for memory in self._within_reach.values() for copy in memory.copies if not self._in_doubt(copy.state)}
+        copies = {copy.state for memory in self._within_reach.values() for copy in memory.copies if not self._is_suspect(copy.state)}
         return sorted(copies.union(self.store.kept, *(level.kept for level in self.others)))
 
     def withdraw(self, first: StateId, last: StateId, now_s: float, reason: str) -> list[Instruction]:
         """Checkpoints of the states ``first`` to ``last`` are not to be used: a rank that was wrong had a part in them."""
-        self._doubted.append((first, last))
+        self._suspected.append((first, last))
         return [instruction for level in self.levels for instruction in level.withdraw(first, last, now_s, reason)]
 
     def step_back(self, now_s: float) -> list[Instruction]:

@@ -42,7 +42,9 @@ def node_gone(machine: MachineState, node: str, path: str, now_s: float) -> None
     if losses:
         probe("all nodes of a domain are lost")
         level, name = topology.named(domain, levels, len(gone[node].place))
-        told = DomainLost(level, name, nodes, tuple((each.slot, each.incarnation) for each, _ in losses), sum(seat for _, seat in losses))
-        seats = f"{told.seats} of them in the view" if told.seats != len(losses) else "all of them in the view"
-        words = f"{level} {name} is lost: {len(nodes)} nodes with {len(losses)} ranks, {seats}"
-        machine.write(DecisionMade("domains", "lost", words, told, now_s))
+        lost = DomainLost(
+            level, name, nodes, tuple((each.slot, each.incarnation) for each, _ in losses), sum(joined for _, joined in losses)
+        )
+        membership = f"{lost.seats} of them in the view" if lost.seats != len(losses) else "all of them in the view"
+        words = f"{level} {name} is lost: {len(nodes)} nodes with {len(losses)} ranks, {membership}"
+        machine.write(DecisionMade("domains", "lost", words, lost, now_s))

@@ -44,8 +44,8 @@ def read_measured(text: str) -> Measured:
     except ValueError as error:
         raise ConfigError(OPTION, text[:40], f"is no JSON: {error}", WRITE_IT) from error
     if not isinstance(content, dict) or content.get("format") != FORMAT:
-        told = content.get("format") if isinstance(content, dict) else type(content).__name__
-        raise ConfigError(f"{OPTION}: format", told, f"must be {FORMAT}", WRITE_IT)
+        given = content.get("format") if isinstance(content, dict) else type(content).__name__
+        raise ConfigError(f"{OPTION}: format", given, f"must be {FORMAT}", WRITE_IT)
     if content.get("version") != VERSION:
         raise ConfigError(f"{OPTION}: version", content.get("version"), f"this Fleet reads version {VERSION}", "Run fleet scale again.")
     said = content.get("plan")
@@ -86,19 +86,19 @@ def _text(content: Mapping[str, Any], name: str) -> str:
 
 def fields_of(found: Measured, hardware: str, gpus: int) -> dict[str, float]:
     """Fields of ``PlanInput`` that the measurement takes the place of. Raises ConfigError where it was made on other hardware."""
-    told: dict[str, float] = {"slowest_speed": 1.0 / (1.0 + found.spread * slowest(gpus))}
+    fields: dict[str, float] = {"slowest_speed": 1.0 / (1.0 + found.spread * slowest(gpus))}
     if found.kernel_efficiency:
         if found.device != hardware:
             reason = f"the kernels were measured on {found.device}, and the plan is about {hardware}"
             raise ConfigError(f"{OPTION}: device", found.device, reason, f"Plan with --hardware {found.device}.")
-        told["kernel_efficiency"] = found.kernel_efficiency
-    return told if found.overlap is None else told | {"overlap": found.overlap}
+        fields["kernel_efficiency"] = found.kernel_efficiency
+    return fields if found.overlap is None else fields | {"overlap": found.overlap}
 
 
 def sentences(found: Measured, fields: Mapping[str, float]) -> list[str]:
     """What of a plan was measured, and what was not."""
-    told = ", ".join(f"{name} {value:.3g}" for name, value in fields.items())
-    said = [f"Measured with {found.script}, in place of what is assumed: {told}."]
+    figures = ", ".join(f"{name} {value:.3g}" for name, value in fields.items())
+    said = [f"Measured with {found.script}, in place of what is assumed: {figures}."]
     missing = [name for name in ("kernel_efficiency", "overlap") if name not in fields]
     if missing:
         why = "what kernels reach needs cost.device, whose peak counted FLOPs are held against; how much is hidden nobody measures"

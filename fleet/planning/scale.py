@@ -93,9 +93,9 @@ def rows(fit: Fit, worlds: Sequence[int], visits: int, failures: Failures, price
     """A row for each world. It pays to go to one as long as a further kept good costs at most ``most`` times the cheapest one."""
     found = [_row(fit, world, visits, failures, price, min(worlds)) for world in worlds]
     dearest = most * min(row.cost for row in found)
-    told = [_with_further(before, row, price, dearest) for before, row in itertools.pairwise(found)]
-    ends = next((number for number, row in enumerate(told) if not row.pays), len(told))
-    return [found[0], *told[:ends], *(replace(row, pays=False) for row in told[ends:])]
+    compared = [_with_further(before, row, price, dearest) for before, row in itertools.pairwise(found)]
+    ends = next((number for number, row in enumerate(compared) if not row.pays), len(compared))
+    return [found[0], *compared[:ends], *(replace(row, pays=False) for row in compared[ends:])]
 
 
 def _row(fit: Fit, world: int, visits: int, failures: Failures, price: Price, least: int) -> Row:

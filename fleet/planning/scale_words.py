@@ -103,8 +103,8 @@ def limits(told: Told) -> Iterator[str]:
         yield f"A step has {shards} shards: worlds beyond need more (shards=N), and are taken to share the same batch."
     busiest = max(told["visits"], key=lambda visit: float(visit["load"]))
     if busiest["load"] > BUSY * told["cores"]:
-        who = f"The host had a load of {busiest['load']:.0f} at world {busiest['world']}, on {told['cores']:g} cores"
-        yield f"{who}: others computed beside the ranks, and what they took is in these figures."
+        host = f"The host had a load of {busiest['load']:.0f} at world {busiest['world']}, on {told['cores']:g} cores"
+        yield f"{host}: others computed beside the ranks, and what they took is in these figures."
     yield "Intervals hold what visits differ by. That the law has another shape where nobody has measured, they do not hold."
 
 

@@ -147,7 +147,7 @@ class Choreography:
         if self.ahead is not None and not self.protocol.holds_proposal(self.ahead.generation):
             self._drop_ahead()
         if self.protocol.aside and self.protocol.view is None and (view := self.protocol.next_view()) is not None:
-            self._sit(view, beside=self._settles_aside(view))
+            self._begin_join(view, beside=self._settles_aside(view))
         proposal = self.protocol.proposal()
         if self.protocol.view is not None and not self.protocol.forming and proposal is not None and self.ahead is None:
             self.ahead = proposal
@@ -158,9 +158,9 @@ class Choreography:
         view = self.protocol.view
         held = (self.seat, self.sitting.view if self.sitting is not None else None)
         if any(one is not None and (view is None or one.generation != view.generation) for one in held):
-            self._drop_seat()
+            self._drop_membership()
 
-    def _drop_seat(self, parting: Parting = Parting.LEFT) -> None:
+    def _drop_membership(self, parting: Parting = Parting.LEFT) -> None:
         for view in (self.seat, self.sitting.view if self.sitting is not None else None):
             if view is not None:
                 self.orders.append(Drop(view.generation, parting))
@@ -175,15 +175,15 @@ class Choreography:
         """The loop is needed in person only where its state has to change, or to hold still."""
         return self.protocol.settles_aside(view, steady=self.facts.steady)
 
-    def _sit(self, view: View, *, beside: bool = False, stands_by: bool = False) -> Sitting:
-        self.sitting = sitting = Sitting(view, beside, stands_by)
+    def _begin_join(self, view: View, *, beside: bool = False, stands_by: bool = False) -> Sitting:
+        self.sitting = joining = Sitting(view, beside, stands_by)
         self.orders.append(Form(view))
         if beside:
-            self._foresees(view)
-            self.orders.append(Settle(sitting))
-        return sitting
+            self._speculates(view)
+            self.orders.append(Settle(joining))
+        return joining
 
-    def _foresees(self, view: View) -> bool:
+    def _speculates(self, view: View) -> bool:
         """Whether there is something to compute of the step at hand while the group of ``view`` forms: then it is ``due``."""
         state, member = self.protocol.state, self.protocol.member
         if state is None or state.step >= self.total:
@@ -207,7 +207,7 @@ class Choreography:
             probe("a seat is lost that was taken beside the loop")
             sitting.error = str(error)
             if self.sitting is sitting and self.protocol.aside:
-                self._drop_seat()
+                self._drop_membership()
                 self.protocol.broken(str(error))
         finally:
             sitting.done = True
@@ -216,15 +216,15 @@ class Choreography:
 
     def receiving(self, view: View) -> None:
         """What this rank holds is about to be overwritten. Raises GroupLost: it has left, and has said what it holds."""
-        self._check_seated(view)
+        self._check_joined(view)
         self.protocol.receiving()
 
     def received(self, view: View, state: StateId) -> None:
         """The state is here, whole. Raises GroupLost."""
-        self._check_seated(view)
+        self._check_joined(view)
         self.protocol.formed(state)
 
-    def _check_seated(self, view: View) -> None:
+    def _check_joined(self, view: View) -> None:
         if self.protocol.view is not view:
             raise GroupLost("left meanwhile", view.generation)
 
@@ -238,7 +238,7 @@ class Choreography:
         if not self.over:
             yield Rehearse()
         self.protocol.ready()
-        while (yield from self._sit_down()):
+        while (yield from self._join_next()):
             while not self.over and not self._at_the_end:
                 step = self.here.step
                 yield Compute(step)
@@ -265,19 +265,19 @@ class Choreography:
 
     def leave(self, reason: str, testimony: Finding | None = None, *, within_step: bool = False) -> Moves:
         """Give up the group; the coordinator is told where this rank stands, and how it differs from the others."""
-        self._drop_seat()
+        self._drop_membership()
         self._drop_ahead()
         self.arriving = None
         self.protocol.broken(reason, testimony)
         yield Clear(within_step)
 
-    def _sit_down(self) -> Moves:
+    def _join_next(self) -> Moves:
         """Into a view, with its group and the shards of the step at hand, or with shards to compute first. False: the run is over here."""
         yield Hold()
         if self._early is not None:  # the view in which it was summed is gone: others have taken that step, or will do so anew
             self._early = None
             yield Reset()
-        while (yield from self._take_seat()):
+        while (yield from self._await_join()):
             if self.goes_ahead:
                 self.step_aside()
                 return True
@@ -296,7 +296,7 @@ class Choreography:
             return True
         return False
 
-    def _take_seat(self) -> Moves:
+    def _await_join(self) -> Moves:
         """Wait to be called into a view and join it, or go ahead of it with what is foreseen. False when the run is over for this rank."""
         self.protocol.aside = self.goes_ahead = False
         while True:
@@ -305,13 +305,13 @@ class Choreography:
             yield Wait(Awaited.CALL, lambda: self.over or self.protocol.called or self.sitting)
             if self.over:
                 return False
-            if (sitting := self.sitting or self._called()) is None:
+            if (joining := self.sitting or self._called()) is None:
                 continue
-            self.goes_ahead = sitting.beside and not sitting.promised and self._foresees(sitting.view)
+            self.goes_ahead = joining.beside and not joining.promised and self._speculates(joining.view)
             if self.goes_ahead:
                 return True
             try:
-                yield from self._join(sitting)
+                yield from self._join(joining)
                 return True
             except GroupLost as error:
                 yield from self.leave(str(error))
@@ -319,29 +319,29 @@ class Choreography:
     def _called(self) -> Sitting | None:
         """A view to join now, if there is one."""
         if (view := self.protocol.next_view()) is not None:
-            return self._sit(view, beside=self._settles_aside(view) and self._foresees(view))
+            return self._begin_join(view, beside=self._settles_aside(view) and self._speculates(view))
         if (view := self.protocol.proposal()) is not None:  # a newcomer stands by, beside the running steps, until the members come
             self.protocol.enter(view)
-            return self._sit(view, stands_by=True)
+            return self._begin_join(view, stands_by=True)
         return None
 
-    def _join(self, sitting: Sitting) -> Moves:
+    def _join(self, joining: Sitting) -> Moves:
         """The loop takes the seat, unless that was all but done beside it."""
-        if sitting.beside:
-            yield Wait(Awaited.SETTLED, lambda: sitting.done)
-            if sitting.error:
-                raise GroupLost(sitting.error, sitting.view.generation)
-        self._check(sitting)
-        yield Meet(sitting.view, sitting.stands_by)
-        self._check(sitting)
-        self.seat, self.sitting = sitting.view, None
-        if not sitting.beside:
-            yield from self._exchange(sitting.view)
+        if joining.beside:
+            yield Wait(Awaited.SETTLED, lambda: joining.done)
+            if joining.error:
+                raise GroupLost(joining.error, joining.view.generation)
+        self._check(joining)
+        yield Meet(joining.view, joining.stands_by)
+        self._check(joining)
+        self.seat, self.sitting = joining.view, None
+        if not joining.beside:
+            yield from self._exchange(joining.view)
 
-    def _check(self, sitting: Sitting) -> None:
+    def _check(self, joining: Sitting) -> None:
         """The interrupt may have come before there was anything to interrupt."""
-        if self.protocol.interrupted or self.protocol.view is not sitting.view:
-            raise GroupLost("told to leave", sitting.view.generation)
+        if self.protocol.interrupted or self.protocol.view is not joining.view:
+            raise GroupLost("told to leave", joining.view.generation)
 
     def _exchange(self, view: View) -> Moves:
         """The donor gives its state to the receivers; everyone else goes on. Each says that it is there once it holds the state."""
@@ -400,8 +400,8 @@ class Choreography:
         """
         while True:
             if not self.claim():
-                seated = yield from self._sit_down()
-                if not seated or self.due or self.here.step != step:
+                joined = yield from self._join_next()
+                if not joined or self.due or self.here.step != step:
                     return
                 continue
             try:
@@ -435,7 +435,7 @@ class Choreography:
         except GroupLost as error:  # applied here, and not yet whole: it will be once there is a view again
             probe("a step is taken and the group is lost before all have it")
             yield from self.leave(str(error))
-            yield from self._sit_down()
+            yield from self._join_next()
             return
         if save is not None:
             yield Save(save)
@@ -459,9 +459,9 @@ class Choreography:
             if ahead is None:
                 probe("a rank is told to leave before it enters the agreed view")
                 raise GroupLost("told to leave before the agreed view was entered", view.generation)
-            self._drop_seat(Parting.AGREED)
-            self.sitting = sitting = Sitting(view)
-            yield from self._join(sitting)
+            self._drop_membership(Parting.AGREED)
+            self.sitting = joining = Sitting(view)
+            yield from self._join(joining)
             yield Share(view, begun=False)
             self.step_aside()
             yield Seated(view)

@@ -66,8 +66,8 @@ def guards(places: Sequence[Place], copies: int, replica_size: int = 1) -> tuple
     for rank, place in enumerate(places):
         ranks[place].append(rank)
     order = sorted(range(size), key=lambda owner: -sizes[places[owner][:1]])
-    for due in range(1, min(copies, size - 1) + 1):
-        for owner in (owner for owner in order if len(found[owner]) < due):
+    for target in range(1, min(copies, size - 1) + 1):
+        for owner in (owner for owner in order if len(found[owner]) < target):
             crowd = Crowd(places[rank] for rank in (owner, *found[owner]))
             peer = _least(owner, {owner, *found[owner]}, ranks, crowd, load, 2 * copies)
             load[peer] += 1

@@ -214,10 +214,10 @@ class TakenBack(Payload):
     others: dict[str, float]
 
     def figures(self) -> dict[str, float]:
-        (lineage, found), (doubted_lineage, doubted_step) = self.found, self.doubted
+        (history, found), (suspected_history, suspected_step) = self.found, self.doubted
         own: dict[str, float] = {
-            "generation": self.generation, "lineage": lineage, "found": found,
-            "doubted_lineage": doubted_lineage, "doubted_step": doubted_step,
+            "generation": self.generation, "lineage": history, "found": found,
+            "doubted_lineage": suspected_history, "doubted_step": suspected_step,
         }  # fmt: skip
         return self.others | own | ({} if self.resumed is None else {"resumed": self.resumed})
 

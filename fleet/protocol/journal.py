@@ -73,10 +73,10 @@ def decode_line(line: bytes) -> Record:
 
 
 def _spans(value: list[Any]) -> Spans:
-    _, (slot, incarnation), generation, lineage, step, start_us, durations_us, codes = value
+    _, (slot, incarnation), generation, history, step, start_us, durations_us, codes = value
     if not codes.isalpha() and codes:
         codes, durations_us = _spelled_out(codes, durations_us)
-    return Spans(Member(slot, incarnation), generation, lineage, step, start_us, tuple(durations_us), codes)
+    return Spans(Member(slot, incarnation), generation, history, step, start_us, tuple(durations_us), codes)
 
 
 def _spelled_out(codes: str, durations_us: list[int]) -> tuple[str, list[int]]:
@@ -95,8 +95,8 @@ def _spelled_out(codes: str, durations_us: list[int]) -> tuple[str, list[int]]:
 def _checked(value: list[Any]) -> Record:
     """The version is looked at before the fields: records of another version may have other fields."""
     if value[0] == "RunStarted" and value[1:2] != [VERSION]:
-        told = f"the journal is of version {value[1:2]}, this Fleet reads version {VERSION}"
-        raise ProtocolError(f"{told}: read it with the Fleet that wrote it")
+        message = f"the journal is of version {value[1:2]}, this Fleet reads version {VERSION}"
+        raise ProtocolError(f"{message}: read it with the Fleet that wrote it")
     record: Record = RECORDS.from_json(value)
     return record
 

@@ -130,7 +130,7 @@ class MemberProtocol:
             case Welcome(token=token, incarnation=incarnation) if token == self.token:
                 self.incarnation = incarnation
             case Park(members=members, generation=generation, in_person=in_person) if self._me_in(members):
-                return self._on_park(generation, in_person)
+                return self._on_quiesce(generation, in_person)
             case Publish(view=view):
                 self._on_publish(view)
             case Propose(view=view) if self._fits(view):
@@ -163,7 +163,7 @@ class MemberProtocol:
     def _fits(self, view: View) -> bool:
         return self._me_in(view.members) and view.generation > self.floor
 
-    def _on_park(self, generation: int, in_person: bool) -> str:
+    def _on_quiesce(self, generation: int, in_person: bool) -> str:
         if self.concluded:
             probe("a rank behind the loop is told to leave")
             return NOTHING  # behind the loop there is no view to leave; an agent that is cut off does not know
@@ -174,20 +174,20 @@ class MemberProtocol:
         if self._proposal and self._proposal.generation <= self.floor:
             self._drop_proposal()
         if self.view is None:
-            self._say_parked(Departure.IDLE)
+            self._say_quiesced(Departure.IDLE)
             return NOTHING
         if self.view.generation > self.floor:
             return NOTHING
-        self._leave_aside()
+        self._leave_detached()
         return INTERRUPT
 
     def step_aside(self) -> None:
         """The loop computes on what it holds and does not need its group: whoever listens may answer for it until it ends ``aside``."""
         self.aside = True
         if self.view is not None and self.view.generation <= self.floor:
-            self._leave_aside()
+            self._leave_detached()
 
-    def _leave_aside(self) -> None:
+    def _leave_detached(self) -> None:
         """Called out of the view while the loop does without it. In person it has to come when it may be the loop that hangs."""
         if self.aside and not self._in_person:
             self.broken("told to leave")
@@ -248,10 +248,10 @@ class MemberProtocol:
         """The published view to form now; ``formed`` or ``broken`` must follow."""
         view, self._pending = self._pending, None
         if view is not None:
-            self._sit(view)
+            self._join(view)
         return view
 
-    def _sit(self, view: View) -> None:
+    def _join(self, view: View) -> None:
         self.view, self.forming, self._status, self._testimony = view, True, None, None
         self._save_requests, self._saved, self._part = {}, set(), None
         self._told_to_halt = self.halted = self._incomplete = False
@@ -287,7 +287,7 @@ class MemberProtocol:
         why = Departure.CALLED if called else Departure.BROKEN
         if self._incomplete:
             why, self._incomplete = Departure.INCOMPLETE, False
-        self._say_parked(Departure.DIFFERS if testimony is not None else why, reason)
+        self._say_quiesced(Departure.DIFFERS if testimony is not None else why, reason)
 
     def mutating(self) -> None:
         """The optimizer is about to touch the state."""
@@ -404,7 +404,7 @@ class MemberProtocol:
 
     def enter(self, view: View) -> None:
         """Take the seat in an agreed proposal; ``formed`` follows when the newcomers hold the state."""
-        self._sit(view)
+        self._join(view)
 
     # ---- helpers -------------------------------------------------------------------------------------------------------------------------
 
@@ -415,7 +415,7 @@ class MemberProtocol:
         self._status = event
         self.outbox.append(event)
 
-    def _say_parked(self, why: Departure, detail: str = "") -> None:
+    def _say_quiesced(self, why: Departure, detail: str = "") -> None:
         if self.incarnation is not None:
             engaged = Engaged.ALONE if self.alone else Engaged.COMPUTES if self.aside else Engaged.WAITS
             self._say(Parked(self.member, self.floor, self.state, self.dirty, why, detail, self._testimony, engaged))

@@ -52,17 +52,17 @@ class Once:
         waiting = task.waiting - {member} if task is not None else set()
         again = task is not None and task.holder == member
         self._tasks[key] = Task(member, waiting)
-        told = [] if again else [Write(OnceRecord("begun", key, member, now_s, ""))]
-        return [*told, OnceAnswer((member,), key, None, self._before(key))]
+        begun = [] if again else [Write(OnceRecord("begun", key, member, now_s, ""))]
+        return [*begun, OnceAnswer((member,), key, None, self._before(key))]
 
     def done(self, member: Member, key: str, result: str, now_s: float) -> list[Instruction]:
         """``member`` has done ``key``. Of two that did it, as the first seemed lost, the first word counts."""
         task = self._tasks.setdefault(key, Task(member))
         if task.result is not None:
             return [OnceAnswer((member,), key, task.result)]
-        told, task.waiting = tuple(sorted(task.waiting | {member})), set()
+        members, task.waiting = tuple(sorted(task.waiting | {member})), set()
         self._keep(key, member, result)
-        return [Write(OnceRecord("done", key, member, now_s, result)), OnceAnswer(told, key, result)]
+        return [Write(OnceRecord("done", key, member, now_s, result)), OnceAnswer(members, key, result)]
 
     def roll_back(self, to: StateId) -> None:
         """Steps after ``to`` are taken back: what came of them is no result of this history."""
@@ -107,8 +107,8 @@ def _place(state: StateId) -> str:
 
 def state_of(place: str) -> StateId | None:
     """The step of a place within the loop; None before it and behind it."""
-    lineage, _, step = place.partition(".")
-    return StateId(int(lineage), int(step)) if step else None
+    history, _, step = place.partition(".")
+    return StateId(int(history), int(step)) if step else None
 
 
 def key_of(place: str | StateId, name: str) -> str:

@@ -90,8 +90,8 @@ class Shares(NamedTuple):
     def leaves(self, shards: int) -> list[tuple[Block, ...]]:
         """By view rank: its blocks once all that is due is computed."""
         return [
-            cover({shard for lo, hi in kept for shard in range(lo, hi)} | set(due), shards)
-            for kept, due in zip(self.kept, self.due, strict=True)
+            cover({shard for lo, hi in kept for shard in range(lo, hi)} | set(assigned), shards)
+            for kept, assigned in zip(self.kept, self.due, strict=True)
         ]
 
     def brought(self, shards: int) -> list[list[int]]:
@@ -125,13 +125,13 @@ def share(
         probe("a rank gives up a sum so that another has a shard")
         missing.update(range(*_smallest_to_spare(kept)))
     loads = [sum(hi - lo for lo, hi in one) for one in kept]
-    return Shares(tuple(map(tuple, kept)), tuple(_deal(sorted(missing), loads, giver)))
+    return Shares(tuple(map(tuple, kept)), tuple(_assign(sorted(missing), loads, giver)))
 
 
 def foreseen(had: Mapping[Member, Collection[int]], view: View, member: Member, shards: int, idle: Collection[int]) -> tuple[int, ...]:
     """What ``member`` will be dealt in ``view`` if all who do not receive a state there bring what they ``had`` to in the last view."""
-    brought = [had.get(one, ()) if rank not in view.receivers else () for rank, one in enumerate(view.members)]
-    return share(brought, view.ranges, shards, idle, view.giver).due[view.rank_of(member)]
+    contributed = [had.get(one, ()) if rank not in view.receivers else () for rank, one in enumerate(view.members)]
+    return share(contributed, view.ranges, shards, idle, view.giver).due[view.rank_of(member)]
 
 
 def _among_the_others(
@@ -156,7 +156,7 @@ def _smallest_to_spare(kept: list[list[Block]]) -> Block:
     return block
 
 
-def _deal(missing: Sequence[int], load: Sequence[int], giver: int) -> list[tuple[int, ...]]:
+def _assign(missing: Sequence[int], load: Sequence[int], giver: int) -> list[tuple[int, ...]]:
     """Evenly, in runs of neighbours; what is over goes to the ranks that hold least, and of those to the giver last."""
     each, over = divmod(len(missing), len(load))
     favoured = set(sorted(range(len(load)), key=lambda rank: (load[rank], rank == giver, rank))[:over])

@@ -64,7 +64,7 @@ class PerRankSettings:
     def of_joined(self) -> str:
         """The first setting that only a cluster which was joined can meet; empty when there is none."""
         given = {"cpus": self.cpus != 1.0, "resources": bool(self.resources), "labels": bool(self.labels)}
-        return next((name for name, told in given.items() if told), "")
+        return next((name for name, value in given.items() if value), "")
 
 
 def room(resources: Mapping[str, float], takes: Mapping[str, float]) -> int:

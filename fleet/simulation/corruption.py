@@ -25,9 +25,9 @@ class Corruption(Checker):
 
     def completed(self, view: View, values: Mapping[Member, Any]) -> None:
         state = next(iter(values.values()))[0]
-        told = [value[1] for value in values.values() if value[1] is not None]
-        if self.world.flipped and len(told) == 1 and told[0] != self.world.chain.weights(state.step):
-            self._nobody_can_tell(state, alone=len(values) == 1)
+        reported = [value[1] for value in values.values() if value[1] is not None]
+        if self.world.flipped and len(reported) == 1 and reported[0] != self.world.chain.weights(state.step):
+            self._undecidable(state, alone=len(values) == 1)
         held = {value[1] for value in values.values()}
         unseen = len(values) > 1 and len(held) == 1 and self.world.chain.weights(state.step) not in held  # those who differ will see it
         excused = not self.world.flipped or self.world.excused
@@ -35,9 +35,9 @@ class Corruption(Checker):
 
     def save(self, rank: SimRank, view: View, request: int, state: StateId) -> None:
         if rank.corrupt and len(view.members) == 1:
-            self._nobody_can_tell(state, alone=True)
+            self._undecidable(state, alone=True)
 
-    def _nobody_can_tell(self, state: StateId, alone: bool) -> None:
+    def _undecidable(self, state: StateId, alone: bool) -> None:
         """No other rank holds ``state``, or says so: those who have just come say nothing in their first step."""
         if alone:
             self.world.excused = True

@@ -50,8 +50,8 @@ def notices_plan(seed: int, *, sharded: bool = False) -> Plan:
     """Nodes are announced to be taken away, and are, or stay after all; some seeds have spares, some have none."""
     rng, plan = stream(seed, "notices plan"), random_plan(seed, sharded=sharded)
     plan, others = _on_nodes(plan, rng, rng.choice((2, 3, 3, 4)))
-    told = [_notice(plan, rng) for _ in range(rng.choice((1, 1, 2, 3)))]
-    return with_troubles(plan, (*others, *told))
+    notices = [_notice(plan, rng) for _ in range(rng.choice((1, 1, 2, 3)))]
+    return with_troubles(plan, (*others, *notices))
 
 
 def resizes_plan(seed: int, *, sharded: bool = False) -> Plan:
@@ -113,7 +113,7 @@ def gathers_plan(seed: int, *, sharded: bool = True) -> Plan:
     plan = replace(plan, settings=settings)
     if stream(seed, "replicas").random() < 0.4:
         plan = _in_groups(plan, stream(seed, "replicas plan"))
-    ill = [_while_lending(plan, rng) for _ in range(rng.choice((0, 1, 1, 2)))]
+    ill = [_while_serving(plan, rng) for _ in range(rng.choice((0, 1, 1, 2)))]
     return with_troubles(plan, (*plan.troubles, *ill))
 
 
@@ -125,7 +125,7 @@ def _in_groups(plan: Plan, rng: random.Random) -> Plan:
     return replace(plan, settings=settings, capacity=max(plan.capacity, -(-settings.slots // settings.nodes)))
 
 
-def _while_lending(plan: Plan, rng: random.Random) -> Trouble:
+def _while_serving(plan: Plan, rng: random.Random) -> Trouble:
     """A rank that lends or borrows, or is about to say where it lends, is killed or stands still; or nodes are cut off just then."""
     point, step = rng.choice(("gathering", "gathering", "lending", "lending", "lending", "introduced")), rng.randrange(plan.steps)
     slot, duration_s = rng.choice((None, rng.randrange(plan.settings.slots))), rng.choice((rng.uniform(0.01, 0.3), rng.uniform(0.3, 6.0)))
@@ -193,8 +193,8 @@ def _daemon(plan: Plan, rng: random.Random) -> list[Trouble]:
     if kind == "coordinator":
         return [_somewhen(kills, plan, rng)]
     if kind == "late_words":
-        at_s, unheard = rng.uniform(0.8, 6.0), tuple(sorted(rng.sample(range(plan.settings.nodes), rng.randint(1, plan.settings.nodes))))
-        cut = Trouble(kind="one_way", at_s=at_s, nodes=unheard, into=True, duration_s=lasts_s, closes_s=CLOSES_S)
+        at_s, silent = rng.uniform(0.8, 6.0), tuple(sorted(rng.sample(range(plan.settings.nodes), rng.randint(1, plan.settings.nodes))))
+        cut = Trouble(kind="one_way", at_s=at_s, nodes=silent, into=True, duration_s=lasts_s, closes_s=CLOSES_S)
         return [cut, replace(kills, at_s=at_s + rng.uniform(0.0, min(1.0, lasts_s)))]
     absence_s = min(lasts_s, 8.0) if kind != "kill_agent" else rng.uniform(0.1, 2.5)
     trouble = _somewhen(Trouble(kind=kind, node=node, duration_s=absence_s), plan, rng)

@@ -70,10 +70,10 @@ def _drawn(model: FleetModel, fault: FaultClass, index: int, seed: int) -> Part:
     times, chances = rng.random(count) * model.duration_s, rng.random(count)
     repair_s = model.repair_s if fault.repair_s is None else fault.repair_s
     repairs = rng.standard_exponential(count) * repair_s
-    return times, np.full(count, index), _struck(model, fault, rng, count), repairs, chances
+    return times, np.full(count, index), _targets(model, fault, rng, count), repairs, chances
 
 
-def _struck(model: FleetModel, fault: FaultClass, rng: np.random.Generator, count: int) -> Ints:
+def _targets(model: FleetModel, fault: FaultClass, rng: np.random.Generator, count: int) -> Ints:
     """Which node each fault strikes; the first ``lemon_share`` of them are the lemons."""
     if not fault.nodes:
         return np.full(count, -1)
@@ -170,7 +170,7 @@ def read_arrivals(model: FleetModel, path: Path | str, seed: int = 0) -> Arrival
     Raises:
         ConfigError: the file cannot be read, a row is malformed, or the model has no such component or node; names file and line.
     """
-    parsed = [_Struck(model, row).parsed() for row in read_trace(path).rows]
+    parsed = [_Injection(model, row).parsed() for row in read_trace(path).rows]
     faults = [row for row in parsed if row[1] >= 0]
     spells = [(np.array([at_s]), np.array([at_s + lasts_s]), severity) for at_s, kind, _, lasts_s, severity in parsed if kind < 0]
     rng = np.random.Generator(np.random.PCG64(derive_seed(seed, "trace")))
@@ -188,7 +188,7 @@ def _from_rows(model: FleetModel, rows: Sequence[TraceRow], rng: np.random.Gener
 
 
 @dataclass(frozen=True, slots=True)
-class _Struck:
+class _Injection:
     """A row as this model takes it."""
 
     model: FleetModel
@@ -207,10 +207,10 @@ class _Struck:
         kind = names.index(fault.component)
         return fault.at_s, kind, self._node(self.model.faults[kind]), math.nan if repair_s is None else repair_s, 1.0
 
-    def _node(self, struck: FaultClass) -> int:
+    def _node(self, fault: FaultClass) -> int:
         node = self.row.fault.slot if self.row.fault.node is None else self.row.fault.node
-        if node is None and struck.nodes:
-            raise self._wrong("node", "", f"{struck.name} takes a node: which?")
+        if node is None and fault.nodes:
+            raise self._wrong("node", "", f"{fault.name} takes a node: which?")
         if node is not None and node >= self.model.nodes:
             raise self._wrong("node", node, f"nodes are 0 to {self.model.nodes - 1}", "Simulate a fleet of that size.")
         return -1 if node is None else node

@@ -92,7 +92,7 @@ class FleetRun:
             if fault.notice_s:
                 heappush(heap, (now_s + fault.notice_s, NOTICED, index, now_s))
             else:
-                self._strike(index, now_s, math.inf)
+                self._inject(index, now_s, math.inf)
         while heap and heap[0][0] < end_s:
             self._happen(*heappop(heap))
         return self._outcome(end_s)
@@ -114,7 +114,7 @@ class FleetRun:
             self.coming -= 1
             self._offer(now_s)
         else:
-            self._strike(index, now_s, since_s)
+            self._inject(index, now_s, since_s)
 
     def _offer(self, now_s: float) -> None:
         """A node can take an empty place: at a step boundary, with the others who are on their way, or because it was waited for."""
@@ -165,7 +165,7 @@ class FleetRun:
         self.kept_out.add(node)
         return True
 
-    def _strike(self, index: int, now_s: float, since_s: float) -> None:
+    def _inject(self, index: int, now_s: float, since_s: float) -> None:
         """The job stops. ``since_s``: its state is wrong since then, infinite when it is not."""
         self._settle(now_s)
         kind = int(self.arrivals.kinds[index])

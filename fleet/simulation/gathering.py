@@ -52,8 +52,8 @@ class GatheringRank(ShardedRank):
         self.guarded: Sequence[Sequence[int]] = ((),)
         self.open: list[Request] = []
         self._early: list[Request] = []
-        self._lenders: list[GatheringRank] = []
-        self._told: dict[Member, GatheringRank] = {}
+        self._servers: list[GatheringRank] = []
+        self._addresses: dict[Member, GatheringRank] = {}
         self._place, self._still, self._missed_in = 0, True, -1
         self._hops = self.world.stream("loans", self.protocol.token)
         self._carriers |= {moves.Advance: self._follow}
@@ -81,7 +81,7 @@ class GatheringRank(ShardedRank):
         """They tell each other where they lend before anybody drops what it had: nothing that can fail comes behind that."""
         self._still = False
         try:
-            self._told = yield group.exchange(self.member, "addresses", self)
+            self._addresses = yield group.exchange(self.member, "addresses", self)
             if self.at("introduced"):
                 yield self._pause()
             yield from super()._move(group, there, target)
@@ -91,7 +91,7 @@ class GatheringRank(ShardedRank):
     def _adopt(self, view: View, guarded: Sequence[Sequence[int]], value: int, target: StateId) -> None:
         super()._adopt(view, guarded, value, target)
         self.guarded, self._place, self.missed = guarded, view.rank_of(self.member), ""
-        self._lenders = [self._told[member] for member in view.members]
+        self._servers = [self._addresses[member] for member in view.members]
         self._settle()
 
     def _brought_of(self, shards: Collection[int]) -> list[int]:
@@ -124,15 +124,15 @@ class GatheringRank(ShardedRank):
         groups = self.world.settings.replica_ranks
         wanted = [(lenders(self.guarded, chunk[1], self._place, self.places, groups), chunk) for chunk in chunks if not self.has(chunk)]
         while wanted and not self.missed:
-            asked = [(keepers, self._ask(self._lenders[keepers[0]], state, chunk)) for keepers, chunk in wanted]
+            asked = [(keepers, self._ask(self._servers[keepers[0]], state, chunk)) for keepers, chunk in wanted]
             wanted = []
             for keepers, request in asked:
-                loaned: Loaned | None = yield request.answer
-                if loaned is None:
+                fetched: Loaned | None = yield request.answer
+                if fetched is None:
                     wanted.append((keepers[1:], request.chunk))
                 else:
-                    self.world.watch.lent(self, self._lenders[keepers[0]], state, loaned, request.chunk)
-                    found.add(loaned.value)
+                    self.world.watch.lent(self, self._servers[keepers[0]], state, fetched, request.chunk)
+                    found.add(fetched.value)
             for keepers, chunk in wanted:
                 if not keepers:
                     self._miss(state, chunk)
@@ -140,7 +140,7 @@ class GatheringRank(ShardedRank):
 
     def _miss(self, state: StateId, chunk: Chunk) -> None:
         self.world.note("missed", self, state, chunk)
-        self.world.watch.missed(self, state, [self._lenders[each] for each in (chunk[1], *self.guarded[chunk[1]])], chunk)
+        self.world.watch.missed(self, state, [self._servers[each] for each in (chunk[1], *self.guarded[chunk[1]])], chunk)
         self.missed = f"no rank of the view gives chunk {chunk} of the parameters"
         self._missed_in = self.protocol.generation
 
@@ -168,10 +168,10 @@ class GatheringRank(ShardedRank):
 
     # ---- a rank that borrows -------------------------------------------------------------------------------------------------------------
 
-    def _ask(self, lender: GatheringRank, state: StateId, chunk: Chunk) -> Request:
+    def _ask(self, server: GatheringRank, state: StateId, chunk: Chunk) -> Request:
         clock = self.world.clock
         request = Request(self, state, chunk, clock.now_s + min(SILENT_S, self.world.settings.timeouts.collective_s))
-        arrives = lambda: self.world.links.bring(lender.end, {self.end}, lambda: lender.asked(request))  # noqa: E731
+        arrives = lambda: self.world.links.bring(server.end, {self.end}, lambda: server.asked(request))  # noqa: E731
         clock.after(self._hops.uniform(*HOP_S), arrives)
         clock.after(LOOK_S, lambda: self.gate(lambda: self._look(request)))
         return request
@@ -191,7 +191,7 @@ class GatheringRank(ShardedRank):
         if self.alive:
             self.open.append(request)
             self.world.clock.after(LATEST_S, lambda: self.gate(lambda: self._give_up(request)))
-            self.gate(lambda: self._lend(request))
+            self.gate(lambda: self._serve(request))
         elif self.node.alive:
             self._answer(request, None)
 
@@ -210,14 +210,14 @@ class GatheringRank(ShardedRank):
         self._still = True
         early, self._early = self._early, []
         for request in early:
-            self._lend(request)
+            self._serve(request)
 
     def _give_up(self, request: Request) -> None:
         if request in self._early:
             self._early.remove(request)
             self._answer(request, None)
 
-    def _lend(self, request: Request) -> None:
+    def _serve(self, request: Request) -> None:
         try:
             match loan(self.at_state, request.state, still=self._still):
                 case Loan.LATER:
@@ -241,9 +241,9 @@ class GatheringRank(ShardedRank):
         """What was changed while it was sent is a mixture of both."""
         self._answer(request, there if there == (self.at_state, self.value) else Loaned(there.state, POISON))
 
-    def _answer(self, request: Request, loaned: Loaned | None) -> None:
+    def _answer(self, request: Request, fetched: Loaned | None) -> None:
         if request in self.open:
             self.open.remove(request)
-        borrower, links = request.borrower, self.world.links
-        arrives = lambda: borrower.gate(lambda: request.answer.resolve(loaned))  # noqa: E731
-        self.world.clock.after(self._hops.uniform(*HOP_S), lambda: links.bring(borrower.end, {self.end}, arrives))
+        fetcher, links = request.borrower, self.world.links
+        arrives = lambda: fetcher.gate(lambda: request.answer.resolve(fetched))  # noqa: E731
+        self.world.clock.after(self._hops.uniform(*HOP_S), lambda: links.bring(fetcher.end, {self.end}, arrives))

@@ -124,8 +124,8 @@ class Group:
         ready = [one for one in self._listening if all(giver in self._told for giver in one[2])]
         self._listening = [one for one in self._listening if one not in ready]
         for member, future, givers in ready:
-            told = {giver: self._told[giver] for giver in givers}
-            self._resolve_after(member, future, self.rng.uniform(0.0, 0.01), told)
+            values = {giver: self._told[giver] for giver in givers}
+            self._resolve_after(member, future, self.rng.uniform(0.0, 0.01), values)
 
     def post_state(self, state: Any) -> None:
         """The donor offers its state to all receivers."""

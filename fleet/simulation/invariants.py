@@ -52,13 +52,13 @@ class Donor(Checker):
     def __init__(self, world: Stage) -> None:
         super().__init__(world)
         self._proposed: set[int] = set()
-        self._doubted: set[int] = set()
+        self._suspected: set[int] = set()
 
     def record(self, record: Record) -> None:
         if isinstance(record, ViewPublished) and record.graceful:
             self._proposed.add(record.view.generation)  # its state is whatever the donor holds when it enters
         if isinstance(record, DecisionMade) and isinstance(record.payload, TakenBack) and record.action != "carry_on":
-            self._doubted.add(record.payload.found[0])
+            self._suspected.add(record.payload.found[0])
 
     def sent(self, machine: FleetMachine, instruction: Instruction) -> None:
         if not isinstance(instruction, Publish) or instruction.view.checkpoint is not None:
@@ -72,7 +72,7 @@ class Donor(Checker):
             return  # sent again while members already form it, or have left it
         assert donor is not None
         held = [rank.protocol.state for rank in members if rank is not None and rank.protocol.state and not rank.protocol.dirty]
-        clean = [state for state in held if state.lineage not in self._doubted]
+        clean = [state for state in held if state.lineage not in self._suspected]
         if clean and max(clean) >= machine.state.committed and view.state.lineage == max(clean).lineage:
             self.require(not donor.protocol.dirty, f"donor {donor} of generation {view.generation} is dirty")
             self.require(donor.protocol.state == max(clean), f"donor {donor} holds {donor.protocol.state}, another holds {max(clean)}")
@@ -316,11 +316,11 @@ class Restored(Checker):
         """Checkpoints of which some memory says of how many parts they consist, and all of them together hold these parts."""
         coordinator = self.world.coordinator
         there = coordinator.machine.state.roster.nodes if coordinator is not None else ()
-        told = [copy for held in self._copies.values() for copy in held.copies if held.node in there]
+        copies = [copy for held in self._copies.values() for copy in held.copies if held.node in there]
         parts: dict[str, set[int]] = defaultdict(set)
-        for copy in told:
+        for copy in copies:
             parts[copy.checkpoint] |= set(copy.parts)
-        return {one.checkpoint: one.state for one in told if 0 < one.count <= len(parts[one.checkpoint] & set(range(one.count)))}
+        return {one.checkpoint: one.state for one in copies if 0 < one.count <= len(parts[one.checkpoint] & set(range(one.count)))}
 
     def restored(self, rank: SimRank, view: View, weights: int) -> None:
         right = self.fault_free(weights, view.state)
@@ -342,8 +342,8 @@ class Persisted(Checker):
             view = record.view
             last = max(self._written, default=-1)
             self.require(view.generation > last, f"generation {view.generation} is written after {last}")
-            told = self._published.get(view.generation, view)
-            self.require(told == view, f"generation {view.generation} was published before, as another view")
+            published = self._published.get(view.generation, view)
+            self.require(published == view, f"generation {view.generation} was published before, as another view")
             self._written[view.generation] = view
 
     def truncated(self, journal: Sequence[Record]) -> None:
@@ -372,7 +372,7 @@ class Journal(Checker):
 
     def _forget(self) -> None:
         self._ended = False
-        self._lineage = 0
+        self._history = 0
         self._incarnations: dict[int, int] = {}
 
     def record(self, record: Record) -> None:
@@ -382,9 +382,9 @@ class Journal(Checker):
                 last = self._incarnations.get(member.slot, -1)
                 self.require(member.incarnation > last, f"{member} comes up after incarnation {last}")
                 self._incarnations[member.slot] = member.incarnation
-            case LineageBegun(lineage=lineage):
-                self.require(lineage > self._lineage, f"lineage {lineage} begins after {self._lineage}")
-                self._lineage = lineage
+            case LineageBegun(lineage=history):
+                self.require(history > self._history, f"lineage {history} begins after {self._history}")
+                self._history = history
             case RunEnded():
                 self._ended = True
 
@@ -417,8 +417,11 @@ class Rebuilt(Checker):
         for what in self._compared:
             one, other = getattr(living, what), getattr(rebuilt, what)
             self.require(one == other, f"{what} is {one}, rebuilt it is {other}")
-        told = [machine.stopping is not None for machine in (living, rebuilt)]
-        self.require(told[0] == told[1] or "lineage" not in self._compared, f"whether it is told to stop: {told[0]}, rebuilt {told[1]}")
+        stopping = [machine.stopping is not None for machine in (living, rebuilt)]
+        self.require(
+            stopping[0] == stopping[1] or "lineage" not in self._compared,
+            f"whether it is told to stop: {stopping[0]}, rebuilt {stopping[1]}",
+        )
         for what in ("newest_id", "newest_state"):
             one, other = getattr(living.checkpoints.store, what), getattr(rebuilt.checkpoints.store, what)
             self.require(one == other, f"{what} of the checkpoints is {one}, rebuilt it is {other}")

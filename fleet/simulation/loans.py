@@ -96,8 +96,8 @@ class Copies(Checker):
         near = (state, StateId(state.lineage, state.step - 1))
         for owner in range(size):
             keep = [place for place, one in enumerate(there) if one.at_state in near and (size, owner) in one.chunks]
-            due = 1 + max(copies, full - (owner // groups < full))
-            few = f"of chunk {owner} of {size} in generation {view.generation} there are {len(keep)} at {state}, {due} are due"
-            self.require(len(keep) >= due, few)
+            expected = 1 + max(copies, full - (owner // groups < full))
+            few = f"of chunk {owner} of {size} in generation {view.generation} there are {len(keep)} at {state}, {expected} are due"
+            self.require(len(keep) >= expected, few)
             lack = set(range(full)) - {place // groups for place in keep}
             self.require(not lack, f"group {lack} of generation {view.generation} lacks chunk {owner} of {size}")

@@ -182,7 +182,7 @@ class _Batch:
             if not live.any():
                 break
             self.now = np.where(live, at, self.now)
-            self._strike(live.copy())
+            self._inject(live.copy())
         self.now = np.full(self.runs, end_s)
         everyone = np.full(self.runs, True)
         self._advance()
@@ -197,7 +197,7 @@ class _Batch:
 
     # ---- one fault of every run ----------------------------------------------------------------------------------------------------------
 
-    def _strike(self, live: Flags) -> None:
+    def _inject(self, live: Flags) -> None:
         setting = self.setting
         kind = np.minimum(np.searchsorted(setting.mix, self.rng.random(self.runs), "right"), len(setting.mix) - 1)
         nodes = np.where(live, setting.nodes[kind], 0)
@@ -221,9 +221,9 @@ class _Batch:
         before = np.where(running, HELD, self.need)
         self.need = np.where(fresh, np.maximum(need, before), np.where(deeper, need, self.need))
         moved = fresh | deeper
-        told = moved & announced
-        self.point[:, told] = self.now[told]
-        self.work_at[:, told], self.stall_at[:, told] = self.work[told], self.stall[told]
+        notified = moved & announced
+        self.point[:, notified] = self.now[notified]
+        self.work_at[:, notified], self.stall_at[:, notified] = self.work[notified], self.stall[notified]
         self._roll_back(moved & ~announced & (self.need != HELD))
         detect_s = setting.detect_s[kind]
         self.lost["detect"] += np.where(fresh, detect_s, 0.0)

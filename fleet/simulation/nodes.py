@@ -43,11 +43,11 @@ class SimNode(Stoppable):
         self.domain = f"rack-{index // world.plan.rack}" if world.plan.rack else ""
         self.alive, self.away, self.dismissed = True, 0, False
         self.line = 0
-        self._life, self._stopped_s, self._unheard_s = 0, 0.0, world.clock.now_s
+        self._life, self._stopped_s, self._last_seen_s = 0, 0.0, world.clock.now_s
         self._reach = Reach(world.clock.now_s, world.settings.timeouts.heartbeat_s * LEASE)
         self.ranks: dict[str, SimRank] = {}
         self.memory = SimMemory(f"{self.name}:0")
-        self._told: tuple[Copy, ...] | None = None
+        self._reported: tuple[Copy, ...] | None = None
         self._lost: dict[Member, Lost] = {}
         self._beat()
 
@@ -66,7 +66,7 @@ class SimNode(Stoppable):
         if not (self.alive and self.reachable):
             return
         self.up(NodeJoined(self.name, self.index, domain=self.domain))
-        self._told = None
+        self._reported = None
         self.tell_copies()
         for lost in self._lost.values():
             self.up(lost)
@@ -83,8 +83,8 @@ class SimNode(Stoppable):
     def tell_copies(self) -> None:
         """What the memory holds, if the coordinator may not know it."""
         held = self.memory.held()
-        if held != self._told and self.alive and self.reachable:
-            self._told = held
+        if held != self._reported and self.alive and self.reachable:
+            self._reported = held
             self.up(CopiesHeld(self.name, self.memory.address, self.domain, held))
 
     def begin_anew(self) -> None:
@@ -101,7 +101,7 @@ class SimNode(Stoppable):
             return
         stood_s, self._stopped_s = self._stopped_s, 0.0
         if not self.world.plan.fifo:
-            self._told = None  # messages are lost: a connection that loses one is no connection, so it is said again
+            self._reported = None  # messages are lost: a connection that loses one is no connection, so it is said again
         self.tell_copies()
         self._mind_the_coordinator()
         if stood_s <= STOOD_STILL_S:  # as the live agent does: right after it stood still it says nothing of its ranks
@@ -113,15 +113,15 @@ class SimNode(Stoppable):
         """As the live agent does: its ranks leave their view when the coordinator's host cannot be reached."""
         now_s, links = self.world.clock.now_s, self.world.links
         if links.answers(self.name, HEAD):
-            self._unheard_s = now_s
-            self._hear(links.late_s(HEAD, (self.name,)) + links.late_s(self.name, (HEAD,)))
+            self._last_seen_s = now_s
+            self._receive(links.late_s(HEAD, (self.name,)) + links.late_s(self.name, (HEAD,)))
         if self._reach.lapses(now_s):
             for rank in [rank for rank in self.ranks.values() if rank.named]:
                 rank.receive(Park((rank.member,), rank.protocol.generation))
-        if self.reachable and now_s - self._unheard_s > UNHEARD_S:
+        if self.reachable and now_s - self._last_seen_s > UNHEARD_S:
             self._give_line_up()
 
-    def _hear(self, late_s: float) -> None:
+    def _receive(self, late_s: float) -> None:
         """The coordinator's host acknowledges what it was sent."""
         if late_s > 0:
             self.world.clock.after(late_s, lambda: self._reach.answered(self.world.clock.now_s))
@@ -141,7 +141,7 @@ class SimNode(Stoppable):
             self.world.clock.after(BEAT_S, lambda: self._call(life))
             return
         old, lines = self.line, self.world.network.standing
-        self._unheard_s = self.world.clock.now_s
+        self._last_seen_s = self.world.clock.now_s
         self.world.clock.after(lines.uniform(*AGAIN_S), lambda: self._old_line_breaks(old))
         self.world.clock.after(lines.uniform(*CALLS_AGAIN_S), lambda: self.come_back() if life == self._life else None)
 
@@ -202,7 +202,7 @@ class SimNode(Stoppable):
 
     def _begin_again(self) -> None:
         self.memory = SimMemory(f"{self.name}:{self.world.clock.calls}")
-        self._unheard_s = self.world.clock.now_s
+        self._last_seen_s = self.world.clock.now_s
         self.come_back()
 
     def lose(self, linger_s: float) -> None:

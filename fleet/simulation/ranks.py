@@ -54,7 +54,7 @@ class SimRank:
         self.times: list[tuple[int, ...]] = []
         self.timed_generation = -1
         self.groups: dict[int, tuple[Group, Future]] = {}
-        self._sat: View | None = None
+        self._joined_view: View | None = None
         self._deferred: list[Callable[[], None]] = []
         self._news: list[Future] = []
         world.clock.after(rng.uniform(0.01, 0.3), lambda: self.gate(self._start))
@@ -178,8 +178,8 @@ class SimRank:
                 case Form(formed):
                     group = self.world.group(formed)
                     self.groups[formed.generation] = group, group.arrive(self.member, self.world.settings.timeouts.form_s, self.end)
-                case Settle(sitting):
-                    Coroutine(self.world.clock, self._beside(self.choreography.settle(sitting)), self.gate)
+                case Settle(joining):
+                    Coroutine(self.world.clock, self._beside(self.choreography.settle(joining)), self.gate)
                 case Drop(generation, parting):
                     self._leave_group(generation, graceful=parting is Parting.AGREED and not self.world.plan.abrupt)
                 case Wake(generation):
@@ -187,9 +187,9 @@ class SimRank:
                 case KeepBeside(order):
                     Coroutine(self.world.clock, self.keep_beside(order), self.gate)
         view = self.protocol.view
-        if view is not self._sat and view is not None:
+        if view is not self._joined_view and view is not None:
             self.world.watch.sit(self, view)
-        self._sat = view
+        self._joined_view = view
         self.flush()
 
     def _beside(self, moves: Moves) -> Steps:

@@ -54,8 +54,8 @@ class ShardedRank(SteppingRank):
     def _resettle(self, move: moves.Resettle) -> Steps:
         view, group = move.view, self.group
         rank = view.rank_of(self.member)
-        told: dict[Any, Claim] = yield group.exchange(self.member, "claims", self.claim())
-        claims = [told[member] for member in view.members]
+        received: dict[Any, Claim] = yield group.exchange(self.member, "claims", self.claim())
+        claims = [received[member] for member in view.members]
         target = claims[view.donor].state
         if target is None:
             if rank == view.donor:
@@ -91,12 +91,13 @@ class ShardedRank(SteppingRank):
             return
         if self.at("gathering"):
             yield self._pause()
-        told = yield group.exchange(self.member, "parameters", (self.weights, self.value))
+        received = yield group.exchange(self.member, "parameters", (self.weights, self.value))
         rank = group.view.rank_of(self.member)
         if there[rank].state is not None:
             held = [(WHOLE,) if claim.complete else claim.chunks for claim in there]
             values = [
-                told[member][0] if claim.complete else told[member][1] for member, claim in zip(group.view.members, there, strict=True)
+                received[member][0] if claim.complete else received[member][1]
+                for member, claim in zip(group.view.members, there, strict=True)
             ]
             if self.weights == POISON:
                 self.weights = self._assembled(held, values, (WHOLE,), rank)
@@ -131,9 +132,9 @@ class ShardedRank(SteppingRank):
         rank = view.rank_of(self.member)
         places = [numbered(claim.node, self._depth) for claim in there]
         guarded = guards(places, self.world.settings.optimizer_copies, self.world.settings.replica_ranks)
-        told = yield group.exchange(self.member, "pieces", self.value)
+        received = yield group.exchange(self.member, "pieces", self.value)
         wanted = kept(guarded, rank)
-        values = [told[member] for member in view.members]
+        values = [received[member] for member in view.members]
         value = self._assembled([claim.chunks for claim in there], values, wanted, rank, places)
         if self.at("placing"):
             yield self._pause()
@@ -191,8 +192,8 @@ class ShardedRank(SteppingRank):
         if self.at("gathering"):
             yield self._pause()
         view = self.choreography.view
-        told = yield self.group.exchange(self.member, "parameters", (self.chunks, self.value))
-        ranked = [told[member] for member in view.members]
+        received = yield self.group.exchange(self.member, "parameters", (self.chunks, self.value))
+        ranked = [received[member] for member in view.members]
         held, parts = [chunks for chunks, _ in ranked], [value for _, value in ranked]
         self.weights = self._assembled(held, parts, (WHOLE,), view.rank_of(self.member))
         self._note_commit()

@@ -77,7 +77,7 @@ class SteppingRank(SimRank):
             moves.HoldStill: self._hold_still,
             moves.Promise: self._promise,
             moves.Share: self._share,
-            moves.Seated: self._seated,
+            moves.Seated: self._joined,
             moves.Compute: self._compute,
             moves.Attempted: self._between,
             moves.Reduce: self._reduce,
@@ -232,18 +232,18 @@ class SteppingRank(SimRank):
         if not receives:
             group.tell(self.member, self._brought_of(self.held))  # between steps the newcomers ask, and members know that nothing has begun
         givers = [member for rank, member in enumerate(view.members) if rank not in view.receivers and move.begun]
-        told: dict[Member, Any] = (yield group.told(self.member, givers)) if givers else {}
-        brought = [told.get(member, ()) for member in view.members]
+        received: dict[Member, Any] = (yield group.told(self.member, givers)) if givers else {}
+        contributed = [received.get(member, ()) for member in view.members]
         idle = view.idle if self.spares_newcomers else ()
-        shares = share(brought, view.ranges, self.world.settings.shards, idle, view.giver)
+        shares = share(contributed, view.ranges, self.world.settings.shards, idle, view.giver)
         kept = {shard for lo, hi in shares.kept[view.rank_of(self.member)] for shard in range(lo, hi)}
         self.held = {shard: value for shard, value in self.held.items() if shard in kept}
-        self._deal(view, shares)
+        self._assign(view, shares)
 
-    def _deal(self, view: View, shares: Shares) -> None:
+    def _assign(self, view: View, shares: Shares) -> None:
         self.duties.deal(view.members, shares.brought(self.world.settings.shards), view.rank_of(self.member))
 
-    def _seated(self, move: moves.Seated) -> None:
+    def _joined(self, move: moves.Seated) -> None:
         state = self.choreography.here
         self.world.watch.seated(self, move.view, state)
         self.world.note("seated", self, move.view.generation, state)
@@ -256,8 +256,8 @@ class SteppingRank(SimRank):
         if self.choreography.goes_ahead:
             self.world.note("ahead", self, self.choreography.due)
         self.stepping = True
-        due = self.choreography.due
-        middle, number = len(due) // 2, 0
+        assigned = self.choreography.due
+        middle, number = len(assigned) // 2, 0
         while pending := self.choreography.due:  # more may be foreseen meanwhile
             if self.choreography.wanted or (self.choreography.sitting is not None and self.rng.random() < 0.2):
                 break  # a live loop may act on an interrupt that its listening thread has answered since
@@ -271,8 +271,8 @@ class SteppingRank(SimRank):
             self.held[shard] = gradient(weights, move.step, shard)
             if number == middle:
                 began_s = self.world.clock.now_s
-                yield self.rng.uniform(*self.world.plan.jitter) * self.world.plan.shard_s * len(due) * self.slowness
-                self._own = [float(len(due)), self.world.clock.now_s - began_s]
+                yield self.rng.uniform(*self.world.plan.jitter) * self.world.plan.shard_s * len(assigned) * self.slowness
+                self._own = [float(len(assigned)), self.world.clock.now_s - began_s]
             number += 1
         self.where = (move.step, -1)
 
@@ -327,7 +327,7 @@ class SteppingRank(SimRank):
         """The next step, of which nothing is computed."""
         here = self.choreography.here
         self.duties.at = StateId(here.lineage, here.step + 1)
-        self._deal(view, share([()] * len(view.members), view.ranges, self.world.settings.shards))
+        self._assign(view, share([()] * len(view.members), view.ranges, self.world.settings.shards))
         self.progress_s = self.world.clock.now_s
 
     def _committed(self, move: moves.Committed) -> Steps:

@@ -116,15 +116,15 @@ class Store:
 
     def _commit(self, order: CommitCheckpoint, coordinator: Asker) -> None:
         if level_at(order.place) == PEERS:
-            self._tell(order, coordinator, self._commit_in_memory(order))
+            self._report(order, coordinator, self._commit_in_memory(order))
             return
         self.world.watch.checkpoint(order, self._parts_of(order))
         if self.failing:
-            self._tell(order, coordinator, False)
+            self._report(order, coordinator, False)
         else:
-            self._ask(HEAD, lambda: self._keep(order), lambda done: coordinator.gate(lambda: self._tell(order, coordinator, done)))
+            self._ask(HEAD, lambda: self._keep(order), lambda done: coordinator.gate(lambda: self._report(order, coordinator, done)))
 
-    def _tell(self, order: CommitCheckpoint, coordinator: Asker, done: bool) -> None:
+    def _report(self, order: CommitCheckpoint, coordinator: Asker, done: bool) -> None:
         level = level_at(order.place)
         if not done:
             coordinator.submit(CheckpointFailed(order.checkpoint, f"the {level} fails", level))

@@ -19,7 +19,7 @@ class TwoPhase(Checker):
     def __init__(self, world: Stage) -> None:
         super().__init__(world)
         self._targets: dict[tuple[int, str], StateId] = {}
-        self._lineage = 0
+        self._history = 0
 
     def placed(self, rank: SimRank, view: View, guarded: tuple[tuple[int, ...], ...], state: StateId, value: int) -> None:
         """``rank`` has its chunks of ``view``, of which ``guarded`` says by owner who keeps copies."""
@@ -36,8 +36,8 @@ class TwoPhase(Checker):
         """No history is given up of which the members of the view that begins another could hold all."""
         if not isinstance(record, ViewPublished) or record.graceful:
             return
-        view, last = record.view, self._lineage
-        self._lineage = max(last, view.state.lineage)
+        view, last = record.view, self._history
+        self._history = max(last, view.state.lineage)
         members = [rank for member in view.members if isinstance(rank := self.process(member), ShardedRank) and rank.alive]
         claims = [rank.claim() for rank in members]
         target = max((claim.state for claim in claims if claim.state is not None), default=None)

@@ -71,7 +71,7 @@ class PlainJob:
         self._files = Files()
         self._ranks: dict[int, RankTime] = {}
         self._launch = _Launch()
-        self._generation, self._lineage, self._base = NO_VIEW, 0, 0
+        self._generation, self._history, self._base = NO_VIEW, 0, 0
         self._causes: list[str] = []
         self._injected: dict[Member, Fault] = {}
         self._fruitless = 0
@@ -118,7 +118,7 @@ class PlainJob:
         """The process of a rank is gone."""
         rank = self._ranks.pop(member.slot)
         rank.end(round(at_s * 1e6))
-        spans = rank.take(self._place, self._lineage, self._base, last=True)
+        spans = rank.take(self._place, self._history, self._base, last=True)
         if rank.done or self._leaving:
             return [*self._surely(rank), *spans]
         lost = self._lost(rank, at_s)
@@ -133,8 +133,8 @@ class PlainJob:
     def _lost(self, rank: RankTime, at_s: float) -> ProcessLost:
         """The first loss of a launch has a cause of its own; the others end for its sake, and so are that fault's, too."""
         launch, cause = self._launch, self._cause(rank)
-        struck = isinstance(cause, ProcessEnded) and cause.status == KILLED
-        if not launch.lost or struck:
+        killed = isinstance(cause, ProcessEnded) and cause.status == KILLED
+        if not launch.lost or killed:
             self._causes.append(str(rank.member))
             launch.fault = self._injected[rank.member].id if rank.member in self._injected else launch.fault
             launch.error = launch.error or rank.error
@@ -174,7 +174,7 @@ class PlainJob:
         rank.hear(word)
         match word.what:
             case What.READY:
-                records += [*rank.begun(self._lineage), *self._form(word)]
+                records += [*rank.begun(self._history), *self._form(word)]
             case What.STEP:
                 records += [*self._form(word), *self._stepped(rank, word)]
             case What.SAVED if word.path:
@@ -197,7 +197,7 @@ class PlainJob:
         self._generation += 1
         members = tuple(self._ranks[number].member for number in sorted(self._ranks))
         ranges = tuple((number, number + 1) for number in range(self._world))
-        view = View(self._generation, members, ranges, 0, (), StateId(self._lineage, self._base), "")
+        view = View(self._generation, members, ranges, 0, (), StateId(self._history, self._base), "")
         reason = f"the launcher has started all ranks again: they go on from step {self._base}" if before else "all ranks train"
         causes, self._causes = tuple(self._causes), []
         return [*before, ViewPublished(view, at_s, reason, False, causes)]
@@ -205,9 +205,9 @@ class PlainJob:
     def _back(self, at_s: float) -> list[Record]:
         """To the step of the file that was loaded; without one that is known, to the beginning."""
         loaded = [rank.loaded for rank in self._ranks.values() if rank.loaded is not None]
-        base, old = min(loaded, default=0), self._lineage
+        base, old = min(loaded, default=0), self._history
         ahead = [Committed(StateId(old, base), at_s)] if base > self.committed else []  # one rank has saved it before all were done
-        self._lineage, self._base, self.committed = old + 1, base, base
+        self._history, self._base, self.committed = old + 1, base, base
         why = "the step of the checkpoint that the script has loaded" if loaded else "the script has loaded nothing that this run has saved"
         return [*ahead, LineageBegun(old + 1, StateId(old, base), at_s, why)]
 
@@ -219,14 +219,14 @@ class PlainJob:
         newest = self._base + min(each.steps for each in self._ranks.values()) if len(self._ranks) == self._world else 0
         while self.committed < newest:
             self.committed += 1
-            records.append(Committed(StateId(self._lineage, self.committed), at_s))
-        return records + (list(rank.take(self._generation, self._lineage, self._base)) if rank.due(word.at_us) else [])
+            records.append(Committed(StateId(self._history, self.committed), at_s))
+        return records + (list(rank.take(self._generation, self._history, self._base)) if rank.due(word.at_us) else [])
 
     def _saved(self, rank: RankTime, word: Word) -> None:
         step = word.steps + (self._base if self._launch.formed else rank.loaded or 0)
         self._files.saved(word.path, step)
         took_s = rank.saved_s
-        state, blocked_s = StateId(self._lineage, step), took_s if word.blocking else 0.0
+        state, blocked_s = StateId(self._history, step), took_s if word.blocking else 0.0
         if self._launch.formed:
             self._launch.unsure[rank.member.slot] = CheckpointRecord(
                 word.path, "durable", state, word.at_us / 1e6, word.bytes, blocked_s, took_s
@@ -264,6 +264,6 @@ class PlainJob:
         records = list[Record]()
         for rank in self._ranks.values():
             rank.end(round(at_s * 1e6))
-            records += [*self._surely(rank), *rank.take(self._place, self._lineage, self._base, last=True)]
+            records += [*self._surely(rank), *rank.take(self._place, self._history, self._base, last=True)]
         self._ranks = {}
         return [*records, RunEnded(status_of(why), reason, at_s, "", detail, why)]

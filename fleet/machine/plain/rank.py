@@ -33,7 +33,7 @@ class RankTime:
         self._durations_us: list[int] = []
         self._start_us = self._cursor_us = at_us
         self._code, self._before = INIT, INIT
-        self._told_steps = 0
+        self._reported_steps = 0
 
     def hear(self, word: Word) -> None:
         """One word of the process, in order."""
@@ -85,15 +85,15 @@ class RankTime:
         upto = len(self._codes) if last else commits[-1] + 1 if commits else 0
         return self._taken(upto, generation, lineage, base)
 
-    def _taken(self, upto: int, generation: int, lineage: int, base: int) -> list[Spans]:
+    def _taken(self, upto: int, generation: int, history: int, base: int) -> list[Spans]:
         codes, durations_us = "".join(self._codes[:upto]), tuple(self._durations_us[:upto])
         codes = codes.replace(COMPUTE, INIT) if generation == NO_VIEW else codes  # it was ready, and others never were
         if not codes:
             return []
         del self._codes[:upto], self._durations_us[:upto]
-        spans = Spans(self.member, generation, lineage, base + self._told_steps, self._start_us, durations_us, codes)
+        spans = Spans(self.member, generation, history, base + self._reported_steps, self._start_us, durations_us, codes)
         self._start_us += sum(durations_us)
-        self._told_steps += codes.count(COMMIT)
+        self._reported_steps += codes.count(COMMIT)
         return [spans]
 
     def _close(self, at_us: int) -> None:

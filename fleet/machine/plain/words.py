@@ -64,7 +64,7 @@ class Word:
 def read(line: bytes) -> Word:
     """Inverse of what a rank writes. Raises ProtocolError when it is none."""
     try:
-        told = json.loads(line)
-        return Word(**(told | {"what": What(told["what"]), "at_us": int(told["at_us"])}))
+        parsed = json.loads(line)
+        return Word(**(parsed | {"what": What(parsed["what"]), "at_us": int(parsed["at_us"])}))
     except (ValueError, TypeError, KeyError) as error:
         raise ProtocolError(f"a rank has told {line[:200]!r}: {error}") from error

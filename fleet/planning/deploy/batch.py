@@ -21,8 +21,8 @@ def judged(
     try:
         entrypoint.check(text, field, accepts, room, detached=detached)
     except ConfigError as error:
-        told = error.reason if error.field == field else f"{error.field} = {error.value!r}: {error.reason}"
-        yield ConfigError(field, rules.shown(text), told, error.way_out)
+        reason = error.reason if error.field == field else f"{error.field} = {error.value!r}: {error.reason}"
+        yield ConfigError(field, rules.shown(text), reason, error.way_out)
 
 
 # ---- batch scripts -----------------------------------------------------------------------------------------------------------------------
@@ -86,9 +86,9 @@ def _step(body: str, found: dict[str, str], accepts: entrypoint.Accepts) -> Iter
 def _given(start: str, found: dict[str, str]) -> Iterator[ConfigError]:
     """What Ray is told that a host has is what Slurm gives."""
     for option, given in (("--num-cpus", found.get("cpus-per-task", "")), ("--num-gpus", _digits(found.get("gpus-per-node", "")) or "0")):
-        told = re.search(rf"{option}[= ](\S+)", start)
-        if told is None or told[1] != given:
-            yield ConfigError(option, told[1] if told else "", f"a host has {given} by the lines of #SBATCH")
+        matched = re.search(rf"{option}[= ](\S+)", start)
+        if matched is None or matched[1] != given:
+            yield ConfigError(option, matched[1] if matched else "", f"a host has {given} by the lines of #SBATCH")
 
 
 def _digits(gpus: str) -> str:
