@@ -437,7 +437,7 @@ def _first(data: bytes, *kinds: type) -> Any:
 
 
 class SpanEnd(NamedTuple):
-    """Up to where a member's time is recorded. ``place`` is its (generation, lineage, next step)."""
+    """Up to where a member's time is recorded. ``place`` is its (generation, history, next step)."""
 
     at_us: int
     place: tuple[int, int, int]
@@ -447,7 +447,7 @@ BEGIN = SpanEnd(0, (-2, -2, -2))
 
 
 def span_end(spans: Spans) -> SpanEnd:
-    place = (spans.generation, spans.lineage, spans.step + spans.codes.count(COMMIT))
+    place = (spans.generation, spans.history, spans.step + spans.codes.count(COMMIT))
     return SpanEnd(spans.start_us + sum(spans.durations_us), place)
 
 
@@ -456,7 +456,7 @@ def trim(spans: Spans, known: SpanEnd) -> Spans | None:
     known_us = known.at_us
     if spans.start_us >= known_us:
         marks_only = not any(spans.durations_us)
-        return None if marks_only and (spans.generation, spans.lineage, spans.step) < known.place else spans
+        return None if marks_only and (spans.generation, spans.history, spans.step) < known.place else spans
     at_us, step = spans.start_us, spans.step
     for index, (duration_us, code) in enumerate(zip(spans.durations_us, spans.codes, strict=True)):
         if at_us + duration_us > known_us:

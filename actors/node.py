@@ -50,7 +50,7 @@ from fleet.machine.roster import STOOD_STILL_S
 from fleet.protocol import domains
 from fleet.protocol.causes import ProcessEnded
 from fleet.protocol.events import EVENTS, CopiesHeld, Explained, Heartbeat, Joined, Left, Lost, NodeLeaves, StepsTimed
-from fleet.protocol.instructions import INSTRUCTIONS, Evict, Fence, Inspect, Instruction, Park, Propose, Publish, Welcome
+from fleet.protocol.instructions import INSTRUCTIONS, Evict, Fence, Inspect, Instruction, Propose, Publish, Quiesce, Welcome
 from fleet.protocol.operations import Operation, perform
 from fleet.protocol.ports import DaemonPort, LinkPort, MemoryPort, ProcessPort
 from fleet.protocol.proof import ANSWERS_BYTES, Purpose
@@ -470,7 +470,7 @@ class NodeAgent:
         if self._reach.lapses(now_s):
             log.warning("the coordinator's host has not answered for %g s: ranks leave generation %d", self._reach.lease_s, self._newest)
             members = tuple(rank.member for rank in self._ranks.values() if rank.member is not None)
-            self._pass_on(Park(members, self._newest), members)
+            self._pass_on(Quiesce(members, self._newest), members)
 
     def _heartbeat(self, slept_s: float) -> list[Heartbeat]:
         """Not right after this agent stood still, and with it most likely its machine: the ranks had no time to show that they live."""
@@ -489,7 +489,7 @@ class NodeAgent:
     @staticmethod
     def _pulse(rank: LocalRank, member: Member) -> Pulse:
         where, at_us = rank.ring.position(), now_us()
-        state = StateId(where.lineage, where.step)
+        state = StateId(where.history, where.step)
         ages = (at_us - where.beat_us) / 1e6, (at_us - where.progress_us) / 1e6
         return Pulse(member, where.generation, state, *ages, where.stepping, where.between)
 
@@ -531,7 +531,7 @@ class NodeAgent:
 
 def _shift(record: Spans, offset_us: int) -> Spans:
     return Spans(
-        record.member, record.generation, record.lineage, record.step, record.start_us + offset_us, record.durations_us, record.codes
+        record.member, record.generation, record.history, record.step, record.start_us + offset_us, record.durations_us, record.codes
     )
 
 

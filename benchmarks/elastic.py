@@ -29,7 +29,7 @@ from chaos.arrivals import save_trace
 from fleet.errors import FleetError
 from fleet.ledger.goodput import Ledger
 from fleet.protocol.journal import read_journal
-from fleet.protocol.records import Committed, FaultRecord, LineageBegun, Record, RunEnded
+from fleet.protocol.records import Committed, FaultRecord, HistoryBegun, Record, RunEnded
 from fleet.protocol.types import Fault
 from fleet.simulation.rng import derive_seed
 
@@ -86,7 +86,7 @@ def figures_of(records: Sequence[Record]) -> dict[str, float]:
     summary = Ledger().apply_all(records).summary()
     item = next(incident for incident in summary.incidents if incident.id == "m1")
     excess_s = sum(max(0.0, gap - median_s) for gap in near)
-    lost = sum(record.from_state.step for record in records if isinstance(record, LineageBegun)) + summary.rolled_back_total
+    lost = sum(record.from_state.step for record in records if isinstance(record, HistoryBegun)) + summary.rolled_back_total
     return {
         "stall_s": max(near) - median_s, "step_s": median_s, "steps_lost": float(lost),
         "cost_ratio": excess_s / summary.training_s, "empty_s": item.cost["maintenance"],
@@ -194,7 +194,7 @@ class _Head:
 
 def lost_s(before: Sequence[Record], after: Sequence[Record]) -> float:
     """Training that was done before the kill, and is done again: from the state that the run goes on from to its last commit."""
-    begun = next(record for record in after[len(before) :] if isinstance(record, LineageBegun))
+    begun = next(record for record in after[len(before) :] if isinstance(record, HistoryBegun))
     commits = [record for record in before if isinstance(record, Committed)]
     kept = [record.at_s for record in commits if record.state.step <= begun.from_state.step]
     return max(0.0, commits[-1].at_s - (kept[-1] if kept else commits[0].at_s))

@@ -1,4 +1,4 @@
-"""One side of a comparison of commits: a checkout, a run of it that stands ready, and the conductor that lets it take blocks of steps."""
+"""One side of a comparison of commits: a checkout, a run of it that stands ready, and the gate that lets it take blocks of steps."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def entry_point(place: Path, commit: str) -> tuple[str, str]:
     return module, function
 
 
-class Conductor:
+class StepGate:
     """Ranks ask it before each block; it answers when the block may begin. One thread for each connection."""
 
     def __init__(self, path: Path) -> None:
@@ -148,7 +148,7 @@ class Side:
         workdir.mkdir(parents=True)
         (workdir / "events").mkdir()
         self._workdir, self._at = workdir, 0
-        self.conductor = Conductor(workdir / "gate")
+        self.gate = StepGate(workdir / "gate")
         module, function = entry_point(place, name)
         command = [sys.executable, "-c", f"import sys; from {module} import {function}; sys.exit({function}())", "run", str(LOOP)]
         options = {
@@ -179,11 +179,11 @@ class Side:
     def ready(self) -> None:
         """Wait until all ranks have taken the first block, which warms up, and the spares have rehearsed."""
         first, world = time.monotonic() + LIMIT_S, self.settings.world
-        while len(self.conductor.known) < world + self.settings.spares:
+        while len(self.gate.known) < world + self.settings.spares:
             if (why := self.run.failed()) is not None or time.monotonic() > first:
                 raise RuntimeError(f"{self.name} did not begin: {why or 'time-out'}: {self._last_words()}")
             time.sleep(0.05)
-        self.conductor.stand(1, world, self._last_words())
+        self.gate.stand(1, world, self._last_words())
         self._at = 1
 
     def _last_words(self) -> str:
@@ -192,27 +192,27 @@ class Side:
     def block(self) -> float:
         """Take one block: seconds a step."""
         begun_s = time.monotonic()
-        self.conductor.grant(self._at)
-        ended_s = self.conductor.stand(self._at + 1, self.settings.world)
+        self.gate.grant(self._at)
+        ended_s = self.gate.stand(self._at + 1, self.settings.world)
         self._at += 1
         return (ended_s - begun_s) / self._steps
 
     def go(self) -> None:
         """Take steps until :meth:`halt`."""
-        self.conductor.grant(FAR)
+        self.gate.grant(FAR)
 
     def halt(self) -> None:
         """All ranks, and as many spares as there were, stand again."""
-        self._at = self.conductor.halt() + 1
-        self.conductor.stand(self._at, self.settings.world)
+        self._at = self.gate.halt() + 1
+        self.gate.stand(self._at, self.settings.world)
         self.whole()
 
     def whole(self) -> None:
         """Wait until lost ranks were replaced, and the replacements have rehearsed."""
         deadline_s = time.monotonic() + LIMIT_S
-        while len(self.conductor.known) < self.settings.world + self.settings.spares:
+        while len(self.gate.known) < self.settings.world + self.settings.spares:
             if time.monotonic() > deadline_s:
-                raise RuntimeError(f"{self.name}: {len(self.conductor.known)} ranks after {LIMIT_S:.0f} s: {self._last_words()}")
+                raise RuntimeError(f"{self.name}: {len(self.gate.known)} ranks after {LIMIT_S:.0f} s: {self._last_words()}")
             time.sleep(0.05)
 
     def kill(self, number: int) -> Kill:
@@ -240,9 +240,9 @@ class Side:
         return {**found, "train_function_s": sorted(begun)[0] - self.begun_s, "start_s": commits[0].t_s - self.begun_s}
 
     def stop(self) -> None:
-        self.conductor.grant(FAR)
+        self.gate.grant(FAR)
         self.run.stop()
-        self.conductor.close()
+        self.gate.close()
 
 
 def _command(pid: int) -> str:

@@ -1,1 +1,1 @@
-"""Faults on purpose: catalogue, seeded arrivals, the conductor that executes them, and checkers of what followed."""
+"""Faults on purpose: catalogue, seeded arrivals, the injector that executes them, and checkers of what followed."""

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from chaos.conductor import Conductor
+from chaos.injector import Injector
 from fleet.errors import ConfigError
 from fleet.protocol.events import FaultReported
 from fleet.protocol.fault_kinds import BY_HAND, EXECUTABLE, KINDS
@@ -46,7 +46,7 @@ Order = Start | Stop | HealAll | Strike
 
 
 class ChaosControls:
-    """Takes orders, and keeps them until the conductor's thread asks for them.
+    """Takes orders, and keeps them until the injector's thread asks for them.
 
     Args:
         slots, nodes: how many there are to be struck.
@@ -141,8 +141,8 @@ def place_name(kind: str) -> str:
     return KINDS[kind].strikes[0].field
 
 
-def obey(orders: Iterable[Order], conductor: Conductor, now_s: float, storm: Callable[[], tuple[Fault, ...]]) -> list[FaultReported]:
-    """Carry orders out: what strikes does so at the conductor's next turn. Returns reports of what was planned anew.
+def obey(orders: Iterable[Order], injector: Injector, now_s: float, storm: Callable[[], tuple[Fault, ...]]) -> list[FaultReported]:
+    """Carry orders out: what strikes does so at the injector's next turn. Returns reports of what was planned anew.
 
     ``storm`` makes the faults that follow when chaos is started and none is left; their times count from ``now_s``.
     """
@@ -150,14 +150,14 @@ def obey(orders: Iterable[Order], conductor: Conductor, now_s: float, storm: Cal
     for order in orders:
         match order:
             case Stop():
-                conductor.pause(True)
+                injector.pause(True)
             case Start():
-                conductor.pause(False)
-                if conductor.next_s() == math.inf:
+                injector.pause(False)
+                if injector.next_s() == math.inf:
                     later = [dataclasses.replace(f, id=f"{f.id}-at-{now_s:.0f}", at_s=f.at_s + now_s) for f in storm()]
-                    planned += conductor.add(later, now_s)
+                    planned += injector.add(later, now_s)
             case HealAll():
-                conductor.heal_all()
+                injector.heal_all()
             case Strike(fault):
-                planned += conductor.add([dataclasses.replace(fault, at_s=now_s)], now_s)
+                planned += injector.add([dataclasses.replace(fault, at_s=now_s)], now_s)
     return planned

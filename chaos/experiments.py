@@ -90,7 +90,7 @@ def check(name: str) -> bool | None:
     return {OK: True, VIOLATED: False}.get(_newest().checks.get(name, ""))
 
 
-def faults_struck(kind: str = "") -> int:
+def faults_injected(kind: str = "") -> int:
     """Probe: how many faults were carried out; of one kind, or in all. What was suppressed has shown nothing."""
     kinds: Mapping[str, Mapping[str, int]] = _newest().report["counts"]["faults_by_kind"]
     return sum(phases.get("executed", 0) for each, phases in kinds.items() if kind in ("", each))

@@ -7,8 +7,8 @@ import functools
 from collections.abc import Callable
 from typing import Protocol
 
-from chaos.conductor import Action, ChaosView, Conductor
 from chaos.controls import ChaosControls, obey
+from chaos.injector import Action, ChaosView, Injector
 from chaos.settings import ChaosSettings, parse_chaos
 from fleet.cluster.clock import Clock
 from fleet.ledger.floor import Floor
@@ -52,16 +52,16 @@ class ChaosWorld(Protocol):
 
 
 class LiveChaos:
-    """Strikes ``world`` as ``conductor`` and ``controls`` say; ``storm`` makes the faults that follow when chaos is started without any.
+    """Strikes ``world`` as ``injector`` and ``controls`` say; ``storm`` makes the faults that follow when chaos is started without any.
 
     ``floor``: when less is left of the run's pace, everything is healed, and the run goes on without faults.
     """
 
     def __init__(
-        self, conductor: Conductor, controls: ChaosControls, world: ChaosWorld, storm: Callable[[], tuple[Fault, ...]],
+        self, injector: Injector, controls: ChaosControls, world: ChaosWorld, storm: Callable[[], tuple[Fault, ...]],
         floor: Floor | None = None,
     ) -> None:  # fmt: skip
-        self._injector, self._controls, self._world, self._storm = conductor, controls, world, storm
+        self._injector, self._controls, self._world, self._storm = injector, controls, world, storm
         self._floor, self._looked_s = floor, 0.0
         self._origin_s = 0.0
 
@@ -131,6 +131,6 @@ def live_chaos(settings: RunSettings, chaos: ChaosSettings, controls: ChaosContr
     """The chaos of a run with these settings, as it is planned; what an operator starts when nothing is planned any more is a storm."""
     plan = functools.partial(ChaosSettings.plan, seed=settings.seed, world=settings.slots, nodes=settings.nodes)
     sharded = settings.optimizer_sharding != "none"
-    injector = Conductor(plan(chaos), min_ranks=settings.min_ranks, repair_s=chaos.repair_s, lose_all=chaos.lose_all, sharded=sharded)
+    injector = Injector(plan(chaos), min_ranks=settings.min_ranks, repair_s=chaos.repair_s, lose_all=chaos.lose_all, sharded=sharded)
     floor = Floor(chaos.floor) if chaos.floor is not None else None
     return LiveChaos(injector, controls, world, lambda: plan(parse_chaos("storm")), floor)

@@ -284,7 +284,7 @@ def _own_times(records: Iterable[Record]) -> dict[tuple[int, Member], dict[int, 
 def _rows(spans: Spans) -> Iterator[Row]:
     at_us, step = spans.start_us, spans.step
     for duration_us, code in zip(spans.durations_us, spans.codes, strict=True):
-        yield Row(at_us, step, spans.generation, spans.lineage, code)
+        yield Row(at_us, step, spans.generation, spans.history, code)
         at_us += duration_us
         step += code == COMMIT
 

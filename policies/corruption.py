@@ -105,9 +105,9 @@ def newest_cleared(evidence: Evidence, kept: Sequence[StateId]) -> Return:
     if evidence.weights:
         reason = "the weights of one replica differ from the majority's, and were not used yet"
         return Return(Decision("carry_on", reason, Cleared(steps_lost=0.0, residual=0.0)), evidence.found)
-    passed = [state for state in evidence.passed if state.lineage == evidence.found.lineage and state <= evidence.found]
+    passed = [state for state in evidence.passed if state.history == evidence.found.history and state <= evidence.found]
     residual = float((1 - evidence.hit) ** len(passed))
-    good = [state for state in kept if passed and state.lineage == passed[-1].lineage and state <= passed[-1]]
+    good = [state for state in kept if passed and state.history == passed[-1].history and state <= passed[-1]]
     if not good:
         sure = Cleared(float(evidence.found.step), residual, float(len(passed)), evidence.hit)
         why = "no state that is kept is old enough" if passed else "the rank that is wrong never passed a verification"
@@ -162,8 +162,8 @@ class MajorityRules:
     def go_back(self, found: StateId, cleared: StateId, kept: Sequence[StateId]) -> tuple[Decision, StateId | None]:
         """All up to ``cleared`` was compared and was alike; so was ``found``, if that is no later: then nothing has to be taken back."""
         chosen = newest_cleared(Evidence(found, weights=cleared >= found, passed=(cleared,), hit=self.hit), kept)
-        before = [state for state in kept if state.lineage < cleared.lineage]  # what is kept of older histories led to this one
+        before = [state for state in kept if state.history < cleared.history]  # what is kept of older histories led to this one
         if chosen.state is None and before:
-            reason = f"step {max(before).step} of lineage {max(before).lineage} is the newest kept state before step {cleared.step}"
+            reason = f"step {max(before).step} of history {max(before).history} is the newest kept state before step {cleared.step}"
             return Decision("go_back", reason, chosen.decision.payload), max(before)
         return chosen.decision, chosen.state

@@ -154,7 +154,7 @@ def _preferred(candidates: Sequence[Candidate], size: int) -> list[Candidate]:
 
     def rank(candidate: Candidate) -> tuple[bool, int, int, bool, int, int]:
         state = candidate.state
-        held = (-state.lineage, -state.step) if state is not None and _holds_state(candidate) else (0, 0)
+        held = (-state.history, -state.step) if state is not None and _holds_state(candidate) else (0, 0)
         group = candidate.view_rank // size if size > 1 and candidate.view_rank >= 0 else 0
         return (not _holds_state(candidate), *held, not candidate.seated, group, candidate.member.slot)
 

@@ -16,7 +16,7 @@ ROOT = Path(__file__).resolve().parents[1]
 TIERS: dict[str, tuple[str, ...]] = {
     "test": (
         "tests/unit", "tests/property", "tests/simulation", "tests/tidy", "tests/contract/test_checkpoint_store.py",
-        "tests/contract/test_choreography.py", "tests/contract/test_peer_memory.py", "tests/zoo",
+        "tests/contract/test_rank_machine.py", "tests/contract/test_peer_memory.py", "tests/zoo",
         "tests/contract/test_checkpoint_store.py::test_plain_pytorch_loads_it_in_a_process_that_cannot_import_fleet[1-file]",
         "tests/contract/test_checkpoint_store.py::test_plain_pytorch_loads_it_in_a_process_that_cannot_import_fleet[3-s3]",
     ),

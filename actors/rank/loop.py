@@ -26,8 +26,8 @@ from actors.rank.home import Home
 from actors.rank.membership.client import Client
 from actors.rank.membership.seat import Seat
 from actors.rank.once import Figures, OneOfAll, name_of
+from actors.rank.rank_injector import RankInjector
 from actors.rank.rehearsing import rehearsing
-from actors.rank.saboteur import Saboteur
 from actors.rank.state.saving import PartsPort, Saver, model_state
 from actors.rank.state.tracked import TrackedState
 from actors.rank.state.tracking import tracked
@@ -45,11 +45,11 @@ from actors.rank.zero1.sharded import ShardedEngine
 from fleet.cluster.clock import now_us
 from fleet.errors import FleetError, GroupLost, LoopError, RunOver
 from fleet.protocol import moves
-from fleet.protocol.choreography import Moves
 from fleet.protocol.events import Implausible, Logged, Measured, Used
 from fleet.protocol.levels import places
 from fleet.protocol.moves import Advance, Attempted, Compute, Move, Rehearse
 from fleet.protocol.once import BEGIN, END
+from fleet.protocol.rank_machine import Moves
 from fleet.protocol.records import COMPUTE, FINISH
 from fleet.protocol.topology import DIMENSIONS, coordinate
 from fleet.protocol.types import StateId, View
@@ -94,8 +94,8 @@ class Run:
         self._saver = Saver(client, recorder, parts, places(settings))
         self._membership = Seat(client, recorder, parts, host, settings.timeouts)
         self._membership.carriers |= self._carriers()
-        self._choreography = self._membership.choreography
-        self._steps: Moves = self._choreography.run()
+        self._rank_machine = self._membership.rank_machine
+        self._steps: Moves = self._rank_machine.run()
         self._engine: Engine | None = None
         self._host, self._units = host, tuple[Unit, ...]()
         self._one = OneOfAll(self._membership, recorder)
@@ -103,7 +103,7 @@ class Run:
         self._joined: tuple[View, int] | None = None
         self._measured_us = self._used_us = 0
         feeds = Feeds(self.seed, self.shards, recorder)
-        self._loop = Loop(self.seed, client, recorder, self._choreography, feeds, self._attempt)
+        self._loop = Loop(self.seed, client, recorder, self._rank_machine, feeds, self._attempt)
         self._suspect: int | None = None
         self._attempted: Step | None = None
         self._step: Step | None = None
@@ -193,7 +193,7 @@ class Run:
         self._loop.total, self._loop.flops = total, FlopCount(flops)
         self._engine = self._make_engine(state, clip_norm)
         self._recorder.total(total)
-        self._client.on_operation = Saboteur(self._engine).operate
+        self._client.on_operation = RankInjector(self._engine).operate
         while (move := self._go_on()) is not None:
             match move:
                 case Rehearse():
@@ -236,7 +236,7 @@ class Run:
 
     def _make_sharded(self, state: TrackedState, clip_norm: float | None) -> ShardedEngine:
         if self._settings.optimizer_sharding == "fsdp":
-            called_away = lambda: self._choreography.wanted  # noqa: E731
+            called_away = lambda: self._rank_machine.wanted  # noqa: E731
             hollow(state.modules, self.device)
             return FsdpEngine(state, self._settings, self._recorder, clip_norm, self._units, self._host, called_away)
         return ShardedEngine(state, self._settings, self._recorder, clip_norm)
@@ -409,7 +409,7 @@ class Run:
         return True
 
     def _pay(self, view: View) -> None:
-        """Seated in another view: the first that was in the step, and so knows what is owed, does that. Twice begun is once done."""
+        """ViewJoined in another view: the first that was in the step, and so knows what is owed, does that. Twice begun is once done."""
         here = self._here().step
         owed, self._owed = [each for each in self._owed if each[0] == here], []
         if rank_of_those_behind(view, here, here, self._loop.rank):
@@ -442,7 +442,7 @@ class Run:
         protocol = self._client.protocol
         if not protocol.concluded and protocol.released is None:
             raise LoopError(self._unfinished())
-        self._membership.carry(self._choreography.close())
+        self._membership.carry(self._rank_machine.close())
 
     def _unfinished(self) -> str:
         use = "Iterate `for step in run.steps(state, total=...)` to its end: it ends by itself after the last step."
@@ -459,7 +459,7 @@ class Run:
             moves.Hold: self._hold,
             moves.Reset: lambda move: self._trained.reset(),
             moves.Share: self._share,
-            moves.Seated: lambda move: self._pay(move.view),
+            moves.ViewJoined: lambda move: self._pay(move.view),
             moves.Reduce: self._reduce,
             moves.Repeat: self._repeat,
             moves.Apply: self._apply,
@@ -488,13 +488,13 @@ class Run:
 
     def _share(self, move: moves.Share) -> None:
         self._membership.joined()
-        view, arriving = move.view, self._choreography.arriving
+        view, arriving = move.view, self._rank_machine.arriving
         here = arriving.state if arriving is not None else self._here()
         self._joined, self._loop.rank = (view, here.step), view.rank_of(self._client.protocol.member)
         self._trained.seat(self._membership.group, view, self._loop.rank, here, move.begun)
         if arriving is None:
             self._recorder.switch(COMPUTE)
-        self._recorder.place(view.generation, here.lineage, here.step)
+        self._recorder.place(view.generation, here.history, here.step)
 
     def _reduce(self, move: moves.Reduce) -> Outcome:
         if not move.early:
@@ -518,7 +518,7 @@ class Run:
 
     def _report(self, reduced: Outcome) -> None:
         if self._loop.rank == 0:
-            owner = self._choreography.view.members[reduced.owner] if reduced.owner >= 0 else None
+            owner = self._rank_machine.view.members[reduced.owner] if reduced.owner >= 0 else None
             shard = -1 if reduced.culprit is None else reduced.culprit
             event = Implausible(self._client.protocol.member, self._here(), shard, owner, reduced.why, accepted=reduced.culprit is None)
             self._client.say(event)
@@ -557,7 +557,7 @@ class Run:
         step, engine = self._attempted, self._engine
         assert step is not None and isinstance(engine, ShardedEngine)
         before = self._recorder.code
-        self._membership.carry(self._choreography.take_step(Advance(factor)))
+        self._membership.carry(self._rank_machine.take_step(Advance(factor)))
         self._note_commit()
         engine.afterwards(lambda: self._tell(step, engine.loss))
         self._recorder.switch(before)
@@ -581,7 +581,7 @@ class Run:
             self._client.say(Used(self._client.protocol.member, *usage.used(), *EXCHANGED.told, usage.FETCHED.total, *metered()))
 
     def _save(self, move: moves.Save) -> None:
-        self._saver.begin(move.request, self._here(), self._choreography.view, self._trained.share())
+        self._saver.begin(move.request, self._here(), self._rank_machine.view, self._trained.share())
         if move.still:
             self._saver.settle()
 

@@ -28,7 +28,7 @@ class OneOfAll:
 
     def __init__(self, seat: Seat, recorder: Recorder) -> None:
         self._membership, self._recorder = seat, recorder
-        self._lease = Lease(seat.choreography, ASK_AGAIN_S)
+        self._lease = Lease(seat.rank_machine, ASK_AGAIN_S)
         seat.carriers[CarryOut] = self._carry_out
         self._fn: Callable[[Any], Any] = lambda before: None
         self._place: str | StateId = ""

@@ -170,7 +170,7 @@ CHAOS = Board(
                 "Was anything rolled back?",
                 COUNT,
                 (f"fleet_view_generation{{{RUN}}}", "generation"),
-                (f"fleet_lineage{{{RUN}}}", "lineage"),
+                (f"fleet_history{{{RUN}}}", "history"),
             ),
         ),
         "What will come": (

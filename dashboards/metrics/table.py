@@ -235,7 +235,7 @@ METRICS = (
         "How long is a step?",
         _one(lambda s: s.median_step_s),
     ),
-    MetricSpec("fleet_lineage", GAUGE, (), "Number of the present history.", "How often was it rolled back?", _one(lambda s: s.lineage)),
+    MetricSpec("fleet_history", GAUGE, (), "Number of the present history.", "How often was it rolled back?", _one(lambda s: s.history)),
     MetricSpec("fleet_world_size", GAUGE, (), "Ranks the run was asked to have.", "How many ranks should train?", _one(lambda s: s.world)),
     MetricSpec("fleet_view_size", GAUGE, (), "Ranks in the present view.", "How many ranks do train?", _one(lambda s: s.view_size)),
     MetricSpec(

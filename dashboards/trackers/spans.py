@@ -38,7 +38,7 @@ def _of_view(record: ViewPublished) -> Attributes:
     view = record.view
     members, causes = ",".join(map(str, view.members)), ",".join(record.causes)
     facts: Attributes = {"generation": view.generation, "size": len(view.members), "members": members}
-    more: Attributes = {"lineage": view.state.lineage, "step": view.state.step, "causes": causes, "reason": record.reason}
+    more: Attributes = {"history": view.state.history, "step": view.state.step, "causes": causes, "reason": record.reason}
     return {**facts, **more, "graceful": record.graceful}
 
 

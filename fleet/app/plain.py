@@ -6,8 +6,8 @@ import threading
 from collections.abc import Iterable
 
 from actors.plain.crew import HERE, Came, Crew, Event, Gone, Told
-from chaos.conductor import ChaosView, Occupant
 from chaos.controls import ChaosControls
+from chaos.injector import ChaosView, Occupant
 from chaos.live import live_chaos
 from chaos.nodes import ClusterNodes
 from chaos.processes import LocalProcesses

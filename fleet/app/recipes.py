@@ -29,9 +29,9 @@ from actors.rank.shipped import Shipped
 from actors.targets import RemoteProcesses
 from actors.worker import RankSpec, rank_main
 from chaos.catalogue import Topology
-from chaos.conductor import JOB_WIDE, ChaosView, Occupant
 from chaos.controls import ChaosControls
 from chaos.daemons import Daemons
+from chaos.injector import JOB_WIDE, ChaosView, Occupant
 from chaos.links import LocalLinks
 from chaos.live import live_chaos
 from chaos.nodes import ClusterNodes

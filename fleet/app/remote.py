@@ -119,7 +119,7 @@ class Attached:
     """A run of a cluster as one that is executed here: what ``fleet.app.recipes.LiveRun`` is for a local one."""
 
     controls = None
-    """Chaos takes orders where its conductor is; the page here cannot give any."""
+    """Chaos takes orders where its injector is; the page here cannot give any."""
 
     def __init__(self, plan: RunPlan, run: RemoteRun) -> None:
         self.plan, self.run = plan, run

@@ -168,10 +168,10 @@ def _row(store: CheckpointStore, checkpoint: str) -> dict[str, Any]:
     try:
         manifest = store.manifest(checkpoint)
     except CheckpointDamaged as error:
-        return {"id": checkpoint, "run": "", "lineage": 0, "step": 0, "bytes": 0, "parts": 0, "error": str(error)}
+        return {"id": checkpoint, "run": "", "history": 0, "step": 0, "bytes": 0, "parts": 0, "error": str(error)}
     state = manifest.state
     return {
-        "id": checkpoint, "run": manifest.run, "lineage": state.lineage, "step": state.step, "bytes": manifest.bytes,
+        "id": checkpoint, "run": manifest.run, "history": state.history, "step": state.step, "bytes": manifest.bytes,
         "parts": len(manifest.parts), "error": "",
     }  # fmt: skip
 

@@ -16,8 +16,9 @@ from fleet.cli.config import RUNS, Storage
 from fleet.errors import ConfigError
 
 if TYPE_CHECKING:
-    from actors.rank.data.lineage import Lineage, Took, Use
-    from fleet.ledger.lineage import DataHistory, FilesOf, Stretch
+    from actors.rank.data.history import Lineage, Took, Use
+
+    from fleet.ledger.history import DataHistory, FilesOf, Stretch
 
 MOST = 40
 """Lines of a list on the terminal; JSON has all."""
@@ -53,7 +54,7 @@ def data(
 
 
 def _history(folder: Path) -> DataHistory:
-    from fleet.ledger.lineage import DataHistory
+    from fleet.ledger.history import DataHistory
     from fleet.protocol.journal import read_journal
 
     history = DataHistory().apply_all(read_journal(folder / "journal.jsonl", spans=False))
@@ -67,7 +68,7 @@ def _history(folder: Path) -> DataHistory:
 
 
 def _lineage(history: DataHistory, data_: str) -> Lineage:
-    from actors.rank.data.lineage import Lineage
+    from actors.rank.data.history import Lineage
 
     if not data_:
         return Lineage(history)
@@ -94,13 +95,13 @@ def _report_step(answer: Lineage, history: DataHistory, step: int, shard: int, j
 def _plain_took(took: Took) -> dict[str, Any]:
     places = [asdict(place) if place is not None else None for place in took.places]
     samples = [{"index": index, "place": place} for index, place in zip(took.indices, places, strict=True)]
-    facts = {"step": took.step, "shard": took.shard, "lineage": took.stretch.lineage, "counts": took.stretch.counts}
+    facts = {"step": took.step, "shard": took.shard, "history": took.stretch.history, "counts": took.stretch.counts}
     return {**facts, "data_sha256": _sha(took.stretch), "samples": samples, "unknown": took.unknown}
 
 
 def _took_lines(took: Took) -> Iterator[str]:
     rolled = "" if took.stretch.counts else ", rolled back later"
-    which = f"step {took.step}, shard {took.shard}, history {took.stretch.lineage}{rolled}"
+    which = f"step {took.step}, shard {took.shard}, history {took.stretch.history}{rolled}"
     yield f"{which}: {len(took.indices)} samples of {_named(took.stretch)}"
     if took.unknown:
         yield f"  {took.unknown}"
@@ -123,9 +124,9 @@ def _named(stretch: Stretch) -> str:
 
 def _report_file(answer: Lineage, file: str, json_: bool) -> None:
     uses = answer.uses(file)
-    blank = [f"steps {one.first} to {one.end - 1} of history {one.lineage}" for one in answer.unanswerable()]
+    blank = [f"steps {one.first} to {one.end - 1} of history {one.history}" for one in answer.unanswerable()]
     if json_:
-        rows = [{"lineage": use.lineage, "step": use.step, "counts": use.counts, "samples_by_shard": dict(use.shards)} for use in uses]
+        rows = [{"history": use.history, "step": use.step, "counts": use.counts, "samples_by_shard": dict(use.shards)} for use in uses]
         cli_print.write(json.dumps({"uses": rows, "unknown": blank}, indent=1))
         return
     cells: list[tuple[str, ...]] = []
@@ -140,7 +141,7 @@ def _report_file(answer: Lineage, file: str, json_: bool) -> None:
 
 
 def _use_cells(use: Use) -> tuple[str, ...]:
-    history = f"{use.lineage}" if use.counts else f"{use.lineage}, rolled back"
+    history = f"{use.history}" if use.counts else f"{use.history}, rolled back"
     return str(use.step), history, str(sum(use.shards.values())), ", ".join(map(str, sorted(use.shards)))
 
 
@@ -169,7 +170,7 @@ def _report_all(history: DataHistory, json_: bool) -> None:
 
 def _plain(history: DataHistory) -> dict[str, Any]:
     steps = [
-        {"lineage": one.lineage, "first": one.first, "end": one.end, "counts": one.counts, "read": asdict(one.read) if one.read else None}
+        {"history": one.history, "first": one.first, "end": one.end, "counts": one.counts, "read": asdict(one.read) if one.read else None}
         for one in history.stretches()
     ]
     files = {sha256: {**asdict(known), "files": [asdict(file) for file in known.in_order]} for sha256, known in history.files.items()}
@@ -178,7 +179,7 @@ def _plain(history: DataHistory) -> dict[str, Any]:
 
 def _stretch_cells(one: Stretch) -> tuple[str, ...]:
     steps = f"{one.first} to {one.end - 1}"
-    history = f"{one.lineage}" if one.counts else f"{one.lineage}, rolled back"
+    history = f"{one.history}" if one.counts else f"{one.history}, rolled back"
     if one.read is None:
         return steps, history, "?", "?", "?", "not known", "not known"
     read = one.read

@@ -15,7 +15,7 @@ from fleet.protocol.events import CheckpointDurable, CheckpointFailed, Event, St
 from fleet.protocol.instructions import CommitCheckpoint, Conclude, EndRun, Instruction, Propose, Publish, Write
 from fleet.protocol.levels import level_at
 from fleet.protocol.ports import CheckpointPort, JournalPort, MembersPort
-from fleet.protocol.records import Heard
+from fleet.protocol.records import Received
 
 log = logging.getLogger("fleet.cluster.driver")
 TICK_S = 0.1
@@ -58,7 +58,7 @@ class Driver:
         for instruction in self.machine.handle(event, self.clock.now_s()):
             if isinstance(instruction, Write):
                 self.write(functools.partial(self._journal.append, instruction.record))
-                written = written or not isinstance(instruction.record, Heard)  # nothing is decided by what was heard
+                written = written or not isinstance(instruction.record, Received)  # nothing is decided by what was heard
                 continue
             if written:
                 self.write(self._journal.flush)

@@ -19,7 +19,7 @@ from fleet.protocol.records import (
     UNSAVED,
     Committed,
     FaultRecord,
-    LineageBegun,
+    HistoryBegun,
     ProcessLost,
     Record,
     Resumed,
@@ -70,7 +70,7 @@ class Bounds:
         return cls(react_s, react_s + start_s, hang_s)
 
 
-USUAL_S = {"node_s": 4.0, "park_s": 5.0, "form_s": 10.0, "start_s": 60.0, "progress_s": 60.0}
+USUAL_S = {"node_s": 4.0, "quiesce_s": 5.0, "form_s": 10.0, "start_s": 60.0, "progress_s": 60.0}
 """What holds where a journal does not say."""
 
 
@@ -298,14 +298,14 @@ class Bits(Checker):
     """What a fault has made wrong in a rank is in nobody's state at the end: it is found, or a twin without faults tells."""
 
     name = Check.BITS.value
-    takes = (FaultRecord, ProcessLost, LineageBegun, ViewPublished)
+    takes = (FaultRecord, ProcessLost, HistoryBegun, ViewPublished)
 
     def __init__(self, bounds: Bounds) -> None:
         self._wrong: dict[Member, str] = {}
         self._seen: set[str] = set()
         self._unseen: set[str] = set()
 
-    def take(self, record: FaultRecord | ProcessLost | LineageBegun | ViewPublished) -> None:
+    def take(self, record: FaultRecord | ProcessLost | HistoryBegun | ViewPublished) -> None:
         match record:
             case FaultRecord(phase="executed", fault=fault, members=members) if kind_of(fault.kind).survived is Check.BITS:
                 self._seen.add(fault.id)
@@ -315,7 +315,7 @@ class Bits(Checker):
                     self._unseen.add(fault.id)
             case ProcessLost(member=member):
                 self._wrong.pop(member, None)
-            case LineageBegun():  # all go back to a state that was found to be good
+            case HistoryBegun():  # all go back to a state that was found to be good
                 self._wrong.clear()
             case ViewPublished(view=view):
                 for member in _given_state(view):
@@ -335,14 +335,14 @@ def _given_state(view: View) -> list[Member]:
 
 
 class CommitsExact(Checker):
-    """No committed step is lost or doubled, but for what a new lineage rolled back on record.
+    """No committed step is lost or doubled, but for what a new history rolled back on record.
 
-    In the coordinator's records: within a lineage commits only go up, no view starts from before them, and a lineage starts from what
-    exists. In the ranks' own time lines: one process commits a step of a lineage at most once, and together they commit every step.
+    In the coordinator's records: within a history commits only go up, no view starts from before them, and a history starts from what
+    exists. In the ranks' own time lines: one process commits a step of a history at most once, and together they commit every step.
     """
 
     name = "commits_exact"
-    takes = (Spans, Committed, LineageBegun, ViewPublished)
+    takes = (Spans, Committed, HistoryBegun, ViewPublished)
 
     def __init__(self, bounds: Bounds) -> None:
         self._wrong = ""
@@ -351,34 +351,34 @@ class CommitsExact(Checker):
         self._done: dict[int, Stretch] = {}
         self._next_of: dict[tuple[Member, int], int] = {}
 
-    def take(self, record: Spans | Committed | LineageBegun | ViewPublished) -> None:
+    def take(self, record: Spans | Committed | HistoryBegun | ViewPublished) -> None:
         match record:
             case Spans():
                 self._spans(record)
-            case LineageBegun(lineage=history, from_state=start):
+            case HistoryBegun(history=history, from_state=start):
                 self._base[history] = self._newest[history] = start.step
             case Committed(state=state):
-                if state.step <= self._newest.get(state.lineage, -1) and state.step != self._base.get(state.lineage):
-                    self._say(f"step {state.step} of lineage {state.lineage} was committed twice")
-                self._newest[state.lineage] = state.step
+                if state.step <= self._newest.get(state.history, -1) and state.step != self._base.get(state.history):
+                    self._say(f"step {state.step} of history {state.history} was committed twice")
+                self._newest[state.history] = state.step
             case ViewPublished(view=view, graceful=False):  # one that grows beside running steps is older than it will be
-                newest = self._newest.get(view.state.lineage, view.state.step)
+                newest = self._newest.get(view.state.history, view.state.step)
                 if view.state.step < newest:
-                    lost = f"{newest} steps of lineage {view.state.lineage} were committed"
+                    lost = f"{newest} steps of history {view.state.history} were committed"
                     self._say(f"generation {view.generation} starts from step {view.state.step}, but {lost}")
 
     def _say(self, wrong: str) -> None:
         self._wrong = self._wrong or wrong
 
     def _spans(self, record: Spans) -> None:
-        commits, key = record.codes.count(COMMIT), (record.member, record.lineage)
+        commits, key = record.codes.count(COMMIT), (record.member, record.history)
         end = record.step + commits
         if commits:
             if record.step < self._next_of.get(key, record.step):
-                self._say(f"{record.member} committed step {record.step} of lineage {record.lineage} twice")
-            done = self._done.get(record.lineage)
+                self._say(f"{record.member} committed step {record.step} of history {record.history} twice")
+            done = self._done.get(record.history)
             if done is None:
-                done = self._done[record.lineage] = Stretch(self._base.get(record.lineage, 0))
+                done = self._done[record.history] = Stretch(self._base.get(record.history, 0))
             done.add(record.step, end)
         self._next_of[key] = end
 
@@ -393,8 +393,8 @@ class CommitsExact(Checker):
         first, end = self._base.get(last, 0), self._newest[last]
         upto = self._done[last].upto if last in self._done else first
         if upto < end:
-            return VIOLATED, f"no rank committed step {upto} of lineage {last}"
-        return OK, f"{end - first} steps of lineage {last}, each committed, none twice by one process"
+            return VIOLATED, f"no rank committed step {upto} of history {last}"
+        return OK, f"{end - first} steps of history {last}, each committed, none twice by one process"
 
 
 class Stretch:

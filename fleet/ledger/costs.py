@@ -269,7 +269,7 @@ class CostBook:
 
 
 class Floors:
-    """Steps that are no longer part of history, by the key (generation or lineage) that is too old to hold them.
+    """Steps that are no longer part of history, by the key (generation or history) that is too old to hold them.
 
     ``add(key, step)`` says: whatever is older than ``key`` counts only up to ``step``. Keys rise.
     """

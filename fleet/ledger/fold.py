@@ -47,13 +47,13 @@ from fleet.protocol.records import (
     DecisionMade,
     EvidenceKept,
     FaultRecord,
-    Heard,
-    LineageBegun,
+    HistoryBegun,
     LossExplained,
     Measurement,
     OnceRecord,
     ProcessLost,
     ProcessUp,
+    Received,
     Record,
     RefusedLines,
     Resumed,
@@ -99,7 +99,7 @@ class LedgerFold:
         self.ended: RunEnded | None = None
         self.slots: list[SlotAccount] = []
         self.book = CostBook()
-        self.lineage = 0
+        self.history = 0
         self.reclassified_us = [0] * len(NAMES)
         self.last_us = 0
         self.stretches = Stretches()
@@ -148,7 +148,7 @@ class LedgerFold:
             ProcessLost: self._process_lost,
             ViewPublished: self._view_published,
             Committed: self._committed,
-            LineageBegun: self._history_begun,
+            HistoryBegun: self._history_begun,
             Unobserved: self._unobserved,
             FaultRecord: self._fault,
             CheckpointRecord: self._checkpointed,
@@ -160,7 +160,7 @@ class LedgerFold:
             RunEnded: self._run_ended,
             LossExplained: self._explained,
             ProcessUp: self._seen,
-            Heard: self._seen,
+            Received: self._seen,
             EvidenceKept: self._seen,
             OnceRecord: self._seen,
             RefusedLines: self._seen,
@@ -264,7 +264,7 @@ class LedgerFold:
         self.cover.add(record)
         if self.timeline is not None:
             self.timeline.add(slot.slot, record)
-        floor = min(self._view_floors.of(record.generation, NOWHERE), self._history_floors.of(record.lineage, NOWHERE))
+        floor = min(self._view_floors.of(record.generation, NOWHERE), self._history_floors.of(record.history, NOWHERE))
         folded = slot.fold(record, floor, self._members(record.generation))
         if folded.first_commit_us is not None and folded.last_commit_us is not None:
             self.book.stepped(record.generation, folded.first_commit_us, folded.last_commit_us)
@@ -443,7 +443,7 @@ class LedgerFold:
         self.book.published(record, self.world)
         self.views_total += 1
         self.view_size = len(record.view.members)
-        self.lineage = max(self.lineage, record.view.state.lineage)
+        self.history = max(self.history, record.view.state.history)
         if self.timeline is not None:
             self.timeline.mark(record.at_s, "view", f"view {record.view.generation}: {self.view_size} members, {record.reason}", None)
         if record.graceful:
@@ -454,16 +454,16 @@ class LedgerFold:
         self._owed_us = 0
         self.book.charge(REWORK, moved_us, self.book.causes_after(record.view.generation - 1) or ())
 
-    def _history_begun(self, record: LineageBegun) -> None:
+    def _history_begun(self, record: HistoryBegun) -> None:
         """The view that follows names the losses that are to blame."""
         self._seen(record)
-        self._history_floors.add(record.lineage, record.from_state.step)
-        self.histories.append((record.lineage, record.from_state.step))
+        self._history_floors.add(record.history, record.from_state.step)
+        self.histories.append((record.history, record.from_state.step))
         self._owed_us += self._roll_back(record.from_state.step)
         taken_back = max(0, self.step - record.from_state.step)
         self.rolled_back_total += taken_back
         self.rollbacks.append(Rollback(record.at_s, record.from_state.step, taken_back))
-        self.lineage, self.step = record.lineage, min(self.step, record.from_state.step)
+        self.history, self.step = record.history, min(self.step, record.from_state.step)
 
     def _committed(self, record: Committed) -> None:
         self._seen(record)
@@ -471,7 +471,7 @@ class LedgerFold:
         self._trained(record.at_s)
         self.commits_total += max(0, record.state.step - self.step)
         self.step = max(self.step, record.state.step)
-        self.lineage = max(self.lineage, record.state.lineage)
+        self.history = max(self.history, record.state.history)
 
     def _trained(self, now_s: float) -> None:
         self.met.trained(self.stretches.trained_us(to_us(now_s), None) / 1e6)

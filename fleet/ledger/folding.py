@@ -24,10 +24,10 @@ from fleet.protocol.records import (
     CheckpointRecord,
     Committed,
     DecisionMade,
-    Heard,
-    LineageBegun,
+    HistoryBegun,
     Measurement,
     OnceRecord,
+    Received,
     Record,
     RunStarted,
     Spans,
@@ -46,7 +46,7 @@ FIRST_STEPS = 2
 """The first steps of a rank in a view say when it goes on again: they stay."""
 FIRST_COMMITS = 2 * STEADY_STEPS
 """So many notes after another happening stay: they say when the run is as fast as before it."""
-PASSING = (Spans, Committed, Measurement, DecisionMade, CheckpointRecord, Heard, OnceRecord, Usage)
+PASSING = (Spans, Committed, Measurement, DecisionMade, CheckpointRecord, Received, OnceRecord, Usage)
 """Records across which a rank's time may be put together. At any other all that was put together is written first."""
 NEVER = 1 << 62
 
@@ -59,7 +59,7 @@ class Survey:
         horizon: the commit from which on all stays as it is; None: nothing is folded.
         width_us: of a bucket of the timeline that the run has by then, from ``start_us`` on.
         cuts: steps at which a rollback may end: no two steps on both sides become one.
-        by_view, by_history: generation and lineage -> the step up to which nothing of it was rolled back.
+        by_view, by_history: generation and history -> the step up to which nothing of it was rolled back.
         points: of each figure before the horizon.
         paced: faults may be stopped by the run's pace, which is told from each commit: all notes of commits stay.
     """
@@ -91,11 +91,11 @@ class _Reading:
             case Committed(state=state, at_s=at_s):
                 self.newest = state
                 last = self.samples[-1][0] if self.samples else StateId(-1, 0)
-                if state.lineage != last.lineage or state.step >= last.step + self.every:
+                if state.history != last.history or state.step >= last.step + self.every:
                     self.samples.append((state, to_us(at_s), dict(self.points)))
             case ViewPublished(view=view, graceful=False):
                 self.views.append((view.generation, view.state.step))
-            case LineageBegun(lineage=history, from_state=start):
+            case HistoryBegun(history=history, from_state=start):
                 self.histories.append((history, start.step))
             case CheckpointRecord(phase="durable", level=level, state=state) if level == STORE:
                 self.durable.append(state.step)
@@ -112,7 +112,7 @@ def survey(records: Iterable[Record], kept_steps: int = KEPT_STEPS) -> Survey:
     if started is None:
         return Survey()
     last = min(reading.durable[-1] if reading.durable else -1, reading.newest.step - kept_steps)
-    old = [sample for sample in reading.samples if sample[0].lineage == reading.newest.lineage and sample[0].step <= last]
+    old = [sample for sample in reading.samples if sample[0].history == reading.newest.history and sample[0].step <= last]
     if not old:
         return Survey()
     horizon, at_us, points = old[-1]
@@ -155,7 +155,7 @@ class _Track:
     """The time of one process in one view and history, put together."""
 
     def __init__(self, record: Spans, known: Survey) -> None:
-        self._member, self._generation, self._history = record.member, record.generation, record.lineage
+        self._member, self._generation, self._history = record.member, record.generation, record.history
         self._known = known
         self.end_us, self.step = record.start_us, record.step
         self._seen = 0
@@ -163,12 +163,12 @@ class _Track:
         self._out: list[Spans] = []
         self._group: _Group | None = None
         generations = known.by_view.get(record.generation, NEVER)
-        self._limit = min(generations, known.by_history.get(record.lineage, NEVER))
+        self._limit = min(generations, known.by_history.get(record.history, NEVER))
 
     def follows(self, record: Spans) -> bool:
         """Whether the record goes on where this ends."""
         mine = self._member, self._generation, self._history, self.end_us, self.step
-        return mine == (record.member, record.generation, record.lineage, record.start_us, record.step)
+        return mine == (record.member, record.generation, record.history, record.start_us, record.step)
 
     def add(self, record: Spans) -> None:
         for code, duration in zip(record.codes, record.durations_us, strict=True):

@@ -85,7 +85,7 @@ class Terms:
         if Cost.APART in kind.may_cost:
             names = ("stall_s",) if self.stalls else ("node_s",)
         elif Cost.STILL in kind.may_cost:
-            names = ("heartbeat_s",) if FROZEN in kind.simulated else ("progress_s", "park_s")
+            names = ("heartbeat_s",) if FROZEN in kind.simulated else ("progress_s", "quiesce_s")
         return sum(self.timeouts[name] for name in names)
 
     def struck(self, kind: FaultKind) -> int:

@@ -19,7 +19,7 @@ from fleet.protocol.records import (
     DecisionMade,
     EvidenceKept,
     FaultRecord,
-    LineageBegun,
+    HistoryBegun,
     LossExplained,
     ProcessLost,
     Record,
@@ -172,7 +172,7 @@ class Teller:
                 yield from self._of_fault(record)
             case ProcessLost():
                 yield "-", self._of_loss(record), BAD
-            case LineageBegun(lineage=history, from_state=start, reason=reason) if history > 0:
+            case HistoryBegun(history=history, from_state=start, reason=reason) if history > 0:
                 back = f", {self._step - start.step} are rolled back" if self._step > start.step else ""
                 self._step = start.step
                 yield "<", f"goes on from step {start.step}{back}: {reason}", BAD

@@ -14,7 +14,7 @@ from fleet.protocol.records import (
     Committed,
     DataFiles,
     DataRead,
-    LineageBegun,
+    HistoryBegun,
     Record,
     RunStarted,
     configuration,
@@ -32,7 +32,7 @@ class Stretch:
     ``counts``: they are part of what the run has become; else they were rolled back.
     """
 
-    lineage: int
+    history: int
     first: int
     end: int
     read: DataRead | None
@@ -83,11 +83,11 @@ class DataHistory:
                 said = configuration(config)
                 self.run, self.shards, self.origin = run, shards, str(said.get("origin", ""))
                 self.seed, self.is_plain = int(section(said, "settings").get("seed", 0)), PLAIN in said
-            case LineageBegun(lineage=history, from_state=start):
+            case HistoryBegun(history=history, from_state=start):
                 self._begun = [begun for begun in self._begun if begun[0] != history] + [(history, start.step)]
             case Committed(state=state):
-                self._committed[state.lineage] = max(state.step, self._committed.get(state.lineage, 0))
-            case DataRead(lineage=history):
+                self._committed[state.history] = max(state.step, self._committed.get(state.history, 0))
+            case DataRead(history=history):
                 known = self._reads.setdefault(history, [])
                 known[:] = [read for read in known if read.step < record.step]
                 known.append(record)
@@ -106,7 +106,7 @@ class DataHistory:
             for begin, stop, counts in ((cuts[0], cuts[1], True), (cuts[1], cuts[2], False)):
                 found += self._within(history, begin, stop, counts)
             end_of_kept = min(end_of_kept, first)
-        return sorted(found, key=lambda each: (each.lineage, each.first))
+        return sorted(found, key=lambda each: (each.history, each.first))
 
     def _within(self, history: int, first: int, end: int, counts: bool) -> list[Stretch]:
         """Steps ``first`` to ``end``, cut where they begin to be read otherwise."""

@@ -63,7 +63,7 @@ def summary_of(ledger: LedgerFold, closed: LedgerFold, now_us: int) -> LedgerSum
         **_goodputs(closed, sum(totals[:STEP_KINDS]), held_us, trained_us, times.pending),
         other_ratio=_share(totals[OTHER_INDEX], rank_us - pending_us),
         steps=closed.step,
-        lineage=closed.lineage,
+        history=closed.history,
         commits_total=closed.commits_total,
         rolled_back_total=closed.rolled_back_total,
         median_step_s=median_us / 1e6,

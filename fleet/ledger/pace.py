@@ -5,7 +5,7 @@ from __future__ import annotations
 import statistics
 from itertools import pairwise
 
-from fleet.protocol.records import Committed, LineageBegun, Record
+from fleet.protocol.records import Committed, HistoryBegun, Record
 
 MOST = 2_000
 RECENT = 64
@@ -26,7 +26,7 @@ class Pace:
 
     def add(self, record: Record) -> None:
         match record:
-            case LineageBegun(from_state=state):
+            case HistoryBegun(from_state=state):
                 self.points = [point for point in self.points if point[1] <= state.step]
                 self._recent = []
             case Committed(at_s=at_s, state=state) if not self.points or state.step > self.points[-1][1]:

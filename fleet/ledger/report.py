@@ -25,7 +25,7 @@ from fleet.protocol.records import (
     DataRead,
     DecisionMade,
     EvidenceKept,
-    LineageBegun,
+    HistoryBegun,
     LossExplained,
     Measurement,
     ProcessLost,
@@ -146,12 +146,12 @@ class History:
                 self._kinds["views"].append(_view(record))
             case Committed(state=state_id):
                 self._newest = max(self._newest, state_id.step)
-            case LineageBegun(from_state=start, at_s=at_s):
+            case HistoryBegun(from_state=start, at_s=at_s):
                 if self._newest > start.step:
                     self._rollbacks.append({"at_s": at_s, "first_step": start.step + 1, "last_step": self._newest})
                 self._newest = min(self._newest, start.step)
             case CheckpointRecord():
-                state = [record.state.lineage, record.state.step]
+                state = [record.state.history, record.state.step]
                 self._kinds["checkpoints"].append({**_facts(record), "state": state})
             case EvidenceKept():
                 self._kinds["evidence"].append({**_facts(record), "members": [str(member) for member in record.members]})
@@ -227,7 +227,7 @@ def _view(record: ViewPublished) -> dict[str, Any]:
         "at_s": record.at_s,
         "size": len(record.view.members),
         "members": [str(member) for member in record.view.members],
-        "state": [record.view.state.lineage, record.view.state.step],
+        "state": [record.view.state.history, record.view.state.step],
         "checkpoint": record.view.checkpoint,
         "graceful": record.graceful,
         "causes": list(record.causes),

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from fleet.protocol.once import state_of
-from fleet.protocol.records import LineageBegun, OnceRecord, Record
+from fleet.protocol.records import HistoryBegun, OnceRecord, Record
 from fleet.protocol.types import StateId
 
 
@@ -29,6 +29,6 @@ def reports(records: Iterable[Record], name: str) -> list[ReportMade]:
                 place, _, called = key.partition("/")
                 if called.rpartition("#")[0] == name:
                     found.setdefault(key, ReportMade(state_of(place), json.loads(result)))
-            case LineageBegun(from_state=start):
+            case HistoryBegun(from_state=start):
                 found = {key: each for key, each in found.items() if each.state is None or each.state <= start}
     return list(found.values())

@@ -45,7 +45,7 @@ class StepCover:
         count = record.codes.count(COMMIT)
         if not count:
             return
-        member, history, first, end = record.member, record.lineage, record.step, record.step + count
+        member, history, first, end = record.member, record.history, record.step, record.step + count
         known, of, expected = self._last.get(member.slot, (member, history, first))
         if (known, of) == (member, history):
             self.repeated += max(0, expected - first)
@@ -63,13 +63,13 @@ class StepCover:
             first, end = min(first, begins[low]), max(end, ends[high - 1])
         begins[low:high], ends[low:high] = [first], [end]
 
-    def reached(self, lineage: int) -> int:
+    def reached(self, history: int) -> int:
         """The step after the newest that was committed in that history."""
-        return self._ends.get(lineage, [0])[-1]
+        return self._ends.get(history, [0])[-1]
 
-    def missing(self, lineage: int, begin: int, end: int) -> int:
+    def missing(self, history: int, begin: int, end: int) -> int:
         """Steps of ``[begin, end)`` that no rank committed in that history."""
-        stretches = zip(self._begins.get(lineage, ()), self._ends.get(lineage, ()), strict=True)
+        stretches = zip(self._begins.get(history, ()), self._ends.get(history, ()), strict=True)
         return max(0, end - begin) - sum(max(0, min(end, b) - max(begin, a)) for a, b in stretches)
 
 

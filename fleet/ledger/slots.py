@@ -123,7 +123,7 @@ class SlotAccount:
         "holes",
         "incarnation",
         "last_commit_us",
-        "lineage",
+        "history",
         "lost_us",
         "slot",
         "stepped",
@@ -134,7 +134,7 @@ class SlotAccount:
     def __init__(self, slot: int, start_us: int) -> None:
         self.slot, self.cursor_us = slot, start_us
         self.us = [0] * len(CODES)
-        self.incarnation = self.generation = self.lineage = -1
+        self.incarnation = self.generation = self.history = -1
         self.stepped = -2  # not even in generation -1, that of a process without a view
         self.lost_us: int | None = None
         self.away = False  # its process left with a node that was taken away, and it has no other since
@@ -207,8 +207,8 @@ class SlotAccount:
         Raises:
             LedgerError: an unknown code, a negative duration, or a mark of some length.
         """
-        abandoned = self.abandon() if record.lineage != self.lineage else []  # an attempt may go on in the next view
-        self.generation, self.lineage = record.generation, record.lineage
+        abandoned = self.abandon() if record.history != self.history else []  # an attempt may go on in the next view
+        self.generation, self.history = record.generation, record.history
         if record.durations_us and min(record.durations_us) < 0:
             raise LedgerError(f"{record.member}: a span of {min(record.durations_us)} us in the record that starts at {record.start_us} us")
         if len(record.codes) != len(record.durations_us):

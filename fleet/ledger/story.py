@@ -17,11 +17,11 @@ from fleet.protocol.records import (
     DecisionMade,
     EvidenceKept,
     FaultRecord,
-    Heard,
-    LineageBegun,
+    HistoryBegun,
     LossExplained,
     ProcessLost,
     ProcessUp,
+    Received,
     Record,
     RunEnded,
     RunStarted,
@@ -134,7 +134,7 @@ def _moments(known: _Known) -> Iterator[Moment]:
     loss, declared_s = known.loss, known.loss.at_s
     for record in known.records[: known.place]:
         at_s, said = getattr(record, "at_s", loss.at_s), _before(known, record)
-        if isinstance(record, Heard) and loss.event and record.event == loss.event:
+        if isinstance(record, Received) and loss.event and record.event == loss.event:
             declared_s, at_s = record.at_s, loss.at_s if record.what == "Lost" else record.at_s
         if said is not None:
             yield Moment(at_s - loss.at_s, getattr(record, "event", 0), *said)
@@ -148,9 +148,9 @@ def _before(known: _Known, record: Record) -> tuple[str, str] | None:
     match record:
         case FaultRecord(fault=fault, phase="executed") if fault.id == loss.fault:
             return _words(known, record)
-        case Heard() if loss.event and record.event == loss.event:
+        case Received() if loss.event and record.event == loss.event:
             return _words(known, record)
-        case Heard(what="NodeSilent") if record.node == known.nodes.get(loss.member) and loss.at_s - record.at_s < SILENCE_S:
+        case Received(what="NodeSilent") if record.node == known.nodes.get(loss.member) and loss.at_s - record.at_s < SILENCE_S:
             return _words(known, record)
         case DecisionMade() | EvidenceKept() if loss.event and record.event == loss.event:
             return _words(known, record)
@@ -205,7 +205,7 @@ def _words(known: _Known, record: Record) -> tuple[str, str] | None:
         case FaultRecord(fault=fault, phase=phase):
             done = operation(fault, record.members) if phase == "executed" else phase
             return "chaos", f"fault {fault.id}: {done}{f'; {record.detail}' if record.detail else ''}"
-        case Heard():
+        case Received():
             return _received(record)
         case DecisionMade(policy=policy, action=action, reason=reason):
             return COORDINATOR, f"{policy} decides {action.replace('_', ' ')}: {' '.join(reason.split())}"
@@ -217,7 +217,7 @@ def _words(known: _Known, record: Record) -> tuple[str, str] | None:
             return COORDINATOR, f"a process fills slot {member.slot} as rank {member}, on node {record.process.node}"
         case EvidenceKept(incident=incident, path=path):
             return COORDINATOR, f"{incident}: stacks of all ranks are in {path}"
-        case LineageBegun(from_state=start):
+        case HistoryBegun(from_state=start):
             return COORDINATOR, f"the run goes back to step {start.step}: {record.reason}"
         case ViewPublished(view=view, graceful=graceful):
             how = "is proposed beside the running steps" if graceful else "is formed"
@@ -232,16 +232,16 @@ WORDS = {
     "NodeSilent": "the line to the agent of node {node} broke",
     "NodeLost": "node {node} is gone",
     "Raised": "its train function raised: {detail}",
-    "Parked": "has left view {generation}{step} ({detail})",
+    "Quiesced": "has left view {generation}{step} ({detail})",
     "Formed": "is in view {generation}{step}",
     "Joined": "says hello",
     "Tick": "looks at the clock",
 }
 """Event -> what it says; those of ``OF_RANKS`` are said by a rank."""
-OF_RANKS = ("Raised", "Parked", "Formed", "Finished", "Left", "Joined", "Ready")
+OF_RANKS = ("Raised", "Quiesced", "Formed", "Finished", "Left", "Joined", "Ready")
 
 
-def _received(record: Heard) -> tuple[str, str]:
+def _received(record: Received) -> tuple[str, str]:
     step = f", at step {record.step}" if record.step >= 0 else ""
     words = WORDS.get(record.what, f"{record.what} {{detail}}")
     text = words.format(member=record.member, node=record.node, generation=record.generation, step=step, detail=record.detail).strip()

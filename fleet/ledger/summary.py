@@ -171,7 +171,7 @@ class LedgerSummary:
     ettr: float
     other_ratio: float
     steps: int
-    lineage: int
+    history: int
     commits_total: int
     rolled_back_total: int
     median_step_s: float

@@ -12,46 +12,46 @@ from typing import Any
 
 from fleet.machine.roster import RankPhase
 from fleet.machine.state import MachineState
-from fleet.protocol.events import Event, Formed, Joined, Lost, NodeJoined, NodeLost, NodeSilent, Parked, Raised
+from fleet.protocol.events import Event, Formed, Joined, Lost, NodeJoined, NodeLost, NodeSilent, Quiesced, Raised
 from fleet.protocol.instructions import Instruction, Write
-from fleet.protocol.records import DecisionMade, Heard, LineageBegun, ProcessLost, RunEnded, ViewPublished
+from fleet.protocol.records import DecisionMade, HistoryBegun, ProcessLost, Received, RunEnded, ViewPublished
 from fleet.protocol.types import Member
 
-DECISIVE = (DecisionMade, ViewPublished, LineageBegun, ProcessLost, RunEnded)
+DECISIVE = (DecisionMade, ViewPublished, HistoryBegun, ProcessLost, RunEnded)
 """An event that one of these follows from is told."""
 DETAIL = 160
 """So many characters of what a rank said."""
 
 
-ALWAYS = (Parked, Formed, Lost, Raised, NodeSilent, NodeLost)
+ALWAYS = (Quiesced, Formed, Lost, Raised, NodeSilent, NodeLost)
 """Events that are told whatever they lead to."""
 
 
-def news(machine: MachineState, event: Event, now_s: float) -> Heard | None:
+def news(machine: MachineState, event: Event, now_s: float) -> Received | None:
     """``event`` in short, if it is one that is always told, and is not said again. To be asked before it is handled."""
     match event:
-        case Parked(member=member, generation=generation):
+        case Quiesced(member=member, generation=generation):
             rank = machine.current(member)
             if rank is not None and rank.may_be_in(generation):
                 step = event.state.step if event.state is not None else -1
                 words = f"{event.why}: {event.detail}" if event.detail else str(event.why)
-                return Heard(machine.event, "Parked", now_s, member, rank.process.node, generation, step, words[:DETAIL])
+                return Received(machine.event, "Quiesced", now_s, member, rank.process.node, generation, step, words[:DETAIL])
         case Formed(member=member, generation=generation, state=state):
             rank = machine.current(member)
-            if rank is not None and rank.may_be_in(generation) and (rank.generation, rank.phase) != (generation, RankPhase.SEATED):
-                return Heard(machine.event, "Formed", now_s, member, rank.process.node, generation, state.step)
+            if rank is not None and rank.may_be_in(generation) and (rank.generation, rank.phase) != (generation, RankPhase.JOINED):
+                return Received(machine.event, "Formed", now_s, member, rank.process.node, generation, state.step)
         case Lost(member=member) | Raised(member=member) if (rank := machine.current(member)) is not None:
             said = event.error[:DETAIL] if isinstance(event, Raised) else ""
-            return Heard(machine.event, type(event).__name__, now_s, member, rank.process.node, rank.generation, event.step, said)
+            return Received(machine.event, type(event).__name__, now_s, member, rank.process.node, rank.generation, event.step, said)
         case NodeSilent(node=node) | NodeLost(node=node):
-            return Heard(machine.event, type(event).__name__, now_s, None, node)
+            return Received(machine.event, type(event).__name__, now_s, None, node)
     return None
 
 
-def told(event: Event, number: int, heard: Heard | None, out: Sequence[Instruction], now_s: float) -> list[Instruction]:
+def told(event: Event, number: int, heard: Received | None, out: Sequence[Instruction], now_s: float) -> list[Instruction]:
     """``out``, each with the number of the event that it follows from; the event before it, if it is to be told."""
     if heard is None and any(isinstance(each, Write) and isinstance(each.record, DECISIVE) for each in out):
-        heard = Heard(number, type(event).__name__, now_s, _member(event), event.node if isinstance(event, NodeJoined) else "")
+        heard = Received(number, type(event).__name__, now_s, _member(event), event.node if isinstance(event, NodeJoined) else "")
     numbered = [_numbered(each, number) for each in out]
     return numbered if heard is None else [Write(heard), *numbered]
 

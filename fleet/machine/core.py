@@ -72,7 +72,7 @@ from fleet.protocol.events import (
     OnceDone,
     OnceWanted,
     OutputDropped,
-    Parked,
+    Quiesced,
     Raised,
     Reads,
     Ready,
@@ -127,9 +127,9 @@ class FleetMachine:
         now_s: float = 0.0,
     ) -> None:
         roster = Roster()
-        committed, history = (checkpoint[1], checkpoint[1].lineage) if checkpoint else (StateId(0, 0), -1)
+        committed, history = (checkpoint[1], checkpoint[1].history) if checkpoint else (StateId(0, 0), -1)
         self.state = MachineState(
-            settings, recovery, placement, lemons or {}, roster=roster, committed=committed, lineage=history, started_s=now_s,
+            settings, recovery, placement, lemons or {}, roster=roster, committed=committed, history=history, started_s=now_s,
             checkpoints=Tiers(settings, roster, interval, peers, checkpoint, rates, now_s), doubts=Doubts(corruption),
             stragglers=Stragglers(straggler), progress=Progress(progress, settings.timeouts.progress_s, now_s),
             budget=Budget(settings.checkpoint.keep), figures=ShardFigures(settings.shards), build=build,
@@ -188,8 +188,8 @@ def _observe(machine: MachineState, event: Event, now_s: float) -> None:
             ranks.joined(machine, event, now_s)
         case Ready(member=member):
             ranks.ready(machine, member, now_s)
-        case Parked():
-            ranks.parked(machine, event, now_s)
+        case Quiesced():
+            ranks.quiesced(machine, event, now_s)
         case Formed():
             ranks.formed(machine, event, now_s)
         case Finished() | Left():

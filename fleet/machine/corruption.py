@@ -1,7 +1,7 @@
 """When ranks differ in what should be the same bits on all of them: what they told, who is wrong, and where the run goes on.
 
 Ranks compare in their own reduction (``actors.rank.verify.replicas``), and leave their group when something differs: no step is
-committed. Each that was in the comparison says what it holds with its ``Parked``; once all that live have spoken, the policy judges. Who is
+committed. Each that was in the comparison says what it holds with its ``Quiesced``; once all that live have spoken, the policy judges. Who is
 wrong is evicted before a view is made, so it neither trains on nor gives its state to anyone. When nobody can say who, all go back to what
 they held alike. When it happens again right there, or more than a flipped bit has happened, the loop is wrong: the run ends, and no node
 is to blame.
@@ -56,7 +56,7 @@ def judge(machine: MachineState, now_s: float) -> None:
     elif verdict.decision.action == "retry":
         probe("a tie takes all ranks back")
         cleared = min(known.cleared for known in said.values())
-        _take_back(machine, first, StateId(cleared.lineage, cleared.step - 1), now_s, counts=not injected)
+        _take_back(machine, first, StateId(cleared.history, cleared.step - 1), now_s, counts=not injected)
         machine.losses.healed(said)
     elif verdict.guilty:
         probe("a rank is outvoted")
@@ -97,7 +97,7 @@ def _give_up(machine: MachineState, found: Finding, said: dict[Member, Finding],
     if machine.doubts.policy is not None:
         why = 'with optimizer_sharding = "zero1" most ranks have a parameter from its owner, so that a majority proves nothing'
     reason = f"{found.what} of the ranks differ at step {found.state.step}, and {why}"
-    machine.out += machine.checkpoints.withdraw(StateId(cleared.lineage, max(0, cleared.step - 1)), found.state, now_s, reason)
+    machine.out += machine.checkpoints.withdraw(StateId(cleared.history, max(0, cleared.step - 1)), found.state, now_s, reason)
     end(machine, EndWhy.UNJUDGED, reason, _table(said), now_s)
 
 
@@ -180,7 +180,7 @@ def _take_back(machine: MachineState, found: Finding, cleared: StateId, now_s: f
         if state is None:
             probe("no kept state is cleared of doubt")
         machine.doubts.tainted = found.state
-        first = StateId(0, 0) if state is None else StateId(state.lineage, state.step + 1)
+        first = StateId(0, 0) if state is None else StateId(state.history, state.step + 1)
         machine.out += machine.checkpoints.withdraw(first, found.state, now_s, reason)
     machine.doubts.judged(found.generation)
     resumed = None
@@ -188,7 +188,7 @@ def _take_back(machine: MachineState, found: Finding, cleared: StateId, now_s: f
         back_to = found.state if decision.action == "carry_on" else state
         resumed = back_to.step if back_to is not None else 0
         machine.doubts.note(found.state.step, resumed)
-    where, suspected = (found.state.lineage, found.state.step), (first.lineage, first.step)
+    where, suspected = (found.state.history, found.state.step), (first.history, first.step)
     payload = TakenBack(found.generation, where, suspected, resumed, figures(decision.payload))
     machine.decide("corruption", decision.action, decision.reason, payload, now_s)
 

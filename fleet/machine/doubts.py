@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping
 
-from fleet.protocol.events import Parked
+from fleet.protocol.events import Quiesced
 from fleet.protocol.ports import CorruptionPolicy
 from fleet.protocol.probes import probe
 from fleet.protocol.types import Finding, Member, StateId
@@ -40,7 +40,7 @@ class Doubts:
         newcomers = any(known.digest != most and not known.witness for known in said.values())
         return newcomers or step == self._last[0] or 0 <= step - self._last[1] <= AGAIN_STEPS
 
-    def hear(self, event: Parked) -> None:
+    def hear(self, event: Quiesced) -> None:
         if event.testimony is None or event.testimony.generation <= self._judged:
             if event.testimony is not None:
                 probe("a rank tells again what was judged")
@@ -53,4 +53,4 @@ class Doubts:
 
     def floor(self, committed: StateId) -> StateId:
         """A state below it cannot be the source of a view."""
-        return committed if self.tainted is None else max(committed, StateId(self.tainted.lineage + 1, 0))
+        return committed if self.tainted is None else max(committed, StateId(self.tainted.history + 1, 0))

@@ -16,7 +16,7 @@ from fleet.machine.stopping import waits_unasked
 from fleet.machine.views import note_commits
 from fleet.protocol.causes import EndWhy, GatherWhy
 from fleet.protocol.decisions import Concluded
-from fleet.protocol.events import Event, Finished, Formed, Heartbeat, Joined, Left, Parked, Ready
+from fleet.protocol.events import Event, Finished, Formed, Heartbeat, Joined, Left, Quiesced, Ready
 from fleet.protocol.instructions import Conclude, Welcome
 from fleet.protocol.probes import probe
 from fleet.protocol.types import Member
@@ -105,7 +105,7 @@ def after_end(machine: MachineState, event: Event, now_s: float) -> None:
                 incarnation = known.member.incarnation if known and known.token == token else machine.roster.grant(slot, None)
                 machine.say(Welcome(slot, token, incarnation))
             release(machine, [Member(slot, incarnation)], now_s)
-        case Ready(member=member) | Parked(member=member) | Formed(member=member) | Finished(member=member) | Left(member=member):
+        case Ready(member=member) | Quiesced(member=member) | Formed(member=member) | Finished(member=member) | Left(member=member):
             release(machine, [member], now_s)
         case Heartbeat(pulses=pulses):
             heard(machine, event, now_s)

@@ -33,7 +33,7 @@ def note(machine: MachineState, event: EvidenceWritten | FilesFound | Implausibl
 
 def _reads(machine: MachineState, event: Reads, now_s: float) -> None:
     """Once for each history, as its steps may be read otherwise than those that it took back."""
-    facts = (event.data_sha256, event.total_steps, event.lineage)
+    facts = (event.data_sha256, event.total_steps, event.history)
     read = DataRead(event.samples, event.batch_size, now_s, *facts, event.step, event.order)
     if machine.current(event.member) and data_of(machine.data) != data_of(read):
         machine.data = read

@@ -28,7 +28,7 @@ from fleet.protocol.causes import (
 )
 from fleet.protocol.decisions import Gathering, OfView
 from fleet.protocol.events import Explained, FaultReported, Heartbeat, Lost, Raised
-from fleet.protocol.instructions import Cancel, Evict, Park
+from fleet.protocol.instructions import Cancel, Evict, Quiesce
 from fleet.protocol.probes import probe
 from fleet.protocol.records import FaultRecord, LossExplained
 from fleet.protocol.topology import asked
@@ -185,18 +185,18 @@ def gather(
     if machine.proposal is not None:
         probe("a proposal falls with the view that was to change")
     machine.proposal = None
-    machine.deadline_s = now_s + machine.settings.timeouts.park_s
+    machine.deadline_s = now_s + machine.settings.timeouts.quiesce_s
     machine.out += machine.checkpoints.abandoned(now_s)
-    park(machine, now_s)
+    quiesce(machine, now_s)
     if machine.grace_until_s is None:
         press(machine, now_s)
 
 
-def park(machine: MachineState, now_s: float) -> None:
+def quiesce(machine: MachineState, now_s: float) -> None:
     """Tell all that may still step in a view to leave it; repeated until they have."""
     machine.sent_s = now_s
     if members := tuple(machine.roster.by_slot[slot].member for slot in sorted(machine.roster.outstanding)):
-        machine.say(Park(members, machine.generation, machine.in_person))
+        machine.say(Quiesce(members, machine.generation, machine.in_person))
 
 
 def press(machine: MachineState, now_s: float) -> None:
@@ -220,4 +220,4 @@ def cancel(machine: MachineState, now_s: float, reason: str) -> None:
     machine.say(Cancel(tuple(member for member in proposal.members if member in joined), proposal.generation))
     newcomers = tuple(member for member in proposal.members if member not in joined and machine.current(member))
     if newcomers:
-        machine.say(Park(newcomers, proposal.generation))
+        machine.say(Quiesce(newcomers, proposal.generation))

@@ -43,7 +43,7 @@ def hold(machine: MachineState, now_s: float) -> None:
         return
     if machine.phase in (Phase.RUN, Phase.FORM):
         gather(machine, now_s, GatherWhy.PARTITION, f"{_named(away)}: all wait", in_person=False)
-    machine.deadline_s = now_s + machine.settings.timeouts.park_s
+    machine.deadline_s = now_s + machine.settings.timeouts.quiesce_s
 
 
 def _report(machine: MachineState, away: frozenset[str], now_s: float) -> None:

@@ -8,7 +8,7 @@ from fleet.machine.roster import Rank, RankPhase
 from fleet.machine.state import MachineState, Phase
 from fleet.machine.views import entered
 from fleet.protocol.causes import Departure, GatherWhy, Superseded
-from fleet.protocol.events import Finished, Formed, Joined, Left, Parked
+from fleet.protocol.events import Finished, Formed, Joined, Left, Quiesced
 from fleet.protocol.instructions import Fence, Welcome
 from fleet.protocol.probes import probe
 from fleet.protocol.records import ProcessUp
@@ -49,7 +49,7 @@ def ready(machine: MachineState, member: Member, now_s: float) -> None:
         rank.phase, rank.beat_s, rank.heard, rank.ready_s = RankPhase.STANDBY, now_s, True, now_s
 
 
-def parked(machine: MachineState, event: Parked, now_s: float) -> None:
+def quiesced(machine: MachineState, event: Quiesced, now_s: float) -> None:
     """It has left its generation. If that is the present view, the others have to leave it, too."""
     rank = machine.current(event.member)
     if rank is None or event.generation < rank.generation:
@@ -58,7 +58,7 @@ def parked(machine: MachineState, event: Parked, now_s: float) -> None:
     rank.beat_s, rank.heard, rank.engaged = now_s, True, event.engaged
     machine.learn(event.generation, event.state)
     machine.doubts.hear(event)
-    machine.roster.parked(rank, event.generation)
+    machine.roster.quiesced(rank, event.generation)
     view, proposal = machine.view, machine.proposal
     if event.why is Departure.INCOMPLETE:
         found_in = next((known for known in (view, proposal) if known is not None and known.generation == event.generation), None)
@@ -74,7 +74,7 @@ def parked(machine: MachineState, event: Parked, now_s: float) -> None:
 
 def formed(machine: MachineState, event: Formed, now_s: float) -> None:
     """It is in the process group of a generation."""
-    _is_in(machine, event.member, event.generation, event.state, RankPhase.SEATED, now_s)
+    _is_in(machine, event.member, event.generation, event.state, RankPhase.JOINED, now_s)
 
 
 def finished(machine: MachineState, event: Finished | Left, now_s: float) -> None:
@@ -95,7 +95,7 @@ def _is_in(machine: MachineState, member: Member, generation: int, state: StateI
     rank.phase, rank.state, rank.dirty, rank.generation = phase, state, False, generation
     rank.beat_s = rank.progress_s = now_s
     rank.heard = True
-    if phase == RankPhase.SEATED:
+    if phase == RankPhase.JOINED:
         rank.formed = (generation, state)
     machine.learn(generation, state)
     machine.roster.sent(member, generation)

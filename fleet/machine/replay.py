@@ -19,7 +19,7 @@ from fleet.protocol.records import (
     DataRead,
     DecisionMade,
     FaultRecord,
-    LineageBegun,
+    HistoryBegun,
     OnceRecord,
     ProcessLost,
     ProcessUp,
@@ -76,8 +76,8 @@ def _apply(machine: MachineState, record: Record) -> None:
         case ViewPublished():
             _apply_view(machine, record)
             machine.checkpoints.replay(record)
-        case LineageBegun(lineage=lineage, from_state=start):
-            machine.lineage = max(machine.lineage, lineage)
+        case HistoryBegun(history=history, from_state=start):
+            machine.history = max(machine.history, history)
             machine.once.roll_back(start)
         case OnceRecord():
             machine.once.replay(record)
@@ -123,7 +123,7 @@ def _apply(machine: MachineState, record: Record) -> None:
 def _apply_view(machine: MachineState, record: ViewPublished) -> None:
     view = record.view
     machine.generation = max(machine.generation, view.generation)
-    machine.lineage = max(machine.lineage, view.state.lineage)
+    machine.history = max(machine.history, view.state.history)
     if record.graceful:
         machine.proposal = view
     else:

@@ -18,7 +18,7 @@ class RankPhase(StrEnum):
 
     STARTING = "starting"
     STANDBY = "standby"
-    SEATED = "seated"
+    JOINED = "joined"
     FINISHED = "finished"
 
 
@@ -33,7 +33,7 @@ STOOD_STILL = 0.25
 class Rank:
     """A live process in a slot.
 
-    ``sent_generation`` is the greatest generation that it was invited to, ``parked_generation`` the greatest that it said it has left:
+    ``sent_generation`` is the greatest generation that it was invited to, ``quiesced_generation`` the greatest that it said it has left:
     while the first is greater the rank may be stepping there. ``formed`` is (generation, state) when it last said that it is in a view and
     steps; ``stepped``: it has taken a step since it came. ``engaged``: what its loop does, if it has left its view. ``running_s``: since
     when the last view with it has run, and ``ready_s`` since when it can be in one. Times are on the run's clock.
@@ -49,7 +49,7 @@ class Rank:
     dirty: bool = False
     generation: int = -1
     sent_generation: int = -1
-    parked_generation: int = -1
+    quiesced_generation: int = -1
     progress_s: float = 0.0
     running_s: float = 0.0
     ready_s: float = 0.0
@@ -63,7 +63,7 @@ class Rank:
 
     def may_be_in(self, generation: int) -> bool:
         """Whether a word of it from ``generation`` is not stale: a rank that parked in a generation never comes back to it."""
-        return generation > self.parked_generation and generation >= self.generation
+        return generation > self.quiesced_generation and generation >= self.generation
 
 
 @dataclass(slots=True)
@@ -115,12 +115,12 @@ class Roster:
         rank = self.current(member)
         if rank is not None:
             rank.sent_generation = max(rank.sent_generation, generation)
-            if rank.sent_generation > rank.parked_generation:
+            if rank.sent_generation > rank.quiesced_generation:
                 self.outstanding.add(member.slot)
 
-    def parked(self, rank: Rank, generation: int) -> None:
-        rank.parked_generation = max(rank.parked_generation, generation)
-        if rank.parked_generation >= rank.sent_generation:
+    def quiesced(self, rank: Rank, generation: int) -> None:
+        rank.quiesced_generation = max(rank.quiesced_generation, generation)
+        if rank.quiesced_generation >= rank.sent_generation:
             self.outstanding.discard(rank.member.slot)
 
     def stays(self, node: str, seated: bool) -> bool:
@@ -155,7 +155,7 @@ class Roster:
         self.silent.pop(event.node, None)
         self.late.discard(event.node)
         stale: list[Rank] = []
-        by_slot, joined = self.by_slot, RankPhase.SEATED  # the attribute of an enum is looked up slowly
+        by_slot, joined = self.by_slot, RankPhase.JOINED  # the attribute of an enum is looked up slowly
         for pulse in event.pulses:
             member = pulse.member
             rank = by_slot.get(member.slot)
@@ -235,12 +235,12 @@ class Roster:
     @property
     def first_step(self) -> bool:
         """Whether a seated rank is at its first step: how long later ones take says nothing about that."""
-        return any(rank.phase is RankPhase.SEATED and not rank.stepped for rank in self.by_slot.values())
+        return any(rank.phase is RankPhase.JOINED and not rank.stepped for rank in self.by_slot.values())
 
     def stuck_rank(self, limit_s: float, now_s: float) -> Rank | None:
         """A seated rank that has not moved for longer than ``limit_s``."""
         since_s = now_s - limit_s
         if self.long_call_s >= since_s:
             return None
-        joined = RankPhase.SEATED
+        joined = RankPhase.JOINED
         return next((rank for rank in self.by_slot.values() if rank.progress_s < since_s and rank.phase is joined), None)

@@ -14,8 +14,8 @@ from fleet.protocol.causes import EndWhy
 from fleet.protocol.records import (
     CheckpointRecord,
     Committed,
-    Heard,
-    LineageBegun,
+    HistoryBegun,
+    Received,
     Record,
     Resumed,
     RunEnded,
@@ -76,7 +76,7 @@ class Sessions:
                 self._script = str(section(configuration(config), "made_of").get("script_sha256", ""))
             case Resumed(gap=True, script_sha256=script):
                 self._begin(script)
-            case LineageBegun(from_state=state):
+            case HistoryBegun(from_state=state):
                 self._before = state
             case ViewPublished(view=view) if view.checkpoint is not None and "/" not in view.checkpoint:
                 if not self._began_from:
@@ -84,7 +84,7 @@ class Sessions:
                 self._origin, self._reached = self._before, view.state.step
             case Committed(state=state) | CheckpointRecord(phase="durable", state=state):
                 self._come(state.step)
-            case Heard(what="Raised", step=step):  # the last commits before it may stand in no record
+            case Received(what="Raised", step=step):  # the last commits before it may stand in no record
                 self._come(step)
             case RunEnded(why=EndWhy.TRAIN_RAISED | EndWhy.LOOP_WRONG | EndWhy.CRASH_LOOP):  # others are not the checkpoint's fault
                 self._fail(record)

@@ -101,7 +101,7 @@ class MachineState:
 
     Attributes:
         view, proposal: the present view; the one that its members form beside the running steps, and enter at a step boundary.
-        generation, lineage: the greatest that were given out.
+        generation, history: the greatest that were given out.
         committed: the newest state that every member of a view has reported.
         missing: members of ``view`` that have not yet said that they are in it; ``finished`` those that have committed the last step.
         incomplete: members of the last view that found some of a sharded state with none of them; () once a view runs.
@@ -133,7 +133,7 @@ class MachineState:
     progress: Progress
     started_s: float
     committed: StateId
-    lineage: int
+    history: int
     figures: ShardFigures
     losses: Losses = field(default_factory=Losses)
     evidence: Evidence = field(default_factory=Evidence)
@@ -195,7 +195,7 @@ class MachineState:
     def learn(self, generation: int, state: StateId | None) -> None:
         """A rank's word may be newer than the journal: numbers that were used once are never used again."""
         self.generation = max(self.generation, generation)
-        self.lineage = max(self.lineage, state.lineage if state is not None else -1)
+        self.history = max(self.history, state.history if state is not None else -1)
 
     # ---- what is to be done --------------------------------------------------------------------------------------------------------------
 
@@ -237,8 +237,8 @@ class MachineState:
         newest = max((view.generation for view in (self.view, self.proposal) if view is not None), default=0)
         if newest > self.generation:
             yield f"generation {newest} is in use, and {self.generation} is the greatest that was given out"
-        if self.committed.lineage > max(self.lineage, 0):
-            yield f"{self.committed} is committed, and lineage {self.lineage} is the greatest that was given out"
+        if self.committed.history > max(self.history, 0):
+            yield f"{self.committed} is committed, and history {self.history} is the greatest that was given out"
         members = frozenset(self.view.members) if self.view is not None else frozenset()
         for name, some in (("missing", self.missing), ("finished", self.finished)):
             if not some <= members:
@@ -256,8 +256,8 @@ class MachineState:
                 yield f"{rank.member} lives, and was not granted"
             if rank.token in self.roster.dead_tokens:
                 yield f"{rank.member} lives, and its process was given up"
-            if (rank.sent_generation > rank.parked_generation) != (slot in self.roster.outstanding):
-                yield f"{rank.member} was sent {rank.sent_generation}, parked in {rank.parked_generation}, and outstanding says else"
+            if (rank.sent_generation > rank.quiesced_generation) != (slot in self.roster.outstanding):
+                yield f"{rank.member} was sent {rank.sent_generation}, parked in {rank.quiesced_generation}, and outstanding says else"
             if rank.phase == RankPhase.STARTING and self.seated(rank.member) and self.phase == Phase.RUN and self.grace_until_s is None:
                 yield f"{rank.member} is in the running view, and builds its model"
         if gone := self.roster.outstanding - self.roster.by_slot.keys():

@@ -12,7 +12,7 @@ from __future__ import annotations
 from fleet.machine.candidates import keepers
 from fleet.machine.corruption import judge
 from fleet.machine.end import end
-from fleet.machine.leaving import gather, park
+from fleet.machine.leaving import gather, quiesce
 from fleet.machine.state import MachineState, Phase, Stop
 from fleet.machine.views import note_commits
 from fleet.protocol.causes import EndWhy, GatherWhy
@@ -43,7 +43,7 @@ def stop(machine: MachineState, event: StopRequested, now_s: float) -> None:
         if machine.phase == Phase.GATHER and machine.in_person:
             probe("a run is told to stop while its ranks are called out in person")
             machine.in_person = False  # who hangs is of no matter any more: what it holds is, and whoever listens can tell
-            park(machine, now_s)
+            quiesce(machine, now_s)
 
 
 def patience_s(machine: MachineState) -> float:
@@ -100,7 +100,7 @@ def takes(machine: MachineState, now_s: float) -> bool:
         stopping.answer_s = now_s + ANSWER_S
     if machine.roster.outstanding and now_s < stopping.answer_s:
         if now_s - machine.sent_s >= machine.settings.timeouts.resend_s:
-            park(machine, now_s)
+            quiesce(machine, now_s)
         return True
     judge(machine, now_s)
     if machine.phase == Phase.GATHER:

@@ -93,7 +93,7 @@ class Tiers:
         if older is None:
             return []
         probe("a run that came back begins from an older checkpoint")
-        first, last = StateId(older.lineage, older.step + 1), max(self.store.kept)
+        first, last = StateId(older.history, older.step + 1), max(self.store.kept)
         return self.withdraw(first, last, now_s, in_words(self.sessions.returns))
 
     def begin(self, rolled_back: bool) -> StateId:

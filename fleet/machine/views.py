@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from fleet.machine.candidates import Source, is_incomplete, situation, source
 from fleet.machine.corruption import judge
-from fleet.machine.leaving import evict, gather, park
+from fleet.machine.leaving import evict, gather, quiesce
 from fleet.machine.roster import Rank, RankPhase
 from fleet.machine.state import MachineState, Phase
 from fleet.machine.topology import tell_lacking
@@ -14,7 +14,7 @@ from fleet.protocol.causes import FreshWanted, GatherWhy, StartsAgain
 from fleet.protocol.decisions import OfView
 from fleet.protocol.instructions import Publish
 from fleet.protocol.probes import probe
-from fleet.protocol.records import Committed, LineageBegun, ViewPublished
+from fleet.protocol.records import Committed, HistoryBegun, ViewPublished
 from fleet.protocol.types import Formation, Member, Ranges, StateId, View
 
 
@@ -22,7 +22,7 @@ def try_form(machine: MachineState, now_s: float, ask: bool) -> None:
     """Once all have left: evict whoever was wrong, and form the next view of those whom the recovery policy names."""
     if machine.roster.outstanding:
         if now_s - machine.sent_s >= machine.settings.timeouts.resend_s:
-            park(machine, now_s)
+            quiesce(machine, now_s)
     elif ask and not (machine.away or machine.alone):
         judge(machine, now_s)
         if machine.phase == Phase.GATHER:
@@ -64,7 +64,7 @@ def publish(machine: MachineState, formation: Formation, chosen: Source, now_s: 
     checkpoint = machine.checkpoints.newest_id if chosen.state is None else None
     if chosen.state is None:
         machine.incomplete = frozenset()
-    state = chosen.state or begin_lineage(machine, now_s)
+    state = chosen.state or begin_history(machine, now_s)
     view = make_view(machine, formation.members, chosen, state, checkpoint)
     announce(machine, view, formation, False, now_s)
     sit(machine, view, now_s)
@@ -99,17 +99,17 @@ def announce(machine: MachineState, view: View, formation: Formation, graceful: 
     machine.losses.causes.clear()
 
 
-def begin_lineage(machine: MachineState, now_s: float) -> StateId:
+def begin_history(machine: MachineState, now_s: float) -> StateId:
     """Nobody holds a usable state: a new history begins from the newest checkpoint, or from the initial state."""
-    rolled_back = machine.lineage >= 0
+    rolled_back = machine.history >= 0
     start = machine.checkpoints.begin(rolled_back)
-    machine.lineage += 1
+    machine.history += 1
     if rolled_back:
         if start == StateId(0, 0):
-            probe("a new lineage begins from the initial state")
+            probe("a new history begins from the initial state")
         machine.once.roll_back(start)
-        machine.write(LineageBegun(machine.lineage, start, now_s, _why_back(machine)))
-    return StateId(machine.lineage, start.step)
+        machine.write(HistoryBegun(machine.history, start, now_s, _why_back(machine)))
+    return StateId(machine.history, start.step)
 
 
 SPREAD = {"zero1": "optimizer's state", "fsdp": "parameters"}

@@ -145,7 +145,7 @@ def loan(here: StateId | None, wanted: StateId, *, still: bool = True) -> Loan:
         return Loan.LATER
     if here == wanted:
         return Loan.NOW
-    behind = here is not None and here.lineage == wanted.lineage and here.step + 1 == wanted.step
+    behind = here is not None and here.history == wanted.history and here.step + 1 == wanted.step
     if not behind:
         probe("a lender is asked for a state that it does not hold")
     return Loan.LATER if behind else Loan.NEVER
@@ -230,7 +230,7 @@ class Claim:
 
 def follows(claim: Claim, target: StateId) -> bool:
     """Whether the member can take, by itself, the one step that it is behind ``target``."""
-    return claim.ready and claim.state is not None and claim.state == StateId(target.lineage, target.step - 1)
+    return claim.ready and claim.state is not None and claim.state == StateId(target.history, target.step - 1)
 
 
 def settled(claims: Sequence[Claim], target: StateId) -> list[Claim]:

@@ -202,7 +202,7 @@ class Cleared(Payload):
 
 @dataclass(frozen=True, slots=True)
 class TakenBack(Payload):
-    """Ranks differed in the view ``generation``, at ``found``; no checkpoint from ``doubted`` to there is used. States are (lineage, step).
+    """Ranks differed in the view ``generation``, at ``found``; no checkpoint from ``doubted`` to there is used. States are (history, step).
 
     ``resumed``: the step that the run goes on from; None where chaos has made the ranks differ.
     """
@@ -216,8 +216,8 @@ class TakenBack(Payload):
     def figures(self) -> dict[str, float]:
         (history, found), (suspected_history, suspected_step) = self.found, self.doubted
         own: dict[str, float] = {
-            "generation": self.generation, "lineage": history, "found": found,
-            "doubted_lineage": suspected_history, "doubted_step": suspected_step,
+            "generation": self.generation, "history": history, "found": found,
+            "doubted_history": suspected_history, "doubted_step": suspected_step,
         }  # fmt: skip
         return self.others | own | ({} if self.resumed is None else {"resumed": self.resumed})
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 
-from fleet.protocol.shards import foreseen
+from fleet.protocol.shards import speculative
 from fleet.protocol.types import Member, StateId, View
 
 
@@ -29,7 +29,7 @@ class Duties:
         """By view rank, what all bring. These go together, also when the next view breaks before it is known who brings what there."""
         self.had, self.mine, self.ahead = dict(zip(members, brought, strict=True)), brought[rank], ()
 
-    def foresee(self, view: View, member: Member, here: StateId, idle: Collection[int]) -> bool:
+    def speculate(self, view: View, member: Member, here: StateId, idle: Collection[int]) -> bool:
         """What ``member`` will have to bring in ``view`` if all others bring what they had to in the last one. False: nothing is known.
 
         Whoever knows better only makes it compute for nothing, as what counts is what all have promised.
@@ -37,7 +37,7 @@ class Duties:
         if self.at != here or member not in self.had:
             return False
         if not self.ahead:
-            self.ahead = foreseen(self.had, view, member, self.shards, idle)
+            self.ahead = speculative(self.had, view, member, self.shards, idle)
         return True
 
     def due(self, held: Collection[int]) -> tuple[int, ...]:

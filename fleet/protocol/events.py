@@ -79,7 +79,7 @@ class Ready:
 
 
 @dataclass(frozen=True, slots=True)
-class Parked:
+class Quiesced:
     """The rank has stopped in ``generation`` and waits for a later one.
 
     ``state`` is what it holds, None when it never had any. ``dirty`` is set when the state is half written.
@@ -246,7 +246,7 @@ class StepsTimed:
 
 @dataclass(frozen=True, slots=True)
 class Reads:
-    """What the loop body takes its batches from, in ``step`` of history ``lineage`` and on. Sent by view rank 0 when it is new to it. For
+    """What the loop body takes its batches from, in ``step`` of history ``history`` and on. Sent by view rank 0 when it is new to it. For
     the others see ``DataRead``."""
 
     member: Member
@@ -254,7 +254,7 @@ class Reads:
     batch_size: int
     data_sha256: str = ""
     total_steps: int = 0
-    lineage: int = 0
+    history: int = 0
     step: int = 0
     order: str = ""
 
@@ -453,7 +453,7 @@ Event = (
     | NodeSilent
     | Joined
     | Ready
-    | Parked
+    | Quiesced
     | Formed
     | Heartbeat
     | Lost

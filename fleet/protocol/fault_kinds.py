@@ -2,7 +2,7 @@
 
 A new kind is a row in ``TABLE``, and an entry in the ``ACTS`` of the module that carries it out: ``chaos.processes`` for what the agent of
 a node does to processes, ``chaos.links`` for what agents do to the network, ``chaos.daemons`` for what is done to those who keep a run
-going, ``actors.rank.saboteur`` for what a rank's process does to itself, ``chaos.nodes`` for what the launcher does to whole nodes.
+going, ``actors.rank.rank_injector`` for what a rank's process does to itself, ``chaos.nodes`` for what the launcher does to whole nodes.
 """
 
 from __future__ import annotations

@@ -25,8 +25,8 @@ class Welcome:
 
 
 @dataclass(frozen=True, slots=True)
-class Park:
-    """Leave every generation up to ``generation`` now, and report ``Parked``.
+class Quiesce:
+    """Leave every generation up to ``generation`` now, and report ``Quiesced``.
 
     ``in_person``: the training loop itself has to answer; else whoever listens may do so while the loop computes, without stopping it.
     """
@@ -194,7 +194,7 @@ class EndRun:
 
 
 Instruction = (
-    Welcome | Park | Publish | Propose | Cancel | SaveCheckpoint | CommitCheckpoint | Halt | Keep | Conclude | OnceAnswer | Release | Fence
+    Welcome | Quiesce | Publish | Propose | Cancel | SaveCheckpoint | CommitCheckpoint | Halt | Keep | Conclude | OnceAnswer | Release | Fence
     | Evict | Inspect | Operation | Write | EndRun
 )  # fmt: skip
 INSTRUCTIONS = Codec(Instruction.__args__)

@@ -46,7 +46,7 @@ def encode_line(record: Record) -> bytes:
     if type(record) is not Spans:
         return RECORDS.encode(record) + b"\n"
     member = [record.member.slot, record.member.incarnation]
-    where = (record.generation, record.lineage, record.step, record.start_us)
+    where = (record.generation, record.history, record.step, record.start_us)
     codes, durations_us = (record.codes, record.durations_us) if _MANY not in record.codes else _shortened(record)
     return (_dumps(["Spans", member, *where, durations_us, codes]) + "\n").encode()
 

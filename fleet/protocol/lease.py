@@ -6,10 +6,10 @@ from collections.abc import Callable
 from typing import Any
 
 from fleet.errors import RunOver
-from fleet.protocol.choreography import Choreography, Moves
 from fleet.protocol.instructions import OnceAnswer
 from fleet.protocol.moves import Awaited, CarryOut, Wait
 from fleet.protocol.probes import probe
+from fleet.protocol.rank_machine import Moves, RankMachine
 
 
 class Lease:
@@ -19,8 +19,8 @@ class Lease:
         ask_again_s: seconds after which words are said again: they are lost when an agent or the coordinator dies.
     """
 
-    def __init__(self, choreography: Choreography, ask_again_s: float) -> None:
-        self._choreography, self._protocol, self._ask_again_s = choreography, choreography.protocol, ask_again_s
+    def __init__(self, rank_machine: RankMachine, ask_again_s: float) -> None:
+        self._rank_machine, self._protocol, self._ask_again_s = rank_machine, rank_machine.protocol, ask_again_s
 
     def do(self, key: str) -> Moves:
         """``key`` is done by one rank. Gives what came of it, as JSON text, on all. Raises RunOver when the run ends meanwhile."""
@@ -48,4 +48,4 @@ class Lease:
                 protocol.answers.pop(key, None)
                 return found
             if protocol.interrupted and protocol.view is not None:
-                yield from self._choreography.leave("told to leave")
+                yield from self._rank_machine.leave("told to leave")

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from fleet.protocol.causes import Departure, Engaged
-from fleet.protocol.events import Event, Finished, Formed, Joined, Left, OnceDone, OnceWanted, Parked, PartFailed, PartWritten, Ready
+from fleet.protocol.events import Event, Finished, Formed, Joined, Left, OnceDone, OnceWanted, PartFailed, PartWritten, Quiesced, Ready
 from fleet.protocol.instructions import (
     Cancel,
     Conclude,
@@ -18,9 +18,9 @@ from fleet.protocol.instructions import (
     Instruction,
     Keep,
     OnceAnswer,
-    Park,
     Propose,
     Publish,
+    Quiesce,
     Release,
     SaveCheckpoint,
     Welcome,
@@ -65,7 +65,7 @@ class MemberProtocol:
         self.fenced: str | None = None
         self.floor = -1
         self.forming = False
-        self.aside = self.alone = False
+        self.detached = self.alone = False
         self.sharded = False
         self.halted = False
         self.concluded = False
@@ -129,7 +129,7 @@ class MemberProtocol:
         match message:
             case Welcome(token=token, incarnation=incarnation) if token == self.token:
                 self.incarnation = incarnation
-            case Park(members=members, generation=generation, in_person=in_person) if self._me_in(members):
+            case Quiesce(members=members, generation=generation, in_person=in_person) if self._me_in(members):
                 return self._on_quiesce(generation, in_person)
             case Publish(view=view):
                 self._on_publish(view)
@@ -181,15 +181,15 @@ class MemberProtocol:
         self._leave_detached()
         return INTERRUPT
 
-    def step_aside(self) -> None:
-        """The loop computes on what it holds and does not need its group: whoever listens may answer for it until it ends ``aside``."""
-        self.aside = True
+    def detach(self) -> None:
+        """The loop computes on what it holds and does not need its group: whoever listens may answer for it until it ends ``detached``."""
+        self.detached = True
         if self.view is not None and self.view.generation <= self.floor:
             self._leave_detached()
 
     def _leave_detached(self) -> None:
         """Called out of the view while the loop does without it. In person it has to come when it may be the loop that hangs."""
-        if self.aside and not self._in_person:
+        if self.detached and not self._in_person:
             self.broken("told to leave")
 
     def _on_keep(self, order: Keep) -> None:
@@ -296,7 +296,7 @@ class MemberProtocol:
     def committed(self) -> StateId:
         """The state is one step further, and clean."""
         assert self.state is not None
-        self.state, self.dirty = StateId(self.state.lineage, self.state.step + 1), False
+        self.state, self.dirty = StateId(self.state.history, self.state.step + 1), False
         return self.state
 
     def finished(self, digest: str) -> None:
@@ -388,13 +388,13 @@ class MemberProtocol:
 
     def begins(self, view: View) -> bool:
         """A new history begins with the donor of ``view``: it starts from a checkpoint, or from the state that it was built with."""
-        return view.checkpoint is not None or self.state is None or self.state.lineage != view.state.lineage
+        return view.checkpoint is not None or self.state is None or self.state.history != view.state.history
 
     def gives(self, view: View) -> bool:
         """This rank is the donor of ``view``, and some of its members need the state."""
         return view.rank_of(self.member) == view.donor and bool(view.receivers)
 
-    def settles_aside(self, view: View, *, steady: bool) -> bool:
+    def settles_detached(self, view: View, *, steady: bool) -> bool:
         """Whether the seat can be taken while the loop computes: its state does not change, or change under a transfer.
 
         ``steady``: what is tracked stays as it is while shards are computed.
@@ -417,5 +417,5 @@ class MemberProtocol:
 
     def _say_quiesced(self, why: Departure, detail: str = "") -> None:
         if self.incarnation is not None:
-            engaged = Engaged.ALONE if self.alone else Engaged.COMPUTES if self.aside else Engaged.WAITS
-            self._say(Parked(self.member, self.floor, self.state, self.dirty, why, detail, self._testimony, engaged))
+            engaged = Engaged.ALONE if self.alone else Engaged.COMPUTES if self.detached else Engaged.WAITS
+            self._say(Quiesced(self.member, self.floor, self.state, self.dirty, why, detail, self._testimony, engaged))

@@ -1,4 +1,4 @@
-"""What a rank is to do between messages, as data: what :mod:`fleet.protocol.choreography` asks of whoever drives it.
+"""What a rank is to do between messages, as data: what :mod:`fleet.protocol.rank_machine` asks of whoever drives it.
 
 *Moves* take time. A driver carries one out and gives back what came of it; where the group of the view is lost meanwhile, it gives back a
 :class:`GroupLost <fleet.errors.GroupLost>`. *Orders* are carried out at once, under the lock, and wait for nothing.
@@ -17,7 +17,7 @@ from fleet.protocol.types import Finding, StateId, View
 
 
 @dataclass(eq=False, slots=True)
-class Sitting:
+class Joining:
     """A view that this rank is joining. ``beside``: its seat is taken by :class:`Settle`, while the loop computes.
 
     ``stands_by``: it is a proposal, whose other members come when they are ready.
@@ -90,9 +90,9 @@ class Form:
 
 @dataclass(frozen=True, slots=True)
 class Settle:
-    """Carry out ``Choreography.settle(sitting)`` beside the loop."""
+    """Carry out ``RankMachine.settle(sitting)`` beside the loop."""
 
-    sitting: Sitting
+    joining: Joining
 
 
 class Parting(StrEnum):
@@ -174,7 +174,7 @@ class Reset:
 
 @dataclass(frozen=True, slots=True)
 class Meet:
-    """Wait until the group of ``view`` has formed. ``stands_by``: see :class:`Sitting`."""
+    """Wait until the group of ``view`` has formed. ``stands_by``: see :class:`Joining`."""
 
     view: View
     stands_by: bool = False
@@ -239,7 +239,7 @@ class Share:
 
 
 @dataclass(frozen=True, slots=True)
-class Seated:
+class ViewJoined:
     """The rank is seated in ``view`` and aside."""
 
     view: View
@@ -322,6 +322,6 @@ class CarryOut:
 
 
 Move = (
-    Rehearse | Wait | Clear | Hold | Reset | Meet | Load | Begin | Resettle | Receive | Give | HoldStill | Promise | Share | Seated
+    Rehearse | Wait | Clear | Hold | Reset | Meet | Load | Begin | Resettle | Receive | Give | HoldStill | Promise | Share | ViewJoined
     | Compute | Attempted | Reduce | Repeat | Apply | Advance | Committed | Expect | Save | Digest | CarryOut
 )  # fmt: skip

@@ -102,7 +102,7 @@ class Once:
 
 
 def _place(state: StateId) -> str:
-    return f"{state.lineage}.{state.step}"
+    return f"{state.history}.{state.step}"
 
 
 def state_of(place: str) -> StateId | None:

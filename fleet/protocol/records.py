@@ -135,7 +135,7 @@ class LossExplained:
 
 
 @dataclass(frozen=True, slots=True)
-class Heard:
+class Received:
     """Event number ``event`` in short, where it led to something. ``what``: its class. ``member`` or ``node``: whose it is. ``generation``
     and ``step``: where that rank stands, -1 when nowhere."""
 
@@ -171,10 +171,10 @@ class Committed:
 
 
 @dataclass(frozen=True, slots=True)
-class LineageBegun:
-    """History ``lineage`` starts from ``from_state``: what an older lineage did after that step is rolled back."""
+class HistoryBegun:
+    """History ``history`` starts from ``from_state``: what an older history did after that step is rolled back."""
 
-    lineage: int
+    history: int
     from_state: StateId
     at_s: float
     reason: str
@@ -187,13 +187,13 @@ class Spans:
 
     ``COMMIT`` and ``ABANDON`` are marks of zero length that close the step attempt before them; the step number goes up by one after each
     COMMIT, from ``step`` at the start. ``HOLD`` closes what the attempt has waited for its peers so far, as a peer was lost; what it has
-    computed goes on to count. All of it happened in ``generation`` and ``lineage``. One incarnation's records follow each other without
+    computed goes on to count. All of it happened in ``generation`` and ``history``. One incarnation's records follow each other without
     gap or overlap.
     """
 
     member: Member
     generation: int
-    lineage: int
+    history: int
     step: int
     start_us: int
     durations_us: tuple[int, ...]
@@ -301,7 +301,7 @@ class DataRead:
 
     ``data_sha256`` tells it from others: of files the digest of names and sizes, else of type, length, and first, middle and last sample,
     or of the first samples of streams. Empty where that cannot be told. ``total_steps``: how many steps the loop has. Step ``step`` of
-    history ``lineage`` is the first that was read so. ``order``: ``permuted``, ``windows`` or ``streams``, see ``docs/data.md``; empty
+    history ``history`` is the first that was read so. ``order``: ``permuted``, ``windows`` or ``streams``, see ``docs/data.md``; empty
     where nobody knows.
     """
 
@@ -310,7 +310,7 @@ class DataRead:
     at_s: float
     data_sha256: str = ""
     total_steps: int = 0
-    lineage: int = 0
+    history: int = 0
     step: int = 0
     order: str = ""
     event: int = field(default=0, compare=False)
@@ -430,10 +430,10 @@ Record = (
     | ProcessUp
     | ProcessLost
     | LossExplained
-    | Heard
+    | Received
     | ViewPublished
     | Committed
-    | LineageBegun
+    | HistoryBegun
     | Spans
     | Unobserved
     | FaultRecord

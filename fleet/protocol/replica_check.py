@@ -33,7 +33,7 @@ class ReplicaCheck:
         """A view begins, at state ``here``. ``receiver``: this rank is given that state in it."""
         self.generation, self.open = generation, None
         self.witness = self.witness and not receiver
-        if receiver or here.lineage != self.cleared.lineage:
+        if receiver or here.history != self.cleared.history:
             self.cleared = here
         self.cut(1)
 
@@ -59,5 +59,5 @@ class ReplicaCheck:
             self._turns[here.step % self.parts] = here
         if len(self._turns) == self.parts:
             oldest = min(self._turns.values())
-            self.cleared, self.witness = StateId(oldest.lineage, oldest.step + 1), True
+            self.cleared, self.witness = StateId(oldest.history, oldest.step + 1), True
         return False

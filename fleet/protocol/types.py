@@ -24,9 +24,9 @@ class Member:
 
 @dataclass(frozen=True, slots=True, order=True)
 class StateId:
-    """Which training state a rank holds: ``step`` committed steps of history ``lineage``. Ordered by (lineage, step)."""
+    """Which training state a rank holds: ``step`` committed steps of history ``history``. Ordered by (history, step)."""
 
-    lineage: int
+    history: int
     step: int
 
 

@@ -15,7 +15,7 @@ from fleet.settings.fields import setting
 from fleet.settings.per_rank import PerRankSettings
 from fleet.settings.track import TrackSettings
 
-ORDER = ("heartbeat_s", "park_s", "form_s", "progress_s", "collective_s", "run_s")
+ORDER = ("heartbeat_s", "quiesce_s", "form_s", "progress_s", "collective_s", "run_s")
 """Time-outs, from the check that must fire first to the one that must fire last."""
 
 
@@ -46,7 +46,7 @@ class Timeouts:
 
     heartbeat_s: float = setting(3.0, "A rank that is not heard for so long is lost.")
     node_s: float = setting(4.0, "A node whose agent is not heard for so long is lost.")
-    park_s: float = setting(5.0, "How long ranks may take to come out of a step when their view breaks.")
+    quiesce_s: float = setting(5.0, "How long ranks may take to come out of a step when their view breaks.")
     form_s: float = setting(10.0, "How long a view may take to form.")
     progress_s: float = setting(
         300.0, "The longest a rank may take without a step; a time-out that follows the steps is below it.", live=True

@@ -42,4 +42,4 @@ class Corruption(Checker):
         if alone:
             self.world.excused = True
         else:
-            self.world.unseen.add(StateId(state.lineage, state.step + 1))
+            self.world.unseen.add(StateId(state.history, state.step + 1))

@@ -147,7 +147,7 @@ class GatheringRank(ShardedRank):
     def _reduce(self, move: moves.Reduce) -> Steps:
         missed, self.missed = self.missed, ""
         if missed:
-            self.world.watch.cut(self, self._missed_in, self.choreography.view)
+            self.world.watch.cut(self, self._missed_in, self.rank_machine.view)
             raise Broken(missed)
         reduced: Sum = yield from super()._reduce(move)
         return reduced
@@ -180,7 +180,7 @@ class GatheringRank(ShardedRank):
         """Whether there is something else to do than to wait for a lender."""
         if request.answer.done:
             return
-        if self.choreography.wanted or self.world.clock.now_s > request.until_s:
+        if self.rank_machine.wanted or self.world.clock.now_s > request.until_s:
             request.answer.resolve(None)
         self.world.clock.after(LOOK_S, lambda: self.gate(lambda: self._look(request)))
 

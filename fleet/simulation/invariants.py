@@ -22,7 +22,7 @@ from fleet.protocol.records import (
     CheckpointRecord,
     Committed,
     DecisionMade,
-    LineageBegun,
+    HistoryBegun,
     ProcessLost,
     ProcessUp,
     Record,
@@ -72,8 +72,8 @@ class Donor(Checker):
             return  # sent again while members already form it, or have left it
         assert donor is not None
         held = [rank.protocol.state for rank in members if rank is not None and rank.protocol.state and not rank.protocol.dirty]
-        clean = [state for state in held if state.lineage not in self._suspected]
-        if clean and max(clean) >= machine.state.committed and view.state.lineage == max(clean).lineage:
+        clean = [state for state in held if state.history not in self._suspected]
+        if clean and max(clean) >= machine.state.committed and view.state.history == max(clean).history:
             self.require(not donor.protocol.dirty, f"donor {donor} of generation {view.generation} is dirty")
             self.require(donor.protocol.state == max(clean), f"donor {donor} holds {donor.protocol.state}, another holds {max(clean)}")
             self.require(view.state == max(clean), f"generation {view.generation} is to hold {view.state}, its donor has {max(clean)}")
@@ -167,7 +167,7 @@ class OneIncarnation(Checker):
         slots = [member.slot for member in values]
         self.require(len(set(slots)) == len(slots), f"generation {view.generation} holds two incarnations of a slot: {list(values)}")
         for member, (state, *_) in values.items():
-            key = (member.slot, state.lineage)
+            key = (member.slot, state.history)
             last = self._greatest.get(key, -1)
             self.require(member.incarnation >= last, f"{member} completes {state} after incarnation {last} of its slot did")
             self._greatest[key] = member.incarnation
@@ -208,7 +208,7 @@ class ExactlyOnce(Checker):
         whole = list(range(self.world.settings.shards))
         self.require(shards == whole, f"generation {view.generation} computes shards {shards}")
         state = states.pop()
-        doubled = state.lineage == self._committed.lineage and state.step < self._committed.step
+        doubled = state.history == self._committed.history and state.step < self._committed.step
         self.require(not doubled, f"step {state} is computed again although {self._committed} is committed")
 
 
@@ -301,10 +301,10 @@ class Restored(Checker):
             name = (record.view.checkpoint or "").rpartition("/")[2]
             self._tried[name] += 1
             self.require(name in self._complete(), f"generation {record.view.generation} begins from {name}, of which a part is missing")
-        elif isinstance(record, LineageBegun) and not self.world.flipped:
+        elif isinstance(record, HistoryBegun) and not self.world.flipped:
             usable = [state for name, state in self._complete().items() if self._tried[name] < TRIES]
             newest = max([self._durable, StateId(0, 0), *usable])
-            self.require(record.from_state >= newest, f"lineage {record.lineage} begins at {record.from_state}, {newest} is complete")
+            self.require(record.from_state >= newest, f"history {record.history} begins at {record.from_state}, {newest} is complete")
 
     def truncated(self, journal: Sequence[Record]) -> None:
         self._durable, self._copies = StateId(-1, -1), {}
@@ -382,8 +382,8 @@ class Journal(Checker):
                 last = self._incarnations.get(member.slot, -1)
                 self.require(member.incarnation > last, f"{member} comes up after incarnation {last}")
                 self._incarnations[member.slot] = member.incarnation
-            case LineageBegun(lineage=history):
-                self.require(history > self._history, f"lineage {history} begins after {self._history}")
+            case HistoryBegun(history=history):
+                self.require(history > self._history, f"history {history} begins after {self._history}")
                 self._history = history
             case RunEnded():
                 self._ended = True
@@ -401,10 +401,10 @@ class Rebuilt(Checker):
 
     def __init__(self, world: Stage) -> None:
         super().__init__(world)
-        self._compared = ["committed", "ended", "lineage"]
+        self._compared = ["committed", "ended", "history"]
 
     def truncated(self, journal: Sequence[Record]) -> None:
-        self._compared = ["committed", "ended"]  # what was lost of lineages, ranks told the living machine
+        self._compared = ["committed", "ended"]  # what was lost of histories, ranks told the living machine
 
     def end(self) -> None:
         coordinator = self.world.coordinator
@@ -419,7 +419,7 @@ class Rebuilt(Checker):
             self.require(one == other, f"{what} is {one}, rebuilt it is {other}")
         stopping = [machine.stopping is not None for machine in (living, rebuilt)]
         self.require(
-            stopping[0] == stopping[1] or "lineage" not in self._compared,
+            stopping[0] == stopping[1] or "history" not in self._compared,
             f"whether it is told to stop: {stopping[0]}, rebuilt {stopping[1]}",
         )
         for what in ("newest_id", "newest_state"):

@@ -47,7 +47,7 @@ class Lends(_Reaches):
 
     def missed(self, rank: GatheringRank, state: StateId, keepers: Sequence[GatheringRank], chunk: Chunk) -> None:
         """Nobody has given ``rank`` what ``keepers`` keep; but who is in another view by now has other chunks, of the same state."""
-        if rank.choreography.wanted or self._was_still(rank):
+        if rank.rank_machine.wanted or self._was_still(rank):
             return
         there = [keeper for keeper in keepers if keeper is not rank and keeper.at_state == state and keeper.has(chunk)]
         can = [keeper for keeper in there if self._could(rank, keeper)]
@@ -65,7 +65,7 @@ class Near(_Reaches):
 
     def lent(self, rank: GatheringRank, lender: GatheringRank, state: StateId, loaned: Loaned, chunk: Chunk) -> None:
         view, groups, (size, owner) = rank.protocol.view, self.world.settings.replica_ranks, chunk
-        if groups == 1 or view is None or rank.choreography.wanted or self._was_still(rank):
+        if groups == 1 or view is None or rank.rank_machine.wanted or self._was_still(rank):
             return
         group = view.rank_of(rank.member) // groups
         if group >= size // groups or view.rank_of(lender.member) // groups == group:
@@ -93,7 +93,7 @@ class Copies(Checker):
             return  # somebody is lost already, or called away: the next view is about to form
         copies, groups = min(self.world.settings.optimizer_copies, size - 1), self.world.settings.replica_ranks
         full = size // groups if groups > 1 else 0
-        near = (state, StateId(state.lineage, state.step - 1))
+        near = (state, StateId(state.history, state.step - 1))
         for owner in range(size):
             keep = [place for place, one in enumerate(there) if one.at_state in near and (size, owner) in one.chunks]
             expected = 1 + max(copies, full - (owner // groups < full))

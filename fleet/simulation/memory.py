@@ -27,9 +27,9 @@ class SimMemory:
 
     def put(self, name: str, state: StateId, generation: int, part: int, weights: int) -> bool:
         """False for a writer that was overtaken."""
-        if (state.lineage, generation) < self._fence:
+        if (state.history, generation) < self._fence:
             return False
-        self._fence = (state.lineage, generation)
+        self._fence = (state.history, generation)
         if name not in self.checkpoints:
             self._make_room()
             self.checkpoints[name] = Held(state, generation)

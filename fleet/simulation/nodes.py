@@ -8,7 +8,7 @@ import random
 from fleet.machine.roster import STOOD_STILL_S
 from fleet.protocol.causes import ProcessEnded
 from fleet.protocol.events import CopiesHeld, Event, Heartbeat, Lost, NodeJoined, NodeSilent, StepsTimed
-from fleet.protocol.instructions import Evict, Fence, Instruction, Park, Propose, Publish, Welcome
+from fleet.protocol.instructions import Evict, Fence, Instruction, Propose, Publish, Quiesce, Welcome
 from fleet.protocol.reach import LEASE, Reach
 from fleet.protocol.types import Copy, Member
 from fleet.simulation.clockwork import Stoppable
@@ -117,7 +117,7 @@ class SimNode(Stoppable):
             self._receive(links.late_s(HEAD, (self.name,)) + links.late_s(self.name, (HEAD,)))
         if self._reach.lapses(now_s):
             for rank in [rank for rank in self.ranks.values() if rank.named]:
-                rank.receive(Park((rank.member,), rank.protocol.generation))
+                rank.receive(Quiesce((rank.member,), rank.protocol.generation))
         if self.reachable and now_s - self._last_seen_s > UNHEARD_S:
             self._give_line_up()
 

@@ -84,5 +84,5 @@ class OneHistory(Checker):
         self._newest = 0
 
     def commit(self, rank: SimRank, state: StateId) -> None:
-        self.require(state.lineage >= self._newest, f"{rank} takes step {state}, and history {self._newest} has steps of its own")
-        self._newest = max(self._newest, state.lineage)
+        self.require(state.history >= self._newest, f"{rank} takes step {state}, and history {self._newest} has steps of its own")
+        self._newest = max(self._newest, state.history)

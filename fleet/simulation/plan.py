@@ -19,7 +19,7 @@ SHARDED_POINTS = ("ready", "decided", "gathering", "advancing", "placing", "plac
 """And where else, when a part of the state is spread over the ranks: within the commit, and while chunks come to their places."""
 
 FAST = Timeouts(
-    heartbeat_s=1.0, node_s=1.5, stall_s=20.0, park_s=2.0, form_s=4.0, progress_s=8.0, start_s=10.0, checkpoint_s=6.0, resend_s=0.5
+    heartbeat_s=1.0, node_s=1.5, stall_s=20.0, quiesce_s=2.0, form_s=4.0, progress_s=8.0, start_s=10.0, checkpoint_s=6.0, resend_s=0.5
 )  # fmt: skip
 PATIENT = Budgets(slot=1000, node=1000, shard=1000, total=1000, slot_fruitless=1000)
 IMPATIENT = Budgets(slot=3, node=5, shard=2, total=7, slot_fruitless=2)

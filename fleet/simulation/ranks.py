@@ -1,4 +1,4 @@
-"""A simulated rank process: clocks, channels and faults around the live ``Choreography``."""
+"""A simulated rank process: clocks, channels and faults around the live ``RankMachine``."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from types import GeneratorType
 from typing import Any
 
 from fleet.errors import Fenced, FleetError, GroupLost, RunOver
-from fleet.protocol.choreography import Choreography, Moves
 from fleet.protocol.events import Event, Raised
-from fleet.protocol.instructions import Instruction, Keep, Park
+from fleet.protocol.instructions import Instruction, Keep, Quiesce
 from fleet.protocol.lease import Lease
 from fleet.protocol.member import MemberProtocol
 from fleet.protocol.moves import Awaited, Drop, Form, KeepBeside, Move, Parting, Settle, Wait, Wake
+from fleet.protocol.rank_machine import Moves, RankMachine
 from fleet.protocol.slowness import RankTimes
 from fleet.protocol.types import Member, Process, Pulse, StateId, View
 from fleet.simulation.clockwork import Coroutine, Future, Steps
@@ -40,7 +40,7 @@ class SimRank:
     def __init__(self, world: Stage, slot: int, node: Host, number: int, rng: random.Random) -> None:
         self.world, self.node, self.rng = world, node, rng
         self.protocol = MemberProtocol(slot, f"token-{number}", Process(node.name, 1000 + number, number), f"{node.name}:{number}")
-        self.choreography = Choreography(self.protocol)
+        self.rank_machine = RankMachine(self.protocol)
         self.alive, self.frozen_s, self.thawed_s = True, -1.0, -math.inf
         self.weights = POISON
         self.corrupt = False
@@ -141,10 +141,10 @@ class SimRank:
     def alone(self) -> None:
         """Its agent is gone: as a live rank does, it leaves its view by itself."""
         if self.alive and self.named:
-            self.receive(Park((self.member,), self.protocol.generation))
+            self.receive(Quiesce((self.member,), self.protocol.generation))
 
     def _take(self, message: Instruction) -> None:
-        self.choreography.hear(message)
+        self.rank_machine.hear(message)
         self._obey()
         self._wake()
 
@@ -169,17 +169,17 @@ class SimRank:
             self.flush(*self.protocol.status())
         self.world.clock.after(self.world.settings.timeouts.resend_s, lambda: self.gate(self._repeat))
 
-    # ---- the choreography ----------------------------------------------------------------------------------------------------------------
+    # ---- the rank machine ----------------------------------------------------------------------------------------------------------------
 
     def _obey(self) -> None:
         """Do what is to be done at once, and say what is to be said."""
-        while self.choreography.orders:
-            match self.choreography.orders.pop(0):
+        while self.rank_machine.orders:
+            match self.rank_machine.orders.pop(0):
                 case Form(formed):
                     group = self.world.group(formed)
                     self.groups[formed.generation] = group, group.arrive(self.member, self.world.settings.timeouts.form_s, self.end)
                 case Settle(joining):
-                    Coroutine(self.world.clock, self._beside(self.choreography.settle(joining)), self.gate)
+                    Coroutine(self.world.clock, self._beside(self.rank_machine.settle(joining)), self.gate)
                 case Drop(generation, parting):
                     self._leave_group(generation, graceful=parting is Parting.AGREED and not self.world.plan.abrupt)
                 case Wake(generation):
@@ -277,22 +277,22 @@ class SimRank:
 
     def _live(self) -> Steps:
         while not self.named:
-            if self.choreography.over or self.protocol.fenced is not None:
+            if self.rank_machine.over or self.protocol.fenced is not None:
                 return
             yield self._hear()
         if self.at("building"):
             yield self._pause()
         yield self.rng.uniform(*self.world.plan.build_s)
-        if self.choreography.over or self.protocol.fenced is not None:
+        if self.rank_machine.over or self.protocol.fenced is not None:
             return
-        if not (yield from self.carry(self.choreography.run())):
+        if not (yield from self.carry(self.rank_machine.run())):
             return
         self.world.watch.behind(self)
         if self.at("behind"):
             yield self._pause()
-        lease = Lease(self.choreography, self.world.settings.timeouts.resend_s)
+        lease = Lease(self.rank_machine, self.world.settings.timeouts.resend_s)
         yield from self.carry(lease.do("end/save"))  # the code behind the loop: one of the ranks writes the model
-        yield from self.carry(self.choreography.close())
+        yield from self.carry(self.rank_machine.close())
 
     def keep_beside(self, order: Keep) -> Steps:
         """Write its part of the state that it holds, whatever its loop does."""

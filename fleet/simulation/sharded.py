@@ -65,7 +65,7 @@ class ShardedRank(SteppingRank):
             self.world.note("AT advancing", self, target)
             if self.at("advancing"):
                 yield self._pause()
-            yield from self.carry(self.choreography.take_step(moves.Advance()))
+            yield from self.carry(self.rank_machine.take_step(moves.Advance()))
         there = settled(claims, target)
         self._check_lost(view, there)
         yield from self._complete(group, there)
@@ -172,7 +172,7 @@ class ShardedRank(SteppingRank):
 
     def _apply(self, move: moves.Apply) -> Steps:
         assert isinstance(move.reduced, Sum)
-        self.world.watch.agreed(self, self.choreography.view, move.reduced.number, move.enter, move.save)
+        self.world.watch.agreed(self, self.rank_machine.view, move.reduced.number, move.enter, move.save)
         yield from self._advance(move)
 
     def _advance(self, move: moves.Apply | moves.Advance) -> Steps:
@@ -185,13 +185,13 @@ class ShardedRank(SteppingRank):
             yield self._pause()
         yield self.rng.uniform(0.001, 0.02)
         self.value = updated(before, contributions, self.world.settings.shards)
-        self._take_up(self.choreography.view)
+        self._take_up(self.rank_machine.view)
         self.at_state = self.duties.at
 
     def _committed(self, move: moves.Committed) -> Steps:
         if self.at("gathering"):
             yield self._pause()
-        view = self.choreography.view
+        view = self.rank_machine.view
         received = yield self.group.exchange(self.member, "parameters", (self.chunks, self.value))
         ranked = [received[member] for member in view.members]
         held, parts = [chunks for chunks, _ in ranked], [value for _, value in ranked]

@@ -1,4 +1,4 @@
-"""How a simulated rank carries out what the choreography asks for: groups, state and steps of the simulated world."""
+"""How a simulated rank carries out what the rank machine asks for: groups, state and steps of the simulated world."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class SteppingRank(SimRank):
     def __init__(self, *arguments: Any) -> None:
         super().__init__(*arguments)
         self.duties = Duties(self.world.settings.shards)
-        self.choreography.serve(self, self.duties, self.world.plan.steps)
+        self.rank_machine.serve(self, self.duties, self.world.plan.steps)
         self.held: dict[int, int] = {}
         self.replica_check = ReplicaCheck()
         self.transfer: Future | None = None
@@ -77,7 +77,7 @@ class SteppingRank(SimRank):
             moves.HoldStill: self._hold_still,
             moves.Promise: self._promise,
             moves.Share: self._share,
-            moves.Seated: self._joined,
+            moves.ViewJoined: self._joined,
             moves.Compute: self._compute,
             moves.Attempted: self._between,
             moves.Reduce: self._reduce,
@@ -102,7 +102,7 @@ class SteppingRank(SimRank):
 
     @property
     def group(self) -> Group:
-        return self.groups[self.choreography.view.generation][0]
+        return self.groups[self.rank_machine.view.generation][0]
 
     def _nothing(self, move: Move) -> None:
         """What takes a live rank no time that counts."""
@@ -185,9 +185,9 @@ class SteppingRank(SimRank):
 
     def _take_in(self, group: Group, state: StateId, weights: int, arrived: Future) -> Steps:
         try:
-            self.choreography.receiving(group.view)
+            self.rank_machine.receiving(group.view)
             yield from self._put_in_place(group, state, weights)
-            self.choreography.received(group.view, state)
+            self.rank_machine.received(group.view, state)
         except GroupLost as lost:
             arrived.resolve(error=lost)
         except Dead:
@@ -223,8 +223,8 @@ class SteppingRank(SimRank):
     def _share(self, move: moves.Share) -> Steps:
         """What each has or has promised of the step at hand counts, the rest is dealt anew. Nobody waits for a receiver: it has nothing."""
         view, group = move.view, self.group
-        arriving, receives = self.choreography.arriving, view.rank_of(self.member) in view.receivers
-        here = arriving.state if arriving is not None else self.choreography.here
+        arriving, receives = self.rank_machine.arriving, view.rank_of(self.member) in view.receivers
+        here = arriving.state if arriving is not None else self.rank_machine.here
         if here != self.duties.at or receives:
             self.held = {}
         self.stepping, self.between, self.progress_s, self.duties.at = True, False, self.world.clock.now_s, here
@@ -243,8 +243,8 @@ class SteppingRank(SimRank):
     def _assign(self, view: View, shares: Shares) -> None:
         self.duties.deal(view.members, shares.brought(self.world.settings.shards), view.rank_of(self.member))
 
-    def _joined(self, move: moves.Seated) -> None:
-        state = self.choreography.here
+    def _joined(self, move: moves.ViewJoined) -> None:
+        state = self.rank_machine.here
         self.world.watch.seated(self, move.view, state)
         self.world.note("seated", self, move.view.generation, state)
 
@@ -253,13 +253,13 @@ class SteppingRank(SimRank):
     def _compute(self, move: moves.Compute) -> Steps:
         """The shards that are due of this rank; it stops early when it is wanted."""
         self._own = []
-        if self.choreography.goes_ahead:
-            self.world.note("ahead", self, self.choreography.due)
+        if self.rank_machine.goes_ahead:
+            self.world.note("ahead", self, self.rank_machine.due)
         self.stepping = True
-        assigned = self.choreography.due
+        assigned = self.rank_machine.due
         middle, number = len(assigned) // 2, 0
-        while pending := self.choreography.due:  # more may be foreseen meanwhile
-            if self.choreography.wanted or (self.choreography.sitting is not None and self.rng.random() < 0.2):
+        while pending := self.rank_machine.due:  # more may be foreseen meanwhile
+            if self.rank_machine.wanted or (self.rank_machine.joining is not None and self.rng.random() < 0.2):
                 break  # a live loop may act on an interrupt that its listening thread has answered since
             shard = pending[0]
             self.where = (move.step, shard)
@@ -282,10 +282,10 @@ class SteppingRank(SimRank):
         return self.weights
 
     def _reduce(self, move: moves.Reduce) -> Steps:
-        view, group = self.choreography.view, self.group
+        view, group = self.rank_machine.view, self.group
         number, self._number = self._number, self._number + 1
         if move.early:
-            arriving = self.choreography.arriving
+            arriving = self.rank_machine.arriving
             assert arriving is not None
             values = yield group.reduce(self.member, number, (arriving.state, None, {}, move.offer))
         else:
@@ -298,7 +298,7 @@ class SteppingRank(SimRank):
         return Sum(number, values)
 
     def _summed(self, view: View, group: Group, number: int, offer: Offer) -> Steps:
-        state = self.choreography.here
+        state = self.rank_machine.here
         if self.at("reducing"):
             yield self._pause()
         self.world.watch.contribute(self, view, state, self.protocol.dirty)
@@ -312,7 +312,7 @@ class SteppingRank(SimRank):
 
     def _apply(self, move: moves.Apply) -> Steps:
         assert isinstance(move.reduced, Sum)
-        view = self.choreography.view
+        view = self.rank_machine.view
         self.world.watch.agreed(self, view, move.reduced.number, move.enter, move.save)
         before, self.weights, self.held = self.weights, POISON, {}
         if self.at("mutating"):
@@ -321,17 +321,17 @@ class SteppingRank(SimRank):
         yield apply_s
         self.weights = updated(before, move.reduced.merged, self.world.settings.shards)
         self._take_up(view)
-        self._note_times(self.choreography.here.step, apply_s)
+        self._note_times(self.rank_machine.here.step, apply_s)
 
     def _take_up(self, view: View) -> None:
         """The next step, of which nothing is computed."""
-        here = self.choreography.here
-        self.duties.at = StateId(here.lineage, here.step + 1)
+        here = self.rank_machine.here
+        self.duties.at = StateId(here.history, here.step + 1)
         self._assign(view, share([()] * len(view.members), view.ranges, self.world.settings.shards))
         self.progress_s = self.world.clock.now_s
 
     def _committed(self, move: moves.Committed) -> Steps:
-        self.world.watch.commit(self, self.choreography.here)
+        self.world.watch.commit(self, self.rank_machine.here)
         if self.at("committed"):
             yield self._pause()
 
@@ -364,8 +364,8 @@ class SteppingRank(SimRank):
     # ---- beside the steps, and after them ------------------------------------------------------------------------------------------------
 
     def _save(self, move: moves.Save) -> Steps:
-        view = self.choreography.view
-        self.world.watch.save(self, view, move.request, self.choreography.here)
+        view = self.rank_machine.view
+        self.world.watch.save(self, view, move.request, self.rank_machine.here)
         if self.at("saving"):
             yield self._pause()
         yield from self._write(view, move.request)
@@ -373,7 +373,7 @@ class SteppingRank(SimRank):
     def keep_beside(self, order: Keep) -> Steps:
         """Its loop may hang: who writes does not."""
         view = View(order.generation, order.members, (), 0, (), order.state, "")
-        self.world.watch.save(self, view, order.request, self.choreography.here)
+        self.world.watch.save(self, view, order.request, self.rank_machine.here)
         try:
             if self.at("saving") and self.frozen_s >= 0:
                 yield 0.0
@@ -382,10 +382,10 @@ class SteppingRank(SimRank):
         yield from self._write(view, order.request)
 
     def _write(self, view: View, request: int) -> Steps:
-        state, weights, blocked_s = self.choreography.here, self.weights, self.rng.uniform(0.001, 0.02)
+        state, weights, blocked_s = self.rank_machine.here, self.weights, self.rng.uniform(0.001, 0.02)
         yield blocked_s
         rank = view.rank_of(self.member)
-        name = f"step-{state.step}-lineage-{state.lineage}-request-{request}-g{view.generation}"
+        name = f"step-{state.step}-history-{state.history}-request-{request}-g{view.generation}"
         part = Part(f"{name}/{rank}", 1, str(weights), (rank,))
         event = PartWritten(self.member, request, name, state, part, blocked_s, "meta" if rank == 0 else "")
         self.world.clock.after(self.rng.uniform(0.01, 0.4), lambda: self.gate(lambda: self._written(view, rank, weights, event)))

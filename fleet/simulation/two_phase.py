@@ -37,11 +37,11 @@ class TwoPhase(Checker):
         if not isinstance(record, ViewPublished) or record.graceful:
             return
         view, last = record.view, self._history
-        self._history = max(last, view.state.lineage)
+        self._history = max(last, view.state.history)
         members = [rank for member in view.members if isinstance(rank := self.process(member), ShardedRank) and rank.alive]
         claims = [rank.claim() for rank in members]
         target = max((claim.state for claim in claims if claim.state is not None), default=None)
-        if target is None or target.lineage != last or view.state.lineage == last or target < self._committed():
+        if target is None or target.history != last or view.state.history == last or target < self._committed():
             return
         if target.step <= view.state.step:
             return  # nothing is given up: the new history begins where this one is

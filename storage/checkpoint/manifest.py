@@ -1,6 +1,6 @@
 """What a durable checkpoint is, without any I/O: its id and its manifest.
 
-Ids sort by (lineage, step, generation) as plain text, so that the newest of a listing is its last.
+Ids sort by (history, step, generation) as plain text, so that the newest of a listing is its last.
 """
 
 from __future__ import annotations
@@ -54,14 +54,14 @@ class Manifest:
 
 
 def checkpoint_id(state: StateId, generation: int) -> str:
-    """``lineage-step-gGENERATION``, zero padded. The generation keeps a stale view's writers out of a newer view's files.
+    """``history-step-gGENERATION``, zero padded. The generation keeps a stale view's writers out of a newer view's files.
 
     Raises:
         ValueError: a number is negative or too large to keep the order.
     """
-    text = f"{state.lineage:06d}-{state.step:012d}-g{generation:08d}"
+    text = f"{state.history:06d}-{state.step:012d}-g{generation:08d}"
     if not _ID.fullmatch(text):
-        raise ValueError(f"lineage {state.lineage}, step {state.step}, generation {generation}: negative, or too large for a checkpoint id")
+        raise ValueError(f"history {state.history}, step {state.step}, generation {generation}: negative, or too large for a checkpoint id")
     return text
 
 
@@ -69,7 +69,7 @@ def parse_checkpoint_id(checkpoint: str) -> tuple[StateId, int]:
     """(state, generation) of an id. Raises ValueError for a text that is none."""
     match = _ID.fullmatch(checkpoint)
     if match is None:
-        raise ValueError(f"{checkpoint!r} is not a checkpoint id (lineage-step-gGENERATION)")
+        raise ValueError(f"{checkpoint!r} is not a checkpoint id (history-step-gGENERATION)")
     history, step, generation = map(int, match.groups())
     return StateId(history, step), generation
 
@@ -101,7 +101,7 @@ def encode_manifest(manifest: Manifest) -> bytes:
         "version": VERSION,
         "run": manifest.run,
         "checkpoint": manifest.checkpoint,
-        "lineage": manifest.state.lineage,
+        "history": manifest.state.history,
         "step": manifest.state.step,
         "meta": manifest.meta,
         "parts": [_file(part) | {"tensors": list(part.tensors), "layout": part.layout} for part in manifest.parts],
@@ -126,7 +126,7 @@ def decode_manifest(checkpoint: str, data: bytes, run: str = "") -> Manifest:
         _check_version(checkpoint, body)
         parts = tuple(Part(p["name"], p["bytes"], p["sha256"], tuple(p["tensors"]), p["layout"]) for p in body["parts"])
         files = tuple(Part(p["name"], p["bytes"], p["sha256"], ()) for p in body["files"])
-        manifest = Manifest(body["checkpoint"], StateId(body["lineage"], body["step"]), parts, body["meta"], body["run"], files)
+        manifest = Manifest(body["checkpoint"], StateId(body["history"], body["step"]), parts, body["meta"], body["run"], files)
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise CheckpointDamaged(f"checkpoint {checkpoint}: the manifest cannot be read: {error}") from error
     if digest != _digest(body):

@@ -2,7 +2,7 @@
 
 Files are named ``series/ID/file``, ID as :mod:`storage.checkpoint.manifest` has it; ``checkpoints`` is the series of a run's. Of a series
 the last ``STEPS`` IDs are kept: the newest committed one (which has a manifest; or the newest, where none has), and the one being written.
-A writer of an older lineage or generation than one already seen is refused, so what wakes after its replacement cannot push out what its
+A writer of an older history or generation than one already seen is refused, so what wakes after its replacement cannot push out what its
 successors wrote.
 
 A connection begins with the proof of the run's secret. A message is a frame of JSON, then bytes. A file is there once it is complete and
@@ -158,9 +158,9 @@ class PeerMemory:
             if self._steps is not None and parsed is not None and file != MANIFEST:
                 state, generation = parsed
                 newest = self._fence.get(series, (-1, -1))
-                if (state.lineage, generation) < newest:
-                    raise Refused(name, "stale", f"lineage {newest[0]}, generation {newest[1]} has written here")
-                self._fence[series] = (state.lineage, generation)
+                if (state.history, generation) < newest:
+                    raise Refused(name, "stale", f"history {newest[0]}, generation {newest[1]} has written here")
+                self._fence[series] = (state.history, generation)
                 self._evict(series, directory, self._steps)
         return Staged(name)
 

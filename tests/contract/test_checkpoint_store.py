@@ -95,8 +95,8 @@ def order(checkpoint: str, parts: tuple[Part, ...], step: int = 7, meta: str = M
     return CommitCheckpoint(checkpoint, StateId(0, step), parts, meta, 0.0, 0.0)
 
 
-def save(url: str, step: int, lineage: int = 0) -> str:
-    checkpoint = checkpoint_id(StateId(lineage, step), 1)
+def save(url: str, step: int, history: int = 0) -> str:
+    checkpoint = checkpoint_id(StateId(history, step), 1)
     CheckpointStore(url).commit(order(checkpoint, parts_of(url, checkpoint, state(step)), step))
     return checkpoint
 
@@ -136,7 +136,7 @@ def test_a_view_does_not_drag_its_storage_along(url: str) -> None:
 
 def test_newest_and_list_follow_lineage_then_step(url: str, store: CheckpointStore) -> None:
     assert store.list() == ()
-    ids = [save(url, 900), save(url, 1000), save(url, 50, lineage=1)]
+    ids = [save(url, 900), save(url, 1000), save(url, 50, history=1)]
     assert store.list() == tuple(ids)
     assert store.newest() == store.newest_valid() == ids[-1]
 

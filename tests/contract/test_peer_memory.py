@@ -62,7 +62,7 @@ def test_at_most_two_steps_are_kept_and_the_committed_one_is_among_them(memories
     assert store.load(checkpoint_id(StateId(0, 5), 1))[1][0].tolist() == [5] * 100
 
 
-@pytest.mark.parametrize("late", [(StateId(0, 9), 5), (StateId(1, 9), 3)], ids=["older lineage", "older generation"])
+@pytest.mark.parametrize("late", [(StateId(0, 9), 5), (StateId(1, 9), 3)], ids=["older history", "older generation"])
 def test_an_overtaken_writer_is_refused_and_pushes_nothing_out(memories: list[PeerMemory], late: tuple[StateId, int]) -> None:
     store_of(memories).commit(put_parts(memories, StateId(1, 4), generation=4))
     before = memories[0].held()

@@ -83,7 +83,7 @@ def watched_settings(folder: Path) -> RunSettings:
 @contextlib.contextmanager
 def staged(folder: Path) -> Iterator[Scene]:
     program("prometheus")
-    patient = dataclasses.replace(FAST, heartbeat_s=20.0, node_s=25.0, park_s=30.0, form_s=40.0, progress_s=60.0)
+    patient = dataclasses.replace(FAST, heartbeat_s=20.0, node_s=25.0, quiesce_s=30.0, form_s=40.0, progress_s=60.0)
     chosen = dataclasses.replace(watched_settings(folder / "run"), timeouts=patient)
     store, begun_s = folder / "store", time.monotonic()
     with (

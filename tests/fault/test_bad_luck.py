@@ -21,7 +21,7 @@ from fleet.protocol.records import (
     CheckpointRecord,
     DecisionMade,
     EvidenceKept,
-    LineageBegun,
+    HistoryBegun,
     ProcessLost,
     ProcessUp,
     Spans,
@@ -34,7 +34,7 @@ from tests.support.plain import PlainFleet
 from tests.support.undisturbed import Undisturbed
 
 STEPS = 40
-FAST = Timeouts(heartbeat_s=2.0, node_s=3.0, park_s=5.0, form_s=10.0, progress_s=30.0, start_s=60.0, resend_s=0.5)
+FAST = Timeouts(heartbeat_s=2.0, node_s=3.0, quiesce_s=5.0, form_s=10.0, progress_s=30.0, start_s=60.0, resend_s=0.5)
 
 
 def settings(folder: Path, world: int = 3, **changes: Any) -> RunSettings:
@@ -234,7 +234,7 @@ def test_all_ranks_die_and_the_run_goes_on_from_the_last_checkpoint(tmp_path: Pa
     chosen = settings(tmp_path, checkpoint=CheckpointSettings(policy="fixed", interval_s=0.5), options={"pause_s": "0.1"})
     outcome, records, digest = train_through(trains.plain, chosen, tmp_path, misfortune)
     survived(outcome, records, digest, fault_free)
-    begun = of(LineageBegun, records)
+    begun = of(HistoryBegun, records)
     assert len(begun) == 1
     assert begun[0].from_state.step > 0
     assert any(record.phase == "durable" for record in of(CheckpointRecord, records))

@@ -10,7 +10,7 @@ import pytest
 
 from fleet.ledger.health import histories
 from fleet.protocol.instructions import EndRun
-from fleet.protocol.records import DecisionMade, LineageBegun, ProcessLost
+from fleet.protocol.records import DecisionMade, HistoryBegun, ProcessLost
 from fleet.settings.run import CheckpointSettings
 from tests.fault.test_bad_luck import fault_free, of, settings, survived, train_through
 from tests.fault.test_corruption import weight_flips_in_slot_1
@@ -72,5 +72,5 @@ def test_of_two_ranks_one_is_struck_and_nobody_is_accused(tmp_path: Path, fault_
     outcome, records, digest = train_through(weight_flips_in_slot_1, settings(tmp_path, world=2, checkpoint=OFTEN), tmp_path)
     survived(outcome, records, digest, fault_free)
     assert not [lost for lost in of(ProcessLost, records) if "silent corruption" in str(lost.cause)]
-    assert of(LineageBegun, records)
+    assert of(HistoryBegun, records)
     assert next(record.action for record in of(DecisionMade, records) if record.policy == "corruption") == "retry"

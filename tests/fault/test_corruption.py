@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 import torch
 
-from actors.rank.saboteur import Saboteur
+from actors.rank.rank_injector import RankInjector
 from fleet.ledger.goodput import Ledger
 from fleet.protocol.instructions import EndRun
 from fleet.protocol.operations import HEAL, START, Operation
-from fleet.protocol.records import Committed, DecisionMade, LineageBegun, ProcessLost
+from fleet.protocol.records import Committed, DecisionMade, HistoryBegun, ProcessLost
 from fleet.settings.run import CheckpointSettings, VerifySettings
 from tests.fault.test_bad_luck import after, fault_free, of, settings, survived, train_through
 from tests.support import trains
@@ -43,7 +43,7 @@ def test_a_flipped_weight_costs_its_rank_and_no_bit(tmp_path: Path, fault_free: 
     [lost] = of(ProcessLost, records)
     assert lost.member.slot == 1
     assert "silent corruption: weights at step 10" in str(lost.cause)
-    assert not of(LineageBegun, records)
+    assert not of(HistoryBegun, records)
 
 
 def test_with_sharded_optimizer_state_ranks_that_differ_stop_and_nobody_is_accused(tmp_path: Path) -> None:
@@ -159,7 +159,7 @@ def slot_1_computes_wrongly(run: Any) -> None:
         nonlocal lies
         lies = lies or (run.slot == 1 and step.number == 10 and trains.once(run, "lie"))
         if lies:
-            Saboteur(run._engine).operate(Operation("lie", "flip_gradient", START, seed=7))
+            RankInjector(run._engine).operate(Operation("lie", "flip_gradient", START, seed=7))
         return error
 
     trains._loop(run, loss=loss)
@@ -182,7 +182,7 @@ def slot_1_adds_wrongly(run: Any) -> None:
 VERIFIED = VerifySettings(compute=1.0)
 
 
-def found_and_taken_back(train: Callable[[Any], None], what: str, tmp_path: Path, fault_free: str) -> tuple[list[Any], LineageBegun]:
+def found_and_taken_back(train: Callable[[Any], None], what: str, tmp_path: Path, fault_free: str) -> tuple[list[Any], HistoryBegun]:
     """Slot 1 is evicted for ``what``, and the run ends with the right bits in the one history that was begun anew."""
     chosen = settings(tmp_path, verify=VERIFIED, checkpoint=CheckpointSettings(policy="fixed", interval_s=0.1))
     outcome, records, digest = train_through(train, chosen, tmp_path)
@@ -190,7 +190,7 @@ def found_and_taken_back(train: Callable[[Any], None], what: str, tmp_path: Path
     lost = of(ProcessLost, records)[0]
     assert lost.member.slot == 1
     assert f"silent corruption: {what}" in str(lost.cause)
-    [begun] = of(LineageBegun, records)
+    [begun] = of(HistoryBegun, records)
     return records, begun
 
 
@@ -204,7 +204,7 @@ def test_a_rank_that_computes_wrongly_is_found_by_another_and_what_is_in_doubt_i
     assert begun.from_state.step <= 9
     summary = Ledger().apply_all(records).summary()
     # Exactly so many steps are taken back as the coordinator had heard of: it may not have heard of the last ones.
-    heard = max((record.state.step for record in of(Committed, records) if record.state.lineage == begun.from_state.lineage), default=0)
+    heard = max((record.state.step for record in of(Committed, records) if record.state.history == begun.from_state.history), default=0)
     assert summary.rolled_back_total == max(0, heard - begun.from_state.step)
     assert heard <= 10
     assert summary.categories["verify"] > 0

@@ -24,7 +24,7 @@ from fleet.cluster.local import LocalCluster
 from fleet.errors import ConfigError
 from fleet.protocol.causes import TakenAway
 from fleet.protocol.decisions import Notice
-from fleet.protocol.records import Committed, DecisionMade, FaultRecord, LineageBegun, ProcessLost, ProcessUp, Record, ViewPublished
+from fleet.protocol.records import Committed, DecisionMade, FaultRecord, HistoryBegun, ProcessLost, ProcessUp, Record, ViewPublished
 from fleet.protocol.types import Fault
 from fleet.settings.run import CheckpointSettings, RunSettings
 from tests.fault.test_bad_luck import FAST, settings
@@ -60,7 +60,7 @@ def test_maintenance_comes_with_its_notice_and_costs_no_step(cluster: LocalClust
     assert [one.phase for one in kept if isinstance(one, FaultRecord)] == ["planned", "announced", "executed", "healed"]
     lost = [one for one in kept if isinstance(one, ProcessLost)]
     assert lost and all(isinstance(one.cause, TakenAway) and one.generation == -1 for one in lost)
-    assert not any(isinstance(one, LineageBegun) for one in kept)
+    assert not any(isinstance(one, HistoryBegun) for one in kept)
     report = build_report(kept).to_dict()
     assert report["closes"] and report["categories"]["maintenance"] > 0.0
 
@@ -118,7 +118,7 @@ def test_a_node_that_ray_drains_costs_no_step(cluster: LocalCluster, tmp_path: P
     kept = records(going.folder)
     lost = [one for one in kept if isinstance(one, ProcessLost)]
     assert lost and all(isinstance(one.cause, TakenAway) for one in lost)
-    assert not [one for one in kept if isinstance(one, LineageBegun)]
+    assert not [one for one in kept if isinstance(one, HistoryBegun)]
     sizes = [len(one.view.members) for one in kept if isinstance(one, ViewPublished)]
     assert sizes[:3] == [2, 3, 2], "the spare came beside the running steps"
 
@@ -176,7 +176,7 @@ def test_sigterm_to_an_agent_is_its_nodes_notice_and_costs_no_step(cluster: Loca
     assert going.told() == ["leave", "let_go"]
     lost = [one for one in kept if isinstance(one, ProcessLost)]
     assert lost and all(isinstance(one.cause, TakenAway) and one.generation == -1 for one in lost)
-    assert not [one for one in kept if isinstance(one, LineageBegun)]
+    assert not [one for one in kept if isinstance(one, HistoryBegun)]
     assert [len(one.view.members) for one in kept if isinstance(one, ViewPublished)][:3] == [2, 3, 2]
     report = build_report(kept).to_dict()
     assert report["closes"] and report["categories"]["maintenance"] > 0.0

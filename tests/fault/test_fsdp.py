@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from fleet.protocol.records import LineageBegun, ViewPublished
+from fleet.protocol.records import HistoryBegun, ViewPublished
 from fleet.settings.run import CheckpointSettings, RunSettings
 from tests.fault.test_bad_luck import of, settings, survived, train_through
 from tests.fault.test_bit_identity import storm, strike
@@ -51,7 +51,7 @@ def test_a_storm_changes_no_bit(seed: int, tmp_path: Path, whole: str) -> None:
     survived(outcome, records, digest, whole)
     assert len(of(ViewPublished, records)) >= 2, "no kill changed the view"
     guard_too = any(other != slot and later - step <= 1 for (step, slot), (later, other) in itertools.pairwise(kills))
-    assert guard_too or not of(LineageBegun, records), "state was lost although a copy was left"
+    assert guard_too or not of(HistoryBegun, records), "state was lost although a copy was left"
 
 
 @pytest.mark.parametrize("train", [trains.dies_in_forward, trains.dies_in_backward, trains.dies_between_sums_and_commit])
@@ -60,7 +60,7 @@ def test_a_rank_lost_at_a_moment_of_the_step(train: Callable[[Any], None], tmp_p
     outcome, records, digest = train_through(train, cut(tmp_path, world=3), tmp_path)
     survived(outcome, records, digest, whole)
     assert len(of(ViewPublished, records)) >= 2
-    assert not of(LineageBegun, records)
+    assert not of(HistoryBegun, records)
 
 
 def test_an_owner_lost_with_its_guard_goes_back_to_the_checkpoint(tmp_path: Path, whole: str) -> None:
@@ -78,7 +78,7 @@ def test_with_two_copies_two_may_be_lost_at_once(tmp_path: Path, whole: str) -> 
     chosen = cut(tmp_path, nodes=1, optimizer_copies=2)
     outcome, records, digest = train_through(trains.plain, chosen, tmp_path, misfortune)
     survived(outcome, records, digest, whole)
-    assert not of(LineageBegun, records)
+    assert not of(HistoryBegun, records)
 
 
 def test_a_second_backward_of_a_shard_is_not_lost(tmp_path: Path) -> None:

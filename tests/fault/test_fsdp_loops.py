@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from fleet.protocol.records import LineageBegun, ViewPublished
+from fleet.protocol.records import HistoryBegun, ViewPublished
 from fleet.settings.run import RunSettings
 from tests.fault.test_bad_luck import of, settings, survived, train_through
 from tests.support import loops
@@ -57,7 +57,7 @@ def test_a_kill_changes_no_bit(build: str, sharding: str, tmp_path: Path, truth:
     through = train_through(loops.train, chosen(tmp_path, build, world=3, optimizer_sharding=sharding), tmp_path, kill_one)
     survived(*through, digest)
     assert len(of(ViewPublished, through[1])) >= 2
-    assert not of(LineageBegun, through[1])
+    assert not of(HistoryBegun, through[1])
     found = saved(tmp_path)
     assert {each.dtype for each in found.values()} == {torch.float32}
     assert {name: each.tolist() for name, each in found.items()} == {name: each.tolist() for name, each in model.items()}

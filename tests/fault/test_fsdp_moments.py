@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from fleet.protocol.records import LineageBegun, ViewPublished
+from fleet.protocol.records import HistoryBegun, ViewPublished
 from fleet.settings.run import CheckpointSettings, RunSettings
 from tests.fault.test_bad_luck import of, settings, survived, train_through
 from tests.support import moments
@@ -36,7 +36,7 @@ def held(train: Callable[[Any], None], chosen: RunSettings, folder: Path, truth:
     assert (Path(chosen.options["flags"]) / struck).exists(), "no rank ever came to the moment"
     survived(outcome, records, digest, truth, other_ratio=0.05)
     assert len(of(ViewPublished, records)) >= 2
-    assert not of(LineageBegun, records)
+    assert not of(HistoryBegun, records)
 
 
 @pytest.mark.parametrize(("name", "moment"), [(name, moment) for name, moment in MOMENTS.items() if not moment.second])

@@ -30,7 +30,7 @@ def hangs_in_slot_1(run: Any) -> None:
 
 
 def test_a_loop_that_hangs_leaves_everyones_stacks(tmp_path: Path, fault_free: str) -> None:
-    quick = dataclasses.replace(FAST, park_s=3.0, form_s=4.0, progress_s=5.0)
+    quick = dataclasses.replace(FAST, quiesce_s=3.0, form_s=4.0, progress_s=5.0)
     chosen = dataclasses.replace(settings(tmp_path), timeouts=quick)
     outcome, records, digest = train_through(hangs_in_slot_1, chosen, tmp_path)
     survived(outcome, records, digest, fault_free, hung=True)

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from fleet.protocol.records import LineageBegun, ProcessLost, ViewPublished
+from fleet.protocol.records import HistoryBegun, ProcessLost, ViewPublished
 from fleet.protocol.types import View
 from fleet.settings.run import RunSettings
 from tests.fault.test_bad_luck import of, survived, train_through
@@ -56,7 +56,7 @@ def test_a_spare_takes_the_place_of_a_member_that_is_lost(place: int, tmp_path: 
     strike = Strike(place)
     outcome, records, digest = train_through(trains.plain, grouped(tmp_path, spares=1), tmp_path, strike)
     survived(outcome, records, digest, other)
-    assert not of(LineageBegun, records)
+    assert not of(HistoryBegun, records)
     assert strike.view is not None
     [lost] = [one.member for one in of(ProcessLost, records)][:1]
     assert lost == strike.view.members[place]
@@ -70,7 +70,7 @@ def test_without_a_spare_who_is_left_of_a_group_computes_beside_the_full_one(tmp
     strike = Strike(0)
     outcome, records, digest = train_through(trains.plain, grouped(tmp_path), tmp_path, strike)
     survived(outcome, records, digest, other)
-    assert not of(LineageBegun, records)
+    assert not of(HistoryBegun, records)
     assert strike.view is not None
     first = after(records, strike.view)[0]
     assert first.members[:3] == (strike.view.members[2], strike.view.members[3], strike.view.members[1]), "the full group comes first"
@@ -82,7 +82,7 @@ def test_a_member_lost_in_a_forward_is_stood_in_for_by_its_sibling(tmp_path: Pat
     outcome, records, digest = train_through(trains.dies_in_forward, grouped(tmp_path, optimizer_copies=0), tmp_path)
     survived(outcome, records, digest, other)
     assert len(of(ViewPublished, records)) >= 2
-    assert not of(LineageBegun, records)
+    assert not of(HistoryBegun, records)
 
 
 @pytest.mark.parametrize("places", [(0, 1), (2, 3)])
@@ -90,7 +90,7 @@ def test_a_whole_group_may_be_lost_at_once(places: tuple[int, int], tmp_path: Pa
     strike = Strike(*places)
     outcome, records, digest = train_through(trains.plain, grouped(tmp_path, spares=1), tmp_path, strike)
     survived(outcome, records, digest, other)
-    assert not of(LineageBegun, records), "the other group holds all"
+    assert not of(HistoryBegun, records), "the other group holds all"
 
 
 def test_one_of_each_group_may_be_lost_unless_they_are_at_one_place(tmp_path: Path, other: str) -> None:
@@ -98,4 +98,4 @@ def test_one_of_each_group_may_be_lost_unless_they_are_at_one_place(tmp_path: Pa
     strike = Strike(0, 3)
     outcome, records, digest = train_through(trains.plain, grouped(tmp_path), tmp_path, strike)
     survived(outcome, records, digest, other)
-    assert not of(LineageBegun, records)
+    assert not of(HistoryBegun, records)

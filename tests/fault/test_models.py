@@ -10,7 +10,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from fleet.protocol.records import LineageBegun, ViewPublished
+from fleet.protocol.records import HistoryBegun, ViewPublished
 from fleet.settings.run import RunSettings
 from storage.checkpoint.export import export_weights, load_state
 from storage.checkpoint.store import CheckpointStore
@@ -37,7 +37,7 @@ def same_bits_through_a_kill(train: Callable[[Any], None], folder: Path, truth: 
     outcome, records, digest = train_through(train, chosen(made, "fsdp", **options), made, kill_one)
     survived(outcome, records, digest, truth)
     assert len(of(ViewPublished, records)) >= 2, "the kill changed no view"
-    assert not of(LineageBegun, records)
+    assert not of(HistoryBegun, records)
 
 
 def whole(train: Callable[[Any], None], folder: Path, **options: str) -> str:

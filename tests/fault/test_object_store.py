@@ -18,7 +18,7 @@ from fleet.cluster.local import LocalCluster
 from fleet.cluster.processes import calling
 from fleet.errors import ConfigError
 from fleet.protocol.journal import JournalWriter
-from fleet.protocol.records import VERSION, LineageBegun, ProcessLost, ProcessUp, Record, RunEnded, RunStarted
+from fleet.protocol.records import VERSION, HistoryBegun, ProcessLost, ProcessUp, Record, RunEnded, RunStarted
 from fleet.settings.run import CheckpointSettings, RunSettings
 from tests.support import trains
 from tests.support.journals import NAME, durable, records
@@ -58,7 +58,7 @@ def test_the_example_resumes_from_s3_after_all_ranks_are_lost(s3: SeaweedServer,
     assert written["twin"]["equal"], written["twin"]
     assert s3.secret not in said + report.read_text()
     assert [record.status for record in kept if isinstance(record, RunEnded)] == ["completed"]
-    [rollback] = [record for record in kept if isinstance(record, LineageBegun)]
+    [rollback] = [record for record in kept if isinstance(record, HistoryBegun)]
     assert rollback.from_state in {record.state for record in durable(kept)}
     assert rollback.from_state.step > 0
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from fleet.protocol.causes import EndWhy
-from fleet.protocol.records import Committed, LineageBegun, ProcessLost, ProcessUp, Record, RunEnded, ViewPublished
+from fleet.protocol.records import Committed, HistoryBegun, ProcessLost, ProcessUp, Record, RunEnded, ViewPublished
 from tests.fault.test_bad_luck import settings
 from tests.support.journals import NAME, records
 from tests.support.processes import begin
@@ -83,12 +83,12 @@ def test_a_run_is_resized_and_paused_and_resumed(typed: Typed, undisturbed: Undi
     kept = records(typed.runs)
     [ended] = [record for record in kept if isinstance(record, RunEnded)]
     assert (ended.status, ended.why) == ("stopped", EndWhy.PAUSED)
-    assert not any(isinstance(record, ProcessLost | LineageBegun) for record in kept), "nobody was lost, and nothing is done again"
+    assert not any(isinstance(record, ProcessLost | HistoryBegun) for record in kept), "nobody was lost, and nothing is done again"
     last = max(record.state.step for record in kept if isinstance(record, Committed))
     code, said = typed.say("resume", "run")
     assert code == 0, said[-3000:]
     kept = records(typed.runs)
-    first = next(record.from_state.step for record in kept if isinstance(record, LineageBegun))
+    first = next(record.from_state.step for record in kept if isinstance(record, HistoryBegun))
     assert first == last < 70, "it has gone on from its last step"
     end = [record for record in kept if isinstance(record, RunEnded)][-1]
     assert end.status == "completed"

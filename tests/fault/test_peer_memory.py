@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from fleet.protocol.levels import PEERS
-from fleet.protocol.records import UNSAVED, CheckpointRecord, LineageBegun, ViewPublished
+from fleet.protocol.records import UNSAVED, CheckpointRecord, HistoryBegun, ViewPublished
 from fleet.settings.run import CheckpointSettings
 from tests.fault.test_bad_luck import fault_free, of, settings, survived, train_through
 from tests.support import trains
@@ -39,7 +39,7 @@ def test_all_ranks_are_lost_and_the_run_goes_on_from_memory(tmp_path: Path, faul
     outcome, records, digest = train_through(trains.plain, chosen, tmp_path, lose_all_ranks)
     survived(outcome, records, digest, fault_free, other_ratio=0.05)
     [view] = views_from_memory(records)
-    [rollback] = of(LineageBegun, records)
+    [rollback] = of(HistoryBegun, records)
     assert rollback.from_state.step == view.view.state.step > 0
     assert all(len(targets) == copies for targets in view.view.copies)
     stored = [index for index, record in enumerate(records) if isinstance(record, CheckpointRecord) and record.level != PEERS]

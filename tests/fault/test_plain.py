@@ -20,7 +20,7 @@ from fleet.app.result import report_data
 from fleet.cluster.proc import start_ticks, stat_fields
 from fleet.ledger.report import build_report
 from fleet.protocol.journal import JournalTail, read_journal
-from fleet.protocol.records import COMMIT, COMPLETED, CheckpointRecord, Committed, LineageBegun, ProcessUp, Record, Spans, ViewPublished
+from fleet.protocol.records import COMMIT, COMPLETED, CheckpointRecord, Committed, HistoryBegun, ProcessUp, Record, Spans, ViewPublished
 from fleet.settings.run import RunSettings
 from tests.support.processes import begin
 from tests.support.waiting import until
@@ -79,7 +79,7 @@ def saved_before_each_restart(records: Sequence[Record]) -> list[int]:
     found, newest = list[int](), 0
     for record in records:
         newest = record.state.step if isinstance(record, CheckpointRecord) else newest
-        found += [newest] if isinstance(record, LineageBegun) else []
+        found += [newest] if isinstance(record, HistoryBegun) else []
     return found
 
 
@@ -104,7 +104,7 @@ def test_a_script_goes_on_from_its_own_checkpoint_and_ends_as_without_faults(tmp
     assert data["counts"]["faults_by_kind"]["kill_rank"]["executed"] == 2
     assert data["counts"]["views"] >= 3
 
-    starts = [record.from_state.step for record in records if isinstance(record, LineageBegun)]
+    starts = [record.from_state.step for record in records if isinstance(record, HistoryBegun)]
     assert len(starts) >= 2
     assert starts == saved_before_each_restart(records)
     assert all(start and start % SAVE_EVERY == 0 for start in starts)

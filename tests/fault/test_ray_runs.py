@@ -23,7 +23,7 @@ from fleet.app.recipes import LiveRun
 from fleet.app.report import build_report, render_table
 from fleet.cluster.clock import unix_time_s
 from fleet.cluster.local import LocalCluster
-from fleet.protocol.records import CheckpointRecord, FaultRecord, LineageBegun, ProcessLost, ProcessUp, Record, ViewPublished
+from fleet.protocol.records import CheckpointRecord, FaultRecord, HistoryBegun, ProcessLost, ProcessUp, Record, ViewPublished
 from fleet.protocol.types import Fault
 from fleet.settings.cost import CostSettings
 from fleet.settings.run import CheckpointSettings, RunSettings
@@ -183,7 +183,7 @@ def test_with_sharded_state_a_rank_is_lost_and_then_ray_trains_controller(
     assert results[0].status == "completed", results
     assert final_digest(chosen.folder) == truth
     kept = records(chosen.folder)
-    [rollback] = [record for record in kept if isinstance(record, LineageBegun)]
+    [rollback] = [record for record in kept if isinstance(record, HistoryBegun)]
     assert rollback.from_state.step > 0
     from_memory = [r for r in kept if isinstance(r, ViewPublished) and (r.view.checkpoint or "").startswith("peers://")]
     assert len(from_memory) == 1

@@ -19,7 +19,7 @@ from fleet.protocol.records import (
     COMPLETED,
     Committed,
     DecisionMade,
-    LineageBegun,
+    HistoryBegun,
     ProcessLost,
     Resumed,
     RunBuilt,
@@ -29,8 +29,8 @@ from fleet.settings.run import CheckpointSettings, RunSettings, Timeouts
 from storage.checkpoint.store import CheckpointStore
 from tests.support.plain import PlainFleet
 
-FAST = Timeouts(heartbeat_s=2.0, node_s=3.0, park_s=5.0, form_s=10.0, progress_s=30.0, start_s=60.0, resend_s=0.5)
-HASTY = Timeouts(heartbeat_s=0.6, node_s=1.0, park_s=0.7, form_s=1.0, progress_s=2.0, start_s=30.0, resend_s=0.3)
+FAST = Timeouts(heartbeat_s=2.0, node_s=3.0, quiesce_s=5.0, form_s=10.0, progress_s=30.0, start_s=60.0, resend_s=0.5)
+HASTY = Timeouts(heartbeat_s=0.6, node_s=1.0, quiesce_s=0.7, form_s=1.0, progress_s=2.0, start_s=30.0, resend_s=0.3)
 COLD_S = 4.0
 """Longer than any time-out above, but the one for a process to start."""
 COLD = [True]
@@ -130,7 +130,7 @@ def test_a_first_step_that_takes_long_is_start_up_and_no_fault(tmp_path: Path) -
         run.wait_for(lambda: run.coordinator.machine.state.committed.step > 5)
         run.kill(1)
         outcome, records = run.wait(), run.records()
-    assert outcome.status == COMPLETED and not of(LineageBegun, records)
+    assert outcome.status == COMPLETED and not of(HistoryBegun, records)
     assert len(of(ProcessLost, records)) == 1
     gathered = [record.payload.why for record in of(DecisionMade, records) if isinstance(record.payload, Gathering)]
     assert gathered == [GatherWhy.LOST], "the one that was killed, and nobody after that"

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from fleet.protocol.records import CheckpointRecord, DecisionMade, LineageBegun, ViewPublished
+from fleet.protocol.records import CheckpointRecord, DecisionMade, HistoryBegun, ViewPublished
 from fleet.settings.run import CheckpointSettings, RunSettings
 from tests.fault.test_bad_luck import of, settings, survived, train_through
 from tests.fault.test_bit_identity import storm, strike
@@ -40,7 +40,7 @@ def test_a_storm_changes_no_bit(seed: int, tmp_path: Path, unsharded: str) -> No
     assert len(of(ViewPublished, records)) >= 2, "no kill changed the view"
     guard_too = any(other != slot and later - step <= 1 for (step, slot), (later, other) in itertools.pairwise(kills))
     assert not [made for made in of(DecisionMade, records) if made.policy == "corruption"], "the first losses are large, and no jump"
-    assert guard_too or not of(LineageBegun, records), "state was lost although a copy was left"
+    assert guard_too or not of(HistoryBegun, records), "state was lost although a copy was left"
 
 
 @pytest.mark.parametrize("train", [trains.dies_between_sums_and_commit, trains.dies_beside_parameters])
@@ -50,7 +50,7 @@ def test_a_rank_lost_within_the_commit(train: Callable[[Any], None], tmp_path: P
     outcome, records, digest = train_through(train, chosen, tmp_path)
     survived(outcome, records, digest, unsharded)
     assert len(of(ViewPublished, records)) >= 2
-    assert not of(LineageBegun, records)
+    assert not of(HistoryBegun, records)
     advanced = (Path(chosen.options["flags"]) / "advanced").exists()
     assert advanced == (train is trains.dies_between_sums_and_commit)
 
@@ -73,6 +73,6 @@ def goes_back_to_the_checkpoint(chosen: RunSettings, folder: Path, truth: str) -
     survived(outcome, records, digest, truth)
     spread = "parameters" if chosen.optimizer_sharding == "fsdp" else "optimizer's state"
     why = f"some of the {spread} was lost with all who kept it, its owner and its 1 copy"
-    assert of(LineageBegun, records)[0].reason == why
+    assert of(HistoryBegun, records)[0].reason == why
     assert any("goes on from step" in line and line.endswith(why) for line in told(records)), "the terminal does not say why"
     assert any(record.phase == "durable" for record in of(CheckpointRecord, records))

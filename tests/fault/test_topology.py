@@ -14,7 +14,7 @@ from fleet.cluster.local import LocalCluster
 from fleet.errors import ConfigError
 from fleet.ledger.happenings import Teller
 from fleet.protocol.decisions import DomainLost, Lacking
-from fleet.protocol.records import DecisionMade, LineageBegun, ProcessLost, ProcessUp, Record, ViewPublished
+from fleet.protocol.records import DecisionMade, HistoryBegun, ProcessLost, ProcessUp, Record, ViewPublished
 from fleet.protocol.types import View
 from fleet.settings.run import CheckpointSettings, RunSettings
 from tests.fault.test_bad_luck import FAST, settings
@@ -80,7 +80,7 @@ def test_a_rack_is_lost_as_one_and_what_the_new_placement_lacks_is_said(
 def check_told(kept: list[Record]) -> None:
     (lost,) = payloads(kept, DomainLost)
     assert lost.reason == "rack a is lost: 2 nodes with 2 ranks, all of them in the view"
-    assert sum(isinstance(one, ProcessLost) for one in kept) == 2 and not any(isinstance(one, LineageBegun) for one in kept)
+    assert sum(isinstance(one, ProcessLost) for one in kept) == 2 and not any(isinstance(one, HistoryBegun) for one in kept)
     teller = Teller()
     lines = [line.text for place, record in enumerate(kept) for line in teller.take(record, place / 1e3)] + [
         one.text for one in teller.rest()

@@ -19,14 +19,14 @@ class Story:
         self.ends_us: dict[Member, int] = {}
 
     def spans(
-        self, slot: int, incarnation: int, text: str, *, generation: int = 1, lineage: int = 0, step: int = 0, at: float = 0.0
+        self, slot: int, incarnation: int, text: str, *, generation: int = 1, history: int = 0, step: int = 0, at: float = 0.0
     ) -> None:
         """``text``: codes with their milliseconds, such as ``c60 x40 K``. ``at``: milliseconds, where a process begins."""
         member = Member(slot, incarnation)
         start_us = self.ends_us.get(member, round(at * 1000))
         words = text.split()
         durations = tuple(round(float(word[1:] or 0) * 1000) for word in words)
-        self.records.append(r.Spans(member, generation, lineage, step, start_us, durations, "".join(word[0] for word in words)))
+        self.records.append(r.Spans(member, generation, history, step, start_us, durations, "".join(word[0] for word in words)))
         self.ends_us[member] = start_us + sum(durations)
 
     def view(
@@ -36,13 +36,13 @@ class Story:
         at: float,
         step: int = 0,
         *,
-        lineage: int = 0,
+        history: int = 0,
         graceful: bool = False,
         causes: tuple[str, ...] = (),
     ) -> None:
         seated = tuple(Member(slot, incarnation) for slot, incarnation in members)
         ranges = tuple((16 * i // len(seated), 16 * (i + 1) // len(seated)) for i in range(len(seated)))
-        view = View(generation, seated, ranges, 0, (), StateId(lineage, step), "127.0.0.1:1")
+        view = View(generation, seated, ranges, 0, (), StateId(history, step), "127.0.0.1:1")
         self.records.append(r.ViewPublished(view, at / 1e3, "because", graceful, causes))
 
     def lost(self, slot: int, incarnation: int, at: float, *, generation: int = 1, fault: str | None = None, cause: Cause = KILLED) -> None:
@@ -52,14 +52,14 @@ class Story:
         fault = Fault(name, at / 1e3, "gpu", kind, slot=slot)
         self.records.append(r.FaultRecord(fault, phase, at / 1e3, (Member(slot, 0),), ""))
 
-    def committed(self, step: int, at: float, lineage: int = 0) -> None:
-        self.records.append(r.Committed(StateId(lineage, step), at / 1e3))
+    def committed(self, step: int, at: float, history: int = 0) -> None:
+        self.records.append(r.Committed(StateId(history, step), at / 1e3))
 
-    def lineage(self, lineage: int, step: int, at: float) -> None:
-        self.records.append(r.LineageBegun(lineage, StateId(lineage - 1, step), at / 1e3, "no rank holds a clean state"))
+    def history(self, history: int, step: int, at: float) -> None:
+        self.records.append(r.HistoryBegun(history, StateId(history - 1, step), at / 1e3, "no rank holds a clean state"))
 
-    def durable(self, step: int, at: float, lineage: int = 0) -> None:
-        self.records.append(r.CheckpointRecord(f"step-{step}", "durable", StateId(lineage, step), at / 1e3, 1_000, 0.002, 0.1))
+    def durable(self, step: int, at: float, history: int = 0) -> None:
+        self.records.append(r.CheckpointRecord(f"step-{step}", "durable", StateId(history, step), at / 1e3, 1_000, 0.002, 0.1))
 
     def resumed(self, at: float, *, gap: bool = True) -> None:
         self.records.append(r.Resumed(at / 1e3, 1.7e9 + at / 1e3, "resume", "cluster", gap))

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from fleet.protocol.decisions import DomainLost
-from fleet.protocol.records import DecisionMade, FaultRecord, LineageBegun, ProcessLost, ViewPublished
+from fleet.protocol.records import DecisionMade, FaultRecord, HistoryBegun, ProcessLost, ViewPublished
 from tests.hosts.test_losses import check_nothing_of_the_lost
 from tests.support.host_runs import FOLDER, ON_THE_HEAD, Shell
 from tests.support.host_store import HostStore, write
@@ -35,7 +35,7 @@ def test_a_rack_is_lost_and_the_other_goes_on(tmp_path: Path) -> None:
     assert len(struck.members) >= 2 and set(struck.members) <= lost
     (whole,) = [each.payload for each in seen.records if isinstance(each, DecisionMade) and isinstance(each.payload, DomainLost)]
     assert whole.level == "rack" and len(whole.nodes) == 2 and len(whole.members) == len(struck.members), "the rack is one loss"
-    assert not any(isinstance(each, LineageBegun) for each in seen.records), "the other rack held the state"
+    assert not any(isinstance(each, HistoryBegun) for each in seen.records), "the other rack held the state"
     assert len([each for each in seen.records if isinstance(each, ViewPublished)][-1].view.members) == 6, "the rack came back"
     assert seen.status == "completed" and seen.report["closes"]
     check_nothing_of_the_lost(seen.records)

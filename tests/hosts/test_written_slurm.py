@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from fleet.protocol.records import Committed, LineageBegun, Record
+from fleet.protocol.records import Committed, HistoryBegun, Record
 from tests.support.deploy import write_files
 from tests.support.host_runs import FAST, ON_THE_HEAD, TRAIN, copied, is_durable, records_in, seen_in
 from tests.support.host_store import HostStore, write
@@ -122,7 +122,7 @@ def test_all_ends_when_the_job_is_cancelled_and_the_run_goes_on_when_it_is_hande
         host.run(["touch", FAST])
     said, _ = (again := allocation.sbatch()).communicate(timeout=WAIT_S)
     assert again.returncode == 0, said[-4000:]
-    seen, [begun] = seen_in(copied(allocation.first, folder, tmp_path)), [one for one in records() if isinstance(one, LineageBegun)]
+    seen, [begun] = seen_in(copied(allocation.first, folder, tmp_path)), [one for one in records() if isinstance(one, HistoryBegun)]
     assert seen.status == "completed" and seen.report["closes"]
     assert begun.from_state.step >= saved > 0
     assert allocation.pids() == before

@@ -76,7 +76,7 @@ def test_more_faults_mean_a_higher_rate_and_more_time_a_lower_one(rate_per_s: fl
 @settings(max_examples=60, deadline=None)
 @given(
     st.sampled_from([kind for kind in TABLE if kind.takes_ranks]), st.integers(1, 16), st.integers(0, 4), times, st.floats(1.0, 4.0),
-    st.sampled_from(["heartbeat_s", "node_s", "park_s", "progress_s"]),
+    st.sampled_from(["heartbeat_s", "node_s", "quiesce_s", "progress_s"]),
 )  # fmt: skip
 def test_costs_rise_with_time_outs_and_with_what_was_measured(
     kind: object, world: int, spares: int, start_s: float, factor: float, name: str

@@ -25,7 +25,7 @@ class Row:
     code: str
     duration_us: int
     generation: int
-    lineage: int
+    history: int
     step: int
 
 
@@ -44,7 +44,7 @@ class RandomRun:
 
     def __init__(self, rng: random.Random, world: int, spares: int, events: int) -> None:
         self.rng, self.world, self.slots = rng, world, world + spares
-        self.now_us, self.generation, self.lineage, self.step, self.durable = 0, 0, 0, 0, 0
+        self.now_us, self.generation, self.history, self.step, self.durable = 0, 0, 0, 0, 0
         self.out: list[tuple[int, int, r.Record]] = []
         self.procs: dict[int, Proc] = {}
         self.all: list[tuple[Proc, int]] = []
@@ -84,7 +84,7 @@ class RandomRun:
         self.generation += 1
         members = tuple(self.procs[slot].member for slot in self.seated)
         ranges = tuple((rank, rank + 1) for rank in range(len(members)))
-        view = View(self.generation, members, ranges, 0, (), StateId(self.lineage, self.step), "h:1")
+        view = View(self.generation, members, ranges, 0, (), StateId(self.history, self.step), "h:1")
         self.emit(r.ViewPublished(view, self.now_us / 1e6, "random", graceful, causes))
         for slot in self.seated:
             self.do(slot, "f", self.rng.randint(0, 900))
@@ -97,7 +97,7 @@ class RandomRun:
             for slot in self.seated:
                 self.attempt(slot, self.now_us, "K")
             self.step += 1
-            self.emit(r.Committed(StateId(self.lineage, self.step), self.now_us / 1e6))
+            self.emit(r.Committed(StateId(self.history, self.step), self.now_us / 1e6))
 
     def lose(self) -> None:
         """Some members, perhaps all, die in the middle of an attempt; the others notice a little later."""
@@ -126,7 +126,7 @@ class RandomRun:
         for slot in self.seated:
             self.do(slot, "k", self.rng.randint(0, 400))
         self.durable = self.step
-        self.emit(r.CheckpointRecord(f"c{self.step}", "durable", StateId(self.lineage, self.step), self.now_us / 1e6))
+        self.emit(r.CheckpointRecord(f"c{self.step}", "durable", StateId(self.history, self.step), self.now_us / 1e6))
 
     def outage(self) -> None:
         """Everything ends at once, in order or with nobody there to write it down; another cluster goes on from the checkpoint."""
@@ -167,7 +167,7 @@ class RandomRun:
 
     def do(self, slot: int, code: str, duration_us: int, generation: int | None = None) -> None:
         proc = self.procs[slot]
-        proc.rows.append(Row(code, duration_us, self.generation if generation is None else generation, self.lineage, self.step))
+        proc.rows.append(Row(code, duration_us, self.generation if generation is None else generation, self.history, self.step))
         proc.now_us += duration_us
 
     def wait(self, slot: int, until_us: int) -> None:
@@ -193,10 +193,10 @@ class RandomRun:
     def step_us(proc: Proc) -> int:
         """What counts of the attempt that the last row commits."""
         kept: list[Row] = []
-        lineage = -1
+        history = -1
         for row in proc.rows[:-1]:
-            if row.code in "KA" or row.lineage != lineage:
-                kept, lineage = [], row.lineage
+            if row.code in "KA" or row.history != history:
+                kept, history = [], row.history
             if row.code == "H":
                 kept = [other for other in kept if other.code not in "xw"]
             elif row.code in r.STEP_CODES:
@@ -204,8 +204,8 @@ class RandomRun:
         return sum(row.duration_us for row in kept)
 
     def roll_back(self, at_us: int) -> None:
-        self.lineage += 1
-        self.emit(r.LineageBegun(self.lineage, StateId(self.lineage - 1, self.durable), at_us / 1e6, "nobody is left"), at_us)
+        self.history += 1
+        self.emit(r.HistoryBegun(self.history, StateId(self.history - 1, self.durable), at_us / 1e6, "nobody is left"), at_us)
         self.done = [(step, duration) for step, duration in self.done if step <= self.durable]
         self.step = self.durable
 
@@ -213,7 +213,7 @@ class RandomRun:
         """Cut a process's time into records that come in late, but in order, and before an outage when there is one."""
         start_us, chunk = proc.start_us, list[Row]()
         for row in [*proc.rows, None]:
-            other = row is not None and chunk and (row.generation, row.lineage) != (chunk[0].generation, chunk[0].lineage)
+            other = row is not None and chunk and (row.generation, row.history) != (chunk[0].generation, chunk[0].history)
             if chunk and (row is None or other or self.rng.random() < 0.2):
                 end_us = start_us + sum(item.duration_us for item in chunk)
                 self.send(proc, chunk, start_us, end_us, until_us)
@@ -224,7 +224,7 @@ class RandomRun:
     def send(self, proc: Proc, chunk: list[Row], start_us: int, end_us: int, until_us: int) -> None:
         codes, durations = "".join(row.code for row in chunk), tuple(row.duration_us for row in chunk)
         first = chunk[0]
-        spans = r.Spans(proc.member, first.generation, first.lineage, first.step, start_us, durations, codes)
+        spans = r.Spans(proc.member, first.generation, first.history, first.step, start_us, durations, codes)
         earliest = max(
             [end_us, *(at for at, _, record in self.out if isinstance(record, r.Spans) and record.member.slot == proc.member.slot)]
         )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
-from fleet.protocol.records import LineageBegun
+from fleet.protocol.records import HistoryBegun
 from fleet.protocol.types import Ranges
 from fleet.simulation.families import (
     cold_plan,
@@ -86,4 +86,4 @@ def completed(plan: Plan, *troubles: Trouble) -> Outcome:
 
 def rollbacks(outcome: Outcome) -> int:
     """How often the run went back to a checkpoint, or to its first state."""
-    return sum(isinstance(record, LineageBegun) for record in outcome.world.journal)
+    return sum(isinstance(record, HistoryBegun) for record in outcome.world.journal)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-from fleet.protocol.records import CheckpointRecord, DecisionMade, LineageBegun, ProcessLost, ProcessUp, Record, ViewPublished
+from fleet.protocol.records import CheckpointRecord, DecisionMade, HistoryBegun, ProcessLost, ProcessUp, Record, ViewPublished
 from fleet.settings.run import Budgets
 from fleet.simulation.plan import PATIENT, Plan, Trouble, small, with_troubles
 from fleet.simulation.world import Outcome
@@ -122,7 +122,7 @@ def test_all_donors_die() -> None:
         Trouble(kind="freeze", point="receiving", at_s=LATER_S, duration_s=0.3, times=2),
         world=3, spares=1, restart_s=(2.0, 3.0), steps=60,
     )  # fmt: skip
-    assert of(LineageBegun, outcome)
+    assert of(HistoryBegun, outcome)
 
 
 def test_death_inside_the_optimizer_step() -> None:
@@ -222,7 +222,7 @@ def test_two_processes_claim_one_slot() -> None:
 
 def test_everything_is_lost_and_the_last_checkpoint_begins_a_new_lineage() -> None:
     outcome = completed(Trouble(kind="kill", point="compute", step=20, slots=(0, 1, 2, 3)), save_every_s=0.4)
-    (begun,) = of(LineageBegun, outcome)
+    (begun,) = of(HistoryBegun, outcome)
     newest = max(record.state for record in of(CheckpointRecord, outcome) if record.phase == "durable" and record.at_s < begun.at_s)
     assert begun.from_state == newest
     assert newest.step > 0
@@ -231,7 +231,7 @@ def test_everything_is_lost_and_the_last_checkpoint_begins_a_new_lineage() -> No
 
 def test_everything_is_lost_before_the_first_checkpoint() -> None:
     outcome = completed(Trouble(kind="kill", point="compute", step=9, slots=(0, 1, 2, 3)), save_every_s=1000.0)
-    assert of(LineageBegun, outcome)[0].from_state.step == 0
+    assert of(HistoryBegun, outcome)[0].from_state.step == 0
 
 
 def test_a_failing_store_costs_nothing_but_checkpoints() -> None:

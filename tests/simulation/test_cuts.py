@@ -8,7 +8,7 @@ import pytest
 
 from fleet.machine.roster import Roster
 from fleet.protocol.reach import Reach
-from fleet.protocol.records import DecisionMade, LineageBegun, ProcessLost
+from fleet.protocol.records import DecisionMade, HistoryBegun, ProcessLost
 from fleet.simulation.links import Links
 from fleet.simulation.plan import Plan, Trouble, cut_plan, small, with_troubles
 from fleet.simulation.world import Outcome
@@ -60,7 +60,7 @@ def test_when_the_coordinator_is_cut_off_nothing_is_lost(on_partition: str, dura
     for seed in range(4):
         outcome = cut(seed, on_partition, nodes=(), with_head=True, duration_s=duration_s)
         assert (outcome.broken, outcome.status, lost(outcome)) == ("", "completed", 0), outcome.complaint
-        assert not any(isinstance(record, LineageBegun) for record in outcome.world.journal)
+        assert not any(isinstance(record, HistoryBegun) for record in outcome.world.journal)
 
 
 def test_one_history_is_broken_by_ranks_that_do_not_mind_the_coordinator(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -75,7 +75,7 @@ def test_ranks_that_mind_the_coordinator_step_in_no_other_history_although_it_gi
     for seed in range(4):
         outcome = cut(seed, "go-on", nodes=(), with_head=True)
         assert not outcome.broken, outcome.complaint
-        assert any(isinstance(record, LineageBegun) for record in outcome.world.journal)
+        assert any(isinstance(record, HistoryBegun) for record in outcome.world.journal)
 
 
 def test_all_wait_is_broken_by_a_machine_that_gives_up_who_is_silent(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from fleet.machine.roster import STOOD_STILL
-from fleet.protocol.records import DecisionMade, LineageBegun, ProcessLost, ViewPublished
+from fleet.protocol.records import DecisionMade, HistoryBegun, ProcessLost, ViewPublished
 from fleet.simulation.families import daemons_plan
 from fleet.simulation.plan import Plan, Trouble, small, with_troubles
 from fleet.simulation.world import Outcome
@@ -63,7 +63,7 @@ def test_an_agent_that_stands_still_costs_its_ranks_only_where_nobody_waits(on_p
 def test_an_agent_that_is_killed_costs_the_ranks_of_its_node() -> None:
     for seed in range(2):
         outcome = run(Trouble(kind="kill_agent", at_s=3.0, node=1, duration_s=1.0), seed=seed)
-        assert lost(outcome) == 2 and not any(isinstance(record, LineageBegun) for record in outcome.world.journal)
+        assert lost(outcome) == 2 and not any(isinstance(record, HistoryBegun) for record in outcome.world.journal)
 
 
 @pytest.mark.parametrize("after_s", [0.0, 0.2, 0.6])

@@ -8,7 +8,7 @@ import pytest
 
 from fleet.protocol.causes import GatherWhy
 from fleet.protocol.decisions import Gathering
-from fleet.protocol.records import Committed, DecisionMade, LineageBegun, ProcessLost, ProcessUp, ViewPublished
+from fleet.protocol.records import Committed, DecisionMade, HistoryBegun, ProcessLost, ProcessUp, ViewPublished
 from fleet.protocol.types import Member
 from fleet.simulation.plan import FAST, Plan, Trouble, small, with_troubles
 from fleet.simulation.world import Outcome
@@ -29,7 +29,7 @@ def of(outcome: Outcome, kind: type) -> list:
 @pytest.mark.parametrize("seed", range(6))
 def test_a_first_step_that_takes_long_is_no_fault(seed: int) -> None:
     outcome = completed(replace(plan(seed), quiet_s=100.0))
-    assert not of(outcome, ProcessLost) and not of(outcome, LineageBegun)
+    assert not of(outcome, ProcessLost) and not of(outcome, HistoryBegun)
     gathered = [record for record in of(outcome, DecisionMade) if isinstance(record.payload, Gathering)]
     assert not gathered, "no view is left that nobody could form"
     assert len(of(outcome, ViewPublished)) == 1, "who is ready first waits for the others"

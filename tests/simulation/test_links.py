@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from fleet.machine.roster import Roster
-from fleet.protocol.records import LineageBegun, ProcessLost
+from fleet.protocol.records import HistoryBegun, ProcessLost
 from fleet.simulation.clockwork import Clockwork
 from fleet.simulation.families import links_plan
 from fleet.simulation.links import HEAD, Links, Pipe
@@ -116,13 +116,13 @@ def test_a_link_that_is_late_costs_time_alone(more: dict[str, float]) -> None:
     for seed in range(2):
         outcome = run(seed, "bad_link", nodes=(1,), **more)
         assert lost(outcome) == 0 and outcome.world.clock.now_s > quiet.world.clock.now_s
-        assert not any(isinstance(record, LineageBegun) for record in outcome.world.journal)
+        assert not any(isinstance(record, HistoryBegun) for record in outcome.world.journal)
 
 
 def test_a_rank_that_is_cut_off_alone_costs_no_history() -> None:
     for seed in range(2):
         outcome = run(seed, "isolate_rank", slot=1)
-        assert lost(outcome) <= 2 and not any(isinstance(record, LineageBegun) for record in outcome.world.journal)
+        assert lost(outcome) <= 2 and not any(isinstance(record, HistoryBegun) for record in outcome.world.journal)
 
 
 # ---- each invariant can fail -------------------------------------------------------------------------------------------------------------

@@ -17,7 +17,6 @@ from fleet.machine.end import end
 from fleet.machine.roster import Rank, Roster
 from fleet.machine.state import MachineState
 from fleet.protocol import shards as shards_module
-from fleet.protocol.choreography import Choreography, Moves
 from fleet.protocol.decisions import Decision
 from fleet.protocol.events import Event, PartWritten, Tick
 from fleet.protocol.instructions import Fence, Instruction, OnceAnswer, Publish, Write
@@ -25,6 +24,7 @@ from fleet.protocol.lease import Lease
 from fleet.protocol.member import MemberProtocol, Offer
 from fleet.protocol.moves import HoldStill, Reduce
 from fleet.protocol.once import Once
+from fleet.protocol.rank_machine import Moves, RankMachine
 from fleet.protocol.records import Committed, ViewPublished
 from fleet.protocol.shards import Shares
 from fleet.protocol.types import Member, StateId, View
@@ -62,8 +62,8 @@ def donor_with_the_smallest_state(patch: Patch) -> None:
 
 
 def dirt_goes_unseen(patch: Patch) -> None:
-    right = ranks.parked
-    patch.setattr(ranks, "parked", lambda machine, event, now_s: right(machine, dataclasses.replace(event, dirty=False), now_s))
+    right = ranks.quiesced
+    patch.setattr(ranks, "quiesced", lambda machine, event, now_s: right(machine, dataclasses.replace(event, dirty=False), now_s))
 
 
 def receiver_calls_itself_clean(patch: Patch) -> None:
@@ -139,13 +139,13 @@ def step_counts_as_committed_too_early(patch: Patch) -> None:
 
 
 def committed_steps_are_taken_back(patch: Patch) -> None:
-    """The rollback does not begin a new lineage."""
+    """The rollback does not begin a new history."""
 
     def wrong(machine: MachineState, now_s: float) -> StateId:
-        machine.lineage = max(machine.lineage, 0)
-        return StateId(machine.lineage, machine.checkpoints.newest_state.step)
+        machine.history = max(machine.history, 0)
+        return StateId(machine.history, machine.checkpoints.newest_state.step)
 
-    everywhere(patch, views.begin_lineage, wrong)
+    everywhere(patch, views.begin_history, wrong)
 
 
 def proposal_is_entered_by_whoever_has_it(patch: Patch) -> None:
@@ -224,7 +224,7 @@ def writing_goes_on_after_the_end(patch: Patch) -> None:
 
     def wrong(machine: MachineState, *how: Any) -> None:
         right(machine, *how)
-        machine.write(Committed(StateId(machine.committed.lineage, machine.committed.step + 1), machine.started_s))
+        machine.write(Committed(StateId(machine.committed.history, machine.committed.step + 1), machine.started_s))
 
     everywhere(patch, right, wrong)
 
@@ -299,27 +299,27 @@ def who_is_gone_still_has_to_leave(patch: Patch) -> None:
 
 
 def last_step_is_left_out(patch: Patch) -> None:
-    right = Choreography.serve
-    patch.setattr(Choreography, "serve", lambda self, facts, duties, total: right(self, facts, duties, total - 1))
+    right = RankMachine.serve
+    patch.setattr(RankMachine, "serve", lambda self, facts, duties, total: right(self, facts, duties, total - 1))
 
 
 def seat_is_claimed_before_it_is_taken(patch: Patch) -> None:
-    def wrong(self: Choreography) -> bool:
-        self.protocol.aside = False
+    def wrong(self: RankMachine) -> bool:
+        self.protocol.detached = False
         return self.protocol.view is not None and not self.protocol.interrupted
 
-    patch.setattr(Choreography, "claim", wrong)
+    patch.setattr(RankMachine, "claim", wrong)
 
 
 def loop_reduces_while_another_answers_for_it(patch: Patch) -> None:
-    def wrong(self: Choreography) -> bool:
-        return self.protocol.view is not None and not self.protocol.interrupted and self.sitting is None and self.seat is not None
+    def wrong(self: RankMachine) -> bool:
+        return self.protocol.view is not None and not self.protocol.interrupted and self.joining is None and self.seat is not None
 
-    patch.setattr(Choreography, "claim", wrong)
+    patch.setattr(RankMachine, "claim", wrong)
 
 
 def receiver_does_not_come_in_person(patch: Patch) -> None:
-    patch.setattr(Choreography, "_settles_aside", lambda self, view: self.protocol.state is not None)
+    patch.setattr(RankMachine, "_settles_aside", lambda self, view: self.protocol.state is not None)
 
 
 def whoever_may_do_it_does_not(patch: Patch) -> None:
@@ -333,14 +333,14 @@ def whoever_may_do_it_does_not(patch: Patch) -> None:
 def early_sum_outlives_its_view(patch: Patch) -> None:
     """The state that it was summed for did not come."""
 
-    def wrong(self: Choreography) -> Moves:
+    def wrong(self: RankMachine) -> Moves:
         if self.arriving is not None:
             if not self.duties.mine and self.arriving.state.step < self.total:
                 self._early = yield Reduce(self._offer(), early=True)
             yield HoldStill()
             self.arriving = None
 
-    patch.setattr(Choreography, "_reduce_early", wrong)
+    patch.setattr(RankMachine, "_reduce_early", wrong)
 
 
 MUTATIONS: tuple[tuple[Callable[[Patch], None], tuple[str, ...]], ...] = (

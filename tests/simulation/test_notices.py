@@ -9,7 +9,7 @@ import pytest
 
 from fleet.protocol.causes import TakenAway
 from fleet.protocol.decisions import Notice
-from fleet.protocol.records import DecisionMade, LineageBegun, ProcessLost, ViewPublished
+from fleet.protocol.records import DecisionMade, HistoryBegun, ProcessLost, ViewPublished
 from fleet.simulation.families import notices_plan
 from fleet.simulation.plan import Plan, Trouble, small, with_troubles
 from fleet.simulation.world import Outcome
@@ -46,7 +46,7 @@ def worlds(outcome: Outcome) -> list[int]:
 def nobody_was_missed(outcome: Outcome) -> bool:
     """Only ranks that had left the view were lost, and nothing was done twice."""
     lost = [record for record in outcome.world.journal if isinstance(record, ProcessLost)]
-    again = [record for record in outcome.world.journal if isinstance(record, LineageBegun)]
+    again = [record for record in outcome.world.journal if isinstance(record, HistoryBegun)]
     return all(isinstance(record.cause, TakenAway) and record.generation == -1 for record in lost) and not again
 
 

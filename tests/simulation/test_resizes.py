@@ -9,7 +9,7 @@ import pytest
 from fleet.ledger.goodput import Ledger
 from fleet.protocol.causes import GatherWhy
 from fleet.protocol.decisions import Gathering
-from fleet.protocol.records import DecisionMade, LineageBegun, ProcessLost, ViewPublished
+from fleet.protocol.records import DecisionMade, HistoryBegun, ProcessLost, ViewPublished
 from fleet.protocol.types import Member
 from fleet.simulation.families import resizes_plan
 from fleet.simulation.plan import Plan, Trouble, small, with_troubles
@@ -52,7 +52,7 @@ def test_it_grows_and_shrinks_and_nobody_is_lost(seed: int) -> None:
     outcome = run(5, 2, 4, seed=seed)
     sizes = [size for size, before in zip(worlds(outcome), [0, *worlds(outcome)], strict=False) if size != before]
     assert sizes == [3, 5, 2, 4]
-    assert not any(isinstance(record, ProcessLost | LineageBegun) for record in outcome.world.journal)
+    assert not any(isinstance(record, ProcessLost | HistoryBegun) for record in outcome.world.journal)
 
 
 def test_a_rank_that_stands_by_fills_in_for_one_that_is_lost() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from fleet.machine.core import FleetMachine
-from fleet.protocol.records import LineageBegun, ProcessLost, ViewPublished
+from fleet.protocol.records import HistoryBegun, ProcessLost, ViewPublished
 from fleet.settings.run import RunSettings
 from fleet.simulation.plan import Plan, Trouble, small
 from fleet.simulation.world import World
@@ -27,4 +27,4 @@ def test_one_loss_restarts_everyone() -> None:
     views = [record.view for record in journal if isinstance(record, ViewPublished)]
     assert views[-1].checkpoint is not None and len(views[-1].members) == 4
     assert all(member.incarnation == 1 for member in views[-1].members)
-    assert sum(isinstance(record, LineageBegun) for record in journal) == 1
+    assert sum(isinstance(record, HistoryBegun) for record in journal) == 1

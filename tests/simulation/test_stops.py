@@ -10,7 +10,7 @@ from fleet.machine.stopping import LEAVE_S
 from fleet.protocol.causes import GatherWhy
 from fleet.protocol.decisions import Gathering
 from fleet.protocol.member import MemberProtocol, Offer
-from fleet.protocol.records import STOPPED, CheckpointRecord, Committed, DecisionMade, LineageBegun, ProcessLost, RunEnded, ViewPublished
+from fleet.protocol.records import STOPPED, CheckpointRecord, Committed, DecisionMade, HistoryBegun, ProcessLost, RunEnded, ViewPublished
 from fleet.protocol.types import StateId, View
 from fleet.simulation.families import stops_plan
 from fleet.simulation.plan import FAST, Plan, Trouble, small, with_troubles
@@ -24,7 +24,7 @@ def test_in_these_seeds_runs_stop_in_time_and_through_other_troubles() -> None:
     """Else the test above shows little."""
     outcomes = [simulate(stops_plan(seed)) for seed in range(MOST)]
     stopped = [outcome for outcome in outcomes if outcome.status == STOPPED and last(outcome) is not None]
-    in_time = [outcome for outcome in stopped if lasted_s(outcome) <= FAST.park_s]
+    in_time = [outcome for outcome in stopped if lasted_s(outcome) <= FAST.quiesce_s]
     assert len(in_time) > MOST // 6
     assert sum(any(isinstance(record, ProcessLost) for record in outcome.world.journal) for outcome in in_time) > MOST // 20
     assert sum(called_out(outcome) and bool(kept(outcome)) for outcome in stopped) > MOST // 15, (
@@ -65,8 +65,8 @@ def run(*troubles: Trouble, seed: int = 1, world: int = 4, spares: int = 0, shar
 @pytest.mark.parametrize("seed", range(8))
 def test_all_ranks_halt_at_one_step_which_is_saved(seed: int) -> None:
     outcome = run(seed=seed)
-    assert kept(outcome) == [last(outcome)] and lasted_s(outcome) < FAST.park_s
-    assert not any(isinstance(record, ProcessLost | LineageBegun) for record in outcome.world.journal)
+    assert kept(outcome) == [last(outcome)] and lasted_s(outcome) < FAST.quiesce_s
+    assert not any(isinstance(record, ProcessLost | HistoryBegun) for record in outcome.world.journal)
     ends = {rank.protocol.state for rank in outcome.world.train.processes}
     assert ends == {last(outcome)}, "nobody has taken a step more"
 

@@ -12,7 +12,7 @@ from fleet.machine.core import FleetMachine
 from fleet.machine.tiers import Tiers
 from fleet.protocol.causes import ProcessEnded
 from fleet.protocol.events import CheckpointDurable, CheckpointFailed, Event, Lost, PartFailed
-from fleet.protocol.records import CheckpointRecord, LineageBegun, ProcessLost, ViewPublished
+from fleet.protocol.records import CheckpointRecord, HistoryBegun, ProcessLost, ViewPublished
 from fleet.protocol.types import StateId
 from fleet.simulation import steps as steps_module
 from fleet.simulation.families import stores_plan
@@ -31,7 +31,7 @@ def test_in_these_seeds_checkpoints_fail_and_histories_begin_from_the_store() ->
     assert all(fired[kind] > MOST // 8 for kind in KINDS), fired
     journals = [outcome.world.journal for outcome in outcomes]
     assert sum(isinstance(one, CheckpointRecord) and one.phase == "failed" for journal in journals for one in journal) > MOST
-    assert sum(isinstance(one, LineageBegun) for journal in journals for one in journal) > MOST // 8
+    assert sum(isinstance(one, HistoryBegun) for journal in journals for one in journal) > MOST // 8
 
 
 def run(*troubles: Trouble, seed: int = 1, **changes: Any) -> Outcome:
@@ -59,7 +59,7 @@ def test_who_has_to_begin_from_a_store_that_is_away_waits_for_it(kind: str) -> N
     outcome = run(away(kind, 3.0), Trouble(kind="kill", at_s=4.0, slots=(0, 1, 2, 3)))
     assert (outcome.broken, outcome.status) == ("", "completed"), outcome.complaint
     journal = outcome.world.journal
-    begun = {record.from_state for record in journal if isinstance(record, LineageBegun)}
+    begun = {record.from_state for record in journal if isinstance(record, HistoryBegun)}
     saved = [record for record in journal if isinstance(record, CheckpointRecord) and record.phase == "durable"]
     assert begun == {max(record.state for record in saved if record.at_s < 4.0)}, "each try begins where the others did"
     assert sum(isinstance(record, ProcessLost) for record in journal) == 4
@@ -73,8 +73,8 @@ def test_durable_is_broken_by_a_machine_that_takes_a_failed_checkpoint_for_a_dur
 
     def wrong(self: Tiers, event: Event, view: Any, now_s: float) -> Any:
         if isinstance(event, CheckpointFailed):
-            _, step, _, lineage, *_ = event.checkpoint.split("-")
-            event = CheckpointDurable(event.checkpoint, StateId(int(lineage), int(step)), 1, 0.0, 0.1, event.level)
+            _, step, _, history, *_ = event.checkpoint.split("-")
+            event = CheckpointDurable(event.checkpoint, StateId(int(history), int(step)), 1, 0.0, 0.1, event.level)
         return right(self, event, view, now_s)
 
     monkeypatch.setattr(Tiers, "handle", wrong)

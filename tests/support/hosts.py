@@ -314,13 +314,13 @@ def _folders(environment: str, sees_tree: bool, own: Sequence[str]) -> list[list
     """
     seen = [sys.base_prefix, *[str(ROOT)] * sees_tree]
     kept = {environment: sys.prefix, "/sys/fs/cgroup": "/sys/fs/cgroup"} | {path: path for path in seen if _hidden(path, own)}
-    aside = {target: f"/mnt/{number}" for number, target in enumerate(kept)}
+    detached = {target: f"/mnt/{number}" for number, target in enumerate(kept)}
     steps = [["mount", "-t", "tmpfs", "aside", "/mnt"]]
     for target, source in kept.items():
-        steps += [["mkdir", aside[target]], ["mount", "--rbind", source, aside[target]]]
+        steps += [["mkdir", detached[target]], ["mount", "--rbind", source, detached[target]]]
     steps += [[READ_ONLY], *_bare(sees_tree, own)]
     for target in kept:
-        steps += [["mkdir", "-p", target], ["mount", "--rbind", aside[target], target]]
+        steps += [["mkdir", "-p", target], ["mount", "--rbind", detached[target], target]]
     return [*steps, ["umount", "-l", "/mnt"], ["chmod", "1777", "/tmp", "/var/tmp", "/dev/shm"]]
 
 

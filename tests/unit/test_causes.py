@@ -9,7 +9,7 @@ import pytest
 from fleet.errors import ProtocolError
 from fleet.protocol import causes as c
 from fleet.protocol.codec import Codec, Tagged, plain
-from fleet.protocol.events import EVENTS, Lost, NodeLost, Parked
+from fleet.protocol.events import EVENTS, Lost, NodeLost, Quiesced
 from fleet.protocol.types import Member, StateId
 
 RULES: dict[type[c.Fact], c.Fact] = {
@@ -84,7 +84,7 @@ def test_only_what_a_field_may_hold_is_taken() -> None:
     line[2] = ["ProcessEnded", None, False]
     with pytest.raises(ProtocolError, match="unknown kind 'ProcessEnded', not one of AgentHungUp, AgentSilent"):
         EVENTS.from_json(line)
-    left = EVENTS.to_json(Parked(Member(0, 0), 1, StateId(0, 1), dirty=False, why=c.Departure.BROKEN))
+    left = EVENTS.to_json(Quiesced(Member(0, 0), 1, StateId(0, 1), dirty=False, why=c.Departure.BROKEN))
     assert "broken" in left
     with pytest.raises(ProtocolError, match="'bored' is not a valid Departure"):
         EVENTS.from_json(["bored" if value == "broken" else value for value in left])

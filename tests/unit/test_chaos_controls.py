@@ -1,4 +1,4 @@
-"""Orders to chaos: checked when given, carried out in the conductor's turn, and planned faults keep still while it is stopped."""
+"""Orders to chaos: checked when given, carried out in the injector's turn, and planned faults keep still while it is stopped."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from chaos.conductor import ChaosView, Conductor, Occupant
 from chaos.controls import MOST_WAITING, ChaosControls, obey
+from chaos.injector import ChaosView, Injector, Occupant
 from fleet.errors import ConfigError
 from fleet.protocol.fault_kinds import BY_HAND
 from fleet.protocol.types import Fault, Member, Process
@@ -44,22 +44,22 @@ def test_an_impossible_fault_is_refused_by_name(asked: dict[str, Any], field: st
 
 
 def test_one_fault_by_hand_strikes_at_once_and_is_on_record() -> None:
-    controls, conductor = ChaosControls(slots=3, nodes=2, planned=False), Conductor([])
+    controls, injector = ChaosControls(slots=3, nodes=2, planned=False), Injector([])
     name = controls.strike("kill_rank", slot=1)
-    [planned] = obey(controls.take(), conductor, 7.0, no_storm)
+    [planned] = obey(controls.take(), injector, 7.0, no_storm)
     assert (planned.fault.id, planned.fault.component, planned.phase) == (name, BY_HAND, "planned")
-    [action] = conductor.due(7.0, WORLD)
+    [action] = injector.due(7.0, WORLD)
     [order] = action.operations
     assert (order.fault, order.kind, order.process) == (name, "kill_rank", Process("n", 101, 1))
     assert controls.take() == []
 
 
 def test_while_it_is_stopped_planned_faults_keep_still_and_others_strike() -> None:
-    controls, conductor = ChaosControls(slots=3, nodes=2, planned=True), Conductor([PLANNED])
+    controls, injector = ChaosControls(slots=3, nodes=2, planned=True), Injector([PLANNED])
     controls.stop()
     controls.strike("kill_rank", slot=2)
-    obey(controls.take(), conductor, 6.0, no_storm)
-    phases = {action.report.fault.id: action.report for action in conductor.due(6.0, WORLD)}
+    obey(controls.take(), injector, 6.0, no_storm)
+    phases = {action.report.fault.id: action.report for action in injector.due(6.0, WORLD)}
     assert phases["f1"].phase == "suppressed"
     assert "stopped by an operator" in phases["f1"].detail
     assert phases["by-hand-1"].phase == "executed"
@@ -70,11 +70,11 @@ def test_started_again_it_goes_on_with_its_plan_or_with_a_storm() -> None:
     controls = ChaosControls(slots=3, nodes=2, planned=True)
     controls.stop()
     controls.start()
-    with_plan = Conductor([PLANNED])
+    with_plan = Injector([PLANNED])
     orders = controls.take()
     assert obey(orders, with_plan, 1.0, lambda: (PLANNED,)) == []
     assert with_plan.due(5.0, WORLD)[0].report.phase == "executed"
-    without = Conductor([])
+    without = Injector([])
     [report] = obey(orders, without, 10.0, lambda: (PLANNED,))
     assert report.fault.at_s == 15.0
     assert without.next_s() == 15.0
@@ -95,12 +95,12 @@ def test_a_run_that_ended_or_is_flooded_takes_no_orders() -> None:
 def test_all_is_healed_on_order_and_planned_faults_go_on() -> None:
     later = dataclasses.replace(PLANNED, id="f2", at_s=50.0)
     hang = Fault("h", 1.0, "hang", "hang", slot=1, duration_s=100.0)
-    controls, conductor = ChaosControls(slots=3, nodes=2, planned=True), Conductor([hang, later])
-    conductor.due(1.0, WORLD)
-    assert conductor.next_s() == 50.0
+    controls, injector = ChaosControls(slots=3, nodes=2, planned=True), Injector([hang, later])
+    injector.due(1.0, WORLD)
+    assert injector.next_s() == 50.0
     assert "healed" in controls.heal()
-    obey(controls.take(), conductor, 6.0, no_storm)
-    assert conductor.next_s() < 6.0
-    [action] = conductor.due(6.0, WORLD)
+    obey(controls.take(), injector, 6.0, no_storm)
+    assert injector.next_s() < 6.0
+    [action] = injector.due(6.0, WORLD)
     assert (action.report.phase, [order.phase for order in action.operations]) == ("healed", ["heal"])
-    assert conductor.next_s() == 50.0 and conductor.due(7.0, WORLD) == []
+    assert injector.next_s() == 50.0 and injector.due(7.0, WORLD) == []

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from chaos.conductor import Action, ChaosView, Conductor, Occupant, conduct
+from chaos.injector import Action, ChaosView, Injector, Occupant, conduct
 from fleet.protocol.operations import ANNOUNCE, HEAL, START, WITHDRAW, Operation
 from fleet.protocol.types import Fault, Member, Process
 
@@ -25,16 +25,16 @@ class World:
         self.orders.append((order.phase, order.node))
         return "no" if order.phase in self.refuses else None
 
-    def turn(self, conductor: Conductor, now_s: float, seen: ChaosView) -> list[str]:
-        return [event.phase for event in conduct(conductor, conductor.due(now_s, seen), now_s, self.operate)]
+    def turn(self, injector: Injector, now_s: float, seen: ChaosView) -> list[str]:
+        return [event.phase for event in conduct(injector, injector.due(now_s, seen), now_s, self.operate)]
 
 
-def conductor() -> Conductor:
-    return Conductor([FAULT], repair_s=10.0)
+def injector() -> Injector:
+    return Injector([FAULT], repair_s=10.0)
 
 
 def test_it_is_announced_then_carried_out_and_then_the_node_is_back() -> None:
-    one, world = conductor(), World()
+    one, world = injector(), World()
     assert world.turn(one, 1.0, view()) == ["announced"] and one.next_s() == 6.0
     assert world.turn(one, 5.9, view()) == []
     assert world.turn(one, 6.0, view()) == ["executed"] and one.next_s() == 16.0
@@ -43,24 +43,24 @@ def test_it_is_announced_then_carried_out_and_then_the_node_is_back() -> None:
 
 
 def test_a_node_that_is_gone_when_it_is_due_is_not_lost_again() -> None:
-    one, world = conductor(), World()
+    one, world = injector(), World()
     world.turn(one, 1.0, view())
     assert world.turn(one, 6.0, view(nodes=1)) == ["suppressed"]
     assert world.orders == [(ANNOUNCE, 1), (WITHDRAW, 1)] and one.next_s() == float("inf")
 
 
 def test_what_nobody_could_be_told_of_does_not_happen() -> None:
-    one, world = conductor(), World(ANNOUNCE)
+    one, world = injector(), World(ANNOUNCE)
     assert world.turn(one, 1.0, view()) == ["suppressed"]
     assert world.turn(one, 7.0, view()) == [] and world.orders == [(ANNOUNCE, 1)]
 
 
 def test_it_is_taken_back_when_chaos_is_called_off_and_not_when_the_run_ends() -> None:
-    def call_off(one: Conductor, now_s: float, seen: ChaosView) -> list[Action]:
+    def call_off(one: Injector, now_s: float, seen: ChaosView) -> list[Action]:
         return one.call_off(now_s, seen, "enough")
 
-    for ends, orders in ((Conductor.end, [(ANNOUNCE, 1)]), (call_off, [(ANNOUNCE, 1), (WITHDRAW, 1)])):
-        one, world = conductor(), World()
+    for ends, orders in ((Injector.end, [(ANNOUNCE, 1)]), (call_off, [(ANNOUNCE, 1), (WITHDRAW, 1)])):
+        one, world = injector(), World()
         world.turn(one, 1.0, view())
         [report] = conduct(one, ends(one, 2.0, view()), 2.0, world.operate)
         assert report.phase == "suppressed" and world.orders == orders

@@ -40,7 +40,7 @@ from fleet.protocol.journal import JournalWriter
 from fleet.protocol.records import (
     Committed,
     FaultRecord,
-    LineageBegun,
+    HistoryBegun,
     ProcessLost,
     Record,
     Resumed,
@@ -62,10 +62,10 @@ def member(name: str) -> Member:
     return Member(int(slot), int(incarnation))
 
 
-def view(generation: int, at_s: float, names: tuple[str, ...], step: int = 0, lineage: int = 0) -> ViewPublished:
+def view(generation: int, at_s: float, names: tuple[str, ...], step: int = 0, history: int = 0) -> ViewPublished:
     members = tuple(member(name) for name in names)
     ranges = tuple((i, i + 1) for i in range(len(members)))
-    return ViewPublished(View(generation, members, ranges, 0, (), StateId(lineage, step), "s:1"), at_s, "", False, ())
+    return ViewPublished(View(generation, members, ranges, 0, (), StateId(history, step), "s:1"), at_s, "", False, ())
 
 
 def fault(name: str, phase: str, at_s: float, kind: str = "kill_rank", hit: str = "2.0") -> FaultRecord:
@@ -101,12 +101,12 @@ def ended(status: str, at_s: float) -> RunEnded:
     return RunEnded(status, "", at_s, "", "")
 
 
-def committed(step: int, lineage: int = 0) -> Committed:
-    return Committed(StateId(lineage, step), float(step))
+def committed(step: int, history: int = 0) -> Committed:
+    return Committed(StateId(history, step), float(step))
 
 
-def spans(name: str, first: int, commits: int, lineage: int = 0) -> Spans:
-    return Spans(member(name), 1, lineage, first, 0, (1, 0) * commits, "cK" * commits)
+def spans(name: str, first: int, commits: int, history: int = 0) -> Spans:
+    return Spans(member(name), 1, history, first, 0, (1, 0) * commits, "cK" * commits)
 
 
 STORM = [START, view(1, 1.0, FULL), fault("a", "executed", 10.0), view(2, 10.5, ("0.0", "1.0"))]
@@ -175,7 +175,7 @@ TWO_RANKS = [spans("0.0", 0, 3), spans("1.0", 0, 2), spans("0.0", 3, 1), spans("
             [
                 committed(4),
                 *TWO_RANKS,
-                LineageBegun(1, StateId(0, 2), 5.0, "restart"),
+                HistoryBegun(1, StateId(0, 2), 5.0, "restart"),
                 view(2, 6.0, FULL, 2, 1),
                 committed(3, 1),
                 spans("0.1", 2, 1, 1),
@@ -193,7 +193,7 @@ TWO_RANKS = [spans("0.0", 0, 3), spans("1.0", 0, 2), spans("0.0", 3, 1), spans("
         "nobody did it",
         "no spans",
         "empty",
-        "lineage",
+        "history",
     ],
 )
 def test_commits_are_exact(records: list[Record], wanted: str) -> None:
@@ -246,7 +246,7 @@ FLIPPED = fault("b", "executed", 10.0, "flip_weight")
     [
         ([FLIPPED, END], UNKNOWN),
         ([FLIPPED, lost("2.0", 10.5), END], OK),
-        ([FLIPPED, LineageBegun(1, StateId(0, 2), 12.0, ""), END], OK),
+        ([FLIPPED, HistoryBegun(1, StateId(0, 2), 12.0, ""), END], OK),
         ([FLIPPED, lost("1.0", 10.5), END], UNKNOWN),
         ([fault("g", "executed", 10.0, "flip_gradient"), END], UNKNOWN),
         ([fault("k", "executed", 10.0), END], UNKNOWN),
@@ -314,7 +314,7 @@ def test_bounds_are_the_usual_ones_where_a_journal_says_nonsense(settings: dict[
 
 
 def test_bounds_are_the_runs_own() -> None:
-    told = {"timeouts": {"node_s": 1, "park_s": 2, "form_s": 3, "start_s": 4, "progress_s": 5}, "form_delay_s": 10}
+    told = {"timeouts": {"node_s": 1, "quiesce_s": 2, "form_s": 3, "start_s": 4, "progress_s": 5}, "form_delay_s": 10}
     assert Bounds.of(told) == Bounds(20.0, 24.0, 5.0)
     late = [view(1, 1.0, FULL), fault("a", "executed", 10.0), view(2, 40.0, ("0.0", "1.0")), END]
     for settings, wanted in ((told, VIOLATED), ({}, OK)):

@@ -65,7 +65,7 @@ def fleet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Captur
         (("--chaos", "kinds=meteor,mtbf=9s"), ("kinds", "meteor")),
         (("--chaos", "nonsense=1"), ("nonsense",)),
         (("--checkpoint", "sometimes"), ("checkpoint", "sometimes")),
-        (("--timeout", "heartbeat_s=7"), ("timeouts.park_s", "must be greater than timeouts.heartbeat_s = 7", "Sane is")),
+        (("--timeout", "heartbeat_s=7"), ("timeouts.quiesce_s", "must be greater than timeouts.heartbeat_s = 7", "Sane is")),
         (("--timeout", "progress_s=900"), ("timeouts.collective_s", "must be greater than timeouts.progress_s = 900")),
         (("--timeout", "run_s=60"), ("timeouts.run_s", "must be greater than timeouts.collective_s")),
         (("--timeout", "patience=3"), ("patience", "no such time-out", "heartbeat_s")),

@@ -101,7 +101,7 @@ def test_pace_forgets_what_was_rolled_back_and_stays_small() -> None:
     for step in range(1, 501):
         pace.add(r.Committed(StateId(0, step), 1.0 * step))
     assert len(pace.points) <= 100 and pace.points[0] == (1.0, 1) and pace.points[-1] == (500.0, 500)
-    pace.add(r.LineageBegun(1, StateId(0, 250), 510.0, "no rank holds a clean state"))
+    pace.add(r.HistoryBegun(1, StateId(0, 250), 510.0, "no rank holds a clean state"))
     assert max(step for _, step in pace.points) <= 250
     assert pace.step_s is None
     for step in (251, 252, 253):

@@ -62,7 +62,7 @@ def test_what_is_shipped_is_an_experiment_that_says_what_must_hold(path: Path, m
     [action] = found["method"]
     arguments = action["provider"]["arguments"]
     experiments._check_limits(arguments["faults"], "", arguments["limits"])
-    struck = [one for one in found["steady-state-hypothesis"]["probes"] if one["provider"]["func"] == "faults_struck"]
+    struck = [one for one in found["steady-state-hypothesis"]["probes"] if one["provider"]["func"] == "faults_injected"]
     assert struck, "a fault that was suppressed has shown nothing"
     assert (ROOT / arguments["script"]).is_file()
 
@@ -186,7 +186,7 @@ def verdict(func: str, tolerance: Any, **arguments: Any) -> str:
 
 
 def test_before_any_run_nothing_can_be_told() -> None:
-    asked = [("status", "completed", {}), ("same_bits", True, {}), ("stall_s", between(0, 9), {}), ("faults_struck", 1, {})]
+    asked = [("status", "completed", {}), ("same_bits", True, {}), ("stall_s", between(0, 9), {}), ("faults_injected", 1, {})]
     asked += [("figure", between(0, 1), {"name": "goodput"}), ("check", True, {"name": "bits"})]
     assert {verdict(func, tolerance, **arguments) for func, tolerance, arguments in asked} == {UNKNOWN}
 
@@ -196,13 +196,13 @@ def test_each_probe_can_be_held_violated_and_untold(no_runs: list[Result], tmp_p
     assert verdict("status", "completed") == verdict("same_bits", True) == verdict("check", True, name="bits") == HELD
     assert (
         verdict("figure", between(0.8, 1), name="goodput")
-        == verdict("faults_struck", 1, kind="hang")
-        == verdict("faults_struck", 1)
+        == verdict("faults_injected", 1, kind="hang")
+        == verdict("faults_injected", 1)
         == HELD
     )
     no_runs.append(result(tmp_path, status="failed", equal=False, checks={"bits": "violated"}))
     assert verdict("status", "completed") == verdict("same_bits", True) == verdict("check", True, name="bits") == VIOLATED
-    assert verdict("figure", between(0.95, 1), name="goodput") == verdict("faults_struck", 1, kind="slow") == VIOLATED
+    assert verdict("figure", between(0.95, 1), name="goodput") == verdict("faults_injected", 1, kind="slow") == VIOLATED
     no_runs.append(result(tmp_path, equal=None, checks={"bits": "unknown"}))
     assert verdict("same_bits", True) == verdict("check", True, name="bits") == verdict("check", True, name="goes_on") == UNKNOWN
     assert verdict("figure", between(0, 9), name="loss") == UNKNOWN
@@ -220,7 +220,7 @@ def test_an_experiment_that_was_cut_off_has_violated_nothing(
 ) -> None:  # fmt: skip
     monkeypatch.setattr(experiments, "stopped_by_floor", lambda: False)
     no_runs.append(replace(result(tmp_path, status="stopped", equal=None), reason="Ctrl-C"))
-    probes = [probe("status", "completed", "chaos.experiments"), probe("faults_struck", 1, "chaos.experiments")]
+    probes = [probe("status", "completed", "chaos.experiments"), probe("faults_injected", 1, "chaos.experiments")]
     outcome = runner.run(runner.load(written(tmp_path, *probes)))
     assert [one.verdict for one in outcome.verdicts] == [UNKNOWN, HELD]
     assert outcome.verdicts[0].reason == "the run was stopped: Ctrl-C" and outcome.exit_code == Exit.NOT_HELD

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from actors.rank import saboteur
+from actors.rank import rank_injector
 from chaos import daemons, links, nodes, processes
 from chaos.catalogue import load_catalogue
 from chaos.controls import ChaosControls, place_name
@@ -32,7 +32,7 @@ from fleet.simulation.plan import Trouble
 
 ROOT = Path(__file__).parents[2]
 ACTS: dict[Performer, Acts] = {
-    Performer.AGENT: processes.ACTS, Performer.LINKS: links.ACTS, Performer.PROCESS: saboteur.ACTS, Performer.LAUNCHER: nodes.ACTS,
+    Performer.AGENT: processes.ACTS, Performer.LINKS: links.ACTS, Performer.PROCESS: rank_injector.ACTS, Performer.LAUNCHER: nodes.ACTS,
     Performer.HOST: daemons.AGENT_ACTS, Performer.COORDINATOR: daemons.COORDINATOR_ACTS,
     Performer.CONFINED: daemons.CONFINE_ACTS,
 }  # fmt: skip
@@ -196,7 +196,7 @@ ACT = """ACTS: Acts = {
 """
 PROOF = """
 import subprocess, sys
-from chaos.conductor import ChaosView, Conductor, Occupant, conduct
+from chaos.injector import ChaosView, Injector, Occupant, conduct
 from chaos.controls import ChaosControls, obey
 from chaos.processes import LocalProcesses, this_process
 from dashboards.metrics.table import METRICS
@@ -210,10 +210,10 @@ name = "ask_rank_to_go"
 child = subprocess.Popen([sys.executable, "-c", "print('up', flush=True); import time; time.sleep(60)"], stdout=subprocess.PIPE)
 child.stdout.readline()
 world = ChaosView({s: Occupant(Member(s, 0), this_process(child.pid, "n"), True) for s in (0, 1)}, {0: (0, 1)}, True)
-controls, conductor = ChaosControls(2, 1, False), Conductor([])
+controls, injector = ChaosControls(2, 1, False), Injector([])
 controls.strike(name, slot=1)
-obey(controls.take(), conductor, 1.0, tuple)
-[event] = conduct(conductor, conductor.due(1.0, world), 1.0, LocalProcesses("n").operate)
+obey(controls.take(), injector, 1.0, tuple)
+[event] = conduct(injector, injector.due(1.0, world), 1.0, LocalProcesses("n").operate)
 assert (event.phase, child.wait(30)) == ("executed", -15), event
 assert operation(event.fault, event.members) == "SIGTERM to rank 1 (by hand)"
 assert name in ORDER["properties"]["kind"]["enum"]

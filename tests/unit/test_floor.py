@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from chaos.conductor import ChaosView, Conductor
 from chaos.controls import ChaosControls
+from chaos.injector import ChaosView, Injector
 from chaos.live import LiveChaos
 from chaos.settings import parse_chaos
 from fleet.errors import ConfigError
@@ -15,7 +15,7 @@ from fleet.ledger.floor import LEAST_STEPS, WINDOW_S, Floor
 from fleet.protocol.events import FaultReported, FloorReached
 from fleet.protocol.operations import HEAL, START, Operation
 from fleet.protocol.types import Fault
-from tests.unit.test_chaos_conductor import three_nodes
+from tests.unit.test_chaos_injector import three_nodes
 
 
 def ran(floor: Floor, since_s: float, until_s: float, per_s: float, step: int = 0) -> int:
@@ -111,7 +111,7 @@ def test_when_the_floor_is_reached_all_is_healed_and_no_more_strikes() -> None:
         clock.time_s += max(seconds, 0.5)
         return clock.time_s > 200.0
 
-    LiveChaos(Conductor(faults), ChaosControls(6, 3, True), world, tuple, Floor(0.3)).run(clock, pause)
+    LiveChaos(Injector(faults), ChaosControls(6, 3, True), world, tuple, Floor(0.3)).run(clock, pause)
     [reached] = [event for event in world.told if isinstance(event, FloorReached)]
     assert reached.kept < reached.floor == 0.3
     assert [(order.kind, order.phase) for order in world.orders] == [("hang", START), ("hang", HEAL)]

@@ -1,4 +1,4 @@
-"""Old parts of a journal are folded: nobody can tell by report, ledger, bill, story, resume or lineage, and it stays small for weeks."""
+"""Old parts of a journal are folded: nobody can tell by report, ledger, bill, story, resume or history, and it stays small for weeks."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from fleet.ledger.history import DataHistory
 from typer.testing import CliRunner
 
 from fleet.app.folds import FOLDING, alike, fold_journal
@@ -19,7 +20,6 @@ from fleet.cli.main import app
 from fleet.errors import JournalError, ProtocolError
 from fleet.ledger.folding import KEPT_POINTS, folded, survey
 from fleet.ledger.goodput import Ledger
-from fleet.ledger.lineage import DataHistory
 from fleet.ledger.report import build_report
 from fleet.ledger.story import why
 from fleet.ledger.timeline import Timeline
@@ -107,7 +107,7 @@ def test_a_coordinator_that_resumes_comes_to_the_same_state(long: list[r.Record]
         machine.replay(bare(journal), 1e6)
         states.append(machine.state)
     one, other = states
-    for name in ("committed", "lineage", "generation", "phase", "data", "view", "missing", "since_s", "started_s", "down_s"):
+    for name in ("committed", "history", "generation", "phase", "data", "view", "missing", "since_s", "started_s", "down_s"):
         assert getattr(one, name) == getattr(other, name), name
     assert [rank.member for rank in one.roster.in_order()] == [rank.member for rank in other.roster.in_order()]
     ends = [{record.member: (record.start_us + sum(record.durations_us)) for record in each if isinstance(record, r.Spans)} for each in
@@ -136,7 +136,7 @@ class Long(Story):
             costs = [(self._draw.randint(50, 70), self._draw.randint(5, 20)) for _ in range(each)]
             for slot, incarnation in self.alive.items():
                 text = " ".join(f"d2 c{c} x{x} {'k5' if (self.step + i) % 300 == 0 else 'w5'} K" for i, (c, x) in enumerate(costs))
-                self.spans(slot, incarnation, text, generation=self.view_number, lineage=self.history, step=self.step)
+                self.spans(slot, incarnation, text, generation=self.view_number, history=self.history, step=self.step)
             self.spans(2, 0, f"s{sum(c + x + 7 for c, x in costs)}", generation=-1)
             for c, x in costs:
                 self.at, self.step = self.at + c + x + 7, self.step + 1
@@ -163,10 +163,10 @@ class Long(Story):
     def _roll_back(self, steps: int) -> None:
         self.step -= self.step % 600
         self.history, self.view_number = 1, 4
-        self.lineage(1, self.step, self.at)
-        self.view(4, [(0, 0), (1, 1)], self.at, step=self.step, lineage=1)
+        self.history(1, self.step, self.at)
+        self.view(4, [(0, 0), (1, 1)], self.at, step=self.step, history=1)
         for slot, incarnation in self.alive.items():
-            self.spans(slot, incarnation, "r100", generation=4, lineage=1, step=self.step)
+            self.spans(slot, incarnation, "r100", generation=4, history=1, step=self.step)
         self.at += 100
         self.go(steps)
 

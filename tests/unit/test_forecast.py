@@ -158,8 +158,8 @@ def test_steps_that_were_taken_back_are_the_price_of_the_last_rank_that_held_the
     at = 44_000
     told.lost(0, 0, at, generation=3)
     told.lost(1, 1, at, generation=3)
-    told.lineage(1, 30, at + 100)
-    told.view(4, [(0, 1), (1, 2)], at + 100, 30, lineage=1, causes=("0.0", "1.1"))
+    told.history(1, 30, at + 100)
+    told.view(4, [(0, 1), (1, 2)], at + 100, 30, history=1, causes=("0.0", "1.1"))
     assert isinstance(ended, RunEnded)
     told.records.append(dataclasses.replace(ended, at_s=50.0))
     summary = summary_of(told)

@@ -80,9 +80,9 @@ def test_the_time_between_a_stop_and_its_resume_is_nobodys() -> None:
     story.committed(1000, 1_000_000)
     story.durable(1000, 1_000_000)
     story.resumed(1_600_000)
-    story.lineage(1, 1000, 1_600_000)
-    story.view(2, [(0, 1)], 1_600_000, 1000, lineage=1)
-    story.spans(0, 1, "c1000 K " * 1000, generation=2, lineage=1, step=1000, at=1_600_000)
+    story.history(1, 1000, 1_600_000)
+    story.view(2, [(0, 1)], 1_600_000, 1000, history=1)
+    story.spans(0, 1, "c1000 K " * 1000, generation=2, history=1, step=1000, at=1_600_000)
     story.committed(2000, 2_600_000, 1)
     story.ended(2_600_000)
     summary = fold(story)
@@ -205,12 +205,12 @@ def rolled_back(before_view: bool = True) -> Story:
         if before_view:
             story.spans(slot, 0, STEPS + "c20", step=4)
         story.lost(slot, 0, 520)
-    story.lineage(1, 3, 700)
-    story.view(2, [(0, 1), (1, 1)], 700, 3, lineage=1, causes=("0.0", "1.0"))
+    story.history(1, 3, 700)
+    story.view(2, [(0, 1), (1, 1)], 700, 3, history=1, causes=("0.0", "1.0"))
     for slot in (0, 1):
         if not before_view:
             story.spans(slot, 0, STEPS + "c20", step=4)
-        story.spans(slot, 1, "i100 r80 " + STEPS * 5, generation=2, lineage=1, step=3, at=720)
+        story.spans(slot, 1, "i100 r80 " + STEPS * 5, generation=2, history=1, step=3, at=720)
     for step in range(3, 9):
         story.committed(step, 900 + 100 * (step - 3), 1)
     story.ended(1400)
@@ -227,7 +227,7 @@ def test_a_rollback_moves_steps_to_rework_and_charges_the_losses(before_view: bo
     assert sum(item.cost["rework"] for item in summary.incidents) == pytest.approx(0.44)
     taken_back = 2 if before_view else 1
     assert spent(summary.reclassified) == {"compute": taken_back * 2 * 60, "exposed_comm": taken_back * 2 * 40}
-    assert (summary.steps, summary.commits_total, summary.rolled_back_total, summary.lineage) == (8, 10, 2, 1)
+    assert (summary.steps, summary.commits_total, summary.rolled_back_total, summary.history) == (8, 10, 2, 1)
     assert summary.ettr == pytest.approx(0.8 / 1.4)
 
 
@@ -484,7 +484,7 @@ def test_without_checkpoints_memory_is_bounded_too() -> None:
         story.spans(0, 0, STEPS * 1000, step=1000 * number)
     ledger.apply_all(story.records)
     assert len(ledger.slots[0].commits) < 4100
-    ledger.apply(r.LineageBegun(1, r.StateId(0, 0), 1000.0, "from the start"))
+    ledger.apply(r.HistoryBegun(1, r.StateId(0, 0), 1000.0, "from the start"))
     assert spent(ledger.summary().categories) == {"rework": 1_000_000}
 
 
@@ -493,7 +493,7 @@ def test_a_rollback_into_steps_that_were_merged_is_refused_by_name() -> None:
     story.view(1, [(0, 0)], 0)
     story.spans(0, 0, STEPS * 10)
     story.durable(8, 1000)
-    story.lineage(1, 5, 1100)
+    story.history(1, 5, 1100)
     with pytest.raises(LedgerError, match="slot 0: cannot roll back to step 5: steps 1 to 8"):
         fold(story)
 
@@ -504,7 +504,7 @@ def test_a_rollback_to_an_older_checkpoint_is_exact() -> None:
     story.spans(0, 0, STEPS * 10)
     for step in (3, 6, 9):
         story.durable(step, 1000 + step)
-    story.lineage(1, 3, 1100)
+    story.history(1, 3, 1100)
     assert spent(fold(story).reclassified) == {"compute": 7 * 60, "exposed_comm": 7 * 40}
 
 

@@ -37,7 +37,7 @@ def lost(member: Member = FIRST, fault: str | None = "gpu-1", cause: Cause = END
 
 
 def test_a_fault_comes_before_the_loss_that_it_caused_though_the_journal_learns_of_it_later() -> None:
-    back = r.LineageBegun(1, StateId(0, 5), 2.3, "no rank holds a clean state")
+    back = r.HistoryBegun(1, StateId(0, 5), 2.3, "no rank holds a clean state")
     lines = told(story(PLANNED, r.Committed(StateId(0, 7), 2.0), lost(), back, EXECUTED))
     assert lines == [
         "    2.1 s  ! fault gpu-1: SIGKILL to rank 1 (gpu)",
@@ -70,7 +70,7 @@ def test_a_loss_without_a_fault_is_told_at_once_with_its_cause_in_one_line() -> 
 
 def test_a_loss_is_told_with_how_its_process_ended_as_soon_as_that_is_known() -> None:
     teller = Teller()
-    for record in story(lost(fault=None), r.LineageBegun(1, StateId(0, 5), 2.3, "none left")):
+    for record in story(lost(fault=None), r.HistoryBegun(1, StateId(0, 5), 2.3, "none left")):
         assert teller.take(record, 0.0) == []
     assert teller.take(r.LossExplained(Member(1, 7), ProcessEnded(3), 2.4), 0.1) == [], "of another process"
     told = teller.take(r.LossExplained(FIRST, ProcessEnded(-11), 2.4), 0.1)

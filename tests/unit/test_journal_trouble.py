@@ -16,7 +16,7 @@ from fleet.cluster import linux
 from fleet.cluster.driver import LOOK_S, Driver
 from fleet.machine import stopping
 from fleet.protocol.causes import Departure, EndWhy, ProcessEnded
-from fleet.protocol.events import CheckpointDurable, Heartbeat, Lost, Parked, StopRequested, Tick
+from fleet.protocol.events import CheckpointDurable, Heartbeat, Lost, Quiesced, StopRequested, Tick
 from fleet.protocol.instructions import Conclude, EndRun, Halt, Instruction, Keep, Propose, Publish, Release
 from fleet.protocol.journal import ROOM_BYTES, JournalWriter, read_journal
 from fleet.protocol.records import VERSION, Committed, Record, RunEnded, RunStarted
@@ -79,9 +79,9 @@ class Run:
         self.clock.at_s += seconds
         asyncio.run(once())
 
-    def park(self, slot: int) -> None:
+    def quiesce(self, slot: int) -> None:
         generation = self.bench.machine.state.generation
-        self.driver.submit(Parked(member(slot), generation, STEP_3, False, Departure.CALLED))
+        self.driver.submit(Quiesced(member(slot), generation, STEP_3, False, Departure.CALLED))
         self.driver.submit(Tick())
 
     def wait_out(self) -> None:
@@ -103,11 +103,11 @@ def test_after_a_record_that_cannot_be_written_no_view_is_published_and_the_run_
     run.driver.submit(Lost(member(1), ProcessEnded(), run.clock.at_s))
     told = run.bench.machine.state.stopping
     assert told is not None and told.why is EndWhy.JOURNAL_FAILED
-    run.park(0)
+    run.quiesce(0)
     assert run.bench.machine.state.view is not None and len(run.bench.machine.state.view.members) == 1, "there would be one"
     assert not {Publish, Propose, Conclude} & set(run.kinds())
     run.wait_out()
-    run.park(0)
+    run.quiesce(0)
     assert Keep in run.kinds(), "what was trained is kept all the same"
     run.driver.submit(CheckpointDurable("kept", STEP_3, 1, 0.0, 0.2))
     [end] = run.ended

@@ -30,7 +30,7 @@ from fleet.app.result import result_of
 from fleet.app.shipping import ship
 from fleet.errors import ConfigError, FleetError, LoopError, RunFailed
 from fleet.ledger.reports import reports
-from fleet.protocol.records import LineageBegun, OnceRecord
+from fleet.protocol.records import HistoryBegun, OnceRecord
 from fleet.protocol.types import Member, StateId, View
 from fleet.settings.per_rank import PerRankSettings
 from policies.recovery import RestartAll
@@ -221,14 +221,14 @@ def test_a_result_has_the_figures_of_the_report(tmp_path: Path) -> None:
         result.state()
 
 
-def once(step: int, number: int, lineage: int = 0, phase: Any = "done", **told: Any) -> OnceRecord:
-    return OnceRecord(phase, f"{lineage}.{step}/ray.train.report#{number}", Member(0, 0), 1.0, json.dumps(told))
+def once(step: int, number: int, history: int = 0, phase: Any = "done", **told: Any) -> OnceRecord:
+    return OnceRecord(phase, f"{history}.{step}/ray.train.report#{number}", Member(0, 0), 1.0, json.dumps(told))
 
 
 def test_reports_of_steps_that_were_taken_back_do_not_count() -> None:
     records = [
         once(4, 1, a=1), once(4, 2, a=2), once(8, 1, a=3), once(8, 1, a=99), once(12, 1, phase="begun"),
-        LineageBegun(1, StateId(0, 4), 2.0, "all were lost"), once(8, 1, lineage=1, a=4),
+        HistoryBegun(1, StateId(0, 4), 2.0, "all were lost"), once(8, 1, history=1, a=4),
         OnceRecord("done", "0.4/other#1", Member(0, 0), 1.0, "{}"),
         OnceRecord("done", "end/ray.train.report#1", Member(0, 0), 1.0, '{"a": 5}'),
     ]  # fmt: skip

@@ -8,15 +8,15 @@ from hypothesis import strategies as st
 
 from fleet.app.report import build_report, render_table
 from fleet.ledger.samples import StepCover, trained_on
-from fleet.protocol.records import DataRead, LineageBegun, Spans
+from fleet.protocol.records import DataRead, HistoryBegun, Spans
 from fleet.protocol.types import Member, StateId
 from tests.golden.journals import one_loss
 
 READ = DataRead(1000, 100, 0.0)
 
 
-def commits(slot: int, first: int, count: int, lineage: int = 0, incarnation: int = 0) -> Spans:
-    return Spans(Member(slot, incarnation), 1, lineage, first, 0, (5,) * count * 2, "cK" * count)
+def commits(slot: int, first: int, count: int, history: int = 0, incarnation: int = 0) -> Spans:
+    return Spans(Member(slot, incarnation), 1, history, first, 0, (5,) * count * 2, "cK" * count)
 
 
 def cover(*records: Spans) -> StepCover:
@@ -43,7 +43,7 @@ def test_a_run_through_losses_skips_and_repeats_nothing() -> None:
 
 def test_what_was_taken_back_is_no_repetition() -> None:
     """History 1 goes on from step 4 of history 0, which had got to 7."""
-    told = trained_on([READ], cover(commits(0, 0, 7), commits(0, 4, 8, lineage=1)), [(0, 0), (1, 4)], 12, 3)
+    told = trained_on([READ], cover(commits(0, 0, 7), commits(0, 4, 8, history=1)), [(0, 0), (1, 4)], 12, 3)
     assert told is not None
     assert (told.seen, told.skipped, told.repeated, told.taken_back) == (1200, 0, 0, 300)
 
@@ -76,7 +76,7 @@ def test_the_report_says_so_where_data_were_read(read: bool) -> None:
 
 def test_the_histories_follow_from_the_journal() -> None:
     first, *rest = one_loss().records
-    begun = LineageBegun(1, StateId(0, 2), rest[-1].at_s if hasattr(rest[-1], "at_s") else 0.0, "all ranks were lost")
+    begun = HistoryBegun(1, StateId(0, 2), rest[-1].at_s if hasattr(rest[-1], "at_s") else 0.0, "all ranks were lost")
     report = build_report([first, READ, *[record for record in rest if type(record).__name__ != "RunEnded"], begun])
     told = report.to_dict()["samples"]
     assert (told["seen"], told["skipped"]) == (200, 0)

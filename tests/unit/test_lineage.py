@@ -14,6 +14,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from actors.rank.data.history import Lineage
+from fleet.ledger.history import DataHistory
 from hypothesis import given
 from hypothesis import strategies as st
 from typer.testing import CliRunner
@@ -21,12 +23,10 @@ from typer.testing import CliRunner
 from actors.rank.data import telling
 from actors.rank.data.catalogue import Catalogue, Digests, Teller, catalogue_of, pieces
 from actors.rank.data.feeds import Feed, ShardedDataset
-from actors.rank.data.lineage import Lineage
 from actors.rank.data.sampling import permuted_many, positions_many
 from fleet.cli.main import app
 from fleet.data import Fixed, Images, JsonLines, Parquet, Place, Tokens, Whole
 from fleet.errors import ConfigError
-from fleet.ledger.lineage import DataHistory
 from fleet.machine import evidence
 from fleet.protocol import records as r
 from fleet.protocol.events import FilesFound, Reads
@@ -91,18 +91,18 @@ class Kept:
     def say(self, event: Any) -> None:
         evidence.note(self.machine, event, 1.0)
 
-    def tell(self, told: telling.Told, feed: Feed, batch_size: int, lineage: int, step: int) -> None:
+    def tell(self, told: telling.Told, feed: Feed, batch_size: int, history: int, step: int) -> None:
         client: Any = SimpleNamespace(say=self.say, protocol=SimpleNamespace(member=RANK))
-        if told.is_news(feed, batch_size, lineage):
+        if told.is_news(feed, batch_size, history):
             told.tell(feed, step, client, 100)
             for teller in told.tellers.values():
                 assert teller.wait(BOUND_S)
 
-    def begin(self, lineage: int, step: int) -> None:
-        self.records.append(r.LineageBegun(lineage, StateId(lineage - 1, step), 1.0, "because"))
+    def begin(self, history: int, step: int) -> None:
+        self.records.append(r.HistoryBegun(history, StateId(history - 1, step), 1.0, "because"))
 
-    def commit(self, lineage: int, step: int) -> None:
-        self.records.append(r.Committed(StateId(lineage, step + 1), 1.0))
+    def commit(self, history: int, step: int) -> None:
+        self.records.append(r.Committed(StateId(history, step + 1), 1.0))
 
     def history(self) -> DataHistory:
         return DataHistory().apply_all(decode_line(encode_line(record)) for record in self.records)
@@ -153,29 +153,29 @@ def test_the_answers_are_what_ranks_read_through_a_roll_back(make: Any, tmp_path
     (tmp_path / "data").mkdir()
     data, kept = make(tmp_path / "data"), Kept()
     by_rank: dict[tuple[int, int, int], list[int]] = {}
-    for lineage, steps in ((0, range(12)), (1, range(9, 14))):
+    for history, steps in ((0, range(12)), (1, range(9, 14))):
         feed = Feed(data, SEED, SHARDS, BATCH, list)
-        if lineage:
-            kept.begin(lineage, steps[0])
+        if history:
+            kept.begin(history, steps[0])
         told = telling.Told(tmp_path / "digests")
         for step in steps:
-            kept.tell(told, feed, BATCH, lineage, step)
+            kept.tell(told, feed, BATCH, history, step)
             for shard in range(SHARDS):
                 samples = feed.get(step, shard)
-                by_rank[lineage, step, shard] = data.indices_of(SEED, step, shard, SHARDS, BATCH)
-                assert repr(samples) == repr([data[index] for index in by_rank[lineage, step, shard]])
-            kept.commit(lineage, step)
+                by_rank[history, step, shard] = data.indices_of(SEED, step, shard, SHARDS, BATCH)
+                assert repr(samples) == repr([data[index] for index in by_rank[history, step, shard]])
+            kept.commit(history, step)
         feed.close()
     answer = Lineage(kept.history())
     every = [one for step in range(14) for shard in range(SHARDS) for one in answer.took(step, shard)]
-    assert {(one.stretch.lineage, one.step, one.shard): list(one.indices) for one in every} == by_rank
-    assert [(one.stretch.lineage, one.stretch.counts) for one in answer.took(10, 0)] == [(0, False), (1, True)]
+    assert {(one.stretch.history, one.step, one.shard): list(one.indices) for one in every} == by_rank
+    assert [(one.stretch.history, one.stretch.counts) for one in answer.took(10, 0)] == [(0, False), (1, True)]
     for path in {place.path for index in range(len(data)) if (place := data.where(index))}:
-        uses = {(use.lineage, use.step): dict(use.shards) for use in answer.uses(path)}
+        uses = {(use.history, use.step): dict(use.shards) for use in answer.uses(path)}
         expected: dict[tuple[int, int], Counter[int]] = {}
-        for (lineage, step, shard), indices in by_rank.items():
+        for (history, step, shard), indices in by_rank.items():
             if count := sum(data.where(index).path == path for index in indices):
-                expected.setdefault((lineage, step), Counter())[shard] += count
+                expected.setdefault((history, step), Counter())[shard] += count
         assert uses == expected
     with pytest.raises(ConfigError, match="committed 14 steps"):
         answer.took(14, 0)
@@ -298,9 +298,9 @@ def test_files_are_written_down_once_and_once_more_with_their_digests() -> None:
 
 def test_a_rank_tells_once_for_each_history_and_the_run_notes_what_is_news() -> None:
     kept = Kept()
-    for sha256, lineage, step in (("aa", 0, 0), ("aa", 0, 3), ("bb", 0, 5), ("bb", 1, 4), ("bb", 1, 6)):
-        kept.say(Reads(RANK, 10, 8, sha256, 9, lineage, step, r.PERMUTED))
-    assert [(read.data_sha256, read.lineage, read.step) for read in kept.records[1:]] == [("aa", 0, 0), ("bb", 0, 5), ("bb", 1, 4)]
+    for sha256, history, step in (("aa", 0, 0), ("aa", 0, 3), ("bb", 0, 5), ("bb", 1, 4), ("bb", 1, 6)):
+        kept.say(Reads(RANK, 10, 8, sha256, 9, history, step, r.PERMUTED))
+    assert [(read.data_sha256, read.history, read.step) for read in kept.records[1:]] == [("aa", 0, 0), ("bb", 0, 5), ("bb", 1, 4)]
 
 
 def call(*arguments: str) -> str:

@@ -76,7 +76,7 @@ def test_every_live_setting_exists() -> None:
 
 
 def test_a_run_ends_in_order_when_its_time_is_up() -> None:
-    short = machine(RunSettings(timeouts=Timeouts(heartbeat_s=1, node_s=1, park_s=2, form_s=3, progress_s=4, collective_s=5, run_s=6)))
+    short = machine(RunSettings(timeouts=Timeouts(heartbeat_s=1, node_s=1, quiesce_s=2, form_s=3, progress_s=4, collective_s=5, run_s=6)))
     assert not [out for out in short.handle(Tick(), 5.9) if isinstance(out, EndRun)]
     ended = [out for out in short.handle(Tick(), 6.1) if isinstance(out, EndRun)]
     assert ended and ended[0].status == "stopped" and "run_s = 6" in ended[0].reason

@@ -25,9 +25,9 @@ from fleet.protocol.events import (
     NodeJoined,
     NodeLost,
     NodeSilent,
-    Parked,
     PartFailed,
     PartWritten,
+    Quiesced,
     Raised,
     Ready,
     Tick,
@@ -39,15 +39,15 @@ from fleet.protocol.instructions import (
     Evict,
     Fence,
     Instruction,
-    Park,
     Propose,
     Publish,
+    Quiesce,
     SaveCheckpoint,
     Welcome,
     Write,
 )
 from fleet.protocol.levels import PEERS, level_of
-from fleet.protocol.records import CheckpointRecord, Committed, LineageBegun, ProcessLost, Record, RunEnded, ViewPublished
+from fleet.protocol.records import CheckpointRecord, Committed, HistoryBegun, ProcessLost, Record, RunEnded, ViewPublished
 from fleet.protocol.types import Copy, Fault, Member, Part, Process, Pulse, StateId
 from fleet.settings.run import Budgets, RunSettings
 from policies.interval import CheckpointInterval
@@ -126,10 +126,10 @@ class Bench:
     def form(self, members: Iterable[Member], state: StateId) -> list[Instruction]:
         return self.tell(*(Formed(each, self.machine.state.generation, state) for each in members))
 
-    def park(self, slots: Iterable[int], state: StateId | None, dirty: bool = False) -> list[Instruction]:
+    def quiesce(self, slots: Iterable[int], state: StateId | None, dirty: bool = False) -> list[Instruction]:
         generation = self.machine.state.generation
         ranks = [self.machine.state.roster.by_slot[slot] for slot in slots]
-        return self.tell(*(Parked(rank.member, generation, state, dirty, Departure.CALLED) for rank in ranks))
+        return self.tell(*(Quiesced(rank.member, generation, state, dirty, Departure.CALLED) for rank in ranks))
 
     def of(self, kind: type[Record]) -> list[Any]:
         return [record for record in self.journal if isinstance(record, kind)]
@@ -188,10 +188,10 @@ def test_a_newer_process_supersedes_and_the_older_is_fenced() -> None:
 
 def test_a_loss_parks_the_others_and_the_greatest_clean_state_wins() -> None:
     bench = Bench().start(STEP_3)
-    assert only(Park, bench.tell(Lost(member(1), ProcessEnded(), 0.0))).members == (member(0), member(2), member(3))
-    bench.park([0], STEP_3)
-    bench.park([2], StateId(0, 5), dirty=True)
-    view = only(Publish, bench.park([3], STEP_4)).view
+    assert only(Quiesce, bench.tell(Lost(member(1), ProcessEnded(), 0.0))).members == (member(0), member(2), member(3))
+    bench.quiesce([0], STEP_3)
+    bench.quiesce([2], StateId(0, 5), dirty=True)
+    view = only(Publish, bench.quiesce([3], STEP_4)).view
     assert view.members == (member(0), member(2), member(3))
     assert view.donor == 2
     assert view.receivers == (0, 1)
@@ -202,11 +202,11 @@ def test_a_loss_parks_the_others_and_the_greatest_clean_state_wins() -> None:
 def test_a_step_is_committed_when_the_next_view_holds_it_not_when_it_is_published() -> None:
     bench = Bench().start(STEP_3)
     bench.tell(Lost(member(1), ProcessEnded(), 0.0))
-    bench.park([0, 2], STEP_3)
-    bench.park([3], STEP_4)
+    bench.quiesce([0, 2], STEP_3)
+    bench.quiesce([3], STEP_4)
     assert bench.machine.state.committed == STEP_3
     bench.tell(Lost(member(3), ProcessEnded(), 0.0))
-    assert only(Publish, bench.park([0, 2], STEP_3)).view.state == STEP_3
+    assert only(Publish, bench.quiesce([0, 2], STEP_3)).view.state == STEP_3
     bench.form([member(0), member(2)], STEP_3)
     assert [record.state for record in bench.of(Committed)] == [STEP_3]
 
@@ -215,17 +215,17 @@ def test_all_dirty_begins_a_lineage_from_the_checkpoint() -> None:
     bench = Bench(world=2).start(STEP_4)
     bench.tell(CheckpointDurable("c3", STEP_3, 1, 0.1, 0.1))
     bench.tell(Lost(member(1), ProcessEnded(), 0.0))
-    bench.park([0], STEP_4, dirty=True)
+    bench.quiesce([0], STEP_4, dirty=True)
     view = only(Publish, bench.after(bench.settings.timeouts.start_s + 1)).view
     assert view.checkpoint == "c3"
     assert view.state == StateId(1, 3)
-    assert bench.of(LineageBegun)[0].from_state == STEP_3
+    assert bench.of(HistoryBegun)[0].from_state == STEP_3
 
 
 def test_without_a_checkpoint_only_a_fresh_process_can_begin_again() -> None:
     bench = Bench(world=2).start(STEP_4)
     bench.tell(Lost(member(1), ProcessEnded(), 0.0))
-    assert not [one for one in bench.park([0], STEP_4, dirty=True) if isinstance(one, Publish)]
+    assert not [one for one in bench.quiesce([0], STEP_4, dirty=True) if isinstance(one, Publish)]
     said = bench.after(bench.settings.timeouts.start_s + 1)
     assert only(Evict, said).member == member(0)
     bench.join(0, "fresh")
@@ -238,17 +238,17 @@ def test_without_a_checkpoint_only_a_fresh_process_can_begin_again() -> None:
 def test_a_state_from_before_the_committed_step_is_no_source() -> None:
     bench = Bench(world=2, spares=1).start(STEP_4)
     bench.tell(CheckpointDurable("c3", STEP_3, 1, 0.1, 0.1))
-    bench.tell(Parked(member(2), 1, StateId(0, 2), False, Departure.CALLED))
+    bench.tell(Quiesced(member(2), 1, StateId(0, 2), False, Departure.CALLED))
     view = only(Publish, bench.tell(Lost(member(0), ProcessEnded(), 0.0), Lost(member(1), ProcessEnded(), 0.0))).view
     assert view.checkpoint == "c3"
-    assert view.state.lineage == 1
+    assert view.state.history == 1
 
 
 def with_a_replacement_ready() -> Bench:
     """Slot 1 was lost at step 3, the others have trained on for a moment, and its next process has built its model."""
     bench = Bench().start(STEP_3)
     bench.tell(Lost(member(1), ProcessEnded(), 0.0))
-    bench.park([0, 2, 3], STEP_3)
+    bench.quiesce([0, 2, 3], STEP_3)
     bench.form([member(0), member(2), member(3)], STEP_3)
     bench.after(SETTLE_S)
     bench.join(1, "new")
@@ -259,7 +259,7 @@ def with_a_replacement_ready() -> Bench:
 def test_nobody_joins_and_no_checkpoint_begins_right_after_a_loss_while_somebody_waits_to_join() -> None:
     bench = Bench(world=2, spares=1, interval_s=0.1).start(STEP_4)
     bench.tell(Lost(member(1), ProcessEnded(), 0.0))
-    bench.park([0], STEP_4)
+    bench.quiesce([0], STEP_4)
     bench.form([member(0)], STEP_4)
     said = bench.after(SETTLE_S / 2)
     assert not [one for one in said if isinstance(one, (Propose, SaveCheckpoint))]
@@ -275,7 +275,7 @@ def test_a_replacement_is_proposed_and_entered_beside_running_steps() -> None:
     bench.form(view.members, STEP_4)
     assert bench.machine.state.view == view
     assert bench.machine.state.phase == "run"
-    assert not bench.of(LineageBegun)
+    assert not bench.of(HistoryBegun)
 
 
 def test_a_proposal_whose_newcomer_is_lost_is_cancelled_and_training_goes_on() -> None:
@@ -288,9 +288,9 @@ def test_a_proposal_whose_newcomer_is_lost_is_cancelled_and_training_goes_on() -
 def test_a_cancelled_proposal_that_was_entered_all_the_same_is_parked() -> None:
     bench = with_a_replacement_ready()
     bench.after(0.1)
-    bench.tell(Parked(member(1, 1), 3, None, False, Departure.CALLED))
-    park = only(Park, bench.tell(Formed(member(0), 3, STEP_4)))
-    assert park.generation == 3
+    bench.tell(Quiesced(member(1, 1), 3, None, False, Departure.CALLED))
+    quiesce = only(Quiesce, bench.tell(Formed(member(0), 3, STEP_4)))
+    assert quiesce.generation == 3
     assert bench.machine.state.phase == "gather"
 
 
@@ -298,7 +298,7 @@ def test_words_of_another_incarnation_are_ignored() -> None:
     bench = Bench().start(STEP_3)
     before = bench.machine.state.roster.by_slot[1].state
     assert not bench.tell(
-        Parked(member(1, 7), 9, StateId(5, 5), True, Departure.CALLED),
+        Quiesced(member(1, 7), 9, StateId(5, 5), True, Departure.CALLED),
         Formed(member(1, 7), 9, STEP_4),
         Lost(member(1, 7), ProcessEnded(), 0.0),
     )
@@ -308,7 +308,7 @@ def test_words_of_another_incarnation_are_ignored() -> None:
 
 def test_a_late_formed_after_parked_does_not_seat_again() -> None:
     bench = Bench().start(STEP_3)
-    bench.park([0], STEP_3)
+    bench.quiesce([0], STEP_3)
     bench.tell(Formed(member(0), 1, STEP_4))
     assert bench.machine.state.roster.by_slot[0].state == STEP_3
     assert bench.machine.state.roster.by_slot[0].phase == "standby"
@@ -318,7 +318,7 @@ def test_a_silent_node_is_lost_with_all_its_ranks_in_one_view_change() -> None:
     bench = Bench().start(STEP_3)
     bench.tell(NodeLost("n1", AgentHungUp(), 0.0))
     assert [record.member for record in bench.of(ProcessLost)] == [member(1), member(3)]
-    assert only(Publish, bench.park([0, 2], STEP_3)).view.members == (member(0), member(2))
+    assert only(Publish, bench.quiesce([0, 2], STEP_3)).view.members == (member(0), member(2))
 
 
 def test_an_agent_that_connects_again_at_once_costs_no_rank() -> None:
@@ -339,9 +339,9 @@ def test_a_node_whose_agent_hangs_up_and_does_not_come_back_is_lost() -> None:
 def test_a_broken_connection_beside_missing_ranks_is_a_lost_node() -> None:
     bench = Bench().start(STEP_3)
     bench.tell(NodeSilent("n1", 0.0))
-    bench.park([0], STEP_3)
+    bench.quiesce([0], STEP_3)
     assert {record.member for record in bench.of(ProcessLost)} == {member(1), member(3)}
-    assert only(Publish, bench.park([2], STEP_3)).view.members == (member(0), member(2))
+    assert only(Publish, bench.quiesce([2], STEP_3)).view.members == (member(0), member(2))
 
 
 def test_a_ghost_is_evicted_again_when_its_node_comes_back() -> None:
@@ -395,7 +395,7 @@ def test_a_restart_leaves_a_whole_view_alone() -> None:
     for slot in range(4):
         bench.tell(hello(slot, incarnation=0), Formed(member(slot), 1, STEP_4))
     said = bench.after(bench.settings.timeouts.node_s + 0.1)
-    assert not [one for one in said if isinstance(one, Park | Publish | Evict)]
+    assert not [one for one in said if isinstance(one, Quiesce | Publish | Evict)]
     assert bench.machine.state.phase == "run"
 
 
@@ -413,10 +413,10 @@ def test_generations_go_on_above_what_ranks_report() -> None:
     bench = Bench(world=2).start(STEP_3)
     bench.restart()
     for slot in range(2):
-        bench.tell(hello(slot, incarnation=0), Parked(member(slot), 5_000, StateId(7, 3), False, Departure.CALLED))
+        bench.tell(hello(slot, incarnation=0), Quiesced(member(slot), 5_000, StateId(7, 3), False, Departure.CALLED))
     view = only(Publish, bench.after(bench.settings.timeouts.node_s + 0.1)).view
     assert view.generation > 5_000
-    assert bench.machine.state.lineage == 7
+    assert bench.machine.state.history == 7
 
 
 def test_a_new_cluster_goes_on_from_the_checkpoint_and_owes_nothing_for_the_old_one() -> None:
@@ -434,7 +434,7 @@ def test_a_new_cluster_goes_on_from_the_checkpoint_and_owes_nothing_for_the_old_
 def test_a_rank_lost_at_the_finish_calls_the_others_back() -> None:
     bench = Bench(world=3).start(STEP_3)
     bench.tell(Finished(member(0), 1, STEP_4, "digest"))
-    assert only(Park, bench.tell(Lost(member(1), ProcessEnded(), 0.0))).members == (member(0), member(2))
+    assert only(Quiesce, bench.tell(Lost(member(1), ProcessEnded(), 0.0))).members == (member(0), member(2))
 
 
 def test_parts_of_an_older_request_or_of_strangers_do_not_count() -> None:
@@ -480,7 +480,7 @@ def with_copies(**settings: Any) -> Bench:
 
 
 def held(node: int, state: StateId, parts: tuple[int, ...], count: int = 2) -> CopiesHeld:
-    name = f"{state.lineage:06d}-{state.step:012d}-g00000001"
+    name = f"{state.history:06d}-{state.step:012d}-g00000001"
     return CopiesHeld(f"n{node}", f"n{node}:1", "", (Copy(name, state, parts, count),))
 
 
@@ -518,7 +518,7 @@ def test_when_all_ranks_are_lost_the_newest_complete_checkpoint_is_used(
         bench.tell(CheckpointDurable("store", durable, 1, 0.1, 0.1))
     view = only(Publish, lose_both(bench)).view
     assert view.checkpoint == begins
-    assert view.state.lineage == 1
+    assert view.state.history == 1
     assert bench.machine.state.checkpoints.peers is not None
     assert (bench.machine.state.checkpoints.peers.events, bench.machine.state.checkpoints.store.events) == (
         (0, 1) if begins == "store" else (1, 0)
@@ -536,8 +536,8 @@ def test_a_silent_node_that_may_hold_the_newest_copy_is_waited_for_until_it_is_l
 def test_a_memory_that_began_anew_gets_a_view_that_knows_its_address() -> None:
     bench = with_copies()
     said = bench.tell(CopiesHeld("n1", "n1:2", "", ()))
-    assert only(Park, said).members == (member(0), member(1))
-    assert only(Publish, bench.park([0, 1], STEP_3)).view.copies == (("n1:2",), ("n0:1",))
+    assert only(Quiesce, said).members == (member(0), member(1))
+    assert only(Publish, bench.quiesce([0, 1], STEP_3)).view.copies == (("n1:2",), ("n0:1",))
 
 
 @pytest.mark.parametrize("world", [16, 64, 256])
@@ -547,14 +547,14 @@ def test_a_view_change_is_a_handful_of_instructions_at_any_world_size(world: int
     before = len(bench.said)
     bench.tell(Lost(member(1), ProcessEnded(), 0.0))
     rest = [slot for slot in range(world) if slot != 1]
-    bench.park(rest, STEP_3)
+    bench.quiesce(rest, STEP_3)
     bench.form([member(slot) for slot in rest], STEP_3)
     kinds = [type(one).__name__ for one in bench.said[before:]]
-    assert kinds == ["Park", "Publish"]
+    assert kinds == ["Quiesce", "Publish"]
 
 
 def test_nothing_is_said_twice_before_its_time() -> None:
     bench = Bench().start(STEP_3)
     bench.tell(Lost(member(1), ProcessEnded(), 0.0))
     assert not bench.after(0.1)
-    assert only(Park, bench.after(bench.settings.timeouts.resend_s)).members == (member(0), member(2), member(3))
+    assert only(Quiesce, bench.after(bench.settings.timeouts.resend_s)).members == (member(0), member(2), member(3))

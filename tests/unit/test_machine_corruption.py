@@ -5,9 +5,9 @@ from __future__ import annotations
 from fleet.machine.core import FleetMachine
 from fleet.protocol.causes import Departure, EndWhy
 from fleet.protocol.decisions import Decision, Figures
-from fleet.protocol.events import CheckpointDurable, FaultReported, Finished, Formed, NodeJoined, Parked, Ready
+from fleet.protocol.events import CheckpointDurable, FaultReported, Finished, Formed, NodeJoined, Quiesced, Ready
 from fleet.protocol.instructions import EndRun, Evict, Publish
-from fleet.protocol.records import CheckpointRecord, DecisionMade, LineageBegun
+from fleet.protocol.records import CheckpointRecord, DecisionMade, HistoryBegun
 from fleet.protocol.types import Fault, Finding, Member, StateId
 from policies.corruption import MajorityRules
 from policies.interval import CheckpointInterval
@@ -31,7 +31,7 @@ class Court(Bench):
         for slot, digest in enumerate(digests):
             said = Finding(what, generation, AT, digest, cleared, slot not in given) if digest else None
             out += self.tell(
-                Parked(self.machine.state.roster.by_slot[slot].member, generation, AT, False, Departure.DIFFERS, "differ", said)
+                Quiesced(self.machine.state.roster.by_slot[slot].member, generation, AT, False, Departure.DIFFERS, "differ", said)
             )
         return [*out, *self.after(0.1)]
 
@@ -78,7 +78,7 @@ def test_a_rank_that_got_its_state_earlier_is_not_evicted_for_one_voters_word() 
     court = Court(world=3).start(AT)
     court.durable("good", StateId(0, 20))
     for slot in range(3):
-        court.tell(Parked(member(slot), 1, AT, False, Departure.CALLED))
+        court.tell(Quiesced(member(slot), 1, AT, False, Departure.CALLED))
     court.after(0.1)
     court.form(court.machine.state.view.members, AT)
     out = court.testify("wrong", "wrong", "right", given=(1, 2))
@@ -95,7 +95,7 @@ def test_a_newcomer_that_differs_from_the_one_who_gave_it_its_state_goes() -> No
 def test_a_receiver_without_a_state_does_not_keep_the_others_from_being_judged() -> None:
     court = Court(world=4).start(AT)
     generation = court.machine.state.generation
-    court.tell(Parked(member(3), generation, None, True, Departure.BROKEN, "a peer is gone"))
+    court.tell(Quiesced(member(3), generation, None, True, Departure.BROKEN, "a peer is gone"))
     [evicted] = of(Evict, court.testify("a", "b", "a"))
     assert evicted.member.slot == 1  # type: ignore[attr-defined]
 
@@ -108,7 +108,7 @@ def again(court: Court, found: StateId, *digests: str) -> list[object]:
     for slot, digest in enumerate(digests):
         said = Finding("weights", generation, found, digest, found)
         out += court.tell(
-            Parked(court.machine.state.roster.by_slot[slot].member, generation, found, False, Departure.DIFFERS, "differ", said)
+            Quiesced(court.machine.state.roster.by_slot[slot].member, generation, found, False, Departure.DIFFERS, "differ", said)
         )
     return [*out, *court.after(0.1)]
 
@@ -137,7 +137,7 @@ def test_what_is_said_twice_of_one_view_is_judged_once() -> None:
     said = [Finding("weights", 1, AT, digest, AT) for digest in "ab"]
     court.tell(
         *(
-            Parked(Member(slot, 0), court.machine.state.generation, AT, False, Departure.DIFFERS, "differ", one)
+            Quiesced(Member(slot, 0), court.machine.state.generation, AT, False, Departure.DIFFERS, "differ", one)
             for slot, one in enumerate(said)
         )
     )
@@ -209,7 +209,7 @@ def test_what_is_in_doubt_is_taken_back_to_a_checkpoint_from_before() -> None:
     view = published.view  # type: ignore[attr-defined]
     assert (view.checkpoint, view.state) == ("good", StateId(1, 20))
     assert len(view.receivers) == 2
-    [begun] = of(LineageBegun, court.journal)
+    [begun] = of(HistoryBegun, court.journal)
     assert begun.from_state == StateId(0, 20)  # type: ignore[attr-defined]
     withdrawn = [one.checkpoint for one in of(CheckpointRecord, court.journal) if one.phase == "withdrawn"]  # type: ignore[attr-defined]
     assert withdrawn == ["doubtful"]

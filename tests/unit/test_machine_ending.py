@@ -6,7 +6,7 @@ import pytest
 
 from fleet.protocol.causes import ProcessEnded
 from fleet.protocol.events import CheckpointDurable, Finished, Left, Lost, PartFailed, PartWritten, Raised, Ready
-from fleet.protocol.instructions import CommitCheckpoint, Conclude, EndRun, Instruction, Park, Publish, Release, SaveCheckpoint, Welcome
+from fleet.protocol.instructions import CommitCheckpoint, Conclude, EndRun, Instruction, Publish, Quiesce, Release, SaveCheckpoint, Welcome
 from fleet.protocol.types import Part
 from tests.unit.test_machine import STEP_3, STEP_4, Bench, member, only
 
@@ -71,7 +71,7 @@ def test_a_store_that_fails_is_tried_again_and_then_the_run_says_that_nothing_is
 def test_a_rank_that_writes_no_part_in_time_is_called_out() -> None:
     bench, _ = finished(2, spares=0)
     said = bench.through(bench.settings.timeouts.checkpoint_s + 2.0)
-    assert only(Park, said[: next(i for i, one in enumerate(said) if isinstance(one, Park)) + 1]).in_person
+    assert only(Quiesce, said[: next(i for i, one in enumerate(said) if isinstance(one, Quiesce)) + 1]).in_person
 
 
 def test_who_waits_is_told_again() -> None:
@@ -82,7 +82,7 @@ def test_who_waits_is_told_again() -> None:
 
 def test_the_others_end_the_run_when_one_is_lost_behind_the_loop() -> None:
     bench = concluded()
-    assert not [one for one in bench.tell(Lost(member(0), ProcessEnded(), 0.0)) if isinstance(one, Park | EndRun)]
+    assert not [one for one in bench.tell(Lost(member(0), ProcessEnded(), 0.0)) if isinstance(one, Quiesce | EndRun)]
     assert only(EndRun, left(bench, 1)).status == "completed"
 
 

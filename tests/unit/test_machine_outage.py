@@ -82,7 +82,7 @@ def test_views_that_change_are_no_failure_of_the_store() -> None:
     one.through(11.0)
     assert one.machine.state.checkpoints.store.pending
     one.tell(Lost(member(1), ProcessEnded(), one.now_s))
-    one.park([0], STEP_3)
+    one.quiesce([0], STEP_3)
     one.form([member(0)], STEP_3)
     one.through(100.0)
     assert one.machine.state.checkpoints.store.failing_since_s is None and not told(one)

@@ -6,7 +6,7 @@ import pytest
 
 from fleet.errors import ConfigError
 from fleet.protocol.events import NodeJoined, NodeSilent
-from fleet.protocol.instructions import Evict, Instruction, Park, Publish
+from fleet.protocol.instructions import Evict, Instruction, Publish, Quiesce
 from fleet.protocol.reach import Reach
 from fleet.protocol.records import DecisionMade, ProcessLost
 from fleet.settings.run import RunSettings, Timeouts
@@ -33,12 +33,12 @@ def test_stall_waits_for_a_silent_node_and_goes_on_with_the_ranks_it_had() -> No
     timeouts = bench.settings.timeouts
     said = bench.through(timeouts.node_s + 1.0, *N1)
     assert not evicted(said) and told(bench) == ["wait"]
-    assert next(one for one in said if isinstance(one, Park)).members == tuple(member(slot) for slot in range(4))
-    bench.park([0, 2], STEP_3)
-    said = bench.through(timeouts.park_s * 3, *N1)
+    assert next(one for one in said if isinstance(one, Quiesce)).members == tuple(member(slot) for slot in range(4))
+    bench.quiesce([0, 2], STEP_3)
+    said = bench.through(timeouts.quiesce_s * 3, *N1)
     assert not evicted(said) and not [one for one in said if isinstance(one, Publish)]
     bench.after(0.1)  # all are heard again
-    said = bench.park(N1, STEP_3) + bench.through(1.0)
+    said = bench.quiesce(N1, STEP_3) + bench.through(1.0)
     [published] = [one for one in said if isinstance(one, Publish)]
     assert published.view.members == tuple(member(slot) for slot in range(4)) and published.view.state == STEP_3
     assert told(bench) == ["wait", "recovered"] and not bench.of(ProcessLost)
@@ -56,7 +56,7 @@ def test_stall_gives_nobody_up_before_an_agent_that_is_back_has_told_of_its_rank
 def test_stall_waits_no_longer_than_it_may() -> None:
     bench = begun(on_partition="stall", timeouts=Timeouts(stall_s=20.0))
     bench.through(4.8, *N1)
-    bench.park([0, 2], STEP_3)
+    bench.quiesce([0, 2], STEP_3)
     assert not bench.of(ProcessLost)
     said = bench.through(16.5, *N1)
     assert {record.member.slot for record in bench.of(ProcessLost)} == set(N1)
@@ -98,7 +98,7 @@ def test_a_coordinator_that_hears_nobody_is_cut_off_and_gives_up_nobody() -> Non
     assert not evicted(bench.through(60.0, *range(4))) and not bench.of(ProcessLost)
     assert told(bench) == ["wait"]
     bench.after(0.1, *N1)
-    bench.park([0, 2], STEP_3)
+    bench.quiesce([0, 2], STEP_3)
     bench.through(bench.settings.timeouts.heartbeat_s - 1.0, *N1)
     assert not bench.of(ProcessLost), "not all come back at once"
     bench.through(bench.settings.timeouts.node_s, *N1)

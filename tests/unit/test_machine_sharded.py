@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from fleet.protocol.causes import Departure, ProcessEnded
-from fleet.protocol.events import Lost, Parked, Ready
+from fleet.protocol.events import Lost, Quiesced, Ready
 from fleet.protocol.instructions import Instruction, Publish
-from fleet.protocol.records import LineageBegun
+from fleet.protocol.records import HistoryBegun
 from fleet.protocol.types import StateId
 from tests.unit.test_machine import STEP_3, STEP_4, Bench, member, only
 
@@ -16,7 +16,7 @@ def leave(bench: Bench, states: dict[int, StateId], incomplete: Iterable[int]) -
     generation = bench.machine.state.generation
     why = [Departure.INCOMPLETE if slot in incomplete else Departure.CALLED for slot in states]
     return bench.tell(
-        *(Parked(member(slot), generation, state, False, one) for (slot, state), one in zip(states.items(), why, strict=True))
+        *(Quiesced(member(slot), generation, state, False, one) for (slot, state), one in zip(states.items(), why, strict=True))
     )
 
 
@@ -34,11 +34,11 @@ def test_a_rank_that_was_late_brings_what_was_missed_and_the_furthest_is_the_don
     """Found by the simulated run cuts 2078400417: only the late rank could be the donor, and it was a step behind."""
     bench = three_of_four()
     bench.join(3, "late", 1)
-    bench.tell(Parked(member(3, 1), 1, STEP_3, False, Departure.IDLE))
+    bench.tell(Quiesced(member(3, 1), 1, STEP_3, False, Departure.IDLE))
     view = only(Publish, bench.after(0.1)).view
     assert view.state == STEP_4
     assert view.members[view.donor] in {member(0), member(1)}
-    assert not bench.of(LineageBegun)
+    assert not bench.of(HistoryBegun)
 
 
 def test_when_no_other_rank_may_have_it_a_new_history_begins() -> None:
@@ -48,5 +48,5 @@ def test_when_no_other_rank_may_have_it_a_new_history_begins() -> None:
     bench.tell(Ready(member(3, 1)))
     view = only(Publish, bench.after(0.1)).view
     assert (view.state, view.checkpoint) == (StateId(1, 0), None)
-    [begun] = bench.of(LineageBegun)
+    [begun] = bench.of(HistoryBegun)
     assert "some of the optimizer's state was lost" in begun.reason

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from fleet.protocol.causes import ProcessEnded
 from fleet.protocol.events import Heartbeat, Lost, Pulse, Tick
-from fleet.protocol.instructions import Evict, Instruction, Park
+from fleet.protocol.instructions import Evict, Instruction, Quiesce
 from fleet.protocol.records import DecisionMade
 from fleet.protocol.types import StateId
 from fleet.settings.run import Timeouts
@@ -27,7 +27,7 @@ def test_after_the_coordinator_stood_still_nobodys_silence_counts() -> None:
     limits = bench.settings.timeouts
     still_s = limits.node_s + limits.heartbeat_s
     everyone = range(bench.settings.world)
-    assert not [one for one in bench.after(still_s, *everyone) if isinstance(one, Evict | Park)]
+    assert not [one for one in bench.after(still_s, *everyone) if isinstance(one, Evict | Quiesce)]
     assert "excuse" in {decision.action for decision in bench.of(DecisionMade)}
     assert not bench.through(limits.heartbeat_s - 0.5, 2, 3)
     assert {one.member.slot for one in bench.through(1.0, 2, 3) if isinstance(one, Evict)} == {2, 3}
@@ -44,9 +44,9 @@ def test_a_coordinator_that_stood_still_for_most_of_a_heartbeat_gives_nobody_up(
 def test_the_time_to_leave_a_group_is_longer_by_what_the_coordinator_stood_still() -> None:
     bench = Bench().start(STEP_3)
     bench.tell(Lost(member(0), ProcessEnded(), bench.now_s))
-    bench.park([1, 2], STEP_3)
-    assert not [one for one in bench.after(bench.settings.timeouts.park_s + 1.0) if isinstance(one, Evict)]
-    said = bench.through(bench.settings.timeouts.park_s)
+    bench.quiesce([1, 2], STEP_3)
+    assert not [one for one in bench.after(bench.settings.timeouts.quiesce_s + 1.0) if isinstance(one, Evict)]
+    said = bench.through(bench.settings.timeouts.quiesce_s)
     assert [one.member for one in said if isinstance(one, Evict)] == [member(3)]
 
 
@@ -57,9 +57,9 @@ def test_when_nobody_moves_all_are_called_out_and_who_does_not_answer_is_evicted
     pulses = tuple(Pulse(member(slot), 1, STEP_3, 0.0, limits.progress_s + 1) for slot in range(4))
     said = bench.tell(Heartbeat("n0", pulses), Heartbeat("n1", ()), Tick())
     assert not [one for one in said if isinstance(one, Evict)]
-    assert len(only(Park, said).members) == 4
-    bench.park([0, 1, 3], STEP_3)
-    assert only(Evict, bench.through(limits.park_s + 0.1)).member == member(2)
+    assert len(only(Quiesce, said).members) == 4
+    bench.quiesce([0, 1, 3], STEP_3)
+    assert only(Evict, bench.through(limits.quiesce_s + 0.1)).member == member(2)
 
 
 def test_a_long_call_of_one_rank_is_no_hang_of_the_others() -> None:
@@ -77,7 +77,7 @@ def test_who_waited_in_the_last_view_has_its_time_in_the_next_one() -> None:
     bench.through(late_s)
     waited = lambda age_s: tuple(Pulse(member(slot), 1, STEP_3, 0.0, age_s) for slot in range(4))  # noqa: E731
     bench.tell(Heartbeat("n0", waited(late_s)), Heartbeat("n1", ()), Tick())
-    bench.park([0, 1, 2, 3], STEP_3)
+    bench.quiesce([0, 1, 2, 3], STEP_3)
     bench.form([member(slot) for slot in range(4)], STEP_3)
     assert not bench.tell(Heartbeat("n0", waited(late_s + 0.5)), Heartbeat("n1", ()), Tick())
     evicted, begun_s = list[Evict](), bench.now_s
@@ -101,16 +101,16 @@ def test_a_first_step_is_waited_for_as_long_as_any_even_if_steps_are_quick() -> 
         return bench.tell(Heartbeat("n0", pulses), Heartbeat("n1", ()), Tick())
 
     assert not stands(STEP_3, ceiling_s / 2), "all are at their first step"
-    later = StateId(STEP_3.lineage, STEP_3.step + 1)
+    later = StateId(STEP_3.history, STEP_3.step + 1)
     stands(later, 0.0)
-    assert only(Park, stands(later, ceiling_s / 2)), "a later one is to be quick"
+    assert only(Quiesce, stands(later, ceiling_s / 2)), "a later one is to be quick"
 
 
 def test_who_is_at_its_first_step_is_waited_for_where_a_fresh_process_has_to_begin() -> None:
     """Each was ended after ``start_s`` for the next one, which took as long."""
     bench = Bench(world=2).start(STEP_3)
     bench.tell(Lost(member(0), ProcessEnded(), bench.now_s))
-    bench.park([1], STEP_3, dirty=True)
+    bench.quiesce([1], STEP_3, dirty=True)
     bench.join(0, "fresh")
     said = bench.through(3 * bench.settings.timeouts.start_s)
     assert not [one for one in said if isinstance(one, Evict)]

@@ -8,8 +8,8 @@ import pytest
 
 from fleet.machine import stopping
 from fleet.protocol.causes import Departure, EndWhy, Engaged, ProcessEnded
-from fleet.protocol.events import CheckpointDurable, Finished, Lost, Parked, PartFailed, PartWritten, StopRequested
-from fleet.protocol.instructions import CommitCheckpoint, EndRun, Halt, Instruction, Keep, Park, SaveCheckpoint
+from fleet.protocol.events import CheckpointDurable, Finished, Lost, PartFailed, PartWritten, Quiesced, StopRequested
+from fleet.protocol.instructions import CommitCheckpoint, EndRun, Halt, Instruction, Keep, Quiesce, SaveCheckpoint
 from fleet.protocol.records import Committed
 from fleet.protocol.types import Part, StateId
 from fleet.settings.run import Timeouts
@@ -66,8 +66,8 @@ def late(world: int = 2, **settings: Any) -> Bench:
     bench.tell(StopRequested("enough"))
     patience_s = stopping.patience_s(bench.machine.state)
     assert 0.0 < patience_s < bench.settings.timeouts.grace_s
-    assert not [one for one in bench.through(patience_s - 0.1) if isinstance(one, Park | EndRun)], "a long step is waited for"
-    order = only(Park, bench.after(0.2))
+    assert not [one for one in bench.through(patience_s - 0.1) if isinstance(one, Quiesce | EndRun)], "a long step is waited for"
+    order = only(Quiesce, bench.after(0.2))
     assert order.members == tuple(member(slot) for slot in range(world)) and not order.in_person
     return bench
 
@@ -75,7 +75,7 @@ def late(world: int = 2, **settings: Any) -> Bench:
 def out(
     bench: Bench, slot: int, state: StateId | None = STEP_3, engaged: Engaged = Engaged.COMPUTES, dirty: bool = False
 ) -> list[Instruction]:
-    return bench.tell(Parked(member(slot), bench.machine.state.generation, state, dirty, Departure.CALLED, engaged=engaged))
+    return bench.tell(Quiesced(member(slot), bench.machine.state.generation, state, dirty, Departure.CALLED, engaged=engaged))
 
 
 def wrote(bench: Bench, order: Keep, slot: int) -> list[Instruction]:

@@ -7,8 +7,8 @@ import dataclasses
 import pytest
 
 from fleet.protocol.causes import Departure, Engaged
-from fleet.protocol.events import Finished, Formed, Joined, Parked, Ready
-from fleet.protocol.instructions import Cancel, Fence, Halt, Park, Propose, Publish, Release, SaveCheckpoint, Welcome
+from fleet.protocol.events import Finished, Formed, Joined, Quiesced, Ready
+from fleet.protocol.instructions import Cancel, Fence, Halt, Propose, Publish, Quiesce, Release, SaveCheckpoint, Welcome
 from fleet.protocol.member import INTERRUPT, LAST_STEP, NOTHING, MemberProtocol
 from fleet.protocol.types import Member, Process, StateId, View
 
@@ -48,7 +48,7 @@ def test_a_history_that_began_here_is_held_although_its_group_broke(rank: Member
     rank.receiving()
     rank.begun(HERE)
     rank.broken("peer 1.0 is gone")
-    assert rank.outbox[-1] == Parked(ME, 5, HERE, False, Departure.BROKEN, "peer 1.0 is gone")
+    assert rank.outbox[-1] == Quiesced(ME, 5, HERE, False, Departure.BROKEN, "peer 1.0 is gone")
 
 
 def test_it_has_no_name_before_it_is_welcomed() -> None:
@@ -82,7 +82,7 @@ def test_it_forms_a_published_view(rank: MemberProtocol) -> None:
 def test_a_view_without_it_or_from_before_it_parked_is_refused(rank: MemberProtocol) -> None:
     rank.receive(Publish(view(5, PEER, NEW)))
     assert not rank.called
-    rank.receive(Park((ME,), 6))
+    rank.receive(Quiesce((ME,), 6))
     rank.receive(Publish(view(6, ME, PEER)))
     assert not rank.called
     rank.receive(Publish(view(7, ME, PEER)))
@@ -96,61 +96,61 @@ def test_a_view_repeated_to_a_seated_rank_makes_it_repeat_that_it_is_there(seate
 
 
 def test_park_interrupts_and_the_rank_says_where_it_stands(seated: MemberProtocol) -> None:
-    assert seated.receive(Park((ME,), 4)) == NOTHING
-    assert seated.receive(Park((PEER,), 9)) == NOTHING
-    assert seated.receive(Park((ME,), 5)) == INTERRUPT
+    assert seated.receive(Quiesce((ME,), 4)) == NOTHING
+    assert seated.receive(Quiesce((PEER,), 9)) == NOTHING
+    assert seated.receive(Quiesce((ME,), 5)) == INTERRUPT
     assert seated.interrupted
     seated.broken("told to leave")
-    assert seated.outbox == [Parked(ME, 5, HERE, False, Departure.CALLED, "told to leave")]
+    assert seated.outbox == [Quiesced(ME, 5, HERE, False, Departure.CALLED, "told to leave")]
     assert not seated.interrupted
 
 
 def test_a_rank_that_is_aside_is_answered_for_and_can_sit_down_again(seated: MemberProtocol) -> None:
-    seated.step_aside()
-    assert seated.receive(Park((ME,), 5)) == INTERRUPT
-    assert seated.outbox == [Parked(ME, 5, HERE, False, Departure.CALLED, "told to leave", engaged=Engaged.COMPUTES)]
+    seated.detach()
+    assert seated.receive(Quiesce((ME,), 5)) == INTERRUPT
+    assert seated.outbox == [Quiesced(ME, 5, HERE, False, Departure.CALLED, "told to leave", engaged=Engaged.COMPUTES)]
     assert not seated.interrupted
     seated.receive(Publish(view(6, ME, PEER)))
     assert seated.next_view() == view(6, ME, PEER)
 
 
 def test_a_rank_that_may_hang_has_to_come_in_person(seated: MemberProtocol) -> None:
-    seated.step_aside()
-    assert seated.receive(Park((ME,), 5, in_person=True)) == INTERRUPT
+    seated.detach()
+    assert seated.receive(Quiesce((ME,), 5, in_person=True)) == INTERRUPT
     assert seated.outbox == []
     assert seated.interrupted
 
 
 def test_a_rank_called_out_before_it_stepped_aside_is_answered_for_then(seated: MemberProtocol) -> None:
-    seated.receive(Park((ME,), 5))
+    seated.receive(Quiesce((ME,), 5))
     assert seated.outbox == []
-    seated.step_aside()
-    assert seated.outbox == [Parked(ME, 5, HERE, False, Departure.CALLED, "told to leave", engaged=Engaged.COMPUTES)]
+    seated.detach()
+    assert seated.outbox == [Quiesced(ME, 5, HERE, False, Departure.CALLED, "told to leave", engaged=Engaged.COMPUTES)]
 
 
 def test_the_loop_is_needed_where_its_state_changes_or_has_to_hold_still(seated: MemberProtocol) -> None:
     plain = dataclasses.replace(view(6, ME, PEER), donor=1, receivers=())
-    assert seated.settles_aside(plain, steady=False)
+    assert seated.settles_detached(plain, steady=False)
     giving = dataclasses.replace(plain, donor=0, receivers=(1,))
     assert seated.gives(giving)
-    assert seated.settles_aside(giving, steady=True)
-    assert not seated.settles_aside(giving, steady=False)
-    assert not seated.settles_aside(dataclasses.replace(plain, receivers=(0,)), steady=True)
-    assert not seated.settles_aside(dataclasses.replace(plain, checkpoint="c1"), steady=True)
-    assert not seated.settles_aside(dataclasses.replace(plain, state=StateId(HERE.lineage + 1, HERE.step)), steady=True)
+    assert seated.settles_detached(giving, steady=True)
+    assert not seated.settles_detached(giving, steady=False)
+    assert not seated.settles_detached(dataclasses.replace(plain, receivers=(0,)), steady=True)
+    assert not seated.settles_detached(dataclasses.replace(plain, checkpoint="c1"), steady=True)
+    assert not seated.settles_detached(dataclasses.replace(plain, state=StateId(HERE.history + 1, HERE.step)), steady=True)
 
 
 def test_park_of_an_idle_rank_is_answered_at_once(rank: MemberProtocol) -> None:
     rank.receive(Publish(view(5, ME, PEER)))
-    rank.receive(Park((ME,), 5))
-    assert rank.outbox == [Parked(ME, 5, None, False, Departure.IDLE)]
+    rank.receive(Quiesce((ME,), 5))
+    assert rank.outbox == [Quiesced(ME, 5, None, False, Departure.IDLE)]
     assert rank.next_view() is None
 
 
 def test_it_is_dirty_from_mutation_to_commit(seated: MemberProtocol) -> None:
     seated.mutating()
     seated.broken("a peer is gone")
-    assert seated.outbox == [Parked(ME, 5, HERE, True, Departure.BROKEN, "a peer is gone")]
+    assert seated.outbox == [Quiesced(ME, 5, HERE, True, Departure.BROKEN, "a peer is gone")]
 
 
 def test_commit_takes_the_state_one_step_further(seated: MemberProtocol) -> None:

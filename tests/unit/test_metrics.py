@@ -103,10 +103,10 @@ def rolled_back() -> Story:
         story.committed(step, 100 * step)
     story.durable(2, 500)
     story.lost(0, 0, 500)
-    story.lineage(1, 2, 600)
-    story.view(2, [(0, 1)], 600, 2, lineage=1, causes=("0.0",))
+    story.history(1, 2, 600)
+    story.view(2, [(0, 1)], 600, 2, history=1, causes=("0.0",))
     for step in range(3, 6):
-        story.spans(0, 1, "c60 x40 K", generation=2, lineage=1, step=step - 1, at=600)
+        story.spans(0, 1, "c60 x40 K", generation=2, history=1, step=step - 1, at=600)
         story.committed(step, 600 + 100 * (step - 2), 1)
     story.ended(900)
     return story

@@ -53,8 +53,8 @@ def test_of_two_results_the_first_counts() -> None:
     assert answers(once.done(A, KEY, "1", 1.5)) == [OnceAnswer((A,), KEY, "2")]
 
 
-def step(number: int, lineage: int = 0) -> str:
-    return key_of(StateId(lineage, number), "evaluate")
+def step(number: int, history: int = 0) -> str:
+    return key_of(StateId(history, number), "evaluate")
 
 
 def test_who_does_it_hears_what_came_of_it_the_last_time() -> None:
@@ -73,7 +73,7 @@ def test_a_rollback_takes_back_what_came_of_later_steps() -> None:
     for number in (50, 100):
         once.done(A, step(number), f'"{number}"', 0.0)
     once.roll_back(StateId(0, 70))
-    (answer,) = answers(once.ask(A, step(100, lineage=1), alive(), 0.0))
+    (answer,) = answers(once.ask(A, step(100, history=1), alive(), 0.0))
     assert answer.result is None and answer.before == '"50"'
 
 

@@ -12,7 +12,7 @@ import pytest
 
 from benchmarks import pace_sides
 from benchmarks.pace import figures, slower
-from benchmarks.pace_sides import Conductor, NoSuchCommit, checkout
+from benchmarks.pace_sides import NoSuchCommit, StepGate, checkout
 from benchmarks.peers.common import REPOSITORY
 
 NAMED = '[project]\nname = "x"\nversion = "1"\n[project.scripts]\nfleet = "x:main"\n'
@@ -61,7 +61,7 @@ def test_the_command_ends_with_2_for_a_commit_that_is_not_there() -> None:
 
 
 def test_ranks_stand_at_the_gate_until_their_block_is_granted(tmp_path: Path) -> None:
-    conductor = Conductor(tmp_path / "gate")
+    gate = StepGate(tmp_path / "gate")
     passed = threading.Event()
 
     def rank(pid: int) -> None:
@@ -75,16 +75,16 @@ def test_ranks_stand_at_the_gate_until_their_block_is_granted(tmp_path: Path) ->
     ranks = [threading.Thread(target=rank, args=(pid,)) for pid in (1, 2)]
     for each in ranks:
         each.start()
-    conductor.stand(1, 2)  # block 0 begins by itself
-    conductor.grant(1)
-    at_s = conductor.stand(2, 2)
+    gate.stand(1, 2)  # block 0 begins by itself
+    gate.grant(1)
+    at_s = gate.stand(2, 2)
     assert not passed.is_set()
-    assert conductor.halt() == 2
+    assert gate.halt() == 2
     for each in ranks:
         each.join(10)
     assert passed.is_set()
     assert at_s > 0
-    conductor.close()
+    gate.close()
 
 
 def test_slower_is_what_lies_beyond_the_bound_with_its_whole_interval() -> None:

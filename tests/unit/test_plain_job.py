@@ -21,7 +21,7 @@ from fleet.protocol.records import (
     VERSION,
     CheckpointRecord,
     Committed,
-    LineageBegun,
+    HistoryBegun,
     ProcessLost,
     Record,
     RunStarted,
@@ -117,7 +117,7 @@ def test_a_restart_goes_back_to_the_step_of_the_file_that_the_script_has_loaded(
     assert data["steps"] == 10
     assert data["rolled_back_steps"] == 3
     assert [(each["first_step"], each["last_step"]) for each in data["rollbacks"]] == [(6, 8)]
-    assert [record.from_state.step for record in told.of(LineageBegun)] == [5]
+    assert [record.from_state.step for record in told.of(HistoryBegun)] == [5]
     assert {check["verdict"] for check in data["checks"]} <= {"ok", "unknown"}
 
 
@@ -155,7 +155,7 @@ def test_a_file_that_was_never_renamed_is_no_checkpoint_of_that_name() -> None:
     told.kill(0, 0)
     told.end(0)
     told.start(1, "/c/last.pt")
-    assert [record.from_state.step for record in told.of(LineageBegun)] == [2]
+    assert [record.from_state.step for record in told.of(HistoryBegun)] == [2]
     assert [(record.checkpoint, record.state.step) for record in told.of(CheckpointRecord)] == [("/c/last.pt", 2)]
 
 
@@ -170,7 +170,7 @@ def test_without_a_file_that_was_seen_a_restart_begins_at_step_0() -> None:
     told.finish(1)
     data = told.report()
     assert (data["steps"], data["rolled_back_steps"]) == (4, 3)
-    assert "nothing that this run has saved" in told.of(LineageBegun)[0].reason
+    assert "nothing that this run has saved" in told.of(HistoryBegun)[0].reason
 
 
 def test_a_step_counts_once_every_rank_has_ended_it() -> None:

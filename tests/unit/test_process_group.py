@@ -247,7 +247,7 @@ def test_what_runs_aside_changes_nothing_once_it_was_called_out(store: StoreServ
         groups[1].all_reduce(torch.ones(1))
 
     with ThreadPoolExecutor(2) as pool:
-        waiting, working = pool.submit(groups[0].aside, waits), pool.submit(groups[1].aside, works)
+        waiting, working = pool.submit(groups[0].in_background, waits), pool.submit(groups[1].in_background, works)
         assert at_work.wait(BOUND_S)
         for group in groups:
             group.interrupt("told to leave")
@@ -290,9 +290,9 @@ def test_what_runs_aside_raises_its_own_error_and_waits_by_itself(store: StoreSe
             group.start([(torch.ones(1), 1 - group.rank)], [(got, 1 - group.rank)]).wait()
 
         for _ in range(3):
-            group.aside(talk)
+            group.in_background(talk)
         with pytest.raises(ZeroDivisionError):
-            group.aside(lambda: 1 / 0)
+            group.in_background(lambda: 1 / 0)
         return seen if got else set()
 
     assert on_all(groups, talks) == [{"fleet-group-1"}] * 2

@@ -41,9 +41,9 @@ def ended(engine: Engine, state: TrackedState) -> str:
     return engine.digest(1)
 
 
-def foresees(engine: Engine, view: View, member: Member, here: StateId) -> bool:
-    """As the choreography asks."""
-    return engine.duties.foresee(view, member, here, view.idle) and bool(engine.due)
+def speculates(engine: Engine, view: View, member: Member, here: StateId) -> bool:
+    """As the rank machine asks."""
+    return engine.duties.speculate(view, member, here, view.idle) and bool(engine.due)
 
 
 def one_step(size: int, folder: Path) -> list[tuple[str, tuple[int, ...], tuple[int, ...]]]:
@@ -89,24 +89,24 @@ def test_what_a_lost_rank_had_is_computed_before_the_others_meet_again(tmp_path:
 
     def second(group: Group) -> tuple[str, set[int], set[int]]:
         engine, state = ranks[group.rank]
-        view, foreseen = view_of(2, 2), set[int]()
+        view, speculative = view_of(2, 2), set[int]()
         member = view.members[group.rank]
-        assert engine.due == () and not foresees(engine, view, member, StateId(0, 1))  # of another state it knows nothing
+        assert engine.due == () and not speculates(engine, view, member, StateId(0, 1))  # of another state it knows nothing
         if knows or group.rank == 0:
-            assert foresees(engine, view, member, START)
-            foreseen = set(engine.due)
+            assert speculates(engine, view, member, START)
+            speculative = set(engine.due)
             compute(engine, state, 0, engine.due)
-            assert not foresees(engine, view, member, START)
+            assert not speculates(engine, view, member, START)
         engine.promise(group, engine.duties.promised)
         engine.seat(group, view, group.rank, START, True)
         dealt = set(engine.due)
-        return ended(engine, state), foreseen, dealt
+        return ended(engine, state), speculative, dealt
 
-    (one, foreseen, dealt), (other, others, rest) = with_groups(2, second)  # type: ignore[misc]
+    (one, speculative, dealt), (other, others, rest) = with_groups(2, second)  # type: ignore[misc]
     ((whole, *_),) = one_step(1, tmp_path)
     assert one == other == whole
-    assert foreseen | others | dealt | rest == had[2] and len(foreseen) + len(others) + len(dealt) + len(rest) == len(had[2])
-    assert foreseen and bool(others) == knows and bool(dealt | rest) != knows
+    assert speculative | others | dealt | rest == had[2] and len(speculative) + len(others) + len(dealt) + len(rest) == len(had[2])
+    assert speculative and bool(others) == knows and bool(dealt | rest) != knows
 
 
 def test_a_view_that_breaks_before_it_is_known_who_brings_what_changes_nothing_of_that(tmp_path: Path) -> None:
@@ -118,7 +118,7 @@ def test_a_view_that_breaks_before_it_is_known_who_brings_what_changes_nothing_o
         with pytest.raises(GroupBroken):
             engine.seat(group, view_of(2, 2), group.rank, START, True)
         view = view_of(3, 2)
-        assert foresees(engine, view, view.members[group.rank], START)
+        assert speculates(engine, view, view.members[group.rank], START)
         return set(engine.due)
 
     own, other = with_groups(2, rank)

@@ -21,7 +21,7 @@ from fleet.protocol.records import (
     VERSION,
     CheckpointRecord,
     Committed,
-    LineageBegun,
+    HistoryBegun,
     Record,
     Resumed,
     RunEnded,
@@ -45,22 +45,22 @@ class Journal:
     """A run of one rank, told in sessions. Each begins at ``at`` (0: at the first step) and commits up to ``to``."""
 
     records: list[Record] = field(default_factory=lambda: [RunStarted(VERSION, "run", 0.0, 0.0, 1, 0, 16, config())])
-    lineage: int = 0
+    history: int = 0
 
     def session(
         self, at: int, to: int, why: EndWhy = EndWhy.TRAIN_RAISED, script: str = "a", saves: tuple[int, ...] = ()
     ) -> Journal:  # fmt: skip
         if len(self.records) > 1:
             self.records.append(Resumed(0.0, 0.0, "resumed in a new cluster", "c", script_sha256=script))
-            self.lineage += 1
-            self.records.append(LineageBegun(self.lineage, StateId(max(0, self.lineage - 1), at), 0.0, "resumed"))
+            self.history += 1
+            self.records.append(HistoryBegun(self.history, StateId(max(0, self.history - 1), at), 0.0, "resumed"))
         checkpoint = f"c{at}" if at else None
-        view = View(self.lineage + 1, (member(0, self.lineage),), ((0, 16),), 0, (), StateId(self.lineage, at), "s", checkpoint)
+        view = View(self.history + 1, (member(0, self.history),), ((0, 16),), 0, (), StateId(self.history, at), "s", checkpoint)
         self.records.append(ViewPublished(view, 0.0, "all are there", False, ()))
         for step in range(at + 1, to + 1):
-            self.records.append(Committed(StateId(self.lineage, step), 0.0))
+            self.records.append(Committed(StateId(self.history, step), 0.0))
             if step in saves:
-                self.records.append(CheckpointRecord(f"c{step}", "durable", StateId(self.lineage, step), 0.0, 1, 0.1, 0.1))
+                self.records.append(CheckpointRecord(f"c{step}", "durable", StateId(self.history, step), 0.0, 1, 0.1, 0.1))
         self.records.append(RunEnded(status_of(why), f"raised at step {to}", 0.0, "", "", why))
         return self
 
@@ -106,7 +106,7 @@ def test_what_a_session_began_from_is_guarded_while_it_goes_back_to_newer_ones()
     """It was pushed out by those of attempts within the session, and the end named a checkpoint that was gone."""
     journal = Journal().session(0, 104).session(103, 104).session(101, 104)
     ended = journal.records.pop()
-    journal.records.append(LineageBegun(9, StateId(journal.lineage, 102), 0.0, "its rank raised"))
+    journal.records.append(HistoryBegun(9, StateId(journal.history, 102), 0.0, "its rank raised"))
     journal.records.append(ViewPublished(View(9, (member(0, 9),), ((0, 16),), 0, (), StateId(9, 102), "s", "c102"), 0.0, "", False, ()))
     assert {state.step for state in journal.sessions.guarded} == {103, 101, 102}
     journal.records.append(ended)

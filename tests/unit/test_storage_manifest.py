@@ -30,15 +30,15 @@ numbers = st.tuples(st.integers(0, 999_999), st.integers(0, 10**12 - 1), st.inte
 @settings(max_examples=50, deadline=None, derandomize=True)
 @given(first=numbers, second=numbers)
 def test_ids_sort_as_text_like_lineage_step_generation(first: tuple[int, int, int], second: tuple[int, int, int]) -> None:
-    one, two = (checkpoint_id(StateId(lineage, step), generation) for lineage, step, generation in (first, second))
+    one, two = (checkpoint_id(StateId(history, step), generation) for history, step, generation in (first, second))
     assert (one < two) == (first < second)
     assert parse_checkpoint_id(one) == (StateId(*first[:2]), first[2])
 
 
-@pytest.mark.parametrize(("lineage", "step", "generation"), [(-1, 0, 0), (0, -1, 0), (0, 0, -1), (10**6, 0, 0), (0, 10**12, 0)])
-def test_ids_that_would_break_the_order_are_refused(lineage: int, step: int, generation: int) -> None:
+@pytest.mark.parametrize(("history", "step", "generation"), [(-1, 0, 0), (0, -1, 0), (0, 0, -1), (10**6, 0, 0), (0, 10**12, 0)])
+def test_ids_that_would_break_the_order_are_refused(history: int, step: int, generation: int) -> None:
     with pytest.raises(ValueError, match=f"step {step}"):
-        checkpoint_id(StateId(lineage, step), generation)
+        checkpoint_id(StateId(history, step), generation)
 
 
 def test_other_texts_are_no_ids() -> None:

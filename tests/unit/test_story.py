@@ -13,10 +13,10 @@ from fleet.errors import ConfigError
 from fleet.ledger.story import why
 from fleet.protocol.causes import AgentHungUp, Departure, GatherWhy, ProcessEnded
 from fleet.protocol.decisions import Gathering
-from fleet.protocol.events import Formed, Lost, Parked, Tick
-from fleet.protocol.instructions import Park, Write
+from fleet.protocol.events import Formed, Lost, Quiesced, Tick
+from fleet.protocol.instructions import Quiesce, Write
 from fleet.protocol.journal import JournalWriter
-from fleet.protocol.records import Committed, DecisionMade, FaultRecord, Heard, ProcessLost, ProcessUp, Record, RunStarted, ViewPublished
+from fleet.protocol.records import Committed, DecisionMade, FaultRecord, ProcessLost, ProcessUp, Received, Record, RunStarted, ViewPublished
 from fleet.protocol.types import Fault, Member, Process, StateId, View
 from tests.unit.test_machine import Bench, member
 
@@ -40,20 +40,20 @@ def journal(loss_at_s: float = 10.0) -> list[Record]:
         RunStarted(2, "told", 0.0, 1.7e9, 4, 0, 16, "{}"),
         *(ProcessUp(each, Process(f"n{each.slot % 2}", 100 + each.slot, 1), "t", 0.5, 1 + each.slot) for each in all_four),
         ViewPublished(view(1, all_four, 0), 1.0, "4 ranks", False, (), 9),
-        Heard(12, "Formed", 1.5, first, "n0", 1, 0),
+        Received(12, "Formed", 1.5, first, "n0", 1, 0),
         Committed(StateId(0, 118), 9.9, 40),
         FaultRecord(FAULT, "executed", at_s - 0.002, (GONE,), "", 41),
-        Heard(42, "Lost", at_s + 0.001, GONE, "n1", 1, 118),
+        Received(42, "Lost", at_s + 0.001, GONE, "n1", 1, 118),
         ProcessLost(GONE, ProcessEnded(), at_s, "gpu-1", 1, 118, 13, "", 42),
         DecisionMade("recovery", "gather", "rank 3.0 lost: its process ended", Gathering(GatherWhy.LOST, (3, 0)), at_s + 0.001, 42),
-        Heard(43, "Parked", at_s + 0.003, first, "n0", 1, 118, "broken: a peer is gone"),
-        Heard(44, "NodeSilent", at_s + 0.004, None, "n0"),
+        Received(43, "Quiesced", at_s + 0.003, first, "n0", 1, 118, "broken: a peer is gone"),
+        Received(44, "NodeSilent", at_s + 0.004, None, "n0"),
         ProcessLost(third, AgentHungUp(missed=True), at_s + 0.004, None, 1, 118, -1, "", 44),
-        Heard(45, "Parked", at_s + 0.005, second, "n1", 1, 118, "called: told to leave"),
+        Received(45, "Quiesced", at_s + 0.005, second, "n1", 1, 118, "called: told to leave"),
         DecisionMade("recovery", "form", "2 ranks left, 0 promoted or new", None, at_s + 0.006, 45),
         ViewPublished(view(2, left, 118), at_s + 0.006, "2 ranks left", False, ("3.0", "2.0"), 45),
-        Heard(46, "Formed", at_s + 0.030, first, "n0", 2, 118),
-        Heard(47, "Formed", at_s + 0.031, second, "n1", 2, 118),
+        Received(46, "Formed", at_s + 0.030, first, "n0", 2, 118),
+        Received(47, "Formed", at_s + 0.031, second, "n1", 2, 118),
         Committed(StateId(0, 119), at_s + 0.110, 50),
         Committed(StateId(0, 120), at_s + 0.210, 51),
         ProcessUp(Member(3, 1), Process("n1", 200, 2), "u", at_s + 2.1, 60),
@@ -140,18 +140,18 @@ def test_whatever_follows_from_an_event_names_it() -> None:
     before = bench.machine.state.event
     out = bench.machine.handle(Lost(member(2), ProcessEnded(), bench.now_s, 5, 1), bench.now_s)
     records = [each.record for each in out if isinstance(each, Write)]
-    assert [type(record) for record in records][:2] == [Heard, ProcessLost]
-    assert records[0] == Heard(before + 1, "Lost", bench.now_s, member(2), "n0", 1, 5)
+    assert [type(record) for record in records][:2] == [Received, ProcessLost]
+    assert records[0] == Received(before + 1, "Lost", bench.now_s, member(2), "n0", 1, 5)
     assert {record.event for record in records} == {before + 1}  # type: ignore[union-attr]
-    assert [each.event for each in out if isinstance(each, Park)] == [before + 1]
+    assert [each.event for each in out if isinstance(each, Quiesce)] == [before + 1]
 
 
 def test_what_ranks_say_is_told_once_and_what_changes_nothing_never() -> None:
     bench = Bench(world=2).start(StateId(0, 5))
-    parked = Parked(member(0), 1, StateId(0, 5), dirty=False, why=Departure.BROKEN, detail="a peer is gone")
-    [heard, *_] = written(bench, parked)
-    assert isinstance(heard, Heard) and (heard.what, heard.step, heard.detail) == ("Parked", 5, "broken: a peer is gone")
-    assert not [record for record in written(bench, parked) if isinstance(record, Heard)]
+    quiesced = Quiesced(member(0), 1, StateId(0, 5), dirty=False, why=Departure.BROKEN, detail="a peer is gone")
+    [heard, *_] = written(bench, quiesced)
+    assert isinstance(heard, Received) and (heard.what, heard.step, heard.detail) == ("Quiesced", 5, "broken: a peer is gone")
+    assert not [record for record in written(bench, quiesced) if isinstance(record, Received)]
     assert not written(bench, Tick()) and not written(bench, Formed(member(0), 1, StateId(0, 5))), "it has left that view"
 
 

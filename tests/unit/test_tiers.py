@@ -56,7 +56,7 @@ def test_a_line_that_names_no_test_of_a_collected_file_is_found(monkeypatch: pyt
 
 
 def test_pytest_runs_a_tier_alone_and_refuses_an_unknown_one() -> None:
-    command = [sys.executable, "-m", "pytest", "-q", "--collect-only", "-p", "no:cacheprovider", "tests/contract/test_choreography.py"]
+    command = [sys.executable, "-m", "pytest", "-q", "--collect-only", "-p", "no:cacheprovider", "tests/contract/test_rank_machine.py"]
     own = subprocess.run([*command, "--tier", "test"], cwd=ROOT, capture_output=True, text=True, timeout=120, check=False)
     other = subprocess.run([*command, "--tier", "hosts"], cwd=ROOT, capture_output=True, text=True, timeout=120, check=False)
     wrong = subprocess.run([*command, "--tier", "dreams"], cwd=ROOT, capture_output=True, text=True, timeout=120, check=False)

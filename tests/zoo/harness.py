@@ -39,7 +39,7 @@ from tests.zoo.loops import LOOPS
 ROUNDING = 1e-9
 """Of the largest number of a tensor, or of 1."""
 
-PATIENT = Timeouts(heartbeat_s=20.0, node_s=30.0, park_s=40.0, form_s=60.0, progress_s=300.0, start_s=120.0, resend_s=0.5)
+PATIENT = Timeouts(heartbeat_s=20.0, node_s=30.0, quiesce_s=40.0, form_s=60.0, progress_s=300.0, start_s=120.0, resend_s=0.5)
 """A machine that stands still for a while loses nobody; who is killed is missed by the end of its connections."""
 
 # ---- comparison --------------------------------------------------------------------------------------------------------------------------
@@ -196,13 +196,13 @@ def arm(run: Run) -> None:
     this step. From step ``stop`` on they wait until they were told to stop.
     """
     kill, stop = (int(run.options.get(name, "1000000")) for name in ("kill", "stop"))
-    backward, protocol, choreography = Step.backward, run._client.protocol, run._choreography
+    backward, protocol, rank_machine = Step.backward, run._client.protocol, run._rank_machine
 
     def all_there() -> bool:
         with run._client.lock:
-            view, ahead = protocol.view, choreography.ahead
+            view, ahead = protocol.view, rank_machine.ahead
             complete = view is not None and len(view.members) == run.config.world
-            return complete or (ahead is not None and choreography.facts.formed(ahead.generation))
+            return complete or (ahead is not None and rank_machine.facts.formed(ahead.generation))
 
     def struck(step: Step, *arguments: Any, **named: Any) -> None:
         if step.shard == step.shards[-1] and not step._loop.rehearsing:

@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from fleet.ledger.history import DataHistory, FilesOf, Stretch
 
 from actors.rank.data.catalogue import Catalogue, Located, Place
 from actors.rank.data.sampling import positions_many, sample_indices, shard_size
 from actors.rank.data.windows import Windows
 from fleet.errors import ConfigError
-from fleet.ledger.lineage import DataHistory, FilesOf, Stretch
 from fleet.protocol.records import PERMUTED, STREAMS, WINDOWS, DataRead
 
 AT_ONCE = 1 << 16
@@ -40,9 +40,9 @@ class Took:
 
 @dataclass(frozen=True, slots=True)
 class Use:
-    """In step ``step`` of history ``lineage``, shard -> how many samples of the file it took. ``counts``: see ``Stretch``."""
+    """In step ``step`` of history ``history``, shard -> how many samples of the file it took. ``counts``: see ``Stretch``."""
 
-    lineage: int
+    history: int
     step: int
     counts: bool
     shards: Mapping[int, int]
@@ -194,8 +194,8 @@ class Lineage:
                 shards = pending.setdefault(at // batch, {})
                 shards[at % batch // size] = shards.get(at % batch // size, 0) + 1
             whole = [step for step in pending if (step + 1) * batch <= (epoch + 1) * length]
-            yield from (Use(stretch.lineage, step, stretch.counts, pending.pop(step)) for step in whole)
-        yield from (Use(stretch.lineage, step, stretch.counts, shards) for step, shards in pending.items())
+            yield from (Use(stretch.history, step, stretch.counts, pending.pop(step)) for step in whole)
+        yield from (Use(stretch.history, step, stretch.counts, shards) for step, shards in pending.items())
 
     def _positions(self, read: DataRead, epoch: int, samples: np.ndarray) -> np.ndarray:
         """Within the epoch."""

@@ -29,12 +29,12 @@ class Told:
         self._history, self._count = -1, 0
         self.tellers: dict[str, Teller] = {}
 
-    def is_news(self, feed: Feed, batch_size: int, lineage: int) -> bool:
+    def is_news(self, feed: Feed, batch_size: int, history: int) -> bool:
         """Whether the step that begins is read otherwise than the last one, or is the first of its history."""
-        before, self._sizes = self._sizes, (feed.samples, batch_size, lineage)
-        if self._last == (feed, lineage) or (self._count >= MOST and before == self._sizes):
+        before, self._sizes = self._sizes, (feed.samples, batch_size, history)
+        if self._last == (feed, history) or (self._count >= MOST and before == self._sizes):
             return False
-        self._last, self._history = (feed, lineage), lineage
+        self._last, self._history = (feed, history), history
         self._count += 1
         return True
 

@@ -76,7 +76,7 @@ class Request(NamedTuple):
     shard: int = -1
 
     def packed(self, token: bytes) -> bytes:
-        place = self.state.lineage, self.state.step, self.flat, self.lo, self.hi
+        place = self.state.history, self.state.step, self.flat, self.lo, self.hi
         return WIRE.pack(token, self.kind, self.gift, *place, *self.turn, self.shard)
 
     @classmethod

@@ -18,7 +18,7 @@ from fleet.cluster.refusals import told
 from fleet.cluster.scheduling import be_prompt
 from fleet.errors import Fenced
 from fleet.protocol.events import EVENTS, Event
-from fleet.protocol.instructions import INSTRUCTIONS, Inspect, Instruction, Park
+from fleet.protocol.instructions import INSTRUCTIONS, Inspect, Instruction, Quiesce
 from fleet.protocol.member import MemberProtocol
 from fleet.protocol.operations import Operation
 from fleet.protocol.types import Process
@@ -133,7 +133,7 @@ class Client:
         with self.lock:
             if self.protocol.incarnation is not None and self.protocol.released is None:
                 log.warning("this rank's agent is gone: it leaves generation %d", self.protocol.generation)
-                self.on_messages([Park((self.protocol.member,), self.protocol.generation)])
+                self.on_messages([Quiesce((self.protocol.member,), self.protocol.generation)])
                 self.changed.notify_all()
 
     def _connected(self) -> socket.socket | None:

@@ -63,7 +63,7 @@ class Work:
     gloo loses what is on its way when its connection ends: a send that the peer has just asked for, and a receive of which a part is here.
     They are in no list then, and nothing ever wakes who waits for them, no interrupt either. (Seen: of 400 sends that the peer had asked
     for, whose connection was ended just then, 35 were lost; and two of three receives of 256 MB whose sender was killed meanwhile.) So the
-    loop does not wait in gloo: another thread does, which is back with the time-out. See :meth:`Group.watched` and :meth:`Group.aside`.
+    loop does not wait in gloo: another thread does, which is back with the time-out. See :meth:`Group.watched` and :meth:`Group.in_background`.
     """
 
     __slots__ = ("_after", "_before", "_group", "_receives", "_sends")
@@ -230,7 +230,7 @@ class Group:
         """What to call to block until all ``operations`` are complete. It raises as :meth:`Work.arrived` does.
 
         Another thread waits for them from now on, so that an interrupt ends the wait, whatever gloo or NCCL does; that thread is back with
-        the time-out. In :meth:`aside` it is the thread at hand.
+        the time-out. In :meth:`in_background` it is the thread at hand.
         """
         if not operations:
             return _nothing
@@ -238,23 +238,23 @@ class Group:
             return functools.partial(self._await, operations)
         return self._errand(functools.partial(self._complete, operations))
 
-    def aside(self, call: Callable[[], None]) -> None:
+    def in_background(self, call: Callable[[], None]) -> None:
         """``call``, whose waits are those of one other thread: to hand them over one by one costs more. Raises what it raises.
 
         An interrupt leaves that thread behind in gloo; this method is back, with GroupBroken, once ``call`` changes nothing any more.
         """
-        if not self.works_aside:
+        if not self.works_in_background:
             call()  # there is no wait; or streams, and the workers of OpenMP, are a thread's own
             return
-        self.begin_aside(call)()
+        self.begin_in_background(call)()
 
     @property
-    def works_aside(self) -> bool:
-        """Whether there is another thread for :meth:`aside`."""
+    def works_in_background(self) -> bool:
+        """Whether there is another thread for :meth:`in_background`."""
         return self.size > 1 and self.device.type == "cpu" and torch.get_num_threads() == 1
 
-    def begin_aside(self, call: Callable[[], None]) -> Callable[[], None]:
-        """Begin what :meth:`aside` does: what to call to block until it is done. One at a time, and where the group :attr:`works_aside`."""
+    def begin_in_background(self, call: Callable[[], None]) -> Callable[[], None]:
+        """Begin what :meth:`in_background` does: what to call to block until it is done. One at a time, and where the group :attr:`works_in_background`."""
 
         def run() -> None:
             self._detached_thread = threading.get_ident()
@@ -281,7 +281,7 @@ class Group:
             pass
 
     def rest(self, until: Signal) -> None:
-        """Within :meth:`aside`: wait for the word of another thread of this process. Raises GroupBroken on ``interrupt``."""
+        """Within :meth:`in_background`: wait for the word of another thread of this process. Raises GroupBroken on ``interrupt``."""
         self._waits.add(until)
         self._turn.release()
         try:
@@ -297,7 +297,7 @@ class Group:
             raise self.broken(self._stop)
 
     def _await(self, operations: Sequence[Any]) -> None:
-        """Within :meth:`aside`: after an interrupt nothing of it goes on."""
+        """Within :meth:`in_background`: after an interrupt nothing of it goes on."""
         self._turn.release()
         try:
             self._complete(operations)

@@ -1,4 +1,4 @@
-"""A rank's seat in a view, carried out: it forms process groups, takes and gives state, and does what the choreography orders at once."""
+"""A rank's seat in a view, carried out: it forms process groups, takes and gives state, and does what the rank machine orders at once."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ from fleet.cluster.processor_time import cores_of_host
 from fleet.cluster.scheduling import be_ordinary, be_prompt, be_steady
 from fleet.errors import GroupLost, may_pass
 from fleet.protocol import moves
-from fleet.protocol.choreography import Choreography, Moves
 from fleet.protocol.domains import VARIABLE, site_of
 from fleet.protocol.instructions import Instruction
 from fleet.protocol.levels import STORE, level_at
-from fleet.protocol.moves import Arriving, Awaited, Drop, Form, KeepBeside, Move, Order, Parting, Settle, Sitting, Wake
+from fleet.protocol.moves import Arriving, Awaited, Drop, Form, Joining, KeepBeside, Move, Order, Parting, Settle, Wake
+from fleet.protocol.rank_machine import Moves, RankMachine
 from fleet.protocol.records import COMPUTE, REFORM, RESTORE, STANDBY
 from fleet.protocol.types import Finding, StateId, View
 from fleet.settings.run import Timeouts
@@ -52,7 +52,7 @@ class Transfer:
 
 
 class Seat:
-    """Owns the process groups, and carries out those moves of the choreography that are about them and the state.
+    """Owns the process groups, and carries out those moves of the rank machine that are about them and the state.
 
     It is made by the loop's thread, which runs for long at a time once a step was committed in a view (:meth:`settled`). Three kinds of
     threads come here: the loop's, the one that listens, and one for each seat that is taken beside the loop.
@@ -65,7 +65,7 @@ class Seat:
     def __init__(self, client: Client, recorder: Recorder, parts: PartsPort, host: str, timeouts: Timeouts) -> None:
         self._client, self._recorder, self._parts, self._host, self._timeouts = client, recorder, parts, host, timeouts
         self._protocol = client.protocol
-        self.choreography = Choreography(client.protocol)
+        self.rank_machine = RankMachine(client.protocol)
         self._groups: dict[int, Forming | Group] = {}
         self._settling: dict[int, threading.Thread] = {}
         self._stale: list[tuple[Forming | Group, threading.Thread | None]] = []
@@ -94,7 +94,7 @@ class Seat:
         """What is given to newcomers, and taken from donors; ``resharding`` of what is spread over all."""
         self._state, self._engine, self._resharding = state, engine, resharding
         self._protocol.sharded = resharding is not None
-        self.choreography.serve(self, engine.duties, total)
+        self.rank_machine.serve(self, engine.duties, total)
 
     # ---- facts ---------------------------------------------------------------------------------------------------------------------------
 
@@ -131,13 +131,13 @@ class Seat:
     @property
     def group(self) -> Group:
         """The group of the view that this rank sits in. Raises GroupBroken: it was dropped."""
-        generation = self.choreography.view.generation
+        generation = self.rank_machine.view.generation
         part = self._groups.get(generation)
         if not isinstance(part, Group):
             raise GroupBroken("told to leave", generation)
         return part
 
-    # ---- the choreography ----------------------------------------------------------------------------------------------------------------
+    # ---- the rank machine ----------------------------------------------------------------------------------------------------------------
 
     def carry(self, steps: Moves) -> Any:
         """Carry out one move after the other; gives what ``steps`` come to."""
@@ -166,13 +166,13 @@ class Seat:
     def _receive_instructions(self, messages: Sequence[Instruction]) -> None:
         """From the listening thread."""
         with self._client.lock:
-            self.choreography.hear(*messages)
+            self.rank_machine.hear(*messages)
             self._obey()
 
     def _obey(self) -> None:
         """Do what is to be done at once, and say what is to be said: before anything that takes time, as the next view waits for it."""
-        while self.choreography.orders:
-            self._do(self.choreography.orders.pop(0))
+        while self.rank_machine.orders:
+            self._do(self.rank_machine.orders.pop(0))
         if self._protocol.outbox:
             self._client.say()
 
@@ -207,9 +207,9 @@ class Seat:
             cores=self._cores,
         )
 
-    def _settle(self, joining: Sitting) -> None:
+    def _settle(self, joining: Joining) -> None:
         """In a thread of its own."""
-        steps = self.choreography.settle(joining)
+        steps = self.rank_machine.settle(joining)
         try:
             self.carry(steps)
         finally:
@@ -230,7 +230,7 @@ class Seat:
     def settled(self) -> None:
         """A step was committed in this view: everyone computes now."""
         with self._client.lock:
-            if not self._steadily and self.choreography.seat is not None:
+            if not self._steadily and self.rank_machine.seat is not None:
                 self._steadily = True
                 be_steady(self._loop)
 
@@ -317,7 +317,7 @@ class Seat:
 
         def give() -> None:
             for receiver in move.view.receivers:
-                group.send(torch.tensor([move.state.lineage, move.state.step, engine.trained], device="cpu"), receiver)
+                group.send(torch.tensor([move.state.history, move.state.step, engine.trained], device="cpu"), receiver)
             for receiver in move.view.receivers:
                 send_state(group, receiver, state)
 
@@ -336,12 +336,12 @@ class Seat:
 
         def dirty() -> None:
             with self._client.lock:  # whoever has left has said what it holds
-                self.choreography.receiving(view)
+                self.rank_machine.receiving(view)
 
         def take() -> None:
             receive_state(group, donor, state, dirty)
             with self._client.lock:
-                self.choreography.received(view, StateId(history, step))
+                self.rank_machine.received(view, StateId(history, step))
             self._client.say()
 
         self._receives, self._transfer = True, Transfer(take, "fleet-take")

@@ -38,7 +38,7 @@ class Early:
 
     def run(self, exchange: Callable[[], None]) -> None:
         """Begin."""
-        self._wait = self._group.begin_aside(exchange)
+        self._wait = self._group.begin_in_background(exchange)
 
     def give(self) -> None:
         """This rank's own sums of the next bucket are complete. When the group is broken they stay here, and whoever waits is told."""

@@ -201,9 +201,9 @@ class Engine:
         Without, this rank knows that it comes between steps.
         """
         self._group, self._view, self._rank = group, view, rank
-        if here.lineage != self._history:
+        if here.history != self._history:
             self._jumps.begin()
-        self._history = here.lineage
+        self._history = here.history
         if here != self._state or rank in view.receivers:
             self.reset()
         self._state = here
@@ -564,7 +564,7 @@ class Engine:
         assert self._state is not None
         self._gradients.commit(first=self._state.step == 0)
         self._jumps.seen(self._largest, self._norm)
-        self._state, self.losses = StateId(self._state.lineage, self._state.step + 1), {}
+        self._state, self.losses = StateId(self._state.history, self._state.step + 1), {}
         self.log.take(self.shard_weights.taken())
         self._recheck.begin(self._state)
         if self._shares is not self._whole:

@@ -197,7 +197,7 @@ class Reducer:
         if group is None:
             raise ProtocolError("reduce() before bind()")
         local = [partial.flats for partial in sums.partials(self.blocks)]
-        group.aside(functools.partial(self._reduce, group, local, out.flats, added))
+        group.in_background(functools.partial(self._reduce, group, local, out.flats, added))
 
     def _reduce(
         self, group: Group, local: Sequence[Sequence[torch.Tensor]], out: Sequence[torch.Tensor], added: Callable[[], Sequence[Work]]
@@ -489,7 +489,7 @@ class Reducer:
     def overlaps(self, like: Sequence[torch.Tensor]) -> bool:
         """Whether buffers like these can be exchanged bucket by bucket while this rank still computes: see :meth:`begin`."""
         group = self._group
-        if group is None or not (self.beside and group.works_aside and group.receives_ahead and self._splits(like)):
+        if group is None or not (self.beside and group.works_in_background and group.receives_ahead and self._splits(like)):
             return False
         return not self._expected or self._expected_of == _layout(like)
 

@@ -18,7 +18,7 @@ from actors.rank.step.flops import FlopCount
 from actors.rank.step.outcome import Outcome
 from actors.rank.telemetry.recorder import Recorder
 from fleet.errors import LoopError
-from fleet.protocol.choreography import Choreography
+from fleet.protocol.rank_machine import RankMachine
 from fleet.protocol.records import COMPUTE, DATA, PROGRAM, TOKENS, VERIFY
 
 RESERVED = {"loss", *PROGRAM}
@@ -41,7 +41,7 @@ class Loop:
     seed: int
     client: Client
     recorder: Recorder
-    choreography: Choreography
+    rank_machine: RankMachine
     feeds: Feeds
     attempt: Callable[[Step], Outcome | None]
     rank: int = 0
@@ -115,7 +115,7 @@ class Step:
         now = [(self.number, shard) for shard in self.shards + self._engine.checks]
         feed.expect(now + [(self.number + 1, shard) for shard in self._engine.next_due])
         while pending := self._pending():
-            if loop.choreography.wanted or self._engine.broken:
+            if loop.rank_machine.wanted or self._engine.broken:
                 self._cut = True
                 return
             shard = pending[0]
@@ -125,7 +125,7 @@ class Step:
             yield from self._compute(shard, batch, self._engine.end_shard)
         recorder.worked()
         for shard in self._engine.checks:
-            if loop.choreography.wanted or self._engine.broken:
+            if loop.rank_machine.wanted or self._engine.broken:
                 return
             recorder.switch(VERIFY)
             yield from self._compute(shard, feed.get(self.number, shard), lambda shard, loss: self._engine.end_check(shard))
@@ -140,7 +140,7 @@ class Step:
     def _report_data(self, feed: Feed, batch_size: int) -> None:
         """Once for each data set in each history, not in every step: up to three samples are read for it."""
         here = self._loop.client.protocol.state
-        if not self._loop.told.is_news(feed, batch_size, here.lineage if here is not None else -1):
+        if not self._loop.told.is_news(feed, batch_size, here.history if here is not None else -1):
             return
         recorder, before = self._loop.recorder, self._loop.recorder.code
         recorder.switch(DATA)

@@ -1,6 +1,6 @@
 """Where a rank's time goes, recorded where it happens, in memory that outlives the rank.
 
-A rank appends a row whenever what it does changes: ``(time, code, generation, lineage, step)``, a few microseconds each. The rows lie in a
+A rank appends a row whenever what it does changes: ``(time, code, generation, history, step)``, a few microseconds each. The rows lie in a
 file mapped into memory (on tmpfs), so that a SIGKILL loses none of them: the node's agent drains the ring, and closes the last span at the
 moment of death. The header says where the rank is, which spares the loop from sending anything while all is well.
 """
@@ -23,7 +23,7 @@ OWN = "g"
 ROW = struct.Struct("<qqiic7x")
 HEADER_BYTES = 128
 CAPACITY = 1 << 15
-WRITTEN, READ, BEAT, PROGRESS, GENERATION, LINEAGE, STEP, SHARD, STEPPING, DROPPED, TOTAL, BETWEEN = range(12)
+WRITTEN, READ, BEAT, PROGRESS, GENERATION, HISTORY, STEP, SHARD, STEPPING, DROPPED, TOTAL, BETWEEN = range(12)
 """Words of the header, of 8 bytes. They are read and written as one: ``struct`` zeroes a word before it fills it byte by byte, and a reader
 in another process that comes in between takes the rank for one that never beat."""
 
@@ -32,7 +32,7 @@ class Row(NamedTuple):
     at_us: int
     step: int
     generation: int
-    lineage: int
+    history: int
     code: str
 
 
@@ -43,7 +43,7 @@ class Position(NamedTuple):
     beat_us: int
     progress_us: int
     generation: int
-    lineage: int
+    history: int
     step: int
     shard: int
     stepping: bool
@@ -57,7 +57,7 @@ def header_words(ring: mmap.mmap) -> memoryview:
 
 def read_position(header: memoryview) -> Position:
     beat_us, progress_us, generation = header[BEAT], header[PROGRESS], header[GENERATION]
-    where = header[LINEAGE], header[STEP], header[SHARD]
+    where = header[HISTORY], header[STEP], header[SHARD]
     return Position(beat_us, progress_us, generation, *where, bool(header[STEPPING]), bool(header[BETWEEN]))
 
 
@@ -72,12 +72,12 @@ class Recorder:
             self._map = mmap.mmap(file.fileno(), 0)
         self._words = header_words(self._map)
         self.path = path
-        self.generation = self.lineage = self.step = -1
+        self.generation = self.history = self.step = -1
         self.code = INIT
         self.paused = False
         self._written = 0
         self._last_us = start_us
-        for word, value in ((GENERATION, -1), (LINEAGE, -1), (STEP, -1), (SHARD, -1), (STEPPING, 1), (BETWEEN, 0), (PROGRESS, start_us)):
+        for word, value in ((GENERATION, -1), (HISTORY, -1), (STEP, -1), (SHARD, -1), (STEPPING, 1), (BETWEEN, 0), (PROGRESS, start_us)):
             self._words[word] = value
         self.beat()
         self._append(start_us, INIT)
@@ -94,10 +94,10 @@ class Recorder:
             self.code = code
         return at_us
 
-    def place(self, generation: int, lineage: int, step: int) -> None:
-        """The rank now stands at ``step`` of ``lineage``, in ``generation``."""
-        self.generation, self.lineage, self.step = generation, lineage, step
-        for word, value in ((GENERATION, generation), (LINEAGE, lineage), (STEP, step), (PROGRESS, self._clock())):
+    def place(self, generation: int, history: int, step: int) -> None:
+        """The rank now stands at ``step`` of ``history``, in ``generation``."""
+        self.generation, self.history, self.step = generation, history, step
+        for word, value in ((GENERATION, generation), (HISTORY, history), (STEP, step), (PROGRESS, self._clock())):
             self._words[word] = value
         self._append(max(self._clock(), self._last_us), self.code)
 
@@ -154,7 +154,7 @@ class Recorder:
             self._words[DROPPED] = self._words[DROPPED] + 1
             return
         offset = HEADER_BYTES + (self._written % CAPACITY) * ROW.size
-        ROW.pack_into(self._map, offset, at_us, self.step if step is None else step, self.generation, self.lineage, code.encode())
+        ROW.pack_into(self._map, offset, at_us, self.step if step is None else step, self.generation, self.history, code.encode())
         self._written += 1
         self._last_us = at_us
         self._words[WRITTEN] = self._written

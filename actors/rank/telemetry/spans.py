@@ -18,7 +18,7 @@ class SpanBuilder:
         self._code = ""
 
     def add(self, rows: list[Row]) -> list[Spans]:
-        """Rows in order of time; returns the spans that they close, one record for each stretch of equal (generation, lineage)."""
+        """Rows in order of time; returns the spans that they close, one record for each stretch of equal (generation, history)."""
         out: list[_Draft] = []
         for row in rows:
             if row.code == OWN:
@@ -62,13 +62,13 @@ class SpanBuilder:
 
 class _Draft:
     def __init__(self, first: Row) -> None:
-        self.generation, self.history, self.step, self.start_us = first.generation, first.lineage, first.step, first.at_us
+        self.generation, self.history, self.step, self.start_us = first.generation, first.history, first.step, first.at_us
         self.next_step = first.step
         self.durations: list[int] = []
         self.codes: list[str] = []
 
     def takes(self, row: Row) -> bool:
-        return (row.generation, row.lineage, row.step) == (self.generation, self.history, self.next_step)
+        return (row.generation, row.history, row.step) == (self.generation, self.history, self.next_step)
 
     def span(self, code: str, duration_us: int) -> None:
         self.codes.append(code)

@@ -149,7 +149,7 @@ class Trying(Run):
         client = Client(rank, "trial", "trial", str(folder / "nobody"), "nowhere:1", recorder)
         super().__init__(client, recorder, _NoParts(), settings, "127.0.0.1", Home(folder, is_twin=True, work=folder))
         self._asked, self._book, self._plan, self._rank = asked, book, plan, rank
-        self._loop = Loop(self.seed, client, recorder, self._choreography, self._loop.feeds, self._attempt)
+        self._loop = Loop(self.seed, client, recorder, self._rank_machine, self._loop.feeds, self._attempt)
         self._loop.rank = 1  # it has no run to tell of its data
         self._taken = 0
         self.train: Train | None = None

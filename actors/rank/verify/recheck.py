@@ -49,7 +49,7 @@ class Recheck:
     def seat(self, generation: int, rank: int, here: StateId, receiver: bool, ranges: Sequence[tuple[int, int]], whole: bool) -> None:
         """A view begins at ``here``. ``whole``: nothing of its step was computed before; else it is not verified."""
         self._generation, self._rank, self._ranges = generation, rank, ranges
-        if not receiver and here.lineage != self._passed.lineage:
+        if not receiver and here.history != self._passed.history:
             self._passed = here  # the history begins with this state
         self.begin(here, whole)
 

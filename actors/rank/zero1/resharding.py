@@ -36,7 +36,7 @@ from fleet.protocol.types import StateId, View
 
 def exchange_claims(group: Group, mine: Claim) -> list[Claim]:
     """Every member's claim, by view rank. Raises GroupBroken."""
-    history, step = (mine.state.lineage, mine.state.step) if mine.state is not None else (-1, -1)
+    history, step = (mine.state.history, mine.state.step) if mine.state is not None else (-1, -1)
     claimed = runs(mine.chunks)
     flags = [history, step, mine.ready, mine.factor, mine.complete, mine.node, len(claimed)]
     row = torch.zeros(len(flags) + RUN_NUMBERS * MOST_RUNS, dtype=torch.float64, device="cpu")

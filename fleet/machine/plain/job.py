@@ -21,7 +21,7 @@ from fleet.protocol.records import (
     CheckpointRecord,
     Committed,
     FaultRecord,
-    LineageBegun,
+    HistoryBegun,
     ProcessLost,
     ProcessUp,
     Record,
@@ -209,7 +209,7 @@ class PlainJob:
         ahead = [Committed(StateId(old, base), at_s)] if base > self.committed else []  # one rank has saved it before all were done
         self._history, self._base, self.committed = old + 1, base, base
         why = "the step of the checkpoint that the script has loaded" if loaded else "the script has loaded nothing that this run has saved"
-        return [*ahead, LineageBegun(old + 1, StateId(old, base), at_s, why)]
+        return [*ahead, HistoryBegun(old + 1, StateId(old, base), at_s, why)]
 
     def _stepped(self, rank: RankTime, word: Word) -> list[Record]:
         self._launch.stepped = True

@@ -75,15 +75,15 @@ class RankTime:
         """Whether there is enough to hand over."""
         return at_us - self._start_us >= OFTEN_US
 
-    def begun(self, lineage: int) -> list[Spans]:
+    def begun(self, history: int) -> list[Spans]:
         """All that it has done before it was in a view: to be taken once, when it is ready."""
-        return self._taken(len(self._codes), NO_VIEW, lineage, 0)
+        return self._taken(len(self._codes), NO_VIEW, history, 0)
 
-    def take(self, generation: int, lineage: int, base: int, *, last: bool = False) -> list[Spans]:
+    def take(self, generation: int, history: int, base: int, *, last: bool = False) -> list[Spans]:
         """Up to its last commit, and with ``last`` all there is. ``base``: the step that its view began with."""
         commits = [number for number, code in enumerate(self._codes) if code == COMMIT]
         upto = len(self._codes) if last else commits[-1] + 1 if commits else 0
-        return self._taken(upto, generation, lineage, base)
+        return self._taken(upto, generation, history, base)
 
     def _taken(self, upto: int, generation: int, history: int, base: int) -> list[Spans]:
         codes, durations_us = "".join(self._codes[:upto]), tuple(self._durations_us[:upto])

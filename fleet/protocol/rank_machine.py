@@ -1,6 +1,6 @@
 """What a rank does between messages: it sits down in a view, steps aside, foresees, claims its seat, enters the next view, finishes.
 
-Pure: live ranks and simulated ones are driven by this very object. Words of the coordinator go to :meth:`Choreography.hear`. What is to
+Pure: live ranks and simulated ones are driven by this very object. Words of the coordinator go to :meth:`RankMachine.hear`. What is to
 be done at once collects in ``orders``, as what is to be said collects in the protocol's ``outbox``. What takes time is asked for by
 generators: they yield *moves*, get back what came of them, and a ``GroupLost`` where the group of the view was lost meanwhile. See
 :mod:`fleet.protocol.moves`.
@@ -34,6 +34,7 @@ from fleet.protocol.moves import (
     Give,
     Hold,
     HoldStill,
+    Joining,
     KeepBeside,
     Load,
     Meet,
@@ -49,10 +50,9 @@ from fleet.protocol.moves import (
     Reset,
     Resettle,
     Save,
-    Seated,
     Settle,
     Share,
-    Sitting,
+    ViewJoined,
     Wait,
     Wake,
 )
@@ -62,7 +62,7 @@ from fleet.protocol.types import Finding, StateId, View
 Moves = Generator[Move, Any, Any]
 
 
-class Choreography:
+class RankMachine:
     """One rank's steps through the views of a run.
 
     Between the attempts at a step the loop computes and does not need its group. The rank is *aside* then: whoever listens answers when it
@@ -72,7 +72,7 @@ class Choreography:
     Attributes:
         orders: what the driver is to do at once; it empties the list.
         seat: the view in whose group this rank is; None when it is in none.
-        sitting: the view that it is joining.
+        joining: the view that it is joining.
         ahead: the proposal whose group forms beside the running steps.
         arriving: the state that is on its way to it.
         goes_ahead: the loop computes what it foresees, before it is seated.
@@ -86,7 +86,7 @@ class Choreography:
         self.total = 0
         self.orders: list[Order] = []
         self.seat: View | None = None
-        self.sitting: Sitting | None = None
+        self.joining: Joining | None = None
         self.ahead: View | None = None
         self.arriving: Arriving | None = None
         self.goes_ahead = False
@@ -109,7 +109,7 @@ class Choreography:
     @property
     def wanted(self) -> bool:
         """The loop should come, with what it has computed: nobody can answer for it."""
-        return self.protocol.interrupted or (self.sitting is not None and not self.sitting.beside)
+        return self.protocol.interrupted or (self.joining is not None and not self.joining.beside)
 
     @property
     def due(self) -> tuple[int, ...]:
@@ -137,7 +137,7 @@ class Choreography:
         if (order := self.protocol.to_keep()) is not None:
             self.orders.append(KeepBeside(order))
         if interrupt and self.protocol.interrupted:  # the loop is in there: wake it, it will leave
-            for view in (self.seat, self.sitting.view if self.sitting is not None else None):
+            for view in (self.seat, self.joining.view if self.joining is not None else None):
                 if view is not None:
                     self.orders.append(Wake(view.generation))
 
@@ -146,8 +146,8 @@ class Choreography:
         self._sweep()
         if self.ahead is not None and not self.protocol.holds_proposal(self.ahead.generation):
             self._drop_ahead()
-        if self.protocol.aside and self.protocol.view is None and (view := self.protocol.next_view()) is not None:
-            self._begin_join(view, beside=self._settles_aside(view))
+        if self.protocol.detached and self.protocol.view is None and (view := self.protocol.next_view()) is not None:
+            self._begin_join(view, beside=self._settles_detached(view))
         proposal = self.protocol.proposal()
         if self.protocol.view is not None and not self.protocol.forming and proposal is not None and self.ahead is None:
             self.ahead = proposal
@@ -156,27 +156,27 @@ class Choreography:
     def _sweep(self) -> None:
         """Give up what does not belong to the rank's view: it was called out while it was aside."""
         view = self.protocol.view
-        held = (self.seat, self.sitting.view if self.sitting is not None else None)
+        held = (self.seat, self.joining.view if self.joining is not None else None)
         if any(one is not None and (view is None or one.generation != view.generation) for one in held):
             self._drop_membership()
 
     def _drop_membership(self, parting: Parting = Parting.LEFT) -> None:
-        for view in (self.seat, self.sitting.view if self.sitting is not None else None):
+        for view in (self.seat, self.joining.view if self.joining is not None else None):
             if view is not None:
                 self.orders.append(Drop(view.generation, parting))
-        self.seat = self.sitting = None
+        self.seat = self.joining = None
 
     def _drop_ahead(self) -> None:
         if self.ahead is not None:
             self.orders.append(Drop(self.ahead.generation, Parting.WITHDRAWN))
             self.ahead = None
 
-    def _settles_aside(self, view: View) -> bool:
+    def _settles_detached(self, view: View) -> bool:
         """The loop is needed in person only where its state has to change, or to hold still."""
-        return self.protocol.settles_aside(view, steady=self.facts.steady)
+        return self.protocol.settles_detached(view, steady=self.facts.steady)
 
-    def _begin_join(self, view: View, *, beside: bool = False, stands_by: bool = False) -> Sitting:
-        self.sitting = joining = Sitting(view, beside, stands_by)
+    def _begin_join(self, view: View, *, beside: bool = False, stands_by: bool = False) -> Joining:
+        self.joining = joining = Joining(view, beside, stands_by)
         self.orders.append(Form(view))
         if beside:
             self._speculates(view)
@@ -189,28 +189,28 @@ class Choreography:
         if state is None or state.step >= self.total:
             return False
         idle = view.idle if self.facts.spares_newcomers else ()
-        return self.duties.foresee(view, member, state, idle) and bool(self.due)
+        return self.duties.speculate(view, member, state, idle) and bool(self.due)
 
-    def settle(self, sitting: Sitting) -> Moves:
+    def settle(self, joining: Joining) -> Moves:
         """Take a seat beside the loop: it goes on with what is due, and need not come before that is done."""
-        view, state = sitting.view, self.here
+        view, state = joining.view, self.here
         try:
             yield Meet(view)
-            self._check(sitting)  # of two views only the later one's promise counts
-            sitting.promised = True
+            self._check(joining)  # of two views only the later one's promise counts
+            joining.promised = True
             yield Promise(view, self.duties.promised)
             if self.protocol.gives(view):
                 yield Give(view, state)
-            self._check(sitting)
+            self._check(joining)
             self.protocol.formed(state)
         except GroupLost as error:
             probe("a seat is lost that was taken beside the loop")
-            sitting.error = str(error)
-            if self.sitting is sitting and self.protocol.aside:
+            joining.error = str(error)
+            if self.joining is joining and self.protocol.detached:
                 self._drop_membership()
                 self.protocol.broken(str(error))
         finally:
-            sitting.done = True
+            joining.done = True
 
     # ---- a state on its way to this rank -------------------------------------------------------------------------------------------------
 
@@ -253,15 +253,15 @@ class Choreography:
         """No step follows: the run's last one is taken, or all have agreed to halt here."""
         return self.here.step >= self.total or self.protocol.halted
 
-    def step_aside(self) -> None:
+    def detach(self) -> None:
         """The loop goes on without need of its group."""
-        self.protocol.step_aside()
+        self.protocol.detach()
         self.look_ahead()
 
     def claim(self) -> bool:
         """The loop is here in person. False when it has to sit down first."""
-        self.protocol.aside = False
-        return self.protocol.view is not None and not self.protocol.interrupted and self.sitting is None and self.seat is not None
+        self.protocol.detached = False
+        return self.protocol.view is not None and not self.protocol.interrupted and self.joining is None and self.seat is not None
 
     def leave(self, reason: str, testimony: Finding | None = None, *, within_step: bool = False) -> Moves:
         """Give up the group; the coordinator is told where this rank stands, and how it differs from the others."""
@@ -279,7 +279,7 @@ class Choreography:
             yield Reset()
         while (yield from self._await_join()):
             if self.goes_ahead:
-                self.step_aside()
+                self.detach()
                 return True
             view = self.view
             try:
@@ -291,21 +291,21 @@ class Choreography:
                     yield Reset()
                 yield from self.leave(str(error))
                 continue
-            self.step_aside()  # it may have been called out meanwhile
-            yield Seated(view)
+            self.detach()  # it may have been called out meanwhile
+            yield ViewJoined(view)
             return True
         return False
 
     def _await_join(self) -> Moves:
         """Wait to be called into a view and join it, or go ahead of it with what is foreseen. False when the run is over for this rank."""
-        self.protocol.aside = self.goes_ahead = False
+        self.protocol.detached = self.goes_ahead = False
         while True:
             if self.protocol.interrupted and self.protocol.view is not None:
                 yield from self.leave("told to leave")
-            yield Wait(Awaited.CALL, lambda: self.over or self.protocol.called or self.sitting)
+            yield Wait(Awaited.CALL, lambda: self.over or self.protocol.called or self.joining)
             if self.over:
                 return False
-            if (joining := self.sitting or self._called()) is None:
+            if (joining := self.joining or self._called()) is None:
                 continue
             self.goes_ahead = joining.beside and not joining.promised and self._speculates(joining.view)
             if self.goes_ahead:
@@ -316,16 +316,16 @@ class Choreography:
             except GroupLost as error:
                 yield from self.leave(str(error))
 
-    def _called(self) -> Sitting | None:
+    def _called(self) -> Joining | None:
         """A view to join now, if there is one."""
         if (view := self.protocol.next_view()) is not None:
-            return self._begin_join(view, beside=self._settles_aside(view) and self._speculates(view))
+            return self._begin_join(view, beside=self._settles_detached(view) and self._speculates(view))
         if (view := self.protocol.proposal()) is not None:  # a newcomer stands by, beside the running steps, until the members come
             self.protocol.enter(view)
             return self._begin_join(view, stands_by=True)
         return None
 
-    def _join(self, joining: Sitting) -> Moves:
+    def _join(self, joining: Joining) -> Moves:
         """The loop takes the seat, unless that was all but done beside it."""
         if joining.beside:
             yield Wait(Awaited.SETTLED, lambda: joining.done)
@@ -334,11 +334,11 @@ class Choreography:
         self._check(joining)
         yield Meet(joining.view, joining.stands_by)
         self._check(joining)
-        self.seat, self.sitting = joining.view, None
+        self.seat, self.joining = joining.view, None
         if not joining.beside:
             yield from self._exchange(joining.view)
 
-    def _check(self, joining: Sitting) -> None:
+    def _check(self, joining: Joining) -> None:
         """The interrupt may have come before there was anything to interrupt."""
         if self.protocol.interrupted or self.protocol.view is not joining.view:
             raise GroupLost("told to leave", joining.view.generation)
@@ -418,7 +418,7 @@ class Choreography:
             self.protocol.withdraw()
             yield Hold()
             if self.facts.checks:
-                self.step_aside()
+                self.detach()
                 return
 
     def _conclude(self, reduced: Reduced) -> Moves:
@@ -426,7 +426,7 @@ class Choreography:
         if reduced.repeats:
             self.protocol.withdraw()
             yield Repeat(reduced)
-            self.step_aside()
+            self.detach()
             return
         enter, save = self.protocol.agree(list(reduced.offers))
         try:
@@ -443,7 +443,7 @@ class Choreography:
             yield from self._enter(enter)
         else:
             yield Expect()
-            self.step_aside()
+            self.detach()
 
     def take_step(self, move: Move) -> Moves:
         """``move`` changes the state by one step."""
@@ -460,15 +460,15 @@ class Choreography:
                 probe("a rank is told to leave before it enters the agreed view")
                 raise GroupLost("told to leave before the agreed view was entered", view.generation)
             self._drop_membership(Parting.AGREED)
-            self.sitting = joining = Sitting(view)
+            self.joining = joining = Joining(view)
             yield from self._join(joining)
             yield Share(view, begun=False)
-            self.step_aside()
-            yield Seated(view)
+            self.detach()
+            yield ViewJoined(view)
         except GroupLost as error:
             probe("an agreed view is lost while it is entered")
             yield from self.leave(str(error))
-            self.step_aside()  # whoever is called next is so beside the loop, which computes
+            self.detach()  # whoever is called next is so beside the loop, which computes
 
     # ---- the end -------------------------------------------------------------------------------------------------------------------------
 

@@ -1,4 +1,4 @@
-"""The choreography's two drivers, the live seat and the simulated rank: told the same, both do the same and say the same."""
+"""The rank machine's two drivers, the live seat and the simulated rank: told the same, both do the same and say the same."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from actors.rank.step.outcome import Outcome
 from actors.rank.telemetry.recorder import Recorder
 from fleet.errors import RunOver
 from fleet.protocol import moves
-from fleet.protocol.choreography import Choreography, Moves
-from fleet.protocol.events import Event, Finished, Formed, Joined, Left, OnceDone, OnceWanted, Parked, Ready
-from fleet.protocol.instructions import Conclude, Halt, Instruction, OnceAnswer, Park, Propose, Publish, Release, Welcome
+from fleet.protocol.events import Event, Finished, Formed, Joined, Left, OnceDone, OnceWanted, Quiesced, Ready
+from fleet.protocol.instructions import Conclude, Halt, Instruction, OnceAnswer, Propose, Publish, Quiesce, Release, Welcome
 from fleet.protocol.lease import Lease
 from fleet.protocol.member import Offer
 from fleet.protocol.moves import Compute, Move, Wait
+from fleet.protocol.rank_machine import Moves, RankMachine
 from fleet.protocol.types import Member, StateId, View
 from fleet.settings.run import RunSettings, Timeouts
 from fleet.simulation.clockwork import Coroutine, Future, Steps
@@ -42,7 +42,7 @@ TOTAL, KEY = 2, "end/save#1"
 class Driver:
     """What the suite needs of a driver. ``said`` holds each thing that was said once, ``asked`` every move."""
 
-    choreography: Choreography
+    rank_machine: RankMachine
 
     def __init__(self) -> None:
         self.said: list[Event] = []
@@ -78,16 +78,16 @@ class LiveDriver(Driver):
         self._client = client = Client(0, "token-1", "node", str(folder / "nobody"), "nowhere:1", recorder)
         client.say = self._flush  # type: ignore[method-assign]
         self._seat = seat = Seat(client, recorder, cast("PartsPort", SimpleNamespace()), "127.0.0.1", Timeouts())
-        self.choreography = seat.choreography
+        self.rank_machine = seat.rank_machine
         model = torch.nn.Linear(2, 1)
         state = TrackedState(model=model, optimizer=torch.optim.SGD(model.parameters(), lr=0.1))
         self._engine = engine = Engine(state, RunSettings(world=1, shards=8), recorder, None)
         seat.serve(state, engine, TOTAL)
-        for kind in (moves.Hold, moves.Reset, moves.Seated, moves.Committed, moves.Expect, moves.Rehearse, moves.Attempted):
+        for kind in (moves.Hold, moves.Reset, moves.ViewJoined, moves.Committed, moves.Expect, moves.Rehearse, moves.Attempted):
             seat.carriers[kind] = lambda move: None
         seat.carriers |= {moves.Share: self._share, moves.Reduce: self._reduce, moves.Apply: self._apply}
         seat.carriers |= {moves.Digest: lambda move: "digest", moves.CarryOut: lambda move: '"did"'}
-        self._main, self._other = self._play(self.choreography.run()), iter(())
+        self._main, self._other = self._play(self.rank_machine.run()), iter(())
         self._now = False
 
     def _flush(self, event: Event | None = None) -> None:
@@ -97,15 +97,15 @@ class LiveDriver(Driver):
 
     def _share(self, move: moves.Share) -> None:
         self._seat.joined()
-        self._engine.seat(self._seat.group, move.view, 0, self.choreography.here, move.begun)
+        self._engine.seat(self._seat.group, move.view, 0, self.rank_machine.here, move.begun)
 
     def _reduce(self, move: moves.Reduce) -> Outcome:
         offers: list[Offer] = [move.offer]
         return Outcome(offers, 0.0, None)
 
     def _apply(self, move: moves.Apply) -> None:
-        here = self.choreography.here
-        self._engine.duties.at = StateId(here.lineage, here.step + 1)
+        here = self.rank_machine.here
+        self._engine.duties.at = StateId(here.history, here.step + 1)
 
     def _play(self, steps: Moves) -> Iterator[None]:
         """Yields where there is something to wait for."""
@@ -142,7 +142,7 @@ class LiveDriver(Driver):
     def lease(self, key: str) -> None:
         def ask() -> Moves:
             try:
-                self.came.append((yield from Lease(self.choreography, 0.5).do(key)))
+                self.came.append((yield from Lease(self.rank_machine, 0.5).do(key)))
             except RunOver:
                 self.came.append("over")
 
@@ -158,7 +158,7 @@ class SimulatedDriver(Driver):
         self._world = world = World(Plan(seed=1, settings=small(world=1), steps=TOTAL), make_machine)
         node = SimNode(world, 0, 1)
         self._rank = rank = SteppingRank(world, 0, node, 1, world.stream("rank"))
-        self.choreography = rank.choreography
+        self.rank_machine = rank.rank_machine
         node.from_rank = lambda rank, event: self.say(event)  # type: ignore[method-assign]
         self._body = Future()
         right = rank._perform
@@ -179,7 +179,7 @@ class SimulatedDriver(Driver):
         """As its own, without code behind the loop: that is the suite's."""
         while not self._rank.named:
             yield self._rank._hear()
-        yield from self._rank.carry(self.choreography.run())
+        yield from self._rank.carry(self.rank_machine.run())
         yield Future()
 
     def _pass_time(self) -> None:
@@ -197,7 +197,7 @@ class SimulatedDriver(Driver):
     def lease(self, key: str) -> None:
         def ask() -> Steps:
             try:
-                self.came.append((yield from self._rank.carry(Lease(self.choreography, 0.5).do(key))))
+                self.came.append((yield from self._rank.carry(Lease(self.rank_machine, 0.5).do(key))))
             except RunOver:
                 self.came.append("over")
 
@@ -224,20 +224,20 @@ def seated(driver: Driver) -> None:
     driver.said.clear()
 
 
-def parked(driver: Driver) -> list[tuple[int, StateId | None, bool]]:
-    return [(event.generation, event.state, event.dirty) for event in driver.said if isinstance(event, Parked)]
+def quiesced(driver: Driver) -> list[tuple[int, StateId | None, bool]]:
+    return [(event.generation, event.state, event.dirty) for event in driver.said if isinstance(event, Quiesced)]
 
 
 def test_it_sits_down_in_the_same_order(driver: Driver) -> None:
     seated(driver)
-    kinds = [moves.Rehearse, moves.Hold, moves.Wait, moves.Meet, moves.Begin, moves.Share, moves.Seated, moves.Compute]
+    kinds = [moves.Rehearse, moves.Hold, moves.Wait, moves.Meet, moves.Begin, moves.Share, moves.ViewJoined, moves.Compute]
     assert driver.asked == kinds
 
 
 def test_whoever_listens_answers_for_a_loop_that_computes_and_takes_its_next_seat(driver: Driver) -> None:
     seated(driver)
-    driver.hear(Park((ME,), 1))
-    assert parked(driver) == [(1, StateId(0, 0), False)]
+    driver.hear(Quiesce((ME,), 1))
+    assert quiesced(driver) == [(1, StateId(0, 0), False)]
     driver.hear(Publish(view(2)))
     assert driver.said[-1] == Formed(ME, 2, StateId(0, 0))
     assert driver.asked[-1] is not moves.Share, "the loop has not come"
@@ -245,20 +245,20 @@ def test_whoever_listens_answers_for_a_loop_that_computes_and_takes_its_next_sea
 
 def test_a_loop_that_is_called_in_person_answers_itself(driver: Driver) -> None:
     seated(driver)
-    driver.hear(Park((ME,), 1, in_person=True))
-    assert not driver.said and driver.choreography.wanted
+    driver.hear(Quiesce((ME,), 1, in_person=True))
+    assert not driver.said and driver.rank_machine.wanted
     driver.computed()
-    assert parked(driver) == [(1, StateId(0, 0), False)]
-    assert driver.asked[-3:] == [moves.Hold, moves.Clear, moves.Wait] and not driver.choreography.claim()
+    assert quiesced(driver) == [(1, StateId(0, 0), False)]
+    assert driver.asked[-3:] == [moves.Hold, moves.Clear, moves.Wait] and not driver.rank_machine.claim()
 
 
 def test_a_proposal_is_formed_beside_and_entered_after_the_step(driver: Driver) -> None:
     seated(driver)
     driver.hear(Propose(view(3)))
-    assert driver.choreography.seat == view(1) and driver.choreography.ahead == view(3) and not driver.said
+    assert driver.rank_machine.seat == view(1) and driver.rank_machine.ahead == view(3) and not driver.said
     driver.computed()
     assert driver.said == [Formed(ME, 3, StateId(0, 1))]
-    assert driver.choreography.seat == view(3)
+    assert driver.rank_machine.seat == view(3)
 
 
 def test_after_the_last_step_it_waits_at_the_barrier_and_is_called_behind_the_loop(driver: Driver) -> None:
@@ -267,7 +267,7 @@ def test_after_the_last_step_it_waits_at_the_barrier_and_is_called_behind_the_lo
     driver.computed()
     assert driver.said == [Finished(ME, 1, StateId(0, TOTAL), "")]
     driver.hear(Conclude((ME,), 1))
-    assert driver.choreography.protocol.concluded
+    assert driver.rank_machine.protocol.concluded
 
 
 def test_a_rank_that_halts_waits_at_the_barrier_and_goes_on_when_it_is_called_again(driver: Driver) -> None:
@@ -275,7 +275,7 @@ def test_a_rank_that_halts_waits_at_the_barrier_and_goes_on_when_it_is_called_ag
     driver.hear(Halt((ME,), 1))
     driver.computed()
     assert driver.said == [Finished(ME, 1, StateId(0, 1), "", halted=True)]
-    driver.hear(Park((ME,), 1), Publish(view(2)))
+    driver.hear(Quiesce((ME,), 1), Publish(view(2)))
     assert driver.asked.count(Compute) == 2
     driver.computed()
     driver.computed()
@@ -296,6 +296,6 @@ def test_a_release_ends_every_wait(driver: Driver) -> None:
     seated(driver)
     driver.lease(KEY)
     driver.hear(Release((ME,), "stopped"))
-    assert driver.choreography.over and driver.came == ["over"]
+    assert driver.rank_machine.over and driver.came == ["over"]
     driver.computed()
-    assert not driver.choreography.claim()
+    assert not driver.rank_machine.claim()

@@ -11,7 +11,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from actors.rank.saboteur import Saboteur, _flip
+from actors.rank.rank_injector import RankInjector, _flip
 from actors.rank.state.tracked import TrackedState
 from actors.rank.step.engine import Engine
 from actors.rank.telemetry.recorder import Recorder
@@ -32,7 +32,7 @@ def test_a_weight_that_flips_between_forward_and_backward_lets_the_step_go_on(se
     inputs, wanted = map(torch.stack, zip(*(Numbers()[index] for index in range(4)), strict=True))
     loss = (model(inputs) - wanted).square().mean()
     before = bits(engine.parameters)
-    assert Saboteur(engine).operate(Operation("f", "flip_weight", START, seed=seed)) is None
+    assert RankInjector(engine).operate(Operation("f", "flip_weight", START, seed=seed)) is None
     loss.backward()
     assert sum(old != new for old, new in zip(before, bits(engine.parameters), strict=True)) == 1
     assert all(parameter.grad is not None for parameter in model.parameters())
@@ -40,7 +40,7 @@ def test_a_weight_that_flips_between_forward_and_backward_lets_the_step_go_on(se
 
 CLOSED = """
 import os, sys, time
-from actors.rank.saboteur import Saboteur, _flip
+from actors.rank.rank_injector import RankInjector, _flip
 from fleet.protocol.operations import HEAL, START, Operation
 
 class Engine:
@@ -53,13 +53,13 @@ def opens():
         return error.errno
     return 0
 
-saboteur = Saboteur(Engine())
+rank_injector = RankInjector(Engine())
 for heal in (True, False):
     assert opens() == 0
-    assert saboteur.operate(Operation("f", "no_descriptors", START, duration_s=60.0 if heal else 0.2)) is None
+    assert rank_injector.operate(Operation("f", "no_descriptors", START, duration_s=60.0 if heal else 0.2)) is None
     assert opens() == 24, "EMFILE"
     if heal:
-        saboteur.operate(Operation("f", "no_descriptors", HEAL))
+        rank_injector.operate(Operation("f", "no_descriptors", HEAL))
     while opens():
         time.sleep(0.01)
 print("open again")
@@ -72,7 +72,7 @@ def test_a_process_that_can_open_nothing_can_again_when_it_is_healed_or_its_time
 
 
 def test_who_is_in_no_group_of_its_own_takes_no_memory(tmp_path: Path) -> None:
-    refused = Saboteur(None).operate(Operation("f", "out_of_memory", START))  # type: ignore[arg-type]
+    refused = RankInjector(None).operate(Operation("f", "out_of_memory", START))  # type: ignore[arg-type]
     assert refused is not None and "it would take the host's memory" in refused
 
 
@@ -97,7 +97,7 @@ def test_a_gradient_is_flipped_once_and_in_what_is_summed(known: bool, tmp_path:
         (model(inputs) - wanted).square().mean().backward()
         if shard == 1:
             engine._gradients._ahead = SimpleNamespace(early=SimpleNamespace(ahead=lambda: (0, 0))) if known else None  # type: ignore[assignment]
-            assert Saboteur(engine).operate(Operation("f", "flip_gradient", START, seed=3)) is None
+            assert RankInjector(engine).operate(Operation("f", "flip_gradient", START, seed=3)) is None
         right = bits([parameter.grad for parameter in engine.parameters if parameter.grad is not None])
         end = engine._gradients._end_ahead
         engine._gradients._end_ahead = lambda ahead: None  # type: ignore[method-assign]

@@ -1,6 +1,6 @@
 """Turns a plan into operations, and every planned fault into a report of what became of it.
 
-The conductor does no I/O and reads no clock: it looks at a frozen ``ChaosView``, says what to do as data, and is told what came of it. All
+The injector does no I/O and reads no clock: it looks at a frozen ``ChaosView``, says what to do as data, and is told what came of it. All
 that it did is in the journal.
 """
 
@@ -73,7 +73,7 @@ class ChaosView:
 
 @dataclass(frozen=True, slots=True)
 class Action:
-    """Perform ``operations``, then hand what came of it to :meth:`Conductor.outcome` and send the event that this returns."""
+    """Perform ``operations``, then hand what came of it to :meth:`Injector.outcome` and send the event that this returns."""
 
     report: FaultReported
     operations: tuple[Operation, ...] = ()
@@ -89,7 +89,7 @@ class _Open:
     nodes: tuple[int, ...] = ()
 
 
-class Conductor:
+class Injector:
     """Executes, suppresses and heals the faults of ``plan``.
 
     Args:
@@ -441,11 +441,9 @@ def _suppressed(fault: Fault, now_s: float, why: str) -> Action:
     return Action(FaultReported(fault, "suppressed", now_s, (), why))
 
 
-def conduct(
-    conductor: Conductor, actions: Iterable[Action], now_s: float, operate: Callable[[Operation], str | None]
-) -> list[FaultReported]:
+def conduct(injector: Injector, actions: Iterable[Action], now_s: float, operate: Callable[[Operation], str | None]) -> list[FaultReported]:
     """Perform ``actions`` one after the other; the events to send. ``operate`` does one operation, and says why not, if not.
 
     For worlds whose time stands still meanwhile.
     """
-    return [conductor.outcome(action, [operate(order) for order in action.operations], now_s) for action in actions]
+    return [injector.outcome(action, [operate(order) for order in action.operations], now_s) for action in actions]

@@ -26,7 +26,7 @@ SINGLE_SHARE, MOST_BITS = 0.38, 4
 """In under 40% of real events is it a single bit (arXiv 2605.04213); how many it is else is not published: two to four here."""
 
 
-class Saboteur:
+class RankInjector:
     """Carries out orders on the training state of ``engine``. ``strike`` is called from the listening thread."""
 
     def __init__(self, engine: Engine) -> None:
@@ -116,23 +116,23 @@ def _flip(tensors: Sequence[torch.Tensor], draw: random.Random) -> None:
     element[place] = one.view(element.dtype)[0]
 
 
-def _hold_interpreter(injector: Saboteur, order: Operation) -> None:
+def _hold_interpreter(injector: RankInjector, order: Operation) -> None:
     """Sleep with the interpreter's lock held, as a C extension may that forgets to give it up: no thread of this process runs."""
     ctypes.PyDLL(None).usleep(ctypes.c_uint(min(int(order.duration_s * 1e6), 2**32 - 1)))
 
 
 ACTS: Acts = {
-    ("flip_weight", START): Saboteur.flip_weight,
-    ("flip_optimizer", START): Saboteur.flip_optimizer,
-    ("flip_gradient", START): Saboteur.flip_gradient,
-    ("flip_activation", START): Saboteur.flip_activation,
-    ("nan", START): Saboteur.spoil_gradient,
-    ("hang_loop", START): Saboteur.hang,
-    ("hang_loop", HEAL): Saboteur.heal,
-    ("no_descriptors", START): Saboteur.open_no_more,
-    ("no_descriptors", HEAL): Saboteur.heal,
-    ("out_of_memory", START): Saboteur.take_memory,
+    ("flip_weight", START): RankInjector.flip_weight,
+    ("flip_optimizer", START): RankInjector.flip_optimizer,
+    ("flip_gradient", START): RankInjector.flip_gradient,
+    ("flip_activation", START): RankInjector.flip_activation,
+    ("nan", START): RankInjector.spoil_gradient,
+    ("hang_loop", START): RankInjector.hang,
+    ("hang_loop", HEAL): RankInjector.heal,
+    ("no_descriptors", START): RankInjector.open_no_more,
+    ("no_descriptors", HEAL): RankInjector.heal,
+    ("out_of_memory", START): RankInjector.take_memory,
     ("hold_gil", START): _hold_interpreter,
-    ("hold_gil", HEAL): Saboteur.heal,
+    ("hold_gil", HEAL): RankInjector.heal,
 }
 """What a rank's process does to itself."""
