@@ -29,19 +29,19 @@ class Filled:
 
     def __init__(self, engine: FsdpEngine) -> None:
         self.bytes, self.waited_s = 0, 0.0
-        self._fill, self._fetch = engine._fill, engine._borrower.fetch
+        self._fill, self._fetch = engine._fill, engine._fetcher.fetch
         for unit in (*engine._gathered, *engine._uncast):
             unit._fill = self.fill
-        engine._borrower.fetch = self.fetch  # type: ignore[method-assign]
+        engine._fetcher.fetch = self.fetch  # type: ignore[method-assign]
 
     def fill(self, flat: int, memory: torch.Tensor) -> None:
         begin_s = time.perf_counter()
         self._fill(flat, memory)
         self.waited_s += time.perf_counter() - begin_s
 
-    def fetch(self, state: Any, wishes: Any) -> list[int]:
-        missing = self._fetch(state, wishes)
-        self.bytes += sum(request.into.nbytes for number, (_, request) in enumerate(wishes) if number not in missing)
+    def fetch(self, state: Any, stretches: Any) -> list[int]:
+        missing = self._fetch(state, stretches)
+        self.bytes += sum(request.into.nbytes for number, (_, request) in enumerate(stretches) if number not in missing)
         return missing
 
 

@@ -27,7 +27,7 @@ class ClusterNodes:
         return perform(ACTS, self._cluster, order)
 
 
-def _bring_back(cluster: RunNodes, order: Operation) -> None:
+def _restore(cluster: RunNodes, order: Operation) -> None:
     """As a new node, whose index the launcher chooses."""
     cluster.add()
 
@@ -46,12 +46,12 @@ def _withdraw(cluster: RunNodes, order: Operation) -> str | None:
 
 ACTS: Acts = {
     ("lose_node", START): _lose,
-    ("lose_node", HEAL): _bring_back,
+    ("lose_node", HEAL): _restore,
     ("maintenance", ANNOUNCE): _announce,
     ("maintenance", WITHDRAW): _withdraw,
     ("maintenance", START): _lose,
-    ("maintenance", HEAL): _bring_back,
+    ("maintenance", HEAL): _restore,
     ("rack", START): _lose,
-    ("rack", HEAL): _bring_back,
+    ("rack", HEAL): _restore,
 }
 """What the launcher does."""

@@ -20,7 +20,7 @@ class Delayed:
     def form(self, situation: Situation, now_s: float) -> Formation:
         """See ``RecoveryPolicy``."""
         until_s = situation.since_s + self.delay_s
-        if now_s < until_s and any(candidate.seated for candidate in situation.candidates):
+        if now_s < until_s and any(candidate.in_view for candidate in situation.candidates):
             reason = f"as a fleet would that takes {self.delay_s:g} s longer to detect a loss and to form groups"
             return Formation(Decision("wait", reason, Delay(self.delay_s), until_s))
         return self.policy.form(situation, now_s)

@@ -48,11 +48,11 @@ class Told:
 
 @dataclass(frozen=True, slots=True)
 class Wish:
-    """What is to be so: ``places`` asked for, on none of the nodes ``avoid``; no agents on ``let_go``; ``told`` in the journal."""
+    """What is to be so: ``places`` asked for, on none of the nodes ``avoid``; no agents on ``to_release``; ``told`` in the journal."""
 
     places: int
     avoid: tuple[str, ...] = ()
-    let_go: tuple[str, ...] = ()
+    to_release: tuple[str, ...] = ()
     told: tuple[Told, ...] = ()
 
 

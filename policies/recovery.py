@@ -15,7 +15,7 @@ from fleet.protocol.topology import WINDOW_S
 from fleet.protocol.types import Candidate, Formation, Loss, Situation, outnumbered
 from fleet.settings.fields import setting
 from fleet.settings.run import Budgets, RunSettings
-from policies.topology import joining, seated
+from policies.topology import joining, ordered
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,21 +61,21 @@ class ReformPromoteRegrow:
             if len(chosen) < situation.world and waited_s < self.start_s:
                 reason = f"no rank holds a state: waiting up to {self.start_s:g} s for the full world before starting from a checkpoint"
                 return Formation(Decision("wait", reason, there, situation.since_s + self.start_s))
-        survivors = sum(candidate.seated for candidate in chosen)
+        survivors = sum(candidate.in_view for candidate in chosen)
         reason = f"{survivors} ranks left, {len(chosen) - survivors} promoted or new"
-        members = seated(chosen, situation.replica_size, replicated=situation.replicated)
+        members = ordered(chosen, situation.replica_size, replicated=situation.replicated)
         return Formation(Decision("form", reason, there), members)
 
     def grow(self, situation: Situation, now_s: float) -> Formation:
-        present = [candidate for candidate in situation.candidates if candidate.seated]
-        waiting = [candidate for candidate in situation.candidates if not candidate.seated]
+        present = [candidate for candidate in situation.candidates if candidate.in_view]
+        waiting = [candidate for candidate in situation.candidates if not candidate.in_view]
         room = situation.world - len(present)
         if not waiting or room <= 0:
             return Formation(Decision("wait", "nobody to add" if not waiting else "the world is full"))
         if now_s < (settled_s := situation.since_s + self.settle_s):
             return Formation(Decision("wait", "the survivors first take the step that broke", valid_until_s=settled_s))
         chosen = [*present, *joining(waiting, present, room, situation.replica_size)]
-        members = seated(chosen, situation.replica_size, replicated=situation.replicated)
+        members = ordered(chosen, situation.replica_size, replicated=situation.replicated)
         return Formation(Decision("grow", f"{len(members) - len(present)} of {room} missing ranks are ready"), members)
 
     def judge(self, losses: Sequence[Loss], now_s: float) -> Decision:
@@ -120,7 +120,7 @@ class RestartAll(ReformPromoteRegrow):
 
     def form(self, situation: Situation, now_s: float) -> Formation:
         """Action ``restart`` names those who are left and have to go; later as the base class, which waits for the full world."""
-        left = tuple(candidate.member for candidate in situation.candidates if candidate.seated)
+        left = tuple(candidate.member for candidate in situation.candidates if candidate.in_view)
         if left:
             survivors = Survivors(float(len(left)), float(situation.world))
             return Formation(Decision("restart", f"a rank was lost: the {len(left)} that are left start again with it", survivors), left)
@@ -141,10 +141,10 @@ def _first(situation: Situation) -> list[Candidate]:
     Unless there are too few without it, or it brings something: when newcomers are more than half of the view, or each rank holds a part.
     """
     size = situation.replica_size
-    known = [candidate for candidate in _preferred(situation.candidates, size) if candidate.seated or _holds_state(candidate)]
-    fresh = [candidate for candidate in situation.candidates if not candidate.seated and not _holds_state(candidate)]
+    known = [candidate for candidate in _preferred(situation.candidates, size) if candidate.in_view or _holds_state(candidate)]
+    fresh = [candidate for candidate in situation.candidates if not candidate.in_view and not _holds_state(candidate)]
     chosen = known[: situation.world] + joining(fresh, known, situation.world - len(known), size)
-    left = [candidate for candidate in chosen if candidate.seated or _holds_state(candidate)]
+    left = [candidate for candidate in chosen if candidate.in_view or _holds_state(candidate)]
     enough = len(left) >= situation.min_ranks and not outnumbered(len(chosen) - len(left), len(chosen)) and any(map(_holds_state, left))
     return left if situation.replicated and enough else chosen
 
@@ -156,6 +156,6 @@ def _preferred(candidates: Sequence[Candidate], size: int) -> list[Candidate]:
         state = candidate.state
         held = (-state.history, -state.step) if state is not None and _holds_state(candidate) else (0, 0)
         group = candidate.view_rank // size if size > 1 and candidate.view_rank >= 0 else 0
-        return (not _holds_state(candidate), *held, not candidate.seated, group, candidate.member.slot)
+        return (not _holds_state(candidate), *held, not candidate.in_view, group, candidate.member.slot)
 
     return sorted(candidates, key=rank)

@@ -58,7 +58,7 @@ class Risk:
         return self.enough and not self.chunks
 
 
-def seats(sites: Sequence[Site], slots: int) -> tuple[str, ...]:
+def place_slots(sites: Sequence[Site], slots: int) -> tuple[str, ...]:
     """The node of each slot, as Ray's SPREAD places them on empty nodes: one after the other, where fewest are. Fewer when room ends."""
     used, found = {site.node: 0 for site in sites}, list[str]()
     for _ in range(slots):
@@ -74,7 +74,7 @@ def seats(sites: Sequence[Site], slots: int) -> tuple[str, ...]:
 def lacks(sites: Sequence[Site], settings: RunSettings) -> Lacking:
     """What the placement of the ranks that train lacks of what ``domains`` and ``replica_size`` ask for."""
     places = {site.node: place_of(site.path, site.node) for site in sites}
-    homes = seats(sites, settings.slots)[: settings.world]
+    homes = place_slots(sites, settings.slots)[: settings.world]
     ranked = [homes[index] for group in together([places[node] for node in homes], settings.replica_size) for index in group]
     kept = copies(ranked, {site.node: site.path for site in sites}, settings.peer_copies)
     domains = {node: place[:-1] for node, place in places.items()}
@@ -84,7 +84,7 @@ def lacks(sites: Sequence[Site], settings: RunSettings) -> Lacking:
 
 def risks(sites: Sequence[Site], settings: RunSettings) -> list[Risk]:
     """For each domain that holds nodes, from wide to narrow. One that holds the very nodes of a wider one is not told again."""
-    homes, places = seats(sites, settings.slots), {site.node: place_of(site.path) for site in sites}
+    homes, places = place_slots(sites, settings.slots), {site.node: place_of(site.path) for site in sites}
     depth, found = max(map(len, places.values()), default=0), list[Risk]()
     seen = set[tuple[str, ...]]()
     for level in range(1, depth + 1):

@@ -61,7 +61,7 @@ def _shared(places: Sequence[Place]) -> int:
 # ---- who is which rank -------------------------------------------------------------------------------------------------------------------
 
 
-def seated(candidates: Sequence[Candidate], size: int, *, replicated: bool = True) -> tuple[Member, ...]:
+def ordered(candidates: Sequence[Candidate], size: int, *, replicated: bool = True) -> tuple[Member, ...]:
     """These in the order of view ranks. Groups that are whole stay as they are, unless others then lie farther apart than they need.
 
     Whoever stays in its group keeps its place there, and a newcomer takes the place of the one that it stands in for.

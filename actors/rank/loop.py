@@ -24,7 +24,7 @@ from actors.rank.fsdp.engine import FsdpEngine
 from actors.rank.fsdp.taken import Unit, mesh_of_one, take_over
 from actors.rank.home import Home
 from actors.rank.membership.client import Client
-from actors.rank.membership.seat import Seat
+from actors.rank.membership.membership import Membership
 from actors.rank.once import Figures, OneOfAll, name_of
 from actors.rank.rank_injector import RankInjector
 from actors.rank.rehearsing import rehearsing
@@ -92,7 +92,7 @@ class Run:
         self.folder, self.is_twin = home.folder, home.is_twin
         self._home, self._parts = home, parts
         self._saver = Saver(client, recorder, parts, places(settings))
-        self._membership = Seat(client, recorder, parts, host, settings.timeouts)
+        self._membership = Membership(client, recorder, parts, host, settings.timeouts)
         self._membership.carriers |= self._carriers()
         self._rank_machine = self._membership.rank_machine
         self._steps: Moves = self._rank_machine.run()
@@ -491,7 +491,7 @@ class Run:
         view, arriving = move.view, self._rank_machine.arriving
         here = arriving.state if arriving is not None else self._here()
         self._joined, self._loop.rank = (view, here.step), view.rank_of(self._client.protocol.member)
-        self._trained.seat(self._membership.group, view, self._loop.rank, here, move.begun)
+        self._trained.join(self._membership.group, view, self._loop.rank, here, move.begun)
         if arriving is None:
             self._recorder.switch(COMPUTE)
         self._recorder.place(view.generation, here.history, here.step)

@@ -10,7 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from actors.rank.membership.seat import Seat
+from actors.rank.membership.membership import Membership
 from actors.rank.telemetry.recorder import Recorder
 from fleet.errors import FleetError
 from fleet.protocol.lease import Lease
@@ -24,12 +24,12 @@ MOST_BYTES = 64 << 10
 
 
 class OneOfAll:
-    """One rank's side of what is done once: what it is called, and who runs it. ``seat`` carries out what :class:`Lease` says."""
+    """One rank's side of what is done once: what it is called, and who runs it. ``membership`` carries out what :class:`Lease` says."""
 
-    def __init__(self, seat: Seat, recorder: Recorder) -> None:
-        self._membership, self._recorder = seat, recorder
-        self._lease = Lease(seat.rank_machine, ASK_AGAIN_S)
-        seat.carriers[CarryOut] = self._carry_out
+    def __init__(self, membership: Membership, recorder: Recorder) -> None:
+        self._membership, self._recorder = membership, recorder
+        self._lease = Lease(membership.rank_machine, ASK_AGAIN_S)
+        membership.carriers[CarryOut] = self._carry_out
         self._fn: Callable[[Any], Any] = lambda before: None
         self._place: str | StateId = ""
         self._calls: Counter[str] = Counter()

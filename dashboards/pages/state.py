@@ -9,7 +9,7 @@ from typing import Any
 from dashboards.pages.curves import curves, fault_marks
 from dashboards.pages.run import COLOURS, interval_decisions
 from dashboards.pages.wrong import wrong
-from fleet.app.follow import LOST, Seat
+from fleet.app.follow import LOST, SlotStatus
 from fleet.ledger.bill import UNITS, for_faults, rests_on, stored_words
 from fleet.ledger.categories import MEANINGS, PENDING
 from fleet.ledger.forecast import FaultCost, forecast, predict
@@ -23,11 +23,11 @@ MAX_SLOTS = 48
 MAX_SEGMENTS = 2_400
 MAX_MARKS = 200
 MAX_FAULTS = 200
-MAX_SEATS = 256
+MAX_LISTED = 256
 
 
 def run_state(
-    report: Report, seats: Sequence[Seat], config: str, *, silent: bool = False, damage: str = "", struck: Sequence[str] = ()
+    report: Report, slots: Sequence[SlotStatus], config: str, *, silent: bool = False, damage: str = "", struck: Sequence[str] = ()
 ) -> dict[str, Any]:  # fmt: skip
     """Everything on the page. Times are seconds since the run started; shares are of 1; what is not a number is None."""
     s = report.summary
@@ -50,7 +50,7 @@ def run_state(
         "bill": _bill(s),
         "fleet_law": s.step_law.plain() if s.step_law is not None else None,
         "shares": plain_shares(s.run_shares),
-        "wrong": wrong(s, seats, silent=silent, struck=struck),
+        "wrong": wrong(s, slots, silent=silent, struck=struck),
         "law": [{"name": name, "seconds": value, "category": of} for (name, value), of in zip(_law(s), STEP_NAMES, strict=True)],
         "prediction": prediction.plain(),
         "forecast": ahead.plain() if ahead is not None else None,
@@ -62,9 +62,9 @@ def run_state(
         "checkpoints": _checkpoints(s),
         "curves": curves(report, section(said, "chaos").get("floor")),
         "curve_marks": fault_marks(report),
-        "seats": [_member(member) for member in seats[:MAX_SEATS]],
-        "seats_left_out": max(0, len(seats) - MAX_SEATS),
-        "hosts": _hosts(seats),
+        "slots": [_member(member) for member in slots[:MAX_LISTED]],
+        "slots_left_out": max(0, len(slots) - MAX_LISTED),
+        "hosts": _hosts(slots),
         "struck": list(struck),
         "colours": COLOURS,
         "meanings": MEANINGS,
@@ -261,16 +261,16 @@ def _checkpoints(s: LedgerSummary) -> dict[str, Any]:
     }
 
 
-def _hosts(members: Sequence[Seat]) -> list[dict[str, Any]]:
+def _hosts(members: Sequence[SlotStatus]) -> list[dict[str, Any]]:
     """Nodes by name, their slots, and what chaos does to them now: what strikes all of their ranks is the node's."""
-    by_node: dict[str, list[Seat]] = {}
+    by_node: dict[str, list[SlotStatus]] = {}
     for member in members:
         if member.node and member.state != LOST:
             by_node.setdefault(member.node, []).append(member)
-    return [_host(node, there) for node, there in sorted(by_node.items())[:MAX_SEATS]]
+    return [_host(node, there) for node, there in sorted(by_node.items())[:MAX_LISTED]]
 
 
-def _host(node: str, members: Sequence[Seat]) -> dict[str, Any]:
+def _host(node: str, members: Sequence[SlotStatus]) -> dict[str, Any]:
     common = set[str].intersection(*(set(member.struck) for member in members))
     ranks = [
         {"slot": member.slot, "state": member.state, "struck": [kind for kind in member.struck if kind not in common]} for member in members
@@ -278,7 +278,7 @@ def _host(node: str, members: Sequence[Seat]) -> dict[str, Any]:
     return {"node": node[:12], "struck": sorted(common), "ranks": ranks}
 
 
-def _member(member: Seat) -> dict[str, Any]:
+def _member(member: SlotStatus) -> dict[str, Any]:
     shards = f"{member.shards[0]}-{member.shards[1] - 1}" if member.shards and member.shards[1] > member.shards[0] else ""
     return {
         "slot": member.slot, "incarnation": member.incarnation, "state": member.state, "node": member.node[:12], "pid": member.pid,

@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 
 from dashboards.metrics.rules import CORRUPT, LATE_S, LATE_STEPS, OVERDUE
-from fleet.app.follow import Seat
+from fleet.app.follow import SlotStatus
 from fleet.ledger.report import duration
 from fleet.ledger.summary import LedgerSummary
 from fleet.machine.budget import WARNED_AT
@@ -17,11 +17,11 @@ MAX_NAMES = 4
 """So many are named, and of more it is said how many."""
 
 
-def wrong(s: LedgerSummary, seats: Sequence[Seat], *, silent: bool = False, struck: Sequence[str] = ()) -> list[str]:
+def wrong(s: LedgerSummary, slots: Sequence[SlotStatus], *, silent: bool = False, struck: Sequence[str] = ()) -> list[str]:
     """A line for each thing, the worst first; empty when all is well. The limits of time are those of the alerts.
 
     Args:
-        seats: who is where, with what strikes them.
+        slots: who is where, with what strikes them.
         silent: the run has no end, and nobody writes its journal any more.
         struck: kinds of the faults that last and strike what all ranks have in common.
     """
@@ -30,7 +30,7 @@ def wrong(s: LedgerSummary, seats: Sequence[Seat], *, silent: bool = False, stru
     elif silent:
         found = ["It has no end, and nobody writes its journal any more: its driver is gone."]
     else:
-        found = [*_progress(s), *_world(s), *_injected(seats, struck), *_checkpoint(s)]
+        found = [*_progress(s), *_world(s), *_injected(slots, struck), *_checkpoint(s)]
     return [*found, *_money(s), *_results(s)]
 
 
@@ -51,7 +51,7 @@ def _world(s: LedgerSummary) -> list[str]:
     return found
 
 
-def _injected(members: Sequence[Seat], kinds: Sequence[str]) -> list[str]:
+def _injected(members: Sequence[SlotStatus], kinds: Sequence[str]) -> list[str]:
     """Faults that last, by kind, with the slots that they strike."""
     slots: dict[str, list[int]] = {kind: [] for kind in kinds}
     for member in members:

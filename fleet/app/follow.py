@@ -50,7 +50,7 @@ TRAINS, STANDS_BY, STARTS, LOST = "trains", "stands by", "starts", "lost"
 
 
 @dataclass(frozen=True, slots=True)
-class Seat:
+class SlotStatus:
     """Who fills a slot. ``shards`` is the half-open range that it computes, None when it is in no view. ``struck``: kinds of the injected
     faults that last, and have not been healed."""
 
@@ -68,7 +68,7 @@ class Census:
     """Who is where, folded from processes, losses and views."""
 
     def __init__(self) -> None:
-        self.seats: dict[int, Seat] = {}
+        self.slots: dict[int, SlotStatus] = {}
         self._open: dict[str, FaultRecord] = {}
 
     @property
@@ -76,31 +76,31 @@ class Census:
         """Kinds of faults that strike what the run has one of, such as the store, and have not been healed."""
         return tuple(record.fault.kind for record in self._open.values() if record.fault.slot is None and record.fault.node is None)
 
-    def now(self) -> tuple[Seat, ...]:
+    def now(self) -> tuple[SlotStatus, ...]:
         """The seats by slot, with what strikes each."""
-        return tuple(dataclasses.replace(rank, struck=self._kinds(rank)) for _, rank in sorted(self.seats.items()))
+        return tuple(dataclasses.replace(rank, struck=self._kinds(rank)) for _, rank in sorted(self.slots.items()))
 
-    def _kinds(self, rank: Seat) -> tuple[str, ...]:
+    def _kinds(self, rank: SlotStatus) -> tuple[str, ...]:
         mine = Member(rank.slot, rank.incarnation)
         return tuple(record.fault.kind for record in self._open.values() if mine in record.members)
 
     def add(self, record: Record) -> None:
         match record:
             case Spans(member=member, codes=codes):
-                rank = self.seats.get(member.slot)
+                rank = self.slots.get(member.slot)
                 if codes.endswith(STANDBY) and rank is not None and rank.state == STARTS and rank.incarnation == member.incarnation:
-                    self.seats[member.slot] = dataclasses.replace(rank, state=STANDS_BY)
+                    self.slots[member.slot] = dataclasses.replace(rank, state=STANDS_BY)
             case ProcessUp(member=member, process=process):
-                self.seats[member.slot] = Seat(member.slot, member.incarnation, STARTS, process.node, process.pid)
+                self.slots[member.slot] = SlotStatus(member.slot, member.incarnation, STARTS, process.node, process.pid)
             case ProcessLost(member=member, cause=cause):
-                rank = self.seats.get(member.slot)
+                rank = self.slots.get(member.slot)
                 if rank is None or rank.incarnation <= member.incarnation:
                     node, pid = (rank.node, rank.pid) if rank is not None else ("", 0)
-                    self.seats[member.slot] = Seat(member.slot, member.incarnation, LOST, node, pid, None, str(cause))
+                    self.slots[member.slot] = SlotStatus(member.slot, member.incarnation, LOST, node, pid, None, str(cause))
             case LossExplained(member=member, cause=cause):
-                rank = self.seats.get(member.slot)
+                rank = self.slots.get(member.slot)
                 if rank is not None and (rank.incarnation, rank.state) == (member.incarnation, LOST):
-                    self.seats[member.slot] = dataclasses.replace(rank, cause=str(cause))
+                    self.slots[member.slot] = dataclasses.replace(rank, cause=str(cause))
             case FaultRecord(fault=fault, phase="executed") if kind_of(fault.kind).lasts:
                 self._open[fault.id] = record
             case Resumed(gap=True):
@@ -113,15 +113,15 @@ class Census:
     def _join(self, view: View) -> None:
         ranges = dict(zip(view.members, view.ranges, strict=True))
         for member in view.members:
-            rank = self.seats.get(member.slot)
+            rank = self.slots.get(member.slot)
             if rank is None or rank.incarnation < member.incarnation:
-                self.seats[member.slot] = Seat(member.slot, member.incarnation, STARTS)
-        for slot, rank in self.seats.items():
+                self.slots[member.slot] = SlotStatus(member.slot, member.incarnation, STARTS)
+        for slot, rank in self.slots.items():
             shards = ranges.get(Member(slot, rank.incarnation))
             if shards is not None:
-                self.seats[slot] = dataclasses.replace(rank, state=TRAINS, shards=shards)
+                self.slots[slot] = dataclasses.replace(rank, state=TRAINS, shards=shards)
             elif rank.state == TRAINS:
-                self.seats[slot] = dataclasses.replace(rank, state=STANDS_BY, shards=None)
+                self.slots[slot] = dataclasses.replace(rank, state=STANDS_BY, shards=None)
 
 
 def is_over(journal: Path) -> bool:
@@ -270,7 +270,7 @@ class Follower:
         with self._lock:
             return self._history.decided()
 
-    def seats(self) -> list[Seat]:
+    def slots(self) -> list[SlotStatus]:
         """Who is where, by slot."""
         with self._lock:
             return list(self._census.now())

@@ -25,7 +25,7 @@ class Asking(Protocol):
 
     def is_cut_off(self, name: str) -> bool: ...
 
-    def let_go(self, index: int) -> None: ...
+    def release(self, index: int) -> None: ...
 
 
 class NodeAsker:
@@ -40,9 +40,9 @@ class NodeAsker:
         unplaced, seen = ray_internals.unplaced(), self._nodes()
         wanted = self._requests.look(seen, unplaced, self._clock.now_s())
         self._group.ask(wanted.places, wanted.avoid)
-        for name in wanted.let_go:
+        for name in wanted.to_release:
             if (index := self._cluster.index_of(name)) is not None:
-                self._run.let_go(index)
+                self._run.release(index)
         for message in wanted.told:
             event = NodesWanted(message.action, message.ranks, self._in_words(message), message.waited_s)
             ray.get(self._run.coordinator.report.remote(event), timeout=CALL_S)

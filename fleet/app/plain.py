@@ -216,7 +216,7 @@ class _Lost:
     def add(self) -> int:
         """The node that was lost first is back."""
         with self._run.lock:
-            return self._run.nodes.bring_back()
+            return self._run.nodes.restore()
 
     def alive(self) -> list[int]:
         return list(self._run.nodes.up())

@@ -342,10 +342,10 @@ class LiveRun:
         """All that this run has on a node ends at once: ranks live no longer than what forked them, and that no longer than the agent."""
         if index not in self.agents:
             return f"node {index} has no agent"
-        self.let_go(index)
+        self.release(index)
         return None
 
-    def let_go(self, index: int) -> None:
+    def release(self, index: int) -> None:
         """Nothing of this run is on a node any more: Ray counts an agent as work, and an autoscaler takes no node away that works."""
         self._cut_until_s[self.name_of(index)] = math.inf  # Ray's node lives, and is not ours to take out
         ray.kill(self.agents.pop(index), no_restart=True)

@@ -69,7 +69,7 @@ class CostBook:
         self._commit_times: dict[int, tuple[int, int]] = {}
         self._open_outage: Causes = ()
         self._committed: tuple[int, int] | None = None
-        self.seated: frozenset[Member] = frozenset()
+        self.in_view: frozenset[Member] = frozenset()
         self._downs: list[tuple[int, int]] = []
         self._unsettled: list[Loss] = []
         self._domains = 0
@@ -133,11 +133,11 @@ class CostBook:
             self._graceful_causes[view.generation] = self._replaced(view.members) or record.causes
         else:
             self._settle(view.generation, record.causes or self._inherited())
-        self.seated = frozenset(view.members)
+        self.in_view = frozenset(view.members)
 
     def _replaced(self, members: tuple[Member, ...]) -> Causes:
         """The losses whose replacements are new in a view."""
-        before = (f"{member.slot}.{member.incarnation - 1}" for member in members if member not in self.seated)
+        before = (f"{member.slot}.{member.incarnation - 1}" for member in members if member not in self.in_view)
         return tuple(name for name in before if name in self.losses)
 
     def _inherited(self) -> Causes:

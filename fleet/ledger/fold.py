@@ -302,7 +302,7 @@ class LedgerFold:
                 raise LedgerError(f"{member}: spans {what}: they ended at {slot.cursor_us} us, the next start at {record.start_us} us")
             return record
         self._replace(slot, record.start_us)
-        slot.seat(member.incarnation, self._loss_us(member))
+        slot.join(member.incarnation, self._loss_us(member))
         lap = slot.cursor_us - record.start_us
         if lap > CLOCK_NOISE_US and record.start_us >= self.stretches.back_us:
             raise LedgerError(
@@ -353,7 +353,7 @@ class LedgerFold:
             return
         if record.member.incarnation > slot.incarnation:
             self._replace(slot, record.start_us)
-            slot.seat(record.member.incarnation, self._loss_us(record.member))
+            slot.join(record.member.incarnation, self._loss_us(record.member))
         limits = (self._loss_us(record.member), None if self.ended is None else to_us(self.ended.at_s))
         end_us = min([record.end_us, *(limit for limit in limits if limit is not None)])
         self._hole(slot, min(record.start_us, end_us))

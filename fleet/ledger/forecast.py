@@ -180,7 +180,7 @@ class FaultCost:
     """Rank-seconds in which the world stands still, seats of the world are empty, and slots are, those of spares included."""
 
     pause_s: float = 0.0
-    seats_s: float = 0.0
+    missing_s: float = 0.0
     refill_s: float = 0.0
 
     @property
@@ -191,7 +191,7 @@ class FaultCost:
     @property
     def lost_s(self) -> float:
         """What the world's goodput should lose."""
-        return self.pause_s + self.seats_s
+        return self.pause_s + self.missing_s
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -201,7 +201,7 @@ class Blow:
 
     kind: str
     lost: int
-    seats: int
+    in_view: int
     spares: int = 0
     training_s: float = math.inf
     run_s: float = math.inf
@@ -213,10 +213,10 @@ def fault_cost(blow: Blow, terms: Terms, times: Times) -> FaultCost:
     if not blow.lost:
         return FaultCost()
     kind = kind_of(blow.kind)
-    stop_s = (terms.noticed_s(kind) + times.pause.value_s) if blow.seats else 0.0
-    refill_s, taken = times.refill_s(blow.kind), min(blow.spares, blow.seats)
+    stop_s = (terms.noticed_s(kind) + times.pause.value_s) if blow.in_view else 0.0
+    refill_s, taken = times.refill_s(blow.kind), min(blow.spares, blow.in_view)
     spared_s = min(refill_s, SETTLE_S + times.restore.value_s)
-    members_s = (blow.seats - taken) * min(refill_s, blow.training_s) + taken * min(spared_s, blow.training_s)
+    members_s = (blow.in_view - taken) * min(refill_s, blow.training_s) + taken * min(spared_s, blow.training_s)
     return FaultCost(terms.world * (min(stop_s, blow.training_s) + blow.back_s), members_s, blow.lost * min(refill_s, blow.run_s))
 
 
@@ -295,10 +295,10 @@ def _priced(s: Any) -> tuple[dict[str, FaultCost], Times]:
     for item in sorted(s.incidents, key=lambda item: item.at_s):
         ready = sum(at_s <= item.at_s for at_s in free_s)
         trained_s, held_s = next((end for end in s.ends if end[1] >= item.at_s), s.ends[-1])
-        next_s, joined = slot_losses.next_s(item), item.seats or slot_losses.still_empty(item, times.refill_s(item.like))
+        next_s, joined = slot_losses.next_s(item), item.in_view or slot_losses.still_empty(item, times.refill_s(item.like))
         training_s, run_s = (max(0.0, min(end_s, next_s) - item.at_s) for end_s in (trained_s, held_s))
         injection = Blow(
-            kind=item.like, lost=len(item.members), seats=joined, spares=ready, training_s=training_s, run_s=run_s,
+            kind=item.like, lost=len(item.members), in_view=joined, spares=ready, training_s=training_s, run_s=run_s,
             back_s=back.get(item.id, 0.0),
         )  # fmt: skip
         costs[item.id] = fault_cost(injection, s.terms, times) if item.kind != OUTAGE else FaultCost(pause_s=s.world * injection.back_s)
@@ -347,7 +347,7 @@ def _taken_back(s: Any) -> dict[str, float]:
     """Seconds of training since the newest state that was kept, by the incident with which nobody was left who held a newer one."""
     found: dict[str, float] = {}
     for rollback in s.rollbacks:
-        before = [item for item in s.incidents if (item.seats or item.kind == OUTAGE) and item.at_s <= rollback.at_s]
+        before = [item for item in s.incidents if (item.in_view or item.kind == OUTAGE) and item.at_s <= rollback.at_s]
         if before:
             last = max(before, key=lambda item: item.at_s).id
             found[last] = found.get(last, 0.0) + rollback.steps * s.median_step_s
@@ -471,7 +471,7 @@ def typical(kind: str, s: Any, times: Times) -> Price:
     known = times.by_kind.get(kind, times.refill)
     every_s = s.copy_interval_s or s.checkpoint_interval_s or 0.0
     back_s = every_s / 2 if lost >= s.world > 1 else 0.0
-    injection = Blow(kind=kind, lost=lost, seats=lost, spares=s.spares, back_s=back_s)
+    injection = Blow(kind=kind, lost=lost, in_view=lost, spares=s.spares, back_s=back_s)
     return Price(fault_cost(injection, s.terms, times).lost_s, times.refill.unlike, known.count)
 
 
@@ -514,5 +514,5 @@ def worths(s: Any) -> Sequence[Worth]:
 
 def _spared(s: Any) -> Worth:
     costs, bare = priced(s)[0], priced(dataclasses.replace(s, spares=0))[0]
-    saved = [bare[name].seats_s - cost.seats_s for name, cost in costs.items()]
+    saved = [bare[name].missing_s - cost.missing_s for name, cost in costs.items()]
     return Worth("spares", sum(saved), s.categories["idle_spare"], sum(each > 0 for each in saved))

@@ -46,7 +46,7 @@ def _of_fault(book: CostBook, charged: Charged, name: str, losses: list[Loss], m
     lost, costs = tuple(loss.id for loss in losses), _costs(book, charged, losses, median_us)
     return Incident(
         name, at_s, fault.component, fault.kind, fault.slot, fault.node, phases, lost, tuple(loss.cause for loss in losses), *costs,
-        seats=_members(losses), like=fault.kind, domain=next((loss.domain for loss in losses if loss.domain), ""),
+        in_view=_members(losses), like=fault.kind, domain=next((loss.domain for loss in losses if loss.domain), ""),
     )  # fmt: skip
 
 
@@ -58,7 +58,7 @@ def _of_losses(book: CostBook, charged: Charged, losses: list[Loss], median_us: 
     slot, lost, causes = int(loss.id.partition(".")[0]), tuple(loss.id for loss in losses), tuple(loss.cause for loss in losses)
     return Incident(
         f"loss-{loss.id}", loss.at_us / 1e6, "unknown", "loss", slot, None, (), lost, causes, *costs,
-        seats=_members(losses), like=loss.like, domain=loss.domain,
+        in_view=_members(losses), like=loss.like, domain=loss.domain,
     )  # fmt: skip
 
 

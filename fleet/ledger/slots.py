@@ -119,11 +119,11 @@ class SlotAccount:
         "commits",
         "cursor_us",
         "generation",
+        "history",
         "hole_us",
         "holes",
         "incarnation",
         "last_commit_us",
-        "history",
         "lost_us",
         "slot",
         "stepped",
@@ -167,7 +167,7 @@ class SlotAccount:
         """Another process took the place of ``member``, or its cluster ended."""
         return member.incarnation < self.incarnation or (self.stopped and member.incarnation == self.incarnation)
 
-    def seat(self, incarnation: int, lost_us: int | None) -> None:
+    def join(self, incarnation: int, lost_us: int | None) -> None:
         """The next process is in the slot; ``lost_us``: when it is known to have been lost."""
         self.incarnation, self.lost_us, self.stopped, self.away = incarnation, lost_us, False, False
 

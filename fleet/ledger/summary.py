@@ -38,7 +38,7 @@ class Incident:
         excess_s: wall time it cost in all, until 20 steps after the world was full again; None when it did not come to that. Losses whose
             times overlap each count the whole overlap.
         down_s: of an outage: how long the run was stopped and nobody held a machine. In no category, and no part of any cost.
-        seats: how many of its members were in a view.
+        in_view: how many of its members were in a view.
         like: the kind of fault that it is, or looks like where none explains it.
         domain: the failure domain that was lost as a whole by it, with how many nodes and ranks; empty: none was.
     """
@@ -57,7 +57,7 @@ class Incident:
     stall_s: float | None
     excess_s: float | None
     down_s: float = 0.0
-    seats: int = 0
+    in_view: int = 0
     like: str = ""
     domain: str = ""
 

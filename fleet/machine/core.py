@@ -255,7 +255,7 @@ def _observe_rare(machine: MachineState, event: Event, now_s: float) -> None:
             building.told(machine, event.build, now_s)
         case StopRequested():
             stopping.stop(machine, event, now_s)
-        case _ if (said_by := getattr(event, "member", None)) is None or (machine.current(said_by) and machine.seated(said_by)):
+        case _ if (said_by := getattr(event, "member", None)) is None or (machine.current(said_by) and machine.in_view(said_by)):
             machine.out += machine.checkpoints.handle(event, machine.view, now_s)
 
 

@@ -34,7 +34,7 @@ def announced(machine: MachineState, event: NodeLeaves, now_s: float) -> None:
 
 def withdrawn(machine: MachineState, event: NodeStays, now_s: float) -> None:
     """A node does not go after all: its ranks are as all others are."""
-    if event.node in machine.roster.let_go:
+    if event.node in machine.roster.released:
         probe("a notice is withdrawn after the ranks have left")
     if machine.roster.unannounce(event.node):
         machine.write(DecisionMade(POLICY, "stay", f"node {event.node} stays after all", Notice(event.node), now_s))
@@ -46,8 +46,8 @@ def replay(machine: MachineState, told: Notice) -> None:
         machine.roster.unannounce(told.node)
     else:
         machine.roster.leaving[told.node] = told.until_s
-    if told.let_go:
-        machine.roster.let_go.add(told.node)
+    if told.released:
+        machine.roster.released.add(told.node)
 
 
 def wanted(machine: MachineState, view: View) -> int:
@@ -82,7 +82,7 @@ def _leaving_slots(machine: MachineState, view: View) -> dict[int, str]:
 
 def _release(machine: MachineState, nodes: list[str], left: int, now_s: float) -> None:
     for node in nodes:
-        machine.roster.let_go.add(node)
+        machine.roster.released.add(node)
         reason = f"the ranks of node {node} leave: {left} others go on"
-        machine.write(DecisionMade(POLICY, "let_go", reason, Notice(node, machine.roster.leaving[node], True), now_s))
+        machine.write(DecisionMade(POLICY, "released", reason, Notice(node, machine.roster.leaving[node], True), now_s))
     gather(machine, now_s, GatherWhy.MAINTENANCE, f"{', '.join(nodes)} will be taken away", in_person=False)

@@ -64,7 +64,7 @@ def node_lost(machine: MachineState, node: str, cause: NodeCause, at_s: float, n
 def _announced(machine: MachineState, rank: Rank, cause: Cause) -> Cause:
     """Why a rank is lost: who had left the view of a node that was about to be taken away is missed by nobody."""
     roster, node = machine.roster, rank.process.node
-    released = node in roster.let_go or not machine.seated(rank.member)
+    released = node in roster.released or not machine.in_view(rank.member)
     return TakenAway() if node in roster.leaving and released else cause
 
 
@@ -144,7 +144,7 @@ def drop(machine: MachineState, rank: Rank, cause: Cause, at_s: float, now_s: fl
     if machine.phase == Phase.END or machine.current(member) is None:
         return
     machine.roster.remove(rank)
-    joined = machine.seated(member)
+    joined = machine.in_view(member)
     generation = machine.view.generation if machine.view is not None and joined else -1
     domain = path if asked(machine.settings.domains) else ""
     machine.write(machine.losses.lost(rank, cause, at_s, generation, machine.committed.step, detail, domain))

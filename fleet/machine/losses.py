@@ -33,10 +33,10 @@ class Losses:
         self._count(record, rank.process.node, committed, domain)
         return record
 
-    def note(self, rank: Rank, seated: bool, now_s: float) -> None:
+    def note(self, rank: Rank, in_view: bool, now_s: float) -> None:
         """``rank`` is gone since now, and nobody wanted that: for :meth:`of_nodes`."""
         self._recent = [each for each in self._recent if each[0] >= now_s - WINDOW_S]
-        self._recent.append((now_s, rank.process.node, rank.member, seated))
+        self._recent.append((now_s, rank.process.node, rank.member, in_view))
 
     def of_nodes(self, nodes: Iterable[str], since_s: float) -> list[tuple[Member, bool]]:
         """Who was lost on these nodes since then, up to :data:`WINDOW_S` ago, and whether it was in the view."""

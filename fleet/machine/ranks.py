@@ -64,7 +64,7 @@ def quiesced(machine: MachineState, event: Quiesced, now_s: float) -> None:
         found_in = next((known for known in (view, proposal) if known is not None and known.generation == event.generation), None)
         machine.incomplete = frozenset(found_in.members) if found_in is not None else machine.incomplete
     runs = machine.phase in (Phase.RUN, Phase.FORM) and view is not None and event.generation >= view.generation
-    if runs and machine.seated(event.member):
+    if runs and machine.in_view(event.member):
         reason = f"rank {event.member} left generation {event.generation}: {event.detail or event.why}"
         gather(machine, now_s, GatherWhy.LEFT, reason, event.member)
     elif proposal is not None and event.generation >= proposal.generation and event.member in proposal.members:

@@ -71,14 +71,14 @@ class Roster:
     """The live rank of each slot, and what is known of the dead.
 
     ``domains``: the domain path of each node that has said it, ``lost_nodes`` those that were lost of late. ``leaving``: nodes that will be
-    taken away, and when; ``let_go``: those of them that no view has ranks of any more.
+    taken away, and when; ``released``: those of them that no view has ranks of any more.
     """
 
     by_slot: dict[int, Rank] = field(default_factory=dict)
     nodes: dict[str, float] = field(default_factory=dict)
     kept_out: set[str] = field(default_factory=set)
     leaving: dict[str, float] = field(default_factory=dict)
-    let_go: set[str] = field(default_factory=set)
+    released: set[str] = field(default_factory=set)
     domains: dict[str, str] = field(default_factory=dict)
     lost_nodes: dict[str, Gone] = field(default_factory=dict)
     silent: dict[str, float] = field(default_factory=dict)
@@ -123,13 +123,13 @@ class Roster:
         if rank.quiesced_generation >= rank.sent_generation:
             self.outstanding.discard(rank.member.slot)
 
-    def stays(self, node: str, seated: bool) -> bool:
+    def stays(self, node: str, in_view: bool) -> bool:
         """Whether ranks of ``node`` may be in the next view: those that are in the present one may until they are let go."""
-        return node not in self.leaving or (seated and node not in self.let_go)
+        return node not in self.leaving or (in_view and node not in self.released)
 
     def unannounce(self, node: str) -> bool:
         """Forget that a node will be taken away. Whether that was known."""
-        self.let_go.discard(node)
+        self.released.discard(node)
         return self.leaving.pop(node, None) is not None
 
     def gone(self, node: str) -> None:

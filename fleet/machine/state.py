@@ -184,7 +184,7 @@ class MachineState:
         """The live rank that ``member`` names, or None."""
         return self.roster.current(member)
 
-    def seated(self, member: Member) -> bool:
+    def in_view(self, member: Member) -> bool:
         """Whether ``member`` is in the view. Asked for each word of each rank, so the members are kept as a set."""
         if self.view is None:
             return False
@@ -258,7 +258,7 @@ class MachineState:
                 yield f"{rank.member} lives, and its process was given up"
             if (rank.sent_generation > rank.quiesced_generation) != (slot in self.roster.outstanding):
                 yield f"{rank.member} was sent {rank.sent_generation}, parked in {rank.quiesced_generation}, and outstanding says else"
-            if rank.phase == RankPhase.STARTING and self.seated(rank.member) and self.phase == Phase.RUN and self.grace_until_s is None:
+            if rank.phase == RankPhase.STARTING and self.in_view(rank.member) and self.phase == Phase.RUN and self.grace_until_s is None:
                 yield f"{rank.member} is in the running view, and builds its model"
         if gone := self.roster.outstanding - self.roster.by_slot.keys():
             yield f"slots {sorted(gone)} have to leave a view, and nobody lives there"

@@ -45,6 +45,6 @@ def node_gone(machine: MachineState, node: str, path: str, now_s: float) -> None
         lost = DomainLost(
             level, name, nodes, tuple((each.slot, each.incarnation) for each, _ in losses), sum(joined for _, joined in losses)
         )
-        membership = f"{lost.seats} of them in the view" if lost.seats != len(losses) else "all of them in the view"
+        membership = f"{lost.in_view} of them in the view" if lost.in_view != len(losses) else "all of them in the view"
         words = f"{level} {name} is lost: {len(nodes)} nodes with {len(losses)} ranks, {membership}"
         machine.write(DecisionMade("domains", "lost", words, lost, now_s))

@@ -67,7 +67,7 @@ def publish(machine: MachineState, formation: Formation, chosen: Source, now_s: 
     state = chosen.state or begin_history(machine, now_s)
     view = make_view(machine, formation.members, chosen, state, checkpoint)
     announce(machine, view, formation, False, now_s)
-    sit(machine, view, now_s)
+    adopt(machine, view, now_s)
     _send(machine, now_s)
 
 
@@ -124,7 +124,7 @@ def _why_back(machine: MachineState) -> str:
     return f"some of the {spread} was lost with all who kept it, its owner and its {copies} cop{'y' if copies == 1 else 'ies'}"
 
 
-def sit(machine: MachineState, view: View, now_s: float) -> None:
+def adopt(machine: MachineState, view: View, now_s: float) -> None:
     """``view`` is the one from here on; its members have to say that they are in it."""
     machine.view, machine.proposal, machine.phase = view, None, Phase.FORM
     machine.missing, machine.finished = set(view.members), set()
@@ -136,7 +136,7 @@ def entered(machine: MachineState, now_s: float) -> None:
     proposal = machine.proposal
     assert proposal is not None
     machine.decide("recovery", "enter", f"generation {proposal.generation}", OfView(proposal.generation), now_s)
-    sit(machine, proposal, now_s)
+    adopt(machine, proposal, now_s)
     machine.out += machine.checkpoints.abandoned(now_s)
 
 

@@ -99,7 +99,7 @@ def kept(guarded: Sequence[Sequence[int]], rank: int) -> tuple[Chunk, ...]:
     return ((size, rank), *((size, owner) for owner in range(size) if rank in guarded[owner]))
 
 
-def lenders(
+def servers(
     guarded: Sequence[Sequence[int]], owner: int, rank: int, places: Sequence[Place] = (), replica_size: int = 1
 ) -> tuple[int, ...]:
     """Whom view rank ``rank`` asks for the chunk of ``owner``, in order: all who keep it. Different ranks begin with different ones.
@@ -124,7 +124,7 @@ LATEST_S = 10.0
 """So long a lender waits for the commit of a step that its peer has committed."""
 
 
-class Loan(Enum):
+class Readiness(Enum):
     """What becomes of a request for a stretch of the parameters, which is for one state and no other."""
 
     NOW = "now"
@@ -132,7 +132,7 @@ class Loan(Enum):
     NEVER = "never"
 
 
-def loan(here: StateId | None, wanted: StateId, *, still: bool = True) -> Loan:
+def can_serve(here: StateId | None, wanted: StateId, *, still: bool = True) -> Readiness:
     """A rank that is at ``here`` is asked for parameters of ``wanted``. Only what is committed is lent.
 
     A rank that has taken a step before its peer knows of it asks early: it is given what it asks for once the peer has taken that step too.
@@ -142,13 +142,13 @@ def loan(here: StateId | None, wanted: StateId, *, still: bool = True) -> Loan:
             asks then; and of a step that is being taken there is nothing whole to give.
     """
     if not still:
-        return Loan.LATER
+        return Readiness.LATER
     if here == wanted:
-        return Loan.NOW
+        return Readiness.NOW
     behind = here is not None and here.history == wanted.history and here.step + 1 == wanted.step
     if not behind:
         probe("a lender is asked for a state that it does not hold")
-    return Loan.LATER if behind else Loan.NEVER
+    return Readiness.LATER if behind else Readiness.NEVER
 
 
 class Turn(NamedTuple):
@@ -158,22 +158,22 @@ class Turn(NamedTuple):
     attempt: int
 
 
-def gift(here: tuple[StateId | None, Turn], brought: tuple[StateId, Turn], *, still: bool = True) -> Loan:
-    """A rank computes a step from ``here``; a peer brings it a part of a gradient, of the step from ``brought``.
+def can_accept(here: tuple[StateId | None, Turn], contributed: tuple[StateId, Turn], *, still: bool = True) -> Readiness:
+    """A rank computes a step from ``here``; a peer brings it a part of a gradient, of the step from ``contributed``.
 
     Whoever is ahead, in a newer view, with the next step, or with the next attempt, is told once this rank has come there, too. What
     belongs to an earlier attempt is of no use: its sum was given up.
 
     Args:
-        still: see :func:`loan`.
+        still: see :func:`can_serve`.
     """
-    mine, theirs = here[1], brought[1]
+    mine, theirs = here[1], contributed[1]
     if theirs.generation != mine.generation:
-        return Loan.LATER if theirs.generation > mine.generation else Loan.NEVER
-    fate = loan(here[0], brought[0], still=still)
-    if fate is not Loan.NOW or theirs.attempt == mine.attempt:
+        return Readiness.LATER if theirs.generation > mine.generation else Readiness.NEVER
+    fate = can_serve(here[0], contributed[0], still=still)
+    if fate is not Readiness.NOW or theirs.attempt == mine.attempt:
         return fate
-    return Loan.LATER if theirs.attempt > mine.attempt else Loan.NEVER
+    return Readiness.LATER if theirs.attempt > mine.attempt else Readiness.NEVER
 
 
 class Run(NamedTuple):

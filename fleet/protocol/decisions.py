@@ -19,7 +19,7 @@ RecoveryAction = Literal[
 ]  # fmt: skip
 StragglerAction = Literal["accuse", "clear", "unknown", "tolerate", "rebalance", "replace", "evict"]
 CorruptionAction = Literal["carry_on", "evict", "recompute", "retry", "stop", "go_back", "begin_anew"]
-OtherAction = Literal["conclude", "stop", "set", "keep", "save", "warn", "recovered", "keep_out", "admit", "leave", "stay", "let_go"]
+OtherAction = Literal["conclude", "stop", "set", "keep", "save", "warn", "recovered", "keep_out", "admit", "leave", "stay", "released"]
 PlacementAction = Literal["loosen", "meet", "lost"]
 AskAction = Literal["ask", "came", "withdraw"]
 Action = Literal[RecoveryAction, StragglerAction, CorruptionAction, PlacementAction, OtherAction, AskAction]
@@ -333,11 +333,11 @@ class KeptOut(Payload):
 
 @dataclass(frozen=True, slots=True)
 class Notice(Payload):
-    """A node will be taken away at ``until_s`` on the run's clock; None: it stays. ``let_go``: no view has ranks of it any more."""
+    """A node will be taken away at ``until_s`` on the run's clock; None: it stays. ``released``: no view has ranks of it any more."""
 
     node: str
     until_s: float | None = None
-    let_go: bool = False
+    released: bool = False
 
     def figures(self) -> dict[str, float]:
         return {} if self.until_s is None else {"until_s": self.until_s}
@@ -392,10 +392,10 @@ class DomainLost(Payload):
     domain: str
     nodes: tuple[str, ...]
     members: tuple[tuple[int, int], ...]
-    seats: int
+    in_view: int
 
     def figures(self) -> dict[str, float]:
-        return {"nodes": float(len(self.nodes)), "ranks": float(len(self.members)), "in_view": float(self.seats)}
+        return {"nodes": float(len(self.nodes)), "ranks": float(len(self.members)), "in_view": float(self.in_view)}
 
 
 AnyPayload = (

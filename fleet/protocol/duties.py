@@ -25,9 +25,9 @@ class Duties:
         self.mine: Sequence[int] = ()
         self.ahead: tuple[int, ...] = ()
 
-    def deal(self, members: Sequence[Member], brought: Sequence[Sequence[int]], rank: int) -> None:
+    def assign(self, members: Sequence[Member], contributed: Sequence[Sequence[int]], rank: int) -> None:
         """By view rank, what all bring. These go together, also when the next view breaks before it is known who brings what there."""
-        self.had, self.mine, self.ahead = dict(zip(members, brought, strict=True)), brought[rank], ()
+        self.had, self.mine, self.ahead = dict(zip(members, contributed, strict=True)), contributed[rank], ()
 
     def speculate(self, view: View, member: Member, here: StateId, idle: Collection[int]) -> bool:
         """What ``member`` will have to bring in ``view`` if all others bring what they had to in the last one. False: nothing is known.
@@ -40,7 +40,7 @@ class Duties:
             self.ahead = speculative(self.had, view, member, self.shards, idle)
         return True
 
-    def due(self, held: Collection[int]) -> tuple[int, ...]:
+    def assigned(self, held: Collection[int]) -> tuple[int, ...]:
         """What is to be computed yet by whoever holds ``held``."""
         return tuple(shard for shard in (*self.mine, *self.ahead) if shard not in held)
 

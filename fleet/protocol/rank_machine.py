@@ -71,7 +71,7 @@ class RankMachine:
 
     Attributes:
         orders: what the driver is to do at once; it empties the list.
-        seat: the view in whose group this rank is; None when it is in none.
+        membership: the view in whose group this rank is; None when it is in none.
         joining: the view that it is joining.
         ahead: the proposal whose group forms beside the running steps.
         arriving: the state that is on its way to it.
@@ -85,7 +85,7 @@ class RankMachine:
         self.facts: Facts
         self.total = 0
         self.orders: list[Order] = []
-        self.seat: View | None = None
+        self.membership: View | None = None
         self.joining: Joining | None = None
         self.ahead: View | None = None
         self.arriving: Arriving | None = None
@@ -112,9 +112,9 @@ class RankMachine:
         return self.protocol.interrupted or (self.joining is not None and not self.joining.beside)
 
     @property
-    def due(self) -> tuple[int, ...]:
+    def assigned(self) -> tuple[int, ...]:
         """The shards that this rank has yet to compute for the step at hand."""
-        return self.duties.due(self.facts.held)
+        return self.duties.assigned(self.facts.held)
 
     @property
     def here(self) -> StateId:
@@ -137,7 +137,7 @@ class RankMachine:
         if (order := self.protocol.to_keep()) is not None:
             self.orders.append(KeepBeside(order))
         if interrupt and self.protocol.interrupted:  # the loop is in there: wake it, it will leave
-            for view in (self.seat, self.joining.view if self.joining is not None else None):
+            for view in (self.membership, self.joining.view if self.joining is not None else None):
                 if view is not None:
                     self.orders.append(Wake(view.generation))
 
@@ -156,15 +156,15 @@ class RankMachine:
     def _sweep(self) -> None:
         """Give up what does not belong to the rank's view: it was called out while it was aside."""
         view = self.protocol.view
-        held = (self.seat, self.joining.view if self.joining is not None else None)
+        held = (self.membership, self.joining.view if self.joining is not None else None)
         if any(one is not None and (view is None or one.generation != view.generation) for one in held):
             self._drop_membership()
 
     def _drop_membership(self, parting: Parting = Parting.LEFT) -> None:
-        for view in (self.seat, self.joining.view if self.joining is not None else None):
+        for view in (self.membership, self.joining.view if self.joining is not None else None):
             if view is not None:
                 self.orders.append(Drop(view.generation, parting))
-        self.seat = self.joining = None
+        self.membership = self.joining = None
 
     def _drop_ahead(self) -> None:
         if self.ahead is not None:
@@ -184,12 +184,12 @@ class RankMachine:
         return joining
 
     def _speculates(self, view: View) -> bool:
-        """Whether there is something to compute of the step at hand while the group of ``view`` forms: then it is ``due``."""
+        """Whether there is something to compute of the step at hand while the group of ``view`` forms: then it is ``assigned``."""
         state, member = self.protocol.state, self.protocol.member
         if state is None or state.step >= self.total:
             return False
         idle = view.idle if self.facts.spares_newcomers else ()
-        return self.duties.speculate(view, member, state, idle) and bool(self.due)
+        return self.duties.speculate(view, member, state, idle) and bool(self.assigned)
 
     def settle(self, joining: Joining) -> Moves:
         """Take a seat beside the loop: it goes on with what is due, and need not come before that is done."""
@@ -261,7 +261,7 @@ class RankMachine:
     def claim(self) -> bool:
         """The loop is here in person. False when it has to sit down first."""
         self.protocol.detached = False
-        return self.protocol.view is not None and not self.protocol.interrupted and self.joining is None and self.seat is not None
+        return self.protocol.view is not None and not self.protocol.interrupted and self.joining is None and self.membership is not None
 
     def leave(self, reason: str, testimony: Finding | None = None, *, within_step: bool = False) -> Moves:
         """Give up the group; the coordinator is told where this rank stands, and how it differs from the others."""
@@ -334,7 +334,7 @@ class RankMachine:
         self._check(joining)
         yield Meet(joining.view, joining.stands_by)
         self._check(joining)
-        self.seat, self.joining = joining.view, None
+        self.membership, self.joining = joining.view, None
         if not joining.beside:
             yield from self._exchange(joining.view)
 
@@ -401,7 +401,7 @@ class RankMachine:
         while True:
             if not self.claim():
                 joined = yield from self._join_next()
-                if not joined or self.due or self.here.step != step:
+                if not joined or self.assigned or self.here.step != step:
                     return
                 continue
             try:

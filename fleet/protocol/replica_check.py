@@ -29,7 +29,7 @@ class ReplicaCheck:
         self.open: Finding | None = None
         self._turns: dict[int, StateId] = {}
 
-    def seat(self, generation: int, here: StateId, receiver: bool) -> None:
+    def join(self, generation: int, here: StateId, receiver: bool) -> None:
         """A view begins, at state ``here``. ``receiver``: this rank is given that state in it."""
         self.generation, self.open = generation, None
         self.witness = self.witness and not receiver

@@ -85,16 +85,16 @@ class Shares(NamedTuple):
     """By view rank: the blocks whose sums it brings into the step, and the shards that it has yet to compute."""
 
     kept: tuple[tuple[Block, ...], ...]
-    due: tuple[tuple[int, ...], ...]
+    assigned: tuple[tuple[int, ...], ...]
 
     def leaves(self, shards: int) -> list[tuple[Block, ...]]:
         """By view rank: its blocks once all that is due is computed."""
         return [
             cover({shard for lo, hi in kept for shard in range(lo, hi)} | set(assigned), shards)
-            for kept, assigned in zip(self.kept, self.due, strict=True)
+            for kept, assigned in zip(self.kept, self.assigned, strict=True)
         ]
 
-    def brought(self, shards: int) -> list[list[int]]:
+    def contributed(self, shards: int) -> list[list[int]]:
         """By view rank: the shards of its :meth:`leaves`."""
         return [[shard for block in blocks for shard in range(*block)] for blocks in self.leaves(shards)]
 
@@ -131,7 +131,7 @@ def share(
 def speculative(had: Mapping[Member, Collection[int]], view: View, member: Member, shards: int, idle: Collection[int]) -> tuple[int, ...]:
     """What ``member`` will be dealt in ``view`` if all who do not receive a state there bring what they ``had`` to in the last view."""
     contributed = [had.get(one, ()) if rank not in view.receivers else () for rank, one in enumerate(view.members)]
-    return share(contributed, view.ranges, shards, idle, view.giver).due[view.rank_of(member)]
+    return share(contributed, view.ranges, shards, idle, view.giver).assigned[view.rank_of(member)]
 
 
 def _among_the_others(
@@ -145,7 +145,7 @@ def _among_the_others(
     place = {rank: number for number, rank in enumerate(busy)}
     found = share([held[rank] for rank in busy], list(itertools.pairwise(cuts)), shards, giver=place.get(giver, -1))
     kept = tuple(found.kept[place[rank]] if rank in place else () for rank in range(len(ranges)))
-    return Shares(kept, tuple(found.due[place[rank]] if rank in place else () for rank in range(len(ranges))))
+    return Shares(kept, tuple(found.assigned[place[rank]] if rank in place else () for rank in range(len(ranges))))
 
 
 def _smallest_to_spare(kept: list[list[Block]]) -> Block:

@@ -69,17 +69,17 @@ class TwoLevel:
     def host_of(self, rank: int) -> int:
         return self._host_of[rank]
 
-    def brought(self, host: int) -> list[Leaf]:
+    def contributed(self, host: int) -> list[Leaf]:
         """All that the ranks of a host have, from left to right in the tree."""
         return sorted(Leaf(block, host, rank, number) for rank in self.hosts[host] for number, block in enumerate(self.leaves[rank]))
 
     def combined(self, host: int) -> tuple[Additions, list[int]]:
-        """(what is added to what of :meth:`brought`, where the sums are then that cross), by index."""
-        return join([leaf.block for leaf in self.brought(host)], self.shards)
+        """(what is added to what of :meth:`contributed`, where the sums are then that cross), by index."""
+        return join([leaf.block for leaf in self.contributed(host)], self.shards)
 
     def crossing(self, host: int) -> list[Leaf]:
         """What of a host crosses to each owner elsewhere."""
-        found, (additions, at) = self.brought(host), self.combined(host)
+        found, (additions, at) = self.contributed(host), self.combined(host)
         stop = {index: found[index].block[1] for index in range(len(found))}
         for left, right in additions:
             stop[left] = stop[right]
@@ -88,7 +88,7 @@ class TwoLevel:
     def owned(self, host: int) -> list[Leaf]:
         """What an owner on ``host`` adds up: what its neighbours have each, and what crosses from other hosts; from left to right."""
         others = (leaf for other in range(len(self.hosts)) if other != host for leaf in self.crossing(other))
-        return sorted([*self.brought(host), *others])
+        return sorted([*self.contributed(host), *others])
 
     def parts(self, host: int, owner: int) -> list[Part]:
         """Who on ``host`` combines what of the chunk of ``owner``, who is elsewhere: all members have as much in all, and few parts."""

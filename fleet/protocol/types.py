@@ -224,7 +224,7 @@ class Pulse:
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """A live rank that could be in the next view. ``state`` is None when it holds none; ``seated``: it is in the present view.
+    """A live rank that could be in the next view. ``state`` is None when it holds none; ``in_view``: it is in the present view.
 
     ``domain``: the domain path of its node, see :mod:`fleet.protocol.domains`; "" when it is not known. ``view_rank``: its rank in the
     present view, or -1.
@@ -234,7 +234,7 @@ class Candidate:
     node: str
     state: StateId | None
     dirty: bool
-    seated: bool
+    in_view: bool
     domain: str = ""
     view_rank: int = -1
 

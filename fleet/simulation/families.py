@@ -127,7 +127,7 @@ def _in_groups(plan: Plan, rng: random.Random) -> Plan:
 
 def _while_serving(plan: Plan, rng: random.Random) -> Trouble:
     """A rank that lends or borrows, or is about to say where it lends, is killed or stands still; or nodes are cut off just then."""
-    point, step = rng.choice(("gathering", "gathering", "lending", "lending", "lending", "introduced")), rng.randrange(plan.steps)
+    point, step = rng.choice(("gathering", "gathering", "serving", "serving", "serving", "introduced")), rng.randrange(plan.steps)
     slot, duration_s = rng.choice((None, rng.randrange(plan.settings.slots))), rng.choice((rng.uniform(0.01, 0.3), rng.uniform(0.3, 6.0)))
     kind = rng.choice(("kill", "kill", "freeze", "cut"))
     if kind == "cut" and plan.settings.nodes > 1:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from fleet.protocol import moves
-from fleet.protocol.chunks import LATEST_S, SILENT_S, Chunk, Claim, Loan, bounds, lenders, loan
+from fleet.protocol.chunks import LATEST_S, SILENT_S, Chunk, Claim, Readiness, bounds, can_serve, servers
 from fleet.protocol.types import Member, StateId, View
 from fleet.simulation.clockwork import Future, Steps
 from fleet.simulation.groups import Broken, Group
@@ -22,7 +22,7 @@ LOOK_S = 0.05
 """How often a rank that waits for a stretch looks whether it is called away."""
 
 
-class Loaned(NamedTuple):
+class Fetched(NamedTuple):
     """What has come of a stretch: of which state the lender said that it is, and the value that stands for it."""
 
     state: StateId
@@ -31,9 +31,9 @@ class Loaned(NamedTuple):
 
 @dataclass(eq=False)
 class Request:
-    """One stretch that ``borrower`` asks one lender for. ``answer``: a :class:`Loaned`, or None: it is not to be had there."""
+    """One stretch that ``fetcher`` asks one lender for. ``answer``: a :class:`Fetched`, or None: it is not to be had there."""
 
-    borrower: GatheringRank
+    fetcher: GatheringRank
     state: StateId
     chunk: Chunk
     until_s: float
@@ -94,7 +94,7 @@ class GatheringRank(ShardedRank):
         self._servers = [self._addresses[member] for member in view.members]
         self._settle()
 
-    def _brought_of(self, shards: Collection[int]) -> list[int]:
+    def _contribution_of(self, shards: Collection[int]) -> list[int]:
         """None: their gradients have left this rank, for the owners of an earlier view's chunks."""
         return []
 
@@ -122,16 +122,16 @@ class GatheringRank(ShardedRank):
         chunks = [(size, owner) for owner in range(size)]
         found = {self.value} if any(map(self.has, chunks)) else set()
         groups = self.world.settings.replica_ranks
-        wanted = [(lenders(self.guarded, chunk[1], self._place, self.places, groups), chunk) for chunk in chunks if not self.has(chunk)]
+        wanted = [(servers(self.guarded, chunk[1], self._place, self.places, groups), chunk) for chunk in chunks if not self.has(chunk)]
         while wanted and not self.missed:
             asked = [(keepers, self._ask(self._servers[keepers[0]], state, chunk)) for keepers, chunk in wanted]
             wanted = []
             for keepers, request in asked:
-                fetched: Loaned | None = yield request.answer
+                fetched: Fetched | None = yield request.answer
                 if fetched is None:
                     wanted.append((keepers[1:], request.chunk))
                 else:
-                    self.world.watch.lent(self, self._servers[keepers[0]], state, fetched, request.chunk)
+                    self.world.watch.served(self, self._servers[keepers[0]], state, fetched, request.chunk)
                     found.add(fetched.value)
             for keepers, chunk in wanted:
                 if not keepers:
@@ -171,7 +171,7 @@ class GatheringRank(ShardedRank):
     def _ask(self, server: GatheringRank, state: StateId, chunk: Chunk) -> Request:
         clock = self.world.clock
         request = Request(self, state, chunk, clock.now_s + min(SILENT_S, self.world.settings.timeouts.collective_s))
-        arrives = lambda: self.world.links.bring(server.end, {self.end}, lambda: server.asked(request))  # noqa: E731
+        arrives = lambda: self.world.links.carry(server.end, {self.end}, lambda: server.asked(request))  # noqa: E731
         clock.after(self._hops.uniform(*HOP_S), arrives)
         clock.after(LOOK_S, lambda: self.gate(lambda: self._look(request)))
         return request
@@ -219,11 +219,11 @@ class GatheringRank(ShardedRank):
 
     def _serve(self, request: Request) -> None:
         try:
-            match loan(self.at_state, request.state, still=self._still):
-                case Loan.LATER:
+            match can_serve(self.at_state, request.state, still=self._still):
+                case Readiness.LATER:
                     self._early.append(request)
-                case Loan.NOW if self.has(request.chunk):
-                    self.at("lending")
+                case Readiness.NOW if self.has(request.chunk):
+                    self.at("serving")
                     self.gate(lambda: self._send(request))
                 case _:
                     self._answer(request, None)
@@ -234,16 +234,16 @@ class GatheringRank(ShardedRank):
         if self.at_state is None:
             self._answer(request, None)
             return
-        there = Loaned(self.at_state, self.value)
+        there = Fetched(self.at_state, self.value)
         self.world.clock.after(self._hops.uniform(*HOP_S), lambda: self.gate(lambda: self._sent(request, there)))
 
-    def _sent(self, request: Request, there: Loaned) -> None:
+    def _sent(self, request: Request, there: Fetched) -> None:
         """What was changed while it was sent is a mixture of both."""
-        self._answer(request, there if there == (self.at_state, self.value) else Loaned(there.state, POISON))
+        self._answer(request, there if there == (self.at_state, self.value) else Fetched(there.state, POISON))
 
-    def _answer(self, request: Request, fetched: Loaned | None) -> None:
+    def _answer(self, request: Request, fetched: Fetched | None) -> None:
         if request in self.open:
             self.open.remove(request)
-        fetcher, links = request.borrower, self.world.links
+        fetcher, links = request.fetcher, self.world.links
         arrives = lambda: fetcher.gate(lambda: request.answer.resolve(fetched))  # noqa: E731
-        self.world.clock.after(self._hops.uniform(*HOP_S), lambda: links.bring(fetcher.end, {self.end}, arrives))
+        self.world.clock.after(self._hops.uniform(*HOP_S), lambda: links.carry(fetcher.end, {self.end}, arrives))

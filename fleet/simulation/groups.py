@@ -161,7 +161,7 @@ class Group:
         """``source`` is who has left; without one, whoever has is known to ``member``'s host already or is heard of from all."""
         hosts = {self._hosts[source]} if source is not None else set(self._hosts.values())
         fail = functools.partial(self.ends[member].fail, reason)
-        self.clock.after(self.rng.uniform(0.001, 0.04), lambda: self._links.bring(self._hosts[member], hosts, fail))
+        self.clock.after(self.rng.uniform(0.001, 0.04), lambda: self._links.carry(self._hosts[member], hosts, fail))
 
     def _pend(self, end: End) -> Future:
         future = Future()
@@ -174,4 +174,4 @@ class Group:
     def _resolve_after(self, member: Member, future: Future, delay_s: float, value: Any) -> None:
         """For ``member``, which has something of every other by then."""
         hosts = set(self._hosts.values())
-        self.clock.after(delay_s, lambda: self._links.bring(self._hosts[member], hosts, lambda: future.resolve(value)))
+        self.clock.after(delay_s, lambda: self._links.carry(self._hosts[member], hosts, lambda: future.resolve(value)))

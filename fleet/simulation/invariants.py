@@ -35,11 +35,11 @@ from fleet.protocol.types import Member, StateId, View
 from fleet.simulation.checker import Checker, Homes, Violation
 from fleet.simulation.corruption import Corruption
 from fleet.simulation.endings import DoneOnce, InOrder, Kept
-from fleet.simulation.loans import Copies, Gathers, Lends, Near
 from fleet.simulation.model import POISON, gradient
 from fleet.simulation.outages import Durable, SavesAlone
 from fleet.simulation.partitions import AllWait, Excused, OneHistory
 from fleet.simulation.ranks import SimRank
+from fleet.simulation.serving import Copies, Gathers, Near, Serves
 from fleet.simulation.stage import Stage
 from fleet.simulation.two_phase import TwoPhase
 
@@ -94,7 +94,7 @@ class Dirty(Checker):
     def contribute(self, rank: SimRank, view: View, state: StateId, dirty: bool) -> None:
         self.require(not dirty and rank.weights != POISON, f"{rank} steps from {state} with a half-written state")
 
-    def seated(self, rank: SimRank, view: View, state: StateId) -> None:
+    def joined(self, rank: SimRank, view: View, state: StateId) -> None:
         self.require(not rank.protocol.dirty and rank.weights != POISON, f"{rank} is seated with a half-written state")
 
     def checkpoint(self, order: CommitCheckpoint, parts: Sequence[int | None]) -> None:
@@ -110,7 +110,7 @@ class Stale(Checker):
         super().__init__(world)
         self._greatest: dict[str, int] = {}
 
-    def sit(self, rank: SimRank, view: View) -> None:
+    def joining(self, rank: SimRank, view: View) -> None:
         token = rank.protocol.token
         last = self._greatest.get(token, -1)
         self.require(view.generation > last, f"{rank} sits in generation {view.generation} after {last}")
@@ -221,7 +221,7 @@ class Identical(Checker):
         right = rank.corrupt or self.fault_free(rank.weights, state)
         self.require(right, f"{rank} commits {state} with other weights than the fault-free run")
 
-    def seated(self, rank: SimRank, view: View, state: StateId) -> None:
+    def joined(self, rank: SimRank, view: View, state: StateId) -> None:
         right = rank.corrupt or self.fault_free(rank.weights, state)
         self.require(right, f"{rank} is seated at {state} with weights of another state")
 
@@ -547,11 +547,11 @@ class Traffic(Checker):
 CHECKERS: tuple[type[Checker], ...] = (
     Donor, Dirty, Stale, Repeat, TwoPhase, OneIncarnation, ExactlyOnce, Corruption, Identical, Agreement, WholeCheckpoint, Restored,
     Persisted, Journal, Rebuilt, Kept, InOrder, DoneOnce, Ends, BudgetsHold, HealthyStay, ChangesBounded, Traffic, AllWait, OneHistory,
-    Durable, SavesAlone, Excused, Gathers, Lends, Near, Copies,
+    Durable, SavesAlone, Excused, Gathers, Serves, Near, Copies,
 )  # fmt: skip
 HOOKS = (
-    "record", "truncated", "sent", "told", "checkpoint", "restored", "end", "meet", "sit", "seated", "contribute", "completed", "reduced",
-    "agreed", "commit", "save", "placed", "lent", "missed", "cut", "behind", "did",
+    "record", "truncated", "sent", "told", "checkpoint", "restored", "end", "meet", "joining", "joined", "contribute", "completed",
+    "reduced", "agreed", "commit", "save", "placed", "served", "missed", "cut", "behind", "did",
 )  # fmt: skip
 
 

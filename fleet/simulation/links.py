@@ -142,7 +142,7 @@ class Links:
         else:
             self._held_up.append((to, frozenset(sources), arrive))
 
-    def bring(self, to: str, sources: Collection[str], arrive: Callable[[], None]) -> None:
+    def carry(self, to: str, sources: Collection[str], arrive: Callable[[], None]) -> None:
         """As :meth:`deliver`, and as late as bad links make it."""
         late_s = self.late_s(to, sources)
         if late_s > 0:

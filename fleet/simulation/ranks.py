@@ -188,7 +188,7 @@ class SimRank:
                     Coroutine(self.world.clock, self.keep_beside(order), self.gate)
         view = self.protocol.view
         if view is not self._joined_view and view is not None:
-            self.world.watch.sit(self, view)
+            self.world.watch.joining(self, view)
         self._joined_view = view
         self.flush()
 

@@ -214,9 +214,9 @@ class SteppingRank(SimRank):
             self.transfer = None
 
     def _promise(self, move: moves.Promise) -> None:
-        self.groups[move.view.generation][0].tell(self.member, self._brought_of(move.shards))
+        self.groups[move.view.generation][0].tell(self.member, self._contribution_of(move.shards))
 
-    def _brought_of(self, shards: Collection[int]) -> list[int]:
+    def _contribution_of(self, shards: Collection[int]) -> list[int]:
         """Of shards that this rank has, or goes on with, those that count in a view that begins within their step."""
         return sorted(shards)
 
@@ -228,9 +228,11 @@ class SteppingRank(SimRank):
         if here != self.duties.at or receives:
             self.held = {}
         self.stepping, self.between, self.progress_s, self.duties.at = True, False, self.world.clock.now_s, here
-        self.replica_check.seat(view.generation, here, receives)
+        self.replica_check.join(view.generation, here, receives)
         if not receives:
-            group.tell(self.member, self._brought_of(self.held))  # between steps the newcomers ask, and members know that nothing has begun
+            group.tell(
+                self.member, self._contribution_of(self.held)
+            )  # between steps the newcomers ask, and members know that nothing has begun
         givers = [member for rank, member in enumerate(view.members) if rank not in view.receivers and move.begun]
         received: dict[Member, Any] = (yield group.told(self.member, givers)) if givers else {}
         contributed = [received.get(member, ()) for member in view.members]
@@ -241,12 +243,12 @@ class SteppingRank(SimRank):
         self._assign(view, shares)
 
     def _assign(self, view: View, shares: Shares) -> None:
-        self.duties.deal(view.members, shares.brought(self.world.settings.shards), view.rank_of(self.member))
+        self.duties.assign(view.members, shares.contributed(self.world.settings.shards), view.rank_of(self.member))
 
     def _joined(self, move: moves.ViewJoined) -> None:
         state = self.rank_machine.here
-        self.world.watch.seated(self, move.view, state)
-        self.world.note("seated", self, move.view.generation, state)
+        self.world.watch.joined(self, move.view, state)
+        self.world.note("joined", self, move.view.generation, state)
 
     # ---- a step --------------------------------------------------------------------------------------------------------------------------
 
@@ -254,11 +256,11 @@ class SteppingRank(SimRank):
         """The shards that are due of this rank; it stops early when it is wanted."""
         self._own = []
         if self.rank_machine.goes_ahead:
-            self.world.note("ahead", self, self.rank_machine.due)
+            self.world.note("ahead", self, self.rank_machine.assigned)
         self.stepping = True
-        assigned = self.rank_machine.due
+        assigned = self.rank_machine.assigned
         middle, number = len(assigned) // 2, 0
-        while pending := self.rank_machine.due:  # more may be foreseen meanwhile
+        while pending := self.rank_machine.assigned:  # more may be foreseen meanwhile
             if self.rank_machine.wanted or (self.rank_machine.joining is not None and self.rng.random() < 0.2):
                 break  # a live loop may act on an interrupt that its listening thread has answered since
             shard = pending[0]

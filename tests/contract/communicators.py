@@ -68,10 +68,10 @@ class Place:
         try:
             with self.patched():
                 yield self
-                self.let_go()
+                self.free()
                 self.check()
         finally:
-            self.let_go()
+            self.free()
             self.store.close()
 
     @contextlib.contextmanager
@@ -96,7 +96,7 @@ class Place:
         """The peer of rank 0. Rank 0 is told where nothing else tells it."""
         groups[1].close()
 
-    def let_go(self) -> None:
+    def free(self) -> None:
         """What comes late comes now."""
 
     def check_still_leaving(self) -> None:
@@ -147,9 +147,9 @@ class Recorded(Place):
         if self._recording.operation != "fails":
             groups[0].interrupt("rank 1 is lost")
 
-    def let_go(self) -> None:
+    def free(self) -> None:
         for stage in self._stages:
-            stage.let_go()
+            stage.free()
 
     def check_still_leaving(self) -> None:
         if self._recording.abort == "late":
@@ -341,7 +341,7 @@ def a_new_one_works_while_the_old_one_is_still_being_left(place: Place) -> None:
         new = place.form()
         are_right = exchanges_rightly(new)
         place.check_still_leaving()
-        place.let_go()
+        place.free()
         are_right()
         for _ in range(3):
             exchanges_rightly(new)
@@ -371,7 +371,7 @@ def nothing_is_left_over(place: Place) -> None:
             close_all(groups)
             broken(wait)
         del groups, wait
-        place.let_go()
+        place.free()
         until(lambda: not any(thread.name.startswith(OURS) for thread in threading.enumerate()), "the end of Fleet's threads", BOUND_S)
         if number < WARM:
             warm = [max(pair) for pair in zip(warm, open_now(), strict=True)]

@@ -122,7 +122,7 @@ def test_a_policy_gives_the_bits_that_fsdp_gives(kind: type[nn.Module], outer: M
         models.append(kind())
         loops.cut(mesh_of_one(CPU), models[-1], loops.HALF, outer)
     theirs, mine = models
-    let_go = cast_whole(take_over({"model": mine}, {}))
+    free = cast_whole(take_over({"model": mine}, {}))
     x = torch.randn(6, 8, generator=torch.Generator().manual_seed(1))
     x = x if outer.cast_forward_inputs else x.bfloat16()
     for _ in range(2):
@@ -132,7 +132,7 @@ def test_a_policy_gives_the_bits_that_fsdp_gives(kind: type[nn.Module], outer: M
         for each in (expected, found):
             each.float().square().mean().backward()
         assert {each.dtype for each in mine.state_dict().values()} == {torch.float32}
-    let_go()
+    free()
     assert mine.first.weight is mine.get_parameter("first.weight")
     for (name, parameter), (_, cut_up) in zip(mine.named_parameters(), theirs.named_parameters(), strict=True):
         if ".inner." not in name:  # reentrant checkpoints come twice to these, what FSDP adds up in bfloat16, and Fleet in float32
@@ -142,10 +142,10 @@ def test_a_policy_gives_the_bits_that_fsdp_gives(kind: type[nn.Module], outer: M
 def test_what_is_cast_is_cast_anew_once_the_parameters_have_changed() -> None:
     model = Tied()
     fully_shard(model, mesh=mesh_of_one(CPU), mp_policy=loops.HALF)
-    let_go = cast_whole(take_over({"model": model}, {}))
+    free = cast_whole(take_over({"model": model}, {}))
     x = torch.arange(5)
     before = model(x)
-    let_go()
+    free()
     with torch.no_grad():
         for each in model.parameters():
             each.mul_(2)

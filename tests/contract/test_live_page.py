@@ -151,7 +151,7 @@ def test_text_of_the_journal_stays_text(browser: Browser, served: Watched) -> No
         text(page, "#run", EVIL)
         page.locator("#faults button").click()
         text(page, "#story", EVIL)
-        text(page, "#seats", EVIL)
+        text(page, "#members", EVIL)
         assert page.locator("img").count() == 0
         assert page.locator("script").count() == 1
         page.locator("#legend .term").first.focus()

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from actors.rank.membership.client import Client
-from actors.rank.membership.seat import Seat
+from actors.rank.membership.membership import Membership
 from actors.rank.state.saving import PartsPort
 from actors.rank.state.tracked import TrackedState
 from actors.rank.step.engine import Engine
@@ -77,16 +77,16 @@ class LiveDriver(Driver):
         recorder = Recorder(folder / "ring", 0)
         self._client = client = Client(0, "token-1", "node", str(folder / "nobody"), "nowhere:1", recorder)
         client.say = self._flush  # type: ignore[method-assign]
-        self._seat = seat = Seat(client, recorder, cast("PartsPort", SimpleNamespace()), "127.0.0.1", Timeouts())
-        self.rank_machine = seat.rank_machine
+        self._membership = membership = Membership(client, recorder, cast("PartsPort", SimpleNamespace()), "127.0.0.1", Timeouts())
+        self.rank_machine = membership.rank_machine
         model = torch.nn.Linear(2, 1)
         state = TrackedState(model=model, optimizer=torch.optim.SGD(model.parameters(), lr=0.1))
         self._engine = engine = Engine(state, RunSettings(world=1, shards=8), recorder, None)
-        seat.serve(state, engine, TOTAL)
+        membership.serve(state, engine, TOTAL)
         for kind in (moves.Hold, moves.Reset, moves.ViewJoined, moves.Committed, moves.Expect, moves.Rehearse, moves.Attempted):
-            seat.carriers[kind] = lambda move: None
-        seat.carriers |= {moves.Share: self._share, moves.Reduce: self._reduce, moves.Apply: self._apply}
-        seat.carriers |= {moves.Digest: lambda move: "digest", moves.CarryOut: lambda move: '"did"'}
+            membership.carriers[kind] = lambda move: None
+        membership.carriers |= {moves.Share: self._share, moves.Reduce: self._reduce, moves.Apply: self._apply}
+        membership.carriers |= {moves.Digest: lambda move: "digest", moves.CarryOut: lambda move: '"did"'}
         self._main, self._other = self._play(self.rank_machine.run()), iter(())
         self._now = False
 
@@ -96,8 +96,8 @@ class LiveDriver(Driver):
             self.say(each)
 
     def _share(self, move: moves.Share) -> None:
-        self._seat.joined()
-        self._engine.seat(self._seat.group, move.view, 0, self.rank_machine.here, move.begun)
+        self._membership.joined()
+        self._engine.join(self._membership.group, move.view, 0, self.rank_machine.here, move.begun)
 
     def _reduce(self, move: moves.Reduce) -> Outcome:
         offers: list[Offer] = [move.offer]
@@ -111,7 +111,7 @@ class LiveDriver(Driver):
         """Yields where there is something to wait for."""
         value: Any = None
         while True:
-            ended, move = self._seat.resume(steps, value)
+            ended, move = self._membership.resume(steps, value)
             if ended:
                 return
             self.asked.append(type(move))
@@ -121,10 +121,10 @@ class LiveDriver(Driver):
                 self._now = False
                 while not self._now:
                     yield
-            value = self._seat.carriers[type(move)](move) if not isinstance(move, Compute) else None
+            value = self._membership.carriers[type(move)](move) if not isinstance(move, Compute) else None
 
     def _go_on(self) -> None:
-        for thread in list(self._seat._settling.values()):
+        for thread in list(self._membership._settling.values()):
             thread.join(20.0)
         if self._client.protocol.incarnation is not None:
             next(self._other, None)
@@ -217,7 +217,7 @@ def view(generation: int, step: int = 0) -> View:
     return View(generation, (ME,), ((0, 8),), 0, (), StateId(0, step), "nowhere:1")
 
 
-def seated(driver: Driver) -> None:
+def joined(driver: Driver) -> None:
     driver.hear(Publish(view(1)))
     assert driver.said == [Ready(ME), Formed(ME, 1, StateId(0, 0))]
     assert driver.asked[-1] is Compute
@@ -229,13 +229,13 @@ def quiesced(driver: Driver) -> list[tuple[int, StateId | None, bool]]:
 
 
 def test_it_sits_down_in_the_same_order(driver: Driver) -> None:
-    seated(driver)
+    joined(driver)
     kinds = [moves.Rehearse, moves.Hold, moves.Wait, moves.Meet, moves.Begin, moves.Share, moves.ViewJoined, moves.Compute]
     assert driver.asked == kinds
 
 
 def test_whoever_listens_answers_for_a_loop_that_computes_and_takes_its_next_seat(driver: Driver) -> None:
-    seated(driver)
+    joined(driver)
     driver.hear(Quiesce((ME,), 1))
     assert quiesced(driver) == [(1, StateId(0, 0), False)]
     driver.hear(Publish(view(2)))
@@ -244,7 +244,7 @@ def test_whoever_listens_answers_for_a_loop_that_computes_and_takes_its_next_sea
 
 
 def test_a_loop_that_is_called_in_person_answers_itself(driver: Driver) -> None:
-    seated(driver)
+    joined(driver)
     driver.hear(Quiesce((ME,), 1, in_person=True))
     assert not driver.said and driver.rank_machine.wanted
     driver.computed()
@@ -253,16 +253,16 @@ def test_a_loop_that_is_called_in_person_answers_itself(driver: Driver) -> None:
 
 
 def test_a_proposal_is_formed_beside_and_entered_after_the_step(driver: Driver) -> None:
-    seated(driver)
+    joined(driver)
     driver.hear(Propose(view(3)))
-    assert driver.rank_machine.seat == view(1) and driver.rank_machine.ahead == view(3) and not driver.said
+    assert driver.rank_machine.membership == view(1) and driver.rank_machine.ahead == view(3) and not driver.said
     driver.computed()
     assert driver.said == [Formed(ME, 3, StateId(0, 1))]
-    assert driver.rank_machine.seat == view(3)
+    assert driver.rank_machine.membership == view(3)
 
 
 def test_after_the_last_step_it_waits_at_the_barrier_and_is_called_behind_the_loop(driver: Driver) -> None:
-    seated(driver)
+    joined(driver)
     driver.computed()
     driver.computed()
     assert driver.said == [Finished(ME, 1, StateId(0, TOTAL), "")]
@@ -271,7 +271,7 @@ def test_after_the_last_step_it_waits_at_the_barrier_and_is_called_behind_the_lo
 
 
 def test_a_rank_that_halts_waits_at_the_barrier_and_goes_on_when_it_is_called_again(driver: Driver) -> None:
-    seated(driver)
+    joined(driver)
     driver.hear(Halt((ME,), 1))
     driver.computed()
     assert driver.said == [Finished(ME, 1, StateId(0, 1), "", halted=True)]
@@ -283,7 +283,7 @@ def test_a_rank_that_halts_waits_at_the_barrier_and_goes_on_when_it_is_called_ag
 
 
 def test_what_is_done_once_is_done_by_who_is_told_to(driver: Driver) -> None:
-    seated(driver)
+    joined(driver)
     driver.lease(KEY)
     assert driver.said == [OnceWanted(ME, KEY)] and not driver.came
     driver.hear(OnceAnswer((ME,), KEY, None))
@@ -293,7 +293,7 @@ def test_what_is_done_once_is_done_by_who_is_told_to(driver: Driver) -> None:
 
 
 def test_a_release_ends_every_wait(driver: Driver) -> None:
-    seated(driver)
+    joined(driver)
     driver.lease(KEY)
     driver.hear(Release((ME,), "stopped"))
     assert driver.rank_machine.over and driver.came == ["over"]

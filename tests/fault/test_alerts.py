@@ -58,7 +58,7 @@ class Scene:
 
     def ranks(self) -> list[tuple[Member, Process]]:
         """Of the view."""
-        return [(member, process) for member, process, seated in self.fleet.census() if seated]
+        return [(member, process) for member, process, in_view in self.fleet.census() if in_view]
 
     def trains(self) -> None:
         """Everybody is there, and steps are committed."""
@@ -153,8 +153,8 @@ def test_all_ranks_stand_still(scene: Scene) -> None:
 
 def test_a_spare_that_is_not_replaced(scene: Scene) -> None:
     scene.fleet.respawn = False
-    seated = {member.slot for member, _ in scene.ranks()}
-    scene.fleet.kill(next(slot for slot in scene.fleet.processes if slot not in seated))
+    in_view = {member.slot for member, _ in scene.ranks()}
+    scene.fleet.kill(next(slot for slot in scene.fleet.processes if slot not in in_view))
     scene.fires("FleetSparesExhausted")
     scene.fleet.respawn = True
     scene.is_silent("FleetSparesExhausted")

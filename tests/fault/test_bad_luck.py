@@ -106,7 +106,7 @@ def test_two_ranks_in_the_same_step(tmp_path: Path, fault_free: str) -> None:
 def strike_beside_a_spare(fleet: PlainFleet) -> None:
     roster = fleet.coordinator.machine.state.roster
     fleet.wait_for(lambda: sum(rank.phase == "standby" for rank in roster.by_slot.values()) == 1 and fleet.step >= 4)
-    fleet.kill(next(member.slot for member, _, seated in fleet.census() if seated))  # whoever came up last is the spare
+    fleet.kill(next(member.slot for member, _, in_view in fleet.census() if in_view))  # whoever came up last is the spare
 
 
 @pytest.mark.parametrize("sharding", ["none", "zero1"])
@@ -282,7 +282,7 @@ def test_a_zombie_that_wakes_after_its_replacement_is_in_is_fenced(tmp_path: Pat
         fleet.call(fleet.agents["node1"].stop())
         fleet.wait_for(lambda: 1 not in fleet.coordinator.machine.state.roster.by_slot)
         fleet.spawn_on(1, "node0")
-        fleet.wait_for(lambda: any(member.slot == 1 and seated for member, _, seated in fleet.census()))
+        fleet.wait_for(lambda: any(member.slot == 1 and in_view for member, _, in_view in fleet.census()))
         fleet.call(fleet.start_agent(1))
         os.kill(zombie.pid, signal.SIGCONT)
         zombie.join(20)

@@ -108,7 +108,7 @@ def test_a_node_that_ray_drains_costs_no_step(cluster: LocalCluster, tmp_path: P
     index = going.index_of_a_trainer()
     drain_by_ray(cluster, going.live.places[index].id)
     drained_s = time.monotonic()
-    going.wait(lambda kept: "let_go" in going.told(), "its ranks leave")
+    going.wait(lambda kept: "released" in going.told(), "its ranks leave")
     until(lambda: time.monotonic() > drained_s + NOTICE_S + 2, "Ray Train ends nobody when the time is up", NOTICE_S + 10)
     assert cluster.lose(index) is None
     cluster.add()
@@ -164,7 +164,7 @@ def test_sigterm_to_an_agent_is_its_nodes_notice_and_costs_no_step(cluster: Loca
     agent = agent_of(going, index)
     os.kill(agent, signal.SIGTERM)
     os.kill(agent, signal.SIGTERM)
-    going.wait(lambda kept: "let_go" in going.told(), "its ranks leave")
+    going.wait(lambda kept: "released" in going.told(), "its ranks leave")
     assert psutil.pid_exists(agent), "it serves until the notice is over"
     until(lambda: not psutil.pid_exists(agent), "it ends in order", NOTICE_S + 30)
     home = going.live.places[index].id
@@ -173,7 +173,7 @@ def test_sigterm_to_an_agent_is_its_nodes_notice_and_costs_no_step(cluster: Loca
     assert result.status == "completed", result
     assert final_digest(going.folder) == truth
     kept = records(going.folder)
-    assert going.told() == ["leave", "let_go"]
+    assert going.told() == ["leave", "released"]
     lost = [one for one in kept if isinstance(one, ProcessLost)]
     assert lost and all(isinstance(one.cause, TakenAway) and one.generation == -1 for one in lost)
     assert not [one for one in kept if isinstance(one, HistoryBegun)]

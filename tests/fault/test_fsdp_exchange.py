@@ -14,8 +14,8 @@ import torch
 from torch import nn
 from torch.distributed.fsdp import fully_shard
 
-from actors.rank.fsdp.lending import Borrower
 from actors.rank.fsdp.sending import Sender
+from actors.rank.fsdp.serving import PeerFetcher
 from actors.rank.membership.process_group import Group
 from actors.rank.tags import Tag
 from fleet.laws.exchange import gathered_bytes, summed_bytes
@@ -49,18 +49,18 @@ def tapped(counted: Counter[str]) -> None:
 
         setattr(owner, name, counting)
 
-    def gathered(missing: list[int], state: Any, wishes: Any) -> None:
-        counted["gathered"] += sum(wish.into.nbytes for number, (_, wish) in enumerate(wishes) if number not in missing)
+    def gathered(missing: list[int], state: Any, stretches: Any) -> None:
+        counted["gathered"] += sum(wanted.into.nbytes for number, (_, wanted) in enumerate(stretches) if number not in missing)
 
-    def brought(_: None, address: Any, request: Any, elements: torch.Tensor) -> None:
+    def contributed(_: None, address: Any, request: Any, elements: torch.Tensor) -> None:
         counted["summed"] += elements.nbytes
 
     def started(_: Any, sends: Any, receives: Any, tag: int = Tag.PLAIN) -> None:
         kind = "summed" if tag >= Tag.BUCKETS else "gathered"
         counted[kind] += sum(each.nbytes for each, _ in sends) if kind == "summed" or tag == Tag.PARAMETERS else 0
 
-    tap(Borrower, "fetch", gathered)
-    tap(Sender, "send", brought)
+    tap(PeerFetcher, "fetch", gathered)
+    tap(Sender, "send", contributed)
     tap(Group, "start", started)
 
 

@@ -40,9 +40,9 @@ class Story:
         graceful: bool = False,
         causes: tuple[str, ...] = (),
     ) -> None:
-        seated = tuple(Member(slot, incarnation) for slot, incarnation in members)
-        ranges = tuple((16 * i // len(seated), 16 * (i + 1) // len(seated)) for i in range(len(seated)))
-        view = View(generation, seated, ranges, 0, (), StateId(history, step), "127.0.0.1:1")
+        in_view = tuple(Member(slot, incarnation) for slot, incarnation in members)
+        ranges = tuple((16 * i // len(in_view), 16 * (i + 1) // len(in_view)) for i in range(len(in_view)))
+        view = View(generation, in_view, ranges, 0, (), StateId(history, step), "127.0.0.1:1")
         self.records.append(r.ViewPublished(view, at / 1e3, "because", graceful, causes))
 
     def lost(self, slot: int, incarnation: int, at: float, *, generation: int = 1, fault: str | None = None, cause: Cause = KILLED) -> None:

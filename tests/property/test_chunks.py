@@ -17,11 +17,11 @@ from fleet.protocol.chunks import (
     chunks_of,
     guards,
     kept,
-    lenders,
     lost,
     rectangles,
     route,
     runs,
+    servers,
     settled,
 )
 from fleet.protocol.types import StateId
@@ -151,7 +151,7 @@ def test_who_asks_begins_in_its_own_group_and_a_full_one_has_all(view: Grouped) 
     groups = full_groups(len(places), size)
     for rank in range(len(places)):
         for owner in range(len(places)):
-            asked = lenders(placed, owner, rank, places, size)
+            asked = servers(placed, owner, rank, places, size)
             assert set(asked) == {owner, *placed[owner]} and len(asked) == len(set(asked))
             inside = [keeper for keeper in asked if keeper // size == rank // size]
             assert list(asked[: len(inside)]) == inside
@@ -162,13 +162,13 @@ def test_whoever_makes_no_full_group_asks_who_is_near() -> None:
     """Three groups in three racks, and one rank more, which is in the rack of the second."""
     places = [("a", 0), ("a", 1), ("b", 2), ("b", 3), ("c", 4), ("c", 5), ("b", 6)]
     placed = guards(places, 1, 2)
-    assert [lenders(placed, owner, 6, places, 2)[0] for owner in range(6)] == [2, 3, 2, 3, 2, 3]
+    assert [servers(placed, owner, 6, places, 2)[0] for owner in range(6)] == [2, 3, 2, 3, 2, 3]
 
 
 def test_groups_of_one_are_none() -> None:
     places = [(rank % 3,) for rank in range(6)]
     assert guards(places, 2, 1) == guards(places, 2)
-    assert lenders(guards(places, 2), 4, 1, places, 1) == lenders(guards(places, 2), 4, 1)
+    assert servers(guards(places, 2), 4, 1, places, 1) == servers(guards(places, 2), 4, 1)
 
 
 @given(grouped(), LENGTHS)

@@ -165,8 +165,8 @@ def test_names_of_domains_mean_nothing(places: list[Place], wanted: int, names: 
 # ---- spares ------------------------------------------------------------------------------------------------------------------------------
 
 
-def candidate(slot: int, path: str, seated: bool = True) -> Candidate:
-    return Candidate(Member(slot, 0), f"n{slot}", None, False, seated, path)
+def candidate(slot: int, path: str, in_view: bool = True) -> Candidate:
+    return Candidate(Member(slot, 0), f"n{slot}", None, False, in_view, path)
 
 
 def test_a_spare_of_the_domain_with_fewest_members_is_promoted() -> None:
@@ -180,12 +180,12 @@ def test_a_spare_of_the_domain_with_fewest_members_is_promoted() -> None:
 
 @given(st.lists(PATHS, min_size=1, max_size=6), st.lists(PATHS, min_size=1, max_size=6), st.randoms(use_true_random=False))
 def test_whoever_is_promoted_shares_its_domain_with_as_few_as_can_be(members: list[Place], waiting: list[Place], random: object) -> None:
-    seated = [candidate(slot, "/".join(path)) for slot, path in enumerate(members)]
+    in_view = [candidate(slot, "/".join(path)) for slot, path in enumerate(members)]
     spares = [candidate(10 + slot, "/".join(path), False) for slot, path in enumerate(waiting)]
-    first = promoted(spares, seated, 1)[0]
+    first = promoted(spares, in_view, 1)[0]
     row = place_of(first.domain)[0]
     fewest = min(sum(place[0] == other[0] for place in members) for other in waiting)
     assert sum(place[0] == row for place in members) == fewest
     mixed = list(spares)
     random.shuffle(mixed)  # type: ignore[attr-defined]
-    assert promoted(mixed, seated, 3) == promoted(spares, seated, 3)
+    assert promoted(mixed, in_view, 3) == promoted(spares, in_view, 3)

@@ -83,7 +83,7 @@ def test_costs_rise_with_time_outs_and_with_what_was_measured(
 ) -> None:
     terms = Terms.of(RunSettings(world=world, spares=spares, shards=64))
     longer = dataclasses.replace(terms, timeouts={**terms.timeouts, name: factor * terms.timeouts[name]})
-    blow = Blow(kind=kind.name, lost=1, seats=1, spares=spares)  # type: ignore[attr-defined]
+    blow = Blow(kind=kind.name, lost=1, in_view=1, spares=spares)  # type: ignore[attr-defined]
     now, then = fault_cost(blow, terms, Times.of(start_s)), fault_cost(blow, longer, Times.of(start_s))
     assert now.lost_s <= then.lost_s and now.charged_s <= then.charged_s
     slower = fault_cost(blow, terms, Times.of(factor * start_s))

@@ -48,7 +48,7 @@ class RandomRun:
         self.out: list[tuple[int, int, r.Record]] = []
         self.procs: dict[int, Proc] = {}
         self.all: list[tuple[Proc, int]] = []
-        self.seated: list[int] = []
+        self.in_view: list[int] = []
         self.provision_us = self.down_us = self.cold_us = 0
         self.done: list[tuple[int, int]] = []
         self.emit(r.RunStarted(r.VERSION, "random", 0.0, 0.0, world, spares, 16, "{}"))
@@ -77,41 +77,41 @@ class RandomRun:
     def form(self, causes: tuple[str, ...], graceful: bool = False) -> None:
         """Everyone who is there waits until a view is published, then forms it."""
         alive = sorted(self.procs)
-        self.seated = sorted(self.rng.sample(alive, min(len(alive), self.world)))
+        self.in_view = sorted(self.rng.sample(alive, min(len(alive), self.world)))
         self.now_us = max([self.now_us, *(proc.now_us for proc in self.procs.values())])
         for slot in alive:
             self.wait(slot, self.now_us)
         self.generation += 1
-        members = tuple(self.procs[slot].member for slot in self.seated)
+        members = tuple(self.procs[slot].member for slot in self.in_view)
         ranges = tuple((rank, rank + 1) for rank in range(len(members)))
         view = View(self.generation, members, ranges, 0, (), StateId(self.history, self.step), "h:1")
         self.emit(r.ViewPublished(view, self.now_us / 1e6, "random", graceful, causes))
-        for slot in self.seated:
+        for slot in self.in_view:
             self.do(slot, "f", self.rng.randint(0, 900))
             self.do(slot, "r", self.rng.randint(0, 300))
 
     def steps(self, count: int) -> None:
         for _ in range(count):
             length_us = self.rng.randint(40, 2_000)
-            self.now_us = max(self.now_us, *(self.procs[slot].now_us for slot in self.seated)) + length_us
-            for slot in self.seated:
+            self.now_us = max(self.now_us, *(self.procs[slot].now_us for slot in self.in_view)) + length_us
+            for slot in self.in_view:
                 self.attempt(slot, self.now_us, "K")
             self.step += 1
             self.emit(r.Committed(StateId(self.history, self.step), self.now_us / 1e6))
 
     def lose(self) -> None:
         """Some members, perhaps all, die in the middle of an attempt; the others notice a little later."""
-        lost = self.rng.sample(self.seated, self.rng.randint(1, len(self.seated)))
-        self.now_us = max(self.procs[slot].now_us for slot in self.seated)
+        lost = self.rng.sample(self.in_view, self.rng.randint(1, len(self.in_view)))
+        self.now_us = max(self.procs[slot].now_us for slot in self.in_view)
         died_us = self.now_us + self.rng.randint(1, 2_000)
         for slot in lost:
             member = self.procs[slot].member
             self.attempt(slot, died_us, "")
             self.emit(r.ProcessLost(member, ProcessEnded(-9), died_us / 1e6, None, self.generation, -1, -1, ""), died_us)
-        for slot in set(self.seated) - set(lost):
+        for slot in set(self.in_view) - set(lost):
             self.attempt(slot, died_us + self.rng.randint(0, 500), self.rng.choice("AH"))
         causes = tuple(str(self.procs[slot].member) for slot in lost)
-        everyone = len(lost) == len(self.seated)
+        everyone = len(lost) == len(self.in_view)
         for slot in lost:
             self.begin(slot, died_us)
         self.now_us = died_us
@@ -123,7 +123,7 @@ class RandomRun:
         self.form((), graceful=True)
 
     def checkpoint(self) -> None:
-        for slot in self.seated:
+        for slot in self.in_view:
             self.do(slot, "k", self.rng.randint(0, 400))
         self.durable = self.step
         self.emit(r.CheckpointRecord(f"c{self.step}", "durable", StateId(self.history, self.step), self.now_us / 1e6))
@@ -171,8 +171,8 @@ class RandomRun:
         proc.now_us += duration_us
 
     def wait(self, slot: int, until_us: int) -> None:
-        seated = slot in self.seated and any(row.code != "i" for row in self.procs[slot].rows)
-        self.do(slot, "f" if seated else "s", until_us - self.procs[slot].now_us)
+        in_view = slot in self.in_view and any(row.code != "i" for row in self.procs[slot].rows)
+        self.do(slot, "f" if in_view else "s", until_us - self.procs[slot].now_us)
 
     def attempt(self, slot: int, until_us: int, mark: str) -> None:
         proc = self.procs[slot]

@@ -60,19 +60,19 @@ def test_each_ask_is_followed_by_its_end_and_names_its_time(looks: list[tuple[li
 @given(clusters(), COUNT)
 def test_no_node_with_a_place_of_the_run_is_let_go(nodes: list[NodeSeen], unplaced: int) -> None:
     requests = NodeRequests()
-    assert requests.look(nodes, unplaced, 0.0).let_go == ()
-    let_go = requests.look(nodes, unplaced, IDLE_S).let_go
+    assert requests.look(nodes, unplaced, 0.0).to_release == ()
+    to_release = requests.look(nodes, unplaced, IDLE_S).to_release
     by_name = {node.name: node for node in nodes}
-    assert all(by_name[name].agent and not by_name[name].held and not by_name[name].goes for name in let_go)
-    assert not let_go or (not lacking(nodes, unplaced) and any(node.held for node in nodes))
+    assert all(by_name[name].agent and not by_name[name].held and not by_name[name].goes for name in to_release)
+    assert not to_release or (not lacking(nodes, unplaced) and any(node.held for node in nodes))
 
 
 def test_a_node_without_places_is_let_go_after_a_while_and_not_before_ranks_are_placed() -> None:
     requests, used, idle = NodeRequests(), NodeSeen("a", held=1, agent=True), NodeSeen("b", agent=True)
-    assert requests.look([dataclasses.replace(used, held=0), idle], 0, 0.0).let_go == ()
-    assert requests.look([dataclasses.replace(used, held=0), idle], 0, 2 * IDLE_S).let_go == ()
-    assert requests.look([used, idle], 0, 2 * IDLE_S).let_go == ()
-    assert requests.look([used, idle], 0, 3 * IDLE_S).let_go == ("b",)
+    assert requests.look([dataclasses.replace(used, held=0), idle], 0, 0.0).to_release == ()
+    assert requests.look([dataclasses.replace(used, held=0), idle], 0, 2 * IDLE_S).to_release == ()
+    assert requests.look([used, idle], 0, 2 * IDLE_S).to_release == ()
+    assert requests.look([used, idle], 0, 3 * IDLE_S).to_release == ("b",)
 
 
 def test_a_lost_node_is_asked_for_and_what_came_is_kept_until_ray_gives_it_up() -> None:

@@ -22,10 +22,10 @@ def situations(draw: st.DrawFn) -> tuple[int, int, list[set[int]]]:
 def test_each_shard_counts_once_and_every_rank_brings_something(situation: tuple[int, int, list[set[int]]]) -> None:
     shards, ranks, held = situation
     found = share(held, ranges(shards, ranks), shards)
-    brought = [shard for rank in range(ranks) for lo, hi in found.kept[rank] for shard in range(lo, hi)]
-    brought += [shard for due in found.due for shard in due]
-    assert sorted(brought) == list(range(shards))
-    assert all(kept or due for kept, due in zip(found.kept, found.due, strict=True))
+    contributed = [shard for rank in range(ranks) for lo, hi in found.kept[rank] for shard in range(lo, hi)]
+    contributed += [shard for assigned in found.assigned for shard in assigned]
+    assert sorted(contributed) == list(range(shards))
+    assert all(kept or assigned for kept, assigned in zip(found.kept, found.assigned, strict=True))
     for rank in range(ranks):
         assert set(found.kept[rank]) <= set(cover(held[rank], shards))
     leaves = [block for of_one in found.leaves(shards) for block in of_one]
@@ -44,8 +44,8 @@ def test_survivors_of_one_view_keep_all_they_hold(situation: tuple[int, int, lis
         return
     found = share(held, plan, shards)
     missing = sum(hi - lo for rank, (lo, hi) in enumerate(plan) if rank in lost)
-    assert sum(map(len, found.due)) == missing
-    assert max(map(len, found.due)) <= -(-missing // ranks)
+    assert sum(map(len, found.assigned)) == missing
+    assert max(map(len, found.assigned)) <= -(-missing // ranks)
 
 
 @given(situations(), st.data())
@@ -57,7 +57,7 @@ def test_newcomers_bring_nothing_and_the_others_everything(situation: tuple[int,
     leaves = found.leaves(shards)
     assert [rank for rank in range(ranks) if not leaves[rank]] == sorted(idle)
     assert sorted(shard for of_one in leaves for lo, hi in of_one for shard in range(lo, hi)) == list(range(shards))
-    sizes = [len(due) for rank, due in enumerate(found.due) if rank not in idle]
+    sizes = [len(assigned) for rank, assigned in enumerate(found.assigned) if rank not in idle]
     assert any(held) or max(sizes) - min(sizes) <= -(-shards // ranks)
 
 
@@ -73,8 +73,8 @@ def test_who_gives_its_state_away_computes_no_more_than_others_that_hold_as_much
         return
     found = share(held, ranges(shards, ranks), shards, idle, giver)
     kept = [sum(hi - lo for lo, hi in blocks_of_one) for blocks_of_one in found.kept]
-    alike = [len(due) for rank, due in enumerate(found.due) if rank not in idle and kept[rank] == kept[giver]]
-    assert len(found.due[giver]) == min(alike)
+    alike = [len(assigned) for rank, assigned in enumerate(found.assigned) if rank not in idle and kept[rank] == kept[giver]]
+    assert len(found.assigned[giver]) == min(alike)
 
 
 @given(st.integers(1, 64), st.data())
@@ -86,7 +86,7 @@ def test_a_range_is_covered_by_its_blocks(shards: int, data: st.DataObject) -> N
 
 def test_without_anything_held_the_ranges_stand() -> None:
     found = share([set(), set()], [(0, 4), (4, 6)], 6)
-    assert found.due == ((0, 1, 2, 3), (4, 5))
+    assert found.assigned == ((0, 1, 2, 3), (4, 5))
     assert found.kept == ((), ())
 
 
@@ -94,4 +94,4 @@ def test_a_newcomer_without_work_takes_the_smallest_sum() -> None:
     """3 ranks hold all 4 shards; the fourth has nothing to do until one of two shards is given up."""
     found = share([{0, 1}, {2}, {3}, set()], [(0, 1), (1, 2), (2, 3), (3, 4)], 4)
     assert found.kept == ((), ((2, 3),), ((3, 4),), ())
-    assert found.due == ((0,), (), (), (1,))
+    assert found.assigned == ((0,), (), (), (1,))

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from fleet.protocol.domains import Place, place_of
 from fleet.protocol.types import Candidate, Member, StateId, View, apply_delta, view_delta
-from policies.topology import joining, seated, together, whole
+from policies.topology import joining, ordered, together, whole
 
 SIZES = st.integers(1, 4)
 SITES = st.tuples(st.sampled_from("ab"), st.sampled_from("rst"), st.sampled_from("mn"))
@@ -59,10 +59,10 @@ def test_the_bound_is_what_the_best_of_all_ways_reaches(places: list[Place], siz
 
 @given(PLACES, SIZES, st.data())
 def test_after_a_loss_groups_that_are_whole_stay_and_none_is_split_needlessly(places: list[Place], size: int, data: st.DataObject) -> None:
-    first = seated([candidate(slot, place) for slot, place in enumerate(places)], size)
+    first = ordered([candidate(slot, place) for slot, place in enumerate(places)], size)
     lost = data.draw(st.sets(st.sampled_from(sorted(first)), max_size=len(first) - 1))
     left = [candidate(one.slot, places[one.slot], rank) for rank, one in enumerate(first) if one not in lost]
-    after = seated(left, size)
+    after = ordered(left, size)
     assert sorted(after) == sorted(one.member for one in left)
     slots = {member.slot: index for index, member in enumerate(after)}
     ranked = [places[member.slot] for member in after]
@@ -75,11 +75,11 @@ def test_after_a_loss_groups_that_are_whole_stay_and_none_is_split_needlessly(pl
 @given(PLACES, st.integers(2, 4), st.data())
 def test_a_replacement_takes_the_place_of_whom_it_stands_in_for(places: list[Place], size: int, data: st.DataObject) -> None:
     """Where it is in the same domain: then all others are the ranks that they were."""
-    first = seated([candidate(slot, place) for slot, place in enumerate(places)], size)
+    first = ordered([candidate(slot, place) for slot, place in enumerate(places)], size)
     lost = data.draw(st.sampled_from(sorted(first)))
     after = [candidate(one.slot, places[one.slot], rank, int(one == lost)) for rank, one in enumerate(first)]
     back = [one if one.member.slot != lost.slot else candidate(lost.slot, places[lost.slot], -1, 1) for one in after]
-    found = seated(back, size)
+    found = ordered(back, size)
     assert [member.slot for member in found] == [member.slot for member in first]
 
 
@@ -89,7 +89,7 @@ def test_where_each_rank_has_a_part_the_others_keep_theirs(places: list[Place], 
     first = [candidate(slot, place, slot) for slot, place in enumerate(places)]
     lost = data.draw(st.sets(st.sampled_from(range(len(first)))))
     spares = [candidate(100 + slot, places[slot]) for slot in lost]
-    found = seated(data.draw(st.permutations([*(one for one in first if one.view_rank not in lost), *spares])), 1, replicated=False)
+    found = ordered(data.draw(st.permutations([*(one for one in first if one.view_rank not in lost), *spares])), 1, replicated=False)
     assert len(found) == len(set(found)) == len(first)
     assert all(found[one.view_rank] == one.member for one in first if one.view_rank not in lost)
 
@@ -105,7 +105,7 @@ def test_who_joins_is_there_once_and_the_order_of_hearing_changes_nothing(
     mixed = list(spares)
     random.shuffle(mixed)  # type: ignore[attr-defined]
     assert joining(mixed, there, room, size) == found
-    assert seated([*there, *mixed], size) == seated([*there, *spares], size)
+    assert ordered([*there, *mixed], size) == ordered([*there, *spares], size)
 
 
 @given(PLACES, PLACES, st.integers(2, 3))

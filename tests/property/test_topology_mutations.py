@@ -33,23 +33,23 @@ def reaches(places: Sequence[Place], members: Sequence[Member], size: int) -> bo
 
 def split(places: list[Place], size: int, rng: random.Random) -> bool:
     everyone = [candidate(slot, place) for slot, place in enumerate(places)]
-    return not reaches(places, topology.seated(everyone, size), size)
+    return not reaches(places, topology.ordered(everyone, size), size)
 
 
 def moved(places: list[Place], size: int, rng: random.Random) -> bool:
     """One is lost and comes back where it was: somebody else has another rank then."""
-    first = topology.seated([candidate(slot, place) for slot, place in enumerate(places)], size)
+    first = topology.ordered([candidate(slot, place) for slot, place in enumerate(places)], size)
     lost = rng.choice(first)
     ranked = [candidate(one.slot, places[one.slot], -1 if one == lost else rank, int(one == lost)) for rank, one in enumerate(first)]
-    return [one.slot for one in topology.seated(ranked, size)] != [one.slot for one in first]
+    return [one.slot for one in topology.ordered(ranked, size)] != [one.slot for one in first]
 
 
 def torn(places: list[Place], size: int, rng: random.Random) -> bool:
     """One is lost, and a spare beside it stands in: somebody else has another rank then."""
-    first = topology.seated([candidate(slot, place) for slot, place in enumerate(places)], size)
+    first = topology.ordered([candidate(slot, place) for slot, place in enumerate(places)], size)
     lost = rng.choice(first)
     left = [candidate(one.slot, places[one.slot], rank) for rank, one in enumerate(first) if one != lost]
-    after = topology.seated([*left, candidate(99, places[lost.slot])], size)
+    after = topology.ordered([*left, candidate(99, places[lost.slot])], size)
     return [99 if one == lost else one.slot for one in first] != [one.slot for one in after]
 
 
@@ -141,7 +141,7 @@ def test_groups_that_lie_far_apart_are_not_kept_for_being_there(monkeypatch: Pat
         seats = [("a", "r"), ("a", "s"), ("a", "s")]
         there = [candidate(slot, (*place, "n"), slot) for slot, place in enumerate(seats)]
         back = candidate(3, ("a", "r", "n"))
-        return [member.slot for member in topology.seated([*there, back], 2)]
+        return [member.slot for member in topology.ordered([*there, back], 2)]
 
     assert order() == [0, 3, 1, 2] or order() == [0, 3, 2, 1]
     what_is_there_stays_however_it_lies(monkeypatch)

@@ -73,7 +73,9 @@ class Simulated:
         additions, at = self.plan.combined(host)
         found: list[list[np.ndarray]] = [[] for _ in at]
         for part in self.plan.parts(host, owner):
-            values = [self.cross(self.piece(self.leaf(leaf, owner), part), leaf.rank, part.combiner) for leaf in self.plan.brought(host)]
+            values = [
+                self.cross(self.piece(self.leaf(leaf, owner), part), leaf.rank, part.combiner) for leaf in self.plan.contributed(host)
+            ]
             sums = added(values, additions)
             for pieces, index in zip(found, at, strict=True):
                 pieces.append(self.cross(sums[index], part.combiner, owner))

@@ -62,13 +62,13 @@ def differences_go_unseen(patch: Patch) -> None:
 
 
 def whoever_was_given_a_state_votes(patch: Patch) -> None:
-    right = ReplicaCheck.seat
+    right = ReplicaCheck.join
 
     def wrong(self: ReplicaCheck, generation: int, here: StateId, receiver: bool) -> None:
         right(self, generation, here, receiver)
         self.witness = True
 
-    patch.setattr(ReplicaCheck, "seat", wrong)
+    patch.setattr(ReplicaCheck, "join", wrong)
 
 
 def nobody_judges(patch: Patch) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from fleet.protocol.chunks import Chunk, Loan
+from fleet.protocol.chunks import Chunk, Readiness
 from fleet.protocol.records import Committed
 from fleet.protocol.types import StateId
 from fleet.simulation import gathering as gathering_module
@@ -39,7 +39,7 @@ def test_without_a_loss_every_rank_has_what_it_asks_for() -> None:
     assert rollbacks(outcome) == missed(outcome) == 0
 
 
-@pytest.mark.parametrize("point", ["gathering", "lending", "reducing", "ready", "decided", "mutating", "committed"])
+@pytest.mark.parametrize("point", ["gathering", "serving", "reducing", "ready", "decided", "mutating", "committed"])
 def test_one_rank_lost_anywhere_in_a_step_costs_no_state(point: str) -> None:
     assert not any(rollbacks(run(Trouble(kind="kill", point=point, step=5), seed=seed)) for seed in range(6))
 
@@ -84,7 +84,7 @@ def test_two_ranks_lost_at_once_behind_any_event_cost_no_state_where_there_are_t
 
 
 def lose_a_lender(seed: int) -> Outcome:
-    return run(Trouble(kind="kill", point="lending", step=5), seed=seed)
+    return run(Trouble(kind="kill", point="serving", step=5), seed=seed)
 
 
 def runs_that_missed() -> int:
@@ -93,7 +93,7 @@ def runs_that_missed() -> int:
 
 
 def test_where_nobody_lends_the_shard_is_not_computed_and_the_next_view_goes_on() -> None:
-    outcomes = [run(Trouble(kind="kill", point="lending", step=5), copies=0, seed=seed) for seed in range(MOST // 10)]
+    outcomes = [run(Trouble(kind="kill", point="serving", step=5), copies=0, seed=seed) for seed in range(MOST // 10)]
     assert any(map(missed, outcomes)), "nobody missed anything in any of the runs"
     assert all(rollbacks(outcome) == 1 for outcome in outcomes), "without a copy one loss goes back to a checkpoint"
 
@@ -112,7 +112,7 @@ def test_groups_need_no_copies_beside_each_other() -> None:
     assert rollbacks(run(lost, copies=0)) == 1
 
 
-@pytest.mark.parametrize("point", ["gathering", "lending", "ready", "mutating"])
+@pytest.mark.parametrize("point", ["gathering", "serving", "ready", "mutating"])
 def test_a_spare_that_takes_a_members_place_costs_no_state(point: str) -> None:
     for seed in range(4):
         outcome = run(Trouble(kind="kill", point=point, step=5), copies=0, seed=seed, replica_size=2, spares=1)
@@ -138,22 +138,22 @@ def test_all_siblings_lost_at_once_go_back_to_the_checkpoint() -> None:
 
 
 def lends_what_is_a_step_behind(patch: Patch) -> None:
-    right = gathering_module.loan
+    right = gathering_module.can_serve
 
-    def wrong(here: StateId | None, wanted: StateId, *, still: bool = True) -> Loan:
+    def wrong(here: StateId | None, wanted: StateId, *, still: bool = True) -> Readiness:
         found = right(here, wanted, still=still)
-        return Loan.NOW if found is Loan.LATER and still else found
+        return Readiness.NOW if found is Readiness.LATER and still else found
 
-    patch.setattr(gathering_module, "loan", wrong)
+    patch.setattr(gathering_module, "can_serve", wrong)
 
 
 def lends_while_it_changes(patch: Patch) -> None:
-    right = gathering_module.loan
+    right = gathering_module.can_serve
 
-    def wrong(here: StateId | None, wanted: StateId, *, still: bool = True) -> Loan:
+    def wrong(here: StateId | None, wanted: StateId, *, still: bool = True) -> Readiness:
         return right(here, wanted, still=True)
 
-    patch.setattr(gathering_module, "loan", wrong)
+    patch.setattr(gathering_module, "can_serve", wrong)
 
 
 def guards_one_copy_less(patch: Patch) -> None:
@@ -171,7 +171,7 @@ def does_not_keep_what_it_guards(patch: Patch) -> None:
 
 
 def asks_the_owner_alone(patch: Patch) -> None:
-    patch.setattr(gathering_module, "lenders", lambda guarded, owner, *more: (owner,))
+    patch.setattr(gathering_module, "servers", lambda guarded, owner, *more: (owner,))
 
 
 def what_was_missed_is_missed_for_ever(patch: Patch) -> None:
@@ -186,8 +186,8 @@ def what_was_missed_is_missed_for_ever(patch: Patch) -> None:
 
 
 def asks_other_groups_first(patch: Patch) -> None:
-    right = gathering_module.lenders
-    patch.setattr(gathering_module, "lenders", lambda guarded, owner, rank, *more: right(guarded, owner, rank))
+    right = gathering_module.servers
+    patch.setattr(gathering_module, "servers", lambda guarded, owner, rank, *more: right(guarded, owner, rank))
 
 
 def guards_as_if_there_were_no_groups(patch: Patch) -> None:
@@ -208,11 +208,11 @@ def leaves_the_last_group_without_copies(patch: Patch) -> None:
 
 MUTATIONS = {
     lends_what_is_a_step_behind: ("gathers",),
-    lends_while_it_changes: ("lends", "gathers"),
+    lends_while_it_changes: ("serves", "gathers"),
     guards_one_copy_less: ("two-phase", "copies"),
     does_not_keep_what_it_guards: ("copies", "near"),
-    asks_the_owner_alone: ("lends", "near"),
-    what_was_missed_is_missed_for_ever: ("lends",),
+    asks_the_owner_alone: ("serves", "near"),
+    what_was_missed_is_missed_for_ever: ("serves",),
     asks_other_groups_first: ("near",),
     guards_as_if_there_were_no_groups: ("copies", "near"),
     leaves_the_last_group_without_copies: ("copies", "near"),

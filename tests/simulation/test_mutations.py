@@ -242,7 +242,7 @@ def lost_shards_are_computed_by_everyone(patch: Patch) -> None:
 
     def wrong(held: Sequence[Collection[int]], *others: Any) -> Shares:
         shares = right(held, *others)
-        missing = tuple(sorted(shard for due in shares.due for shard in due))
+        missing = tuple(sorted(shard for assigned in shares.assigned for shard in assigned))
         return Shares(shares.kept, (missing,) * len(held)) if any(held) else shares
 
     patch.setattr(steps_module, "share", wrong)
@@ -313,7 +313,7 @@ def seat_is_claimed_before_it_is_taken(patch: Patch) -> None:
 
 def loop_reduces_while_another_answers_for_it(patch: Patch) -> None:
     def wrong(self: RankMachine) -> bool:
-        return self.protocol.view is not None and not self.protocol.interrupted and self.joining is None and self.seat is not None
+        return self.protocol.view is not None and not self.protocol.interrupted and self.joining is None and self.membership is not None
 
     patch.setattr(RankMachine, "claim", wrong)
 

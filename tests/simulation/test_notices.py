@@ -21,7 +21,7 @@ MOST = 60
 def test_in_these_seeds_ranks_are_let_go_and_stay_after_all() -> None:
     """Else the test above shows little."""
     told = [decision.action for seed in range(MOST) for decision in notices(simulate(notices_plan(seed)))]
-    assert told.count("let_go") > MOST // 10 and told.count("stay") > MOST // 20
+    assert told.count("released") > MOST // 10 and told.count("stay") > MOST // 20
 
 
 def notices(outcome: Outcome) -> list[DecisionMade]:
@@ -53,16 +53,16 @@ def nobody_was_missed(outcome: Outcome) -> bool:
 @pytest.mark.parametrize("seed", range(4))
 def test_the_spare_is_taken_in_before_the_rank_leaves(seed: int) -> None:
     outcome = run(Trouble(kind="notice", at_s=3.0, node=1, duration_s=6.0), seed=seed)
-    assert [decision.action for decision in notices(outcome)] == ["leave", "let_go"]
+    assert [decision.action for decision in notices(outcome)] == ["leave", "released"]
     assert worlds(outcome)[-3:] == [3, 4, 3]
     assert nobody_was_missed(outcome)
 
 
 def test_without_a_spare_the_world_shrinks_right_before_the_node_goes() -> None:
     outcome = run(Trouble(kind="notice", at_s=3.0, node=1, duration_s=6.0), spares=0)
-    [told, let_go] = notices(outcome)
+    [told, released] = notices(outcome)
     assert isinstance(told.payload, Notice) and told.payload.until_s is not None
-    assert 0.0 < told.payload.until_s - let_go.at_s < 4.0
+    assert 0.0 < told.payload.until_s - released.at_s < 4.0
     assert worlds(outcome)[:2] == [3, 2] and worlds(outcome)[-1] == 3, "the node that comes in its place is used"
     assert nobody_was_missed(outcome)
 
@@ -77,7 +77,7 @@ def test_a_notice_that_is_withdrawn_changes_nothing_while_nobody_could_stand_in(
 def test_a_coordinator_that_is_killed_remembers_the_notice() -> None:
     kills = Trouble(kind="coordinator", at_s=3.2, duration_s=0.5)
     outcome = run(Trouble(kind="notice", at_s=3.0, node=1, duration_s=6.0), kills)
-    assert [decision.action for decision in notices(outcome)] == ["leave", "let_go"]
+    assert [decision.action for decision in notices(outcome)] == ["leave", "released"]
     assert nobody_was_missed(outcome)
 
 

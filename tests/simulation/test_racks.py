@@ -88,7 +88,7 @@ def test_each_group_lies_in_one_rack_and_a_rack_is_one_loss(seed: int, monkeypat
     assert racks[0] == racks[1] != racks[2] == racks[3]
     (lost,) = told(outcome, DomainLost)
     assert isinstance(lost.payload, DomainLost) and lost.payload.domain == f"rack-{seed % 2}"
-    assert len(lost.payload.members) == 2 and lost.payload.seats == 2
+    assert len(lost.payload.members) == 2 and lost.payload.in_view == 2
 
 
 def test_a_rack_that_is_not_known_is_no_loss_of_a_domain() -> None:

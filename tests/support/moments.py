@@ -48,7 +48,7 @@ FSDP, ZERO1 = "actors.rank.fsdp", "actors.rank.zero1"
 GROUP = "actors.rank.membership.process_group:Group"
 MOMENTS = {
     "before-the-first-gather": Moment("a shard is about to begin", f"{FSDP}.engine:FsdpEngine.begin_shard"),
-    "asks-for-a-stretch": Moment("it has asked a lender, who is about to answer", f"{FSDP}.lending:Borrower._ask", behind=True),
+    "asks-for-a-stretch": Moment("it has asked a lender, who is about to answer", f"{FSDP}.serving:PeerFetcher._ask", behind=True),
     "lends-a-stretch": Moment("a peer has asked it for a stretch", f"{FSDP}.engine:FsdpEngine._lend"),
     "in-a-forward": Moment("a unit is gathered for its forward", f"{FSDP}.gathered:Gathered._before_forward", behind=True),
     "behind-a-forward": Moment("a unit is let go behind its forward", f"{FSDP}.gathered:Gathered._behind_forward", behind=True),

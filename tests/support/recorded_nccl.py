@@ -126,7 +126,7 @@ class Stage:
         store.wait([f"there/{each}" for each in range(size)])
         return self._made(RecordedNccl(self, rank, _fabrics[store.get("fabric").decode()]))
 
-    def let_go(self) -> None:
+    def free(self) -> None:
         """What comes late comes now: makings, aborts, and the kernels of what was left."""
         self.released.set()
         for nccl in self.made:

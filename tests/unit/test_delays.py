@@ -10,7 +10,7 @@ from policies.recovery import ReformPromoteRegrow
 
 def test_a_delay_holds_survivors_back_and_no_first_view() -> None:
     policy = Delayed(ReformPromoteRegrow(Budgets(), 60.0), 5.0)
-    survivor, fresh = (Candidate(Member(0, 0), "n", StateId(0, 3) if seated else None, False, seated) for seated in (True, False))
+    survivor, fresh = (Candidate(Member(0, 0), "n", StateId(0, 3) if in_view else None, False, in_view) for in_view in (True, False))
     waiting = policy.form(Situation((survivor,), 1, 1, 10.0, 0, None), 12.0).decision
     assert (waiting.action, waiting.valid_until_s) == ("wait", 15.0)
     assert policy.form(Situation((survivor,), 1, 1, 10.0, 0, None), 15.0).decision.action == "form"

@@ -138,7 +138,7 @@ def test_bounds_hold_by_hand(parameter: fault_kinds.Parameter) -> None:
 @pytest.mark.parametrize("kind", TABLE, ids=lambda kind: kind.name)
 def test_the_forecast_and_the_story_know_it(kind: FaultKind) -> None:
     lost = TERMS.struck(kind)
-    cost = fault_cost(Blow(kind=kind.name, lost=lost, seats=lost), TERMS, Times.of(None))
+    cost = fault_cost(Blow(kind=kind.name, lost=lost, in_view=lost), TERMS, Times.of(None))
     assert (cost.lost_s > 0) == (cost.charged_s > 0) == kind.takes_ranks, "what only makes steps longer is in kept steps"
     assert bool(TERMS.noticed_s(kind)) == (Cost.STILL in kind.may_cost or Cost.APART in kind.may_cost)
     words = told(fault(kind), (Member(1, 0),))

@@ -194,7 +194,7 @@ def test_rank_0_tells_once_on_what_it_trains() -> None:
         recorder=Recorder(),
         feeds=SimpleNamespace(of=lambda *what: feed),
     )
-    engine: Any = SimpleNamespace(due=[], checks=[], next_due=[], body=SimpleNamespace(enter=lambda step: None))
+    engine: Any = SimpleNamespace(assigned=[], checks=[], next_assigned=[], body=SimpleNamespace(enter=lambda step: None))
     for number in range(3):
         assert list(Step(run, engine, number).batches(source, 8)) == []
     assert said == [Reads(MEMBER, 8, 8, fingerprint(Source(length=8)), 3, 0, 0, PERMUTED)]

@@ -164,8 +164,8 @@ def test_one_survivor_answers_for_all(left: int, missing: int, ready: int, held:
     answer = Recovery(policy, nodes, least).form(held, missing, ready, waited_s)
     assert answer.action == whole.decision.action
     if answer.action == "form":
-        seated = set(whole.members)
-        then = tuple(Candidate(one.member, one.node, one.state, False, one.member in seated) for one in (*survivors, *newcomers))
+        in_view = set(whole.members)
+        then = tuple(Candidate(one.member, one.node, one.state, False, one.member in in_view) for one in (*survivors, *newcomers))
         grown = policy.grow(Situation(then, nodes, least, 0.0, 0, "c"), math.inf)
         assert left + answer.joined == len(grown.members or whole.members)
     assert answer.wait_s == pytest.approx(whole.decision.valid_until_s - waited_s)

@@ -136,18 +136,18 @@ def test_who_is_where(tmp_path: Path) -> None:
     for slot in range(3):
         story.records.append(r.ProcessUp(Member(slot, 0), Process(f"node-{slot}", 100 + slot, 1), "t", 0.1))
     follower = Follower(write(tmp_path / "journal.jsonl", story)).read()
-    assert [seat.state for seat in follower.seats()] == [STARTS] * 3
+    assert [seat.state for seat in follower.slots()] == [STARTS] * 3
     story.spans(2, 0, "i100 s50", generation=-1)
     story.view(1, [(0, 0), (1, 0)], 200)
     follower = Follower(write(tmp_path / "journal.jsonl", story)).read()
-    assert [seat.state for seat in follower.seats()] == [TRAINS, TRAINS, STANDS_BY]
+    assert [seat.state for seat in follower.slots()] == [TRAINS, TRAINS, STANDS_BY]
     story.lost(1, 0, 300)
     story.view(2, [(0, 0), (2, 0)], 310, causes=("1.0",))
     story.view(3, [(2, 0)], 400)
     follower = Follower(write(tmp_path / "journal.jsonl", story)).read()
-    assert [(seat.state, seat.shards) for seat in follower.seats()] == [(STANDS_BY, None), (LOST, None), (TRAINS, (0, 16))]
-    assert follower.seats()[1].cause == "killed by SIGKILL"
-    assert follower.seats()[2].pid == 102
+    assert [(seat.state, seat.shards) for seat in follower.slots()] == [(STANDS_BY, None), (LOST, None), (TRAINS, (0, 16))]
+    assert follower.slots()[1].cause == "killed by SIGKILL"
+    assert follower.slots()[2].pid == 102
 
 
 def test_what_is_kept_of_a_long_run_is_bounded() -> None:
@@ -185,7 +185,7 @@ def test_a_snapshot_spares_what_was_folded_and_shows_nowhere(tmp_path: Path) -> 
         (path.parent / snapshots.NAME).unlink()
         anew = Follower(path).read()
         assert again.look(lambda report: report.history) == anew.look(lambda report: report.history)
-        assert again.seats() == anew.seats()
+        assert again.slots() == anew.slots()
 
 
 def without_end(story: Story) -> Story:
@@ -239,8 +239,8 @@ def test_what_strikes_whom_now(tmp_path: Path) -> None:
     for fault, members in struck:
         story.records.append(r.FaultRecord(fault, "executed", 0.3, members, ""))
     follower = Follower(write(tmp_path / "journal.jsonl", story)).read()
-    assert [seat.struck for seat in follower.seats()] == [(), ("partition",)] and follower.struck() == ("store_gone",)
+    assert [seat.struck for seat in follower.slots()] == [(), ("partition",)] and follower.struck() == ("store_gone",)
     for name, kind in (("p", "partition"), ("s", "store_gone")):
         story.records.append(r.FaultRecord(Fault(name, 0.3, "test", kind), "healed", 0.5, (), ""))
     follower = Follower(write(tmp_path / "journal.jsonl", story)).read()
-    assert [seat.struck for seat in follower.seats()] == [(), ()] and follower.struck() == ()
+    assert [seat.struck for seat in follower.slots()] == [(), ()] and follower.struck() == ()

@@ -85,7 +85,7 @@ def losses(count: int, *, config: str = "{}", cause: Cause = ENDED, fault: str |
 
 
 TERMS = Terms.of(RunSettings(world=4, nodes=2))
-KILL = Blow(kind="kill_rank", lost=1, seats=1)
+KILL = Blow(kind="kill_rank", lost=1, in_view=1)
 
 
 def test_what_a_fault_costs_follows_from_its_kind_the_time_outs_and_the_spares() -> None:
@@ -99,15 +99,15 @@ def test_what_a_fault_costs_follows_from_its_kind_the_time_outs_and_the_spares()
     patient = Terms.of(RunSettings(world=4, timeouts=dataclasses.replace(RunSettings().timeouts, heartbeat_s=4.0)))
     assert fault_cost(dataclasses.replace(KILL, kind="hang"), patient, fresh).lost_s == pytest.approx(hang.lost_s + 4.0)
     late = fault_cost(dataclasses.replace(KILL, training_s=0.5, run_s=2.0), TERMS, fresh)
-    assert (late.seats_s, late.refill_s) == (0.5, 2.0), "a seat is missed until training ends, a slot until the run does"
-    assert fault_cost(dataclasses.replace(KILL, seats=0), TERMS, fresh).lost_s == 0, "a spare that is lost is nobody's seat"
-    assert fault_cost(Blow(kind="slow", lost=0, seats=0), TERMS, fresh).charged_s == 0
+    assert (late.missing_s, late.refill_s) == (0.5, 2.0), "a seat is missed until training ends, a slot until the run does"
+    assert fault_cost(dataclasses.replace(KILL, in_view=0), TERMS, fresh).lost_s == 0, "a spare that is lost is nobody's seat"
+    assert fault_cost(Blow(kind="slow", lost=0, in_view=0), TERMS, fresh).charged_s == 0
     assert fault_cost(dataclasses.replace(KILL, back_s=10.0), TERMS, fresh).lost_s == pytest.approx(4 * (PAUSE_S + 10.0) + REFILL_S)
 
 
 def test_a_run_that_stalls_in_a_partition_waits_as_long_as_it_was_told() -> None:
     stalls = Terms.of(RunSettings(world=4, on_partition="stall"))
-    cut = Blow(kind="partition", lost=2, seats=2)
+    cut = Blow(kind="partition", lost=2, in_view=2)
     waited_s = stalls.timeouts["stall_s"] - stalls.timeouts["node_s"]
     assert fault_cost(cut, stalls, Times.of(3.0)).lost_s - fault_cost(cut, TERMS, Times.of(3.0)).lost_s == pytest.approx(4 * waited_s)
 
@@ -136,8 +136,8 @@ def test_a_replacement_that_dies_before_it_trains_leaves_its_seat_empty() -> Non
             view = dataclasses.replace(record.view, members=(Member(0, 0), Member(1, 2)))
             twice.records[number] = dataclasses.replace(record, view=view)
     costs = predict(summary_of(twice)).costs
-    assert costs["loss-1.0"].seats_s == pytest.approx(1.0), "until the next is lost"
-    assert costs["loss-1.1"].seats_s > 0 and predict(again).costs["loss-1.0"].seats_s > 1.0
+    assert costs["loss-1.0"].missing_s == pytest.approx(1.0), "until the next is lost"
+    assert costs["loss-1.1"].missing_s > 0 and predict(again).costs["loss-1.0"].missing_s > 1.0
 
 
 def test_a_fault_free_run_has_the_goodput_that_is_predicted() -> None:
@@ -273,4 +273,4 @@ def test_an_interval_holds_its_bounds() -> None:
 
 def test_one_loss_is_priced_with_its_seat() -> None:
     [item] = summary_of(one_loss()).incidents
-    assert (item.seats, item.like) == (1, "kill_rank")
+    assert (item.in_view, item.like) == (1, "kill_rank")

@@ -19,7 +19,7 @@ from actors.rank.step.engine import Engine
 from actors.rank.telemetry.recorder import Recorder
 from fleet.settings.run import RunSettings
 from tests.unit.test_reduction import with_groups
-from tests.unit.test_sharded_engine import SHARDS, STEPS, seat, train
+from tests.unit.test_sharded_engine import SHARDS, STEPS, join, train
 
 ONE_AT_A_TIME = threading.Lock()
 CPU = torch.device("cpu")
@@ -55,7 +55,7 @@ def trained(sharding: str, size: int, folder: Path) -> list[tuple[str, int]]:
 
     def rank(group: Group) -> tuple[str, int]:
         engine, state = make(sharding, size, folder / f"{sharding}-{size}-{group.rank}")
-        seat(engine, group)
+        join(engine, group)
         assert train(engine, state) == list(range(STEPS))
         found = engine.digest(STEPS), sum(each.nbytes for each in engine.weights)
         group.all_gather(torch.empty(group.size, 1), torch.zeros(1))  # a lender goes when nobody asks any more
@@ -125,7 +125,7 @@ def written(sharding: str, size: int, folder: Path) -> list[tuple[int, int]]:
 
     def rank(group: Group) -> tuple[int, int]:
         engine, state = make(sharding, size, folder / f"{sharding}-{size}-{group.rank}")
-        seat(engine, group)
+        join(engine, group)
         train(engine, state)
         share = engine.share()
         copied = share.flat().tensors
@@ -157,10 +157,10 @@ def in_groups(size: int, replica_size: int, folder: Path) -> list[tuple[str, int
     def rank(group: Group) -> tuple[str, int, set[int]]:
         engine, state = make("fsdp", size, folder / f"{size}-{group.rank}")
         assert isinstance(engine, FsdpEngine)
-        seat(engine, group, replica_size)
+        join(engine, group, replica_size)
         assert train(engine, state) == list(range(STEPS))
-        lent = {engine._addresses.index(address) for address in engine._borrower._connections}
-        found = engine.digest(STEPS), sum(each.nbytes for each in engine.weights), lent
+        served = {engine._addresses.index(address) for address in engine._fetcher._connections}
+        found = engine.digest(STEPS), sum(each.nbytes for each in engine.weights), served
         group.all_gather(torch.empty(group.size, 1), torch.zeros(1))
         engine.close()
         return found
@@ -178,9 +178,9 @@ def test_groups_have_the_bits_of_whole_replicas_and_gather_within_themselves(
     assert {each for each, _, _ in found} == {digest}
     full = size // replica_size
     copies = 1 if full > 1 else 2
-    for rank, (_, parameter_bytes, lent) in enumerate(found[: full * replica_size]):
+    for rank, (_, parameter_bytes, served) in enumerate(found[: full * replica_size]):
         group = {each for each in range(size) if each // replica_size == rank // replica_size}
-        assert lent == group - {rank} or (full == 1 and lent <= group), "each of its group, and nobody else"
+        assert served == group - {rank} or (full == 1 and served <= group), "each of its group, and nobody else"
         share = copies / replica_size + (size % replica_size > 0) / size
         assert parameter_bytes <= whole_bytes * share * 1.02 + 4 * 1024 * 8
     assert size % replica_size == 0 or found[-1][2] <= set(range(size - 1))
@@ -219,9 +219,9 @@ def words() -> tuple[TrackedState, tuple[Unit, ...]]:
 def digest_of_words(sharding: str, size: int, folder: Path) -> str:
     def rank(group: Group) -> str:
         engine, state = make(sharding, size, folder / f"{sharding}-{size}-{group.rank}", words)
-        seat(engine, group)
+        join(engine, group)
         for step in range(2):
-            for shard in engine.due:
+            for shard in engine.assigned:
                 draw = torch.Generator().manual_seed(100 * step + shard)
                 text = torch.randint(4001, (3,), generator=draw)
                 engine.begin_shard(shard)

@@ -71,7 +71,7 @@ def test_gradients_are_those_of_the_plain_model(loop: Callable[[nn.Module, Tenso
     x = torch.randn(3, 5)
     for each in (plain, model):
         loop(each, x)
-    unit.let_go()
+    unit.free()
     for expected, found in zip(plain.parameters(), parameters, strict=True):
         assert found.grad is not None
         assert torch.equal(expected.grad, found.grad)  # type: ignore[arg-type]

@@ -32,7 +32,7 @@ def rank() -> MemberProtocol:
 
 
 @pytest.fixture
-def seated(rank: MemberProtocol) -> MemberProtocol:
+def joined(rank: MemberProtocol) -> MemberProtocol:
     """Steps in generation 5."""
     rank.receive(Publish(view(5, ME, PEER)))
     assert rank.next_view() is not None
@@ -89,55 +89,55 @@ def test_a_view_without_it_or_from_before_it_parked_is_refused(rank: MemberProto
     assert rank.called
 
 
-def test_a_view_repeated_to_a_seated_rank_makes_it_repeat_that_it_is_there(seated: MemberProtocol) -> None:
-    seated.receive(Publish(view(5, ME, PEER)))
-    assert seated.outbox == [Formed(ME, 5, HERE)]
-    assert not seated.called
+def test_a_view_repeated_to_a_seated_rank_makes_it_repeat_that_it_is_there(joined: MemberProtocol) -> None:
+    joined.receive(Publish(view(5, ME, PEER)))
+    assert joined.outbox == [Formed(ME, 5, HERE)]
+    assert not joined.called
 
 
-def test_park_interrupts_and_the_rank_says_where_it_stands(seated: MemberProtocol) -> None:
-    assert seated.receive(Quiesce((ME,), 4)) == NOTHING
-    assert seated.receive(Quiesce((PEER,), 9)) == NOTHING
-    assert seated.receive(Quiesce((ME,), 5)) == INTERRUPT
-    assert seated.interrupted
-    seated.broken("told to leave")
-    assert seated.outbox == [Quiesced(ME, 5, HERE, False, Departure.CALLED, "told to leave")]
-    assert not seated.interrupted
+def test_park_interrupts_and_the_rank_says_where_it_stands(joined: MemberProtocol) -> None:
+    assert joined.receive(Quiesce((ME,), 4)) == NOTHING
+    assert joined.receive(Quiesce((PEER,), 9)) == NOTHING
+    assert joined.receive(Quiesce((ME,), 5)) == INTERRUPT
+    assert joined.interrupted
+    joined.broken("told to leave")
+    assert joined.outbox == [Quiesced(ME, 5, HERE, False, Departure.CALLED, "told to leave")]
+    assert not joined.interrupted
 
 
-def test_a_rank_that_is_aside_is_answered_for_and_can_sit_down_again(seated: MemberProtocol) -> None:
-    seated.detach()
-    assert seated.receive(Quiesce((ME,), 5)) == INTERRUPT
-    assert seated.outbox == [Quiesced(ME, 5, HERE, False, Departure.CALLED, "told to leave", engaged=Engaged.COMPUTES)]
-    assert not seated.interrupted
-    seated.receive(Publish(view(6, ME, PEER)))
-    assert seated.next_view() == view(6, ME, PEER)
+def test_a_rank_that_is_aside_is_answered_for_and_can_sit_down_again(joined: MemberProtocol) -> None:
+    joined.detach()
+    assert joined.receive(Quiesce((ME,), 5)) == INTERRUPT
+    assert joined.outbox == [Quiesced(ME, 5, HERE, False, Departure.CALLED, "told to leave", engaged=Engaged.COMPUTES)]
+    assert not joined.interrupted
+    joined.receive(Publish(view(6, ME, PEER)))
+    assert joined.next_view() == view(6, ME, PEER)
 
 
-def test_a_rank_that_may_hang_has_to_come_in_person(seated: MemberProtocol) -> None:
-    seated.detach()
-    assert seated.receive(Quiesce((ME,), 5, in_person=True)) == INTERRUPT
-    assert seated.outbox == []
-    assert seated.interrupted
+def test_a_rank_that_may_hang_has_to_come_in_person(joined: MemberProtocol) -> None:
+    joined.detach()
+    assert joined.receive(Quiesce((ME,), 5, in_person=True)) == INTERRUPT
+    assert joined.outbox == []
+    assert joined.interrupted
 
 
-def test_a_rank_called_out_before_it_stepped_aside_is_answered_for_then(seated: MemberProtocol) -> None:
-    seated.receive(Quiesce((ME,), 5))
-    assert seated.outbox == []
-    seated.detach()
-    assert seated.outbox == [Quiesced(ME, 5, HERE, False, Departure.CALLED, "told to leave", engaged=Engaged.COMPUTES)]
+def test_a_rank_called_out_before_it_stepped_aside_is_answered_for_then(joined: MemberProtocol) -> None:
+    joined.receive(Quiesce((ME,), 5))
+    assert joined.outbox == []
+    joined.detach()
+    assert joined.outbox == [Quiesced(ME, 5, HERE, False, Departure.CALLED, "told to leave", engaged=Engaged.COMPUTES)]
 
 
-def test_the_loop_is_needed_where_its_state_changes_or_has_to_hold_still(seated: MemberProtocol) -> None:
+def test_the_loop_is_needed_where_its_state_changes_or_has_to_hold_still(joined: MemberProtocol) -> None:
     plain = dataclasses.replace(view(6, ME, PEER), donor=1, receivers=())
-    assert seated.settles_detached(plain, steady=False)
+    assert joined.settles_detached(plain, steady=False)
     giving = dataclasses.replace(plain, donor=0, receivers=(1,))
-    assert seated.gives(giving)
-    assert seated.settles_detached(giving, steady=True)
-    assert not seated.settles_detached(giving, steady=False)
-    assert not seated.settles_detached(dataclasses.replace(plain, receivers=(0,)), steady=True)
-    assert not seated.settles_detached(dataclasses.replace(plain, checkpoint="c1"), steady=True)
-    assert not seated.settles_detached(dataclasses.replace(plain, state=StateId(HERE.history + 1, HERE.step)), steady=True)
+    assert joined.gives(giving)
+    assert joined.settles_detached(giving, steady=True)
+    assert not joined.settles_detached(giving, steady=False)
+    assert not joined.settles_detached(dataclasses.replace(plain, receivers=(0,)), steady=True)
+    assert not joined.settles_detached(dataclasses.replace(plain, checkpoint="c1"), steady=True)
+    assert not joined.settles_detached(dataclasses.replace(plain, state=StateId(HERE.history + 1, HERE.step)), steady=True)
 
 
 def test_park_of_an_idle_rank_is_answered_at_once(rank: MemberProtocol) -> None:
@@ -147,82 +147,82 @@ def test_park_of_an_idle_rank_is_answered_at_once(rank: MemberProtocol) -> None:
     assert rank.next_view() is None
 
 
-def test_it_is_dirty_from_mutation_to_commit(seated: MemberProtocol) -> None:
-    seated.mutating()
-    seated.broken("a peer is gone")
-    assert seated.outbox == [Quiesced(ME, 5, HERE, True, Departure.BROKEN, "a peer is gone")]
+def test_it_is_dirty_from_mutation_to_commit(joined: MemberProtocol) -> None:
+    joined.mutating()
+    joined.broken("a peer is gone")
+    assert joined.outbox == [Quiesced(ME, 5, HERE, True, Departure.BROKEN, "a peer is gone")]
 
 
-def test_commit_takes_the_state_one_step_further(seated: MemberProtocol) -> None:
-    seated.mutating()
-    assert seated.committed() == StateId(0, 8)
-    assert not seated.dirty
+def test_commit_takes_the_state_one_step_further(joined: MemberProtocol) -> None:
+    joined.mutating()
+    assert joined.committed() == StateId(0, 8)
+    assert not joined.dirty
 
 
-def test_a_proposal_is_entered_when_all_offer_it(seated: MemberProtocol) -> None:
+def test_a_proposal_is_entered_when_all_offer_it(joined: MemberProtocol) -> None:
     proposal = view(6, ME, PEER, NEW)
-    seated.receive(Propose(proposal))
-    assert seated.proposal() == proposal
-    assert seated.offer() == (-1, 0, 0)
-    assert seated.agree([(-1, 0, 0), (6, 0, 0)]) == (None, None)
-    seated.proposal_formed(6)
-    assert seated.proposal() is None
-    assert seated.offer() == (6, 0, 0)
-    assert seated.agree([(6, 0, 0), (-1, 0, 0)]) == (None, None)
-    assert seated.offer() == (6, 0, 0)
-    assert seated.agree([(6, 0, 0), (6, 0, 0)]) == (proposal, None)
-    seated.enter(proposal)
-    seated.formed(HERE)
-    assert seated.outbox == [Formed(ME, 6, HERE)]
+    joined.receive(Propose(proposal))
+    assert joined.proposal() == proposal
+    assert joined.offer() == (-1, 0, 0)
+    assert joined.agree([(-1, 0, 0), (6, 0, 0)]) == (None, None)
+    joined.proposal_formed(6)
+    assert joined.proposal() is None
+    assert joined.offer() == (6, 0, 0)
+    assert joined.agree([(6, 0, 0), (-1, 0, 0)]) == (None, None)
+    assert joined.offer() == (6, 0, 0)
+    assert joined.agree([(6, 0, 0), (6, 0, 0)]) == (proposal, None)
+    joined.enter(proposal)
+    joined.formed(HERE)
+    assert joined.outbox == [Formed(ME, 6, HERE)]
 
 
-def test_a_proposal_that_was_entered_and_comes_again_is_answered(seated: MemberProtocol) -> None:
+def test_a_proposal_that_was_entered_and_comes_again_is_answered(joined: MemberProtocol) -> None:
     proposal = view(6, ME, PEER, NEW)
-    seated.receive(Propose(proposal))
-    seated.proposal_formed(6)
-    seated.enter(proposal)
-    seated.formed(HERE)
-    seated.outbox.clear()
-    seated.receive(Propose(proposal))
-    assert seated.outbox == [Formed(ME, 6, HERE)]
-    assert seated.proposal() is None
+    joined.receive(Propose(proposal))
+    joined.proposal_formed(6)
+    joined.enter(proposal)
+    joined.formed(HERE)
+    joined.outbox.clear()
+    joined.receive(Propose(proposal))
+    assert joined.outbox == [Formed(ME, 6, HERE)]
+    assert joined.proposal() is None
 
 
-def test_a_cancelled_proposal_is_dropped_unless_it_was_offered(seated: MemberProtocol) -> None:
-    seated.receive(Propose(view(6, ME, PEER, NEW)))
-    seated.receive(Cancel((ME,), 6))
-    assert not seated.holds_proposal(6)
-    assert seated.offer() == (-1, 0, 0)
+def test_a_cancelled_proposal_is_dropped_unless_it_was_offered(joined: MemberProtocol) -> None:
+    joined.receive(Propose(view(6, ME, PEER, NEW)))
+    joined.receive(Cancel((ME,), 6))
+    assert not joined.holds_proposal(6)
+    assert joined.offer() == (-1, 0, 0)
 
 
-def test_an_offer_counts_although_the_cancellation_came_meanwhile(seated: MemberProtocol) -> None:
+def test_an_offer_counts_although_the_cancellation_came_meanwhile(joined: MemberProtocol) -> None:
     proposal = view(6, ME, PEER, NEW)
-    seated.receive(Propose(proposal))
-    seated.proposal_formed(6)
-    seated.offer()
-    seated.receive(Cancel((ME,), 6))
-    assert seated.agree([(6, 0, 0), (6, 0, 0)]) == (proposal, None)
+    joined.receive(Propose(proposal))
+    joined.proposal_formed(6)
+    joined.offer()
+    joined.receive(Cancel((ME,), 6))
+    assert joined.agree([(6, 0, 0), (6, 0, 0)]) == (proposal, None)
 
 
-def test_a_cancelled_offer_that_was_not_taken_is_dropped(seated: MemberProtocol) -> None:
-    for answer in (lambda: seated.agree([(6, 0, 0), (-1, 0, 0)]), seated.withdraw):
-        seated.receive(Propose(view(6, ME, PEER, NEW)))
-        seated.proposal_formed(6)
-        seated.offer()
-        seated.receive(Cancel((ME,), 6))
+def test_a_cancelled_offer_that_was_not_taken_is_dropped(joined: MemberProtocol) -> None:
+    for answer in (lambda: joined.agree([(6, 0, 0), (-1, 0, 0)]), joined.withdraw):
+        joined.receive(Propose(view(6, ME, PEER, NEW)))
+        joined.proposal_formed(6)
+        joined.offer()
+        joined.receive(Cancel((ME,), 6))
         answer()
-        assert not seated.holds_proposal(6)
+        assert not joined.holds_proposal(6)
 
 
-def test_a_newer_proposal_does_not_push_out_one_that_is_offered(seated: MemberProtocol) -> None:
-    seated.receive(Propose(view(6, ME, PEER, NEW)))
-    seated.proposal_formed(6)
-    seated.offer()
-    seated.receive(Propose(view(7, ME, PEER, NEW)))
-    assert seated.agree([(6, 0, 0), (6, 0, 0)])[0] == view(6, ME, PEER, NEW)
-    seated.withdraw()
-    seated.receive(Propose(view(7, ME, PEER, NEW)))
-    assert seated.holds_proposal(7)
+def test_a_newer_proposal_does_not_push_out_one_that_is_offered(joined: MemberProtocol) -> None:
+    joined.receive(Propose(view(6, ME, PEER, NEW)))
+    joined.proposal_formed(6)
+    joined.offer()
+    joined.receive(Propose(view(7, ME, PEER, NEW)))
+    assert joined.agree([(6, 0, 0), (6, 0, 0)])[0] == view(6, ME, PEER, NEW)
+    joined.withdraw()
+    joined.receive(Propose(view(7, ME, PEER, NEW)))
+    assert joined.holds_proposal(7)
 
 
 def test_a_newcomer_is_called_by_a_proposal(rank: MemberProtocol) -> None:
@@ -232,72 +232,72 @@ def test_a_newcomer_is_called_by_a_proposal(rank: MemberProtocol) -> None:
     assert rank.proposal() == view(6, ME, PEER)
 
 
-def test_checkpoint_requests_are_served_once_and_only_when_all_have_them(seated: MemberProtocol) -> None:
-    seated.receive(SaveCheckpoint((ME,), 5, 4))
-    assert seated.offer() == (-1, 4, 0)
-    assert seated.agree([(-1, 4, 0), (-1, 0, 0)]) == (None, None)
-    assert seated.agree([(-1, 4, 0), (-1, 4, 0)]) == (None, 4)
-    seated.receive(SaveCheckpoint((ME,), 5, 4))
-    assert seated.offer() == (-1, 0, 0)
+def test_checkpoint_requests_are_served_once_and_only_when_all_have_them(joined: MemberProtocol) -> None:
+    joined.receive(SaveCheckpoint((ME,), 5, 4))
+    assert joined.offer() == (-1, 4, 0)
+    assert joined.agree([(-1, 4, 0), (-1, 0, 0)]) == (None, None)
+    assert joined.agree([(-1, 4, 0), (-1, 4, 0)]) == (None, 4)
+    joined.receive(SaveCheckpoint((ME,), 5, 4))
+    assert joined.offer() == (-1, 0, 0)
 
 
-def test_requests_of_both_levels_are_served_one_after_the_other_and_neither_waits_for_the_other(seated: MemberProtocol) -> None:
+def test_requests_of_both_levels_are_served_one_after_the_other_and_neither_waits_for_the_other(joined: MemberProtocol) -> None:
     for request in (4, 3, 5):
-        seated.receive(SaveCheckpoint((ME,), 5, request))
-    assert seated.offer() == (-1, 4, 5), "the newest of each level"
-    assert seated.agree([(-1, 4, 5), (-1, 0, 5)]) == (None, 5), "the peer has not heard of the store's"
-    assert seated.agree([(-1, 4, 0), (-1, 4, 0)]) == (None, 4)
-    assert seated.offer() == (-1, 0, 0)
+        joined.receive(SaveCheckpoint((ME,), 5, request))
+    assert joined.offer() == (-1, 4, 5), "the newest of each level"
+    assert joined.agree([(-1, 4, 5), (-1, 0, 5)]) == (None, 5), "the peer has not heard of the store's"
+    assert joined.agree([(-1, 4, 0), (-1, 4, 0)]) == (None, 4)
+    assert joined.offer() == (-1, 0, 0)
 
 
-def test_a_rank_halts_when_all_say_so_and_enters_nothing_then(seated: MemberProtocol) -> None:
-    seated.receive(Propose(view(6, ME, PEER, NEW)))
-    seated.proposal_formed(6)
-    assert seated.agree([seated.offer(), (6, 0, 0)])[0] is not None and not seated.halted
-    seated.receive(Halt((ME,), 4))
-    assert seated.offer() == (6, 0, 0), "another generation was meant"
-    seated.receive(Halt((ME,), 5))
-    assert seated.offer() == (LAST_STEP, 0, 0)
-    assert seated.agree([(LAST_STEP, 0, 0), (6, 0, 0)]) == (None, None) and not seated.halted
-    assert seated.agree([(LAST_STEP, 0, 0), (LAST_STEP, 0, 0)]) == (None, None) and seated.halted
-    seated.finished("digest")
-    assert seated.outbox[-1] == Finished(ME, 5, HERE, "digest", halted=True)
+def test_a_rank_halts_when_all_say_so_and_enters_nothing_then(joined: MemberProtocol) -> None:
+    joined.receive(Propose(view(6, ME, PEER, NEW)))
+    joined.proposal_formed(6)
+    assert joined.agree([joined.offer(), (6, 0, 0)])[0] is not None and not joined.halted
+    joined.receive(Halt((ME,), 4))
+    assert joined.offer() == (6, 0, 0), "another generation was meant"
+    joined.receive(Halt((ME,), 5))
+    assert joined.offer() == (LAST_STEP, 0, 0)
+    assert joined.agree([(LAST_STEP, 0, 0), (6, 0, 0)]) == (None, None) and not joined.halted
+    assert joined.agree([(LAST_STEP, 0, 0), (LAST_STEP, 0, 0)]) == (None, None) and joined.halted
+    joined.finished("digest")
+    assert joined.outbox[-1] == Finished(ME, 5, HERE, "digest", halted=True)
 
 
-def test_who_has_halted_goes_on_in_the_next_view(seated: MemberProtocol) -> None:
-    seated.receive(Halt((ME,), 5))
-    seated.agree([seated.offer()])
-    seated.broken("a peer is gone")
-    seated.receive(Publish(view(6, ME)))
-    seated.next_view()
-    seated.formed(HERE)
-    assert not seated.halted and seated.offer() == (-1, 0, 0)
+def test_who_has_halted_goes_on_in_the_next_view(joined: MemberProtocol) -> None:
+    joined.receive(Halt((ME,), 5))
+    joined.agree([joined.offer()])
+    joined.broken("a peer is gone")
+    joined.receive(Publish(view(6, ME)))
+    joined.next_view()
+    joined.formed(HERE)
+    assert not joined.halted and joined.offer() == (-1, 0, 0)
 
 
-def test_a_checkpoint_request_of_another_generation_is_refused(seated: MemberProtocol) -> None:
-    seated.receive(SaveCheckpoint((ME,), 4, 4))
-    assert seated.offer() == (-1, 0, 0)
+def test_a_checkpoint_request_of_another_generation_is_refused(joined: MemberProtocol) -> None:
+    joined.receive(SaveCheckpoint((ME,), 4, 4))
+    assert joined.offer() == (-1, 0, 0)
 
 
-def test_a_checkpoint_request_dies_with_its_view(seated: MemberProtocol) -> None:
-    seated.receive(SaveCheckpoint((ME,), 5, 4))
-    seated.broken("a peer is gone")
-    seated.receive(Publish(view(6, ME)))
-    seated.next_view()
-    seated.formed(HERE)
-    assert seated.offer() == (-1, 0, 0)
+def test_a_checkpoint_request_dies_with_its_view(joined: MemberProtocol) -> None:
+    joined.receive(SaveCheckpoint((ME,), 5, 4))
+    joined.broken("a peer is gone")
+    joined.receive(Publish(view(6, ME)))
+    joined.next_view()
+    joined.formed(HERE)
+    assert joined.offer() == (-1, 0, 0)
 
 
-def test_release_and_fence_interrupt(seated: MemberProtocol) -> None:
-    assert seated.receive(Release((PEER,), "done")) == NOTHING
-    assert seated.receive(Fence(0, "another", "stale")) == NOTHING
-    assert seated.receive(Release((ME,), "done")) == INTERRUPT
-    assert seated.released == "done"
-    assert seated.receive(Fence(0, "token", "stale")) == INTERRUPT
-    assert seated.fenced == "stale"
+def test_release_and_fence_interrupt(joined: MemberProtocol) -> None:
+    assert joined.receive(Release((PEER,), "done")) == NOTHING
+    assert joined.receive(Fence(0, "another", "stale")) == NOTHING
+    assert joined.receive(Release((ME,), "done")) == INTERRUPT
+    assert joined.released == "done"
+    assert joined.receive(Fence(0, "token", "stale")) == INTERRUPT
+    assert joined.fenced == "stale"
 
 
-def test_it_waits_at_the_finish(seated: MemberProtocol) -> None:
-    seated.finished("digest")
-    assert seated.outbox == [Finished(ME, 5, HERE, "digest")]
-    assert seated.waits
+def test_it_waits_at_the_finish(joined: MemberProtocol) -> None:
+    joined.finished("digest")
+    assert joined.outbox == [Finished(ME, 5, HERE, "digest")]
+    assert joined.waits

@@ -48,7 +48,7 @@ class World:
     def is_cut_off(self, name: str) -> bool:
         return name in self.cut_off
 
-    def let_go(self, index: int) -> None:
+    def release(self, index: int) -> None:
         self.gone.append(index)
 
     def look(self, now_s: float) -> tuple[int, tuple[str, ...]]:

@@ -268,7 +268,7 @@ def test_nodes_are_groups_of_ranks_that_are_lost_and_come_back() -> None:
     assert nodes.lose(1)
     assert not nodes.lose(1)
     assert [nodes.is_up(slot) for slot in range(5)] == [True, True, True, False, False]
-    assert nodes.bring_back() == 1
+    assert nodes.restore() == 1
     assert nodes.up() == {0: (0, 1, 2), 1: (3, 4)}
 
 

@@ -30,12 +30,12 @@ def begun(group: Group, folder: Path) -> Begun:
     """A rank that sits in its first view."""
     state, size = tracked(), group.size
     engine = Engine(state, RunSettings(world=size, shards=SHARDS), Recorder(folder / f"{size}-{group.rank}", 0), 0.5)
-    engine.seat(group, view_of(1, size), group.rank, START, False)
+    engine.join(group, view_of(1, size), group.rank, START, False)
     return engine, state
 
 
 def ended(engine: Engine, state: TrackedState) -> str:
-    compute(engine, state, 0, engine.due)
+    compute(engine, state, 0, engine.assigned)
     assert engine.reduce((-1, 0, 0)).culprit is None
     engine.apply()
     return engine.digest(1)
@@ -43,7 +43,7 @@ def ended(engine: Engine, state: TrackedState) -> str:
 
 def speculates(engine: Engine, view: View, member: Member, here: StateId) -> bool:
     """As the rank machine asks."""
-    return engine.duties.speculate(view, member, here, view.idle) and bool(engine.due)
+    return engine.duties.speculate(view, member, here, view.idle) and bool(engine.assigned)
 
 
 def one_step(size: int, folder: Path) -> list[tuple[str, tuple[int, ...], tuple[int, ...]]]:
@@ -51,13 +51,13 @@ def one_step(size: int, folder: Path) -> list[tuple[str, tuple[int, ...], tuple[
 
     def rank(group: Group) -> tuple[str, tuple[int, ...], tuple[int, ...]]:
         engine, state = begun(group, folder)
-        first = engine.due
+        first = engine.assigned
         compute(engine, state, 0, first[: COMPUTED[size][group.rank]])
         engine.hold()
         if group.rank < 2:
             engine.promise(group, engine.duties.promised)
-        engine.seat(group, view_of(1, size), group.rank, START, True)
-        second = engine.due
+        engine.join(group, view_of(1, size), group.rank, START, True)
+        second = engine.assigned
         return ended(engine, state), first, second
 
     return with_groups(size, rank)  # type: ignore[return-value]
@@ -80,7 +80,7 @@ def test_what_a_lost_rank_had_is_computed_before_the_others_meet_again(tmp_path:
 
     def first(group: Group) -> Begun:
         engine, state = begun(group, tmp_path)
-        compute(engine, state, 0, engine.due)
+        compute(engine, state, 0, engine.assigned)
         engine.hold()
         return engine, state
 
@@ -91,15 +91,15 @@ def test_what_a_lost_rank_had_is_computed_before_the_others_meet_again(tmp_path:
         engine, state = ranks[group.rank]
         view, speculative = view_of(2, 2), set[int]()
         member = view.members[group.rank]
-        assert engine.due == () and not speculates(engine, view, member, StateId(0, 1))  # of another state it knows nothing
+        assert engine.assigned == () and not speculates(engine, view, member, StateId(0, 1))  # of another state it knows nothing
         if knows or group.rank == 0:
             assert speculates(engine, view, member, START)
-            speculative = set(engine.due)
-            compute(engine, state, 0, engine.due)
+            speculative = set(engine.assigned)
+            compute(engine, state, 0, engine.assigned)
             assert not speculates(engine, view, member, START)
         engine.promise(group, engine.duties.promised)
-        engine.seat(group, view, group.rank, START, True)
-        dealt = set(engine.due)
+        engine.join(group, view, group.rank, START, True)
+        dealt = set(engine.assigned)
         return ended(engine, state), speculative, dealt
 
     (one, speculative, dealt), (other, others, rest) = with_groups(2, second)  # type: ignore[misc]
@@ -116,10 +116,10 @@ def test_a_view_that_breaks_before_it_is_known_who_brings_what_changes_nothing_o
         engine, _ = ranks[group.rank]
         group.interrupt("a member is lost")
         with pytest.raises(GroupBroken):
-            engine.seat(group, view_of(2, 2), group.rank, START, True)
+            engine.join(group, view_of(2, 2), group.rank, START, True)
         view = view_of(3, 2)
         assert speculates(engine, view, view.members[group.rank], START)
-        return set(engine.due)
+        return set(engine.assigned)
 
     own, other = with_groups(2, rank)
     assert own | other == set(range(SHARDS)) and not own & other  # type: ignore[operator]

@@ -14,8 +14,8 @@ from policies.recovery import SETTLE_S, ReformPromoteRegrow
 POLICY = ReformPromoteRegrow(Budgets(slot=4, node=6, shard=3, total=8, slot_fruitless=3, window_s=100.0), start_s=60.0)
 
 
-def candidate(slot: int, step: int | None = 5, dirty: bool = False, seated: bool = True) -> Candidate:
-    return Candidate(Member(slot, 0), f"n{slot}", None if step is None else StateId(0, step), dirty, seated)
+def candidate(slot: int, step: int | None = 5, dirty: bool = False, in_view: bool = True) -> Candidate:
+    return Candidate(Member(slot, 0), f"n{slot}", None if step is None else StateId(0, step), dirty, in_view)
 
 
 def situation(*candidates: Candidate, world: int = 4, min_ranks: int = 1, checkpoint: str | None = None) -> Situation:
@@ -40,7 +40,7 @@ def test_survivors_re_form_at_once() -> None:
     assert slots(formation.members) == [0, 2, 3]
 
 
-SPARES = tuple(candidate(slot, None, seated=False) for slot in (4, 5, 6))
+SPARES = tuple(candidate(slot, None, in_view=False) for slot in (4, 5, 6))
 
 
 def test_survivors_do_not_wait_for_a_spare_which_joins_at_the_next_step_boundary() -> None:
@@ -69,7 +69,7 @@ def test_spares_are_promoted_in_the_same_view_where_it_does_not_go_on_without_th
 
 def test_holders_of_the_newest_state_come_first() -> None:
     formation = POLICY.form(
-        situation(candidate(0, None, seated=False), candidate(1, 5), candidate(2, 6), candidate(3, 6, dirty=True), world=2), 0.0
+        situation(candidate(0, None, in_view=False), candidate(1, 5), candidate(2, 6), candidate(3, 6, dirty=True), world=2), 0.0
     )
     assert slots(formation.members) == [1, 2]
 
@@ -90,7 +90,7 @@ def test_without_any_state_it_waits_for_the_full_world_but_not_for_ever() -> Non
 
 def test_it_grows_only_by_those_who_wait_and_only_up_to_the_world() -> None:
     three = (candidate(0), candidate(1), candidate(2))
-    waiting = (candidate(3, None, seated=False), candidate(4, None, seated=False))
+    waiting = (candidate(3, None, in_view=False), candidate(4, None, in_view=False))
     assert slots(POLICY.grow(situation(*three, *waiting), SETTLE_S).members) == [0, 1, 2, 3]
     assert POLICY.grow(situation(*three), 0.0).decision.reason == "nobody to add"
     assert POLICY.grow(situation(*three, *waiting, world=3), 0.0).decision.reason == "the world is full"

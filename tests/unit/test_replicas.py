@@ -28,7 +28,7 @@ def tracked(steps: int = 2) -> TrackedState:
 
 def looked(state: TrackedState, step: int = 1) -> list[float]:
     replicas = Replicas(state, 0.01)
-    replicas.seat(1, here(step), False)
+    replicas.join(1, here(step), False)
     return replicas.look(here(step))
 
 
@@ -70,7 +70,7 @@ def test_what_is_no_tensor_is_compared_when_a_view_begins() -> None:
 
 def test_the_quick_way_gives_the_same() -> None:
     replicas = Replicas(tracked(), 0.01)
-    replicas.seat(1, here(1), False)
+    replicas.join(1, here(1), False)
     replicas.look(here(1))
     assert replicas._arrays is not None
     assert replicas._digest(0, replicas._bytes) == digest(replicas._memory, 0, replicas._bytes)
@@ -95,7 +95,7 @@ def test_the_sum_of_a_device_sees_each_flipped_bit(size: int) -> None:
 def test_parts_take_turns_and_cover_all() -> None:
     state = tracked()
     replicas = Replicas(state, 0.01)
-    replicas.seat(1, here(1), False)
+    replicas.join(1, here(1), False)
     replicas.look(here(1))
     replicas._replica_check.cut(4)
     before = [replicas.look(here(step)) for step in range(5, 9)]
@@ -106,7 +106,7 @@ def test_parts_take_turns_and_cover_all() -> None:
 
 def test_differing_digests_raise_and_what_was_said_stays() -> None:
     replicas = Replicas(tracked(), 0.01)
-    replicas.seat(7, here(1), False)
+    replicas.join(7, here(1), False)
     mine = replicas.look(here(1))
     with pytest.raises(StatesDiffer):
         replicas.compare([mine, [1.0, 1.0, mine[2] + 1], mine])
@@ -123,7 +123,7 @@ def test_a_newcomer_has_no_say_in_its_first_step_and_one_from_then_on() -> None:
     states[0].objects["optimizer"].state.clear()
     pair = [Replicas(state, 0.01) for state in states]
     for number, replicas in enumerate(pair):
-        replicas.seat(1, here(125), number == 1)
+        replicas.join(1, here(125), number == 1)
     rows = [pair[0].look(here(125)), pair[1].abstain()]
     for replicas in pair:
         replicas.compare(rows)
@@ -138,7 +138,7 @@ def test_a_newcomer_has_no_say_in_its_first_step_and_one_from_then_on() -> None:
 
 def test_a_newcomer_sees_that_the_others_differ() -> None:
     replicas = Replicas(tracked(), 0.01)
-    replicas.seat(1, here(1), True)
+    replicas.join(1, here(1), True)
     with pytest.raises(StatesDiffer):
         replicas.compare([[1.0, 1.0, 5.0], replicas.abstain(), [1.0, 1.0, 6.0]])
     assert replicas.testimony is None
@@ -146,7 +146,7 @@ def test_a_newcomer_sees_that_the_others_differ() -> None:
 
 def test_ranks_agree_on_the_parts_and_do_not_compare_different_ones() -> None:
     replicas = Replicas(tracked(), 0.01)
-    replicas.seat(1, here(1), False)
+    replicas.join(1, here(1), False)
     mine = replicas.look(here(1))
     replicas.compare([mine, [4.0, 1.0, mine[2]]])
     later = replicas.look(here(2))
@@ -156,10 +156,10 @@ def test_ranks_agree_on_the_parts_and_do_not_compare_different_ones() -> None:
 
 def test_a_digest_that_takes_too_long_is_cut() -> None:
     replicas = Replicas(tracked(), 1e-9)
-    replicas.seat(1, here(0), False)
-    wishes = [replicas.look(here(step))[0] for step in range(SAMPLES + 1)]
-    assert wishes[0] == 1
-    assert wishes[-1] == MOST_PARTS
+    replicas.join(1, here(0), False)
+    parts = [replicas.look(here(step))[0] for step in range(SAMPLES + 1)]
+    assert parts[0] == 1
+    assert parts[-1] == MOST_PARTS
 
 
 def test_the_typical_digest_keeps_within_the_budget() -> None:
@@ -167,19 +167,19 @@ def test_the_typical_digest_keeps_within_the_budget() -> None:
     replicas = Replicas(tracked(), 0.01)
     replicas._steps_s.extend([1.0] * SAMPLES)
     replicas._costs_s.extend([0.004] * (SAMPLES // 2 - 1) + [0.012] * (SAMPLES // 2 + 1))
-    assert replicas._wish(0.0, 0) == 2
+    assert replicas._wanted_parts(0.0, 0) == 2
 
 
 def test_off_costs_nothing() -> None:
     replicas = Replicas(tracked(), 0.0)
-    replicas.seat(1, here(1), False)
+    replicas.join(1, here(1), False)
     assert replicas.width == 0
     replicas.compare([[], []])
 
 
 def test_cleared_is_one_step_after_the_oldest_comparison() -> None:
     check = ReplicaCheck()
-    check.seat(1, here(0), receiver=True)
+    check.join(1, here(0), receiver=True)
     check.cut(2)
     assert not check.witness
     cleared = []
@@ -193,7 +193,7 @@ def test_cleared_is_one_step_after_the_oldest_comparison() -> None:
     assert check.differ(["mine", "same"])
     assert check.open is not None
     assert check.open.cleared == here(3)
-    check.seat(2, here(4), receiver=False)
+    check.join(2, here(4), receiver=False)
     assert check.witness
     assert check.open is None
 
@@ -205,6 +205,6 @@ def test_a_learning_rate_that_the_loop_body_sets_is_compared_when_all_have_set_i
     for state, replicas in zip((early, late), pair, strict=True):
         if state is early:
             state.objects["optimizer"].param_groups[0]["lr"] = 0.5
-        replicas.seat(1, here(1), False)
+        replicas.join(1, here(1), False)
         state.objects["optimizer"].param_groups[0]["lr"] = 0.5
     assert pair[0].look(here(1)) == pair[1].look(here(1))

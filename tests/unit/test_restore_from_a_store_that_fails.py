@@ -7,8 +7,8 @@ from typing import Any, cast
 
 import pytest
 
+from actors.rank.membership.membership import Membership
 from actors.rank.membership.process_group import GroupBroken
-from actors.rank.membership.seat import Seat
 from fleet.errors import PASSING
 from fleet.protocol.moves import Load
 from fleet.protocol.types import Member, StateId, View
@@ -21,10 +21,10 @@ def load(error: OSError) -> None:
     def fail(checkpoint: str) -> None:
         raise error
 
-    seat: Any = SimpleNamespace(
+    membership: Any = SimpleNamespace(
         _served=SimpleNamespace(reset=lambda: None), _recorder=SimpleNamespace(switch=lambda code: None), _parts=SimpleNamespace(load=fail)
     )
-    Seat._load(cast("Seat", seat), Load(VIEW))
+    Membership._load(cast("Membership", membership), Load(VIEW))
 
 
 @pytest.mark.parametrize("cause", PASSING)

@@ -10,10 +10,10 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from actors.rank.fsdp.lending import Address, Lender, Request
 from actors.rank.fsdp.sending import UNDER_WAY_BYTES, Means, Sender, Sums
+from actors.rank.fsdp.serving import Address, PeerRequest, PeerServer
 from actors.rank.step.reduction import Reducer
-from fleet.protocol.chunks import Loan, Turn, gift
+from fleet.protocol.chunks import Readiness, Turn, can_accept
 from fleet.protocol.types import StateId
 
 AT, TURN = StateId(0, 7), Turn(3, 1)
@@ -25,22 +25,22 @@ class Kept:
 
     def __init__(self, useful: bool = True) -> None:
         self.known, self.useful, self.opened = True, useful, threading.Event()
-        self.came = list[tuple[Request, torch.Tensor]]()
+        self.came = list[tuple[PeerRequest, torch.Tensor]]()
         self.opened.set()
 
-    def room(self, request: Request) -> torch.Tensor:
+    def room(self, request: PeerRequest) -> torch.Tensor:
         if not self.known:
             raise ConnectionError("of nothing that is here")
         return torch.empty(request.hi - request.lo)
 
-    def take(self, request: Request, elements: torch.Tensor) -> bool:
+    def take(self, request: PeerRequest, elements: torch.Tensor) -> bool:
         self.opened.wait(20)
         self.came.append((request, elements))
         return self.useful
 
 
-def request(shard: int = 4, lo: int = 0, hi: int = 4096) -> Request:
-    return Request(AT, 2, lo, hi, gift=True, turn=TURN, shard=shard)
+def request(shard: int = 4, lo: int = 0, hi: int = 4096) -> PeerRequest:
+    return PeerRequest(AT, 2, lo, hi, contribution=True, turn=TURN, shard=shard)
 
 
 @pytest.fixture
@@ -50,10 +50,10 @@ def kept() -> Kept:
 
 @pytest.fixture
 def address(kept: Kept) -> Iterator[Address]:
-    lender = Lender("127.0.0.1", lambda *asked: None, kept)
-    yield lender.address
+    server = PeerServer("127.0.0.1", lambda *asked: None, kept)
+    yield server.address
     kept.opened.set()
-    lender.close()
+    server.close()
 
 
 @pytest.fixture
@@ -151,15 +151,15 @@ def test_means_stand_in_the_place_of_a_flat_buffer() -> None:
 @pytest.mark.parametrize(
     ("state", "turn", "still", "fate"),
     [
-        (AT, TURN, True, Loan.NOW),
-        (AT, TURN, False, Loan.LATER),
-        (StateId(0, 8), TURN, True, Loan.LATER),  # it has taken the step already, and this rank will
-        (StateId(0, 6), TURN, True, Loan.NEVER),
-        (AT, Turn(3, 2), True, Loan.LATER),
-        (AT, Turn(3, 0), True, Loan.NEVER),
-        (AT, Turn(4, 0), True, Loan.LATER),
-        (AT, Turn(2, 9), True, Loan.NEVER),
+        (AT, TURN, True, Readiness.NOW),
+        (AT, TURN, False, Readiness.LATER),
+        (StateId(0, 8), TURN, True, Readiness.LATER),  # it has taken the step already, and this rank will
+        (StateId(0, 6), TURN, True, Readiness.NEVER),
+        (AT, Turn(3, 2), True, Readiness.LATER),
+        (AT, Turn(3, 0), True, Readiness.NEVER),
+        (AT, Turn(4, 0), True, Readiness.LATER),
+        (AT, Turn(2, 9), True, Readiness.NEVER),
     ],
 )
-def test_what_becomes_of_a_gift(state: StateId, turn: Turn, still: bool, fate: Loan) -> None:
-    assert gift((AT, TURN), (state, turn), still=still) is fate
+def test_what_becomes_of_a_gift(state: StateId, turn: Turn, still: bool, fate: Readiness) -> None:
+    assert can_accept((AT, TURN), (state, turn), still=still) is fate

@@ -52,14 +52,14 @@ def train(engine: Engine, state: TrackedState) -> list[int]:
     """All steps; returns how often each was told to be whole."""
     told = []
     for step in range(STEPS):
-        compute(engine, state, step, engine.due)
+        compute(engine, state, step, engine.assigned)
         assert engine.reduce((-1, 0, 0)).culprit is None
         engine.apply()
         engine.finish(lambda step=step: told.append(step))  # type: ignore[misc]
     return told
 
 
-def seat(engine: Engine, group: Group, replica_size: int = 1, shards: int = SHARDS) -> View:
+def join(engine: Engine, group: Group, replica_size: int = 1, shards: int = SHARDS) -> View:
     members = tuple(Member(slot, 0) for slot in range(group.size))
     view = View(1, members, ranges(shards, group.size), 0, tuple(range(1, group.size)), START, "")
     if isinstance(engine, ShardedEngine):
@@ -68,7 +68,7 @@ def seat(engine: Engine, group: Group, replica_size: int = 1, shards: int = SHAR
             engine.begin(START)
         resharding = Resharding(engine, protocol, 1, lambda factor: None, replica_size=replica_size)
         assert resharding.exchange(group, view) == START
-    engine.seat(group, view, group.rank, START, True)
+    engine.join(group, view, group.rank, START, True)
     return view
 
 
@@ -79,7 +79,7 @@ def trained(kind: type[Engine], size: int, folder: Path) -> list[tuple[str, int]
     def rank(group: Group) -> tuple[str, int]:
         state = tracked()
         engine = kind(state, settings, Recorder(folder / f"{kind.__name__}-{size}-{group.rank}", 0), 0.5)
-        seat(engine, group)
+        join(engine, group)
         assert train(engine, state) == list(range(STEPS))
         values = engine._optimizer.state.values()
         return engine.digest(STEPS), sum(value.nbytes for each in values for value in each.values())
@@ -107,7 +107,7 @@ def test_replicas_are_compared_in_what_all_hold_and_not_in_chunks(tmp_path: Path
         engine = ShardedEngine(
             state, RunSettings(world=3, shards=SHARDS, optimizer_sharding="zero1"), Recorder(tmp_path / f"{group.rank}", 0), 0.5
         )
-        seat(engine, group)
+        join(engine, group)
         train(engine, state)
         seen = [engine._replicas.look(StateId(0, STEPS))[2]]
         for spoiled in (engine.moments[0], engine.parameters[0]):
@@ -133,9 +133,9 @@ def scaled(kind: type[Engine], size: int, folder: Path, clip_norm: float | None)
             Recorder(folder / f"{kind.__name__}-{size}-{group.rank}", 0),
         )
         engine = kind(state, settings, recorder, clip_norm)
-        seat(engine, group)
+        join(engine, group)
         for step in range(6):
-            for shard in engine.due:
+            for shard in engine.assigned:
                 x = torch.randn(4, 16, generator=torch.Generator().manual_seed(100 * step + shard))
                 engine.begin_shard(shard)
                 loss = (state.objects["model"](x) - x.sum(1, keepdim=True)).square().mean()

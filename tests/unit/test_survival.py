@@ -8,7 +8,7 @@ import pytest
 
 from fleet.protocol.decisions import Lacking
 from fleet.settings.run import RunSettings
-from policies.survival import Risk, Site, lacks, risks, seats, sentences, shortage
+from policies.survival import Risk, Site, lacks, place_slots, risks, sentences, shortage
 
 RACKS = [Site(f"n{i}", f"rack-{i // 2}/h{i}", 2) for i in range(4)]
 RUN = RunSettings(world=4, spares=0, domains=("host", "rack"))
@@ -19,8 +19,8 @@ def by_domain(sites: list[Site], settings: RunSettings) -> dict[str, Risk]:
 
 
 def test_slots_are_seated_where_fewest_are() -> None:
-    assert seats(RACKS, 6) == ("n0", "n1", "n2", "n3", "n0", "n1")
-    assert seats([Site("a", "", 3), Site("b", "", 1)], 9) == ("a", "b", "a", "a")
+    assert place_slots(RACKS, 6) == ("n0", "n1", "n2", "n3", "n0", "n1")
+    assert place_slots([Site("a", "", 3), Site("b", "", 1)], 9) == ("a", "b", "a", "a")
 
 
 def test_each_domain_is_told_from_wide_to_narrow() -> None:

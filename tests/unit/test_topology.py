@@ -241,6 +241,6 @@ def test_a_rack_that_was_announced_to_go_is_no_loss() -> None:
     roster = bench.machine.state.roster
     for node in ("n0", "n1"):
         roster.leaving[node] = bench.now_s + 1.0
-        roster.let_go.add(node)
+        roster.released.add(node)
         bench.tell(NodeLost(node, AgentHungUp(), bench.now_s))
     assert not told_lost(bench)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from actors.rank.membership.membership import Transfer
 from actors.rank.membership.process_group import GroupBroken
-from actors.rank.membership.seat import Transfer
 from fleet.errors import ConfigError
 
 

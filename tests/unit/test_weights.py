@@ -21,7 +21,7 @@ from actors.rank.zero1.sharded import ShardedEngine
 from fleet.errors import ConfigError, LoopError
 from fleet.settings.run import RunSettings
 from tests.unit.test_reduction import with_groups
-from tests.unit.test_sharded_engine import seat
+from tests.unit.test_sharded_engine import join
 
 SHARDS, STEPS = 8, 4
 TOKENS = (1, 5, 0, 17, 2, 3, 40, 9)
@@ -76,12 +76,12 @@ def ranks(
         model = model_of()
         state = TrackedState(model=model, optimizer=optimizer_of(model))
         engine = ENGINES[kind](state, settings, Recorder(folder / f"{kind}-{size}-{group.rank}", 0), None)
-        seat(engine, group, shards=shards)
+        join(engine, group, shards=shards)
         outcomes = []
         for step in range(steps):
             for name in model:
                 model[name].requires_grad_(name != frozen(step))
-            for shard in engine.due:
+            for shard in engine.assigned:
                 engine.begin_shard(shard)
                 loss = loss_of(model, rows(step, shard, counts[shard]), head_of(step))
                 begin = engine.scaled(loss, float(counts[shard]))
@@ -227,7 +227,7 @@ def test_one_shard_is_clipped_as_plain_pytorch_clips(kind: str, tmp_path: Path) 
         state = TrackedState(model=mine, optimizer=optimizer_of(mine))
         settings = RunSettings(world=1, shards=1, optimizer_sharding=kind)
         engine = ENGINES[kind](state, settings, Recorder(tmp_path / "recorded", 0), clip_norm)
-        seat(engine, group, shards=1)
+        join(engine, group, shards=1)
         for step in range(STEPS):
             engine.begin_shard(0)
             loss = loss_of(mine, rows(step, 0, 11), head_of(step))

@@ -10,7 +10,7 @@ import pytest
 
 from dashboards.pages.state import run_state
 from dashboards.pages.wrong import wrong
-from fleet.app.follow import Seat
+from fleet.app.follow import SlotStatus
 from fleet.ledger.goodput import Ledger
 from fleet.ledger.report import build_report
 from fleet.ledger.summary import LedgerSummary
@@ -53,7 +53,7 @@ def test_ranks_and_spares_that_are_missing(silent: bool) -> None:
 
 
 def test_faults_that_last_name_whom_they_strike() -> None:
-    seats = [Seat(slot, 0, "trains", struck=("hang",) if slot < 6 else ("slow",)) for slot in range(7)]
+    seats = [SlotStatus(slot, 0, "trains", struck=("hang",) if slot < 6 else ("slow",)) for slot in range(7)]
     [line] = wrong(going_on(), seats, struck=("store_gone",))
     assert line == "Struck now: hang (slots 0, 1, 2, 3 and 2 more), slow (slot 6), store_gone."
 

@@ -71,7 +71,7 @@ class ChunkedModel(ChunkedOptimizer):
 
     # ---- the whole -----------------------------------------------------------------------------------------------------------------------
 
-    def bring(self, parameter: torch.Tensor, value: torch.Tensor) -> None:
+    def load_parameter(self, parameter: torch.Tensor, value: torch.Tensor) -> None:
         """Of a whole state that is loaded: what ``parameter`` is in it. See :meth:`settle`."""
         self._values[self._numbers[id(parameter)]] = value
 

@@ -31,8 +31,8 @@ import torch
 from actors.rank.fsdp.chunks import ChunkedModel
 from actors.rank.fsdp.copies import Unread
 from actors.rank.fsdp.gathered import Gathered
-from actors.rank.fsdp.lending import Address, Borrower, Lender, Lent, Request, Wish
 from actors.rank.fsdp.sending import SUM, Means, Sender, Stretch, Sums
+from actors.rank.fsdp.serving import Address, FetchRequest, PeerFetcher, PeerRequest, PeerServer, Served
 from actors.rank.fsdp.taken import Precision, Unit
 from actors.rank.membership.process_group import Group, GroupBroken
 from actors.rank.state.tracked import TrackedState
@@ -41,7 +41,7 @@ from actors.rank.tags import Tag
 from actors.rank.telemetry.recorder import Recorder
 from actors.rank.zero1.sharded import Routes, ShardedEngine
 from fleet.errors import ConfigError, FleetError
-from fleet.protocol.chunks import LATEST_S, SILENT_S, Loan, Turn, bounds, gift, loan
+from fleet.protocol.chunks import LATEST_S, SILENT_S, Readiness, Turn, bounds, can_accept, can_serve
 from fleet.protocol.member import Offer
 from fleet.protocol.records import COMM
 from fleet.protocol.types import StateId
@@ -89,9 +89,9 @@ class FsdpEngine(ShardedEngine):
         self._shard, self._gone, self._early = -1, set[int](), True
         patience_s = min(SILENT_S, settings.timeouts.collective_s)
         self._sums, self._sender = Sums(settings.shards, self._reducer.mean), Sender(called_away, patience_s)
-        self._server, self._borrower = Lender(host, self._lend, self), Borrower(lambda: self._in_shard and called_away(), patience_s)
+        self._server, self._fetcher = PeerServer(host, self._serve, self), PeerFetcher(lambda: self._in_shard and called_away(), patience_s)
         state.apart = self.body.apart = frozenset(map(id, self._gradients.parameters))
-        state.bring, state.let_go = self.chunks.bring, self._free
+        state.load_parameter, state.free = self.chunks.load_parameter, self._free
         self._gathered = [self._gathering(unit) for unit in self._with_rest(units)]
         cast = [unit for unit in units if unit.precision.parameters is not None]
         self._uncast = [self._gathering(dataclasses.replace(unit, modules=(), precision=Precision())) for unit in cast]
@@ -116,7 +116,7 @@ class FsdpEngine(ShardedEngine):
     def close(self) -> None:
         """Nothing is lent, borrowed or brought any more."""
         self._server.close()
-        self._borrower.close()
+        self._fetcher.close()
         self._sender.close()
 
     # ---- where this rank stands --------------------------------------------------------------------------------------------------------
@@ -130,7 +130,7 @@ class FsdpEngine(ShardedEngine):
         return bool(self._missed or self._sender.failed)
 
     @property
-    def _brings(self) -> frozenset[int]:
+    def _contributes(self) -> frozenset[int]:
         """Gradients that have left this rank were for the ranks of an earlier view."""
         return frozenset()
 
@@ -246,7 +246,7 @@ class FsdpEngine(ShardedEngine):
     def _free(self) -> None:
         self._in_shard = False
         for each in self._gathered:
-            each.let_go()
+            each.free()
 
     def reduce(self, offer: Offer, *, early: bool = False) -> Outcome:
         """All that this rank has computed has arrived before it says so."""
@@ -257,7 +257,7 @@ class FsdpEngine(ShardedEngine):
         return super().reduce(offer, early=early)
 
     def _finite(self) -> bool:
-        self._gradients.bring(self._means())
+        self._gradients.put_means(self._means())
         return super()._finite()
 
     @contextlib.contextmanager
@@ -269,7 +269,7 @@ class FsdpEngine(ShardedEngine):
             yield
         finally:
             for each in whole:
-                each.let_go()
+                each.free()
 
     def unread(self) -> Unread:
         named = {id(one): f"{root}.{name}" for root, module in self.state.modules.items() for name, one in module.named_parameters()}
@@ -278,15 +278,15 @@ class FsdpEngine(ShardedEngine):
 
     # ---- loans -------------------------------------------------------------------------------------------------------------------------
 
-    def _lend(self, wanted: StateId, flat: int, lo: int, hi: int) -> Lent | None:
+    def _serve(self, wanted: StateId, flat: int, lo: int, hi: int) -> Served | None:
         """From any thread. In its view, what is lent does not change until the borrower has it: the step that changes it waits for its
         gradients. A rank that is no longer in the view may ask while a step is taken: it is told that what it got is of no use."""
         with self._moved:
-            self._moved.wait_for(lambda: loan(self._state, wanted, still=self._still) is not Loan.LATER, LATEST_S)
-            if loan(self._state, wanted, still=self._still) is not Loan.NOW:
+            self._moved.wait_for(lambda: can_serve(self._state, wanted, still=self._still) is not Readiness.LATER, LATEST_S)
+            if can_serve(self._state, wanted, still=self._still) is not Readiness.NOW:
                 return None
             found, changes = self.chunks.elements(flat, lo, hi), self._changes
-        return None if found is None else Lent(found, lambda: self._changes == changes)
+        return None if found is None else Served(found, lambda: self._changes == changes)
 
     def _fill(self, flat: int, memory: torch.Tensor) -> None:
         timed = threading.get_ident() == self._loop
@@ -301,30 +301,30 @@ class FsdpEngine(ShardedEngine):
         """From this rank's own chunks, and from those who lend the others."""
         size, extent = len(self._guarded), self.chunks.extents[flat]
         host = memory if memory.is_cpu else torch.empty(memory.shape, dtype=memory.dtype, pin_memory=True, device="cpu")
-        wanted: list[tuple[tuple[int, ...], Wish]] = []
+        wanted: list[tuple[tuple[int, ...], FetchRequest]] = []
         for owner in range(size):
             lo, hi = bounds(extent, (size, owner))
             mine = self.chunks.elements(flat, lo, hi)
             if mine is not None:
                 memory[lo:hi].copy_(mine)
             elif lo < hi:
-                wanted.append((self._asked[owner], Wish(flat, lo, hi, host[lo:hi])))
+                wanted.append((self._asked[owner], FetchRequest(flat, lo, hi, host[lo:hi])))
         self._fetch(wanted)
         for _, request in wanted if host is not memory else ():
             memory[request.lo : request.hi].copy_(request.into)
 
-    def _fetch(self, wanted: Sequence[tuple[tuple[int, ...], Wish]]) -> None:
+    def _fetch(self, wanted: Sequence[tuple[tuple[int, ...], FetchRequest]]) -> None:
         """Each stretch from the first lender that has it. Zeros when nobody has: what is computed with them is of no use."""
         while wanted and not self._missed:
             assert self._state is not None, "before its first view a rank has all parameters"
             requests = [(self._addresses[keepers[0]], request) for keepers, request in wanted]
-            wanted = [(wanted[number][0][1:], wanted[number][1]) for number in self._borrower.fetch(self._state, requests)]
+            wanted = [(wanted[number][0][1:], wanted[number][1]) for number in self._fetcher.fetch(self._state, requests)]
             if any(not keepers for keepers, _ in wanted):
                 self._miss(wanted)
         for _, request in wanted:
             request.into.zero_()
 
-    def _miss(self, wanted: Sequence[tuple[tuple[int, ...], Wish]]) -> None:
+    def _miss(self, wanted: Sequence[tuple[tuple[int, ...], FetchRequest]]) -> None:
         _, request = next((keepers, request) for keepers, request in wanted if not keepers)
         reason = f"no rank of the view gives elements {request.lo} to {request.hi} of flat buffer {request.flat} of the parameters"
         if not self._in_shard:
@@ -379,24 +379,24 @@ class FsdpEngine(ShardedEngine):
 
     # ---- what comes here: from any thread ------------------------------------------------------------------------------------------------
 
-    def room(self, request: Request) -> torch.Tensor:
+    def room(self, request: PeerRequest) -> torch.Tensor:
         if request.flat not in self._gradients.leaving or not 0 <= request.lo < request.hi <= self.chunks.extents[request.flat]:
             raise ConnectionError(f"a gift of elements {request.lo} to {request.hi} of flat buffer {request.flat}, which is none here")
         return torch.empty(request.hi - request.lo, dtype=self._gradients.layout[request.flat].dtype, device="cpu")
 
-    def take(self, request: Request, elements: torch.Tensor) -> bool:
+    def take(self, request: PeerRequest, elements: torch.Tensor) -> bool:
         stretch = (request.flat, request.lo, request.hi)
         with self._moved:
-            self._moved.wait_for(lambda: self._fate(request) is not Loan.LATER, LATEST_S)
+            self._moved.wait_for(lambda: self._fate(request) is not Readiness.LATER, LATEST_S)
             known = self._sums.keeps(stretch) if request.shard == SUM else self._sums.owns(stretch)
-            if self._fate(request) is not Loan.NOW or not known:
+            if self._fate(request) is not Readiness.NOW or not known:
                 return False
             self._count(stretch, request.shard, elements)
             self._moved.notify_all()
         return True
 
-    def _fate(self, request: Request) -> Loan:
-        return gift((self._state, self._turn), (request.state, request.turn), still=self._still)
+    def _fate(self, request: PeerRequest) -> Readiness:
+        return can_accept((self._state, self._turn), (request.state, request.turn), still=self._still)
 
     def _count(self, stretch: Stretch, shard: int, elements: torch.Tensor) -> None:
         if shard == SUM:
@@ -405,9 +405,9 @@ class FsdpEngine(ShardedEngine):
             for guard in self._guarded[self._joined_as]:  # without a wait: whoever waits here takes nothing in
                 self._sender.send(self._addresses[guard], self._contribution(stretch, SUM), mean, waits=False)
 
-    def _contribution(self, stretch: Stretch, shard: int) -> Request:
+    def _contribution(self, stretch: Stretch, shard: int) -> PeerRequest:
         assert self._state is not None
-        return Request(self._state, *stretch, gift=True, turn=self._turn, shard=shard)
+        return PeerRequest(self._state, *stretch, contribution=True, turn=self._turn, shard=shard)
 
     def _means(self) -> dict[int, Means]:
         """By flat buffer. All ranks have said that their shards are with the owners; the owners' means are on their way to the guards."""

@@ -59,7 +59,7 @@ class Gathered:
         self._whole = [each for each in self.casts if id(each.parameter) not in gathered]
         self.here, self._entered, self.used = True, False, False
         self._in_backward, self._task, self._waited = False, -1, set[int]()
-        self.let_go()
+        self.free()
         self._watch([parameter for parameter, *_ in places if id(parameter) not in casts])
 
     def _watch(self, parameters: Sequence[nn.Parameter]) -> None:
@@ -97,7 +97,7 @@ class Gathered:
                 each.enter()
         self._entered = True
 
-    def let_go(self) -> None:
+    def free(self) -> None:
         """Their memory is free. Allowed at any time but in a forward or backward."""
         self._empty()
         for each in self.casts:
@@ -180,11 +180,11 @@ def cast_whole(units: Sequence[Unit]) -> Callable[[], None]:
     cast = [unit for unit in units if unit.precision != Precision()]
     found = [Gathered(dataclasses.replace(unit, keeps=True), [], [], lambda flat, memory: None) for unit in cast]
 
-    def let_go() -> None:
+    def free() -> None:
         for each in found:
-            each.let_go()
+            each.free()
 
-    return let_go
+    return free
 
 
 def _backward() -> int:

@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 import torch
 
-from actors.rank.fsdp.lending import LOOK_S, REACH_S, YES, Address, Request, bytes_of
+from actors.rank.fsdp.serving import LOOK_S, REACH_S, YES, Address, PeerRequest, bytes_of
 from actors.rank.step.sums import ShardSums
 from actors.rank.telemetry.usage import SENT
 
@@ -33,7 +33,7 @@ Stretch = tuple[int, int, int]
 
 
 class _Contribution(NamedTuple):
-    request: Request
+    request: PeerRequest
     elements: torch.Tensor
 
 
@@ -55,7 +55,7 @@ class Sender:
         self._under_way = self._bytes = 0
         self.failed = ""
 
-    def send(self, address: Address, request: Request, elements: torch.Tensor, *, waits: bool = True) -> None:
+    def send(self, address: Address, request: PeerRequest, elements: torch.Tensor, *, waits: bool = True) -> None:
         """``elements`` are flat, in host memory, and stay as they are until they have arrived.
 
         Args:

@@ -19,7 +19,7 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy
 
-from actors.rank.fsdp.lending import TYPES
+from actors.rank.fsdp.serving import TYPES
 from fleet.errors import ConfigError
 from fleet.protocol.topology import DIMENSIONS
 

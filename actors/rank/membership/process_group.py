@@ -63,7 +63,8 @@ class Work:
     gloo loses what is on its way when its connection ends: a send that the peer has just asked for, and a receive of which a part is here.
     They are in no list then, and nothing ever wakes who waits for them, no interrupt either. (Seen: of 400 sends that the peer had asked
     for, whose connection was ended just then, 35 were lost; and two of three receives of 256 MB whose sender was killed meanwhile.) So the
-    loop does not wait in gloo: another thread does, which is back with the time-out. See :meth:`Group.watched` and :meth:`Group.in_background`.
+    loop does not wait in gloo: another thread does, which is back with the time-out. See
+    :meth:`Group.watched` and :meth:`Group.in_background`.
     """
 
     __slots__ = ("_after", "_before", "_group", "_receives", "_sends")
@@ -254,7 +255,8 @@ class Group:
         return self.size > 1 and self.device.type == "cpu" and torch.get_num_threads() == 1
 
     def begin_in_background(self, call: Callable[[], None]) -> Callable[[], None]:
-        """Begin what :meth:`in_background` does: what to call to block until it is done. One at a time, and where the group :attr:`works_in_background`."""
+        """Begin what :meth:`in_background` does: what to call to block until it is done. One at a time, and where the group
+        :attr:`works_in_background`."""
 
         def run() -> None:
             self._detached_thread = threading.get_ident()

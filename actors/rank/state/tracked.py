@@ -58,12 +58,12 @@ class TrackedState:
         units: by ``id`` of a parameter, the unit in which ``fully_shard`` has put it, from 1 on.
         apart: by ``id``, the parameters that ranks have in chunks: they are no part of what :meth:`flat` gives.
         readers: by ``id``, of parameters that are to be in chunks, what reads their first value: see :mod:`actors.rank.state.weights`.
-        bring: takes each of those that are apart, (parameter, value), out of a state that is loaded and has them.
+        load_parameter: takes each of those that are apart, (parameter, value), out of a state that is loaded and has them.
         casts: units compute with other tensors than the parameters, whose gradients come to the parameters by themselves.
         trained: by ``id``, the parameters that required a gradient when they were tracked.
         marks: which parameters a loop has frozen or thawed, as text; None where none.
         mark: takes what that was with a state that is loaded.
-        let_go: called between shards, and before the state changes: what modules have of parameters for a shard alone is of no use then.
+        free: called between shards, and before the state changes: what modules have of parameters for a shard alone is of no use then.
     """
 
     def __init__(self, **objects: Any) -> None:
@@ -77,12 +77,12 @@ class TrackedState:
         self.units: Mapping[int, int] = {}
         self.apart: frozenset[int] = frozenset()
         self.readers: Mapping[int, Read] = {}
-        self.bring: Callable[[torch.Tensor, torch.Tensor], object] = lambda parameter, value: None
+        self.load_parameter: Callable[[torch.Tensor, torch.Tensor], object] = lambda parameter, value: None
         self.casts = False
         self.trained = frozenset(id(one) for module in self.modules.values() for one in module.parameters() if one.requires_grad)
         self.marks: Callable[[], str | None] = lambda: None
         self.mark: Callable[[str | None], object] = lambda marks: None
-        self.let_go: Callable[[], object] = lambda: None
+        self.free: Callable[[], object] = lambda: None
         self._seen: dict[int, _Seen] = {}
         self._skeletons = Skeletons()
         self.flat()  # what cannot be written is refused here, and not when a rank was lost
@@ -150,13 +150,13 @@ class TrackedState:
         self.mark(marks)
 
     def _load_rest(self, module: nn.Module, part: Mapping[str, Any]) -> None:
-        """What is apart goes to ``bring``, where ``part`` has it; the module takes the rest."""
+        """What is apart goes to ``load_parameter``, where ``part`` has it; the module takes the rest."""
         apart = {key: value for key, value in _live_state(module).items() if id(value) in self.apart}
         for key in apart.keys() & part.keys():
             if part[key].shape != apart[key].shape:
                 reason = f"the state to load has the shape {tuple(part[key].shape)} for it"
                 raise ConfigError(key, tuple(apart[key].shape), reason, "Load a checkpoint of the same model.")
-            self.bring(apart[key], part[key])
+            self.load_parameter(apart[key], part[key])
         found = module.load_state_dict({key: value for key, value in part.items() if key not in apart}, strict=False)
         missing = {key for key in found.missing_keys if id(_at(module, key)) not in self.apart}
         if missing or found.unexpected_keys:

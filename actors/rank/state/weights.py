@@ -86,7 +86,7 @@ class Weights:
         return rows.reshape(-1)[lo - first * row : hi - first * row]
 
 
-def bring(modules: Mapping[str, nn.Module], weights: Weights | None, device: torch.device, *, chunked: bool) -> dict[int, Read]:
+def load_weights(modules: Mapping[str, nn.Module], weights: Weights | None, device: torch.device, *, chunked: bool) -> dict[int, Read]:
     """Give the modules their weights, and memory on ``device`` where they have none.
 
     Args:

@@ -176,14 +176,14 @@ class Engine:
         self.duties.at = state
 
     @property
-    def due(self) -> tuple[int, ...]:
+    def assigned(self) -> tuple[int, ...]:
         """The shards that this rank has yet to compute for the step at hand."""
-        return self.duties.due(self.losses)
+        return self.duties.assigned(self.losses)
 
     @property
-    def next_due(self) -> tuple[int, ...]:
+    def next_assigned(self) -> tuple[int, ...]:
         """The shards of this rank in the step after the one at hand, if nobody is lost meanwhile."""
-        return self._whole.due[self._rank]
+        return self._whole.assigned[self._rank]
 
     @property
     def steady(self) -> bool:
@@ -194,7 +194,7 @@ class Engine:
         """See :meth:`GradientBuffers.as_committed`."""
         return self._gradients.as_committed()
 
-    def seat(self, group: Group, view: View, rank: int, here: StateId, begun: bool) -> None:
+    def join(self, group: Group, view: View, rank: int, here: StateId, begun: bool) -> None:
         """Compute with this group from now on, at state ``here``. Raises GroupBroken.
 
         With ``begun`` the view may come in the middle of a step: what its members have computed of it counts, and only the rest is due.
@@ -209,11 +209,11 @@ class Engine:
         self._state = here
         self._gradients.settle()
         self.log.begin_view()
-        self._replicas.seat(view.generation, here, rank in view.receivers)
+        self._replicas.join(view.generation, here, rank in view.receivers)
         self._whole = share([()] * group.size, view.ranges, self._shards)
         contributed, idle = self._contributed_by_all(begun), view.idle if self.spares_newcomers else ()
         self._share(share(contributed, view.ranges, self._shards, idle, view.giver) if idle or any(contributed) else self._whole)
-        self._recheck.seat(view.generation, rank, here, rank in view.receivers, view.ranges, whole=self._shares is self._whole)
+        self._recheck.join(view.generation, rank, here, rank in view.receivers, view.ranges, whole=self._shares is self._whole)
 
     @property
     def spares_newcomers(self) -> bool:
@@ -258,7 +258,7 @@ class Engine:
         if promise is not None and promise[0] is group:
             mine: Collection[int] = promise[1]
         else:
-            mine = self._brings
+            mine = self._contributes
             asking = group.peers if begun else [peer for peer in group.peers if peer in receivers]
             self._send_held(group, [] if self._rank in receivers else asking, mine)
         masks = torch.zeros(group.size, self._shards, dtype=torch.uint8, device="cpu")
@@ -268,7 +268,7 @@ class Engine:
         return [frozenset(mine) if rank == self._rank else shards for rank, shards in enumerate(received)]
 
     @property
-    def _brings(self) -> frozenset[int]:
+    def _contributes(self) -> frozenset[int]:
         """The shards of the step at hand that count in a view that begins within it."""
         return self._gradients.held
 
@@ -284,8 +284,8 @@ class Engine:
         self._shares = shares
         self._reducer.bind(self._group, shares.leaves(self._shards))
         self._gradients.watch(self._reducer.beside)
-        self._contributed = shares.brought(self._shards)
-        self.duties.deal(self._view.members, self._contributed, self._rank)
+        self._contributed = shares.contributed(self._shards)
+        self.duties.assign(self._view.members, self._contributed, self._rank)
         self._side, self._split_of = SideChannel(self._group), ()
 
     def begin(self, state: StateId) -> None:
@@ -310,12 +310,12 @@ class Engine:
 
     def begin_shard(self, shard: int) -> None:
         """Right before the forward of ``shard``."""
-        self.state.let_go()
+        self.state.free()
         self._stopwatch.begin()
         self._gradients.begin_step()
         self.shard_weights.begin()
         self._gradients.begin_shard()
-        assigned = self.due
+        assigned = self.assigned
         if len(assigned) == 1 and not self._recheck.verifies and not self._to_change:
             self._gradients.overlap(self._reducer, assigned[0])
             self._early_us = self._recorder.now_us()
@@ -327,11 +327,11 @@ class Engine:
 
     def end_check(self, shard: int) -> None:
         """The gradients of another rank's shard are there. They count in no sum."""
-        self.state.let_go()
+        self.state.free()
         self._recheck.take(shard, self._gradients.last)
 
     def end_shard(self, shard: int, loss: float) -> None:
-        self.state.let_go()
+        self.state.free()
         if self._gradients.ahead is None:
             self._change([parameter.grad for parameter in self.parameters if parameter.grad is not None])
         if self._recheck.samples(shard):
@@ -357,7 +357,7 @@ class Engine:
 
     def reset(self) -> None:
         """Nothing of the present attempt remains."""
-        self.state.let_go()
+        self.state.free()
         if self._gradients.begun:
             self._recorder.abandon()
         self._gradients.abandon()
@@ -377,7 +377,7 @@ class Engine:
 
     def hold(self) -> None:
         """The group is gone or left; what this rank has computed of the step stays."""
-        self.state.let_go()
+        self.state.free()
         self._gradients.hold()
         self._forget_lost()
 
@@ -472,11 +472,11 @@ class Engine:
         """Who takes which norms: each rank those of the part that it alone adds up. With a gradient scaler nobody does."""
         gradients = self._gradients
         if self._split_of is not gradients.parameters:
-            parts = self._reducer.parts(gradients.layout) if self._tells_norms else [[] for _ in range(self._group.size)]
+            parts = self._reducer.parts(gradients.layout) if self._reports_norms else [[] for _ in range(self._group.size)]
             self._split, self._split_of = SplitNorms(parts, gradients.extents), gradients.parameters
 
     @property
-    def _tells_norms(self) -> bool:
+    def _reports_norms(self) -> bool:
         """Beside the gradients."""
         return self._scaler is None
 
@@ -546,7 +546,7 @@ class Engine:
 
     def apply(self) -> None:
         """Clip, step optimizer, scaler and schedulers, give buffers their new values. The state is dirty meanwhile."""
-        self.state.let_go()
+        self.state.free()
         self._recorder.measured(self._stopwatch.take_us())
         scaler = self._scaler if self._gradients.mean_present else None  # without any gradient one raises
         if scaler is not None:

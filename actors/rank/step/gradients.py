@@ -493,13 +493,13 @@ class GradientBuffers:
         self._forget_mean()
         self._mean = mean
 
-    def bring(self, means: Mapping[int, Any]) -> None:
+    def put_means(self, means: Mapping[int, Any]) -> None:
         """By flat buffer that is summed elsewhere, what stands in its place in the step's mean until the step ends."""
         assert self._mean is not None, "bring() without reduce()"
         for flat, mean in means.items():
             self._mean.flats[flat] = mean
 
-    def borrow(self) -> GradientSet:
+    def take(self) -> GradientSet:
         """A set of buffers to use for something else, between steps; contents undefined, and again to be once it is given back."""
         return self._sums.take()
 

@@ -81,7 +81,7 @@ class Levels:
         self._mine = [part for part in parts if part.combiner == rank]
         self._theirs = [part for part in parts if part.combiner != rank]
         self._afar = {other: plan.parts(other, rank) for other in range(len(plan.hosts)) if other != host}
-        self._contributed, (self._joins, self._joined) = plan.brought(host), plan.combined(host)
+        self._contributed, (self._joins, self._joined) = plan.contributed(host), plan.combined(host)
         self._owned = plan.owned(host)
         self.additions, _ = join([leaf.block for leaf in self._owned], plan.shards)
         arriving = sum(leaf.rank != rank for leaf in self._contributed)
@@ -155,7 +155,7 @@ class Levels:
 
     # ---- the sums come back --------------------------------------------------------------------------------------------------------------
 
-    def gifts(self, mine: torch.Tensor) -> list[Transfer]:
+    def contributions(self, mine: torch.Tensor) -> list[Transfer]:
         """Who gets the sum of this rank's chunk: its neighbours all, of each other host everyone a part."""
         afar = [(piece(mine, part), part.combiner) for parts in self._afar.values() for part in parts]
         return [(mine, peer) for peer in self._near] + afar

@@ -381,7 +381,7 @@ class Reducer:
             if bucket is buckets[-1]:
                 returning += added()  # a few numbers that everyone needs, ahead of the long message
             receives = [] if group.receives_ahead else self._returns(bucket, out)
-            returning.append(group.start(self._gifts(bucket, mine), receives, bucket_back(number)))
+            returning.append(group.start(self._contributions(bucket, mine), receives, bucket_back(number)))
             if self._levels is not None and number:
                 returning += self._levels.pass_on(group, number - 1, buckets[number - 1], out)
             if number + BUCKETS_IN_FLIGHT < len(buckets):
@@ -403,10 +403,10 @@ class Reducer:
         """Whether all ranks get the sums of this bucket."""
         return True
 
-    def _gifts(self, bucket: Bucket, mine: torch.Tensor) -> list[tuple[torch.Tensor, int]]:
+    def _contributions(self, bucket: Bucket, mine: torch.Tensor) -> list[tuple[torch.Tensor, int]]:
         """Who gets this rank's sums."""
         if self._levels is not None:
-            return self._levels.gifts(mine)
+            return self._levels.contributions(mine)
         return [(mine, peer) for peer in self._peers]
 
     def _returns(self, bucket: Bucket, out: Sequence[torch.Tensor]) -> list[tuple[torch.Tensor, int]]:

@@ -75,7 +75,7 @@ class Step:
         self.callbacks: list[Callable[[], None]] = []
         self.behind: list[Callable[[], object]] = []
         self._loop, self._engine = loop, engine
-        self.shard, self.shards = -1, engine.due
+        self.shard, self.shards = -1, engine.assigned
         loop.committed = False
         engine.body.enter(number)
         seed_step(loop.seed, number)
@@ -113,7 +113,7 @@ class Step:
         elif loop.rank == 0:
             self._report_data(feed, batch_size)
         now = [(self.number, shard) for shard in self.shards + self._engine.checks]
-        feed.expect(now + [(self.number + 1, shard) for shard in self._engine.next_due])
+        feed.expect(now + [(self.number + 1, shard) for shard in self._engine.next_assigned])
         while pending := self._pending():
             if loop.rank_machine.wanted or self._engine.broken:
                 self._cut = True
@@ -133,7 +133,7 @@ class Step:
 
     def _pending(self) -> tuple[int, ...]:
         """What this attempt has yet to compute. When a rank is lost meanwhile, some of its shards may come to it."""
-        assigned = self._engine.due
+        assigned = self._engine.assigned
         self.shards += tuple(shard for shard in assigned if shard not in self.shards)
         return assigned
 

@@ -57,9 +57,9 @@ class TrialEngine(Engine):
             yield from ((f"{root}.{name}", one) for name, one in module.named_buffers())
 
     @property
-    def due(self) -> tuple[int, ...]:
+    def assigned(self) -> tuple[int, ...]:
         """See :class:`Engine`."""
-        assigned = super().due
+        assigned = super().assigned
         return assigned[::-1] if self.backwards else assigned
 
     def begin_shard(self, shard: int) -> None:
@@ -161,7 +161,7 @@ class Trying(Run):
         engine = self._engine = TrialEngine(state, self._settings, self._recorder, clip_norm, self._book)
         engine.backwards = ORDER in self._asked.varied
         view = View(1, (Member(0, 0),), ((0, self.shards),), 0, (), StateId(0, 0), "")
-        engine.seat(Group(1, 0, 1, engine.device), view, 0, StateId(0, 0), False)
+        engine.join(Group(1, 0, 1, engine.device), view, 0, StateId(0, 0), False)
         engine.on_shard = self._look
         for number in range(self._found(state), min(total, self._plan.steps)):
             if not self._plan.before(number):

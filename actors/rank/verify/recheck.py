@@ -46,7 +46,7 @@ class Recheck:
         self._ranges: Sequence[tuple[int, int]] = ()
         self.open: Finding | None = None
 
-    def seat(self, generation: int, rank: int, here: StateId, receiver: bool, ranges: Sequence[tuple[int, int]], whole: bool) -> None:
+    def join(self, generation: int, rank: int, here: StateId, receiver: bool, ranges: Sequence[tuple[int, int]], whole: bool) -> None:
         """A view begins at ``here``. ``whole``: nothing of its step was computed before; else it is not verified."""
         self._generation, self._rank, self._ranges = generation, rank, ranges
         if not receiver and here.history != self._passed.history:

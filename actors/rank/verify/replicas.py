@@ -55,10 +55,10 @@ class Replicas:
         self._steps_s: deque[float] = deque(maxlen=SAMPLES)
         self._last_s: float | None = None
 
-    def seat(self, generation: int, here: StateId, receiver: bool) -> None:
+    def join(self, generation: int, here: StateId, receiver: bool) -> None:
         """A view begins, at state ``here``. ``receiver``: this rank was given that state in it."""
         if self.width:
-            self._replica_check.seat(generation, here, receiver)
+            self._replica_check.join(generation, here, receiver)
             self._new, self._again, self._last_s = True, False, None
 
     def abstain(self) -> list[float]:
@@ -80,7 +80,7 @@ class Replicas:
         plain = self._plain if self._fresh == here.step else 0
         mine = (self._digest(begin, end) ^ plain) & ((1 << BITS) - 1)
         self._replica_check.enter(here, f"{mine:013x}")
-        return [float(self._wish(begin_s, end - begin)), float(parts), float(mine)]
+        return [float(self._wanted_parts(begin_s, end - begin)), float(parts), float(mine)]
 
     def _digest(self, begin: int, end: int) -> int:
         if self._arrays is None or end - begin < self._bytes:
@@ -109,7 +109,7 @@ class Replicas:
         """What to tell when this rank leaves its group now."""
         return self._replica_check.open
 
-    def _wish(self, begin_s: float, length: int) -> int:
+    def _wanted_parts(self, begin_s: float, length: int) -> int:
         """Parts that keep within the budget, by the typical one of the last digests and of the last steps."""
         now_s = time.perf_counter()
         if self._last_s is not None:

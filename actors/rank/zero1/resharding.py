@@ -23,10 +23,10 @@ from fleet.protocol.chunks import (
     follows,
     guards,
     kept,
-    lenders,
     lost,
     route,
     runs,
+    servers,
     settled,
 )
 from fleet.protocol.domains import VARIABLE, Place, number, numbered, place_of
@@ -109,7 +109,7 @@ class Resharding:
             engine.chunks.adopt(kept(guarded, me), engine.chunks.first(kept(guarded, me)))
         else:
             self._move(group, there, guarded, places)
-        engine.place(target, guarded, [lenders(guarded, owner, me, places, self._replica_size) for owner in range(group.size)])
+        engine.place(target, guarded, [servers(guarded, owner, me, places, self._replica_size) for owner in range(group.size)])
         return target
 
     def _check_lost(self, group: Group, there: Sequence[Claim]) -> None:

@@ -90,9 +90,9 @@ class ShardedReducer(Reducer):
     def _comes_back(self, bucket: Bucket) -> bool:
         return not isinstance(bucket, _StretchBucket)
 
-    def _gifts(self, bucket: Bucket, mine: torch.Tensor) -> list[tuple[torch.Tensor, int]]:
+    def _contributions(self, bucket: Bucket, mine: torch.Tensor) -> list[tuple[torch.Tensor, int]]:
         if self._comes_back(bucket):
-            return super()._gifts(bucket, mine)
+            return super()._contributions(bucket, mine)
         assert self._group is not None
         return [(mine, guard) for guard in self.guarded[self._group.rank]]
 
@@ -251,7 +251,7 @@ class ShardedEngine(Engine):
         return 1.0 if self._scaler is None else float(torch.tensor(self._scaler.get_scale(), device="cpu").double().reciprocal().float())
 
     @property
-    def _tells_norms(self) -> bool:
+    def _reports_norms(self) -> bool:
         return False  # but with the word that the sums are here, when there is something to clip
 
     @property
@@ -325,7 +325,7 @@ class ShardedEngine(Engine):
 
     def gather(self, group: Group, routes: Routes) -> None:
         """Give the stretches of the parameters that others need from here, and take those that this rank needs. Raises GroupBroken."""
-        staging = self._gradients.borrow()
+        staging = self._gradients.take()
         try:
             self._exchange(group, routes, staging.flats)
         finally:

@@ -30,6 +30,6 @@ class Nodes:
         self._down.append(node)
         return True
 
-    def bring_back(self) -> int:
+    def restore(self) -> int:
         """The one that was lost first, which is returned. Raises IndexError when none is lost."""
         return self._down.pop(0)

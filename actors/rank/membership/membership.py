@@ -51,7 +51,7 @@ class Transfer:
         wait([self._carried])
 
 
-class Seat:
+class Membership:
     """Owns the process groups, and carries out those moves of the rank machine that are about them and the state.
 
     It is made by the loop's thread, which runs for long at a time once a step was committed in a view (:meth:`settled`). Three kinds of
@@ -230,7 +230,7 @@ class Seat:
     def settled(self) -> None:
         """A step was committed in this view: everyone computes now."""
         with self._client.lock:
-            if not self._steadily and self.rank_machine.seat is not None:
+            if not self._steadily and self.rank_machine.membership is not None:
                 self._steadily = True
                 be_steady(self._loop)
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from fleet.protocol.chunks import Chunk
 from fleet.protocol.types import StateId, View
 from fleet.simulation.checker import Checker
-from fleet.simulation.gathering import GatheringRank, Loaned
+from fleet.simulation.gathering import Fetched, GatheringRank
 from fleet.simulation.ranks import SimRank
 from fleet.simulation.sharded import ShardedRank
 
@@ -20,13 +20,13 @@ class Gathers(Checker):
 
     name = "gathers"
 
-    def lent(self, rank: GatheringRank, lender: GatheringRank, state: StateId, loaned: Loaned, chunk: Chunk) -> None:
-        """``rank`` has what it asked ``lender`` for: parameters of ``state``."""
+    def served(self, rank: GatheringRank, server: GatheringRank, state: StateId, fetched: Fetched, chunk: Chunk) -> None:
+        """``rank`` has what it asked ``server`` for: parameters of ``state``."""
         here = rank.protocol.state
         self.require(state == here, f"{rank} begins a step from {here}, and gathers parameters of {state}")
-        self.require(loaned.state == state, f"{lender} is at {loaned.state} and lends {rank} parameters of {state}")
-        right = self.fault_free(loaned.value, state) or lender.corrupt
-        self.require(right, f"{lender} lends {rank} what are no parameters of {state}")
+        self.require(fetched.state == state, f"{server} is at {fetched.state} and lends {rank} parameters of {state}")
+        right = self.fault_free(fetched.value, state) or server.corrupt
+        self.require(right, f"{server} lends {rank} what are no parameters of {state}")
 
 
 class _Reaches(Checker):
@@ -40,10 +40,10 @@ class _Reaches(Checker):
         return rank.frozen_s >= 0 or self.world.clock.now_s - rank.thawed_s < LATELY_S
 
 
-class Lends(_Reaches):
+class Serves(_Reaches):
     """With parameters that are spread: a shard is computed wherever one of those who keep them can be asked."""
 
-    name = "lends"
+    name = "serves"
 
     def missed(self, rank: GatheringRank, state: StateId, keepers: Sequence[GatheringRank], chunk: Chunk) -> None:
         """Nobody has given ``rank`` what ``keepers`` keep; but who is in another view by now has other chunks, of the same state."""
@@ -63,16 +63,16 @@ class Near(_Reaches):
 
     name = "near"
 
-    def lent(self, rank: GatheringRank, lender: GatheringRank, state: StateId, loaned: Loaned, chunk: Chunk) -> None:
+    def served(self, rank: GatheringRank, server: GatheringRank, state: StateId, fetched: Fetched, chunk: Chunk) -> None:
         view, groups, (size, owner) = rank.protocol.view, self.world.settings.replica_ranks, chunk
         if groups == 1 or view is None or rank.rank_machine.wanted or self._was_still(rank):
             return
         group = view.rank_of(rank.member) // groups
-        if group >= size // groups or view.rank_of(lender.member) // groups == group:
+        if group >= size // groups or view.rank_of(server.member) // groups == group:
             return
         near = self.process(view.members[group * groups + owner % groups])
         can = isinstance(near, GatheringRank) and near.at_state == state and near.protocol.view == view and self._could(rank, near)
-        self.require(not can, f"{rank} is lent chunk {owner} by {lender}, of another group, while {near} of its own could lend it")
+        self.require(not can, f"{rank} is lent chunk {owner} by {server}, of another group, while {near} of its own could lend it")
 
 
 class Copies(Checker):

@@ -56,12 +56,12 @@ class Address(NamedTuple):
         return cls(data[TOKEN_BYTES + 2 :].rstrip(b"\0").decode(), port, data[:TOKEN_BYTES])
 
 
-class Request(NamedTuple):
+class PeerRequest(NamedTuple):
     """For elements ``lo..hi`` of a flat buffer, of ``state``; or with elements that follow it, if it is a gift.
 
     Attributes:
         kind: number of the wanted type in :data:`TYPES`.
-        gift: elements follow. The other fields are those of a gift.
+        contribution: elements follow. The other fields are those of a gift.
         turn: of the view and of the attempt at the step that it belongs to.
         shard: whose gradient it is; :data:`SUM`: it is the mean over all shards.
     """
@@ -71,16 +71,16 @@ class Request(NamedTuple):
     lo: int
     hi: int
     kind: int = 0
-    gift: bool = False
+    contribution: bool = False
     turn: Turn = Turn(-1, 0)
     shard: int = -1
 
     def packed(self, token: bytes) -> bytes:
         place = self.state.history, self.state.step, self.flat, self.lo, self.hi
-        return WIRE.pack(token, self.kind, self.gift, *place, *self.turn, self.shard)
+        return WIRE.pack(token, self.kind, self.contribution, *place, *self.turn, self.shard)
 
     @classmethod
-    def unpacked(cls, data: bytes | bytearray) -> tuple[bytes, Request]:
+    def unpacked(cls, data: bytes | bytearray) -> tuple[bytes, PeerRequest]:
         """(token, request)."""
         token, kind, contributes, history, step, flat, lo, hi, generation, attempt, shard = WIRE.unpack(data)
         return token, cls(StateId(history, step), flat, lo, hi, kind, contributes, Turn(generation, attempt), shard)
@@ -89,7 +89,7 @@ class Request(NamedTuple):
 WIRE = struct.Struct(">16sB?8q")
 
 
-class Wish(NamedTuple):
+class FetchRequest(NamedTuple):
     """Elements ``lo..hi`` of a flat buffer, which belong into ``into``, flat and of that length, in host memory and of the wanted type."""
 
     flat: int
@@ -98,7 +98,7 @@ class Wish(NamedTuple):
     into: torch.Tensor
 
 
-class Lent(NamedTuple):
+class Served(NamedTuple):
     """What is lent: elements as a flat tensor, and whether they are still what they were."""
 
     elements: torch.Tensor
@@ -113,14 +113,14 @@ def bytes_of(tensor: torch.Tensor) -> memoryview:
 class Keep(Protocol):
     """Takes gifts, from any thread."""
 
-    def room(self, request: Request) -> torch.Tensor:
+    def room(self, request: PeerRequest) -> torch.Tensor:
         """For the elements of a gift: flat, in host memory. Raises OSError when it is of something that this rank does not know."""
 
-    def take(self, request: Request, elements: torch.Tensor) -> bool:
+    def take(self, request: PeerRequest, elements: torch.Tensor) -> bool:
         """They have come. False: they are of no use. It may wait a while."""
 
 
-class Lender:
+class PeerServer:
     """Serves loans from threads of its own, until it is closed.
 
     Args:
@@ -129,7 +129,7 @@ class Lender:
         keep: what is done with a gift.
     """
 
-    def __init__(self, host: str, find: Callable[[StateId, int, int, int], Lent | None], keep: Keep) -> None:
+    def __init__(self, host: str, find: Callable[[StateId, int, int, int], Served | None], keep: Keep) -> None:
         self._find, self._keep, self._token = find, keep, secrets.token_bytes(TOKEN_BYTES)
         self._listener = socket.create_server((host, 0), backlog=128)
         self.address = Address(host, self._listener.getsockname()[1], self._token)
@@ -158,16 +158,16 @@ class Lender:
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             data = bytearray(WIRE.size)
             while _receive(connection, memoryview(data)):
-                token, request = Request.unpacked(data)
+                token, request = PeerRequest.unpacked(data)
                 if not secrets.compare_digest(token, self._token) or request.kind >= len(TYPES):
                     return
-                if request.gift:
+                if request.contribution:
                     self._accept_contribution(connection, request)
                 else:
                     self._send(connection, request)
         self._connections.discard(connection)
 
-    def _send(self, connection: socket.socket, request: Request) -> None:
+    def _send(self, connection: socket.socket, request: PeerRequest) -> None:
         found = self._find(request.state, request.flat, request.lo, request.hi)
         if found is None:
             connection.sendall(NO)
@@ -178,7 +178,7 @@ class Lender:
         connection.sendall(bytes_of(elements))
         connection.sendall(YES if found.unchanged() else NO)
 
-    def _accept_contribution(self, connection: socket.socket, request: Request) -> None:
+    def _accept_contribution(self, connection: socket.socket, request: PeerRequest) -> None:
         room = self._keep.room(request)
         if not _receive(connection, bytes_of(room)):
             raise ConnectionError("the connection ended within a gift")
@@ -197,7 +197,7 @@ def _receive(connection: socket.socket, into: memoryview) -> bool:
     return True
 
 
-class Borrower:
+class PeerFetcher:
     """Asks for loans, on one connection to each lender. It belongs to one thread at a time.
 
     Args:
@@ -209,19 +209,19 @@ class Borrower:
         self._called_away, self._patience_s = called_away, patience_s
         self._connections: dict[Address, socket.socket] = {}
 
-    def fetch(self, state: StateId, wishes: Sequence[tuple[Address, Wish]]) -> list[int]:
+    def fetch(self, state: StateId, stretches: Sequence[tuple[Address, FetchRequest]]) -> list[int]:
         """Fill each wish from its lender, all lenders at once; returns the numbers of those that were not to be had there."""
-        asked = [self._ask(state, address, wanted) for address, wanted in wishes]
-        return [number for number, (address, wanted) in enumerate(wishes) if not self._take(address, asked[number], wanted)]
+        asked = [self._ask(state, address, wanted) for address, wanted in stretches]
+        return [number for number, (address, wanted) in enumerate(stretches) if not self._take(address, asked[number], wanted)]
 
     def close(self) -> None:
         for address in list(self._connections):
             self._drop(address)
 
-    def _ask(self, state: StateId, address: Address, wanted: Wish) -> socket.socket | None:
+    def _ask(self, state: StateId, address: Address, wanted: FetchRequest) -> socket.socket | None:
         try:
             connection = self._connections.get(address) or self._connect(address)
-            connection.sendall(Request(state, wanted.flat, wanted.lo, wanted.hi, TYPES.index(wanted.into.dtype)).packed(address.token))
+            connection.sendall(PeerRequest(state, wanted.flat, wanted.lo, wanted.hi, TYPES.index(wanted.into.dtype)).packed(address.token))
         except OSError as error:
             log.info("no stretch of the parameters from %s:%d: %s", address.host, address.port, error)
             self._drop(address)
@@ -244,7 +244,7 @@ class Borrower:
                 if self._called_away() or time.monotonic() > end_s:
                     raise
 
-    def _take(self, address: Address, connection: socket.socket | None, wanted: Wish) -> bool:
+    def _take(self, address: Address, connection: socket.socket | None, wanted: FetchRequest) -> bool:
         if connection is None or self._connections.get(address) is not connection:  # another wish of the same lender has failed
             return False
         answer = bytearray(1)

@@ -6,7 +6,7 @@ from collections import Counter
 
 import pytest
 
-from fleet.protocol.chunks import Loan, guards, kept, lenders, loan
+from fleet.protocol.chunks import Readiness, can_serve, guards, kept, servers
 from fleet.protocol.types import StateId
 
 AT = StateId(2, 7)
@@ -24,7 +24,7 @@ def test_every_keeper_is_asked_once_and_nobody_else(size: int, copies: int, node
     for owner in range(size):
         keepers = {rank for rank in range(size) if (size, owner) in kept(placed, rank)}
         for rank in range(size):
-            asked = lenders(placed, owner, rank)
+            asked = servers(placed, owner, rank)
             assert len(asked) == len(set(asked)) and set(asked) == keepers
             assert (rank in asked) == (rank in keepers)
 
@@ -33,36 +33,36 @@ def test_ranks_begin_with_different_keepers() -> None:
     """So that no keeper lends to all."""
     placed = guarded(6, 2, 3)
     for owner in range(6):
-        first = Counter(lenders(placed, owner, rank)[0] for rank in range(6))
+        first = Counter(servers(placed, owner, rank)[0] for rank in range(6))
         assert set(first.values()) == {2}
 
 
 @pytest.mark.parametrize(
     ("here", "becomes"),
     [
-        (AT, Loan.NOW),
-        (StateId(2, 6), Loan.LATER),
-        (StateId(2, 5), Loan.NEVER),
-        (StateId(2, 8), Loan.NEVER),
-        (StateId(1, 7), Loan.NEVER),
-        (StateId(3, 7), Loan.NEVER),
-        (StateId(1, 6), Loan.NEVER),
-        (None, Loan.NEVER),
+        (AT, Readiness.NOW),
+        (StateId(2, 6), Readiness.LATER),
+        (StateId(2, 5), Readiness.NEVER),
+        (StateId(2, 8), Readiness.NEVER),
+        (StateId(1, 7), Readiness.NEVER),
+        (StateId(3, 7), Readiness.NEVER),
+        (StateId(1, 6), Readiness.NEVER),
+        (None, Readiness.NEVER),
     ],
     ids=str,
 )
-def test_only_what_is_committed_is_lent_and_to_whoever_is_a_step_ahead_soon(here: StateId | None, becomes: Loan) -> None:
-    assert loan(here, AT) is becomes
+def test_only_what_is_committed_is_lent_and_to_whoever_is_a_step_ahead_soon(here: StateId | None, becomes: Readiness) -> None:
+    assert can_serve(here, AT) is becomes
 
 
 @pytest.mark.parametrize("here", [AT, StateId(2, 6), StateId(1, 7), None], ids=str)
 def test_nothing_is_said_while_what_is_held_changes(here: StateId | None) -> None:
     """It is neither the old nor the new; and a rank that is about to have its chunks is asked by those who have theirs."""
-    assert loan(here, AT, still=False) is Loan.LATER
+    assert can_serve(here, AT, still=False) is Readiness.LATER
 
 
 def test_keepers_that_are_not_evenly_spread_are_each_asked_once() -> None:
     uneven = ((1, 2), (2,), ())
-    assert {frozenset(lenders(uneven, 0, rank)) for rank in range(5)} == {frozenset({0, 1, 2})}
-    assert {lenders(uneven, 0, rank)[0] for rank in range(3)} == {0, 1, 2}
-    assert lenders(uneven, 2, 7) == (2,)
+    assert {frozenset(servers(uneven, 0, rank)) for rank in range(5)} == {frozenset({0, 1, 2})}
+    assert {servers(uneven, 0, rank)[0] for rank in range(3)} == {0, 1, 2}
+    assert servers(uneven, 2, 7) == (2,)
