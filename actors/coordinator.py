@@ -39,7 +39,7 @@ from actors.messages import (
 from actors.node import boot_id
 from fleet.cluster.clock import Clock
 from fleet.cluster.driver import Driver
-from fleet.cluster.refusals import REFUSALS, TELL_S, told
+from fleet.cluster.refusals import REFUSALS, REPORT_S, refused_lines
 from fleet.errors import ConfigError, LineRefused, ProtocolError
 from fleet.machine.core import FleetMachine
 from fleet.machine.state import Phase
@@ -197,8 +197,8 @@ class Coordinator:
     async def _report_refusals(self) -> None:
         """What this process has refused goes into the journal, too."""
         while True:
-            await asyncio.sleep(TELL_S)
-            for event in told("coordinator"):
+            await asyncio.sleep(REPORT_S)
+            for event in refused_lines("coordinator"):
                 self._driver.submit(event)
 
     async def stop(self) -> None:
@@ -253,7 +253,7 @@ class Coordinator:
                 return
             line = self._greet(hello, writer)
             while True:
-                self._take(line, heard(await read_frame(reader, LIMITS_BYTES[Purpose.AGENT])))
+                self._take(line, decoded(await read_frame(reader, LIMITS_BYTES[Purpose.AGENT])))
         except LineRefused:
             self._hung_up(line)
             raise
@@ -420,7 +420,7 @@ def called(text: str, nodes: Mapping[str, int]) -> list[str]:
     return [node for node, index in nodes.items() if text == str(index)] or [node for node in nodes if node.startswith(text)]
 
 
-def heard(data: bytes) -> Any:
+def decoded(data: bytes) -> Any:
     """The message in a frame. Raises LineRefused."""
     try:
         return UP.decode(data)
@@ -430,7 +430,7 @@ def heard(data: bytes) -> Any:
 
 def _first(data: bytes, *kinds: type) -> Any:
     """The first message of a line, which must be of one of these kinds. Raises LineRefused."""
-    message = heard(data)
+    message = decoded(data)
     if not isinstance(message, kinds):
         raise LineRefused(Reason.FORMAT, f"{type(message).__name__} came first, and not {' or '.join(kind.__name__ for kind in kinds)}")
     return message

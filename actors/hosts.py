@@ -201,7 +201,7 @@ class CoordinatorHost:
         while silent_s < control_store.LOST_S:
             await asyncio.sleep(control_store.ASK_S)
             answered = await asyncio.to_thread(self._spec.answers, address, control_store.ASK_S)
-            silent_s = silence.heard(answered, self._clock.now_s())
+            silent_s = silence.note(answered, self._clock.now_s())
         self._coordinator.stop_run(control_store.why_lost(address, silent_s))
 
     def _rebuild(self, spec: CoordinatorSpec, machine: FleetMachine, records: list[Record], journal: JournalWriter, clock: Clock) -> None:

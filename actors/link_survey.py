@@ -67,16 +67,16 @@ class Survey:
         return {name: _got(reference, 1.0) for name, reference in asked.items()}
 
     def measure(
-        self, rounds: Sequence[Sequence[Pair]], *, trips: int = 100, bulk_s: float = 0.5, heard: Callable[[Link], None] = lambda link: None
+        self, rounds: Sequence[Sequence[Pair]], *, trips: int = 100, bulk_s: float = 0.5, report: Callable[[Link], None] = lambda link: None
     ) -> list[Link]:
-        """Measure pairs of nodes, those of a round at once; see :func:`policies.links.rounds`. ``heard`` is told each link as it comes."""
+        """Measure pairs of nodes, those of a round at once; see :func:`policies.links.rounds`. ``report`` is told each link as it comes."""
         found: list[Link] = []
         for pairs in rounds:
             asked = {pair: self._ask(pair, trips, bulk_s) for pair in pairs}
             for pair, answer in asked.items():
                 figures = answer if isinstance(answer, str) else _got(answer, MEASURE_S)
                 found.append(Link(*pair, error=figures) if isinstance(figures, str) else Link(*pair, *figures))
-                heard(found[-1])
+                report(found[-1])
         return found
 
     def _ask(self, pair: Pair, trips: int, bulk_s: float) -> Any:

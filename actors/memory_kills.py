@@ -55,7 +55,7 @@ class MemoryKills:
             self._folders[pid] = folders
             self._seen.setdefault(tuple(folders), count)
 
-    def struck(self, pid: int) -> bool:
+    def killed(self, pid: int) -> bool:
         """The process was killed: whether the kernel has counted one of its group since it counted the last that was asked for."""
         folders = self._folders.pop(pid, [])
         count, before = kills(folders), self._seen.get(tuple(folders))

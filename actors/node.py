@@ -43,7 +43,7 @@ from actors.rank.telemetry.spans import SpanBuilder
 from actors.rank.telemetry.stacks import stacks_path
 from actors.rank.telemetry.timing import OwnTime, summary, thinned
 from fleet.cluster.clock import now_us
-from fleet.cluster.refusals import told
+from fleet.cluster.refusals import refused_lines
 from fleet.cluster.scheduling import bow_out
 from fleet.errors import LineRefused
 from fleet.machine.roster import STOOD_STILL_S
@@ -66,7 +66,7 @@ CUT_S = 1.0
 RECONNECT_S, CONNECT_S = 0.05, 2.0
 UNHEARD_S = 3.0
 """A line on which nothing was acknowledged for so long is given up: the kernel would hold on to it for a quarter of an hour."""
-TOLD_TO_END = "its agent got SIGTERM"
+ENDED_BY_SIGTERM = "its agent got SIGTERM"
 REFUSED_S = 0.5
 """Until an agent tries again that the coordinator did not understand: it may be restarted, with the secret of its run."""
 EXPLAIN_S, LOOK_S = 5.0, 0.05
@@ -266,7 +266,7 @@ class NodeAgent:
         if status is None:
             self._kills.forget(pid)
             return
-        injected = status == -signal.SIGKILL and self._kills.struck(pid)
+        injected = status == -signal.SIGKILL and self._kills.killed(pid)
         self._up.send(Explained(member, ProcessEnded(status, injected)))
 
     def _run_s(self, at_us: int) -> float:
@@ -331,7 +331,7 @@ class NodeAgent:
             self._up.send(*self._notice())
 
     def _notice(self) -> list[NodeLeaves]:
-        return [NodeLeaves(self.node, self._run_s(self._up.goes_us), TOLD_TO_END)] if self._up.goes_us is not None else []
+        return [NodeLeaves(self.node, self._run_s(self._up.goes_us), ENDED_BY_SIGTERM)] if self._up.goes_us is not None else []
 
     async def end_ranks(self, limit_s: float) -> None:
         """Kill this node's ranks, and tell that they are gone before the line goes, too."""
@@ -459,7 +459,7 @@ class NodeAgent:
             await asyncio.sleep(self._report_s)
             slept_s += time.monotonic()
             self._mind_the_coordinator()
-            self._up.send(*self._heartbeat(slept_s), *self._spans(), *self._times(), *told(self.node))
+            self._up.send(*self._heartbeat(slept_s), *self._spans(), *self._times(), *refused_lines(self.node))
             self._send_copies()
 
     def _mind_the_coordinator(self) -> None:

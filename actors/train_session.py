@@ -110,10 +110,10 @@ def takes_config(loop: Callable[..., Any]) -> bool:
 class Session:
     """One rank's side. Its methods stand in the place of Ray Train's own."""
 
-    def __init__(self, run: Run, told: TrainLoop) -> None:
-        self._run, self._train_loop = run, told
+    def __init__(self, run: Run, train_loop: TrainLoop) -> None:
+        self._run, self._train_loop = run, train_loop
         self._held: list[tuple[int, Reported]] = []
-        self._context = Context(run, told.name, ray_internals.own_context())
+        self._context = Context(run, train_loop.name, ray_internals.own_context())
 
     def install(self) -> None:
         """From now on, whoever has imported them."""

@@ -32,7 +32,7 @@ from fleet.protocol.wire import frame
 
 STEP_S = 0.05
 """Of the steps that are accounted for. Figures are told twice a second: longer steps carry more of them, and are a smaller part of it."""
-TOLD_EVERY = round(MEASURE_EVERY_US / 1e6 / STEP_S)
+REPORT_EVERY = round(MEASURE_EVERY_US / 1e6 / STEP_S)
 USED_EVERY = round(usage.EVERY_US / 1e6 / STEP_S)
 OF_FLEET = {"loss": 1.5, "grad_norm": 0.7, "learning_rate": 1e-3, "tokens": 4096.0, "flops": 1e9, "peak_flop_per_s": 1e12}
 OF_USER = {"entropy": 1.2, "accuracy": 0.9}
@@ -70,10 +70,10 @@ def _account(step: int, recorder: Recorder, counter: FlopCount, client: Client, 
     exchanged.note(Before(landing.asked_bytes, landing.landed_bytes, 0), 1, 1)
     figures = OF_FLEET | OF_USER
     member, state = Member(0, 1), StateId(0, step)
-    if step % TOLD_EVERY == 0:
+    if step % REPORT_EVERY == 0:
         client.say(*(Measured(member, state, name, value) for name, value in figures.items()))
     if step % USED_EVERY == 0:
-        client.say(Used(member, *usage.used(), *exchanged.told))
+        client.say(Used(member, *usage.used(), *exchanged.counts))
 
 
 @contextmanager

@@ -36,9 +36,9 @@ from benchmarks.peers.common import (
     SETTLE_STEPS,
     SMOKE_SETTINGS,
     Commit,
+    Injection,
     Kill,
     Settings,
-    Strike,
     calibrated,
     median_step_s,
     not_installed,
@@ -141,15 +141,15 @@ def note_of_load() -> list[str]:
     return [f"others ran on this machine: {load:.0f} processes wanted its {cores} cores when this began"] if load >= 1.0 else []
 
 
-def plan(name: str, settings: Settings, sizes: Sizes, number: int, form: Form) -> list[tuple[Strike, str]]:
+def plan(name: str, settings: Settings, sizes: Sizes, number: int, form: Form) -> list[tuple[Injection, str]]:
     """The faults of one round, kinds mixed; each so many steps after the world is full. The same for both systems, kind by kind."""
     longest = form.of(30, 10, 1)
-    injections: list[tuple[Strike, str]] = []
+    injections: list[tuple[Injection, str]] = []
     for index in range(max(sizes.kills, sizes.hosts, sizes.cuts)):
         for kind in FAULTS[name]:
             if index < sizes.of(kind) and index % sizes.rounds == number:
                 rng = stream(settings.seed, "hosts", kind, index)
-                injections.append((Strike(SETTLE_STEPS + rng.randrange(longest), rng.random(), rng.randrange(settings.world)), kind))
+                injections.append((Injection(SETTLE_STEPS + rng.randrange(longest), rng.random(), rng.randrange(settings.world)), kind))
     return injections
 
 
@@ -168,7 +168,7 @@ class Bench:
     def __post_init__(self) -> None:
         self._runs = 0
 
-    def strike(self, name: str, faults: Sequence[tuple[Strike, str]]) -> None:
+    def strike(self, name: str, faults: Sequence[tuple[Injection, str]]) -> None:
         """Strike runs of a system until the plan is done: one run, and a new one after each that did not become whole again."""
         left = list(faults)
         next(self.way)
@@ -233,7 +233,7 @@ def _over(run: HostsRun) -> str:
 
 
 def strike_run(
-    run: HostsRun, settings: Settings, faults: Sequence[tuple[Strike, str]], limits: Limits, way: Iterator[str]
+    run: HostsRun, settings: Settings, faults: Sequence[tuple[Injection, str]], limits: Limits, way: Iterator[str]
 ) -> list[Kill]:  # fmt: skip
     """Strike one run, as far as its world becomes full again. ``way`` goes a step further from the second fault on. Raises RuntimeError
     when the world is never full at first."""

@@ -28,18 +28,18 @@ from benchmarks.harness import Form, on_the_way
 from benchmarks.peers.common import (
     SETTLE_STEPS,
     SMOKE_SETTINGS,
+    Injection,
     Kill,
     Report,
     Run,
     Settings,
-    Strike,
     System,
     calibrated,
+    injections,
     installed_systems,
     median_step_s,
     report,
     steady_steps,
-    strikes,
     wait_until,
 )
 
@@ -70,7 +70,7 @@ class Turn:
 
     system: System
     settings: Settings
-    faults: Sequence[tuple[Strike, str]]
+    faults: Sequence[tuple[Injection, str]]
 
 
 def measure(form: Form) -> dict[str, Any]:
@@ -93,7 +93,7 @@ def measure(form: Form) -> dict[str, Any]:
 
 def by_kinds(systems: Sequence[System], settings: Settings, sizes: Sizes) -> list[Turn]:
     """Systems take turns with kills; the other faults come in runs of their own."""
-    plan = strikes(settings.seed, sizes.kills, settings.world, settings.checkpoint_steps)
+    plan = injections(settings.seed, sizes.kills, settings.world, settings.checkpoint_steps)
     rounds = [[(injection, "kill") for injection in plan[number :: sizes.rounds]] for number in range(sizes.rounds)]
     turns = [Turn(system, settings, faults) for faults in rounds for system in systems]
     for system in systems:
@@ -108,7 +108,7 @@ def in_one_run(systems: Sequence[System], settings: Settings, sizes: Sizes) -> l
     turns = []
     for system in systems:
         kinds = ["kill"] * sizes.kills + [kind for kind in system.extra_faults for _ in range(sizes.extra_faults)]
-        plan = strikes(settings.seed, len(kinds), settings.world, settings.checkpoint_steps)
+        plan = injections(settings.seed, len(kinds), settings.world, settings.checkpoint_steps)
         turns.append(Turn(system, settings, list(zip(plan, kinds, strict=True))))
     return turns
 
@@ -148,7 +148,7 @@ def _state(run: Run) -> str:
     return run.failed() or "still running"
 
 
-def strike_run(run: Run, settings: Settings, faults: Sequence[tuple[Strike, str]], sizes: Sizes, way: Iterator[str]) -> list[Kill]:
+def strike_run(run: Run, settings: Settings, faults: Sequence[tuple[Injection, str]], sizes: Sizes, way: Iterator[str]) -> list[Kill]:
     """Strike one run at the planned points, as far as its world becomes full again. ``way`` goes a step further from the second on. Raises
     RuntimeError when the world is never full at first."""
     kills: list[Kill] = []

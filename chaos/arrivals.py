@@ -155,7 +155,7 @@ class _Aim:
         self._length = stream(seed, "chaos", component.name, "duration")
         assumed = ASSUMPTIONS.get(component.name)
         kind = kind_of(component.kind)
-        self._only_nodes = kind.strikes == (Place.NODE,)
+        self._only_nodes = kind.targets == (Place.NODE,)
         self._notice_s = NOTICE.default if kind.announced else 0.0
         self._mean_s = (assumed.duration_s / factor if mean_s is None else mean_s) if assumed and kind.lasts else 0.0
         self._severity = (assumed.severity if severity is None else severity) if assumed and SEVERITY in kind.parameters else 1.0
@@ -255,9 +255,9 @@ def _placed(row: Row, seed: int, world: int, nodes: int) -> Fault:
     fault, kind = row.fault, _kind(row)
     draw = stream(seed, "chaos", "trace", fault.id)
     slot = node = None
-    if Place.NODE in kind.strikes and (fault.node is not None or Place.RANK not in kind.strikes):
+    if Place.NODE in kind.targets and (fault.node is not None or Place.RANK not in kind.targets):
         node = draw.randrange(nodes) if fault.node is None else fault.node % nodes
-    elif Place.RANK in kind.strikes:
+    elif Place.RANK in kind.targets:
         slot = draw.randrange(world)
     lasts_s = fault.duration_s or (DURATION.default if kind.lasts else 0.0)
     return replace(fault, slot=slot, node=node, duration_s=lasts_s)
@@ -267,7 +267,7 @@ def _checked(row: Row) -> Fault:
     """A fault of a run, which must name its place, and no number out of bounds."""
     fault, kind = row.fault, _kind(row)
     named = [name for name, place in (("slot", fault.slot), ("node", fault.node)) if place is not None] or [""]
-    if named not in ([place.field] for place in kind.strikes):
+    if named not in ([place.field] for place in kind.targets):
         raise ConfigError(f"{TRACE}.slot", fault.slot, f"a {kind.name} needs {kind.asks_for}, and only that ({row.where})")
     for each in kind.parameters:
         value = getattr(fault, each.name)

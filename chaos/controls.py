@@ -36,13 +36,13 @@ class HealAll:
 
 
 @dataclass(frozen=True, slots=True)
-class Strike:
+class Injection:
     """One fault, now. ``fault.at_s`` is filled in when it is carried out."""
 
     fault: Fault
 
 
-Order = Start | Stop | HealAll | Strike
+Order = Start | Stop | HealAll | Injection
 
 
 class ChaosControls:
@@ -77,7 +77,7 @@ class ChaosControls:
         self._give(HealAll())
         return "what has struck and lasts is healed"
 
-    def strike(self, kind: str, slot: int | None = None, node: int | None = None, amounts: Mapping[str, float] | None = None) -> str:
+    def inject(self, kind: str, slot: int | None = None, node: int | None = None, amounts: Mapping[str, float] | None = None) -> str:
         """One fault, as soon as may be; returns its id. ``amounts`` are its parameters by their names, where not their defaults.
 
         Raises ConfigError when it cannot be.
@@ -92,7 +92,7 @@ class ChaosControls:
                 raise ConfigError(parameter.name, value, f"{parameter.meaning}: must be {parameter.bounds}")
         name = f"by-hand-{next(self._numbers)}"
         own: dict[str, Any] = {parameter.name: given.get(parameter.name, parameter.default) for parameter in KINDS[kind].parameters}
-        self._give(Strike(Fault(name, 0.0, BY_HAND, kind, **place, **own)))
+        self._give(Injection(Fault(name, 0.0, BY_HAND, kind, **place, **own)))
         return name
 
     def _checked_place(self, kind: str, slot: int | None, node: int | None) -> dict[str, int]:
@@ -138,7 +138,7 @@ class ChaosControls:
 
 def place_name(kind: str) -> str:
     """What an order has to name for it: ``"slot"``, ``"node"``, or nothing."""
-    return KINDS[kind].strikes[0].field
+    return KINDS[kind].targets[0].field
 
 
 def obey(orders: Iterable[Order], injector: Injector, now_s: float, storm: Callable[[], tuple[Fault, ...]]) -> list[FaultReported]:
@@ -158,6 +158,6 @@ def obey(orders: Iterable[Order], injector: Injector, now_s: float, storm: Calla
                     planned += injector.add(later, now_s)
             case HealAll():
                 injector.heal_all()
-            case Strike(fault):
+            case Injection(fault):
                 planned += injector.add([dataclasses.replace(fault, at_s=now_s)], now_s)
     return planned

@@ -1,6 +1,6 @@
 """What keeps a run going on its hosts, and no rank is: the coordinator, agents, and Ray's own processes. And the cores of a host.
 
-A process cannot stop itself and go on, and who is killed gives no answer: a child does it a moment later, see ``chaos.striker``.
+A process cannot stop itself and go on, and who is killed gives no answer: a child does it a moment later, see ``chaos.signaller``.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from pathlib import Path
 
 import psutil
 
-from chaos import ballast, brake, confine, striker
+from chaos import ballast, brake, confine, signaller
 from chaos.processes import opened
 from chaos.programs import begin, ready
 from fleet.cluster.linux import allowed_cores
@@ -53,7 +53,7 @@ class Daemons:
         """Carry it out, as ``ACTS`` says. Returns why it was refused, or None."""
         return perform(ACTS, self, order)
 
-    def strike(self, order: Operation, find: Finder, what: str) -> str | None:
+    def signal_process(self, order: Operation, find: Finder, what: str) -> str | None:
         """``what`` is KILL or STOP, in a moment; a stop lasts for the duration of the order."""
         try:
             target = find()
@@ -63,7 +63,7 @@ class Daemons:
         try:
             if not target.is_running():  # by its start time: the pid may be another's since
                 return f"{order.kind}: process {target.pid} has ended"
-            return self._begin(order, striker.__file__, pidfd, what, order.duration_s, descriptors=(pidfd,))
+            return self._begin(order, signaller.__file__, pidfd, what, order.duration_s, descriptors=(pidfd,))
         finally:
             os.close(pidfd)
 
@@ -71,7 +71,7 @@ class Daemons:
         """Its control store is killed; Ray ends all else a minute later."""
         if not self._own:
             return f"{order.kind}: others may use this cluster, and it would end for them, too; it takes one that Fleet has started"
-        return self.strike(order, _gcs, "KILL")
+        return self.signal_process(order, _gcs, "KILL")
 
     def confine(self, order: Operation) -> str | None:
         """Leave the process that the order names no more memory, until it has ended. Who confines it says that it is done."""
@@ -117,7 +117,7 @@ class Daemons:
 
     def occupy(self, order: Operation) -> str | None:
         """Every core has something else to do."""
-        refused = [self._begin(order, striker.__file__, -1, "SPIN", order.duration_s) for _ in allowed_cores()]
+        refused = [self._begin(order, signaller.__file__, -1, "SPIN", order.duration_s) for _ in allowed_cores()]
         return next((why for why in refused if why), None)
 
     def heal(self, order: Operation) -> None:
@@ -187,7 +187,7 @@ def _controller() -> psutil.Process:
 
 
 def _injection(find: Finder, what: str) -> Callable[[Daemons, Operation], str | None]:
-    return lambda daemons, order: daemons.strike(order, find, what)
+    return lambda daemons, order: daemons.signal_process(order, find, what)
 
 
 def _heal(daemons: Daemons, order: Operation) -> None:

@@ -172,7 +172,7 @@ def _check_limits(faults: Sequence[Mapping[str, Any]], chaos: str, limits: Mappi
 
 def _takes_all(fault: Mapping[str, Any]) -> bool:
     kind = kind_of(str(fault.get("kind")))
-    return kind.takes_ranks and kind.strikes == (Place.COORDINATOR,)
+    return kind.takes_ranks and kind.targets == (Place.COORDINATOR,)
 
 
 def _takes_racks(fault: Mapping[str, Any]) -> bool:

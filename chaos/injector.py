@@ -189,7 +189,7 @@ class Injector:
     def _inject(self, fault: Fault, now_s: float, world: ChaosView) -> Action:
         kind = drawn(fault)
         why = self._common_refusal(fault, kind, world)
-        if why is None and kind.strikes[0] in ONE_OF:
+        if why is None and kind.targets[0] in ONE_OF:
             return self._inject_only(fault, kind, now_s, world)
         if why is None and kind.unit is Place.NODE:
             return self._inject_node(fault, kind, now_s, world)
@@ -203,7 +203,7 @@ class Injector:
 
     def _inject_only(self, fault: Fault, kind: FaultKind, now_s: float, world: ChaosView) -> Action:
         """What a run has one of: every node is kept from it."""
-        hit = ONE_OF[kind.strikes[0]]
+        hit = ONE_OF[kind.targets[0]]
         orders = _orders(fault, kind, START, (hit,), world)
         beside = [node for node, host in world.hosts.items() if node != hit and host == world.hosts.get(hit)]
         if kind.performer is Performer.LINKS and (beside or not orders):
@@ -383,7 +383,7 @@ def _to_ranks(fault: Fault, kind: FaultKind, phase: str, targets: Iterable[Occup
     orders = [(operation(fault, phase, process=target.process), target) for target in targets]
     if kind.performer is not Performer.LINKS:
         return tuple(order for order, _ in orders)
-    return tuple(replace(order, hosts=_far_hosts(target, world), struck=True) for order, target in orders)
+    return tuple(replace(order, hosts=_far_hosts(target, world), is_target=True) for order, target in orders)
 
 
 def _orders(fault: Fault, kind: FaultKind, phase: str, hit: tuple[int, ...], world: ChaosView) -> tuple[Operation, ...]:
@@ -395,7 +395,7 @@ def _orders(fault: Fault, kind: FaultKind, phase: str, hit: tuple[int, ...], wor
     beyond = _addresses((*rest, HEAD_NODE), world)
     far = [replace(operation(fault, phase, node=index), hosts=near) for index in rest]
     own = [index for index in hit if index in world.nodes and index in world.hosts]
-    return (*far, *(replace(operation(fault, phase, node=index), hosts=beyond, struck=True) for index in own))
+    return (*far, *(replace(operation(fault, phase, node=index), hosts=beyond, is_target=True) for index in own))
 
 
 def _addresses(nodes: Iterable[int], world: ChaosView) -> tuple[str, ...]:
@@ -441,7 +441,7 @@ def _suppressed(fault: Fault, now_s: float, why: str) -> Action:
     return Action(FaultReported(fault, "suppressed", now_s, (), why))
 
 
-def conduct(injector: Injector, actions: Iterable[Action], now_s: float, operate: Callable[[Operation], str | None]) -> list[FaultReported]:
+def inject(injector: Injector, actions: Iterable[Action], now_s: float, operate: Callable[[Operation], str | None]) -> list[FaultReported]:
     """Perform ``actions`` one after the other; the events to send. ``operate`` does one operation, and says why not, if not.
 
     For worlds whose time stands still meanwhile.

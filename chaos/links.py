@@ -79,13 +79,13 @@ class Table:
     def _begin(self, last: str, *lines: str) -> None:
         """Raises OSError, and leaves nothing then."""
         try:
-            self.tell(*lines)
+            self.run_lines(*lines)
             self._await(last)
         except BaseException:
             self.close()
             raise
 
-    def tell(self, *lines: str) -> None:
+    def run_lines(self, *lines: str) -> None:
         """Commands, in the words of nft(8)."""
         assert self._nft.stdin is not None
         self._nft.stdin.write("\n".join([*lines, ""]))
@@ -93,11 +93,11 @@ class Table:
 
     def rule(self, *rules: str) -> None:
         """More rules, each of which begins with its chain."""
-        self.tell(*(f"add rule inet {self.name} {rule}" for rule in rules))
+        self.run_lines(*(f"add rule inet {self.name} {rule}" for rule in rules))
 
     def pass_all(self) -> None:
         """No rule any more."""
-        self.tell(*(f"flush chain inet {self.name} {chain}" for chain in ("steer", "output", "input")))
+        self.run_lines(*(f"flush chain inet {self.name} {chain}" for chain in ("steer", "output", "input")))
 
     def counted(self) -> list[int]:
         """Packets that each counter among the rules has seen. Raises OSError.
@@ -113,7 +113,7 @@ class Table:
         """Rules are about these local ports, too."""
         if new := ports - self._known:
             self._known |= new
-            self.tell(f"add element inet {self.name} ports {{ {', '.join(map(str, sorted(new)))} }}")
+            self.run_lines(f"add element inet {self.name} ports {{ {', '.join(map(str, sorted(new)))} }}")
 
     def close(self) -> None:
         """The kernel removes the table."""
@@ -304,7 +304,7 @@ def _rules(effect: Effect, matches: Sequence[tuple[str, str]], kept: Relay | Non
 
 def _send_lost(links: LocalLinks, order: Operation) -> str | None:
     """What the struck node sends is lost: there on its way out, elsewhere on its way in."""
-    return links.between_hosts(order, Effect(sends=order.struck, receives=not order.struck))
+    return links.between_hosts(order, Effect(sends=order.is_target, receives=not order.is_target))
 
 
 def _some_lost(links: LocalLinks, order: Operation) -> str | None:

@@ -120,7 +120,7 @@ class LiveChaos:
             if learned := self._world.learned(outcome.fault.id):
                 outcome = dataclasses.replace(outcome, detail=f"{outcome.detail}; {learned}".lstrip("; "))
             if self._floor is not None and outcome.phase == "executed":
-                self._floor.struck()
+                self._floor.injected()
             self._report(outcome)
 
     def _report(self, event: FaultReported) -> None:

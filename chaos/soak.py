@@ -56,7 +56,7 @@ def round_of(
     weights = _weights(kinds, nodes)
     while (at_s := at_s + draw.expovariate(1.0 / mtbf_s)) < duration_s:
         [kind] = draw.choices(kinds, weights)
-        name = kind.strikes[0].field
+        name = kind.targets[0].field
         target = {name: draw.randrange(world if name == "slot" else nodes)} if name else {}
         own = {parameter.name: draw.uniform(*RANGES[parameter.name]) for parameter in kind.parameters}
         faults.append(Fault(f"soak-{number}-{len(faults):03d}", at_s, "soak", kind.name, **target, **own))  # type: ignore[arg-type]

@@ -48,7 +48,7 @@ class StoreRelay:
         self._far, self._denies, self._mark = (host, port), what == "deny", mark
         self._draw = random.Random(seed)
         self._tasks: set[asyncio.Task[None]] = set()
-        self.came = self.struck = self.locked = 0
+        self.came = self.injected = self.locked = 0
 
     async def take(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """A connection came."""
@@ -72,7 +72,7 @@ class StoreRelay:
     @property
     def said(self) -> str:
         """What it did, in words."""
-        did = f"{self.struck} of {self.came} connections {'refused with 403' if self._denies else 'cut off in the middle'}"
+        did = f"{self.injected} of {self.came} connections {'refused with 403' if self._denies else 'cut off in the middle'}"
         return did + (f"; {self.locked} speak TLS, and were closed" if self.locked else "")
 
     async def _deny(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -84,7 +84,7 @@ class StoreRelay:
         left = body_bytes(head)
         while left and (data := await reader.read(min(left, PIECE))):
             left -= len(data)
-        self.struck += 1
+        self.injected += 1
         writer.write(answer(head))
         await writer.drain()
         writer.write_eof()
@@ -97,7 +97,7 @@ class StoreRelay:
         try:
             if await _pump(reader, far_writer, after):
                 await far_writer.drain()
-                self.struck += 1
+                self.injected += 1
             else:
                 await back
         finally:

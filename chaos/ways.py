@@ -99,6 +99,6 @@ def kinds_table() -> str:
 def _kind_cells(kind: FaultKind) -> tuple[str, ...]:
     ends = str(kind.heal) if kind.performer is not None else f"no operation yet: {kind.why_not}"
     survived = f"`{kind.survived}`" if kind.survived is not None else ""
-    places = " or ".join(kind.strikes)
+    places = " or ".join(kind.targets)
     costs, components = "; ".join(kind.may_cost), ", ".join(f"`{name}`" for name in kind.components)
     return f"`{kind.name}`", kind.sentence, places, costs, kind.blast_radius, ends, components, survived

@@ -76,8 +76,8 @@ class DistantChaos:
     def heal(self) -> str:
         return self._order({"action": "heal"})
 
-    def strike(self, kind: str, slot: int | None, node: int | None, amounts: Mapping[str, float]) -> str:
-        order = {"action": "strike", "kind": kind, "slot": slot, "node": node, **amounts}
+    def inject(self, kind: str, slot: int | None, node: int | None, amounts: Mapping[str, float]) -> str:
+        order = {"action": "inject", "kind": kind, "slot": slot, "node": node, **amounts}
         return self._order({name: value for name, value in order.items() if value is not None})
 
     def status(self) -> dict[str, Any]:

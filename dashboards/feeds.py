@@ -51,9 +51,9 @@ class Feed:
         started = follower.started
         if started is None:
             return {"run": follower.journal.parent.name, "status": "damaged", "damage": follower.damage} if follower.damage else None
-        silent, members, injected = follower.silent(), follower.slots(), follower.struck()
+        silent, members, injected = follower.silent(), follower.slots(), follower.injected()
         return follower.look(
-            lambda report: run_state(report, members, started.config, silent=silent, damage=follower.damage, struck=injected)
+            lambda report: run_state(report, members, started.config, silent=silent, damage=follower.damage, injected=injected)
         )
 
     def summary(self) -> LedgerSummary | None:

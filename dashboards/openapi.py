@@ -67,7 +67,7 @@ ORDER = {
     "required": ["action"],
     "additionalProperties": False,
     "properties": {
-        "action": {"type": "string", "enum": ["start", "stop", "heal", "strike"]},
+        "action": {"type": "string", "enum": ["start", "stop", "heal", "inject"]},
         "kind": {"type": "string", "enum": list(EXECUTABLE)},
         "slot": {"type": "integer", "minimum": 0},
         "node": {"type": "integer", "minimum": 0},

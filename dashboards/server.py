@@ -67,7 +67,7 @@ class ChaosPort(Protocol):
     def start(self) -> str: ...
     def stop(self) -> str: ...
     def heal(self) -> str: ...
-    def strike(self, kind: str, slot: int | None, node: int | None, amounts: Mapping[str, float]) -> str: ...
+    def inject(self, kind: str, slot: int | None, node: int | None, amounts: Mapping[str, float]) -> str: ...
     def status(self) -> dict[str, Any]: ...
 
 
@@ -494,11 +494,11 @@ def _order(port: ChaosPort, asked: Mapping[str, Any]) -> str:
             return port.stop()
         case "heal":
             return port.heal()
-        case "strike":
+        case "inject":
             amounts = {parameter.name: _number(asked, parameter.name) for parameter in PARAMETERS if parameter.name in asked}
-            return port.strike(asked.get("kind", ""), asked.get("slot"), asked.get("node"), amounts)
+            return port.inject(asked.get("kind", ""), asked.get("slot"), asked.get("node"), amounts)
         case other:
-            raise ConfigError("action", str(other)[:80], "is no order", "Choose one of start, stop, heal, strike.")
+            raise ConfigError("action", str(other)[:80], "is no order", "Choose one of start, stop, heal, inject.")
 
 
 def _number(asked: Mapping[str, Any], name: str) -> float:

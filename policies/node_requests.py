@@ -38,7 +38,7 @@ class NodeSeen:
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
+class NodeReport:
     """For the journal: ``ranks`` lack a place from now on, or have one (``came``), or do without it (``withdraw``), ``waited_s`` later."""
 
     action: AskAction
@@ -47,13 +47,13 @@ class Told:
 
 
 @dataclass(frozen=True, slots=True)
-class Wish:
-    """What is to be so: ``places`` asked for, on none of the nodes ``avoid``; no agents on ``to_release``; ``told`` in the journal."""
+class NodeDemand:
+    """What is to be so: ``places`` asked for, on none of the nodes ``avoid``; no agents on ``to_release``; ``reports`` in the journal."""
 
     places: int
     avoid: tuple[str, ...] = ()
     to_release: tuple[str, ...] = ()
-    told: tuple[Told, ...] = ()
+    reports: tuple[NodeReport, ...] = ()
 
 
 def to_ask(nodes: Sequence[NodeSeen], unplaced: int) -> int:
@@ -83,26 +83,26 @@ class NodeRequests:
     known: frozenset[str] = frozenset()
     idle_s: dict[str, float] = field(default_factory=dict)
 
-    def look(self, nodes: Sequence[NodeSeen], unplaced: int, now_s: float) -> Wish:
+    def look(self, nodes: Sequence[NodeSeen], unplaced: int, now_s: float) -> NodeDemand:
         """What is to be asked for when the nodes are like this and ``unplaced`` ranks have none."""
         places, short = to_ask(nodes, unplaced), lacking(nodes, unplaced)
         news = self._news(nodes, short, now_s)
         avoid = tuple(sorted(node.name for node in nodes if node.goes)) if places else ()
-        return Wish(places, avoid, self._idle(nodes, short, now_s), news)
+        return NodeDemand(places, avoid, self._idle(nodes, short, now_s), news)
 
-    def _news(self, nodes: Sequence[NodeSeen], short: int, now_s: float) -> tuple[Told, ...]:
+    def _news(self, nodes: Sequence[NodeSeen], short: int, now_s: float) -> tuple[NodeReport, ...]:
         if self.since_s is None:
             self.known = frozenset(node.name for node in nodes)
         if self.since_s is None and short:
             self.since_s, self.ranks = now_s, short
-            return (Told("ask", short),)
+            return (NodeReport("ask", short),)
         if short > self.ranks:
             self.ranks = short
-            return (Told("ask", short),)
+            return (NodeReport("ask", short),)
         if short or self.since_s is None:
             return ()
         new = any(node.name not in self.known and not node.goes for node in nodes)
-        reported = Told("came" if new else "withdraw", self.ranks, now_s - self.since_s)
+        reported = NodeReport("came" if new else "withdraw", self.ranks, now_s - self.since_s)
         self.since_s, self.ranks = None, 0
         return (reported,)
 

@@ -36,7 +36,7 @@ class Came:
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
+class RankReported:
     """A rank has told something."""
 
     member: Member
@@ -51,7 +51,7 @@ class Gone:
     at_s: float
 
 
-Event = Came | Told | Gone
+Event = Came | RankReported | Gone
 
 
 class _Rank:
@@ -120,11 +120,11 @@ class Crew:
         """What has happened, oldest first: waits for so long at most. The words of a process come before its end, and that before the
         words of those that are started afterwards."""
         ready = {key.fd for key, _ in self._selector.select(limit_s)}
-        received = [Told(member, word) for member, rank in self._ranks.items() for word in rank.words()]
+        received = [RankReported(member, word) for member, rank in self._ranks.items() for word in rank.words()]
         yield from sorted(received, key=lambda each: each.word.at_us)
         for member, rank in list(self._ranks.items()):
             if rank.pidfd in ready:
-                yield from (Told(member, word) for word in rank.words())
+                yield from (RankReported(member, word) for word in rank.words())
                 yield Gone(member, self._clock.now_s())
                 self._drop(member)
         for rank in list(self._unknown):

@@ -573,12 +573,12 @@ class Run:
             counted = self._loop.flops.figures(self.shards, self._trained.device, last)
             self._measure({"loss": loss, **self._trained.figures, **counted, **step.figures})
         if (log := self._trained.log).some and (last or log.due):
-            self._client.say(Logged(self._client.protocol.member, self._here(), *log.told))
+            self._client.say(Logged(self._client.protocol.member, self._here(), *log.reported))
 
     def _report_used(self, last: bool) -> None:
         if last or now_us() - self._used_us > usage.every_us(self._settings.world):
             self._used_us = now_us()
-            self._client.say(Used(self._client.protocol.member, *usage.used(), *EXCHANGED.told, usage.FETCHED.total, *metered()))
+            self._client.say(Used(self._client.protocol.member, *usage.used(), *EXCHANGED.counts, usage.FETCHED.total, *metered()))
 
     def _save(self, move: moves.Save) -> None:
         self._saver.begin(move.request, self._here(), self._rank_machine.view, self._trained.share())

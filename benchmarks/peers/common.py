@@ -462,7 +462,7 @@ def steady_steps(run: Run, since_s: float, world: int) -> int:
     return count
 
 
-class Strike(NamedTuple):
+class Injection(NamedTuple):
     """A planned fault: so many steps after the world is full (again), at this fraction of a step, on this rank of the view."""
 
     steps: int
@@ -470,13 +470,13 @@ class Strike(NamedTuple):
     rank: int
 
 
-def strikes(seed: int, count: int, world: int, checkpoint_steps: int) -> list[Strike]:
+def injections(seed: int, count: int, world: int, checkpoint_steps: int) -> list[Injection]:
     """The same for every system. ``steps`` covers one checkpoint interval evenly, so that what a checkpoint loses is neither its best
     nor its worst case, and is beyond ``SETTLE_STEPS``, so that no two windows overlap."""
     plan = []
     for index in range(count):
         rng = stream(seed, "recovery", index)
-        plan.append(Strike(SETTLE_STEPS + 5 + rng.randrange(checkpoint_steps), rng.random(), rng.randrange(world)))
+        plan.append(Injection(SETTLE_STEPS + 5 + rng.randrange(checkpoint_steps), rng.random(), rng.randrange(world)))
     return plan
 
 

@@ -63,7 +63,7 @@ def _trouble(
     return Panel(title, question, queries, unit, kind, width, height=6, bad=bad, opens=opens)
 
 
-STRUCK = _of_run("fleet_faults_total", 'phase="executed"')
+INJECTED = _of_run("fleet_faults_total", 'phase="executed"')
 LEFT = f"{_of_run('fleet_budget_usd')} - {_of_run('fleet_spent_usd')}"
 USD_LOST = Panel(
     "USD lost",
@@ -114,7 +114,7 @@ ONE_RUN = Board(
             _trouble(
                 "In the last 15 minutes",
                 "Which faults struck, and how many processes were lost?",
-                (f"round(sum by (kind) (increase({STRUCK}[15m]))) > 0", "{{kind}}"),
+                (f"round(sum by (kind) (increase({INJECTED}[15m]))) > 0", "{{kind}}"),
                 (f"round(increase({_of_run('fleet_losses_total')}[15m]))", "processes lost"),
             ),
             _trouble(

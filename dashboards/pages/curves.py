@@ -90,7 +90,7 @@ def _against_floor(report: Report, share: float) -> dict[str, Any]:
     shown = set(thinned(range(len(report.commits)))) if report.commits else set()
     for number, (at_s, step) in enumerate(report.commits):
         if at_s >= first_s:
-            floor.struck()
+            floor.injected()
         floor.see(at_s, step)
         if number in shown and (kept := floor.kept(at_s)) is not None:
             rows.append([at_s - started_s, step, 100 * share, 100 * kept])

@@ -27,7 +27,7 @@ MAX_LISTED = 256
 
 
 def run_state(
-    report: Report, slots: Sequence[SlotStatus], config: str, *, silent: bool = False, damage: str = "", struck: Sequence[str] = ()
+    report: Report, slots: Sequence[SlotStatus], config: str, *, silent: bool = False, damage: str = "", injected: Sequence[str] = ()
 ) -> dict[str, Any]:  # fmt: skip
     """Everything on the page. Times are seconds since the run started; shares are of 1; what is not a number is None."""
     s = report.summary
@@ -50,7 +50,7 @@ def run_state(
         "bill": _bill(s),
         "fleet_law": s.step_law.plain() if s.step_law is not None else None,
         "shares": plain_shares(s.run_shares),
-        "wrong": wrong(s, slots, silent=silent, struck=struck),
+        "wrong": wrong(s, slots, silent=silent, injected=injected),
         "law": [{"name": name, "seconds": value, "category": of} for (name, value), of in zip(_law(s), STEP_NAMES, strict=True)],
         "prediction": prediction.plain(),
         "forecast": ahead.plain() if ahead is not None else None,
@@ -65,7 +65,7 @@ def run_state(
         "slots": [_member(member) for member in slots[:MAX_LISTED]],
         "slots_left_out": max(0, len(slots) - MAX_LISTED),
         "hosts": _hosts(slots),
-        "struck": list(struck),
+        "injected": list(injected),
         "colours": COLOURS,
         "meanings": MEANINGS,
         "ledger": {"closes": s.closes, "other": s.other_ratio, "digest": s.digest},
@@ -271,11 +271,12 @@ def _hosts(members: Sequence[SlotStatus]) -> list[dict[str, Any]]:
 
 
 def _host(node: str, members: Sequence[SlotStatus]) -> dict[str, Any]:
-    common = set[str].intersection(*(set(member.struck) for member in members))
+    common = set[str].intersection(*(set(member.injected) for member in members))
     ranks = [
-        {"slot": member.slot, "state": member.state, "struck": [kind for kind in member.struck if kind not in common]} for member in members
+        {"slot": member.slot, "state": member.state, "injected": [kind for kind in member.injected if kind not in common]}
+        for member in members
     ]
-    return {"node": node[:12], "struck": sorted(common), "ranks": ranks}
+    return {"node": node[:12], "injected": sorted(common), "ranks": ranks}
 
 
 def _member(member: SlotStatus) -> dict[str, Any]:

@@ -17,20 +17,20 @@ MAX_NAMES = 4
 """So many are named, and of more it is said how many."""
 
 
-def wrong(s: LedgerSummary, slots: Sequence[SlotStatus], *, silent: bool = False, struck: Sequence[str] = ()) -> list[str]:
+def wrong(s: LedgerSummary, slots: Sequence[SlotStatus], *, silent: bool = False, injected: Sequence[str] = ()) -> list[str]:
     """A line for each thing, the worst first; empty when all is well. The limits of time are those of the alerts.
 
     Args:
         slots: who is where, with what strikes them.
         silent: the run has no end, and nobody writes its journal any more.
-        struck: kinds of the faults that last and strike what all ranks have in common.
+        injected: kinds of the faults that last and strike what all ranks have in common.
     """
     if s.status != RUNNING:
         found = [] if s.status == COMPLETED else [f"It is {s.status}" + (f": {s.reason}" if s.reason else "") + "."]
     elif silent:
         found = ["It has no end, and nobody writes its journal any more: its driver is gone."]
     else:
-        found = [*_progress(s), *_world(s), *_injected(slots, struck), *_checkpoint(s)]
+        found = [*_progress(s), *_world(s), *_injected(slots, injected), *_checkpoint(s)]
     return [*found, *_money(s), *_results(s)]
 
 
@@ -55,7 +55,7 @@ def _injected(members: Sequence[SlotStatus], kinds: Sequence[str]) -> list[str]:
     """Faults that last, by kind, with the slots that they strike."""
     slots: dict[str, list[int]] = {kind: [] for kind in kinds}
     for member in members:
-        for kind in member.struck:
+        for kind in member.injected:
             slots.setdefault(kind, []).append(member.slot)
     if not slots:
         return []

@@ -268,20 +268,20 @@ function controls({ running, ended, kinds, places: named, slots, nodes, may }) {
   say("chaos-words", running ? "Planned faults strike." : "No planned fault strikes.");
   $("chaos-start").disabled = running;
   $("chaos-stop").disabled = !running;
-  if ($("strike-kind").options.length !== kinds.length) $("strike-kind").replaceChildren(...kinds.map((kind) => make("option", { value: kind }, kind)));
-  const place = places[$("strike-kind").value];
-  say("strike-where", place);
-  $("strike-place").hidden = !place;
-  $("strike-place").max = (place === "node" ? nodes : slots) - 1;
+  if ($("inject-kind").options.length !== kinds.length) $("inject-kind").replaceChildren(...kinds.map((kind) => make("option", { value: kind }, kind)));
+  const place = places[$("inject-kind").value];
+  say("inject-where", place);
+  $("inject-place").hidden = !place;
+  $("inject-place").max = (place === "node" ? nodes : slots) - 1;
 }
 
 // Each host with its ranks; what chaos does to a host, or to a rank, stands beside it.
-function hosts({ hosts: all, struck }) {
-  say("struck", struck.length ? `Struck for all: ${struck.join(", ")}.` : "");
-  replace($("hosts"), ...all.map(({ node, struck: kinds, ranks }) => make("li", { class: kinds.length ? "host struck" : "host" },
+function hosts({ hosts: all, injected }) {
+  say("injected", injected.length ? `Struck for all: ${injected.join(", ")}.` : "");
+  replace($("hosts"), ...all.map(({ node, injected: kinds, ranks }) => make("li", { class: kinds.length ? "host injected" : "host" },
     make("b", {}, node), kinds.length ? make("span", { class: "bad" }, ` ${kinds.join(", ")}`) : "",
-    make("span", { class: "ranks" }, ...ranks.map((rank) => make("span", { class: rank.struck.length ? "rank struck" : `rank ${rank.state}`, title: rank.state },
-      `${rank.slot}${rank.struck.length ? ` ${rank.struck.join(", ")}` : ""}`))))));
+    make("span", { class: "ranks" }, ...ranks.map((rank) => make("span", { class: rank.injected.length ? "rank injected" : `rank ${rank.state}`, title: rank.state },
+      `${rank.slot}${rank.injected.length ? ` ${rank.injected.join(", ")}` : ""}`))))));
 }
 
 async function order(body) {
@@ -298,12 +298,12 @@ async function order(body) {
 $("chaos-start").addEventListener("click", () => order({ action: "start" }));
 $("chaos-stop").addEventListener("click", () => order({ action: "stop" }));
 $("chaos-heal").addEventListener("click", () => order({ action: "heal" }));
-$("strike-kind").addEventListener("change", () => chaos(true));
-$("strike").addEventListener("submit", (event) => {
+$("inject-kind").addEventListener("change", () => chaos(true));
+$("inject").addEventListener("submit", (event) => {
   event.preventDefault();
-  const kind = $("strike-kind").value;
-  const place = places[kind] ? { [places[kind]]: Number($("strike-place").value) } : {};
-  order({ action: "strike", kind, ...place, duration_s: Number($("strike-s").value) });
+  const kind = $("inject-kind").value;
+  const place = places[kind] ? { [places[kind]]: Number($("inject-place").value) } : {};
+  order({ action: "inject", kind, ...place, duration_s: Number($("inject-s").value) });
 });
 
 say("run", name);

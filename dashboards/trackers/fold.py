@@ -15,7 +15,7 @@ from dashboards.metrics.table import METRICS
 from dashboards.trackers.port import FAULT, LOSS, NOTE, ROLLBACK, Begun, Ended, Facts, Figures, Item, Mark
 from dashboards.trackers.spans import SpanFold
 from fleet.ledger.goodput import Ledger
-from fleet.ledger.happenings import Line, Teller
+from fleet.ledger.happenings import Line, Narrator
 from fleet.ledger.summary import LedgerSummary
 from fleet.protocol.records import DataRead, Measurement, Record, Resumed, RunEnded, RunStarted, configuration, dotted
 
@@ -62,12 +62,12 @@ class TrackFold:
 
     def __init__(self, every_s: float) -> None:
         self._every_s, self._due_s = every_s, 0.0
-        self._ledger, self._teller, self._spans = Ledger(), Teller(), SpanFold()
+        self._ledger, self._narrator, self._spans = Ledger(), Narrator(), SpanFold()
         self._marks: Counter[str] = Counter()
         self._now_s = 0.0
         self._open_end: RunEnded | None = None
         self.count = 0
-        self.told: list[str] = []
+        self.report_lines: list[str] = []
         """A line for each mark."""
 
     @property
@@ -107,7 +107,7 @@ class TrackFold:
                 yield Facts({f"data.{name}": str(getattr(record, name)) for name in DATA})
             case Measurement(state=state, name=name, value=value, at_s=at_s):
                 yield Figures(state.step, {name: value}, self._unix_s(at_s))
-        yield from self._happened(self._teller.take(record, self._now_s))
+        yield from self._happened(self._narrator.take(record, self._now_s))
         yield from self._spans.take(record)
         if self._now_s >= self._due_s and not self.ended:
             yield self._sample()
@@ -117,7 +117,7 @@ class TrackFold:
         ended, self._open_end = self._open_end, None
         if ended is None:
             return
-        yield from self._happened(self._teller.rest())
+        yield from self._happened(self._narrator.rest())
         yield self._sample()
         yield from self._spans.close(ended)
         yield Ended(ended.status, ended.reason, self._unix_s(ended.at_s))
@@ -131,7 +131,7 @@ class TrackFold:
         for line in lines:
             kind = KINDS.get(line.mark, NOTE)
             self._marks[kind] += 1
-            self.told.append(str(line))
+            self.report_lines.append(str(line))
             yield Mark(kind, self._marks[kind], line.text, self._ledger.step, self._unix_s(self._began_s + line.at_s))
 
     @property

@@ -200,7 +200,7 @@ class Session:
             case Span():
                 tracker.span(item)
             case Ended():
-                for path in self._artefacts(self._fold.told):
+                for path in self._artefacts(self._fold.report_lines):
                     tracker.artefact(path)
                 tracker.end(item)
 

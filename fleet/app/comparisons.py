@@ -50,7 +50,7 @@ def runs_named(names: Sequence[str], storage: Path) -> list[Path]:
 
 
 def of_simulated(
-    first: Scenario, second: Scenario, pairs: int, seed: int, alpha: float, least: float, tell: Callable[[int], None], partial: Partial
+    first: Scenario, second: Scenario, pairs: int, seed: int, alpha: float, least: float, report_to: Callable[[int], None], partial: Partial
 ) -> Verdict:
     """Both on one trace after another, until it is decided, ``pairs`` are used up, or ``partial`` says stop."""
     if pairs < 1:
@@ -63,7 +63,7 @@ def of_simulated(
                 return
             arrivals = one.arrivals(seed + number)
             yield one.run(arrivals).goodput, other.run(arrivals).goodput
-            tell(number + 1)
+            report_to(number + 1)
 
     return list(compare(goodputs(), Sequential(alpha, least=least)))[-1]
 

@@ -51,7 +51,7 @@ TRAINS, STANDS_BY, STARTS, LOST = "trains", "stands by", "starts", "lost"
 
 @dataclass(frozen=True, slots=True)
 class SlotStatus:
-    """Who fills a slot. ``shards`` is the half-open range that it computes, None when it is in no view. ``struck``: kinds of the injected
+    """Who fills a slot. ``shards`` is the half-open range that it computes, None when it is in no view. ``injected``: kinds of the injected
     faults that last, and have not been healed."""
 
     slot: int
@@ -61,7 +61,7 @@ class SlotStatus:
     pid: int = 0
     shards: tuple[int, int] | None = None
     cause: str = ""
-    struck: tuple[str, ...] = ()
+    injected: tuple[str, ...] = ()
 
 
 class Census:
@@ -72,13 +72,13 @@ class Census:
         self._open: dict[str, FaultRecord] = {}
 
     @property
-    def struck(self) -> tuple[str, ...]:
+    def injected(self) -> tuple[str, ...]:
         """Kinds of faults that strike what the run has one of, such as the store, and have not been healed."""
         return tuple(record.fault.kind for record in self._open.values() if record.fault.slot is None and record.fault.node is None)
 
     def now(self) -> tuple[SlotStatus, ...]:
         """The seats by slot, with what strikes each."""
-        return tuple(dataclasses.replace(rank, struck=self._kinds(rank)) for _, rank in sorted(self.slots.items()))
+        return tuple(dataclasses.replace(rank, injected=self._kinds(rank)) for _, rank in sorted(self.slots.items()))
 
     def _kinds(self, rank: SlotStatus) -> tuple[str, ...]:
         mine = Member(rank.slot, rank.incarnation)
@@ -275,10 +275,10 @@ class Follower:
         with self._lock:
             return list(self._census.now())
 
-    def struck(self) -> tuple[str, ...]:
+    def injected(self) -> tuple[str, ...]:
         """Kinds of the faults that last and strike no rank, but what all have in common."""
         with self._lock:
-            return self._census.struck
+            return self._census.injected
 
 
 def open_report(journal: Path) -> tuple[Report, str]:

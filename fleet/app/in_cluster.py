@@ -61,7 +61,7 @@ def _drive(address: str, folder: Path, resume: bool) -> dict[str, str]:
     if plan.chaos.on:
         chaos_token.check(plan.chaos_token, Path.home())
     takes, metadata = plan.settings.per_rank, _for_ray(plan, address, folder)
-    with JoinedCluster(address, takes.takes, takes.selector, code=environment, told=metadata) as cluster:
+    with JoinedCluster(address, takes.takes, takes.selector, code=environment, metadata=metadata) as cluster:
         begun = (folder / "journal.jsonl").exists()
         if not begun and plan.resume:
             _fetch(plan, folder)

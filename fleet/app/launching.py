@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from actors.rank.script import Script
 from fleet.app import plans, policy_choice, resuming, scripts, twins
 from fleet.app.configuration import Configuration, configured, layer_of
-from fleet.app.progress_calls import Progress, telling
+from fleet.app.progress_calls import Progress, reporting
 from fleet.app.result import Result, Twin, result_of
 from fleet.app.shipping import ship
 from fleet.app.stopping import stopped_by_signals
@@ -274,7 +274,7 @@ def _one(plan: RunPlan, start: Start, progress: Callable[[Progress], object] | N
     from fleet.app import tracking
 
     live = start(plan)
-    with telling(plan.journal, progress), stopped_by_signals(live.stop, lambda words: print(words, file=sys.stderr)):
+    with reporting(plan.journal, progress), stopped_by_signals(live.stop, lambda words: print(words, file=sys.stderr)):
         result = live.execute()
     for line in tracking.in_words(plan.folder, plan.settings.track):
         print(line, file=sys.stderr)

@@ -12,7 +12,7 @@ from fleet.cluster.joined import JoinedCluster, chosen
 from fleet.cluster.nodes_asked import Group
 from fleet.protocol.events import NodesWanted
 from fleet.settings.per_rank import room
-from policies.node_requests import NodeRequests, NodeSeen, Told
+from policies.node_requests import NodeReport, NodeRequests, NodeSeen
 
 CALL_S = 5.0
 
@@ -43,7 +43,7 @@ class NodeAsker:
         for name in wanted.to_release:
             if (index := self._cluster.index_of(name)) is not None:
                 self._run.release(index)
-        for message in wanted.told:
+        for message in wanted.reports:
             event = NodesWanted(message.action, message.ranks, self._in_words(message), message.waited_s)
             ray.get(self._run.coordinator.report.remote(event), timeout=CALL_S)
 
@@ -67,7 +67,7 @@ class NodeAsker:
             found.append(NodeSeen(name, held[name], kept[name], room(free.get(name, {}), self._cluster.slot), goes, agent))
         return found
 
-    def _in_words(self, message: Told) -> str:
+    def _in_words(self, message: NodeReport) -> str:
         if message.action == "ask":
             takes = ", ".join(f"{amount:g} {name}" for name, amount in self._cluster.slot.items())
             where = "".join(f", where {key}={condition}" for key, condition in self._cluster.selector.items())

@@ -14,7 +14,7 @@ SAID_BY_RAY = "Ray drains it"
 class Notices:
     """What was told of so far. Pure."""
 
-    told: dict[str, float] = field(default_factory=dict)
+    reported: dict[str, float] = field(default_factory=dict)
 
     def news(self, draining: Mapping[str, float], known: Iterable[str], now_s: float) -> list[tuple[str, float | None]]:
         """(node, seconds until it goes) of what is new, None for a node that stays after all.
@@ -25,10 +25,10 @@ class Notices:
             now_s: Unix time, as in ``draining``.
         """
         nodes = set(known)
-        fresh = {node: at_s for node, at_s in draining.items() if node in nodes and self.told.get(node) != at_s}
-        stays = [node for node in self.told if node not in draining]
-        self.told |= fresh
+        fresh = {node: at_s for node, at_s in draining.items() if node in nodes and self.reported.get(node) != at_s}
+        stays = [node for node in self.reported if node not in draining]
+        self.reported |= fresh
         for node in stays:
-            del self.told[node]
+            del self.reported[node]
         leaves = [(node, max(0.0, at_s - now_s) if at_s else UNSAID_S) for node, at_s in fresh.items()]
         return [*leaves, *((node, None) for node in stays if node in nodes)]

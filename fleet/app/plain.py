@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterable
 
-from actors.plain.crew import HERE, Came, Crew, Event, Gone, Told
+from actors.plain.crew import HERE, Came, Crew, Event, Gone, RankReported
 from chaos.controls import ChaosControls
 from chaos.injector import ChaosView, Occupant
 from chaos.live import live_chaos
@@ -18,7 +18,7 @@ from fleet.cluster.clock import MonotonicClock, unix_time_s
 from fleet.cluster.provenance import code_of
 from fleet.ledger import floor
 from fleet.machine.plain.job import Limits, PlainJob
-from fleet.machine.plain.kinds import STRIKES, why_not
+from fleet.machine.plain.kinds import INJECTABLE, why_not
 from fleet.machine.plain.nodes import Nodes
 from fleet.protocol.causes import EndWhy
 from fleet.protocol.events import FaultReported, FloorReached
@@ -98,8 +98,8 @@ class PlainRun:
         match event:
             case Came(member):
                 self._held[member] = event
-            case Told(member, word):
-                self.write(self.job.hear(member, word))
+            case RankReported(member, word):
+                self.write(self.job.receive(member, word))
             case Gone(member, at_s) if member in self._held:
                 del self._held[member]
             case Gone(member, at_s):
@@ -175,7 +175,7 @@ class _World:
             return ChaosView(slots, nodes, run.job.has_trained, bool(run.job.newest_file))
 
     def operate(self, order: Operation) -> str | None:
-        if order.kind not in STRIKES:
+        if order.kind not in INJECTABLE:
             return why_not(order.kind)
         performer = self._nodes if kind_of(order.kind).performer is Performer.LAUNCHER else self._processes
         return performer.operate(order)
@@ -193,7 +193,7 @@ class _World:
 
     def report(self, event: FaultReported) -> None:
         with self._run.lock:
-            self._run.write(self._run.job.struck(event))
+            self._run.write(self._run.job.injected(event))
 
 
 class _Lost:

@@ -15,7 +15,7 @@ from fleet.app.follow import Follower
 from fleet.app.live_line import Pace, Status, forewarning, hung, in_columns, parts
 from fleet.app.rank_logs import RunLogs
 from fleet.app.snapshots import EVERY_BYTES
-from fleet.ledger.happenings import Line, Teller
+from fleet.ledger.happenings import Line, Narrator
 from fleet.ledger.report import duration
 from fleet.ledger.summary import LedgerSummary
 from fleet.protocol.records import PROGRAM, Committed, Measurement, Record, ViewPublished
@@ -48,7 +48,7 @@ class LiveView:
         first_fault_s: float | None = None, verbose: bool = False, beginning: Beginning | None = None,
     ) -> None:  # fmt: skip
         self._follower, self._console, self._clock, self._logs, self._first_fault_s = follower, console, clock, logs, first_fault_s
-        self._teller, self._pace, self._beginning = Teller(verbose), Pace(), beginning
+        self._narrator, self._pace, self._beginning = Narrator(verbose), Pace(), beginning
         self._figures: dict[str, float] = {}
         self._trains_since_s: float | None = None
         self._printed_s = clock()
@@ -70,7 +70,7 @@ class LiveView:
         while records := self._follower.poll():
             self._report(records)
             self._follower.keep(EVERY_BYTES)
-        self._say(self._teller.rest())
+        self._say(self._narrator.rest())
         self._pass_on(last=True)
         self._follower.read()
         self._progress.stop()
@@ -79,7 +79,7 @@ class LiveView:
         while not self._stop.wait(POLL_S):
             self._report(self._follower.poll())
             self._follower.keep(EVERY_BYTES)
-            self._say(self._teller.due(self._clock()))
+            self._say(self._narrator.due(self._clock()))
             self._pass_on()
             self._show()
 
@@ -94,7 +94,7 @@ class LiveView:
                     self._figures[name] = value
                 case ViewPublished(at_s=at_s) if self._trains_since_s is None:
                     self._trains_since_s = at_s
-            self._say(self._teller.take(record, self._clock()))
+            self._say(self._narrator.take(record, self._clock()))
 
     def _say(self, lines: Iterable[Line]) -> None:
         for line in lines:

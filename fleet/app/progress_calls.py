@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fleet.app.follow import Follower
-from fleet.ledger.happenings import Teller
+from fleet.ledger.happenings import Narrator
 from fleet.protocol.records import Measurement
 
 log = logging.getLogger("fleet.launch")
@@ -46,12 +46,12 @@ class Progress:
 
 
 @contextmanager
-def telling(journal: Path, tell: Callable[[Progress], object] | None) -> Iterator[None]:
-    """Follow the run's journal meanwhile, and tell. Without ``tell`` nothing is done."""
-    if tell is None:
+def reporting(journal: Path, report_to: Callable[[Progress], object] | None) -> Iterator[None]:
+    """Follow the run's journal meanwhile, and tell. Without ``report_to`` nothing is done."""
+    if report_to is None:
         yield
         return
-    calls = _Calls(Follower(journal), tell)
+    calls = _Calls(Follower(journal), report_to)
     thread = threading.Thread(target=calls.run, name="fleet-progress", daemon=True)
     thread.start()
     try:
@@ -67,7 +67,7 @@ class _Calls:
     def __init__(self, follower: Follower, report: Callable[[Progress], object]) -> None:
         self.stop = threading.Event()
         self._follower, self._report = follower, report
-        self._teller, self._event, self._raised = Teller(), "", False
+        self._narrator, self._event, self._raised = Narrator(), "", False
         self._loss: float | None = None
 
     def run(self) -> None:
@@ -78,12 +78,12 @@ class _Calls:
     def _step(self, *, ended: bool) -> None:
         now_s = time.monotonic()
         while records := self._follower.poll():
-            lines = [line for record in records for line in self._teller.take(record, now_s)]
+            lines = [line for record in records for line in self._narrator.take(record, now_s)]
             self._event = str(lines[-1]) if lines else self._event
             for record in records:
                 if isinstance(record, Measurement) and record.name == "loss":
                     self._loss = record.value
-        lines = [*self._teller.due(now_s), *(self._teller.rest() if ended else [])]
+        lines = [*self._narrator.due(now_s), *(self._narrator.rest() if ended else [])]
         self._event = str(lines[-1]) if lines else self._event
         found = self._now(ended)
         if found is not None:

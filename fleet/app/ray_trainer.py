@@ -249,7 +249,7 @@ def _begins_with(folder: Path, storage: str, folders: ReportedFolders) -> str:
 
     newest = newest_checkpoint(plans.url_of(storage, folder.name, folder), folder.name)
     known = [each for each in _reports(folder) if each.state is None or (newest is not None and each.state.step <= newest[1].step)]
-    names = [str(each.told["checkpoint"]) for each in known if each.told["checkpoint"]]
+    names = [str(each.outcome["checkpoint"]) for each in known if each.outcome["checkpoint"]]
     return next((name for name in reversed(names) if folders.there(name)), "")
 
 
@@ -261,7 +261,7 @@ def _result(found: Result, folders: ReportedFolders) -> TrainerResult:
     """As Ray Train has it. Raises TrainingFailed."""
     import pandas as pd  # type: ignore[import-untyped]
 
-    reported = [each.told for each in _reports(found.folder)]
+    reported = [each.outcome for each in _reports(found.folder)]
     kept = dict(reported[-1]["kept"]) if reported and "kept" in reported[-1] else None
     there = [each for each in reported if each["checkpoint"] and (kept is None or each["checkpoint"] in kept)]
     _tidy(folders, {each["checkpoint"] for each in there})

@@ -254,7 +254,7 @@ class LiveRun:
     def cut_off(self, order: Operation) -> None:
         """Chaos keeps a node, or all of them, from being heard for a while, or has its agent start again."""
         kind = kind_of(order.kind)
-        unreachable = order.struck or kind.performer is Performer.HOST or Cost.WAIT in kind.may_cost
+        unreachable = order.is_target or kind.performer is Performer.HOST or Cost.WAIT in kind.may_cost
         if unreachable and order.phase == START and order.node is not None:
             self._cut_until_s[self.name_of(order.node)] = self._clock.now_s() + order.duration_s + BACK_S
 
@@ -422,7 +422,7 @@ class LiveRun:
         while not self._stop.is_set():
             outcome = self._outcome(timeout_s=1.0)
             ended, self._has_left = outcome is not None, outcome is not None and outcome.status in (COMPLETED, UNSAVED)
-            silent_s = silence.heard(ray_internals.answers(address, control_store.ASK_S), self._clock.now_s())
+            silent_s = silence.note(ray_internals.answers(address, control_store.ASK_S), self._clock.now_s())
             if silent_s >= (0.0 if ended else control_store.LOST_S + control_store.END_S) and silence.since_s is not None:
                 log.warning("%s; this process leaves it.", control_store.why_lost(address, silent_s))
                 self._forsaken.set()

@@ -255,7 +255,7 @@ def _small_run(
     stalls = drift * rng.choice(rng.choice(real.stalls_s, len(real.stalls_s)), max(1, len(faults)))
     refills = drift * rng.choice(rng.choice(real.refills_s, len(real.refills_s)), max(1, len(faults)))
     nothing, restarts = np.zeros(0), recovery == "restart"
-    times = np.array(_that_strike(faults, np.minimum(stalls, drift * real.absent_s)) if restarts else [fault.at_s for fault in faults])
+    times = np.array(_that_find_a_rank(faults, np.minimum(stalls, drift * real.absent_s)) if restarts else [fault.at_s for fault in faults])
     arrivals = Arrivals(
         times, np.zeros(len(times), dtype=np.int64), np.zeros(len(times), dtype=np.int64),
         np.zeros(len(times)) if restarts else refills[: len(times)], rng.random(len(times)), nothing, nothing, nothing,
@@ -265,7 +265,7 @@ def _small_run(
     return FleetRun(model, arrivals, policy, (CheckpointInterval(),)).run().goodput * (1 - real.verify_ratio)
 
 
-def _that_strike(faults: Sequence[Fault], absences_s: Iterable[float]) -> list[float]:
+def _that_find_a_rank(faults: Sequence[Fault], absences_s: Iterable[float]) -> list[float]:
     """When those faults come that find a rank: for a while after all were ended there is none, and what is due then is suppressed."""
     times: list[float] = []
     back_s = 0.0

@@ -91,11 +91,11 @@ class Seen:
         return {"world": self.visit.world, "run": self.run, "steps": self.steps, "load": self.load, "terms": dict(self.visit.terms)}
 
 
-Told = Callable[[str, dict[str, Any]], object]
+Reporter = Callable[[str, dict[str, Any]], object]
 
 
-def scale(asked: Scale, clock: Clock, tell: Told) -> dict[str, Any]:
-    """All of it: what ``asked.file`` holds at the end. ``tell`` hears of each stage, by its name.
+def scale(asked: Scale, clock: Clock, report_to: Reporter) -> dict[str, Any]:
+    """All of it: what ``asked.file`` holds at the end. ``report_to`` hears of each stage, by its name.
 
     Raises ConfigError before any process starts; RunFailed when a run fails, or tells too little.
     """
@@ -105,12 +105,12 @@ def scale(asked: Scale, clock: Clock, tell: Told) -> dict[str, Any]:
 
     widest = dataclasses.replace(settings, world=max(asked.worlds), max_world=0)
     with recipes.local_cluster(widest, [train.folder]) as cluster:
-        return _Stages(asked, settings, train, cluster, quotas, clock, tell).go()
+        return _Stages(asked, settings, train, cluster, quotas, clock, report_to).go()
 
 
 def _settings(asked: Scale) -> RunSettings:
     """Refuse what cannot be measured. Raises ConfigError."""
-    from fleet.laws.scale_fit import check_tells
+    from fleet.laws.scale_fit import check_determines
     from fleet.planning.scale import check_room, check_worlds
 
     layers = launching.layers_of(dict(asked.settings))
@@ -123,7 +123,7 @@ def _settings(asked: Scale) -> RunSettings:
     check_worlds(asked.worlds, asked.hold_out, found.run.shards)
     check_room(max(asked.worlds), found.run.threads_per_rank, cores_of_host(), asked.cpu_quota)
     fitted = [world for world in asked.worlds if world != asked.hold_out]
-    check_tells(sorted(fitted), asked.rounds * len(fitted))
+    check_determines(sorted(fitted), asked.rounds * len(fitted))
     return found.run
 
 
@@ -132,7 +132,7 @@ class _Stages:
 
     def __init__(
         self, asked: Scale, settings: RunSettings, train: Callable[[Any], None], cluster: Cluster, quotas: Quotas | None, clock: Clock,
-        report: Told,
+        report: Reporter,
     ) -> None:  # fmt: skip
         self._asked, self._settings, self._train, self._cluster = asked, settings, train, cluster
         self._quotas, self._clock, self._report = quotas, clock, report

@@ -102,11 +102,11 @@ class Prepared:
         """One event-driven run."""
         return FleetRun(self.model, arrivals, self.recovery, self.intervals, self.lemons, partial).run()
 
-    def struck(self, arrivals: Arrivals) -> Arrivals:
+    def injected(self, arrivals: Arrivals) -> Arrivals:
         """Those of ``arrivals`` that strike somebody when these policies run. A trace says what happened: an empty place cannot fail."""
         run = FleetRun(self.model, arrivals, self.recovery, self.intervals, self.lemons)
         run.run()
-        return arrivals.only(run.struck)
+        return arrivals.only(run.injected)
 
 
 def prepare(scenario: Scenario, catalogue: Catalogue | None = None) -> Prepared:

@@ -67,7 +67,7 @@ class Round:
     kept: str = ""
 
 
-def soak(asked: Soak, goes_on: Callable[[], bool], tell: Callable[[Round], object]) -> tuple[Round, ...]:
+def soak(asked: Soak, goes_on: Callable[[], bool], report_to: Callable[[Round], object]) -> tuple[Round, ...]:
     """Rounds until one is wrong, or ``goes_on`` says no; one at least. Raises ConfigError, and RunFailed where the first run fails."""
     calm = _run(asked, "off")
     if not calm.completed:
@@ -76,7 +76,7 @@ def soak(asked: Soak, goes_on: Callable[[], bool], tell: Callable[[Round], objec
     rounds = list[Round]()
     while not rounds or (goes_on() and not rounds[-1].wrong):
         rounds.append(one_round(asked, len(rounds), calm.digest))
-        tell(rounds[-1])
+        report_to(rounds[-1])
     return tuple(rounds)
 
 

@@ -63,7 +63,7 @@ def stop(run: Name, address: Address = "auto") -> None:
     console.print(Text.assemble((run, "bold"), " is being stopped"))
 
 
-def tell_runs(address: str) -> None:
+def print_runs(address: str) -> None:
     """A line for each run of the cluster: those that go on, and those that have ended and that nobody has attached to since."""
     from fleet.app import remote
 
@@ -72,7 +72,7 @@ def tell_runs(address: str) -> None:
     cli_print.write(*(f"{name}  {words}" for name, words in rows) if rows else ["no run of Fleet's is on this cluster"])
 
 
-def tell_logs(run: str, address: str, slot: int | None, follow: bool) -> None:
+def print_logs(run: str, address: str, slot: int | None, follow: bool) -> None:
     """What the ranks of a run on a cluster have printed, to the terminal."""
     with found(run, address) as there:
         lines, over = RunLogs(logs_of(there.folder), slot), False

@@ -16,9 +16,8 @@ from fleet.cli.config import RUNS, Storage
 from fleet.errors import ConfigError
 
 if TYPE_CHECKING:
-    from actors.rank.data.history import Lineage, Took, Use
-
-    from fleet.ledger.history import DataHistory, FilesOf, Stretch
+    from actors.rank.data.lineage import Lineage, Took, Use
+    from fleet.ledger.lineage import DataHistory, FilesOf, Stretch
 
 MOST = 40
 """Lines of a list on the terminal; JSON has all."""
@@ -54,7 +53,7 @@ def data(
 
 
 def _history(folder: Path) -> DataHistory:
-    from fleet.ledger.history import DataHistory
+    from fleet.ledger.lineage import DataHistory
     from fleet.protocol.journal import read_journal
 
     history = DataHistory().apply_all(read_journal(folder / "journal.jsonl", spans=False))
@@ -68,7 +67,7 @@ def _history(folder: Path) -> DataHistory:
 
 
 def _lineage(history: DataHistory, data_: str) -> Lineage:
-    from actors.rank.data.history import Lineage
+    from actors.rank.data.lineage import Lineage
 
     if not data_:
         return Lineage(history)

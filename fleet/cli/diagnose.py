@@ -49,7 +49,7 @@ def load_report(folder: Path) -> tuple[Report, str]:
     return report, damage
 
 
-def tell_why(folder: Path, rank: str, *, as_json: bool) -> None:
+def print_why(folder: Path, rank: str, *, as_json: bool) -> None:
     """The story of the loss of ``rank``, as far as the run's journal is good."""
     from fleet.app.follow import good_records
     from fleet.ledger.story import why

@@ -57,7 +57,7 @@ def examine(address: str, values: Mapping[str, Any], measure: bool, as_json: boo
     if as_json:
         cli_print.write(json.dumps(as_plain(found), indent=2))
     else:
-        tell(found)
+        print_found(found)
     return Exit.DONE if found.fit else Exit.FAILED
 
 
@@ -116,7 +116,7 @@ def as_plain(found: Found) -> dict[str, Any]:
         "shortage": found.shortage,
         "lacks": found.lacks,
         "risks": [
-            {**dataclasses.asdict(risk), "survives": risk.survives, "told": sentences(risk, run)} for risk in found.risks
+            {**dataclasses.asdict(risk), "survives": risk.survives, "sentences": sentences(risk, run)} for risk in found.risks
         ],
         "links": {"there": found.pairs, "measured": [_finite(dataclasses.asdict(link)) for link in found.links]},
         "outliers": [_finite(dataclasses.asdict(outlier)) for outlier in found.outliers],
@@ -127,7 +127,7 @@ def _finite(values: dict[str, Any]) -> dict[str, Any]:
     return {name: None if isinstance(value, float) and not math.isfinite(value) else value for name, value in values.items()}
 
 
-def tell(found: Found) -> None:
+def print_found(found: Found) -> None:
     """The map, then what cannot be survived, then the links."""
     from policies.survival import sentences
 

@@ -32,7 +32,7 @@ def logs(
 
     slot = None if rank < 0 else rank
     if address:
-        cli_attach.tell_logs(run, address, slot, follow)
+        cli_attach.print_logs(run, address, slot, follow)
         return
     folder = find_run(run, Path(storage))
     there = found(logs_of(folder), slot)

@@ -95,11 +95,11 @@ def report(
     from fleet.app.result import report_data
 
     if why:
-        cli_diagnose.tell_why(find_run(name, Path(storage)), why, as_json=json_)
+        cli_diagnose.print_why(find_run(name, Path(storage)), why, as_json=json_)
         return
     found, damage = cli_diagnose.load_report(find_run(name, Path(storage)))
     if not json_:
-        cli_run.tell(found)
+        cli_run.print_report(found)
     cli_run.emit(report_data(found, damage, None), found, "-" if json_ else "", html)
 
 

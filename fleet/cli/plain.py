@@ -12,7 +12,7 @@ import typer
 from fleet.cli import config as cli_config
 from fleet.cli.config import RUNS
 from fleet.errors import ConfigError
-from fleet.machine.plain.kinds import STRIKES
+from fleet.machine.plain.kinds import INJECTABLE
 
 if TYPE_CHECKING:
     from fleet.app.configuration import Configuration
@@ -58,10 +58,10 @@ def checked(values: Mapping[str, Any], given: Collection[str]) -> Configuration:
     nodes = values["nodes"] if values["nodes"] is not None else min(world, cli_config.KEYS["nodes"].default)
     found = configured(over=over | {"shards": max(1, world), "nodes": max(1, nodes)})
     _check_place(found.run, nodes)
-    foreign = [kind for kind in found.chaos.kinds or () if kind not in STRIKES]
+    foreign = [kind for kind in found.chaos.kinds or () if kind not in INJECTABLE]
     if foreign:
         reason = "it needs Fleet's agents or Ray, and a job that is not Fleet's has neither"
-        raise ConfigError("chaos.kinds", "+".join(foreign), reason, f"Choose of {'+'.join(STRIKES)}, or --chaos storm.")
+        raise ConfigError("chaos.kinds", "+".join(foreign), reason, f"Choose of {'+'.join(INJECTABLE)}, or --chaos storm.")
     found.chaos.plan(seed=found.run.seed, world=world, nodes=nodes)
     return found
 

@@ -516,7 +516,7 @@ def emit(data: dict[str, Any], report: Report, json_: str, html: str) -> None:
         Path(html).write_text(render_html(report))
 
 
-def tell(report: Report) -> None:
+def print_report(report: Report) -> None:
     """The report to the terminal."""
     from fleet.app.report import render_table
 
@@ -530,7 +530,7 @@ def _sum_up(data: dict[str, Any], plan: RunPlan, report: Report, verbose: bool) 
     from storage.backends.urls import redact
 
     if verbose:
-        tell(report)
+        print_report(report)
     views = report.history["views"]
     trained_s = report.summary.now_s - views[0]["at_s"] if views else None
     elsewhere = str(plan.folder.parent) if plan.folder.parent != Path(RUNS).resolve() else ""

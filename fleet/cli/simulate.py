@@ -78,7 +78,7 @@ def simulate(
     if save_trace is not None:
         from fleet.simulation.fleet_arrivals import write_trace
 
-        write_trace(prepared.model, prepared.struck(prepared.arrivals(seed, trace)), save_trace)
+        write_trace(prepared.model, prepared.injected(prepared.arrivals(seed, trace)), save_trace)
     with _interruptible() as partial:
         answer = _answer(prepared, scenario, runs, seed, trace, partial)
     write_json(answer, json_)

@@ -207,7 +207,7 @@ def status(
 ) -> None:
     """Where the service of this folder is, or which runs a cluster has."""
     if address:
-        cli_attach.tell_runs(address)
+        cli_attach.print_runs(address)
     else:
         _report_status(Path(storage).absolute())
 

@@ -20,7 +20,7 @@ class Silence:
 
     since_s: float | None = None
 
-    def heard(self, answered: bool, now_s: float) -> float:
+    def note(self, answered: bool, now_s: float) -> float:
         """Note an answer, or that there was none. Returns for how many seconds there has been none."""
         if answered:
             self.since_s = None

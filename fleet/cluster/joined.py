@@ -38,14 +38,14 @@ class JoinedCluster:
         slot: resources of Ray that one rank takes.
         selector: conditions on Ray's labels of the nodes that ranks may be on, by key; see ``fleet.settings.per_rank``.
         code: what nodes get of this process's code; None: nothing, they have it.
-        told: what Ray's API says of this process's job, as its metadata: texts by name.
+        metadata: what Ray's API says of this process's job, as its metadata: texts by name.
     """
 
     address: str
     slot: Mapping[str, float] = field(default_factory=lambda: SLOT)
     selector: Mapping[str, str] = field(default_factory=dict)
     code: Mapping[str, Any] | None = None
-    told: Mapping[str, str] = field(default_factory=dict)
+    metadata: Mapping[str, str] = field(default_factory=dict)
     lose_node: Callable[[int], str | None] = lambda index: f"node {index} has no agent"
     """What makes a node of this run fail, as chaos wants it; the cluster itself and what others have there are left alone."""
     shares_folders = False
@@ -63,7 +63,7 @@ class JoinedCluster:
             raise ConfigError("--address", self.address, "this process is connected to a Ray cluster already", "Call ray.shutdown() first.")
         from ray.job_config import JobConfig
 
-        job = JobConfig(metadata=dict(self.told))
+        job = JobConfig(metadata=dict(self.metadata))
         join(self.address, namespace=NAMESPACE, runtime_env=dict(self.code or {}), job_config=job)
         return self
 

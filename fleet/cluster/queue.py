@@ -52,7 +52,7 @@ class Job:
         placed: the slots that the queue counts on for it, by node.
         gives_way_to: the run for which it is to end; empty: none.
         leaves_since_unix_s: since when it is to end, for that or because it was cancelled; 0: it is not.
-        told_unix_s: when it was told so; 0: it was not yet.
+        stop_sent_unix_s: when it was told so; 0: it was not yet.
         hurried: it did not end in order, and was ended at once.
         exit_code: None when it ended while nobody looked.
     """
@@ -80,7 +80,7 @@ class Job:
     gives_way_to: str = ""
     cancelled: bool = False
     leaves_since_unix_s: float = 0.0
-    told_unix_s: float = 0.0
+    stop_sent_unix_s: float = 0.0
     hurried: bool = False
     exit_code: int | None = None
     ended_unix_s: float | None = None
@@ -279,7 +279,7 @@ class RunQueue:
             self._noted("released", job, f"{why}; it waits again")
             refusals = job.refusals + 1 if code == Exit.REFUSED else 0
             again = dataclasses.replace(job, phase=WAITING, waits_since_unix_s=unix_time_s(), gives_way_to="", placed={}, refusals=refusals)
-            self._put(dataclasses.replace(again, leaves_since_unix_s=0.0, told_unix_s=0.0, hurried=False))
+            self._put(dataclasses.replace(again, leaves_since_unix_s=0.0, stop_sent_unix_s=0.0, hurried=False))
             return
         self._noted("end", job, "nobody saw how" if code is None else f"exit code {code}")
         self._put(dataclasses.replace(job, phase=ENDED, exit_code=code, ended_unix_s=unix_time_s()))
@@ -301,13 +301,13 @@ class RunQueue:
         now_s = unix_time_s()
         if job.phase != RUNNING or not job.leaves_since_unix_s or not _alive(job):
             return
-        if not job.told_unix_s and (self._runs.listens(job) or now_s > job.leaves_since_unix_s + NOTICE_S):
-            self._put(dataclasses.replace(job, told_unix_s=now_s))
+        if not job.stop_sent_unix_s and (self._runs.listens(job) or now_s > job.leaves_since_unix_s + NOTICE_S):
+            self._put(dataclasses.replace(job, stop_sent_unix_s=now_s))
             with contextlib.suppress(ProcessLookupError):  # it has just ended by itself
                 os.kill(job.pid, signal.SIGTERM)
-        elif job.told_unix_s and now_s > job.told_unix_s + NOTICE_S:
+        elif job.stop_sent_unix_s and now_s > job.stop_sent_unix_s + NOTICE_S:
             self._noted("hurry", job, f"it has not ended {NOTICE_S:g} s after it was told to")
-            self._put(dataclasses.replace(job, told_unix_s=now_s, hurried=True))
+            self._put(dataclasses.replace(job, stop_sent_unix_s=now_s, hurried=True))
             self._runs.hurry(job)
 
     def _start(self, job: Job, placed: Mapping[str, int], why: str) -> None:

@@ -146,8 +146,8 @@ def reread_authentication() -> None:
     AuthenticationTokenLoader.instance().reset_cache()
 
 
-def take_sigterm(heard: Callable[[], object]) -> None:
-    """In this worker SIGTERM calls ``heard``, in its main thread, and ends nothing.
+def take_sigterm(on_signal: Callable[[], object]) -> None:
+    """In this worker SIGTERM calls ``on_signal``, in its main thread, and ends nothing.
 
     Only the main thread may set a handler, and an actor with a loop never has that thread. Ray's handler is there, is run within a moment,
     and ends the process by a function that it looks up each time.
@@ -156,7 +156,7 @@ def take_sigterm(heard: Callable[[], object]) -> None:
 
     def on_sigterm(message: str, exit_code: int = 0) -> None:
         log.debug("%s", message)
-        heard()
+        on_signal()
 
     worker.raise_sys_exit_with_custom_error_message = on_sigterm
 

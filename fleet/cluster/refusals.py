@@ -13,7 +13,7 @@ log = logging.getLogger("fleet.refusals")
 
 LOG_S = 1.0
 """Of each listener one line in this time; the next one says how many were left out."""
-TELL_S = 2.0
+REPORT_S = 2.0
 """What was counted is told to the coordinator, and so written into the journal, at most so often."""
 
 
@@ -52,10 +52,10 @@ class Refusals:
         log.warning("%s: a connection from %s was refused: %s%s%s", listener, peer or "?", reason, f": {detail}" if detail else "", more)
 
     def take(self) -> list[Counted]:
-        """What was counted since the last time; nothing within ``TELL_S`` of that."""
+        """What was counted since the last time; nothing within ``REPORT_S`` of that."""
         with self._lock:
             now_s = time.monotonic()
-            if not self._counted or now_s - self._taken_s < TELL_S:
+            if not self._counted or now_s - self._taken_s < REPORT_S:
                 return []
             self._taken_s = now_s
             taken, self._counted = list(self._counted.values()), {}
@@ -71,6 +71,6 @@ REFUSALS = Refusals()
 """Of this process."""
 
 
-def told(where: str, refusals: Refusals = REFUSALS) -> list[LinesRefused]:
+def refused_lines(where: str, refusals: Refusals = REFUSALS) -> list[LinesRefused]:
     """What was refused by ``where`` since the last time, for the journal."""
     return [LinesRefused(where, each.listener, each.reason, each.peer, each.count) for each in refusals.take()]

@@ -172,12 +172,12 @@ def evened(visit: Visit, shards: int) -> Visit:
 def fit(visits: Sequence[Visit], shards: int) -> Fit:
     """The law that comes nearest to the visits, at ``shards`` shards a step. Raises ConfigError when they say too little."""
     worlds = tuple(sorted({visit.world for visit in visits}))
-    check_tells(worlds, len(visits))
+    check_determines(worlds, len(visits))
     even = [evened(visit, shards) for visit in visits]
     return Fit(shards, worlds, {name: _regression(name, even, shards) for name in SHAPES})
 
 
-def check_tells(worlds: Sequence[int], visits: int) -> None:
+def check_determines(worlds: Sequence[int], visits: int) -> None:
     """Whether so many visits of these worlds tell the law. Raises ConfigError."""
     if len(worlds) < 2 or max(worlds) < 2:
         reason = f"the law is fitted to the worlds {', '.join(map(str, worlds)) or 'none'}, and one world does not say how a step scales"

@@ -85,15 +85,15 @@ class CostBook:
             loss.before = self._committed
             self._unsettled.append(loss)
 
-    def domain_lost(self, told: DomainLost) -> None:
+    def domain_lost(self, lost: DomainLost) -> None:
         """These losses are one. A wider domain that is lost then takes the place of those in it."""
         nodes, ranks = (
-            f"{count} {what}{'s' if count != 1 else ''}" for count, what in ((len(told.nodes), "node"), (len(told.members), "rank"))
+            f"{count} {what}{'s' if count != 1 else ''}" for count, what in ((len(lost.nodes), "node"), (len(lost.members), "rank"))
         )
         self._domains += 1
-        for slot, incarnation in told.members:
+        for slot, incarnation in lost.members:
             if (loss := self.losses.get(f"{slot}.{incarnation}")) is not None:
-                loss.domain, loss.together = f"{told.level} {told.domain}: {nodes}, {ranks}", self._domains
+                loss.domain, loss.together = f"{lost.level} {lost.domain}: {nodes}, {ranks}", self._domains
 
     def explained(self, record: LossExplained) -> None:
         """How the process of a loss has ended."""

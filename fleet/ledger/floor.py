@@ -31,7 +31,7 @@ class Floor:
         self._gaps_s: list[float] = []
         self._injected = False
 
-    def struck(self) -> None:
+    def injected(self) -> None:
         """A fault was carried out: what comes from now on says nothing about the pace."""
         self._injected = True
 

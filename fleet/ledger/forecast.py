@@ -88,11 +88,11 @@ class Terms:
             names = ("heartbeat_s",) if FROZEN in kind.simulated else ("progress_s", "quiesce_s")
         return sum(self.timeouts[name] for name in names)
 
-    def struck(self, kind: FaultKind) -> int:
+    def ranks_lost(self, kind: FaultKind) -> int:
         """Ranks that one fault of this kind takes: of a rank, a node, or the whole run."""
         if not kind.takes_ranks:
             return 0
-        if Place.COORDINATOR in kind.strikes:
+        if Place.COORDINATOR in kind.targets:
             return self.world
         whole = kind.unit is Place.NODE or bool({Cost.NODE, Cost.APART} & set(kind.may_cost))
         return math.ceil(self.world / self.nodes) if whole else 1
@@ -195,7 +195,7 @@ class FaultCost:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Blow:
+class FaultImpact:
     """What is known of a fault that is to be priced: its kind, ranks that it took and how many of them had a seat, spares that were there,
     how long training and run lasted from then on, and how much training was taken back, as nobody was left who held the state."""
 
@@ -208,16 +208,16 @@ class Blow:
     back_s: float = 0.0
 
 
-def fault_cost(blow: Blow, terms: Terms, times: Times) -> FaultCost:
+def fault_cost(impact: FaultImpact, terms: Terms, times: Times) -> FaultCost:
     """What it should cost. Nothing where it takes no rank: what is only slower, or is waited for, is in the time of steps that are kept."""
-    if not blow.lost:
+    if not impact.lost:
         return FaultCost()
-    kind = kind_of(blow.kind)
-    stop_s = (terms.noticed_s(kind) + times.pause.value_s) if blow.in_view else 0.0
-    refill_s, taken = times.refill_s(blow.kind), min(blow.spares, blow.in_view)
+    kind = kind_of(impact.kind)
+    stop_s = (terms.noticed_s(kind) + times.pause.value_s) if impact.in_view else 0.0
+    refill_s, taken = times.refill_s(impact.kind), min(impact.spares, impact.in_view)
     spared_s = min(refill_s, SETTLE_S + times.restore.value_s)
-    members_s = (blow.in_view - taken) * min(refill_s, blow.training_s) + taken * min(spared_s, blow.training_s)
-    return FaultCost(terms.world * (min(stop_s, blow.training_s) + blow.back_s), members_s, blow.lost * min(refill_s, blow.run_s))
+    members_s = (impact.in_view - taken) * min(refill_s, impact.training_s) + taken * min(spared_s, impact.training_s)
+    return FaultCost(terms.world * (min(stop_s, impact.training_s) + impact.back_s), members_s, impact.lost * min(refill_s, impact.run_s))
 
 
 # ---- given the faults that came ----------------------------------------------------------------------------------------------------------
@@ -297,7 +297,7 @@ def _priced(s: Any) -> tuple[dict[str, FaultCost], Times]:
         trained_s, held_s = next((end for end in s.ends if end[1] >= item.at_s), s.ends[-1])
         next_s, joined = slot_losses.next_s(item), item.in_view or slot_losses.still_empty(item, times.refill_s(item.like))
         training_s, run_s = (max(0.0, min(end_s, next_s) - item.at_s) for end_s in (trained_s, held_s))
-        injection = Blow(
+        injection = FaultImpact(
             kind=item.like, lost=len(item.members), in_view=joined, spares=ready, training_s=training_s, run_s=run_s,
             back_s=back.get(item.id, 0.0),
         )  # fmt: skip
@@ -467,11 +467,11 @@ def _always(s: Any) -> tuple[float, float]:
 
 def typical(kind: str, s: Any, times: Times) -> Price:
     """What the next fault of a kind will cost, with as many spares as the run has."""
-    lost = s.terms.struck(kind_of(kind))
+    lost = s.terms.ranks_lost(kind_of(kind))
     known = times.by_kind.get(kind, times.refill)
     every_s = s.copy_interval_s or s.checkpoint_interval_s or 0.0
     back_s = every_s / 2 if lost >= s.world > 1 else 0.0
-    injection = Blow(kind=kind, lost=lost, in_view=lost, spares=s.spares, back_s=back_s)
+    injection = FaultImpact(kind=kind, lost=lost, in_view=lost, spares=s.spares, back_s=back_s)
     return Price(fault_cost(injection, s.terms, times).lost_s, times.refill.unlike, known.count)
 
 
@@ -481,7 +481,7 @@ def spares_wanted(rates: Mapping[str, Rate], s: Any, times: Times, whole: float 
     Ranks that are away at a time are Poisson with the mean of Little's law, rate x time of a replacement (M/G/infinity; Gross et al. 2008,
     Fundamentals of Queueing Theory, sec. 2.7).
     """
-    away = sum(rate.mean * s.terms.struck(kind_of(kind)) * times.refill_s(kind) for kind, rate in rates.items())
+    away = sum(rate.mean * s.terms.ranks_lost(kind_of(kind)) * times.refill_s(kind) for kind, rate in rates.items())
     from fleet.laws.reliability import poisson_quantile  # it takes numpy, which most of a report does without
 
     wanted: int = min(s.world, poisson_quantile(away, whole))

@@ -34,7 +34,7 @@ from fleet.protocol.types import Fault, Member
 
 PATIENCE_S = 2.0
 """A loss waits that long for the word that the fault which explains it was carried out, or for how its process ended."""
-BAD, STRUCK, GOOD, QUIET = "red", "yellow", "green", "dim"
+BAD, WARN, GOOD, QUIET = "red", "yellow", "green", "dim"
 COSTLY = {
     "corruption": ("evict", "recompute", "stop", "go_back", "begin_anew"),
     "straggler": ("rebalance", "promote", "evict"),
@@ -78,7 +78,7 @@ class _Waiting:
     with_node: Member | None = None
 
 
-class Teller:
+class Narrator:
     """Turns records into lines. What a fault has caused comes after the fault, though the journal learns of it before.
 
     Args:
@@ -177,16 +177,16 @@ class Teller:
                 self._step = start.step
                 yield "<", f"goes on from step {start.step}{back}: {reason}", BAD
             case Resumed(cause=cause, gap=gap):
-                yield "*", cause if gap else f"{cause}; the ranks trained on", STRUCK
+                yield "*", cause if gap else f"{cause}; the ranks trained on", WARN
             case CheckpointRecord():
                 yield from self._of_checkpoint(record)
             case DecisionMade(reason=reason, payload=DomainLost()):
                 yield "-", reason, BAD
             case DecisionMade(policy=policy, action=action, reason=reason) if policy == "store" or action in COSTLY.get(policy, ()):
-                yield "*", f"{policy}: {action.replace('_', ' ')}: {reason}", STRUCK
+                yield "*", f"{policy}: {action.replace('_', ' ')}: {reason}", WARN
             case EvidenceKept(incident=incident, reason=reason, path=path) if incident not in self._hung:
                 self._hung.add(incident)
-                yield "*", f"{incident}: {reason}; stacks in {path}", STRUCK
+                yield "*", f"{incident}: {reason}; stacks in {path}", WARN
             case ViewPublished(view=view, reason=reason, graceful=graceful) if self._verbose:
                 how = "grows beside the running steps" if graceful else "formed"
                 yield ">", f"view {view.generation} {how}: {len(view.members)} ranks ({reason})", QUIET
@@ -196,7 +196,7 @@ class Teller:
         self._faults[fault.id] = fault
         detail = f"; {record.detail}" if record.detail else ""
         if record.phase == "executed":
-            yield "!", f"fault {fault.id}: {operation(fault, record.members)}{detail}", STRUCK
+            yield "!", f"fault {fault.id}: {operation(fault, record.members)}{detail}", WARN
         elif self._verbose:
             yield "!", f"fault {fault.id} ({fault.kind}) {record.phase}{detail}", QUIET
 
@@ -211,12 +211,12 @@ class Teller:
     def _of_checkpoint(self, record: CheckpointRecord) -> Iterator[tuple[str, str, str]]:
         what = {STORE: "checkpoint", PEERS: "copy in memory"}.get(record.level, f"checkpoint in the {record.level}")
         if record.phase in ("failed", "skipped", "withdrawn") and (self._verbose or not record.view_changed):
-            yield "*", f"{what} of step {record.state.step} {record.phase}: {record.detail}", STRUCK
+            yield "*", f"{what} of step {record.state.step} {record.phase}: {record.detail}", WARN
         elif record.phase == "durable" and record.level == STORE and record.state.step == self._total > 0:
             yield "*", f"final checkpoint: step {record.state.step} is durable", GOOD
 
 
-TOLD_OF = ("kind", "node", "severity", "loss", "delay_s")
+SUMMARIZED = ("kind", "node", "severity", "loss", "delay_s")
 """What of a fault the sentences about its kind may have."""
 
 
@@ -224,5 +224,5 @@ def operation(fault: Fault, members: tuple[Member, ...]) -> str:
     """What was done, to whom: ``SIGSTOP to rank 1 for 6.0 s (gpu)``."""
     ranks = f"rank{'s' if len(members) > 1 else ''} {', '.join(map(named, members)) or 'of nobody'}"
     lasts = f" for {duration(fault.duration_s)}" if fault.duration_s else ""
-    words = kind_of(fault.kind).told.format(ranks=ranks, lasts=lasts, **{name: getattr(fault, name) for name in TOLD_OF})
+    words = kind_of(fault.kind).summary.format(ranks=ranks, lasts=lasts, **{name: getattr(fault, name) for name in SUMMARIZED})
     return f"{words} ({fault.component})"

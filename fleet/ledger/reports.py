@@ -14,10 +14,10 @@ from fleet.protocol.types import StateId
 
 @dataclass(frozen=True, slots=True)
 class ReportMade:
-    """One report that counts. ``state`` is the one that it was made at: None before and behind the loop; ``told`` is what came of it."""
+    """One report that counts. ``state`` is the one that it was made at: None before and behind the loop; ``outcome`` is what came of it."""
 
     state: StateId | None
-    told: dict[str, Any]
+    outcome: dict[str, Any]
 
 
 def reports(records: Iterable[Record], name: str) -> list[ReportMade]:

@@ -19,7 +19,7 @@ POLICY = "resume"
 WAY_OUT = "Give it what it had; or begin a new run from its weights, with run.track(weights=...)"
 
 
-def told(machine: MachineState, build: Build, now_s: float) -> None:
+def received(machine: MachineState, build: Build, now_s: float) -> None:
     """A rank is built. The first one of a session is compared with the sessions before; the others with the first."""
     before = machine.build
     if machine.compared:

@@ -48,12 +48,12 @@ def news(machine: MachineState, event: Event, now_s: float) -> Received | None:
     return None
 
 
-def told(event: Event, number: int, heard: Received | None, out: Sequence[Instruction], now_s: float) -> list[Instruction]:
+def recorded(event: Event, number: int, received: Received | None, out: Sequence[Instruction], now_s: float) -> list[Instruction]:
     """``out``, each with the number of the event that it follows from; the event before it, if it is to be told."""
-    if heard is None and any(isinstance(each, Write) and isinstance(each.record, DECISIVE) for each in out):
-        heard = Received(number, type(event).__name__, now_s, _member(event), event.node if isinstance(event, NodeJoined) else "")
+    if received is None and any(isinstance(each, Write) and isinstance(each.record, DECISIVE) for each in out):
+        received = Received(number, type(event).__name__, now_s, _member(event), event.node if isinstance(event, NodeJoined) else "")
     numbered = [_numbered(each, number) for each in out]
-    return numbered if heard is None else [Write(heard), *numbered]
+    return numbered if received is None else [Write(received), *numbered]
 
 
 def _member(event: Event) -> Member | None:

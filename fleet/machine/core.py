@@ -142,11 +142,11 @@ class FleetMachine:
         machine = self.state
         machine.event, machine.out = machine.event + 1, []
         if isinstance(event, Heartbeat) and machine.ended is None:  # most of all events, and nothing is to be reconciled
-            leaving.heard(machine, event, now_s)
-            return chronicle.told(event, machine.event, None, machine.out, now_s) if machine.out else []
+            leaving.heartbeat(machine, event, now_s)
+            return chronicle.recorded(event, machine.event, None, machine.out, now_s) if machine.out else []
         received = chronicle.news(machine, event, now_s) if isinstance(event, chronicle.ALWAYS) and machine.ended is None else None
         self._take(event, now_s)
-        return chronicle.told(event, machine.event, received, machine.out, now_s) if machine.out or received is not None else []
+        return chronicle.recorded(event, machine.event, received, machine.out, now_s) if machine.out or received is not None else []
 
     def _take(self, event: Event, now_s: float) -> None:
         machine = self.state
@@ -219,7 +219,7 @@ def _observe_rare(machine: MachineState, event: Event, now_s: float) -> None:
         case Measured(member=member) if machine.current(member):
             machine.write(Measurement(event.state, event.name, event.value, now_s))
         case Logged(member=member) if machine.current(member):
-            for name, value in machine.figures.hear(event):
+            for name, value in machine.figures.receive(event):
                 machine.write(Measurement(event.state, name, value, now_s))
         case Used(member=member) if machine.current(member):
             exchange = event.exchanges, event.hidden_us, event.received_bytes, event.ahead_bytes
@@ -240,7 +240,7 @@ def _observe_rare(machine: MachineState, event: Event, now_s: float) -> None:
             probe("a memory that kept copies of the view begins anew")
             leaving.gather(machine, now_s, GatherWhy.MEMORY, f"the memory of {event.node}, which kept copies, began anew")
         case FaultReported():
-            leaving.struck(machine, event)
+            leaving.injected(machine, event)
         case SettingChanged():
             on_setting(machine, event, now_s)
         case RoomMissing(ranks=ranks, detail=detail):
@@ -252,7 +252,7 @@ def _observe_rare(machine: MachineState, event: Event, now_s: float) -> None:
         case EvidenceWritten() | FilesFound() | Implausible() | Reads():
             evidence.note(machine, event, now_s)
         case Built() if machine.current(event.member):
-            building.told(machine, event.build, now_s)
+            building.received(machine, event.build, now_s)
         case StopRequested():
             stopping.stop(machine, event, now_s)
         case _ if (said_by := getattr(event, "member", None)) is None or (machine.current(said_by) and machine.in_view(said_by)):

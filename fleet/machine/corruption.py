@@ -1,10 +1,10 @@
 """When ranks differ in what should be the same bits on all of them: what they told, who is wrong, and where the run goes on.
 
 Ranks compare in their own reduction (``actors.rank.verify.replicas``), and leave their group when something differs: no step is
-committed. Each that was in the comparison says what it holds with its ``Quiesced``; once all that live have spoken, the policy judges. Who is
-wrong is evicted before a view is made, so it neither trains on nor gives its state to anyone. When nobody can say who, all go back to what
-they held alike. When it happens again right there, or more than a flipped bit has happened, the loop is wrong: the run ends, and no node
-is to blame.
+committed. Each that was in the comparison says what it holds with its ``Quiesced``; once all that live have spoken, the policy judges.
+Who is wrong is evicted before a view is made, so it neither trains on nor gives its state to anyone. When nobody can say who, all go back
+to what they held alike. When it happens again right there, or more than a flipped bit has happened, the loop is wrong: the run ends, and
+no node is to blame.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def judge(machine: MachineState, now_s: float) -> None:
     if policy is None or (_sharded(machine) and first.what.startswith(WEIGHTS)):
         _give_up(machine, first, said, now_s)
         return
-    injected = machine.losses.struck(said)
+    injected = machine.losses.injected(said)
     verdict = policy.judge(votes, others, again=suspicion.again(first.state.step, said) and not injected)
     reason = f"{first.what} at step {first.state.step}: {verdict.decision.reason}"
     machine.decide("corruption", verdict.decision.action, reason, verdict.decision.payload, now_s)
@@ -111,7 +111,7 @@ def judge_the_end(machine: MachineState, finished: list[Rank], now_s: float) -> 
     others = {member: digest for member, digest in held.items() if member not in votes}
     step = machine.committed.step
     verdict = policy.judge(
-        votes or others, others if votes else {}, again=machine.doubts.again(step, {}) and not machine.losses.struck(held)
+        votes or others, others if votes else {}, again=machine.doubts.again(step, {}) and not machine.losses.injected(held)
     )
     reason = f"the final state: {verdict.decision.reason}"
     machine.decide("corruption", verdict.decision.action, reason, verdict.decision.payload, now_s)
@@ -119,7 +119,7 @@ def judge_the_end(machine: MachineState, finished: list[Rank], now_s: float) -> 
         detail = ", ".join(f"{member}: {digest[:12]}" for member, digest in held.items())
         end(machine, EndWhy.LOOP_WRONG, f"{LOOP}: {reason}. {LOOK_FOR}", detail, now_s)
         return True
-    if not machine.losses.struck(held):
+    if not machine.losses.injected(held):
         machine.doubts.note(step, step)
     for rank in _living(machine, verdict.guilty):
         evict(machine, rank, Outvoted("the final state"), now_s)

@@ -40,14 +40,14 @@ def withdrawn(machine: MachineState, event: NodeStays, now_s: float) -> None:
         machine.write(DecisionMade(POLICY, "stay", f"node {event.node} stays after all", Notice(event.node), now_s))
 
 
-def replay(machine: MachineState, told: Notice) -> None:
+def replay(machine: MachineState, notice: Notice) -> None:
     """What the journal says of it."""
-    if told.until_s is None:
-        machine.roster.unannounce(told.node)
+    if notice.until_s is None:
+        machine.roster.unannounce(notice.node)
     else:
-        machine.roster.leaving[told.node] = told.until_s
-    if told.released:
-        machine.roster.released.add(told.node)
+        machine.roster.leaving[notice.node] = notice.until_s
+    if notice.released:
+        machine.roster.released.add(notice.node)
 
 
 def wanted(machine: MachineState, view: View) -> int:

@@ -40,7 +40,7 @@ class Doubts:
         newcomers = any(known.digest != most and not known.witness for known in said.values())
         return newcomers or step == self._last[0] or 0 <= step - self._last[1] <= AGAIN_STEPS
 
-    def hear(self, event: Quiesced) -> None:
+    def receive(self, event: Quiesced) -> None:
         if event.testimony is None or event.testimony.generation <= self._judged:
             if event.testimony is not None:
                 probe("a rank tells again what was judged")

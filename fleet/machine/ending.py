@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from fleet.machine.corruption import judge_the_end
 from fleet.machine.end import end, release
-from fleet.machine.leaving import gather, heard
+from fleet.machine.leaving import gather, heartbeat
 from fleet.machine.roster import Rank, RankPhase
 from fleet.machine.state import ALL, MachineState, Phase
 from fleet.machine.stopping import waits_unasked
@@ -108,5 +108,5 @@ def after_end(machine: MachineState, event: Event, now_s: float) -> None:
         case Ready(member=member) | Quiesced(member=member) | Formed(member=member) | Finished(member=member) | Left(member=member):
             release(machine, [member], now_s)
         case Heartbeat(pulses=pulses):
-            heard(machine, event, now_s)
+            heartbeat(machine, event, now_s)
             release(machine, (pulse.member for pulse in pulses), now_s)

@@ -30,7 +30,7 @@ class ShardFigures:
         self._shards = shards
         self._steps: dict[StateId, _Step] = {}
 
-    def hear(self, event: Logged) -> Iterator[tuple[str, float]]:
+    def receive(self, event: Logged) -> Iterator[tuple[str, float]]:
         """(name, mean over shards by their weights) of each figure of the step, once all of its shards were told.
 
         A figure that only some shards have is the mean over these. A figure that is not finite in some shard is left out.

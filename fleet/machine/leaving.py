@@ -120,15 +120,15 @@ def end_hang(machine: MachineState, rank: Rank, why: Rule, now_s: float) -> None
     evict(machine, rank, why, now_s)
 
 
-def heard(machine: MachineState, event: Heartbeat, now_s: float) -> None:
+def heartbeat(machine: MachineState, event: Heartbeat, now_s: float) -> None:
     """Note what a node's agent sees. A rank whose node was only silent for a while must not live beside its replacement."""
     generation = machine.view.generation if machine.view is not None else -1
-    for stale in machine.roster.hear(event, generation, machine.progress.ceiling_s, now_s):
+    for stale in machine.roster.receive(event, generation, machine.progress.ceiling_s, now_s):
         probe("a rank that was given up lives on")
         machine.say(Evict(stale.member, stale.process, GivenUp()))
 
 
-def struck(machine: MachineState, event: FaultReported) -> None:
+def injected(machine: MachineState, event: FaultReported) -> None:
     """``aimed`` comes right before the blow, so that a death that follows at once is known to be injected; it is not journalled."""
     machine.losses.aimed(event, tuple(member for member in event.members if machine.current(member)))
     if event.phase != "aimed":

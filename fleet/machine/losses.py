@@ -54,7 +54,7 @@ class Losses:
         """Whether the train function raised at this step before, in whichever rank."""
         return step in self._raised_at
 
-    def struck(self, members: Iterable[Member]) -> bool:
+    def injected(self, members: Iterable[Member]) -> bool:
         """Whether chaos has struck one of these."""
         return any(member in self._injected for member in members)
 

@@ -22,17 +22,17 @@ class Outage:
 
     def __init__(self) -> None:
         self.since_s = self._next_s = 0.0
-        self.told = False
+        self.reported = False
 
     def tick(self, store: Checkpoints, committed: StateId, now_s: float) -> DecisionMade | None:
         """What is to be journalled, if anything: action warn, stop or recovered. The reason is a sentence for the user."""
         if store.failing_since_s is None:
-            return self._over(store, now_s) if self.told else None
-        if not self.told:
+            return self._over(store, now_s) if self.reported else None
+        if not self.reported:
             self.since_s, self._next_s = store.failing_since_s, store.failing_since_s + store.settings.timeouts.store_s
         if now_s < self._next_s:
             return None
-        self.told, self._next_s = True, now_s + (now_s - self.since_s)
+        self.reported, self._next_s = True, now_s + (now_s - self.since_s)
         steps = max(0, committed.step - store.newest_state.step)
         outage = StoreOutage(self.since_s, now_s - self.since_s, now_s - store.durable_s, float(steps))
         if store.settings.checkpoint.on_store_failure == "stop":
@@ -51,7 +51,7 @@ class Outage:
         return f"{lasted} (--on-store-failure stop): {newest}; the store says: {store.last_failure}"
 
     def _over(self, store: Checkpoints, now_s: float) -> DecisionMade:
-        self.told = False
+        self.reported = False
         reason = f"the store works again after {duration(now_s - self.since_s)}: step {store.newest_state.step} is durable"
         return DecisionMade(POLICY, "recovered", reason, StoreOutage(self.since_s, now_s - self.since_s), now_s)
 
@@ -59,14 +59,14 @@ class Outage:
         """Take up an outage that was told before the coordinator restarted."""
         if not isinstance(record, DecisionMade) or not isinstance(record.payload, StoreOutage):
             return
-        self.told = record.action != "recovered"
+        self.reported = record.action != "recovered"
         self.since_s = record.payload.since_s
         self._next_s = record.at_s + (record.payload.outage_s if record.action == "warn" else 0.0)
-        store.failing_since_s = self.since_s if self.told else None
+        store.failing_since_s = self.since_s if self.reported else None
 
     def forget(self, store: Checkpoints, now_s: float) -> None:
         """The run goes on in another cluster, whose store was tried: what failed before says nothing."""
-        self.told, store.failing_since_s, store.durable_s = False, None, now_s
+        self.reported, store.failing_since_s, store.durable_s = False, None, now_s
 
 
 def count(steps: int) -> str:

@@ -29,7 +29,7 @@ def look_around(machine: MachineState, now_s: float) -> None:
     if machine.alone and not was_alone:
         probe("the coordinator hears nobody")
     if was_alone and not machine.alone:
-        roster.hear_later(silent, now_s)
+        roster.receive_later(silent, now_s)
 
 
 def hold(machine: MachineState, now_s: float) -> None:

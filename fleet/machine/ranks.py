@@ -20,7 +20,7 @@ def joined(machine: MachineState, event: Joined, now_s: float) -> None:
     slot, roster = event.slot, machine.roster
     known = roster.by_slot.get(slot)
     if known is not None and known.token == event.token:
-        known.heard, known.beat_s, known.store = True, now_s, event.store
+        known.reported, known.beat_s, known.store = True, now_s, event.store
         if event.incarnation != known.member.incarnation:  # who knows its own says hello for as long as it waits, and needs no answer
             machine.say(Welcome(slot, event.token, known.member.incarnation))
         return
@@ -46,7 +46,7 @@ def ready(machine: MachineState, member: Member, now_s: float) -> None:
     """It has built its model."""
     rank = machine.current(member)
     if rank is not None and rank.phase == RankPhase.STARTING:
-        rank.phase, rank.beat_s, rank.heard, rank.ready_s = RankPhase.STANDBY, now_s, True, now_s
+        rank.phase, rank.beat_s, rank.reported, rank.ready_s = RankPhase.STANDBY, now_s, True, now_s
 
 
 def quiesced(machine: MachineState, event: Quiesced, now_s: float) -> None:
@@ -55,9 +55,9 @@ def quiesced(machine: MachineState, event: Quiesced, now_s: float) -> None:
     if rank is None or event.generation < rank.generation:
         return  # overtaken on the way by a later word of the same rank
     rank.phase, rank.state, rank.dirty, rank.generation = RankPhase.STANDBY, event.state, event.dirty, event.generation
-    rank.beat_s, rank.heard, rank.engaged = now_s, True, event.engaged
+    rank.beat_s, rank.reported, rank.engaged = now_s, True, event.engaged
     machine.learn(event.generation, event.state)
-    machine.doubts.hear(event)
+    machine.doubts.receive(event)
     machine.roster.quiesced(rank, event.generation)
     view, proposal = machine.view, machine.proposal
     if event.why is Departure.INCOMPLETE:
@@ -94,7 +94,7 @@ def _is_in(machine: MachineState, member: Member, generation: int, state: StateI
         return phase == RankPhase.FINISHED and machine.view is not None and generation == machine.view.generation
     rank.phase, rank.state, rank.dirty, rank.generation = phase, state, False, generation
     rank.beat_s = rank.progress_s = now_s
-    rank.heard = True
+    rank.reported = True
     if phase == RankPhase.JOINED:
         rank.formed = (generation, state)
     machine.learn(generation, state)

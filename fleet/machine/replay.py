@@ -52,7 +52,7 @@ def rebuild(machine: MachineState, records: Iterable[Record], now_s: float) -> f
     machine.generation += FORGOTTEN
     for rank in machine.roster.by_slot.values():
         rank.beat_s = rank.progress_s = now_s
-        rank.heard = False
+        rank.reported = False
     if machine.phase not in (Phase.CONCLUDE, Phase.END):
         machine.phase = Phase.RUN if machine.view is not None else Phase.GATHER
     if machine.stopping is not None:

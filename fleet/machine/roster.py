@@ -53,7 +53,7 @@ class Rank:
     progress_s: float = 0.0
     running_s: float = 0.0
     ready_s: float = 0.0
-    heard: bool = True
+    reported: bool = True
     step: int = -1
     shard: int = -1
     digest: str | None = None
@@ -145,7 +145,7 @@ class Roster:
 
     # ---- time ----------------------------------------------------------------------------------------------------------------------------
 
-    def hear(self, event: Heartbeat, generation: int, between_s: float, now_s: float) -> list[Rank]:
+    def receive(self, event: Heartbeat, generation: int, between_s: float, now_s: float) -> list[Rank]:
         """Note what a node's agent sees. Returns ranks that were given up and yet live.
 
         ``generation`` is that of the present view: what its seated ranks hold comes from here. When one of them is in a long call, the
@@ -162,7 +162,7 @@ class Roster:
             if rank is None or rank.member != member:
                 stale += [self.condemned[member]] if member in self.condemned else []
                 continue
-            rank.heard = True
+            rank.reported = True
             rank.beat_s = now_s - pulse.beat_age_s
             steps = pulse.stepping and not (pulse.between and pulse.progress_age_s < between_s)
             # what it waited for in a view before this one was answered by this one
@@ -185,7 +185,7 @@ class Roster:
         """Nodes whose agent did not hang up, and was not heard for longer than ``limit_s``."""
         return frozenset(node for node, seen_s in self.nodes.items() if now_s - seen_s > limit_s and node not in self.silent)
 
-    def hear_later(self, nodes: frozenset[str], now_s: float) -> None:
+    def receive_later(self, nodes: frozenset[str], now_s: float) -> None:
         """The silence of these nodes and of their ranks counts from now on. Until they are heard, an old line of theirs may be reset."""
         self.nodes.update(dict.fromkeys(nodes, now_s))
         self.late |= nodes

@@ -79,7 +79,7 @@ def settle(machine: MachineState, now_s: float) -> None:
     """End of the grace after a restart: whoever reported is there, whoever did not is lost; a view that is whole goes on undisturbed."""
     ranks = machine.roster.in_order()
     waited = machine.grace_until_s is None or now_s >= machine.grace_until_s
-    if not waited and machine.missing and not all(rank.heard and rank.phase != RankPhase.STARTING for rank in ranks):
+    if not waited and machine.missing and not all(rank.reported and rank.phase != RankPhase.STARTING for rank in ranks):
         return
     machine.grace_until_s = None
     _mark(machine)
@@ -91,7 +91,7 @@ def settle(machine: MachineState, now_s: float) -> None:
     if waits:  # it begins anew: when the last coordinator heard them last is not known
         machine.roster.nodes.update(dict.fromkeys(silent, now_s - machine.settings.timeouts.node_s))
     for rank in ranks:
-        if not rank.heard and not (waits and rank.process.node in silent):
+        if not rank.reported and not (waits and rank.process.node in silent):
             drop(machine, rank, NotHeardOf(), now_s, now_s)
     if machine.phase == Phase.RUN and machine.missing:
         probe("a view is not whole after the coordinator restarts")

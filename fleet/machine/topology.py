@@ -12,7 +12,7 @@ from fleet.protocol.topology import Gone, asked
 from fleet.protocol.types import View
 
 
-def tell_lacking(machine: MachineState, view: View, now_s: float) -> None:
+def report_lacking(machine: MachineState, view: View, now_s: float) -> None:
     """Journal what the placement of ``view`` lacks of what was asked for, where that is other than it was of the last."""
     settings = machine.settings
     if not asked(settings.domains) and settings.replica_size == 1:

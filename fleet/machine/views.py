@@ -9,7 +9,7 @@ from fleet.machine.corruption import judge
 from fleet.machine.leaving import evict, gather, quiesce
 from fleet.machine.roster import Rank, RankPhase
 from fleet.machine.state import MachineState, Phase
-from fleet.machine.topology import tell_lacking
+from fleet.machine.topology import report_lacking
 from fleet.protocol.causes import FreshWanted, GatherWhy, StartsAgain
 from fleet.protocol.decisions import OfView
 from fleet.protocol.instructions import Publish
@@ -95,7 +95,7 @@ def announce(machine: MachineState, view: View, formation: Formation, graceful: 
     decision = formation.decision
     machine.decide("recovery", decision.action, decision.reason, decision.payload, now_s)
     machine.write(ViewPublished(view, now_s, decision.reason, graceful, tuple(machine.losses.causes)))
-    tell_lacking(machine, view, now_s)
+    report_lacking(machine, view, now_s)
     machine.losses.causes.clear()
 
 

@@ -8,7 +8,7 @@ from typing import Any
 from fleet.ledger.step_terms import MEANINGS
 from fleet.planning.scale import groups
 
-Told = Mapping[str, Any]
+Answer = Mapping[str, Any]
 BUSY = 2.0
 """A host with more threads than this for each core, that run or wait for one, has others on it."""
 
@@ -18,26 +18,26 @@ def took(seconds: float) -> str:
     return f"{seconds * 1000:.3g} ms" if seconds < 1 else f"{seconds:.3g} s"
 
 
-def visit_line(visit: Told) -> str:
+def visit_line(visit: Answer) -> str:
     """One visit."""
     whole_s, parts = sum(visit["terms"].values()), groups(visit["terms"])
     shares = ", ".join(f"{name} {share:.0%}" for name, share in parts.items())
     return f"world {visit['world']}: a step took {took(whole_s)} over {visit['steps']} steps ({shares}); {visit['run']}"
 
 
-def prediction_line(said: Told) -> str:
+def prediction_line(said: Answer) -> str:
     """What is said of the held-out world before it is trained with."""
     step, fitted = said["step_s"], ", ".join(map(str, said["law"]["worlds"]))
     return f"world {said['world']}, not measured yet: {_interval(step)} a step, predicted from {fitted} ({said['law']['confidence']:.0%})"
 
 
-def measured_line(world: int, measured: Told) -> str:
+def measured_line(world: int, measured: Answer) -> str:
     """What it took, beside what was said."""
     verdict = "inside" if measured["inside"] else "outside"
     return f"world {world}, measured: {took(measured['step_s'])} a step, {verdict} ({measured['off']:+.1%} of what was predicted)"
 
 
-def law_lines(law: Told) -> Iterator[str]:
+def law_lines(law: Answer) -> Iterator[str]:
     """The coefficients, dearest first."""
     yield f"the law, from {', '.join(map(str, law['worlds']))} ranks ({law['confidence']:.0%} intervals):"
     for name, value in sorted(law["coefficients_s"].items(), key=lambda item: -item[1]["value"]):
@@ -57,14 +57,14 @@ COEFFICIENTS: Mapping[str, str] = {
 """Name of a coefficient -> what it is."""
 
 
-def larger_table(larger: Told) -> tuple[list[str], list[list[str]]]:
+def larger_table(larger: Answer) -> tuple[list[str], list[list[str]]]:
     """(heads, rows): the worlds that were measured and larger ones."""
     goods, money = larger["price"]["goods"], larger["price"]["money"]
     heads = ["world", "step", "90% interval", "efficiency", "kept", f"kept {goods}/s", f"{money} per M", f"a further M {goods}", "pays"]
     return heads, [_row(row) for row in larger["rows"]]
 
 
-def _row(row: Told) -> list[str]:
+def _row(row: Answer) -> list[str]:
     step, further = row["step"], row["further_cost"]
     return [
         str(row["world"]), took(step["value"]), f"{took(step['low'])} .. {took(step['high'])}", f"{row['efficiency']:.0%}",
@@ -74,7 +74,7 @@ def _row(row: Told) -> list[str]:
     ]  # fmt: skip
 
 
-def larger_lines(larger: Told) -> Iterator[str]:
+def larger_lines(larger: Answer) -> Iterator[str]:
     """Where adding ranks stops paying, and on what that rests."""
     goods, failures = larger["price"]["goods"], larger["failures"]
     largest = larger["rows"][-1]["world"]
@@ -91,22 +91,22 @@ def larger_lines(larger: Told) -> Iterator[str]:
         yield "In rank-seconds, as nobody has said what one costs: --config cost.usd_per_rank_hour=USD."
 
 
-def limits(told: Told) -> Iterator[str]:
+def limits(answer: Answer) -> Iterator[str]:
     """What the reader must know to trust the figures."""
-    shards = told["shards"]
-    if told["cpu_quota"] is not None:
+    shards = answer["shards"]
+    if answer["cpu_quota"] is not None:
         yield (
-            f"Each rank had {told['cpu_quota']:g} cores of one host, for computing and exchanging alike: the shape of the law is that of "
+            f"Each rank had {answer['cpu_quota']:g} cores of one host, for computing and exchanging alike: the shape of the law is that of "
             "such ranks. A fleet has its own network, memory and caches, which ranks shared here."
         )
-    if any(row["world"] > shards for row in told["larger"]["rows"]):
+    if any(row["world"] > shards for row in answer["larger"]["rows"]):
         yield f"A step has {shards} shards: worlds beyond need more (shards=N), and are taken to share the same batch."
-    busiest = max(told["visits"], key=lambda visit: float(visit["load"]))
-    if busiest["load"] > BUSY * told["cores"]:
-        host = f"The host had a load of {busiest['load']:.0f} at world {busiest['world']}, on {told['cores']:g} cores"
+    busiest = max(answer["visits"], key=lambda visit: float(visit["load"]))
+    if busiest["load"] > BUSY * answer["cores"]:
+        host = f"The host had a load of {busiest['load']:.0f} at world {busiest['world']}, on {answer['cores']:g} cores"
         yield f"{host}: others computed beside the ranks, and what they took is in these figures."
     yield "Intervals hold what visits differ by. That the law has another shape where nobody has measured, they do not hold."
 
 
-def _interval(said: Told) -> str:
+def _interval(said: Answer) -> str:
     return f"{took(said['value'])} ({took(said['low'])} .. {took(said['high'])})"

@@ -90,7 +90,7 @@ class FaultKind:
     Attributes:
         name: ``Fault.kind``.
         sentence: what it is, for the docs.
-        strikes: what a fault of this kind may name. By hand it is the first.
+        targets: what a fault of this kind may name. By hand it is the first.
         performer: who carries it out; None while nobody can: then ``why_not`` says why.
         unit: an operation is done to this, one for each that is hit.
         heal, may_cost: see there.
@@ -98,7 +98,7 @@ class FaultKind:
         components: rows of the fault catalogue that it stands for.
         survived: the check that tells whether it was survived.
         parameters: which of ``PARAMETERS`` it has, or others of the same names with bounds of their own.
-        told: what was done, with ``{ranks}``, ``{node}``, ``{lasts}`` and ``{severity}``.
+        summary: what was done, with ``{ranks}``, ``{node}``, ``{lasts}`` and ``{severity}``.
         ends: how its ranks' processes end, in words; empty where it ends none.
         shows_as: it is carried out as one of these kinds, drawn by the fault's name.
         needs_verify: nobody sees it unless what ranks compute is computed again (``verify.compute``).
@@ -112,7 +112,7 @@ class FaultKind:
 
     name: str
     sentence: str
-    strikes: tuple[Place, ...] = (Place.RANK,)
+    targets: tuple[Place, ...] = (Place.RANK,)
     performer: Performer | None = None
     why_not: str = ""
     unit: Place = Place.RANK
@@ -122,7 +122,7 @@ class FaultKind:
     components: tuple[str, ...] = ()
     survived: Check | None = None
     parameters: tuple[Parameter, ...] = ()
-    told: str = "{kind} in {ranks}{lasts}"
+    summary: str = "{kind} in {ranks}{lasts}"
     ends: str = ""
     shows_as: tuple[str, ...] = ()
     needs_verify: bool = False
@@ -146,12 +146,12 @@ class FaultKind:
     @property
     def asks_for(self) -> str:
         """What an order or a trace has to name: a slot, a node, either, or nothing."""
-        return " or ".join(f"a {place.field}" for place in self.strikes if place.field) or "no place"
+        return " or ".join(f"a {place.field}" for place in self.targets if place.field) or "no place"
 
 
 _Node = functools.partial(
     FaultKind,
-    strikes=(Place.NODE,),
+    targets=(Place.NODE,),
     performer=Performer.LAUNCHER,
     unit=Place.NODE,
     heal=Heal.REPAIR,
@@ -167,7 +167,7 @@ _Flip = functools.partial(
 
 _Cut = functools.partial(
     FaultKind,
-    strikes=(Place.NODE,),
+    targets=(Place.NODE,),
     performer=Performer.LINKS,
     unit=Place.NODE,
     heal=Heal.ITSELF,
@@ -179,7 +179,7 @@ _Cut = functools.partial(
 
 _Away = functools.partial(
     _Cut,
-    strikes=(Place.STORE,),
+    targets=(Place.STORE,),
     may_cost=(Cost.SAVES,),
     blast_radius="checkpoints; whoever else of these hosts uses the same store",
 )
@@ -187,7 +187,7 @@ _Away = functools.partial(
 
 _Daemon = functools.partial(
     FaultKind,
-    strikes=(Place.COORDINATOR,),
+    targets=(Place.COORDINATOR,),
     performer=Performer.COORDINATOR,
     unit=Place.NODE,
     heal=Heal.ITSELF,
@@ -196,7 +196,7 @@ _Daemon = functools.partial(
     parameters=(DURATION,),
 )
 """A row about a process that keeps the run going, and is no rank."""
-_BesideRanks = functools.partial(_Daemon, strikes=(Place.NODE,), performer=Performer.HOST)
+_BesideRanks = functools.partial(_Daemon, targets=(Place.NODE,), performer=Performer.HOST)
 
 TABLE = (
     FaultKind(
@@ -207,7 +207,7 @@ TABLE = (
         blast_radius="the rank; all ranks where software fails and `lose_all` is set",
         components=("gpu", "hbm", "gpu_sram", "gpu_system_processor", "gpu_thermal", "nic", "software"),
         survived=Check.RANKS_LEFT,
-        told="SIGKILL to {ranks}",
+        summary="SIGKILL to {ranks}",
         ends="killed (SIGKILL)",
         in_storm=True,
         simulated=("kill", "shard"),
@@ -219,7 +219,7 @@ TABLE = (
         may_cost=(Cost.DEATH, Cost.BACK),
         blast_radius="the rank",
         survived=Check.RANKS_LEFT,
-        told="{ranks} out of memory",
+        summary="{ranks} out of memory",
         ends="killed for memory (SIGKILL)",
         simulated=("kill",),
     ),
@@ -228,7 +228,7 @@ TABLE = (
         sentence="SIGKILL to every process of a worker node, as when its power fails.",
         blast_radius="all ranks of the node, its agent, and the copies in its memory",
         components=("switch_or_cable", "host_parts"),
-        told="SIGKILL to all of node {node}, {ranks}",
+        summary="SIGKILL to all of node {node}, {ranks}",
         ends="killed (SIGKILL) with its node",
         in_storm=True,
         simulated=("lose_node",),
@@ -241,7 +241,7 @@ TABLE = (
         components=("host_maintenance",),
         survived=Check.GOES_ON,
         parameters=(NOTICE,),
-        told="node {node} is taken away, {ranks}",
+        summary="node {node} is taken away, {ranks}",
         ends="taken away with its node",
         announced=True,
         simulated=("notice",),
@@ -256,14 +256,14 @@ TABLE = (
         components=("hang",),
         survived=Check.GOES_ON,
         parameters=(DURATION,),
-        told="SIGSTOP to {ranks}{lasts}",
+        summary="SIGSTOP to {ranks}{lasts}",
         in_storm=True,
         simulated=("freeze",),
     ),
     FaultKind(
         name="slow",
         sentence="The process of a rank, or those of all ranks of a node, run only a part of the time.",
-        strikes=(Place.RANK, Place.NODE),
+        targets=(Place.RANK, Place.NODE),
         performer=Performer.AGENT,
         heal=Heal.ITSELF,
         may_cost=(Cost.SLOW,),
@@ -271,7 +271,7 @@ TABLE = (
         components=("slow_compute", "slow_network"),
         survived=Check.GOES_ON,
         parameters=(DURATION, SEVERITY),
-        told="{ranks} at 1/{severity:g} of its speed{lasts}",
+        summary="{ranks} at 1/{severity:g} of its speed{lasts}",
         in_storm=True,
         simulated=("slow",),
     ),
@@ -354,14 +354,14 @@ TABLE = (
         name="partition",
         sentence="Nothing passes between the run's processes of a node and those of the other nodes and the head: no connection is closed.",
         blast_radius="the node; the others wait for it until it is back, or given up",
-        told="node {node} with {ranks} cut off{lasts}",
+        summary="node {node} with {ranks} cut off{lasts}",
         simulated=("cut",),
     ),
     _Cut(
         name="one_way",
         sentence="What the run's processes of a node send to other nodes and the head is lost; what they are sent arrives.",
         blast_radius="the node; the others wait for it until it is back, or given up",
-        told="node {node} with {ranks} not heard{lasts}",
+        summary="node {node} with {ranks} not heard{lasts}",
         simulated=("one_way",),
     ),
     _Cut(
@@ -371,7 +371,7 @@ TABLE = (
         may_cost=(Cost.SLOW,),
         parameters=(DURATION, LOSS),
         blast_radius="the node; the others wait for it in every step",
-        told="node {node} with {ranks} loses {loss:.1%} of packets{lasts}",
+        summary="node {node} with {ranks} loses {loss:.1%} of packets{lasts}",
         simulated=("bad_link",),
     ),
     _Cut(
@@ -381,50 +381,50 @@ TABLE = (
         may_cost=(Cost.SLOW,),
         parameters=(DURATION, DELAY, RATE, JITTER),
         blast_radius="the node; the others wait for it in every step",
-        told="node {node} with {ranks} is {delay_s:g} s further away{lasts}",
+        summary="node {node} with {ranks} is {delay_s:g} s further away{lasts}",
         simulated=("bad_link", "slow_link"),
     ),
     _Cut(
         name="isolate_rank",
         sentence="Nothing passes between the process of a rank and other hosts; its node is reached as before.",
-        strikes=(Place.RANK,),
+        targets=(Place.RANK,),
         unit=Place.RANK,
         may_cost=(Cost.STILL,),
         blast_radius="the rank; the others wait for it until it is back, or given up",
-        told="{ranks} cut off{lasts}",
+        summary="{ranks} cut off{lasts}",
         simulated=("isolate_rank",),
     ),
     _Cut(
         name="rail",
         sentence="Ranks at the same place of each node of a rack are cut off, as when the switch of their rail fails. It takes nodes with "
         "two ranks or more.",
-        strikes=(Place.RANK,),
+        targets=(Place.RANK,),
         unit=Place.RANK,
         may_cost=(Cost.STILL,),
         blast_radius="one rank of each node; the others wait for them until they are back, or given up",
-        told="{ranks} of one rail cut off{lasts}",
+        summary="{ranks} of one rail cut off{lasts}",
         whole_rail=True,
         simulated=("isolate_rank",),
     ),
     _Cut(
         name="isolate_coordinator",
         sentence="Nothing passes between the run's processes of all nodes and the host of the coordinator.",
-        strikes=(Place.COORDINATOR,),
+        targets=(Place.COORDINATOR,),
         may_cost=(Cost.WAIT,),
         blast_radius="all ranks: they wait",
-        told="the coordinator is cut off{lasts}",
+        summary="the coordinator is cut off{lasts}",
         simulated=("cut", "one_way"),
     ),
     _Away(
         name="store_gone",
         sentence="What the nodes' hosts send to the store is lost, as when it is down. It takes a store with an address.",
-        told="the store is gone{lasts}",
+        summary="the store is gone{lasts}",
         simulated=("store_gone",),
     ),
     _Away(
         name="store_refuses",
         sentence="The store's connections are refused. It takes a store with an address.",
-        told="the store refuses connections{lasts}",
+        summary="the store refuses connections{lasts}",
         simulated=("store_refuses", "store"),
     ),
     _Away(
@@ -432,26 +432,26 @@ TABLE = (
         sentence="What the nodes' hosts send to the store takes longer, and less goes in a second. It takes a store with an address.",
         heal=Heal.AFTER,
         parameters=(DURATION, DELAY, RATE, JITTER),
-        told="the store is {delay_s:g} s further away{lasts}",
+        summary="the store is {delay_s:g} s further away{lasts}",
         simulated=("store_slow",),
     ),
     _Away(
         name="store_denies",
         sentence="The store answers 403 to every request, as to credentials that are refused. It takes a store with an address.",
         heal=Heal.AFTER,
-        told="the store refuses credentials{lasts}",
+        summary="the store refuses credentials{lasts}",
     ),
     _Away(
         name="store_tears",
         sentence="Connections to the store are cut off at any byte of what is sent. It takes a store with an address.",
         heal=Heal.AFTER,
-        told="connections to the store are torn{lasts}",
+        summary="connections to the store are torn{lasts}",
     ),
     _Cut(
         name="flap",
         sentence="As partition, for a second in every two.",
         blast_radius="the node; the others wait for it",
-        told="node {node} with {ranks} cut off every other second{lasts}",
+        summary="node {node} with {ranks} cut off every other second{lasts}",
         simulated=("flap",),
     ),
     _Daemon(
@@ -460,7 +460,7 @@ TABLE = (
         heal=Heal.NEVER,
         parameters=(),
         blast_radius="commits and decisions; ranks compute on for as long as they need none",
-        told="SIGKILL to the coordinator",
+        summary="SIGKILL to the coordinator",
         simulated=("coordinator",),
     ),
     _Daemon(
@@ -468,14 +468,14 @@ TABLE = (
         sentence="SIGSTOP to the coordinator, and SIGCONT after its duration.",
         parameters=(STOPPED,),
         blast_radius="commits and decisions; ranks compute on for as long as they need none",
-        told="SIGSTOP to the coordinator{lasts}",
+        summary="SIGSTOP to the coordinator{lasts}",
         simulated=("stop_coordinator",),
     ),
     _Daemon(
         name="stop_gcs",
         sentence="SIGSTOP to the control store of the Ray cluster (GCS), and SIGCONT after its duration. After 60 s Ray gives up.",
         blast_radius="whatever is to be started meanwhile",
-        told="SIGSTOP to Ray's control store{lasts}",
+        summary="SIGSTOP to Ray's control store{lasts}",
     ),
     _Daemon(
         name="kill_gcs",
@@ -483,7 +483,7 @@ TABLE = (
         heal=Heal.NEVER,
         parameters=(),
         blast_radius="the cluster, and every job on it",
-        told="SIGKILL to Ray's control store",
+        summary="SIGKILL to Ray's control store",
     ),
     _Daemon(
         name="kill_controller",
@@ -493,14 +493,14 @@ TABLE = (
         parameters=(),
         survived=Check.RANKS_LEFT,
         blast_radius="all ranks",
-        told="SIGKILL to Ray Train's controller",
+        summary="SIGKILL to Ray Train's controller",
         ends="killed with Ray Train's controller",
     ),
     _Daemon(
         name="stop_controller",
         sentence="SIGSTOP to Ray Train's controller, and SIGCONT after its duration.",
         blast_radius="ranks that are to be replaced meanwhile",
-        told="SIGSTOP to Ray Train's controller{lasts}",
+        summary="SIGSTOP to Ray Train's controller{lasts}",
     ),
     _BesideRanks(
         name="kill_agent",
@@ -510,7 +510,7 @@ TABLE = (
         parameters=(),
         survived=Check.RANKS_LEFT,
         blast_radius="the ranks of the node, and the copies in its memory",
-        told="SIGKILL to the agent of node {node}, {ranks}",
+        summary="SIGKILL to the agent of node {node}, {ranks}",
         ends="killed with the agent of its node",
         simulated=("kill_agent",),
     ),
@@ -520,50 +520,50 @@ TABLE = (
         may_cost=(Cost.APART,),
         parameters=(STOPPED,),
         blast_radius="the node; the others wait for it until it is back, or given up",
-        told="SIGSTOP to the agent of node {node}, {ranks}{lasts}",
+        summary="SIGSTOP to the agent of node {node}, {ranks}{lasts}",
         simulated=("stop_agent",),
     ),
     _BesideRanks(
         name="stop_raylet",
         sentence="SIGSTOP to Ray's daemon on a node, and SIGCONT after its duration. Ray gives the node up when it lasts.",
         blast_radius="whatever is to be started on the node meanwhile",
-        told="SIGSTOP to Ray's daemon on node {node}{lasts}",
+        summary="SIGSTOP to Ray's daemon on node {node}{lasts}",
     ),
     _BesideRanks(
         name="busy_cores",
         sentence="Every core of a node's host has something else to do, too.",
         may_cost=(Cost.SLOW,),
         blast_radius="the host, and whatever else runs there",
-        told="all cores of the host of node {node} are busy{lasts}",
+        summary="all cores of the host of node {node} are busy{lasts}",
     ),
     _BesideRanks(
         name="shm_full",
         sentence="/dev/shm of a node's host has no room, where no more than a gibibyte of it was free.",
         may_cost=(Cost.SAVES,),
         blast_radius="copies and checkpoints of the node's ranks, a rank that starts there, and whoever else on the host uses it",
-        told="/dev/shm of node {node} is full{lasts}",
+        summary="/dev/shm of node {node} is full{lasts}",
     ),
     _Daemon(
         name="store_full",
         sentence="The store has no room. It takes a folder on a filesystem of its own, at whose root a file `.fleet-may-fill` lies.",
-        strikes=(Place.STORE,),
+        targets=(Place.STORE,),
         may_cost=(Cost.SAVES,),
         blast_radius="checkpoints",
-        told="the store is full{lasts}",
+        summary="the store is full{lasts}",
     ),
     _Daemon(
         name="disk_slow",
         sentence="Few bytes a second are written to the store's disk. It takes a folder as for `store_full`, on a device of its own.",
-        strikes=(Place.STORE,),
+        targets=(Place.STORE,),
         may_cost=(Cost.SAVES,),
         parameters=(DURATION, WRITTEN),
         blast_radius="checkpoints, and the journal where it lies there, too",
-        told="the store's disk is slow{lasts}",
+        summary="the store's disk is slow{lasts}",
     ),
     FaultKind(
         name="lemon_node",
         sentence="A node that fails again and again.",
-        strikes=(Place.NODE,),
+        targets=(Place.NODE,),
         why_not="a local cluster's nodes share one machine, of which no part is worse than another",
         blast_radius="the node, again and again",
         components=("lemon_node",),
@@ -573,7 +573,7 @@ TABLE = (
         sentence="All nodes of a rack are lost at once: of the widest of `domains` that the node is in.",
         blast_radius="16 to 72 GPUs",
         components=("rack",),
-        told="SIGKILL to all of the rack of node {node}, {ranks}",
+        summary="SIGKILL to all of the rack of node {node}, {ranks}",
         ends="killed (SIGKILL) with its rack",
         whole_rack=True,
         simulated=("lose_node",),

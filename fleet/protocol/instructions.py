@@ -194,7 +194,7 @@ class EndRun:
 
 
 Instruction = (
-    Welcome | Quiesce | Publish | Propose | Cancel | SaveCheckpoint | CommitCheckpoint | Halt | Keep | Conclude | OnceAnswer | Release | Fence
-    | Evict | Inspect | Operation | Write | EndRun
+    Welcome | Quiesce | Publish | Propose | Cancel | SaveCheckpoint | CommitCheckpoint | Halt | Keep | Conclude | OnceAnswer | Release
+    | Fence | Evict | Inspect | Operation | Write | EndRun
 )  # fmt: skip
 INSTRUCTIONS = Codec(Instruction.__args__)

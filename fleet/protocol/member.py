@@ -80,7 +80,7 @@ class MemberProtocol:
         self._proposal_formed = False
         self._offered = False
         self._cancelled = False
-        self._told_to_halt = False
+        self._halt_ordered = False
         self._save_requests: dict[str, int] = {}
         self._saved: set[int] = set()
         self._to_keep: Keep | None = None
@@ -142,7 +142,7 @@ class MemberProtocol:
                     level = level_of(request)
                     self._save_requests[level] = max(self._save_requests.get(level, 0), request)
             case Halt(members=members, generation=generation) if self._me_in(members):
-                self._told_to_halt = self._told_to_halt or generation == self.generation
+                self._halt_ordered = self._halt_ordered or generation == self.generation
             case Keep(members=members) if self._me_in(members):
                 self._on_keep(message)
             case Conclude(members=members, generation=generation) if self._me_in(members):
@@ -254,7 +254,7 @@ class MemberProtocol:
     def _join(self, view: View) -> None:
         self.view, self.forming, self._status, self._testimony = view, True, None, None
         self._save_requests, self._saved, self._part = {}, set(), None
-        self._told_to_halt = self.halted = self._incomplete = False
+        self._halt_ordered = self.halted = self._incomplete = False
         if self._proposal and self._proposal.generation <= view.generation:
             self._drop_proposal()
 
@@ -357,8 +357,8 @@ class MemberProtocol:
         (the proposal that it has formed, ``NO_VIEW``, or ``LAST_STEP``; of each level the newest checkpoint request of this view, or 0 once
         it is served).
         """
-        self._offered = self._proposal is not None and self._proposal_formed and not self._told_to_halt
-        offered = self._proposal.generation if self._offered and self._proposal else LAST_STEP if self._told_to_halt else NO_VIEW
+        self._offered = self._proposal is not None and self._proposal_formed and not self._halt_ordered
+        offered = self._proposal.generation if self._offered and self._proposal else LAST_STEP if self._halt_ordered else NO_VIEW
         requests = [self._save_requests.get(level.name, 0) for level in LEVELS]
         return offered, *(request if request not in self._saved else 0 for request in requests)
 

@@ -27,7 +27,7 @@ class Operation:
     It goes to ``process`` (a kind whose unit is the rank) or to worker node ``node``, by its index. ``fault`` is the fault's id, ``phase``
     is one of those above; ``seed`` draws what the fault leaves open, such as the bit that flips.
 
-    Of a kind that is done to links, every node gets one: ``hosts`` are the addresses that it is cut off from; ``struck``: this is the
+    Of a kind that is done to links, every node gets one: ``hosts`` are the addresses that it is cut off from; ``is_target``: this is the
     node that the fault names. ``loss``, ``delay_s``, ``bytes_per_s`` and ``jitter_s`` are the fault's.
     """
 
@@ -40,7 +40,7 @@ class Operation:
     severity: float = 1.0
     seed: int = 0
     hosts: tuple[str, ...] = ()
-    struck: bool = False
+    is_target: bool = False
     loss: float = 0.0
     delay_s: float = 0.0
     bytes_per_s: float = 0.0

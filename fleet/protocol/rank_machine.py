@@ -1,6 +1,6 @@
 """What a rank does between messages: it sits down in a view, steps aside, foresees, claims its seat, enters the next view, finishes.
 
-Pure: live ranks and simulated ones are driven by this very object. Words of the coordinator go to :meth:`RankMachine.hear`. What is to
+Pure: live ranks and simulated ones are driven by this very object. Words of the coordinator go to :meth:`RankMachine.receive`. What is to
 be done at once collects in ``orders``, as what is to be said collects in the protocol's ``outbox``. What takes time is asked for by
 generators: they yield *moves*, get back what came of them, and a ``GroupLost`` where the group of the view was lost meanwhile. See
 :mod:`fleet.protocol.moves`.
@@ -130,7 +130,7 @@ class RankMachine:
 
     # ---- whoever listens -----------------------------------------------------------------------------------------------------------------
 
-    def hear(self, *messages: Instruction) -> None:
+    def receive(self, *messages: Instruction) -> None:
         """Words of the coordinator."""
         interrupt = INTERRUPT in [self.protocol.receive(message) for message in messages]
         self.look_ahead()

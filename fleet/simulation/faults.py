@@ -135,7 +135,7 @@ class Faults:
 
     def _kill(self, trouble: Trouble, rank: SimRank | None) -> None:
         victims = self._victims(trouble, rank)
-        if trouble.heard:
+        if trouble.noticed:
             members = tuple(victim.member for victim in victims if victim.named)
             now_s = self.world.clock.now_s
             fault = Fault(f"fault-{self.fired}", now_s, "gpu", "kill_rank", trouble.slot)
@@ -168,7 +168,7 @@ class Faults:
         else:
             node.away += 1
             world.clock.after(trouble.duration_s, node.come_back)
-        if trouble.heard:
+        if trouble.noticed:
             world.submit(NodeSilent(node.name, world.clock.now_s))
 
     def _announce(self, trouble: Trouble, until_s: float) -> None:

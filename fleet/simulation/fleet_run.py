@@ -35,7 +35,7 @@ class FleetRun:
         partial: set its ``stop`` to end at the next fault.
 
     Attributes:
-        struck: indices of the arrivals that found somebody in their place.
+        injected: indices of the arrivals that found somebody in their place.
     """
 
     def __init__(
@@ -58,14 +58,14 @@ class FleetRun:
         self.next_s = [at.interval_s for at in self.schedules]
         self.missing, self.ready, self.coming, self.free = 0, 0, 0, model.spares
         self.running, self.waiting, self.restarted = True, False, False
-        self.from_s = self.struck_s = self.down_until_s = 0.0
+        self.from_s = self.injected_s = self.down_until_s = 0.0
         self.up_s = math.inf
         self.need = HELD
         self.heap: list[tuple[float, int, int, float]] = []
         self.crews = [0.0] * (model.crews or 0)
         self.lost = dict.fromkeys(("rework", "detect", "reform", "restore", "provision"), 0.0)
         self.counts = [0] * len(model.faults)
-        self.struck: list[int] = []
+        self.injected: list[int] = []
         self.recoveries = self.rollbacks = self.events = 0
         self.failures: dict[int, list[float]] = {}
         self.kept_out: set[int] = set()
@@ -88,7 +88,7 @@ class FleetRun:
                 continue  # it would have struck a place where nobody is
             self.events += 1
             self.counts[kind] += 1
-            self.struck.append(index)
+            self.injected.append(index)
             if fault.notice_s:
                 heappush(heap, (now_s + fault.notice_s, NOTICED, index, now_s))
             else:
@@ -108,7 +108,7 @@ class FleetRun:
             else:
                 self._offer(now_s)
         elif what == ASK:
-            if since_s == self.struck_s and not self.running and self.up_s == math.inf:
+            if since_s == self.injected_s and not self.running and self.up_s == math.inf:
                 self._ask(now_s)
         elif what == READY:
             self.coming -= 1
@@ -185,7 +185,7 @@ class FleetRun:
         else:
             self._book(now_s)
         self.recoveries += 1
-        self.struck_s, self.down_until_s, self.up_s = now_s, now_s + fault.detect_s, math.inf
+        self.injected_s, self.down_until_s, self.up_s = now_s, now_s + fault.detect_s, math.inf
         self.from_s, self.waiting, self.restarted = self.down_until_s, False, False
         self.lost["detect"] += fault.detect_s
         self._lose(fault, max(need, self.need), now_s, since_s)
@@ -217,12 +217,12 @@ class FleetRun:
 
     def _ask(self, now_s: float) -> None:
         """Ask the recovery policy who goes on. When the state is lost all processes start again first."""
-        answer = self.recovery.form(self.need == HELD, self.missing, self.ready, now_s - self.struck_s)
+        answer = self.recovery.form(self.need == HELD, self.missing, self.ready, now_s - self.injected_s)
         if answer.action == RESTART and self.need == HELD:
             self._roll_back(len(self.points) - 1, math.inf)
         if self.need != HELD and not self.restarted:
             self.restarted = True
-            heappush(self.heap, (now_s + self.model.restart_s, ASK, 0, self.struck_s))
+            heappush(self.heap, (now_s + self.model.restart_s, ASK, 0, self.injected_s))
         elif answer.action == FORM:
             self._book(now_s)
             self.waiting = False
@@ -233,7 +233,7 @@ class FleetRun:
             self._book(now_s)
             self.waiting = True
             if answer.wait_s < math.inf:
-                heappush(self.heap, (now_s + answer.wait_s + ROUNDING_S, ASK, 0, self.struck_s))
+                heappush(self.heap, (now_s + answer.wait_s + ROUNDING_S, ASK, 0, self.injected_s))
 
     def _book(self, now_s: float) -> None:
         """The job was on its way back, or waited, until now."""

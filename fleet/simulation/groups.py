@@ -54,7 +54,7 @@ class Group:
         self._arrivals: dict[Member, Future] = {}
         self._values: dict[Any, dict[Member, Any]] = {}
         self._results: dict[Any, dict[Member, Future]] = {}
-        self._told: dict[Member, Any] = {}
+        self._received: dict[Member, Any] = {}
         self._listening: list[tuple[Member, Future, Sequence[Member]]] = []
         self._state: Any = None
         self._receivers: dict[Member, Future] = {}
@@ -106,12 +106,12 @@ class Group:
             del self._values[what], self._results[what]
         return future
 
-    def tell(self, member: Member, value: Any) -> None:
+    def send(self, member: Member, value: Any) -> None:
         """A member's first word counts: others may have heard it."""
-        self._told.setdefault(member, value)
+        self._received.setdefault(member, value)
         self._inform()
 
-    def told(self, member: Member, givers: Sequence[Member]) -> Future:
+    def received(self, member: Member, givers: Sequence[Member]) -> Future:
         """Resolves to what all ``givers`` have told, by member."""
         future = self._pend(self.ends[member])
         if any(other.left for other in self.ends.values()):
@@ -121,10 +121,10 @@ class Group:
         return future
 
     def _inform(self) -> None:
-        ready = [one for one in self._listening if all(giver in self._told for giver in one[2])]
+        ready = [one for one in self._listening if all(giver in self._received for giver in one[2])]
         self._listening = [one for one in self._listening if one not in ready]
         for member, future, givers in ready:
-            values = {giver: self._told[giver] for giver in givers}
+            values = {giver: self._received[giver] for giver in givers}
             self._resolve_after(member, future, self.rng.uniform(0.0, 0.01), values)
 
     def post_state(self, state: Any) -> None:

@@ -288,7 +288,7 @@ class Restored(Checker):
         self._durable = StateId(-1, -1)
         self._tried: Counter[str] = Counter()
 
-    def told(self, event: CopiesHeld) -> None:
+    def reported(self, event: CopiesHeld) -> None:
         """What the living coordinator has heard."""
         self._copies[event.node] = event
 
@@ -550,7 +550,7 @@ CHECKERS: tuple[type[Checker], ...] = (
     Durable, SavesAlone, Excused, Gathers, Serves, Near, Copies,
 )  # fmt: skip
 HOOKS = (
-    "record", "truncated", "sent", "told", "checkpoint", "restored", "end", "meet", "joining", "joined", "contribute", "completed",
+    "record", "truncated", "sent", "reported", "checkpoint", "restored", "end", "meet", "joining", "joined", "contribute", "completed",
     "reduced", "agreed", "commit", "save", "placed", "served", "missed", "cut", "behind", "did",
 )  # fmt: skip
 
@@ -566,7 +566,7 @@ class Watch:
     def handle(self, machine: FleetMachine, event: Event, now_s: float) -> list[Instruction]:
         """Let ``machine`` handle ``event``, watched; its state must not contradict itself afterwards."""
         if isinstance(event, CopiesHeld):
-            self.told(event)
+            self.reported(event)
         after = None if isinstance(event, Heartbeat | Joined) else self._stale.handle(machine, event)
         out = machine.handle(event, now_s)
         if after is not None:

@@ -67,7 +67,7 @@ class SimNode(Stoppable):
             return
         self.up(NodeJoined(self.name, self.index, domain=self.domain))
         self._reported = None
-        self.tell_copies()
+        self.report_copies()
         for lost in self._lost.values():
             self.up(lost)
         for rank in list(self.ranks.values()):
@@ -80,7 +80,7 @@ class SimNode(Stoppable):
     def from_rank(self, rank: SimRank, event: Event) -> None:
         self.gate(lambda: self.up(event))
 
-    def tell_copies(self) -> None:
+    def report_copies(self) -> None:
         """What the memory holds, if the coordinator may not know it."""
         held = self.memory.held()
         if held != self._reported and self.alive and self.reachable:
@@ -102,7 +102,7 @@ class SimNode(Stoppable):
         stood_s, self._stopped_s = self._stopped_s, 0.0
         if not self.world.plan.fifo:
             self._reported = None  # messages are lost: a connection that loses one is no connection, so it is said again
-        self.tell_copies()
+        self.report_copies()
         self._mind_the_coordinator()
         if stood_s <= STOOD_STILL_S:  # as the live agent does: right after it stood still it says nothing of its ranks
             self.up(Heartbeat(self.name, tuple(rank.pulse() for rank in self.ranks.values() if rank.named)))

@@ -60,7 +60,7 @@ class Trouble:
         after: the coordinator dies this many instructions later, in the middle of a list if need be.
         stale: the last records of the journal that are lost with it.
         withdrawn: the node that was announced stays.
-        heard: whether the connection breaks noticeably (node lost or partitioned), or the fault was reported as injected (rank killed).
+        noticed: whether the connection breaks noticeably (node lost or partitioned), or the fault was reported as injected (rank killed).
     """
 
     kind: str
@@ -82,7 +82,7 @@ class Trouble:
     stale: int = 0
     withdrawn: bool = False
     world: int = 0
-    heard: bool = False
+    noticed: bool = False
     times: int = 1
     severity: float = 1.0
 
@@ -188,7 +188,7 @@ def racks_plan(seed: int, *, sharded: bool = False) -> Plan:
     if settings.world % 2 == 0 and stream(seed, "groups").random() < 0.5:
         settings = replace(settings, replica_size=2)
     lost, at_s = rng.randrange(racks), rng.uniform(0.5, 6.0)
-    ill = [Trouble(kind="lose_node", at_s=at_s, node=rack * lost + node, heard=rng.random() < 0.5) for node in range(rack)]
+    ill = [Trouble(kind="lose_node", at_s=at_s, node=rack * lost + node, noticed=rng.random() < 0.5) for node in range(rack)]
     well = [Trouble(kind="join", at_s=at_s + rng.uniform(1.0, 5.0)) for _ in range(rack)]
     plan = replace(plan, settings=settings, rack=rack, capacity=-(-settings.slots // settings.nodes) + rng.choice((0, 1)))
     plan = replace(plan, copy_every_s=rng.choice((0.1, 0.4, 1.5)))
@@ -300,7 +300,7 @@ def _random_trouble(plan: Plan, rng: random.Random) -> list[Trouble]:
     at_s, slot, node = rng.uniform(0.2, 6.0), rng.randrange(settings.slots), rng.randrange(settings.nodes)
     match rng.choices(list(WEIGHTS), weights=list(WEIGHTS.values()))[0]:
         case "kill":
-            return [Trouble(kind="kill", at_s=at_s, slot=slot, heard=rng.random() < 0.3)]
+            return [Trouble(kind="kill", at_s=at_s, slot=slot, noticed=rng.random() < 0.3)]
         case "point":
             kind = rng.choice(("kill", "kill", "kill", "freeze", "coordinator"))
             return [Trouble(kind=kind, point=rng.choice(points), step=rng.randrange(plan.steps), slot=rng.choice((slot, None)),
@@ -308,10 +308,10 @@ def _random_trouble(plan: Plan, rng: random.Random) -> list[Trouble]:
         case "freeze":
             return [Trouble(kind="freeze", at_s=at_s, slot=slot, duration_s=rng.choice((rng.uniform(0.1, 0.9), rng.uniform(1.0, 6.0))))]
         case "lose_node":
-            lost = Trouble(kind="lose_node", at_s=at_s, node=node, duration_s=rng.choice((0.0, 0.3, 3.0)), heard=rng.random() < 0.5)
+            lost = Trouble(kind="lose_node", at_s=at_s, node=node, duration_s=rng.choice((0.0, 0.3, 3.0)), noticed=rng.random() < 0.5)
             return [lost, Trouble(kind="join", at_s=at_s + rng.uniform(1.0, 15.0))]
         case "partition":
-            return [Trouble(kind="partition", at_s=at_s, node=node, duration_s=rng.uniform(0.2, 5.0), heard=rng.random() < 0.5)]
+            return [Trouble(kind="partition", at_s=at_s, node=node, duration_s=rng.uniform(0.2, 5.0), noticed=rng.random() < 0.5)]
         case "coordinator":
             stale = rng.choice((0, 0, 0, 1, 2, 4))
             return [Trouble(kind="coordinator", at_s=at_s, duration_s=rng.uniform(0.05, 3.0), after=rng.randrange(8), stale=stale)]

@@ -144,7 +144,7 @@ class SimRank:
             self.receive(Quiesce((self.member,), self.protocol.generation))
 
     def _take(self, message: Instruction) -> None:
-        self.rank_machine.hear(message)
+        self.rank_machine.receive(message)
         self._obey()
         self._wake()
 
@@ -234,9 +234,9 @@ class SimRank:
                 return
             if move.what is Awaited.BARRIER and self.at("finished"):
                 yield self._pause()
-            yield self._hear()
+            yield self._next_message()
 
-    def _hear(self) -> Future:
+    def _next_message(self) -> Future:
         """Resolves with the next message."""
         future = Future()
         self._news.append(future)
@@ -279,7 +279,7 @@ class SimRank:
         while not self.named:
             if self.rank_machine.over or self.protocol.fenced is not None:
                 return
-            yield self._hear()
+            yield self._next_message()
         if self.at("building"):
             yield self._pause()
         yield self.rng.uniform(*self.world.plan.build_s)

@@ -214,7 +214,7 @@ class SteppingRank(SimRank):
             self.transfer = None
 
     def _promise(self, move: moves.Promise) -> None:
-        self.groups[move.view.generation][0].tell(self.member, self._contribution_of(move.shards))
+        self.groups[move.view.generation][0].send(self.member, self._contribution_of(move.shards))
 
     def _contribution_of(self, shards: Collection[int]) -> list[int]:
         """Of shards that this rank has, or goes on with, those that count in a view that begins within their step."""
@@ -230,11 +230,11 @@ class SteppingRank(SimRank):
         self.stepping, self.between, self.progress_s, self.duties.at = True, False, self.world.clock.now_s, here
         self.replica_check.join(view.generation, here, receives)
         if not receives:
-            group.tell(
+            group.send(
                 self.member, self._contribution_of(self.held)
             )  # between steps the newcomers ask, and members know that nothing has begun
         givers = [member for rank, member in enumerate(view.members) if rank not in view.receivers and move.begun]
-        received: dict[Member, Any] = (yield group.told(self.member, givers)) if givers else {}
+        received: dict[Member, Any] = (yield group.received(self.member, givers)) if givers else {}
         contributed = [received.get(member, ()) for member in view.members]
         idle = view.idle if self.spares_newcomers else ()
         shares = share(contributed, view.ranges, self.world.settings.shards, idle, view.giver)

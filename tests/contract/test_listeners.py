@@ -357,8 +357,8 @@ def test_what_is_refused_is_in_the_journal_by_listener_and_reason(tmp_path: Path
     from actors import coordinator
 
     fresh_counts()
-    monkeypatch.setattr(coordinator, "TELL_S", 0.05)
-    monkeypatch.setattr(refusals, "TELL_S", 0.0)
+    monkeypatch.setattr(coordinator, "REPORT_S", 0.05)
+    monkeypatch.setattr(refusals, "REPORT_S", 0.0)
     with contextlib.closing(OfCoordinator(tmp_path)) as one:
         with one.connect() as stream:
             stream.sendall(b"GET / HTTP/1.1\r\n")

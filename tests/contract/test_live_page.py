@@ -90,24 +90,24 @@ def test_chaos_is_ordered_by_whoever_has_the_token(browser: Browser, served: Wat
         text(page, "#chaos-words", "Planned faults strike.")
         page.get_by_role("button", name="Stop").click()
         text(page, "#chaos-words", "No planned fault strikes.")
-        page.locator("#strike-kind").select_option("hang")
-        page.locator("#strike-place").fill("2")
+        page.locator("#inject-kind").select_option("hang")
+        page.locator("#inject-place").fill("2")
         page.get_by_role("button", name="Strike once").click()
         text(page, "#chaos-said", "Ordered: by-hand-1")
         page.get_by_role("button", name="Start").click()
         text(page, "#chaos-words", "Planned faults strike.")
         page.get_by_role("button", name="Heal all").click()
         text(page, "#chaos-said", "Ordered: what has struck and lasts is healed")
-        page.locator("#strike-kind").select_option("lose_node")
-        text(page, "#strike-where", "node")
-        page.locator("#strike-kind").select_option("store_gone")
-        expect(page.locator("#strike-place")).to_be_hidden()
-        page.locator("#strike-kind").select_option("lose_node")
-        text(page, "#strike-where", "node")
+        page.locator("#inject-kind").select_option("lose_node")
+        text(page, "#inject-where", "node")
+        page.locator("#inject-kind").select_option("store_gone")
+        expect(page.locator("#inject-place")).to_be_hidden()
+        page.locator("#inject-kind").select_option("lose_node")
+        text(page, "#inject-where", "node")
         port.close()
         page.get_by_role("button", name="Strike once").click()
         expect(page.locator("#chaos")).to_be_hidden(timeout=WAIT_MS)
-    assert [type(each).__name__ for each in port.take()] == ["Stop", "Strike", "Start", "HealAll"]
+    assert [type(each).__name__ for each in port.take()] == ["Stop", "Injection", "Start", "HealAll"]
 
 
 def test_hosts_show_what_strikes_them_now(browser: Browser, served: Watched) -> None:
@@ -120,10 +120,10 @@ def test_hosts_show_what_strikes_them_now(browser: Browser, served: Watched) -> 
         story.records.append(r.FaultRecord(fault, "executed", 0.3, tuple(Member(slot, 0) for slot in slots), ""))
     served.write("run", story.records)
     with opened(browser, f"{served.url}/runs/run") as page:
-        text(page, "#struck", "Struck for all: store_gone.")
+        text(page, "#injected", "Struck for all: store_gone.")
         expect(page.locator("#hosts .host")).to_have_count(2)
-        expect(page.locator("#hosts > .struck")).to_have_text(re.compile("node-b partition"))
-        expect(page.locator("#hosts .rank.struck")).to_have_text("0 hang")
+        expect(page.locator("#hosts > .injected")).to_have_text(re.compile("node-b partition"))
+        expect(page.locator("#hosts .rank.injected")).to_have_text("0 hang")
 
 
 def test_a_reader_without_a_token_is_asked_for_it(browser: Browser, tmp_path: Path) -> None:

@@ -49,12 +49,12 @@ class Driver:
         self.asked: list[type[Move]] = []
         self.came: list[str] = []
 
-    def hear(self, *messages: Instruction) -> None:
+    def receive(self, *messages: Instruction) -> None:
         """As from the coordinator; returns when everything waits for words, or for the loop body."""
         raise NotImplementedError
 
     def computed(self) -> None:
-        """The loop body comes to its commit; returns as ``hear`` does."""
+        """The loop body comes to its commit; returns as ``receive`` does."""
         raise NotImplementedError
 
     def lease(self, key: str) -> None:
@@ -130,7 +130,7 @@ class LiveDriver(Driver):
             next(self._other, None)
             next(self._main, None)
 
-    def hear(self, *messages: Instruction) -> None:
+    def receive(self, *messages: Instruction) -> None:
         with self._client.lock:
             self._client.on_messages(messages)
         self._go_on()
@@ -178,14 +178,14 @@ class SimulatedDriver(Driver):
     def _live(self) -> Steps:
         """As its own, without code behind the loop: that is the suite's."""
         while not self._rank.named:
-            yield self._rank._hear()
+            yield self._rank._next_message()
         yield from self._rank.carry(self.rank_machine.run())
         yield Future()
 
     def _pass_time(self) -> None:
         self._world.clock.run(self._world.clock.now_s + 3.0, lambda: False)
 
-    def hear(self, *messages: Instruction) -> None:
+    def receive(self, *messages: Instruction) -> None:
         for message in messages:
             self._rank.receive(message)
         self._pass_time()
@@ -209,7 +209,7 @@ class SimulatedDriver(Driver):
 def driver(request: pytest.FixtureRequest, tmp_path: Path) -> Driver:
     """Welcomed, and built."""
     made: Driver = LiveDriver(tmp_path) if request.param == "live" else SimulatedDriver()
-    made.hear(Welcome(0, "token-1", 0))
+    made.receive(Welcome(0, "token-1", 0))
     return made
 
 
@@ -218,7 +218,7 @@ def view(generation: int, step: int = 0) -> View:
 
 
 def joined(driver: Driver) -> None:
-    driver.hear(Publish(view(1)))
+    driver.receive(Publish(view(1)))
     assert driver.said == [Ready(ME), Formed(ME, 1, StateId(0, 0))]
     assert driver.asked[-1] is Compute
     driver.said.clear()
@@ -236,16 +236,16 @@ def test_it_sits_down_in_the_same_order(driver: Driver) -> None:
 
 def test_whoever_listens_answers_for_a_loop_that_computes_and_takes_its_next_seat(driver: Driver) -> None:
     joined(driver)
-    driver.hear(Quiesce((ME,), 1))
+    driver.receive(Quiesce((ME,), 1))
     assert quiesced(driver) == [(1, StateId(0, 0), False)]
-    driver.hear(Publish(view(2)))
+    driver.receive(Publish(view(2)))
     assert driver.said[-1] == Formed(ME, 2, StateId(0, 0))
     assert driver.asked[-1] is not moves.Share, "the loop has not come"
 
 
 def test_a_loop_that_is_called_in_person_answers_itself(driver: Driver) -> None:
     joined(driver)
-    driver.hear(Quiesce((ME,), 1, in_person=True))
+    driver.receive(Quiesce((ME,), 1, in_person=True))
     assert not driver.said and driver.rank_machine.wanted
     driver.computed()
     assert quiesced(driver) == [(1, StateId(0, 0), False)]
@@ -254,7 +254,7 @@ def test_a_loop_that_is_called_in_person_answers_itself(driver: Driver) -> None:
 
 def test_a_proposal_is_formed_beside_and_entered_after_the_step(driver: Driver) -> None:
     joined(driver)
-    driver.hear(Propose(view(3)))
+    driver.receive(Propose(view(3)))
     assert driver.rank_machine.membership == view(1) and driver.rank_machine.ahead == view(3) and not driver.said
     driver.computed()
     assert driver.said == [Formed(ME, 3, StateId(0, 1))]
@@ -266,16 +266,16 @@ def test_after_the_last_step_it_waits_at_the_barrier_and_is_called_behind_the_lo
     driver.computed()
     driver.computed()
     assert driver.said == [Finished(ME, 1, StateId(0, TOTAL), "")]
-    driver.hear(Conclude((ME,), 1))
+    driver.receive(Conclude((ME,), 1))
     assert driver.rank_machine.protocol.concluded
 
 
 def test_a_rank_that_halts_waits_at_the_barrier_and_goes_on_when_it_is_called_again(driver: Driver) -> None:
     joined(driver)
-    driver.hear(Halt((ME,), 1))
+    driver.receive(Halt((ME,), 1))
     driver.computed()
     assert driver.said == [Finished(ME, 1, StateId(0, 1), "", halted=True)]
-    driver.hear(Quiesce((ME,), 1), Publish(view(2)))
+    driver.receive(Quiesce((ME,), 1), Publish(view(2)))
     assert driver.asked.count(Compute) == 2
     driver.computed()
     driver.computed()
@@ -286,16 +286,16 @@ def test_what_is_done_once_is_done_by_who_is_told_to(driver: Driver) -> None:
     joined(driver)
     driver.lease(KEY)
     assert driver.said == [OnceWanted(ME, KEY)] and not driver.came
-    driver.hear(OnceAnswer((ME,), KEY, None))
+    driver.receive(OnceAnswer((ME,), KEY, None))
     assert driver.said[-1] == OnceDone(ME, KEY, '"did"') and not driver.came
-    driver.hear(OnceAnswer((ME,), KEY, '"another did"'))
+    driver.receive(OnceAnswer((ME,), KEY, '"another did"'))
     assert driver.came == ['"another did"'], "the coordinator's word counts"
 
 
 def test_a_release_ends_every_wait(driver: Driver) -> None:
     joined(driver)
     driver.lease(KEY)
-    driver.hear(Release((ME,), "stopped"))
+    driver.receive(Release((ME,), "stopped"))
     assert driver.rank_machine.over and driver.came == ["over"]
     driver.computed()
     assert not driver.rank_machine.claim()

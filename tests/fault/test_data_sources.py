@@ -12,10 +12,10 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import torch
-from actors.rank.data.history import Lineage
-from fleet.ledger.history import DataHistory
 
+from actors.rank.data.lineage import Lineage
 from fleet.data import Parquet, ShardedDataset
+from fleet.ledger.lineage import DataHistory
 from fleet.protocol.records import DataFiles, DataRead, ProcessLost
 from tests.fault.test_bad_luck import of, settings, train_through
 from tests.support import trains

@@ -56,7 +56,7 @@ def strike_twice(run: PlainRun) -> None:
     run.controls.heal()  # whoever conducts chaos has had an order then, and looks for the next one often
     for launch, step in enumerate((30, 90)):
         until(lambda at=launch, upto=step: run.job.launch == at and run.job.committed >= upto, "the step at which it is struck")
-        run.controls.strike("kill_rank", slot=1)
+        run.controls.inject("kill_rank", slot=1)
 
 
 def printed(plan: plans.RunPlan) -> list[int]:

@@ -12,7 +12,7 @@ from fleet.app.recipes import LiveRun
 from fleet.app.report import build_report, render_table
 from fleet.cluster.local import LocalCluster
 from fleet.errors import ConfigError
-from fleet.ledger.happenings import Teller
+from fleet.ledger.happenings import Narrator
 from fleet.protocol.decisions import DomainLost, Lacking
 from fleet.protocol.records import DecisionMade, HistoryBegun, ProcessLost, ProcessUp, Record, ViewPublished
 from fleet.protocol.types import View
@@ -81,9 +81,9 @@ def check_told(kept: list[Record]) -> None:
     (lost,) = payloads(kept, DomainLost)
     assert lost.reason == "rack a is lost: 2 nodes with 2 ranks, all of them in the view"
     assert sum(isinstance(one, ProcessLost) for one in kept) == 2 and not any(isinstance(one, HistoryBegun) for one in kept)
-    teller = Teller()
-    lines = [line.text for place, record in enumerate(kept) for line in teller.take(record, place / 1e3)] + [
-        one.text for one in teller.rest()
+    narrator = Narrator()
+    lines = [line.text for place, record in enumerate(kept) for line in narrator.take(record, place / 1e3)] + [
+        one.text for one in narrator.rest()
     ]
     assert [line for line in lines if "is lost" in line] == [lost.reason], "one line, and none for each rank"
     last = payloads(kept, Lacking)[-1]

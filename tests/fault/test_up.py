@@ -56,10 +56,10 @@ def struck(folder: Path) -> set[str]:
     return {record.phase for record in faults if record.fault.kind == "kill_rank"}
 
 
-def strike(root: Path, name: str) -> None:
+def inject(root: Path, name: str) -> None:
     """Kill rank 1 of a run through the service of its folder."""
     url, token = json.loads((root / ".fleet" / "up.json").read_text())["url"], (root / ".fleet" / "token").read_text().strip()
-    order = {"action": "strike", "kind": "kill_rank", "slot": 1}
+    order = {"action": "inject", "kind": "kill_rank", "slot": 1}
     answer = requests.post(f"{url}/api/runs/{name}/chaos", json=order, headers={"Authorization": f"Bearer {token}"}, timeout=20)
     assert answer.status_code == 202, answer.text
 
@@ -82,7 +82,7 @@ def test_runs_that_are_handed_in_have_their_turn_and_all_their_ranks(tmp_path: P
         until(lambda: phases() == ["running", "waiting"], "the first one runs")
         assert "waiting" in fleet_out("queue", "--storage", str(root))
         until(lambda: Committed in kinds(root / names[0]), "it trains")
-        strike(root, names[0])
+        inject(root, names[0])
         until(lambda: ProcessLost in kinds(root / names[0]) and "executed" in struck(root / names[0]), "its rank is killed, and it is told")
         service = psutil.Process(json.loads((root / ".fleet" / "up.json").read_text())["pid"])
         service.suspend()  # runs need it to begin, and for nothing else

@@ -125,8 +125,8 @@ class Client:
         self.process.stdin.flush()
         return json.loads(self.process.stdout.readline())
 
-    def order(self, kind: str, phase: str = "start", duration_s: float = 60.0, struck: bool = True, **amounts: float) -> Any:
-        return self.ask("order", kind, phase, duration_s, struck, amounts)
+    def order(self, kind: str, phase: str = "start", duration_s: float = 60.0, is_target: bool = True, **amounts: float) -> Any:
+        return self.ask("order", kind, phase, duration_s, is_target, amounts)
 
     def heal(self, kind: str) -> str:
         """What was applied."""
@@ -175,10 +175,10 @@ def test_it_ends_by_itself(client: Client, pair: Hosts) -> None:
     assert client.ask("connects")
 
 
-@pytest.mark.parametrize("struck", [True, False])
-def test_one_way_loses_what_the_struck_host_sends(client: Client, struck: bool) -> None:
+@pytest.mark.parametrize("is_target", [True, False])
+def test_one_way_loses_what_the_struck_host_sends(client: Client, is_target: bool) -> None:
     """Either way nothing that needs an answer passes."""
-    assert client.order("one_way", struck=struck) is None
+    assert client.order("one_way", is_target=is_target) is None
     until(lambda: not client.ask("passes"), "the connection is cut")
     client.order("one_way", "heal")
     assert client.ask("drain")

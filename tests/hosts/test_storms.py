@@ -153,7 +153,7 @@ def test_nothing_is_left_on_a_host_when_all_but_the_watchdogs_are_killed(shell: 
             shell.cluster.replace(victim)
 
 
-WATCHDOGS = re.compile("chaos/relay.py|chaos/striker.py")
+WATCHDOGS = re.compile("chaos/relay.py|chaos/signaller.py")
 
 
 def processes(host: Host) -> str:

@@ -7,7 +7,7 @@ import dataclasses
 from hypothesis import given
 from hypothesis import strategies as st
 
-from policies.node_requests import IDLE_S, NodeRequests, NodeSeen, Told, lacking, to_ask
+from policies.node_requests import IDLE_S, NodeReport, NodeRequests, NodeSeen, lacking, to_ask
 
 COUNT = st.integers(0, 4)
 SEEN = st.builds(NodeSeen, name=st.just(""), held=COUNT, kept=st.just(0), free=COUNT, goes=st.booleans(), agent=st.booleans())
@@ -44,14 +44,14 @@ def test_places_of_a_node_that_ray_has_given_up_are_left_to_ray(nodes: list[Node
 
 @given(st.lists(st.tuples(clusters(), COUNT), max_size=12))
 def test_each_ask_is_followed_by_its_end_and_names_its_time(looks: list[tuple[list[NodeSeen], int]]) -> None:
-    requests, told = NodeRequests(), list[Told]()
+    requests, reports = NodeRequests(), list[NodeReport]()
     for now_s, (nodes, unplaced) in enumerate(looks):
         wish = requests.look(nodes, unplaced, float(now_s))
         assert wish.places == to_ask(nodes, unplaced)
         assert set(wish.avoid) <= {node.name for node in nodes if node.goes}
-        told += wish.told
+        reports += wish.reports
     asking = 0
-    for one in told:
+    for one in reports:
         assert (one.ranks > asking and one.waited_s is None) if one.action == "ask" else (one.ranks == asking and one.waited_s is not None)
         asking = one.ranks if one.action == "ask" else 0
     assert bool(asking) == bool(looks and lacking(*looks[-1]))
@@ -77,19 +77,19 @@ def test_a_node_without_places_is_let_go_after_a_while_and_not_before_ranks_are_
 
 def test_a_lost_node_is_asked_for_and_what_came_is_kept_until_ray_gives_it_up() -> None:
     requests, a, b = NodeRequests(), NodeSeen("a", held=1, agent=True), NodeSeen("b", held=1, agent=True)
-    assert requests.look([a, b], 0, 0.0).told == ()
+    assert requests.look([a, b], 0, 0.0).reports == ()
     lost = dataclasses.replace(b, goes=True)
     wish = requests.look([a, lost], 0, 1.0)
-    assert (wish.places, wish.avoid, wish.told) == (1, ("b",), (Told("ask", 1),))
+    assert (wish.places, wish.avoid, wish.reports) == (1, ("b",), (NodeReport("ask", 1),))
     wish = requests.look([a, lost, NodeSeen("c", kept=1)], 0, 5.0)
-    assert (wish.places, wish.told) == (1, (Told("came", 1, 4.0),))
+    assert (wish.places, wish.reports) == (1, (NodeReport("came", 1, 4.0),))
     wish = requests.look([a, NodeSeen("c", kept=1)], 1, 6.0)
-    assert (wish.places, wish.told) == (0, ())
-    assert requests.look([a, NodeSeen("c", held=1)], 0, 7.0).told == ()
+    assert (wish.places, wish.reports) == (0, ())
+    assert requests.look([a, NodeSeen("c", held=1)], 0, 7.0).reports == ()
 
 
 def test_a_notice_that_is_withdrawn_withdraws_what_was_asked_for() -> None:
     requests, node = NodeRequests(), NodeSeen("a", held=2)
-    assert requests.look([dataclasses.replace(node, goes=True)], 0, 0.0).told == (Told("ask", 2),)
+    assert requests.look([dataclasses.replace(node, goes=True)], 0, 0.0).reports == (NodeReport("ask", 2),)
     wish = requests.look([node], 0, 3.0)
-    assert (wish.places, wish.told) == (0, (Told("withdraw", 2, 3.0),))
+    assert (wish.places, wish.reports) == (0, (NodeReport("withdraw", 2, 3.0),))

@@ -50,7 +50,7 @@ def shown(value: Any) -> str:
     return str(value.value) if isinstance(value, enum.Enum) else ADDRESS.sub("", repr(value))
 
 
-def heard(machine: FleetMachine, lines: list[str]) -> FleetMachine:
+def recorded(machine: FleetMachine, lines: list[str]) -> FleetMachine:
     """``machine``, all of whose events and instructions are added to ``lines``."""
     handle = machine.handle
 
@@ -69,7 +69,7 @@ def core(plan: Plan) -> list[str]:
 
     def make(settings: RunSettings, plan: Plan, now_s: float) -> FleetMachine:
         lines.append(f"{now_s:.6f} a coordinator begins")
-        return heard(make_machine(settings, plan, now_s), lines)
+        return recorded(make_machine(settings, plan, now_s), lines)
 
     outcome = World(plan, make).run()
     return [*lines, f"{outcome.status}: {outcome.reason} {outcome.broken}", *map(shown, outcome.world.journal)]
@@ -85,7 +85,7 @@ def golden(path: Path) -> Iterator[list[str]]:
         lines: list[str] = [f"{path.name} up to record {cut}"]
         now_s = max((getattr(record, "at_s", 0.0) for record in records[:cut]), default=0.0) + 0.5
         for how in ("replay", "resume"):
-            machine = heard(make_machine(settings, Plan(settings=settings), now_s), lines)
+            machine = recorded(make_machine(settings, Plan(settings=settings), now_s), lines)
             lines.append(f"{how}: {'; '.join(map(shown, getattr(machine, how)(records[:cut], now_s) or ()))}")
             for later_s in (0.1, 2.0, 60.0):
                 machine.handle(Tick(), now_s + later_s)

@@ -89,7 +89,7 @@ def fences_are_ignored(patch: Patch) -> None:
         return "" if isinstance(message, Fence) else right(self, message)
 
     patch.setattr(MemberProtocol, "receive", wrong)
-    patch.setattr(Roster, "hear", lambda self, event, generation, between_s, now_s: [])
+    patch.setattr(Roster, "receive", lambda self, event, generation, between_s, now_s: [])
 
 
 def state_is_received_without_a_donor(patch: Patch) -> None:
@@ -250,10 +250,10 @@ def lost_shards_are_computed_by_everyone(patch: Patch) -> None:
 
 def promises_are_taken_back(patch: Patch) -> None:
     def wrong(self: Group, member: Member, value: Any) -> None:
-        self._told[member] = value
+        self._received[member] = value
         self._inform()
 
-    patch.setattr(Group, "tell", wrong)
+    patch.setattr(Group, "send", wrong)
 
 
 def memory_is_ignored(patch: Patch) -> None:
@@ -319,7 +319,7 @@ def loop_reduces_while_another_answers_for_it(patch: Patch) -> None:
 
 
 def receiver_does_not_come_in_person(patch: Patch) -> None:
-    patch.setattr(RankMachine, "_settles_aside", lambda self, view: self.protocol.state is not None)
+    patch.setattr(RankMachine, "_settles_detached", lambda self, view: self.protocol.state is not None)
 
 
 def whoever_may_do_it_does_not(patch: Patch) -> None:

@@ -124,7 +124,7 @@ def test_a_rank_that_halts_by_itself_is_caught(monkeypatch: pytest.MonkeyPatch) 
     right = MemberProtocol.agree
 
     def wrong(self: MemberProtocol, offers: list[Offer]) -> tuple[View | None, int | None]:
-        agreed, told = right(self, offers), self._told_to_halt
+        agreed, told = right(self, offers), self._halt_ordered
         self.halted = told
         return agreed
 

@@ -159,7 +159,7 @@ IMPURE = (
     "chaos/ballast.py",
     "chaos/confine.py",
     "chaos/relay.py",
-    "chaos/striker.py",
+    "chaos/signaller.py",
 )
 """``PURE`` less ``IMPURE`` takes time and randomness as arguments."""
 

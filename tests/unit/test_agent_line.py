@@ -25,10 +25,10 @@ def spans(start_us: int) -> Spans:
 
 def test_nothing_overtakes_what_the_last_coordinator_did_not_acknowledge(tmp_path: Path) -> None:
     """The new one takes its time to answer, and meanwhile the agent has more to tell."""
-    assert asyncio.run(asyncio.wait_for(_numbers_heard(tmp_path), LIMIT_S)) == [1, 2]
+    assert asyncio.run(asyncio.wait_for(_numbers_received(tmp_path), LIMIT_S)) == [1, 2]
 
 
-async def _numbers_heard(folder: Path) -> list[int]:
+async def _numbers_received(folder: Path) -> list[int]:
     greeted, told, heard = asyncio.Event(), asyncio.Event(), asyncio.Queue[int]()
 
     connections = Connections()
@@ -61,12 +61,12 @@ async def _numbers_heard(folder: Path) -> list[int]:
 
 
 def test_an_agent_that_is_told_to_end_says_so_to_each_coordinator_with_the_same_time(tmp_path: Path) -> None:
-    first, again = asyncio.run(asyncio.wait_for(_notices_heard(tmp_path), LIMIT_S))
+    first, again = asyncio.run(asyncio.wait_for(_notices_received(tmp_path), LIMIT_S))
     assert first == again, "the first SIGTERM counts, and a coordinator that is new hears of it"
     assert first.node == "node0" and "SIGTERM" in first.why
 
 
-async def _notices_heard(folder: Path) -> tuple[NodeLeaves, NodeLeaves]:
+async def _notices_received(folder: Path) -> tuple[NodeLeaves, NodeLeaves]:
     heard, connections = asyncio.Queue[NodeLeaves](), Connections()
 
     async def coordinate(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

@@ -12,15 +12,16 @@ from benchmarks import harness, recovery
 from benchmarks.harness import on_the_way
 from benchmarks.peers.common import (
     Commit,
+    Injection,
     Kill,
     Line,
     Settings,
-    Strike,
     Timeline,
     committed_between,
     excess_s,
     fault_free_rate,
     full_again,
+    injections,
     installed_systems,
     median_step_s,
     positions,
@@ -28,7 +29,6 @@ from benchmarks.peers.common import (
     samples_lost,
     stall_s,
     storm_trace,
-    strikes,
 )
 from benchmarks.storm import Storm, cut, figures, whole
 
@@ -137,7 +137,7 @@ def test_the_timeline_reads_whole_lines_of_growing_logs(tmp_path: Path) -> None:
 
 def test_plans_depend_on_the_seed_alone() -> None:
     settings = Settings()
-    assert strikes(7, 10, settings.world, settings.checkpoint_steps)[:3] == strikes(7, 3, settings.world, settings.checkpoint_steps)
+    assert injections(7, 10, settings.world, settings.checkpoint_steps)[:3] == injections(7, 3, settings.world, settings.checkpoint_steps)
     assert storm_trace(7, 15.0, 300.0, 4)[:3] == storm_trace(7, 15.0, 45.0, 4)
     assert len(storm_trace(7, 15.0, 300.0, 4)) >= 15
     assert storm_trace(7, 15.0, 300.0, 4) != storm_trace(8, 15.0, 300.0, 4)
@@ -201,7 +201,7 @@ class Run:
 def test_each_fault_is_said_once_though_a_run_does_not_survive_it(capsys: pytest.CaptureFixture[str]) -> None:
     runs = iter([Run(whole=False), Run(whole=True)])
     system: Any = SimpleNamespace(name="fleet", start=lambda *_: next(runs))
-    faults = [(Strike(number, 0.0, 0), "kill") for number in (1, 2, 3)]
+    faults = [(Injection(number, 0.0, 0), "kill") for number in (1, 2, 3)]
     way, notes = on_the_way("recovery", ["first", "second", "third"]), list[str]()
     sizes = recovery.Sizes(3, 1, 0, start_limit_s=0.2, full_again_limit_s=0.2)
     reports = recovery.strike_all(recovery.Turn(system, Settings(), faults), sizes, notes, way)

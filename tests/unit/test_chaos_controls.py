@@ -38,14 +38,14 @@ def no_storm() -> tuple[Fault, ...]:
 def test_an_impossible_fault_is_refused_by_name(asked: dict[str, Any], field: str) -> None:
     controls = ChaosControls(slots=3, nodes=2, planned=True)
     with pytest.raises(ConfigError) as refusal:
-        controls.strike(**asked)
+        controls.inject(**asked)
     assert refusal.value.field == field
     assert not controls.waiting
 
 
 def test_one_fault_by_hand_strikes_at_once_and_is_on_record() -> None:
     controls, injector = ChaosControls(slots=3, nodes=2, planned=False), Injector([])
-    name = controls.strike("kill_rank", slot=1)
+    name = controls.inject("kill_rank", slot=1)
     [planned] = obey(controls.take(), injector, 7.0, no_storm)
     assert (planned.fault.id, planned.fault.component, planned.phase) == (name, BY_HAND, "planned")
     [action] = injector.due(7.0, WORLD)
@@ -57,7 +57,7 @@ def test_one_fault_by_hand_strikes_at_once_and_is_on_record() -> None:
 def test_while_it_is_stopped_planned_faults_keep_still_and_others_strike() -> None:
     controls, injector = ChaosControls(slots=3, nodes=2, planned=True), Injector([PLANNED])
     controls.stop()
-    controls.strike("kill_rank", slot=2)
+    controls.inject("kill_rank", slot=2)
     obey(controls.take(), injector, 6.0, no_storm)
     phases = {action.report.fault.id: action.report for action in injector.due(6.0, WORLD)}
     assert phases["f1"].phase == "suppressed"

@@ -38,7 +38,7 @@ def order(kind: str, phase: str = START, duration_s: float = 60.0) -> Operation:
 
 
 def test_a_process_is_stopped_and_goes_on_when_it_is_healed(own: Daemons, target: psutil.Popen) -> None:
-    assert own.strike(order("stop_agent"), lambda: target, "STOP") is None
+    assert own.signal_process(order("stop_agent"), lambda: target, "STOP") is None
     until(lambda: target.status() == psutil.STATUS_STOPPED, "it stands still", 10, tick_s=0.02)
     own.heal(order("stop_agent", HEAL))
     assert target.status() != psutil.STATUS_STOPPED
@@ -46,20 +46,20 @@ def test_a_process_is_stopped_and_goes_on_when_it_is_healed(own: Daemons, target
 
 
 def test_a_stop_ends_by_itself(own: Daemons, target: psutil.Popen) -> None:
-    assert own.strike(order("stop_agent", duration_s=0.5), lambda: target, "STOP") is None
+    assert own.signal_process(order("stop_agent", duration_s=0.5), lambda: target, "STOP") is None
     until(lambda: target.status() == psutil.STATUS_STOPPED, "it stands still", 10, tick_s=0.02)
     until(lambda: target.status() != psutil.STATUS_STOPPED, "it goes on", 10, tick_s=0.02)
 
 
 def test_a_process_is_killed(own: Daemons, target: psutil.Popen) -> None:
-    assert own.strike(order("kill_agent"), lambda: target, "KILL") is None
+    assert own.signal_process(order("kill_agent"), lambda: target, "KILL") is None
     assert target.wait(10) == -9
 
 
 def test_who_has_ended_and_what_is_not_there_is_refused_in_words(own: Daemons, target: psutil.Popen) -> None:
     target.kill()
     target.wait()
-    assert "No such process" in (own.strike(order("kill_agent"), lambda: target, "KILL") or "")
+    assert "No such process" in (own.signal_process(order("kill_agent"), lambda: target, "KILL") or "")
     for kind in ("stop_raylet", "stop_gcs", "kill_controller"):
         assert "and not Ray's daemon" in (own.operate(order(kind)) or ""), "these tests run in no actor of Ray's"
 
@@ -111,7 +111,7 @@ import psutil
 from chaos.daemons import Daemons
 own = Daemons()
 from fleet.protocol.operations import Operation
-own.strike({order("stop_raylet")!r}, lambda: psutil.Process({target.pid}), "STOP")
+own.signal_process({order("stop_raylet")!r}, lambda: psutil.Process({target.pid}), "STOP")
 print("begun", flush=True)
 time.sleep(60)
 """

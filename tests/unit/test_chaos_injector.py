@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from chaos.injector import Action, ChaosView, Injector, Occupant, conduct
+from chaos.injector import Action, ChaosView, Injector, Occupant, inject
 from fleet.protocol.events import FaultReported
 from fleet.protocol.fault_kinds import KINDS
 from fleet.protocol.operations import HEAD as HEAD_NODE
@@ -218,7 +218,7 @@ def test_conduct_performs_every_kind_of_operation_in_order() -> None:
         done.append((order.kind, order.phase))
         return None
 
-    events = [e for now_s in (1.0, 1.5, 3.0) for e in conduct(injector, injector.due(now_s, world()), now_s, operate)]
+    events = [e for now_s in (1.0, 1.5, 3.0) for e in inject(injector, injector.due(now_s, world()), now_s, operate)]
     assert [(e.fault.id, e.phase) for e in events] == [
         ("h", "executed"), ("k", "executed"), ("r", "suppressed"), ("s", "executed"), ("t", "executed"),
         ("h", "healed"), ("s", "healed"), ("t", "healed"),
@@ -231,17 +231,17 @@ def test_conduct_performs_every_kind_of_operation_in_order() -> None:
 @pytest.mark.parametrize(("kind", "heals"), [("flip_weight", False), ("nan", False), ("hang_loop", True), ("hold_gil", True)])
 def test_a_process_is_told_to_spoil_itself_and_healed(kind: str, heals: bool) -> None:
     injector = Injector([fault("f", 1.0, kind, 1, duration_s=2.0)])
-    struck = only(injector.due(1.0, world()))
-    assert told(struck) == [(kind, START, process(1))]
-    assert struck.operations[0].duration_s == 2.0
+    injected = only(injector.due(1.0, world()))
+    assert told(injected) == [(kind, START, process(1))]
+    assert injected.operations[0].duration_s == 2.0
     healed = only(injector.due(injector.next_s(), world()))
     assert healed.report.phase == "healed"
     assert told(healed) == ([(kind, HEAL, process(1))] if heals else [])
 
 
 def test_silent_corruption_hits_the_place_that_its_name_draws() -> None:
-    struck = [only(Injector([fault(name, 1.0, "silent_corruption", 1)]).due(1.0, world())).operations[0] for name in "abcd"]
-    assert {order.kind for order in struck} == set(KINDS["silent_corruption"].shows_as)
+    orders = [only(Injector([fault(name, 1.0, "silent_corruption", 1)]).due(1.0, world())).operations[0] for name in "abcd"]
+    assert {order.kind for order in orders} == set(KINDS["silent_corruption"].shows_as)
 
 
 @pytest.mark.parametrize(("kind", "phase"), [("flip_weight", "suppressed"), ("silent_corruption", "suppressed"), ("nan", "executed")])
@@ -264,7 +264,7 @@ def three_nodes(**domains: str) -> ChaosView:
 def test_a_link_is_cut_at_both_ends_and_at_the_nodes_own_last() -> None:
     injector = Injector([fault("p", 1.0, "partition", 1, on_node=1, duration_s=9.0)])
     action = only(injector.due(1.0, three_nodes()))
-    assert [(order.node, order.hosts, order.struck, order.duration_s) for order in action.operations] == [
+    assert [(order.node, order.hosts, order.is_target, order.duration_s) for order in action.operations] == [
         (0, ("10.0.0.1",), False, 9.0),
         (2, ("10.0.0.1",), False, 9.0),
         (1, ("10.0.0.0", "10.0.0.2", "10.0.0.9"), True, 9.0),
@@ -310,7 +310,7 @@ def nameless(kind: str) -> Fault:
 def test_the_coordinator_is_cut_off_at_every_node_where_none_is_on_its_host() -> None:
     view = replace(three_nodes(), hosts={0: "a", 2: "c", HEAD_NODE: "h"})
     action = only(Injector([nameless("isolate_coordinator")]).due(1.0, view))
-    assert [(order.node, order.hosts, order.struck) for order in action.operations] == [(0, ("h",), False), (2, ("h",), False)]
+    assert [(order.node, order.hosts, order.is_target) for order in action.operations] == [(0, ("h",), False), (2, ("h",), False)]
     assert action.report.members == ()
     for hosts in ({0: "a", 1: "h", 2: "c", HEAD_NODE: "h"}, {0: "h", 1: "h", 2: "h", HEAD_NODE: "h"}):
         refused = only(Injector([nameless("isolate_coordinator")]).due(1.0, replace(view, hosts=hosts)))
@@ -327,7 +327,7 @@ def test_the_store_is_cut_off_at_every_node_and_healed_by_order_where_that_tells
 def test_a_rank_is_cut_off_from_all_hosts_but_its_own() -> None:
     injector = Injector([fault("i", 1.0, "isolate_rank", 2, duration_s=9.0)])
     [order] = only(injector.due(1.0, three_nodes())).operations
-    assert (order.process, order.hosts, order.struck) == (process(2), ("10.0.0.0", "10.0.0.2", "10.0.0.9"), True)
+    assert (order.process, order.hosts, order.is_target) == (process(2), ("10.0.0.0", "10.0.0.2", "10.0.0.9"), True)
     alone = replace(three_nodes(), hosts=dict.fromkeys((0, 1, 2, HEAD_NODE), "h"))
     assert "one address" in only(Injector([fault("i", 1.0, "isolate_rank", 2, duration_s=9.0)]).due(1.0, alone)).report.detail
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from chaos.injector import Action, ChaosView, Injector, Occupant, conduct
+from chaos.injector import Action, ChaosView, Injector, Occupant, inject
 from fleet.protocol.operations import ANNOUNCE, HEAL, START, WITHDRAW, Operation
 from fleet.protocol.types import Fault, Member, Process
 
@@ -26,7 +26,7 @@ class World:
         return "no" if order.phase in self.refuses else None
 
     def turn(self, injector: Injector, now_s: float, seen: ChaosView) -> list[str]:
-        return [event.phase for event in conduct(injector, injector.due(now_s, seen), now_s, self.operate)]
+        return [event.phase for event in inject(injector, injector.due(now_s, seen), now_s, self.operate)]
 
 
 def injector() -> Injector:
@@ -62,6 +62,6 @@ def test_it_is_taken_back_when_chaos_is_called_off_and_not_when_the_run_ends() -
     for ends, orders in ((Injector.end, [(ANNOUNCE, 1)]), (call_off, [(ANNOUNCE, 1), (WITHDRAW, 1)])):
         one, world = injector(), World()
         world.turn(one, 1.0, view())
-        [report] = conduct(one, ends(one, 2.0, view()), 2.0, world.operate)
+        [report] = inject(one, ends(one, 2.0, view()), 2.0, world.operate)
         assert report.phase == "suppressed" and world.orders == orders
         assert world.turn(one, 9.0, view()) == []

@@ -12,7 +12,7 @@ from fleet.cluster.ray_internals import answers
 
 def test_silence_begins_with_the_first_question_that_is_not_answered() -> None:
     silence = Silence()
-    assert [silence.heard(answered, now_s) for answered, now_s in ((True, 1.0), (False, 3.0), (False, 5.0), (True, 7.0), (False, 9.0))] == [
+    assert [silence.note(answered, now_s) for answered, now_s in ((True, 1.0), (False, 3.0), (False, 5.0), (True, 7.0), (False, 9.0))] == [
         0.0, 0.0, 2.0, 0.0, 0.0,
     ]  # fmt: skip
 

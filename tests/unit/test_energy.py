@@ -52,20 +52,20 @@ def test_a_device_counts_up_and_says_who_computes_on_it(device: Device) -> None:
 
 def test_it_is_shared_evenly_and_counted_from_the_beginning() -> None:
     meter = Energy()
-    assert meter.told(3.0) == (0.0, 0.0)
+    assert meter.read(3.0) == (0.0, 0.0)
     device = MadeUp(sharing=2)
     meter.begin(device, 10.0)
-    assert meter.told(11.0) == (350.0, 1.0)
+    assert meter.read(11.0) == (350.0, 1.0)
     device.sharing = 1
-    assert meter.told(12.0) == (1050.0, 2.0)
+    assert meter.read(12.0) == (1050.0, 2.0)
 
 
 def test_what_a_lost_device_has_said_counts(caplog: pytest.LogCaptureFixture) -> None:
     meter, device = Energy(), MadeUp()
     meter.begin(device, 0.0)
-    meter.told(1.0)
+    meter.read(1.0)
     device.lost = True
-    assert [meter.told(2.0), meter.told(3.0)] == [(700.0, 1.0)] * 2
+    assert [meter.read(2.0), meter.read(3.0)] == [(700.0, 1.0)] * 2
     assert caplog.text.count("GPU is lost") == 1
 
 

@@ -52,9 +52,9 @@ def test_totals_are_of_all_that_was_received() -> None:
     totals, before = Exchanged(), Before(100, 60, RECEIVED.total)
     RECEIVED.count(260)
     totals.note(before, 10_000, 3_000)
-    assert totals.told == (1, 600, 360, 60)
+    assert totals.counts == (1, 600, 360, 60)
     totals.note(Before(0, 0, RECEIVED.total), 0, 3_000)
-    assert totals.told == (2, 600, 360, 60)
+    assert totals.counts == (2, 600, 360, 60)
 
 
 def test_what_came_while_a_rank_computed_is_seen_before_it_waits() -> None:
@@ -87,8 +87,8 @@ def test_two_that_swap_hide_nothing() -> None:
         reducer = Reducer(SHARDS, "ordered", 1 << 20)
         sums, mean = summed(group, 5_000, reducer), Buffers(5_000)
         reducer.expect(mean.flats)
-        told = reducer.ahead()
+        counts = reducer.ahead()
         reducer.reduce(sums, mean)
-        return told
+        return counts
 
     assert with_groups(2, rank) == [(0, 0)] * 2

@@ -19,8 +19,8 @@ from chaos.controls import ChaosControls, place_name
 from chaos.settings import STORM, parse_chaos
 from dashboards.openapi import openapi
 from fleet.errors import ConfigError
-from fleet.ledger.forecast import Blow, Terms, Times, fault_cost
-from fleet.ledger.happenings import operation as told
+from fleet.ledger.forecast import FaultImpact, Terms, Times, fault_cost
+from fleet.ledger.happenings import operation as summary
 from fleet.protocol import fault_kinds
 from fleet.protocol.codec import Codec
 from fleet.protocol.fault_kinds import EXECUTABLE, KINDS, TABLE, Cost, FaultKind, Heal, Performer, drawn, kind_of
@@ -52,7 +52,7 @@ def place(kind: FaultKind) -> dict[str, int]:
 
 @pytest.mark.parametrize("kind", TABLE, ids=lambda kind: kind.name)
 def test_a_row_is_complete(kind: FaultKind) -> None:
-    assert kind.sentence.endswith(".") and kind.blast_radius and kind.strikes
+    assert kind.sentence.endswith(".") and kind.blast_radius and kind.targets
     assert (kind.performer is None) == bool(kind.why_not), "an operation, or the reason why there is none"
     assert (kind.performer is None) == (kind.survived is None)
     assert bool(kind.may_cost) == (kind.performer is not None)
@@ -72,8 +72,8 @@ def test_each_performer_does_what_the_table_says_and_nothing_else(performer: Per
     if performer is Performer.PROCESS:  # it also does the second half of what its agent begins
         own += [kind for kind in TABLE if kind.performer is Performer.CONFINED]
     healed = [kind for kind in own if kind.heal in (Heal.AFTER, Heal.ITSELF, Heal.REPAIR)]
-    told = {(kind.name, phase) for kind in own if kind.announced for phase in (ANNOUNCE, WITHDRAW)}
-    assert set(ACTS[performer]) == {(kind.name, START) for kind in own} | {(kind.name, HEAL) for kind in healed} | told
+    summary = {(kind.name, phase) for kind in own if kind.announced for phase in (ANNOUNCE, WITHDRAW)}
+    assert set(ACTS[performer]) == {(kind.name, START) for kind in own} | {(kind.name, HEAL) for kind in healed} | summary
 
 
 def test_what_nobody_does_is_refused_with_its_name() -> None:
@@ -99,7 +99,7 @@ def test_what_a_fault_shows_as_is_drawn_by_its_name() -> None:
 def test_a_kind_of_another_version_promises_nothing() -> None:
     meteor = kind_of("meteor")
     assert (meteor.performer, meteor.takes_ranks, meteor.lasts) == (None, False, False)
-    assert told(Fault("m", 1.0, "sky", "meteor", 1), (Member(1, 0),)) == "meteor in rank 1 (sky)"
+    assert summary(Fault("m", 1.0, "sky", "meteor", 1), (Member(1, 0),)) == "meteor in rank 1 (sky)"
 
 
 # ---- what is derived ---------------------------------------------------------------------------------------------------------------------
@@ -118,9 +118,9 @@ def test_an_order_is_taken_when_somebody_can_carry_it_out(kind: FaultKind) -> No
     controls = ChaosControls(slots=3, nodes=2, planned=False)
     if kind.performer is None:
         with pytest.raises(ConfigError, match="no fault that can be carried out"):
-            controls.strike(kind.name, **place(kind))
+            controls.inject(kind.name, **place(kind))
     else:
-        controls.strike(kind.name, **place(kind))
+        controls.inject(kind.name, **place(kind))
         assert controls.waiting
 
 
@@ -131,17 +131,17 @@ def test_bounds_hold_by_hand(parameter: fault_kinds.Parameter) -> None:
     assert low is not None
     for value in (low - 1.0, parameter.most + 1.0, float("nan")):
         with pytest.raises(ConfigError, match=re.escape(f"{parameter.most:g}")):
-            controls.strike("slow", slot=1, amounts={parameter.name: value})
-    controls.strike("slow", slot=1, amounts={parameter.name: parameter.most})
+            controls.inject("slow", slot=1, amounts={parameter.name: value})
+    controls.inject("slow", slot=1, amounts={parameter.name: parameter.most})
 
 
 @pytest.mark.parametrize("kind", TABLE, ids=lambda kind: kind.name)
 def test_the_forecast_and_the_story_know_it(kind: FaultKind) -> None:
-    lost = TERMS.struck(kind)
-    cost = fault_cost(Blow(kind=kind.name, lost=lost, in_view=lost), TERMS, Times.of(None))
+    lost = TERMS.ranks_lost(kind)
+    cost = fault_cost(FaultImpact(kind=kind.name, lost=lost, in_view=lost), TERMS, Times.of(None))
     assert (cost.lost_s > 0) == (cost.charged_s > 0) == kind.takes_ranks, "what only makes steps longer is in kept steps"
     assert bool(TERMS.noticed_s(kind)) == (Cost.STILL in kind.may_cost or Cost.APART in kind.may_cost)
-    words = told(fault(kind), (Member(1, 0),))
+    words = summary(fault(kind), (Member(1, 0),))
     assert "{" not in words and words.endswith("(test)")
 
 
@@ -196,7 +196,7 @@ ACT = """ACTS: Acts = {
 """
 PROOF = """
 import subprocess, sys
-from chaos.injector import ChaosView, Injector, Occupant, conduct
+from chaos.injector import ChaosView, Injector, Occupant, inject
 from chaos.controls import ChaosControls, obey
 from chaos.processes import LocalProcesses, this_process
 from dashboards.metrics.table import METRICS
@@ -211,9 +211,9 @@ child = subprocess.Popen([sys.executable, "-c", "print('up', flush=True); import
 child.stdout.readline()
 world = ChaosView({s: Occupant(Member(s, 0), this_process(child.pid, "n"), True) for s in (0, 1)}, {0: (0, 1)}, True)
 controls, injector = ChaosControls(2, 1, False), Injector([])
-controls.strike(name, slot=1)
+controls.inject(name, slot=1)
 obey(controls.take(), injector, 1.0, tuple)
-[event] = conduct(injector, injector.due(1.0, world), 1.0, LocalProcesses("n").operate)
+[event] = inject(injector, injector.due(1.0, world), 1.0, LocalProcesses("n").operate)
 assert (event.phase, child.wait(30)) == ("executed", -15), event
 assert operation(event.fault, event.members) == "SIGTERM to rank 1 (by hand)"
 assert name in ORDER["properties"]["kind"]["enum"]

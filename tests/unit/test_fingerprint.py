@@ -19,7 +19,7 @@ import torch
 
 from actors.rank.data.feeds import Feed, ShardedDataset, _generators
 from actors.rank.data.fingerprint import fingerprint, samples_fingerprint
-from actors.rank.data.telling import Told
+from actors.rank.data.reporting import DataReporter
 from actors.rank.step.step import Step
 from fleet.data import Fixed, Lines
 from fleet.machine import evidence as machine_evidence
@@ -186,7 +186,7 @@ def test_rank_0_tells_once_on_what_it_trains() -> None:
     run: Any = SimpleNamespace(
         seed=7,
         rank=0,
-        told=Told(),
+        reporter=DataReporter(),
         rehearsing=False,
         flops=SimpleNamespace(step_begins=lambda: None, shard_begins=lambda: None),
         total=3,

@@ -238,7 +238,7 @@ def test_a_trace_brings_the_same_run_back(tmp_path: Path) -> None:
     policies = (IN_PLACE, (EXACT, EXACT))
     first = FleetRun(model, arrivals, *policies)
     one = first.run()
-    write_trace(model, arrivals.only(first.struck), tmp_path / "trace.csv")
+    write_trace(model, arrivals.only(first.injected), tmp_path / "trace.csv")
     back = read_arrivals(model, tmp_path / "trace.csv")
     other = FleetRun(model, back, *policies).run()
     assert len(back) == sum(one.counts.values()) < len(arrivals), "some would have struck an empty place, and are no part of what happened"
@@ -284,22 +284,22 @@ def quiet(**change) -> FleetModel:
     return FleetModel(**({"nodes": 100, "duration_s": 100_000.0, "faults": (fault,), "tiers": tiers} | change))
 
 
-def struck(model: FleetModel, tmp_path: Path, rows: str, recovery=IN_PLACE, **rest) -> Outcome:
+def injected(model: FleetModel, tmp_path: Path, rows: str, recovery=IN_PLACE, **rest) -> Outcome:
     (tmp_path / "t.csv").write_text("# nodes = 100\nat_s,node,component,repair_s\n" + rows)
     return FleetRun(model, read_arrivals(model, tmp_path / "t.csv"), recovery, (EXACT, EXACT), **rest).run()
 
 
 def test_without_a_spare_the_place_is_empty_until_the_repair(tmp_path: Path) -> None:
-    outcome = struck(quiet(), tmp_path, "1000,3,node,5000\n")
+    outcome = injected(quiet(), tmp_path, "1000,3,node,5000\n")
     assert outcome.shares["detect"] == pytest.approx(10 / 1e5) and outcome.shares["reform"] == pytest.approx(15 / 1e5)
     assert outcome.shares["provision"] == pytest.approx((5000 - 25) / 100 / 1e5)
-    spared = struck(quiet(spares=1), tmp_path, "1000,3,node,5000\n")
+    spared = injected(quiet(spares=1), tmp_path, "1000,3,node,5000\n")
     assert spared.shares["provision"] == 0.0
 
 
 def test_repairs_wait_for_a_crew(tmp_path: Path) -> None:
     rows = "1000,3,node,5000\n2000,4,node,5000\n"
-    free, queued = (struck(quiet(crews=crews), tmp_path, rows).shares["provision"] for crews in (None, 1))
+    free, queued = (injected(quiet(crews=crews), tmp_path, rows).shares["provision"] for crews in (None, 1))
     assert queued - free == pytest.approx(4000 / 100 / 1e5, rel=0.02), "the second repair begins when the first ends, 4,000 s later"
 
 
@@ -307,7 +307,7 @@ def test_a_corruption_goes_back_to_before_it_began(tmp_path: Path) -> None:
     wrong = FaultClass(name="wrong", rate_per_s=1e-4, nodes=1, need=1, notice_s=5000.0)
     model = quiet(faults=(wrong,))
     interval_s = CheckpointInterval().due(0, 0, 1.0, 10.0, 1e-4).valid_until_s
-    outcome = struck(model, tmp_path, "20000,3,wrong,10\n")
+    outcome = injected(model, tmp_path, "20000,3,wrong,10\n")
     last_s = math.floor((20_000) / interval_s) * interval_s
     assert outcome.shares["rework"] * 1e5 == pytest.approx(25_000 - last_s - 1.0, abs=1e-6)
 
@@ -315,7 +315,7 @@ def test_a_corruption_goes_back_to_before_it_began(tmp_path: Path) -> None:
 def test_maintenance_is_announced_and_loses_no_step(tmp_path: Path) -> None:
     fault = FaultClass(name="node", rate_per_s=1e-6, nodes=1, announced=True)
     for recovery in (IN_PLACE, ALL):
-        outcome = struck(quiet(faults=(fault,), spares=1, step_s=50.0), tmp_path, "5000,3,node,10\n", recovery)
+        outcome = injected(quiet(faults=(fault,), spares=1, step_s=50.0), tmp_path, "5000,3,node,10\n", recovery)
         assert outcome.shares["rework"] == 0.0 and outcome.shares["detect"] == 0.0 and outcome.recoveries == 1
 
 

@@ -38,7 +38,7 @@ def test_all_is_kept_while_nothing_happens_and_nothing_is_known_before_a_window_
 def test_half_of_the_pace_is_half_and_faults_do_not_lower_the_pace() -> None:
     floor = Floor(0.6)
     step = ran(floor, 0.0, 40.0, 2.0)
-    floor.struck()
+    floor.injected()
     ran(floor, 40.0, 200.0, 1.0, step)
     assert floor.kept(200.0) == pytest.approx(0.5, abs=0.05) and floor.broken(200.0)
 
@@ -53,7 +53,7 @@ def test_without_a_fault_no_floor_is_broken() -> None:
 def test_a_fault_that_comes_early_does_not_keep_the_pace_from_being_learned() -> None:
     floor = Floor(0.5)
     step = ran(floor, 0.0, 3.0, 2.0)
-    floor.struck()
+    floor.injected()
     ran(floor, 3.0, 60.0, 2.0, step)
     assert floor.kept(60.0) == pytest.approx(1.0, abs=0.05)
     assert floor.broken(60.0 + WINDOW_S)
@@ -62,7 +62,7 @@ def test_a_fault_that_comes_early_does_not_keep_the_pace_from_being_learned() ->
 def test_a_run_that_stands_still_keeps_nothing() -> None:
     floor = Floor(0.1)
     ran(floor, 0.0, 40.0, 2.0)
-    floor.struck()
+    floor.injected()
     assert not floor.broken(45.0)
     assert floor.kept(40.0 + 2 * WINDOW_S) == 0.0 and floor.broken(40.0 + 2 * WINDOW_S)
 

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fleet.ledger.history import DataHistory
 from typer.testing import CliRunner
 
 from fleet.app.folds import FOLDING, alike, fold_journal
@@ -20,6 +19,7 @@ from fleet.cli.main import app
 from fleet.errors import JournalError, ProtocolError
 from fleet.ledger.folding import KEPT_POINTS, folded, survey
 from fleet.ledger.goodput import Ledger
+from fleet.ledger.lineage import DataHistory
 from fleet.ledger.report import build_report
 from fleet.ledger.story import why
 from fleet.ledger.timeline import Timeline

@@ -234,13 +234,13 @@ def test_what_strikes_whom_now(tmp_path: Path) -> None:
     for slot in range(2):
         story.records.append(r.ProcessUp(Member(slot, 0), Process(f"node-{slot}", 100 + slot, 1), "t", 0.1))
     story.view(1, [(0, 0), (1, 0)], 200)
-    struck = [(Fault("p", 0.3, "t", "partition", node=1), (Member(1, 0),)), (Fault("s", 0.3, "t", "store_gone"), ())]
-    struck += [(Fault("k", 0.3, "t", "kill_rank", slot=0), (Member(0, 0),)), (Fault("e", 0.3, "t", "busy_cores", node=2), ())]
-    for fault, members in struck:
+    injected = [(Fault("p", 0.3, "t", "partition", node=1), (Member(1, 0),)), (Fault("s", 0.3, "t", "store_gone"), ())]
+    injected += [(Fault("k", 0.3, "t", "kill_rank", slot=0), (Member(0, 0),)), (Fault("e", 0.3, "t", "busy_cores", node=2), ())]
+    for fault, members in injected:
         story.records.append(r.FaultRecord(fault, "executed", 0.3, members, ""))
     follower = Follower(write(tmp_path / "journal.jsonl", story)).read()
-    assert [seat.struck for seat in follower.slots()] == [(), ("partition",)] and follower.struck() == ("store_gone",)
+    assert [seat.injected for seat in follower.slots()] == [(), ("partition",)] and follower.injected() == ("store_gone",)
     for name, kind in (("p", "partition"), ("s", "store_gone")):
         story.records.append(r.FaultRecord(Fault(name, 0.3, "test", kind), "healed", 0.5, (), ""))
     follower = Follower(write(tmp_path / "journal.jsonl", story)).read()
-    assert [seat.struck for seat in follower.slots()] == [(), ()] and follower.struck() == ()
+    assert [seat.injected for seat in follower.slots()] == [(), ()] and follower.injected() == ()

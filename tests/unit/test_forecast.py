@@ -21,7 +21,7 @@ from fleet.ledger.forecast import (
     SEND_S,
     SETTLE_S,
     VACANT_S,
-    Blow,
+    FaultImpact,
     Interval,
     Mean,
     Price,
@@ -85,7 +85,7 @@ def losses(count: int, *, config: str = "{}", cause: Cause = ENDED, fault: str |
 
 
 TERMS = Terms.of(RunSettings(world=4, nodes=2))
-KILL = Blow(kind="kill_rank", lost=1, in_view=1)
+KILL = FaultImpact(kind="kill_rank", lost=1, in_view=1)
 
 
 def test_what_a_fault_costs_follows_from_its_kind_the_time_outs_and_the_spares() -> None:
@@ -101,13 +101,13 @@ def test_what_a_fault_costs_follows_from_its_kind_the_time_outs_and_the_spares()
     late = fault_cost(dataclasses.replace(KILL, training_s=0.5, run_s=2.0), TERMS, fresh)
     assert (late.missing_s, late.refill_s) == (0.5, 2.0), "a seat is missed until training ends, a slot until the run does"
     assert fault_cost(dataclasses.replace(KILL, in_view=0), TERMS, fresh).lost_s == 0, "a spare that is lost is nobody's seat"
-    assert fault_cost(Blow(kind="slow", lost=0, in_view=0), TERMS, fresh).charged_s == 0
+    assert fault_cost(FaultImpact(kind="slow", lost=0, in_view=0), TERMS, fresh).charged_s == 0
     assert fault_cost(dataclasses.replace(KILL, back_s=10.0), TERMS, fresh).lost_s == pytest.approx(4 * (PAUSE_S + 10.0) + REFILL_S)
 
 
 def test_a_run_that_stalls_in_a_partition_waits_as_long_as_it_was_told() -> None:
     stalls = Terms.of(RunSettings(world=4, on_partition="stall"))
-    cut = Blow(kind="partition", lost=2, in_view=2)
+    cut = FaultImpact(kind="partition", lost=2, in_view=2)
     waited_s = stalls.timeouts["stall_s"] - stalls.timeouts["node_s"]
     assert fault_cost(cut, stalls, Times.of(3.0)).lost_s - fault_cost(cut, TERMS, Times.of(3.0)).lost_s == pytest.approx(4 * waited_s)
 

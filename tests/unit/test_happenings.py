@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 import pytest
 
-from fleet.ledger.happenings import PATIENCE_S, Teller
+from fleet.ledger.happenings import PATIENCE_S, Narrator
 from fleet.protocol import records as r
 from fleet.protocol.causes import Cause, Evicted, ProcessEnded, StartsAgain, TrainRaised
 from fleet.protocol.types import Fault, Member, StateId
@@ -14,10 +14,10 @@ from tests.golden.journals import Story, one_loss
 
 
 def told(records: Iterable[r.Record], verbose: bool = False) -> list[str]:
-    teller, lines = Teller(verbose), list[str]()
+    narrator, lines = Narrator(verbose), list[str]()
     for record in records:
-        lines += [str(line) for line in teller.take(record, 0.0)]
-    return [*lines, *map(str, teller.rest())]
+        lines += [str(line) for line in narrator.take(record, 0.0)]
+    return [*lines, *map(str, narrator.rest())]
 
 
 def story(*more: r.Record) -> list[r.Record]:
@@ -47,14 +47,14 @@ def test_a_fault_comes_before_the_loss_that_it_caused_though_the_journal_learns_
 
 
 def test_a_loss_waits_for_its_fault_for_a_moment_and_no_longer() -> None:
-    teller = Teller()
+    narrator = Narrator()
     for record in story(PLANNED):
-        assert teller.take(record, 0.0) == []
-    assert teller.take(lost(), 10.0) == [] and teller.due(10.0 + PATIENCE_S) == []
-    [line] = teller.due(10.1 + PATIENCE_S)
+        assert narrator.take(record, 0.0) == []
+    assert narrator.take(lost(), 10.0) == [] and narrator.due(10.0 + PATIENCE_S) == []
+    [line] = narrator.due(10.1 + PATIENCE_S)
     assert "by fault gpu-1" in line.text
-    assert [line.mark for line in teller.take(EXECUTED, 13.0)] == ["!"]
-    assert [line.mark for line in teller.take(lost(Member(1, 1)), 14.0)] == ["-"], "its fault is known to have struck"
+    assert [line.mark for line in narrator.take(EXECUTED, 13.0)] == ["!"]
+    assert [line.mark for line in narrator.take(lost(Member(1, 1)), 14.0)] == ["-"], "its fault is known to have struck"
 
 
 def test_who_was_ended_for_the_sake_of_a_fault_was_not_struck_by_it() -> None:
@@ -69,14 +69,14 @@ def test_a_loss_without_a_fault_is_told_at_once_with_its_cause_in_one_line() -> 
 
 
 def test_a_loss_is_told_with_how_its_process_ended_as_soon_as_that_is_known() -> None:
-    teller = Teller()
+    narrator = Narrator()
     for record in story(lost(fault=None), r.HistoryBegun(1, StateId(0, 5), 2.3, "none left")):
-        assert teller.take(record, 0.0) == []
-    assert teller.take(r.LossExplained(Member(1, 7), ProcessEnded(3), 2.4), 0.1) == [], "of another process"
-    told = teller.take(r.LossExplained(FIRST, ProcessEnded(-11), 2.4), 0.1)
+        assert narrator.take(record, 0.0) == []
+    assert narrator.take(r.LossExplained(Member(1, 7), ProcessEnded(3), 2.4), 0.1) == [], "of another process"
+    told = narrator.take(r.LossExplained(FIRST, ProcessEnded(-11), 2.4), 0.1)
     assert [line.text for line in told] == ["rank 1 is lost in step 7: killed by SIGSEGV", "goes on from step 5: none left"]
-    assert teller.take(lost(Member(1, 1), None), 1.0) == []
-    assert [line.text for line in teller.due(1.1 + PATIENCE_S)] == ["rank 1.1 is lost in step 7: its process ended"]
+    assert narrator.take(lost(Member(1, 1), None), 1.0) == []
+    assert [line.text for line in narrator.due(1.1 + PATIENCE_S)] == ["rank 1.1 is lost in step 7: its process ended"]
 
 
 def test_what_costs_nothing_is_told_on_demand() -> None:

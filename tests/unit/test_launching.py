@@ -195,9 +195,9 @@ def test_a_function_that_sets_torchs_backends_goes_by_value() -> None:
         torch.backends.cudnn.benchmark = torch.backends.cudnn.benchmark
         run.append(torch.backends.cuda.matmul.allow_tf32)
 
-    told: list[bool] = []
-    ship(train)(told)
-    assert told == [torch.backends.cuda.matmul.allow_tf32]
+    outcome: list[bool] = []
+    ship(train)(outcome)
+    assert outcome == [torch.backends.cuda.matmul.allow_tf32]
 
 
 def test_current_run_is_refused_where_there_is_none() -> None:
@@ -221,8 +221,8 @@ def test_a_result_has_the_figures_of_the_report(tmp_path: Path) -> None:
         result.state()
 
 
-def once(step: int, number: int, history: int = 0, phase: Any = "done", **told: Any) -> OnceRecord:
-    return OnceRecord(phase, f"{history}.{step}/ray.train.report#{number}", Member(0, 0), 1.0, json.dumps(told))
+def once(step: int, number: int, history: int = 0, phase: Any = "done", **outcome: Any) -> OnceRecord:
+    return OnceRecord(phase, f"{history}.{step}/ray.train.report#{number}", Member(0, 0), 1.0, json.dumps(outcome))
 
 
 def test_reports_of_steps_that_were_taken_back_do_not_count() -> None:
@@ -232,7 +232,7 @@ def test_reports_of_steps_that_were_taken_back_do_not_count() -> None:
         OnceRecord("done", "0.4/other#1", Member(0, 0), 1.0, "{}"),
         OnceRecord("done", "end/ray.train.report#1", Member(0, 0), 1.0, '{"a": 5}'),
     ]  # fmt: skip
-    assert [each.told["a"] for each in reports(records, "ray.train.report")] == [1, 2, 4, 5]
+    assert [each.outcome["a"] for each in reports(records, "ray.train.report")] == [1, 2, 4, 5]
 
 
 def test_retention_keeps_the_best_and_always_the_newest() -> None:

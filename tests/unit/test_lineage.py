@@ -14,19 +14,19 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from actors.rank.data.history import Lineage
-from fleet.ledger.history import DataHistory
 from hypothesis import given
 from hypothesis import strategies as st
 from typer.testing import CliRunner
 
-from actors.rank.data import telling
-from actors.rank.data.catalogue import Catalogue, Digests, Teller, catalogue_of, pieces
+from actors.rank.data import reporting
+from actors.rank.data.catalogue import Catalogue, CatalogueReporter, Digests, catalogue_of, pieces
 from actors.rank.data.feeds import Feed, ShardedDataset
+from actors.rank.data.lineage import Lineage
 from actors.rank.data.sampling import permuted_many, positions_many
 from fleet.cli.main import app
 from fleet.data import Fixed, Images, JsonLines, Parquet, Place, Tokens, Whole
 from fleet.errors import ConfigError
+from fleet.ledger.lineage import DataHistory
 from fleet.machine import evidence
 from fleet.protocol import records as r
 from fleet.protocol.events import FilesFound, Reads
@@ -91,11 +91,11 @@ class Kept:
     def say(self, event: Any) -> None:
         evidence.note(self.machine, event, 1.0)
 
-    def tell(self, told: telling.Told, feed: Feed, batch_size: int, history: int, step: int) -> None:
+    def report(self, told: reporting.DataReporter, feed: Feed, batch_size: int, history: int, step: int) -> None:
         client: Any = SimpleNamespace(say=self.say, protocol=SimpleNamespace(member=RANK))
         if told.is_news(feed, batch_size, history):
-            told.tell(feed, step, client, 100)
-            for teller in told.tellers.values():
+            told.report(feed, step, client, 100)
+            for teller in told.reporters.values():
                 assert teller.wait(BOUND_S)
 
     def begin(self, history: int, step: int) -> None:
@@ -157,9 +157,9 @@ def test_the_answers_are_what_ranks_read_through_a_roll_back(make: Any, tmp_path
         feed = Feed(data, SEED, SHARDS, BATCH, list)
         if history:
             kept.begin(history, steps[0])
-        told = telling.Told(tmp_path / "digests")
+        told = reporting.DataReporter(tmp_path / "digests")
         for step in steps:
-            kept.tell(told, feed, BATCH, history, step)
+            kept.report(told, feed, BATCH, history, step)
             for shard in range(SHARDS):
                 samples = feed.get(step, shard)
                 by_rank[history, step, shard] = data.indices_of(SEED, step, shard, SHARDS, BATCH)
@@ -185,15 +185,15 @@ def test_a_loop_that_changes_its_data_is_told_apart_step_by_step(tmp_path: Path)
     for name in ("one", "two"):
         (tmp_path / name).mkdir()
     one, two = numbers(tmp_path / "one"), tokens(tmp_path / "two")
-    kept, told = Kept(), telling.Told(tmp_path / "digests")
+    kept, told = Kept(), reporting.DataReporter(tmp_path / "digests")
     feeds = {id(data): Feed(data, SEED, SHARDS, BATCH, list) for data in (one, two)}
     plan = [one, one, two, one, two, two]
     for step, data in enumerate(plan):
-        kept.tell(told, feeds[id(data)], BATCH, 0, step)
+        kept.report(told, feeds[id(data)], BATCH, 0, step)
         kept.commit(0, step)
     kept.begin(1, 3)
     for step, data in ((3, two), (4, one)):
-        kept.tell(told, feeds[id(data)], BATCH, 1, step)
+        kept.report(told, feeds[id(data)], BATCH, 1, step)
         kept.commit(1, step)
     answer = Lineage(kept.history())
     for step, data in enumerate(plan):
@@ -219,7 +219,7 @@ def test_a_map_style_dataset_is_told_by_number_and_by_its_own_places(tmp_path: P
 
     kept = Kept()
     feed = Feed(Mine(), SEED, SHARDS, BATCH, list)
-    kept.tell(telling.Told(tmp_path / "digests"), feed, BATCH, 0, 0)
+    kept.report(reporting.DataReporter(tmp_path / "digests"), feed, BATCH, 0, 0)
     for step in range(5):
         kept.commit(0, step)
     blind, seeing = Lineage(kept.history()), Lineage(kept.history(), Located())
@@ -245,7 +245,7 @@ def test_digests_are_those_of_the_files_and_are_read_once(tmp_path: Path) -> Non
 
     def told() -> list[DataFile]:
         said: list[tuple[DataFile, ...]] = []
-        teller = Teller(catalogue, data.files, lambda first, files: said.append(files), cache)
+        teller = CatalogueReporter(catalogue, data.files, lambda first, files: said.append(files), cache)
         teller.start()
         assert teller.wait(BOUND_S)
         assert [file.digest for file in said[0]] == [""] * 3
@@ -268,7 +268,7 @@ def test_a_file_that_changes_meanwhile_gets_no_digest(tmp_path: Path) -> None:
     assert catalogue is not None
     (tmp_path / "data" / "b.bin").write_bytes(b"another content!")
     said: list[tuple[DataFile, ...]] = []
-    teller = Teller(catalogue, data.files, lambda first, files: said.append(files), tmp_path / "digests")
+    teller = CatalogueReporter(catalogue, data.files, lambda first, files: said.append(files), tmp_path / "digests")
     teller.start()
     assert teller.wait(BOUND_S)
     assert [bool(file.digest) for file in said[1]] == [True, False, True]
@@ -315,7 +315,7 @@ def run(tmp_path: Path) -> Path:
     (tmp_path / "runs" / "one").mkdir(parents=True)
     data, kept = numbers(tmp_path / "data"), Kept()
     feed = Feed(data, SEED, SHARDS, BATCH, list)
-    kept.tell(telling.Told(tmp_path / "digests"), feed, BATCH, 0, 0)
+    kept.report(reporting.DataReporter(tmp_path / "digests"), feed, BATCH, 0, 0)
     for step in range(6):
         kept.commit(0, step)
     feed.close()

@@ -23,39 +23,39 @@ def test_a_figure_is_the_mean_over_all_shards_however_they_are_dealt() -> None:
     found = set()
     for cut in range(4):
         figures = ShardFigures(4)
-        told = [
-            *figures.hear(said(0, {k: v for k, v in values.items() if k <= cut})),
-            *figures.hear(said(1, {k: v for k, v in values.items() if k > cut})),
+        reported = [
+            *figures.receive(said(0, {k: v for k, v in values.items() if k <= cut})),
+            *figures.receive(said(1, {k: v for k, v in values.items() if k > cut})),
         ]
-        found.add(tuple(told))
+        found.add(tuple(reported))
     assert found == {(("accuracy", math.fsum(values.values()) / 4),)}
 
 
 def test_weights_count_and_what_has_none_does_not() -> None:
     figures = ShardFigures(3)
-    assert not list(figures.hear(said(0, {0: 1.0}, 1.0)))
-    assert not list(figures.hear(said(1, {1: 5.0}, 3.0)))
-    assert list(figures.hear(said(2, {2: math.nan}, 0.0))) == [("accuracy", 4.0)]
+    assert not list(figures.receive(said(0, {0: 1.0}, 1.0)))
+    assert not list(figures.receive(said(1, {1: 5.0}, 3.0)))
+    assert list(figures.receive(said(2, {2: math.nan}, 0.0))) == [("accuracy", 4.0)]
 
 
 def test_what_all_say_alike_is_told_as_it_was_said() -> None:
     figures = ShardFigures(3)
-    assert list(figures.hear(said(0, dict.fromkeys(range(3), 0.1)))) == [("accuracy", 0.1)]
+    assert list(figures.receive(said(0, dict.fromkeys(range(3), 0.1)))) == [("accuracy", 0.1)]
 
 
 def test_what_one_rank_alone_logs_is_told_and_what_is_no_number_is_not() -> None:
     figures = ShardFigures(2)
-    assert not list(figures.hear(Logged(Member(0, 0), AT, (0,), (1.0,), ())))
-    assert list(figures.hear(said(1, {1: 2.5}))) == [("accuracy", 2.5)]
-    assert not list(figures.hear(said(1, {0: 1.0, 1: math.inf})))
+    assert not list(figures.receive(Logged(Member(0, 0), AT, (0,), (1.0,), ())))
+    assert list(figures.receive(said(1, {1: 2.5}))) == [("accuracy", 2.5)]
+    assert not list(figures.receive(said(1, {0: 1.0, 1: math.inf})))
 
 
 def test_steps_whose_ranks_were_lost_are_forgotten() -> None:
     figures = ShardFigures(2)
     for step in range(10 * KEPT):
-        assert not list(figures.hear(said(0, {0: 1.0}, at=StateId(0, step))))
-    assert not list(figures.hear(said(1, {1: 1.0}, at=StateId(0, 0))))
-    assert list(figures.hear(said(1, {1: 1.0}, at=StateId(0, 10 * KEPT - 1))))
+        assert not list(figures.receive(said(0, {0: 1.0}, at=StateId(0, step))))
+    assert not list(figures.receive(said(1, {1: 1.0}, at=StateId(0, 0))))
+    assert list(figures.receive(said(1, {1: 1.0}, at=StateId(0, 10 * KEPT - 1))))
 
 
 def test_a_rank_tells_what_it_has_of_the_step_that_was_taken() -> None:
@@ -67,7 +67,7 @@ def test_a_rank_tells_what_it_has_of_the_step_that_was_taken() -> None:
     log.look(10.0, some=bool(log))
     log.take({5: 1.0, 4: 2.0})
     assert log.due and log.some
-    assert log.told == ((4, 5), (2.0, 1.0), (("a", (1.0, 3.0)), ("b", (2.0, None))))
+    assert log.reported == ((4, 5), (2.0, 1.0), (("a", (1.0, 3.0)), ("b", (2.0, None))))
 
 
 def test_all_ranks_of_a_view_tell_the_same_steps() -> None:

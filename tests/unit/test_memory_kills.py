@@ -46,10 +46,10 @@ def test_each_kill_that_is_counted_explains_one_death(tmp_path: Path) -> None:
     for pid in (PID, 43, 44):
         proc(tmp_path, "0::/\n", pid)
         watched.watch(pid)
-    assert not watched.struck(PID), "killed, and the kernel has counted nothing"
+    assert not watched.killed(PID), "killed, and the kernel has counted nothing"
     counted(tmp_path, 6)
-    assert watched.struck(43) and not watched.struck(44)
-    assert not watched.struck(45), "nobody watched it"
+    assert watched.killed(43) and not watched.killed(44)
+    assert not watched.killed(45), "nobody watched it"
 
 
 @pytest.mark.parametrize(

@@ -60,7 +60,7 @@ class Told:
             self.one(slot, launch, what, **more)
 
     def one(self, slot: int, launch: int, what: What, **more: Any) -> None:
-        self.add(self.job.hear(Member(slot, launch), Word(what=what, at_us=self.now_us, **more)))
+        self.add(self.job.receive(Member(slot, launch), Word(what=what, at_us=self.now_us, **more)))
 
     def steps(self, launch: int, first: int, last: int) -> None:
         for number in range(first, last + 1):
@@ -81,7 +81,7 @@ class Told:
     def kill(self, slot: int, launch: int) -> None:
         fault = Fault(f"kill-{launch}", 0.0, "gpu", "kill_rank", slot=slot)
         for phase in ("aimed", "executed"):
-            self.add(self.job.struck(FaultReported(fault, phase, self.now_us / 1e6, (Member(slot, launch),))))
+            self.add(self.job.injected(FaultReported(fault, phase, self.now_us / 1e6, (Member(slot, launch),))))
 
     def finish(self, launch: int) -> None:
         self.say(launch, What.DONE)
@@ -273,7 +273,7 @@ def test_nodes_are_groups_of_ranks_that_are_lost_and_come_back() -> None:
 
 
 def test_only_signals_to_processes_strike_a_job_that_is_not_fleets() -> None:
-    assert set(kinds.STRIKES) == {"kill_rank", "lose_node", "maintenance", "hang", "slow"}
+    assert set(kinds.INJECTABLE) == {"kill_rank", "lose_node", "maintenance", "hang", "slow"}
     assert kinds.why_not("flip_weight").startswith("flip_weight is done by the rank's process")
 
 

@@ -158,7 +158,7 @@ def test_a_run_gives_way_to_one_of_greater_priority_and_goes_on_after_it(make: M
     queue.submit(job(tmp_path, "high", 2, at_s=3.0, priority=1))
     assert phases(queue) == {"low": RUNNING, "later": WAITING, "high": WAITING}
     low = queue.get("low")
-    assert (low.gives_way_to, low.told_unix_s) == ("high", 0.0), "it does not hear signals yet"
+    assert (low.gives_way_to, low.stop_sent_unix_s) == ("high", 0.0), "it does not hear signals yet"
     (tmp_path / "deaf-low").unlink()
     until(lambda: phases(queue) == {"low": WAITING, "later": WAITING, "high": RUNNING}, "low has given way", LIMIT_S)
     low = queue.get("low")

@@ -111,9 +111,9 @@ def test_what_losses_cost_here_is_read_from_a_journal() -> None:
 
 def test_what_is_due_while_all_restart_strikes_nobody() -> None:
     faults = [Fault(f"f{n}", at_s, "gpu", "kill_rank", slot=0) for n, at_s in enumerate((0.5, 2.0, 2.4, 9.0, 2.6))]
-    assert rehearsal._that_strike(faults, [2.0] * 5) == [0.5, 2.6, 9.0]
-    assert rehearsal._that_strike(faults, [0.0] * 5) == [0.5, 2.0, 2.4, 2.6, 9.0]
-    assert rehearsal._that_strike([], []) == []
+    assert rehearsal._that_find_a_rank(faults, [2.0] * 5) == [0.5, 2.6, 9.0]
+    assert rehearsal._that_find_a_rank(faults, [0.0] * 5) == [0.5, 2.0, 2.4, 2.6, 9.0]
+    assert rehearsal._that_find_a_rank([], []) == []
 
 
 def test_a_newcomer_that_is_struck_before_it_is_in_a_view_restarts_all_again() -> None:

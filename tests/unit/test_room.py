@@ -9,7 +9,7 @@ import pytest
 from fleet.app.plans import check_asks
 from fleet.cluster import joined
 from fleet.errors import ConfigError
-from fleet.ledger.happenings import Teller
+from fleet.ledger.happenings import Narrator
 from fleet.protocol.decisions import NodesAsked
 from fleet.protocol.events import NodesWanted, RoomMissing
 from fleet.protocol.records import DecisionMade
@@ -78,8 +78,8 @@ def test_missing_room_is_journalled_and_told_and_so_is_its_end() -> None:
         if isinstance(record, DecisionMade)
     ]
     assert [(record.policy, record.action) for record in records] == [("room", "warn"), ("room", "recovered")]
-    teller = Teller()
-    told = [str(line) for record in [*Story(world=3).records, *records] for line in teller.take(record, 0.0)]
+    narrator = Narrator()
+    told = [str(line) for record in [*Story(world=3).records, *records] for line in narrator.take(record, 0.0)]
     assert [line.partition("* ")[2] for line in told[-2:]] == [
         "room: warn: 2 ranks have no place: each takes 1 CPU",
         "room: recovered: all ranks have a place again",
@@ -93,8 +93,8 @@ def test_nodes_that_are_asked_for_are_journalled_with_the_time_that_they_took() 
     assert [(one.policy, one.action, one.payload) for one in records] == [
         ("nodes", "ask", NodesAsked(2.0)), ("nodes", "came", NodesAsked(2.0, 4.5))
     ]  # fmt: skip
-    teller = Teller()
-    told = [str(line) for record in [*Story(world=3).records, *records] for line in teller.take(record, 0.0)]
+    narrator = Narrator()
+    told = [str(line) for record in [*Story(world=3).records, *records] for line in narrator.take(record, 0.0)]
     assert any("nodes are asked for" in line for line in told) and any("nodes came" in line for line in told)
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from fleet.errors import ConfigError
 from fleet.ledger.goodput import Ledger
-from fleet.ledger.happenings import Teller
+from fleet.ledger.happenings import Narrator
 from fleet.protocol.causes import AgentHungUp
 from fleet.protocol.decisions import Beside, DomainLost, Lacking, Split
 from fleet.protocol.domains import check_labels, locate, place_of
@@ -156,9 +156,9 @@ def journal(domains: list[str]) -> list[Any]:
 
 
 def test_the_loss_of_a_domain_is_one_line() -> None:
-    teller = Teller()
-    lines = [line for record in journal(["rack"]) for line in teller.take(record, 0.0)]
-    lines += teller.due(10.0)
+    narrator = Narrator()
+    lines = [line for record in journal(["rack"]) for line in narrator.take(record, 0.0)]
+    lines += narrator.due(10.0)
     assert [line.text for line in lines] == [
         "rank 2 is lost in step 3: its agent hung up",
         "rack b/r1 is lost: 2 nodes with 2 ranks, all of them in the view",
@@ -166,8 +166,8 @@ def test_the_loss_of_a_domain_is_one_line() -> None:
 
 
 def test_where_nobody_says_what_fails_together_no_loss_waits_for_others() -> None:
-    teller = Teller()
-    lines = [line for record in journal(["host"])[:-1] for line in teller.take(record, 0.0)]
+    narrator = Narrator()
+    lines = [line for record in journal(["host"])[:-1] for line in narrator.take(record, 0.0)]
     assert len(lines) == 3
 
 

@@ -278,7 +278,7 @@ def test_chaos_reads_what_the_simulator_wrote_at_places_of_its_run(tmp_path: Pat
     assert len(planned) == len(arrivals) + len(arrivals.slow_from_s) and {fault.kind for fault in planned} == {"kill_rank", "slow"}
     assert {fault.slot for fault in planned if fault.kind == "kill_rank"} == {0, 1, 2, 3}
     for fault in planned:
-        named = [place.field for place in KINDS[fault.kind].strikes if getattr(fault, place.field) is not None]
+        named = [place.field for place in KINDS[fault.kind].targets if getattr(fault, place.field) is not None]
         assert len(named) == 1
     assert settings.carried().plan(seed=1, world=4, nodes=2) == planned
 

@@ -153,12 +153,12 @@ def test_whoever_looks_gives_way_to_whoever_trains(served: Watched) -> None:
 
 
 def test_an_order_is_taken_and_written_down(served: Watched, chaos: ChaosControls) -> None:
-    answer = order(served, {"action": "strike", "kind": "hang", "slot": 2, "duration_s": 3})
+    answer = order(served, {"action": "inject", "kind": "hang", "slot": 2, "duration_s": 3})
     assert answer.status_code == 202
-    [strike] = chaos.take()
-    assert strike.fault.kind == "hang"  # type: ignore[union-attr]
+    [inject] = chaos.take()
+    assert inject.fault.kind == "hang"  # type: ignore[union-attr]
     last = json.loads((served.root / "audit.jsonl").read_text().splitlines()[-1])
-    assert (last["run"], last["asked"]["kind"], last["outcome"]) == ("good", "hang", strike.fault.id)  # type: ignore[union-attr]
+    assert (last["run"], last["asked"]["kind"], last["outcome"]) == ("good", "hang", inject.fault.id)  # type: ignore[union-attr]
     assert (last["remote"], last["right"]) == ("127.0.0.1", "write")
 
 
@@ -202,12 +202,12 @@ def beside(served: Watched, tmp_path: Path) -> Iterator[Watched]:
 def test_orders_reach_the_process_that_runs_the_run(served: Watched, beside: Watched) -> None:
     port = controls()
     served.server.control("good", port)
-    answer = order(beside, {"action": "strike", "kind": "kill_rank", "slot": 1})
+    answer = order(beside, {"action": "inject", "kind": "kill_rank", "slot": 1})
     assert answer.status_code == 202 and answer.json()["kinds"]
-    [strike] = port.take()
-    assert (strike.fault.kind, strike.fault.slot, strike.fault.id) == ("kill_rank", 1, answer.json()["said"])  # type: ignore[union-attr]
+    [inject] = port.take()
+    assert (inject.fault.kind, inject.fault.slot, inject.fault.id) == ("kill_rank", 1, answer.json()["said"])  # type: ignore[union-attr]
     assert get(beside, "/api/runs/good/chaos").json() == get(served, "/api/runs/good/chaos").json()
-    refused = order(beside, {"action": "strike", "kind": "meteor"})
+    refused = order(beside, {"action": "inject", "kind": "meteor"})
     assert refused.status_code == 400 and refused.json()["detail"].startswith("kind = 'meteor': is no fault")
     assert order(beside, {"action": "stop"}, READ_TOKEN).status_code == 401 and not port.waiting
 
@@ -280,10 +280,10 @@ def test_no_name_leads_out_of_the_folder(served: Watched, name: str) -> None:
     ("body", "status"),
     [
         (b"x" * 20_000, 413), (b"{", 400), (b"[]", 400), (b"\xff\xfe", 400), (b"[" * 16_000, 400), ({"action": "explode"}, 400), ({}, 400),
-        ({"action": "strike", "kind": "meteor", "slot": 0}, 400), ({"action": "strike", "kind": "kill_rank", "slot": True}, 400),
-        ({"action": "strike", "kind": "kill_rank", "slot": 10**400}, 400), ({"action": "stop", "<script>": 1}, 400),
-        ('{"action":"strike","kind":"slow","slot":0,"severity":NaN}', 400),
-        ('{"action":"strike","kind":"hang","slot":0,"duration_s":1e999}', 400),
+        ({"action": "inject", "kind": "meteor", "slot": 0}, 400), ({"action": "inject", "kind": "kill_rank", "slot": True}, 400),
+        ({"action": "inject", "kind": "kill_rank", "slot": 10**400}, 400), ({"action": "stop", "<script>": 1}, 400),
+        ('{"action":"inject","kind":"slow","slot":0,"severity":NaN}', 400),
+        ('{"action":"inject","kind":"hang","slot":0,"duration_s":1e999}', 400),
     ],
 )  # fmt: skip
 def test_a_bad_body_is_refused_with_its_reason(served: Watched, chaos: ChaosControls, body: Any, status: int) -> None:

@@ -53,8 +53,8 @@ def test_ranks_and_spares_that_are_missing(silent: bool) -> None:
 
 
 def test_faults_that_last_name_whom_they_strike() -> None:
-    seats = [SlotStatus(slot, 0, "trains", struck=("hang",) if slot < 6 else ("slow",)) for slot in range(7)]
-    [line] = wrong(going_on(), seats, struck=("store_gone",))
+    seats = [SlotStatus(slot, 0, "trains", injected=("hang",) if slot < 6 else ("slow",)) for slot in range(7)]
+    [line] = wrong(going_on(), seats, injected=("store_gone",))
     assert line == "Struck now: hang (slots 0, 1, 2, 3 and 2 more), slow (slot 6), store_gone."
 
 

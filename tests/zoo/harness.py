@@ -116,7 +116,7 @@ class Alone(Run):
         self._loop.total, self._loop.flops = total, FlopCount(1.0)
         engine = self._engine = Engine(state, self._settings, self._recorder, clip_norm)
         view = View(1, (Member(0, 0),), ((0, self.shards),), 0, (), StateId(0, 0), "")
-        engine.seat(Group(1, 0, 1, engine.device), view, 0, StateId(0, 0), False)
+        engine.join(Group(1, 0, 1, engine.device), view, 0, StateId(0, 0), False)
         while (number := self._here().step) < total:
             self._step = Step(self._loop, engine, number)
             yield self._step
@@ -211,7 +211,7 @@ def arm(run: Run) -> None:
             if step.number >= kill + 3:
                 until(all_there, "somebody in the place of the lost rank", 120.0)
             if step.number >= stop:
-                until(lambda: protocol._told_to_halt, "the word to stop", 120.0)
+                until(lambda: protocol._halt_ordered, "the word to stop", 120.0)
         backward(step, *arguments, **named)
 
     Step.backward = struck  # type: ignore[method-assign]

@@ -221,7 +221,7 @@ def default_cache(environment: Mapping[str, str]) -> Path:
     return Path(environment.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "fleet" / "digests.jsonl"
 
 
-class Teller:
+class CatalogueReporter:
     """Tells of a data set's files and, as they become known, of their digests, in a thread that takes what others leave.
 
     Args:

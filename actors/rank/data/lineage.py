@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from fleet.ledger.history import DataHistory, FilesOf, Stretch
 
 from actors.rank.data.catalogue import Catalogue, Located, Place
 from actors.rank.data.sampling import positions_many, sample_indices, shard_size
 from actors.rank.data.windows import Windows
 from fleet.errors import ConfigError
+from fleet.ledger.lineage import DataHistory, FilesOf, Stretch
 from fleet.protocol.records import PERMUTED, STREAMS, WINDOWS, DataRead
 
 AT_ONCE = 1 << 16

@@ -212,12 +212,12 @@ class SplitsItself:
     """
 
     def __init__(self, dataset: IterableDataset[Any], shard: int, shards: int) -> None:
-        self._original, self._info = dataset, Told(shard, shards, dataset)
+        self._original, self._info = dataset, ShardWorkerInfo(shard, shards, dataset)
 
     def make(self, epoch: int) -> Iterator[Any]:
         """The samples of an epoch. Raises ConfigError with the first one, when the dataset has not asked which worker it is."""
         dataset = copy.deepcopy(self._original)
-        self._info = Told(self._info._id, self._info._num_workers, dataset, epoch)
+        self._info = ShardWorkerInfo(self._info._id, self._info._num_workers, dataset, epoch)
         worker._worker_info = self._info  # type: ignore[assignment]  # see Told
         if hasattr(dataset, "set_epoch"):
             dataset.set_epoch(epoch)
@@ -239,7 +239,7 @@ class SplitsItself:
             worker._worker_info = before
 
 
-class Told:
+class ShardWorkerInfo:
     """As torch's WorkerInfo, whose fields are plain attributes: those cannot tell that somebody looked at them, which ``asked`` says."""
 
     def __init__(self, shard: int, shards: int, dataset: Any, epoch: int = 0) -> None:

@@ -14,7 +14,7 @@ from contextlib import contextmanager
 
 from actors.rank.telemetry.recorder import Recorder
 from fleet.cluster.proc import start_ticks
-from fleet.cluster.refusals import told
+from fleet.cluster.refusals import refused_lines
 from fleet.cluster.scheduling import be_prompt
 from fleet.errors import Fenced
 from fleet.protocol.events import EVENTS, Event
@@ -176,7 +176,7 @@ class Client:
                 self.protocol.outbox.extend(self.protocol.status())
                 self._said_s = time.monotonic()
             if self.protocol.incarnation is not None:
-                self.protocol.outbox.extend(told(str(self.protocol.member)))
+                self.protocol.outbox.extend(refused_lines(str(self.protocol.member)))
             if self.protocol.outbox:
                 self.say()
         for message in messages:

@@ -166,7 +166,7 @@ class Membership:
     def _receive_instructions(self, messages: Sequence[Instruction]) -> None:
         """From the listening thread."""
         with self._client.lock:
-            self.rank_machine.hear(*messages)
+            self.rank_machine.receive(*messages)
             self._obey()
 
     def _obey(self) -> None:

@@ -10,7 +10,7 @@ RANKS_A_SECOND = 400
 """So many tell the coordinator what was logged: in a run of 10,000 ranks, figures come every 25 s."""
 
 
-class Told(NamedTuple):
+class LoggedFigures(NamedTuple):
     """As :class:`fleet.protocol.events.Logged` has them."""
 
     shards: tuple[int, ...]
@@ -60,11 +60,11 @@ class ShardLog:
         self._before, self._now = (weights, self._now), {}
 
     @property
-    def told(self) -> Told:
+    def reported(self) -> LoggedFigures:
         """Of the step that was taken last."""
         weights, logged = self._before
         shards = tuple(sorted(weights))
         names = dict.fromkeys(name for shard in shards for name in logged.get(shard, {}))
         values = {(shard, name): float(value) for shard in shards for name, value in logged.get(shard, {}).items()}
         figures = tuple((name, tuple(values.get((shard, name)) for shard in shards)) for name in names)
-        return Told(shards, tuple(weights[shard] for shard in shards), figures)
+        return LoggedFigures(shards, tuple(weights[shard] for shard in shards), figures)

@@ -10,8 +10,8 @@ from typing import Any, SupportsFloat
 import torch
 
 from actors.rank.data.feeds import Feed, Feeds
+from actors.rank.data.reporting import DataReporter
 from actors.rank.data.sampling import seed_shard, seed_step
-from actors.rank.data.telling import Told
 from actors.rank.membership.client import Client
 from actors.rank.step.engine import Engine
 from actors.rank.step.flops import FlopCount
@@ -31,7 +31,7 @@ class Loop:
 
     Attributes:
         attempt: tries to commit a step; None when it will be repeated, or was left.
-        rank: the view rank of this process; ``told`` what the run was told of its data.
+        rank: the view rank of this process; ``reporter`` what the run was told of its data.
         rehearsing: the step at hand is computed for practice, and forgotten; ``rehearsed``: its data, and how many samples a step has.
         committed: the step at hand is committed.
         total: number of steps of the whole run.
@@ -45,7 +45,7 @@ class Loop:
     feeds: Feeds
     attempt: Callable[[Step], Outcome | None]
     rank: int = 0
-    told: Told = field(default_factory=Told)
+    reporter: DataReporter = field(default_factory=DataReporter)
     rehearsing: bool = False
     rehearsed: tuple[Feed, int] | None = None
     committed: bool = False
@@ -140,11 +140,11 @@ class Step:
     def _report_data(self, feed: Feed, batch_size: int) -> None:
         """Once for each data set in each history, not in every step: up to three samples are read for it."""
         here = self._loop.client.protocol.state
-        if not self._loop.told.is_news(feed, batch_size, here.history if here is not None else -1):
+        if not self._loop.reporter.is_news(feed, batch_size, here.history if here is not None else -1):
             return
         recorder, before = self._loop.recorder, self._loop.recorder.code
         recorder.switch(DATA)
-        self._loop.told.tell(feed, self.number, self._loop.client, self._loop.total)
+        self._loop.reporter.report(feed, self.number, self._loop.client, self._loop.total)
         recorder.switch(before)
 
     def _compute(self, shard: int, batch: Any, end: Callable[[int, float], None]) -> Iterator[Any]:

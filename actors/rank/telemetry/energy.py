@@ -59,7 +59,7 @@ class Nvml:
 
 
 class Energy:
-    """Sums the share of this process. ``told`` is (joules, seconds in which they were counted), both 0 without a device."""
+    """Sums the share of this process. ``read`` is (joules, seconds in which they were counted), both 0 without a device."""
 
     def __init__(self) -> None:
         self._device: Device | None = None
@@ -70,7 +70,7 @@ class Energy:
         """Count from now on."""
         self._device, self._before = device, (device.millijoules(), now_s)
 
-    def told(self, now_s: float) -> tuple[float, float]:
+    def read(self, now_s: float) -> tuple[float, float]:
         """Up to now. A device that does not answer any more is asked no more: what it said counts."""
         if self._device is not None and self._before is not None:
             try:
@@ -88,7 +88,7 @@ class Energy:
 
 def metered() -> tuple[float, float]:
     """(joules, seconds) of this process so far; the first time that it computes on a GPU, counting begins."""
-    return _of_this_process().told(time.monotonic()) if torch.cuda.is_initialized() else (0.0, 0.0)
+    return _of_this_process().read(time.monotonic()) if torch.cuda.is_initialized() else (0.0, 0.0)
 
 
 @functools.cache

@@ -27,7 +27,7 @@ class Exchanged:
         self.count = self.hidden_us = self.received_bytes = self.ahead_bytes = 0
 
     @property
-    def told(self) -> tuple[int, int, int, int]:
+    def counts(self) -> tuple[int, int, int, int]:
         """As ``Used`` and ``Usage`` have them."""
         return self.count, self.hidden_us, self.received_bytes, self.ahead_bytes
 

@@ -166,12 +166,12 @@ class PlainJob:
 
     # ---- words
 
-    def hear(self, member: Member, word: Word) -> list[Record]:
+    def receive(self, member: Member, word: Word) -> list[Record]:
         """One word of a rank, in the order in which it was told."""
         rank, records = self._ranks[member.slot], list[Record]()
         if word.what not in (What.MOVED, What.COPIED):
             records += self._surely(rank)
-        rank.hear(word)
+        rank.receive(word)
         match word.what:
             case What.READY:
                 records += [*rank.begun(self._history), *self._form(word)]
@@ -245,7 +245,7 @@ class PlainJob:
 
     # ---- chaos, and the end
 
-    def struck(self, event: FaultReported) -> list[Record]:
+    def injected(self, event: FaultReported) -> list[Record]:
         """What became of a fault. ``aimed`` comes right before the blow: a death that follows at once is known to be injected."""
         if event.phase in ("aimed", "executed"):
             self._injected.update((rank.member, event.fault) for rank in self._ranks.values() if rank.member in event.members)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from fleet.protocol.fault_kinds import TABLE, Performer, kind_of
 
-STRIKES = tuple(kind.name for kind in TABLE if kind.performer in (Performer.AGENT, Performer.LAUNCHER) and not kind.whole_rack)
+INJECTABLE = tuple(kind.name for kind in TABLE if kind.performer in (Performer.AGENT, Performer.LAUNCHER) and not kind.whole_rack)
 """Signals to processes of this machine."""
 
 
@@ -12,4 +12,4 @@ def why_not(kind: str) -> str:
     """Why a fault of another kind does not strike."""
     performer = kind_of(kind).performer
     needed = f"{kind} is done by {performer}" if performer is not None else f"{kind} has no operation"
-    return f"{needed}, and a job that is not Fleet's has none: what can strike it is {', '.join(STRIKES)}"
+    return f"{needed}, and a job that is not Fleet's has none: what can strike it is {', '.join(INJECTABLE)}"

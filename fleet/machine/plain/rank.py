@@ -35,7 +35,7 @@ class RankTime:
         self._code, self._before = INIT, INIT
         self._reported_steps = 0
 
-    def hear(self, word: Word) -> None:
+    def receive(self, word: Word) -> None:
         """One word of the process, in order."""
         match word.what:
             case What.READY:

@@ -29,7 +29,7 @@ FORMS = {
 AWS_SECRET = re.compile(r"(?<![A-Za-z0-9/+_.-])[A-Za-z0-9/+]{40}(?![A-Za-z0-9/+=_.-])")
 MOST_SLASHES = 3
 """More of them in 40 characters are a path."""
-TELLING = re.compile(r"PASSWORD|PASSWD|SECRET|TOKEN|CREDENTIAL|(?:API|ACCESS|PRIVATE)_?KEY(?!_PATH|_FILE)", re.I)
+SECRET_NAMES = re.compile(r"PASSWORD|PASSWD|SECRET|TOKEN|CREDENTIAL|(?:API|ACCESS|PRIVATE)_?KEY(?!_PATH|_FILE)", re.I)
 WAY_OUT = "Leave it out of the file: give the node a role, or name a Secret that has it (kuberay.secret, kuberay.secret_keys)."
 
 
@@ -43,7 +43,7 @@ def in_value(text: str) -> str:
 
 def in_variable(name: str, value: object) -> str:
     """Why the environment variable ``name`` is taken for a secret in clear text; "" where it is not."""
-    if TELLING.search(name) and value not in ("", None):
+    if SECRET_NAMES.search(name) and value not in ("", None):
         return "a variable of this name holds a secret"
     return in_value(value) if isinstance(value, str) else ""
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from actors.rank.data.catalogue import Catalogue, Teller, default_cache
+from actors.rank.data.catalogue import Catalogue, CatalogueReporter, default_cache
 from actors.rank.data.feeds import Feed
 from actors.rank.membership.client import Client
 from fleet.protocol.events import FilesFound, Reads
@@ -15,7 +15,7 @@ MOST = 32
 """So many data sets are told apart. A loop that makes a new one in each step would read samples for it in each."""
 
 
-class Told:
+class DataReporter:
     """Of one rank, over all of its steps.
 
     Args:
@@ -27,7 +27,7 @@ class Told:
         self._last: tuple[Feed, int] | None = None
         self._sizes = (0, 0, -1)
         self._history, self._count = -1, 0
-        self.tellers: dict[str, Teller] = {}
+        self.reporters: dict[str, CatalogueReporter] = {}
 
     def is_news(self, feed: Feed, batch_size: int, history: int) -> bool:
         """Whether the step that begins is read otherwise than the last one, or is the first of its history."""
@@ -38,19 +38,19 @@ class Told:
         self._count += 1
         return True
 
-    def tell(self, feed: Feed, step: int, client: Client, total_steps: int) -> None:
+    def report(self, feed: Feed, step: int, client: Client, total_steps: int) -> None:
         """That ``step`` and those behind it are read from ``feed``; of its files and their digests beside the steps, in a thread."""
         member, sha256 = client.protocol.member, feed.data_sha256
         samples, batch_size, _ = self._sizes
         client.say(Reads(member, samples, batch_size, sha256, total_steps, self._history, step, feed.order))
-        if sha256 in self.tellers or (catalogue := feed.catalogue) is None:
+        if sha256 in self.reporters or (catalogue := feed.catalogue) is None:
             return
 
         def say(first: int, files: tuple[DataFile, ...]) -> None:
             client.say(_found(client, catalogue, first, files))
 
-        self.tellers[sha256] = Teller(catalogue, feed.files, say, self._cache)
-        self.tellers[sha256].start()
+        self.reporters[sha256] = CatalogueReporter(catalogue, feed.files, say, self._cache)
+        self.reporters[sha256].start()
 
 
 def _found(client: Client, catalogue: Catalogue, first: int, files: tuple[DataFile, ...]) -> FilesFound:

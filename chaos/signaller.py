@@ -1,7 +1,7 @@
 """A program that strikes one process a moment later, also the one that started it.
 
-``python chaos/striker.py PIDFD KILL|STOP SECONDS``: SIGKILL, or SIGSTOP and after so many seconds SIGCONT; earlier when who started it is
-gone (its standard input ends then), and when it is told to end itself (SIGTERM). ``python chaos/striker.py -1 SPIN SECONDS`` keeps a core
+``python chaos/signaller.py PIDFD KILL|STOP SECONDS``: SIGKILL, or SIGSTOP and after so many seconds SIGCONT; earlier when who started it is
+gone (its standard input ends then), and when it is told to end itself (SIGTERM). ``python chaos/signaller.py -1 SPIN SECONDS`` keeps a core
 busy for as long. It imports nothing but the standard library: it has to be there at once.
 """
 
