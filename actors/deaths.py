@@ -46,7 +46,7 @@ class Backoff:
 
 
 @dataclass(frozen=True)
-class Verdict:
+class PollVerdict:
     """What to do about one poll.
 
     ``finish``: ranks to report as finished, since all others have. ``restart``: show every failure; the whole group is started anew.
@@ -93,23 +93,23 @@ class DeathWatch:
         slot = self._slots.setdefault(rank, _Slot(now_s))
         self._fail(slot, now_s, early=True)
 
-    def judge(self, conditions: Mapping[int, Condition], now_s: float) -> Verdict:
+    def judge(self, conditions: Mapping[int, Condition], now_s: float) -> PollVerdict:
         """One poll, all ranks. Call it once a poll: it takes note of failures."""
         failed = self._note(conditions, now_s)
         kill = frozenset(rank for rank, condition in conditions.items() if condition is Condition.HUNG)
         others = {rank for rank in conditions if rank not in failed}
         if failed and others and all(conditions[rank] is Condition.DONE for rank in others):
-            return Verdict(finish=frozenset(failed))
+            return PollVerdict(finish=frozenset(failed))
         due = sorted((slot.due_s, rank) for rank, slot in self._slots.items() if rank in failed and slot.due_s <= now_s)
         if failed and not others:
-            return Verdict(restart=len(due) == len(failed))
+            return PollVerdict(restart=len(due) == len(failed))
         unsettled = sorted(rank for rank in others if conditions[rank] in UNSETTLED)
         if failed and unsettled:
-            return Verdict(kill=kill, reason=f"ranks {sorted(failed)} wait for ranks {unsettled} to answer or to be lost")
+            return PollVerdict(kill=kill, reason=f"ranks {sorted(failed)} wait for ranks {unsettled} to answer or to be lost")
         if failed and not due:
-            return Verdict(kill=kill, reason=f"ranks {sorted(failed)} wait: they keep failing soon after their start")
+            return PollVerdict(kill=kill, reason=f"ranks {sorted(failed)} wait: they keep failing soon after their start")
         settled = [rank for _, rank in due if self._slots[rank].failed_s + self.settle_s <= now_s]
-        return Verdict(candidate=settled[0] if settled else None, kill=kill)
+        return PollVerdict(candidate=settled[0] if settled else None, kill=kill)
 
     def _note(self, conditions: Mapping[int, Condition], now_s: float) -> set[int]:
         failed = {rank for rank, condition in conditions.items() if condition in FAILED}

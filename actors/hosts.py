@@ -389,7 +389,7 @@ class AgentHost:
         self._forks.close()
         await asyncio.to_thread(shutil.rmtree, self._folder, ignore_errors=True)
 
-    async def printed(self, known: mirroring.Known) -> list[mirroring.Piece]:
+    async def printed(self, known: mirroring.Known) -> list[mirroring.FilePiece]:
         """What ranks have printed into the node's own folder beyond what is ``known``. Nothing where nodes share a folder."""
         return await asyncio.to_thread(mirroring.pieces, self._folder / FOLDER, ("*.log",), known)
 

@@ -23,7 +23,7 @@ MEASURE_S = 60.0
 Pair = tuple[str, str]
 
 
-class Survey:
+class LinkSurvey:
     """Context manager: an end on each node, which is gone with it. What fails on a node is told with its links; nothing is raised for it.
 
     The calling process must be connected to the cluster. Fleet need not be installed on its nodes: what runs there travels by value.
@@ -39,7 +39,7 @@ class Survey:
         self.failed: dict[str, str] = {}
         """Why a node has no end, a sentence."""
 
-    def __enter__(self) -> Survey:
+    def __enter__(self) -> LinkSurvey:
         secret = secrets.token_bytes(32)
         cloudpickle.register_pickle_by_value(links)
         try:

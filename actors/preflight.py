@@ -17,7 +17,7 @@ import torch
 from actors.rank.membership.process_group import Forming, StoreServer
 from fleet.cluster import secret
 from fleet.errors import FleetError
-from fleet.ledger.health import Measured
+from fleet.ledger.health import MeasuredFigure
 
 MATMUL_SIZE = {"cpu": 512, "cuda": 4096}
 REPEATS = 5
@@ -36,9 +36,9 @@ QUERIES = {
 XID = re.compile(r"NVRM: Xid \((?:PCI:)?([0-9a-fA-F:.]+)\): (\d+)")
 
 
-def measure(fatal_xids: Iterable[int], devices: list[str] | None = None, gather: bool = True) -> list[Measured]:
+def measure(fatal_xids: Iterable[int], devices: list[str] | None = None, gather: bool = True) -> list[MeasuredFigure]:
     """All figures of this machine. ``devices``: torch names; by default the host and each GPU. Some seconds."""
-    found: list[Measured] = []
+    found: list[MeasuredFigure] = []
     for device in devices if devices is not None else ["cpu", *(f"cuda:{index}" for index in range(torch.cuda.device_count()))]:
         found += [*_matmul(device), *_memory(device)]
     return [*found, *(_gather() if gather else []), *_driver(), *_xids(_kernel_log(), frozenset(fatal_xids))]
@@ -65,7 +65,7 @@ def _settle(device: str) -> None:
         torch.cuda.synchronize(device)
 
 
-def _matmul(device: str) -> list[Measured]:
+def _matmul(device: str) -> list[MeasuredFigure]:
     """FLOP/s of a product, and in how many repetitions a bit differs. Whole numbers: their product is exact in any order."""
     size = MATMUL_SIZE[device.partition(":")[0]]
     generator = torch.Generator().manual_seed(1)
@@ -76,10 +76,13 @@ def _matmul(device: str) -> list[Measured]:
     wrong = 0 if truth is None or torch.equal(first.cpu(), truth) else 1
     wrong += sum(not torch.equal(there[0] @ there[1], first) for _ in range(REPEATS))
     seconds = _seconds(device, lambda: there[0] @ there[1])
-    return [Measured("matmul", _where(device), 2 * size**3 / seconds, "FLOP/s"), Measured("matmul_wrong", _where(device), wrong)]
+    return [
+        MeasuredFigure("matmul", _where(device), 2 * size**3 / seconds, "FLOP/s"),
+        MeasuredFigure("matmul_wrong", _where(device), wrong),
+    ]
 
 
-def _memory(device: str) -> list[Measured]:
+def _memory(device: str) -> list[MeasuredFigure]:
     """Bytes read and written a second by a copy, and how many bytes do not hold a pattern and its inverse."""
     size = MEMORY_BYTES[device.partition(":")[0]]
     source, target = (torch.empty(size, dtype=torch.uint8, device=device) for _ in range(2))
@@ -89,10 +92,10 @@ def _memory(device: str) -> list[Measured]:
         target.copy_(source)
         wrong += int((target != pattern).sum())
     seconds = _seconds(device, lambda: target.copy_(source))
-    return [Measured("memory", _where(device), 2 * size / seconds, "B/s"), Measured("memory_wrong", _where(device), wrong)]
+    return [MeasuredFigure("memory", _where(device), 2 * size / seconds, "B/s"), MeasuredFigure("memory_wrong", _where(device), wrong)]
 
 
-def _gather() -> list[Measured]:
+def _gather() -> list[MeasuredFigure]:
     """Two processes of this machine all-gather over gloo. Raises FleetError when they do not come to an end."""
     context = multiprocessing.get_context("spawn")
     store, answers = StoreServer("127.0.0.1"), context.SimpleQueue()
@@ -110,7 +113,7 @@ def _gather() -> list[Measured]:
         raise FleetError(f"two processes of this machine could not all-gather within {GATHER_LIMIT_S:g} s")
     seconds, wrong = (list(column) for column in zip(*(answers.get() for _ in pair), strict=True))
     where = socket.gethostname()
-    return [Measured("gather", where, GATHER_BYTES / max(seconds), "B/s"), Measured("gather_wrong", where, sum(wrong))]
+    return [MeasuredFigure("gather", where, GATHER_BYTES / max(seconds), "B/s"), MeasuredFigure("gather_wrong", where, sum(wrong))]
 
 
 def _gather_rank(rank: int, store: str, answers: Any) -> None:
@@ -126,7 +129,7 @@ def _gather_rank(rank: int, store: str, answers: Any) -> None:
     answers.put((seconds, wrong))
 
 
-def _driver() -> list[Measured]:
+def _driver() -> list[MeasuredFigure]:
     """What NVML knows of each GPU, by way of ``nvidia-smi``; nothing where there is none. A field that a GPU does not have is left out."""
     program = shutil.which("nvidia-smi")
     if program is None:
@@ -136,7 +139,7 @@ def _driver() -> list[Measured]:
     return read_driver(answer.stdout, socket.gethostname()) if answer.returncode == 0 else []
 
 
-def read_driver(text: str, host: str) -> list[Measured]:
+def read_driver(text: str, host: str) -> list[MeasuredFigure]:
     """``nvidia-smi``'s lines as figures: ``Active`` and ``Yes`` are 1."""
     words = {"Active": 1.0, "Yes": 1.0, "Not Active": 0.0, "No": 0.0}
     found = []
@@ -144,7 +147,7 @@ def read_driver(text: str, host: str) -> list[Measured]:
         for (name, unit), value in zip(QUERIES.values(), row[1:], strict=False):
             known = words.get(value, float(value) if value.replace(".", "", 1).isdigit() else None)
             if known is not None:
-                found.append(Measured(name, f"{host} cuda:{row[0]}", known, unit))
+                found.append(MeasuredFigure(name, f"{host} cuda:{row[0]}", known, unit))
     return found
 
 
@@ -157,10 +160,10 @@ def _kernel_log() -> str:
     return answer.stdout if answer.returncode == 0 else ""
 
 
-def _xids(log: str, fatal: frozenset[int]) -> list[Measured]:
+def _xids(log: str, fatal: frozenset[int]) -> list[MeasuredFigure]:
     """How many XIDs of each GPU are in the kernel's log, by bus address; those that end processes apart."""
     counts: dict[tuple[str, str], int] = {}
     for bus, number in XID.findall(log):
         key = ("xid_fatal" if int(number) in fatal else "xid", f"{socket.gethostname()} {bus}")
         counts[key] = counts.get(key, 0) + 1
-    return [Measured(name, where, count) for (name, where), count in sorted(counts.items())]
+    return [MeasuredFigure(name, where, count) for (name, where), count in sorted(counts.items())]

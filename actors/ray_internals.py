@@ -162,11 +162,11 @@ class FixedSize(FixedScalingPolicy):
         """There is nobody to ask."""
 
 
-class Left(Exception):
+class ControllerLeft(Exception):
     """Nobody waits for the controller any more."""
 
 
-class Trainer(DataParallelTrainer):
+class KillableTrainer(DataParallelTrainer):
     """Ray Train's trainer, whose controller is of a class of ours and can be killed."""
 
     controller_class: type[Controller]
@@ -194,7 +194,7 @@ class Trainer(DataParallelTrainer):
         """Wait for it, in turns: Ray's own wait would only end with the process's leave of the cluster. Raises Left."""
         while not ray.wait([call], timeout=TURN_S)[0]:
             if self._left:
-                raise Left
+                raise ControllerLeft
         return ray.get(call)
 
     def leave(self) -> None:

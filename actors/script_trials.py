@@ -19,11 +19,11 @@ from actors.rank.current import within
 from actors.rank.main import user_traceback
 from actors.rank.script import Script
 from actors.rank.trial.recording import Book
-from actors.rank.trial.trial import Plan, Trying, attempt, play, settle, tried
+from actors.rank.trial.trial import TrialPlan, Trying, attempt, play, settle, tried
 from fleet.app.scripts import train_of
 from fleet.cluster.proc import peak_bytes
 from fleet.errors import FleetError
-from fleet.ledger.sameness import HASH, Asked, Trial
+from fleet.ledger.sameness import HASH, Trial, TrialRequest
 from fleet.settings.run import RunSettings
 
 HASHES = "PYTHONHASHSEED"
@@ -48,11 +48,11 @@ class InProcesses:
     def __init__(self, script: Script, settings: RunSettings) -> None:
         self._script, self._settings = script, alone(settings, settings.shards)
 
-    def __call__(self, asked: Asked) -> Trial:
+    def __call__(self, asked: TrialRequest) -> Trial:
         """One trial. Raises ConfigError for a script that cannot be executed or a setting that it refuses, FleetError where it raises."""
         return tried(self._attempted, asked)
 
-    def _attempted(self, asked: Asked, begins: Path | None, ends: Path | None) -> Trial:
+    def _attempted(self, asked: TrialRequest, begins: Path | None, ends: Path | None) -> Trial:
         with _child("2" if HASH in asked.varied else "1", _try, self._script, self._settings, asked, begins, ends) as parent:
             trial: Trial = _received(parent)
         return trial
@@ -100,7 +100,7 @@ def _begin(target: Callable[..., None], end: Connection, *args: Any) -> None:
         end.send(FleetError(f"the script raised {type(error).__name__}: {error}\n\n{user_traceback(error)}"))
 
 
-def _try(end: Connection, script: Script, settings: RunSettings, asked: Asked, begins: Path | None, ends: Path | None) -> None:
+def _try(end: Connection, script: Script, settings: RunSettings, asked: TrialRequest, begins: Path | None, ends: Path | None) -> None:
     end.send(attempt(lambda: train_of(script), settings, asked, begins, ends))
 
 
@@ -151,8 +151,8 @@ def _step_on_request(end: Connection, script: Script, settings: RunSettings, wor
 
     settle(settings)
     with tempfile.TemporaryDirectory(prefix="fleet-trial-") as folder:
-        plan = Plan(steps=NEVER, before=wanted, after=taken, share=world)
-        run = Trying(settings, Path(folder), Asked(timed=True), Book(timed=True), plan)
+        plan = TrialPlan(steps=NEVER, before=wanted, after=taken, share=world)
+        run = Trying(settings, Path(folder), TrialRequest(timed=True), Book(timed=True), plan)
         with within(run):
             play(run, train_of(script))
     end.recv()  # the script has fewer steps than were asked for

@@ -20,7 +20,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from actors import ray_internals
-from actors.deaths import Condition, DeathWatch, Verdict
+from actors.deaths import Condition, DeathWatch, PollVerdict
 
 log = logging.getLogger("ray.train.fleet")
 
@@ -85,7 +85,7 @@ class ShieldedWorkerGroup(ray_internals.SeamedWorkerGroup):
             log.warning("Replacement: %s.", reason)
         self._reason = reason
 
-    def _edit(self, statuses: ray_internals.Statuses, verdict: Verdict, conditions: dict[int, Condition]) -> None:
+    def _edit(self, statuses: ray_internals.Statuses, verdict: PollVerdict, conditions: dict[int, Condition]) -> None:
         """Hide every failure that the controller must not see now."""
         if verdict.restart:
             return

@@ -23,7 +23,7 @@ from actors.asking import ask
 from actors.messages import SettingAnswer, Wanted
 from fleet.cluster import mirroring
 from fleet.cluster.linux import die_with_parent
-from fleet.cluster.mirroring import Known, Piece
+from fleet.cluster.mirroring import FilePiece, Known
 from fleet.cluster.provider import NAMESPACE
 
 DRIVER = "fleet.app.in_cluster"
@@ -36,7 +36,7 @@ PREFIX = "run-"
 
 
 @dataclass(frozen=True, slots=True)
-class Standing:
+class DriverStanding:
     """How far a run's driver is. ``outcome`` is what it left when it ended; ``code`` how its process ended, None while it lives."""
 
     folder: str
@@ -109,7 +109,7 @@ class RunSupervisor:
                 *command, stdin=asyncio.subprocess.DEVNULL, stdout=log, stderr=log, env=environment, preexec_fn=_bound
             )
 
-    async def standing(self) -> Standing:
+    async def standing(self) -> DriverStanding:
         outcome, process = self.folder / OUTCOME, self._process
         result = json.loads(outcome.read_text()) if outcome.exists() else None
         code = process.returncode if process is not None else None
@@ -117,14 +117,14 @@ class RunSupervisor:
             code = None
         if code is not None and result is None and self._stopping and not self._has_journal:
             result = STOPPED  # it was too early for the signal to be anything but the driver's end
-        return Standing(str(self.folder), process.pid if process is not None else 0, self._restarts, code, result)
+        return DriverStanding(str(self.folder), process.pid if process is not None else 0, self._restarts, code, result)
 
     def _goes_on(self, code: int) -> bool:
         """Whether another driver follows one that has ended like this."""
         killed = code < 0 and not (self.folder / OUTCOME).exists() and not self._stopping
         return killed and self._restarts < MOST_RESTARTS
 
-    async def pieces(self, known: Known) -> list[Piece]:
+    async def pieces(self, known: Known) -> list[FilePiece]:
         """What the files of the run have beyond what is ``known``."""
         return await asyncio.to_thread(mirroring.pieces, self.folder, mirroring.RUN, known)
 

@@ -174,7 +174,7 @@ class _Fit:
         return "back"
 
 
-class _Trainer(ray_internals.Trainer):
+class _Trainer(ray_internals.KillableTrainer):
     """Ray Train's trainer with the shielded controller."""
 
     controller_class = ShieldedController

@@ -38,7 +38,7 @@ from fleet.protocol.journal import read_journal
 from fleet.protocol.records import Committed, ProcessLost, ProcessUp, Record, RunEnded
 from fleet.settings.run import Budgets
 from fleet.simulation.fleet_arrivals import draw_arrivals
-from fleet.simulation.fleet_model import FaultClass, FleetModel, Outcome, Tier
+from fleet.simulation.fleet_model import FaultClass, FleetModel, FleetOutcome, Tier
 from fleet.simulation.fleet_run import FleetRun
 from fleet.simulation.rng import derive_seed
 from policies.interval import CheckpointInterval
@@ -249,7 +249,7 @@ def _inside(number: int, seed: int, rates: Callable[[np.random.Generator], dict[
     return found.holds(2 * whole.goodput - half.goodput)
 
 
-def _run(rates: Mapping[str, float], duration_s: float, until_s: float, seed: int) -> Outcome:
+def _run(rates: Mapping[str, float], duration_s: float, until_s: float, seed: int) -> FleetOutcome:
     """The first ``until_s`` of a run of ``duration_s``, under the same faults."""
     arrivals = draw_arrivals(fleet_of(rates, duration_s), seed)
     policy = RECOVERIES["in-place"](Budgets(), float("inf"))

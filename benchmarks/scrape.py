@@ -34,7 +34,7 @@ from benchmarks.harness import Form, left_out, on_the_way
 from chaos.arrivals import save_trace
 from chaos.settings import ChaosSettings
 from dashboards.access import LOOPBACK, Access, Audit
-from dashboards.feeds import Feeds
+from dashboards.feeds import RunFeeds
 from dashboards.metrics.table import RunsCollector
 from dashboards.server import WatchServer
 from fleet.app import plans, recipes
@@ -164,7 +164,7 @@ def _scrapes(world: int, per_rank: bool, repetitions: int) -> tuple[list[float],
 
 @contextmanager
 def _server(root: Path) -> Iterator[WatchServer]:
-    with Feeds(root) as feeds, WatchServer(feeds, Access("w" * 32, None, LOOPBACK), Audit(root / "audit")) as server:
+    with RunFeeds(root) as feeds, WatchServer(feeds, Access("w" * 32, None, LOOPBACK), Audit(root / "audit")) as server:
         yield server
 
 

@@ -21,8 +21,8 @@ from pathlib import Path
 from chaos.catalogue import ASSUMPTIONS, Catalogue, Component, Topology
 from fleet.errors import ConfigError
 from fleet.laws.reliability import weibull_scale_s
-from fleet.planning.traces.trace import Row, as_text, read_trace
-from fleet.protocol.fault_kinds import KINDS, Cost, FaultKind, Place, kind_of
+from fleet.planning.traces.trace import FleetTraceRow, as_text, read_trace
+from fleet.protocol.fault_kinds import KINDS, Cost, FaultKind, FaultPlace, kind_of
 from fleet.protocol.fault_parameters import DURATION, NOTICE, SEVERITY
 from fleet.protocol.types import Fault
 from fleet.simulation.rng import stream
@@ -155,7 +155,7 @@ class _Aim:
         self._length = stream(seed, "chaos", component.name, "duration")
         assumed = ASSUMPTIONS.get(component.name)
         kind = kind_of(component.kind)
-        self._only_nodes = kind.targets == (Place.NODE,)
+        self._only_nodes = kind.targets == (FaultPlace.NODE,)
         self._notice_s = NOTICE.default if kind.announced else 0.0
         self._mean_s = (assumed.duration_s / factor if mean_s is None else mean_s) if assumed and kind.lasts else 0.0
         self._severity = (assumed.severity if severity is None else severity) if assumed and SEVERITY in kind.parameters else 1.0
@@ -230,7 +230,7 @@ def save_trace(faults: Iterable[Fault], path: Path | str) -> None:
 
 def as_trace(faults: Iterable[Fault]) -> str:
     """The CSV of :func:`save_trace`, as text."""
-    return as_text(map(Row, faults))
+    return as_text(map(FleetTraceRow, faults))
 
 
 def load_trace(path: Path | str, *, seed: int = 0, world: int = 1, nodes: int = 1) -> tuple[Fault, ...]:
@@ -250,20 +250,20 @@ def load_trace(path: Path | str, *, seed: int = 0, world: int = 1, nodes: int = 
     return faults
 
 
-def _placed(row: Row, seed: int, world: int, nodes: int) -> Fault:
+def _placed(row: FleetTraceRow, seed: int, world: int, nodes: int) -> Fault:
     """A fault of a fleet, at a place of the run. Lengths that a log does not have are those of a fault by hand."""
     fault, kind = row.fault, _kind(row)
     draw = stream(seed, "chaos", "trace", fault.id)
     slot = node = None
-    if Place.NODE in kind.targets and (fault.node is not None or Place.RANK not in kind.targets):
+    if FaultPlace.NODE in kind.targets and (fault.node is not None or FaultPlace.RANK not in kind.targets):
         node = draw.randrange(nodes) if fault.node is None else fault.node % nodes
-    elif Place.RANK in kind.targets:
+    elif FaultPlace.RANK in kind.targets:
         slot = draw.randrange(world)
     lasts_s = fault.duration_s or (DURATION.default if kind.lasts else 0.0)
     return replace(fault, slot=slot, node=node, duration_s=lasts_s)
 
 
-def _checked(row: Row) -> Fault:
+def _checked(row: FleetTraceRow) -> Fault:
     """A fault of a run, which must name its place, and no number out of bounds."""
     fault, kind = row.fault, _kind(row)
     named = [name for name, place in (("slot", fault.slot), ("node", fault.node)) if place is not None] or [""]
@@ -276,7 +276,7 @@ def _checked(row: Row) -> Fault:
     return fault
 
 
-def _kind(row: Row) -> FaultKind:
+def _kind(row: FleetTraceRow) -> FaultKind:
     if row.fault.kind not in KINDS:
         raise ConfigError(f"{TRACE}.kind", row.fault.kind, f"unknown kind of fault ({row.where})", f"Known: {', '.join(KINDS)}.")
     return KINDS[row.fault.kind]

@@ -78,7 +78,7 @@ class BoundGroup:
             yield from map(int, (self.folder / "cgroup.procs").read_text().split())
 
 
-class Group(BoundGroup):
+class LimitedGroup(BoundGroup):
     """With a limit of memory."""
 
     def __init__(self, parent: Path, limit_bytes: int) -> None:
@@ -107,7 +107,7 @@ def main(pidfd: str, pid: str, lasts_s: str) -> None:
     signal.set_wakeup_fd(writer)
     signal.signal(signal.SIGTERM, lambda *_: None)
     try:
-        group = Group(memory_group(Path(f"/proc/{pid}/cgroup").read_text()), LIMIT_BYTES)
+        group = LimitedGroup(memory_group(Path(f"/proc/{pid}/cgroup").read_text()), LIMIT_BYTES)
     except OSError as error:
         print(error, flush=True)
         raise SystemExit(1) from None

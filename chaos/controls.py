@@ -21,13 +21,13 @@ MOST_WAITING = 32
 
 
 @dataclass(frozen=True, slots=True)
-class Start:
+class StartChaos:
     """Faults that are planned strike again; when none is left, a storm is planned."""
 
 
 @dataclass(frozen=True, slots=True)
-class Stop:
-    """No planned fault strikes until ``Start``."""
+class StopChaos:
+    """No planned fault strikes until ``StartChaos``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +42,7 @@ class Injection:
     fault: Fault
 
 
-Order = Start | Stop | HealAll | Injection
+Order = StartChaos | StopChaos | HealAll | Injection
 
 
 class ChaosControls:
@@ -62,13 +62,13 @@ class ChaosControls:
 
     def start(self) -> str:
         """Let planned faults strike. Returns what will happen."""
-        self._give(Start())
+        self._give(StartChaos())
         self._running = True
         return "planned faults strike; when none is left, a storm is planned"
 
     def stop(self) -> str:
         """Keep planned faults from striking; what has struck heals in its time."""
-        self._give(Stop())
+        self._give(StopChaos())
         self._running = False
         return "no planned fault strikes until chaos is started again"
 
@@ -149,9 +149,9 @@ def obey(orders: Iterable[Order], injector: Injector, now_s: float, storm: Calla
     planned: list[FaultReported] = []
     for order in orders:
         match order:
-            case Stop():
+            case StopChaos():
                 injector.pause(True)
-            case Start():
+            case StartChaos():
                 injector.pause(False)
                 if injector.next_s() == math.inf:
                     later = [dataclasses.replace(f, id=f"{f.id}-at-{now_s:.0f}", at_s=f.at_s + now_s) for f in storm()]

@@ -16,7 +16,7 @@ from fleet.app.expects import FIGURES
 from fleet.errors import ConfigError, RunFailed
 from fleet.ledger.checkers import CHECKERS, OK, VIOLATED
 from fleet.planning.traces.trace import COLUMNS as TRACE_COLUMNS
-from fleet.protocol.fault_kinds import Place, kind_of
+from fleet.protocol.fault_kinds import FaultPlace, kind_of
 from fleet.protocol.journal import read_journal
 from fleet.protocol.records import STOPPED, Committed, DecisionMade, Record
 
@@ -172,7 +172,7 @@ def _check_limits(faults: Sequence[Mapping[str, Any]], chaos: str, limits: Mappi
 
 def _takes_all(fault: Mapping[str, Any]) -> bool:
     kind = kind_of(str(fault.get("kind")))
-    return kind.takes_ranks and kind.targets == (Place.COORDINATOR,)
+    return kind.takes_ranks and kind.targets == (FaultPlace.COORDINATOR,)
 
 
 def _takes_racks(fault: Mapping[str, Any]) -> bool:

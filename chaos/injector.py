@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from chaos.arrivals import burst_of
 from fleet.protocol.domains import place_of
 from fleet.protocol.events import FaultReported
-from fleet.protocol.fault_kinds import BY_HAND, KNOWN_S, Cost, FaultKind, Heal, Performer, Place, drawn, kind_of
+from fleet.protocol.fault_kinds import BY_HAND, KNOWN_S, Cost, FaultKind, FaultPlace, Heal, Performer, drawn, kind_of
 from fleet.protocol.operations import ANNOUNCE, HEAL, START, WITHDRAW, Operation, operation
 from fleet.protocol.operations import HEAD as HEAD_NODE
 from fleet.protocol.operations import STORE as STORE_NODE
@@ -22,7 +22,7 @@ from fleet.protocol.types import Fault, Member, Process
 JOB_WIDE = "software"
 """The component of the catalogue whose blast radius is the job."""
 
-ONE_OF = {Place.COORDINATOR: HEAD_NODE, Place.STORE: STORE_NODE}
+ONE_OF = {FaultPlace.COORDINATOR: HEAD_NODE, FaultPlace.STORE: STORE_NODE}
 """What a run has one of, and what stands for it where nodes have indices."""
 
 WITNESSES = 3
@@ -72,7 +72,7 @@ class ChaosView:
 
 
 @dataclass(frozen=True, slots=True)
-class Action:
+class FaultAction:
     """Perform ``operations``, then hand what came of it to :meth:`Injector.outcome` and send the event that this returns."""
 
     report: FaultReported
@@ -142,7 +142,7 @@ class Injector:
             times.append(self._ahead[-1].at_s)
         return min(times, default=float("inf"))
 
-    def due(self, now_s: float, world: ChaosView) -> list[Action]:
+    def due(self, now_s: float, world: ChaosView) -> list[FaultAction]:
         """What is due at ``now_s``, heals first. Each action's outcome must be given back before the next call."""
         self._settle(world)
         over = [opened for opened in self._open.values() if opened.until_s <= now_s or (self._heal_now and _can_be_healed(opened.fault))]
@@ -152,16 +152,16 @@ class Injector:
             actions.append(self._inject(self._ahead.pop(), now_s, world))
         return actions
 
-    def end(self, now_s: float, world: ChaosView) -> list[Action]:
+    def end(self, now_s: float, world: ChaosView) -> list[FaultAction]:
         """The run is over: let every stopped process go on, and report what was never executed."""
         return self._heal_all(now_s, world, "the run ended before it was due", over=True)
 
-    def call_off(self, now_s: float, world: ChaosView, why: str) -> list[Action]:
+    def call_off(self, now_s: float, world: ChaosView, why: str) -> list[FaultAction]:
         """The run goes on, and no fault strikes any more, whoever orders it: heal everything. Who cannot be reached heals in its time."""
         self._called_off = f"chaos was called off: {why}"
         return self._heal_all(now_s, world, self._called_off, over=False)
 
-    def _heal_all(self, now_s: float, world: ChaosView, why: str, *, over: bool) -> list[Action]:
+    def _heal_all(self, now_s: float, world: ChaosView, why: str, *, over: bool) -> list[FaultAction]:
         self._settle(world)
         actions = [self._heal(opened, now_s, world, over=over) for opened in list(self._open.values())]
         actions += [self._withdraw(announced, now_s, why, over) for announced in list(self._announced.values())]
@@ -169,7 +169,7 @@ class Injector:
             actions.append(_suppressed(self._ahead.pop(), now_s, why))
         return actions
 
-    def outcome(self, action: Action, refusals: Iterable[str | None], now_s: float) -> FaultReported:
+    def outcome(self, action: FaultAction, refusals: Iterable[str | None], now_s: float) -> FaultReported:
         """The event to send, once ``action`` was performed: an executed fault that was refused throughout becomes a suppressed one.
 
         ``refusals`` has one answer for each operation: why it was refused, or None.
@@ -186,12 +186,12 @@ class Injector:
 
     # ---- strike ------------------------------------------------------------------------------------------------------------------------
 
-    def _inject(self, fault: Fault, now_s: float, world: ChaosView) -> Action:
+    def _inject(self, fault: Fault, now_s: float, world: ChaosView) -> FaultAction:
         kind = drawn(fault)
         why = self._common_refusal(fault, kind, world)
         if why is None and kind.targets[0] in ONE_OF:
             return self._inject_only(fault, kind, now_s, world)
-        if why is None and kind.unit is Place.NODE:
+        if why is None and kind.unit is FaultPlace.NODE:
             return self._inject_node(fault, kind, now_s, world)
         targets = self._targets(fault, kind, world)
         why = why or self._rank_refusal(fault, kind, targets, world)
@@ -199,9 +199,9 @@ class Injector:
             return _suppressed(fault, now_s, why)
         members = tuple(target.member for target in targets)
         self._opened(fault, members, now_s)
-        return Action(FaultReported(fault, "executed", now_s, members), _to_ranks(fault, kind, START, targets, world))
+        return FaultAction(FaultReported(fault, "executed", now_s, members), _to_ranks(fault, kind, START, targets, world))
 
-    def _inject_only(self, fault: Fault, kind: FaultKind, now_s: float, world: ChaosView) -> Action:
+    def _inject_only(self, fault: Fault, kind: FaultKind, now_s: float, world: ChaosView) -> FaultAction:
         """What a run has one of: every node is kept from it."""
         hit = ONE_OF[kind.targets[0]]
         orders = _orders(fault, kind, START, (hit,), world)
@@ -213,7 +213,7 @@ class Injector:
             return _suppressed(fault, now_s, "all ranks would be lost, and neither memory nor store holds a state to go on from")
         members = tuple(occupant.member for occupant in world.slots.values()) if deadly else ()
         self._opened(fault, members, now_s, (hit,))
-        return Action(FaultReported(fault, "executed", now_s, members), orders)
+        return FaultAction(FaultReported(fault, "executed", now_s, members), orders)
 
     def _common_refusal(self, fault: Fault, kind: FaultKind, world: ChaosView) -> str | None:
         if kind.performer is None:
@@ -242,7 +242,7 @@ class Injector:
             return f"fewer than {WITNESSES} ranks train: there would be no majority to say which one is wrong"
         return self._too_few(targets, world) if kind.takes_ranks else None
 
-    def _inject_node(self, fault: Fault, kind: FaultKind, now_s: float, world: ChaosView) -> Action:
+    def _inject_node(self, fault: Fault, kind: FaultKind, now_s: float, world: ChaosView) -> FaultAction:
         index = self._node(fault.node, world)
         if index is None:
             return _suppressed(fault, now_s, f"node {fault.node} is not there")
@@ -259,24 +259,24 @@ class Injector:
         members = tuple(target.member for target in targets)
         if kind.announced and fault.id not in self._announced:
             self._announced[fault.id] = _Open(fault, members, now_s + fault.duration_s, hit)
-            return Action(FaultReported(fault, "announced", now_s, members), _orders(fault, kind, ANNOUNCE, hit, world))
+            return FaultAction(FaultReported(fault, "announced", now_s, members), _orders(fault, kind, ANNOUNCE, hit, world))
         self._opened(fault, members, now_s, hit)
-        return Action(FaultReported(fault, "executed", now_s, members), _orders(fault, kind, START, hit, world))
+        return FaultAction(FaultReported(fault, "executed", now_s, members), _orders(fault, kind, START, hit, world))
 
-    def _carry_out(self, announced: _Open, now_s: float, world: ChaosView) -> Action:
+    def _carry_out(self, announced: _Open, now_s: float, world: ChaosView) -> FaultAction:
         """What was announced strikes now, if it may still."""
         action = self._inject(announced.fault, now_s, world)
         del self._announced[announced.fault.id]
         return action if action.operations else self._taken_back(announced, action.report)
 
-    def _withdraw(self, announced: _Open, now_s: float, why: str, over: bool) -> Action:
+    def _withdraw(self, announced: _Open, now_s: float, why: str, over: bool) -> FaultAction:
         del self._announced[announced.fault.id]
         report = FaultReported(announced.fault, "suppressed", now_s, (), why)
-        return Action(report) if over else self._taken_back(announced, report)
+        return FaultAction(report) if over else self._taken_back(announced, report)
 
-    def _taken_back(self, announced: _Open, report: FaultReported) -> Action:
+    def _taken_back(self, announced: _Open, report: FaultReported) -> FaultAction:
         """The run is told that it does not come after all."""
-        return Action(report, tuple(operation(announced.fault, WITHDRAW, node=node) for node in announced.nodes))
+        return FaultAction(report, tuple(operation(announced.fault, WITHDRAW, node=node) for node in announced.nodes))
 
     def _no_room(self, fault: Fault, hit: tuple[int, ...], world: ChaosView) -> str | None:
         """Nodes of one burst count as one, as those of a rack do."""
@@ -358,24 +358,24 @@ class Injector:
         self._announced.pop(report.fault.id, None)
         self._down.discard(report.fault.id)
 
-    def _heal(self, opened: _Open, now_s: float, world: ChaosView, *, over: bool = False) -> Action:
+    def _heal(self, opened: _Open, now_s: float, world: ChaosView, *, over: bool = False) -> FaultAction:
         fault, kind = opened.fault, drawn(opened.fault)
         self._closed(fault)
-        if kind.unit is Place.NODE:
+        if kind.unit is FaultPlace.NODE:
             return self._heal_node(opened, kind, now_s, over, world)
         present = {o.member: o for o in world.slots.values()}
         alive = [present[member] for member in opened.members if member in present]
         detail = "" if alive else "its process was replaced meanwhile"
         needed = kind.heal is Heal.AFTER or (kind.heal is Heal.ITSELF and now_s < opened.until_s)
         operations = _to_ranks(fault, kind, HEAL, alive, world) if needed else ()
-        return Action(FaultReported(fault, "healed", now_s, opened.members, detail), operations)
+        return FaultAction(FaultReported(fault, "healed", now_s, opened.members, detail), operations)
 
-    def _heal_node(self, opened: _Open, kind: FaultKind, now_s: float, over: bool, world: ChaosView) -> Action:
+    def _heal_node(self, opened: _Open, kind: FaultKind, now_s: float, over: bool, world: ChaosView) -> FaultAction:
         """A node that is lost comes back, unless the run is over; what would heal by itself is healed when the run ends before."""
         left = over and kind.heal is Heal.REPAIR
         report = FaultReported(opened.fault, "healed", now_s, opened.members, "the run ended before the node was back" if left else "")
         needed = (kind.heal in (Heal.REPAIR, Heal.AFTER) and not left) or (kind.heal is Heal.ITSELF and now_s < opened.until_s)
-        return Action(report, _orders(opened.fault, kind, HEAL, opened.nodes, world) if needed else ())
+        return FaultAction(report, _orders(opened.fault, kind, HEAL, opened.nodes, world) if needed else ())
 
 
 def _to_ranks(fault: Fault, kind: FaultKind, phase: str, targets: Iterable[Occupant], world: ChaosView) -> tuple[Operation, ...]:
@@ -437,11 +437,13 @@ def _stands_still(fault: Fault) -> bool:
     return any(cost in kind_of(fault.kind).may_cost for cost in (Cost.STILL, Cost.APART))
 
 
-def _suppressed(fault: Fault, now_s: float, why: str) -> Action:
-    return Action(FaultReported(fault, "suppressed", now_s, (), why))
+def _suppressed(fault: Fault, now_s: float, why: str) -> FaultAction:
+    return FaultAction(FaultReported(fault, "suppressed", now_s, (), why))
 
 
-def inject(injector: Injector, actions: Iterable[Action], now_s: float, operate: Callable[[Operation], str | None]) -> list[FaultReported]:
+def inject(
+    injector: Injector, actions: Iterable[FaultAction], now_s: float, operate: Callable[[Operation], str | None]
+) -> list[FaultReported]:
     """Perform ``actions`` one after the other; the events to send. ``operate`` does one operation, and says why not, if not.
 
     For worlds whose time stands still meanwhile.

@@ -174,7 +174,7 @@ class Relay:
         return said.strip()
 
 
-class StoreRelay(Relay):
+class StoreRelayProcess(Relay):
     """The process to which connections to the store go in its place; it ends as a relay does. Raises OSError."""
 
     def __init__(self, host: str, port: int, what: str, seed: int) -> None:
@@ -281,7 +281,7 @@ class LocalLinks:
         kept: Relay | None = None
         try:
             if effect.instead:
-                kept = StoreRelay(hosts[0], port, effect.instead, order.seed)
+                kept = StoreRelayProcess(hosts[0], port, effect.instead, order.seed)
             elif effect.held:
                 kept = Relay(relay.__file__, order.delay_s, order.bytes_per_s, order.jitter_s)
             table = Table(hosts, bool(effect.instead))

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Protocol
 
 from chaos.controls import ChaosControls, obey
-from chaos.injector import Action, ChaosView, Injector
+from chaos.injector import ChaosView, FaultAction, Injector
 from chaos.settings import ChaosSettings, parse_chaos
 from fleet.cluster.clock import Clock
 from fleet.ledger.floor import Floor
@@ -110,7 +110,7 @@ class LiveChaos:
                 return True
         return False
 
-    def _carry_out(self, actions: list[Action], clock: Clock) -> None:
+    def _carry_out(self, actions: list[FaultAction], clock: Clock) -> None:
         """A fault is announced before the blow, so that a death that follows at once is known to be injected."""
         for action in actions:
             if action.operations:

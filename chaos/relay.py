@@ -41,7 +41,7 @@ def mark_of(pid: int) -> int:
     return MARKS + pid
 
 
-class Device:
+class TunDevice:
     """A TUN device of this process, into which the kernel routes packets that have the mark. Raises OSError."""
 
     def __init__(self, mark: int) -> None:
@@ -62,7 +62,7 @@ class Device:
         os.close(self.fd)
 
 
-class Line:
+class DelayLine:
     """When each packet leaves: ``delay_s`` after it came, and no more than ``bytes_per_s`` in all (0: no limit).
 
     With ``jitter_s`` each is up to so much later, evenly: packets that come close to each other change places.
@@ -92,7 +92,7 @@ class Line:
         return max(0.0, self._waiting[0][0] - now_s) if self._waiting else None
 
 
-def relay(device: Device, line: Line, until: int) -> None:
+def relay(device: TunDevice, line: DelayLine, until: int) -> None:
     """Until something comes on the descriptor ``until``, or it ends."""
     while True:
         readable, _, _ = select.select([device.fd, until], [], [], line.wait_s(time.monotonic()))
@@ -117,7 +117,7 @@ def remove_rule(mark: int) -> None:
     _ip("rule", "del", "fwmark", hex(mark), "lookup", str(mark))
 
 
-def _take(fd: int, line: Line) -> None:
+def _take(fd: int, line: DelayLine) -> None:
     """What the kernel has for us, as far as others have to wait no longer for it than a moment."""
     for _ in range(AT_ONCE):
         try:
@@ -146,13 +146,13 @@ def _ip(*words: str) -> str:
 def main(delay_s: float, bytes_per_s: float, jitter_s: float) -> None:
     """Until standard input ends."""
     try:
-        device = Device(mark_of(os.getpid()))
+        device = TunDevice(mark_of(os.getpid()))
     except OSError as error:
         print(error, flush=True)
         raise SystemExit(1) from None
     print("ready", flush=True)
     try:
-        relay(device, Line(delay_s, bytes_per_s, jitter_s, os.getpid()), sys.stdin.fileno())
+        relay(device, DelayLine(delay_s, bytes_per_s, jitter_s, os.getpid()), sys.stdin.fileno())
     finally:
         device.close()
 

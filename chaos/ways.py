@@ -10,7 +10,7 @@ from fleet.protocol.fault_kinds import TABLE, FaultKind, Performer
 
 
 @dataclass(frozen=True, slots=True)
-class Way:
+class PerformerWay:
     """How one performer works, in sentences."""
 
     how: str
@@ -19,41 +19,41 @@ class Way:
     not_for: str
 
 
-WAYS: Mapping[Performer, Way] = {
-    Performer.AGENT: Way(
+WAYS: Mapping[Performer, PerformerWay] = {
+    Performer.AGENT: PerformerWay(
         "Signals to the process by pidfd, so that a PID that another has since is never hit.",
         "nothing",
         "Ranks end with their agent: none stays stopped.",
         "faults of the kernel or of hardware: a stopped process keeps its memory and its connections",
     ),
-    Performer.PROCESS: Way(
+    Performer.PROCESS: PerformerWay(
         "The rank does it to itself, between two shards.",
         "nothing",
         "It ends with the rank.",
         "a check of ECC or of the GPU: bits flip in what the rank holds, as a program sees it",
     ),
-    Performer.HOST: Way(
+    Performer.HOST: PerformerWay(
         "A child of the agent does it a moment later, as the agent itself may be the target.",
         "nothing",
         "The child lets a stopped process go on, and ends, as soon as the agent is gone. A child that is killed leaves it stopped: "
         "`kill -CONT PID`.",
         "a host on which others work: all cores are busy for them, too, and nothing of theirs starts while Ray's daemon is stopped",
     ),
-    Performer.CONFINED: Way(
+    Performer.CONFINED: PerformerWay(
         "A child of the agent moves the process into a memory group without memory; then the process takes some.",
         "root on the node, and cgroups (version 1, or 2 where groups below the process's may have the memory controller)",
         "The child moves who lives back, and removes the group. One that is left when it is killed, too, is empty, and the next agent on "
         "the host removes it.",
         "pressure that slows before it kills: the kernel kills at once",
     ),
-    Performer.COORDINATOR: Way(
+    Performer.COORDINATOR: PerformerWay(
         "A child of the coordinator does it a moment later.",
         "nothing; `stop_gcs` and `kill_gcs` need the coordinator beside the cluster's control store, which it is on a cluster with one "
         "head; `kill_gcs` a cluster that Fleet has started, `disk_slow` root and cgroup version 1",
         "as above",
         "a cluster whose other jobs must not wait: `stop_gcs` stops starts for everybody",
     ),
-    Performer.LINKS: Way(
+    Performer.LINKS: PerformerWay(
         "Rules of the kernel's packet filter, in a table that a child of the agent owns; what is to be late goes through a TUN device, in "
         "which another child holds it back. Where the store refuses credentials, or connections to it are torn, a rule leads them to a "
         "child that answers, or passes on what it is sent and ends it at a byte that is drawn.",
@@ -64,7 +64,7 @@ WAYS: Mapping[Performer, Way] = {
         "such connections, and says so. Nor for the loss of single packets of a burst: what the kernel sends as one is "
         "lost as one",
     ),
-    Performer.LAUNCHER: Way(
+    Performer.LAUNCHER: PerformerWay(
         "SIGKILL to all processes of the run on the node; of a local cluster's node, to Ray's daemon, too.",
         "nothing",
         "What was lost is not brought back.",
@@ -80,7 +80,7 @@ def ways_table() -> str:
     return "\n".join("| " + " | ".join(row) + " |" for row in (heads, ("---",) * len(heads), *rows)) + "\n"
 
 
-def _cells(performer: Performer, way: Way) -> tuple[str, ...]:
+def _cells(performer: Performer, way: PerformerWay) -> tuple[str, ...]:
     kinds = ", ".join(f"`{kind.name}`" for kind in TABLE if _is_by(kind, performer))
     return str(performer), kinds, way.how, way.needs, way.killed, way.not_for
 

@@ -17,11 +17,11 @@ from fleet.errors import ConfigError
 ANSWER_S = 5.0
 
 
-class Gone(Exception):
+class RunGone(Exception):
     """The process that ran the run is not there any more, or does not take orders for it."""
 
 
-class Refused(ConfigError):
+class OrderRefused(ConfigError):
     """What the other process said, word for word."""
 
     def __str__(self) -> str:
@@ -91,9 +91,9 @@ class DistantChaos:
             answer = requests.request(method, self._url, json=body, headers=self._headers, timeout=ANSWER_S)
             content = answer.json()
         except (requests.RequestException, ValueError) as error:
-            raise Gone(type(error).__name__) from error
+            raise RunGone(type(error).__name__) from error
         if answer.status_code == 400:
-            raise Refused(str(content.get("field", "")), "", str(content.get("detail", "refused")))
+            raise OrderRefused(str(content.get("field", "")), "", str(content.get("detail", "refused")))
         if not answer.ok or not isinstance(content, dict):
-            raise Gone(f"status {answer.status_code}")
+            raise RunGone(f"status {answer.status_code}")
         return content

@@ -31,8 +31,8 @@ SILENT_FOR_S = 86_400.0
 """One that fell silent without an end is scraped for so long: who is not there at night still finds the alert in the morning."""
 
 
-class Feed:
-    """One run's follower, kept up to date by :class:`Feeds`; ``body`` is the newest state as JSON, made once for all who look."""
+class RunFeed:
+    """One run's follower, kept up to date by :class:`RunFeeds`; ``body`` is the newest state as JSON, made once for all who look."""
 
     def __init__(self, follower: Follower) -> None:
         self.follower = follower
@@ -88,7 +88,7 @@ class Feed:
         return age_s >= POLL_S if version != self.version else age_s >= AGE_S and self.follower.now_s() is not None
 
 
-class Feeds:
+class RunFeeds:
     """Runs by name. Use as a context manager: a thread of its own reads the journals that are open.
 
     Args:
@@ -98,13 +98,13 @@ class Feeds:
 
     def __init__(self, root: Path, per_rank: bool = False) -> None:
         self.root, self.per_rank = root, per_rank
-        self._open: dict[str, Feed] = {}
+        self._open: dict[str, RunFeed] = {}
         self._ends: dict[Path, tuple[float, bool]] = {}
         self._lock = threading.Lock()
         self._stop, self._wanted = threading.Event(), threading.Event()
         self._thread = threading.Thread(target=self._follow, name="fleet-feeds", daemon=True)
 
-    def __enter__(self) -> Feeds:
+    def __enter__(self) -> RunFeeds:
         self._thread.start()
         return self
 
@@ -121,7 +121,7 @@ class Feeds:
         inside = path.resolve().is_relative_to(self.root.resolve())
         return path if inside and path.is_file() else None
 
-    def get(self, name: str) -> Feed | None:
+    def get(self, name: str) -> RunFeed | None:
         """The feed of run ``name``, opened if need be; None when there is no such run."""
         with self._lock:
             feed = self._open.get(name)
@@ -129,7 +129,7 @@ class Feeds:
                 path = self.journal(name)
                 if path is None:
                     return None
-                feed = self._open[name] = Feed(Follower(path))
+                feed = self._open[name] = RunFeed(Follower(path))
                 self._release()
                 self._wanted.set()
             feed.asked_unix_s = unix_time_s()
@@ -143,7 +143,7 @@ class Feeds:
 
     def adopt(self, name: str, follower: Follower) -> None:
         """Serve run ``name`` from a follower that somebody else keeps up to date."""
-        feed = Feed(follower)
+        feed = RunFeed(follower)
         feed.unread = False
         with self._lock:
             self._open[name] = feed

@@ -23,8 +23,8 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import choose_encoder
 
 from dashboards.access import NOBODY, QUEUE, WRITE, Access, Audit
-from dashboards.control_registry import ControlRegistry, Gone
-from dashboards.feeds import Feed, Feeds
+from dashboards.control_registry import ControlRegistry, RunGone
+from dashboards.feeds import RunFeed, RunFeeds
 from dashboards.identities import Identity
 from dashboards.openapi import openapi
 from dashboards.pages.logs import log_files, log_piece
@@ -82,7 +82,7 @@ class QueuePort(Protocol):
 class Exposition:
     """All metrics as text, computed when somebody scrapes, and at most once in ``SCRAPE_AGE_S``. Safe from any thread."""
 
-    def __init__(self, feeds: Feeds) -> None:
+    def __init__(self, feeds: RunFeeds) -> None:
         self._registry = CollectorRegistry(auto_describe=False)
         self._registry.register(feeds.collector())
         self._made: dict[str, tuple[float, bytes]] = {}
@@ -115,7 +115,7 @@ class WatchServer:
         OSError: the port is in use.
     """
 
-    def __init__(self, feeds: Feeds, access: Access, audit: Audit, host: str = "127.0.0.1", port: int = 0) -> None:
+    def __init__(self, feeds: RunFeeds, access: Access, audit: Audit, host: str = "127.0.0.1", port: int = 0) -> None:
         self._feeds, self._access, self._audit, self._exposition = feeds, access, audit, Exposition(feeds)
         self._host, self._port = host, port
         self._chaos: dict[str, ChaosPort] = {}
@@ -278,7 +278,7 @@ class WatchServer:
         names = {job["name"] for job in waiting}  # one that gave way has a journal, too
         return rows + [row for row in self._feeds.runs() if row["name"] not in names]
 
-    async def _feed(self, request: web.Request) -> Feed:
+    async def _feed(self, request: web.Request) -> RunFeed:
         feed = await asyncio.to_thread(self._feeds.get, request.match_info["run"])
         if feed is None:
             raise web.HTTPNotFound(text="there is no such run")
@@ -335,7 +335,7 @@ class WatchServer:
         finally:
             self._streams -= 1
 
-    async def _stream(self, feed: Feed, answer: web.StreamResponse) -> None:
+    async def _stream(self, feed: RunFeed, answer: web.StreamResponse) -> None:
         assert self._closing is not None
         last, idle_s = b"", 0.0
         while not self._closing.is_set():
@@ -363,7 +363,7 @@ class WatchServer:
         port = await self._port_of(request)
         status = {"running": False, "ended": True, "kinds": [], "places": {}, "slots": 0, "nodes": 0}
         if port is not None:
-            with contextlib.suppress(Gone):  # then it takes no orders, as is said
+            with contextlib.suppress(RunGone):  # then it takes no orders, as is said
                 status = await asyncio.to_thread(port.status)
         return web.json_response(status | {"may": self._right(request) == WRITE})
 
@@ -375,7 +375,7 @@ class WatchServer:
             said, status = await asyncio.to_thread(lambda: (_order(port, asked), port.status()))
         except ConfigError as error:
             return self._refused(request, "chaos", asked, error)
-        except Gone:
+        except RunGone:
             raise self._deaf(request) from None
         self._noted(request, "chaos", asked, said)
         return web.json_response({**status, "said": said}, status=202)

@@ -43,7 +43,7 @@ from policies.straggler.mitigation import Mitigator
 from policies.timeouts import ProgressTimeout
 
 __all__ = [
-    "Circumstances", "Decision", "Plan", "Policies", "Remedy", "Result", "Results", "Shown", "StepTime", "Timings", "Trouble",
+    "Circumstances", "Decision", "Plan", "Policies", "Remedy", "Results", "Shown", "SimulatedResult", "StepTime", "Timings", "Trouble",
     "check_straggler_policy", "made_up", "recorded", "show", "simulate", "small",
 ]  # fmt: skip
 
@@ -76,7 +76,7 @@ class Policies:
 
 
 @dataclass(frozen=True)
-class Result:
+class SimulatedResult:
     """One simulated run.
 
     Attributes:
@@ -117,20 +117,20 @@ class Result:
         return "\n".join([f"seed {self.seed}: {self.violated or self.status}: {self.why or self.reason}", *self.trace])
 
 
-class Results(Sequence[Result]):
+class Results(Sequence[SimulatedResult]):
     """Simulated runs, in order of their seeds."""
 
-    def __init__(self, runs: Iterable[Result]) -> None:
+    def __init__(self, runs: Iterable[SimulatedResult]) -> None:
         self._runs = tuple(runs)
 
     def __len__(self) -> int:
         return len(self._runs)
 
-    def __getitem__(self, index: int) -> Result:  # type: ignore[override]
+    def __getitem__(self, index: int) -> SimulatedResult:  # type: ignore[override]
         return self._runs[index]
 
     @property
-    def violated(self) -> list[Result]:
+    def violated(self) -> list[SimulatedResult]:
         """The runs in which an invariant did not hold: there the policy, or Fleet, is wrong."""
         return [run for run in self._runs if run.violated]
 
@@ -182,10 +182,10 @@ def _plan(world: str | Plan, seed: int, faults: Sequence[Trouble] | None) -> Pla
     return plan if faults is None else with_troubles(plan, tuple(faults))
 
 
-def _run(plan: Plan, policies: Policies) -> Result:
+def _run(plan: Plan, policies: Policies) -> SimulatedResult:
     outcome: Outcome = World(plan, policies.machine).run()
     world = outcome.world
-    return Result(
+    return SimulatedResult(
         plan.seed, plan, outcome.status, outcome.reason, outcome.broken, outcome.complaint, tuple(world.journal), world.clock.now_s,
         outcome.trace, policies,
     )  # fmt: skip

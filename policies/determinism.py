@@ -21,12 +21,12 @@ from fleet.ledger.sameness import (
     RANK,
     SEEDED,
     VARIED,
-    Asked,
     Call,
     Difference,
-    Kept,
-    Mark,
+    KeptValue,
     Trial,
+    TrialMark,
+    TrialRequest,
 )  # fmt: skip
 
 AGAIN, TOGETHER, WROTE = "again", "together", "written"
@@ -34,7 +34,7 @@ AGAIN, TOGETHER, WROTE = "again", "together", "written"
 
 
 @dataclass(frozen=True, slots=True)
-class Cost:
+class FormCost:
     """What a deterministic form costs: medians of ``step_s``, as it is and with the form; 0 where there is no form to switch on.
 
     ``module_s``: of all forwards of the module in a step, 0 where it has none. ``holds``: whether the difference is gone with the form.
@@ -49,7 +49,7 @@ class Cost:
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
+class DeterminismFinding:
     """What differs, where it differed first, why, and what to do about it.
 
     Attributes:
@@ -69,41 +69,41 @@ class Finding:
     reason: str
     way_out: str
     calls: tuple[Call, ...] = ()
-    kept: tuple[Kept, ...] = ()
+    kept: tuple[KeptValue, ...] = ()
     operation: str = ""
-    cost: Cost | None = None
+    cost: FormCost | None = None
     forms: tuple[str, ...] = ()
 
 
-Run = Callable[[Asked], Trial]
+Run = Callable[[TrialRequest], Trial]
 
 
-def examine(run: Run) -> list[Finding]:
+def examine(run: Run) -> list[DeterminismFinding]:
     """Try, and say what differs; none: a clean script. The trials are few where nothing differs: once, once more, with all varied, and by a
     process that comes late.
 
     Where something differs without anything being varied, that alone is told: what else there is cannot be seen behind it.
     """
-    first = run(Asked())
+    first = run(TrialRequest())
     if (mark := sameness.written(first)) is not None:
         return [_written(mark)]
-    found = sameness.first_difference(first, run(Asked()))
+    found = sameness.first_difference(first, run(TrialRequest()))
     if found is not None:
         return [_judged(found, AGAIN, first, run)]
-    found = sameness.first_difference(first, run(Asked(AT_ONCE)))
+    found = sameness.first_difference(first, run(TrialRequest(AT_ONCE)))
     if found is None:
         return _when_late(first, run)
-    again = sameness.first_difference(first, run(Asked()))  # by chance both were the same before
+    again = sameness.first_difference(first, run(TrialRequest()))  # by chance both were the same before
     if again is not None:
         return [_judged(again, AGAIN, first, run)]
-    singly = {one: sameness.first_difference(first, run(Asked(frozenset({one})))) for one in VARIED if one in AT_ONCE}
+    singly = {one: sameness.first_difference(first, run(TrialRequest(frozenset({one})))) for one in VARIED if one in AT_ONCE}
     findings = [_judged(difference, one, first, run) for one, difference in singly.items() if difference is not None]
     late = [] if singly[ORDER] is not None else _when_late(first, run)  # what shards leave behind, steps leave, too
     return [*findings, *late] or [_judged(found, TOGETHER, first, run)]
 
 
-def _when_late(first: Trial, run: Run) -> list[Finding]:
-    found = sameness.difference_when_late(first, run(Asked(frozenset({LATE}))))
+def _when_late(first: Trial, run: Run) -> list[DeterminismFinding]:
+    found = sameness.difference_when_late(first, run(TrialRequest(frozenset({LATE}))))
     return [] if found is None else [_judged(found, LATE, first, run)]
 
 
@@ -111,22 +111,22 @@ REPEATS = 2
 """Of a timed trial as it is and with a form, in turns."""
 
 
-def priced(found: Finding, run: Run) -> Finding:
+def priced(found: DeterminismFinding, run: Run) -> DeterminismFinding:
     """With what its deterministic form costs: the first form with which the difference is gone is timed against the script as it is."""
     keys = _keys(found.varied)
     held = next((form for form in found.forms if _holds(form, keys, run)), "")
     plain, formed = list[Trial](), list[Trial]()
     for _ in range(REPEATS):
-        plain.append(run(Asked(timed=True)))
+        plain.append(run(TrialRequest(timed=True)))
         if held:
-            formed.append(run(Asked(timed=True, form=held)))
-    cost = Cost(held, _step_s(plain), _step_s(formed), _module_s(plain, found.place), _module_s(formed, found.place), bool(held))
+            formed.append(run(TrialRequest(timed=True, form=held)))
+    cost = FormCost(held, _step_s(plain), _step_s(formed), _module_s(plain, found.place), _module_s(formed, found.place), bool(held))
     return replace(found, cost=cost)
 
 
 def _holds(form: str, keys: frozenset[str], run: Run) -> bool:
-    base = run(Asked(form=form))
-    return sameness.first_difference(base, run(Asked(keys, form=form))) is None
+    base = run(TrialRequest(form=form))
+    return sameness.first_difference(base, run(TrialRequest(keys, form=form))) is None
 
 
 def _step_s(trials: Sequence[Trial]) -> float:
@@ -137,23 +137,25 @@ def _module_s(trials: Sequence[Trial], place: str) -> float:
     return statistics.median([(trial.module_s or {}).get(place, 0.0) for trial in trials] or [0.0])
 
 
-def _written(mark: Mark) -> Finding:
+def _written(mark: TrialMark) -> DeterminismFinding:
     place = sameness.owner(mark.where)
     reason = "the forward writes to it, so what the next shard computes depends on which shards were computed before, and by whom"
     way_out = "Keep the change for step.on_commit(fn), or compute with a copy: functional forms such as weight / weight.norm()."
-    return Finding(place, f"parameter {mark.where}", WROTE, "written", reason, way_out)
+    return DeterminismFinding(place, f"parameter {mark.where}", WROTE, "written", reason, way_out)
 
 
-def _judged(found: Difference, varied: str, first: Trial, run: Run) -> Finding:
+def _judged(found: Difference, varied: str, first: Trial, run: Run) -> DeterminismFinding:
     place = found.place
     at = (found.at.step, found.at.shard) if varied in (ORDER, LATE) else None
-    base, other = run(Asked(inside=place, at=at)), run(Asked(_keys(varied), inside=place, at=at))
+    base, other = run(TrialRequest(inside=place, at=at)), run(TrialRequest(_keys(varied), inside=place, at=at))
     operation = sameness.first_operation(base, other)
     calls = suspects((*other.calls, *first.calls), place, ASKS.get(varied, ()))
     threads = other.set_threads or first.set_threads
     cause, reason, way_out, forms = likely(found, varied, operation, calls, threads)
     name = operation.where if operation is not None else ""
-    return Finding(place, described(found), varied, cause, reason, way_out, calls, sameness.changed(base, other), name, forms=forms)
+    return DeterminismFinding(
+        place, described(found), varied, cause, reason, way_out, calls, sameness.changed(base, other), name, forms=forms
+    )
 
 
 def _keys(varied: str) -> frozenset[str]:
@@ -201,7 +203,7 @@ Likely = tuple[str, str, str, tuple[str, ...]]
 SEED_IT = "Draw from torch, random or numpy's global generators: Fleet seeds them for each shard. Or make the generator from run.seed."
 
 
-def likely(found: Difference, varied: str, operation: Mark | None, calls: Sequence[Call], threads: bool) -> Likely:
+def likely(found: Difference, varied: str, operation: TrialMark | None, calls: Sequence[Call], threads: bool) -> Likely:
     """(cause in a word, reason, way out, deterministic forms that can be tried)."""
     kinds = {call.kind for call in calls}
     if varied == AGAIN:
@@ -212,7 +214,7 @@ def likely(found: Difference, varied: str, operation: Mark | None, calls: Sequen
     return OTHERWISE[varied]
 
 
-def _by_chance(found: Difference, operation: Mark | None, kinds: set[str]) -> Likely:
+def _by_chance(found: Difference, operation: TrialMark | None, kinds: set[str]) -> Likely:
     """Nothing was varied, and it came out otherwise."""
     if operation is not None and operation.chance:
         reason = f"{operation.where} draws from a generator that is not seeded by Fleet: one of its own, or one that the script has seeded"

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from scipy.special import gammaincc
 
 from fleet.errors import ConfigError
-from fleet.ledger.health import History, Incident
+from fleet.ledger.health import NodeHistory, NodeIncident
 from fleet.protocol.decisions import Decision, Lemon
 from fleet.settings.fields import setting
 
@@ -46,7 +46,7 @@ class Lemons:
             if not 0 < getattr(self, name) < 1:
                 raise ConfigError(f"lemons.{name}", getattr(self, name), "must lie between 0 and 1")
 
-    def judge(self, history: History, now_h: float) -> Decision:
+    def judge(self, history: NodeHistory, now_h: float) -> Decision:
         """Action ``admit`` or ``keep_out``. Raises ConfigError for an incident of a kind that has no weight."""
         faults = sum(self._weight(incident) * self._fade(now_h - incident.at_h) for incident in history.incidents)
         hours = sum(self._faded_hours(now_h - end, now_h - begin) for begin, end in history.stretches)
@@ -68,14 +68,14 @@ class Lemons:
         shape, exposure = self.prior_faults + faults, self.prior_faults / self.fleet_rate_per_h + hours
         return float(gammaincc(shape, self.factor * self.fleet_rate_per_h * exposure))
 
-    def keep_out(self, histories: Sequence[History], now_h: float) -> dict[str, Decision]:
+    def keep_out(self, histories: Sequence[NodeHistory], now_h: float) -> dict[str, Decision]:
         """Node -> decision for each node that stays out; the most certain first, no more than ``share_max`` of all."""
         judged = [(self.judge(history, now_h), history.node) for history in histories]
         bad = [(-_certain(decision), node, decision) for decision, node in judged if decision.action == "keep_out"]
         room = math.floor(self.share_max * len(histories))
         return {node: decision for _, node, decision in sorted(bad, key=lambda item: item[:2])[:room]}
 
-    def _weight(self, incident: Incident) -> float:
+    def _weight(self, incident: NodeIncident) -> float:
         if incident.kind not in WEIGHTS:
             raise ConfigError("lemons.kind", incident.kind, "has no weight", f"Known: {', '.join(WEIGHTS)}.")
         return WEIGHTS[incident.kind]
@@ -92,7 +92,7 @@ def _certain(decision: Decision) -> float:
     return decision.payload.lemon_probability if isinstance(decision.payload, Lemon) else 1.0
 
 
-def fleet_rate_per_h(histories: Iterable[History], prior_rate_per_h: float, prior_faults: float = 1.0) -> float:
+def fleet_rate_per_h(histories: Iterable[NodeHistory], prior_rate_per_h: float, prior_faults: float = 1.0) -> float:
     """Faults of an ordinary node an hour, from what all nodes did: the posterior mean with the prior worth ``prior_faults``.
 
     The most faulty tenth of the nodes is left out, so that lemons do not make themselves look ordinary.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import statistics
 from collections.abc import Iterable, Sequence
 
-from fleet.ledger.health import FAIL, PASS, WARN, Check, Measured
+from fleet.ledger.health import FAIL, PASS, WARN, HealthCheck, MeasuredFigure
 from fleet.protocol.decisions import Checked, Decision
 
 MUST_BE_ZERO = {
@@ -29,7 +29,7 @@ FATAL_XIDS = frozenset({48, 63, 64, 74, 79, 92, 94, 95, 119, 120, 140})
 """Double-bit ECC, row remapping, NVLink, fallen off the bus, GSP and uncontained errors (NVIDIA, XID Errors)."""
 
 
-def judge(figures: Sequence[Measured]) -> list[Check]:
+def judge(figures: Sequence[MeasuredFigure]) -> list[HealthCheck]:
     """One check for each figure, in order. Speeds are compared with the median of the same figure elsewhere, where there are three."""
     speeds: dict[str, list[float]] = {}
     for one in figures:
@@ -37,21 +37,21 @@ def judge(figures: Sequence[Measured]) -> list[Check]:
     return [_judged(one, speeds[one.name]) for one in figures]
 
 
-def _judged(one: Measured, alike: Sequence[float]) -> Check:
+def _judged(one: MeasuredFigure, alike: Sequence[float]) -> HealthCheck:
     if one.name in MUST_BE_ZERO and one.value:
-        return Check(one, FAIL, MUST_BE_ZERO[one.name])
+        return HealthCheck(one, FAIL, MUST_BE_ZERO[one.name])
     if one.name in SHOULD_BE_ZERO and one.value:
-        return Check(one, WARN, SHOULD_BE_ZERO[one.name])
+        return HealthCheck(one, WARN, SHOULD_BE_ZERO[one.name])
     if one.name == "temperature" and one.value >= HOT_C:
-        return Check(one, WARN, f"{HOT_C:g} C or more: it will be slowed down")
+        return HealthCheck(one, WARN, f"{HOT_C:g} C or more: it will be slowed down")
     if one.name in AT_LEAST and len(alike) >= 3:
         typical = statistics.median(alike)
         if one.value < AT_LEAST[one.name] * typical:
-            return Check(one, FAIL, f"{one.value / typical:.0%} of the {typical:.3g} {one.unit} that its like have in the middle")
-    return Check(one, PASS)
+            return HealthCheck(one, FAIL, f"{one.value / typical:.0%} of the {typical:.3g} {one.unit} that its like have in the middle")
+    return HealthCheck(one, PASS)
 
 
-def admit(checks: Iterable[Check]) -> Decision:
+def admit(checks: Iterable[HealthCheck]) -> Decision:
     """Action ``admit`` or ``keep_out``: a node with a failed check joins no view; a warning is only told."""
     checks = list(checks)
     failed = [check for check in checks if check.verdict == FAIL]

@@ -7,25 +7,25 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from fleet.errors import ConfigError
-from fleet.ledger.health import History, Incident
+from fleet.ledger.health import NodeHistory, NodeIncident
 
 NAME = "nodes.jsonl"
 
 
-def load(path: Path) -> list[History]:
+def load(path: Path) -> list[NodeHistory]:
     """One history for each node, of all its runs; none when there is no file yet. Raises ConfigError naming a line that is no record."""
-    found: dict[str, History] = {}
+    found: dict[str, NodeHistory] = {}
     for number, line in enumerate(path.read_text(encoding="utf-8").splitlines() if path.exists() else (), start=1):
         try:
             one = _decoded(json.loads(line))
         except (ValueError, KeyError, TypeError) as error:
             raise ConfigError("nodes", f"{path}:{number}", f"is no record of a node: {error}", "Delete the line, or the file.") from error
-        before = found.get(one.node, History(one.node))
-        found[one.node] = History(one.node, before.stretches + one.stretches, before.incidents + one.incidents)
+        before = found.get(one.node, NodeHistory(one.node))
+        found[one.node] = NodeHistory(one.node, before.stretches + one.stretches, before.incidents + one.incidents)
     return list(found.values())
 
 
-def append(path: Path, histories: Iterable[History]) -> None:
+def append(path: Path, histories: Iterable[NodeHistory]) -> None:
     """Add what nodes did in one run. One write, so that two runs that end together do not mix their lines."""
     lines = [
         json.dumps({"node": one.node, "stretches": one.stretches, "incidents": [_plain(each) for each in one.incidents]})
@@ -37,16 +37,16 @@ def append(path: Path, histories: Iterable[History]) -> None:
             file.write("".join(line + "\n" for line in lines))
 
 
-def _plain(incident: Incident) -> list[object]:
+def _plain(incident: NodeIncident) -> list[object]:
     return [incident.at_h, incident.kind, incident.run]
 
 
-def _decoded(line: dict[str, object]) -> History:
+def _decoded(line: dict[str, object]) -> NodeHistory:
     stretches, incidents = line["stretches"], line["incidents"]
     if not isinstance(stretches, list) or not isinstance(incidents, list):
         raise TypeError("stretches and incidents are lists")
-    return History(
+    return NodeHistory(
         str(line["node"]),
         tuple((float(begin), float(end)) for begin, end in stretches),
-        tuple(Incident(float(at_h), str(kind), str(run)) for at_h, kind, run in incidents),
+        tuple(NodeIncident(float(at_h), str(kind), str(run)) for at_h, kind, run in incidents),
     )

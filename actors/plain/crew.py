@@ -44,14 +44,14 @@ class RankReported:
 
 
 @dataclass(frozen=True, slots=True)
-class Gone:
+class RankGone:
     """The process of a rank has ended. ``at_s``: when that was seen."""
 
     member: Member
     at_s: float
 
 
-Event = Came | RankReported | Gone
+Event = Came | RankReported | RankGone
 
 
 class _Rank:
@@ -125,7 +125,7 @@ class Crew:
         for member, rank in list(self._ranks.items()):
             if rank.pidfd in ready:
                 yield from (RankReported(member, word) for word in rank.words())
-                yield Gone(member, self._clock.now_s())
+                yield RankGone(member, self._clock.now_s())
                 self._drop(member)
         for rank in list(self._unknown):
             for word in rank.words():

@@ -25,7 +25,7 @@ SOCKET, LOGS = "FLEET_PLAIN_SOCKET", "FLEET_PLAIN_LOGS"
 """Variables of the environment: where the command listens, and where ranks print."""
 
 
-class Line:
+class JobLine:
     """To the command that has started the job. A process that was forked off this one says nothing."""
 
     def __init__(self, address: str) -> None:
@@ -50,10 +50,10 @@ class Line:
             raise SystemExit("the command that has started this job is gone")
 
 
-class Watch:
+class ScriptWatch:
     """What a rank tells of its script."""
 
-    def __init__(self, line: Line) -> None:
+    def __init__(self, line: JobLine) -> None:
         self._line, self._steps, self._trains = line, 0, False
         self._optimizer: int | None = None
 
@@ -157,7 +157,7 @@ def print_to(path: Path) -> None:
     sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
 
 
-def run(line: Line, script: str, arguments: list[str]) -> None:
+def run(line: JobLine, script: str, arguments: list[str]) -> None:
     """The script, as ``python script arguments`` would run it."""
     sys.argv = [script, *arguments]
     sys.path[0] = str(Path(script).resolve().parent)
@@ -178,10 +178,10 @@ def main() -> None:
     die_with_parent()
     rank, launch = int(os.environ["RANK"]), int(os.environ["TORCHELASTIC_RESTART_COUNT"])
     print_to(Path(os.environ[LOGS]) / f"rank-{rank}.{launch}.log")
-    line = Line(os.environ[SOCKET])
+    line = JobLine(os.environ[SOCKET])
     line.say("up", rank=rank, launch=launch, pid=os.getpid())
     line.wait()
-    Watch(line).begin()
+    ScriptWatch(line).begin()
     run(line, sys.argv[1], sys.argv[2:])
 
 

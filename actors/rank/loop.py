@@ -25,7 +25,7 @@ from actors.rank.fsdp.taken import Unit, mesh_of_one, take_over
 from actors.rank.home import Home
 from actors.rank.membership.client import Client
 from actors.rank.membership.membership import Membership
-from actors.rank.once import Figures, OneOfAll, name_of
+from actors.rank.once import EvaluationFigures, OneOfAll, name_of
 from actors.rank.rank_injector import RankInjector
 from actors.rank.rehearsing import rehearsing
 from actors.rank.state.saving import PartsPort, Saver, model_state
@@ -34,7 +34,7 @@ from actors.rank.state.tracking import tracked
 from actors.rank.state.weights import hollow
 from actors.rank.step.engine import Engine
 from actors.rank.step.flops import FlopCount
-from actors.rank.step.outcome import Outcome
+from actors.rank.step.outcome import ReductionOutcome
 from actors.rank.step.step import Loop, Step
 from actors.rank.telemetry import usage
 from actors.rank.telemetry.energy import metered
@@ -107,7 +107,7 @@ class Run:
         self._suspect: int | None = None
         self._attempted: Step | None = None
         self._step: Step | None = None
-        self._outcome: Outcome | None = None
+        self._outcome: ReductionOutcome | None = None
         self._mutated_us = 0
         self._concluded = False
 
@@ -320,7 +320,7 @@ class Run:
         where: str | None = self.once(export, name=f"save {target}")
         return where
 
-    def evaluate(self, fn: Callable[[], Mapping[str, float]], *, every: int = 1) -> Figures | None:
+    def evaluate(self, fn: Callable[[], Mapping[str, float]], *, every: int = 1) -> EvaluationFigures | None:
         """Once every ``every`` committed steps, ``fn()`` runs on one rank; its figures go to the journal, and to all ranks.
 
         Call it on all ranks, after ``commit``. The others go on, and wait in their next reduction, or when they look at a figure. It may
@@ -337,7 +337,7 @@ class Run:
         if not self._loop.committed or self._here().step % every:
             return None
         key = self._one.key(self._here(), name_of(fn))
-        figures = Figures(lambda: self._one.do(key, lambda before: self._judged(self._alone(fn), before)))
+        figures = EvaluationFigures(lambda: self._one.do(key, lambda before: self._judged(self._alone(fn), before)))
         self._owe(figures.fetch)
         return figures
 
@@ -435,7 +435,7 @@ class Run:
     def _judged(self, figures: Mapping[str, float], before: Any) -> dict[str, Any]:
         for name, value in figures.items():
             self.measure(name, float(value))
-        return Figures.judged(figures, before)
+        return EvaluationFigures.judged(figures, before)
 
     def close(self) -> None:
         """The train function has returned. Returns when the run is over. Raises LoopError when it has not come to the end of its loop."""
@@ -458,13 +458,13 @@ class Run:
         return {
             moves.Hold: self._hold,
             moves.Reset: lambda move: self._trained.reset(),
-            moves.Share: self._share,
+            moves.AssignShards: self._share,
             moves.ViewJoined: lambda move: self._pay(move.view),
             moves.Reduce: self._reduce,
             moves.Repeat: self._repeat,
             moves.Apply: self._apply,
             moves.Advance: self._follow,
-            moves.Committed: self._finish_step,
+            moves.StepCommitted: self._finish_step,
             moves.Expect: lambda move: self._trained.expect(),
             moves.Save: self._save,
             moves.Digest: self._digest,
@@ -475,7 +475,7 @@ class Run:
         assert self._engine is not None
         return self._engine
 
-    def _attempt(self, step: Step) -> Outcome | None:
+    def _attempt(self, step: Step) -> ReductionOutcome | None:
         """Reduce and apply one step. None when the loop body has to run again first: for shards of a lost rank, or from another state."""
         self._attempted, self._outcome = step, None
         self._go_on()
@@ -486,7 +486,7 @@ class Run:
         self._trained.body.leave()
         self._trained.hold()
 
-    def _share(self, move: moves.Share) -> None:
+    def _share(self, move: moves.AssignShards) -> None:
         self._membership.joined()
         view, arriving = move.view, self._rank_machine.arriving
         here = arriving.state if arriving is not None else self._here()
@@ -496,7 +496,7 @@ class Run:
             self._recorder.switch(COMPUTE)
         self._recorder.place(view.generation, here.history, here.step)
 
-    def _reduce(self, move: moves.Reduce) -> Outcome:
+    def _reduce(self, move: moves.Reduce) -> ReductionOutcome:
         if not move.early:
             return self._trained.reduce(move.offer)
         self._recorder.paused = True  # whatever it does meanwhile, it is being restored
@@ -508,7 +508,7 @@ class Run:
     def _repeat(self, move: moves.Repeat) -> None:
         """Every rank sees the same losses, so all repeat the step together, once: a flipped bit goes away, a wrong model does not."""
         reduced, step = move.reduced, self._attempted
-        assert isinstance(reduced, Outcome) and step is not None
+        assert isinstance(reduced, ReductionOutcome) and step is not None
         if self._suspect == step.number and reduced.hopeless:
             shard = reduced.culprit
             raise NonFiniteError(f"step {step.number}, shard {shard}: {reduced.why}, and again when it was computed once more")
@@ -516,7 +516,7 @@ class Run:
         self._report(reduced)
         self._trained.repeat()
 
-    def _report(self, reduced: Outcome) -> None:
+    def _report(self, reduced: ReductionOutcome) -> None:
         if self._loop.rank == 0:
             owner = self._rank_machine.view.members[reduced.owner] if reduced.owner >= 0 else None
             shard = -1 if reduced.culprit is None else reduced.culprit
@@ -524,7 +524,7 @@ class Run:
             self._client.say(event)
 
     def _apply(self, move: moves.Apply) -> None:
-        assert isinstance(move.reduced, Outcome)
+        assert isinstance(move.reduced, ReductionOutcome)
         if move.reduced.why:
             self._report(move.reduced)
         self._outcome = move.reduced
@@ -546,9 +546,9 @@ class Run:
         self._recorder.commit(max(self._mutated_us, now_us()))
         self._loop.committed = True
 
-    def _finish_step(self, move: moves.Committed) -> None:
+    def _finish_step(self, move: moves.StepCommitted) -> None:
         step, reduced = self._attempted, move.reduced
-        assert step is not None and isinstance(reduced, Outcome)
+        assert step is not None and isinstance(reduced, ReductionOutcome)
         self._note_commit()
         self._trained.finish(lambda: self._tell(step, reduced.loss))
 

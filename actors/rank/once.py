@@ -55,7 +55,7 @@ class OneOfAll:
         return _plain(move.key, self._fn(json.loads(move.before or "null")))
 
 
-class Figures(Mapping[str, float]):
+class EvaluationFigures(Mapping[str, float]):
     """What an evaluation came to, on every rank: a mapping from names to numbers, with the same numbers on all of them.
 
     Who looks at it waits until it is there. It is true in itself, so ``if figures:`` waits for nothing.

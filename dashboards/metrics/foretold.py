@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
-from fleet.ledger.forecast import Forecast, Interval, forecast
+from fleet.ledger.forecast import Forecast, MeanInterval, forecast
 from fleet.ledger.summary import LedgerSummary
 
 Samples = Iterable[tuple[tuple[str, ...], float]]
 
 
-def foretold(read: Callable[[Forecast], Interval]) -> Callable[[LedgerSummary], Samples]:
+def foretold(read: Callable[[Forecast], MeanInterval]) -> Callable[[LedgerSummary], Samples]:
     """A mean, and the bounds of its 90% interval; nothing before training has begun."""
 
     def samples(summary: LedgerSummary) -> Samples:

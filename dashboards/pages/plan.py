@@ -10,7 +10,7 @@ from pathlib import Path
 import jinja2
 
 from fleet.laws.checkpointing import goodput
-from fleet.planning.plan import Plan, days, notes
+from fleet.planning.plan import FleetPlan, days, notes
 from fleet.planning.sweep import Point
 from fleet.planning.words import TIER_NAMES, sections, sweep_row
 
@@ -20,7 +20,7 @@ PALETTE = ("#0f9d78", "#d55e00", "#0072b2", "#e69f00", "#c777a9", "#56b4e9", "#6
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class BarPiece:
     """A part of a bar, in percent of its width."""
 
     name: str
@@ -43,7 +43,7 @@ class Chart:
     mark: tuple[float, float] | None
 
 
-def render_plan(plan: Plan, field: str, points: Sequence[Point]) -> str:
+def render_plan(plan: FleetPlan, field: str, points: Sequence[Point]) -> str:
     """The page of a plan, with plots over the ``points`` of a sweep of ``field``."""
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(Path(__file__).parents[1] / "templates"), autoescape=True, trim_blocks=True, lstrip_blocks=True
@@ -62,7 +62,7 @@ def render_plan(plan: Plan, field: str, points: Sequence[Point]) -> str:
     )
 
 
-def _headline(plan: Plan) -> list[tuple[str, str, str]]:
+def _headline(plan: FleetPlan) -> list[tuple[str, str, str]]:
     """(figure, name, what it means)."""
     bill = plan.bill
     return [
@@ -75,20 +75,20 @@ def _headline(plan: Plan) -> list[tuple[str, str, str]]:
     ]
 
 
-def _bars(plan: Plan) -> list[tuple[str, list[Piece]]]:
+def _bars(plan: FleetPlan) -> list[tuple[str, list[BarPiece]]]:
     lost = {"steps that are kept": plan.faults.goodput, **plan.faults.losses}
     return [("Where a step goes", _pieces(plan.step.shares)), ("Where the wall clock goes", _pieces(lost))]
 
 
-def _pieces(shares: Mapping[str, float]) -> list[Piece]:
-    found, start = list[Piece](), 0.0
+def _pieces(shares: Mapping[str, float]) -> list[BarPiece]:
+    found, start = list[BarPiece](), 0.0
     for number, (name, share) in enumerate(each for each in shares.items() if each[1] > 0):
-        found.append(Piece(name, f"{share:.2%}", 100 * start, 100 * share, PALETTE[min(number, len(PALETTE) - 1)]))
+        found.append(BarPiece(name, f"{share:.2%}", 100 * start, 100 * share, PALETTE[min(number, len(PALETTE) - 1)]))
         start += share
     return found
 
 
-def _sweep_charts(plan: Plan, field: str, points: Sequence[Point]) -> list[Chart]:
+def _sweep_charts(plan: FleetPlan, field: str, points: Sequence[Point]) -> list[Chart]:
     good = [point for point in points if point.plan and isinstance(point.value, (int, float)) and point.value > 0]
     if len(good) < 2:
         return []
@@ -101,7 +101,7 @@ def _sweep_charts(plan: Plan, field: str, points: Sequence[Point]) -> list[Chart
     ]
 
 
-def _interval_charts(plan: Plan) -> list[Chart]:
+def _interval_charts(plan: FleetPlan) -> list[Chart]:
     """Goodput of each checkpoint tier for intervals around the chosen one."""
     charts = []
     for tier in (each for each in plan.faults.tiers if each.blocked_s > 0):

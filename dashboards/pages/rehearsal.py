@@ -13,7 +13,7 @@ WIDTH, LEFT = 560.0, 40.0
 
 
 @dataclass(frozen=True, slots=True)
-class Bar:
+class GoodputBar:
     """One goodput on the common axis, in pixels; ``low`` and ``high`` bound its interval."""
 
     name: str
@@ -30,7 +30,7 @@ def render_rehearsal(
     """The page. ``rows`` are (what, goodput, remark), ``spans`` the same as (value, low, high); ``facts`` is ``Rehearsal.to_dict``."""
     least = min(low for _, low, _ in spans)
     origin = max(0.0, least - 0.1 * (1.0 - least))
-    bars = [Bar(*row, *(_pixel(value, origin) for value in span)) for row, span in zip(rows, spans, strict=True)]
+    bars = [GoodputBar(*row, *(_pixel(value, origin) for value in span)) for row, span in zip(rows, spans, strict=True)]
     ticks = [(_pixel(origin + (1 - origin) * n / 4, origin), f"{origin + (1 - origin) * n / 4:.0%}") for n in range(5)]
     folder = Path(__file__).parents[1] / "templates"
     environment = jinja2.Environment(loader=jinja2.FileSystemLoader(folder), autoescape=True, undefined=jinja2.StrictUndefined)

@@ -57,7 +57,7 @@ class Bar:
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class SlotRow:
     """One slot's bars; ``y`` is their upper edge."""
 
     slot: int
@@ -159,14 +159,14 @@ def _x(s: LedgerSummary, at_s: float) -> float:
     return LEFT + WIDTH * min(1.0, max(0.0, (at_s - s.started_s) / (s.wall_s or 1.0)))
 
 
-def _rows(s: LedgerSummary, timeline: Timeline) -> list[Row]:
+def _rows(s: LedgerSummary, timeline: Timeline) -> list[SlotRow]:
     """Slots in order; when there are too many, those that lost the most time."""
     lost = [sum(value for name, value in slot.items() if name not in STEP_NAMES) for slot in s.slots]
     chosen = sorted(sorted(range(len(lost)), key=lambda slot: (-lost[slot], slot))[:MAX_SLOTS])
     together = 1
     while sum(len(timeline.segments(slot, together)) for slot in chosen) > MAX_SEGMENTS:
         together *= 2
-    return [Row(slot, ROW * number, _bars(s, timeline, slot, together)) for number, slot in enumerate(chosen)]
+    return [SlotRow(slot, ROW * number, _bars(s, timeline, slot, together)) for number, slot in enumerate(chosen)]
 
 
 def _bars(s: LedgerSummary, timeline: Timeline, slot: int, together: int) -> list[Bar]:

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from dashboards.trackers.port import Place, Tracker
+from dashboards.trackers.port import Tracker, TrackerPlace
 from fleet.app.extras import need
 from fleet.errors import ConfigError
 from fleet.settings.track import TrackSettings
@@ -64,8 +64,8 @@ def made(name: str, run: Path, settings: TrackSettings, environment: Mapping[str
     return tracker
 
 
-def _place(name: str, run: Path, settings: TrackSettings, environment: Mapping[str, str]) -> Place:
+def _place(name: str, run: Path, settings: TrackSettings, environment: Mapping[str, str]) -> TrackerPlace:
     if name == "tensorboard":
-        return Place(folder=Path(settings.folder, run.name) if settings.folder else run / "tensorboard")
+        return TrackerPlace(folder=Path(settings.folder, run.name) if settings.folder else run / "tensorboard")
     urls = {"mlflow": settings.mlflow_url or environment.get(MLFLOW_URL, ""), "otel": settings.otlp_url}
-    return Place(settings.project, run / "track", urls.get(name, ""))
+    return TrackerPlace(settings.project, run / "track", urls.get(name, ""))

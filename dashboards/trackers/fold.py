@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from dashboards.metrics.spec import COUNTER, MetricSpec
 from dashboards.metrics.table import METRICS
-from dashboards.trackers.port import FAULT, LOSS, NOTE, ROLLBACK, Begun, Ended, Facts, Figures, Item, Mark
+from dashboards.trackers.port import FAULT, LOSS, NOTE, ROLLBACK, Begun, Ended, Item, RunFacts, TrackedFigures, TrackedMark
 from dashboards.trackers.spans import SpanFold
 from fleet.ledger.goodput import Ledger
 from fleet.ledger.happenings import Line, Narrator
@@ -104,9 +104,9 @@ class TrackFold:
             case RunEnded():
                 self._open_end = record
             case DataRead():
-                yield Facts({f"data.{name}": str(getattr(record, name)) for name in DATA})
+                yield RunFacts({f"data.{name}": str(getattr(record, name)) for name in DATA})
             case Measurement(state=state, name=name, value=value, at_s=at_s):
-                yield Figures(state.step, {name: value}, self._unix_s(at_s))
+                yield TrackedFigures(state.step, {name: value}, self._unix_s(at_s))
         yield from self._happened(self._narrator.take(record, self._now_s))
         yield from self._spans.take(record)
         if self._now_s >= self._due_s and not self.ended:
@@ -122,17 +122,17 @@ class TrackFold:
         yield from self._spans.close(ended)
         yield Ended(ended.status, ended.reason, self._unix_s(ended.at_s))
 
-    def _sample(self) -> Figures:
+    def _sample(self) -> TrackedFigures:
         summary = self._ledger.summary()
         self._due_s = self._now_s + max(self._every_s, SPARSER * (self._now_s - summary.started_s))
-        return Figures(summary.steps, values_of(summary), self._unix_s(self._now_s))
+        return TrackedFigures(summary.steps, values_of(summary), self._unix_s(self._now_s))
 
-    def _happened(self, lines: Iterable[Line]) -> Iterator[Mark]:
+    def _happened(self, lines: Iterable[Line]) -> Iterator[TrackedMark]:
         for line in lines:
             kind = KINDS.get(line.mark, NOTE)
             self._marks[kind] += 1
             self.report_lines.append(str(line))
-            yield Mark(kind, self._marks[kind], line.text, self._ledger.step, self._unix_s(self._began_s + line.at_s))
+            yield TrackedMark(kind, self._marks[kind], line.text, self._ledger.step, self._unix_s(self._began_s + line.at_s))
 
     @property
     def _began_s(self) -> float:

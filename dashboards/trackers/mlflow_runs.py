@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from dashboards.trackers.port import Begun, Ended, Facts, Figures, Mark, Place, Span, TrackerAway, short
+from dashboards.trackers.port import Begun, Ended, RunFacts, Span, TrackedFigures, TrackedMark, TrackerAway, TrackerPlace, short
 
 ENVIRONMENT = {
     "MLFLOW_DISABLE_TELEMETRY": "true",  # Fleet sends nothing to anybody whom its user has not named
@@ -38,10 +38,10 @@ NEVER = ("INVALID_PARAMETER_VALUE", "BAD_REQUEST", "MALFORMED_REQUEST")
 class MlflowRuns:
     """One run in the experiment ``place.project`` of the server ``place.url``."""
 
-    wants: tuple[type, ...] = (Begun, Figures, Facts, Mark, Ended)
+    wants: tuple[type, ...] = (Begun, TrackedFigures, RunFacts, TrackedMark, Ended)
     anew = False
 
-    def __init__(self, place: Place) -> None:
+    def __init__(self, place: TrackerPlace) -> None:
         for name, value in ENVIRONMENT.items():
             os.environ.setdefault(name, value)
         from mlflow import MlflowClient
@@ -92,7 +92,7 @@ class MlflowRuns:
     def facts(self, facts: Mapping[str, str]) -> None:
         self._tag(facts)
 
-    def mark(self, mark: Mark) -> None:
+    def mark(self, mark: TrackedMark) -> None:
         self.figures(mark.step, {f"marks/{mark.kind}": float(mark.number)}, mark.at_s)
         if mark.number <= MOST_MARKS:
             self._tag({f"{mark.kind}.{mark.number:04d}": f"step {mark.step}: {mark.text}"})

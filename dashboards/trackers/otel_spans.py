@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from dashboards.trackers import spans
-from dashboards.trackers.port import Begun, Ended, Mark, Place, Span, TrackerAway
+from dashboards.trackers.port import Begun, Ended, Span, TrackedMark, TrackerAway, TrackerPlace
 
 MOST = 500
 """A request has so many spans."""
@@ -25,7 +25,7 @@ class OtelSpans:
     wants: tuple[type, ...] = (Begun, Span)
     anew = False
 
-    def __init__(self, place: Place) -> None:
+    def __init__(self, place: TrackerPlace) -> None:
         from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
         from opentelemetry.sdk.resources import SERVICE_NAME, Resource
         from opentelemetry.sdk.util.instrumentation import InstrumentationScope
@@ -48,7 +48,7 @@ class OtelSpans:
     def facts(self, facts: Mapping[str, str]) -> None:
         """Facts are for other trackers."""
 
-    def mark(self, mark: Mark) -> None:
+    def mark(self, mark: TrackedMark) -> None:
         """What happened is a span itself, where it took time."""
 
     def span(self, span: Span) -> None:

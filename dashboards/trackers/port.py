@@ -29,7 +29,7 @@ class Begun:
 
 
 @dataclass(frozen=True, slots=True)
-class Figures:
+class TrackedFigures:
     """Values by name, at ``step``. ``at_s`` is Unix time, here and below."""
 
     step: int
@@ -38,7 +38,7 @@ class Figures:
 
 
 @dataclass(frozen=True, slots=True)
-class Mark:
+class TrackedMark:
     """Something that happened. ``number`` counts marks of this ``kind``, from 1 on."""
 
     kind: str
@@ -49,7 +49,7 @@ class Mark:
 
 
 @dataclass(frozen=True, slots=True)
-class Facts:
+class RunFacts:
     """What became known of the run after its beginning, such as the digest of its data: texts by dotted name."""
 
     facts: Mapping[str, str]
@@ -77,11 +77,11 @@ class Ended:
     at_s: float
 
 
-Item = Begun | Figures | Mark | Facts | Span | Ended
+Item = Begun | TrackedFigures | TrackedMark | RunFacts | Span | Ended
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class TrackerPlace:
     """Where a tracker writes, as settings and environment say. ``folder`` is for trackers that write files."""
 
     project: str = "fleet"
@@ -117,7 +117,7 @@ class Tracker(Protocol):
     def facts(self, facts: Mapping[str, str]) -> None:
         """Texts about the run."""
 
-    def mark(self, mark: Mark) -> None:
+    def mark(self, mark: TrackedMark) -> None:
         """Something happened."""
 
     def span(self, span: Span) -> None:

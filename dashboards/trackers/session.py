@@ -15,7 +15,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from dashboards.trackers.fold import ORDER, Numbered, TrackFold
-from dashboards.trackers.port import Begun, Ended, Facts, Figures, Item, Mark, Span, Tracker, TrackerAway
+from dashboards.trackers.port import Begun, Ended, Item, RunFacts, Span, TrackedFigures, TrackedMark, Tracker, TrackerAway
 from fleet.errors import ConfigError
 from fleet.protocol.journal import JournalTail
 from fleet.protocol.records import Record
@@ -36,7 +36,7 @@ Wait = Callable[[float], bool]
 
 
 @dataclass
-class Standing:
+class TrackerStanding:
     """How far a run's way to a tracker is.
 
     Attributes:
@@ -69,24 +69,24 @@ class Standing:
 
 
 def path_of(folder: Path, tracker: str) -> Path:
-    """The file of a :class:`Standing`, in a run's folder."""
+    """The file of a :class:`TrackerStanding`, in a run's folder."""
     return folder / FOLDER / f"{tracker}.json"
 
 
-def standing(folder: Path, tracker: str) -> Standing:
+def standing(folder: Path, tracker: str) -> TrackerStanding:
     """How far the run in ``folder`` is; from nothing, when nobody has begun, or a file says something else."""
     try:
         said = json.loads(path_of(folder, tracker).read_text())
-        return Standing(**said)
+        return TrackerStanding(**said)
     except FileNotFoundError:
-        return Standing(tracker)
+        return TrackerStanding(tracker)
     except (OSError, ValueError, TypeError) as error:
         log.warning("%s is not used: %s", path_of(folder, tracker), error)
-        return Standing(tracker)
+        return TrackerStanding(tracker)
 
 
-class Kept:
-    """A :class:`Standing` in its file, by one process at a time. Raises ConfigError when another one has it."""
+class StandingFile:
+    """A :class:`TrackerStanding` in its file, by one process at a time. Raises ConfigError when another one has it."""
 
     def __init__(self, folder: Path, tracker: str) -> None:
         self._path = path_of(folder, tracker)
@@ -113,7 +113,7 @@ class Kept:
         self._lock.close()
 
 
-class Session:
+class TrackerSession:
     """One run on its way to one tracker.
 
     Args:
@@ -129,7 +129,7 @@ class Session:
         self,
         journal: Path,
         tracker: Tracker,
-        kept: Kept,
+        kept: StandingFile,
         every_s: float,
         artefacts: Callable[[Sequence[str]], Sequence[Path]],
         wait: Wait,
@@ -139,7 +139,7 @@ class Session:
         self._journal, self._every_s, self._skip = journal, every_s, -1
         self._given, self._begun = 0, False
 
-    def run(self, over: Callable[[], bool]) -> Standing:
+    def run(self, over: Callable[[], bool]) -> TrackerStanding:
         """Send what there is and what comes, until ``over`` says that the journal does not grow any more, and all of it has arrived, or
         the time is up. Raises LedgerError and JournalError where the journal is damaged."""
         at = self._kept.standing
@@ -191,11 +191,11 @@ class Session:
     def _say(self, item: Item) -> None:
         tracker = self._tracker
         match item:
-            case Figures(step=step, values=values, at_s=at_s):
+            case TrackedFigures(step=step, values=values, at_s=at_s):
                 tracker.figures(step, values, at_s)
-            case Facts(facts=facts):
+            case RunFacts(facts=facts):
                 tracker.facts(facts)
-            case Mark():
+            case TrackedMark():
                 tracker.mark(item)
             case Span():
                 tracker.span(item)

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from dashboards.trackers.port import Begun, Ended, Facts, Figures, Mark, Place, Span, TrackerAway
+from dashboards.trackers.port import Begun, Ended, RunFacts, Span, TrackedFigures, TrackedMark, TrackerAway, TrackerPlace
 
 SUFFIX = ".fleet"
 """Of our files' names: others in the folder are left alone."""
@@ -20,10 +20,10 @@ SUFFIX = ".fleet"
 class TensorBoardEvents:
     """One run in ``place.folder``."""
 
-    wants: tuple[type, ...] = (Begun, Figures, Facts, Mark, Ended)
+    wants: tuple[type, ...] = (Begun, TrackedFigures, RunFacts, TrackedMark, Ended)
     anew = True
 
-    def __init__(self, place: Place) -> None:
+    def __init__(self, place: TrackerPlace) -> None:
         self.refused, self.why, self.where = 0, "", str(place.folder)
         self._folder = place.folder
         self._writer: Any = None
@@ -52,7 +52,7 @@ class TensorBoardEvents:
         for name, value in facts.items():
             self._text(name, value, 0, 0.0)
 
-    def mark(self, mark: Mark) -> None:
+    def mark(self, mark: TrackedMark) -> None:
         self._text(f"marks/{mark.kind}", mark.text, mark.step, mark.at_s)
         self.figures(mark.step, {f"marks/{mark.kind}": float(mark.number)}, mark.at_s)
 

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from dashboards.trackers.port import Begun, Ended, Facts, Figures, Mark, Place, Span, TrackerAway, short
+from dashboards.trackers.port import Begun, Ended, RunFacts, Span, TrackedFigures, TrackedMark, TrackerAway, TrackerPlace, short
 
 ENVIRONMENT = {"WANDB_ERROR_REPORTING": "false", "WANDB_SILENT": "true"}
 """For this process, unless its user has said otherwise: Fleet sends nothing to anybody whom its user has not named."""
@@ -21,9 +21,9 @@ OFFLINE = ("offline", "dryrun")
 class WandbRuns:
     """One run in the project ``place.project``. Offline, what an earlier process wrote is removed, and all is written anew."""
 
-    wants: tuple[type, ...] = (Begun, Figures, Facts, Mark, Ended)
+    wants: tuple[type, ...] = (Begun, TrackedFigures, RunFacts, TrackedMark, Ended)
 
-    def __init__(self, place: Place) -> None:
+    def __init__(self, place: TrackerPlace) -> None:
         for name, value in ENVIRONMENT.items():
             os.environ.setdefault(name, value)
         self.refused, self.why, self.where = 0, "", ""
@@ -55,7 +55,7 @@ class WandbRuns:
         with _taking():
             self._run.config.update(dict(facts), allow_val_change=True)
 
-    def mark(self, mark: Mark) -> None:
+    def mark(self, mark: TrackedMark) -> None:
         with _taking():
             number, text = f"marks/{mark.kind}", f"marks/{mark.kind}_text"
             self._run.log({number: mark.number, text: mark.text, "step": mark.step, "at_s": mark.at_s})

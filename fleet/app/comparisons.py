@@ -13,7 +13,7 @@ from fleet.errors import ConfigError
 from fleet.ledger.goodput import Ledger
 from fleet.ledger.summary import LedgerSummary
 from fleet.protocol.journal import read_journal
-from fleet.simulation.compare import Sequential, Verdict, compare
+from fleet.simulation.compare import PairedVerdict, Sequential, compare
 from fleet.simulation.fleet_model import Partial
 from policies.recovery import RECOVERIES
 
@@ -51,7 +51,7 @@ def runs_named(names: Sequence[str], storage: Path) -> list[Path]:
 
 def of_simulated(
     first: Scenario, second: Scenario, pairs: int, seed: int, alpha: float, least: float, report_to: Callable[[int], None], partial: Partial
-) -> Verdict:
+) -> PairedVerdict:
     """Both on one trace after another, until it is decided, ``pairs`` are used up, or ``partial`` says stop."""
     if pairs < 1:
         raise ConfigError("pairs", pairs, "must be at least 1", "The nearest valid value is 1.")
@@ -68,12 +68,12 @@ def of_simulated(
     return list(compare(goodputs(), Sequential(alpha, least=least)))[-1]
 
 
-def complete(found: Mapping[str, Verdict], wanted: Sequence[str], pairs: int) -> bool:
+def complete(found: Mapping[str, PairedVerdict], wanted: Sequence[str], pairs: int) -> bool:
     """Whether each of ``wanted`` was compared until it was decided, or with as many pairs as were allowed."""
     return all(name in found and (found[name].decided or found[name].pairs >= pairs) for name in wanted)
 
 
-def of_recorded(texts: Sequence[str], storage: Path, alpha: float, least: float) -> Verdict:
+def of_recorded(texts: Sequence[str], storage: Path, alpha: float, least: float) -> PairedVerdict:
     """Goodput of recorded runs, pair by pair. Raises ConfigError when a pair is no pair, or its runs did not meet the same faults."""
     found = []
     for text in texts:
@@ -100,7 +100,7 @@ def _check_pair(text: str, one: LedgerSummary, other: LedgerSummary) -> None:
         raise ConfigError("--recorded", text, reason, "Make both runs with the same --chaos and --seed.")
 
 
-def sentence(first: str, second: str, verdict: Verdict, alpha: float) -> str:
+def sentence(first: str, second: str, verdict: PairedVerdict, alpha: float) -> str:
     """The verdict in words."""
     words = {
         "first": f"{first} loses less than {second}", "second": f"{second} loses less than {first}",

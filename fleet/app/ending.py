@@ -29,7 +29,7 @@ MOST_RANGES = 4
 
 
 @dataclass(frozen=True, slots=True)
-class Context:
+class EndContext:
     """What the report does not know.
 
     Args:
@@ -49,7 +49,7 @@ class Context:
     returns: int = 0
 
 
-def ending(data: Mapping[str, Any], context: Context) -> list[tuple[str, str]]:
+def ending(data: Mapping[str, Any], context: EndContext) -> list[tuple[str, str]]:
     """(head, words) of each line. ``data`` is the report's JSON, with ``twin`` where one has run."""
     lines = [
         ("run", _happened(data)),
@@ -95,7 +95,7 @@ def _lost(data: Mapping[str, Any]) -> str:
     return ", ".join(words + ([f"the rest {rest / allocated:.1%}"] if rest else [])) or "nothing"
 
 
-def _faults(data: Mapping[str, Any], context: Context) -> str:
+def _faults(data: Mapping[str, Any], context: EndContext) -> str:
     counts = data["counts"]
     kinds = [f"{phases['executed']} {kind}" for kind, phases in counts["faults_by_kind"].items() if phases.get("executed")]
     lost = f"{counts['in_view_losses']} rank{'' if counts['in_view_losses'] == 1 else 's'} lost while training"
@@ -154,7 +154,7 @@ def _factors(found: Mapping[str, Any]) -> str:
     return str(Factors(found["scheduling"], found["runtime"], found["program"], found["rests_on"]))
 
 
-def _saved(data: Mapping[str, Any], context: Context) -> str:
+def _saved(data: Mapping[str, Any], context: EndContext) -> str:
     step = saved_step(data["checkpoints"])
     if step is None and context.again:
         return "nothing that could be seen: torch.save has written no file while it trained"
@@ -171,7 +171,7 @@ def saved_step(checkpoints: Sequence[Mapping[str, Any]]) -> int | None:
     return int(kept[-1]["state"][1]) if kept else None
 
 
-def _next(data: Mapping[str, Any], context: Context) -> list[tuple[str, str]]:
+def _next(data: Mapping[str, Any], context: EndContext) -> list[tuple[str, str]]:
     run = shlex.quote(context.run) + (f" --storage {shlex.quote(context.storage)}" if context.storage else "")
     saved = any(each["phase"] == "durable" and each["level"] == "store" for each in data["checkpoints"])
     more = [("more", f"fleet report {run}, fleet logs {run}")]
@@ -190,7 +190,7 @@ def _resume(run: str, returns: int) -> str:
     return f"fleet run --resume {run}" + (", which begins from an older checkpoint: it came to the same step twice" if returns else "")
 
 
-def _of_plain(data: Mapping[str, Any], run: str, context: Context) -> str:
+def _of_plain(data: Mapping[str, Any], run: str, context: EndContext) -> str:
     if data["status"] in (COMPLETED, UNSAVED):
         return f"fleet compare {run} RUN, with a run of Fleet's under the same --chaos and --seed"
     return f"{context.again}, which goes on from what the script finds; what it printed: fleet logs {run}"

@@ -22,7 +22,7 @@ from fleet.errors import ConfigError
 HELD, VIOLATED, UNKNOWN = "held", "violated", "could not be told"
 
 
-class Exit(IntEnum):
+class ExperimentExit(IntEnum):
     """Exit codes of ``fleet experiment run``."""
 
     HELD = 0
@@ -32,7 +32,7 @@ class Exit(IntEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class ProbeVerdict:
     """Of one probe: what it gave, and what was tolerated."""
 
     probe: str
@@ -43,11 +43,11 @@ class Verdict:
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class ExperimentOutcome:
     """Of a whole experiment. ``failed`` says why its method came to no end, empty when it did; ``floor``: its faults were called off."""
 
     title: str
-    verdicts: tuple[Verdict, ...]
+    verdicts: tuple[ProbeVerdict, ...]
     failed: str = ""
     floor: bool = False
 
@@ -57,15 +57,15 @@ class Outcome:
         return sum(one.verdict == HELD for one in self.verdicts)
 
     @property
-    def exit_code(self) -> Exit:
+    def exit_code(self) -> ExperimentExit:
         """Held only when there is a probe, and every one was. Faults that were called off have shown nothing, whatever probes say."""
         if self.floor:
-            return Exit.FLOOR
-        return Exit.HELD if 0 < self.held == len(self.verdicts) and not self.failed else Exit.NOT_HELD
+            return ExperimentExit.FLOOR
+        return ExperimentExit.HELD if 0 < self.held == len(self.verdicts) and not self.failed else ExperimentExit.NOT_HELD
 
     def to_dict(self) -> dict[str, Any]:
         """As JSON."""
-        probes = [{name: getattr(one, name) for name in Verdict.__slots__} for one in self.verdicts]
+        probes = [{name: getattr(one, name) for name in ProbeVerdict.__slots__} for one in self.verdicts]
         return {"title": self.title, "exit_code": int(self.exit_code), "failed": self.failed, "floor": self.floor, "probes": probes}
 
 
@@ -99,19 +99,19 @@ def _check_names(provider: Mapping[str, Any]) -> None:
         raise ConfigError(f"{provider['func']}.name", name, "is not known", f"Known: {', '.join(known)}.")
 
 
-def run(experiment: Mapping[str, Any]) -> Outcome:
+def run(experiment: Mapping[str, Any]) -> ExperimentOutcome:
     """Carry out its method, ask its probes, and roll back in any case. Raises ConfigError when the method is refused before it begins."""
     settings = _settings(experiment)
     try:
         failed = _carry_out(experiment["method"], settings)
         cut = failed or experiments.cut_off()
         verdicts = tuple(_less_violated(judge(probe, settings), cut) for probe in _probes(experiment))
-        return Outcome(experiment["title"], verdicts, failed, experiments.stopped_by_floor())
+        return ExperimentOutcome(experiment["title"], verdicts, failed, experiments.stopped_by_floor())
     finally:
         _carry_out(experiment.get("rollbacks") or [], settings)
 
 
-def _less_violated(verdict: Verdict, cut: str) -> Verdict:
+def _less_violated(verdict: ProbeVerdict, cut: str) -> ProbeVerdict:
     """What can be said of an experiment that was ``cut`` off, for that reason; empty: it was not."""
     return replace(verdict, verdict=UNKNOWN, reason=cut) if cut and verdict.verdict == VIOLATED else verdict
 
@@ -143,7 +143,7 @@ def _carry_out(activities: Sequence[Mapping[str, Any]], settings: Mapping[str, A
     return ""
 
 
-def judge(probe: Mapping[str, Any], settings: Mapping[str, Any]) -> Verdict:
+def judge(probe: Mapping[str, Any], settings: Mapping[str, Any]) -> ProbeVerdict:
     """Ask one probe. What gives nothing, or fails, is not held."""
     from chaoslib.activity import run_activity
     from chaoslib.exceptions import ChaosException
@@ -153,16 +153,16 @@ def judge(probe: Mapping[str, Any], settings: Mapping[str, Any]) -> Verdict:
     try:
         value = run_activity(probe, settings, {})
     except ChaosException as error:
-        return Verdict(name, UNKNOWN, None, tolerance, " ".join(str(error).split()))
+        return ProbeVerdict(name, UNKNOWN, None, tolerance, " ".join(str(error).split()))
     if value is None:
-        return Verdict(name, UNKNOWN, None, tolerance, "the run does not say")
+        return ProbeVerdict(name, UNKNOWN, None, tolerance, "the run does not say")
     try:
         holds = within_tolerance(tolerance, value)
     except (TypeError, ValueError):
         holds = None
     if holds is None or (_is_range(tolerance) and not isinstance(value, int | float)):
-        return Verdict(name, UNKNOWN, value, tolerance, f"{value!r} cannot be compared with {tolerance}")
-    return Verdict(name, HELD if holds else VIOLATED, value, tolerance)
+        return ProbeVerdict(name, UNKNOWN, value, tolerance, f"{value!r} cannot be compared with {tolerance}")
+    return ProbeVerdict(name, HELD if holds else VIOLATED, value, tolerance)
 
 
 def _is_range(tolerance: Any) -> bool:

@@ -14,8 +14,8 @@ from fleet.app.nodes_wanted import NodeAsker
 from fleet.app.rank_logs import FOLDER
 from fleet.cluster import ray_internals
 from fleet.cluster.joined import JoinedCluster, in_words, nodes
-from fleet.cluster.mirroring import Copies
-from fleet.cluster.provider import Place
+from fleet.cluster.mirroring import MirroredFiles
+from fleet.cluster.provider import NodePlace
 from fleet.protocol.events import RoomMissing
 
 log = logging.getLogger("fleet.app.foreign")
@@ -31,7 +31,7 @@ class Tended(Protocol):
     """The run that is looked after."""
 
     agents: dict[int, Any]
-    places: dict[int, Place]
+    places: dict[int, NodePlace]
     coordinator: Any
 
     def add_agent(self, index: int) -> None: ...
@@ -55,7 +55,7 @@ class Caretaker:
     ) -> None:
         self._run, self._cluster, self._over, self._most = run, cluster, over, 0 if asks else most_agents
         self._asker = NodeAsker(run, cluster) if asks else None
-        self._prints: dict[int, Copies] = {}
+        self._prints: dict[int, MirroredFiles] = {}
         self._folder = folder / FOLDER
         self._looks_without_room, self._reported = 0, 0
         self._wake = threading.Event()
@@ -100,8 +100,8 @@ class Caretaker:
                 except ray.exceptions.RayError:
                     log.debug("the agent of node %d is not there", index)
 
-    def _copies(self, index: int) -> Copies:
-        return self._prints.setdefault(index, Copies(self._folder))
+    def _copies(self, index: int) -> MirroredFiles:
+        return self._prints.setdefault(index, MirroredFiles(self._folder))
 
     def _dismiss(self) -> None:
         """Nodes that the coordinator has lost, and that Ray still holds for alive, are taken out of Ray."""

@@ -81,7 +81,7 @@ def _drive(address: str, folder: Path, resume: bool) -> dict[str, str]:
             return _outcome(live.execute())
 
 
-def _ask_for_nodes(plan: RunPlan, cluster: JoinedCluster, resume: bool) -> nodes_asked.Group | None:
+def _ask_for_nodes(plan: RunPlan, cluster: JoinedCluster, resume: bool) -> nodes_asked.PlaceGroup | None:
     """If that is wanted, wait for as many as the run needs, and hold their room. Raises ConfigError: there is nobody to ask."""
     if not plan.settings.ask_for_nodes:
         return None

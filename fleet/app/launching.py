@@ -96,7 +96,7 @@ def launch(
     given = {key: value for key, value in named.items() if value is not None}
     layers = layers_of({**settings, **given, "config": config})
     sent = train if isinstance(train, Script) else ship(train)
-    return launched(sent, layers, Request(name, resume, address, twin, progress, check, working_dir, allow_chaos))
+    return launched(sent, layers, LaunchRequest(name, resume, address, twin, progress, check, working_dir, allow_chaos))
 
 
 def layers_of(given: Mapping[str, Any]) -> list[Layer]:
@@ -109,7 +109,7 @@ def layers_of(given: Mapping[str, Any]) -> list[Layer]:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Request:
+class LaunchRequest:
     """What is asked for beside settings; see :func:`launch`."""
 
     name: str = ""
@@ -122,7 +122,7 @@ class Request:
     allow_chaos: bool = False
 
 
-def launched(train: Callable[[Any], None], layers: Sequence[Layer], asked: Request) -> Result:
+def launched(train: Callable[[Any], None], layers: Sequence[Layer], asked: LaunchRequest) -> Result:
     """:func:`launch` for a train function that ranks can have as it is."""
     scripts.check_not_shadowed()
     found = configured(*layers)
@@ -157,7 +157,7 @@ def _named(table: str, chosen: Any) -> str:
     return f"{module}:{name}"
 
 
-def plan_of(train: Callable[[Any], None], found: Configuration, asked: Request) -> RunPlan:
+def plan_of(train: Callable[[Any], None], found: Configuration, asked: LaunchRequest) -> RunPlan:
     """The run that is asked for. Raises ConfigError."""
     settings, name = found.run, asked.name
     plans.check(settings, found.chaos)
@@ -177,7 +177,7 @@ def stem_of(function: str) -> str:
     return re.sub(r"[^A-Za-z0-9_]+", "-", function.rpartition(".")[2]).strip("-_") or "run"
 
 
-def _resumed(train: Callable[[Any], None], root: Path, found: Configuration, asked: Request) -> RunPlan:
+def _resumed(train: Callable[[Any], None], root: Path, found: Configuration, asked: LaunchRequest) -> RunPlan:
     settings = found.run
     if asked.name:
         raise ConfigError("name", asked.name, "a run that is resumed has its name", "Leave it out.")
@@ -232,11 +232,11 @@ def _local(plan: RunPlan) -> Iterator[Start]:
     from dashboards.trackers import choice
     from fleet.app import recipes
     from fleet.cluster import ray_internals
-    from storage.backends.trial import Trial, check_folder
+    from storage.backends.trial import StoreTrial, check_folder
 
     choice.check(plan.settings.track, os.environ)
     check_folder(plan.folder if plan.resume else plan.folder.parent)
-    tried = Trial(plans.store_url(plan)) if "://" in plan.settings.storage else None  # beside the cluster's start
+    tried = StoreTrial(plans.store_url(plan)) if "://" in plan.settings.storage else None  # beside the cluster's start
     with ray_internals.prints_kept(), recipes.local_cluster(plan.settings, imports_from=own_folders()) as cluster:
         if tried is not None:
             tried.check("this machine")
@@ -244,7 +244,7 @@ def _local(plan: RunPlan) -> Iterator[Start]:
 
 
 @contextmanager
-def _joined(plan: RunPlan, asked: Request) -> Iterator[Start]:
+def _joined(plan: RunPlan, asked: LaunchRequest) -> Iterator[Start]:
     """The cluster at the address that is asked for: the run belongs to it."""
     from fleet.app import remote
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
-from actors.link_survey import Survey
-from fleet.cluster.provider import Place
+from actors.link_survey import LinkSurvey
+from fleet.cluster.provider import NodePlace
 from fleet.ledger.links import Link
 from fleet.protocol.decisions import Decision
 from fleet.protocol.domains import Place as Domain
@@ -15,7 +15,7 @@ AT_ONCE = 4
 """So many links are measured at a time: each wants the wires of two nodes for itself."""
 
 
-def measured(survey: Survey, nodes: Sequence[str], domains: Mapping[str, Domain], say: Callable[[str], None]) -> list[Link]:
+def measured(survey: LinkSurvey, nodes: Sequence[str], domains: Mapping[str, Domain], say: Callable[[str], None]) -> list[Link]:
     """Links between ``nodes``, or some of each where there are many; what looks slow is measured once more before anybody is named."""
     chosen = links.pairs(list(nodes))
     if not chosen:
@@ -29,9 +29,9 @@ def measured(survey: Survey, nodes: Sequence[str], domains: Mapping[str, Domain]
     return links.best([*found, *survey.measure(links.rounds(doubtful, AT_ONCE))])
 
 
-def kept_out(places: Mapping[int, Place], say: Callable[[str], None]) -> dict[int, Decision]:
+def kept_out(places: Mapping[int, NodePlace], say: Callable[[str], None]) -> dict[int, Decision]:
     """By index, the nodes that are not fit, each with why. This process is connected to their cluster."""
-    with Survey({place.host: (place.id, place.host) for place in places.values()}) as survey:
+    with LinkSurvey({place.host: (place.id, place.host) for place in places.values()}) as survey:
         found = measured(survey, [place.host for place in places.values()], {}, say)
     judged = {index: links.admit(place.host, found) for index, place in places.items()}
     return {index: decision for index, decision in judged.items() if decision.action == "keep_out"}

@@ -18,7 +18,7 @@ MARGIN = 1.2
 SPACE = "  "
 
 
-class Pace:
+class StepPace:
     """How fast steps are committed, from the times of the last ones."""
 
     def __init__(self) -> None:

@@ -9,7 +9,7 @@ import ray
 from fleet.cluster import ray_internals
 from fleet.cluster.clock import Clock, MonotonicClock
 from fleet.cluster.joined import JoinedCluster, chosen
-from fleet.cluster.nodes_asked import Group
+from fleet.cluster.nodes_asked import PlaceGroup
 from fleet.protocol.events import NodesWanted
 from fleet.settings.per_rank import room
 from policies.node_requests import NodeReport, NodeRequests, NodeSeen
@@ -17,7 +17,7 @@ from policies.node_requests import NodeReport, NodeRequests, NodeSeen
 CALL_S = 5.0
 
 
-class Asking(Protocol):
+class AskingRun(Protocol):
     """The run that asks."""
 
     agents: dict[int, Any]
@@ -31,9 +31,9 @@ class Asking(Protocol):
 class NodeAsker:
     """Looks how the run is placed whenever it is told to, and asks for what is missing until it is closed."""
 
-    def __init__(self, run: Asking, cluster: JoinedCluster, clock: Clock | None = None) -> None:
+    def __init__(self, run: AskingRun, cluster: JoinedCluster, clock: Clock | None = None) -> None:
         self._run, self._cluster, self._clock = run, cluster, clock or MonotonicClock()
-        self._requests, self._group = NodeRequests(), Group(cluster.slot, cluster.selector)
+        self._requests, self._group = NodeRequests(), PlaceGroup(cluster.slot, cluster.selector)
 
     def look(self) -> None:
         """Raises RayError, TimeoutError, OSError: the cluster does not answer, and is asked again with the next look."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterable
 
-from actors.plain.crew import HERE, Came, Crew, Event, Gone, RankReported
+from actors.plain.crew import HERE, Came, Crew, Event, RankGone, RankReported
 from chaos.controls import ChaosControls
 from chaos.injector import ChaosView, Occupant
 from chaos.live import live_chaos
@@ -19,7 +19,7 @@ from fleet.cluster.provenance import code_of
 from fleet.ledger import floor
 from fleet.machine.plain.job import Limits, PlainJob
 from fleet.machine.plain.kinds import INJECTABLE, why_not
-from fleet.machine.plain.nodes import Nodes
+from fleet.machine.plain.nodes import PlainNodes
 from fleet.protocol.causes import EndWhy
 from fleet.protocol.events import FaultReported, FloorReached
 from fleet.protocol.fault_kinds import Performer, kind_of
@@ -40,7 +40,7 @@ class PlainRun:
         self.plan, settings = plan, plan.settings
         budgets = settings.budgets
         self.job = PlainJob(settings.world, Limits(budgets.slot_fruitless, budgets.slot, budgets.window_s))
-        self.nodes = Nodes(settings.world, settings.nodes)
+        self.nodes = PlainNodes(settings.world, settings.nodes)
         self.controls = ChaosControls(settings.world, settings.nodes, plan.chaos.on)
         self.lock = threading.RLock()
         self.clock = MonotonicClock()
@@ -100,9 +100,9 @@ class PlainRun:
                 self._held[member] = event
             case RankReported(member, word):
                 self.write(self.job.receive(member, word))
-            case Gone(member, at_s) if member in self._held:
+            case RankGone(member, at_s) if member in self._held:
                 del self._held[member]
-            case Gone(member, at_s):
+            case RankGone(member, at_s):
                 self.write(self.job.ended(member, at_s))
 
     def _let_in(self) -> None:

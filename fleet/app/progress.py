@@ -12,7 +12,7 @@ from rich.text import Text
 
 from fleet.app.beginning import Beginning
 from fleet.app.follow import Follower
-from fleet.app.live_line import Pace, Status, forewarning, hung, in_columns, parts
+from fleet.app.live_line import Status, StepPace, forewarning, hung, in_columns, parts
 from fleet.app.rank_logs import RunLogs
 from fleet.app.snapshots import EVERY_BYTES
 from fleet.ledger.happenings import Line, Narrator
@@ -48,7 +48,7 @@ class LiveView:
         first_fault_s: float | None = None, verbose: bool = False, beginning: Beginning | None = None,
     ) -> None:  # fmt: skip
         self._follower, self._console, self._clock, self._logs, self._first_fault_s = follower, console, clock, logs, first_fault_s
-        self._narrator, self._pace, self._beginning = Narrator(verbose), Pace(), beginning
+        self._narrator, self._pace, self._beginning = Narrator(verbose), StepPace(), beginning
         self._figures: dict[str, float] = {}
         self._trains_since_s: float | None = None
         self._printed_s = clock()

@@ -22,7 +22,7 @@ GONE = ".pruned-"
 
 
 @dataclass(frozen=True, slots=True)
-class Rule:
+class PruneRule:
     """A run goes when all of it fits: not changed for ``older_than_s``, of one of ``statuses``, not one of the newest ``keep`` of those.
 
     Raises ConfigError for a rule that says nothing, or something that no run can be.
@@ -63,7 +63,7 @@ def duration_s(text: str) -> float:
     return float(found[1]) * UNITS_S[found[2]]
 
 
-def judge(root: Path, rule: Rule, now_unix_s: float) -> list[Judged]:
+def judge(root: Path, rule: PruneRule, now_unix_s: float) -> list[Judged]:
     """All runs under ``root``, newest first. Nothing is touched."""
     seen = sorted((_look(path) for path in root.glob("*/journal.jsonl")), key=lambda run: -run.changed_unix_s)
     origins = {run.name: _origin(run.folder) for run in seen}
@@ -98,7 +98,7 @@ def _origin(folder: Path) -> str:
     return origin.rstrip("/").rpartition("/")[0].rpartition("/")[2]
 
 
-def _stays(run: Judged, rule: Rule, now_unix_s: float) -> str:
+def _stays(run: Judged, rule: PruneRule, now_unix_s: float) -> str:
     if run.status not in STATUSES:
         return "its journal cannot be read"
     if run.folder.is_symlink():

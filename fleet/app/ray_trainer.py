@@ -14,7 +14,7 @@ import ray.train
 
 from actors.train_session import REPORT, Retention, TrainLoop, checkpoint_of, takes_config
 from fleet.app import launching, plans
-from fleet.app.launching import Request
+from fleet.app.launching import LaunchRequest
 from fleet.app.shipping import check_callable, name_of, packed
 from fleet.errors import ConfigError, RunFailed
 from fleet.ledger.reports import ReportMade, reports
@@ -112,7 +112,7 @@ class Trainer:
         pickled = packed(self._loop, self._loop, "train_loop_per_worker").pickled
         loop = TrainLoop(pickled, self._config, name, folders, begins_with, self._datasets, self._retention)
         train = packed(loop, self._loop, "train_loop_config")
-        request = Request(**{**self._asked, "name": "" if there else name, "resume": name if there else "", "check": False})
+        request = LaunchRequest(**{**self._asked, "name": "" if there else name, "resume": name if there else "", "check": False})
         return _result(launching.launched(train, [*launching.layers_of(self._settings)], request), folders)
 
 

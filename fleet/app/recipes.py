@@ -48,7 +48,7 @@ from fleet.cluster.gpus import gpus_for
 from fleet.cluster.joined import JoinedCluster
 from fleet.cluster.local import LocalCluster
 from fleet.cluster.provenance import Code, code_of
-from fleet.cluster.provider import Cluster, Place
+from fleet.cluster.provider import Cluster, NodePlace
 from fleet.errors import JournalError, RunFailed
 from fleet.laws.reliability import all_lost_rate_per_s
 from fleet.ledger.forecast import REFILL_S
@@ -170,7 +170,7 @@ class LiveRun:
         self.coordinator = start_coordinator(self._spec())
         self.address, self._begun = "", self.coordinator.begin.remote(self._secret)
         self.agents: dict[int, Any] = {}
-        self.places: dict[int, Place] = {}
+        self.places: dict[int, NodePlace] = {}
         self.domains: dict[int, str] = {}
         self._cut_until_s: dict[str, float] = {}
         alive = cluster.alive()

@@ -123,7 +123,7 @@ def recovered(records: Sequence[Record], losses: int) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
-class Group:
+class ScaledRatio:
     """One ratio: ``target_s`` and ``real_s`` are the times, ``target`` and ``real`` over the time between faults (or plain numbers)."""
 
     name: str
@@ -134,7 +134,7 @@ class Group:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Scale:
+class ScaleModel:
     """How the small run stands for the large one. ``delay_s`` is put in between a loss and the next view, ``wait_s`` into a step."""
 
     mtbf_s: float
@@ -142,11 +142,11 @@ class Scale:
     delay_s: float
     wait_s: float
     duration_s: float
-    groups: tuple[Group, ...]
+    groups: tuple[ScaledRatio, ...]
     dominating: str = ""
 
 
-def choose(target: Prepared, real: Constants, world: int, recovery: str, faults: int, budget_s: float, mtbf_s: float = 0.0) -> Scale:
+def choose(target: Prepared, real: Constants, world: int, recovery: str, faults: int, budget_s: float, mtbf_s: float = 0.0) -> ScaleModel:
     """The compression at which no constant of this machine dominates, or the nearest to it that the time allows.
 
     Args:
@@ -171,7 +171,7 @@ def choose(target: Prepared, real: Constants, world: int, recovery: str, faults:
     put_in = {"stall": "a delay is put in"} if delay_s > 0 else {}
     put_in |= {"step": "a timed wait is put in"} if wait_s > 0 else {}
     groups = tuple(_times(name, wanted[name], value / small_s, put_in.get(name, "")) for name, value in small.items())
-    return Scale(
+    return ScaleModel(
         mtbf_s=small_s, compression=fleet_s / small_s, delay_s=delay_s, wait_s=wait_s, duration_s=faults * small_s,
         groups=groups + _others(target, world, faults), dominating=dominating,
     )  # fmt: skip
@@ -187,28 +187,31 @@ def target_ratios(target: Prepared, recovery: str) -> dict[str, float]:
             "until a checkpoint is safe": rate * far.latency_s}  # fmt: skip
 
 
-def _times(name: str, target: float, real: float, put_in: str) -> Group:
+def _times(name: str, target: float, real: float, put_in: str) -> ScaledRatio:
     if 1 / CLOSE <= real / target <= CLOSE if target > 0 else real == 0:
-        return Group(name, target, real, IMPOSED if put_in else MATCHED, put_in or "as it is here")
+        return ScaledRatio(name, target, real, IMPOSED if put_in else MATCHED, put_in or "as it is here")
     if real > target:
-        return Group(name, target, real, UNMATCHED, "this machine takes longer, and nothing makes it faster: a longer MTBF would help")
-    return Group(name, target, real, UNMATCHED, "this machine is faster, and nothing here can put the time in")
+        return ScaledRatio(
+            name, target, real, UNMATCHED, "this machine takes longer, and nothing makes it faster: a longer MTBF would help"
+        )
+    return ScaledRatio(name, target, real, UNMATCHED, "this machine is faster, and nothing here can put the time in")
 
 
-def _others(target: Prepared, world: int, faults: int) -> tuple[Group, ...]:
+def _others(target: Prepared, world: int, faults: int) -> tuple[ScaledRatio, ...]:
     """Ratios that are no times."""
     model = target.model
     takes = sum(fault.rate_per_s for fault in model.faults if fault.nodes) / model.rate_per_s
     lost, expected = model.replica_nodes / model.nodes, model.rate_per_s * model.duration_s
     return (
-        Group("faults in the run", expected, float(faults), MATCHED if expected <= faults else UNMATCHED,
+        ScaledRatio("faults in the run", expected, float(faults), MATCHED if expected <= faults else UNMATCHED,
               "the small run is shorter: its interval is the wider" if expected > faults else "as many"),
-        Group("capacity lost with a node", lost, 1 / world, MATCHED if lost > 1 / (CLOSE * world) else UNMATCHED,
+        ScaledRatio("capacity lost with a node", lost, 1 / world, MATCHED if lost > 1 / (CLOSE * world) else UNMATCHED,
               f"one rank of {world} is more of the world than one replica of the fleet"),
-        Group("spares for each node", model.spares / model.nodes, 0.0, MATCHED if not model.spares else UNMATCHED,
+        ScaledRatio("spares for each node", model.spares / model.nodes, 0.0, MATCHED if not model.spares else UNMATCHED,
               "the small run has none; its replacements are new processes"),
-        Group("faults that take a node", takes, 1.0, MATCHED if takes > 1 / CLOSE else UNMATCHED, "ranks are killed; nothing else is"),
-        Group("law of arrivals", 1.0, 1.0, MATCHED, "exponential in both"),
+        ScaledRatio("faults that take a node", takes, 1.0, MATCHED if takes > 1 / CLOSE else UNMATCHED,
+              "ranks are killed; nothing else is"),
+        ScaledRatio("law of arrivals", 1.0, 1.0, MATCHED, "exponential in both"),
     )  # fmt: skip
 
 
@@ -216,7 +219,7 @@ def _others(target: Prepared, world: int, faults: int) -> tuple[Group, ...]:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Prediction:
+class RehearsalPrediction:
     """Made before the first fault. Goodputs with 95% intervals where there are any; ``seal`` is the SHA-256 of all the rest."""
 
     closed_form: float
@@ -224,16 +227,18 @@ class Prediction:
     run: tuple[float, float, float]
     faults: int
     constants: Constants
-    scale: Scale
+    scale: ScaleModel
     seal: str = field(default="")
 
-    def sealed(self) -> Prediction:
+    def sealed(self) -> RehearsalPrediction:
         """With its seal; anybody can compute it again from the file."""
         text = json.dumps(asdict(replace(self, seal="")), sort_keys=True)
         return replace(self, seal=sha256(text.encode()).hexdigest())
 
 
-def predict(target: Prepared, real: Constants, scale: Scale, faults: Sequence[Fault], world: int, recovery: str, seed: int) -> Prediction:
+def predict(
+    target: Prepared, real: Constants, scale: ScaleModel, faults: Sequence[Fault], world: int, recovery: str, seed: int
+) -> RehearsalPrediction:
     """Closed form of the fleet, simulation of the fleet at full size, and simulation of the small run under the very faults to come."""
     sample = monte_carlo(target.model, target.recovery, target.intervals, runs=100, seed=seed)
     values = np.sort(sample.shares["goodput"])
@@ -241,13 +246,13 @@ def predict(target: Prepared, real: Constants, scale: Scale, faults: Sequence[Fa
     rng = np.random.Generator(np.random.PCG64(derive_seed(seed, "rehearsal")))
     drawn = np.sort([_small_run(real, scale, faults, world, recovery, rng) for _ in range(DRAWS)])
     run = float(drawn.mean()), float(np.quantile(drawn, 0.025)), float(np.quantile(drawn, 0.975))
-    return Prediction(
+    return RehearsalPrediction(
         closed_form=target.plan.faults.goodput, fleet=fleet, run=run, faults=len(faults), constants=real, scale=scale
     ).sealed()  # fmt: skip
 
 
 def _small_run(
-    real: Constants, scale: Scale, faults: Sequence[Fault], world: int, recovery: str, rng: np.random.Generator
+    real: Constants, scale: ScaleModel, faults: Sequence[Fault], world: int, recovery: str, rng: np.random.Generator
 ) -> float:  # fmt: skip
     """One simulation of the small run. What was measured was a handful of losses: it is drawn again itself before it is drawn from, so that
     the interval holds what so few do not tell, what the run's own losses may come to, and that a machine is not always equally fast."""
@@ -276,7 +281,7 @@ def _that_find_a_rank(faults: Sequence[Fault], absences_s: Iterable[float]) -> l
     return times
 
 
-def small_model(real: Constants, scale: Scale, world: int, stall_s: float) -> FleetModel:
+def small_model(real: Constants, scale: ScaleModel, world: int, stall_s: float) -> FleetModel:
     """The small run as a fleet: a node is a rank, all faults are kills."""
     fault = FaultClass(name="kill", rate_per_s=1.0 / scale.mtbf_s, nodes=1)
     tier = Tier(name="store", blocked_s=real.blocked_s, latency_s=real.latency_s)
@@ -290,7 +295,7 @@ def small_model(real: Constants, scale: Scale, world: int, stall_s: float) -> Fl
 
 
 @dataclass(frozen=True, slots=True)
-class Measured:
+class MeasuredRun:
     """From the journal of the small run: goodput from the first view to the end, and the losses in between."""
 
     goodput: float
@@ -300,7 +305,7 @@ class Measured:
     checks: tuple[Judgement, ...] = ()
 
 
-def measured(records: Iterable[Record]) -> Measured:
+def measured(records: Iterable[Record]) -> MeasuredRun:
     """Start-up and the end of the run are not counted: a run of weeks has hardly any of either."""
     listed = list(records)
     summary = Ledger().apply_all(listed).summary()
@@ -314,7 +319,7 @@ def measured(records: Iterable[Record]) -> Measured:
     for name in ("init", "provision", "idle_spare"):  # what slots were in before there was a view
         taken = min(start, shares[name])
         shares[name], start = shares[name] - taken, start - taken
-    return Measured(kept / (slots * window_s), summary.in_view_losses, window_s, shares, judged(listed, summary))
+    return MeasuredRun(kept / (slots * window_s), summary.in_view_losses, window_s, shares, judged(listed, summary))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -324,8 +329,8 @@ class Rehearsal:
     gpus: int
     days: float
     recovery: str
-    prediction: Prediction
-    measured: Measured
+    prediction: RehearsalPrediction
+    measured: MeasuredRun
 
     @property
     def error(self) -> float:
@@ -388,6 +393,6 @@ def target_of(gpus: int, days: float, recovery: str, chosen: Scenario | None = N
     return prepare(replace(scenario, days=days, plan=plan if seen is None else repaired_with(plan, seen), faults=seen or scenario.faults))
 
 
-def chaos_of(scale: Scale, seed: int) -> ChaosSettings:
+def chaos_of(scale: ScaleModel, seed: int) -> ChaosSettings:
     """Kills at the scale's rate, for as long as it lasts."""
     return ChaosSettings(mtbf_s=scale.mtbf_s, kinds=("kill_rank",), duration_s=scale.duration_s, seed=seed)

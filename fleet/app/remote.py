@@ -22,14 +22,14 @@ from actors import supervisor
 from actors.messages import SettingAnswer, Wanted
 from actors.rank.script import Script
 from actors.rank.shipped import Shipped
-from actors.supervisor import Standing
+from actors.supervisor import DriverStanding
 from dashboards.trackers import choice
 from fleet.app import chaos_token, plans
 from fleet.app.plans import RunPlan, RunResult
 from fleet.app.shipping import ship
 from fleet.cluster import ray_internals, reach
 from fleet.cluster.joined import SLOT, environment, nodes, run_names, top_of
-from fleet.cluster.mirroring import Copies
+from fleet.cluster.mirroring import MirroredFiles
 from fleet.cluster.provenance import code_of, provenance
 from fleet.cluster.ray_internals import free_by_node
 from fleet.errors import ConfigError, RunFailed
@@ -61,16 +61,16 @@ class RemoteRun:
 
     def __init__(self, name: str, folder: Path, handle: Any) -> None:
         self.name, self.folder, self._handle = name, folder, handle
-        self._copies = Copies(folder)
+        self._copies = MirroredFiles(folder)
         self._over = threading.Event()
 
     @property
     def journal(self) -> Path:
         return self.folder / "journal.jsonl"
 
-    def standing(self) -> Standing:
+    def standing(self) -> DriverStanding:
         """Raises RunFailed when the cluster does not answer."""
-        standing: Standing = self._ask(self._handle.standing.remote())
+        standing: DriverStanding = self._ask(self._handle.standing.remote())
         return standing
 
     def pull(self) -> bool:
@@ -90,7 +90,7 @@ class RemoteRun:
         """Before the cluster is asked again."""
         self._over.wait(PULL_S)
 
-    def follow(self) -> Standing:
+    def follow(self) -> DriverStanding:
         """Copy until the run has ended. Raises RunFailed when the cluster is gone."""
         while True:
             standing = self.standing()
@@ -190,7 +190,7 @@ def _supervisor(name: str, root: str, inside: str, runtime_env: dict[str, Any]) 
     return handle
 
 
-def result_of(plan: RunPlan, standing: Standing) -> RunResult:
+def result_of(plan: RunPlan, standing: DriverStanding) -> RunResult:
     """Raises ConfigError, as the driver has."""
     outcome = standing.outcome or {}
     if "refused" in outcome:

@@ -29,7 +29,7 @@ from fleet.settings.run import RunSettings
 if TYPE_CHECKING:
     from fleet.cluster.provider import Cluster
     from fleet.laws.scale_fit import Fit, Visit
-    from fleet.planning.scale import Failures, Price, Row
+    from fleet.planning.scale import Failures, RankPrice, WorldRow
 
 LOOK_S = 0.1
 LEAST_STEPS = 10
@@ -39,7 +39,7 @@ FIRST = {"nodes": 1, "straggler": {"enabled": False}}
 
 
 @dataclass(frozen=True, kw_only=True)
-class Scale:
+class ScaleRequest:
     """What is asked for.
 
     Attributes:
@@ -94,7 +94,7 @@ class Seen:
 Reporter = Callable[[str, dict[str, Any]], object]
 
 
-def scale(asked: Scale, clock: Clock, report_to: Reporter) -> dict[str, Any]:
+def scale(asked: ScaleRequest, clock: Clock, report_to: Reporter) -> dict[str, Any]:
     """All of it: what ``asked.file`` holds at the end. ``report_to`` hears of each stage, by its name.
 
     Raises ConfigError before any process starts; RunFailed when a run fails, or tells too little.
@@ -108,7 +108,7 @@ def scale(asked: Scale, clock: Clock, report_to: Reporter) -> dict[str, Any]:
         return _Stages(asked, settings, train, cluster, quotas, clock, report_to).go()
 
 
-def _settings(asked: Scale) -> RunSettings:
+def _settings(asked: ScaleRequest) -> RunSettings:
     """Refuse what cannot be measured. Raises ConfigError."""
     from fleet.laws.scale_fit import check_determines
     from fleet.planning.scale import check_room, check_worlds
@@ -131,8 +131,8 @@ class _Stages:
     """Measure some worlds, predict the one that was held out, write that down, measure it, and look beyond."""
 
     def __init__(
-        self, asked: Scale, settings: RunSettings, train: Callable[[Any], None], cluster: Cluster, quotas: Quotas | None, clock: Clock,
-        report: Reporter,
+        self, asked: ScaleRequest, settings: RunSettings, train: Callable[[Any], None], cluster: Cluster, quotas: Quotas | None,
+        clock: Clock, report: Reporter,
     ) -> None:  # fmt: skip
         self._asked, self._settings, self._train, self._cluster = asked, settings, train, cluster
         self._quotas, self._clock, self._report = quotas, clock, report
@@ -206,7 +206,7 @@ class _Stages:
         from fleet.planning.scale import candidates, fastest, pays_up_to, rows
 
         failures, price = self._failures(), self._price()
-        found: list[Row] = rows(law, candidates(self._asked.worlds), self._asked.rounds, failures, price, self._asked.pays)
+        found: list[WorldRow] = rows(law, candidates(self._asked.worlds), self._asked.rounds, failures, price, self._asked.pays)
         return {
             "failures": dataclasses.asdict(failures), "price": dataclasses.asdict(price), "rows": [row.plain() for row in found],
             "pays_up_to": pays_up_to(found), "pays": self._asked.pays, "fastest": fastest(found),
@@ -218,13 +218,13 @@ class _Stages:
         blocked_s = max(seen.blocked_s for seen in self._seen)
         return Failures(self._asked.rank_mtbf_hours, self._asked.recover_s, blocked_s, self._settings.recovery.policy)
 
-    def _price(self) -> Price:
+    def _price(self) -> RankPrice:
         """Of a rank-second in USD, where somebody has said what a slot costs."""
-        from fleet.planning.scale import Price
+        from fleet.planning.scale import RankPrice
 
         found, first = tariff(dataclasses.asdict(self._settings.cost)), self._seen[0]
         usd = found.per_s.get("usd") if found is not None else None
-        return Price(1.0 if usd is None else usd, "rank-s" if usd is None else "USD", first.per_step, first.goods)
+        return RankPrice(1.0 if usd is None else usd, "rank-s" if usd is None else "USD", first.per_step, first.goods)
 
     def _for_a_plan(self, law: Fit) -> dict[str, Any]:
         """What ``fleet plan --measured`` takes. How much of the exchange computing hides is not measured."""

@@ -13,17 +13,17 @@ import numpy as np
 from chaos.catalogue import ASSUMPTIONS, LEMON, Catalogue, Component, Topology, fitted, load_catalogue
 from fleet.errors import ConfigError
 from fleet.laws.law import HOUR_S
-from fleet.ledger.health import History, Incident
+from fleet.ledger.health import NodeHistory, NodeIncident
 from fleet.planning.faults import copy_times
 from fleet.planning.inputs import PlanInput
-from fleet.planning.plan import Plan, make_plan
+from fleet.planning.plan import FleetPlan, make_plan
 from fleet.planning.traces.faults import FittedFaults
 from fleet.protocol.decisions import Decision
 from fleet.protocol.fault_kinds import Cost, kind_of
 from fleet.protocol.ports import IntervalPolicy, RecoveryPolicy
 from fleet.settings.run import Budgets, CheckpointSettings
 from fleet.simulation.fleet_arrivals import Arrivals, draw_arrivals, read_arrivals
-from fleet.simulation.fleet_model import HELD, SHARES, FaultClass, FleetModel, LemonPolicy, Outcome, Partial, SlowClass, Tier
+from fleet.simulation.fleet_model import HELD, SHARES, FaultClass, FleetModel, FleetOutcome, LemonPolicy, Partial, SlowClass, Tier
 from fleet.simulation.fleet_run import FleetRun
 from policies.interval import CheckpointInterval
 from policies.lemons import Lemons
@@ -92,13 +92,13 @@ class Prepared:
     recovery: RecoveryPolicy
     intervals: tuple[IntervalPolicy, ...]
     lemons: LemonPolicy | None
-    plan: Plan
+    plan: FleetPlan
 
     def arrivals(self, seed: int, trace: Path | None = None) -> Arrivals:
         """Drawn, or from a trace."""
         return read_arrivals(self.model, trace, seed) if trace is not None else draw_arrivals(self.model, seed)
 
-    def run(self, arrivals: Arrivals, partial: Partial | None = None) -> Outcome:
+    def run(self, arrivals: Arrivals, partial: Partial | None = None) -> FleetOutcome:
         """One event-driven run."""
         return FleetRun(self.model, arrivals, self.recovery, self.intervals, self.lemons, partial).run()
 
@@ -204,7 +204,7 @@ def _fault_class(scenario: Scenario, component: Component, rate_per_s: float, fl
     return FaultClass(name=name, rate_per_s=rate_per_s, nodes=nodes, need=need, detect_s=detect_s, announced=announced, notice_s=notice_s)
 
 
-def _tiers(plan: Plan) -> tuple[Tier, ...]:
+def _tiers(plan: FleetPlan) -> tuple[Tier, ...]:
     """Local disks and the object store, from what the plan says a copy costs."""
     found = []
     for name in ("local", "object"):
@@ -216,7 +216,7 @@ def _tiers(plan: Plan) -> tuple[Tier, ...]:
 # ---- slow nodes and networks -------------------------------------------------------------------------------------------------------------
 
 
-def _slow(scenario: Scenario, catalogue: Catalogue, plan: Plan) -> tuple[SlowClass, ...]:
+def _slow(scenario: Scenario, catalogue: Catalogue, plan: FleetPlan) -> tuple[SlowClass, ...]:
     fleet, found = scenario.topology(), []
     for component in catalogue.chosen(["slow_compute", "slow_network"]):
         assumed, rate = ASSUMPTIONS[component.name], catalogue.rates(fleet, [component.name])[component.name]
@@ -235,7 +235,7 @@ NOTICE_STEPS = 30
 """Steps until the live detector accuses a rank: its window, and the strides that a verdict has to persist."""
 
 
-def mitigated_severity(plan: Plan, kind: str, severity: float, spares: int) -> float:
+def mitigated_severity(plan: FleetPlan, kind: str, severity: float, spares: int) -> float:
     """What the live straggler policy leaves of a slow replica's slowness, when one replica is slow, ranks being replicas and shards
     being micro-batches."""
     shards, replicas = max(1, plan.step.micro_batches), plan.step.mapping.data
@@ -270,14 +270,14 @@ class _KeepOut:
 
     def judge(self, node: int, failures_s: Sequence[float], now_s: float) -> Decision:
         """See ``LemonPolicy``."""
-        incidents = tuple(Incident(at_s / HOUR_S, "lost", "simulated") for at_s in failures_s)
-        return self._policy.judge(History(str(node), ((0.0, now_s / HOUR_S),), incidents), now_s / HOUR_S)
+        incidents = tuple(NodeIncident(at_s / HOUR_S, "lost", "simulated") for at_s in failures_s)
+        return self._policy.judge(NodeHistory(str(node), ((0.0, now_s / HOUR_S),), incidents), now_s / HOUR_S)
 
 
 # ---- answers -----------------------------------------------------------------------------------------------------------------------------
 
 
-def summed_up(outcomes: Sequence[Outcome], wanted: int, duration_s: float) -> dict[str, Any]:
+def summed_up(outcomes: Sequence[FleetOutcome], wanted: int, duration_s: float) -> dict[str, Any]:
     """Means over runs, with normal 95% intervals of the means (None for a single run), as plain data."""
     number = len(outcomes)
     done_s = min(outcome.complete_s for outcome in outcomes)

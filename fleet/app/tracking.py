@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import IO
 
 from dashboards.trackers import choice
-from dashboards.trackers.session import FOLDER, Kept, Session, Standing, Wait, standing
+from dashboards.trackers.session import FOLDER, StandingFile, TrackerSession, TrackerStanding, Wait, standing
 from fleet.app import plans
 from fleet.app.follow import open_report
 from fleet.app.report import render_table
@@ -118,11 +118,11 @@ class _Alone:
 
 
 @contextmanager
-def _kept(folder: Path, name: str, wait: Wait) -> Iterator[Kept]:
+def _kept(folder: Path, name: str, wait: Wait) -> Iterator[StandingFile]:
     """A driver that was killed has left a process that sends the rest; it ends soon."""
     while True:
         try:
-            kept = Kept(folder, name)
+            kept = StandingFile(folder, name)
             break
         except ConfigError:
             if wait(LOCK_S):
@@ -133,11 +133,11 @@ def _kept(folder: Path, name: str, wait: Wait) -> Iterator[Kept]:
         kept.close()
 
 
-def send(folder: Path, name: str, settings: TrackSettings, kept: Kept, over: Callable[[], bool], wait: Wait) -> Standing:
-    """Send the run in ``folder`` to tracker ``name``; see :meth:`dashboards.trackers.session.Session.run`."""
+def send(folder: Path, name: str, settings: TrackSettings, kept: StandingFile, over: Callable[[], bool], wait: Wait) -> TrackerStanding:
+    """Send the run in ``folder`` to tracker ``name``; see :meth:`dashboards.trackers.session.TrackerSession.run`."""
     tracker = choice.made(name, folder, settings, os.environ)
     try:
-        session = Session(folder / "journal.jsonl", tracker, kept, settings.every_s, lambda lines: artefacts(folder, lines), wait)
+        session = TrackerSession(folder / "journal.jsonl", tracker, kept, settings.every_s, lambda lines: artefacts(folder, lines), wait)
         return session.run(over)
     finally:
         tracker.close()

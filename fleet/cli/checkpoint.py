@@ -21,7 +21,7 @@ Where = Annotated[str, typer.Argument(metavar="WHERE", help="A run's folder, its
 Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")]
 
 
-class Format(StrEnum):
+class ExportAs(StrEnum):
     """What a checkpoint is exported as."""
 
     PT = "pt"
@@ -61,7 +61,7 @@ def verify(
 def export(
     where: Where, checkpoint: Annotated[str, typer.Argument(metavar="[ID]", help="Which one; the newest sound one if none is named.")] = "",
     output: Annotated[str, typer.Option(help="File to write, or with --format safetensors a folder; ID.pt or ID when none is named.")] = "",
-    format_: Annotated[Format, typer.Option("--format", help="pt: all of the state. safetensors: the weights alone.")] = Format.PT,
+    format_: Annotated[ExportAs, typer.Option("--format", help="pt: all of the state. safetensors: the weights alone.")] = ExportAs.PT,
     module: Annotated[str, typer.Option(help="With --format safetensors: which of several tracked modules; all when none is named.")] = "",
     storage: Storage = RUNS,
 ) -> None:  # fmt: skip
@@ -74,7 +74,7 @@ def export(
             raise ConfigError("WHERE", where, "there is no sound checkpoint", "See `fleet checkpoint verify` for what is there.")
         step = parse_checkpoint_id(name)[0].step
         try:
-            _export_weights(store, name, step, output, module) if format_ is Format.SAFETENSORS else _export_state(
+            _export_weights(store, name, step, output, module) if format_ is ExportAs.SAFETENSORS else _export_state(
                 store, name, step, output
             )
         except CheckpointDamaged as error:

@@ -17,7 +17,7 @@ from fleet.errors import ConfigError
 
 if TYPE_CHECKING:
     from actors.rank.data.lineage import Lineage, Took, Use
-    from fleet.ledger.lineage import DataHistory, FilesOf, Stretch
+    from fleet.ledger.lineage import DataHistory, FilesOf, ReadStretch
 
 MOST = 40
 """Lines of a list on the terminal; JSON has all."""
@@ -108,11 +108,11 @@ def _took_lines(took: Took) -> Iterator[str]:
         yield f"  {index:>12}  {place if place is not None else 'in no file that is known'}"
 
 
-def _sha(stretch: Stretch) -> str:
+def _sha(stretch: ReadStretch) -> str:
     return stretch.read.data_sha256 if stretch.read is not None else ""
 
 
-def _named(stretch: Stretch) -> str:
+def _named(stretch: ReadStretch) -> str:
     if stretch.read is None:
         return "what nobody can say"
     return f"data {stretch.read.data_sha256[:12]}" if stretch.read.data_sha256 else "data without a digest"
@@ -176,7 +176,7 @@ def _plain(history: DataHistory) -> dict[str, Any]:
     return {"run": history.run, "seed": history.seed, "shards": history.shards, "origin": history.origin, "steps": steps, "files": files}
 
 
-def _stretch_cells(one: Stretch) -> tuple[str, ...]:
+def _stretch_cells(one: ReadStretch) -> tuple[str, ...]:
     steps = f"{one.first} to {one.end - 1}"
     history = f"{one.history}" if one.counts else f"{one.history}, rolled back"
     if one.read is None:

@@ -13,7 +13,7 @@ import typer
 from fleet.errors import ConfigError
 
 if TYPE_CHECKING:
-    from fleet.ledger.health import Check, Measured
+    from fleet.ledger.health import HealthCheck, MeasuredFigure
 
 UNITS = (("T", 1e12), ("G", 1e9), ("M", 1e6))
 COLOURS = {"pass": "green", "warn": "yellow", "fail": "red bold"}
@@ -94,18 +94,18 @@ def register(app: typer.Typer) -> None:
     app.command()(doctor)
 
 
-def _plain(check: Check) -> dict[str, object]:
+def _plain(check: HealthCheck) -> dict[str, object]:
     return {**dataclasses.asdict(check.measured), "verdict": check.verdict, "reason": check.reason}
 
 
-def _figure(one: Measured) -> str:
+def _figure(one: MeasuredFigure) -> str:
     if one.unit not in ("FLOP/s", "B/s"):
         return f"{one.value:g} {one.unit}".strip()
     prefix, factor = next(((prefix, factor) for prefix, factor in UNITS if one.value >= factor), ("", 1.0))
     return f"{one.value / factor:.2f} {prefix}{one.unit}"
 
 
-def _table(checks: list[Check], action: str, reason: str) -> None:
+def _table(checks: list[HealthCheck], action: str, reason: str) -> None:
     from rich.console import Console
     from rich.table import Table
 

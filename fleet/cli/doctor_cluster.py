@@ -18,7 +18,7 @@ from fleet.cli import prints as cli_print
 from fleet.errors import ConfigError
 
 if TYPE_CHECKING:
-    from fleet.cluster.reach import NodeSeen
+    from fleet.cluster.reach import ReachedNode
     from fleet.ledger.links import Link
     from fleet.settings.run import RunSettings
     from policies.links import Outlier
@@ -29,10 +29,10 @@ WORST = 12
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Found:
+class ClusterFindings:
     """All that was found out; ``pairs`` is how many links there are in all, ``measured`` or not."""
 
-    nodes: list[NodeSeen]
+    nodes: list[ReachedNode]
     settings: RunSettings
     risks: list[Risk]
     shortage: str
@@ -71,8 +71,8 @@ def _settings(values: Mapping[str, Any]) -> tuple[RunSettings, bool]:
     return found.run, "world" in over or "world" in differing(found)
 
 
-def _look(settings: RunSettings, given: bool, measure: bool, say: Callable[[str], None]) -> Found:
-    from actors.link_survey import Survey
+def _look(settings: RunSettings, given: bool, measure: bool, say: Callable[[str], None]) -> ClusterFindings:
+    from actors.link_survey import LinkSurvey
     from fleet.app import link_preflight
     from fleet.cluster.reach import nodes_seen
     from fleet.protocol.decisions import Lacking
@@ -82,7 +82,7 @@ def _look(settings: RunSettings, given: bool, measure: bool, say: Callable[[str]
 
     nodes = nodes_seen(settings.domains)
     every = math.comb(len(nodes), 2)
-    with Survey({node.name: (node.id, node.address) for node in nodes}) as survey:
+    with LinkSurvey({node.name: (node.id, node.address) for node in nodes}) as survey:
         nodes = nodes_seen(settings.domains, survey.variable(VARIABLE))
         places = {node.name: place_of(node.path) for node in nodes}
         measured = link_preflight.measured(survey, list(places), places, say) if measure else []
@@ -92,7 +92,7 @@ def _look(settings: RunSettings, given: bool, measure: bool, say: Callable[[str]
     run = settings if given else _filling(settings, sum(site.slots for site in sites))
     outliers, lacks = links.judge(measured, places), survival.lacks(sites, run)
     words = in_words(lacks) if lacks != Lacking() and (asked(run.domains) or run.replica_size > 1) else ""
-    return Found(nodes, run, survival.risks(sites, run), survival.shortage(sites, run), words, measured, every, outliers)
+    return ClusterFindings(nodes, run, survival.risks(sites, run), survival.shortage(sites, run), words, measured, every, outliers)
 
 
 def _filling(settings: RunSettings, slots: int) -> RunSettings:
@@ -104,7 +104,7 @@ def _filling(settings: RunSettings, slots: int) -> RunSettings:
 # ---- what is told ------------------------------------------------------------------------------------------------------------------------
 
 
-def as_plain(found: Found) -> dict[str, Any]:
+def as_plain(found: ClusterFindings) -> dict[str, Any]:
     """All of it as data for JSON; a figure that is not there is null."""
     from policies.survival import sentences
 
@@ -127,7 +127,7 @@ def _finite(values: dict[str, Any]) -> dict[str, Any]:
     return {name: None if isinstance(value, float) and not math.isfinite(value) else value for name, value in values.items()}
 
 
-def print_found(found: Found) -> None:
+def print_found(found: ClusterFindings) -> None:
     """The map, then what cannot be survived, then the links."""
     from policies.survival import sentences
 
@@ -148,7 +148,7 @@ def print_found(found: Found) -> None:
         _report_links(console, found)
 
 
-def draw(nodes: Sequence[NodeSeen]) -> Tree:
+def draw(nodes: Sequence[ReachedNode]) -> Tree:
     """Domains, from wide to narrow, then nodes with their slots."""
     from fleet.protocol.domains import place_of
 
@@ -163,7 +163,7 @@ def draw(nodes: Sequence[NodeSeen]) -> Tree:
     return root
 
 
-def _report_links(console: cli_print.Terminal, found: Found) -> None:
+def _report_links(console: cli_print.Terminal, found: ClusterFindings) -> None:
     whole = [link for link in found.links if not link.error]
     console.print(Text(f"\n{len(found.links)} of {found.pairs} links were measured:", style="bold"))
     rows = [

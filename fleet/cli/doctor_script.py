@@ -14,10 +14,10 @@ from fleet.errors import ConfigError, FleetError
 
 if TYPE_CHECKING:
     from actors.rank.script import Script
-    from fleet.ledger.sameness import Asked, Trial
-    from fleet.ledger.shard_prices import Price
+    from fleet.ledger.sameness import Trial, TrialRequest
+    from fleet.ledger.shard_prices import ShardPrice
     from fleet.settings.run import RunSettings
-    from policies.determinism import Cost, Finding
+    from policies.determinism import DeterminismFinding, FormCost
 
 ROUNDS = 7
 """Steps of each number of shards that count, in turns; one more before that does not."""
@@ -55,7 +55,7 @@ def examine_determinism(script: str, values: Mapping[str, Any], as_json: bool) -
     trials = InProcesses(found_script(script, values["arguments"] or (), values["module"]), settings)
     tried: list[Trial] = []
 
-    def run(asked: Asked) -> Trial:
+    def run(asked: TrialRequest) -> Trial:
         if not as_json:
             terminal.print(f"trial {len(tried) + 1}: {_in_words(asked)}", style="dim")
         tried.append(trials(asked))
@@ -74,7 +74,7 @@ def examine_determinism(script: str, values: Mapping[str, Any], as_json: bool) -
     return Exit.FAILED if found else Exit.DONE
 
 
-def _in_words(asked: Asked) -> str:
+def _in_words(asked: TrialRequest) -> str:
     from fleet.ledger.sameness import FORMS
 
     said = [", ".join(sorted(asked.varied)) + " varied" if asked.varied else "nothing varied"]
@@ -91,11 +91,11 @@ def _clean(script: str, steps: int, shards: int, trials: int) -> str:
     return f"{script}: the same bits in each of {trials} trials of {steps} steps with {shards} shards, also where{varied}"
 
 
-def _plain(found: Finding) -> dict[str, Any]:
+def _plain(found: DeterminismFinding) -> dict[str, Any]:
     return dataclasses.asdict(found)
 
 
-def _report(script: str, found: Finding) -> str:
+def _report(script: str, found: DeterminismFinding) -> str:
     """In the form of a ConfigError: the field, its value, the reason and the way out."""
     error = ConfigError(f"{script}: {found.place}", found.what, f"it differs {_when(found.varied)}: {found.reason}", found.way_out)
     lines = [str(error)]
@@ -120,7 +120,7 @@ def _when(varied: str) -> str:
     return words[varied] if varied in words else f"when {VARIED[varied]}"
 
 
-def _cost(cost: Cost, place: str) -> str:
+def _cost(cost: FormCost, place: str) -> str:
     from fleet.ledger.sameness import FORMS
 
     module = f", {_ms(cost.module_s)} of it in {place}" if cost.module_s else ""
@@ -161,7 +161,7 @@ def examine_shards(script: str, values: Mapping[str, Any], as_json: bool) -> int
     return Exit.DONE
 
 
-def measured(script: Script, settings: RunSettings, world: int) -> tuple[int, list[Price]]:
+def measured(script: Script, settings: RunSettings, world: int) -> tuple[int, list[ShardPrice]]:
     """(samples of the batch, what each number of shards costs). One process for each number, which take steps in turns."""
     from actors.script_trials import Stepping
     from fleet.ledger.shard_prices import candidates, prices
@@ -181,7 +181,7 @@ def measured(script: Script, settings: RunSettings, world: int) -> tuple[int, li
     return batch_size, prices(world, batch_size, rows)
 
 
-def _table(found: Sequence[Price], world: int, batch_size: int) -> None:
+def _table(found: Sequence[ShardPrice], world: int, batch_size: int) -> None:
     heads = ("--shards", "of a rank", "samples in each", "step", "times", "memory", "of the step", "worlds up to")
     rows = [
         (

@@ -14,7 +14,7 @@ from fleet.cli import prints as cli_print
 from fleet.cluster.clock import MonotonicClock
 
 if TYPE_CHECKING:
-    from fleet.app.experiment import Outcome
+    from fleet.app.experiment import ExperimentOutcome
     from fleet.app.soak import Round
 
 console = cli_print.Terminal(stderr=True)
@@ -41,7 +41,7 @@ def run(
     raise typer.Exit(outcome.exit_code)
 
 
-def show(outcome: Outcome) -> None:
+def show(outcome: ExperimentOutcome) -> None:
     """A line for each probe, and one for the whole."""
     for one in outcome.verdicts:
         value = f"{one.value:.6g}" if isinstance(one.value, float) else str(one.value)

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from fleet.planning.inputs import PlanInput
-    from fleet.planning.plan import Plan
+    from fleet.planning.plan import FleetPlan
     from fleet.planning.sweep import Point, Sweep
 
 PLAN = "fleet.planning.inputs:PlanInput"
@@ -120,7 +120,7 @@ def _around(asked: PlanInput) -> Sweep:
 # ---- tables ------------------------------------------------------------------------------------------------------------------------------
 
 
-def _show(answer: Plan) -> None:
+def _show(answer: FleetPlan) -> None:
     from rich.console import Console
 
     from fleet.planning.plan import notes

@@ -25,7 +25,7 @@ from fleet.cli.config import RUNS, Storage
 from fleet.cli.watch import PRIVATE
 from fleet.cluster.clock import unix_time_s
 from fleet.cluster.processes import calling
-from fleet.cluster.queue import RUNNING, WAITING, Job, OneMachine, Room, RunQueue
+from fleet.cluster.queue import RUNNING, WAITING, Job, OneMachine, QueueRoom, RunQueue
 from fleet.errors import ConfigError, RunFailed
 from fleet.protocol.queueing import ONE_SLOT, OTHERS, PRIORITIES, Asked, Decision, Node, Rules, Running
 
@@ -45,7 +45,7 @@ AUDIT = "audit.jsonl"
 
 
 def queue_of(
-    folder: Path, slots: int, rules: Rules = DEFAULT, room: Room | None = None, address: str = "", audit: Audit | None = None
+    folder: Path, slots: int, rules: Rules = DEFAULT, room: QueueRoom | None = None, address: str = "", audit: Audit | None = None
 ) -> RunQueue:
     """The queue whose runs go to ``folder``: on this machine, or on the cluster at ``address``, whose ``room`` is seen."""
     from dashboards.access import Audit

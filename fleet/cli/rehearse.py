@@ -22,7 +22,7 @@ from fleet.cli.json_out import Json, JsonCommand, write_json
 if TYPE_CHECKING:
     from chaos.settings import ChaosSettings
     from fleet.app.recipes import LiveRun
-    from fleet.app.rehearsal import Constants, Prediction, Rehearsal
+    from fleet.app.rehearsal import Constants, Rehearsal, RehearsalPrediction
     from fleet.app.scenarios import Prepared
     from fleet.cluster.local import LocalCluster
     from fleet.planning.traces.faults import FittedFaults
@@ -191,7 +191,7 @@ def gaps_s(base: RunSettings, gap_s: float, losses: int) -> Sequence[float]:
     return [max(least_s, float(gap)) for gap in rng.permutation(quantiles / quantiles.mean()) * (gap_s or CALIBRATION_GAP_S)]
 
 
-def _freeze(prediction: Prediction, path: Path) -> None:
+def _freeze(prediction: RehearsalPrediction, path: Path) -> None:
     """Written down, and not to be written again."""
     path.write_text(json.dumps(dataclasses.asdict(prediction), indent=2) + "\n")
     path.chmod(0o444)

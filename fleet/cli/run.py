@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from fleet.app.expects import Expectation
     from fleet.app.plans import RunPlan, RunResult
     from fleet.app.report import Report
-    from fleet.cli.watch import Watch
+    from fleet.cli.watch import PageServer
     from fleet.settings.run import RunSettings
 
 
@@ -381,7 +381,7 @@ def _execute(
     from dashboards.trackers import choice
     from fleet.app import plans, policy_choice, twins
     from fleet.app.beginning import Beginning
-    from storage.backends.trial import Trial, check_folder
+    from storage.backends.trial import StoreTrial, check_folder
 
     root, beginning = plan.folder.parent, Beginning(console, time.monotonic)
     if not address:  # else it is checked where the run is driven
@@ -389,7 +389,7 @@ def _execute(
     policy_choice.look_in(Path(plan.script).resolve().parent, Path.cwd())
     policy_choice.check(plan.settings)
     check_folder(plan.folder if plan.resume else root)
-    tried = Trial(plans.store_url(plan)) if "://" in plan.settings.storage else None  # beside the cluster's start
+    tried = StoreTrial(plans.store_url(plan)) if "://" in plan.settings.storage else None  # beside the cluster's start
     with beginning, cli_watch.serving(root, "127.0.0.1", show.port) as server, _ground(plan, address, working_dir, beginning) as launched:
         if tried is not None and not address:
             tried.check("this machine")
@@ -452,7 +452,7 @@ def close(plan: RunPlan, result: RunResult, verdict: dict[str, Any] | None, show
     return _exit_code(result, verdict) or (Exit.VIOLATED if checkers.violated(data["checks"]) else Exit.UNMET if unmet else Exit.DONE)
 
 
-def one_run(live: Launch, server: Watch | None, verbose: bool, beginning: Beginning | None = None) -> RunResult:
+def one_run(live: Launch, server: PageServer | None, verbose: bool, beginning: Beginning | None = None) -> RunResult:
     """Train; with a ``server``, its page shows the run, and takes orders. ``beginning`` tells what the first step waits for."""
     from fleet.app.follow import Follower
     from fleet.app.progress import LiveView
@@ -537,7 +537,7 @@ def _sum_up(data: dict[str, Any], plan: RunPlan, report: Report, verbose: bool) 
     again = plans.again(plan) if plan.plain is not None else ""
     saved_at = _saved_by_script(data) if again else redact(plans.store_url(plan))
     returns = resuming.returns_of(plan.journal) if data["status"] == "failed" else 0
-    context = ending.Context(plan.name, saved_at, _first_fault_s(plan), elsewhere, again, returns)
+    context = ending.EndContext(plan.name, saved_at, _first_fault_s(plan), elsewhere, again, returns)
     out = cli_print.Terminal()
     width = out.width if out.is_terminal else None
     for head, words in ending.ending(data | {"trained_s": trained_s}, context):

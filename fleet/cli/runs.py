@@ -95,9 +95,9 @@ def runs(
 
 def list_runs(storage: str, json_: bool) -> None:
     """All runs under ``storage``, newest first."""
-    from dashboards.feeds import Feeds
+    from dashboards.feeds import RunFeeds
 
-    rows = Feeds(Path(storage)).runs()
+    rows = RunFeeds(Path(storage)).runs()
     if json_:
         cli_print.write(json.dumps(rows, indent=1))
         return
@@ -116,10 +116,10 @@ def prune(
     storage: Storage = RUNS,
 ) -> None:
     """Remove the folders of runs that fit all rules, with their local checkpoints. A run that is going on is never touched."""
-    from fleet.app.prune import Rule, duration_s, judge, remove
+    from fleet.app.prune import PruneRule, duration_s, judge, remove
     from storage.backends.urls import redact
 
-    rule = Rule(duration_s(older_than) if older_than else None, keep, tuple(status or ()))
+    rule = PruneRule(duration_s(older_than) if older_than else None, keep, tuple(status or ()))
     judged = judge(Path(storage), rule, time.time())
     went = [run for run in judged if not run.stays] if dry_run else remove(judged, time.time())
     names = {run.name for run in went}

@@ -35,11 +35,11 @@ def scale(
     json_: Annotated[str, typer.Option("--json", help="Write all of it to this file, which fleet plan --measured takes.")] = "scale.json",
 ) -> None:
     """Train SCRIPT with some worlds for a while each, predict another one and measure it, and say where adding ranks stops paying."""
-    from fleet.app.scale import Scale
+    from fleet.app.scale import ScaleRequest
     from fleet.app.scale import scale as carry_out
 
     settings: dict[str, Any] = {"config": tuple(config or ()), "options": cli_config.pairs_of(set_ or [], "--set")}
-    asked = Scale(
+    asked = ScaleRequest(
         script=script, worlds=_worlds(worlds), hold_out=hold_out, seconds=seconds, rounds=rounds, cpu_quota=cpu_quota,
         rank_mtbf_hours=mtbf_hours, recover_s=recover, pays=pays_up_to, file=Path(json_),
         settings=settings | {name: value for name, value in (("steps", steps), ("storage", storage)) if value is not None},

@@ -21,7 +21,7 @@ from fleet.cli.json_out import Json, JsonCommand, write_json
 if TYPE_CHECKING:
     from fleet.app.scenarios import Prepared, Scenario
     from fleet.cli.prints import Terminal
-    from fleet.simulation.fleet_model import Outcome, Partial
+    from fleet.simulation.fleet_model import FleetOutcome, Partial
 
 PLAN, SCENARIO = "fleet.planning.inputs:PlanInput", "fleet.app.scenarios:Scenario"
 SLOW_S = 5.0
@@ -231,7 +231,7 @@ def _events(prepared: Prepared, runs: int, seed: int, trace: Path | None, partia
 
     if trace is None:
         _forewarn(prepared, runs, 1, lambda short: short.run(short.arrivals(seed)))
-    outcomes: list[Outcome] = []
+    outcomes: list[FleetOutcome] = []
     progress = _Progress(runs)
     for number in range(runs):
         if partial.stop and outcomes:

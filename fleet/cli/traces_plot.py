@@ -13,7 +13,7 @@ from fleet.app.extras import need
 from fleet.errors import ConfigError
 
 if TYPE_CHECKING:
-    from fleet.planning.traces.fit import Fit, Lives
+    from fleet.planning.traces.fit import Lives, TraceFit
     from fleet.planning.traces.lives import Floats
 
 FORMS = (".png", ".svg", ".pdf")
@@ -26,7 +26,7 @@ def check(path: Path) -> None:
     need("matplotlib", "traces", "--plot", str(path))
 
 
-def draw(fit: Fit, path: Path) -> None:
+def draw(fit: TraceFit, path: Path) -> None:
     """Four pictures in one file. Raises ConfigError where it cannot be written."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
@@ -46,7 +46,7 @@ def draw(fit: Fit, path: Path) -> None:
         raise ConfigError("--plot", str(path), f"cannot be written: {error.strerror}") from error
 
 
-def _seen(fit: Fit) -> tuple[Floats, Floats]:
+def _seen(fit: TraceFit) -> tuple[Floats, Floats]:
     from fleet.planning.traces.fit import times_between
 
     entries = [entry for entry in fit.log.entries if entry.node or not fit.of_nodes]
@@ -54,7 +54,7 @@ def _seen(fit: Fit) -> tuple[Floats, Floats]:
     return lives, seen
 
 
-def _over_time(fit: Fit, axis: Any) -> None:
+def _over_time(fit: TraceFit, axis: Any) -> None:
     for rate in fit.rates[:6]:
         times = sorted(entry.at_s for entry in fit.log.entries if entry.component == rate.component)
         when = [datetime.fromtimestamp(at_s, UTC) for at_s in times] if times[0] > 1e8 else times
@@ -86,7 +86,7 @@ def _lives(lives: Lives | None, data: tuple[Floats, Floats], axis: Any, title: s
     axis.legend(fontsize=8)
 
 
-def _of_nodes(fit: Fit, axis: Any) -> None:
+def _of_nodes(fit: TraceFit, axis: Any) -> None:
     counts = Counter(entry.node for entry in fit.log.entries if entry.node)
     axis.set_title("Faults of each node, the most first; repeat offenders in red")
     if not counts:

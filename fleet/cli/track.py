@@ -25,7 +25,7 @@ def track(
 ) -> None:
     """Send RUN to trackers: what of it has not arrived yet. A run that goes on is followed to its end."""
     from dashboards.trackers import choice
-    from dashboards.trackers.session import Kept
+    from dashboards.trackers.session import StandingFile
     from fleet.app import tracking
     from fleet.app.follow import is_over
     from fleet.app.plans import find_run
@@ -49,7 +49,7 @@ def track(
 
     done = True
     for name in settings.to:
-        kept = Kept(folder, name)
+        kept = StandingFile(folder, name)
         try:
             found = tracking.send(folder, name, settings, kept, over, wait)
         finally:

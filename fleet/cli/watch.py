@@ -19,7 +19,7 @@ from fleet.cli.config import RUNS, Storage
 from fleet.errors import ConfigError
 
 if TYPE_CHECKING:
-    from dashboards.feeds import Feeds
+    from dashboards.feeds import RunFeeds
     from dashboards.identities import NamedToken
     from dashboards.server import ChaosPort, WatchServer
     from fleet.app.follow import Follower
@@ -30,10 +30,10 @@ PerRank = Annotated[bool, typer.Option("--per-rank", help="Metrics of each rank 
 console = cli_print.Terminal(stderr=True)
 
 
-class Watch:
+class PageServer:
     """A server and what it serves."""
 
-    def __init__(self, feeds: Feeds, server: WatchServer, token: str, read_token: str | None) -> None:
+    def __init__(self, feeds: RunFeeds, server: WatchServer, token: str, read_token: str | None) -> None:
         self._feeds, self.server, self._token, self._read_token = feeds, server, token, read_token
 
     def show(self, name: str, follower: Follower, chaos: ChaosPort | None) -> None:
@@ -66,7 +66,7 @@ def read_token_path(root: Path, host: str) -> Path | None:
 
 
 @contextmanager
-def serving(root: Path, host: str, port: int, per_rank: bool = False, named: Sequence[NamedToken] = ()) -> Iterator[Watch]:
+def serving(root: Path, host: str, port: int, per_rank: bool = False, named: Sequence[NamedToken] = ()) -> Iterator[PageServer]:
     """The live page of the runs under ``root``. Who can reach it from elsewhere must show a token even to read.
 
     With ``per_rank`` large runs have metrics of each rank, too. Who has one of the ``named`` tokens may hand in runs.
@@ -75,7 +75,7 @@ def serving(root: Path, host: str, port: int, per_rank: bool = False, named: Seq
     """
     from dashboards.access import LOOPBACK, Access, Audit, stored_token
     from dashboards.control_registry import ControlRegistry
-    from dashboards.feeds import Feeds
+    from dashboards.feeds import RunFeeds
     from dashboards.server import WatchServer
 
     token = stored_token(root / PRIVATE)
@@ -83,7 +83,7 @@ def serving(root: Path, host: str, port: int, per_rank: bool = False, named: Seq
     read_token = stored_token(kept.parent, kept.name) if kept else None
     hosts = () if host in ("0.0.0.0", "::") else (*LOOPBACK, host)
     access = Access(token, read_token, hosts, tuple(named), _user())
-    with Feeds(root, per_rank) as feeds:
+    with RunFeeds(root, per_rank) as feeds:
         server = WatchServer(feeds, access, Audit(root / PRIVATE / "audit.jsonl"), host, port)
         server.control_registry = ControlRegistry(root / PRIVATE / "pages", token)
         try:
@@ -93,7 +93,7 @@ def serving(root: Path, host: str, port: int, per_rank: bool = False, named: Seq
                 "--port", port, f"cannot listen on {host}: {error.strerror}", "Choose another, or 0 for a free one."
             ) from error
         try:
-            yield Watch(feeds, server, token, read_token)
+            yield PageServer(feeds, server, token, read_token)
         finally:
             server.__exit__(None, None, None)
 

@@ -29,7 +29,7 @@ class Glance(NamedTuple):
     waited_ns: int
 
 
-class Beside:
+class BesideThread:
     """The calling thread works beside ``other`` of this process: it keeps a core for itself, and leaves it when it is done.
 
     Nothing is changed where ``other`` may run on one core only, and on systems other than Linux.

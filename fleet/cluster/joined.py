@@ -15,7 +15,7 @@ from typing import Any
 
 from fleet.cluster import parcel, probe
 from fleet.cluster.clock import unix_time_s
-from fleet.cluster.provider import FOLDER_PREFIX, MEMORY, NAMESPACE, Place
+from fleet.cluster.provider import FOLDER_PREFIX, MEMORY, NAMESPACE, NodePlace
 from fleet.cluster.ray_internals import free_by_node
 from fleet.cluster.reach import join
 from fleet.errors import ConfigError, RunFailed
@@ -91,13 +91,13 @@ class JoinedCluster:
         """The index of a node of Ray's, if it has one."""
         return self._indices.get(node_id)
 
-    def place(self, index: int, limit_s: float = 30.0) -> Place:
+    def place(self, index: int, limit_s: float = 30.0) -> NodePlace:
         node_id = next((name for name, number in self._indices.items() if number == index), "")
         found = next((node for node in nodes() if node["NodeID"] == node_id), None)
         if found is None:
             raise RunFailed(f"node {index} has left the cluster at {self.address}")
         address, labels = str(found["NodeManagerAddress"]), {str(name): str(value) for name, value in found["Labels"].items()}
-        return Place(node_id, address, str(found.get("NodeName") or address), labels)
+        return NodePlace(node_id, address, str(found.get("NodeName") or address), labels)
 
     def folder(self) -> Path:
         """Its name; on each node the agent makes it."""
@@ -203,7 +203,7 @@ def top_of(folder: Path | None) -> Path | None:
     return Path.cwd() if SUBMITTED in os.environ else folder
 
 
-def examine(places: Mapping[int, Place]) -> None:
+def examine(places: Mapping[int, NodePlace]) -> None:
     """Ask every node whether it can train. Raises ConfigError naming the first that cannot."""
     import ray
     from ray import cloudpickle
@@ -217,7 +217,7 @@ def examine(places: Mapping[int, Place]) -> None:
         }
     finally:
         cloudpickle.unregister_pickle_by_value(probe)
-    found: dict[str, probe.Facts] = {}
+    found: dict[str, probe.NodeFacts] = {}
     for index, call in calls.items():
         where = places[index].host
         try:
@@ -227,7 +227,7 @@ def examine(places: Mapping[int, Place]) -> None:
             raise ConfigError(
                 "node", where, f"no process could be started there: {words}", "See ray list nodes, and that node's logs."
             ) from error
-        found[where] = probe.Facts(**answer, asked_s=began_s, answered_s=unix_time_s())
+        found[where] = probe.NodeFacts(**answer, asked_s=began_s, answered_s=unix_time_s())
     probe.judge(found, platform.python_version())
 
 

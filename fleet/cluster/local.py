@@ -19,7 +19,7 @@ from types import TracebackType
 from typing import Any
 
 from fleet.cluster import processes
-from fleet.cluster.provider import FOLDER_PREFIX, MEMORY, Place
+from fleet.cluster.provider import FOLDER_PREFIX, MEMORY, NodePlace
 from fleet.cluster.quiet import connect
 from fleet.cluster.ray_internals import SYSTEM_CONFIG, UNSEEN, has_token, reread_authentication
 from fleet.errors import ConfigError, RunFailed
@@ -129,7 +129,7 @@ class LocalCluster:
         """Indices of the worker nodes whose host runs."""
         return sorted(int(name) for name, host in list(self._hosts.items()) if name != HEAD and host.poll() is None)
 
-    def place(self, index: int, limit_s: float = 30.0) -> Place:
+    def place(self, index: int, limit_s: float = 30.0) -> NodePlace:
         import ray
 
         deadline_s = time.monotonic() + limit_s
@@ -137,7 +137,7 @@ class LocalCluster:
             for node in ray.nodes():
                 if node["Alive"] and node_resource(index) in node["Resources"]:
                     labels = {str(name): str(value) for name, value in node["Labels"].items()}
-                    return Place(str(node["NodeID"]), HOST, f"{socket.gethostname()}/{index}", labels)
+                    return NodePlace(str(node["NodeID"]), HOST, f"{socket.gethostname()}/{index}", labels)
             time.sleep(0.1)
         raise RunFailed(f"node {index} of the local cluster is not known to Ray after {limit_s:g} s")
 

@@ -21,7 +21,7 @@ Known = Mapping[str, tuple[int, int]]
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class FilePiece:
     """Bytes of file ``name`` from ``offset`` on. Whatever the copy has behind them is wrong. ``inode`` tells files of one name apart."""
 
     name: str
@@ -30,9 +30,9 @@ class Piece:
     data: bytes
 
 
-def pieces(folder: Path, patterns: Iterable[str], known: Known, limit_bytes: int = PIECE_BYTES) -> list[Piece]:
+def pieces(folder: Path, patterns: Iterable[str], known: Known, limit_bytes: int = PIECE_BYTES) -> list[FilePiece]:
     """What the files in ``folder`` that fit ``patterns`` have beyond what is ``known``, ``limit_bytes`` of it at most."""
-    found: list[Piece] = []
+    found: list[FilePiece] = []
     for path in sorted({path for pattern in patterns for path in folder.glob(pattern) if path.is_file()}):
         name = str(path.relative_to(folder))
         for piece in _news(path, name, known.get(name), limit_bytes):
@@ -43,7 +43,7 @@ def pieces(folder: Path, patterns: Iterable[str], known: Known, limit_bytes: int
     return found
 
 
-def _news(path: Path, name: str, known: tuple[int, int] | None, limit_bytes: int) -> Iterable[Piece]:
+def _news(path: Path, name: str, known: tuple[int, int] | None, limit_bytes: int) -> Iterable[FilePiece]:
     try:
         inode = path.stat().st_ino
     except FileNotFoundError:
@@ -52,12 +52,12 @@ def _news(path: Path, name: str, known: tuple[int, int] | None, limit_bytes: int
     if known is not None and known[0] != inode and older.exists() and older.stat().st_ino == known[0]:
         rest = _read(older, known[1], limit_bytes)
         if rest is not None and rest[1]:
-            yield Piece(name, known[0], *rest)
+            yield FilePiece(name, known[0], *rest)
             if len(rest[1]) >= limit_bytes:
                 return
     new = _read(path, known[1] if known is not None and known[0] == inode else 0, limit_bytes)
     if new is not None and (new[1] or known is None or known != (inode, new[0])):
-        yield Piece(name, inode, *new)
+        yield FilePiece(name, inode, *new)
 
 
 def _read(path: Path, offset: int, limit_bytes: int) -> tuple[int, bytes] | None:
@@ -71,14 +71,14 @@ def _read(path: Path, offset: int, limit_bytes: int) -> tuple[int, bytes] | None
         return None
 
 
-class Copies:
+class MirroredFiles:
     """The files of another folder in this one; ``known`` is what to ask for the next pieces with."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.known: dict[str, tuple[int, int]] = {}
 
-    def take(self, pieces: Iterable[Piece]) -> int:
+    def take(self, pieces: Iterable[FilePiece]) -> int:
         """Write them; how many bytes came. Raises ValueError for a name that leads out of the folder."""
         count = 0
         for piece in pieces:

@@ -16,7 +16,7 @@ NODE_ID = "ray.io/node-id"
 WAY_OUT = "Leave it out, or join a cluster that was started with autoscaler version 2."
 
 
-class Group:
+class PlaceGroup:
     """So many places, asked for again whenever that changes. One process has one; its job must be connected."""
 
     def __init__(self, slot: Mapping[str, float], selector: Mapping[str, str]) -> None:
@@ -54,12 +54,12 @@ def check(address: str) -> None:
         raise ConfigError("ask_for_nodes", True, f"no autoscaler reports to the cluster at {address}", WAY_OUT)
 
 
-def await_room(slots: int, slot: Mapping[str, float], selector: Mapping[str, str], limit_s: float) -> Group | None:
+def await_room(slots: int, slot: Mapping[str, float], selector: Mapping[str, str], limit_s: float) -> PlaceGroup | None:
     """Ask for nodes until there is room for ``slots`` ranks, for up to ``limit_s``. What is returned holds it; None: there is none.
 
     It is given up once something of the run is on each node: else one that is idle for too long goes while the run begins.
     """
-    group = Group(slot, selector)
+    group = PlaceGroup(slot, selector)
     group.ask(slots)
     if group.wait(limit_s):
         return group

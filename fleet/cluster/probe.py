@@ -25,7 +25,7 @@ LIMIT_S = 120.0
 
 
 @dataclass(frozen=True, slots=True)
-class Facts:
+class NodeFacts:
     """What one node says of itself. ``asked_s`` and ``answered_s`` are this process's calendar around ``clock_s``, the node's."""
 
     where: str
@@ -57,7 +57,7 @@ def facts(modules: Sequence[str], memory: str) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def judge(found: Mapping[str, Facts], python: str) -> None:
+def judge(found: Mapping[str, NodeFacts], python: str) -> None:
     """Raises ConfigError naming the first node that cannot train, and how many others cannot. Keys are addresses."""
     complaints = [(address, *complaint) for address, each in found.items() if (complaint := _complaint(each, python)) is not None]
     if not complaints:
@@ -67,7 +67,7 @@ def judge(found: Mapping[str, Facts], python: str) -> None:
     raise ConfigError(setting, value, f"node {address}{others}: {reason}", way_out)
 
 
-def _complaint(each: Facts, python: str) -> tuple[str, object, str, str] | None:
+def _complaint(each: NodeFacts, python: str) -> tuple[str, object, str, str] | None:
     """(what, its value, why it will not do, what to do), or None."""
     if each.python.rpartition(".")[0] != python.rpartition(".")[0]:
         return "Python", each.python, f"ranks are sent code of Python {python}", "Use one version of Python on all nodes."

@@ -16,7 +16,7 @@ MEMORY, FOLDER_PREFIX = Path("/dev/shm"), "fleet-"
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class NodePlace:
     """A node as a run sees it.
 
     Attributes:
@@ -53,7 +53,7 @@ class Cluster(NodePort, Protocol):
     @property
     def selector(self) -> Mapping[str, str]: ...
 
-    def place(self, index: int, limit_s: float = 30.0) -> Place:
+    def place(self, index: int, limit_s: float = 30.0) -> NodePlace:
         """The node of this index, once Ray knows it. Raises RunFailed."""
         ...
 

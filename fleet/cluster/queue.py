@@ -105,7 +105,7 @@ class Job:
         return Running(asked=self.asked(now_s), placed=self.placed, began_s=self.started_unix_s, leaving=bool(self.gives_way_to))
 
 
-class Room(Protocol):
+class QueueRoom(Protocol):
     """Where runs go."""
 
     def nodes(self, jobs: Sequence[Job]) -> tuple[list[Node], list[Job]]:
@@ -175,7 +175,7 @@ class RunQueue:
         noted: is told of all that is done.
     """
 
-    def __init__(self, folder: Path, room: Room, policy: Policy, runs: Runs, noted: Noted = nobody_notes) -> None:
+    def __init__(self, folder: Path, room: QueueRoom, policy: Policy, runs: Runs, noted: Noted = nobody_notes) -> None:
         self.folder, self.room = folder, room
         self._policy, self._runs, self._noted = policy, runs, noted
         self._lock = threading.Lock()

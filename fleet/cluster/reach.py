@@ -21,7 +21,7 @@ TRY_S = 3.0
 
 
 @dataclass(frozen=True, slots=True)
-class NodeSeen:
+class ReachedNode:
     """One node. ``name`` is its host's, made unique; ``path`` its failure domains, and ``missing`` the labels that it should have had."""
 
     name: str
@@ -115,7 +115,7 @@ def _speaks_grpc(line: socket.socket) -> bool:
     return len(head) == FRAME_HEAD and head[3] == SETTINGS_FRAME
 
 
-def nodes_seen(levels: Sequence[str], overrides: Mapping[str, str] | None = None) -> list[NodeSeen]:
+def nodes_seen(levels: Sequence[str], overrides: Mapping[str, str] | None = None) -> list[ReachedNode]:
     """The nodes that live, by name. ``overrides``: by name, the path that ``FLEET_DOMAIN`` gives.
 
     A slot is a unit of Fleet's own resource where a node has one; else a GPU where any node has one; else a CPU.
@@ -125,7 +125,7 @@ def nodes_seen(levels: Sequence[str], overrides: Mapping[str, str] | None = None
     return read_nodes(ray.nodes(), levels, overrides or {})
 
 
-def read_nodes(listed: Sequence[Mapping[str, Any]], levels: Sequence[str], overrides: Mapping[str, str]) -> list[NodeSeen]:
+def read_nodes(listed: Sequence[Mapping[str, Any]], levels: Sequence[str], overrides: Mapping[str, str]) -> list[ReachedNode]:
     """As :func:`nodes_seen`, from what ``ray.nodes()`` gives."""
     alive = sorted((node for node in listed if node["Alive"]), key=lambda node: (node["NodeManagerHostname"], node["NodeID"]))
     resources = [node["Resources"] for node in alive]
@@ -136,5 +136,5 @@ def read_nodes(listed: Sequence[Mapping[str, Any]], levels: Sequence[str], overr
         name = host if hosts.count(host) == 1 else f"{host}:{node['NodeID'][:6]}"
         located = locate(node.get("Labels") or {}, host, levels, overrides.get(name, ""))
         slots = int(node["Resources"].get(unit, 0))
-        found.append(NodeSeen(name, str(node["NodeID"]), host, str(node["NodeManagerAddress"]), located.path, located.missing, slots))
+        found.append(ReachedNode(name, str(node["NodeID"]), host, str(node["NodeManagerAddress"]), located.path, located.missing, slots))
     return found

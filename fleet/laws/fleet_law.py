@@ -13,7 +13,7 @@ SOURCE = "Fleet Law, Machine Learning Systems (textbook), vol. 2"
 
 
 @dataclass(frozen=True, slots=True)
-class Lever:
+class TermChange:
     """What changing one term is worth.
 
     Attributes:
@@ -72,7 +72,7 @@ def term_to_attack(compute_s: NonNegative, comm_s: NonNegative, sync_s: NonNegat
 @law(SOURCE, alone=True, compute_s=0.9, comm_s=0.8, sync_s=0.4, overlap_s=0.2, factor=0.5)
 def levers(
     compute_s: NonNegative, comm_s: NonNegative, sync_s: NonNegative, overlap_s: NonNegative = 0.0, factor: Share = 0.5
-) -> list[Lever]:
+) -> list[TermChange]:
     """T_step before / after each term is multiplied by `factor`, best first; T_overlap: as if all that can overlap did.
 
     Overlap is kept, as far as there is something left to overlap.
@@ -88,5 +88,5 @@ def levers(
     }
     steps = {name: sum(terms) - min(overlap_s, *terms[:2]) for name, terms in changed.items()}
     steps["T_overlap"] = compute_s + comm_s + sync_s - min(compute_s, comm_s)
-    found = [Lever(name, step, before / step) for name, step in steps.items()]
+    found = [TermChange(name, step, before / step) for name, step in steps.items()]
     return sorted(found, key=lambda lever: -lever.speedup)

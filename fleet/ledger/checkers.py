@@ -348,7 +348,7 @@ class CommitsExact(Checker):
         self._wrong = ""
         self._newest: dict[int, int] = {}
         self._base: dict[int, int] = {}
-        self._done: dict[int, Stretch] = {}
+        self._done: dict[int, StepStretch] = {}
         self._next_of: dict[tuple[Member, int], int] = {}
 
     def take(self, record: Spans | Committed | HistoryBegun | ViewPublished) -> None:
@@ -378,7 +378,7 @@ class CommitsExact(Checker):
                 self._say(f"{record.member} committed step {record.step} of history {record.history} twice")
             done = self._done.get(record.history)
             if done is None:
-                done = self._done[record.history] = Stretch(self._base.get(record.history, 0))
+                done = self._done[record.history] = StepStretch(self._base.get(record.history, 0))
             done.add(record.step, end)
         self._next_of[key] = end
 
@@ -397,7 +397,7 @@ class CommitsExact(Checker):
         return OK, f"{end - first} steps of history {last}, each committed, none twice by one process"
 
 
-class Stretch:
+class StepStretch:
     """Steps that were done, from a first one on without a gap up to ``upto``, and those ahead of the gap."""
 
     def __init__(self, upto: int) -> None:

@@ -24,7 +24,7 @@ Causes = tuple[str, ...]
 
 
 @dataclass(slots=True)
-class Loss:
+class LossCost:
     """A process that was lost (``at_us`` on the run's clock), and the microseconds by category that it is charged with."""
 
     id: str
@@ -54,12 +54,12 @@ class CostBook:
     """Losses, views and faults, and who is charged with what."""
 
     def __init__(self) -> None:
-        self.losses: dict[str, Loss] = {}
+        self.losses: dict[str, LossCost] = {}
         self.faults: dict[str, list[FaultRecord]] = {}
         self.uncharged = [0] * len(CODES)
         self.generation = -1
         self.members: dict[int, int] = {}
-        self._broken: dict[int, list[Loss]] = {}
+        self._broken: dict[int, list[LossCost]] = {}
         self._broke_us: dict[int, int] = {}
         self._shared: dict[Causes, list[int]] = {}
         self._generations: list[int] = []
@@ -71,13 +71,13 @@ class CostBook:
         self._committed: tuple[int, int] | None = None
         self.in_view: frozenset[Member] = frozenset()
         self._downs: list[tuple[int, int]] = []
-        self._unsettled: list[Loss] = []
+        self._unsettled: list[LossCost] = []
         self._domains = 0
 
     # ---- what happened
 
     def lost(self, record: ProcessLost, at_us: int) -> None:
-        loss = Loss(str(record.member), at_us, str(record.cause), record.fault, record.generation, like=looks_like(record.cause))
+        loss = LossCost(str(record.member), at_us, str(record.cause), record.fault, record.generation, like=looks_like(record.cause))
         self.losses[loss.id] = loss
         self._broke_us.clear()
         if record.generation >= 0:
@@ -103,7 +103,7 @@ class CostBook:
     def outage(self, at_us: int, back_us: int, cause: str) -> None:
         """The whole run was down between these times. It is charged with what it cost to start again, and not with its own length."""
         self._downs.append((at_us, back_us))
-        loss = Loss(f"outage-{len(self._downs)}", at_us, cause, None, -1, before=self._committed, down_us=back_us - at_us)
+        loss = LossCost(f"outage-{len(self._downs)}", at_us, cause, None, -1, before=self._committed, down_us=back_us - at_us)
         self.losses[loss.id] = loss
         self._open_outage = (loss.id,)
         self._unsettled.append(loss)
@@ -223,7 +223,7 @@ class CostBook:
             self._broke_us[generation] = min(map(self._onset_us, self._broken[generation]))
         return self._broke_us[generation]
 
-    def _onset_us(self, loss: Loss) -> int:
+    def _onset_us(self, loss: LossCost) -> int:
         records = self.faults.get(loss.fault, []) if loss.fault else []
         hung = [round(r.at_s * 1e6) for r in records if r.phase == "executed" and Cost.STILL in kind_of(r.fault.kind).may_cost]
         return min([loss.at_us, *hung])
@@ -238,7 +238,7 @@ class CostBook:
 
     # ---- what it came to
 
-    def stall_us(self, loss: Loss, median_us: float) -> float | None:
+    def stall_us(self, loss: LossCost, median_us: float) -> float | None:
         """Gap between the last commit before the view that repaired ``loss`` and the first after it, less the median step."""
         if not loss.views:
             return None
@@ -254,7 +254,7 @@ class CostBook:
         """How long nobody held a machine between these times."""
         return sum(max(0, min(end_us, back_us) - max(begin_us, gone_us)) for gone_us, back_us in self._downs)
 
-    def excess_us(self, loss: Loss, median_us: float) -> float | None:
+    def excess_us(self, loss: LossCost, median_us: float) -> float | None:
         """All that the loss cost in wall time in which machines were held, until 20 steps after the world is full again.
 
         None when it did not come to that.

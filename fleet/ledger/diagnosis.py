@@ -35,7 +35,7 @@ OFTEN = 3
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
+class TimeFinding:
     """One thing that cost time.
 
     ``share`` of all allocated rank-seconds of which it is known where they went, ``metric`` the category or figure that shows it, ``where``
@@ -58,7 +58,7 @@ class Finding:
         return LAYER_OF[self.metric]
 
 
-def diagnose(summary: LedgerSummary) -> tuple[Finding, ...]:
+def diagnose(summary: LedgerSummary) -> tuple[TimeFinding, ...]:
     """What cost the run most, dearest first. Empty for a run that lost nothing."""
     found = [rule(summary) for rule in RULES]
     ranked = sorted((finding for finding in found if finding is not None and finding.share > 0), key=lambda each: -each.share)
@@ -84,7 +84,7 @@ def _spent(summary: LedgerSummary, name: str, part_s: float | None = None) -> st
 # ---- steps -------------------------------------------------------------------------------------------------------------------------------
 
 
-def _slow_rank(summary: LedgerSummary) -> Finding:
+def _slow_rank(summary: LedgerSummary) -> TimeFinding:
     evidence = [_spent(summary, "straggler_wait")]
     waits = _waits(summary)
     slowest = min(waits, key=lambda slot: waits[slot], default=None)
@@ -95,7 +95,7 @@ def _slow_rank(summary: LedgerSummary) -> Finding:
         evidence.append(f"Slot {slowest} waited {waits[slowest]:.1%} of its steps for others, the others {statistics.median(others):.1%}.")
     else:
         evidence.append("All slots wait about as long as each other, so none of them is the slow one.")
-    return Finding(
+    return TimeFinding(
         "Ranks wait for the slowest of them.", "straggler_wait", _share(summary, "straggler_wait"), COORDINATION, layer,
         "Give the slow rank fewer shards, or put a spare in its place.",
         "to exposed_comm, as uneven shards send more partial sums; to idle_spare, when a spare is used up", tuple(evidence),
@@ -108,7 +108,7 @@ def _waits(summary: LedgerSummary) -> dict[int, float]:
     return {slot: summary.slots[slot]["straggler_wait"] / total for slot, total in totals.items() if total > 0}
 
 
-def _wire(summary: LedgerSummary) -> Finding:
+def _wire(summary: LedgerSummary) -> TimeFinding:
     law, terms = summary.law, summary.step_law
     step_s = law.compute_s + law.comm_s + law.sync_s + law.data_s
     rho = law.comm_s / law.compute_s if law.compute_s else 0.0
@@ -118,7 +118,7 @@ def _wire(summary: LedgerSummary) -> Finding:
         f"rho = {rho:.2f}: " + ("communication is what a step waits for." if rho > 1 else f"{law.comm_s / (step_s or 1.0):.0%} of a step."),
         *(_overlap(terms) if terms is not None else ()),
     )
-    return Finding(
+    return TimeFinding(
         "Ranks wait for the network.", "exposed_comm", _share(summary, "exposed_comm"), COMMUNICATION, "the reduction of gradients",
         "Compute more between two reductions (a larger batch), or let them overlap with the backward pass.",
         "to memory, for the larger batch or the buffers in flight", evidence,
@@ -132,7 +132,7 @@ def _overlap(law: StepLaw) -> list[str]:
     return [*said, f"With all hidden that computing can hide, steps would be {speedup:.2f} times as fast."] if speedup > 1.005 else said
 
 
-def _levers(law: StepLaw) -> list[fleet_law.Lever]:
+def _levers(law: StepLaw) -> list[fleet_law.TermChange]:
     """What each term of the step is worth; nothing for a step of no time."""
     return fleet_law.levers(law.compute_s, law.comm_s, law.sync_s, law.hidden_s) if law.step_s > 0 else []
 
@@ -142,9 +142,9 @@ def attack(law: StepLaw) -> str:
     return fleet_law.term_to_attack(law.compute_s, law.comm_s, law.sync_s, law.hidden_s)
 
 
-def _data(summary: LedgerSummary) -> Finding:
+def _data(summary: LedgerSummary) -> TimeFinding:
     evidence = (_spent(summary, "data_wait"), f"A rank's step waits {duration(summary.law.data_s)} for its samples.")
-    return Finding(
+    return TimeFinding(
         "Ranks wait for data.", "data_wait", _share(summary, "data_wait"), COORDINATION, "the feed: storage and decoding",
         "Fetch further ahead, or keep the samples nearer.", "to memory and to the disks of the nodes", evidence,
     )  # fmt: skip
@@ -167,21 +167,21 @@ def _interval(summary: LedgerSummary) -> list[str]:
     return [f"{used}if each of the losses, one every {duration(mtbf_s)}, needed it, every {duration(best_s)} would be best."]
 
 
-def _checkpoints(summary: LedgerSummary) -> Finding:
+def _checkpoints(summary: LedgerSummary) -> TimeFinding:
     written = summary.checkpoints_by_phase.get("durable", 0)
     evidence = (_spent(summary, "checkpoint_stall"), f"{written} checkpoints became durable.", *_interval(summary))
-    return Finding(
+    return TimeFinding(
         "Steps stop for checkpoints.", "checkpoint_stall", _share(summary, "checkpoint_stall"), COORDINATION, "snapshots and the store",
         "Write them less often, or make the snapshot cheaper.", "to rework, as a fault that needs one loses more steps", evidence,
     )  # fmt: skip
 
 
-def _rework(summary: LedgerSummary) -> Finding:
+def _rework(summary: LedgerSummary) -> TimeFinding:
     evidence = [_spent(summary, "rework"), *_by_fault(summary, "rework")]
     if summary.rolled_back_total:
         evidence.append(f"{summary.rolled_back_total:,} committed steps were rolled back to a checkpoint.")
         evidence += _interval(summary)
-    return Finding(
+    return TimeFinding(
         "Work is done twice.", "rework", _share(summary, "rework"), COORDINATION,
         "checkpoints" if summary.rolled_back_total else "the step",
         "Write checkpoints more often, or keep a copy in other ranks." if summary.rolled_back_total else "Make steps shorter.",
@@ -207,43 +207,43 @@ def _by_fault(summary: LedgerSummary, name: str) -> list[str]:
     return [f"{count}; the dearest is {worst[1].id} ({worst[1].kind}) with {rank_time(worst[0])}."]
 
 
-def _of_faults(name: str, symptom: str, layer: str, remedy: str, moves_to: str) -> Callable[[LedgerSummary], Finding]:
-    def rule(summary: LedgerSummary) -> Finding:
+def _of_faults(name: str, symptom: str, layer: str, remedy: str, moves_to: str) -> Callable[[LedgerSummary], TimeFinding]:
+    def rule(summary: LedgerSummary) -> TimeFinding:
         evidence = (_spent(summary, name), *_by_fault(summary, name))
-        return Finding(symptom, name, _share(summary, name), COORDINATION, layer, remedy, moves_to, evidence)
+        return TimeFinding(symptom, name, _share(summary, name), COORDINATION, layer, remedy, moves_to, evidence)
 
     return rule
 
 
-def _cold(summary: LedgerSummary) -> Finding:
+def _cold(summary: LedgerSummary) -> TimeFinding:
     """Slots that wait for their first process: no spare helps against that."""
     started = "the run started"
     if again := sum(incident.down_s > 0 for incident in summary.incidents):
         started += f" and was resumed {again} time{'s' if again > 1 else ''}"
     evidence = (_spent(summary, "provision", summary.cold_provision_s), f"All of it was before a slot had its first process, as {started}.")
-    return Finding(
+    return TimeFinding(
         "The cluster takes long to start.", "provision", _of_all(summary, summary.cold_provision_s), COORDINATION,
         "start-up: the cluster and its first processes", "Use a cluster that is up already (fleet up, fleet submit), or run longer.",
         "to machines that are held while nothing runs on them", evidence,
     )  # fmt: skip
 
 
-def _empty(summary: LedgerSummary) -> Finding:
+def _empty(summary: LedgerSummary) -> TimeFinding:
     empty_s = summary.categories["provision"] - summary.cold_provision_s
     evidence = [_spent(summary, "provision", empty_s), *_by_fault(summary, "provision")]
     idle = _share(summary, "idle_spare")
     evidence.append(
         f"{summary.spares} spares stood by, idle for {idle:.1%} of all rank-seconds." if summary.spares else "There was no spare."
     )
-    return Finding(
+    return TimeFinding(
         "Slots stand empty after a loss.", "provision", _of_all(summary, empty_s), COORDINATION, "the scheduler: replacing what was lost",
         "Keep a spare more, or make replacements start faster.", "to idle_spare, which is paid for whether a fault comes or not",
         tuple(evidence),
     )  # fmt: skip
 
 
-def _maintenance(summary: LedgerSummary) -> Finding:
-    return Finding(
+def _maintenance(summary: LedgerSummary) -> TimeFinding:
+    return TimeFinding(
         "Slots stand empty as nodes are taken away.", "maintenance", _share(summary, "maintenance"), COORDINATION,
         "the scheduler: maintenance, and machines that a cloud takes back", "Keep a spare more, or have nodes come back earlier.",
         "to idle_spare, which is paid for whether a node goes or not",
@@ -251,46 +251,46 @@ def _maintenance(summary: LedgerSummary) -> Finding:
     )  # fmt: skip
 
 
-def _spares(summary: LedgerSummary) -> Finding | None:
+def _spares(summary: LedgerSummary) -> TimeFinding | None:
     if not summary.spares or summary.in_view_losses:
         return None
     evidence = (_spent(summary, "idle_spare"), "No rank was lost from the view, so that no spare was needed.")
-    return Finding(
+    return TimeFinding(
         "Spares stand by.", "idle_spare", _share(summary, "idle_spare"), COORDINATION, "capacity",
         "Keep fewer spares, if the fleet is as quiet as this run.", "to provision, when a rank is lost after all", evidence,
     )  # fmt: skip
 
 
-def _start(summary: LedgerSummary) -> Finding:
+def _start(summary: LedgerSummary) -> TimeFinding:
     again = sum(incident.init_s for incident in summary.incidents)
     evidence = (_spent(summary, "init"), f"{rank_time(again)} of it are replacements of lost ranks.")
-    return Finding(
+    return TimeFinding(
         "Processes take long to start.", "init", _share(summary, "init"), COORDINATION, "start-up: imports, building the model",
         "Run longer, import less, or fork ranks from a warm process.", "to memory of the nodes, for processes kept warm", evidence,
     )  # fmt: skip
 
 
-def _verification(summary: LedgerSummary) -> Finding:
+def _verification(summary: LedgerSummary) -> TimeFinding:
     compute = summary.categories["compute"]
     evidence = [_spent(summary, "verify")]
     if compute:
         evidence.append(f"That is {summary.categories['verify'] / compute:.1%} of what the steps computed.")
-    return Finding(
+    return TimeFinding(
         "Ranks check each other's work.", "verify", _share(summary, "verify"), COMPUTE, "the defence against silent corruption",
         "Compute fewer shards again (--verify), if the nodes are trusted.",
         "to rework: a rank that computes wrongly is found later, and more steps are in doubt", tuple(evidence),
     )  # fmt: skip
 
 
-def _unexplained(summary: LedgerSummary) -> Finding:
+def _unexplained(summary: LedgerSummary) -> TimeFinding:
     evidence = (_spent(summary, "other"), f"{summary.holes} holes of {duration(summary.hole_s)} in what ranks recorded.")
-    return Finding(
+    return TimeFinding(
         "Time that nobody recorded.", "other", _share(summary, "other"), COORDINATION, "the journal",
         "Look at which slots have holes, and when: a node that died takes its last moments along.", "nowhere: it was lost anyway", evidence,
     )  # fmt: skip
 
 
-def _places(summary: LedgerSummary) -> list[Finding]:
+def _places(summary: LedgerSummary) -> list[TimeFinding]:
     """Slots that are lost again and again, not by chaos."""
     natural = [i for i in summary.incidents if i.id.startswith("loss-")]
     lost = Counter(member.partition(".")[0] for incident in natural for member in incident.members)
@@ -302,7 +302,7 @@ def _places(summary: LedgerSummary) -> list[Finding]:
         share = _of_all(summary, cost)
         evidence = (f"Slot {slot} was lost {count} times of {len(natural)} losses that chaos did not cause, at {rank_time(cost)} in all.",)
         found.append(
-            Finding(
+            TimeFinding(
                 "One place fails again and again.", "losses", share, COORDINATION, f"the node of slot {slot}",
                 "Keep its node out of the run, and have it tested.", "to provision, until another node is there", evidence,
             )
@@ -310,7 +310,7 @@ def _places(summary: LedgerSummary) -> list[Finding]:
     return found
 
 
-RULES: tuple[Callable[[LedgerSummary], Finding | None], ...] = (
+RULES: tuple[Callable[[LedgerSummary], TimeFinding | None], ...] = (
     _slow_rank, _wire, _data, _checkpoints, _rework, _cold, _empty, _maintenance, _spares, _start, _verification, _unexplained,
     _of_faults("detect", "Faults are noticed late.", "failure detection: connections and time-outs",
                "Shorten the time-out that fired, or watch the process itself.", "to false alarms: a slow rank is taken for dead"),
@@ -327,7 +327,7 @@ RULES: tuple[Callable[[LedgerSummary], Finding | None], ...] = (
 # ---- words -------------------------------------------------------------------------------------------------------------------------------
 
 
-def explain(summary: LedgerSummary, findings: tuple[Finding, ...]) -> str:
+def explain(summary: LedgerSummary, findings: tuple[TimeFinding, ...]) -> str:
     """Plain sentences, dearest first."""
     head = f"{summary.run}: goodput {summary.goodput:.1%} of {summary.world} ranks over {duration(summary.held_s)}.{_law_words(summary)}"
     if not findings:
@@ -374,6 +374,6 @@ def _first(sentences: tuple[str, ...]) -> list[tuple[bool, str]]:
     return [(place == 0, sentence) for place, sentence in enumerate(sentences)]
 
 
-def plain(findings: tuple[Finding, ...]) -> list[Mapping[str, object]]:
+def plain(findings: tuple[TimeFinding, ...]) -> list[Mapping[str, object]]:
     """For JSON."""
-    return [{name: getattr(finding, name) for name in (*Finding.__slots__, "system")} for finding in findings]
+    return [{name: getattr(finding, name) for name in (*TimeFinding.__slots__, "system")} for finding in findings]

@@ -21,7 +21,7 @@ from typing import Any
 
 from fleet.ledger.met import Met
 from fleet.ledger.rates import Gamma, Rate, count_interval, together
-from fleet.protocol.fault_kinds import Cost, FaultKind, Place, kind_of
+from fleet.protocol.fault_kinds import Cost, FaultKind, FaultPlace, kind_of
 from fleet.protocol.records import section
 from fleet.settings.run import RunSettings, Timeouts, recovery_named
 
@@ -92,9 +92,9 @@ class Terms:
         """Ranks that one fault of this kind takes: of a rank, a node, or the whole run."""
         if not kind.takes_ranks:
             return 0
-        if Place.COORDINATOR in kind.targets:
+        if FaultPlace.COORDINATOR in kind.targets:
             return self.world
-        whole = kind.unit is Place.NODE or bool({Cost.NODE, Cost.APART} & set(kind.may_cost))
+        whole = kind.unit is FaultPlace.NODE or bool({Cost.NODE, Cost.APART} & set(kind.may_cost))
         return math.ceil(self.world / self.nodes) if whole else 1
 
 
@@ -139,7 +139,7 @@ class Mean:
 
 
 @dataclass(slots=True)
-class Times:
+class RecoveryTimes:
     """What the run's own recoveries take. ``refill`` is from a loss until the slot's next process trains, ``restore`` the part of it in
     which a newcomer takes the state, ``pause`` what everybody stops for. Refills are learned by kind: a lost node is not a lost process."""
 
@@ -149,7 +149,7 @@ class Times:
     by_kind: dict[str, Mean] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, start_s: float | None, step_s: float = 0.0) -> Times:
+    def of(cls, start_s: float | None, step_s: float = 0.0) -> RecoveryTimes:
         """Before the first fault: a replacement takes as long to start as the run's first processes did, on average, and some steps to
         join. None, and 0: not known."""
         start_s, restore_s = START_S if start_s is None else start_s, SEND_S + JOIN_STEPS * step_s if step_s else RESTORE_S
@@ -208,7 +208,7 @@ class FaultImpact:
     back_s: float = 0.0
 
 
-def fault_cost(impact: FaultImpact, terms: Terms, times: Times) -> FaultCost:
+def fault_cost(impact: FaultImpact, terms: Terms, times: RecoveryTimes) -> FaultCost:
     """What it should cost. Nothing where it takes no rank: what is only slower, or is waited for, is in the time of steps that are kept."""
     if not impact.lost:
         return FaultCost()
@@ -244,7 +244,7 @@ class Prediction:
     error: float
     terms: tuple[Term, ...]
     costs: Mapping[str, FaultCost]
-    times: Times
+    times: RecoveryTimes
 
     def plain(self) -> dict[str, Any]:
         """For the report's JSON and the pages."""
@@ -283,14 +283,14 @@ def _saving(s: Any) -> float:
     return max(0.0, min(saving, 1.0 - float(s.terms.verify)))
 
 
-def priced(s: Any) -> tuple[dict[str, FaultCost], Times]:
+def priced(s: Any) -> tuple[dict[str, FaultCost], RecoveryTimes]:
     """Each incident's cost, as far as it could be known when it struck; and what all of them have taught."""
-    found: tuple[dict[str, FaultCost], Times] = s.once("priced", lambda: _priced(s))
+    found: tuple[dict[str, FaultCost], RecoveryTimes] = s.once("priced", lambda: _priced(s))
     return found
 
 
-def _priced(s: Any) -> tuple[dict[str, FaultCost], Times]:
-    times, costs, back, slot_losses = Times.of(s.start_s, s.median_step_s), {}, _taken_back(s), _SlotLosses(s)
+def _priced(s: Any) -> tuple[dict[str, FaultCost], RecoveryTimes]:
+    times, costs, back, slot_losses = RecoveryTimes.of(s.start_s, s.median_step_s), {}, _taken_back(s), _SlotLosses(s)
     free_s: list[float] = [-math.inf] * s.spares
     for item in sorted(s.incidents, key=lambda item: item.at_s):
         ready = sum(at_s <= item.at_s for at_s in free_s)
@@ -358,7 +358,7 @@ def _taken_back(s: Any) -> dict[str, float]:
 
 
 @dataclass(frozen=True, slots=True)
-class Interval:
+class MeanInterval:
     """A mean, and the bounds that hold the truth in 90% of cases."""
 
     mean: float
@@ -383,10 +383,10 @@ class Forecast:
     """
 
     ahead_s: float
-    goodput: Interval
-    faults: Interval
-    all: Interval
-    rates: Mapping[str, Interval]
+    goodput: MeanInterval
+    faults: MeanInterval
+    all: MeanInterval
+    rates: Mapping[str, MeanInterval]
     inside: int
     scored: int
     spares: int
@@ -408,7 +408,7 @@ class Price:
 
 def coming(
     rates: Mapping[str, Rate], prices: Mapping[str, Price], ahead_s: float, world: int, always: float, unsure: float = 0.0
-) -> Interval:  # fmt: skip
+) -> MeanInterval:  # fmt: skip
     """Goodput of the next ``ahead_s`` seconds, of which a share ``always`` is lost without any fault, known up to a share ``unsure`` of it.
 
     The loss is a sum over a random number of faults. Let a kind come at rate r, of mean m and variance v, and cost c, which differs from
@@ -431,7 +431,7 @@ def coming(
         law = Gamma.like(mean, variance)
         least, most = (0.0 if none > 0.05 else law.quantile(0.05)), law.quantile(0.95)
     ends = ((mean, always), (most, always * (1 + unsure)), (least, always * (1 - unsure)))
-    return Interval(*(max(0.0, (1.0 - stopped) * (1.0 - lost_s / whole)) for lost_s, stopped in ends))
+    return MeanInterval(*(max(0.0, (1.0 - stopped) * (1.0 - lost_s / whole)) for lost_s, stopped in ends))
 
 
 def forecast(s: Any, left_s: float | None = None) -> Forecast | None:
@@ -449,10 +449,10 @@ def _forecast(s: Any, left_s: float | None) -> Forecast | None:
     prices = {kind: typical(kind, s, prediction.times) for kind in rates}
     total = together(rates.values())
     few, many = count_interval(total, ahead_s)
-    known = {kind: Interval(rate.mean, *rate.interval()) for kind, rate in rates.items()}
+    known = {kind: MeanInterval(rate.mean, *rate.interval()) for kind, rate in rates.items()}
     return Forecast(
-        ahead_s=ahead_s, goodput=coming(rates, prices, ahead_s, s.world, *_always(s)), faults=Interval(total.mean * ahead_s, few, many),
-        all=Interval(total.mean, *total.interval()), rates=known, inside=met.inside, scored=met.scored,
+        ahead_s=ahead_s, goodput=coming(rates, prices, ahead_s, s.world, *_always(s)), faults=MeanInterval(total.mean * ahead_s, few, many),
+        all=MeanInterval(total.mean, *total.interval()), rates=known, inside=met.inside, scored=met.scored,
         spares=spares_wanted(rates, s, prediction.times),
     )  # fmt: skip
 
@@ -465,7 +465,7 @@ def _always(s: Any) -> tuple[float, float]:
     return share + s.categories["verify"] / max(s.world_s, 1e-9), min(1.0, 2 * UNLIKE / math.sqrt(1 + saves))
 
 
-def typical(kind: str, s: Any, times: Times) -> Price:
+def typical(kind: str, s: Any, times: RecoveryTimes) -> Price:
     """What the next fault of a kind will cost, with as many spares as the run has."""
     lost = s.terms.ranks_lost(kind_of(kind))
     known = times.by_kind.get(kind, times.refill)
@@ -475,7 +475,7 @@ def typical(kind: str, s: Any, times: Times) -> Price:
     return Price(fault_cost(injection, s.terms, times).lost_s, times.refill.unlike, known.count)
 
 
-def spares_wanted(rates: Mapping[str, Rate], s: Any, times: Times, whole: float = 0.95) -> int:
+def spares_wanted(rates: Mapping[str, Rate], s: Any, times: RecoveryTimes, whole: float = 0.95) -> int:
     """The fewest spares with which the world is whole for a share ``whole`` of the time, were faults to come as forecast.
 
     Ranks that are away at a time are Poisson with the mean of Little's law, rate x time of a replacement (M/G/infinity; Gross et al. 2008,

@@ -13,7 +13,7 @@ PASS, WARN, FAIL = "pass", "warn", "fail"
 
 
 @dataclass(frozen=True, slots=True)
-class Measured:
+class MeasuredFigure:
     """One figure of a pre-flight check. ``where``: host, or a device; ``unit`` of ``value``, empty for a count."""
 
     name: str
@@ -23,16 +23,16 @@ class Measured:
 
 
 @dataclass(frozen=True, slots=True)
-class Check:
+class HealthCheck:
     """A figure and what it means: ``verdict`` is pass, warn or fail; ``reason`` is empty when it passes."""
 
-    measured: Measured
+    measured: MeasuredFigure
     verdict: str
     reason: str = ""
 
 
 @dataclass(frozen=True, slots=True)
-class Incident:
+class NodeIncident:
     """Something that a node did in a run, by itself and not by chaos.
 
     ``at_h``: hours on any one clock. ``kind``: lost, hang, straggler, preflight or corruption.
@@ -44,12 +44,12 @@ class Incident:
 
 
 @dataclass(frozen=True, slots=True)
-class History:
+class NodeHistory:
     """What is known of one node: (begin_h, end_h) of each stretch in which it trained, and its incidents."""
 
     node: str
     stretches: tuple[tuple[float, float], ...] = ()
-    incidents: tuple[Incident, ...] = ()
+    incidents: tuple[NodeIncident, ...] = ()
 
     @property
     def hours(self) -> float:
@@ -59,7 +59,7 @@ class History:
 HOUR_S = 3600.0
 
 
-def histories(records: Iterable[Record], names: Mapping[str, str]) -> list[History]:
+def histories(records: Iterable[Record], names: Mapping[str, str]) -> list[NodeHistory]:
     """What each node did in one run, from its journal: how long it trained, and what went wrong there by itself.
 
     A loss that chaos injected, an exception of the user's and the end of the whole cluster are nobody's incident; nor is corruption, when
@@ -69,7 +69,7 @@ def histories(records: Iterable[Record], names: Mapping[str, str]) -> list[Histo
     run, zero_s = "", 0.0
     nodes: dict[Member, str] = {}
     seen: dict[str, tuple[float, float]] = {}
-    incidents: dict[str, dict[tuple[str, int], Incident]] = {}
+    incidents: dict[str, dict[tuple[str, int], NodeIncident]] = {}
     for record in records:
         match record:
             case RunStarted(run=run, at_s=at_s, unix_time_s=unix_s) | Resumed(cluster=run, at_s=at_s, unix_time_s=unix_s):
@@ -79,14 +79,14 @@ def histories(records: Iterable[Record], names: Mapping[str, str]) -> list[Histo
                 seen.setdefault(name, (record.at_s, record.at_s))
             case ProcessLost(member=member, fault=None) if member in nodes and (kind := incident(record.cause)):
                 known = incidents.setdefault(nodes[member], {})
-                known.setdefault((kind, round(record.at_s)), Incident((zero_s + record.at_s) / HOUR_S, kind, run))
+                known.setdefault((kind, round(record.at_s)), NodeIncident((zero_s + record.at_s) / HOUR_S, kind, run))
             case RunEnded(why=why):
                 if why is EndWhy.LOOP_WRONG:  # then it is why ranks differed
                     incidents = {name: _but_corruption(found) for name, found in incidents.items()}
                 seen = {name: (begin_s, record.at_s) for name, (begin_s, _) in seen.items()}
     hours = {name: ((zero_s + begin_s) / HOUR_S, (zero_s + end_s) / HOUR_S) for name, (begin_s, end_s) in seen.items()}
-    return [History(name, (stretch,), tuple(incidents.get(name, {}).values())) for name, stretch in hours.items()]
+    return [NodeHistory(name, (stretch,), tuple(incidents.get(name, {}).values())) for name, stretch in hours.items()]
 
 
-def _but_corruption(incidents: Mapping[tuple[str, int], Incident]) -> dict[tuple[str, int], Incident]:
+def _but_corruption(incidents: Mapping[tuple[str, int], NodeIncident]) -> dict[tuple[str, int], NodeIncident]:
     return {key: incident for key, incident in incidents.items() if incident.kind != "corruption"}

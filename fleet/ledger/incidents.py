@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from fleet.ledger.costs import CostBook, Loss
+from fleet.ledger.costs import CostBook, LossCost
 from fleet.ledger.slots import NAMES
 from fleet.ledger.summary import COST_NAMES, Incident
 
@@ -22,9 +22,9 @@ def incidents(book: CostBook, charged: Charged, median_us: float) -> list[Incide
 
     What one domain has taken along when it was lost is one loss.
     """
-    explained: dict[str, list[Loss]] = {name: [] for name in book.faults}
-    alone: list[list[Loss]] = []
-    together: dict[int, list[Loss]] = {}
+    explained: dict[str, list[LossCost]] = {name: [] for name in book.faults}
+    alone: list[list[LossCost]] = []
+    together: dict[int, list[LossCost]] = {}
     for loss in book.losses.values():
         if loss.fault in explained:
             explained[loss.fault].append(loss)
@@ -38,7 +38,7 @@ def incidents(book: CostBook, charged: Charged, median_us: float) -> list[Incide
     return incidents + [_of_losses(book, charged, losses, median_us) for losses in alone]
 
 
-def _of_fault(book: CostBook, charged: Charged, name: str, losses: list[Loss], median_us: float) -> Incident:
+def _of_fault(book: CostBook, charged: Charged, name: str, losses: list[LossCost], median_us: float) -> Incident:
     records = book.faults[name]
     fault = records[-1].fault
     phases = tuple((record.phase, record.at_s, record.detail) for record in records)
@@ -50,7 +50,7 @@ def _of_fault(book: CostBook, charged: Charged, name: str, losses: list[Loss], m
     )  # fmt: skip
 
 
-def _of_losses(book: CostBook, charged: Charged, losses: list[Loss], median_us: float) -> Incident:
+def _of_losses(book: CostBook, charged: Charged, losses: list[LossCost], median_us: float) -> Incident:
     """Of one loss, or of all that one domain has taken along."""
     loss, costs = losses[0], _costs(book, charged, losses, median_us)
     if loss.id.startswith("outage-"):
@@ -62,12 +62,12 @@ def _of_losses(book: CostBook, charged: Charged, losses: list[Loss], median_us: 
     )  # fmt: skip
 
 
-def _members(losses: list[Loss]) -> int:
+def _members(losses: list[LossCost]) -> int:
     return sum(loss.generation >= 0 for loss in losses)
 
 
 def _costs(
-    book: CostBook, charged: Charged, losses: list[Loss], median_us: float
+    book: CostBook, charged: Charged, losses: list[LossCost], median_us: float
 ) -> tuple[dict[str, float], float, float | None, float | None]:
     """Cost by category, the replacements' start-up, stall and excess, all in seconds."""
     sums = seconds([sum(column) for column in zip(*(charged[loss.id] for loss in losses), strict=True)] if losses else [0] * len(NAMES))

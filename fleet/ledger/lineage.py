@@ -26,7 +26,7 @@ NEVER = 1 << 62
 
 
 @dataclass(frozen=True, slots=True)
-class Stretch:
+class ReadStretch:
     """Steps ``first`` to ``end``, without that, of one history, all read alike. ``read`` is None where the journal does not say how.
 
     ``counts``: they are part of what the run has become; else they were rolled back.
@@ -96,9 +96,9 @@ class DataHistory:
                 known_files = self.files.setdefault(record.data_sha256, made)
                 known_files.files |= dict(enumerate(record.files, record.first))
 
-    def stretches(self) -> list[Stretch]:
+    def stretches(self) -> list[ReadStretch]:
         """All steps that were committed, by history and in order; those that were rolled back, too."""
-        found: list[Stretch] = []
+        found: list[ReadStretch] = []
         end_of_kept = NEVER
         for history, first in reversed(self._begun):
             end = self._committed.get(history, first)
@@ -108,15 +108,15 @@ class DataHistory:
             end_of_kept = min(end_of_kept, first)
         return sorted(found, key=lambda each: (each.history, each.first))
 
-    def _within(self, history: int, first: int, end: int, counts: bool) -> list[Stretch]:
+    def _within(self, history: int, first: int, end: int, counts: bool) -> list[ReadStretch]:
         """Steps ``first`` to ``end``, cut where they begin to be read otherwise."""
-        found: list[Stretch] = []
+        found: list[ReadStretch] = []
         reads = self._reads.get(history, [])
         begins = [first, *(read.step for read in reads if first < read.step < end), end]
         for begin, stop in pairwise(begins):
             if begin < stop:
                 read = next((read for read in reversed(reads) if read.step <= begin), None)
-                found.append(Stretch(history, begin, stop, read, counts))
+                found.append(ReadStretch(history, begin, stop, read, counts))
         return found
 
     @property

@@ -42,7 +42,7 @@ FORMS = {
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class TrialRequest:
     """A trial that is wanted.
 
     Attributes:
@@ -61,7 +61,7 @@ class Asked:
 
 
 @dataclass(frozen=True, slots=True)
-class Kept:
+class KeptValue:
     """Something that a script keeps from shard to shard beside what it tracks: what it is in words, its ``line``, and a digest of it."""
 
     what: str
@@ -70,7 +70,7 @@ class Kept:
 
 
 @dataclass(frozen=True, slots=True)
-class Mark:
+class TrialMark:
     """One thing that a trial came by.
 
     Attributes:
@@ -112,14 +112,14 @@ class Trial:
     one step, on average; ``threads`` it computed with at its end, ``set_threads`` whether that is not what Fleet has set.
     ``kept``: what the script kept at the moment that was asked for."""
 
-    marks: tuple[Mark, ...] = ()
+    marks: tuple[TrialMark, ...] = ()
     calls: tuple[Call, ...] = ()
     error: str = ""
     step_s: tuple[float, ...] = ()
     module_s: Mapping[str, float] | None = None
     threads: int = 1
     set_threads: bool = False
-    kept: tuple[Kept, ...] = ()
+    kept: tuple[KeptValue, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,8 +130,8 @@ class Difference:
     """
 
     place: str
-    mark: Mark | None
-    other: Mark | None
+    mark: TrialMark | None
+    other: TrialMark | None
 
     @property
     def kind(self) -> str:
@@ -141,7 +141,7 @@ class Difference:
         return found.kind
 
     @property
-    def at(self) -> Mark:
+    def at(self) -> TrialMark:
         """The mark of the first trial, where it has one."""
         found = self.mark or self.other
         assert found is not None
@@ -173,21 +173,21 @@ def difference_when_late(first: Trial, late: Trial) -> Difference | None:
     return first_difference(*both)
 
 
-def changed(one: Trial, other: Trial) -> tuple[Kept, ...]:
+def changed(one: Trial, other: Trial) -> tuple[KeptValue, ...]:
     """What the script of one trial kept, and that of the other did not, or kept otherwise."""
     mine, theirs = ({(kept.what, kept.line): kept for kept in trial.kept} for trial in (one, other))
     return tuple(kept for name, kept in (theirs | mine).items() if mine.get(name) != theirs.get(name))
 
 
-def _by_shard(marks: Sequence[Mark]) -> dict[tuple[int, int], list[Mark]]:
-    found: dict[tuple[int, int], list[Mark]] = {}
+def _by_shard(marks: Sequence[TrialMark]) -> dict[tuple[int, int], list[TrialMark]]:
+    found: dict[tuple[int, int], list[TrialMark]] = {}
     for mark in marks:
         if mark.kind != OP:
             found.setdefault((mark.step, mark.shard), []).append(mark)
     return found
 
 
-def _place(mark: Mark | None, twin: Mark | None, marks: Sequence[Mark], theirs: Sequence[Mark]) -> str:
+def _place(mark: TrialMark | None, twin: TrialMark | None, marks: Sequence[TrialMark], theirs: Sequence[TrialMark]) -> str:
     """Who is to blame. What goes into a module was made by the one around it, and what comes out of it by itself."""
     found = mark or twin
     assert found is not None
@@ -207,7 +207,7 @@ def owner(name: str) -> str:
     return name.rpartition(".")[0] or name
 
 
-def _to_blame(marks: Sequence[Mark], theirs: Sequence[Mark]) -> str:
+def _to_blame(marks: Sequence[TrialMark], theirs: Sequence[TrialMark]) -> str:
     """The innermost module whose backward was given the same in both trials, and gave something else; empty when there is none."""
     same, differs = _compared(marks, theirs)
     given = [mark.where for mark in marks if mark.kind == OUT_GRADIENT and (OUT_GRADIENT, mark.where) in same]
@@ -216,14 +216,14 @@ def _to_blame(marks: Sequence[Mark], theirs: Sequence[Mark]) -> str:
     return next((one for one in guilty if not any(other.startswith(one + ".") for other in guilty)), "")
 
 
-def _compared(marks: Sequence[Mark], theirs: Sequence[Mark]) -> tuple[set[tuple[str, str]], set[tuple[str, str]]]:
+def _compared(marks: Sequence[TrialMark], theirs: Sequence[TrialMark]) -> tuple[set[tuple[str, str]], set[tuple[str, str]]]:
     """(what came out the same each time, what did not) of one shard, as (kind, where)."""
     mine, others = dict(_numbered(marks)), dict(_numbered(theirs))
     differs = {key[:2] for key in mine.keys() | others.keys() if mine.get(key) != others.get(key)}
     return {key[:2] for key in mine} - differs, differs
 
 
-def _numbered(marks: Sequence[Mark]) -> Iterator[tuple[tuple[str, str, int], str]]:
+def _numbered(marks: Sequence[TrialMark]) -> Iterator[tuple[tuple[str, str, int], str]]:
     seen: Counter[tuple[str, str]] = Counter()
     for mark in marks:
         key = mark.kind, mark.where
@@ -231,9 +231,9 @@ def _numbered(marks: Sequence[Mark]) -> Iterator[tuple[tuple[str, str, int], str
         seen[key] += 1
 
 
-def first_operation(one: Trial, other: Trial) -> Mark | None:
+def first_operation(one: Trial, other: Trial) -> TrialMark | None:
     """The first operation of torch's that was given the same in both trials and gave something else; None: there is none."""
-    groups: list[dict[tuple[int, int], list[Mark]]] = [{}, {}]
+    groups: list[dict[tuple[int, int], list[TrialMark]]] = [{}, {}]
     for trial, group in zip((one, other), groups, strict=True):
         for mark in trial.marks:
             if mark.kind == OP:
@@ -247,6 +247,6 @@ def first_operation(one: Trial, other: Trial) -> Mark | None:
     return None
 
 
-def written(trial: Trial) -> Mark | None:
+def written(trial: Trial) -> TrialMark | None:
     """The first parameter that a forward has written to; None: there is none."""
     return next((mark for mark in trial.marks if mark.kind == WRITTEN), None)

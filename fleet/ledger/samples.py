@@ -16,7 +16,7 @@ from fleet.protocol.types import Member
 
 
 @dataclass(frozen=True, slots=True)
-class Samples:
+class SampleCount:
     """``seen`` in the present history: ``epochs`` times all there are, 0 where that is not known. ``taken_back`` were computed in steps
     that were rolled back.
 
@@ -75,7 +75,7 @@ class StepCover:
 
 def trained_on(
     reads: Sequence[DataRead], cover: StepCover, begun: list[tuple[int, int]], steps: int, rolled_back: int
-) -> Samples | None:  # fmt: skip
+) -> SampleCount | None:  # fmt: skip
     """``reads`` are what the steps of the present history were read from, each from its ``step`` on. ``begun`` are the histories: (number,
     the step it went on from), in order. None when the loop body has read no data set.
     """
@@ -89,4 +89,4 @@ def trained_on(
     seen = [(end - begin) * read.batch_size for read, (begin, end) in zip(reads, pairwise(begins), strict=True)]
     epochs = sum(count / read.samples for read, count in zip(reads, seen, strict=True) if read.samples)  # of a stream nobody knows
     each = reads[-1].batch_size
-    return Samples(sum(seen), epochs, rolled_back * each, missing * each, cover.repeated * each)
+    return SampleCount(sum(seen), epochs, rolled_back * each, missing * each, cover.repeated * each)

@@ -11,7 +11,7 @@ FACTORS = (1, 2, 4, 8, 16)
 
 
 @dataclass(frozen=True, slots=True)
-class Price:
+class ShardPrice:
     """Of a number of shards.
 
     Attributes:
@@ -34,12 +34,12 @@ def candidates(world: int, batch_size: int) -> list[int]:
     return [world * factor for factor in FACTORS if batch_size % (world * factor) == 0]
 
 
-def prices(world: int, batch_size: int, measured: Sequence[tuple[int, Sequence[float], int, int]]) -> list[Price]:
+def prices(world: int, batch_size: int, measured: Sequence[tuple[int, Sequence[float], int, int]]) -> list[ShardPrice]:
     """Of each (shards, seconds of its steps, peak bytes, bytes before the first step), in order."""
     medians = {shards: statistics.median(seconds) for shards, seconds, _, _ in measured}
     least = medians[min(medians)] if medians else 0.0
     return [
-        Price(
+        ShardPrice(
             shards, shards // world, batch_size // shards, medians[shards], medians[shards] / least if least else 1.0, peak,
             max(0, peak - before),
         )

@@ -15,7 +15,7 @@ from fleet.protocol.records import TOKENS
 if TYPE_CHECKING:
     from fleet.ledger.forecast import Terms
     from fleet.ledger.met import Met
-    from fleet.ledger.samples import Samples
+    from fleet.ledger.samples import SampleCount
 
 T = TypeVar("T")
 
@@ -86,7 +86,7 @@ class LawTerms:
 
 
 @dataclass(frozen=True, slots=True)
-class Used:
+class SlotUsage:
     """Of all processes of a slot: the most memory of any, on the host and of its GPU, and what they have sent, in bytes.
 
     ``hidden_s`` of the exchange went on while they computed, in ``exchanges`` of gradients in which that was measured: ``ahead_bytes`` of
@@ -122,7 +122,7 @@ class Tallies:
     decisions: Mapping[tuple[str, str], int]
     refused: Mapping[tuple[str, str], int]
     score: Score = field(default_factory=Score)
-    usage: Mapping[int, Used] = field(default_factory=dict)
+    usage: Mapping[int, SlotUsage] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,7 +198,7 @@ class LedgerSummary:
     ends: tuple[tuple[float, float], ...]
     rollbacks: tuple[Rollback, ...] = ()
     queued_s: float = 0.0
-    samples: Samples | None = None
+    samples: SampleCount | None = None
     tariff: Tariff | None = None
     cost: Mapping[str, Any] = field(default_factory=dict)
     store_bill: Mapping[str, float] | None = None

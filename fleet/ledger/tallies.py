@@ -6,7 +6,7 @@ from collections import Counter
 
 from fleet.ledger.scorecard import Scorecard
 from fleet.ledger.stored import Stored
-from fleet.ledger.summary import Tallies, Used
+from fleet.ledger.summary import SlotUsage, Tallies
 from fleet.protocol.records import (
     CheckpointRecord,
     Committed,
@@ -78,11 +78,11 @@ class Tally:
             usage=self._by_slot(),
         )
 
-    def _by_slot(self) -> dict[int, Used]:
-        found: dict[int, Used] = {}
+    def _by_slot(self) -> dict[int, SlotUsage]:
+        found: dict[int, SlotUsage] = {}
         for member, usage in self._usage.items():
-            before = found.get(member.slot, Used())
-            found[member.slot] = Used(
+            before = found.get(member.slot, SlotUsage())
+            found[member.slot] = SlotUsage(
                 max(before.peak_bytes, usage.peak_bytes),
                 max(before.device_peak_bytes, usage.device_peak_bytes),
                 before.sent_bytes + usage.sent_bytes,

@@ -31,7 +31,7 @@ def _plain(cost: CostSettings) -> dict[str, Any]:
     return dataclasses.asdict(cost)
 
 
-class Budget:
+class BudgetWatch:
     """What was told of it, and what lies in the store. A coordinator that was restarted takes both from the journal."""
 
     def __init__(self, keep: int = 1) -> None:

@@ -13,7 +13,7 @@ from fleet.protocol.types import Candidate, Member, Situation, StateId, View
 
 
 @dataclass(frozen=True, slots=True)
-class Source:
+class StateSource:
     """Where a view's state comes from: index of the donor, indices of the receivers. ``state`` None: a new history begins."""
 
     donor: int
@@ -84,7 +84,7 @@ def is_incomplete(machine: MachineState, ranks: Sequence[Rank]) -> bool:
     )
 
 
-def source(ranks: Sequence[Rank], committed: StateId, checkpoint: str | None, useless: bool = False) -> Source | None:
+def source(ranks: Sequence[Rank], committed: StateId, checkpoint: str | None, useless: bool = False) -> StateSource | None:
     """The clean rank with the greatest state gives it to all that differ.
 
     A state from before ``committed`` does not count: going on from there would take back committed steps within one history. When no other
@@ -98,12 +98,12 @@ def source(ranks: Sequence[Rank], committed: StateId, checkpoint: str | None, us
     greatest = max((state for state in states if state is not None), default=None)
     if greatest is not None:
         differ = tuple(i for i, rank in enumerate(ranks) if rank.dirty or rank.state != greatest)
-        return Source(states.index(greatest), differ, greatest)
+        return StateSource(states.index(greatest), differ, greatest)
     if any(state is not None for state in clean):
         probe("only states from before the last commit are left")
     fresh = (i for i, rank in enumerate(ranks) if checkpoint is not None or (rank.state is None and not rank.dirty))
     donor = next(fresh, None)
-    return None if donor is None else Source(donor, tuple(i for i in range(len(ranks)) if i != donor), None)
+    return None if donor is None else StateSource(donor, tuple(i for i in range(len(ranks)) if i != donor), None)
 
 
 LEAST_FIRST = tuple(Engaged)
@@ -128,8 +128,8 @@ def keepers(machine: MachineState, without: Collection[Member]) -> tuple[StateId
     return newest, tuple(rank.member for rank in holders if LEAST_FIRST.index(rank.engaged) == least)
 
 
-def grown(members: Sequence[Member], view: View) -> Source:
+def grown(members: Sequence[Member], view: View) -> StateSource:
     """The source of a proposal: the first present member gives to all newcomers whatever it holds when they enter."""
     present = frozenset(view.members)
     donor = next(i for i, member in enumerate(members) if member in present)
-    return Source(donor, tuple(i for i, member in enumerate(members) if member not in present), None)
+    return StateSource(donor, tuple(i for i, member in enumerate(members) if member not in present), None)

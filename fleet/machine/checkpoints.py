@@ -27,7 +27,7 @@ TRIES, FIRST_RETRY_S = 5, 2.0
 
 
 @dataclass(slots=True)
-class Request:
+class CheckpointRequest:
     """One checkpoint that was asked for in the words ``said``: of whom, whose parts are in, and whether its manifest is being put."""
 
     number: int
@@ -66,7 +66,7 @@ class Checkpoints:
         self.kept: dict[StateId, str] = {newest[1]: newest[0]} if newest else {}
         self._suspected: tuple[StateId, StateId] | None = None
         self.interval_s = 0.0
-        self._request: Request | None = None
+        self._request: CheckpointRequest | None = None
         self._count = 0
         self._last_s = now_s
         self._ask_again_s = now_s
@@ -196,7 +196,7 @@ class Checkpoints:
             return []
         self._count += 1
         number = request_number(self.level, self._count)
-        self._request = Request(number, now_s, now_s, members, words(number))
+        self._request = CheckpointRequest(number, now_s, now_s, members, words(number))
         asked = CheckpointRecord(f"request-{number}", "requested", self.newest_state, now_s, level=self.level)
         return [Write(asked), self._request.said]
 

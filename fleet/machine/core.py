@@ -32,11 +32,11 @@ from fleet.machine import (
     ticks,
     views,
 )
-from fleet.machine.budget import Budget
+from fleet.machine.budget import BudgetWatch
 from fleet.machine.doubts import Doubts
 from fleet.machine.end import end
 from fleet.machine.figures import ShardFigures
-from fleet.machine.progress import Progress
+from fleet.machine.progress import ProgressLimit
 from fleet.machine.roster import Roster
 from fleet.machine.settings import on_setting
 from fleet.machine.state import MachineState, Phase
@@ -131,8 +131,8 @@ class FleetMachine:
         self.state = MachineState(
             settings, recovery, placement, lemons or {}, roster=roster, committed=committed, history=history, started_s=now_s,
             checkpoints=Tiers(settings, roster, interval, peers, checkpoint, rates, now_s), doubts=Doubts(corruption),
-            stragglers=Stragglers(straggler), progress=Progress(progress, settings.timeouts.progress_s, now_s),
-            budget=Budget(settings.checkpoint.keep), figures=ShardFigures(settings.shards), build=build,
+            stragglers=Stragglers(straggler), progress=ProgressLimit(progress, settings.timeouts.progress_s, now_s),
+            budget=BudgetWatch(settings.checkpoint.keep), figures=ShardFigures(settings.shards), build=build,
         )  # fmt: skip
 
     # ---- the one entry -------------------------------------------------------------------------------------------------------------------

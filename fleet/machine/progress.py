@@ -12,7 +12,7 @@ from fleet.protocol.records import DecisionMade, Record
 REVIEW_S = 5.0
 
 
-class Progress:
+class ProgressLimit:
     """``limit_s`` holds now: it follows the steps, and is never above ``ceiling_s``. Rebuilt from the journal."""
 
     def __init__(self, policy: ProgressPolicy | None, ceiling_s: float, now_s: float) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 
 from fleet.machine import departures
-from fleet.machine.candidates import Source, grown, situation
+from fleet.machine.candidates import StateSource, grown, situation
 from fleet.machine.leaving import cancel
 from fleet.machine.state import MachineState
 from fleet.machine.views import announce, make_view
@@ -38,7 +38,7 @@ def try_grow(machine: MachineState, now_s: float) -> bool:
 def reshare(machine: MachineState, ranges: Ranges, formation: Formation, now_s: float) -> None:
     """The present members go on with other shards; everyone keeps its state."""
     assert machine.view is not None
-    proposal = make_view(machine, machine.view.members, Source(0, (), machine.committed), machine.committed, ranges=ranges)
+    proposal = make_view(machine, machine.view.members, StateSource(0, (), machine.committed), machine.committed, ranges=ranges)
     propose(machine, proposal, formation, now_s)
 
 

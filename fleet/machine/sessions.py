@@ -31,7 +31,7 @@ MOST = 2
 
 
 @dataclass(frozen=True, slots=True)
-class Return:
+class FailedSession:
     """A session that came to nothing: the checkpoint that it began from, the step that it came to, why it ended, and where it began."""
 
     checkpoint: str
@@ -49,7 +49,7 @@ class Sessions:
     """
 
     def __init__(self) -> None:
-        self.returns: list[Return] = []
+        self.returns: list[FailedSession] = []
         self.led_on: StateId | None = None
         self._origin: StateId | None = None
         self._before: StateId | None = None
@@ -96,7 +96,7 @@ class Sessions:
 
     def _fail(self, ended: RunEnded) -> None:
         if self._began_from and not self._beyond:
-            self.returns.append(Return(self._began_from, self._reached, ended.reason, self._began_at))
+            self.returns.append(FailedSession(self._began_from, self._reached, ended.reason, self._began_at))
 
     def _come(self, step: int) -> None:
         """So many steps are committed."""
@@ -113,7 +113,7 @@ class Sessions:
         return self.led_on if self.led_on in known[:-1] else known[0]
 
 
-def in_words(returns: Iterable[Return]) -> str:
+def in_words(returns: Iterable[FailedSession]) -> str:
     """From which checkpoints a run came back to which step, and why."""
     listed = list(returns)
     named = " and ".join(dict.fromkeys(each.checkpoint for each in listed))

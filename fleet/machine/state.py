@@ -10,11 +10,11 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from fleet.machine.budget import Budget
+from fleet.machine.budget import BudgetWatch
 from fleet.machine.doubts import Doubts
 from fleet.machine.figures import ShardFigures
 from fleet.machine.losses import Losses
-from fleet.machine.progress import Progress
+from fleet.machine.progress import ProgressLimit
 from fleet.machine.roster import Rank, RankPhase, Roster
 from fleet.machine.stragglers import Stragglers
 from fleet.machine.tiers import Tiers
@@ -76,7 +76,7 @@ class Stop:
 
 
 @dataclass(slots=True)
-class Evidence:
+class HangEvidence:
     """Numbers the hangs of a run."""
 
     number: int = 0
@@ -130,15 +130,15 @@ class MachineState:
     roster: Roster
     doubts: Doubts
     stragglers: Stragglers
-    progress: Progress
+    progress: ProgressLimit
     started_s: float
     committed: StateId
     history: int
     figures: ShardFigures
     losses: Losses = field(default_factory=Losses)
-    evidence: Evidence = field(default_factory=Evidence)
+    evidence: HangEvidence = field(default_factory=HangEvidence)
     once: Once = field(default_factory=Once)
-    budget: Budget = field(default_factory=Budget)
+    budget: BudgetWatch = field(default_factory=BudgetWatch)
     ending: Ending = field(default_factory=Ending)
     phase: Phase = Phase.GATHER
     data: DataRead | None = None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from fleet.machine.candidates import Source, is_incomplete, situation, source
+from fleet.machine.candidates import StateSource, is_incomplete, situation, source
 from fleet.machine.corruption import judge
 from fleet.machine.leaving import evict, gather, quiesce
 from fleet.machine.roster import Rank, RankPhase
@@ -59,7 +59,7 @@ def _refresh(machine: MachineState, rank: Rank, now_s: float) -> None:
         evict(machine, rank, FreshWanted(), now_s)
 
 
-def publish(machine: MachineState, formation: Formation, chosen: Source, now_s: float) -> None:
+def publish(machine: MachineState, formation: Formation, chosen: StateSource, now_s: float) -> None:
     """Make a view of these, journal it, and tell it to its members."""
     checkpoint = machine.checkpoints.newest_id if chosen.state is None else None
     if chosen.state is None:
@@ -74,7 +74,7 @@ def publish(machine: MachineState, formation: Formation, chosen: Source, now_s: 
 def make_view(
     machine: MachineState,
     members: Sequence[Member],
-    chosen: Source,
+    chosen: StateSource,
     state: StateId,
     checkpoint: str | None = None,
     ranges: Ranges | None = None,

@@ -16,14 +16,14 @@ from fleet.laws.reliability import mtbf_s
 from fleet.laws.spares import machine_repair, spares_for_risk
 from fleet.planning.inputs import PlanInput
 from fleet.planning.kept import survives
-from fleet.planning.step import Step
+from fleet.planning.step import MappedStep
 
 STATE_BYTES = 14.0
 """Bytes of a checkpoint for one parameter: 2 BF16 + 12 of Adam; where Fleet keeps the state, as it does (``parameter_bytes``)."""
 
 
 @dataclass(frozen=True, slots=True)
-class Tier:
+class RecoveryTier:
     """One way back. Times in seconds.
 
     Attributes:
@@ -48,18 +48,18 @@ class Tier:
 
 
 @dataclass(frozen=True, slots=True)
-class Faults:
+class FaultLosses:
     """Goodput of the fleet and what it is made of; ``losses`` and ``goodput`` add up to 1."""
 
     mtbf_s: float
-    tiers: tuple[Tier, ...]
+    tiers: tuple[RecoveryTier, ...]
     spares: int
     short_probability: float
     goodput: float
     losses: dict[str, float]
 
 
-def fault_plan(plan: PlanInput, step: Step) -> Faults:
+def fault_plan(plan: PlanInput, step: MappedStep) -> FaultLosses:
     """Tiers, spares and goodput for a plan whose step is known."""
     mean_s = mtbf_s(plan.gpu_mttf_hours * HOUR_S, plan.gpus)
     tiers = tuple(_tier(plan, step, name, mean_s / share) for name, share in _shares(plan, step).items() if share > 0)
@@ -72,10 +72,10 @@ def fault_plan(plan: PlanInput, step: Step) -> Faults:
         for name, share in tier.losses.items():
             losses[name] = losses.get(name, 0.0) + goodput * share
         goodput *= tier.goodput
-    return Faults(mean_s, tiers, spares, short, goodput, dict(sorted(losses.items(), key=lambda item: -item[1])))
+    return FaultLosses(mean_s, tiers, spares, short, goodput, dict(sorted(losses.items(), key=lambda item: -item[1])))
 
 
-def _shares(plan: PlanInput, step: Step) -> dict[str, float]:
+def _shares(plan: PlanInput, step: MappedStep) -> dict[str, float]:
     """Share of all faults that needs each tier. Without a replica, or when all ranks restart, a lost rank needs the object store."""
     lost = plan.in_place_share
     replicas = plan.recovery == "in-place" and survives(plan, step.mapping.data)
@@ -83,12 +83,12 @@ def _shares(plan: PlanInput, step: Step) -> dict[str, float]:
     return {**shares, "object": plan.durable_share + (0.0 if replicas else lost)}
 
 
-def _rank_bytes(plan: PlanInput, step: Step) -> float:
+def _rank_bytes(plan: PlanInput, step: MappedStep) -> float:
     """What one GPU of one replica must have back: weights, and the optimizer's part that it holds."""
     return step.memory.weights + step.memory.optimizer
 
 
-def _tier(plan: PlanInput, step: Step, name: str, mean_s: float) -> Tier:
+def _tier(plan: PlanInput, step: MappedStep, name: str, mean_s: float) -> RecoveryTier:
     if name == "replicas":
         restore_s = write_s(_rank_bytes(plan, step), plan.net.bytes_per_s)
         down = {"detect": plan.detect_s, "reform": plan.reform_s, "restore": restore_s}
@@ -103,7 +103,7 @@ def _tier(plan: PlanInput, step: Step, name: str, mean_s: float) -> Tier:
     return _measured(plan, name, mean_s, work_s, blocked_s, durable_s, limit, down, plan.restart_s + load_s)
 
 
-def copy_times(plan: PlanInput, step: Step, name: str) -> tuple[float, float, float]:
+def copy_times(plan: PlanInput, step: MappedStep, name: str) -> tuple[float, float, float]:
     """(what a copy blocks, until it is durable, to read it again). The copy to the host blocks; the write goes on behind the steps."""
     whole = plan.what.parameters * (plan.parameter_bytes * (1 + plan.moments) if plan.whole else STATE_BYTES)
     snapshot_s = write_s(_rank_bytes(plan, step), plan.snapshot_bytes_per_s)
@@ -112,7 +112,7 @@ def copy_times(plan: PlanInput, step: Step, name: str) -> tuple[float, float, fl
 
 
 def _measured(plan: PlanInput, name: str, mean_s: float, work_s: float, blocked_s: float, durable_s: float, limit: str,
-              down: dict[str, float], restart_s: float) -> Tier:  # fmt: skip
+              down: dict[str, float], restart_s: float) -> RecoveryTier:  # fmt: skip
     down_s = sum(down.values())
     parts = breakdown(work_s, blocked_s, mean_s, down_s, restart_s)
     losses = {"checkpoint stall": parts.checkpoint, "rework": parts.rework, "restart": parts.restart}
@@ -121,10 +121,10 @@ def _measured(plan: PlanInput, name: str, mean_s: float, work_s: float, blocked_
     if parts.work <= 0.0:
         reason = f"faults that need the {name} tier come every {mean_s:.3g} s, and no work between them is ever finished"
         raise ConfigError("gpu_mttf_hours", plan.gpu_mttf_hours, reason, "Plan fewer GPUs, a higher gpu_mttf_hours, or a faster way back.")
-    return Tier(name, mean_s, work_s, blocked_s, durable_s, limit, down_s, restart_s, parts.work, losses)
+    return RecoveryTier(name, mean_s, work_s, blocked_s, durable_s, limit, down_s, restart_s, parts.work, losses)
 
 
-def _replacement_share(plan: PlanInput, step: Step, mean_s: float) -> float:
+def _replacement_share(plan: PlanInput, step: MappedStep, mean_s: float) -> float:
     """Capacity that is away until a spare has taken over: with in-place recovery one replica of 1/dp of the batch; else all of it, for as
     long as the replacement takes longer than the restart."""
     if plan.recovery != "in-place" or step.mapping.data == 1:
@@ -133,7 +133,7 @@ def _replacement_share(plan: PlanInput, step: Step, mean_s: float) -> float:
     return min(1.0, plan.in_place_share * plan.replace_s / mean_s / step.mapping.data)
 
 
-def _spares(plan: PlanInput, step: Step) -> tuple[int, float, float]:
+def _spares(plan: PlanInput, step: MappedStep) -> tuple[int, float, float]:
     """(spare nodes, P(more down than spares), share of capacity that is missing for it)."""
     rate = plan.in_place_share * plan.chip.per_node / (plan.gpu_mttf_hours * HOUR_S)
     repair_s = plan.repair_hours * HOUR_S

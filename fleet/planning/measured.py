@@ -17,7 +17,7 @@ WRITE_IT = "Give the file that fleet scale --json has written."
 
 
 @dataclass(frozen=True, slots=True)
-class Measured:
+class MeasuredJob:
     """Of a job that was measured.
 
     Attributes:
@@ -37,7 +37,7 @@ class Measured:
     script: str
 
 
-def read_measured(text: str) -> Measured:
+def read_measured(text: str) -> MeasuredJob:
     """From the file of ``fleet scale``. Raises ConfigError, by the field, for any other."""
     try:
         content = json.loads(text)
@@ -51,7 +51,7 @@ def read_measured(text: str) -> Measured:
     said = content.get("plan")
     if not isinstance(said, dict):
         raise ConfigError(f"{OPTION}: plan", said, "is not there: fleet scale has not come to its end", "Run it to the end.")
-    return Measured(
+    return MeasuredJob(
         kernel_efficiency=_share(said, "kernel_efficiency"),
         overlap=_share(said, "overlap"),
         spread=_number(said, "spread"),
@@ -84,7 +84,7 @@ def _text(content: Mapping[str, Any], name: str) -> str:
     return value
 
 
-def fields_of(found: Measured, hardware: str, gpus: int) -> dict[str, float]:
+def fields_of(found: MeasuredJob, hardware: str, gpus: int) -> dict[str, float]:
     """Fields of ``PlanInput`` that the measurement takes the place of. Raises ConfigError where it was made on other hardware."""
     fields: dict[str, float] = {"slowest_speed": 1.0 / (1.0 + found.spread * slowest(gpus))}
     if found.kernel_efficiency:
@@ -95,7 +95,7 @@ def fields_of(found: Measured, hardware: str, gpus: int) -> dict[str, float]:
     return fields if found.overlap is None else fields | {"overlap": found.overlap}
 
 
-def sentences(found: Measured, fields: Mapping[str, float]) -> list[str]:
+def sentences(found: MeasuredJob, fields: Mapping[str, float]) -> list[str]:
     """What of a plan was measured, and what was not."""
     figures = ", ".join(f"{name} {value:.3g}" for name, value in fields.items())
     said = [f"Measured with {found.script}, in place of what is assumed: {figures}."]

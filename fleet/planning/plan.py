@@ -13,10 +13,10 @@ from fleet.laws.fleet_law import term_to_attack
 from fleet.laws.law import DAY_S, HOUR_S
 from fleet.laws.reliability import expected_failures
 from fleet.laws.training import training_time_s
-from fleet.planning.faults import Faults, fault_plan
+from fleet.planning.faults import FaultLosses, fault_plan
 from fleet.planning.inputs import FSDP, PlanInput
 from fleet.planning.kept import laws_of, survives
-from fleet.planning.step import Step, best_step
+from fleet.planning.step import MappedStep, best_step
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,12 +42,12 @@ class Lever:
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class FleetPlan:
     """The answer."""
 
     asked: PlanInput
-    step: Step
-    faults: Faults
+    step: MappedStep
+    faults: FaultLosses
     bill: Bill
     levers: tuple[Lever, ...]
 
@@ -72,15 +72,15 @@ class Plan:
         return {**data, "asked": data["asked"] | assumed, "kept_tokens_per_s": self.kept_tokens_per_s, "notes": notes(self)}
 
 
-def make_plan(asked: PlanInput, levers: bool = True) -> Plan:
+def make_plan(asked: PlanInput, levers: bool = True) -> FleetPlan:
     """The plan. Raises ConfigError for an impossible mapping, a model that does not fit, or faults that outrun every recovery."""
     step = best_step(asked)
     faults = fault_plan(asked, step)
-    plan = Plan(asked, step, faults, _bill(asked, step, faults), ())
+    plan = FleetPlan(asked, step, faults, _bill(asked, step, faults), ())
     return replace(plan, levers=_levers(plan)) if levers else plan
 
 
-def _bill(asked: PlanInput, step: Step, faults: Faults) -> Bill:
+def _bill(asked: PlanInput, step: MappedStep, faults: FaultLosses) -> Bill:
     duration_s = training_time_s(asked.run_tokens, step.tokens_per_s, faults.goodput)
     nodes = asked.nodes + faults.spares
     gpus = nodes * asked.chip.per_node
@@ -97,7 +97,7 @@ def _bill(asked: PlanInput, step: Step, faults: Faults) -> Bill:
     )
 
 
-def notes(plan: Plan) -> list[str]:
+def notes(plan: FleetPlan) -> list[str]:
     """What the reader must know to trust the figures."""
     asked, said = plan.asked, []
     if not asked.batch_tokens and asked.what.batch_tokens is None:
@@ -156,7 +156,7 @@ LEVERS: tuple[tuple[str, Change], ...] = (
 )
 
 
-def _levers(plan: Plan) -> tuple[Lever, ...]:
+def _levers(plan: FleetPlan) -> tuple[Lever, ...]:
     """Each change alone, on the mapping of the plan, best first; what changes nothing is left out."""
     mapping = plan.step.mapping
     fixed = replace(plan.asked, tp=mapping.tensor, pp=mapping.pipeline, dp=mapping.data, recompute=plan.step.recompute)
@@ -164,7 +164,7 @@ def _levers(plan: Plan) -> tuple[Lever, ...]:
     return tuple(sorted((lever for lever in found if lever and lever.throughput_ratio > 1.00005), key=lambda each: -each.throughput_ratio))
 
 
-def _lever(plan: Plan, fixed: PlanInput, name: str, change: dict[str, Any]) -> Lever | None:
+def _lever(plan: FleetPlan, fixed: PlanInput, name: str, change: dict[str, Any]) -> Lever | None:
     if all(getattr(plan.asked, field) == value for field, value in change.items()):
         return None
     try:

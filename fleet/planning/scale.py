@@ -55,7 +55,7 @@ class Failures:
 
 
 @dataclass(frozen=True, slots=True)
-class Price:
+class RankPrice:
     """What a rank-second costs, and what a step brings."""
 
     per_rank_s: float
@@ -65,7 +65,7 @@ class Price:
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class WorldRow:
     """One world, as the law has it. ``cost`` is of a million goods that are kept, ``further_cost`` of a million that the ranks bring which
     this world has more than the row before: None in the first row, and where they bring nothing."""
 
@@ -89,7 +89,7 @@ def candidates(worlds: Sequence[int]) -> list[int]:
     return sorted({*worlds, *(max(worlds) * 2**power for power in range(1, LARGER + 1))})
 
 
-def rows(fit: Fit, worlds: Sequence[int], visits: int, failures: Failures, price: Price, most: float) -> list[Row]:
+def rows(fit: Fit, worlds: Sequence[int], visits: int, failures: Failures, price: RankPrice, most: float) -> list[WorldRow]:
     """A row for each world. It pays to go to one as long as a further kept good costs at most ``most`` times the cheapest one."""
     found = [_row(fit, world, visits, failures, price, min(worlds)) for world in worlds]
     dearest = most * min(row.cost for row in found)
@@ -98,28 +98,28 @@ def rows(fit: Fit, worlds: Sequence[int], visits: int, failures: Failures, price
     return [found[0], *compared[:ends], *(replace(row, pays=False) for row in compared[ends:])]
 
 
-def _row(fit: Fit, world: int, visits: int, failures: Failures, price: Price, least: int) -> Row:
+def _row(fit: Fit, world: int, visits: int, failures: Failures, price: RankPrice, least: int) -> WorldRow:
     step = fit.step_s(world, visits)
     base_s = fit.step_s(least).value * least
     share = failures.kept_share(world, step.value)
     per_s = share * price.per_step / step.value
-    return Row(
+    return WorldRow(
         world, step, fit.terms_s(world), base_s / (step.value * world), share, per_s, world * price.per_rank_s / per_s * 1e6, None, True
     )
 
 
-def _with_further(before: Row, row: Row, price: Price, dearest: float) -> Row:
+def _with_further(before: WorldRow, row: WorldRow, price: RankPrice, dearest: float) -> WorldRow:
     gained = row.kept_per_s - before.kept_per_s
     further = (row.world - before.world) * price.per_rank_s / gained * 1e6 if gained > 0 else None
     return replace(row, further_cost=further, pays=further is not None and further <= dearest)
 
 
-def pays_up_to(found: Sequence[Row]) -> int:
+def pays_up_to(found: Sequence[WorldRow]) -> int:
     """The largest world to which it pays to go."""
     return max(row.world for row in found if row.pays)
 
 
-def fastest(found: Sequence[Row]) -> int:
+def fastest(found: Sequence[WorldRow]) -> int:
     """The world that keeps most a second."""
     return max(found, key=lambda row: row.kept_per_s).world
 

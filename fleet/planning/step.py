@@ -18,7 +18,7 @@ PIPELINES = (1, 2, 4, 8, 12, 16, 24, 32, 64)
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class MappedStep:
     """A step of one mapping; times are those of the slowest rank, and add up to ``step_s``.
 
     Attributes:
@@ -69,7 +69,7 @@ class Step:
         return {name: value / self.step_s for name, value in sorted(parts.items(), key=lambda item: -item[1])}
 
 
-def best_step(plan: PlanInput) -> Step:
+def best_step(plan: PlanInput) -> MappedStep:
     """The step of the mapping that is asked for, or of the fastest one that fits.
 
     Raises:
@@ -191,7 +191,7 @@ def _no_mapping(plan: PlanInput) -> ConfigError:
     return ConfigError("gpus", plan.gpus, reason, way_out)
 
 
-def build_step(plan: PlanInput, mapping: Mapping3d) -> Step:
+def build_step(plan: PlanInput, mapping: Mapping3d) -> MappedStep:
     """Memory and times of one step. Whole micro-batches and whole layers: the replica and the stage with most of them set the pace."""
     model, sequence = plan.what, plan.sequence_tokens
     micro_batches = math.ceil(plan.step_tokens / (sequence * plan.micro_batch * mapping.data))
@@ -203,7 +203,7 @@ def build_step(plan: PlanInput, mapping: Mapping3d) -> Step:
     stage_share = layers / model.layers / mapping.tensor
     compute_s = replica_tokens * flop * stage_share * recomputed / (plan.chip.peak_flop_per_s * plan.kernel_efficiency)
     gather_s, data_s, hidden_s = _exchange(plan, mapping, micro_batches, compute_s, recomputed)
-    step = Step(
+    step = MappedStep(
         mapping=mapping,
         recompute=plan.recompute,
         micro_batches=micro_batches,

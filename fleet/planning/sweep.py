@@ -9,7 +9,7 @@ from typing import Any
 
 from fleet.errors import ConfigError
 from fleet.planning.inputs import PlanInput, fields, parse
-from fleet.planning.plan import Plan, make_plan
+from fleet.planning.plan import FleetPlan, make_plan
 
 FORM = re.compile(r"(?P<field>\w+)=(?P<low>[^:]+):(?P<high>[^:]+):(?P<kind>[x+])(?P<step>.+)")
 MAX_POINTS = 100_000
@@ -20,7 +20,7 @@ class Point:
     """One value, and its plan or why there is none."""
 
     value: Any
-    plan: Plan | None
+    plan: FleetPlan | None
     refusal: str
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from fleet.planning.kept import in_words, laws_of
-from fleet.planning.plan import Plan, days
+from fleet.planning.plan import FleetPlan, days
 from fleet.planning.sweep import Point
 
 Rows = list[tuple[str, ...]]
@@ -11,13 +11,13 @@ Rows = list[tuple[str, ...]]
 TIER_NAMES = {"replicas": "replicas in other ranks", "local": "disks of the nodes", "object": "object store"}
 
 
-def sections(plan: Plan) -> list[tuple[str, Rows]]:
+def sections(plan: FleetPlan) -> list[tuple[str, Rows]]:
     """(title, rows of cells) from the question to the bill."""
     return [("The fleet", _fleet(plan)), ("One step", _step(plan)), ("Faults", _faults(plan)), ("Ways back", _tiers(plan)),
             ("The run", _run(plan))]  # fmt: skip
 
 
-def _fleet(plan: Plan) -> Rows:
+def _fleet(plan: FleetPlan) -> Rows:
     asked, step, mapping = plan.asked, plan.step, plan.step.mapping
     word = "fits" if step.fits else "does not fit"
     memory = f"{step.memory.total_bytes / 1e9:.1f} of {step.usable_bytes / 1e9:.1f} GB"
@@ -39,7 +39,7 @@ def _fleet(plan: Plan) -> Rows:
     ]
 
 
-def _step(plan: Plan) -> Rows:
+def _step(plan: FleetPlan) -> Rows:
     step = plan.step
     rows: Rows = [("step", days(step.step_s), f"{step.tokens:,.0f} tokens, MFU {step.mfu:.1%}, {step.tokens_per_s:,.0f} tokens/s")]
     rows += [(name, f"{share:.1%}", "") for name, share in step.shares.items() if share > 0.0005]
@@ -50,7 +50,7 @@ def _step(plan: Plan) -> Rows:
     return [*rows, ("term to attack", plan.attack, "of the Fleet Law: the largest that does not compute")]
 
 
-def _faults(plan: Plan) -> Rows:
+def _faults(plan: FleetPlan) -> Rows:
     faults = plan.faults
     rows: Rows = [
         ("a fault every", days(faults.mtbf_s), f"{plan.bill.faults:,.0f} in the run"),
@@ -61,7 +61,7 @@ def _faults(plan: Plan) -> Rows:
     return [*rows, ("spare nodes", f"{faults.spares}", short)]
 
 
-def _tiers(plan: Plan) -> Rows:
+def _tiers(plan: FleetPlan) -> Rows:
     rows: Rows = []
     for tier in plan.faults.tiers:
         every = "each step" if tier.name == "replicas" else f"every {days(tier.interval_s)}"
@@ -71,7 +71,7 @@ def _tiers(plan: Plan) -> Rows:
     return rows
 
 
-def _run(plan: Plan) -> Rows:
+def _run(plan: FleetPlan) -> Rows:
     bill = plan.bill
     return [
         ("time", f"{bill.days:,.1f} days", f"for {plan.asked.run_tokens / 1e12:g} T tokens at {plan.kept_tokens_per_s:,.0f} kept tokens/s"),

@@ -6,14 +6,14 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 
-class Room(NamedTuple):
+class RankRoom(NamedTuple):
     """What a rank has: the address at which others reach its machine, and how many cores its process may use there."""
 
     host: str
     cores: float
 
 
-def travels_beside(rooms: Sequence[Room], cores_a_rank: float) -> bool:
+def travels_beside(rooms: Sequence[RankRoom], cores_a_rank: float) -> bool:
     """Whether an exchange beside the backward can hide anything.
 
     Between machines there is a wire to wait for. Within one machine an exchange is all work, done by threads that need a core of their own:

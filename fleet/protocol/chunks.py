@@ -176,7 +176,7 @@ def can_accept(here: tuple[StateId | None, Turn], contributed: tuple[StateId, Tu
     return Readiness.LATER if theirs.attempt > mine.attempt else Readiness.NEVER
 
 
-class Run(NamedTuple):
+class ChunkRun(NamedTuple):
     """``total`` chunks of one size, each ``step`` behind the one before it."""
 
     size: int
@@ -189,20 +189,20 @@ RUN_NUMBERS = 4
 """So many numbers tell a run."""
 
 
-def runs(chunks: Sequence[Chunk]) -> list[Run]:
+def runs(chunks: Sequence[Chunk]) -> list[ChunkRun]:
     """The same chunks in few words, in their order: a member of a group has one chunk of each group, at equal distances."""
-    found: list[Run] = []
+    found: list[ChunkRun] = []
     for size, index in chunks:
-        last = found[-1] if found else Run(0, 0, 0, 0)
+        last = found[-1] if found else ChunkRun(0, 0, 0, 0)
         step = index - last.first if last.total == 1 else last.step
         if last.size == size and index == last.first + step * last.total:
-            found[-1] = Run(size, last.first, step, last.total + 1)
+            found[-1] = ChunkRun(size, last.first, step, last.total + 1)
         else:
-            found.append(Run(size, index, 0, 1))
+            found.append(ChunkRun(size, index, 0, 1))
     return found
 
 
-def chunks_of(found: Sequence[Run]) -> tuple[Chunk, ...]:
+def chunks_of(found: Sequence[ChunkRun]) -> tuple[Chunk, ...]:
     """What :func:`runs` has told."""
     return tuple((run.size, run.first + run.step * number) for run in found for number in range(run.total))
 

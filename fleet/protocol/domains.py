@@ -62,14 +62,14 @@ def label_of(level: str) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Located:
+class LocatedNode:
     """A node's domain path, and the labels that it should have had: in their place its host stands."""
 
     path: str
     missing: tuple[str, ...] = ()
 
 
-def locate(labels: Mapping[str, str], host: str, levels: Sequence[str], override: str = "") -> Located:
+def locate(labels: Mapping[str, str], host: str, levels: Sequence[str], override: str = "") -> LocatedNode:
     """Where a node with these ``labels`` lies.
 
     Args:
@@ -77,10 +77,10 @@ def locate(labels: Mapping[str, str], host: str, levels: Sequence[str], override
         override: its path, where somebody has said it (``FLEET_DOMAIN``); labels do not count then.
     """
     if override:
-        return Located(override)
+        return LocatedNode(override)
     names = [host if level == HOST else labels.get(label_of(level)) or host for level in levels]
     missing = tuple(label_of(level) for level in levels if level != HOST and not labels.get(label_of(level)))
-    return Located(SEPARATOR.join(name.replace(SEPARATOR, "_") for name in reversed(names)), missing)
+    return LocatedNode(SEPARATOR.join(name.replace(SEPARATOR, "_") for name in reversed(names)), missing)
 
 
 def place_of(path: str, node: str = "") -> tuple[str, ...]:

@@ -16,7 +16,7 @@ from fleet.protocol.fault_parameters import DELAY, DURATION, JITTER, LOSS, NOTIC
 from fleet.protocol.types import Fault
 
 
-class Place(StrEnum):
+class FaultPlace(StrEnum):
     """What a fault names as its target, and what an operation is done to: a slot's process, or a whole worker node. Of the others a run
     has one, so a fault names none."""
 
@@ -28,7 +28,7 @@ class Place(StrEnum):
     @property
     def field(self) -> str:
         """The field of a ``Fault`` that names it; empty for what is not named."""
-        return {Place.RANK: "slot", Place.NODE: "node"}.get(self, "")
+        return {FaultPlace.RANK: "slot", FaultPlace.NODE: "node"}.get(self, "")
 
 
 class Performer(StrEnum):
@@ -112,10 +112,10 @@ class FaultKind:
 
     name: str
     sentence: str
-    targets: tuple[Place, ...] = (Place.RANK,)
+    targets: tuple[FaultPlace, ...] = (FaultPlace.RANK,)
     performer: Performer | None = None
     why_not: str = ""
-    unit: Place = Place.RANK
+    unit: FaultPlace = FaultPlace.RANK
     heal: Heal = Heal.NEVER
     may_cost: tuple[Cost, ...] = ()
     blast_radius: str
@@ -151,9 +151,9 @@ class FaultKind:
 
 _Node = functools.partial(
     FaultKind,
-    targets=(Place.NODE,),
+    targets=(FaultPlace.NODE,),
     performer=Performer.LAUNCHER,
-    unit=Place.NODE,
+    unit=FaultPlace.NODE,
     heal=Heal.REPAIR,
     may_cost=(Cost.DEATH, Cost.NODE, Cost.BACK),
     survived=Check.RANKS_LEFT,
@@ -167,9 +167,9 @@ _Flip = functools.partial(
 
 _Cut = functools.partial(
     FaultKind,
-    targets=(Place.NODE,),
+    targets=(FaultPlace.NODE,),
     performer=Performer.LINKS,
-    unit=Place.NODE,
+    unit=FaultPlace.NODE,
     heal=Heal.ITSELF,
     may_cost=(Cost.APART,),
     survived=Check.GOES_ON,
@@ -179,7 +179,7 @@ _Cut = functools.partial(
 
 _Away = functools.partial(
     _Cut,
-    targets=(Place.STORE,),
+    targets=(FaultPlace.STORE,),
     may_cost=(Cost.SAVES,),
     blast_radius="checkpoints; whoever else of these hosts uses the same store",
 )
@@ -187,16 +187,16 @@ _Away = functools.partial(
 
 _Daemon = functools.partial(
     FaultKind,
-    targets=(Place.COORDINATOR,),
+    targets=(FaultPlace.COORDINATOR,),
     performer=Performer.COORDINATOR,
-    unit=Place.NODE,
+    unit=FaultPlace.NODE,
     heal=Heal.ITSELF,
     may_cost=(Cost.STARTS,),
     survived=Check.GOES_ON,
     parameters=(DURATION,),
 )
 """A row about a process that keeps the run going, and is no rank."""
-_BesideRanks = functools.partial(_Daemon, targets=(Place.NODE,), performer=Performer.HOST)
+_BesideRanks = functools.partial(_Daemon, targets=(FaultPlace.NODE,), performer=Performer.HOST)
 
 TABLE = (
     FaultKind(
@@ -263,7 +263,7 @@ TABLE = (
     FaultKind(
         name="slow",
         sentence="The process of a rank, or those of all ranks of a node, run only a part of the time.",
-        targets=(Place.RANK, Place.NODE),
+        targets=(FaultPlace.RANK, FaultPlace.NODE),
         performer=Performer.AGENT,
         heal=Heal.ITSELF,
         may_cost=(Cost.SLOW,),
@@ -387,8 +387,8 @@ TABLE = (
     _Cut(
         name="isolate_rank",
         sentence="Nothing passes between the process of a rank and other hosts; its node is reached as before.",
-        targets=(Place.RANK,),
-        unit=Place.RANK,
+        targets=(FaultPlace.RANK,),
+        unit=FaultPlace.RANK,
         may_cost=(Cost.STILL,),
         blast_radius="the rank; the others wait for it until it is back, or given up",
         summary="{ranks} cut off{lasts}",
@@ -398,8 +398,8 @@ TABLE = (
         name="rail",
         sentence="Ranks at the same place of each node of a rack are cut off, as when the switch of their rail fails. It takes nodes with "
         "two ranks or more.",
-        targets=(Place.RANK,),
-        unit=Place.RANK,
+        targets=(FaultPlace.RANK,),
+        unit=FaultPlace.RANK,
         may_cost=(Cost.STILL,),
         blast_radius="one rank of each node; the others wait for them until they are back, or given up",
         summary="{ranks} of one rail cut off{lasts}",
@@ -409,7 +409,7 @@ TABLE = (
     _Cut(
         name="isolate_coordinator",
         sentence="Nothing passes between the run's processes of all nodes and the host of the coordinator.",
-        targets=(Place.COORDINATOR,),
+        targets=(FaultPlace.COORDINATOR,),
         may_cost=(Cost.WAIT,),
         blast_radius="all ranks: they wait",
         summary="the coordinator is cut off{lasts}",
@@ -546,7 +546,7 @@ TABLE = (
     _Daemon(
         name="store_full",
         sentence="The store has no room. It takes a folder on a filesystem of its own, at whose root a file `.fleet-may-fill` lies.",
-        targets=(Place.STORE,),
+        targets=(FaultPlace.STORE,),
         may_cost=(Cost.SAVES,),
         blast_radius="checkpoints",
         summary="the store is full{lasts}",
@@ -554,7 +554,7 @@ TABLE = (
     _Daemon(
         name="disk_slow",
         sentence="Few bytes a second are written to the store's disk. It takes a folder as for `store_full`, on a device of its own.",
-        targets=(Place.STORE,),
+        targets=(FaultPlace.STORE,),
         may_cost=(Cost.SAVES,),
         parameters=(DURATION, WRITTEN),
         blast_radius="checkpoints, and the journal where it lies there, too",
@@ -563,7 +563,7 @@ TABLE = (
     FaultKind(
         name="lemon_node",
         sentence="A node that fails again and again.",
-        targets=(Place.NODE,),
+        targets=(FaultPlace.NODE,),
         why_not="a local cluster's nodes share one machine, of which no part is worse than another",
         blast_radius="the node, again and again",
         components=("lemon_node",),

@@ -231,7 +231,7 @@ class Promise:
 
 
 @dataclass(frozen=True, slots=True)
-class Share:
+class AssignShards:
     """Deal the shards of the step at hand. ``begun``: the view may come within a step, so what its members hold of it counts."""
 
     view: View
@@ -289,7 +289,7 @@ class Advance:
 
 
 @dataclass(frozen=True, slots=True)
-class Committed:
+class StepCommitted:
     """The state is a step further: bring it to all who need parts of it."""
 
     reduced: Reduced
@@ -322,6 +322,6 @@ class CarryOut:
 
 
 Move = (
-    Rehearse | Wait | Clear | Hold | Reset | Meet | Load | Begin | Resettle | Receive | Give | HoldStill | Promise | Share | ViewJoined
-    | Compute | Attempted | Reduce | Repeat | Apply | Advance | Committed | Expect | Save | Digest | CarryOut
+    Rehearse | Wait | Clear | Hold | Reset | Meet | Load | Begin | Resettle | Receive | Give | HoldStill | Promise | AssignShards
+    | ViewJoined | Compute | Attempted | Reduce | Repeat | Apply | Advance | StepCommitted | Expect | Save | Digest | CarryOut
 )  # fmt: skip

@@ -20,11 +20,11 @@ from fleet.protocol.member import INTERRUPT, MemberProtocol, Offer
 from fleet.protocol.moves import (
     Apply,
     Arriving,
+    AssignShards,
     Attempted,
     Awaited,
     Begin,
     Clear,
-    Committed,
     Compute,
     Digest,
     Drop,
@@ -51,7 +51,7 @@ from fleet.protocol.moves import (
     Resettle,
     Save,
     Settle,
-    Share,
+    StepCommitted,
     ViewJoined,
     Wait,
     Wake,
@@ -97,7 +97,7 @@ class RankMachine:
 
         Args:
             facts: what this rank can tell of itself.
-            duties: which shards it brings; the driver deals them where it is asked to (:class:`Share`).
+            duties: which shards it brings; the driver deals them where it is asked to (:class:`AssignShards`).
         """
         self.facts, self.duties, self.total = facts, duties, total
 
@@ -283,7 +283,7 @@ class RankMachine:
                 return True
             view = self.view
             try:
-                yield Share(view, begun=True)
+                yield AssignShards(view, begun=True)
                 yield from self._reduce_early()
             except GroupLost as error:
                 if self.arriving is not None:
@@ -431,7 +431,7 @@ class RankMachine:
         enter, save = self.protocol.agree(list(reduced.offers))
         try:
             yield from self.take_step(Apply(reduced, enter, save))
-            yield Committed(reduced)
+            yield StepCommitted(reduced)
         except GroupLost as error:  # applied here, and not yet whole: it will be once there is a view again
             probe("a step is taken and the group is lost before all have it")
             yield from self.leave(str(error))
@@ -462,7 +462,7 @@ class RankMachine:
             self._drop_membership(Parting.AGREED)
             self.joining = joining = Joining(view)
             yield from self._join(joining)
-            yield Share(view, begun=False)
+            yield AssignShards(view, begun=False)
             self.detach()
             yield ViewJoined(view)
         except GroupLost as error:

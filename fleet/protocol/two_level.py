@@ -16,7 +16,7 @@ from typing import NamedTuple
 from fleet.protocol.shards import Additions, Block, join
 
 
-class Part(NamedTuple):
+class ChunkPart(NamedTuple):
     """Of the chunk of ``owner``, cut into ``of`` equal parts: those from ``lo`` to ``hi``, which ``combiner`` adds up for its host."""
 
     owner: int
@@ -90,7 +90,7 @@ class TwoLevel:
         others = (leaf for other in range(len(self.hosts)) if other != host for leaf in self.crossing(other))
         return sorted([*self.contributed(host), *others])
 
-    def parts(self, host: int, owner: int) -> list[Part]:
+    def parts(self, host: int, owner: int) -> list[ChunkPart]:
         """Who on ``host`` combines what of the chunk of ``owner``, who is elsewhere: all members have as much in all, and few parts."""
         ranks = self.hosts[host]
         size, elsewhere = len(ranks), len(self.leaves) - len(ranks)
@@ -99,10 +99,10 @@ class TwoLevel:
         found = []
         for index in range(start // elsewhere, (stop - 1) // elsewhere + 1):
             lo, hi = max(start, index * elsewhere), min(stop, (index + 1) * elsewhere)
-            found.append(Part(owner, ranks[index], lo - start, hi - start, size))
+            found.append(ChunkPart(owner, ranks[index], lo - start, hi - start, size))
         return found
 
-    def all_parts(self, host: int) -> Iterator[Part]:
+    def all_parts(self, host: int) -> Iterator[ChunkPart]:
         """Of all chunks that are owned elsewhere."""
         for owner in range(len(self.leaves)):
             if self._host_of[owner] != host:

@@ -16,7 +16,7 @@ class Violation(Exception):
         self.name, self.text = name, text
 
 
-class Checker:
+class InvariantChecker:
     """One invariant. A checker defines the hooks it needs; ``Watch`` calls nothing else.
 
     Hooks: ``record(record)``, ``truncated(journal)``, ``sent(machine, instruction)``, ``told(event)``, ``checkpoint(order, parts)``,
@@ -51,7 +51,7 @@ class Checker:
         return next(ranks, None)
 
 
-class Homes(Checker):
+class Homes(InvariantChecker):
     """A checker that knows on which node each process came up."""
 
     def __init__(self, world: Stage) -> None:

@@ -27,7 +27,7 @@ TRUNCATION = 0.75
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class PairedVerdict:
     """Of ``pairs`` pairs: the mean difference, first policy less second.
 
     ``low``, ``high``: may be looked at after every pair. ``fixed_low``, ``fixed_high``: Student's interval, narrower, right only when the
@@ -65,7 +65,7 @@ class Sequential:
         self._sum, self._squares = 0.5, 0.25
         self._alive = np.full(GRID, True)
 
-    def add(self, difference: float) -> Verdict:
+    def add(self, difference: float) -> PairedVerdict:
         """One more pair. Raises ConfigError for a difference outside the span."""
         if not -self.span <= difference <= self.span:
             raise ConfigError("difference", difference, f"outside {-self.span:g}..{self.span:g}", "Compare shares of the wall clock.")
@@ -85,7 +85,7 @@ class Sequential:
         self._sum += value
         self._squares += (value - self._sum / (number + 1)) ** 2
 
-    def verdict(self) -> Verdict:
+    def verdict(self) -> PairedVerdict:
         """What is known so far; at least one pair is needed."""
         kept = np.flatnonzero(self._alive)
         step = 2 * self.span / (GRID - 1)
@@ -93,7 +93,7 @@ class Sequential:
         low, high = ((2 * self._means[edge] - 1) * self.span for edge in (kept[0], kept[-1])) if len(kept) else (mean, mean)
         low, high = float(low - step), float(high + step)
         decided = "first" if low > 0 else "second" if high < 0 else "same" if -self.least < low and high < self.least else ""
-        return Verdict(len(self.values), mean, low, high, *student(self.values, self.alpha), decided)
+        return PairedVerdict(len(self.values), mean, low, high, *student(self.values, self.alpha), decided)
 
 
 def student(values: Sequence[float], alpha: float) -> tuple[float, float]:
@@ -104,7 +104,7 @@ def student(values: Sequence[float], alpha: float) -> tuple[float, float]:
     return float(np.mean(values) - half), float(np.mean(values) + half)
 
 
-def compare(pairs: Iterable[tuple[float, float]], test: Sequential) -> Iterator[Verdict]:
+def compare(pairs: Iterable[tuple[float, float]], test: Sequential) -> Iterator[PairedVerdict]:
     """A verdict after each pair of shares, the last one when it is decided or the pairs are at an end."""
     for first, second in pairs:
         verdict = test.add(first - second)

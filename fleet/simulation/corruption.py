@@ -6,11 +6,11 @@ from collections.abc import Mapping
 from typing import Any
 
 from fleet.protocol.types import Member, StateId, View
-from fleet.simulation.checker import Checker
+from fleet.simulation.checker import InvariantChecker
 from fleet.simulation.ranks import SimRank
 
 
-class Corruption(Checker):
+class Corruption(InvariantChecker):
     """What is wrong in one replica never gets into a sum that is used, nor into what others hold, while another one could tell.
 
     A rank knows by itself of no flipped bit: it is ``corrupt`` in the simulator's own books.

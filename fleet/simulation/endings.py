@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from fleet.protocol.records import COMPLETED, STOPPED, CheckpointRecord, Committed, Record, RunEnded, ViewPublished
 from fleet.protocol.types import StateId, View
-from fleet.simulation.checker import Checker
+from fleet.simulation.checker import InvariantChecker
 from fleet.simulation.links import HEAD
 from fleet.simulation.ranks import SimRank
 from fleet.simulation.stage import Stage
@@ -13,7 +13,7 @@ LATELY_S = 30.0
 """Words that were held up by a cut may come so late."""
 
 
-class Kept(Checker):
+class FinalKept(InvariantChecker):
     """A run that is completed has its final checkpoint, and had it before any rank went on behind the loop."""
 
     name = "kept"
@@ -38,7 +38,7 @@ class Kept(Checker):
         self.require(right and not rank.protocol.dirty, f"{rank} goes on behind the loop with other weights than the fault-free run's")
 
 
-class InOrder(Checker):
+class InOrder(InvariantChecker):
     """A run that is stopped ends with a checkpoint of its last commit, or of a later step, unless nobody could have written that.
 
     The last commit is the last step that all members of its view have taken, whether or not the coordinator has noted it. What was built
@@ -98,7 +98,7 @@ class InOrder(Checker):
                 self.require(newest >= self._last or not self._can_be_written(), f"the run was stopped in order; {kept}")
 
 
-class DoneOnce(Checker):
+class DoneOnce(InvariantChecker):
     """What is done once in a run was done by somebody when the run is completed."""
 
     name = "done once"

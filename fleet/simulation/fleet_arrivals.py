@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fleet.errors import ConfigError
-from fleet.planning.traces.trace import SLOW, Row, as_text, read_trace
+from fleet.planning.traces.trace import SLOW, FleetTraceRow, as_text, read_trace
 from fleet.protocol.fault_kinds import KIND_OF_COMPONENT
 from fleet.protocol.types import Fault
 from fleet.simulation.fleet_model import FaultClass, FleetModel, SlowClass
@@ -151,16 +151,17 @@ def write_trace(model: FleetModel, arrivals: Arrivals, path: Path | str) -> None
     rows = [_written(float(at_s), names[kind], int(node), float(repair_s)) for at_s, kind, node, repair_s in faults]
     spells = zip(arrivals.slow_from_s, arrivals.slow_until_s, arrivals.slow_severity, strict=True)
     rows += [
-        Row(Fault("", float(begin), SLOW, SLOW, duration_s=float(end - begin), severity=float(severity))) for begin, end, severity in spells
+        FleetTraceRow(Fault("", float(begin), SLOW, SLOW, duration_s=float(end - begin), severity=float(severity)))
+        for begin, end, severity in spells
     ]
     rows.sort(key=lambda row: (row.fault.at_s, row.fault.component))
     numbered = (replace(row, fault=replace(row.fault, id=f"fleet-{number:06d}")) for number, row in enumerate(rows))
     Path(path).write_text(as_text(numbered, {"nodes": model.nodes}), encoding="utf-8")
 
 
-def _written(at_s: float, component: str, node: int, repair_s: float) -> Row:
+def _written(at_s: float, component: str, node: int, repair_s: float) -> FleetTraceRow:
     fault = Fault("", at_s, component, KIND_OF_COMPONENT.get(component, ""), node=None if node < 0 else node)
-    return Row(fault, repair_s if node >= 0 else 0.0)
+    return FleetTraceRow(fault, repair_s if node >= 0 else 0.0)
 
 
 def read_arrivals(model: FleetModel, path: Path | str, seed: int = 0) -> Arrivals:
@@ -192,7 +193,7 @@ class _Injection:
     """A row as this model takes it."""
 
     model: FleetModel
-    row: Row
+    row: FleetTraceRow
 
     def parsed(self) -> TraceRow:
         """(time, kind or -1 for a slow spell, node or -1, how long it is away or NaN, severity)."""

@@ -175,7 +175,7 @@ class FleetModel:
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class FleetOutcome:
     """What a simulated run came to.
 
     ``shares`` of the wall clock x nodes add up to 1; ``goodput`` is the first of them. ``counts``: faults by component. ``saves``: copies

@@ -16,8 +16,8 @@ from heapq import heappop, heappush
 
 from fleet.protocol.ports import IntervalPolicy, RecoveryPolicy
 from fleet.simulation.fleet_arrivals import Arrivals
-from fleet.simulation.fleet_model import HELD, FaultClass, FleetModel, LemonPolicy, Outcome, Partial
-from fleet.simulation.fleet_tally import Stretches, shares_of
+from fleet.simulation.fleet_model import HELD, FaultClass, FleetModel, FleetOutcome, LemonPolicy, Partial
+from fleet.simulation.fleet_tally import TallyStretches, shares_of
 from fleet.simulation.questions import FORM, RESTART, Recovery, schedule
 
 REPAIRED, READY, NOTICED, ASK = range(4)
@@ -53,7 +53,7 @@ class FleetRun:
         self.needs = [model.needed(fault, restarting) for fault in model.faults]
         rates = [model.tier_rate_per_s(tier, restarting) for tier in range(len(intervals))]
         self.schedules = [schedule(policy, model, tier, rates[tier]) for tier, policy in enumerate(intervals)]
-        self.stretches = Stretches(self.schedules)
+        self.stretches = TallyStretches(self.schedules)
         self.points = [(0.0, 0.0)] * len(self.schedules)  # of each tier: the newest safe copy was asked for, and what is kept until
         self.next_s = [at.interval_s for at in self.schedules]
         self.missing, self.ready, self.coming, self.free = 0, 0, 0, model.spares
@@ -70,7 +70,7 @@ class FleetRun:
         self.failures: dict[int, list[float]] = {}
         self.kept_out: set[int] = set()
 
-    def run(self) -> Outcome:
+    def run(self) -> FleetOutcome:
         """From 0 to the end of the run, or to where it was interrupted."""
         found, model, heap, partial = self.arrivals, self.model, self.heap, self.partial
         columns = (found.times_s, found.kinds, found.nodes, found.repairs_s, found.chances)
@@ -267,7 +267,7 @@ class FleetRun:
         self.stretches.add(begin_s, now_s, 1.0 - absent, tuple(firsts))
         self.from_s = now_s
 
-    def _outcome(self, end_s: float) -> Outcome:
+    def _outcome(self, end_s: float) -> FleetOutcome:
         self._settle(end_s)
         if self.running:
             self._cut(end_s)
@@ -278,7 +278,7 @@ class FleetRun:
         found, names = self.arrivals, [fault.name for fault in self.model.faults]
         slow = (found.slow_from_s, found.slow_until_s, found.slow_severity)
         shares, saves = shares_of(self.stretches, self.lost, slow, end_s or 1.0)
-        return Outcome(
+        return FleetOutcome(
             shares=shares,
             counts=dict(zip(names, self.counts, strict=True)),
             saves={tier.name: count for tier, count in zip(self.model.tiers, saves, strict=True)},

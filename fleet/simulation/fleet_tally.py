@@ -15,7 +15,7 @@ Floats = NDArray[np.float64]
 
 
 @dataclass(slots=True)
-class Stretches:
+class TallyStretches:
     """Stretches [begin, end) by time, those that still count. ``present`` is the share of the nodes that trained in each; copies to tier j
     were asked for at ``firsts[j]`` and every interval from then on.
     """
@@ -92,7 +92,7 @@ class Stretches:
 
 
 def shares_of(
-    stretches: Stretches, lost: dict[str, float], slow: tuple[Floats, Floats, Floats], span_s: float
+    stretches: TallyStretches, lost: dict[str, float], slow: tuple[Floats, Floats, Floats], span_s: float
 ) -> tuple[dict[str, float], list[float]]:
     """(shares of the wall clock x nodes that add up to 1, copies by tier) of a run of ``span_s``."""
     blocked, saves = stretches.blocked()

@@ -10,7 +10,7 @@ from fleet.protocol import moves
 from fleet.protocol.chunks import LATEST_S, SILENT_S, Chunk, Claim, Readiness, bounds, can_serve, servers
 from fleet.protocol.types import Member, StateId, View
 from fleet.simulation.clockwork import Future, Steps
-from fleet.simulation.groups import Broken, Group
+from fleet.simulation.groups import Broken, SimGroup
 from fleet.simulation.model import POISON
 from fleet.simulation.ranks import Dead
 from fleet.simulation.sharded import LENGTH, ShardedRank
@@ -30,7 +30,7 @@ class Fetched(NamedTuple):
 
 
 @dataclass(eq=False)
-class Request:
+class StretchRequest:
     """One stretch that ``fetcher`` asks one lender for. ``answer``: a :class:`Fetched`, or None: it is not to be had there."""
 
     fetcher: GatheringRank
@@ -50,8 +50,8 @@ class GatheringRank(ShardedRank):
         super().__init__(*arguments)
         self.missed = ""
         self.guarded: Sequence[Sequence[int]] = ((),)
-        self.open: list[Request] = []
-        self._early: list[Request] = []
+        self.open: list[StretchRequest] = []
+        self._early: list[StretchRequest] = []
         self._servers: list[GatheringRank] = []
         self._addresses: dict[Member, GatheringRank] = {}
         self._place, self._still, self._missed_in = 0, True, -1
@@ -73,11 +73,11 @@ class GatheringRank(ShardedRank):
         yield from super()._begin(move)
         self._settle()
 
-    def _complete(self, group: Group, there: Sequence[Claim]) -> Steps:
+    def _complete(self, group: SimGroup, there: Sequence[Claim]) -> Steps:
         """Nothing is behind a step that was taken: nobody has the parameters whole."""
         yield from ()
 
-    def _move(self, group: Group, there: Sequence[Claim], target: StateId) -> Steps:
+    def _move(self, group: SimGroup, there: Sequence[Claim], target: StateId) -> Steps:
         """They tell each other where they lend before anybody drops what it had: nothing that can fail comes behind that."""
         self._still = False
         try:
@@ -161,22 +161,22 @@ class GatheringRank(ShardedRank):
         yield from self._advance(move)
         self._note_commit()
 
-    def _committed(self, move: moves.Committed) -> Steps:
+    def _committed(self, move: moves.StepCommitted) -> Steps:
         self._note_commit()
         if self.at("committed"):
             yield self._pause()
 
     # ---- a rank that borrows -------------------------------------------------------------------------------------------------------------
 
-    def _ask(self, server: GatheringRank, state: StateId, chunk: Chunk) -> Request:
+    def _ask(self, server: GatheringRank, state: StateId, chunk: Chunk) -> StretchRequest:
         clock = self.world.clock
-        request = Request(self, state, chunk, clock.now_s + min(SILENT_S, self.world.settings.timeouts.collective_s))
+        request = StretchRequest(self, state, chunk, clock.now_s + min(SILENT_S, self.world.settings.timeouts.collective_s))
         arrives = lambda: self.world.links.carry(server.end, {self.end}, lambda: server.asked(request))  # noqa: E731
         clock.after(self._hops.uniform(*HOP_S), arrives)
         clock.after(LOOK_S, lambda: self.gate(lambda: self._look(request)))
         return request
 
-    def _look(self, request: Request) -> None:
+    def _look(self, request: StretchRequest) -> None:
         """Whether there is something else to do than to wait for a lender."""
         if request.answer.done:
             return
@@ -186,7 +186,7 @@ class GatheringRank(ShardedRank):
 
     # ---- a rank that lends, from a thread of its own -------------------------------------------------------------------------------------
 
-    def asked(self, request: Request) -> None:
+    def asked(self, request: StretchRequest) -> None:
         """A request has come to this process, or to where it was: then its host, if that is there, says that nobody listens."""
         if self.alive:
             self.open.append(request)
@@ -212,12 +212,12 @@ class GatheringRank(ShardedRank):
         for request in early:
             self._serve(request)
 
-    def _give_up(self, request: Request) -> None:
+    def _give_up(self, request: StretchRequest) -> None:
         if request in self._early:
             self._early.remove(request)
             self._answer(request, None)
 
-    def _serve(self, request: Request) -> None:
+    def _serve(self, request: StretchRequest) -> None:
         try:
             match can_serve(self.at_state, request.state, still=self._still):
                 case Readiness.LATER:
@@ -230,18 +230,18 @@ class GatheringRank(ShardedRank):
         except Dead:
             return
 
-    def _send(self, request: Request) -> None:
+    def _send(self, request: StretchRequest) -> None:
         if self.at_state is None:
             self._answer(request, None)
             return
         there = Fetched(self.at_state, self.value)
         self.world.clock.after(self._hops.uniform(*HOP_S), lambda: self.gate(lambda: self._sent(request, there)))
 
-    def _sent(self, request: Request, there: Fetched) -> None:
+    def _sent(self, request: StretchRequest, there: Fetched) -> None:
         """What was changed while it was sent is a mixture of both."""
         self._answer(request, there if there == (self.at_state, self.value) else Fetched(there.state, POISON))
 
-    def _answer(self, request: Request, fetched: Fetched | None) -> None:
+    def _answer(self, request: StretchRequest, fetched: Fetched | None) -> None:
         if request in self.open:
             self.open.remove(request)
         fetcher, links = request.fetcher, self.world.links

@@ -34,7 +34,7 @@ class End:
             future.resolve(error=Broken(reason))
 
 
-class Group:
+class SimGroup:
     """The process group of one view.
 
     A reduction gives all members' values to every member, at a time of its own for each: when a member dies meanwhile, some have the result

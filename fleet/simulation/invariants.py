@@ -32,9 +32,9 @@ from fleet.protocol.records import (
 )
 from fleet.protocol.slowness import ACTIONS
 from fleet.protocol.types import Member, StateId, View
-from fleet.simulation.checker import Checker, Homes, Violation
+from fleet.simulation.checker import Homes, InvariantChecker, Violation
 from fleet.simulation.corruption import Corruption
-from fleet.simulation.endings import DoneOnce, InOrder, Kept
+from fleet.simulation.endings import DoneOnce, FinalKept, InOrder
 from fleet.simulation.model import POISON, gradient
 from fleet.simulation.outages import Durable, SavesAlone
 from fleet.simulation.partitions import AllWait, Excused, OneHistory
@@ -44,7 +44,7 @@ from fleet.simulation.stage import Stage
 from fleet.simulation.two_phase import TwoPhase
 
 
-class Donor(Checker):
+class Donor(InvariantChecker):
     """1: a donor is a clean member of the new view, in its current incarnation, with the greatest state; receivers are all that differ."""
 
     name = "donor"
@@ -86,7 +86,7 @@ class Donor(Checker):
                 self.require(index in view.receivers, f"{rank} differs from the donor and does not receive in generation {view.generation}")
 
 
-class Dirty(Checker):
+class Dirty(InvariantChecker):
     """2: nobody steps with, gives away, or saves a half-written state."""
 
     name = "dirty"
@@ -101,7 +101,7 @@ class Dirty(Checker):
         self.require(POISON not in parts, f"checkpoint {order.checkpoint} holds a half-written state")
 
 
-class Stale(Checker):
+class Stale(InvariantChecker):
     """3: nothing that an overtaken generation or incarnation says or is told has an effect."""
 
     name = "stale"
@@ -133,7 +133,7 @@ class Stale(Checker):
         return after
 
 
-class Repeat(Checker):
+class Repeats(InvariantChecker):
     """4: a repeated attempt computes what the first one did."""
 
     name = "repeat"
@@ -154,7 +154,7 @@ class Repeat(Checker):
             self.require(right, f"{member} contributes something else to step {state} than in the fault-free run")
 
 
-class OneIncarnation(Checker):
+class OneIncarnation(InvariantChecker):
     """6: at most one live incarnation of a slot steps in a history."""
 
     name = "one incarnation"
@@ -173,7 +173,7 @@ class OneIncarnation(Checker):
             self._greatest[key] = member.incarnation
 
 
-class ExactlyOnce(Checker):
+class ExactlyOnce(InvariantChecker):
     """6: no committed step is lost or doubled."""
 
     name = "exactly once"
@@ -212,7 +212,7 @@ class ExactlyOnce(Checker):
         self.require(not doubled, f"step {state} is computed again although {self._committed} is committed")
 
 
-class Identical(Checker):
+class Identical(InvariantChecker):
     """6, and the promise of bit-identity: every member that commits step k of any history has the fault-free weights."""
 
     name = "identical"
@@ -238,7 +238,7 @@ class Identical(Checker):
         return last is not None and last.corrupt and len(views[-1].members) == 1
 
 
-class Agreement(Checker):
+class Agreement(InvariantChecker):
     """4: members that hold the result of one reduction decide alike what comes after it."""
 
     name = "agreement"
@@ -254,7 +254,7 @@ class Agreement(Checker):
         self.require(mine == first or rank.protocol.interrupted, f"{rank} decides {mine} after reduction {number}, another {first}")
 
 
-class WholeCheckpoint(Checker):
+class WholeCheckpoint(InvariantChecker):
     """2 and 3, for the store: the parts of a checkpoint are all members' parts of one state."""
 
     name = "whole checkpoint"
@@ -277,7 +277,7 @@ class WholeCheckpoint(Checker):
         self.require(all(part == right for part in parts), f"checkpoint {order.checkpoint} is put together from {parts}, not from {right}")
 
 
-class Restored(Checker):
+class Restored(InvariantChecker):
     """2: when nobody holds a clean state, the newest complete checkpoint that was told of is used, in memory or in the store."""
 
     name = "restored"
@@ -327,7 +327,7 @@ class Restored(Checker):
         self.require(right, f"{rank} begins generation {view.generation} from what is not the state of {view.state}")
 
 
-class Persisted(Checker):
+class Persisted(InvariantChecker):
     """3 and 8: a view is in the journal before anyone hears of it, generations only grow, and one generation is one view."""
 
     name = "persisted"
@@ -361,7 +361,7 @@ class Persisted(Checker):
         self.require(first == second, f"two views of generation {first.generation} meet: {first} and {second}")
 
 
-class Journal(Checker):
+class Journal(InvariantChecker):
     """8: the journal makes sense by itself: nothing after the end, every number grows."""
 
     name = "journal"
@@ -394,7 +394,7 @@ class Journal(Checker):
             self.record(record)
 
 
-class Rebuilt(Checker):
+class Rebuilt(InvariantChecker):
     """8: a machine rebuilt from the journal knows what the living one knows."""
 
     name = "rebuilt"
@@ -433,7 +433,7 @@ class Rebuilt(Checker):
         return sorted(rank.member for rank in machine.roster.by_slot.values())
 
 
-class Ends(Checker):
+class Ends(InvariantChecker):
     """6: the run always ends, for a reason that its troubles explain, and every process that can hear of it exits."""
 
     name = "ends"
@@ -490,7 +490,7 @@ class BudgetsHold(Homes):
         return max(counts.values(), default=0)
 
 
-class HealthyStay(Checker):
+class HealthyStay(InvariantChecker):
     """No rank that was never slow is evicted for being slow; of a node that is evicted, one was."""
 
     name = "healthy stay"
@@ -511,7 +511,7 @@ class HealthyStay(Checker):
         return any(other.was_slow for other in beside)
 
 
-class ChangesBounded(Checker):
+class ChangesBounded(InvariantChecker):
     """The view changes for a slow rank's sake no more often than the settings allow."""
 
     name = "changes bounded"
@@ -529,7 +529,7 @@ class ChangesBounded(Checker):
         self.require(len(self._acted_s) <= limits.changes, f"{often}, limit {limits.changes}")
 
 
-class Traffic(Checker):
+class Traffic(InvariantChecker):
     """7: what the coordinator says grows with nodes, view changes and waiting time, not with ranks squared nor with ticks."""
 
     name = "traffic"
@@ -544,9 +544,9 @@ class Traffic(Checker):
         self.require(said <= limit, f"the coordinator said {said} things in {elapsed_s:.1f} s and {views} views; bound {limit:.0f}")
 
 
-CHECKERS: tuple[type[Checker], ...] = (
-    Donor, Dirty, Stale, Repeat, TwoPhase, OneIncarnation, ExactlyOnce, Corruption, Identical, Agreement, WholeCheckpoint, Restored,
-    Persisted, Journal, Rebuilt, Kept, InOrder, DoneOnce, Ends, BudgetsHold, HealthyStay, ChangesBounded, Traffic, AllWait, OneHistory,
+CHECKERS: tuple[type[InvariantChecker], ...] = (
+    Donor, Dirty, Stale, Repeats, TwoPhase, OneIncarnation, ExactlyOnce, Corruption, Identical, Agreement, WholeCheckpoint, Restored,
+    Persisted, Journal, Rebuilt, FinalKept, InOrder, DoneOnce, Ends, BudgetsHold, HealthyStay, ChangesBounded, Traffic, AllWait, OneHistory,
     Durable, SavesAlone, Excused, Gathers, Serves, Near, Copies,
 )  # fmt: skip
 HOOKS = (

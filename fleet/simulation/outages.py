@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from fleet.protocol.levels import STORE
 from fleet.protocol.records import CheckpointRecord, ProcessLost, Record
-from fleet.simulation.checker import Checker
+from fleet.simulation.checker import InvariantChecker
 from fleet.simulation.stage import Stage
 
 OF_THE_STORE = frozenset({"store", "store_gone", "store_refuses", "store_slow"})
 
 
-class Durable(Checker):
+class Durable(InvariantChecker):
     """What is called durable is in the store, and is right: when it is said, and at the end of the run."""
 
     name = "durable"
@@ -39,7 +39,7 @@ class Durable(Checker):
         self.require(right, f"{record.checkpoint} is called durable, and does not hold the state of {record.state}")
 
 
-class SavesAlone(Checker):
+class SavesAlone(InvariantChecker):
     """A store that fails costs checkpoints, and no rank: where nothing else goes wrong, nobody is lost."""
 
     name = "saves alone"

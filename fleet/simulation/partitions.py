@@ -5,7 +5,7 @@ from __future__ import annotations
 from fleet.protocol.causes import AgentSilent, DidNotLeave, Evicted, NoHeartbeat, NoProgress, NotHeardOf
 from fleet.protocol.records import ProcessLost, Record
 from fleet.protocol.types import Member, StateId
-from fleet.simulation.checker import Checker, Homes
+from fleet.simulation.checker import Homes, InvariantChecker
 from fleet.simulation.links import HEAD
 from fleet.simulation.ranks import SimRank
 from fleet.simulation.stage import Stage
@@ -74,7 +74,7 @@ class Excused(Silences):
         self.require(not (silent and sound), f"{record.member} is given up by a coordinator that stood still: {record.cause}")
 
 
-class OneHistory(Checker):
+class OneHistory(InvariantChecker):
     """Never two histories with a step each: once a later one has taken a step, no rank takes one in the one that it left behind."""
 
     name = "one history"

@@ -18,7 +18,7 @@ from fleet.protocol.rank_machine import Moves, RankMachine
 from fleet.protocol.slowness import RankTimes
 from fleet.protocol.types import Member, Process, Pulse, StateId, View
 from fleet.simulation.clockwork import Coroutine, Future, Steps
-from fleet.simulation.groups import Group
+from fleet.simulation.groups import SimGroup
 from fleet.simulation.model import POISON
 from fleet.simulation.stage import Host, Stage
 
@@ -53,7 +53,7 @@ class SimRank:
         self.was_slow = False
         self.times: list[tuple[int, ...]] = []
         self.timed_generation = -1
-        self.groups: dict[int, tuple[Group, Future]] = {}
+        self.groups: dict[int, tuple[SimGroup, Future]] = {}
         self._joined_view: View | None = None
         self._deferred: list[Callable[[], None]] = []
         self._news: list[Future] = []

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from fleet.protocol.chunks import Chunk
 from fleet.protocol.types import StateId, View
-from fleet.simulation.checker import Checker
+from fleet.simulation.checker import InvariantChecker
 from fleet.simulation.gathering import Fetched, GatheringRank
 from fleet.simulation.ranks import SimRank
 from fleet.simulation.sharded import ShardedRank
@@ -15,7 +15,7 @@ LATELY_S = 12.0
 """A keeper that stood still, or could not be reached, within so long may have been asked then."""
 
 
-class Gathers(Checker):
+class Gathers(InvariantChecker):
     """5, with parameters that are spread: a step is computed from what is committed alone, and of exactly the state that it begins from."""
 
     name = "gathers"
@@ -29,7 +29,7 @@ class Gathers(Checker):
         self.require(right, f"{server} lends {rank} what are no parameters of {state}")
 
 
-class _Reaches(Checker):
+class _Reaches(InvariantChecker):
     """A checker that knows who could have been asked."""
 
     def _could(self, rank: SimRank, keeper: SimRank) -> bool:
@@ -75,7 +75,7 @@ class Near(_Reaches):
         self.require(not can, f"{rank} is lent chunk {owner} by {server}, of another group, while {near} of its own could lend it")
 
 
-class Copies(Checker):
+class Copies(InvariantChecker):
     """5, with sharded state: once a view has formed, no chunk has fewer copies than are promised for longer than a step, and every full
     group holds all chunks."""
 

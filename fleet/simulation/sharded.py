@@ -10,7 +10,7 @@ from fleet.protocol.chunks import BLOCK, WHOLE, Chunk, Claim, follows, guards, k
 from fleet.protocol.domains import Place, number, numbered, place_of
 from fleet.protocol.types import StateId, View
 from fleet.simulation.clockwork import Future, Steps
-from fleet.simulation.groups import Broken, Group
+from fleet.simulation.groups import Broken, SimGroup
 from fleet.simulation.model import POISON, updated
 from fleet.simulation.steps import SteppingRank, Sum
 
@@ -85,7 +85,7 @@ class ShardedRank(SteppingRank):
         self.chunks, self.value, self.at_state, self.log, self.beside_chunks = (), POISON, None, None, ()
         self.held, self.weights = {}, POISON
 
-    def _complete(self, group: Group, there: Sequence[Claim]) -> Steps:
+    def _complete(self, group: SimGroup, there: Sequence[Claim]) -> Steps:
         """Parameters that were on their way when a view broke."""
         if all(claim.complete for claim in there if claim.state is not None):
             return
@@ -116,7 +116,7 @@ class ShardedRank(SteppingRank):
         found = {values[one.source] if one.source >= 0 else POISON for one in stretches}
         return found.pop() if len(found) == 1 else POISON
 
-    def _rest(self, group: Group, there: Sequence[Claim], target: StateId) -> Steps:
+    def _rest(self, group: SimGroup, there: Sequence[Claim], target: StateId) -> Steps:
         """All but the chunks comes from the donor, to whoever holds nothing."""
         rank = group.view.rank_of(self.member)
         if rank == group.view.donor and any(claim.state is None for claim in there):
@@ -126,7 +126,7 @@ class ShardedRank(SteppingRank):
             self._drop()
             yield from self._put_in_place(group, *(yield group.receive_state(self.member)))
 
-    def _move(self, group: Group, there: Sequence[Claim], target: StateId) -> Steps:
+    def _move(self, group: SimGroup, there: Sequence[Claim], target: StateId) -> Steps:
         """Each chunk to its owner and its guards; the old ones are dropped once all have the new."""
         view = group.view
         rank = view.rank_of(self.member)
@@ -188,7 +188,7 @@ class ShardedRank(SteppingRank):
         self._take_up(self.rank_machine.view)
         self.at_state = self.duties.at
 
-    def _committed(self, move: moves.Committed) -> Steps:
+    def _committed(self, move: moves.StepCommitted) -> Steps:
         if self.at("gathering"):
             yield self._pause()
         view = self.rank_machine.view

@@ -18,7 +18,7 @@ from fleet.protocol.records import Record, RunEnded
 from fleet.protocol.types import StateId, View
 from fleet.settings.run import RunSettings
 from fleet.simulation.clockwork import Clockwork
-from fleet.simulation.groups import Group
+from fleet.simulation.groups import SimGroup
 from fleet.simulation.links import HEAD, Links
 from fleet.simulation.model import Chain
 from fleet.simulation.plan import Plan
@@ -91,7 +91,7 @@ class Stage(Protocol):
         """A node more."""
         ...
 
-    def group(self, view: View) -> Group:
+    def group(self, view: View) -> SimGroup:
         """The process group in which the members of ``view`` meet."""
         ...
 

@@ -18,7 +18,7 @@ from fleet.protocol.replica_check import ReplicaCheck
 from fleet.protocol.shards import Shares, share
 from fleet.protocol.types import Finding, Member, Part, StateId, View
 from fleet.simulation.clockwork import Coroutine, Future, Steps
-from fleet.simulation.groups import Broken, Group
+from fleet.simulation.groups import Broken, SimGroup
 from fleet.simulation.model import POISON, gradient, updated
 from fleet.simulation.ranks import Dead, SimRank
 from fleet.simulation.stores import StoreFails
@@ -76,13 +76,13 @@ class SteppingRank(SimRank):
             moves.Give: self._give,
             moves.HoldStill: self._hold_still,
             moves.Promise: self._promise,
-            moves.Share: self._share,
+            moves.AssignShards: self._share,
             moves.ViewJoined: self._joined,
             moves.Compute: self._compute,
             moves.Attempted: self._between,
             moves.Reduce: self._reduce,
             moves.Apply: self._apply,
-            moves.Committed: self._committed,
+            moves.StepCommitted: self._committed,
             moves.Expect: self._nothing,
             moves.Save: self._save,
             moves.Digest: self._digest,
@@ -101,7 +101,7 @@ class SteppingRank(SimRank):
         return self.groups[generation][1].done
 
     @property
-    def group(self) -> Group:
+    def group(self) -> SimGroup:
         return self.groups[self.rank_machine.view.generation][0]
 
     def _nothing(self, move: Move) -> None:
@@ -163,7 +163,7 @@ class SteppingRank(SimRank):
         self.transfer = Future()
         Coroutine(self.world.clock, self._post(self.group, move.state, self.transfer), self.gate)
 
-    def _post(self, group: Group, state: StateId, given: Future) -> Steps:
+    def _post(self, group: SimGroup, state: StateId, given: Future) -> Steps:
         if self.corrupt and len(group.view.receivers) == len(group.view.members) - 1:
             self.world.excused = True  # the only one that holds this state: nobody can tell
         group.post_state((state, self.weights))
@@ -183,7 +183,7 @@ class SteppingRank(SimRank):
         Coroutine(self.world.clock, self._take_in(group, state, weights, self.transfer), self.gate)
         return Arriving(state, True)
 
-    def _take_in(self, group: Group, state: StateId, weights: int, arrived: Future) -> Steps:
+    def _take_in(self, group: SimGroup, state: StateId, weights: int, arrived: Future) -> Steps:
         try:
             self.rank_machine.receiving(group.view)
             yield from self._put_in_place(group, state, weights)
@@ -196,7 +196,7 @@ class SteppingRank(SimRank):
             self._obey()
             arrived.resolve()
 
-    def _put_in_place(self, group: Group, state: StateId, weights: int) -> Steps:
+    def _put_in_place(self, group: SimGroup, state: StateId, weights: int) -> Steps:
         self.weights = POISON
         if self.at("receiving"):
             yield self._pause()
@@ -220,7 +220,7 @@ class SteppingRank(SimRank):
         """Of shards that this rank has, or goes on with, those that count in a view that begins within their step."""
         return sorted(shards)
 
-    def _share(self, move: moves.Share) -> Steps:
+    def _share(self, move: moves.AssignShards) -> Steps:
         """What each has or has promised of the step at hand counts, the rest is dealt anew. Nobody waits for a receiver: it has nothing."""
         view, group = move.view, self.group
         arriving, receives = self.rank_machine.arriving, view.rank_of(self.member) in view.receivers
@@ -299,7 +299,7 @@ class SteppingRank(SimRank):
             yield self._pause()
         return Sum(number, values)
 
-    def _summed(self, view: View, group: Group, number: int, offer: Offer) -> Steps:
+    def _summed(self, view: View, group: SimGroup, number: int, offer: Offer) -> Steps:
         state = self.rank_machine.here
         if self.at("reducing"):
             yield self._pause()
@@ -332,7 +332,7 @@ class SteppingRank(SimRank):
         self._assign(view, share([()] * len(view.members), view.ranges, self.world.settings.shards))
         self.progress_s = self.world.clock.now_s
 
-    def _committed(self, move: moves.Committed) -> Steps:
+    def _committed(self, move: moves.StepCommitted) -> Steps:
         self.world.watch.commit(self, self.rank_machine.here)
         if self.at("committed"):
             yield self._pause()

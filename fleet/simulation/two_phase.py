@@ -5,13 +5,13 @@ from __future__ import annotations
 from fleet.protocol.chunks import lost, settled
 from fleet.protocol.records import Committed, Record, ViewPublished
 from fleet.protocol.types import StateId, View
-from fleet.simulation.checker import Checker
+from fleet.simulation.checker import InvariantChecker
 from fleet.simulation.ranks import SimRank
 from fleet.simulation.sharded import LENGTH, ShardedRank
 from fleet.simulation.stage import Stage
 
 
-class TwoPhase(Checker):
+class TwoPhase(InvariantChecker):
     """5, with sharded state: whoever begins a view is at one step with all its members, and nothing is lost of which one copy lives."""
 
     name = "two-phase"

@@ -21,7 +21,7 @@ from fleet.simulation.checker import Violation
 from fleet.simulation.clockwork import Clockwork
 from fleet.simulation.coordinator import Network, SimCoordinator
 from fleet.simulation.faults import Faults
-from fleet.simulation.groups import Group
+from fleet.simulation.groups import SimGroup
 from fleet.simulation.invariants import Watch
 from fleet.simulation.links import HEAD, Links
 from fleet.simulation.model import POISON, Chain
@@ -86,7 +86,7 @@ class World:
         self.unseen: set[StateId] = set()
         """States made of what one rank alone had put in: the others, newcomers, had nothing to compare. They see it in the next step."""
         self._stale, self._absence_s = 0, 0.05
-        self._groups: dict[tuple[int, str], Group] = {}
+        self._groups: dict[tuple[int, str], SimGroup] = {}
         self._group_rng = self.stream("groups")
         self.faults = Faults(self, plan.troubles)
 
@@ -149,11 +149,13 @@ class World:
         self.links.joins(node.name)
         node.connect()
 
-    def group(self, view: View) -> Group:
+    def group(self, view: View) -> SimGroup:
         """The process group of ``view``: ranks meet by generation and store, whatever they believe the view to be."""
         group = self._groups.get((view.generation, view.store))
         if group is None:
-            group = self._groups[view.generation, view.store] = Group(self.clock, self._group_rng, view, self.watch.completed, self.links)
+            group = self._groups[view.generation, view.store] = SimGroup(
+                self.clock, self._group_rng, view, self.watch.completed, self.links
+            )
         self.watch.meet(group.view, view)
         return group
 

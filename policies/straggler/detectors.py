@@ -74,7 +74,7 @@ class StepTimes:
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class DetectorVerdict:
     """``status``: guilty, or unknown when the detector could not tell. ``score`` is reference time / own time, 0.5 for half speed.
 
     ``confidence`` is how probable it is that the rank really is slower than what would clear it, given the noise seen so far.
@@ -95,7 +95,7 @@ class Verdict:
 class Detector(Protocol):
     """Sees every step once, in order. Returns who is guilty after them, not only what changed."""
 
-    def observe(self, times: StepTimes) -> tuple[Verdict, ...]: ...
+    def observe(self, times: StepTimes) -> tuple[DetectorVerdict, ...]: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -24,9 +24,9 @@ from policies.straggler.detectors import (
     UNKNOWN,
     Detector,
     DetectorSettings,
+    DetectorVerdict,
     Sensitivity,
     StepTimes,
-    Verdict,
 )
 from policies.straggler.remedies import REBALANCE, TOLERATE, LeastLoss, Standing, WaysSettings
 from policies.straggler.windows import Guarded, WindowedDetector
@@ -78,7 +78,7 @@ class Mitigator:
         self._law = LeastLoss(
             gain=self.settings.gain, changes=self.settings.changes, review_s=self._own.review_s, durations=self._own.priors()
         )  # fmt: skip
-        self._guilty: dict[Key, Verdict] = {}
+        self._guilty: dict[Key, DetectorVerdict] = {}
         self._since_s: dict[Key, float] = {}
         self._columns: deque[tuple[StepTime | None, ...]] = deque(maxlen=TYPICAL_STEPS)
         self._generation, self._seen, self._watched = -1, 0, 0
@@ -128,7 +128,7 @@ class Mitigator:
         said, self._blind = self._blind, reason
         return [Decision("unknown", reason)] if reason != said else []
 
-    def _accused(self, guilty: dict[Key, Verdict], now_s: float) -> list[Decision]:
+    def _accused(self, guilty: dict[Key, DetectorVerdict], now_s: float) -> list[Decision]:
         found = []
         for key, verdict in guilty.items():
             if key not in self._guilty:
@@ -139,7 +139,7 @@ class Mitigator:
             self._scores[key].append((verdict.step, math.log(verdict.score)))
         return found
 
-    def _cleared(self, guilty: dict[Key, Verdict], circumstances: Circumstances, now_s: float) -> list[Decision]:
+    def _cleared(self, guilty: dict[Key, DetectorVerdict], circumstances: Circumstances, now_s: float) -> list[Decision]:
         """Those that are no longer slow; of a rank that left nobody knows how long it would have gone on."""
         found = []
         for key in [key for key in self._guilty if key not in guilty]:
@@ -218,7 +218,7 @@ class Mitigator:
             spare_rate_per_s=circumstances.losses_per_s,
         )  # fmt: skip
 
-    def _slowdown(self, rank: int, kind: str, verdict: Verdict) -> float:
+    def _slowdown(self, rank: int, kind: str, verdict: DetectorVerdict) -> float:
         """As the detector has it; of a fresh verdict as the very last steps have it, if that is more."""
         known = self._scores[verdict.member, kind]
         if known[-1][0] - known[0][0] >= STEADY_STEPS or kind != COMPUTE:
@@ -257,7 +257,7 @@ def _arrays(timings: Timings, split: Ranges) -> StepTimes:
     )  # fmt: skip
 
 
-def _finding(action: Literal["accuse", "clear"], verdict: Verdict, what: str) -> Decision:
+def _finding(action: Literal["accuse", "clear"], verdict: DetectorVerdict, what: str) -> Decision:
     member = verdict.member
     suspect = Suspect(
         float(member.slot), float(member.incarnation), verdict.score, verdict.confidence, float(verdict.since_step), float(verdict.step),

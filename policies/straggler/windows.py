@@ -17,11 +17,11 @@ from policies.straggler.detectors import (
     NETWORK,
     UNKNOWN,
     Detector,
+    DetectorVerdict,
     Scorer,
     Scores,
     Sensitivity,
     StepTimes,
-    Verdict,
     combined,
 )
 from policies.straggler.scores import Array, Usual
@@ -158,9 +158,9 @@ class WindowedDetector:
     _waits: Array = field(default_factory=lambda: np.zeros((0, 0)))
     _waited_s: Array = field(default_factory=lambda: np.zeros(0))
     _seen: int = 0
-    _shown: dict[tuple[Member, str], Verdict] = field(default_factory=dict)
+    _shown: dict[tuple[Member, str], DetectorVerdict] = field(default_factory=dict)
 
-    def observe(self, times: StepTimes) -> tuple[Verdict, ...]:
+    def observe(self, times: StepTimes) -> tuple[DetectorVerdict, ...]:
         """Who is guilty after these steps. Raises ValueError when steps come without any rank."""
         if not times.members:
             raise ValueError("steps of no rank at all")
@@ -249,7 +249,7 @@ class WindowedDetector:
             elif not track.guilty[row]:
                 self._shown.pop((member, kind), None)
 
-    def _verdict(self, kind: str, row: int, step: int, figures: Scores) -> Verdict:
+    def _verdict(self, kind: str, row: int, step: int, figures: Scores) -> DetectorVerdict:
         beyond, error, change = float(figures.beyond[row]), float(figures.error[row]), float(figures.change[row])
         excess = max(float(figures.excess[row]), beyond)  # the midmean is behind at first
         clears = self.limits.release_ratio * math.log(self.limits.least(kind, len(self._members)))
@@ -260,7 +260,7 @@ class WindowedDetector:
         }  # fmt: skip
         reason = f"{kind} takes {math.exp(excess):.2f} times what it takes the other ranks, {beyond / error:.1f} times the noise"
         since, confidence = max(0, int(self._tracks[kind].since[row])), 0.5 * math.erfc((clears - beyond) / error / math.sqrt(2))
-        return Verdict(self._members[row], kind, GUILTY, math.exp(-excess), confidence, since, step, evidence, reason)
+        return DetectorVerdict(self._members[row], kind, GUILTY, math.exp(-excess), confidence, since, step, evidence, reason)
 
 
 def _typical(values: Array) -> float:
@@ -274,11 +274,11 @@ class Guarded:
 
     detector: Detector
 
-    def observe(self, times: StepTimes) -> tuple[Verdict, ...]:
+    def observe(self, times: StepTimes) -> tuple[DetectorVerdict, ...]:
         """What the detector says, or an unknown verdict for each member."""
         try:
             return self.detector.observe(times)
         except Exception as error:  # noqa: BLE001 - whatever a detector trips over, it must not pass for evidence
             reason = f"the detector crashed: {type(error).__name__}: {error}"
             step = times.first_step + np.shape(times.network_s)[-1] - 1
-            return tuple(Verdict(m, "", UNKNOWN, math.nan, 0.0, times.first_step, step, {}, reason) for m in times.members)
+            return tuple(DetectorVerdict(m, "", UNKNOWN, math.nan, 0.0, times.first_step, step, {}, reason) for m in times.members)

@@ -41,7 +41,7 @@ class Sink(Protocol):
         ...
 
 
-class Reader(Protocol):
+class SharedReader(Protocol):
     """A file that may be read by several threads at once."""
 
     def into(self, offset: int, views: Sequence[memoryview]) -> None:
@@ -193,12 +193,12 @@ class BlockReader:
     def __exit__(self, *error: object) -> None:
         self._pool.shutdown(wait=True, cancel_futures=True)
 
-    def start(self, reader: Reader, size: int, into: Extents) -> list[Future[bytes]]:
+    def start(self, reader: SharedReader, size: int, into: Extents) -> list[Future[bytes]]:
         """Begin to read a file of ``size`` bytes; the results are its blocks' digests."""
         starts = range(0, max(size, 1), BLOCK_BYTES)
         return [self._pool.submit(self._one, reader, start, min(size, start + BLOCK_BYTES), into) for start in starts]
 
-    def _one(self, reader: Reader, start: int, stop: int, into: Extents) -> bytes:
+    def _one(self, reader: SharedReader, start: int, stop: int, into: Extents) -> bytes:
         views = list(into.views(start, stop, self._scratch()))
         reader.into(start, views)
         digest = block_digest(views)

@@ -17,7 +17,7 @@ from types import TracebackType
 
 import numpy as np
 
-from storage.backends.blocks import BLOCK_BYTES, Reader, Segments
+from storage.backends.blocks import BLOCK_BYTES, Segments, SharedReader
 
 PAGE_BYTES = 4096
 """What offsets, lengths and addresses of such reads are multiples of: no disk asks for more."""
@@ -27,7 +27,7 @@ _thread = threading.local()
 
 
 @contextmanager
-def past_the_cache(path: Path, through: Reader) -> Iterator[Reader]:
+def past_the_cache(path: Path, through: SharedReader) -> Iterator[SharedReader]:
     """A reader of ``path`` that goes past the cache; ``through`` where the file system has no such way, or the file is small."""
     descriptor = _opened(path, os.O_RDONLY) if path.stat().st_size >= BLOCK_BYTES else None
     if descriptor is None:
@@ -105,7 +105,7 @@ def _opened(path: Path, flags: int) -> int | None:
 
 
 class _DirectReader:
-    def __init__(self, descriptor: int, through: Reader) -> None:
+    def __init__(self, descriptor: int, through: SharedReader) -> None:
         self._descriptor, self._through, self._refused = descriptor, through, False
 
     def into(self, offset: int, views: Sequence[memoryview]) -> None:

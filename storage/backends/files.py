@@ -19,7 +19,7 @@ from fsspec.implementations.local import LocalFileSystem
 
 from fleet.errors import FleetError
 from fleet.protocol.journal import sync_directory
-from storage.backends.blocks import BLOCK_BYTES, BlockStream, Reader, Segments, Sink
+from storage.backends.blocks import BLOCK_BYTES, BlockStream, Segments, SharedReader, Sink
 from storage.backends.direct import DirectWriter, past_the_cache
 from storage.backends.urls import redact
 from storage.failpoints import reach
@@ -50,7 +50,7 @@ class Files(Protocol):
         """A file that is there, whole and durable, once the block ends, and not at all when the block raises."""
         ...
 
-    def reading(self, name: str) -> AbstractContextManager[Reader]: ...
+    def reading(self, name: str) -> AbstractContextManager[SharedReader]: ...
 
     def read(self, name: str) -> bytes: ...
 
@@ -153,7 +153,7 @@ class LocalFiles:
             sync_directory(made.parent)
 
     @contextmanager
-    def reading(self, name: str) -> Iterator[Reader]:
+    def reading(self, name: str) -> Iterator[SharedReader]:
         path = self._root / name
         with path.open("rb", buffering=0) as file, past_the_cache(path, _LocalReader(file.fileno())) as reader:
             yield reader
@@ -266,7 +266,7 @@ class ObjectFiles:
         reach("save: placed")
 
     @contextmanager
-    def reading(self, name: str) -> Iterator[Reader]:
+    def reading(self, name: str) -> Iterator[SharedReader]:
         yield _ObjectReader(self._system, self._path(name), self._url)
 
     def read(self, name: str) -> bytes:

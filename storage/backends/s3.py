@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
-from storage.backends.blocks import Reader, Segments, Sink
+from storage.backends.blocks import Segments, SharedReader, Sink
 from storage.backends.files import StoreError
 from storage.failpoints import reach
 
@@ -74,7 +74,7 @@ class S3Files:
     # ---- reading -------------------------------------------------------------------------------------------------------------------------
 
     @contextmanager
-    def reading(self, name: str) -> Iterator[Reader]:
+    def reading(self, name: str) -> Iterator[SharedReader]:
         yield _S3Reader(self, {"Bucket": self._bucket, "Key": self._key(name)})
 
     def read(self, name: str) -> bytes:

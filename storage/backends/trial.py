@@ -51,7 +51,7 @@ class _Progress:
     done: threading.Event = field(default_factory=threading.Event)
 
 
-class Trial:
+class StoreTrial:
     """One trial, in a thread of its own from the start on. It leaves nothing behind, unless the store lets nothing be deleted.
 
     Args:
@@ -118,7 +118,7 @@ def detail_of(error: Exception) -> str:
 
 def try_store(url: str, mark: str = "") -> Failure | None:
     """Try it and wait, for a process that has nothing else to do meanwhile. ``mark`` is what :func:`leave_mark` left there elsewhere."""
-    failure = Trial(url).result()
+    failure = StoreTrial(url).result()
     if failure is None and mark and open_files(url).size(mark) is None:
         return Failure(redact(url), "find", "not shared", "what the run's head has written there is not on this node")
     return failure

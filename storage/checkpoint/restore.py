@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from fleet.protocol.types import Part
-from storage.backends.blocks import BlockReader, Extents, Reader, digest_of
+from storage.backends.blocks import BlockReader, Extents, SharedReader, digest_of
 from storage.backends.files import Files
 from storage.checkpoint.layout import Entry, check_cover, decode_layout
 from storage.checkpoint.manifest import CheckpointDamaged
@@ -78,7 +78,7 @@ def read_verified(files: Files, checkpoint: str, parts: Iterable[Part], into: di
 
 
 @contextlib.contextmanager
-def _opened(files: Files, checkpoint: str, part: Part) -> Iterator[Reader]:
+def _opened(files: Files, checkpoint: str, part: Part) -> Iterator[SharedReader]:
     with contextlib.ExitStack() as stack:
         with _named(checkpoint, part):
             reader = stack.enter_context(files.reading(f"{checkpoint}/{part.name}"))

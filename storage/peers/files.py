@@ -20,7 +20,7 @@ import numpy as np
 from fleet.cluster.lines import Knock
 from fleet.protocol.levels import PEERS_SCHEME
 from fleet.protocol.proof import ANSWERS_BYTES, Purpose
-from storage.backends.blocks import BLOCK_BYTES, Reader, Segments, Sink, block_digest
+from storage.backends.blocks import BLOCK_BYTES, Segments, SharedReader, Sink, block_digest
 from storage.backends.files import StoreError
 from storage.failpoints import reach
 from storage.peers.memory import CHECKPOINTS, LARGEST_BLOCK_BYTES, Refused, receive_header, receive_into, send
@@ -145,7 +145,7 @@ class PeerFiles:
     # ---- reading -------------------------------------------------------------------------------------------------------------------------
 
     @contextmanager
-    def reading(self, name: str) -> Iterator[Reader]:
+    def reading(self, name: str) -> Iterator[SharedReader]:
         yield _PeerReader(self._holders(name), self._name(name))
 
     def read(self, name: str) -> bytes:

@@ -52,7 +52,7 @@ class Refused(StoreError):
 
 
 @dataclass(frozen=True)
-class Stored:
+class StoredFile:
     """A complete file: its blocks, each with its digest, and where each begins."""
 
     blocks: tuple[memoryview, ...]
@@ -82,12 +82,12 @@ class Staged:
     taken_bytes: int = 0
     blocks: dict[int, tuple[memoryview, bytes]] = field(default_factory=dict)
 
-    def whole(self) -> Stored:
+    def whole(self) -> StoredFile:
         if sorted(self.blocks) != list(range(len(self.blocks))):
             raise Refused(self.name, "damaged", f"of its blocks only {sorted(self.blocks)} came")
         parts = [self.blocks[number] for number in sorted(self.blocks)]
         starts = tuple(itertools.accumulate((len(block) for block, _ in parts), initial=0))
-        return Stored(tuple(block for block, _ in parts), tuple(digest for _, digest in parts), starts)
+        return StoredFile(tuple(block for block, _ in parts), tuple(digest for _, digest in parts), starts)
 
 
 class PeerMemory:
@@ -102,7 +102,7 @@ class PeerMemory:
     def __init__(self, host: str, *, steps: int | None = STEPS, capacity_bytes: int | None = None) -> None:
         self._steps = steps
         self._capacity = capacity_bytes or int(MEMORY_SHARE * os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
-        self._files: dict[str, Stored] = {}
+        self._files: dict[str, StoredFile] = {}
         self._staged: set[int] = set()
         self._sending = 0
         self._fence: dict[str, tuple[int, int]] = {}
@@ -322,7 +322,7 @@ class _Session:
         self._memory._complete(self._staged)
         self.end()
 
-    def _find(self, name: str) -> Stored | None:
+    def _find(self, name: str) -> StoredFile | None:
         with self._memory._lock:
             found = self._memory._files.get(name)
         if found is None:
@@ -358,7 +358,7 @@ def _parsed(directory: str) -> Any:
         return None
 
 
-def _count(manifest: Stored) -> int:
+def _count(manifest: StoredFile) -> int:
     """How many parts it names; 0 when it cannot be read."""
     try:
         return len(json.loads(b"".join(manifest.blocks))["parts"])

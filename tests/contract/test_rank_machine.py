@@ -16,7 +16,7 @@ from actors.rank.membership.membership import Membership
 from actors.rank.state.saving import PartsPort
 from actors.rank.state.tracked import TrackedState
 from actors.rank.step.engine import Engine
-from actors.rank.step.outcome import Outcome
+from actors.rank.step.outcome import ReductionOutcome
 from actors.rank.telemetry.recorder import Recorder
 from fleet.errors import RunOver
 from fleet.protocol import moves
@@ -83,9 +83,9 @@ class LiveDriver(Driver):
         state = TrackedState(model=model, optimizer=torch.optim.SGD(model.parameters(), lr=0.1))
         self._engine = engine = Engine(state, RunSettings(world=1, shards=8), recorder, None)
         membership.serve(state, engine, TOTAL)
-        for kind in (moves.Hold, moves.Reset, moves.ViewJoined, moves.Committed, moves.Expect, moves.Rehearse, moves.Attempted):
+        for kind in (moves.Hold, moves.Reset, moves.ViewJoined, moves.StepCommitted, moves.Expect, moves.Rehearse, moves.Attempted):
             membership.carriers[kind] = lambda move: None
-        membership.carriers |= {moves.Share: self._share, moves.Reduce: self._reduce, moves.Apply: self._apply}
+        membership.carriers |= {moves.AssignShards: self._share, moves.Reduce: self._reduce, moves.Apply: self._apply}
         membership.carriers |= {moves.Digest: lambda move: "digest", moves.CarryOut: lambda move: '"did"'}
         self._main, self._other = self._play(self.rank_machine.run()), iter(())
         self._now = False
@@ -95,13 +95,13 @@ class LiveDriver(Driver):
         for each in spoken:
             self.say(each)
 
-    def _share(self, move: moves.Share) -> None:
+    def _share(self, move: moves.AssignShards) -> None:
         self._membership.joined()
         self._engine.join(self._membership.group, move.view, 0, self.rank_machine.here, move.begun)
 
-    def _reduce(self, move: moves.Reduce) -> Outcome:
+    def _reduce(self, move: moves.Reduce) -> ReductionOutcome:
         offers: list[Offer] = [move.offer]
-        return Outcome(offers, 0.0, None)
+        return ReductionOutcome(offers, 0.0, None)
 
     def _apply(self, move: moves.Apply) -> None:
         here = self.rank_machine.here
@@ -230,7 +230,7 @@ def quiesced(driver: Driver) -> list[tuple[int, StateId | None, bool]]:
 
 def test_it_sits_down_in_the_same_order(driver: Driver) -> None:
     joined(driver)
-    kinds = [moves.Rehearse, moves.Hold, moves.Wait, moves.Meet, moves.Begin, moves.Share, moves.ViewJoined, moves.Compute]
+    kinds = [moves.Rehearse, moves.Hold, moves.Wait, moves.Meet, moves.Begin, moves.AssignShards, moves.ViewJoined, moves.Compute]
     assert driver.asked == kinds
 
 
@@ -240,7 +240,7 @@ def test_whoever_listens_answers_for_a_loop_that_computes_and_takes_its_next_sea
     assert quiesced(driver) == [(1, StateId(0, 0), False)]
     driver.receive(Publish(view(2)))
     assert driver.said[-1] == Formed(ME, 2, StateId(0, 0))
-    assert driver.asked[-1] is not moves.Share, "the loop has not come"
+    assert driver.asked[-1] is not moves.AssignShards, "the loop has not come"
 
 
 def test_a_loop_that_is_called_in_person_answers_itself(driver: Driver) -> None:

@@ -194,7 +194,7 @@ def test_ray_does_not_retry_when_its_controller_meets_the_dead() -> None:
 
 
 def test_the_trainer_creates_its_controller_where_fleet_does_it_instead() -> None:
-    """``actors.ray_internals.Trainer`` repeats this method with its own class: a change here must be followed there."""
+    """``actors.ray_internals.KillableTrainer`` repeats this method with its own class: a change here must be followed there."""
     assert calls_of(DataParallelTrainer._initialize_and_run_controller) == [
         "get_env_vars_to_propagate",
         "env_vars.setdefault",
@@ -490,7 +490,7 @@ def test_an_autoscaler_is_known_by_what_it_reports(cluster: LocalCluster) -> Non
 
 def test_places_that_are_asked_for_are_told_apart_by_the_name_of_their_group(cluster: LocalCluster) -> None:
     """``placement_group_table`` has ``name``, ``state`` and ``bundles_to_node_id`` of each."""
-    group = nodes_asked.Group({local.RANK_RESOURCE: 1.0}, {})
+    group = nodes_asked.PlaceGroup({local.RANK_RESOURCE: 1.0}, {})
     before = launch_internals.places_of_job()
     group.ask(1)
     assert group.wait(60)

@@ -10,8 +10,8 @@ import pytest
 
 from dashboards.trackers import choice
 from dashboards.trackers.fold import TrackFold
-from dashboards.trackers.port import Figures, Mark, Span, Tracker
-from dashboards.trackers.session import Kept, Session, Standing, path_of
+from dashboards.trackers.port import Span, TrackedFigures, TrackedMark, Tracker
+from dashboards.trackers.session import StandingFile, TrackerSession, TrackerStanding, path_of
 from fleet.app.tracking import artefacts
 from fleet.protocol import records as r
 from fleet.protocol.journal import JournalWriter, encode_line
@@ -120,11 +120,11 @@ def write(side: Side, records: Sequence[r.Record]) -> Path:
     return journal
 
 
-def send(side: Side, tracker: Tracker, wait: Callable[[float], bool] = lambda seconds: True) -> Standing:
-    kept = Kept(side.run, side.name)
+def send(side: Side, tracker: Tracker, wait: Callable[[float], bool] = lambda seconds: True) -> TrackerStanding:
+    kept = StandingFile(side.run, side.name)
     try:
         made = lambda lines: artefacts(side.run, lines)  # noqa: E731
-        return Session(side.run / "journal.jsonl", tracker, kept, EVERY_S, made, wait).run(lambda: True)
+        return TrackerSession(side.run / "journal.jsonl", tracker, kept, EVERY_S, made, wait).run(lambda: True)
     finally:
         tracker.close()
         kept.close()
@@ -135,14 +135,14 @@ def check(side: Side, records: Sequence[r.Record], wants: Sequence[type]) -> Tol
     first = records[0]
     assert isinstance(first, r.RunStarted)
     want, told = expected(records, EVERY_S), side.read(f"{first.run}@{first.unix_time_s:.3f}")
-    if Figures in wants:
+    if TrackedFigures in wants:
         named = {"mlflow": lambda name: name.replace("?", "_")}.get(side.name, lambda name: name)
         figures = singles(want.figures) if side.name == "tensorboard" else want.figures
         assert told.figures == {(named(name), step, value): count for (name, step, value), count in figures.items()}
         assert len(told.figures) > 100
         assert told.files.keys() == ARTEFACTS
         assert want.facts.items() <= ({**told.facts, **_untagged(told)} if side.name == "mlflow" else told.facts).items()
-    if Mark in wants:
+    if TrackedMark in wants:
         assert told.marks == want.marks
     if Span in wants:
         assert told.spans == want.spans != {}
@@ -266,7 +266,7 @@ def test_the_writer_of_a_journal_and_who_sends_it_do_not_meet(tmp_path: Path) ->
     side = Side("tensorboard", run, TrackSettings(every_s=EVERY_S), lambda key: read_tensorboard(run / "tensorboard"), *_in_the_way(run))
     records = story("live").records
     writer, rest = JournalWriter(run / "journal.jsonl"), list(records)
-    kept, tracker = Kept(run, side.name), side.made()
+    kept, tracker = StandingFile(run, side.name), side.made()
 
     def wait(seconds: float) -> bool:
         for record in rest[:20]:
@@ -275,7 +275,7 @@ def test_the_writer_of_a_journal_and_who_sends_it_do_not_meet(tmp_path: Path) ->
         writer.flush()
         return False
 
-    session = Session(writer.path, tracker, kept, EVERY_S, lambda lines: artefacts(run, lines), wait)
+    session = TrackerSession(writer.path, tracker, kept, EVERY_S, lambda lines: artefacts(run, lines), wait)
     assert session.run(lambda: not rest).done
     tracker.close()
     kept.close()

@@ -14,7 +14,7 @@ import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from actors import domains
-from actors.link_survey import Survey
+from actors.link_survey import LinkSurvey
 from fleet.cluster.local import LocalCluster, node_resource
 from fleet.cluster.reach import nodes_seen, reached
 from fleet.protocol.domains import VARIABLE
@@ -93,7 +93,7 @@ def test_a_node_that_is_lost_while_links_are_measured_is_kept_out_for_it(cluster
         nodes = nodes_seen(("host",))
         names = [node.name for node in nodes]
         lost = next(node.name for node in nodes if node.id == node_id_of(0))
-        with Survey({node.name: (node.id, node.address) for node in nodes}) as survey:
+        with LinkSurvey({node.name: (node.id, node.address) for node in nodes}) as survey:
             assert set(survey.variable(VARIABLE).values()) == {""}
             assert cluster.lose(0) is None
             links = survey.measure(rounds(pairs(names), 2), trips=5, bulk_s=0.01)

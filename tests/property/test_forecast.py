@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from scipy.stats import gamma, nbinom
 
 from benchmarks.account_forecast import drawn, simulated_coverage
-from fleet.ledger.forecast import FaultImpact, Price, Terms, Times, coming, fault_cost
+from fleet.ledger.forecast import FaultImpact, Price, RecoveryTimes, Terms, coming, fault_cost
 from fleet.ledger.rates import COVERS, Gamma, Rate, count_interval, prior, together
 from fleet.protocol.fault_kinds import TABLE
 from fleet.settings.run import RunSettings
@@ -84,13 +84,13 @@ def test_costs_rise_with_time_outs_and_with_what_was_measured(
     terms = Terms.of(RunSettings(world=world, spares=spares, shards=64))
     longer = dataclasses.replace(terms, timeouts={**terms.timeouts, name: factor * terms.timeouts[name]})
     impact = FaultImpact(kind=kind.name, lost=1, in_view=1, spares=spares)  # type: ignore[attr-defined]
-    now, then = fault_cost(impact, terms, Times.of(start_s)), fault_cost(impact, longer, Times.of(start_s))
+    now, then = fault_cost(impact, terms, RecoveryTimes.of(start_s)), fault_cost(impact, longer, RecoveryTimes.of(start_s))
     assert now.lost_s <= then.lost_s and now.charged_s <= then.charged_s
-    slower = fault_cost(impact, terms, Times.of(factor * start_s))
+    slower = fault_cost(impact, terms, RecoveryTimes.of(factor * start_s))
     assert now.lost_s <= slower.lost_s and now.charged_s <= slower.charged_s
-    bare = fault_cost(dataclasses.replace(impact, spares=0), terms, Times.of(start_s))
+    bare = fault_cost(dataclasses.replace(impact, spares=0), terms, RecoveryTimes.of(start_s))
     assert now.lost_s <= bare.lost_s and now.charged_s == bare.charged_s
-    early = fault_cost(dataclasses.replace(impact, training_s=0.1, run_s=0.2), terms, Times.of(start_s))
+    early = fault_cost(dataclasses.replace(impact, training_s=0.1, run_s=0.2), terms, RecoveryTimes.of(start_s))
     assert early.lost_s <= now.lost_s and early.charged_s <= now.charged_s
 
 

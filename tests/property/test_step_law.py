@@ -12,7 +12,7 @@ from fleet.laws.fleet_law import compute_share, fleet_step_s
 from fleet.ledger.diagnosis import LAYER_OF, RULES, law_plain
 from fleet.ledger.goodput import Ledger
 from fleet.ledger.step_law import COMMUNICATION, COMPUTE, COORDINATION, OF_CATEGORY, OVERLAP, hidden_words
-from fleet.ledger.summary import STEP_NAMES, LedgerSummary, Used
+from fleet.ledger.summary import STEP_NAMES, LedgerSummary, SlotUsage
 from fleet.protocol.records import CATEGORIES, Committed, Usage
 from fleet.protocol.types import Member
 from tests.golden.journals import Story
@@ -28,7 +28,7 @@ def summary_of(run: RandomRun, measured: tuple[int, int, int, int] | None) -> Le
     if measured is None:
         return found
     count, us, rest, ahead = measured
-    used = Used(1, 0, 1, count, us / 1e6, rest + ahead, ahead)
+    used = SlotUsage(1, 0, 1, count, us / 1e6, rest + ahead, ahead)
     return replace(found, tallies=replace(found.tallies, usage={0: used}))
 
 

@@ -11,9 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from fleet.planning.traces.fit import Fit, count_interval, fit, times_between
+from fleet.planning.traces.fit import TraceFit, count_interval, fit, times_between
 from fleet.planning.traces.goodness import distance, probability
-from fleet.planning.traces.importing import Entry, Group, Log, as_trace, from_trace
+from fleet.planning.traces.importing import Log, LogCluster, LogEntry, as_trace, from_trace
 from fleet.planning.traces.lives import EXPONENTIAL, LAWS, LOGNORMAL, WEIBULL, interval
 from fleet.planning.traces.mapping import LogMapping
 from fleet.planning.traces.trace import read_trace
@@ -29,18 +29,18 @@ def rng_of(seed: int) -> np.random.Generator:
 
 def log_of(nodes: int, days: float, life: Callable[[np.random.Generator], float], seed: int, component: str = "gpu") -> Log:
     """A log in which the times between faults of a node are ``life``'s. What came in its first half is not in it: nodes are of all ages."""
-    rng, entries = rng_of(seed), list[Entry]()
+    rng, entries = rng_of(seed), list[LogEntry]()
     for node in range(nodes):
         at_s = life(rng)
         while at_s < 2 * days * DAY_S:
             if at_s >= days * DAY_S:
-                entries.append(Entry(BEGAN_S + at_s, f"n{node}", component, component, float(rng.lognormal(8, 1)), len(entries) + 2))
+                entries.append(LogEntry(BEGAN_S + at_s, f"n{node}", component, component, float(rng.lognormal(8, 1)), len(entries) + 2))
             at_s += life(rng)
     return whole(entries, nodes, BEGAN_S + days * DAY_S, BEGAN_S + 2 * days * DAY_S)
 
 
-def whole(entries: list[Entry], nodes: int, began_s: float, ended_s: float) -> Log:
-    group = Group(nodes, began_s, ended_s)
+def whole(entries: list[LogEntry], nodes: int, began_s: float, ended_s: float) -> Log:
+    group = LogCluster(nodes, began_s, ended_s)
     ordered = tuple(sorted(entries, key=lambda entry: entry.at_s))
     return Log(ordered, (), len(entries), LogMapping(), {"": group}, group.node_s, "nodes x time")
 
@@ -169,7 +169,7 @@ def test_a_steady_log_has_no_habits() -> None:
 def test_bursts_are_found_and_their_share() -> None:
     quiet, rng = log_of(200, 365.0, steady(60 * DAY_S), 9), rng_of(9)
     leaders = [entry for entry in quiet.entries if rng.random() < 0.2]
-    drawn = [Entry(each.at_s + float(rng.exponential(20.0)), f"n{rng.integers(200)}", "gpu", "gpu", None, 0) for each in leaders]
+    drawn = [LogEntry(each.at_s + float(rng.exponential(20.0)), f"n{rng.integers(200)}", "gpu", "gpu", None, 0) for each in leaders]
     found = fit(whole([*quiet.entries, *drawn], 200, quiet.began_s, quiet.ended_s + 600.0)).bursts
     assert found is not None and found.found and found.share == pytest.approx(0.2, abs=0.05) and found.largest >= 2
     assert found.mean_s < 200.0
@@ -178,16 +178,18 @@ def test_bursts_are_found_and_their_share() -> None:
 def test_repeat_offenders_are_found_and_nobody_else() -> None:
     quiet = log_of(200, 365.0, steady(60 * DAY_S), 2)
     bad = [
-        Entry(quiet.began_s + 365 * DAY_S * float(at), name, "gpu", "gpu", None, 0) for name in ("n3", "n77") for at in rng_of(1).random(80)
+        LogEntry(quiet.began_s + 365 * DAY_S * float(at), name, "gpu", "gpu", None, 0)
+        for name in ("n3", "n77")
+        for at in rng_of(1).random(80)
     ]
     found = fit(whole([*quiet.entries, *bad], 200, quiet.began_s, quiet.ended_s)).offenders
     assert {each.node for each in found.nodes} == {"n3", "n77"}
     assert found.share == 0.01 and found.factor == pytest.approx(86 / 6, rel=0.15)
 
 
-def _times(found: Callable[[np.ndarray], np.ndarray], seed: int) -> Fit:
+def _times(found: Callable[[np.ndarray], np.ndarray], seed: int) -> TraceFit:
     shares = np.sort(found(rng_of(seed).random(400)))
-    entries = [Entry(BEGAN_S + 365 * DAY_S * float(at), f"n{number % 100}", "gpu", "gpu", None, 0) for number, at in enumerate(shares)]
+    entries = [LogEntry(BEGAN_S + 365 * DAY_S * float(at), f"n{number % 100}", "gpu", "gpu", None, 0) for number, at in enumerate(shares)]
     return fit(whole(entries, 100, BEGAN_S, BEGAN_S + 365 * DAY_S))
 
 

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from fleet.protocol.chunks import BLOCK
 from fleet.protocol.shards import Additions, Block, cover, join, middle
-from fleet.protocol.two_level import Leaf, Part, TwoLevel, helps, hosts_of
+from fleet.protocol.two_level import ChunkPart, Leaf, TwoLevel, helps, hosts_of
 from tests.property import test_tree_sum as tree_sum
 
 LENGTH = 60
@@ -62,7 +62,7 @@ class Simulated:
         self.across += part.size * (self.plan.host_of(sender) != self.plan.host_of(receiver))
         return part
 
-    def piece(self, chunk: np.ndarray, part: Part) -> np.ndarray:
+    def piece(self, chunk: np.ndarray, part: ChunkPart) -> np.ndarray:
         return chunk[LENGTH * part.lo // part.of : LENGTH * part.hi // part.of]
 
     def leaf(self, leaf: Leaf, owner: int) -> np.ndarray:

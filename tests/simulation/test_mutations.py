@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from fleet.machine import candidates, ending, leaving, ranks, replay, tiers, views
-from fleet.machine.candidates import Source
+from fleet.machine.candidates import StateSource
 from fleet.machine.checkpoints import Checkpoints
 from fleet.machine.core import FleetMachine
 from fleet.machine.end import end
@@ -29,7 +29,7 @@ from fleet.protocol.records import Committed, ViewPublished
 from fleet.protocol.shards import Shares
 from fleet.protocol.types import Member, StateId, View
 from fleet.simulation import steps as steps_module
-from fleet.simulation.groups import Group
+from fleet.simulation.groups import SimGroup
 from fleet.simulation.plan import Plan, Trouble, small, with_troubles
 from fleet.simulation.world import Outcome, World
 from policies.recovery import ReformPromoteRegrow
@@ -50,13 +50,13 @@ def everywhere(patch: Patch, right: Any, wrong: Any) -> None:
 def donor_with_the_smallest_state(patch: Patch) -> None:
     right = candidates.source
 
-    def wrong(ranks: list[Rank], committed: StateId, checkpoint: str | None, useless: bool) -> Source | None:
+    def wrong(ranks: list[Rank], committed: StateId, checkpoint: str | None, useless: bool) -> StateSource | None:
         chosen = right(ranks, committed, checkpoint, useless)
         clean = [(rank.state, i) for i, rank in enumerate(ranks) if rank.state is not None and not rank.dirty and rank.state >= committed]
         if chosen is None or chosen.state is None or not clean:
             return chosen
         state, donor = min(clean)
-        return Source(donor, tuple(i for i, rank in enumerate(ranks) if rank.dirty or rank.state != state), state)
+        return StateSource(donor, tuple(i for i, rank in enumerate(ranks) if rank.dirty or rank.state != state), state)
 
     patch.setattr(views, "source", wrong)
 
@@ -95,7 +95,7 @@ def fences_are_ignored(patch: Patch) -> None:
 def state_is_received_without_a_donor(patch: Patch) -> None:
     right = candidates.source
 
-    def wrong(ranks: list[Rank], committed: StateId, checkpoint: str | None, useless: bool) -> Source | None:
+    def wrong(ranks: list[Rank], committed: StateId, checkpoint: str | None, useless: bool) -> StateSource | None:
         chosen = right(ranks, committed, checkpoint, useless)
         return chosen and dataclasses.replace(chosen, receivers=chosen.receivers[1:])
 
@@ -129,7 +129,7 @@ def forgotten_numbers_are_used_again(patch: Patch) -> None:
 def step_counts_as_committed_too_early(patch: Patch) -> None:
     right = views.publish
 
-    def wrong(machine: MachineState, formation: Any, chosen: Source, now_s: float) -> None:
+    def wrong(machine: MachineState, formation: Any, chosen: StateSource, now_s: float) -> None:
         right(machine, formation, chosen, now_s)
         if machine.view is not None and machine.view.state > machine.committed:
             machine.committed = machine.view.state
@@ -249,11 +249,11 @@ def lost_shards_are_computed_by_everyone(patch: Patch) -> None:
 
 
 def promises_are_taken_back(patch: Patch) -> None:
-    def wrong(self: Group, member: Member, value: Any) -> None:
+    def wrong(self: SimGroup, member: Member, value: Any) -> None:
         self._received[member] = value
         self._inform()
 
-    patch.setattr(Group, "send", wrong)
+    patch.setattr(SimGroup, "send", wrong)
 
 
 def memory_is_ignored(patch: Patch) -> None:

@@ -87,14 +87,14 @@ def chunks_of_another_step_count(patch: Patch) -> None:
 
 
 def steps_before_all_are_ready(patch: Patch) -> None:
-    right = sharded_module.Group.exchange
+    right = sharded_module.SimGroup.exchange
 
-    def wrong(self: sharded_module.Group, member: object, what: object, value: object) -> object:
+    def wrong(self: sharded_module.SimGroup, member: object, what: object, value: object) -> object:
         if isinstance(what, tuple) and what[0] == "ready":
             return 0.0
         return right(self, member, what, value)  # type: ignore[arg-type]
 
-    patch.setattr(sharded_module.Group, "exchange", wrong)
+    patch.setattr(sharded_module.SimGroup, "exchange", wrong)
 
 
 MUTATIONS = (nobody_keeps_a_copy, who_is_ready_does_not_follow, chunks_of_another_step_count, steps_before_all_are_ready)

@@ -13,7 +13,7 @@ from fleet.protocol.records import DecisionMade, ProcessLost, ViewPublished
 from fleet.settings.run import RunSettings, StragglerSettings
 from fleet.simulation.plan import Plan, Trouble, small, with_troubles
 from fleet.simulation.world import MakeMachine, Outcome, World
-from policies.straggler.detectors import Sensitivity, StepTimes, Verdict
+from policies.straggler.detectors import DetectorVerdict, Sensitivity, StepTimes
 from policies.straggler.mitigation import Mitigator
 from policies.straggler.remedies import LeastLoss, Mitigation, Standing
 from tests.simulation.runs import make_machine, simulate, simulate_seed
@@ -159,7 +159,7 @@ class Throws:
     def __init__(self, limits: Sensitivity) -> None:
         self.limits = limits
 
-    def observe(self, times: StepTimes) -> tuple[Verdict, ...]:
+    def observe(self, times: StepTimes) -> tuple[DetectorVerdict, ...]:
         raise ZeroDivisionError("a detector of the user's own")
 
 

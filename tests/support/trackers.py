@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 
 from dashboards.trackers.fold import TrackFold
-from dashboards.trackers.port import Begun, Ended, Facts, Figures, Mark, Span
+from dashboards.trackers.port import Begun, Ended, RunFacts, Span, TrackedFigures, TrackedMark
 from fleet.protocol.records import Record
 from tests.support.seaweed import free_pairs
 from tests.support.waiting import until
@@ -50,11 +50,11 @@ def expected(records: Sequence[Record], every_s: float) -> Told:
     numbered = [each for record in records for each in fold.take(record)] + fold.finish()
     for item in (each.item for each in numbered):
         match item:
-            case Begun(facts=facts) | Facts(facts=facts):
+            case Begun(facts=facts) | RunFacts(facts=facts):
                 told.facts |= facts
-            case Figures(step=step, values=values):
+            case TrackedFigures(step=step, values=values):
                 told.figures.update((name, step, value) for name, value in values.items())
-            case Mark(kind=kind, number=number, text=text, step=step):
+            case TrackedMark(kind=kind, number=number, text=text, step=step):
                 told.marks[kind, step, text] += 1
                 told.figures[f"marks/{kind}", step, float(number)] += 1
             case Span(name=name, start_s=start_s, end_s=end_s):

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from chaos.controls import ChaosControls
 from dashboards.access import LOOPBACK, Access, Audit
-from dashboards.feeds import Feeds
+from dashboards.feeds import RunFeeds
 from dashboards.server import WatchServer
 from fleet.protocol.journal import JournalWriter
 from fleet.protocol.records import Record
@@ -40,7 +40,7 @@ class Watched:
 def watched(root: Path, read_token: str | None = None, port: int = 0) -> Iterator[Watched]:
     """A server on loopback; with ``read_token`` it asks readers for it."""
     access = Access(WRITE_TOKEN, read_token, LOOPBACK)
-    with Feeds(root) as feeds, WatchServer(feeds, access, Audit(root / "audit.jsonl"), port=port) as server:
+    with RunFeeds(root) as feeds, WatchServer(feeds, access, Audit(root / "audit.jsonl"), port=port) as server:
         yield Watched(root, server)
 
 

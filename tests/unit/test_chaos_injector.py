@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from chaos.injector import Action, ChaosView, Injector, Occupant, inject
+from chaos.injector import ChaosView, FaultAction, Injector, Occupant, inject
 from fleet.protocol.events import FaultReported
 from fleet.protocol.fault_kinds import KINDS
 from fleet.protocol.operations import HEAD as HEAD_NODE
@@ -31,16 +31,16 @@ def fault(name: str, at_s: float, kind: str, target: int, **more: float) -> Faul
     return Fault(name, at_s, "test", kind, None if node else target, target if node else None, **more)
 
 
-def told(action: Action) -> list[tuple[str, str, Process | int | None]]:
+def told(action: FaultAction) -> list[tuple[str, str, Process | int | None]]:
     """(kind, phase, target) of each operation."""
     return [(order.kind, order.phase, order.process if order.process is not None else order.node) for order in action.operations]
 
 
-def phases(actions: list[Action]) -> list[tuple[str, str]]:
+def phases(actions: list[FaultAction]) -> list[tuple[str, str]]:
     return [(action.report.fault.id, action.report.phase) for action in actions]
 
 
-def only(actions: list[Action]) -> Action:
+def only(actions: list[FaultAction]) -> FaultAction:
     assert len(actions) == 1
     return actions[0]
 
@@ -53,7 +53,7 @@ def test_kills_at_its_time_and_once() -> None:
     kill = fault("k", 5.0, "kill_rank", 2)
     order = operation(kill, START, process=process(2))
     assert (order.fault, order.kind, order.phase, order.node) == ("k", "kill_rank", START, None)
-    assert action == Action(FaultReported(kill, "executed", 5.1, (Member(2, 0),)), (order,))
+    assert action == FaultAction(FaultReported(kill, "executed", 5.1, (Member(2, 0),)), (order,))
     assert injector.outcome(action, [None], 5.2) == replace(action.report, at_s=5.2)
     assert injector.due(99.0, world()) == []
     assert injector.next_s() == math.inf

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from chaos.injector import Action, ChaosView, Injector, Occupant, inject
+from chaos.injector import ChaosView, FaultAction, Injector, Occupant, inject
 from fleet.protocol.operations import ANNOUNCE, HEAL, START, WITHDRAW, Operation
 from fleet.protocol.types import Fault, Member, Process
 
@@ -56,7 +56,7 @@ def test_what_nobody_could_be_told_of_does_not_happen() -> None:
 
 
 def test_it_is_taken_back_when_chaos_is_called_off_and_not_when_the_run_ends() -> None:
-    def call_off(one: Injector, now_s: float, seen: ChaosView) -> list[Action]:
+    def call_off(one: Injector, now_s: float, seen: ChaosView) -> list[FaultAction]:
         return one.call_off(now_s, seen, "enough")
 
     for ends, orders in ((Injector.end, [(ANNOUNCE, 1)]), (call_off, [(ANNOUNCE, 1), (WITHDRAW, 1)])):

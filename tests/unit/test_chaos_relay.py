@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from chaos.relay import SLOTS, Line
+from chaos.relay import SLOTS, DelayLine
 
 
 def test_each_packet_leaves_so_much_later_and_in_order() -> None:
-    line = Line(0.02, 0.0)
+    line = DelayLine(0.02, 0.0)
     line.add(b"a", 1.0)
     line.add(b"b", 1.005)
     assert line.wait_s(1.0) == pytest.approx(0.02)
@@ -16,7 +16,7 @@ def test_each_packet_leaves_so_much_later_and_in_order() -> None:
 
 
 def test_a_rate_spreads_what_comes_at_once() -> None:
-    line = Line(0.0, 1000.0)
+    line = DelayLine(0.0, 1000.0)
     for _ in range(4):
         line.add(b"x" * 100, 5.0)
     assert [len(line.due(5.0 + at_s)) for at_s in (0.09, 0.11, 0.21, 0.5)] == [0, 1, 1, 2]
@@ -25,7 +25,7 @@ def test_a_rate_spreads_what_comes_at_once() -> None:
 
 
 def test_jitter_changes_places_evenly_and_without_it_nothing_does() -> None:
-    line = Line(0.1, 0.0, jitter_s=0.05, seed=3)
+    line = DelayLine(0.1, 0.0, jitter_s=0.05, seed=3)
     for number in range(1000):
         line.add(number.to_bytes(2), number * 0.001)
     assert line.due(0.1) == [] and line.wait_s(0.0) is not None
@@ -37,7 +37,7 @@ def test_jitter_changes_places_evenly_and_without_it_nothing_does() -> None:
 
 
 def test_what_comes_to_a_full_line_is_lost() -> None:
-    line = Line(1.0, 0.0)
+    line = DelayLine(1.0, 0.0)
     for number in range(SLOTS + 5):
         line.add(number.to_bytes(4), 1.0)
     assert [int.from_bytes(packet) for packet in line.due(3.0)] == list(range(SLOTS))

@@ -15,7 +15,7 @@ from safetensors import safe_open
 from safetensors.torch import load_file
 
 from actors.rank.state.tracked import TrackedState
-from actors.rank.state.weights import Weights
+from actors.rank.state.weights import WeightFiles
 from fleet.app.plans import RunPlan, describe, resumed_plan, stored_at
 from fleet.cli import main as cli
 from fleet.protocol.instructions import CommitCheckpoint
@@ -237,7 +237,7 @@ def test_large_weights_are_several_files_and_an_index_and_tied_ones_have_both_na
     name = save_modules(str(tmp_path / "run"), model=model)
     files = export_weights(CheckpointStore(str(tmp_path / "run")), name, tmp_path / "out", file_bytes=1700)
     assert len(files) == 3
-    weights = Weights(tmp_path / "out")
+    weights = WeightFiles(tmp_path / "out")
     assert weights.names == model.state_dict().keys()
     model.load_state_dict({key: weights.tensor(key) for key in weights.names})
     assert torch.equal(weights.tensor("0.weight"), weights.tensor("2.weight"))

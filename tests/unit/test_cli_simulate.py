@@ -16,7 +16,7 @@ from fleet.cli.json_out import with_stdout
 from fleet.cli.main import app
 from fleet.errors import ConfigError
 from fleet.planning.inputs import PlanInput
-from fleet.simulation.compare import Sequential, Verdict
+from fleet.simulation.compare import PairedVerdict, Sequential
 from fleet.simulation.fleet_model import Partial
 
 SMALL = ("--gpus", "256", "--model", "llama3-8b")
@@ -114,7 +114,7 @@ def test_an_interrupted_comparison_keeps_what_it_has(monkeypatch: pytest.MonkeyP
     """Ctrl-C while the first two are compared: their pairs are kept, the third policy is not begun, and all of it is marked."""
     real = comparisons.of_simulated
 
-    def interrupted(*arguments: Any) -> Verdict:
+    def interrupted(*arguments: Any) -> PairedVerdict:
         *most, tell, partial = arguments
         assert isinstance(partial, Partial)
 

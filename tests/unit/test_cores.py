@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 import fleet.cluster.cores as cores_module
-from fleet.cluster.cores import Beside, Glance
+from fleet.cluster.cores import BesideThread, Glance
 from tests.support.waiting import until
 
 MS = 1_000_000
@@ -70,7 +70,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[set[int]]]:
 def test_who_waits_for_this_core_is_sent_to_another(other: Glance, sent: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     glances(monkeypatch, [Glance(HERE, True, 0, 0)], [other])
     with asked(monkeypatch) as calls:
-        assert Beside(1).keep() == sent
+        assert BesideThread(1).keep() == sent
     assert calls == ([{THERE}, {HERE, THERE}] if sent else [])
 
 
@@ -87,7 +87,7 @@ def test_who_waits_for_this_core_is_sent_to_another(other: Glance, sent: bool, m
 def test_a_core_is_left_to_who_shares_another(own: Glance, other: Glance, left: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     glances(monkeypatch, [Glance(HERE, True, 0, 0), own], [Glance(THERE, True, 0, 0), other])
     with asked(monkeypatch) as calls:
-        beside = Beside(1)
+        beside = BesideThread(1)
         assert not beside.keep()
         assert beside.leave() == left
     assert calls == ([{HERE}, {HERE, THERE}] if left else [])
@@ -95,7 +95,7 @@ def test_a_core_is_left_to_who_shares_another(own: Glance, other: Glance, left: 
 
 def test_nothing_is_left_by_who_has_not_looked_first(monkeypatch: pytest.MonkeyPatch) -> None:
     glances(monkeypatch, [Glance(HERE, True, 10 * MS, 0)], [Glance(THERE, True, 5 * MS, 4 * MS)])
-    assert not Beside(1).leave()
+    assert not BesideThread(1).leave()
 
 
 def test_who_is_sent_goes_there_and_may_go_anywhere_again() -> None:
@@ -123,11 +123,11 @@ def test_two_threads_that_are_pinned_to_one_core_are_seen_to_wait_for_it() -> No
 
 def test_nothing_is_done_for_a_thread_that_has_ended() -> None:
     with computing() as other:
-        beside = Beside(other)
+        beside = BesideThread(other)
         beside.keep()
     until(lambda: not Path(f"/proc/self/task/{other}").exists(), "the kernel has forgotten the thread, too")
     assert not beside.leave()
-    assert not Beside(other).keep()
+    assert not BesideThread(other).keep()
 
 
 def test_a_thread_that_is_pinned_elsewhere_stays_there() -> None:

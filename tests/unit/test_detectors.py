@@ -14,7 +14,7 @@ from hypothesis.extra import numpy as arrays
 from fleet.errors import ConfigError
 from fleet.protocol.types import Member
 from policies.straggler import scores
-from policies.straggler.detectors import KINDS, SCORERS, Sensitivity, StepTimes, Verdict
+from policies.straggler.detectors import KINDS, SCORERS, DetectorVerdict, Sensitivity, StepTimes
 from policies.straggler.windows import Guarded, WindowedDetector
 
 SHARE = {"compute": 0.25, "network": 0.3, "data": 0.05}
@@ -33,7 +33,7 @@ def times(seconds: dict[str, np.ndarray], begin: int, end: int, generation: int 
     return StepTimes(generation=generation, first_step=begin, members=members, shards=np.full(ranks, 4.0), **columns)
 
 
-def seen(seconds: dict[str, np.ndarray], detector: WindowedDetector | None = None, portion: int = 5) -> list[tuple[int, Verdict]]:
+def seen(seconds: dict[str, np.ndarray], detector: WindowedDetector | None = None, portion: int = 5) -> list[tuple[int, DetectorVerdict]]:
     """Each verdict with the step at which it was given."""
     detector = detector or WindowedDetector()
     found = []
@@ -185,7 +185,7 @@ def test_neither_the_order_of_ranks_nor_the_unit_matters(order: list[int], unit:
 class Broken:
     """A detector with a bug."""
 
-    def observe(self, times: StepTimes) -> tuple[Verdict, ...]:
+    def observe(self, times: StepTimes) -> tuple[DetectorVerdict, ...]:
         raise ZeroDivisionError("float division by zero")
 
 

@@ -36,15 +36,15 @@ from fleet.ledger.sameness import (
     START,
     UPDATED,
     VARIED,
-    Asked,
-    Mark,
     Trial,
+    TrialMark,
+    TrialRequest,
     first_difference,
     first_operation,
 )  # fmt: skip
 from fleet.settings.run import RunSettings
 from policies import determinism
-from policies.determinism import AGAIN, Finding, examine, priced
+from policies.determinism import AGAIN, DeterminismFinding, examine, priced
 from tests.support import planted
 from tests.support.planted import Planted
 
@@ -59,10 +59,10 @@ def written(folder: Path, name: str, text: str) -> str:
     return str(path)
 
 
-def examined(script: str) -> list[Finding]:
+def examined(script: str) -> list[DeterminismFinding]:
     """All trials in this process: quick, and without another PYTHONHASHSEED."""
 
-    def one(asked: Asked, begins: Path | None, ends: Path | None) -> Trial:
+    def one(asked: TrialRequest, begins: Path | None, ends: Path | None) -> Trial:
         return attempt(lambda: train_of(found_script(script)), SETTINGS, asked, begins, ends)
 
     return examine(lambda asked: tried(one, asked))
@@ -115,13 +115,13 @@ def test_an_example_is_clean(name: str) -> None:
 
 def test_what_is_another_in_each_process_is_found_by_processes(tmp_path: Path) -> None:
     trials = InProcesses(found_script(written(tmp_path, "by_hash", planted.BY_HASH)), SETTINGS)
-    first = trials(Asked())
-    found = first_difference(first, trials(Asked(frozenset({HASH}))))
+    first = trials(TrialRequest())
+    found = first_difference(first, trials(TrialRequest(frozenset({HASH}))))
     assert found is not None
     assert (found.place, found.kind) == ("model.odd", OUTPUT)
     trials = InProcesses(found_script(written(tmp_path, "by_process", planted.BY_PROCESS)), SETTINGS)
-    first = trials(Asked())
-    found = first_difference(first, trials(Asked()))
+    first = trials(TrialRequest())
+    found = first_difference(first, trials(TrialRequest()))
     assert found is not None
     assert (found.place, found.kind) == ("Rows", BATCH)
     assert "os.getpid()" in {call.what for call in first.calls}
@@ -140,23 +140,23 @@ def test_a_trial_executes_the_script_as_a_rank_does(tmp_path: Path) -> None:
     body = "raise ValueError([*TOP, str(model[0].weight.dtype), run.is_main])"
     script = found_script(written(tmp_path, "top_level", planted.loop(top=TOP_LEVEL, body=body)), ("--lr", "3"))
     with pytest.raises(FleetError, match=r"ValueError: \[True, True, '--lr', '3', 'torch.float64', True\]"):
-        InProcesses(script, SETTINGS)(Asked())
+        InProcesses(script, SETTINGS)(TrialRequest())
 
 
 def test_what_a_script_raises_is_told_and_what_cannot_be_loaded_refused(tmp_path: Path) -> None:
     with pytest.raises(FleetError, match=r"the script raised ZeroDivisionError"):
-        InProcesses(found_script(written(tmp_path, "raises", "def train(run):\n    1 / 0\n")), SETTINGS)(Asked())
+        InProcesses(found_script(written(tmp_path, "raises", "def train(run):\n    1 / 0\n")), SETTINGS)(TrialRequest())
     with pytest.raises(ConfigError, match="no such file"):
-        InProcesses(found_script(str(tmp_path / "nowhere.py")), SETTINGS)(Asked())
-    assert "took no step" in attempt(lambda: lambda run: None, SETTINGS, Asked()).error
+        InProcesses(found_script(str(tmp_path / "nowhere.py")), SETTINGS)(TrialRequest())
+    assert "took no step" in attempt(lambda: lambda run: None, SETTINGS, TrialRequest()).error
 
 
 def test_a_draw_of_its_own_is_the_same_with_its_form_and_is_priced(tmp_path: Path) -> None:
     one = next(each for each in planted.ALL if each.name == "the kernel's entropy")
     script = written(tmp_path, "entropy", one.script)
-    asked: list[Asked] = []
+    asked: list[TrialRequest] = []
 
-    def run(what: Asked) -> Trial:
+    def run(what: TrialRequest) -> Trial:
         asked.append(what)
         return attempt(lambda: train_of(found_script(script)), SETTINGS, what)
 
@@ -211,12 +211,12 @@ def test_what_does_not_go_together_is_refused(words: list[str], says: str) -> No
 # ---- the comparison ----------------------------------------------------------------------------------------------------------------------
 
 
-def marks(*rows: str, shard: int = 0) -> list[Mark]:
+def marks(*rows: str, shard: int = 0) -> list[TrialMark]:
     """``kind|where|digest|within`` each."""
     found = []
     for row in rows:
         kind, where, digest, *within = row.split("|")
-        found.append(Mark(kind, where, digest, 0, shard, within[0] if within else LOOP))
+        found.append(TrialMark(kind, where, digest, 0, shard, within[0] if within else LOOP))
     return found
 
 
@@ -292,7 +292,7 @@ def test_a_trial_that_ended_early_is_compared_as_far_as_it_came() -> None:
 
 def test_an_operation_is_named_when_it_was_given_the_same() -> None:
     def ops(*each: tuple[str, str, str]) -> Trial:
-        return Trial(tuple(Mark(OP, name, gave, 0, 0, given=given) for name, given, gave in each))
+        return Trial(tuple(TrialMark(OP, name, gave, 0, 0, given=given) for name, given, gave in each))
 
     one = ops(("aten::mul", "a", "b"), ("mine::noisy", "b", "c"))
     found = first_operation(one, ops(("aten::mul", "a", "b"), ("mine::noisy", "b", "d")))
@@ -303,9 +303,9 @@ def test_an_operation_is_named_when_it_was_given_the_same() -> None:
 
 
 def test_few_trials_where_nothing_differs_and_each_alone_where_something_does() -> None:
-    asked: list[Asked] = []
+    asked: list[TrialRequest] = []
 
-    def run(what: Asked, guilty: str = "") -> Trial:
+    def run(what: TrialRequest, guilty: str = "") -> Trial:
         asked.append(what)
         return trial(f"{OUTPUT}|model|{'y' if guilty in what.varied else 'x'}")
 

@@ -11,7 +11,7 @@ import pytest
 from typer.testing import CliRunner
 
 from fleet.cli.main import app
-from fleet.ledger.diagnosis import RULES, Finding, diagnose, explain
+from fleet.ledger.diagnosis import RULES, TimeFinding, diagnose, explain
 from fleet.ledger.goodput import Ledger
 from fleet.ledger.summary import LedgerSummary
 from fleet.protocol.journal import JournalWriter
@@ -41,7 +41,7 @@ def steady(codes: dict[int, str], steps: int = 50) -> Story:
     return story
 
 
-def first(story: Story) -> Finding:
+def first(story: Story) -> TimeFinding:
     return diagnose(summary(story))[0]
 
 
@@ -57,7 +57,7 @@ def test_every_way_to_lose_time_has_a_rule() -> None:
     assert told == categories - set(GOODPUT)
 
 
-def _names(rule: Callable[[LedgerSummary], Finding | None], name: str) -> bool:
+def _names(rule: Callable[[LedgerSummary], TimeFinding | None], name: str) -> bool:
     found = rule(replace(summary(one_loss()), spares=1, in_view_losses=0))
     return found is not None and found.metric == name
 

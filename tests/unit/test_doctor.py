@@ -10,16 +10,16 @@ from typer.testing import CliRunner
 
 from actors import preflight
 from fleet.cli.main import app
-from fleet.ledger.health import FAIL, PASS, WARN, Measured
+from fleet.ledger.health import FAIL, PASS, WARN, MeasuredFigure
 from policies.preflight import FATAL_XIDS, admit, judge
 
 
-def verdicts(*figures: Measured) -> list[str]:
+def verdicts(*figures: MeasuredFigure) -> list[str]:
     return [check.verdict for check in judge(figures)]
 
 
 def test_a_device_that_computes_wrongly_is_kept_out() -> None:
-    checks = judge([Measured("matmul_wrong", "a", 0), Measured("matmul_wrong", "b", 1)])
+    checks = judge([MeasuredFigure("matmul_wrong", "a", 0), MeasuredFigure("matmul_wrong", "b", 1)])
     assert [check.verdict for check in checks] == [PASS, FAIL]
     decision = admit(checks)
     assert decision.action == "keep_out"
@@ -27,13 +27,13 @@ def test_a_device_that_computes_wrongly_is_kept_out() -> None:
 
 
 def test_a_slow_device_is_judged_by_its_like_and_only_where_there_are_enough() -> None:
-    speeds = [Measured("memory", name, value, "B/s") for name, value in (("a", 10.0), ("b", 9.0), ("c", 4.0))]
+    speeds = [MeasuredFigure("memory", name, value, "B/s") for name, value in (("a", 10.0), ("b", 9.0), ("c", 4.0))]
     assert verdicts(*speeds) == [PASS, PASS, FAIL]
     assert verdicts(speeds[0], speeds[2]) == [PASS, PASS]
 
 
 def test_a_warning_keeps_nobody_out() -> None:
-    checks = judge([Measured("temperature", "a", 93.0, "C"), Measured("throttled", "a", 1)])
+    checks = judge([MeasuredFigure("temperature", "a", 93.0, "C"), MeasuredFigure("throttled", "a", 1)])
     assert [check.verdict for check in checks] == [WARN, WARN]
     assert admit(checks).action == "admit"
 

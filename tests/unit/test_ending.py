@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from fleet.app import expects, twins
-from fleet.app.ending import Context, ending
+from fleet.app.ending import EndContext, ending
 from fleet.app.exit_codes import Exit
 from fleet.app.plans import RunPlan, RunResult
 from fleet.app.result import report_data
@@ -23,14 +23,14 @@ from fleet.settings.run import RunSettings
 from tests.golden.journals import Story
 from tests.unit.test_report import golden_story
 
-CONTEXT = Context("story", "file:///runs/story")
+CONTEXT = EndContext("story", "file:///runs/story")
 
 
 def data(story: Story | None = None, **more: Any) -> dict[str, Any]:
     return json.loads(build_report((story or golden_story()).records).to_json()) | more
 
 
-def lines(given: dict[str, Any], context: Context = CONTEXT) -> dict[str, str]:
+def lines(given: dict[str, Any], context: EndContext = CONTEXT) -> dict[str, str]:
     return dict(ending(given, context))
 
 
@@ -70,7 +70,7 @@ def test_what_did_not_go_well_is_said() -> None:
     story = golden_story()
     story.records.pop()
     story.ended(7340, status="failed")
-    failed = lines(data(story), Context("a run", "file:///x", storage="/my runs"))
+    failed = lines(data(story), EndContext("a run", "file:///x", storage="/my runs"))
     assert "failed: all steps are committed" in failed["run"]
     assert failed["next"] == "fleet run --resume 'a run' --storage '/my runs'"
     bare = Story(world=1)
@@ -86,7 +86,7 @@ def test_what_has_failed_twice_is_not_advised_once_more() -> None:
     story = golden_story()
     story.records.pop()
     story.ended(7340, status="failed")
-    told = [lines(data(story), Context("run", "file:///x", returns=returns))["next"] for returns in range(3)]
+    told = [lines(data(story), EndContext("run", "file:///x", returns=returns))["next"] for returns in range(3)]
     assert told[0] == "fleet run --resume run"
     assert told[1].startswith("fleet run --resume run, which begins from an older checkpoint")
     assert "--resume" not in told[2] and "change what fails in the script" in told[2]
@@ -124,7 +124,7 @@ def test_the_exit_code_takes_no_twin_that_was_cut_off_for_one_that_differs(run: 
 def test_chaos_that_did_not_strike_is_no_test() -> None:
     story = Story(world=1)
     story.ended(9000)
-    told = lines(data(story, trained_s=7.0), Context("story", "", 41.0))
+    told = lines(data(story, trained_s=7.0), EndContext("story", "", 41.0))
     due = "the first was due after 41.0 s of training, and the run was over after 7.0 s"
     assert told["faults"] == f"no fault struck: {due}; 0 ranks lost while training"
     assert lines(data(story))["faults"] == "none were planned; 0 ranks lost while training"

@@ -19,7 +19,7 @@ from chaos.controls import ChaosControls, place_name
 from chaos.settings import STORM, parse_chaos
 from dashboards.openapi import openapi
 from fleet.errors import ConfigError
-from fleet.ledger.forecast import FaultImpact, Terms, Times, fault_cost
+from fleet.ledger.forecast import FaultImpact, RecoveryTimes, Terms, fault_cost
 from fleet.ledger.happenings import operation as summary
 from fleet.protocol import fault_kinds
 from fleet.protocol.codec import Codec
@@ -138,7 +138,7 @@ def test_bounds_hold_by_hand(parameter: fault_kinds.Parameter) -> None:
 @pytest.mark.parametrize("kind", TABLE, ids=lambda kind: kind.name)
 def test_the_forecast_and_the_story_know_it(kind: FaultKind) -> None:
     lost = TERMS.ranks_lost(kind)
-    cost = fault_cost(FaultImpact(kind=kind.name, lost=lost, in_view=lost), TERMS, Times.of(None))
+    cost = fault_cost(FaultImpact(kind=kind.name, lost=lost, in_view=lost), TERMS, RecoveryTimes.of(None))
     assert (cost.lost_s > 0) == (cost.charged_s > 0) == kind.takes_ranks, "what only makes steps longer is in kept steps"
     assert bool(TERMS.noticed_s(kind)) == (Cost.STILL in kind.may_cost or Cost.APART in kind.may_cost)
     words = summary(fault(kind), (Member(1, 0),))

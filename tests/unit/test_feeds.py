@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from dashboards import feeds as module
-from dashboards.feeds import ASKED_S, FRESH_S, MAX_OPEN, SILENT_FOR_S, Feeds
+from dashboards.feeds import ASKED_S, FRESH_S, MAX_OPEN, SILENT_FOR_S, RunFeeds
 from dashboards.metrics.table import PER_RANK_UP_TO
 from fleet.app.follow import SILENT_S, Follower
 from fleet.cluster.clock import unix_time_s
@@ -29,7 +29,7 @@ def aged(root: Path, name: str, story: Story, age_s: float) -> Path:
     return path
 
 
-def opened(feeds: Feeds, name: str) -> module.Feed:
+def opened(feeds: RunFeeds, name: str) -> module.RunFeed:
     feed = feeds.get(name)
     assert feed is not None
     return feed
@@ -37,7 +37,7 @@ def opened(feeds: Feeds, name: str) -> module.Feed:
 
 def test_a_run_is_scraped_once_its_journal_was_read_to_the_end(tmp_path: Path) -> None:
     write(tmp_path, "long", one_loss())
-    feeds = Feeds(tmp_path)  # not entered: the test reads for it, so that it can look between two pieces
+    feeds = RunFeeds(tmp_path)  # not entered: the test reads for it, so that it can look between two pieces
     assert feeds.fresh() == []
     feed = feeds.get("long")
     assert feed is not None
@@ -55,7 +55,7 @@ def test_a_run_is_scraped_once_its_journal_was_read_to_the_end(tmp_path: Path) -
 def test_a_damaged_run_is_scraped_as_far_as_it_is_good(damage: bytes, tmp_path: Path) -> None:
     path = write(tmp_path, "bad", one_loss())
     path.write_bytes(path.read_bytes() + damage)
-    feeds = Feeds(tmp_path)
+    feeds = RunFeeds(tmp_path)
     feed = feeds.get("bad")
     assert feed is not None
     while not feed.follower.damage:
@@ -68,7 +68,7 @@ def test_a_follower_of_a_run_that_begins_has_nothing_to_catch_up_with(tmp_path: 
     follower = Follower(tmp_path / "new" / "journal.jsonl")
     follower.poll()
     write(tmp_path, "new", one_loss())
-    feeds = Feeds(tmp_path)
+    feeds = RunFeeds(tmp_path)
     feeds.adopt("new", follower)
     follower.poll(limit_bytes=200)
     assert [summary.run for summary in feeds.fresh()] == ["story"]
@@ -78,7 +78,7 @@ def test_all_runs_that_go_on_are_scraped_and_none_is_read_twice(tmp_path: Path) 
     names = [f"run-{number}" for number in range(MAX_OPEN + 5)]
     for name in names:
         write(tmp_path, name, one_loss())
-    feeds = Feeds(tmp_path)
+    feeds = RunFeeds(tmp_path)
     feeds.fresh()
     followers = [opened(feeds, name).follower.read() for name in names]
     assert len(feeds.fresh()) == len(names)
@@ -90,7 +90,7 @@ def test_of_runs_that_nobody_needs_the_one_asked_for_first_is_let_go(tmp_path: P
     for name in names:
         aged(tmp_path, name, one_loss(), 2 * FRESH_S)
     write(tmp_path, names[0], one_loss())  # goes on
-    feeds = Feeds(tmp_path)
+    feeds = RunFeeds(tmp_path)
     feeds_of = {name: opened(feeds, name) for name in names[:MAX_OPEN]}
     for feed in feeds_of.values():
         feed.follower.read()
@@ -109,13 +109,13 @@ def test_what_was_asked_for_within_a_minute_is_kept_even_beyond_the_limit(tmp_pa
     names = [f"run-{number}" for number in range(MAX_OPEN + 3)]
     for name in names:
         aged(tmp_path, name, one_loss(), 2 * FRESH_S)
-    feeds = Feeds(tmp_path)
+    feeds = RunFeeds(tmp_path)
     found = [opened(feeds, name) for name in names]
     assert [opened(feeds, name) for name in names] == found
 
 
 def statuses(root: Path) -> list[str]:
-    feeds = Feeds(root)
+    feeds = RunFeeds(root)
     feeds.fresh()
     for feed in feeds._open.values():
         feed.follower.read()
@@ -145,7 +145,7 @@ def test_a_run_that_ended_is_scraped_for_ten_minutes(age_s: float, scraped: int,
 
 def test_a_run_that_is_resumed_after_its_end_is_scraped_again(tmp_path: Path) -> None:
     aged(tmp_path, "again", one_loss(), 2 * FRESH_S)
-    feeds = Feeds(tmp_path)
+    feeds = RunFeeds(tmp_path)
     assert feeds.fresh() == []
     story = one_loss()
     story.resumed(8_000)
@@ -158,7 +158,7 @@ def test_a_run_that_is_resumed_after_its_end_is_scraped_again(tmp_path: Path) ->
 @pytest.mark.parametrize(("world", "per_rank", "series"), [(8, False, 24), (PER_RANK_UP_TO + 1, False, 0), (PER_RANK_UP_TO + 1, True, 771)])
 def test_ranks_of_a_large_run_are_scraped_where_that_was_asked_for(world: int, per_rank: bool, series: int, tmp_path: Path) -> None:
     write(tmp_path, "large", Story(world=world))
-    feeds = Feeds(tmp_path, per_rank)
+    feeds = RunFeeds(tmp_path, per_rank)
     opened(feeds, "large").follower.read()
     [family] = [each for each in feeds.collector().collect() if each.name == "fleet_slot_seconds"]
     assert len(family.samples) == series

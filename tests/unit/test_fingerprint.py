@@ -24,7 +24,7 @@ from actors.rank.step.step import Step
 from fleet.data import Fixed, Lines
 from fleet.machine import evidence as machine_evidence
 from fleet.machine import replay as machine_replay
-from fleet.machine.budget import Budget
+from fleet.machine.budget import BudgetWatch
 from fleet.machine.sessions import Sessions
 from fleet.protocol.events import Reads
 from fleet.protocol.journal import decode_line, encode_line
@@ -209,7 +209,7 @@ def test_what_is_told_is_written_when_it_is_news() -> None:
         machine_evidence.note(machine, Reads(MEMBER, 100, 10, sha256), 1.0)
     assert written == [DataRead(100, 10, 1.0, "aa"), DataRead(100, 10, 1.0, "bb")]
 
-    again: Any = SimpleNamespace(data=None, budget=Budget(), checkpoints=SimpleNamespace(sessions=Sessions()))
+    again: Any = SimpleNamespace(data=None, budget=BudgetWatch(), checkpoints=SimpleNamespace(sessions=Sessions()))
     machine_replay._apply(again, written[-1])
     assert again.data == machine.data  # a coordinator that starts again writes it no second time
 

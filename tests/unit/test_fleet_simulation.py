@@ -18,7 +18,7 @@ from fleet.laws.checkpointing import breakdown
 from fleet.protocol.types import Candidate, Member, Situation, StateId
 from fleet.settings.run import Budgets
 from fleet.simulation.fleet_arrivals import causes, draw_arrivals, merged_spells, read_arrivals, write_trace
-from fleet.simulation.fleet_model import HELD, SHARES, FaultClass, FleetModel, Outcome, Partial, SlowClass, Tier
+from fleet.simulation.fleet_model import HELD, SHARES, FaultClass, FleetModel, FleetOutcome, Partial, SlowClass, Tier
 from fleet.simulation.fleet_run import FleetRun
 from fleet.simulation.monte_carlo import monte_carlo, slow_loss
 from fleet.simulation.questions import Recovery
@@ -32,7 +32,7 @@ IN_PLACE, ALL = ReformPromoteRegrow(Budgets(), 600.0), RestartAll(Budgets(), 600
 EXACT = CheckpointInterval()
 
 
-def run(model: FleetModel, seed: int, intervals=None, recovery=IN_PLACE, **rest) -> Outcome:
+def run(model: FleetModel, seed: int, intervals=None, recovery=IN_PLACE, **rest) -> FleetOutcome:
     return FleetRun(model, draw_arrivals(model, seed), recovery, intervals or (EXACT,) * len(model.tiers), **rest).run()
 
 
@@ -284,7 +284,7 @@ def quiet(**change) -> FleetModel:
     return FleetModel(**({"nodes": 100, "duration_s": 100_000.0, "faults": (fault,), "tiers": tiers} | change))
 
 
-def injected(model: FleetModel, tmp_path: Path, rows: str, recovery=IN_PLACE, **rest) -> Outcome:
+def injected(model: FleetModel, tmp_path: Path, rows: str, recovery=IN_PLACE, **rest) -> FleetOutcome:
     (tmp_path / "t.csv").write_text("# nodes = 100\nat_s,node,component,repair_s\n" + rows)
     return FleetRun(model, read_arrivals(model, tmp_path / "t.csv"), recovery, (EXACT, EXACT), **rest).run()
 

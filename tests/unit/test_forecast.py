@@ -22,11 +22,11 @@ from fleet.ledger.forecast import (
     SETTLE_S,
     VACANT_S,
     FaultImpact,
-    Interval,
     Mean,
+    MeanInterval,
     Price,
+    RecoveryTimes,
     Terms,
-    Times,
     coming,
     fault_cost,
     forecast,
@@ -89,7 +89,7 @@ KILL = FaultImpact(kind="kill_rank", lost=1, in_view=1)
 
 
 def test_what_a_fault_costs_follows_from_its_kind_the_time_outs_and_the_spares() -> None:
-    fresh = Times.of(3.0)
+    fresh = RecoveryTimes.of(3.0)
     assert fault_cost(KILL, TERMS, fresh).lost_s == pytest.approx(4 * PAUSE_S + REFILL_S)
     spared = fault_cost(dataclasses.replace(KILL, spares=1), TERMS, fresh)
     assert spared.lost_s == pytest.approx(4 * PAUSE_S + SETTLE_S + RESTORE_S)
@@ -109,7 +109,9 @@ def test_a_run_that_stalls_in_a_partition_waits_as_long_as_it_was_told() -> None
     stalls = Terms.of(RunSettings(world=4, on_partition="stall"))
     cut = FaultImpact(kind="partition", lost=2, in_view=2)
     waited_s = stalls.timeouts["stall_s"] - stalls.timeouts["node_s"]
-    assert fault_cost(cut, stalls, Times.of(3.0)).lost_s - fault_cost(cut, TERMS, Times.of(3.0)).lost_s == pytest.approx(4 * waited_s)
+    assert fault_cost(cut, stalls, RecoveryTimes.of(3.0)).lost_s - fault_cost(cut, TERMS, RecoveryTimes.of(3.0)).lost_s == pytest.approx(
+        4 * waited_s
+    )
 
 
 def test_what_a_run_has_measured_counts_for_more_with_every_fault() -> None:
@@ -268,7 +270,7 @@ def test_the_report_says_all_of_it() -> None:
 
 
 def test_an_interval_holds_its_bounds() -> None:
-    assert Interval(0.5, 0.4, 0.6).holds(0.4) and not Interval(0.5, 0.4, 0.6).holds(0.39)
+    assert MeanInterval(0.5, 0.4, 0.6).holds(0.4) and not MeanInterval(0.5, 0.4, 0.6).holds(0.39)
 
 
 def test_one_loss_is_priced_with_its_seat() -> None:

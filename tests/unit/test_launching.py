@@ -24,7 +24,7 @@ from actors.rank.loop import rank_of_those_behind
 from actors.train_session import Retention
 from chaos.settings import parse_chaos
 from fleet.app import launching, plans
-from fleet.app.launching import Request
+from fleet.app.launching import LaunchRequest
 from fleet.app.ray_trainer import TrainingFailed, readable
 from fleet.app.result import result_of
 from fleet.app.shipping import ship
@@ -352,9 +352,9 @@ def test_a_run_that_is_there_goes_on_only_if_it_has_not_come_to_its_end(tmp_path
     assert plans.is_completed(folder)
     found = launching.configured({"storage": str(tmp_path)})
     with pytest.raises(ConfigError, match="completed"):
-        launching.plan_of(nothing, found, Request(resume="done"))
+        launching.plan_of(nothing, found, LaunchRequest(resume="done"))
     with pytest.raises(ConfigError, match="has its name"):
-        launching.plan_of(nothing, found, Request(resume="done", name="other"))
+        launching.plan_of(nothing, found, LaunchRequest(resume="done", name="other"))
 
 
 # ---- who reports -------------------------------------------------------------------------------------------------------------------------

@@ -313,7 +313,7 @@ CONTRADICT = ["ring all-reduce of 350 M parameters, 256 ranks", "stalls of 3 min
 
 
 @pytest.mark.parametrize(("table", "each"), PUBLISHED, ids=[f"{name}: {each.name}" for name, each in PUBLISHED])
-def test_a_published_table_is_computed_as_printed(table: str, each: published.Row) -> None:
+def test_a_published_table_is_computed_as_printed(table: str, each: published.PublishedValue) -> None:
     assert math.isfinite(each.value) and each.source
     assert each.agrees in ((None, True) if each.name not in CONTRADICT else (False,)), (each.value, each.published)
     assert each.agrees is not False or each.note
@@ -335,10 +335,10 @@ def test_a_consistent_interval_loses_less_than_the_published_one() -> None:
 
 
 def test_a_value_that_differs_is_said_to_differ() -> None:
-    assert published.Row("x", 1.06, "", 1.0, 0.05).agrees is False
-    assert published.cells(published.Row("x", 1.06, "h", 1.0, 0.05, note="why")) == ("x", "h", "1.06", "1.0", "differs", "why")
-    assert published.cells(published.Row("x", 1.05, "h", 1.0, 0.05))[4] == "same"
-    assert published.cells(published.Row("x", 1.05, "h"))[3:5] == ("", "")
+    assert published.PublishedValue("x", 1.06, "", 1.0, 0.05).agrees is False
+    assert published.cells(published.PublishedValue("x", 1.06, "h", 1.0, 0.05, note="why")) == ("x", "h", "1.06", "1.0", "differs", "why")
+    assert published.cells(published.PublishedValue("x", 1.05, "h", 1.0, 0.05))[4] == "same"
+    assert published.cells(published.PublishedValue("x", 1.05, "h"))[3:5] == ("", "")
 
 
 def test_the_command_prints_a_table_and_all_as_json() -> None:

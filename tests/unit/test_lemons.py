@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fleet.errors import ConfigError
-from fleet.ledger.health import History, Incident, histories
+from fleet.ledger.health import NodeHistory, NodeIncident, histories
 from fleet.protocol.causes import EndWhy, Evicted, Outvoted, ProcessEnded, TrainRaised
 from fleet.protocol.records import ProcessLost, ProcessUp, RunEnded, RunStarted
 from fleet.protocol.types import Member, Process
@@ -19,9 +19,9 @@ from storage import nodes
 NOW_H = 2000.0
 
 
-def node(name: str, faults: int, hours: float = 500.0, kind: str = "lost", ago_h: float = 1.0) -> History:
-    incidents = tuple(Incident(NOW_H - ago_h, kind, f"run{number}") for number in range(faults))
-    return History(name, ((NOW_H - hours, NOW_H),), incidents)
+def node(name: str, faults: int, hours: float = 500.0, kind: str = "lost", ago_h: float = 1.0) -> NodeHistory:
+    incidents = tuple(NodeIncident(NOW_H - ago_h, kind, f"run{number}") for number in range(faults))
+    return NodeHistory(name, ((NOW_H - hours, NOW_H),), incidents)
 
 
 @pytest.mark.parametrize(("faults", "action"), [(0, "admit"), (1, "admit"), (6, "keep_out")])

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 from actors.rank.data import reporting
-from actors.rank.data.catalogue import Catalogue, CatalogueReporter, Digests, catalogue_of, pieces
+from actors.rank.data.catalogue import CatalogueReporter, Digests, FileCatalogue, catalogue_of, pieces
 from actors.rank.data.feeds import Feed, ShardedDataset
 from actors.rank.data.lineage import Lineage
 from actors.rank.data.sampling import permuted_many, positions_many
@@ -124,7 +124,7 @@ class Spied(ShardedDataset):
 def test_the_journal_places_each_sample_where_the_data_set_has_it(make: Any, tmp_path: Path) -> None:
     data = make(tmp_path)
     catalogue = data.catalogue()
-    assert isinstance(catalogue, Catalogue)
+    assert isinstance(catalogue, FileCatalogue)
     assert [catalogue.where(index) for index in range(len(data))] == [data.where(index) for index in range(len(data))]
     first = data.where(0)
     assert isinstance(first, Place) and first.offset >= 0 and Path(first.path).is_file()

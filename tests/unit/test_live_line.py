@@ -6,7 +6,7 @@ import dataclasses
 
 import pytest
 
-from fleet.app.live_line import Pace, Status, forewarning, hung, in_columns, parts
+from fleet.app.live_line import Status, StepPace, forewarning, hung, in_columns, parts
 
 STATUS = Status(120, 2_000, 8.0, 256, 0.914, 3, 4, 2, {"loss": 3.14159, "val_loss": 3.3})
 WHOLE = "step 120/2,000  loss 3.142  val_loss 3.3  8 steps/s  2,048 samples/s  ETA 3 m 55 s  goodput 91.4%  3 of 4 ranks  2 faults survived"
@@ -31,7 +31,7 @@ def test_what_is_not_known_is_left_out() -> None:
 
 
 def test_the_pace_is_that_of_the_last_steps_and_falls_when_none_come() -> None:
-    pace = Pace()
+    pace = StepPace()
     assert pace.per_s(0.0) is None
     for step in range(100):
         pace.add(0.1 * step, step)

@@ -8,12 +8,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fleet.cluster.mirroring import Copies, Piece, pieces
+from fleet.cluster.mirroring import FilePiece, MirroredFiles, pieces
 
 ALL = ("*.log", "journal.jsonl")
 
 
-def _pull(source: Path, copies: Copies, limit: int = 1 << 20) -> None:
+def _pull(source: Path, copies: MirroredFiles, limit: int = 1 << 20) -> None:
     while copies.take(pieces(source, ALL, copies.known, limit)):
         continue
 
@@ -27,7 +27,7 @@ def _same(source: Path, target: Path) -> bool:
 @given(st.lists(st.tuples(st.sampled_from(["a.log", "b.log"]), st.binary(max_size=40), st.booleans()), max_size=20), st.integers(1, 50))
 def test_what_is_appended_arrives_whole(tmp_path_factory: pytest.TempPathFactory, steps: list[tuple[str, bytes, bool]], limit: int) -> None:
     source, target = tmp_path_factory.mktemp("source"), tmp_path_factory.mktemp("target")
-    copies = Copies(target)
+    copies = MirroredFiles(target)
     for name, data, pulls in steps:
         with (source / name).open("ab") as file:
             file.write(data)
@@ -38,7 +38,7 @@ def test_what_is_appended_arrives_whole(tmp_path_factory: pytest.TempPathFactory
 
 
 def test_a_file_that_became_another_keeps_what_it_had(tmp_path: Path) -> None:
-    source, copies = tmp_path / "source", Copies(tmp_path / "target")
+    source, copies = tmp_path / "source", MirroredFiles(tmp_path / "target")
     source.mkdir()
     (source / "a.log").write_bytes(b"first ")
     _pull(source, copies)
@@ -52,7 +52,7 @@ def test_a_file_that_became_another_keeps_what_it_had(tmp_path: Path) -> None:
 
 
 def test_what_the_writer_cuts_off_goes_from_the_copy_too(tmp_path: Path) -> None:
-    source, copies = tmp_path / "source", Copies(tmp_path / "target")
+    source, copies = tmp_path / "source", MirroredFiles(tmp_path / "target")
     source.mkdir()
     (source / "journal.jsonl").write_bytes(b"whole\ntor")
     _pull(source, copies)
@@ -67,4 +67,4 @@ def test_what_the_writer_cuts_off_goes_from_the_copy_too(tmp_path: Path) -> None
 
 def test_a_name_that_leads_out_of_the_folder_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="leads out"):
-        Copies(tmp_path / "target").take([Piece("../evil", 1, 0, b"x")])
+        MirroredFiles(tmp_path / "target").take([FilePiece("../evil", 1, 0, b"x")])

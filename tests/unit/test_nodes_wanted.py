@@ -32,7 +32,7 @@ class World:
         for name, instead in internals.items():
             patch.setattr(nodes_wanted.ray_internals, name, instead)
         patch.setattr(nodes_wanted, "chosen", lambda selector: [{"NodeID": name} for name in self.there])
-        patch.setattr(nodes_wanted, "Group", lambda slot, selector: SimpleNamespace(ask=self._ask))
+        patch.setattr(nodes_wanted, "PlaceGroup", lambda slot, selector: SimpleNamespace(ask=self._ask))
         patch.setattr(nodes_wanted.ray, "get", lambda call, timeout: call())
         self.agents: dict[int, Any] = {0: None, 1: None}
         self.coordinator = SimpleNamespace(

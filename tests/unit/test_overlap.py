@@ -12,7 +12,7 @@ from torch import nn
 
 from actors.rank.membership.process_group import Group, GroupBroken
 from actors.rank.step.gradients import GradientBuffers
-from actors.rank.step.habits import Countdown, Habits, Order
+from actors.rank.step.habits import BucketOrder, Countdown, Habits
 from actors.rank.step.reduction import Chunk, Reducer
 from fleet.protocol.shards import cover
 from tests.unit.test_reduction import with_groups
@@ -304,7 +304,7 @@ def test_it_is_learnt_how_often_gradients_come() -> None:
 
 def test_buckets_are_complete_in_their_order() -> None:
     """Three parameters of 100, 50 and 60 elements from 0, 128 and 192 on; the last has a part of both buckets."""
-    order = Order([[Chunk(0, 200, 256)], [Chunk(0, 0, 200)]], [(0, 0), (0, 128), (0, 192)], [256])
+    order = BucketOrder([[Chunk(0, 200, 256)], [Chunk(0, 0, 200)]], [(0, 0), (0, 128), (0, 192)], [256])
     assert order.needs == [{2}, {0, 1, 2}]
     assert [portion.parameters for portion in order.portions] == [(2,), (0, 1)]
     assert [portion.spans for portion in order.portions] == [(Chunk(0, 192, 256),), (Chunk(0, 0, 192),)]

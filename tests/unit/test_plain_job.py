@@ -11,9 +11,9 @@ from fleet.app import side_by_side
 from fleet.errors import ProtocolError
 from fleet.ledger.report import build_report
 from fleet.machine.plain import kinds
-from fleet.machine.plain.files import Files
+from fleet.machine.plain.files import SavedFiles
 from fleet.machine.plain.job import Limits, PlainJob
-from fleet.machine.plain.nodes import Nodes
+from fleet.machine.plain.nodes import PlainNodes
 from fleet.machine.plain.words import What, Word, read
 from fleet.protocol.causes import EndWhy, Evicted, ProcessEnded, TrainRaised
 from fleet.protocol.events import FaultReported
@@ -252,7 +252,7 @@ def test_what_no_rank_can_have_told_is_refused(line: bytes) -> None:
 
 
 def test_files_keep_their_steps_under_new_names() -> None:
-    files = Files()
+    files = SavedFiles()
     files.saved("a.tmp", 3)
     files.moved("a.tmp", "a")
     files.copied("a", "best")
@@ -263,7 +263,7 @@ def test_files_keep_their_steps_under_new_names() -> None:
 
 
 def test_nodes_are_groups_of_ranks_that_are_lost_and_come_back() -> None:
-    nodes = Nodes(5, 2)
+    nodes = PlainNodes(5, 2)
     assert nodes.up() == {0: (0, 1, 2), 1: (3, 4)}
     assert nodes.lose(1)
     assert not nodes.lose(1)

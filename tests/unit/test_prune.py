@@ -12,7 +12,7 @@ import pytest
 from typer.testing import CliRunner
 
 from fleet.app import prune
-from fleet.app.prune import Rule, duration_s, judge, remove
+from fleet.app.prune import PruneRule, duration_s, judge, remove
 from fleet.cli.main import app
 from fleet.errors import ConfigError
 from fleet.protocol import records as r
@@ -36,11 +36,11 @@ def kept(root: Path, name: str, age_days: float, status: r.EndStatus | None = "c
     return folder
 
 
-def fates(root: Path, rule: Rule) -> dict[str, str]:
+def fates(root: Path, rule: PruneRule) -> dict[str, str]:
     return {run.name: run.stays for run in judge(root, rule, NOW_S)}
 
 
-def going(root: Path, rule: Rule) -> list[str]:
+def going(root: Path, rule: PruneRule) -> list[str]:
     return [name for name, stays in fates(root, rule).items() if not stays]
 
 
@@ -48,14 +48,14 @@ def test_a_run_goes_when_all_of_the_rule_fits(tmp_path: Path) -> None:
     for name, age, status in (("a", 1, "completed"), ("b", 40, "completed"), ("c", 50, "failed"), ("d", 60, "completed"), ("e", 70, None)):
         kept(tmp_path, name, age, status)  # type: ignore[arg-type]
     old_s = 30 * DAY_S
-    assert going(tmp_path, Rule(old_s)) == ["b", "c", "d", "e"]
-    assert fates(tmp_path, Rule(old_s))["a"] == "it is not that old"
-    assert going(tmp_path, Rule(statuses=("failed", "silent"))) == ["c", "e"]
-    rule = Rule(old_s, keep=1, statuses=("completed",))
+    assert going(tmp_path, PruneRule(old_s)) == ["b", "c", "d", "e"]
+    assert fates(tmp_path, PruneRule(old_s))["a"] == "it is not that old"
+    assert going(tmp_path, PruneRule(statuses=("failed", "silent"))) == ["c", "e"]
+    rule = PruneRule(old_s, keep=1, statuses=("completed",))
     assert going(tmp_path, rule) == ["d"]
     assert fates(tmp_path, rule)["b"] == "it is one of the newest 1"
     assert fates(tmp_path, rule)["c"] == "it is failed"
-    assert going(tmp_path, Rule(keep=0)) == ["a", "b", "c", "d", "e"]
+    assert going(tmp_path, PruneRule(keep=0)) == ["a", "b", "c", "d", "e"]
 
 
 def test_what_goes_on_is_never_touched(tmp_path: Path) -> None:
@@ -64,15 +64,15 @@ def test_what_goes_on_is_never_touched(tmp_path: Path) -> None:
     with (writes / "journal.jsonl").open("rb") as one, (twin / "twin" / "journal.jsonl").open("rb") as other:
         fcntl.flock(one, fcntl.LOCK_EX)
         fcntl.flock(other, fcntl.LOCK_EX)
-        assert fates(tmp_path, Rule(keep=0)) == dict.fromkeys(["fresh", "writes", "twin"], "it is going on")
-        assert remove(judge(tmp_path, Rule(keep=0), NOW_S), NOW_S) == []
+        assert fates(tmp_path, PruneRule(keep=0)) == dict.fromkeys(["fresh", "writes", "twin"], "it is going on")
+        assert remove(judge(tmp_path, PruneRule(keep=0), NOW_S), NOW_S) == []
     assert writes.is_dir() and fresh.is_dir() and twin.is_dir()
-    assert fates(tmp_path, Rule(keep=0)) == {"fresh": "it is going on", "writes": "", "twin": ""}
+    assert fates(tmp_path, PruneRule(keep=0)) == {"fresh": "it is going on", "writes": "", "twin": ""}
 
 
 def test_a_run_that_begins_to_go_on_meanwhile_stays(tmp_path: Path) -> None:
     folder = kept(tmp_path, "one", 40)
-    judged = judge(tmp_path, Rule(keep=0), NOW_S)
+    judged = judge(tmp_path, PruneRule(keep=0), NOW_S)
     with (folder / "journal.jsonl").open("rb") as held:
         fcntl.flock(held, fcntl.LOCK_EX)
         assert remove(judged, NOW_S) == []
@@ -83,8 +83,8 @@ def test_a_run_that_begins_to_go_on_meanwhile_stays(tmp_path: Path) -> None:
 def test_a_run_whose_checkpoint_another_one_needs_stays(tmp_path: Path) -> None:
     first = kept(tmp_path, "first", 60)
     kept(tmp_path, "second", 1, origin=f"file://{first}/step-5")
-    assert fates(tmp_path, Rule(30 * DAY_S))["first"] == "second goes on from its checkpoint"
-    assert going(tmp_path, Rule(keep=0)) == ["second", "first"]
+    assert fates(tmp_path, PruneRule(30 * DAY_S))["first"] == "second goes on from its checkpoint"
+    assert going(tmp_path, PruneRule(keep=0)) == ["second", "first"]
 
 
 def test_what_is_no_run_and_what_lies_elsewhere_stays(tmp_path: Path) -> None:
@@ -92,7 +92,7 @@ def test_what_is_no_run_and_what_lies_elsewhere_stays(tmp_path: Path) -> None:
     (tmp_path / "runs" / "odd" / "journal.jsonl").write_text("[]\n")
     outside = kept(tmp_path / "outside", "far", 40)
     (tmp_path / "runs" / "link").symlink_to(outside)
-    found = fates(tmp_path / "runs", Rule(keep=0))
+    found = fates(tmp_path / "runs", PruneRule(keep=0))
     assert found == {"odd": "its journal cannot be read", "link": "its folder is a link to elsewhere"}
 
 

@@ -14,7 +14,7 @@ import pytest
 from typer.testing import CliRunner
 
 from dashboards.access import BY_ITSELF, LOOPBACK, Access, Audit
-from dashboards.feeds import Feeds
+from dashboards.feeds import RunFeeds
 from dashboards.identities import Identity, hashed, named_tokens
 from dashboards.server import WatchServer
 from fleet.cli import main as cli
@@ -61,7 +61,7 @@ def shared(tmp_path: Path) -> Iterator[Watched]:
     rules = Rules(quotas={"vision": 2, "speech": 4}, preempts=True)
     root, audit = tmp_path / "runs", Audit(tmp_path / "runs" / PRIVATE / "audit.jsonl")
     access = Access(WRITE_TOKEN, None, LOOPBACK, named_tokens(token_file(tmp_path, TOKENS)), "operator")
-    with Feeds(root) as feeds, WatchServer(feeds, access, audit) as server:
+    with RunFeeds(root) as feeds, WatchServer(feeds, access, audit) as server:
         server.queue = Submissions(queue_of(root, 4, rules, audit=audit), root, rules)
         yield Watched(root, server)
 

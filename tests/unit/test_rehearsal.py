@@ -19,7 +19,7 @@ from fleet.app.rehearsal import (
     MATCHED,
     UNMATCHED,
     Constants,
-    Measured,
+    MeasuredRun,
     Rehearsal,
     chaos_of,
     choose,
@@ -135,7 +135,7 @@ def test_start_up_is_not_counted() -> None:
 
 def test_the_page_and_the_sentences_say_what_differs() -> None:
     made = prediction()
-    shown = Rehearsal(gpus=16_384, days=54, recovery="in-place", prediction=made, measured=Measured(made.run[0] - 0.2, 11, 180.0, {}))
+    shown = Rehearsal(gpus=16_384, days=54, recovery="in-place", prediction=made, measured=MeasuredRun(made.run[0] - 0.2, 11, 180.0, {}))
     assert not shown.inside and "outside the interval" in reasons(shown)[0] and "-20.00 points" in reasons(shown)[0]
     page = render_rehearsal(shown.to_dict(), rows(shown), reasons(shown), spans(shown))
     assert made.seal in page and "16,384 GPUs" in page and page.count("<circle") == 4

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from actors.supervisor import Standing
+from actors.supervisor import DriverStanding
 from fleet.app.plans import RunPlan
 from fleet.app.remote import Attached, RemoteRun
 from fleet.errors import ConfigError, RunFailed
@@ -21,9 +21,9 @@ class Ended(RemoteRun):
         super().__init__("run", folder, None)
         self.outcome, self.forgotten = outcome, False
 
-    def follow(self) -> Standing:
+    def follow(self) -> DriverStanding:
         (self.folder / "driver.log").write_text("what the driver has printed")
-        return Standing(str(self.folder), 7, 0, 1, self.outcome)
+        return DriverStanding(str(self.folder), 7, 0, 1, self.outcome)
 
     def leave(self, forget: bool = False) -> None:
         self.forgotten = forget

@@ -17,8 +17,8 @@ from fleet.laws.scale_fit import SHAPES, Estimate, Fit, Visit, fit
 from fleet.planning.measured import fields_of, read_measured, sentences
 from fleet.planning.scale import (
     Failures,
-    Price,
-    Row,
+    RankPrice,
+    WorldRow,
     candidates,
     check_room,
     check_worlds,
@@ -33,7 +33,7 @@ from fleet.planning.scale_words import larger_lines, larger_table, law_lines, li
 from tests.golden.journals import one_loss
 
 QUIET = Failures(50_000.0, 25.0)
-DEAR = Price(2.0 / 3600, "USD", 64.0, "samples")
+DEAR = RankPrice(2.0 / 3600, "USD", 64.0, "samples")
 
 
 def law(**more: float) -> Fit:
@@ -44,7 +44,7 @@ def law(**more: float) -> Fit:
     return fit([Visit(world, each) for world, each in zip(worlds, terms, strict=True)], 64)
 
 
-def table(found: Fit, failures: Failures = QUIET, most: float = 2.0) -> list[Row]:
+def table(found: Fit, failures: Failures = QUIET, most: float = 2.0) -> list[WorldRow]:
     return rows(found, candidates((1, 2, 4, 8)), 3, failures, DEAR, most)
 
 

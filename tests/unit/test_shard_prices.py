@@ -12,7 +12,7 @@ from actors.script_trials import Stepping
 from fleet.app.scripts import found as found_script
 from fleet.cli.main import app
 from fleet.errors import ConfigError, FleetError
-from fleet.ledger.shard_prices import Price, candidates, prices
+from fleet.ledger.shard_prices import ShardPrice, candidates, prices
 from fleet.settings.run import RunSettings
 from tests.support import planted
 
@@ -27,7 +27,7 @@ def test_multiples_of_the_world_that_divide_the_batch(world: int, batch_size: in
 
 def test_a_price_is_a_median_and_told_against_the_fewest_shards() -> None:
     rows = [(2, [1.0, 9.0, 2.0], 300, 100), (4, [3.0, 3.0, 30.0], 250, 260)]
-    assert prices(2, 16, rows) == [Price(2, 1, 8, 2.0, 1.0, 300, 200), Price(4, 2, 4, 3.0, 1.5, 250, 0)]
+    assert prices(2, 16, rows) == [ShardPrice(2, 1, 8, 2.0, 1.0, 300, 200), ShardPrice(4, 2, 4, 3.0, 1.5, 250, 0)]
 
 
 def test_the_command_measures_each_number_of_shards(tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from actors.deaths import FAILED, UNSETTLED, Backoff, Condition, DeathWatch, Verdict
+from actors.deaths import FAILED, UNSETTLED, Backoff, Condition, DeathWatch, PollVerdict
 
 RUN, DONE, PENDING, HUNG, UNSURE, RAISED, DEAD = (
     Condition.RUNNING,
@@ -28,29 +28,29 @@ def watch(slots: int = 4) -> DeathWatch:
     return deaths
 
 
-def judge(*conditions: Condition, now_s: float = LATER_S) -> Verdict:
+def judge(*conditions: Condition, now_s: float = LATER_S) -> PollVerdict:
     return watch(len(conditions)).judge(dict(enumerate(conditions)), now_s)
 
 
 def test_a_healthy_group_is_left_alone() -> None:
-    assert judge(RUN, RUN, DONE) == Verdict()
+    assert judge(RUN, RUN, DONE) == PollVerdict()
 
 
 @pytest.mark.parametrize("condition", [DEAD, RAISED])
 def test_one_failure_is_the_candidate(condition: Condition) -> None:
-    assert judge(RUN, condition, RUN) == Verdict(candidate=1)
+    assert judge(RUN, condition, RUN) == PollVerdict(candidate=1)
 
 
 def test_survivors_go_on_before_a_replacement_starts() -> None:
     deaths = DeathWatch(settle_s=0.5)
-    assert deaths.judge({0: RUN, 1: DEAD}, LATER_S) == Verdict()
-    assert deaths.judge({0: RUN, 1: DEAD, 2: DEAD}, LATER_S + 0.4) == Verdict()
+    assert deaths.judge({0: RUN, 1: DEAD}, LATER_S) == PollVerdict()
+    assert deaths.judge({0: RUN, 1: DEAD, 2: DEAD}, LATER_S + 0.4) == PollVerdict()
     assert deaths.judge({0: RUN, 1: DEAD, 2: DEAD}, LATER_S + 0.5).candidate == 1
     assert DeathWatch(settle_s=0.5).judge({0: DEAD, 1: DEAD}, LATER_S).restart, "nobody is left to go on"
 
 
 def test_of_two_failures_one_is_shown() -> None:
-    assert judge(DEAD, RUN, DEAD) == Verdict(candidate=0)
+    assert judge(DEAD, RUN, DEAD) == PollVerdict(candidate=0)
 
 
 def test_the_slot_that_failed_first_comes_first() -> None:
@@ -66,21 +66,21 @@ def test_nothing_is_shown_while_another_may_not_answer(condition: Condition) -> 
 
 
 def test_a_rank_out_of_reach_is_not_taken_for_dead() -> None:
-    assert judge(RUN, UNSURE, RUN) == Verdict()
+    assert judge(RUN, UNSURE, RUN) == PollVerdict()
 
 
 def test_a_hung_rank_is_killed_and_not_shown() -> None:
-    assert judge(RUN, HUNG, RUN) == Verdict(kill=frozenset({1}))
+    assert judge(RUN, HUNG, RUN) == PollVerdict(kill=frozenset({1}))
     verdict = judge(DEAD, HUNG, RUN)
     assert verdict.kill == {1} and verdict.candidate is None
 
 
 def test_the_dead_are_finished_when_the_rest_has_finished() -> None:
-    assert judge(DONE, DEAD, RAISED, DONE) == Verdict(finish=frozenset({1, 2}))
+    assert judge(DONE, DEAD, RAISED, DONE) == PollVerdict(finish=frozenset({1, 2}))
 
 
 def test_a_group_without_survivors_is_started_anew() -> None:
-    assert judge(DEAD, RAISED) == Verdict(restart=True)
+    assert judge(DEAD, RAISED) == PollVerdict(restart=True)
 
 
 def test_a_slot_that_keeps_failing_waits_longer_each_time() -> None:

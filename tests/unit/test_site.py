@@ -44,7 +44,7 @@ def test_every_public_name_is_in_the_reference_and_says_what_it_is(site: Path) -
     page = (site / "api.html").read_text()
     of_classes = [
         f"{cls.__module__}.{cls.__qualname__}.{name}"
-        for cls in (loop.Run, step.Step, once.Figures)
+        for cls in (loop.Run, step.Step, once.EvaluationFigures)
         for name, value in vars(cls).items()
         if not name.startswith("_") and name not in ("close", "judged", "fetch") and (callable(value) or isinstance(value, property))
     ]

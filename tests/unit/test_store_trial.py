@@ -23,7 +23,7 @@ from fleet.cli import queue as cli_queue
 from fleet.errors import ConfigError
 from storage.backends import trial
 from storage.backends.files import Files, LocalFiles
-from storage.backends.trial import Failure, Trial, check_folder, try_store
+from storage.backends.trial import Failure, StoreTrial, check_folder, try_store
 from tests.support.seaweed import SeaweedServer, s3_client
 
 SECRET = "wJalrXUtnFEMI-K7MDENG"
@@ -104,7 +104,7 @@ def test_a_bucket_that_is_not_there(bucket: SeaweedServer) -> None:
 
 def test_credentials_that_do_not_fit_are_not_shown(bucket: SeaweedServer) -> None:
     with pytest.raises(ConfigError) as refused:
-        Trial(f"s3://{bucket.key}:{SECRET}@{bucket.bucket}/run").check("node 1")
+        StoreTrial(f"s3://{bucket.key}:{SECRET}@{bucket.bucket}/run").check("node 1")
     told = str(refused.value)
     assert "--storage = 's3://***@fleet/run': node 1 could not write a small object there: credentials: SignatureDoesNotMatch" in told
     assert "Check AWS_ACCESS_KEY_ID" in told
@@ -115,13 +115,13 @@ def test_a_server_that_is_not_there_and_one_that_never_answers() -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:
         port = silent.getsockname()[1]
         options = {"endpoint_url": f"http://127.0.0.1:{port}", "key": "key", "secret": SECRET, **SOON}
-        assert failed(Trial("s3://bucket/run", options=options).result()) == ("write", "timeout")
-    assert failed(Trial("s3://bucket/run", options=options).result()) == ("write", "unreachable")
+        assert failed(StoreTrial("s3://bucket/run", options=options).result()) == ("write", "timeout")
+    assert failed(StoreTrial("s3://bucket/run", options=options).result()) == ("write", "unreachable")
 
 
 def test_a_scheme_that_nobody_knows() -> None:
     with pytest.raises(ConfigError, match="'nonsense://bucket/run': here could not write .*Protocol not known.* such as s3://bucket/runs"):
-        Trial("nonsense://bucket/run").check("here")
+        StoreTrial("nonsense://bucket/run").check("here")
 
 
 # ---- stores that misbehave ---------------------------------------------------------------------------------------------------------------
@@ -184,7 +184,7 @@ def test_a_store_that_hangs_is_not_waited_for(tmp_path: Path, monkeypatch: pytes
 
     hanging: Files = Hangs(tmp_path)
     monkeypatch.setattr(trial, "open_files", lambda url: hanging)
-    one = Trial("odd://place", limit_s=0.5)
+    one = StoreTrial("odd://place", limit_s=0.5)
     failure = one.result()
     assert failure == Failure("odd://place", "read", "timeout", "no answer within 0.5 s")
     free.set()

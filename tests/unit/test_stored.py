@@ -6,7 +6,7 @@ import pytest
 
 from fleet.ledger.goodput import Ledger
 from fleet.ledger.stored import GB, MONTH_S, Stored, store_bill
-from fleet.machine.budget import Budget
+from fleet.machine.budget import BudgetWatch
 from fleet.protocol.decisions import Figures
 from fleet.protocol.levels import PEERS
 from fleet.protocol.records import CheckpointRecord, Record, Usage
@@ -71,7 +71,7 @@ def test_where_only_the_store_is_priced_there_is_a_bill_of_it() -> None:
 def test_a_budget_counts_the_store_also_behind_a_restart() -> None:
     cost = CostSettings(usd_per_rank_hour=0.0, budget_usd=1.0, usd_per_gb_read=0.5)
     settings = RunSettings(world=2, cost=cost, checkpoint=CheckpointSettings(keep=2))
-    budget, again = Budget(2), Budget(2)
+    budget, again = BudgetWatch(2), BudgetWatch(2)
     assert budget.tick(settings, 10.0, 10.0) is None
     for each in (budget, again):
         each.note(read(0, 0, SIZE, 10.0))

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fleet.errors import ConfigError
-from fleet.machine.progress import Progress
+from fleet.machine.progress import ProgressLimit
 from fleet.protocol.instructions import Write
 from fleet.protocol.records import DecisionMade
 from fleet.settings.run import ORDER, RunSettings, Timeouts, check_order
@@ -92,12 +92,12 @@ def test_impossible_settings_are_refused(wrong: dict[str, float]) -> None:
 
 
 def test_the_machine_keeps_what_was_decided_and_journals_it() -> None:
-    progress = Progress(ProgressTimeout.of(RunSettings()), 60.0, 0.0)
+    progress = ProgressLimit(ProgressTimeout.of(RunSettings()), 60.0, 0.0)
     [first] = progress.tick(deque([0.1] * 100), 0.0)
     assert isinstance(first, Write) and isinstance(first.record, DecisionMade)
     assert progress.limit_s == first.record.fields["progress_s"] < 60.0
     assert not progress.tick([0.1] * 100, 1.0), "it is asked now and then only"
-    again = Progress(None, 60.0, 0.0)
+    again = ProgressLimit(None, 60.0, 0.0)
     again.replay(first.record)
     assert again.limit_s == progress.limit_s
     for number in range(100):

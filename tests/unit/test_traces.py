@@ -12,9 +12,9 @@ from chaos.settings import parse_chaos
 from fleet.errors import ConfigError
 from fleet.planning.traces import dates
 from fleet.planning.traces.components import WORDS, component_of
-from fleet.planning.traces.importing import Found, Log, as_trace, from_trace, read_log
+from fleet.planning.traces.importing import FoundKind, Log, as_trace, from_trace, read_log
 from fleet.planning.traces.mapping import SHIPPED, from_text, load
-from fleet.planning.traces.trace import Row, as_text, is_trace, read_trace
+from fleet.planning.traces.trace import FleetTraceRow, as_text, is_trace, read_trace
 from fleet.protocol.fault_kinds import KIND_OF_COMPONENT, KINDS
 from fleet.protocol.types import Fault
 from fleet.simulation.fleet_arrivals import draw_arrivals, read_arrivals, write_trace
@@ -24,7 +24,7 @@ from tests.support.logs import ACME, LANL_HEADER, LANL_SYSTEMS, SACCT, lanl, lan
 HOUR_S = 3600.0
 
 
-def found(log: Log, what: Found) -> list[tuple[int, str]]:
+def found(log: Log, what: FoundKind) -> list[tuple[int, str]]:
     """(line, detail) of each."""
     return [(each.line, each.detail) for each in log.findings if each.what is what]
 
@@ -46,7 +46,7 @@ def test_a_row_of_lanls_log_is_understood_by_its_columns() -> None:
         ("2/1", "host_parts", "Undetermined", 3 * HOUR_S, 3),
     ]
     assert dates.shown(log.entries[1].at_s) == "2005-06-21 10:54"
-    assert found(log, Found.UNKNOWN_CAUSE) == [(3, "Undetermined")]
+    assert found(log, FoundKind.UNKNOWN_CAUSE) == [(3, "Undetermined")]
     assert {name: group.nodes for name, group in log.groups.items()} == {"20": 512, "2": 49}
     assert "Same Event" in log.unused and "Prob Started" not in log.unused
 
@@ -64,8 +64,8 @@ def test_slurms_jobs_are_the_exposure_and_those_that_a_fault_ended_are_faults() 
     assert [(e.component, e.node, dates.shown(e.at_s)) for e in log.entries] == [
         ("host_parts", "gpu003", "2024-03-02 13:00"), ("software", "gpu002", "2024-03-03 06:00"), ("software", "", "2024-03-04 12:00"),
     ]  # fmt: skip
-    assert found(log, Found.STEP) == [(3, "")]
-    assert [line for line, _ in found(log, Found.NO_FAULT)] == [2, 6, 8, 9, 10]
+    assert found(log, FoundKind.STEP) == [(3, "")]
+    assert [line for line, _ in found(log, FoundKind.NO_FAULT)] == [2, 6, 8, 9, 10]
     assert log.exposure_node_s == (4 * 24 + 4 * 12 + 6 + 2 + 2 * 12 + 2 * 24) * HOUR_S and log.exposure_of == "hours of all jobs"
 
 
@@ -131,7 +131,7 @@ def test_a_mapping_says_what_no_guess_could() -> None:
     assert [(e.node, e.component, e.repair_s, dates.shown(e.at_s)) for e in log.entries] == [
         ("A/7", "host_parts", 7200.0, "2024-01-02 00:00")
     ]
-    assert log.nodes == 40 and found(log, Found.NO_FAULT) == [(3, "geplant")]
+    assert log.nodes == 40 and found(log, FoundKind.NO_FAULT) == [(3, "geplant")]
 
 
 def test_words_of_causes() -> None:
@@ -160,15 +160,15 @@ soon,2024-01-04T00:00:00,n5,gpu
 def test_all_that_is_wrong_is_counted_and_named_by_line() -> None:
     log = read_log(BAD)
     assert len(log.entries) == 6 and log.rows == 10
-    assert [line for line, _ in found(log, Found.DUPLICATE)] == [3]
-    assert found(log, Found.NEGATIVE) == [(4, "-3,600 s")]
-    assert [line for line, _ in found(log, Found.OPEN)] == [5]
-    assert found(log, Found.UNKNOWN_CAUSE) == [(6, "gremlin")]
-    assert found(log, Found.BACKWARDS)[0][0] == 6
-    assert found(log, Found.UNREADABLE) == [(7, "'soon' is no time"), (9, "2 columns instead of 4")]
-    assert [line for line, _ in found(log, Found.NO_TIME)] == [8]
-    assert [line for line, _ in found(log, Found.OVERLAP)] == [11]
-    left_out = sum(len(found(log, what)) for what in (Found.DUPLICATE, Found.UNREADABLE, Found.NO_TIME))
+    assert [line for line, _ in found(log, FoundKind.DUPLICATE)] == [3]
+    assert found(log, FoundKind.NEGATIVE) == [(4, "-3,600 s")]
+    assert [line for line, _ in found(log, FoundKind.OPEN)] == [5]
+    assert found(log, FoundKind.UNKNOWN_CAUSE) == [(6, "gremlin")]
+    assert found(log, FoundKind.BACKWARDS)[0][0] == 6
+    assert found(log, FoundKind.UNREADABLE) == [(7, "'soon' is no time"), (9, "2 columns instead of 4")]
+    assert [line for line, _ in found(log, FoundKind.NO_TIME)] == [8]
+    assert [line for line, _ in found(log, FoundKind.OVERLAP)] == [11]
+    left_out = sum(len(found(log, what)) for what in (FoundKind.DUPLICATE, FoundKind.UNREADABLE, FoundKind.NO_TIME))
     assert left_out + len(log.entries) == log.rows, "each row is a fault, or is named as left out"
     repairs = {entry.line: entry.repair_s for entry in log.entries}
     assert repairs[4] is None and repairs[5] is None and repairs[2] == HOUR_S
@@ -178,25 +178,25 @@ def test_newest_first_is_an_order_and_a_gap_is_named() -> None:
     days = [*range(1, 21), *range(320, 340)]
     rows = [f"{86_400 * (20_000 + day)},n{day % 7},gpu" for day in days]
     forth, back = (read_log("\n".join(["time,node,component", *each]) + "\n") for each in (rows, rows[::-1]))
-    assert not found(forth, Found.BACKWARDS) and not found(back, Found.BACKWARDS)
-    assert found(forth, Found.GAP) == [(22, "300.0 days after line 21")]
+    assert not found(forth, FoundKind.BACKWARDS) and not found(back, FoundKind.BACKWARDS)
+    assert found(forth, FoundKind.GAP) == [(22, "300.0 days after line 21")]
     assert forth.entries[0].at_s == back.entries[0].at_s
 
 
 def test_a_cell_may_hold_marks_that_end_a_line_elsewhere() -> None:
     log = read_log('{"time": "2024-01-01", "node": "a", "cause": "fan\u2028gone"}\n{"time": "2024-01-02", "node": "b", "cause": 5}\nnull\n')
-    assert [entry.line for entry in log.entries] == [1, 2] and found(log, Found.UNREADABLE) == [(3, "no JSON object")]
+    assert [entry.line for entry in log.entries] == [1, 2] and found(log, FoundKind.UNREADABLE) == [(3, "no JSON object")]
 
 
 def test_durations_that_contradict_their_ends() -> None:
     log = read_log("start,end,down time (min),node,cause\n2024-01-01T00:00:00,2024-01-01T02:00:00,5,a,gpu\n")
-    assert found(log, Found.DISAGREES) == [(2, "300 s and 7,200 s")] and log.entries[0].repair_s == 7200.0
+    assert found(log, FoundKind.DISAGREES) == [(2, "300 s and 7,200 s")] and log.entries[0].repair_s == 7200.0
 
 
 def test_a_window_leaves_out_what_is_not_in_it_and_is_the_time_that_counts() -> None:
     log = read_log(BAD, since="2024-01-02", until="2024-02-01", nodes=10)
     assert (log.ended_s - log.began_s) / 86_400 == 30 and log.exposure_node_s == 300 * 86_400
-    assert [line for line, _ in found(log, Found.OUTSIDE)] == [2, 3]
+    assert [line for line, _ in found(log, FoundKind.OUTSIDE)] == [2, 3]
 
 
 @pytest.mark.parametrize(
@@ -259,7 +259,7 @@ def test_an_imported_log_comes_back_from_its_trace() -> None:
 
 def test_a_trace_without_exposure_cannot_be_fitted() -> None:
     with pytest.raises(ConfigError, match="what time and which nodes"):
-        from_trace(read_trace(as_text([Row(Fault("a", 1.0, "gpu", "kill_rank", slot=1))])))
+        from_trace(read_trace(as_text([FleetTraceRow(Fault("a", 1.0, "gpu", "kill_rank", slot=1))])))
     with pytest.raises(ConfigError, match="was changed"):
         from_trace(read_trace(as_trace(read_log(lanl(20))).replace(" nodes from", " from")))
 
@@ -285,7 +285,7 @@ def test_chaos_reads_what_the_simulator_wrote_at_places_of_its_run(tmp_path: Pat
 
 def test_the_simulator_reads_the_trace_of_a_run_and_of_a_log(tmp_path: Path) -> None:
     slow = Fault("b", 4.0, "slow_compute", "slow", node=1, duration_s=5.0, severity=1.5)
-    run = as_text([Row(Fault("a", 3.0, "gpu", "kill_rank", slot=2)), Row(slow)])
+    run = as_text([FleetTraceRow(Fault("a", 3.0, "gpu", "kill_rank", slot=2)), FleetTraceRow(slow)])
     (tmp_path / "run.csv").write_text(run)
     read = read_arrivals(MODEL, tmp_path / "run.csv")
     assert read.nodes.tolist() == [2] and read.slow_until_s.tolist() == [9.0]

@@ -15,8 +15,8 @@ import pytest
 from dashboards.metrics.table import METRICS
 from dashboards.trackers import choice
 from dashboards.trackers.fold import ITS_OWN, TrackFold, values_of
-from dashboards.trackers.port import Figures
-from dashboards.trackers.session import Kept, path_of, standing
+from dashboards.trackers.port import TrackedFigures
+from dashboards.trackers.session import StandingFile, path_of, standing
 from fleet.app import plans, tracking
 from fleet.app.configuration import configured
 from fleet.errors import ConfigError
@@ -116,7 +116,7 @@ def test_the_older_a_run_the_rarer_its_samples() -> None:
     fold = TrackFold(every_s=10.0)
     day_s = 86_400
     journal = [one_loss().records[0], *(r.Committed(StateId(0, step), 5.0 * step) for step in range(1, day_s // 5))]
-    at_s = [each.item.at_s - 1.7e9 for record in journal for each in fold.take(record) if isinstance(each.item, Figures)]
+    at_s = [each.item.at_s - 1.7e9 for record in journal for each in fold.take(record) if isinstance(each.item, TrackedFigures)]
     assert at_s[:3] == [10.0, 20.0, 30.0]
     assert 500 < len(at_s) < 2500
     assert at_s[-1] - at_s[-2] == pytest.approx(0.002 * day_s, abs=10.0)
@@ -126,13 +126,13 @@ def test_the_older_a_run_the_rarer_its_samples() -> None:
 
 
 def test_one_process_at_a_time_sends_a_run_to_a_tracker(tmp_path: Path) -> None:
-    kept = Kept(tmp_path, "mlflow")
+    kept = StandingFile(tmp_path, "mlflow")
     with pytest.raises(ConfigError, match="another process"):
-        Kept(tmp_path, "mlflow")
+        StandingFile(tmp_path, "mlflow")
     kept.standing.sent = 7
     kept.save()
     kept.close()
-    again = Kept(tmp_path, "mlflow")
+    again = StandingFile(tmp_path, "mlflow")
     assert again.standing.sent == 7
     again.close()
 

@@ -21,7 +21,7 @@ from chaos.controls import ChaosControls
 from dashboards import access, server
 from dashboards.access import Access, stored_token
 from dashboards.control_registry import ControlRegistry
-from dashboards.feeds import Feed, Feeds
+from dashboards.feeds import RunFeed, RunFeeds
 from dashboards.metrics import table as metrics
 from dashboards.openapi import openapi
 from fleet.app.follow import Follower
@@ -116,7 +116,7 @@ def test_metrics_are_those_of_the_runs_that_go_on(served: Watched) -> None:
 def test_a_storm_of_scrapes_is_answered_from_one_look(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     now_s, looks = [100.0], []
     monkeypatch.setattr(server.time, "monotonic", lambda: now_s[0])
-    with Feeds(tmp_path) as feeds:
+    with RunFeeds(tmp_path) as feeds:
         monkeypatch.setattr(feeds, "fresh", lambda: looks.append(now_s[0]) or [])
         scraped = server.Exposition(feeds)
         for at_s in (100.0, 100.5, 100.9, 101.0):
@@ -307,7 +307,7 @@ def test_a_slow_client_holds_up_nobody(served: Watched, chaos: ChaosControls) ->
 def test_a_reader_that_takes_nothing_is_let_go(served: Watched, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(server, "WRITE_S", 0.2)
     monkeypatch.setattr(server, "UPDATE_S", 0.001)
-    monkeypatch.setattr(Feed, "body", lambda feed: b"x" * (1 << 20) + os.urandom(1))  # each time another one
+    monkeypatch.setattr(RunFeed, "body", lambda feed: b"x" * (1 << 20) + os.urandom(1))  # each time another one
     with socket.create_connection(("127.0.0.1", served.server.port), LIMIT_S) as deaf:
         deaf.sendall(b"GET /api/runs/good/events HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n")
         until(lambda: served.server._streams == 1, "it is served", LIMIT_S)

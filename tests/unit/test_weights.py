@@ -15,7 +15,7 @@ from torch import nn
 from actors.rank.membership.process_group import Group
 from actors.rank.state.tracked import TrackedState
 from actors.rank.step.engine import Engine
-from actors.rank.step.weights import NONE, Weights, agreed, divisor, mean_of
+from actors.rank.step.weights import NONE, ShardWeights, agreed, divisor, mean_of
 from actors.rank.telemetry.recorder import Recorder
 from actors.rank.zero1.sharded import ShardedEngine
 from fleet.errors import ConfigError, LoopError
@@ -185,7 +185,7 @@ def test_what_a_loop_has_frozen_is_part_of_the_state(tmp_path: Path) -> None:
 
 
 def test_weights_are_refused_by_name() -> None:
-    weights = Weights(4)
+    weights = ShardWeights(4)
     with pytest.raises(LoopError, match="weight=-1.0"):
         weights.add(-1.0)
     with pytest.raises(LoopError, match="weight=nan"):
@@ -198,7 +198,7 @@ def test_weights_are_refused_by_name() -> None:
 
 
 def test_several_backwards_of_a_shard_add_up() -> None:
-    weights = Weights(2)
+    weights = ShardWeights(2)
     assert [weights.add(3.0), weights.add(5.0), weights.add(0.0)] == [1.5, 2.5, 0.0]
     assert weights.given == 8.0
     assert weights.end(1) == (2.0, 8.0)

@@ -18,11 +18,11 @@ from actors.rank.home import Home
 from actors.rank.loop import Run
 from actors.rank.membership.client import Client
 from actors.rank.membership.process_group import Group
-from actors.rank.once import Figures
+from actors.rank.once import EvaluationFigures
 from actors.rank.state.tracked import TrackedState
 from actors.rank.step.engine import Engine
 from actors.rank.step.flops import FlopCount
-from actors.rank.step.outcome import Outcome
+from actors.rank.step.outcome import ReductionOutcome
 from actors.rank.step.step import Step
 from actors.rank.telemetry.recorder import Recorder
 from fleet.cluster.clock import now_us
@@ -123,7 +123,7 @@ class Alone(Run):
         seed_step(self.seed, total)
         self.digest = engine.digest(total)
 
-    def _attempt(self, step: Step) -> Outcome | None:
+    def _attempt(self, step: Step) -> ReductionOutcome | None:
         engine, self._attempted, self._tries = self._trained, step, self._tries + 1
         engine.body.leave()
         outcome = engine.reduce((-1, 0, 0))
@@ -139,7 +139,7 @@ class Alone(Run):
         engine.finish(lambda: self._tell(step, outcome.loss))
         return outcome
 
-    def evaluate(self, fn: Callable[[], Mapping[str, float]], *, every: int = 1) -> Figures | None:
+    def evaluate(self, fn: Callable[[], Mapping[str, float]], *, every: int = 1) -> EvaluationFigures | None:
         """See :class:`Run`."""
         here = self._here().step
         if self._loop.committed and here % every == 0:

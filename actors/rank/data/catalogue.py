@@ -71,7 +71,7 @@ class Located(Protocol):
 
 
 @dataclass(frozen=True)
-class Catalogue:
+class FileCatalogue:
     """The files of the data set ``data_sha256``, in its order. ``layout`` and ``window_bytes``: see ``DataFiles``."""
 
     data_sha256: str
@@ -138,7 +138,7 @@ def _lines_of(file: DataFile) -> Records | Grouped | None:
     return Lines().records(File(system, path, file.size_bytes)) if known else None
 
 
-def catalogue_of(reader: Any, files: Sequence[File], found: Sequence[Records | Grouped], data_sha256: str) -> Catalogue:
+def catalogue_of(reader: Any, files: Sequence[File], found: Sequence[Records | Grouped], data_sha256: str) -> FileCatalogue:
     """Of files that were just opened, still without digests."""
     grouped = [one for one in found if isinstance(one, Grouped)]
     if grouped:
@@ -152,7 +152,7 @@ def catalogue_of(reader: Any, files: Sequence[File], found: Sequence[Records | G
         DataFile(shown(file.path), file.size, len(one), modified_s(file), "", () if spared else _layout(one, layout))
         for file, one in zip(files, found, strict=True)
     ]
-    return Catalogue(data_sha256, type(reader).__name__, layout, getattr(reader, "window_bytes", 1) if grouped else 0, made)
+    return FileCatalogue(data_sha256, type(reader).__name__, layout, getattr(reader, "window_bytes", 1) if grouped else 0, made)
 
 
 def _layout(records: Any, layout: str) -> tuple[int, ...]:
@@ -177,7 +177,7 @@ def is_local(file: File) -> bool:
     return "file" in (file.system.protocol if isinstance(file.system.protocol, tuple) else (file.system.protocol,))
 
 
-def pieces(catalogue: Catalogue) -> Iterator[tuple[int, tuple[DataFile, ...]]]:
+def pieces(catalogue: FileCatalogue) -> Iterator[tuple[int, tuple[DataFile, ...]]]:
     """(number of the first, files) for each record; none when there are too many."""
     if len(catalogue.files) <= MOST_FILES:
         for first in range(0, len(catalogue.files), AT_ONCE):
@@ -232,7 +232,7 @@ class CatalogueReporter:
     """
 
     def __init__(
-        self, catalogue: Catalogue, opened: Sequence[File], say: Callable[[int, tuple[DataFile, ...]], object], cache: Path
+        self, catalogue: FileCatalogue, opened: Sequence[File], say: Callable[[int, tuple[DataFile, ...]], object], cache: Path
     ) -> None:
         self._catalogue, self._opened, self._say, self._cache = catalogue, opened, say, cache
         self._closing = threading.Event()

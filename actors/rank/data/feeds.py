@@ -23,7 +23,7 @@ import torch
 from fsspec.core import url_to_fs
 from torch.utils.data import default_collate
 
-from actors.rank.data.catalogue import Catalogue, Place, catalogue_of
+from actors.rank.data.catalogue import FileCatalogue, Place, catalogue_of
 from actors.rank.data.fingerprint import fingerprint, samples_fingerprint
 from actors.rank.data.groups import Groups, Span
 from actors.rank.data.readers import File, Grouped, Reader, Records, shown
@@ -165,7 +165,7 @@ class ShardedDataset(Ordered, torch.utils.data.Dataset[Any]):
         start, stop = self._records[file].span(record)
         return Place(shown(path), record, start, stop - start)
 
-    def catalogue(self) -> Catalogue | None:
+    def catalogue(self) -> FileCatalogue | None:
         """Its files, and how samples lie in them; None of a dataset that is no files."""
         if self._inner is not None:
             return None
@@ -397,7 +397,7 @@ class Feed:
         return self._dataset.order if isinstance(self._dataset, Ordered) else PERMUTED
 
     @property
-    def catalogue(self) -> Catalogue | None:
+    def catalogue(self) -> FileCatalogue | None:
         """Its files; None where it has none that are known."""
         return self._dataset.catalogue() if isinstance(self._dataset, ShardedDataset) else None
 

@@ -8,11 +8,11 @@ from typing import Any
 
 import numpy as np
 
-from actors.rank.data.catalogue import Catalogue, Located, Place
+from actors.rank.data.catalogue import FileCatalogue, Located, Place
 from actors.rank.data.sampling import positions_many, sample_indices, shard_size
 from actors.rank.data.windows import Windows
 from fleet.errors import ConfigError
-from fleet.ledger.lineage import DataHistory, FilesOf, Stretch
+from fleet.ledger.lineage import DataHistory, FilesOf, ReadStretch
 from fleet.protocol.records import PERMUTED, STREAMS, WINDOWS, DataRead
 
 AT_ONCE = 1 << 16
@@ -32,7 +32,7 @@ class Took:
 
     step: int
     shard: int
-    stretch: Stretch
+    stretch: ReadStretch
     indices: tuple[int, ...]
     places: tuple[Place | None, ...]
     unknown: str = ""
@@ -40,7 +40,7 @@ class Took:
 
 @dataclass(frozen=True, slots=True)
 class Use:
-    """In step ``step`` of history ``history``, shard -> how many samples of the file it took. ``counts``: see ``Stretch``."""
+    """In step ``step`` of history ``history``, shard -> how many samples of the file it took. ``counts``: see ``ReadStretch``."""
 
     history: int
     step: int
@@ -60,7 +60,7 @@ class Lineage:
 
     def __init__(self, history: DataHistory, dataset: Any = None) -> None:
         self._history, self._dataset = history, dataset
-        self._catalogues: dict[str, Catalogue] = {}
+        self._catalogues: dict[str, FileCatalogue] = {}
         if dataset is not None:
             _check_same(history, dataset)
 
@@ -82,7 +82,7 @@ class Lineage:
     def _first(self) -> int:
         return min((one.first for one in self._history.stretches()), default=0)
 
-    def _took(self, step: int, shard: int, stretch: Stretch) -> Took:
+    def _took(self, step: int, shard: int, stretch: ReadStretch) -> Took:
         read = stretch.read
         if read is None:
             return Took(step, shard, stretch, (), (), "the journal does not say from what this step was read")
@@ -113,7 +113,7 @@ class Lineage:
         catalogue = self.catalogue(read)
         return catalogue.windows() if catalogue is not None else None
 
-    def catalogue(self, read: DataRead) -> Catalogue | None:
+    def catalogue(self, read: DataRead) -> FileCatalogue | None:
         """The files of what was read, where the journal has all of them."""
         sha256, known = read.data_sha256, self._history.files.get(read.data_sha256)
         if known is None or not known.whole:
@@ -142,7 +142,7 @@ class Lineage:
             if samples is not None and len(samples):
                 yield from self._used(stretch, stretch.read, samples)
 
-    def unanswerable(self) -> list[Stretch]:
+    def unanswerable(self) -> list[ReadStretch]:
         """Steps of which ``uses`` can say nothing."""
         return [one for one in self._history.stretches() if one.read is None or self._source(one.read) is None]
 
@@ -182,7 +182,7 @@ class Lineage:
         ]
         return np.concatenate(mine) if mine else np.empty(0, np.uint64)
 
-    def _used(self, stretch: Stretch, read: DataRead, samples: np.ndarray) -> Iterator[Use]:
+    def _used(self, stretch: ReadStretch, read: DataRead, samples: np.ndarray) -> Iterator[Use]:
         """By epochs: where in each the samples come."""
         batch, length = read.batch_size, read.samples
         first, end = stretch.first * batch, stretch.end * batch
@@ -218,10 +218,10 @@ class Lineage:
         return windows
 
 
-def made_of(data_sha256: str, known: FilesOf) -> Catalogue:
+def made_of(data_sha256: str, known: FilesOf) -> FileCatalogue:
     """As the rank had it that told of it."""
     files = [known.files[number] for number in sorted(known.files)]
-    return Catalogue(data_sha256, known.reader, known.layout, known.window_bytes, files)
+    return FileCatalogue(data_sha256, known.reader, known.layout, known.window_bytes, files)
 
 
 def _check_same(history: DataHistory, dataset: Any) -> None:

@@ -103,7 +103,7 @@ class ParquetRows:
         import pyarrow as pa
         import pyarrow.parquet as pq
 
-        parts = Parts([(start, piece) for (start, _), piece in zip(self.spans(group), data, strict=True)], self._file.size)
+        parts = FileParts([(start, piece) for (start, _), piece in zip(self.spans(group), data, strict=True)], self._file.size)
         try:
             read = pq.ParquetFile(parts, metadata=self._metadata, pre_buffer=False)
             return read.read_row_group(group, columns=self._schema.names, use_threads=False).combine_chunks()
@@ -135,7 +135,7 @@ def _tensor(numbers: Any) -> torch.Tensor:
     return torch.from_numpy(numbers.to_numpy(zero_copy_only=False).copy())
 
 
-class Parts(io.RawIOBase):
+class FileParts(io.RawIOBase):
     """A file of ``size`` bytes of which only some parts are there: (where it begins, its bytes)."""
 
     def __init__(self, parts: Sequence[tuple[int, bytes]], size: int) -> None:
@@ -182,7 +182,7 @@ def _metadata(file: File) -> Any:
     if footer_bytes > len(tail):
         tail = file.read(max(0, file.size - footer_bytes), file.size)
     try:
-        return pq.read_metadata(Parts([(file.size - len(tail), tail)], file.size))
+        return pq.read_metadata(FileParts([(file.size - len(tail), tail)], file.size))
     except (pa.ArrowException, OSError) as error:
         raise file.refused(f"its footer cannot be read: {error}", "Write the file anew.") from error
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from actors.rank.data.catalogue import Catalogue, CatalogueReporter, default_cache
+from actors.rank.data.catalogue import CatalogueReporter, FileCatalogue, default_cache
 from actors.rank.data.feeds import Feed
 from actors.rank.membership.client import Client
 from fleet.protocol.events import FilesFound, Reads
@@ -53,6 +53,6 @@ class DataReporter:
         self.reporters[sha256].start()
 
 
-def _found(client: Client, catalogue: Catalogue, first: int, files: tuple[DataFile, ...]) -> FilesFound:
+def _found(client: Client, catalogue: FileCatalogue, first: int, files: tuple[DataFile, ...]) -> FilesFound:
     layout = catalogue.reader, catalogue.layout, catalogue.window_bytes
     return FilesFound(client.protocol.member, catalogue.data_sha256, *layout, first, len(catalogue.files), files)

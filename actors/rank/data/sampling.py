@@ -100,7 +100,7 @@ def sample_indices(seed: int, step: int, shard: int, shards: int, batch_size: in
 
 
 @dataclass(frozen=True, slots=True)
-class Progress:
+class DataProgress:
     """Where in the data a run is: ``samples_seen`` in all, which make ``epoch`` whole epochs and ``seen_in_epoch`` samples of the next."""
 
     samples_seen: int
@@ -108,9 +108,9 @@ class Progress:
     seen_in_epoch: int
 
 
-def progress(step: int, batch_size: int, dataset_len: int) -> Progress:
+def progress(step: int, batch_size: int, dataset_len: int) -> DataProgress:
     """What ``step`` committed steps have taken from a dataset."""
-    return Progress(step * batch_size, *divmod(step * batch_size, dataset_len))
+    return DataProgress(step * batch_size, *divmod(step * batch_size, dataset_len))
 
 
 def samples_of(dataset: Any, seed: int, step: int, shard: int, shards: int, batch_size: int) -> list[Any]:

@@ -11,7 +11,7 @@ import torch
 
 from actors.rank.state.weights import Read
 from actors.rank.zero1.chunked import ChunkedOptimizer, joined, like_parameter, probe_of
-from actors.rank.zero1.pieces import PARAMETER, Piece
+from actors.rank.zero1.pieces import PARAMETER, StatePiece
 from fleet.protocol.chunks import WHOLE, Chunk, bounds
 
 
@@ -62,12 +62,12 @@ class ChunkedModel(ChunkedOptimizer):
         self.adopt((), ())
         self.chunks, self._unread = (WHOLE,), True
 
-    def first(self, chunks: Iterable[Chunk]) -> list[Piece]:
+    def first(self, chunks: Iterable[Chunk]) -> list[StatePiece]:
         return [self._read(*part) for part in self._parts_of(chunks)]
 
-    def _read(self, number: int, lo: int, hi: int) -> Piece:
+    def _read(self, number: int, lo: int, hi: int) -> StatePiece:
         at = self.places[number][1]
-        return Piece(number, lo, hi, {PARAMETER: self._readers[number](lo - at, hi - at).to(self.parameters[number].device)})
+        return StatePiece(number, lo, hi, {PARAMETER: self._readers[number](lo - at, hi - at).to(self.parameters[number].device)})
 
     # ---- the whole -----------------------------------------------------------------------------------------------------------------------
 
@@ -85,17 +85,17 @@ class ChunkedModel(ChunkedOptimizer):
             super()._load_whole(self._loaded)
         self._loaded, self._values = None, {}
 
-    def _whole_pieces(self) -> list[Piece]:
+    def _whole_pieces(self) -> list[StatePiece]:
         state = {piece.parameter: piece.values for piece in super()._whole_pieces()}
         found = []
         for number, (parameter, (_, start)) in enumerate(zip(self.parameters, self.places, strict=True)):
             value = like_parameter(self._values[number].detach(), self.strides[number])
-            found.append(Piece(number, start, start + parameter.numel(), {PARAMETER: value, **state.get(number, {})}))
+            found.append(StatePiece(number, start, start + parameter.numel(), {PARAMETER: value, **state.get(number, {})}))
         return found
 
     # ---- chunks --------------------------------------------------------------------------------------------------------------------------
 
-    def _ground(self, chunks: tuple[Chunk, ...], pieces: Mapping[int, Sequence[Piece]]) -> None:
+    def _ground(self, chunks: tuple[Chunk, ...], pieces: Mapping[int, Sequence[StatePiece]]) -> None:
         spans = [(flat, *bounds(length, chunk)) for flat, length in enumerate(self.extents) for chunk in chunks]
         memory = []
         for flat, lo, hi in spans:
@@ -138,8 +138,8 @@ class ChunkedModel(ChunkedOptimizer):
         """All elements that are here."""
         return [one.elements for one in self._memory]
 
-    def _held(self) -> Mapping[int, Sequence[Piece]]:
-        found: dict[int, list[Piece]] = defaultdict(list)
+    def _held(self) -> Mapping[int, Sequence[StatePiece]]:
+        found: dict[int, list[StatePiece]] = defaultdict(list)
         for number, pieces in super()._held().items():
             for piece in pieces:
                 beside = {} if PARAMETER in piece.values else {PARAMETER: self.view(number, piece.lo, piece.hi)}

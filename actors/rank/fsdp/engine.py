@@ -36,7 +36,7 @@ from actors.rank.fsdp.serving import Address, FetchRequest, PeerFetcher, PeerReq
 from actors.rank.fsdp.taken import Precision, Unit
 from actors.rank.membership.process_group import Group, GroupBroken
 from actors.rank.state.tracked import TrackedState
-from actors.rank.step.outcome import Outcome
+from actors.rank.step.outcome import ReductionOutcome
 from actors.rank.tags import Tag
 from actors.rank.telemetry.recorder import Recorder
 from actors.rank.zero1.sharded import Routes, ShardedEngine
@@ -248,7 +248,7 @@ class FsdpEngine(ShardedEngine):
         for each in self._gathered:
             each.free()
 
-    def reduce(self, offer: Offer, *, early: bool = False) -> Outcome:
+    def reduce(self, offer: Offer, *, early: bool = False) -> ReductionOutcome:
         """All that this rank has computed has arrived before it says so."""
         self._recorder.switch(COMM)
         missed, self._missed = self._missed or self._sender.flush(), ""

@@ -110,7 +110,7 @@ def bytes_of(tensor: torch.Tensor) -> memoryview:
     return memoryview((ctypes.c_char * tensor.nbytes).from_address(tensor.data_ptr())).cast("B")
 
 
-class Keep(Protocol):
+class ContributionSink(Protocol):
     """Takes gifts, from any thread."""
 
     def room(self, request: PeerRequest) -> torch.Tensor:
@@ -129,7 +129,7 @@ class PeerServer:
         keep: what is done with a gift.
     """
 
-    def __init__(self, host: str, find: Callable[[StateId, int, int, int], Served | None], keep: Keep) -> None:
+    def __init__(self, host: str, find: Callable[[StateId, int, int, int], Served | None], keep: ContributionSink) -> None:
         self._find, self._keep, self._token = find, keep, secrets.token_bytes(TOKEN_BYTES)
         self._listener = socket.create_server((host, 0), backlog=128)
         self.address = Address(host, self._listener.getsockname()[1], self._token)

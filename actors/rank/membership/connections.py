@@ -31,7 +31,7 @@ def listening() -> set[Address]:
 
 
 @dataclass
-class Ends:
+class ConnectionEnds:
     """The TCP addresses by which a group's own connections are known: ``near`` on this rank, ``far`` on its peers."""
 
     near: set[Address] = field(default_factory=set)

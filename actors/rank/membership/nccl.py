@@ -97,18 +97,18 @@ class Communicator:
         self.made, self._device, self.limit_s = made, device, limit_s
         self.left = False
 
-    def exchange(self, sends: Sequence[tuple[torch.Tensor, int]], receives: Sequence[tuple[torch.Tensor, int]]) -> Operation:
+    def exchange(self, sends: Sequence[tuple[torch.Tensor, int]], receives: Sequence[tuple[torch.Tensor, int]]) -> NcclOperation:
         """Begin to send and to receive ``(tensor, peer)`` pairs, as one: single ones could wait for each other."""
         self.made._start_coalescing()
         for tensor, peer in receives:
             self.made.recv([tensor], peer, Tag.PLAIN)
         for tensor, peer in sends:
             self.made.send([tensor], peer, Tag.PLAIN)
-        return Operation(self, self.made._end_coalescing())
+        return NcclOperation(self, self.made._end_coalescing())
 
-    def all_reduce(self, tensor: torch.Tensor) -> Operation:
+    def all_reduce(self, tensor: torch.Tensor) -> NcclOperation:
         """Begin to sum ``tensor`` over ranks, in place."""
-        return Operation(self, self.made.allreduce([tensor]))
+        return NcclOperation(self, self.made.allreduce([tensor]))
 
     def abort(self) -> None:
         """End what is under way. It takes a second, may fail, and may not come back: nothing of the communicator is used any more."""
@@ -119,7 +119,7 @@ class Communicator:
             log.warning("a communicator of NCCL was not aborted: %s", error)
 
 
-class Operation:
+class NcclOperation:
     """One of a :class:`Communicator`, under way on a stream of its own."""
 
     def __init__(self, communicator: Communicator, work: Any) -> None:

@@ -21,7 +21,7 @@ import torch
 import torch.distributed as dist
 
 from actors.rank.membership import nccl as _nccl
-from actors.rank.membership.connections import Ends, listening
+from actors.rank.membership.connections import ConnectionEnds, listening
 from actors.rank.membership.errands import Errands, Signal
 from actors.rank.membership.nccl import first_line
 from actors.rank.membership.store import Exchange, StoreClient, StoreServer, TorchStore
@@ -29,7 +29,7 @@ from actors.rank.tags import Tag
 from actors.rank.telemetry.usage import RECEIVED, SENT
 from fleet.cluster.scheduling import be_prompt
 from fleet.errors import GroupLost
-from fleet.protocol.beside import Room
+from fleet.protocol.beside import RankRoom
 
 __all__ = ["Forming", "Group", "GroupBroken", "Signal", "StoreServer", "Work", "warm_up"]
 
@@ -108,12 +108,19 @@ class Group:
     """
 
     def __init__(
-        self, generation: int, rank: int, size: int, device: torch.device, gloo: Any = None, nccl: Any = None, ends: Ends | None = None
+        self,
+        generation: int,
+        rank: int,
+        size: int,
+        device: torch.device,
+        gloo: Any = None,
+        nccl: Any = None,
+        ends: ConnectionEnds | None = None,
     ) -> None:
         """``nccl`` is a :class:`nccl.Communicator`; see :meth:`carry_by`."""
         self.generation, self.rank, self.size, self.device = generation, rank, size, device
         self.sites: tuple[str, ...] = ("",) * size
-        self.rooms: tuple[Room, ...] = (Room("", math.inf),) * size
+        self.rooms: tuple[RankRoom, ...] = (RankRoom("", math.inf),) * size
         self._gloo, self._aborts = gloo, list[Callable[[], None]]()
         self._nccl: Any = None
         self._ends = ends
@@ -202,7 +209,7 @@ class Group:
             raise self.broken(first_line(error)) from error
         return Work(self, incoming, outgoing)
 
-    def _watching(self, operation: _nccl.Operation) -> Work:
+    def _watching(self, operation: _nccl.NcclOperation) -> Work:
         return Work(self, [operation], before=operation.follow)
 
     def _complete(self, works: Sequence[Any]) -> None:
@@ -440,13 +447,13 @@ class Forming:
     ) -> None:
         self._store, self._host, self._device, self._backend = store, host, device, backend
         self._site, self._sites = site, [""] * size
-        self._cores, self._rooms = cores, [Room("", math.inf)] * size
+        self._cores, self._rooms = cores, [RankRoom("", math.inf)] * size
         self._generation, self._rank, self._size, self._timeout_s = generation, rank, size, timeout_s
         self._operation_s = operation_s or timeout_s
         self._lock, self._settled = threading.Lock(), threading.Event()
         self._group: Group | None = None
         self._error = ""
-        self._ends = Ends()
+        self._ends = ConnectionEnds()
         self._devices: dict[str, str] = {}  # by where a rank listens
         self._making: _nccl.Making | None = None
         self._client: StoreClient | None = None
@@ -535,7 +542,7 @@ class Forming:
         """Where a rank listens: known before there is a connection that an interrupt has to end. Which device it has, where it is, and on
         how many cores."""
         ends, name, rank, site, host, cores = json.loads(said)
-        self._sites[rank], self._rooms[rank] = site, Room(host, cores)
+        self._sites[rank], self._rooms[rank] = site, RankRoom(host, cores)
         self._ends.far |= {(host, port) for host, port in ends} - self._ends.near
         self._devices[str(ends)] = name
         self._go_on()

@@ -88,7 +88,7 @@ class PartsPort(Protocol):
 
 
 @dataclass(frozen=True)
-class Order:
+class SaveOrder:
     """One checkpoint as one rank writes it, asked for as ``request`` in ``generation``, to ``place``."""
 
     request: int
@@ -109,7 +109,7 @@ class Saver:
         self._snapshots = Snapshotter()
         # Copies for peers are made every few seconds, and must not wait behind a store that takes minutes.
         self._threads = {level.name: ThreadPoolExecutor(1, thread_name_prefix=f"fleet-save-{level.name}") for level in LEVELS}
-        self._order: Order | None = None
+        self._order: SaveOrder | None = None
         self._begun_s = 0.0
 
     def begin(self, request: int, here: StateId, view: View, share: Share) -> None:
@@ -120,7 +120,7 @@ class Saver:
             if self._snapshots.begin(here, share):
                 level = level_of(request)
                 place = peers_url(view.copies[share.index]) if level == PEERS else self._places.get(level, "")
-                self._order = Order(request, here, view.generation, share, place)
+                self._order = SaveOrder(request, here, view.generation, share, place)
                 self._begun_s = (self._recorder.now_us() - before_us) / 1e6
             else:
                 self._give_up(request, here, "the two snapshots before it are still being written")
@@ -151,7 +151,7 @@ class Saver:
         finally:
             self._recorder.switch(before)
 
-    def _write(self, order: Order, snapshot: Snapshot, blocked_s: float) -> None:
+    def _write(self, order: SaveOrder, snapshot: Snapshot, blocked_s: float) -> None:
         try:
             with snapshot:
                 snapshot.arrive()

@@ -26,7 +26,7 @@ import numpy as np
 import torch
 
 from actors.rank.state.tracked import Flat
-from fleet.cluster.cores import Beside
+from fleet.cluster.cores import BesideThread
 from fleet.protocol.types import StateId
 
 copy: Callable[[int, int, int], object]
@@ -294,7 +294,7 @@ class _Job:
 
     def _work_beside(self, loop: int) -> None:
         """In the other thread. It and the loop hand the interpreter's lock to each other at first; after one task each does its own."""
-        cores = Beside(loop)
+        cores = BesideThread(loop)
         self._work_once()
         cores.keep()
         self._work()

@@ -14,7 +14,7 @@ from actors.rank.fsdp.copies import check_copies
 from actors.rank.fsdp.gathered import cast_whole
 from actors.rank.fsdp.taken import Unit, numbers
 from actors.rank.state.tracked import TrackedState
-from actors.rank.state.weights import Weights, load_weights
+from actors.rank.state.weights import WeightFiles, load_weights
 from actors.rank.zero1.sharded import check_tracked
 from fleet.errors import ConfigError
 from fleet.settings.run import RunSettings
@@ -39,7 +39,7 @@ def tracked(
     chunked = settings.optimizer_sharding == "fsdp"
     modules = {name: one for name, one in objects.items() if isinstance(one, torch.nn.Module)}
     device = device_of() if weights is not None or (units and chunked) else torch.device("cpu")
-    readers = load_weights(modules, Weights(weights) if weights is not None else None, device, chunked=chunked)
+    readers = load_weights(modules, WeightFiles(weights) if weights is not None else None, device, chunked=chunked)
     state = TrackedState(**objects)
     state.readers, state.units = readers, numbers(units)
     state.casts = any(unit.precision.parameters is not None for unit in units)

@@ -29,7 +29,7 @@ WRITE = 'run.save("model.safetensors"), `fleet checkpoint export --format safete
 BUILD = 'Build it outside of torch.device("meta"), where it is made from the model\'s configuration.'
 
 
-class Weights:
+class WeightFiles:
     """Tensors by name, in one safetensors file or in several with an index.
 
     Args:
@@ -86,7 +86,7 @@ class Weights:
         return rows.reshape(-1)[lo - first * row : hi - first * row]
 
 
-def load_weights(modules: Mapping[str, nn.Module], weights: Weights | None, device: torch.device, *, chunked: bool) -> dict[int, Read]:
+def load_weights(modules: Mapping[str, nn.Module], weights: WeightFiles | None, device: torch.device, *, chunked: bool) -> dict[int, Read]:
     """Give the modules their weights, and memory on ``device`` where they have none.
 
     Args:
@@ -106,7 +106,7 @@ def load_weights(modules: Mapping[str, nn.Module], weights: Weights | None, devi
     return readers
 
 
-def _load(modules: Mapping[str, nn.Module], weights: Weights, device: torch.device, chunked: bool) -> dict[int, Read]:
+def _load(modules: Mapping[str, nn.Module], weights: WeightFiles, device: torch.device, chunked: bool) -> dict[int, Read]:
     readers: dict[int, Read] = {}
     for name, tensor in _matched(modules, weights).items():
         if chunked and isinstance(tensor, nn.Parameter) and tensor.requires_grad:
@@ -116,14 +116,14 @@ def _load(modules: Mapping[str, nn.Module], weights: Weights, device: torch.devi
     return readers
 
 
-def _refuse(name: str, weights: Weights | None) -> None:
+def _refuse(name: str, weights: WeightFiles | None) -> None:
     reason = "it is on the meta device, where it has no value"
     if weights is None:
         raise ConfigError("track", name, reason, f'Give run.track(..., weights="model.safetensors"): {WRITE}')
     raise ConfigError("track", name, f"{reason}, and it is no part of a state_dict, so no file has it", BUILD)
 
 
-def _matched(modules: Mapping[str, nn.Module], weights: Weights) -> dict[str, torch.Tensor]:
+def _matched(modules: Mapping[str, nn.Module], weights: WeightFiles) -> dict[str, torch.Tensor]:
     """By name in the file, each tensor of the modules; of tied ones the first name that is there."""
     held: dict[int, torch.Tensor] = {}
     names: dict[int, list[str]] = defaultdict(list)
@@ -147,13 +147,13 @@ def _matched(modules: Mapping[str, nn.Module], weights: Weights) -> dict[str, to
     return found
 
 
-def _reader(weights: Weights, name: str, parameter: nn.Parameter) -> Read:
+def _reader(weights: WeightFiles, name: str, parameter: nn.Parameter) -> Read:
     if parameter.is_contiguous():
         return lambda lo, hi: weights.stretch(name, lo, hi).to(parameter.dtype)
     return functools.partial(_read_reordered, weights, name, parameter.dtype, parameter.stride())
 
 
-def _read_reordered(weights: Weights, name: str, dtype: torch.dtype, strides: tuple[int, ...], lo: int, hi: int) -> torch.Tensor:
+def _read_reordered(weights: WeightFiles, name: str, dtype: torch.dtype, strides: tuple[int, ...], lo: int, hi: int) -> torch.Tensor:
     """Of a parameter whose memory is in another order than the file's: all of it is read."""
     value = weights.tensor(name).to(dtype)
     memory = torch.empty_strided(value.shape, strides, dtype=dtype, device="cpu").copy_(value)

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from actors.rank.step.early import Early
-from actors.rank.step.habits import Countdown, Order
+from actors.rank.step.habits import BucketOrder, Countdown
 from actors.rank.step.sums import Coming
 
 Collect = Callable[[Sequence[torch.Tensor | None], Sequence[torch.Tensor], bool], None]
@@ -30,7 +30,7 @@ class Ahead:
     def __init__(
         self,
         parameters: Sequence[torch.nn.Parameter],
-        order: Order,
+        order: BucketOrder,
         expected: Collection[int],
         into: Any,
         joined: bool,

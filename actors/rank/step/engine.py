@@ -17,10 +17,10 @@ from actors.rank.step.clipping import SplitNorms, block_norms, clip, clip_factor
 from actors.rank.step.gradients import GradientBuffers
 from actors.rank.step.jumps import Jumps
 from actors.rank.step.logged import ShardLog
-from actors.rank.step.outcome import Outcome
+from actors.rank.step.outcome import ReductionOutcome
 from actors.rank.step.reduction import Reducer, SideChannel
 from actors.rank.step.stopwatch import Stopwatch
-from actors.rank.step.weights import Weights, agreed, divisor, mean_of
+from actors.rank.step.weights import ShardWeights, agreed, divisor, mean_of
 from actors.rank.tags import Tag
 from actors.rank.telemetry.exchanged import EXCHANGED, Before
 from actors.rank.telemetry.recorder import Recorder
@@ -99,7 +99,7 @@ class Engine:
         self._sent: list[tuple[Work, torch.Tensor]] = []  # memory of what is on its way to the peers
         self._promise: tuple[Group, tuple[int, ...]] | None = None
         self.losses: dict[int, float] = {}
-        self.shard_weights = Weights(settings.shards)
+        self.shard_weights = ShardWeights(settings.shards)
         self.log = ShardLog(settings.world)
 
     def _make_reducer(self, settings: RunSettings) -> Reducer:
@@ -292,7 +292,7 @@ class Engine:
         """All of ``state`` was loaded or built here."""
         self._jumps.begin()
 
-    def outcome_of(self, step: int) -> Outcome | None:
+    def outcome_of(self, step: int) -> ReductionOutcome | None:
         """What the reduction of ``step`` said, when it was applied without the loop; see :mod:`actors.rank.zero1.sharded`."""
         return None
 
@@ -381,7 +381,7 @@ class Engine:
         self._gradients.hold()
         self._forget_lost()
 
-    def reduce(self, offer: Offer, *, early: bool = False) -> Outcome:
+    def reduce(self, offer: Offer, *, early: bool = False) -> ReductionOutcome:
         """Exchange gradients and a few numbers with all ranks. Raises GroupBroken: what this rank has computed stays.
 
         StatesDiffer is one: the ranks do not hold the same, so that what was summed is not to be used. ``early``: the state is still on its
@@ -421,7 +421,7 @@ class Engine:
             culprit, why, hopeless = self._suspect(by_shard, *limits)
             why = why or self._again()
         offers = [tuple(map(int, row[: len(offer)])) for row in numbers]
-        return Outcome(offers, mean_of(by_shard, weights), culprit, why, disputed, self._owner(culprit), hopeless, weights)
+        return ReductionOutcome(offers, mean_of(by_shard, weights), culprit, why, disputed, self._owner(culprit), hopeless, weights)
 
     def _by_shard(self, numbers: Sequence[Sequence[float]], first: int, most: int) -> tuple[list[float], tuple[float, ...]]:
         """(losses, weights) of all shards. Raises LoopError where some have a weight and others have none."""

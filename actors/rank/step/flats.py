@@ -16,7 +16,7 @@ Key = tuple[torch.dtype, torch.device, int]
 
 
 @dataclass(frozen=True)
-class Place:
+class FlatPlace:
     flat: int
     start: int
     shape: torch.Size
@@ -39,7 +39,7 @@ class GradientSet:
     present = ALL
 
     def __init__(
-        self, lengths: Mapping[Key, int], parameters: Sequence[Place], averaged: Sequence[Place], leave: Collection[int] = ()
+        self, lengths: Mapping[Key, int], parameters: Sequence[FlatPlace], averaged: Sequence[FlatPlace], leave: Collection[int] = ()
     ) -> None:
         found = enumerate(lengths.items())
         self.flats: list[Any] = [

@@ -19,8 +19,8 @@ from torch import nn
 
 from actors.rank.membership.process_group import Work
 from actors.rank.step.ahead import Ahead
-from actors.rank.step.flats import ALL, GradientSet, Key, Place, collect
-from actors.rank.step.habits import Habits, Order
+from actors.rank.step.flats import ALL, FlatPlace, GradientSet, Key, collect
+from actors.rank.step.habits import BucketOrder, Habits
 from actors.rank.step.reduction import Reducer
 from actors.rank.step.sums import ShardSums
 from fleet.errors import ConfigError
@@ -137,7 +137,7 @@ class GradientBuffers:
 
     def _watch(self) -> None:
         """Other parameters train: what was learnt of when gradients come is forgotten."""
-        self.habits, self._orders = Habits(len(self.parameters)), dict[tuple[int, int], Order]()
+        self.habits, self._orders = Habits(len(self.parameters)), dict[tuple[int, int], BucketOrder]()
         self._hook()
 
     def watch(self, watched: bool) -> None:
@@ -176,11 +176,11 @@ class GradientBuffers:
         self._first_count: list[torch.Tensor] = []
         self._left: list[torch.Tensor] | None = None  # of one shard, what its forward has left of them
 
-    def _place(self, like: torch.Tensor, unit: int = 0) -> Place:
+    def _place(self, like: torch.Tensor, unit: int = 0) -> FlatPlace:
         key = (like.dtype, like.device, unit)
         start = self._lengths.get(key, 0)
         self._lengths[key] = start + -(-like.numel() // ALIGNMENT) * ALIGNMENT
-        return Place(list(self._lengths).index(key), start, like.shape, torch.empty_like(like, device="meta").stride())
+        return FlatPlace(list(self._lengths).index(key), start, like.shape, torch.empty_like(like, device="meta").stride())
 
     @property
     def places(self) -> list[tuple[int, int]]:
@@ -310,11 +310,11 @@ class GradientBuffers:
     def _collect(self, values: Sequence[torch.Tensor | None], into: Sequence[torch.Tensor], add: bool) -> None:
         collect(values, into, add, self.times)
 
-    def _order_of(self, reducer: Reducer) -> Order:
+    def _order_of(self, reducer: Reducer) -> BucketOrder:
         buckets = reducer.stretches(self.layout)
         key = len(buckets), len(buckets[0]) if buckets else 0
         if key not in self._orders:
-            self._orders[key] = Order(buckets, self.places, self.extents)
+            self._orders[key] = BucketOrder(buckets, self.places, self.extents)
         return self._orders[key]
 
     def end_shard(self, shard: int, times: float = 1.0, weight: float = 1.0) -> None:

@@ -59,7 +59,7 @@ class Portion(NamedTuple):
     spans: tuple[Chunk, ...]
 
 
-class Order:
+class BucketOrder:
     """Which parameters complete which bucket, in the order in which buckets travel.
 
     Args:
@@ -108,7 +108,7 @@ def _joined(spans: Sequence[Chunk]) -> tuple[Chunk, ...]:
 class Countdown:
     """Of one shard: how many buckets are complete, in their order. ``expected``: parameters whose gradients will come."""
 
-    def __init__(self, order: Order, expected: Collection[int]) -> None:
+    def __init__(self, order: BucketOrder, expected: Collection[int]) -> None:
         self._order = order
         self._missing = [len(need & frozenset(expected)) for need in order.needs]
         self._pending, self._next = set(expected), 0

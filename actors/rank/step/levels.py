@@ -13,7 +13,7 @@ from actors.rank.step.early import Early
 from actors.rank.tags import bucket_back, bucket_gathered, bucket_there
 from fleet.protocol.chunks import cut_points
 from fleet.protocol.shards import Additions, join
-from fleet.protocol.two_level import Part, TwoLevel
+from fleet.protocol.two_level import ChunkPart, TwoLevel
 
 Flats = Sequence[torch.Tensor]
 
@@ -46,7 +46,7 @@ class Chunked(Protocol):
     def chunk(self, flats: Flats, rank: int) -> torch.Tensor: ...
 
 
-def piece(chunk: torch.Tensor, part: Part) -> torch.Tensor:
+def piece(chunk: torch.Tensor, part: ChunkPart) -> torch.Tensor:
     """That part of a chunk."""
     cuts = cut_points(0, chunk.numel(), part.of)
     return chunk[cuts[part.lo] : cuts[part.hi]]

@@ -8,7 +8,7 @@ from fleet.protocol.member import Offer
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class ReductionOutcome:
     """What a reduction told every rank alike.
 
     ``weights``, by shard, when the loop gives them, else ();

@@ -15,7 +15,7 @@ from actors.rank.data.sampling import seed_shard, seed_step
 from actors.rank.membership.client import Client
 from actors.rank.step.engine import Engine
 from actors.rank.step.flops import FlopCount
-from actors.rank.step.outcome import Outcome
+from actors.rank.step.outcome import ReductionOutcome
 from actors.rank.telemetry.recorder import Recorder
 from fleet.errors import LoopError
 from fleet.protocol.rank_machine import RankMachine
@@ -43,7 +43,7 @@ class Loop:
     recorder: Recorder
     rank_machine: RankMachine
     feeds: Feeds
-    attempt: Callable[[Step], Outcome | None]
+    attempt: Callable[[Step], ReductionOutcome | None]
     rank: int = 0
     reporter: DataReporter = field(default_factory=DataReporter)
     rehearsing: bool = False

@@ -16,7 +16,7 @@ NONE = -1.0
 """In the place of a weight: the loop gives none."""
 
 
-class Weights:
+class ShardWeights:
     """Of the shards that one rank has computed of a step.
 
     With one shard the weight of its first backward is the unit, and 1 is told: its gradient has the bits of a loss without a weight.

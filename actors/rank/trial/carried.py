@@ -25,7 +25,7 @@ from torch import nn
 
 from actors.rank.trial.recording import digest
 from fleet.app.scripts import PACKAGES
-from fleet.ledger.sameness import Kept
+from fleet.ledger.sameness import KeptValue
 
 MOST, DEEPEST = 20_000, 6
 """Values that are looked at, and how many steps from a variable."""
@@ -35,7 +35,7 @@ OF_MODULES = frozenset(vars(nn.Module()))
 LIBRARIES = ("site-packages", "dist-packages", "<")
 
 
-def kept_by(train: Any) -> tuple[Kept, ...]:
+def kept_by(train: Any) -> tuple[KeptValue, ...]:
     """What the script of the train function keeps at this moment. Called within one of its calls."""
     code = getattr(train, "__code__", None)
     if not isinstance(code, CodeType):
@@ -48,7 +48,7 @@ def kept_by(train: Any) -> tuple[Kept, ...]:
 class _Census:
     def __init__(self, folder: str) -> None:
         self._folder = folder
-        self.found: list[Kept] = []
+        self.found: list[KeptValue] = []
         self._seen = set[int]()
 
     def look(self) -> None:
@@ -84,7 +84,7 @@ class _Census:
             return
         inner = self._inner(what, value, line)
         if inner is None:
-            self.found.append(Kept(what, line, _digest(value)))
+            self.found.append(KeptValue(what, line, _digest(value)))
         elif id(value) not in self._seen:
             self._seen.add(id(value))
             for name, part, where in inner:

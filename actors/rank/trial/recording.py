@@ -16,7 +16,7 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from actors.rank.data.fingerprint import digest_of
-from fleet.ledger.sameness import BATCH, IN_GRADIENT, INPUT, LOOP, OP, OUT_GRADIENT, OUTPUT, Mark
+from fleet.ledger.sameness import BATCH, IN_GRADIENT, INPUT, LOOP, OP, OUT_GRADIENT, OUTPUT, TrialMark
 
 CHANCE = torch.Tag.nondeterministic_seeded
 UNWRITTEN = ("aten::empty", "aten::new_empty", "aten::empty_like", "aten::empty_strided", "aten::new_empty_strided")
@@ -32,7 +32,7 @@ class Book:
     """
 
     def __init__(self, inside: str = "", timed: bool = False) -> None:
-        self.marks: list[Mark] = []
+        self.marks: list[TrialMark] = []
         self.step = self.shard = -1
         self.path: list[str] = []
         self.seconds: dict[str, float] = defaultdict(float)
@@ -48,7 +48,7 @@ class Book:
     def add(self, kind: str, where: str, digest: str, **more: Any) -> None:
         """Mark that this came by."""
         if not self.timed:
-            self.marks.append(Mark(kind, where, digest, self.step, self.shard, self.within, **more))
+            self.marks.append(TrialMark(kind, where, digest, self.step, self.shard, self.within, **more))
 
     def value(self, kind: str, where: str, value: Any) -> None:
         """Mark a value."""

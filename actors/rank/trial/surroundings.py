@@ -30,7 +30,7 @@ from torch.overrides import TorchFunctionMode
 from actors.rank.data.sampling import generators_kept
 from actors.rank.trial.recording import Book
 from fleet.app.scripts import PACKAGES
-from fleet.ledger.sameness import CLOCK, KERNELS, MACHINE, MEMORY, ONE_THREAD, RANK, SEEDED, Asked, Call
+from fleet.ledger.sameness import CLOCK, KERNELS, MACHINE, MEMORY, ONE_THREAD, RANK, SEEDED, Call, TrialRequest
 
 ROOT = Path(__file__).parents[3]
 OURS = tuple(f"{ROOT / name}{os.sep}" for name in PACKAGES)
@@ -52,7 +52,7 @@ class Surroundings:
         calls: where what the script asks is noted.
     """
 
-    def __init__(self, asked: Asked, book: Book, calls: list[Call]) -> None:
+    def __init__(self, asked: TrialRequest, book: Book, calls: list[Call]) -> None:
         self._asked, self._book, self._calls = asked, book, calls
         self.set_threads = False
 

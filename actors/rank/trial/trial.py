@@ -19,11 +19,11 @@ from actors.rank.home import Home
 from actors.rank.loop import Run
 from actors.rank.membership.client import Client
 from actors.rank.membership.process_group import Group
-from actors.rank.once import Figures
+from actors.rank.once import EvaluationFigures
 from actors.rank.state.tracked import TrackedState
 from actors.rank.step.engine import Engine
 from actors.rank.step.flops import FlopCount
-from actors.rank.step.outcome import Outcome
+from actors.rank.step.outcome import ReductionOutcome
 from actors.rank.step.step import Loop, Step
 from actors.rank.telemetry.recorder import Recorder
 from actors.rank.trial.carried import kept_by
@@ -31,7 +31,22 @@ from actors.rank.trial.recording import Book
 from actors.rank.trial.surroundings import Surroundings
 from fleet.cluster.clock import now_us
 from fleet.errors import ConfigError, LoopError, RunOver
-from fleet.ledger.sameness import BUFFER, GRADIENT, LATE, LOSS, ORDER, RANK, RATE, START, UPDATED, WRITTEN, Asked, Call, Kept, Trial
+from fleet.ledger.sameness import (
+    BUFFER,
+    GRADIENT,
+    LATE,
+    LOSS,
+    ORDER,
+    RANK,
+    RATE,
+    START,
+    UPDATED,
+    WRITTEN,
+    Call,
+    KeptValue,
+    Trial,
+    TrialRequest,
+)
 from fleet.protocol.types import Member, StateId, View
 from fleet.settings.run import RunSettings
 
@@ -120,7 +135,7 @@ class TrialStep(Step):
 
 
 @dataclass(frozen=True)
-class Plan:
+class TrialPlan:
     """What a trial run is to do.
 
     Attributes:
@@ -143,7 +158,7 @@ class Plan:
 class Trying(Run):
     """A run of one rank that nobody else knows of. What is for all ranks together is done here, and nothing is saved or evaluated."""
 
-    def __init__(self, settings: RunSettings, folder: Path, asked: Asked, book: Book, plan: Plan) -> None:
+    def __init__(self, settings: RunSettings, folder: Path, asked: TrialRequest, book: Book, plan: TrialPlan) -> None:
         recorder = Recorder(folder / "ring", now_us())
         rank = 1 if RANK in asked.varied else 0
         client = Client(rank, "trial", "trial", str(folder / "nobody"), "nowhere:1", recorder)
@@ -153,7 +168,7 @@ class Trying(Run):
         self._loop.rank = 1  # it has no run to tell of its data
         self._taken = 0
         self.train: Train | None = None
-        self.kept: tuple[Kept, ...] = ()
+        self.kept: tuple[KeptValue, ...] = ()
 
     def steps(self, state: TrackedState, *, total: int, clip_norm: float | None = None, flops: float = 0.0) -> Iterator[Step]:
         """See :class:`Run`. Code behind the loop does not run."""
@@ -201,7 +216,7 @@ class Trying(Run):
             torch.cuda.synchronize()
         self._plan.after(time.perf_counter() - begun_s, step.batch_size)
 
-    def _attempt(self, step: Step) -> Outcome | None:
+    def _attempt(self, step: Step) -> ReductionOutcome | None:
         engine = self._trained
         engine.body.leave()
         outcome = engine.reduce((-1, 0, 0))
@@ -244,7 +259,7 @@ class Trying(Run):
         """See :class:`Run`. Nothing is written."""
         return self._home.target(str(path))
 
-    def evaluate(self, fn: Callable[[], Mapping[str, float]], *, every: int = 1) -> Figures | None:
+    def evaluate(self, fn: Callable[[], Mapping[str, float]], *, every: int = 1) -> EvaluationFigures | None:
         """See :class:`Run`. As after a step in which nothing is evaluated."""
         return None
 
@@ -263,33 +278,33 @@ class _NoParts:
         raise LoopError(f"a trial saves nothing: {name}")
 
 
-Attempted = Callable[[Asked, Path | None, Path | None], Trial]
+Attempted = Callable[[TrialRequest, Path | None, Path | None], Trial]
 """One process of a trial: what is asked, and two files, see ``Plan.begins`` and ``Plan.ends``."""
 
 
-def tried(attempted: Attempted, asked: Asked) -> Trial:
+def tried(attempted: Attempted, asked: TrialRequest) -> Trial:
     """A trial. That of a process which comes late has two: the first leaves the state that the second finds."""
     if LATE not in asked.varied:
         return attempted(asked, None, None)
     with tempfile.TemporaryDirectory(prefix="fleet-trial-") as folder:
         state = Path(folder, "state.pt")
-        before = attempted(Asked(), None, state)
+        before = attempted(TrialRequest(), None, state)
         return attempted(asked, state, None) if state.exists() else before
 
 
 def attempt(
-    load: Callable[[], Train], settings: RunSettings, asked: Asked, begins: Path | None = None, ends: Path | None = None
+    load: Callable[[], Train], settings: RunSettings, asked: TrialRequest, begins: Path | None = None, ends: Path | None = None
 ) -> Trial:  # fmt: skip
     """One process of a trial, from the script's first line to its last step.
 
     Args:
         load: gives the train function, anew; within the run, as a rank has it.
         settings: of the run; ``threads_per_rank``, ``seed``, ``shards`` and ``options`` count.
-        begins, ends: see :class:`Plan`.
+        begins, ends: see :class:`TrialPlan`.
     """
     book, calls, error, step_s = Book(asked.inside, asked.timed), list[Call](), "", list[float]()
     steps = TIMED_STEPS if asked.timed else STEPS
-    plan = Plan(steps, after=lambda seconds, size: step_s.append(seconds), begins=begins, ends=ends)
+    plan = TrialPlan(steps, after=lambda seconds, size: step_s.append(seconds), begins=begins, ends=ends)
     around = Surroundings(asked, book, calls)
     with tempfile.TemporaryDirectory(prefix="fleet-trial-") as folder, around():
         settle(settings)

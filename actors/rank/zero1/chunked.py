@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import torch
 
 from actors.rank.state import optimizers
-from actors.rank.zero1.pieces import PARAMETER, Piece
+from actors.rank.zero1.pieces import PARAMETER, StatePiece
 from fleet.errors import ConfigError, ProtocolError
 from fleet.protocol.chunks import WHOLE, Chunk, bounds, runs
 
@@ -114,7 +114,7 @@ class ChunkedOptimizer:
         self.wholes: list[list[torch.Tensor]] = [list(group["params"]) for group in optimizer.param_groups]
         self._slices: list[_Slice] = []
         self._probes: list[torch.Tensor] = []
-        self._spare: list[Piece] = []
+        self._spare: list[StatePiece] = []
         self.stepped: Callable[[], int] = lambda: -1
         self.chunks: tuple[Chunk, ...] = ()
         self.beside: tuple[Chunk, ...] = ()
@@ -146,14 +146,14 @@ class ChunkedOptimizer:
         self._probes = [probe_of(whole) for whole in self.wholes]
         self.adopt((WHOLE,), pieces)
 
-    def _whole_pieces(self) -> list[Piece]:
+    def _whole_pieces(self) -> list[StatePiece]:
         pieces = []
         for parameter, state in self.optimizer.state.items():
             number = self._numbers[id(parameter)]
             start = self.places[number][1]
             strides = self.strides[number]
             values = {key: like_parameter(v, strides) if is_cut(key, v, parameter) else v for key, v in state.items()}
-            pieces.append(Piece(number, start, start + parameter.numel(), values))
+            pieces.append(StatePiece(number, start, start + parameter.numel(), values))
         return pieces
 
     # ---- stretches ---------------------------------------------------------------------------------------------------------------------
@@ -186,7 +186,7 @@ class ChunkedOptimizer:
         """The parameters of which there is state here."""
         return {one.parameter for one in self._slices if self.optimizer.state.get(one.tensor)}
 
-    def own(self, number: int, chunk: Chunk) -> list[Piece]:
+    def own(self, number: int, chunk: Chunk) -> list[StatePiece]:
         """The state of a parameter's elements in ``chunk``, which this rank holds."""
         flat, start = self.places[number]
         lo, hi = bounds(self.extents[flat], chunk)
@@ -210,13 +210,13 @@ class ChunkedOptimizer:
         start = self.places[number][1]
         return in_memory_order(self.parameters[number])[lo - start : hi - start]
 
-    def first(self, chunks: Iterable[Chunk]) -> list[Piece]:
+    def first(self, chunks: Iterable[Chunk]) -> list[StatePiece]:
         """What ``chunks`` were before the first step, where that can be read."""
         return []
 
-    def adopt(self, chunks: tuple[Chunk, ...], pieces: Iterable[Piece]) -> None:
+    def adopt(self, chunks: tuple[Chunk, ...], pieces: Iterable[StatePiece]) -> None:
         """Keep ``chunks``, whose state ``pieces`` make up, and nothing else."""
-        by_parameter: dict[int, list[Piece]] = defaultdict(list)
+        by_parameter: dict[int, list[StatePiece]] = defaultdict(list)
         for piece in pieces:
             by_parameter[piece.parameter].append(piece)
         probed = [self.optimizer.state.get(probe) for probe in self._probes]
@@ -237,14 +237,14 @@ class ChunkedOptimizer:
             self._slices += mine
         self.optimizer.state = state  # type: ignore[assignment]
 
-    def _ground(self, chunks: tuple[Chunk, ...], pieces: Mapping[int, Sequence[Piece]]) -> None:
+    def _ground(self, chunks: tuple[Chunk, ...], pieces: Mapping[int, Sequence[StatePiece]]) -> None:
         """Make room for what :meth:`view` gives of ``chunks``. All of the parameters are here, so there is nothing to do."""
 
     def _parts_of(self, chunks: Iterable[Chunk]) -> list[tuple[int, int, int]]:
         spans = ((flat, *bounds(length, chunk)) for flat, length in enumerate(self.extents) for chunk in chunks)
         return [part for span in spans for part in self.parts(*span)]
 
-    def keep_beside(self, chunks: tuple[Chunk, ...], pieces: Iterable[Piece]) -> None:
+    def keep_beside(self, chunks: tuple[Chunk, ...], pieces: Iterable[StatePiece]) -> None:
         """Keep what was received for a view that did not come about: somebody may have gone on to it, and have dropped the old."""
         new = tuple(chunk for chunk in chunks if chunk not in self.chunks + self.beside)
         if len(runs(self.chunks + self.beside + new)) <= MOST_RUNS:
@@ -278,17 +278,17 @@ class ChunkedOptimizer:
         for one in self._slices:
             one.tensor.grad = None
 
-    def cut(self, flat: int, lo: int, hi: int) -> list[Piece]:
+    def cut(self, flat: int, lo: int, hi: int) -> list[StatePiece]:
         """The state of the elements ``lo..hi`` of a flat buffer, as views. Raises ProtocolError when this rank does not hold it."""
         have = self._held()
         return [piece for number, start, stop in self.parts(flat, lo, hi) for piece in _stretch(have.get(number, ()), start, stop)]
 
-    def _held(self) -> Mapping[int, Sequence[Piece]]:
+    def _held(self) -> Mapping[int, Sequence[StatePiece]]:
         """By parameter, all pieces that are here, as views."""
         state = self.optimizer.state
-        have: dict[int, list[Piece]] = defaultdict(list)
+        have: dict[int, list[StatePiece]] = defaultdict(list)
         for one in self._slices:
-            have[one.parameter].append(Piece(one.parameter, one.lo, one.hi, state.get(one.tensor, {})))
+            have[one.parameter].append(StatePiece(one.parameter, one.lo, one.hi, state.get(one.tensor, {})))
         for piece in self._spare:
             have[piece.parameter].append(piece)
         return have
@@ -303,7 +303,7 @@ def _of_optimizer(values: Mapping[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in values.items() if key != PARAMETER}
 
 
-def _one_of(piece: Piece) -> dict[str, Any]:
+def _one_of(piece: StatePiece) -> dict[str, Any]:
     """A state as that of the piece, for one element; empty where it has none."""
     found = _of_optimizer(piece.values)
     values = {key: value[:1] if is_stretch(key, value, piece) else value for key, value in found.items()}
@@ -315,18 +315,18 @@ def is_cut(key: str, value: Any, parameter: torch.Tensor) -> bool:
     return isinstance(value, torch.Tensor) and value.shape == parameter.shape and key not in ONE_A_PARAMETER
 
 
-def _range(piece: Piece, lo: int, hi: int) -> Piece:
+def _range(piece: StatePiece, lo: int, hi: int) -> StatePiece:
     """The part ``lo..hi`` of a piece, as views."""
     values = {key: value[lo - piece.lo : hi - piece.lo] if is_stretch(key, value, piece) else value for key, value in piece.values.items()}
-    return Piece(piece.parameter, lo, hi, values)
+    return StatePiece(piece.parameter, lo, hi, values)
 
 
-def is_stretch(key: str, value: Any, piece: Piece) -> bool:
+def is_stretch(key: str, value: Any, piece: StatePiece) -> bool:
     """Whether this value of a piece has one element for each of the piece's."""
     return isinstance(value, torch.Tensor) and value.shape == (piece.hi - piece.lo,) and key not in ONE_A_PARAMETER
 
 
-def _stretch(pieces: Sequence[Piece], lo: int, hi: int) -> list[Piece]:
+def _stretch(pieces: Sequence[StatePiece], lo: int, hi: int) -> list[StatePiece]:
     """``lo..hi`` of one parameter out of pieces that may overlap."""
     found, at = [], lo
     for piece in sorted(pieces, key=lambda piece: (piece.lo, -piece.hi)):
@@ -338,7 +338,7 @@ def _stretch(pieces: Sequence[Piece], lo: int, hi: int) -> list[Piece]:
     return found
 
 
-def joined(pieces: Sequence[Piece], lo: int, hi: int) -> dict[str, Any]:
+def joined(pieces: Sequence[StatePiece], lo: int, hi: int) -> dict[str, Any]:
     """The values of ``lo..hi`` in memory of their own; nothing where there is no state yet."""
     if not pieces:
         return {}

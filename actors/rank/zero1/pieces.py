@@ -20,7 +20,7 @@ PARAMETER = "\0parameter"
 """Among the values of a piece: the parameter's own elements, where they are kept in chunks too. No optimizer has such a name."""
 
 
-class Piece(NamedTuple):
+class StatePiece(NamedTuple):
     """The optimizer's state of elements ``lo..hi``, in coordinates of the flat buffer, which are part of one parameter."""
 
     parameter: int
@@ -29,7 +29,7 @@ class Piece(NamedTuple):
     values: Mapping[str, Any]
 
 
-def pack(pieces: Sequence[Piece]) -> tuple[torch.Tensor, torch.Tensor]:
+def pack(pieces: Sequence[StatePiece]) -> tuple[torch.Tensor, torch.Tensor]:
     """(what they are, the bytes of their tensors), both flat uint8 on the host; see :func:`unpack`."""
     described, tensors = [], []
     for piece in pieces:
@@ -53,7 +53,7 @@ def _room(tensor: torch.Tensor) -> int:
     return -(-tensor.numel() // ROOM) * ROOM
 
 
-def unpack(header: torch.Tensor, payload: torch.Tensor, device: torch.device) -> list[Piece]:
+def unpack(header: torch.Tensor, payload: torch.Tensor, device: torch.device) -> list[StatePiece]:
     """Inverse of :func:`pack`; tensors of the host are views of ``payload``, others come to ``device``."""
     at, pieces = 0, []
     for parameter, lo, hi, fields in PLAIN.read(header.numpy().tobytes().decode()):
@@ -66,11 +66,11 @@ def unpack(header: torch.Tensor, payload: torch.Tensor, device: torch.device) ->
             flat = payload[at : at + shape.numel() * dtype.itemsize]
             values[key] = flat.view(dtype).view(shape).to("cpu" if on_host else device)
             at += _room(flat)
-        pieces.append(Piece(parameter, lo, hi, values))
+        pieces.append(StatePiece(parameter, lo, hi, values))
     return pieces
 
 
-def exchange_pieces(group: Group, outgoing: dict[int, list[Piece]], device: torch.device) -> list[Piece]:
+def exchange_pieces(group: Group, outgoing: dict[int, list[StatePiece]], device: torch.device) -> list[StatePiece]:
     """Give each peer its pieces; returns what all have given. All ranks of the group take part. Raises GroupBroken."""
     packed = {peer: pack(pieces) for peer, pieces in outgoing.items()}
     lengths = torch.zeros(group.size, group.size, 2, dtype=torch.int64, device="cpu")
@@ -89,7 +89,7 @@ def _sealed(header: torch.Tensor, payload: torch.Tensor) -> torch.Tensor:
     return torch.cat([torch.tensor([checksum(payload)], device="cpu").view(torch.uint8), header])
 
 
-def _opened(group: Group, source: int, parts: Sequence[torch.Tensor], device: torch.device) -> list[Piece]:
+def _opened(group: Group, source: int, parts: Sequence[torch.Tensor], device: torch.device) -> list[StatePiece]:
     sealed, payload = parts
     if int(sealed[:8].view(torch.int64)) != checksum(payload):
         raise GroupBroken(f"a chunk of the optimizer's state arrived damaged from rank {source}", group.generation)

@@ -11,14 +11,14 @@ from actors.rank.membership.process_group import Group, GroupBroken
 from actors.rank.state.tracked import receive_state, send_state
 from actors.rank.tags import Tag
 from actors.rank.zero1.chunked import MOST_RUNS
-from actors.rank.zero1.pieces import Piece, exchange_pieces
+from actors.rank.zero1.pieces import StatePiece, exchange_pieces
 from actors.rank.zero1.sharded import Routes, ShardedEngine
 from fleet.protocol.chunks import (
     RUN_NUMBERS,
     WHOLE,
     Chunk,
+    ChunkRun,
     Claim,
-    Run,
     chunks_of,
     follows,
     guards,
@@ -50,7 +50,7 @@ def exchange_claims(group: Group, mine: Claim) -> list[Claim]:
 def _claim(row: list[float]) -> Claim:
     history, step, ready, factor, complete, node, count = row[:7]
     numbers = list(map(int, row[7:]))
-    claimed = [Run(*numbers[start : start + RUN_NUMBERS]) for start in range(0, RUN_NUMBERS * int(count), RUN_NUMBERS)]
+    claimed = [ChunkRun(*numbers[start : start + RUN_NUMBERS]) for start in range(0, RUN_NUMBERS * int(count), RUN_NUMBERS)]
     state = StateId(int(history), int(step)) if step >= 0 else None
     return Claim(state, bool(ready), factor, bool(complete), int(node), chunks_of(claimed))
 
@@ -161,12 +161,12 @@ class Resharding:
 
     def _fetch(
         self, group: Group, there: Sequence[Claim], wanted: Sequence[tuple[Chunk, ...]], places: Sequence[Place]
-    ) -> list[Piece]:  # fmt: skip
+    ) -> list[StatePiece]:  # fmt: skip
         """The pieces of this rank's chunks. Raises GroupBroken."""
         chunks, me = self._engine.chunks, group.rank
         held = [claim.chunks for claim in there]
-        outgoing: dict[int, list[Piece]] = {}
-        local: list[Piece] = []
+        outgoing: dict[int, list[StatePiece]] = {}
+        local: list[StatePiece] = []
         for rank in (rank for rank in range(group.size) if rank == me or held[rank] != wanted[rank]):
             stretches = [(f, one) for f, extent in enumerate(chunks.extents) for one in route(held, wanted[rank], extent, rank, places)]
             pieces = [piece for flat, one in stretches if one.source == me for piece in chunks.cut(flat, one.lo, one.hi)]
@@ -176,7 +176,7 @@ class Resharding:
                 outgoing[rank] = pieces
         return local + exchange_pieces(group, outgoing, self._engine.device)
 
-    def _keep(self, wanted: tuple[Chunk, ...], pieces: list[Piece]) -> None:
+    def _keep(self, wanted: tuple[Chunk, ...], pieces: list[StatePiece]) -> None:
         """Somebody may have all that it needs, and drop what it had: what is here counts from now on, beside the old."""
         if self._engine.claim(0).state is not None:
             self._engine.chunks.keep_beside(wanted, pieces)

@@ -25,7 +25,7 @@ from actors.rank.state.tracked import TrackedState
 from actors.rank.step.clipping import SplitNorms, clip_factor, plain_factor
 from actors.rank.step.engine import Engine
 from actors.rank.step.flats import GradientSet
-from actors.rank.step.outcome import Outcome
+from actors.rank.step.outcome import ReductionOutcome
 from actors.rank.step.reduction import Bucket, Chunk, Reducer
 from actors.rank.tags import Tag
 from actors.rank.telemetry.recorder import Recorder
@@ -289,9 +289,9 @@ class ShardedEngine(Engine):
         assert self._state is not None
         self._advanced = self._state.step - 1
 
-    def outcome_of(self, step: int) -> Outcome | None:
+    def outcome_of(self, step: int) -> ReductionOutcome | None:
         advanced, self._advanced = self._advanced, -1
-        return Outcome([], self.loss, None) if advanced == step else None
+        return ReductionOutcome([], self.loss, None) if advanced == step else None
 
     def _suspect(self, losses: list[float], loss_limit: float = math.inf, norm_limit: float = math.inf) -> tuple[int | None, str, bool]:
         self.loss, self._advanced = math.fsum(losses) / self._shards, -1

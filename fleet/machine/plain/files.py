@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 
-class Files:
+class SavedFiles:
     """Path -> step. What was not saved by ``torch.save`` during this run is not in it."""
 
     def __init__(self) -> None:

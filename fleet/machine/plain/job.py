@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
-from fleet.machine.plain.files import Files
+from fleet.machine.plain.files import SavedFiles
 from fleet.machine.plain.rank import NO_VIEW, RankTime
 from fleet.machine.plain.words import What, Word
 from fleet.protocol.causes import Cause, EndWhy, Evicted, ProcessEnded, StartsAgain, TrainRaised
@@ -68,7 +68,7 @@ class PlainJob:
 
     def __init__(self, world: int, limits: Limits) -> None:
         self._world, self._limits = world, limits
-        self._files = Files()
+        self._files = SavedFiles()
         self._ranks: dict[int, RankTime] = {}
         self._launch = _Launch()
         self._generation, self._history, self._base = NO_VIEW, 0, 0

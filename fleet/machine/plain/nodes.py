@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 
-class Nodes:
+class PlainNodes:
     """``world`` ranks on ``nodes`` nodes, those of a node next to each other, as a launcher numbers them."""
 
     def __init__(self, world: int, nodes: int) -> None:

@@ -18,7 +18,7 @@ from fleet.planning.traces.faults import ComponentFaults, FittedFaults
 from fleet.planning.traces.goodness import distance as distance_of
 from fleet.planning.traces.goodness import probability
 from fleet.planning.traces.habits import Bursts, Offenders, Trend
-from fleet.planning.traces.importing import Entry, Log
+from fleet.planning.traces.importing import Log, LogEntry
 from fleet.planning.traces.lives import EXPONENTIAL, LAWS, WEIBULL, Floats, interval
 from fleet.simulation.rng import derive_seed
 
@@ -30,7 +30,7 @@ MINUTE_S = 60.0
 
 
 @dataclass(frozen=True, slots=True)
-class Rate:
+class ComponentRate:
     """Faults of one component. ``mttf_hours``: node-hours for each; ``low_hours`` and ``high_hours`` its exact 95% interval of a Poisson
     count (Garwood 1936, Biometrika 28), ``share`` of all faults."""
 
@@ -77,14 +77,14 @@ class Lives:
 
 
 @dataclass(frozen=True, slots=True)
-class Fit:
+class TraceFit:
     """All that is said of a log. ``between``: times between faults of a node, of all components ("all") and of each; of the whole cluster
     where ``of_nodes`` is false, as nodes are not named. ``repairs``: how long nodes were away."""
 
     source: str
     log: Log
-    rates: tuple[Rate, ...]
-    total: Rate
+    rates: tuple[ComponentRate, ...]
+    total: ComponentRate
     of_nodes: bool
     between: Mapping[str, Lives]
     repairs: Lives | None
@@ -124,7 +124,7 @@ class Fit:
         )  # fmt: skip
 
 
-def fit(log: Log, source: str = "", seed: int = 0) -> Fit:
+def fit(log: Log, source: str = "", seed: int = 0) -> TraceFit:
     """What a log says. Pure: the same log and seed give the same figures."""
     counted = Counter(entry.component for entry in log.entries)
     rates = tuple(rate(name, counted[name], log) for name, _ in counted.most_common())
@@ -137,7 +137,7 @@ def fit(log: Log, source: str = "", seed: int = 0) -> Fit:
     for name in counted:
         found = _between([entry for entry in chosen if entry.component == name], log, of_nodes, rng)
         between |= {name: found} if found.laws else {}
-    return Fit(
+    return TraceFit(
         source=source, log=log, rates=rates, total=rate("all", len(log.entries), log), of_nodes=of_nodes, between=between,
         repairs=_repairs(log, rng),
         bursts=habits.bursts(log, clusters), offenders=habits.offenders(log, clusters), trend=habits.trend(log, clusters),
@@ -145,11 +145,11 @@ def fit(log: Log, source: str = "", seed: int = 0) -> Fit:
     )  # fmt: skip
 
 
-def rate(component: str, faults: int, log: Log) -> Rate:
+def rate(component: str, faults: int, log: Log) -> ComponentRate:
     """Node-hours for each fault, with the exact interval of a Poisson count."""
     hours = log.exposure_node_s / HOUR_S
     low, high = count_interval(faults)
-    return Rate(component, faults, faults / len(log.entries), hours / faults, hours / high, hours / low if low else math.inf)
+    return ComponentRate(component, faults, faults / len(log.entries), hours / faults, hours / high, hours / low if low else math.inf)
 
 
 def count_interval(count: int, sure: float = 0.95) -> tuple[float, float]:
@@ -166,7 +166,7 @@ def _repairs(log: Log, rng: np.random.Generator) -> Lives | None:
     return _lives(np.maximum(lasted, 0.5 * MINUTE_S), np.ones(len(lasted)), np.full(len(lasted), math.inf), rng)
 
 
-def _component(rate: Rate, lives: Lives | None) -> ComponentFaults:
+def _component(rate: ComponentRate, lives: Lives | None) -> ComponentFaults:
     weibull, plain = (lives.of(law) if lives else None for law in (WEIBULL, EXPONENTIAL))
     shape = weibull.parameters["shape"][0] if weibull and plain and weibull.aic < plain.aic else None
     return ComponentFaults(
@@ -178,12 +178,12 @@ def _component(rate: Rate, lives: Lives | None) -> ComponentFaults:
 # ---- lives -------------------------------------------------------------------------------------------------------------------------------
 
 
-def _between(entries: Sequence[Entry], log: Log, of_nodes: bool, rng: np.random.Generator) -> Lives:
+def _between(entries: Sequence[LogEntry], log: Log, of_nodes: bool, rng: np.random.Generator) -> Lives:
     lives, seen, limits = times_between(entries, log, of_nodes)
     return _lives(lives, seen, limits, rng)
 
 
-def times_between(entries: Sequence[Entry], log: Log, of_nodes: bool) -> tuple[Floats, Floats, Floats]:
+def times_between(entries: Sequence[LogEntry], log: Log, of_nodes: bool) -> tuple[Floats, Floats, Floats]:
     """(times between faults of a node or a cluster, whether each ended, how long it could have been seen).
 
     The first of each node begins at its first fault, as nobody knows how old the node was before; the last is cut off by the log's end.

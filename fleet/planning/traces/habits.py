@@ -12,7 +12,7 @@ import numpy as np
 from scipy.special import ndtr
 from scipy.stats import chi2, poisson
 
-from fleet.planning.traces.importing import Entry, Group, Log
+from fleet.planning.traces.importing import Log, LogCluster, LogEntry
 from fleet.planning.traces.lives import Floats
 
 SURE = 0.01
@@ -95,14 +95,14 @@ class Trend:
         return "rising" if self.lewis_robinson > 0 else "falling"
 
 
-Parts = Mapping[str, Sequence[Entry]]
+Parts = Mapping[str, Sequence[LogEntry]]
 """Faults of each cluster, by time."""
 
 
-def by_group(log: Log) -> dict[str, list[Entry]]:
+def by_group(log: Log) -> dict[str, list[LogEntry]]:
     """Faults of each cluster that has any."""
     of_node = {node: log.group_of(node) for node in {entry.node for entry in log.entries}}
-    found: dict[str, list[Entry]] = {}
+    found: dict[str, list[LogEntry]] = {}
     for entry in log.entries:
         found.setdefault(of_node[entry.node], []).append(entry)
     return found
@@ -141,7 +141,7 @@ class _Part:
     line: int
 
 
-def _bursts(entries: Sequence[Entry], group: Group) -> _Part:
+def _bursts(entries: Sequence[LogEntry], group: LogCluster) -> _Part:
     times = np.array([entry.at_s for entry in entries])
     span_s = max(1.0, group.ended_s - group.began_s)
     within_s = min(MOST_BURST_S, max(LEAST_BURST_S, BURST_SHARE * span_s / len(entries)))

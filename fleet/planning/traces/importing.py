@@ -15,12 +15,12 @@ from typing import Any
 from fleet.errors import ConfigError
 from fleet.planning.traces import components, dates
 from fleet.planning.traces.mapping import LogMapping, understood
-from fleet.planning.traces.trace import Row, Trace, as_text
+from fleet.planning.traces.trace import FleetTraceRow, Trace, as_text
 from fleet.protocol.fault_kinds import KIND_OF_COMPONENT
 from fleet.protocol.types import Fault
 
 
-class Found(StrEnum):
+class FoundKind(StrEnum):
     """What is found in a log. The second word of each says what became of the row."""
 
     UNREADABLE = "unreadable, left out"
@@ -38,7 +38,7 @@ class Found(StrEnum):
     GAP = "gap before it, counted as time without faults"
 
 
-LEFT_OUT = (Found.UNREADABLE, Found.NO_TIME, Found.DUPLICATE, Found.STEP, Found.NO_FAULT, Found.OUTSIDE)
+LEFT_OUT = (FoundKind.UNREADABLE, FoundKind.NO_TIME, FoundKind.DUPLICATE, FoundKind.STEP, FoundKind.NO_FAULT, FoundKind.OUTSIDE)
 """Rows that are no fault of the trace. All others are."""
 GAP_CHANCE = 1e-3
 """A gap is longer than the longest of a steady log would be, but once in a thousand logs."""
@@ -51,16 +51,16 @@ DISAGREE_S, DISAGREE_SHARE = 90.0, 0.05
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
+class LogFinding:
     """Something about one line of the log."""
 
-    what: Found
+    what: FoundKind
     line: int
     detail: str = ""
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class LogEntry:
     """A fault of the log. ``at_s`` in seconds since 1970, ``node`` with its cluster before a slash, "" where it is not named."""
 
     at_s: float
@@ -77,7 +77,7 @@ class Entry:
 
 
 @dataclass(frozen=True, slots=True)
-class Group:
+class LogCluster:
     """A cluster of the log: its nodes, and the time in which its faults were written down, in seconds since 1970."""
 
     nodes: int
@@ -94,11 +94,11 @@ class Group:
 class Log:
     """An imported log. ``exposure_node_s``: node-seconds in which faults would have been seen, and ``exposure_of`` how that is known."""
 
-    entries: tuple[Entry, ...]
-    findings: tuple[Finding, ...]
+    entries: tuple[LogEntry, ...]
+    findings: tuple[LogFinding, ...]
     rows: int
     mapping: LogMapping
-    groups: dict[str, Group]
+    groups: dict[str, LogCluster]
     exposure_node_s: float
     exposure_of: str
     unused: tuple[str, ...] = ()
@@ -127,7 +127,7 @@ class Log:
     def counts(self) -> dict[str, int]:
         """How often each thing was found."""
         counted = Counter(finding.what for finding in self.findings)
-        return {what.value: counted[what] for what in Found if counted[what]}
+        return {what.value: counted[what] for what in FoundKind if counted[what]}
 
 
 def read_log(text: str, mapping: LogMapping | None = None, *, nodes: int = 0, since: str = "", until: str = "") -> Log:
@@ -173,7 +173,7 @@ def read_log(text: str, mapping: LogMapping | None = None, *, nodes: int = 0, si
 Line = tuple[int, Sequence[str]]
 
 
-def _table(text: str) -> tuple[tuple[str, ...], list[Line], list[Finding]]:
+def _table(text: str) -> tuple[tuple[str, ...], list[Line], list[LogFinding]]:
     """(columns, rows with their lines, lines that cannot be read)."""
     lines = text.lstrip("\ufeff").split("\n")  # and at nothing else: other marks may stand within a cell
     first = next((line for line in lines if line.strip()), "")
@@ -189,7 +189,7 @@ def _table(text: str) -> tuple[tuple[str, ...], list[Line], list[Finding]]:
         raise ConfigError("FILE", first[:60], f"it is no CSV: {error}", "Look for a quotation mark that is not closed.") from error
 
 
-def _cells(reader: Any) -> tuple[tuple[str, ...], list[Line], list[Finding]]:
+def _cells(reader: Any) -> tuple[tuple[str, ...], list[Line], list[LogFinding]]:
     columns = tuple(name.strip() for name in next(reader))
     if len(set(columns)) < len(columns):
         twice = next(name for name in columns if columns.count(name) > 1)
@@ -200,11 +200,11 @@ def _cells(reader: Any) -> tuple[tuple[str, ...], list[Line], list[Finding]]:
         if len(cells) == len(columns):
             rows.append((reader.line_num, cells))
         elif cells:
-            broken.append(Finding(Found.UNREADABLE, reader.line_num, f"{len(cells)} columns instead of {len(columns)}"))
+            broken.append(LogFinding(FoundKind.UNREADABLE, reader.line_num, f"{len(cells)} columns instead of {len(columns)}"))
     return columns, rows, broken
 
 
-def _objects(lines: Sequence[str]) -> tuple[tuple[str, ...], list[Line], list[Finding]]:
+def _objects(lines: Sequence[str]) -> tuple[tuple[str, ...], list[Line], list[LogFinding]]:
     objects: list[tuple[int, dict[str, object]]] = []
     broken, columns = [], dict[str, None]()
     for number, line in enumerate(lines, 1):
@@ -218,7 +218,7 @@ def _objects(lines: Sequence[str]) -> tuple[tuple[str, ...], list[Line], list[Fi
             objects.append((number, found))
             columns |= dict.fromkeys(found)
         else:
-            broken.append(Finding(Found.UNREADABLE, number, "no JSON object"))
+            broken.append(LogFinding(FoundKind.UNREADABLE, number, "no JSON object"))
     rows: list[Line] = [
         (number, ["" if (value := found.get(name)) is None else str(value) for name in columns]) for number, found in objects
     ]
@@ -233,7 +233,7 @@ class _Reading:
 
     def __init__(self, mapping: LogMapping, columns: Sequence[str]) -> None:
         place = {name: number for number, name in enumerate(columns)}
-        self.findings: list[Finding] = []
+        self.findings: list[LogFinding] = []
         self.sizes: dict[str, int] = {}
         self.mapping, self._time = mapping, dates.reader(mapping.dates)
         self._at = {part: place.get(getattr(mapping, part), -1) for part in ("start", "end", "duration", "group", "width", "job")}
@@ -246,10 +246,10 @@ class _Reading:
         self._job_node_s, self._jobs, self._well = 0.0, 0, 0
         self.span_s: tuple[float, float] | None = None
 
-    def entry(self, line: int, cells: Sequence[str]) -> Entry | None:
+    def entry(self, line: int, cells: Sequence[str]) -> LogEntry | None:
         """The fault that a row tells of, or None."""
         if self.mapping.jobs and "." in self._text(cells, "job"):
-            self._note(Found.STEP, line)
+            self._note(FoundKind.STEP, line)
             return None
         name, said = self._said(cells)
         component = self._component(name, said)
@@ -257,20 +257,20 @@ class _Reading:
         if self.mapping.jobs:
             self._count_job(cells, component, begin_s, end_s)
         if component == components.IGNORE:
-            self._note(Found.NO_FAULT, line, said)
+            self._note(FoundKind.NO_FAULT, line, said)
             return None
         at_s = end_s if self.mapping.jobs or not self.mapping.start else begin_s
         if at_s is None:
             return None
         if math.isnan(at_s):
-            self._note(Found.NO_TIME, line)
+            self._note(FoundKind.NO_TIME, line)
             return None
         if component in ("", "unknown"):
-            self.findings.append(Finding(Found.UNKNOWN_CAUSE, line, said))
+            self.findings.append(LogFinding(FoundKind.UNKNOWN_CAUSE, line, said))
         repair_s = None if self.mapping.jobs else self._repair(line, cells, at_s, end_s)
         self._size(cells)
         shown = said if name in ("", said) or len(self._cause) == 1 else f"{name}: {said}"
-        return Entry(at_s, self._name(cells), component if component in KIND_OF_COMPONENT else components.UNKNOWN, shown, repair_s, line)
+        return LogEntry(at_s, self._name(cells), component if component in KIND_OF_COMPONENT else components.UNKNOWN, shown, repair_s, line)
 
     def exposure(self) -> tuple[float, str]:
         """Node-seconds of all jobs, where the log has those that went well, too."""
@@ -281,8 +281,8 @@ class _Reading:
         """A log of jobs without any that went well."""
         return self.mapping.jobs and self._jobs > 0 and not self._well
 
-    def _note(self, what: Found, line: int, detail: str = "") -> None:
-        self.findings.append(Finding(what, line, detail))
+    def _note(self, what: FoundKind, line: int, detail: str = "") -> None:
+        self.findings.append(LogFinding(what, line, detail))
 
     def _text(self, cells: Sequence[str], part: str) -> str:
         return cells[self._at[part]].strip() if self._at[part] >= 0 else ""
@@ -295,7 +295,7 @@ class _Reading:
         try:
             return self._time(text)
         except (ValueError, OverflowError):
-            self.findings.append(Finding(Found.UNREADABLE if part == self._when else Found.OPEN, line, f"{text!r} is no time"))
+            self.findings.append(LogFinding(FoundKind.UNREADABLE if part == self._when else FoundKind.OPEN, line, f"{text!r} is no time"))
             return None
 
     @property
@@ -321,18 +321,18 @@ class _Reading:
         try:
             lasted_s = dates.lasting(text, self._unit) if dates.given(text) else None
         except ValueError:
-            self.findings.append(Finding(Found.OPEN, line, f"{text!r} is no length of time"))
+            self.findings.append(LogFinding(FoundKind.OPEN, line, f"{text!r} is no length of time"))
             lasted_s = None
         found = end_s - at_s if end_s is not None and not math.isnan(end_s) and self.mapping.start else lasted_s
         if found is None:
             if self.mapping.end or self.mapping.duration:
-                self.findings += [Finding(Found.OPEN, line)] if end_s is not None else []
+                self.findings += [LogFinding(FoundKind.OPEN, line)] if end_s is not None else []
             return None
         if found < 0 or (lasted_s is not None and lasted_s < 0):
-            self._note(Found.NEGATIVE, line, f"{min(found, lasted_s if lasted_s is not None else found):,.0f} s")
+            self._note(FoundKind.NEGATIVE, line, f"{min(found, lasted_s if lasted_s is not None else found):,.0f} s")
             return None
         if lasted_s is not None and abs(lasted_s - found) > max(DISAGREE_S, DISAGREE_SHARE * found):
-            self.findings.append(Finding(Found.DISAGREES, line, f"{lasted_s:,.0f} s and {found:,.0f} s"))
+            self.findings.append(LogFinding(FoundKind.DISAGREES, line, f"{lasted_s:,.0f} s and {found:,.0f} s"))
         return found
 
     def _name(self, cells: Sequence[str]) -> str:
@@ -365,58 +365,60 @@ class _Reading:
 # ---- the whole ---------------------------------------------------------------------------------------------------------------------------
 
 
-def _window(entries: Sequence[Entry], since: str, until: str) -> tuple[list[Entry], list[Finding]]:
+def _window(entries: Sequence[LogEntry], since: str, until: str) -> tuple[list[LogEntry], list[LogFinding]]:
     begin = dates.moment(since, "--since") if since else -math.inf
     end = dates.moment(until, "--until") if until else math.inf
     if not begin < end:
         raise ConfigError("--until", until, f"it is not after --since {since}")
     inside = [entry for entry in entries if begin <= entry.at_s <= end]
-    return inside, [Finding(Found.OUTSIDE, entry.line, dates.shown(entry.at_s)) for entry in entries if not begin <= entry.at_s <= end]
+    return inside, [
+        LogFinding(FoundKind.OUTSIDE, entry.line, dates.shown(entry.at_s)) for entry in entries if not begin <= entry.at_s <= end
+    ]
 
 
-def _backwards(entries: Sequence[Entry]) -> Iterator[Finding]:
+def _backwards(entries: Sequence[LogEntry]) -> Iterator[LogFinding]:
     """Rows that go back in time: from one to the next, or within a node where the log is in another order. Newest first is an order."""
     if sum(late.at_s < early.at_s for early, late in itertools.pairwise(entries)) > len(entries) / 2:
         entries = [*reversed(entries)]
     back = [*_back(entries)]
     if len(back) > max(FEW, UNORDERED * len(entries)):
-        of_node: dict[str, list[Entry]] = {}
+        of_node: dict[str, list[LogEntry]] = {}
         for entry in entries:
             of_node.setdefault(entry.node, []).append(entry)
         back = [entry for each in of_node.values() for entry in _back(each)]
-    return (Finding(Found.BACKWARDS, late.line, f"{dates.shown(late.at_s)} after {dates.shown(early.at_s)}") for early, late in back)
+    return (LogFinding(FoundKind.BACKWARDS, late.line, f"{dates.shown(late.at_s)} after {dates.shown(early.at_s)}") for early, late in back)
 
 
-def _back(entries: Sequence[Entry]) -> Iterator[tuple[Entry, Entry]]:
+def _back(entries: Sequence[LogEntry]) -> Iterator[tuple[LogEntry, LogEntry]]:
     return ((early, late) for early, late in itertools.pairwise(entries) if late.at_s < early.at_s)
 
 
-def _single(ordered: Sequence[Entry]) -> tuple[list[Entry], list[Finding]]:
+def _single(ordered: Sequence[LogEntry]) -> tuple[list[LogEntry], list[LogFinding]]:
     """Without what is there twice: the same node, time and cause. Where nodes are not named, equal rows may be faults of two nodes."""
     seen: dict[tuple[str, float, str], int] = {}
     kept, doubles = [], []
     for entry in ordered:
         key = (entry.node, entry.at_s, entry.said)
         if entry.node and key in seen:
-            doubles.append(Finding(Found.DUPLICATE, entry.line, f"as line {seen[key]}"))
+            doubles.append(LogFinding(FoundKind.DUPLICATE, entry.line, f"as line {seen[key]}"))
         else:
             seen[key] = entry.line
             kept.append(entry)
     return kept, doubles
 
 
-def _overlaps(ordered: Iterable[Entry]) -> Iterator[Finding]:
+def _overlaps(ordered: Iterable[LogEntry]) -> Iterator[LogFinding]:
     away: dict[str, float] = {}
     for entry in ordered:
         if not entry.node:
             continue
         until_s = away.get(entry.node, -math.inf)
         if entry.at_s < until_s:
-            yield Finding(Found.OVERLAP, entry.line, f"{entry.node} was away until {dates.shown(until_s)}")
+            yield LogFinding(FoundKind.OVERLAP, entry.line, f"{entry.node} was away until {dates.shown(until_s)}")
         away[entry.node] = max(until_s, entry.at_s + (entry.repair_s or 0.0))
 
 
-def _gaps(ordered: Sequence[Entry]) -> Iterator[Finding]:
+def _gaps(ordered: Sequence[LogEntry]) -> Iterator[LogFinding]:
     """Stretches without a row that a steady log of that many rows has once in a thousand logs: P(longest of n > x) ~ n exp(-x / mean)."""
     count = len(ordered) - 1
     if count < 10:
@@ -424,7 +426,7 @@ def _gaps(ordered: Sequence[Entry]) -> Iterator[Finding]:
     least_s = (ordered[-1].at_s - ordered[0].at_s) / count * math.log(count / GAP_CHANCE)
     for early, late in itertools.pairwise(ordered):
         if late.at_s - early.at_s > least_s:
-            yield Finding(Found.GAP, late.line, f"{(late.at_s - early.at_s) / 86_400:,.1f} days after line {early.line}")
+            yield LogFinding(FoundKind.GAP, late.line, f"{(late.at_s - early.at_s) / 86_400:,.1f} days after line {early.line}")
 
 
 def _span(reading: _Reading, since: str, until: str) -> tuple[float | None, float | None]:
@@ -433,10 +435,10 @@ def _span(reading: _Reading, since: str, until: str) -> tuple[float | None, floa
     return dates.moment(since, "--since") if since else begin_s, dates.moment(until, "--until") if until else end_s
 
 
-def _groups(ordered: Sequence[Entry], reading: _Reading, nodes: int, span: tuple[float | None, float | None]) -> dict[str, Group]:
+def _groups(ordered: Sequence[LogEntry], reading: _Reading, nodes: int, span: tuple[float | None, float | None]) -> dict[str, LogCluster]:
     """Clusters with their nodes and their time. Nodes that never failed are in no row: their number has to be said."""
     (begin_s, end_s), said = span, reading.mapping.nodes
-    of_group: dict[str, list[Entry]] = {}
+    of_group: dict[str, list[LogEntry]] = {}
     for entry in ordered:
         of_group.setdefault(entry.group, []).append(entry)
     found = {}
@@ -444,7 +446,7 @@ def _groups(ordered: Sequence[Entry], reading: _Reading, nodes: int, span: tuple
         named = len({entry.node for entry in inside if entry.node})
         size = max(reading.sizes.get(name, 0), named, 1)
         first_s = inside[0].at_s if begin_s is None else begin_s
-        found[name] = Group(size, first_s, max(inside[-1].at_s if end_s is None else end_s, first_s + 1.0))
+        found[name] = LogCluster(size, first_s, max(inside[-1].at_s if end_s is None else end_s, first_s + 1.0))
     wanted = nodes or (said if isinstance(said, int) else 0)
     if not wanted:
         return found
@@ -482,7 +484,7 @@ def as_trace(log: Log) -> str:
     for name, group in log.groups.items():
         head[f"cluster {name}".strip()] = f"{group.nodes} nodes from {group.began_s!r} to {group.ended_s!r}"
     rows = (
-        Row(
+        FleetTraceRow(
             Fault(f"line-{each.line}", each.at_s - began_s, each.component, KIND_OF_COMPONENT[each.component], node=numbers.get(each.node)),
             each.repair_s, each.node, each.said,
         )
@@ -500,13 +502,13 @@ def from_trace(trace: Trace) -> Log:
     try:
         began_s, node_s = float(head["began"]), float(head["exposure_node_s"])
         groups = {
-            name.partition(" ")[2]: Group(int(words[0]), float(words[3]), float(words[5]))
+            name.partition(" ")[2]: LogCluster(int(words[0]), float(words[3]), float(words[5]))
             for name, words in ((name, text.split()) for name, text in head.items() if name.split()[0] == "cluster")
         }
     except (ValueError, LookupError) as error:
         raise ConfigError("FILE", "trace", f"what it says before its rows was changed: {error}", "Import the log again.") from error
     entries = (
-        Entry(began_s + row.fault.at_s, row.name, row.fault.component, row.said, row.repair_s, number)
+        LogEntry(began_s + row.fault.at_s, row.name, row.fault.component, row.said, row.repair_s, number)
         for number, row in enumerate(trace.rows, len(head) + 2)
     )
     return Log(tuple(entries), (), len(trace.rows), LogMapping(name="trace"), groups, node_s, head.get("exposure", ""))

@@ -24,7 +24,7 @@ Z95 = 1.959963984540054
 
 
 @dataclass(frozen=True, slots=True)
-class Law:
+class LifeLaw:
     """A law of lives with two parameters, of which the exponential law uses the second alone.
 
     ``fit(lives, seen)`` -> (first, second), each [samples]; ``log_density``, ``log_survival`` of (lives, first, second).
@@ -116,21 +116,21 @@ def _newton(logs: Floats, seen: Floats, deaths: Floats, shift: Floats, rise: Flo
 
 
 LAWS = {
-    EXPONENTIAL: Law(
+    EXPONENTIAL: LifeLaw(
         EXPONENTIAL, ("", "mean_s"), 1, _fit_exponential,
         log_density=lambda x, _, mean: -np.log(mean) - x / mean,
         log_survival=lambda x, _, mean: -x / mean,
         mean=lambda _, mean: mean,
         draw=lambda uniform, _, mean: -mean * np.log1p(-uniform),
     ),
-    WEIBULL: Law(
+    WEIBULL: LifeLaw(
         WEIBULL, ("shape", "scale_s"), 2, _fit_weibull,
         log_density=lambda x, shape, scale: np.log(shape / scale) + (shape - 1) * np.log(x / scale) - (x / scale) ** shape,
         log_survival=lambda x, shape, scale: -((x / scale) ** shape),
         mean=lambda shape, scale: scale * math.gamma(1 + 1 / shape),
         draw=lambda uniform, shape, scale: scale * (-np.log1p(-uniform)) ** (1 / shape),
     ),
-    LOGNORMAL: Law(
+    LOGNORMAL: LifeLaw(
         LOGNORMAL, ("mu", "sigma"), 2, _fit_lognormal,
         log_density=lambda x, mu, sigma: -0.5 * ((np.log(x) - mu) / sigma) ** 2 - np.log(x * sigma) - HALF_LOG_2PI,
         log_survival=lambda x, mu, sigma: log_ndtr(-(np.log(x) - mu) / sigma),
@@ -147,7 +147,7 @@ def survival(law: str, lives: Floats, first: float, second: float) -> Floats:
     return np.asarray(np.exp(LAWS[law].log_survival(lives, np.asarray(first), np.asarray(second))))
 
 
-def interval(law: Law, lives: Floats, seen: Floats, first: float, second: float) -> tuple[tuple[float, float], tuple[float, float]]:
+def interval(law: LifeLaw, lives: Floats, seen: Floats, first: float, second: float) -> tuple[tuple[float, float], tuple[float, float]]:
     """95% intervals of both parameters from the curvature at the top (Wald), on the logarithm of what is positive.
 
     Of the exponential law the second alone: its count is Poisson's, so that the interval of the logarithm is 1.96 / sqrt(n) wide.

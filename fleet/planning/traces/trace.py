@@ -24,7 +24,7 @@ SLOW = "slow"
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class FleetTraceRow:
     """One row. ``repair_s``: how long what it took was away; None: the row does not say. ``name``, ``said``: the node and the cause in the
     words of the log that it is from. ``where`` is file and line."""
 
@@ -39,12 +39,12 @@ class Row:
 class Trace:
     """All rows, in the order of the file, and what its first lines say. ``of_fleet``: its places are those of a fleet, and of no run."""
 
-    rows: tuple[Row, ...]
+    rows: tuple[FleetTraceRow, ...]
     head: Mapping[str, str] = field(default_factory=dict)
     of_fleet: bool = False
 
 
-def as_text(rows: Iterable[Row], head: Mapping[str, object] | None = None) -> str:
+def as_text(rows: Iterable[FleetTraceRow], head: Mapping[str, object] | None = None) -> str:
     """CSV that :func:`read_trace` gives back exactly; with a ``head``, the trace of a fleet."""
     text = io.StringIO()
     text.writelines(f"# {name} = {value}\n" for name, value in (head or {}).items())
@@ -110,7 +110,7 @@ class _Cells:
     columns: tuple[str, ...]
     cells: list[str]
 
-    def row(self, of_fleet: bool) -> Row:
+    def row(self, of_fleet: bool) -> FleetTraceRow:
         if of_fleet and len(self.cells) != len(self.columns):
             reason = f"{len(self.columns)} columns are needed: {', '.join(self.columns)} ({self.where})"
             raise ConfigError(self.setting, len(self.cells), reason)
@@ -122,7 +122,7 @@ class _Cells:
             raise self.wrong("severity", "1 is full speed, 2 half of it")
         fault = Fault(self._id(), self.number("at_s"), component or kind, kind, slot, node, **given)
         repair_s = self.number("repair_s") if self.text("repair_s") else None
-        return Row(fault, repair_s, self.text("name"), self.text("said"), self.where)
+        return FleetTraceRow(fault, repair_s, self.text("name"), self.text("said"), self.where)
 
     def _numbers(self, kind: str) -> dict[str, float]:
         """Parameters of a kind. Those that it does not have stay as they are; severity and length may stand in any row."""

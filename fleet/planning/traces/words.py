@@ -6,9 +6,9 @@ from collections.abc import Iterator, Sequence
 
 from fleet.laws.law import HOUR_S
 from fleet.planning.traces import dates
-from fleet.planning.traces.fit import Fit, Lives, Rate
+from fleet.planning.traces.fit import ComponentRate, Lives, TraceFit
 from fleet.planning.traces.goodness import MOST_LIVES
-from fleet.planning.traces.importing import LEFT_OUT, Finding, Log
+from fleet.planning.traces.importing import LEFT_OUT, Log, LogFinding
 
 MOST_NAMED = 3
 """Lines of the same kind that are named on a screen; ``--json`` names all."""
@@ -40,7 +40,7 @@ def summary(log: Log) -> str:
 
 def findings(log: Log) -> Iterator[tuple[str, str, str]]:
     """(what was found, how often, the first lines)."""
-    of_kind: dict[str, list[Finding]] = {}
+    of_kind: dict[str, list[LogFinding]] = {}
     for finding in log.findings:
         of_kind.setdefault(finding.what, []).append(finding)
     for what, found in of_kind.items():
@@ -48,12 +48,12 @@ def findings(log: Log) -> Iterator[tuple[str, str, str]]:
         yield what, f"{len(found):,}", f"line{'s' if len(found) > 1 else ''} {named}" + (", ..." if len(found) > MOST_NAMED else "")
 
 
-def rates(fit: Fit) -> list[tuple[str, ...]]:
+def rates(fit: TraceFit) -> list[tuple[str, ...]]:
     """Rows of (component, faults, share, node-hours for each, interval, law of the times between them)."""
     return [_rate(rate, fit.between.get(rate.component)) for rate in (*fit.rates, fit.total)]
 
 
-def _rate(rate: Rate, lives: Lives | None) -> tuple[str, ...]:
+def _rate(rate: ComponentRate, lives: Lives | None) -> tuple[str, ...]:
     high = f"{rate.high_hours:,.0f}" if rate.high_hours < 1e15 else "?"
     return (
         rate.component, f"{rate.faults:,}", f"{rate.share:.1%}", f"{rate.mttf_hours:,.0f}", f"{rate.low_hours:,.0f} to {high}",
@@ -80,7 +80,7 @@ def _value(name: str, value: float) -> str:
     return f"{value / HOUR_S:,.4g} h" if name.endswith("_s") else f"{value:.3g}"
 
 
-def sentences(fit: Fit) -> Iterator[str]:
+def sentences(fit: TraceFit) -> Iterator[str]:
     """What the tables do not say."""
     whose = "a node" if fit.of_nodes else "the fleet (nodes are not named)"
     yield f"Laws are those of the times between faults of {whose}; their goodness of fit is tested on {MOST_LIVES} of them at most."
@@ -99,7 +99,7 @@ def sentences(fit: Fit) -> Iterator[str]:
             yield "A rate that changes is no constant: fit the last part alone with --since."
 
 
-def _bursts(fit: Fit) -> Iterator[str]:
+def _bursts(fit: TraceFit) -> Iterator[str]:
     found = fit.bursts
     if found is None:
         yield "Bursts: not looked for, as nodes are not named, or faults are too few."
@@ -111,7 +111,7 @@ def _bursts(fit: Fit) -> Iterator[str]:
         yield f"Bursts: none beyond chance ({found.followed} faults soon after another, {found.expected:,.0f} expected)."
 
 
-def _offenders(fit: Fit) -> Iterator[str]:
+def _offenders(fit: TraceFit) -> Iterator[str]:
     found = fit.offenders
     if not found.nodes:
         yield "Repeat offenders: none beyond chance."
@@ -121,6 +121,6 @@ def _offenders(fit: Fit) -> Iterator[str]:
            f"{found.factor:.1f} times as many as others: {first}{', ...' if len(found.nodes) > MOST_NAMED else ''}.")  # fmt: skip
 
 
-def lines_of(found: Sequence[Finding]) -> list[dict[str, object]]:
+def lines_of(found: Sequence[LogFinding]) -> list[dict[str, object]]:
     """All findings as plain data."""
     return [{"what": each.what.value, "line": each.line, "detail": each.detail} for each in found]
