@@ -173,13 +173,13 @@ class Fleet(PlainFleet):
             for step, us in zip(rank.steps, rank.compute_us, strict=True):
                 self.timed_ms[rank.member.slot, step] = us / 1e3
 
-    def seated(self) -> dict[int, int]:
+    def joined(self) -> dict[int, int]:
         """Slot -> pid of the ranks that train."""
         return {member.slot: process.pid for member, process, joined in self.census() if joined}
 
     def whole(self, without: set[int]) -> bool:
         """Whether as many train as are to, none by a process of ``without``, and all spares are ready."""
-        joined = self.seated().values()
+        joined = self.joined().values()
         ready = [rank for rank in self.coordinator.machine.state.roster.in_order() if rank.phase is not RankPhase.STARTING]
         return len(joined) == self.settings.world and not without & set(joined) and len(ready) == self.settings.slots
 
@@ -232,7 +232,7 @@ def _kill(fleet: Fleet, kills: int, pause_s: float) -> list[Kill]:
     draw, killed = stream(SEED, "device kills"), list[Kill]()
     while _whole_again(fleet, killed) and len(killed) < kills:
         time.sleep(draw.random() * pause_s)
-        slot, pid = draw.choice(sorted(fleet.seated().items()))
+        slot, pid = draw.choice(sorted(fleet.joined().items()))
         killed.append(Kill(time.monotonic(), slot, pid))
         os.kill(pid, signal.SIGKILL)
     return killed
@@ -274,23 +274,23 @@ def noticed_s(records: Sequence[Any], kills: Sequence[Kill]) -> list[float]:
     return [lost_s[kill.pid] - kill.t_s for kill in kills if kill.pid in lost_s]
 
 
-def figures(struck: Ran, twins: dict[str, Ran], commits: Sequence[Commit], samples: Samples) -> dict[str, float]:
+def figures(injected: Ran, twins: dict[str, Ran], commits: Sequence[Commit], samples: Samples) -> dict[str, float]:
     """Of the run through kills. One was survived when at least two steps were committed after it."""
-    survived = [sum(commit.t_s > kill.t_s for commit in commits) >= 2 for kill in struck.kills]
-    durable = [one for one in struck.records if isinstance(one, CheckpointRecord) and one.phase == "durable"]
-    counted = Ledger().apply_all(struck.records).summary().samples
+    survived = [sum(commit.t_s > kill.t_s for commit in commits) >= 2 for kill in injected.kills]
+    durable = [one for one in injected.records if isinstance(one, CheckpointRecord) and one.phase == "durable"]
+    counted = Ledger().apply_all(injected.records).summary().samples
     if counted is None:
         raise ValueError("the journal does not say what the run was trained on")
-    alike = [struck.status == "completed" and struck.digest == twin.digest != "" for twin in twins.values()]
+    alike = [injected.status == "completed" and injected.digest == twin.digest != "" for twin in twins.values()]
     return {
-        "fleet_kills": len(struck.kills),
+        "fleet_kills": len(injected.kills),
         "fleet_survived_ratio": statistics.fmean(survived),
         "fleet_bit_identical_ratio": statistics.fmean(alike),
         "fleet_stall_s_median": statistics.median(samples["fleet_stall_s"]),
         "fleet_stall_s_max": max(samples["fleet_stall_s"]),
         "fleet_noticed_s_median": statistics.median(samples["fleet_noticed_s"]),
         "fleet_full_again_s_median": statistics.median(samples["fleet_full_again_s"]),
-        "fleet_samples_lost_total": samples_lost(commits, struck.timeline.lost_lines, 0.0, float("inf")),
+        "fleet_samples_lost_total": samples_lost(commits, injected.timeline.lost_lines, 0.0, float("inf")),
         "fleet_ledger_samples_lost_total": counted.skipped + counted.repeated + counted.taken_back,
         "fleet_durable_checkpoints": sum(one.level == STORE for one in durable),
         "fleet_peer_checkpoints": sum(one.level != STORE for one in durable),

@@ -24,7 +24,7 @@ from fleet.protocol.journal import read_journal
 from fleet.protocol.records import Committed, DecisionMade, FaultRecord, Record
 from fleet.protocol.types import Fault
 
-WORLD, SHARDS, FLOOR, STRIKES_S, SEVERITY = 2, 4, 0.6, 8.0, 6.0
+WORLD, SHARDS, FLOOR, INJECT_S, SEVERITY = 2, 4, 0.6, 8.0, 6.0
 STEPS, WAIT_S = 240, 0.1
 HEAL, STEP = "fleet_floor_heal_s", "fleet_floor_step_s"
 
@@ -45,7 +45,7 @@ def measure(form: Form) -> dict[str, Any]:
 def journal_of(number: int) -> list[Record]:
     """Of a run that meets its floor."""
     settings = Settings(world=WORLD, spares=0, nodes=1, shards=SHARDS, seed=number)
-    faults = [Fault(f"s{slot}", STRIKES_S, "slow_compute", "slow", slot=slot, duration_s=600.0, severity=SEVERITY) for slot in range(WORLD)]
+    faults = [Fault(f"s{slot}", INJECT_S, "slow_compute", "slow", slot=slot, duration_s=600.0, severity=SEVERITY) for slot in range(WORLD)]
     with tempfile.TemporaryDirectory(prefix="bench-floor-", ignore_cleanup_errors=True) as folder:
         result = fleet.launch(
             train, world=WORLD, spares=0, nodes=1, storage=folder, name="floor", seed=number, shards=SHARDS,

@@ -72,11 +72,11 @@ class Part:
 
     Attributes:
         work: what is done, piece by piece, by what each is called.
-        told: makes settings, figures, samples and notes of what the pieces gave, by their names.
+        summarize: makes settings, figures, samples and notes of what the pieces gave, by their names.
     """
 
     work: Mapping[str, Callable[[], Any]]
-    told: Callable[[dict[str, Any]], Mapping[str, Any]]
+    summarize: Callable[[dict[str, Any]], Mapping[str, Any]]
 
 
 def one_piece(what: str, do: Callable[[], Mapping[str, Any]]) -> Part:
@@ -90,7 +90,7 @@ def in_parts(name: str, parts: Sequence[Part]) -> dict[str, Any]:
     pieces = [(into, what, do) for into, part in zip(found, parts, strict=True) for what, do in part.work.items()]
     for into, what, do in on_the_way(name, pieces, said=lambda piece: piece[1]):
         into[what] = do()
-    return together(part.told(given) for part, given in zip(parts, found, strict=True))
+    return together(part.summarize(given) for part, given in zip(parts, found, strict=True))
 
 
 def machine() -> Result:

@@ -107,7 +107,7 @@ def measure(form: Form) -> dict[str, Any]:
         with tempfile.TemporaryDirectory(prefix="bench-hosts-", ignore_cleanup_errors=True) as outputs, Site(CPUS) as site:
             bench = Bench(site, settings, Path(outputs), LIMITS[form], way, samples, notes)
             for (name, _), injections in plans.items():
-                bench.strike(name, injections)
+                bench.inject(name, injections)
             if sizes.pairs:
                 bench.pairs(sizes)
         why = "two more runs for each pair, and one more host, are for the full form"
@@ -168,14 +168,14 @@ class Bench:
     def __post_init__(self) -> None:
         self._runs = 0
 
-    def strike(self, name: str, faults: Sequence[tuple[Injection, str]]) -> None:
+    def inject(self, name: str, faults: Sequence[tuple[Injection, str]]) -> None:
         """Strike runs of a system until the plan is done: one run, and a new one after each that did not become whole again."""
         left = list(faults)
         next(self.way)
         while left:
             run = self._start(name, self.site)
             try:
-                kills = strike_run(run, self.settings, left, self.limits, self.way)
+                kills = inject_run(run, self.settings, left, self.limits, self.way)
                 self._collect(name, run, kills)
             finally:
                 run.stop()
@@ -232,7 +232,7 @@ def _over(run: HostsRun) -> str:
     return f"; then it had ended: {reason}" if reason else ""
 
 
-def strike_run(
+def inject_run(
     run: HostsRun, settings: Settings, faults: Sequence[tuple[Injection, str]], limits: Limits, way: Iterator[str]
 ) -> list[Kill]:  # fmt: skip
     """Strike one run, as far as its world becomes full again. ``way`` goes a step further from the second fault on. Raises RuntimeError

@@ -59,7 +59,7 @@ def settings_of(shape: Shape, world: int, folder: Path, spares: int = 0, replica
 
     A rank, or a group, is on a node of its own.
     """
-    options = {**shape.told(), "folder": str(folder), **{name: str(value) for name, value in given.items()}}
+    options = {**shape.options(), "folder": str(folder), **{name: str(value) for name, value in given.items()}}
     return RunSettings(
         world=world, spares=spares, nodes=world // replica_size if replica_size > 1 else world + spares, shards=world, seed=SEED,
         replica_size=replica_size, optimizer_sharding="fsdp", options=options, budgets=generous(),
@@ -139,7 +139,7 @@ def _held(shape: Shape, world: int, sides: Mapping[str, Side]) -> dict[str, Any]
 
 def trained(shape: Shape, total: int, kills: int, pause_s: float, folder: Path, world: int = WORLD, replica_size: int = 1) -> Ran:
     settings = settings_of(shape, world, folder, SPARES, replica_size, steps=total, pause_s=pause_s if kills else 0.0)
-    return through(settings, folder, mesh_ranks.struck, kills, pause_s)
+    return through(settings, folder, mesh_ranks.with_faults, kills, pause_s)
 
 
 def lost(run: Ran) -> int:
@@ -209,7 +209,7 @@ def groups(form: Form, folder: Path) -> Part:
     work: dict[str, Callable[[], Any]] = {
         f"{count} kills in groups": partial(trained, shape, total, count, pause_s, folder / "groups", GROUPED, GROUP),
         "their twin": partial(trained, shape, total, 0, pause_s, folder / "groups-twin", GROUPED),
-        f"{theirs} kills of torchft": partial(torchft_hsdp.measure, shape.told(), theirs, pause_s, folder / torchft_hsdp.NAME),
+        f"{theirs} kills of torchft": partial(torchft_hsdp.measure, shape.options(), theirs, pause_s, folder / torchft_hsdp.NAME),
     }
     return Part(work, reported)
 

@@ -35,13 +35,13 @@ class Shape:
     layers: int
     samples: int
 
-    def told(self) -> dict[str, str]:
+    def options(self) -> dict[str, str]:
         return {name: str(value) for name, value in asdict(self).items()}
 
 
-def cut(told: Mapping[str, str], mesh: DeviceMesh) -> tuple[Transformer, torch.optim.Optimizer]:
+def cut(given: Mapping[str, str], mesh: DeviceMesh) -> tuple[Transformer, torch.optim.Optimizer]:
     """Each block is a unit, and what is around them is one."""
-    model = Transformer(int(told["width"]), int(told["layers"]))
+    model = Transformer(int(given["width"]), int(given["layers"]))
     for block in model.blocks:
         if isinstance(block, Block):
             fully_shard(block, mesh=mesh)
@@ -55,8 +55,8 @@ def cut(told: Mapping[str, str], mesh: DeviceMesh) -> tuple[Transformer, torch.o
 class Turns:
     """One rank's part. ``steps`` are in a block; ``SIDE-BLOCK`` is the file that calls for one."""
 
-    def __init__(self, told: Mapping[str, str], side: str, rank: int) -> None:
-        self._folder, self._side, self._steps = Path(told["folder"]), side, int(told["block"])
+    def __init__(self, given: Mapping[str, str], side: str, rank: int) -> None:
+        self._folder, self._side, self._steps = Path(given["folder"]), side, int(given["block"])
         self._log = (self._folder / f"{side}-{rank}.turns").open("a", buffering=1)
 
     def before(self, step: int) -> None:
@@ -73,8 +73,8 @@ class Turns:
 class Memory:
     """What a rank had resident when it began, and at most, as the kernel counts it."""
 
-    def __init__(self, told: Mapping[str, str], side: str, rank: int) -> None:
-        self._file, self._before = Path(told["folder"]) / f"{side}-{rank}.memory", _status_bytes("VmRSS")
+    def __init__(self, given: Mapping[str, str], side: str, rank: int) -> None:
+        self._file, self._before = Path(given["folder"]) / f"{side}-{rank}.memory", _status_bytes("VmRSS")
 
     def write(self, **beside: int) -> None:
         found = {"before": self._before, "resident": _status_bytes("VmRSS"), "peak": _status_bytes("VmHWM"), **beside}
@@ -102,9 +102,9 @@ def paired(run: Any) -> None:
         step.commit()
 
 
-def batches(told: Mapping[str, str], rank: int, world: int, memory: Memory, turns: Turns) -> Iterator[torch.Tensor]:
+def batches(given: Mapping[str, str], rank: int, world: int, memory: Memory, turns: Turns) -> Iterator[torch.Tensor]:
     """What a peer's rank is trained on, a batch a step: not drawn, but taken in order, which costs it nothing."""
-    data, samples, last = Text(), int(told["samples"]), int(told["steps"]) - 1
+    data, samples, last = Text(), int(given["samples"]), int(given["steps"]) - 1
     for step in range(last + 1):
         if step == last:
             memory.write()
@@ -113,15 +113,15 @@ def batches(told: Mapping[str, str], rank: int, world: int, memory: Memory, turn
         yield default_collate([data[number] for number in range(first, first + samples)])
 
 
-def native(told: Mapping[str, str], rank: int, world: int) -> None:
+def native(given: Mapping[str, str], rank: int, world: int) -> None:
     """PyTorch's: its gathering, its reduce-scatter, no copies."""
     torch.set_num_threads(1)
     torch.manual_seed(SEED)
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
-    memory, turns = Memory(told, "native", rank), Turns(told, "native", rank)
-    dist.init_process_group("gloo", init_method=f"file://{told['folder']}/store", rank=rank, world_size=world)
-    model, optimizer = cut(told, init_device_mesh("cpu", (world,)))
-    for text in batches(told, rank, world, memory, turns):
+    memory, turns = Memory(given, "native", rank), Turns(given, "native", rank)
+    dist.init_process_group("gloo", init_method=f"file://{given['folder']}/store", rank=rank, world_size=world)
+    model, optimizer = cut(given, init_device_mesh("cpu", (world,)))
+    for text in batches(given, rank, world, memory, turns):
         model.train()(text).backward()
         optimizer.step()
         optimizer.zero_grad()
@@ -131,7 +131,7 @@ def native(told: Mapping[str, str], rank: int, world: int) -> None:
 # ---- through kills -----------------------------------------------------------------------------------------------------------------------
 
 
-def struck(run: Any) -> None:
+def with_faults(run: Any) -> None:
     """Logs each commit; waits behind it while ranks are killed, so that there are steps left for all kills.
 
     It waits between steps, as in one it would wait again in each attempt at it, which no work does.

@@ -44,7 +44,7 @@ SHARDS, RATE = 16, "1gbit"
 
 def settings_of(shape: Shape, shards: int, folder: Path, **given: object) -> RunSettings:
     """Nothing is written to the store, or copied, beside the steps; and nobody is called slow because this machine is."""
-    options = {**shape.told(), "folder": str(folder), **{name: str(value) for name, value in given.items()}}
+    options = {**shape.options(), "folder": str(folder), **{name: str(value) for name, value in given.items()}}
     return RunSettings(
         world=WORLD, nodes=WORLD, shards=shards, seed=SEED, options=options, budgets=generous(),
         checkpoint=CheckpointSettings(policy="fixed", interval_s=FAR_S, peer_interval_s=FAR_S), straggler=StragglerSettings(enabled=False),

@@ -49,23 +49,23 @@ def sent_bytes(places: Places) -> int:
     return total
 
 
-def settings_of(told: RunSettings, side: str) -> RunSettings:
-    options = {**told.options, "side": side}
+def settings_of(given: RunSettings, side: str) -> RunSettings:
+    options = {**given.options, "side": side}
     world = HOSTS * RANKS
     return dataclasses.replace(
-        told, options=options, world=world, nodes=HOSTS, shards=world, overlap=False, two_level_sums=side == "two_level"
+        given, options=options, world=world, nodes=HOSTS, shards=world, overlap=False, two_level_sums=side == "two_level"
     )
 
 
 @contextmanager
-def both(told: RunSettings, folder: Path, places: Places, crossed: dict[str, list[int]]) -> Iterator[Turn]:
+def both(given: RunSettings, folder: Path, places: Places, crossed: dict[str, list[int]]) -> Iterator[Turn]:
     """Both fleets. ``crossed`` gets what the link has carried in each block."""
-    kinds = {side: settings_of(told, side) for side in SIDES}
+    kinds = {side: settings_of(given, side) for side in SIDES}
     for side in SIDES:
         (folder / f"own-{side}").mkdir()
     fleets = {side: Neighbours(kinds[side], folder / f"own-{side}", places) for side in SIDES}
     with turns.both(fleets["one_level"], (), ("one_level",), kinds["one_level"], folder) as one, fleets["two_level"] as two:
-        last = (int(told.options["steps"]) - 1) // int(told.options["block"])
+        last = (int(given.options["steps"]) - 1) // int(given.options["block"])
 
         def turn(side: str, block: int) -> float:
             before = sent_bytes(places)
@@ -78,12 +78,12 @@ def both(told: RunSettings, folder: Path, places: Places, crossed: dict[str, lis
         two.wait(LIMIT_S)
 
 
-def levels(form: Form, folder: Path, told: RunSettings, pairs: int, block: int) -> dict[str, Any]:
-    """Steps and bytes of both. ``told``: settings that both have."""
+def levels(form: Form, folder: Path, given: RunSettings, pairs: int, block: int) -> dict[str, Any]:
+    """Steps and bytes of both. ``given``: settings that both have."""
     shape, crossed = SHAPES[form], {side: list[int]() for side in SIDES}
     FORKED.set_forkserver_preload([*PRELOADED, price_ranks.__name__])
     with price_ranks.slow_link(RATE) as places:
-        sides = turns.in_turns(both(told, folder, places, crossed), SIDES, pairs, block, folder)
+        sides = turns.in_turns(both(given, folder, places, crossed), SIDES, pairs, block, folder)
     step_bytes = {side: [count / block for count in counts[1:]] for side, counts in crossed.items()}
     figures = ratio_of("fleet_two_level_step_over_one_level_ratio", sides["two_level"].step_ms, sides["one_level"].step_ms)
     for side in SIDES:

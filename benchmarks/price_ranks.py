@@ -102,8 +102,8 @@ def _slow(space: Space, device: str, rate: str, burst: str) -> None:
     space.do("tc", "qdisc", "add", "dev", device, "root", "tbf", "rate", rate, "burst", burst, "latency", LATENCY)
 
 
-def build(told: Mapping[str, str]) -> tuple[Transformer, torch.optim.Optimizer]:
-    model = Transformer(int(told["width"]), int(told["layers"]))
+def build(given: Mapping[str, str]) -> tuple[Transformer, torch.optim.Optimizer]:
+    model = Transformer(int(given["width"]), int(given["layers"]))
     return model, torch.optim.AdamW(model.parameters(), lr=1e-3)
 
 
@@ -130,17 +130,17 @@ def started(train: Callable[[Any], None], settings: RunSettings, slot: int, node
     run_rank(train, settings, slot, node, folder, place.address, Parts(url), socket_path(folder, node))
 
 
-def ddp(told: Mapping[str, str], rank: int, world: int, place: Place) -> None:
+def ddp(given: Mapping[str, str], rank: int, world: int, place: Place) -> None:
     """PyTorch's side, as its documentation has it."""
     place.enter()
     torch.set_num_threads(1)
     torch.manual_seed(SEED)
     os.environ["GLOO_SOCKET_IFNAME"] = place.link
-    memory, turns = Memory(told, "ddp", rank), Turns(told, "ddp", rank)
-    dist.init_process_group("gloo", init_method=f"file://{told['folder']}/store", rank=rank, world_size=world)
-    whole, optimizer = build(told)
+    memory, turns = Memory(given, "ddp", rank), Turns(given, "ddp", rank)
+    dist.init_process_group("gloo", init_method=f"file://{given['folder']}/store", rank=rank, world_size=world)
+    whole, optimizer = build(given)
     model = DistributedDataParallel(whole)
-    for text in batches(told, rank, world, memory, turns):
+    for text in batches(given, rank, world, memory, turns):
         optimizer.zero_grad()
         model.train()(text).backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), CLIP_NORM)

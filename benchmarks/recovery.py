@@ -84,7 +84,7 @@ def measure(form: Form) -> dict[str, Any]:
     said = [f"{turn.system.name}, {kind} after {injection.steps} steps" for turn in turns for injection, kind in turn.faults]
     way = on_the_way("recovery", said)
     for turn in turns:
-        _collect(samples, turn.system, strike_all(turn, sizes, notes, way))
+        _collect(samples, turn.system, inject_all(turn, sizes, notes, way))
     if form != Form.FULL:
         notes.append(f"all faults of a system strike one run, of Fleet's on {NODES_TO_LOSE} nodes; in the full form each kind has its own")
     settings_used = {**vars(settings), "kills_per_system": sizes.kills, "settle_steps": SETTLE_STEPS}
@@ -113,7 +113,7 @@ def in_one_run(systems: Sequence[System], settings: Settings, sizes: Sizes) -> l
     return turns
 
 
-def strike_all(turn: Turn, sizes: Sizes, notes: list[str], way: Iterator[str]) -> list[tuple[str, Report]]:
+def inject_all(turn: Turn, sizes: Sizes, notes: list[str], way: Iterator[str]) -> list[tuple[str, Report]]:
     """Strike runs of a system until its faults are done: one run, and a new one after each fault that a run did not survive. A report for
     each, beside its kind. ``way`` goes a step further with each fault."""
     system, settings = turn.system, turn.settings
@@ -124,7 +124,7 @@ def strike_all(turn: Turn, sizes: Sizes, notes: list[str], way: Iterator[str]) -
         with tempfile.TemporaryDirectory(prefix=f"bench-{system.name}-", ignore_cleanup_errors=True) as workdir:
             run = system.start(Path(workdir), settings)
             try:
-                kills = strike_run(run, settings, left, sizes, way)
+                kills = inject_run(run, settings, left, sizes, way)
                 last = len(kills) == len(left) and full(run, kills[-1].t_s, settings, SETTLE_STEPS + 1, sizes.full_again_limit_s)
                 if not last:
                     what = f"{system.name}: {kills[-1].kind} {len(reports) + len(kills)}"
@@ -148,7 +148,7 @@ def _state(run: Run) -> str:
     return run.failed() or "still running"
 
 
-def strike_run(run: Run, settings: Settings, faults: Sequence[tuple[Injection, str]], sizes: Sizes, way: Iterator[str]) -> list[Kill]:
+def inject_run(run: Run, settings: Settings, faults: Sequence[tuple[Injection, str]], sizes: Sizes, way: Iterator[str]) -> list[Kill]:
     """Strike one run at the planned points, as far as its world becomes full again. ``way`` goes a step further from the second on. Raises
     RuntimeError when the world is never full at first."""
     kills: list[Kill] = []

@@ -122,7 +122,7 @@ def weather(system: System, settings: Settings, trace: Trace, sizes: Sizes) -> S
         try:
             await_calm(system, run, 0.0, sizes, settings.world)
             begin_s = time.monotonic()
-            kills = strike_by_trace(run, trace, begin_s)
+            kills = inject_by_trace(run, trace, begin_s)
             end_s = begin_s + sizes.part_s
             time.sleep(max(0.0, end_s - time.monotonic()))
             await_calm(system, run, end_s, sizes, settings.world)
@@ -145,7 +145,7 @@ def await_calm(system: System, run: Run, since_s: float, sizes: Sizes, world: in
         raise RuntimeError(f"{system.name}: no {steps} steps at full world within {limit_s:.0f} s; {run.failed() or 'running'}")
 
 
-def strike_by_trace(run: Run, trace: Trace, begin_s: float) -> list[Kill]:
+def inject_by_trace(run: Run, trace: Trace, begin_s: float) -> list[Kill]:
     """Kill by the clock; returns the faults that were executed."""
     kills: list[Kill] = []
     for at_s, rank in trace:

@@ -19,7 +19,7 @@ LOOK = 1_000_000
 """Turns of a loop between two looks at the clock."""
 
 
-def strike(pidfd: int, what: str, lasts_s: float) -> None:
+def signal_later(pidfd: int, what: str, lasts_s: float) -> None:
     """Once, and to its end."""
     time.sleep(BEFORE_S)
     with suppress(ProcessLookupError):  # it has ended by itself
@@ -47,7 +47,7 @@ def main(pidfd: str, what: str, lasts_s: str) -> None:
     if what == "SPIN":
         spin(float(lasts_s))
     else:
-        strike(int(pidfd), what, float(lasts_s))
+        signal_later(int(pidfd), what, float(lasts_s))
 
 
 if __name__ == "__main__":

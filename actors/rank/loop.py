@@ -550,7 +550,7 @@ class Run:
         step, reduced = self._attempted, move.reduced
         assert step is not None and isinstance(reduced, ReductionOutcome)
         self._note_commit()
-        self._trained.finish(lambda: self._tell(step, reduced.loss))
+        self._trained.finish(lambda: self._report_step(step, reduced.loss))
 
     def _advance(self, factor: float) -> None:
         """Others took the step that this rank was about to take when its view broke: it takes it too."""
@@ -559,10 +559,10 @@ class Run:
         before = self._recorder.code
         self._membership.carry(self._rank_machine.take_step(Advance(factor)))
         self._note_commit()
-        engine.afterwards(lambda: self._tell(step, engine.loss))
+        engine.afterwards(lambda: self._report_step(step, engine.loss))
         self._recorder.switch(before)
 
-    def _tell(self, step: Step, loss: float) -> None:
+    def _report_step(self, step: Step, loss: float) -> None:
         for fn in step.callbacks:
             with self._trained.unread():
                 fn()

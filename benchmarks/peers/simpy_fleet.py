@@ -35,7 +35,7 @@ class SimpyFleet:
         self.work = self.stall = self.begin = 0.0
         self.requests: list[list[float]] = [[] for _ in self.at]
         self.up, self.waiting, self.need = True, False, HELD
-        self.down_until = self.since = self.struck = 0.0
+        self.down_until = self.since = self.injected = 0.0
 
     def run(self) -> dict[str, float]:
         """Shares, as ``Outcome.shares``."""
@@ -167,7 +167,7 @@ class SimpyFleet:
             self.up, self.need = False, HELD
         self._take(index)
         self._lose(fault.announced, max(need, self.need))
-        self.struck, self.down_until = self.env.now, self.env.now + fault.detect_s
+        self.injected, self.down_until = self.env.now, self.env.now + fault.detect_s
         self.shares["detect"] += fault.detect_s
 
     def _lose(self, announced: bool, need: int) -> None:
@@ -218,7 +218,7 @@ class SimpyFleet:
         return None
 
     def _asked(self) -> Answer:
-        return self.recovery.form(self.need == HELD, self.missing, self.ready, self.env.now - self.struck)
+        return self.recovery.form(self.need == HELD, self.missing, self.ready, self.env.now - self.injected)
 
     def _notice(self) -> Steps:
         while self.env.now < self.down_until:

@@ -71,18 +71,18 @@ CALL = "import sys; from benchmarks.peers import torchft_hsdp; torchft_hsdp.supe
 # ---- ranks -------------------------------------------------------------------------------------------------------------------------------
 
 
-def supervise(workdir: str, told_json: str) -> None:
+def supervise(workdir: str, given_json: str) -> None:
     """Process of the supervisor: lighthouse, stores, and groups that are started again. Ends on SIGTERM."""
     os.environ |= {"GLOO_SOCKET_IFNAME": "lo", "RUST_LOG": "error"}
     lighthouse = light("[::]:0")
-    keep(Supervisor(Path(workdir), json.loads(told_json), lighthouse.address()))
+    keep(Supervisor(Path(workdir), json.loads(given_json), lighthouse.address()))
 
 
 class Supervisor:
     """Keeps all groups going."""
 
-    def __init__(self, workdir: Path, told: Mapping[str, str], lighthouse: str) -> None:
-        self._workdir, self._options, self._lighthouse = workdir, dict(told), lighthouse
+    def __init__(self, workdir: Path, given: Mapping[str, str], lighthouse: str) -> None:
+        self._workdir, self._options, self._lighthouse = workdir, dict(given), lighthouse
         self._forked = get_context("forkserver")
         self._forked.set_forkserver_preload([__name__, "torchft", "torch._dynamo"])
         self._stores: list[dist.TCPStore] = []
@@ -118,7 +118,7 @@ class Supervisor:
             self._end(group)
 
 
-def train_rank(workdir: str, told: Mapping[str, str], lighthouse: str, port: int, group: int, rank: int) -> None:
+def train_rank(workdir: str, given: Mapping[str, str], lighthouse: str, port: int, group: int, rank: int) -> None:
     """Process of a rank: a training loop as torchft's users write it, with a line in the event log for each step."""
     from torchft import Manager, ProcessGroupGloo
 
@@ -127,7 +127,7 @@ def train_rank(workdir: str, told: Mapping[str, str], lighthouse: str, port: int
     torch.manual_seed(SEED)
     store = dist.TCPStore("127.0.0.1", port, is_master=False)
     dist.init_process_group("gloo", store=dist.PrefixStore("group", store), rank=rank, world_size=GROUP)
-    model, optimizer = cut(told, init_device_mesh("cpu", (GROUP,)))
+    model, optimizer = cut(given, init_device_mesh("cpu", (GROUP,)))
     state = Chunks(optimizer)
     manager = Manager(
         pg=ProcessGroupGloo(timeout=GLOO_TIMEOUT),
@@ -144,7 +144,7 @@ def train_rank(workdir: str, told: Mapping[str, str], lighthouse: str, port: int
     )
     _between_groups(model, manager)
     log, data = EventLog(Path(workdir) / "events", group * GROUP + rank), Text()
-    samples, pause_s = int(told["samples"]), float(told["pause_s"])
+    samples, pause_s = int(given["samples"]), float(given["pause_s"])
     while True:
         manager.start_quorum()
         optimizer.zero_grad()
@@ -209,19 +209,19 @@ def _as(parameter: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
 # ---- the run through kills ---------------------------------------------------------------------------------------------------------------
 
 
-def measure(told: Mapping[str, str], count: int, pause_s: float, folder: Path) -> dict[str, Any]:
-    """Figures, samples and notes of ``count`` kills, one member after the other, of a model as ``told``; a note alone where none can be."""
+def measure(given: Mapping[str, str], count: int, pause_s: float, folder: Path) -> dict[str, Any]:
+    """Figures, samples and notes of ``count`` kills, one member after the other, of a model as ``given``; a note where none can be."""
     missing = not_installed("torch", "torchft")
     if missing is not None:
         return {"settings": {}, "figures": {}, "samples": {}, "notes": [left_out(NAME, missing)]}
-    command = [sys.executable, "-c", CALL, str(folder), json.dumps({**told, "pause_s": str(pause_s)})]
+    command = [sys.executable, "-c", CALL, str(folder), json.dumps({**given, "pause_s": str(pause_s)})]
     run = LoggedRun(folder, Settings(world=WORLD), command, rank_environment())
     try:
         kills = _inject(run, count, pause_s)
         _full(run, kills)
     finally:
         run.stop()
-    return _reported(run.commits(), run.lost_lines(), kills, WORLD * int(told["samples"]), errors(folder))
+    return _reported(run.commits(), run.lost_lines(), kills, WORLD * int(given["samples"]), errors(folder))
 
 
 def _full(run: LoggedRun, kills: Sequence[Kill]) -> bool:

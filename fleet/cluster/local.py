@@ -91,7 +91,7 @@ class LocalCluster:
         self._next_index = 0
         self._lock = threading.RLock()  # stop() may come from a signal handler while this thread holds it
         self._directory = Path()
-        self._borrowed: dict[str, str | None] = {}
+        self._replaced: dict[str, str | None] = {}
         self._stopped = True
         self.address = ""
         """``host:port`` of the cluster, for ``ray.init``."""
@@ -279,23 +279,23 @@ class LocalCluster:
         if os.environ.get("RAY_AUTH_MODE") is not None:
             return
         if not has_token():
-            self._borrow("RAY_AUTH_TOKEN", secrets.token_hex(32))
-        self._borrow("RAY_AUTH_MODE", "token")
+            self._set_variable("RAY_AUTH_TOKEN", secrets.token_hex(32))
+        self._set_variable("RAY_AUTH_MODE", "token")
         reread_authentication()
 
-    def _borrow(self, variable: str, value: str) -> None:
-        self._borrowed[variable] = os.environ.get(variable)
+    def _set_variable(self, variable: str, value: str) -> None:
+        self._replaced[variable] = os.environ.get(variable)
         os.environ[variable] = value
 
     def _restore_environment(self) -> None:
-        for variable, value in self._borrowed.items():
+        for variable, value in self._replaced.items():
             if value is None:
                 os.environ.pop(variable, None)
             else:
                 os.environ[variable] = value
-        if self._borrowed:
+        if self._replaced:
             reread_authentication()
-        self._borrowed.clear()
+        self._replaced.clear()
 
     def _disconnect(self) -> None:
         """Ray ends a driver whose node goes away, so this process leaves first."""

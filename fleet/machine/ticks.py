@@ -9,7 +9,7 @@ from fleet.machine.roster import STOOD_STILL, STOOD_STILL_S, Rank, RankPhase
 from fleet.machine.state import MachineState, Phase
 from fleet.machine.stopping import stop
 from fleet.machine.views import note_commits
-from fleet.protocol.causes import EndWhy, GatherWhy, NoHeartbeat, NoProgress, NotHeardOf
+from fleet.protocol.causes import EndWhy, GatherWhy, NoHeartbeat, NoProgress, NotReported
 from fleet.protocol.decisions import StoodStill
 from fleet.protocol.events import StopRequested
 from fleet.protocol.probes import probe
@@ -92,7 +92,7 @@ def settle(machine: MachineState, now_s: float) -> None:
         machine.roster.nodes.update(dict.fromkeys(silent, now_s - machine.settings.timeouts.node_s))
     for rank in ranks:
         if not rank.reported and not (waits and rank.process.node in silent):
-            drop(machine, rank, NotHeardOf(), now_s, now_s)
+            drop(machine, rank, NotReported(), now_s, now_s)
     if machine.phase == Phase.RUN and machine.missing:
         probe("a view is not whole after the coordinator restarts")
         gather(machine, now_s, GatherWhy.RESTARTED, "the coordinator restarted and the view is not whole")

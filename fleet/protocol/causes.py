@@ -52,7 +52,7 @@ class ClusterEnded(Fact):
 
 
 @dataclass(frozen=True, slots=True)
-class NotHeardOf(Fact):
+class NotReported(Fact):
     """It said nothing to the coordinator that was started again."""
 
 
@@ -156,7 +156,7 @@ class TakenAway(Fact):
 
 
 NodeCause = AgentHungUp | AgentSilent
-Cause = ProcessEnded | TrainRaised | ClusterEnded | NotHeardOf | AgentHungUp | AgentSilent | Evicted | TakenAway
+Cause = ProcessEnded | TrainRaised | ClusterEnded | NotReported | AgentHungUp | AgentSilent | Evicted | TakenAway
 """Why a process is lost."""
 
 INCIDENTS: dict[type[Fact], IncidentKind] = {
@@ -277,7 +277,7 @@ def sentence(fact: Fact) -> str:
             return f"the train function raised {error}"
         case ClusterEnded():
             return "its cluster ended"
-        case NotHeardOf():
+        case NotReported():
             return "not heard of since the coordinator restarted"
         case AgentHungUp(missed=missed):
             return f"its agent hung up{', and its ranks are missed' if missed else ''}"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fleet.protocol.causes import AgentSilent, DidNotLeave, Evicted, NoHeartbeat, NoProgress, NotHeardOf
+from fleet.protocol.causes import AgentSilent, DidNotLeave, Evicted, NoHeartbeat, NoProgress, NotReported
 from fleet.protocol.records import ProcessLost, Record
 from fleet.protocol.types import Member, StateId
 from fleet.simulation.checker import Homes, InvariantChecker
@@ -54,7 +54,7 @@ class AllWait(Silences):
                 return silence_s < timeouts.stall_s and self.away(record.member)
             case Evicted(why=DidNotLeave() | NoProgress()):
                 return self.world.links.was_cut(HEAD, name, for_s=timeouts.node_s + NOTICED_S)
-            case NotHeardOf() | Evicted(why=NoHeartbeat()):
+            case NotReported() | Evicted(why=NoHeartbeat()):
                 return self.away(record.member)
         return False
 

@@ -56,9 +56,9 @@ local = links.LocalLinks(lambda: [os.getpid()], f"{far}:{port}", lambda: ([far],
 for word in iter(sys.stdin.readline, ""):
     what, *rest = json.loads(word)
     if what == "order":
-        kind, phase, duration_s, struck, amounts = rest
+        kind, phase, duration_s, is_target, amounts = rest
         process = Process("near", os.getpid(), 1) if kind == "isolate_rank" else None
-        order = Operation("f", kind, phase, process, 0, duration_s, hosts=(far,), struck=struck, **amounts)
+        order = Operation("f", kind, phase, process, 0, duration_s, hosts=(far,), is_target=is_target, **amounts)
         said = local.operate(order)
     elif what == "passes":
         said = passes(line)

@@ -204,7 +204,7 @@ def test_each_fault_is_said_once_though_a_run_does_not_survive_it(capsys: pytest
     faults = [(Injection(number, 0.0, 0), "kill") for number in (1, 2, 3)]
     way, notes = on_the_way("recovery", ["first", "second", "third"]), list[str]()
     sizes = recovery.Sizes(3, 1, 0, start_limit_s=0.2, full_again_limit_s=0.2)
-    reports = recovery.strike_all(recovery.Turn(system, Settings(), faults), sizes, notes, way)
+    reports = recovery.inject_all(recovery.Turn(system, Settings(), faults), sizes, notes, way)
     assert [kind for kind, _ in reports] == ["kill"] * 3
     assert [line.split()[4] for line in capsys.readouterr().err.splitlines()] == ["first", "second", "third"]
     assert notes[0] == "fleet: kill 1: the world was not full again within 0 s; still running"

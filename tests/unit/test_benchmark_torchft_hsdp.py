@@ -46,7 +46,7 @@ def test_errors_are_told_without_addresses(tmp_path: Path) -> None:
 
 
 def test_who_took_the_state_goes_on_as_the_one_who_gave_it() -> None:
-    told, mesh = Shape(64, 2, 1).told(), mesh_of_one(torch.device("cpu"))
+    told, mesh = Shape(64, 2, 1).options(), mesh_of_one(torch.device("cpu"))
     text = torch.arange(65).unsqueeze(0)
     giving, taking = cut(told, mesh), cut(told, mesh)
 

@@ -22,7 +22,7 @@ RULES: dict[type[c.Fact], c.Fact] = {
 CAUSES: dict[type[c.Fact], c.Fact] = {
     type(fact): fact
     for fact in (
-        c.ProcessEnded(-9), c.TrainRaised("ValueError"), c.ClusterEnded(), c.NotHeardOf(), c.AgentHungUp(), c.AgentSilent(12.0),
+        c.ProcessEnded(-9), c.TrainRaised("ValueError"), c.ClusterEnded(), c.NotReported(), c.AgentHungUp(), c.AgentSilent(12.0),
         c.Evicted(c.DidNotLeave()), c.TakenAway(),
     )
 }  # fmt: skip

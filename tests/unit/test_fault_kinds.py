@@ -186,7 +186,7 @@ ROW = """    FaultKind(
         may_cost=(Cost.DEATH,),
         blast_radius="the rank",
         survived=Check.RANKS_LEFT,
-        told="SIGTERM to {ranks}",
+        summary="SIGTERM to {ranks}",
         ends="asked to go (SIGTERM)",
     ),
 )
