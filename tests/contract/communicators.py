@@ -84,8 +84,8 @@ class Place:
     def form(self) -> list[Group]:
         """The next view's groups, by rank."""
         generation = next(self._generations)
-        told = {"store": self.store.address, "generation": generation, "size": self.size, "timeout_s": BOUND_S, "host": HOST}
-        parts = [Forming(rank=rank, device=self.device_of(rank), **told) for rank in range(self.size)]  # type: ignore[arg-type]
+        reported = {"store": self.store.address, "generation": generation, "size": self.size, "timeout_s": BOUND_S, "host": HOST}
+        parts = [Forming(rank=rank, device=self.device_of(rank), **reported) for rank in range(self.size)]  # type: ignore[arg-type]
         return [part.wait() for part in parts]
 
     def hang(self, groups: Sequence[Group]) -> Callable[[], None]:
@@ -136,14 +136,14 @@ class Recorded(Place):
         assert [group.receives_ahead for group in groups] == [self._recording.making != "made"] * self.size, "who carries it"
         return groups
 
-    def wires(self, *told: Any) -> RecordedNccl:
-        return self._stages[-1].wires(*told)
+    def wires(self, *reported: Any) -> RecordedNccl:
+        return self._stages[-1].wires(*reported)
 
     def lose(self, groups: Sequence[Group]) -> None:
         if self._recording.making != "made":
             super().lose(groups)
             return
-        self._stages[-1].struck.set()
+        self._stages[-1].injected.set()
         if self._recording.operation != "fails":
             groups[0].interrupt("rank 1 is lost")
 
@@ -420,7 +420,7 @@ def ask(place: Place) -> bool:
     return held
 
 
-def ask_aside(place: Place) -> tuple[bool, str]:
+def ask_in_background(place: Place) -> tuple[bool, str]:
     """The same in a process of its own, which may hang; and what it printed."""
     if place.missing:
         return True, f"left out: {len(CASES)} cases, {place.name} (this machine has no {place.missing})\n"
@@ -440,7 +440,7 @@ def main(arguments: Sequence[str]) -> int:
     asked = [place for place in PLACES if place.gpus or arguments != ["--device"]]
     with ThreadPoolExecutor(max((os.cpu_count() or 1) // 4, 1)) as pool:
         answers = []
-        for held, said in pool.map(ask_aside, asked):
+        for held, said in pool.map(ask_in_background, asked):
             print(said, end="", flush=True)
             answers.append(held)
     return int(not all(answers))

@@ -28,12 +28,12 @@ def unanswered(prometheus: Server, begun_s: float) -> list[str]:
 def test_every_panel_of_every_dashboard_has_an_answer_while_a_fault_strikes(tmp_path: Path) -> None:
     begun_s = unix_time_s()
     records = everything(begun_s - LASTED_S).records
-    struck = next(number for number, record in enumerate(records) if isinstance(record, FaultRecord))
+    injected = next(number for number, record in enumerate(records) if isinstance(record, FaultRecord))
     with watched(tmp_path) as served:
-        served.write("story", records[:struck])
+        served.write("story", records[:injected])
         with scraping(tmp_path / "prometheus", [served.url.removeprefix("http://")], rules(0.01)) as prometheus:
             prometheus.until('fleet_faults_total{run="story",kind="kill_rank"} == 0')
-            served.write("story", records[struck:])
+            served.write("story", records[injected:])
             prometheus.until('fleet_faults_total{run="story",kind="kill_rank"} == 1')
             with suppress(TimeoutError):
                 until(lambda: not unanswered(prometheus, begun_s), "every panel has an answer", LIMIT_S, 1.0)

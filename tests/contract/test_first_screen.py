@@ -28,8 +28,8 @@ def beset() -> Story:
     story.records += [r.Measurement(StateId(0, 60), f"evaluation_loss_{n}", math.nan if n % 2 else 0.5, 37.0) for n in range(6)]
     for name, kind in (("f2", "hang"), ("f3", "isolate_coordinator"), ("f4", "store_gone")):
         fault = Fault(name, 37.1, "gpu", kind, slot=None if kind == "store_gone" else 0)
-        struck = () if kind == "store_gone" else (Member(0, 0),)
-        story.records.append(r.FaultRecord(fault, "executed", 37.1, struck, ""))
+        injected = () if kind == "store_gone" else (Member(0, 0),)
+        story.records.append(r.FaultRecord(fault, "executed", 37.1, injected, ""))
     story.records.append(r.DecisionMade("corruption", "go_back", "shard 3 differs", None, 37.2))
     story.lost(1, 1, 37_300, generation=3)
     story.view(4, [(0, 0)], 37_400, 60, causes=("1.1",))

@@ -115,8 +115,8 @@ def test_hosts_show_what_strikes_them_now(browser: Browser, served: Watched) -> 
     for slot, node in enumerate(("node-a", "node-a", "node-b")):
         story.records.append(r.ProcessUp(Member(slot, 0), Process(node, 100 + slot, 1), "t", 0.1))
     story.view(1, [(0, 0), (1, 0), (2, 0)], 200)
-    struck = [(Fault("p", 0.3, "t", "partition", node=1), (2,)), (Fault("h", 0.3, "t", "hang", slot=0), (0,))]
-    for fault, slots in [*struck, (Fault("s", 0.3, "t", "store_gone"), ())]:
+    injected = [(Fault("p", 0.3, "t", "partition", node=1), (2,)), (Fault("h", 0.3, "t", "hang", slot=0), (0,))]
+    for fault, slots in [*injected, (Fault("s", 0.3, "t", "store_gone"), ())]:
         story.records.append(r.FaultRecord(fault, "executed", 0.3, tuple(Member(slot, 0) for slot in slots), ""))
     served.write("run", story.records)
     with opened(browser, f"{served.url}/runs/run") as page:

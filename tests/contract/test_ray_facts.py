@@ -475,7 +475,7 @@ def test_a_worker_ends_at_sigterm_by_a_function_that_is_looked_up_each_time(clus
     listener = ray.remote(num_cpus=0)(Listener).remote()
     pid = ray.get(listener.listen.remote(), timeout=60)
     os.kill(pid, signal.SIGTERM)
-    assert ray.get(listener.heard.remote(), timeout=60) == pid
+    assert ray.get(listener.received.remote(), timeout=60) == pid
     ray.kill(listener)
 
 
@@ -530,14 +530,14 @@ class Listener:
     """An actor that hears SIGTERM and goes on."""
 
     def __init__(self) -> None:
-        self._told = asyncio.Event()
+        self._reported = asyncio.Event()
 
     async def listen(self) -> int:
-        launch_internals.take_sigterm(functools.partial(asyncio.get_running_loop().call_soon_threadsafe, self._told.set))
+        launch_internals.take_sigterm(functools.partial(asyncio.get_running_loop().call_soon_threadsafe, self._reported.set))
         return os.getpid()
 
-    async def heard(self) -> int:
-        await self._told.wait()
+    async def received(self) -> int:
+        await self._reported.wait()
         return os.getpid()
 
 

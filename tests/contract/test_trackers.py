@@ -22,7 +22,7 @@ from tests.support.trackers import (
     ARTEFACTS,
     MlflowServer,
     OtlpReceiver,
-    Told,
+    Reported,
     expected,
     read_mlflow,
     read_tensorboard,
@@ -41,7 +41,7 @@ class Side:
     name: str
     run: Path
     settings: TrackSettings
-    read: Callable[[str], Told]
+    read: Callable[[str], Reported]
     away: Callable[[], None]
     back: Callable[[], None]
 
@@ -78,39 +78,39 @@ def side(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.Mon
         receiver.start()
         settings = TrackSettings(otlp_url=f"{receiver.url}/v1/traces", every_s=EVERY_S)
         monkeypatch.setenv("OTEL_EXPORTER_OTLP_TIMEOUT", "1")
-        yield Side(name, run, settings, lambda key: receiver.told(), receiver.kill, receiver.start)
+        yield Side(name, run, settings, lambda key: receiver.reported(), receiver.kill, receiver.start)
         receiver.kill()
 
 
 def _in_the_way(folder: Path) -> tuple[Callable[[], None], Callable[[], None]]:
     """A folder that cannot be written to: a file has its name. What it had is put back."""
-    aside = folder.with_name("aside")
+    moved = folder.with_name("aside")
 
     def away() -> None:
         if folder.exists():
-            folder.rename(aside)
+            folder.rename(moved)
         folder.parent.mkdir(exist_ok=True)
         folder.touch()
 
     def back() -> None:
         folder.unlink()
-        if aside.exists():
-            aside.rename(folder)
+        if moved.exists():
+            moved.rename(folder)
 
     return away, back
 
 
 def story(name: str) -> Story:
     """A run with a loss, a fault and figures of its own, whose name and key no other test has."""
-    told = one_loss("f1")
-    first = told.records[0]
+    reported = one_loss("f1")
+    first = reported.records[0]
     assert isinstance(first, r.RunStarted)
     made_of = '{"script": "train.py", "settings": {"world": 2}, "made_of": {"commit": "c0ffee", "script_sha256": "5ca1ab1e"}}'
-    told.records[0] = r.RunStarted(first.version, name, 0.0, first.unix_time_s, first.world, first.spares, first.shards, made_of)
-    place = next(number for number, record in enumerate(told.records) if isinstance(record, r.Committed))
+    reported.records[0] = r.RunStarted(first.version, name, 0.0, first.unix_time_s, first.world, first.spares, first.shards, made_of)
+    place = next(number for number, record in enumerate(reported.records) if isinstance(record, r.Committed))
     measured = [r.Measurement(StateId(0, step), name, 1.0 / step, 1.15 + step / 100) for step in (1, 2) for name in ("loss", "my figure?")]
-    told.records[place:place] = [r.DataRead(4096, 64, 1.15, "da7a", 60), *measured]
-    return told
+    reported.records[place:place] = [r.DataRead(4096, 64, 1.15, "da7a", 60), *measured]
+    return reported
 
 
 def write(side: Side, records: Sequence[r.Record]) -> Path:
@@ -130,28 +130,28 @@ def send(side: Side, tracker: Tracker, wait: Callable[[float], bool] = lambda se
         kept.close()
 
 
-def check(side: Side, records: Sequence[r.Record], wants: Sequence[type]) -> Told:
+def check(side: Side, records: Sequence[r.Record], wants: Sequence[type]) -> Reported:
     """What came is what was to come: nothing is missing, and nothing is there twice."""
     first = records[0]
     assert isinstance(first, r.RunStarted)
-    want, told = expected(records, EVERY_S), side.read(f"{first.run}@{first.unix_time_s:.3f}")
+    want, reported = expected(records, EVERY_S), side.read(f"{first.run}@{first.unix_time_s:.3f}")
     if TrackedFigures in wants:
         named = {"mlflow": lambda name: name.replace("?", "_")}.get(side.name, lambda name: name)
         figures = singles(want.figures) if side.name == "tensorboard" else want.figures
-        assert told.figures == {(named(name), step, value): count for (name, step, value), count in figures.items()}
-        assert len(told.figures) > 100
-        assert told.files.keys() == ARTEFACTS
-        assert want.facts.items() <= ({**told.facts, **_untagged(told)} if side.name == "mlflow" else told.facts).items()
+        assert reported.figures == {(named(name), step, value): count for (name, step, value), count in figures.items()}
+        assert len(reported.figures) > 100
+        assert reported.files.keys() == ARTEFACTS
+        assert want.facts.items() <= ({**reported.facts, **_untagged(reported)} if side.name == "mlflow" else reported.facts).items()
     if TrackedMark in wants:
-        assert told.marks == want.marks
+        assert reported.marks == want.marks
     if Span in wants:
-        assert told.spans == want.spans != {}
-    assert told.status in (want.status, STATUS[want.status])
-    return told
+        assert reported.spans == want.spans != {}
+    assert reported.status in (want.status, STATUS[want.status])
+    return reported
 
 
-def _untagged(told: Told) -> dict[str, str]:
-    return {name.removeprefix("fleet."): value for name, value in told.facts.items()}
+def _untagged(reported: Reported) -> dict[str, str]:
+    return {name.removeprefix("fleet."): value for name, value in reported.facts.items()}
 
 
 def test_all_of_a_run_is_there_once(side: Side) -> None:
@@ -159,11 +159,11 @@ def test_all_of_a_run_is_there_once(side: Side) -> None:
     write(side, records)
     found = send(side, tracker)
     assert (found.done, found.away, found.refused) == (True, "", 0)
-    told = check(side, records, tracker.wants)
-    if "report.txt" in told.files:
-        assert "completed" in told.files["report.txt"]
-        assert "fault f1" in told.files["marks.txt"]
-        assert told.facts["made_of.commit"] == "c0ffee"
+    reported = check(side, records, tracker.wants)
+    if "report.txt" in reported.files:
+        assert "completed" in reported.files["report.txt"]
+        assert "fault f1" in reported.files["marks.txt"]
+        assert reported.facts["made_of.commit"] == "c0ffee"
 
 
 def test_another_process_goes_on_where_one_has_stopped(side: Side) -> None:

@@ -108,11 +108,11 @@ def test_nobody_is_alarmed_by_a_run_that_trains(scene: Scene) -> None:
 
 
 def test_processes_that_die_again_and_again(scene: Scene) -> None:
-    def killed_and_told() -> bool:
+    def killed_and_reported() -> bool:
         scene.kill_view()
         return "FleetCrashLoop" in scene.prometheus.firing()
 
-    until(killed_and_told, "FleetCrashLoop fires", LIMIT_S)
+    until(killed_and_reported, "FleetCrashLoop fires", LIMIT_S)
     scene.is_silent("FleetCrashLoop")
 
 
@@ -178,12 +178,12 @@ def replace(store: Path, place: Callable[[], object]) -> None:
 
 
 def test_a_store_that_takes_nothing(scene: Scene) -> None:
-    aside = scene.store.with_name("aside")
-    scene.store.rename(aside)
+    away = scene.store.with_name("aside")
+    scene.store.rename(away)
     replace(scene.store, lambda: scene.store.write_text("no folder"))
     scene.fires("FleetCheckpointOverdue")
     scene.fires("FleetStoreFailing")
-    replace(scene.store, lambda: aside.rename(scene.store))
+    replace(scene.store, lambda: away.rename(scene.store))
     scene.is_silent("FleetCheckpointOverdue")
     scene.is_silent("FleetStoreFailing")
 

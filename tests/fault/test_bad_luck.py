@@ -42,8 +42,8 @@ def settings(folder: Path, world: int = 3, **changes: Any) -> RunSettings:
     flags = folder / "flags"
     flags.mkdir(parents=True, exist_ok=True)
     options = {"flags": str(flags), "steps": str(STEPS), "pause_s": "0.02", "norm": "layer"} | changes.pop("options", {})
-    told = {"shards": 8, "nodes": 2, "overlap_cores": 0.0} | changes
-    return RunSettings(world=world, options=options, timeouts=FAST, **told)
+    reported = {"shards": 8, "nodes": 2, "overlap_cores": 0.0} | changes
+    return RunSettings(world=world, options=options, timeouts=FAST, **reported)
 
 
 def train_through(
@@ -103,7 +103,7 @@ def test_two_ranks_in_the_same_step(tmp_path: Path, fault_free: str) -> None:
     survived(*train_through(trains.plain, settings(tmp_path), tmp_path, misfortune), fault_free)
 
 
-def strike_beside_a_spare(fleet: PlainFleet) -> None:
+def inject_beside_a_spare(fleet: PlainFleet) -> None:
     roster = fleet.coordinator.machine.state.roster
     fleet.wait_for(lambda: sum(rank.phase == "standby" for rank in roster.by_slot.values()) == 1 and fleet.step >= 4)
     fleet.kill(next(member.slot for member, _, in_view in fleet.census() if in_view))  # whoever came up last is the spare
@@ -140,7 +140,7 @@ def grown(records: list[Any]) -> tuple[View, Member]:
 
 def test_survivors_go_on_without_a_spare_which_is_promoted_at_a_step_boundary(tmp_path: Path, fault_free: str) -> None:
     chosen = settings(tmp_path, spares=1, options={"pause_s": "0.2"})
-    outcome, records, digest = train_through(trains.plain, chosen, tmp_path, strike_beside_a_spare)
+    outcome, records, digest = train_through(trains.plain, chosen, tmp_path, inject_beside_a_spare)
     survived(outcome, records, digest, fault_free)
     view, spare = grown(records)
     assert [view.members[receiver] for receiver in view.receivers] == [spare]
@@ -150,7 +150,7 @@ def test_survivors_go_on_without_a_spare_which_is_promoted_at_a_step_boundary(tm
 def test_a_newcomer_computes_nothing_in_its_first_step_where_that_can_be(norm: str, computes: bool, tmp_path: Path) -> None:
     """It can not where a forward counts: a BatchNorm that has seen no batch of the step does not know its count."""
     chosen = settings(tmp_path, spares=1, options={"pause_s": "0.2", "norm": norm})
-    outcome, records, _ = train_through(trains.with_shards_noted, chosen, tmp_path, strike_beside_a_spare)
+    outcome, records, _ = train_through(trains.with_shards_noted, chosen, tmp_path, inject_beside_a_spare)
     assert outcome.status == "completed", outcome
     view, spare = grown(records)
     entered = min(spans.step for spans in of(Spans, records) if (spans.member, spans.generation) == (spare, view.generation))
@@ -163,7 +163,7 @@ def test_a_newcomer_computes_nothing_in_its_first_step_where_that_can_be(norm: s
 
 def test_a_spare_has_rehearsed_and_nothing_of_it_shows(tmp_path: Path, fault_free: str) -> None:
     chosen = settings(tmp_path, spares=1, options={"pause_s": "0.2"})
-    outcome, records, digest = train_through(trains.with_tail, chosen, tmp_path, strike_beside_a_spare)
+    outcome, records, digest = train_through(trains.with_tail, chosen, tmp_path, inject_beside_a_spare)
     survived(outcome, records, digest, fault_free)
     _, spare = grown(records)
     pid = next(record.process.pid for record in of(ProcessUp, records) if record.member == spare)
@@ -242,19 +242,19 @@ def test_all_ranks_die_and_the_run_goes_on_from_the_last_checkpoint(tmp_path: Pa
 
 def test_a_store_that_is_gone_for_a_while_stops_nothing(tmp_path: Path) -> None:
     """Its folder is a file: nothing can be written. Training goes on, what fails is counted, and checkpoints come again when it is back."""
-    store, aside = tmp_path / "store", tmp_path / "aside"
+    store, away = tmp_path / "store", tmp_path / "aside"
     store.mkdir()
 
     def misfortune(fleet: PlainFleet) -> None:
         machine = fleet.coordinator.machine
         fleet.wait_for(lambda: machine.state.checkpoints.newest_id)
-        store.rename(aside)
+        store.rename(away)
         store.write_text("no folder")
         step = fleet.step
         fleet.wait_for(lambda: any(record.phase == "skipped" for record in of(CheckpointRecord, fleet.records())))
         assert fleet.step > step
         store.unlink()
-        aside.rename(store)
+        away.rename(store)
         newest = machine.state.checkpoints.newest_id
         fleet.wait_for(lambda: machine.state.checkpoints.newest_id != newest)
 
@@ -403,9 +403,9 @@ def test_a_shard_that_kills_whoever_computes_it_ends_the_run_by_name(tmp_path: P
 def test_a_nan_is_computed_again_and_its_rank_is_named(tmp_path: Path, fault_free: str) -> None:
     outcome, records, digest = train_through(trains.nan_once, settings(tmp_path), tmp_path)
     survived(outcome, records, digest, fault_free)
-    [told] = [record for record in of(DecisionMade, records) if record.action == "recompute"]
-    assert (told.fields["step"], told.fields["shard"]) == (10, 3)
-    assert told.reason.startswith("step 10, shard 3, computed by ")
+    [reported] = [record for record in of(DecisionMade, records) if record.action == "recompute"]
+    assert (reported.fields["step"], reported.fields["shard"]) == (10, 3)
+    assert reported.reason.startswith("step 10, shard 3, computed by ")
 
 
 def test_a_nan_that_comes_again_is_named(tmp_path: Path) -> None:

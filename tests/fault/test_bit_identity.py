@@ -21,7 +21,7 @@ def storm(seed: int, world: int) -> list[tuple[int, int]]:
     return sorted((draw.randrange(3, 30), draw.randrange(world)) for _ in range(draw.randrange(2, 4)))
 
 
-def strike(fleet: PlainFleet, kills: list[tuple[int, int]]) -> None:
+def inject(fleet: PlainFleet, kills: list[tuple[int, int]]) -> None:
     for step, slot in kills:
         after(step)(fleet)
         fleet.wait_for(lambda slot=slot: fleet.processes[slot].is_alive())  # it may be the replacement's turn, which is not up yet
@@ -32,7 +32,7 @@ def digests(seed: int, folder: Path, reduction: str = "tree") -> tuple[str, str,
     """(digest under faults at world 4, digest of a fault-free twin at a world of 1, 2, 3 or 5, number of views of the first)."""
     norm = {"norm": ("batch", "layer")[seed % 2]}
     chosen: RunSettings = settings(folder / "run", world=4, seed=seed, reduction=reduction, options=norm)
-    outcome, records, under_faults = train_through(trains.plain, chosen, folder / "run", lambda fleet: strike(fleet, storm(seed, 4)))
+    outcome, records, under_faults = train_through(trains.plain, chosen, folder / "run", lambda fleet: inject(fleet, storm(seed, 4)))
     assert outcome.status == "completed", outcome
     world = (1, 2, 3, 5)[seed % 4] if reduction == "tree" else 4
     twin = dataclasses.replace(settings(folder / "twin", world=world, options=norm), seed=seed, reduction=reduction)

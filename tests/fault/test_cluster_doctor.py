@@ -41,17 +41,17 @@ def doctor(cluster: LocalCluster, *arguments: str) -> subprocess.CompletedProces
 def test_the_map_and_what_cannot_be_survived(cluster: LocalCluster) -> None:
     answer = doctor(cluster, "--json", "--no-gather", "--world", "4", "--spares", "1", "--config", "domains=rack")
     assert answer.returncode == 0, answer.stderr
-    told: dict[str, Any] = json.loads(answer.stdout)
-    paths = [node["path"] for node in told["nodes"] if node["slots"]]
+    reported: dict[str, Any] = json.loads(answer.stdout)
+    paths = [node["path"] for node in reported["nodes"] if node["slots"]]
     assert sorted(paths) == ["r1", "r1", "r2"]
-    [head] = [node for node in told["nodes"] if not node["slots"]]
+    [head] = [node for node in reported["nodes"] if not node["slots"]]
     assert head["missing"] == ["rack"]
-    risks = {risk["domain"]: risk for risk in told["risks"]}
+    risks = {risk["domain"]: risk for risk in reported["risks"]}
     assert {name: risk["slots"] for name, risk in risks.items()} == {"r1": 4, "r2": 2}
     # Five slots on three nodes: the sixth, which stays free, is on the last node that Ray names, in either rack.
     assert sorted(risk["room"] for risk in risks.values()) == [0, 1]
     assert all(risk["survives"] and risk["chunks"] == 0 for risk in risks.values())
-    assert told["links"] == {"there": 6, "measured": []}
+    assert reported["links"] == {"there": 6, "measured": []}
 
 
 def test_too_few_slots_are_said_and_are_a_failed_check(cluster: LocalCluster) -> None:
@@ -63,10 +63,10 @@ def test_too_few_slots_are_said_and_are_a_failed_check(cluster: LocalCluster) ->
 
 def test_links_are_measured_between_all_nodes(cluster: LocalCluster) -> None:
     answer = doctor(cluster, "--json")
-    told: dict[str, Any] = json.loads(answer.stdout)
-    assert answer.returncode == (1 if told["outliers"] else 0), answer.stderr
-    assert len(told["links"]["measured"]) == told["links"]["there"] == 6
-    for link in told["links"]["measured"]:
+    reported: dict[str, Any] = json.loads(answer.stdout)
+    assert answer.returncode == (1 if reported["outliers"] else 0), answer.stderr
+    assert len(reported["links"]["measured"]) == reported["links"]["there"] == 6
+    for link in reported["links"]["measured"]:
         assert not link["error"], link
         assert link["round_trip_s"] > 0 and link["there_bytes_per_s"] > 1e6 and link["back_bytes_per_s"] > 1e6
 

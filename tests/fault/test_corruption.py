@@ -30,11 +30,11 @@ def flip(tensor: torch.Tensor, bit: int = 3) -> None:
 
 
 def weight_flips_in_slot_1(run: Any) -> None:
-    def strike(run: Any, step: Any) -> None:
+    def inject(run: Any, step: Any) -> None:
         if run.slot == 1 and step.number == 10 and trains.once(run, "flip"):
             flip(next(run._engine.state.objects["model"].parameters()))
 
-    trains._loop(run, in_shard=strike)
+    trains._loop(run, in_shard=inject)
 
 
 def test_a_flipped_weight_costs_its_rank_and_no_bit(tmp_path: Path, fault_free: str) -> None:
@@ -53,21 +53,21 @@ def test_with_sharded_optimizer_state_ranks_that_differ_stop_and_nobody_is_accus
     assert not of(ProcessLost, records)
 
 
-def strike(fleet: PlainFleet, slot: int, what: str, duration_s: float = 0.0, phase: str = START) -> None:
+def inject(fleet: PlainFleet, slot: int, what: str, duration_s: float = 0.0, phase: str = START) -> None:
     """As chaos does, through the agent of the slot's node."""
     process = next(process for member, process, _ in fleet.census() if member.slot == slot)
     answer = fleet.call(fleet.coordinator.operate(Operation("f", what, phase, process, seed=5, duration_s=duration_s)))
     assert not answer.refused
 
 
-def train_struck(
+def train_injected(
     tmp_path: Path, what: str, duration_s: float = 0.0, then: Callable[[PlainFleet], None] = lambda fleet: None
 ) -> tuple[EndRun, list[Any], str]:
     """A run in which slot 1 is struck after step 8; see ``train_through``."""
 
     def misfortune(fleet: PlainFleet) -> None:
         after(8)(fleet)
-        strike(fleet, 1, what, duration_s)
+        inject(fleet, 1, what, duration_s)
         then(fleet)
 
     return train_through(trains.plain, settings(tmp_path), tmp_path, misfortune)
@@ -84,7 +84,7 @@ def test_the_process_that_is_meant_is_struck_or_none(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("what", ["flip_weight", "flip_optimizer"])
 def test_chaos_flips_a_bit_of_what_a_rank_holds(tmp_path: Path, fault_free: str, what: str) -> None:
-    outcome, records, digest = train_struck(tmp_path, what)
+    outcome, records, digest = train_injected(tmp_path, what)
     survived(outcome, records, digest, fault_free)
     [lost] = of(ProcessLost, records)
     assert lost.member.slot == 1
@@ -92,7 +92,7 @@ def test_chaos_flips_a_bit_of_what_a_rank_holds(tmp_path: Path, fault_free: str,
 
 
 def test_a_gradient_that_is_no_number_is_computed_again(tmp_path: Path, fault_free: str) -> None:
-    outcome, records, digest = train_struck(tmp_path, "nan")
+    outcome, records, digest = train_injected(tmp_path, "nan")
     survived(outcome, records, digest, fault_free)
     assert not of(ProcessLost, records)
 
@@ -137,15 +137,15 @@ def test_a_loss_that_jumps_by_itself_is_computed_again_once_and_counts(tmp_path:
 def test_a_loop_that_hangs_and_is_healed_costs_time_only(tmp_path: Path, fault_free: str) -> None:
     def heal(fleet: PlainFleet) -> None:
         fleet.wait_for(lambda: fleet.coordinator.machine.state.roster.by_slot[0].progress_s < fleet.coordinator._driver.clock.now_s() - 0.5)
-        strike(fleet, 1, "hang_loop", phase=HEAL)
+        inject(fleet, 1, "hang_loop", phase=HEAL)
 
-    outcome, records, digest = train_struck(tmp_path, "hang_loop", 20.0, heal)
+    outcome, records, digest = train_injected(tmp_path, "hang_loop", 20.0, heal)
     survived(outcome, records, digest, fault_free)
     assert not of(ProcessLost, records)
 
 
 def test_a_rank_whose_interpreter_is_locked_is_evicted(tmp_path: Path, fault_free: str) -> None:
-    outcome, records, digest = train_struck(tmp_path, "hold_gil", 30.0)
+    outcome, records, digest = train_injected(tmp_path, "hold_gil", 30.0)
     survived(outcome, records, digest, fault_free)
     [lost] = of(ProcessLost, records)
     assert "no heartbeat" in str(lost.cause)
@@ -204,9 +204,9 @@ def test_a_rank_that_computes_wrongly_is_found_by_another_and_what_is_in_doubt_i
     assert begun.from_state.step <= 9
     summary = Ledger().apply_all(records).summary()
     # Exactly so many steps are taken back as the coordinator had heard of: it may not have heard of the last ones.
-    heard = max((record.state.step for record in of(Committed, records) if record.state.history == begun.from_state.history), default=0)
-    assert summary.rolled_back_total == max(0, heard - begun.from_state.step)
-    assert heard <= 10
+    received = max((record.state.step for record in of(Committed, records) if record.state.history == begun.from_state.history), default=0)
+    assert summary.rolled_back_total == max(0, received - begun.from_state.step)
+    assert received <= 10
     assert summary.categories["verify"] > 0
 
 

@@ -80,7 +80,7 @@ class Going:
     def wait(self, condition: Callable[[list[Record]], bool], what: str) -> None:
         until(lambda: (self.folder / NAME).exists() and condition(records(self.folder)), what, 90)
 
-    def told(self) -> list[str]:
+    def reported(self) -> list[str]:
         return [one.action for one in records(self.folder) if isinstance(one, DecisionMade) and isinstance(one.payload, Notice)]
 
     def index_of_a_trainer(self) -> int:
@@ -108,7 +108,7 @@ def test_a_node_that_ray_drains_costs_no_step(cluster: LocalCluster, tmp_path: P
     index = going.index_of_a_trainer()
     drain_by_ray(cluster, going.live.places[index].id)
     drained_s = time.monotonic()
-    going.wait(lambda kept: "released" in going.told(), "its ranks leave")
+    going.wait(lambda kept: "released" in going.reported(), "its ranks leave")
     until(lambda: time.monotonic() > drained_s + NOTICE_S + 2, "Ray Train ends nobody when the time is up", NOTICE_S + 10)
     assert cluster.lose(index) is None
     cluster.add()
@@ -139,7 +139,7 @@ def test_fleet_drain_announces_withdraws_and_refuses_by_name(cluster: LocalClust
     drain(run, index, withdraw=True)
     result = going.end()
     assert result.status == "completed" and final_digest(going.folder) == truth
-    assert going.told() == ["leave", "leave", "stay"]
+    assert going.reported() == ["leave", "leave", "stay"]
     assert [len(one.view.members) for one in records(going.folder) if isinstance(one, ViewPublished)] == [2]
 
 
@@ -164,7 +164,7 @@ def test_sigterm_to_an_agent_is_its_nodes_notice_and_costs_no_step(cluster: Loca
     agent = agent_of(going, index)
     os.kill(agent, signal.SIGTERM)
     os.kill(agent, signal.SIGTERM)
-    going.wait(lambda kept: "released" in going.told(), "its ranks leave")
+    going.wait(lambda kept: "released" in going.reported(), "its ranks leave")
     assert psutil.pid_exists(agent), "it serves until the notice is over"
     until(lambda: not psutil.pid_exists(agent), "it ends in order", NOTICE_S + 30)
     home = going.live.places[index].id
@@ -173,7 +173,7 @@ def test_sigterm_to_an_agent_is_its_nodes_notice_and_costs_no_step(cluster: Loca
     assert result.status == "completed", result
     assert final_digest(going.folder) == truth
     kept = records(going.folder)
-    assert going.told() == ["leave", "released"]
+    assert going.reported() == ["leave", "released"]
     lost = [one for one in kept if isinstance(one, ProcessLost)]
     assert lost and all(isinstance(one.cause, TakenAway) and one.generation == -1 for one in lost)
     assert not [one for one in kept if isinstance(one, HistoryBegun)]
@@ -188,4 +188,4 @@ def test_agents_that_a_run_ends_with_announce_nothing(cluster: LocalCluster, tmp
     agents = [agent_of(going, going.index_of_a_trainer())]
     assert going.end().status == "completed"
     until(lambda: not any(psutil.pid_exists(pid) for pid in agents), "its agents have ended")
-    assert going.told() == []
+    assert going.reported() == []

@@ -94,12 +94,12 @@ def test_a_run_whose_control_store_is_killed_ends_in_order_and_is_resumed(tmp_pa
     process, folder = first_run(tmp_path, "--chaos", f"trace={tmp_path / 'trace.csv'}", pause_s=1.2)
     said, _ = process.communicate(timeout=150)
     assert process.returncode == Exit.STOPPED, said
-    told = " ".join(said.split())
-    assert "Ray's control store (GCS) at" in told and "has not answered for" in told and "--resume" in told, said
+    reported = " ".join(said.split())
+    assert "Ray's control store (GCS) at" in reported and "has not answered for" in reported and "--resume" in reported, said
     kept = records(folder)
-    [struck_s] = [record.at_s for record in kept if isinstance(record, FaultRecord) and record.phase == "executed"]
+    [injected_s] = [record.at_s for record in kept if isinstance(record, FaultRecord) and record.phase == "executed"]
     last = [record for record in kept if isinstance(record, Committed)][-1]
-    assert last.at_s > struck_s + LOST_S / 2, "ranks went on meanwhile"
+    assert last.at_s > injected_s + LOST_S / 2, "ranks went on meanwhile"
     assert durable(kept)[-1].state == last.state
     assert json.loads((tmp_path / "report.json").read_text())["closes"]
     assert not [each for each in psutil.process_iter(["cwd"]) if each.info["cwd"] == str(tmp_path)], "nothing of its cluster is left"

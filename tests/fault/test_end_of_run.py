@@ -60,8 +60,8 @@ def test_who_dies_in_the_middle_of_what_is_done_once_is_followed_by_another(tmp_
     outcome, records = run(tmp_path, trains.dies_while_it_saves, world=3, times="2")
     assert outcome.status == "completed", outcome
     assert sum(isinstance(record, ProcessLost) for record in records) == 2
-    told = [path.read_text() for path in tmp_path.glob("told-*")]
-    assert len(told) == 1 and told[0].startswith("by slot")
+    reported = [path.read_text() for path in tmp_path.glob("told-*")]
+    assert len(reported) == 1 and reported[0].startswith("by slot")
     assert torch.load(tmp_path / "model.pt", weights_only=True)
     assert kept(tmp_path) == [STEPS]
 
@@ -78,8 +78,8 @@ def test_what_is_done_once_is_told_to_all(tmp_path: Path) -> None:
     assert outcome.status == "completed", outcome
     done = (tmp_path / "done").read_text().splitlines()
     assert done == ["before", "step 3", "step 7", "step 11", "behind"]
-    told = {path.name: path.read_text() for path in tmp_path.glob("told-*")}
-    assert told["told-0"] == told["told-2"] == repr(done)
+    reported = {path.name: path.read_text() for path in tmp_path.glob("told-*")}
+    assert reported["told-0"] == reported["told-2"] == repr(done)
 
 
 def test_figures_reach_all_ranks_and_the_best_model_is_saved(tmp_path: Path) -> None:

@@ -116,10 +116,10 @@ def test_the_checkpoint_of_a_completed_run_is_that_of_its_last_step(project: Pro
 
 def test_the_twin_writes_in_a_folder_of_its_own(project: Project) -> None:
     twin = project.runs / "first" / "twin"
-    told = [line.split() for line in (project.folder / "who.txt").read_text().splitlines()]
-    assert {(line[1], line[2]) for line in told} == {("False", str(project.runs / "first"))}
-    told = [line.split() for line in (twin / "work" / "who.txt").read_text().splitlines()]
-    assert {(line[1], line[2]) for line in told} == {("True", str(twin))}
+    reported = [line.split() for line in (project.folder / "who.txt").read_text().splitlines()]
+    assert {(line[1], line[2]) for line in reported} == {("False", str(project.runs / "first"))}
+    reported = [line.split() for line in (twin / "work" / "who.txt").read_text().splitlines()]
+    assert {(line[1], line[2]) for line in reported} == {("True", str(twin))}
     for name in ("own.pt", "out/model.safetensors"):
         assert (twin / "work" / name).read_bytes() == (project.folder / name).read_bytes()
         assert not (twin / "work" / name).is_symlink()

@@ -73,15 +73,15 @@ def carried_out(folder: Path, name: str, fault: dict[str, Any], how: str = WHOLE
     return done.returncode, json.loads((folder / "verdicts.json").read_text())
 
 
-def verdicts_of(told: dict[str, Any]) -> dict[str, str]:
-    return {probe["probe"]: probe["verdict"] for probe in told["probes"]}
+def verdicts_of(reported: dict[str, Any]) -> dict[str, str]:
+    return {probe["probe"]: probe["verdict"] for probe in reported["probes"]}
 
 
 @pytest.mark.parametrize(("slot", "code"), [(1, 0), (7, 1)])
 def test_an_experiment_is_held_and_one_whose_fault_hits_nobody_is_not(tmp_path: Path, slot: int, code: int) -> None:
-    ended, told = carried_out(tmp_path, "rank-dies", {"kind": "kill_rank", "slot": slot})
-    verdicts = verdicts_of(told)
-    assert ended == told["exit_code"] == code, told
+    ended, reported = carried_out(tmp_path, "rank-dies", {"kind": "kill_rank", "slot": slot})
+    verdicts = verdicts_of(reported)
+    assert ended == reported["exit_code"] == code, reported
     assert verdicts["its bits are those of a run without faults"] == "held"
     assert verdicts["the fault struck"] == ("held" if code == 0 else "violated")
 
@@ -95,7 +95,7 @@ def test_an_experiment_is_held_and_one_whose_fault_hits_nobody_is_not(tmp_path: 
 )
 def test_a_fleet_that_is_broken_is_found_out(tmp_path: Path, name: str, kind: str, how: str) -> None:
     """The faults strike and the run completes; only who looks at the bits sees what is wrong."""
-    ended, told = carried_out(tmp_path, name, {"kind": kind, "slot": 1}, how)
-    verdicts = verdicts_of(told)
-    assert ended == 1 and verdicts.pop("its bits are those of a run without faults") == "violated", told
+    ended, reported = carried_out(tmp_path, name, {"kind": kind, "slot": 1}, how)
+    verdicts = verdicts_of(reported)
+    assert ended == 1 and verdicts.pop("its bits are those of a run without faults") == "violated", reported
     assert verdicts["the run is completed"] == verdicts["the fault struck"] == "held"

@@ -12,7 +12,7 @@ import pytest
 from fleet.protocol.records import HistoryBegun, ViewPublished
 from fleet.settings.run import CheckpointSettings, RunSettings
 from tests.fault.test_bad_luck import of, settings, survived, train_through
-from tests.fault.test_bit_identity import storm, strike
+from tests.fault.test_bit_identity import inject, storm
 from tests.fault.test_sharded_optimizer import goes_back_to_the_checkpoint
 from tests.support import native_fsdp, trains
 from tests.support.plain import PlainFleet
@@ -47,7 +47,7 @@ def test_the_native_reduction_of_fsdp2_is_not_bit_identical(tmp_path: Path) -> N
 @pytest.mark.parametrize("seed", range(12))
 def test_a_storm_changes_no_bit(seed: int, tmp_path: Path, whole: str) -> None:
     kills = storm(seed, 4)
-    outcome, records, digest = train_through(trains.plain, cut(tmp_path), tmp_path, lambda fleet: strike(fleet, kills))
+    outcome, records, digest = train_through(trains.plain, cut(tmp_path), tmp_path, lambda fleet: inject(fleet, kills))
     survived(outcome, records, digest, whole)
     assert len(of(ViewPublished, records)) >= 2, "no kill changed the view"
     guard_too = any(other != slot and later - step <= 1 for (step, slot), (later, other) in itertools.pairwise(kills))

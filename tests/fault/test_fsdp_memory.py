@@ -92,8 +92,8 @@ def test_a_rank_with_all_parameters_holds_what_the_law_says(world: int, copies: 
 
 def held(folder: Path, world: int, **changes: Any) -> list[int]:
     """By each rank."""
-    told = settings(folder, world=world, **changes)
-    chosen = dataclasses.replace(told, shards=world, timeouts=Timeouts(), checkpoint=NONE)  # to count takes a while
+    reported = settings(folder, world=world, **changes)
+    chosen = dataclasses.replace(reported, shards=world, timeouts=Timeouts(), checkpoint=NONE)  # to count takes a while
     outcome, _, _ = train_through(weighs, chosen, folder)
     assert outcome.status == "completed", outcome.reason
     found = [json.loads(path.read_text()) for path in folder.rglob("held-*")]

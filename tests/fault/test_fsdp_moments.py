@@ -30,10 +30,10 @@ def whole(undisturbed: Undisturbed) -> str:
     return undisturbed(lambda folder: cut(folder, world=1, optimizer_sharding="none"))
 
 
-def held(train: Callable[[Any], None], chosen: RunSettings, folder: Path, truth: str, struck: str = "second") -> None:
+def held(train: Callable[[Any], None], chosen: RunSettings, folder: Path, truth: str, injected: str = "second") -> None:
     """It was struck, went on in another view, and lost no state."""
     outcome, records, digest = train_through(train, chosen, folder)
-    assert (Path(chosen.options["flags"]) / struck).exists(), "no rank ever came to the moment"
+    assert (Path(chosen.options["flags"]) / injected).exists(), "no rank ever came to the moment"
     survived(outcome, records, digest, truth, other_ratio=0.05)
     assert len(of(ViewPublished, records)) >= 2
     assert not of(HistoryBegun, records)

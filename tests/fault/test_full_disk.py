@@ -129,8 +129,8 @@ def test_output_without_end_leaves_room_for_the_run_which_goes_on(disk: Disk, tm
     with PlainFleet(long_loops.prints_much, run, disk.folder / "run") as fleet:
         assert fleet.wait().status == "completed"
         records = fleet.records()
-    told = [record for record in of(DecisionMade, records) if record.policy == "output"]
-    assert told and "bytes that rank" in told[0].reason and "little of the disk is left" in told[0].reason
+    reported = [record for record in of(DecisionMade, records) if record.policy == "output"]
+    assert reported and "bytes that rank" in reported[0].reason and "little of the disk is left" in reported[0].reason
     assert disk.free_bytes > 4 << 20
     assert not of(ProcessLost, records)
     assert durable(records)[-1].state.step == STEPS

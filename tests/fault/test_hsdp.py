@@ -17,7 +17,7 @@ from tests.support import trains
 from tests.support.plain import PlainFleet
 from tests.support.undisturbed import Undisturbed
 
-STRIKES_AT = 10
+INJECTED_AT = 10
 
 
 def grouped(folder: Path, **changes: Any) -> RunSettings:
@@ -31,7 +31,7 @@ def other(undisturbed: Undisturbed) -> str:
     return undisturbed(lambda folder: cut(folder, world=3))
 
 
-class Strike:
+class Injection:
     """Kills the ranks at some places of the first full view of four, once it has trained for a while, and remembers that view."""
 
     def __init__(self, *places: int) -> None:
@@ -39,7 +39,7 @@ class Strike:
         self.view: View | None = None
 
     def __call__(self, fleet: PlainFleet) -> None:
-        fleet.wait_for(lambda: fleet.step >= STRIKES_AT and len(fleet.census()) == fleet.settings.slots)  # the spare is there, too
+        fleet.wait_for(lambda: fleet.step >= INJECTED_AT and len(fleet.census()) == fleet.settings.slots)  # the spare is there, too
         self.view = [one.view for one in of(ViewPublished, fleet.records()) if len(one.view.members) == 4][-1]
         for place in self.places:
             fleet.kill(self.view.members[place].slot)
@@ -53,27 +53,27 @@ def after(records: list[Any], view: View | None) -> list[View]:
 @pytest.mark.parametrize("place", [0, 3])
 def test_a_spare_takes_the_place_of_a_member_that_is_lost(place: int, tmp_path: Path, other: str) -> None:
     """All others stay where they are, and the spare has the chunks of the one at the same place of the other group."""
-    strike = Strike(place)
-    outcome, records, digest = train_through(trains.plain, grouped(tmp_path, spares=1), tmp_path, strike)
+    inject = Injection(place)
+    outcome, records, digest = train_through(trains.plain, grouped(tmp_path, spares=1), tmp_path, inject)
     survived(outcome, records, digest, other)
     assert not of(HistoryBegun, records)
-    assert strike.view is not None
+    assert inject.view is not None
     [lost] = [one.member for one in of(ProcessLost, records)][:1]
-    assert lost == strike.view.members[place]
-    first = after(records, strike.view)[0]
-    stayed = [member for at, member in enumerate(strike.view.members) if at != place]
+    assert lost == inject.view.members[place]
+    first = after(records, inject.view)[0]
+    stayed = [member for at, member in enumerate(inject.view.members) if at != place]
     assert [member for at, member in enumerate(first.members) if at != place] == stayed
-    assert first.members[place].slot not in {member.slot for member in strike.view.members}
+    assert first.members[place].slot not in {member.slot for member in inject.view.members}
 
 
 def test_without_a_spare_who_is_left_of_a_group_computes_beside_the_full_one(tmp_path: Path, other: str) -> None:
-    strike = Strike(0)
-    outcome, records, digest = train_through(trains.plain, grouped(tmp_path), tmp_path, strike)
+    inject = Injection(0)
+    outcome, records, digest = train_through(trains.plain, grouped(tmp_path), tmp_path, inject)
     survived(outcome, records, digest, other)
     assert not of(HistoryBegun, records)
-    assert strike.view is not None
-    first = after(records, strike.view)[0]
-    assert first.members[:3] == (strike.view.members[2], strike.view.members[3], strike.view.members[1]), "the full group comes first"
+    assert inject.view is not None
+    first = after(records, inject.view)[0]
+    assert first.members[:3] == (inject.view.members[2], inject.view.members[3], inject.view.members[1]), "the full group comes first"
     assert all(lo < hi for lo, hi in first.ranges)
 
 
@@ -87,15 +87,15 @@ def test_a_member_lost_in_a_forward_is_stood_in_for_by_its_sibling(tmp_path: Pat
 
 @pytest.mark.parametrize("places", [(0, 1), (2, 3)])
 def test_a_whole_group_may_be_lost_at_once(places: tuple[int, int], tmp_path: Path, other: str) -> None:
-    strike = Strike(*places)
-    outcome, records, digest = train_through(trains.plain, grouped(tmp_path, spares=1), tmp_path, strike)
+    inject = Injection(*places)
+    outcome, records, digest = train_through(trains.plain, grouped(tmp_path, spares=1), tmp_path, inject)
     survived(outcome, records, digest, other)
     assert not of(HistoryBegun, records), "the other group holds all"
 
 
 def test_one_of_each_group_may_be_lost_unless_they_are_at_one_place(tmp_path: Path, other: str) -> None:
     """No full group is left, and yet a keeper of each chunk."""
-    strike = Strike(0, 3)
-    outcome, records, digest = train_through(trains.plain, grouped(tmp_path), tmp_path, strike)
+    inject = Injection(0, 3)
+    outcome, records, digest = train_through(trains.plain, grouped(tmp_path), tmp_path, inject)
     survived(outcome, records, digest, other)
     assert not of(HistoryBegun, records)

@@ -20,5 +20,5 @@ def test_steps_that_were_not_told_yet_are_told_as_a_rank_leaves(tmp_path: Path, 
     chosen = settings(tmp_path, world=1, nodes=1, options={"pause_s": "0.001", "steps": str(STEPS)})
     outcome, records, _ = train_through(trains.plain, chosen, tmp_path)
     assert outcome.status == "completed"
-    told = itertools.takewhile(lambda one: not isinstance(one, RunEnded), records)
-    assert sum(one.codes.count(COMMIT) for one in told if isinstance(one, Spans)) == STEPS
+    reported = itertools.takewhile(lambda one: not isinstance(one, RunEnded), records)
+    assert sum(one.codes.count(COMMIT) for one in reported if isinstance(one, Spans)) == STEPS

@@ -42,14 +42,14 @@ def make(width):
 
 def test_a_closure_trains_in_a_running_event_loop(caplog):
     seen, before = [], (set(sys.path), signal.getsignal(signal.SIGINT))
-    def tell(progress):
+    def report(progress):
         seen.append(progress)
         raise ValueError("a bug of the user's")
     async def main():
         beside = asyncio.create_task(asyncio.sleep(0.01, "went on"))
         result = fleet.launch(
             make(16), world=2, spares=1, nodes=2, storage=str(FLAGS / "runs"), chaos={"trace": str(FLAGS / "trace.csv")},
-            progress=tell, twin=True,
+            progress=report, twin=True,
         )
         assert await beside == "went on"
         return result

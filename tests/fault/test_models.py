@@ -117,8 +117,8 @@ def is_read_by_from_pretrained(run: Path, pretrained: Path, folder: Path) -> Non
     assert name is not None
     assert len(export_weights(store, name, folder, file_bytes=100_000)) > 1
     AutoConfig.from_pretrained(pretrained).save_pretrained(folder)
-    model, told = AutoModelForCausalLM.from_pretrained(folder, output_loading_info=True)
-    assert not any(told.values()), told
+    model, reported = AutoModelForCausalLM.from_pretrained(folder, output_loading_info=True)
+    assert not any(reported.values()), reported
     known = load_state(store, name)[0]["model"]
     assert model.state_dict().keys() == known.keys()
     assert all(torch.equal(value, known[key]) for key, value in model.state_dict().items())

@@ -30,7 +30,7 @@ def figures(records: list[Record]) -> list[tuple[int, float]]:
 
 
 def test_the_best_model_of_a_storm_is_the_twins_byte_for_byte(tmp_path: Path) -> None:
-    through = trained(nano.struck, tmp_path / "storm", world=3, spares=1)
+    through = trained(nano.injected, tmp_path / "storm", world=3, spares=1)
     twin = trained(nano.plain, tmp_path / "twin", world=2)
     assert {path.name for path in (tmp_path / "storm").iterdir()} >= {"step", "evaluation", "save"}, "all three have struck"
     assert sum(isinstance(record, ProcessLost) for record in through) == 3

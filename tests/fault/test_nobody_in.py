@@ -58,7 +58,7 @@ def files_with(held: bytes, folder: Path) -> list[str]:
     return found
 
 
-def told_of_processes(cluster: LocalCluster) -> Iterator[tuple[str, bytes]]:
+def reported_processes(cluster: LocalCluster) -> Iterator[tuple[str, bytes]]:
     """What anybody may read of the processes of a cluster, and what their user may."""
     for pid in [*cluster.pids(), os.getpid()]:
         for name in ("cmdline", "environ"):
@@ -121,7 +121,7 @@ def test_the_secret_is_where_it_has_to_be_and_nowhere_else(cluster: LocalCluster
             assert (stat.S_IMODE(found.st_mode), found.st_uid) == (0o600, os.geteuid())
             assert secret.read(folder) == held
         assert stat.S_IMODE(going.live.shm.stat().st_mode) == 0o700
-        assert [name for name, data in told_of_processes(cluster) if any(form in data for form in forms(held))] == []
+        assert [name for name, data in reported_processes(cluster) if any(form in data for form in forms(held))] == []
         assert files_with(held, going.folder) == []
         assert files_with(held, cluster.directory) == [], "in a log of Ray's"
         actors = repr(ray._private.state.actors()).encode()
@@ -157,8 +157,8 @@ def test_coordinator_and_agent_are_killed_and_find_the_secret_again(cluster: Loc
 
 
 def _refused(folder: Path) -> list[tuple[str, str]]:
-    told = [record for record in records(folder) if isinstance(record, RefusedLines) and record.listener == "setting"]
-    return [(record.where, record.reason) for record in told]
+    reported = [record for record in records(folder) if isinstance(record, RefusedLines) and record.listener == "setting"]
+    return [(record.where, record.reason) for record in reported]
 
 
 def _answers(folder: Path) -> bool:

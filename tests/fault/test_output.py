@@ -98,8 +98,8 @@ def test_on_a_terminal_of_60_columns_one_line_lives_and_all_else_is_whole(screen
     for rank in ("0", "1", "1.1"):
         assert f"[rank {rank}] builds {'x' * 100}" in joined, text
     assert "[rank 0] nearly there" in text
-    struck, lost = (next(number for number, line in enumerate(seen.lines) if word in line) for word in ("! fault f1", "- rank 1 is lost"))
-    assert struck < lost
+    injected, lost = (next(number for number, line in enumerate(seen.lines) if word in line) for word in ("! fault f1", "- rank 1 is lost"))
+    assert injected < lost
     assert "killed (SIGKILL) by fault f1" in " ".join(text.split())
 
 

@@ -51,7 +51,7 @@ def execute(plan: plans.RunPlan, meanwhile: Callable[[PlainRun], None] = lambda 
     return results[0]
 
 
-def strike_twice(run: PlainRun) -> None:
+def inject_twice(run: PlainRun) -> None:
     """Kill rank 1 in the middle of training, and again when all have started anew and trained on."""
     run.controls.heal()  # whoever conducts chaos has had an order then, and looks for the next one often
     for launch, step in enumerate((30, 90)):
@@ -90,13 +90,13 @@ def weights(folder: Path, name: str) -> dict[str, torch.Tensor]:
 
 def test_a_script_goes_on_from_its_own_checkpoint_and_ends_as_without_faults(tmp_path: Path) -> None:
     arguments = ("--steps", str(STEPS), "--save-every", str(SAVE_EVERY), "--print-every", "1", "--batch-size", "256")
-    struck, calm = (plan_of(tmp_path, name, *arguments) for name in ("struck", "calm"))
-    assert execute(struck, strike_twice).status == execute(calm).status == COMPLETED
+    injected, calm = (plan_of(tmp_path, name, *arguments) for name in ("struck", "calm"))
+    assert execute(injected, inject_twice).status == execute(calm).status == COMPLETED
 
     one, other = weights(tmp_path, "struck"), weights(tmp_path, "calm")
     assert all(torch.equal(one[name], other[name]) for name in other)
 
-    records = list(read_journal(struck.journal))
+    records = list(read_journal(injected.journal))
     data = report_data(build_report(records), "", None)
     assert data["steps"] == STEPS
     assert data["closes"]
@@ -111,7 +111,7 @@ def test_a_script_goes_on_from_its_own_checkpoint_and_ends_as_without_faults(tmp
     assert data["rolled_back_steps"] == made(records) - STEPS > 0
     assert data["rolled_back_steps"] == sum(each["last_step"] - each["first_step"] + 1 for each in data["rollbacks"])
     lost_at_most = len(starts)  # of a step that rank 0 has ended and rank 1 has not
-    assert 0 <= len(printed(struck)) - STEPS - data["rolled_back_steps"] <= lost_at_most
+    assert 0 <= len(printed(injected)) - STEPS - data["rolled_back_steps"] <= lost_at_most
     assert data["categories"]["rework"] > 0 < data["categories"]["init"]
 
     whole = report_data(build_report(read_journal(calm.journal)), "", None)
@@ -155,10 +155,10 @@ def test_a_script_that_always_fails_is_not_started_for_ever(tmp_path: Path) -> N
     script.write_text("raise ValueError('there are no samples')\n")
     words = command(tmp_path, str(script), "--world", "2", "--name", "broken")
     done = subprocess.run(words, check=False, cwd=tmp_path, capture_output=True, text=True, timeout=LIMIT_S)
-    told = " ".join((done.stdout + done.stderr).split())
-    assert done.returncode == 1, told
-    assert "the script failed 4 times by itself, without an optimizer step in between" in told
-    assert "ValueError: there are no samples" in told
+    reported = " ".join((done.stdout + done.stderr).split())
+    assert done.returncode == 1, reported
+    assert "the script failed 4 times by itself, without an optimizer step in between" in reported
+    assert "ValueError: there are no samples" in reported
     records = list(read_journal(tmp_path / "runs" / "broken" / "journal.jsonl"))
     assert {record.member.incarnation for record in records if isinstance(record, ProcessUp)} == {0, 1, 2, 3}
     assert build_report(records).summary.closes

@@ -44,13 +44,13 @@ def test_a_prediction_is_frozen_and_then_measured(cluster: LocalCluster, tmp_pat
 
 @pytest.mark.timeout(5400)
 def test_the_measurements_are_what_was_predicted(cluster: LocalCluster, tmp_path: Path) -> None:
-    found, struck = {}, {}
+    found, injected = {}, {}
     for recovery, mtbf_s in itertools.product(("restart", "in-place"), (6.0, 8.0, 10.0)):
         folder, length = tmp_path / f"{recovery}-{mtbf_s:g}", {"faults": LENGTH, "budget_s": LENGTH * mtbf_s, "mtbf_s": mtbf_s}
         one = found[recovery, mtbf_s] = rehearsed(cluster, folder, recovery, PLENTIFUL_SEED, **length, losses=12)
-        struck[recovery, mtbf_s] = count = len(executed(folder))
+        injected[recovery, mtbf_s] = count = len(executed(folder))
         print(f"{recovery}, MTBF {mtbf_s:g} s, {count} of {one.prediction.faults} faults: {reasons(one)[0]} {rows(one)[2:]}", flush=True)
-    assert min(struck.values()) >= 30
+    assert min(injected.values()) >= 30
     for one in found.values():
         assert one.prediction.faults >= 30 <= one.measured.losses
         assert abs(one.error) <= 0.03 and one.inside, reasons(one)

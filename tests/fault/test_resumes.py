@@ -100,8 +100,8 @@ def test_a_run_goes_on_with_what_it_was_built_of_or_not_at_all(tmp_path: Path) -
         assert not of(ViewPublished, session(records)), "nobody was called into a view"
     longer, records = train(tmp_path, resume=True, steps="30")
     assert longer.status == COMPLETED
-    told = [record.reason for record in of(DecisionMade, session(records)) if record.policy == "resume"]
-    assert len(told) == 1 and told[0].startswith("CosineAnnealingLR.T_max is 20 and the run has 30 steps")
+    reported = [record.reason for record in of(DecisionMade, session(records)) if record.policy == "resume"]
+    assert len(reported) == 1 and reported[0].startswith("CosineAnnealingLR.T_max is 20 and the run has 30 steps")
     first_step_s = min(record.at_s for record in of(Committed, session(records)))
     assert next(record.at_s for record in of(DecisionMade, session(records)) if record.policy == "resume") < first_step_s
 

@@ -59,21 +59,21 @@ def test_a_world_is_predicted_and_then_measured(tmp_path: Path) -> None:
         return
     ended = scaled(tmp_path, *quota, "--config", "cost.usd_per_rank_hour=2")
     assert ended.returncode == 0, ended.stderr
-    told = json.loads((tmp_path / "scale.json").read_text())
-    assert [visit["world"] for visit in told["visits"]] == [1, 2, 3, 4]
-    for visit in told["visits"]:
+    reported = json.loads((tmp_path / "scale.json").read_text())
+    assert [visit["world"] for visit in reported["visits"]] == [1, 2, 3, 4]
+    for visit in reported["visits"]:
         assert set(visit["terms"]) == set(TERMS) and visit["terms"]["compute"] > 0 and visit["steps"] >= 10
         records = list(read_journal(tmp_path / "runs" / visit["run"] / "journal.jsonl"))
         assert [record.status for record in records if isinstance(record, RunEnded)] == ["stopped"]
         assert {record.member.slot for record in records if isinstance(record, Spans)} == set(range(visit["world"]))
-    assert told["visits"][0]["terms"]["wait"] == 0 < told["visits"][-1]["terms"]["exchange"]
-    begun = next(iter(read_journal(tmp_path / "runs" / told["visits"][-1]["run"] / "journal.jsonl")))
-    assert isinstance(begun, RunStarted) and told["prediction"]["unix_s"] < begun.unix_time_s
-    assert told["prediction"]["law"]["worlds"] == [1, 2, 3] and told["law"]["worlds"] == [1, 2, 3, 4]
-    low, high = told["prediction"]["step_s"]["low"], told["prediction"]["step_s"]["high"]
-    assert told["measured"]["inside"] == (low <= told["measured"]["step_s"] <= high)
-    assert told["larger"]["price"]["money"] == "USD" and told["larger"]["price"]["per_step"] == 128 * 32
-    assert [row["world"] for row in told["larger"]["rows"]] == [1, 2, 3, 4, 8, 16, 32]
+    assert reported["visits"][0]["terms"]["wait"] == 0 < reported["visits"][-1]["terms"]["exchange"]
+    begun = next(iter(read_journal(tmp_path / "runs" / reported["visits"][-1]["run"] / "journal.jsonl")))
+    assert isinstance(begun, RunStarted) and reported["prediction"]["unix_s"] < begun.unix_time_s
+    assert reported["prediction"]["law"]["worlds"] == [1, 2, 3] and reported["law"]["worlds"] == [1, 2, 3, 4]
+    low, high = reported["prediction"]["step_s"]["low"], reported["prediction"]["step_s"]["high"]
+    assert reported["measured"]["inside"] == (low <= reported["measured"]["step_s"] <= high)
+    assert reported["larger"]["price"]["money"] == "USD" and reported["larger"]["price"]["per_step"] == 128 * 32
+    assert [row["world"] for row in reported["larger"]["rows"]] == [1, 2, 3, 4, 8, 16, 32]
     assert "world 4, not measured yet" in ended.stdout and "Adding ranks pays up to" in ended.stdout
     assert read_measured((tmp_path / "scale.json").read_text()).script == "job.py"
     assert not quota or _left() <= before

@@ -109,15 +109,15 @@ def test_each_rank_executes_the_script_and_so_does_who_replaces_it(
     script = f"{name}.{name}" if module else str(folder / f"{name}.py")
     try:
         alone, _ = executed(cluster, tmp_path, script, module, 1)
-        struck, told = executed(cluster, tmp_path, script, module, 2, kill="yes", pause_s="0.1")
+        injected, reported = executed(cluster, tmp_path, script, module, 2, kill="yes", pause_s="0.1")
     finally:  # the look at the script has set them here, too
         torch.set_default_dtype(torch.float32)
         torch.set_default_device(None)
         torch.set_float32_matmul_precision("highest")
-    assert final_digest(struck) == final_digest(alone) != ""
-    assert any(isinstance(record, ProcessLost) for record in records(struck))
-    ranks = [one for one in told if "slot" in one]
-    looked = [one for one in told if "slot" not in one]
+    assert final_digest(injected) == final_digest(alone) != ""
+    assert any(isinstance(record, ProcessLost) for record in records(injected))
+    ranks = [one for one in reported if "slot" in one]
+    looked = [one for one in reported if "slot" not in one]
     assert [one["main"] for one in looked] == [False], "this process looks, and trains nothing"
     assert sorted(one["slot"] for one in ranks) == [0, 1, 1], "the replacement, too"
     for one in ranks:

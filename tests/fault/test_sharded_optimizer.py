@@ -12,11 +12,11 @@ import pytest
 from fleet.protocol.records import CheckpointRecord, DecisionMade, HistoryBegun, ViewPublished
 from fleet.settings.run import CheckpointSettings, RunSettings
 from tests.fault.test_bad_luck import of, settings, survived, train_through
-from tests.fault.test_bit_identity import storm, strike
+from tests.fault.test_bit_identity import inject, storm
 from tests.support import trains
 from tests.support.plain import PlainFleet
 from tests.support.undisturbed import Undisturbed
-from tests.unit.test_happenings import told
+from tests.unit.test_happenings import reported
 
 WIDE = {"width": "1024"}
 """Thirteen blocks, so that every rank has some."""
@@ -35,7 +35,7 @@ def unsharded(undisturbed: Undisturbed) -> str:
 @pytest.mark.parametrize("seed", range(12))
 def test_a_storm_changes_no_bit(seed: int, tmp_path: Path, unsharded: str) -> None:
     kills = storm(seed, 4)
-    outcome, records, digest = train_through(trains.plain, sharded(tmp_path), tmp_path, lambda fleet: strike(fleet, kills))
+    outcome, records, digest = train_through(trains.plain, sharded(tmp_path), tmp_path, lambda fleet: inject(fleet, kills))
     survived(outcome, records, digest, unsharded)
     assert len(of(ViewPublished, records)) >= 2, "no kill changed the view"
     guard_too = any(other != slot and later - step <= 1 for (step, slot), (later, other) in itertools.pairwise(kills))
@@ -74,5 +74,5 @@ def goes_back_to_the_checkpoint(chosen: RunSettings, folder: Path, truth: str) -
     spread = "parameters" if chosen.optimizer_sharding == "fsdp" else "optimizer's state"
     why = f"some of the {spread} was lost with all who kept it, its owner and its 1 copy"
     assert of(HistoryBegun, records)[0].reason == why
-    assert any("goes on from step" in line and line.endswith(why) for line in told(records)), "the terminal does not say why"
+    assert any("goes on from step" in line and line.endswith(why) for line in reported(records)), "the terminal does not say why"
     assert any(record.phase == "durable" for record in of(CheckpointRecord, records))

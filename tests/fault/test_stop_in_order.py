@@ -33,8 +33,8 @@ PATIENCE_S = 2.0
 def chosen(folder: Path, where: str, **changes: Any) -> RunSettings:
     seldom = CheckpointSettings(policy="fixed", interval_s=3600.0)
     grace_s = LEAVE_S + ANSWER_S + WRITE * WRITE_S + PATIENCE_S
-    told = {"world": 2, "checkpoint": seldom, "peer_copies": 0, "options": SEASON | {"where": where, "norm": "batch"}} | changes
-    return dataclasses.replace(settings(folder, **told), timeouts=dataclasses.replace(FAST, grace_s=grace_s))
+    reported = {"world": 2, "checkpoint": seldom, "peer_copies": 0, "options": SEASON | {"where": where, "norm": "batch"}} | changes
+    return dataclasses.replace(settings(folder, **reported), timeouts=dataclasses.replace(FAST, grace_s=grace_s))
 
 
 @pytest.fixture(scope="session")
@@ -51,13 +51,13 @@ def stop_in(fleet: PlainFleet, folder: Path, what: str, ranks: int) -> list[Any]
     return fleet.records()
 
 
-def ended(told: list[Any], step: int) -> tuple[str, Any]:
+def ended(reported: list[Any], step: int) -> tuple[str, Any]:
     """The last commit is ``step``, and is durable; (its checkpoint, its state)."""
-    assert max(record.state.step for record in of(Committed, told)) == step
-    kept = [record for record in of(CheckpointRecord, told) if record.phase == "durable"]
-    assert kept and kept[-1].state.step == step, [record.detail for record in of(CheckpointRecord, told)]
-    assert not of(ProcessLost, told), "nobody was lost for it"
-    [end] = of(RunEnded, told)
+    assert max(record.state.step for record in of(Committed, reported)) == step
+    kept = [record for record in of(CheckpointRecord, reported) if record.phase == "durable"]
+    assert kept and kept[-1].state.step == step, [record.detail for record in of(CheckpointRecord, reported)]
+    assert not of(ProcessLost, reported), "nobody was lost for it"
+    [end] = of(RunEnded, reported)
     assert end.reason == "SIGTERM"
     return kept[-1].checkpoint, kept[-1].state
 
@@ -83,9 +83,9 @@ def test_what_is_committed_is_kept_while_loops_are_in_something_long(tmp_path: P
 def test_weights_that_an_evaluation_has_put_in_place_are_not_taken_for_the_state(tmp_path: Path) -> None:
     """There is no other rank that could write what was committed."""
     with PlainFleet(trains_long, chosen(tmp_path, "swaps", world=1), tmp_path) as fleet:
-        told = stop_in(fleet, tmp_path, "swaps", 1)
-    assert not [record for record in of(CheckpointRecord, told) if record.phase == "durable"]
-    assert any("has changed" in record.detail for record in of(CheckpointRecord, told) if record.phase == "failed")
+        reported = stop_in(fleet, tmp_path, "swaps", 1)
+    assert not [record for record in of(CheckpointRecord, reported) if record.phase == "durable"]
+    assert any("has changed" in record.detail for record in of(CheckpointRecord, reported) if record.phase == "failed")
 
 
 def test_a_rank_alone_in_an_evaluation_writes_what_it_holds(tmp_path: Path, truth: str) -> None:
@@ -99,15 +99,15 @@ def test_a_long_step_is_waited_for_when_the_grace_allows_it(tmp_path: Path) -> N
     run = chosen(tmp_path, "backward")
     run = dataclasses.replace(run, options={**run.options, "long_s": str(PATIENCE_S / 4)}, timeouts=FAST)
     with PlainFleet(trains_long, run, tmp_path) as fleet:
-        told = stop_in(fleet, tmp_path, "backward", 2)
-    ended(told, max(record.state.step for record in of(Committed, told)))
-    assert max(record.state.step for record in of(Committed, told)) > AT
+        reported = stop_in(fleet, tmp_path, "backward", 2)
+    ended(reported, max(record.state.step for record in of(Committed, reported)))
+    assert max(record.state.step for record in of(Committed, reported)) > AT
 
 
 def test_a_first_step_that_takes_long_has_nothing_to_keep(tmp_path: Path) -> None:
     with PlainFleet(trains_long, chosen(tmp_path, "first"), tmp_path) as fleet:
-        told = stop_in(fleet, tmp_path, "first", 2)
-    assert not of(CheckpointRecord, told) and not of(Committed, told)
+        reported = stop_in(fleet, tmp_path, "first", 2)
+    assert not of(CheckpointRecord, reported) and not of(Committed, reported)
 
 
 def test_on_a_cluster_ranks_that_compute_are_gone_when_the_run_has_stopped(cluster: LocalCluster, tmp_path: Path) -> None:

@@ -48,12 +48,12 @@ def chosen(folder: Path, server: SeaweedServer, on_store_failure: str) -> RunSet
     return dataclasses.replace(found, timeouts=dataclasses.replace(found.timeouts, store_s=1.0))
 
 
-def told(fleet: PlainFleet) -> list[Any]:
+def reported(fleet: PlainFleet) -> list[Any]:
     return [record for record in of(DecisionMade, fleet.records()) if record.policy == "store"]
 
 
 def actions(fleet: PlainFleet) -> list[str]:
-    return [record.action for record in told(fleet)]
+    return [record.action for record in reported(fleet)]
 
 
 def lose_the_store(fleet: PlainFleet, server: SeaweedServer) -> None:
@@ -77,7 +77,7 @@ def test_a_run_outlives_its_store_says_what_it_would_lose_and_that_the_store_is_
     with PlainFleet(trains.with_environment, chosen(tmp_path, server, "go-on"), tmp_path, url=url) as fleet:
         lose_the_store(fleet, server)
         outlive(fleet, server.start)
-        warning = told(fleet)[0]
+        warning = reported(fleet)[0]
         assert actions(fleet)[-1] == "recovered" and set(actions(fleet)[:-1]) == {"warn"}
         assert "steps would be lost; the store says: " in warning.reason and "unreachable" in warning.reason
         assert warning.fields["steps"] > 0 and server.secret not in warning.reason
@@ -92,7 +92,7 @@ def test_a_run_that_is_to_stop_without_its_store_stops_in_order(server: SeaweedS
         assert "(--on-store-failure stop)" in outcome.reason and "unreachable" in outcome.reason
         assert actions(fleet) == ["stop"]
         [ended] = of(RunEnded, fleet.records())
-        assert ended.reason == outcome.reason == told(fleet)[0].reason
+        assert ended.reason == outcome.reason == reported(fleet)[0].reason
         until(lambda: all(process.exitcode == 0 for process in fleet.processes.values()), "all ranks have left in order", LIMIT_S)
 
 
@@ -132,7 +132,7 @@ def test_a_run_outlives_a_disk_that_is_full_or_read_only_and_no_checkpoint_is_wr
         fleet.wait_for(lambda: fleet.coordinator.machine.state.checkpoints.store.newest_id is not None)
         break_it(disk)
         outlive(fleet, disk.restore)
-        assert words in told(fleet)[0].reason and "steps would be lost" in told(fleet)[0].reason
+        assert words in reported(fleet)[0].reason and "steps would be lost" in reported(fleet)[0].reason
         store = CheckpointStore(fleet.url)
         names = store.list()
         assert fleet.coordinator.machine.state.checkpoints.store.newest_id in names

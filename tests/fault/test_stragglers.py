@@ -41,8 +41,8 @@ def test_a_rank_that_is_slowed_gets_fewer_shards_and_no_bit_changes(tmp_path: Pa
     accused = {int(record.fields["slot"]) for record in found if record.action == "accuse" and "compute" in record.reason}
     assert SLOW_SLOT in accused, found
     assert any(record.action == "rebalance" and record.fields["cost_rebalance"] < record.fields["cost_tolerate"] for record in found)
-    told = build_report(records).to_dict()["stragglers"]
-    assert any(action["action"] == "rebalance" and action["saved_rank_s"] is not None for action in told["actions"])
+    reported = build_report(records).to_dict()["stragglers"]
+    assert any(action["action"] == "rebalance" and action["saved_rank_s"] is not None for action in reported["actions"])
     views = [record.view for record in of(ViewPublished, records)]
     loads = [{member.slot: end - begin for member, (begin, end) in zip(view.members, view.ranges, strict=True)} for view in views]
     assert any(load[SLOW_SLOT] == 1 for load in loads), loads

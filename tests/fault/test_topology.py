@@ -74,10 +74,10 @@ def test_a_rack_is_lost_as_one_and_what_the_new_placement_lacks_is_said(
     result = going.end()
     assert result.status == "completed", result
     assert final_digest(going.folder) == truth
-    check_told(records(going.folder))
+    check_reported(records(going.folder))
 
 
-def check_told(kept: list[Record]) -> None:
+def check_reported(kept: list[Record]) -> None:
     (lost,) = payloads(kept, DomainLost)
     assert lost.reason == "rack a is lost: 2 nodes with 2 ranks, all of them in the view"
     assert sum(isinstance(one, ProcessLost) for one in kept) == 2 and not any(isinstance(one, HistoryBegun) for one in kept)

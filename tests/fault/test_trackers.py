@@ -45,8 +45,8 @@ EVERY_S, END_S, LIMIT_S = 1.0, 3.0, 400.0
 def started(folder: Path, url: str, otlp: str, total: int) -> subprocess.Popen[str]:
     (folder / "script.py").write_text(SCRIPT)
     trackers = [word for name in ("mlflow", "tensorboard", "otel") for word in ("--track", name)]
-    told = {"track.every_s": EVERY_S, "track.end_s": END_S, "cost.usd_per_rank_hour": 2.0}
-    config = [word for name, value in told.items() for word in ("--config", f"{name}={value}")]
+    reported = {"track.every_s": EVERY_S, "track.end_s": END_S, "cost.usd_per_rank_hour": 2.0}
+    config = [word for name, value in reported.items() for word in ("--config", f"{name}={value}")]
     chaos, options = f"trace={kill_trace(folder, (2.0, 1))}", ["--set", f"total={total}", "--set", f"hurry={folder / 'hurry'}"]
     command = calling("fleet.cli.main", "main", "run", "script.py", "--name", "seen", "--world", "2", "--shards", "4", "--chaos", chaos)
     environment = {
@@ -116,21 +116,23 @@ def test_a_run_goes_on_without_its_trackers_and_they_get_all_of_it(
     first = kept[0]
     assert isinstance(first, RunStarted)
     want = expected(kept, EVERY_S)
-    told = read_mlflow(mlflow.url, f"seen@{first.unix_time_s:.3f}", tmp_path)
-    assert told.figures == want.figures, "each figure once"
-    assert told.marks == want.marks
-    assert {kind for kind, _, _ in told.marks} >= {"fault", "loss"}
-    assert want.facts.items() <= {**told.facts, **{name.removeprefix("fleet."): value for name, value in told.facts.items()}}.items()
-    assert (told.status, told.files.keys()) == ("FINISHED", ARTEFACTS)
-    assert json.loads(told.files["report.json"])["steps"] == total
+    reported = read_mlflow(mlflow.url, f"seen@{first.unix_time_s:.3f}", tmp_path)
+    assert reported.figures == want.figures, "each figure once"
+    assert reported.marks == want.marks
+    assert {kind for kind, _, _ in reported.marks} >= {"fault", "loss"}
+    assert (
+        want.facts.items() <= {**reported.facts, **{name.removeprefix("fleet."): value for name, value in reported.facts.items()}}.items()
+    )
+    assert (reported.status, reported.files.keys()) == ("FINISHED", ARTEFACTS)
+    assert json.loads(reported.files["report.json"])["steps"] == total
     seen = read_tensorboard(run / "tensorboard")
     assert seen.figures == singles(want.figures)
     assert (seen.marks, seen.files.keys()) == (want.marks, ARTEFACTS)
-    names = {name for name, _, _ in told.figures}
+    names = {name for name, _, _ in reported.figures}
     measured = {record.name for record in kept if isinstance(record, Measurement)}
     assert names >= measured >= {"loss", "mine", "grad_norm"}
     assert names >= {"fleet_goodput_ratio", "fleet_cost_usd_total/compute", "fleet_losses_total"}
 
-    spans = receiver.told()
+    spans = receiver.reported()
     assert (spans.spans, spans.status, receiver.services) == (want.spans, "completed", {"fleet"})
     assert {name for name, _, _ in spans.spans} >= {"run", "view", "fault", "checkpoint"}

@@ -50,7 +50,7 @@ def kinds(folder: Path) -> set[type[Record]]:
     return {type(record) for record in read_journal(journal)} if journal.exists() else set()
 
 
-def struck(folder: Path) -> set[str]:
+def injected(folder: Path) -> set[str]:
     """How far the killing of a rank has come: planned, executed ..."""
     faults = (record for record in read_journal(folder / "journal.jsonl") if isinstance(record, FaultRecord))
     return {record.phase for record in faults if record.fault.kind == "kill_rank"}
@@ -83,7 +83,9 @@ def test_runs_that_are_handed_in_have_their_turn_and_all_their_ranks(tmp_path: P
         assert "waiting" in fleet_out("queue", "--storage", str(root))
         until(lambda: Committed in kinds(root / names[0]), "it trains")
         inject(root, names[0])
-        until(lambda: ProcessLost in kinds(root / names[0]) and "executed" in struck(root / names[0]), "its rank is killed, and it is told")
+        until(
+            lambda: ProcessLost in kinds(root / names[0]) and "executed" in injected(root / names[0]), "its rank is killed, and it is told"
+        )
         service = psutil.Process(json.loads((root / ".fleet" / "up.json").read_text())["pid"])
         service.suspend()  # runs need it to begin, and for nothing else
         (tmp_path / "end").touch()

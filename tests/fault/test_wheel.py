@@ -44,12 +44,12 @@ def done(command: list[str], folder: Path, code: int = 0) -> str:
     environment["PYTHONFAULTHANDLER"] = "1"  # who hangs tells where, when it is ended below
     with subprocess.Popen(command, cwd=folder, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         try:
-            said, told = process.communicate(timeout=200)
+            said, reported = process.communicate(timeout=200)
         except subprocess.TimeoutExpired:
             process.send_signal(signal.SIGABRT)
-            said, told = process.communicate(timeout=20)
-    assert process.returncode == code, said + told
-    return told + said
+            said, reported = process.communicate(timeout=20)
+    assert process.returncode == code, said + reported
+    return reported + said
 
 
 def built(kind: str, source: Path, to: Path) -> Path:
@@ -154,7 +154,7 @@ def test_what_is_installed_trains(installed: Installed) -> None:
 
 
 @pytest.fixture
-def struck(installed: Installed) -> Iterator[Path]:
+def injected(installed: Installed) -> Iterator[Path]:
     """A file of ours that another distribution writes over."""
     path = installed.packages / "chaos" / "__init__.py"
     before = path.read_bytes()
@@ -163,7 +163,7 @@ def struck(installed: Installed) -> Iterator[Path]:
     path.write_bytes(before)
 
 
-def test_a_package_that_another_distribution_wrote_over_is_refused(installed: Installed, struck: Path) -> None:
+def test_a_package_that_another_distribution_wrote_over_is_refused(installed: Installed, injected: Path) -> None:
     said = installed.fleet("runs", code=2)
-    assert f"package = 'chaos': {struck} is not the file that came with Fleet" in said
+    assert f"package = 'chaos': {injected} is not the file that came with Fleet" in said
     assert "pip install --force-reinstall --no-deps FLEET, where FLEET is the wheel or" in said

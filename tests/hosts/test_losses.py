@@ -110,7 +110,7 @@ def full(records: list[Record]) -> bool:
     return len(living(records)) == SLOTS and bool(views(records)) and len(views(records)[-1].view.members) == SLOTS - 1
 
 
-def told_of_room(records: list[Record]) -> list[str]:
+def reported_room(records: list[Record]) -> list[str]:
     """What was said of ranks that have no place on the cluster."""
     return [each.action for each in records if isinstance(each, DecisionMade) and each.policy == "room"]
 
@@ -157,10 +157,10 @@ def test_a_host_that_dies_is_replaced_by_itself_when_it_boots(shell: Shell, dige
         gone = {member for member in living(run.records()) if run.host_of(run.records(), member) is victim}
         victim.kill_all()
         run.until(lambda records: gone <= lost(records) and commits_since(records, views(records)[-1]) > 1, "the others go on")
-        run.until(lambda records: "warn" in told_of_room(records), "it is said that there is no room for all ranks")
+        run.until(lambda records: "warn" in reported_room(records), "it is said that there is no room for all ranks")
         shell.cluster.restore()
         run.until(full, "its slots are filled again, on the node that is new")
-        run.until(lambda records: told_of_room(records)[-1] == "recovered", "and that there is room again")
+        run.until(lambda records: reported_room(records)[-1] == "recovered", "and that there is room again")
         records = run.records()
         assert victim in {run.host_of(records, member) for member in living(records)}
         seen = run.end()

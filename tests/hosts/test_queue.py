@@ -28,7 +28,7 @@ def shell(ray_hosts: RayHosts, store: HostStore, tmp_path: Path) -> Iterator[She
     wait_until_clean(list(ray_hosts.hosts))
 
 
-def told(shell: Shell, *arguments: str) -> str:
+def reported(shell: Shell, *arguments: str) -> str:
     done = shell.fleet(*arguments, "--storage", ROOT)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
@@ -50,11 +50,11 @@ def test_a_run_gives_way_and_ends_with_the_same_bits(shell: Shell) -> None:
     """Six ranks have room. One run of five has it, an urgent one of three comes, and one of another size says what the bits are."""
     undisturbed = shell.run("undisturbed-queue", world=2, spares=0)
     assert undisturbed.returncode == 0, undisturbed.stderr[-3000:]
-    told(shell, "up", "--address", shell.cluster.head.address, "--port", "0", "--quota", "*=6")
+    reported(shell, "up", "--address", shell.cluster.head.address, "--port", "0", "--quota", "*=6")
     try:
         submit(shell, "low", 5, "--set", "pause_s=0.2")
         until(lambda: any(isinstance(each, Committed) for each in shell.records(f"{ROOT}/low")), "it trains", 180.0, tick_s=1.0)
-        assert "low" in told(shell, "queue") and sum(job(shell, "low")["placed"].values()) == 5
+        assert "low" in reported(shell, "queue") and sum(job(shell, "low")["placed"].values()) == 5
         submit(shell, "high", 3, "--set", "steps=4", priority=5)
         until(lambda: job(shell, "high")["phase"] != "waiting", "low has given way", 180.0, tick_s=1.0)
         until(lambda: job(shell, "high")["phase"] == "ended" and job(shell, "low")["starts"] == 2, "low goes on", 240.0, tick_s=1.0)
@@ -65,20 +65,20 @@ def test_a_run_gives_way_and_ends_with_the_same_bits(shell: Shell) -> None:
         low, truth = shell.seen(f"{ROOT}/low"), shell.seen("/srv/job/runs/undisturbed-queue")
         assert low.digest == truth.digest and low.report["closes"]
         assert any(isinstance(each, Resumed) for each in low.records)
-        assert "high has priority 5, and this one 0" in told(shell, "queue", "--audit")
+        assert "high has priority 5, and this one 0" in reported(shell, "queue", "--audit")
     finally:
         shell.go_slowly()
-        told(shell, "down")
+        reported(shell, "down")
 
 
 def test_what_a_cluster_can_never_have_is_refused_by_name(shell: Shell) -> None:
     refused = shell.fleet("up", "--address", shell.cluster.head.address, "--port", "0", "--quota", "vision=7", "--storage", ROOT)
     assert refused.returncode == 2 and "there are 6 slots in all, so that this can never be met" in refused.stdout + refused.stderr
-    told(shell, "up", "--address", shell.cluster.head.address, "--port", "0", "--quota", "vision=2")
+    reported(shell, "up", "--address", shell.cluster.head.address, "--port", "0", "--quota", "vision=2")
     try:
         words = ["submit", "train.py", "--storage", ROOT, "--team", "vision", "--", "--world", "3", "--storage", shell.store.url("runs")]
         refused = shell.fleet(*words)
         assert refused.returncode == 2 and "team vision may have 2 slots at once, and this run needs 3" in refused.stdout + refused.stderr
-        assert "6 of 6 slots are free" in told(shell, "queue")
+        assert "6 of 6 slots are free" in reported(shell, "queue")
     finally:
-        told(shell, "down")
+        reported(shell, "down")

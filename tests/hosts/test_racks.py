@@ -30,11 +30,11 @@ def test_a_rack_is_lost_and_the_other_goes_on(tmp_path: Path) -> None:
         calm = shell.run("calm", "--set", "steps=100", world=3, spares=0)
         assert calm.returncode == 0, calm.stderr[-3000:]
         assert seen.digest == shell.seen(f"{ON_THE_HEAD}/calm").digest
-    struck = next(each for each in seen.records if isinstance(each, FaultRecord) and each.phase == "executed")
+    injected = next(each for each in seen.records if isinstance(each, FaultRecord) and each.phase == "executed")
     lost = {each.member for each in seen.records if isinstance(each, ProcessLost)}
-    assert len(struck.members) >= 2 and set(struck.members) <= lost
+    assert len(injected.members) >= 2 and set(injected.members) <= lost
     (whole,) = [each.payload for each in seen.records if isinstance(each, DecisionMade) and isinstance(each.payload, DomainLost)]
-    assert whole.level == "rack" and len(whole.nodes) == 2 and len(whole.members) == len(struck.members), "the rack is one loss"
+    assert whole.level == "rack" and len(whole.nodes) == 2 and len(whole.members) == len(injected.members), "the rack is one loss"
     assert not any(isinstance(each, HistoryBegun) for each in seen.records), "the other rack held the state"
     assert len([each for each in seen.records if isinstance(each, ViewPublished)][-1].view.members) == 6, "the rack came back"
     assert seen.status == "completed" and seen.report["closes"]

@@ -74,9 +74,9 @@ def test_a_store_that_is_away_is_outlived_and_told(shell: Shell) -> None:
     faults = ("5,net,store_refuses,,,12,,,", "25,net,store_slow,,,5,,0.1,", "33,net,store_denies,,,5,,,", "41,net,store_tears,,,6,,,")
     seen = through(shell, "no-store", faults, *options, steps=330)
     assert not lost(seen.records)
-    told = [record.action for record in seen.records if isinstance(record, DecisionMade) and record.policy == "store"]
-    assert told[0] == "warn" and told[-1] == "recovered" and set(told) == {"warn", "recovered"}, "again as more would be lost"
-    assert "recovered recovered" not in " ".join(told)
+    reported = [record.action for record in seen.records if isinstance(record, DecisionMade) and record.policy == "store"]
+    assert reported[0] == "warn" and reported[-1] == "recovered" and set(reported) == {"warn", "recovered"}, "again as more would be lost"
+    assert "recovered recovered" not in " ".join(reported)
     assert seen.report["counts"]["checkpoints"]["durable"] > 3
     assert "refused with 403" in last(seen, "store_denies", "healed").detail
     assert "cut off in the middle" in last(seen, "store_tears", "healed").detail
@@ -138,8 +138,8 @@ def test_nothing_is_left_on_a_host_when_all_but_the_watchdogs_are_killed(shell: 
     write(shell.head, f"{FOLDER}/killed.csv", "\n".join([COLUMNS, *faults, ""]))
     more = ("--set", "steps=100000", "--chaos", "trace=killed.csv")
     with shell.running(*shell.run_arguments("killed", *SLOW, *more, world=4, spares=1)):
-        until(lambda: any(struck(worker) for worker in shell.cluster.workers), "all three have struck", 120, tick_s=1.0)
-        [victim] = [worker for worker in shell.cluster.workers if struck(worker)]
+        until(lambda: any(injected(worker) for worker in shell.cluster.workers), "all three have struck", 120, tick_s=1.0)
+        [victim] = [worker for worker in shell.cluster.workers if injected(worker)]
         others = [line.split()[0] for line in processes(victim).splitlines()[1:] if not WATCHDOGS.search(line)]
         victim.run(
             ["sh", "-c", f"kill -KILL {' '.join(pid for pid in others if pid != '1')}"], check=False
@@ -160,7 +160,7 @@ def processes(host: Host) -> str:
     return host.run(["ps", "-eo", "pid,args", "-ww"]).stdout
 
 
-def struck(host: Host) -> bool:
+def injected(host: Host) -> bool:
     """A relay, what stops Ray's daemon, and what keeps two cores busy."""
     return len(WATCHDOGS.findall(processes(host))) >= 4
 

@@ -23,7 +23,7 @@ from tests.support.written import IMAGE_HOME, OWN, Pods, container_of
 pytestmark = pytest.mark.timeout(900)
 WAIT_S = 240.0
 JOB = "gpt-7xk2p"
-TOLD = "two words; $HOME $(HOME) $$"
+WORDS = "two words; $HOME $(HOME) $$"
 NOTE = "/srv/told"
 SCRIPT = TRAIN.replace("print(", f'open("{NOTE}", "w").write(run.options["note"] + os.environ["GREETING"])\n    print(', 1)
 PROBES = ("readinessProbe", "livenessProbe")
@@ -33,8 +33,8 @@ def spec(store: HostStore, name: str) -> dict[str, Any]:
     """Of a head and two worker nodes. Values are such that a shell or Kubernetes would make something else of them."""
     return {
         "name": name, "script": "train.py", "store": store.url("runs"), "world": 2, "spares": 1, "team": "vision",
-        "image": "registry.example.com/team/gpt:1", "env": {"GREETING": TOLD, "AWS_ENDPOINT_URL": store.endpoint},
-        "arguments": ["--shards", "8", "--set", "steps=60", "--set", "pause_s=0.4", "--set", f"note={TOLD}", "--checkpoint", "2"],
+        "image": "registry.example.com/team/gpt:1", "env": {"GREETING": WORDS, "AWS_ENDPOINT_URL": store.endpoint},
+        "arguments": ["--shards", "8", "--set", "steps=60", "--set", "pause_s=0.4", "--set", f"note={WORDS}", "--checkpoint", "2"],
         "nodes": {"count": 2, "cpus": 2, "memory_gib": 4, "shm_gib": 1, "labels": {"pool": "train"}},
         "head": {"cpus": 1, "memory_gib": 4},
         "kuberay": {"namespace": "research", "secret": "store-access", "secret_keys": sorted(store.credentials)},
@@ -53,11 +53,11 @@ class Ground:
         *inside, outside = self.hosts
         document = yaml.safe_load((write_files(folder, spec(self.store, name), "kuberay") / "rayjob.yaml").read_text())
         pods = Pods(document, inside, outside, {"store-access": self.store.credentials}, {"train.py": SCRIPT}, folder)
-        bring_up(pods)
+        start_up(pods)
         return pods
 
 
-def bring_up(pods: Pods) -> None:
+def start_up(pods: Pods) -> None:
     """A new cluster, as at the beginning of a RayJob, and when it is tried again."""
     for host in (pods.head, *pods.workers):
         host.kill_all()
@@ -118,7 +118,7 @@ def test_pods_are_nodes_of_what_the_file_gives_them(pods: Pods) -> None:
         shm_bytes = int(pods.run(worker, "df --output=size -B1 /dev/shm | tail -1").stdout)
         assert shm_bytes == 2**30 > node["Resources"]["object_store_memory"] > 0
     said = pods.run(pods.workers[0], 'id -u; echo "$GREETING"; test "$AWS_SECRET_ACCESS_KEY" && echo secret').stdout
-    assert said.splitlines() == ["1000", TOLD, "secret"]
+    assert said.splitlines() == ["1000", WORDS, "secret"]
 
 
 def test_the_entrypoint_ends_well_although_a_pod_is_replaced(pods: Pods, tmp_path: Path) -> None:
@@ -143,7 +143,7 @@ def test_the_entrypoint_ends_well_although_a_pod_is_replaced(pods: Pods, tmp_pat
     assert "succeeded" in pods.job_status(JOB).lower(), said[-3000:]
     seen = seen_in(journal(pods, tmp_path))
     assert seen.status == "completed" and seen.report["closes"]
-    assert other.run(["cat", NOTE]).stdout == TOLD * 2
+    assert other.run(["cat", NOTE]).stdout == WORDS * 2
 
 
 def test_probes_fail_when_what_they_watch_is_dead(pods: Pods) -> None:

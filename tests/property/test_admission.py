@@ -71,7 +71,7 @@ def here(slots: int) -> list[Node]:
     return [Node("here", {"slot": float(slots)})]
 
 
-def told(runs: Sequence[Comes], slots: int, rules: Rules) -> dict[str, Any]:
+def reported(runs: Sequence[Comes], slots: int, rules: Rules) -> dict[str, Any]:
     return {name: dataclasses.asdict(each) for name, each in Twin(runs, here(slots), rules).play().items()}
 
 
@@ -81,11 +81,11 @@ def test_a_run_gives_way_keeps_its_place_and_goes_on() -> None:
         Comes(one("later", 4, 0, since_s=1.0), 1),
         Comes(one("high", 2, 5, since_s=2.0), 4),
     ]
-    kept = told(runs, 4, Rules(preempts=True))
+    kept = reported(runs, 4, Rules(preempts=True))
     assert kept["low"]["began"] == [0, 9] and kept["low"]["gave_way"] == [2]
     assert kept["high"]["began"] == [5]
     assert kept["later"]["began"] == [17], "low was there before it"
-    assert told(runs, 4, Rules())["high"]["began"] == [10], "without preemption it waits"
+    assert reported(runs, 4, Rules())["high"]["began"] == [10], "without preemption it waits"
 
 
 def test_the_fewest_give_way_the_lowest_and_youngest_first() -> None:

@@ -46,10 +46,10 @@ def test_places_of_a_node_that_ray_has_given_up_are_left_to_ray(nodes: list[Node
 def test_each_ask_is_followed_by_its_end_and_names_its_time(looks: list[tuple[list[NodeSeen], int]]) -> None:
     requests, reports = NodeRequests(), list[NodeReport]()
     for now_s, (nodes, unplaced) in enumerate(looks):
-        wish = requests.look(nodes, unplaced, float(now_s))
-        assert wish.places == to_ask(nodes, unplaced)
-        assert set(wish.avoid) <= {node.name for node in nodes if node.goes}
-        reports += wish.reports
+        demand = requests.look(nodes, unplaced, float(now_s))
+        assert demand.places == to_ask(nodes, unplaced)
+        assert set(demand.avoid) <= {node.name for node in nodes if node.goes}
+        reports += demand.reports
     asking = 0
     for one in reports:
         assert (one.ranks > asking and one.waited_s is None) if one.action == "ask" else (one.ranks == asking and one.waited_s is not None)
@@ -79,17 +79,17 @@ def test_a_lost_node_is_asked_for_and_what_came_is_kept_until_ray_gives_it_up() 
     requests, a, b = NodeRequests(), NodeSeen("a", held=1, agent=True), NodeSeen("b", held=1, agent=True)
     assert requests.look([a, b], 0, 0.0).reports == ()
     lost = dataclasses.replace(b, goes=True)
-    wish = requests.look([a, lost], 0, 1.0)
-    assert (wish.places, wish.avoid, wish.reports) == (1, ("b",), (NodeReport("ask", 1),))
-    wish = requests.look([a, lost, NodeSeen("c", kept=1)], 0, 5.0)
-    assert (wish.places, wish.reports) == (1, (NodeReport("came", 1, 4.0),))
-    wish = requests.look([a, NodeSeen("c", kept=1)], 1, 6.0)
-    assert (wish.places, wish.reports) == (0, ())
+    demand = requests.look([a, lost], 0, 1.0)
+    assert (demand.places, demand.avoid, demand.reports) == (1, ("b",), (NodeReport("ask", 1),))
+    demand = requests.look([a, lost, NodeSeen("c", kept=1)], 0, 5.0)
+    assert (demand.places, demand.reports) == (1, (NodeReport("came", 1, 4.0),))
+    demand = requests.look([a, NodeSeen("c", kept=1)], 1, 6.0)
+    assert (demand.places, demand.reports) == (0, ())
     assert requests.look([a, NodeSeen("c", held=1)], 0, 7.0).reports == ()
 
 
 def test_a_notice_that_is_withdrawn_withdraws_what_was_asked_for() -> None:
     requests, node = NodeRequests(), NodeSeen("a", held=2)
     assert requests.look([dataclasses.replace(node, goes=True)], 0, 0.0).reports == (NodeReport("ask", 2),)
-    wish = requests.look([node], 0, 3.0)
-    assert (wish.places, wish.reports) == (0, (NodeReport("withdraw", 2, 3.0),))
+    demand = requests.look([node], 0, 3.0)
+    assert (demand.places, demand.reports) == (0, (NodeReport("withdraw", 2, 3.0),))

@@ -39,7 +39,7 @@ def containers(inner: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
 values = st.recursive(leaves, containers, max_leaves=12)
 
 
-def told(value: Any) -> Any:
+def reported(value: Any) -> Any:
     """All there is to say about a value: classes, order and bits."""
     kind = type(value).__name__
     if isinstance(value, float):
@@ -47,12 +47,12 @@ def told(value: Any) -> Any:
     if isinstance(value, complex):
         return kind, struct.pack("dd", value.real, value.imag)
     if isinstance(value, dict):
-        extra = (getattr(value, "default_factory", None), told(vars(value)) if getattr(value, "__dict__", None) else None)
-        return kind, extra, [(told(key), told(item)) for key, item in value.items()]
+        extra = (getattr(value, "default_factory", None), reported(vars(value)) if getattr(value, "__dict__", None) else None)
+        return kind, extra, [(reported(key), reported(item)) for key, item in value.items()]
     if isinstance(value, set | frozenset):
-        return kind, sorted(map(repr, map(told, value)))
+        return kind, sorted(map(repr, map(reported, value)))
     if isinstance(value, list | tuple | collections.deque):
-        return kind, getattr(value, "maxlen", None), [told(item) for item in value]
+        return kind, getattr(value, "maxlen", None), [reported(item) for item in value]
     return kind, value
 
 
@@ -61,7 +61,7 @@ def told(value: Any) -> Any:
 def test_what_is_written_comes_back(value: Any) -> None:
     text = PLAIN.write(value)
     assert text.isascii()
-    assert told(PLAIN.read(text)) == told(value)
+    assert reported(PLAIN.read(text)) == reported(value)
     assert PLAIN.write(PLAIN.read(text)) == text
 
 
@@ -73,7 +73,7 @@ def test_anything_else_is_refused_in_one_way(data: bytes) -> None:
         value = PLAIN.read(text)
     except ProtocolError:
         return
-    assert told(PLAIN.read(PLAIN.write(value))) == told(value)
+    assert reported(PLAIN.read(PLAIN.write(value))) == reported(value)
 
 
 TAGS = [
@@ -126,7 +126,7 @@ SPECIAL = (
 
 @pytest.mark.parametrize("value", SPECIAL, ids=range(len(SPECIAL)))
 def test_what_json_would_change_is_kept(value: Any) -> None:
-    assert told(PLAIN.read(PLAIN.write(value))) == told(value)
+    assert reported(PLAIN.read(PLAIN.write(value))) == reported(value)
 
 
 ARRAYS = (

@@ -109,8 +109,8 @@ def test_two_listeners_cannot_be_played_against_each_other() -> None:
     _, first = ends(turn=3)
     nonce = first.take(hello)[9:41]
     _, second = ends(turn=4)
-    borrowed = second.take(hello[:-32] + nonce)[-PROOF_BYTES:]
-    assert reason(lambda: first.take(borrowed)) == Reason.SECRET
+    reused = second.take(hello[:-32] + nonce)[-PROOF_BYTES:]
+    assert reason(lambda: first.take(reused)) == Reason.SECRET
 
 
 @pytest.mark.parametrize(("asked", "instead"), [pair for pair in itertools.product(Purpose, Purpose) if pair[0] != pair[1]])

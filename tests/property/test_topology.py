@@ -113,11 +113,11 @@ def test_a_group_that_lacks_one_gets_it_from_its_own_domain(members: list[Place]
     """With room for one: if anybody who waits makes a group whole in a domain, whoever joins does, in the narrowest such."""
     there = [candidate(slot, place, slot) for slot, place in enumerate(members)]
     spares = [candidate(100 + slot, place) for slot, place in enumerate(waiting)]
-    seats = [spot(one) for one in there]
-    before = most(seats, size)
+    spots = [spot(one) for one in there]
+    before = most(spots, size)
 
     def gains(place: Place) -> list[bool]:
-        return [after > had for after, had in zip(most([*seats, place], size), before, strict=True)][:0:-1]
+        return [after > had for after, had in zip(most([*spots, place], size), before, strict=True)][:0:-1]
 
     (joined,) = joining(spares, there, 1, size)
     depths = [gains(spot(one)).index(True) for one in spares if True in gains(spot(one))]

@@ -58,10 +58,10 @@ def far(places: list[Place], size: int, rng: random.Random) -> bool:
     half = len(places) // 2
     there = [candidate(slot, place, slot) for slot, place in enumerate(places[:half])]
     waiting = [candidate(100 + slot, place) for slot, place in enumerate(places[half:])]
-    seats = [spot(one) for one in there]
+    spots = [spot(one) for one in there]
 
     def gain(one: Candidate) -> int:
-        after, before = most([*seats, spot(one)], size), most(seats, size)
+        after, before = most([*spots, spot(one)], size), most(spots, size)
         return max((depth for depth in range(1, 4) if after[depth] > before[depth]), default=0)
 
     (chosen,) = topology.joining(waiting, there, 1, size)
@@ -138,8 +138,8 @@ def test_groups_that_lie_far_apart_are_not_kept_for_being_there(monkeypatch: Pat
     """A group that had to span racks is put together again once its rack has room."""
 
     def order() -> list[int]:
-        seats = [("a", "r"), ("a", "s"), ("a", "s")]
-        there = [candidate(slot, (*place, "n"), slot) for slot, place in enumerate(seats)]
+        spots = [("a", "r"), ("a", "s"), ("a", "s")]
+        there = [candidate(slot, (*place, "n"), slot) for slot, place in enumerate(spots)]
         back = candidate(3, ("a", "r", "n"))
         return [member.slot for member in topology.ordered([*there, back], 2)]
 

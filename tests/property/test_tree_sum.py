@@ -105,15 +105,15 @@ def straightforward(lo: int, hi: int, lengths: list[int], dtypes: list[torch.dty
     return [a + b for a, b in zip(straightforward(lo, cut, lengths, dtypes), straightforward(cut, hi, lengths, dtypes), strict=True)]
 
 
-def reduced(group: Group, dealt: list[list[int]], lengths: list[int], dtypes: list[torch.dtype], bucket_bytes: int, kind: str) -> Any:
+def reduced(group: Group, assigned: list[list[int]], lengths: list[int], dtypes: list[torch.dtype], bucket_bytes: int, kind: str) -> Any:
     """Twice, each time again with what the peers bring asked for ahead. In two levels where sites are hosts of several."""
-    shards = sum(map(len, dealt))
+    shards = sum(map(len, assigned))
     sums = ShardSums(shards, lambda: Buffers([torch.empty(n, dtype=d) for n, d in zip(lengths, dtypes, strict=True)]))
     reducer = Reducer(shards, kind, bucket_bytes, two_levels=True)
-    reducer.bind(group, [cover(mine, shards) for mine in dealt])
+    reducer.bind(group, [cover(mine, shards) for mine in assigned])
     for _ in range(2):
         sums.keep(())
-        for shard in dealt[group.rank]:
+        for shard in assigned[group.rank]:
             buffers = sums.take()
             for into, flat in zip(buffers.flats, shard_flats(shard, lengths, dtypes), strict=True):
                 into.copy_(flat)
@@ -129,7 +129,7 @@ def reduced(group: Group, dealt: list[list[int]], lengths: list[int], dtypes: li
 
 
 def in_threads(
-    dealt: list[list[int]],
+    assigned: list[list[int]],
     lengths: list[int],
     dtypes: list[torch.dtype],
     bucket_bytes: int,
@@ -139,11 +139,11 @@ def in_threads(
 ) -> Any:
     """By rank: the means, as flat buffers. ``sites`` says where each is."""
     boxes = Boxes()
-    with ThreadPoolExecutor(len(dealt)) as pool:
-        groups = [make(rank, len(dealt), boxes) for rank in range(len(dealt))]
+    with ThreadPoolExecutor(len(assigned)) as pool:
+        groups = [make(rank, len(assigned), boxes) for rank in range(len(assigned))]
         for group in groups:
             group.sites = sites or group.sites
-        found = [pool.submit(reduced, group, dealt, lengths, dtypes, bucket_bytes, kind) for group in groups]
+        found = [pool.submit(reduced, group, assigned, lengths, dtypes, bucket_bytes, kind) for group in groups]
         return [future.result(BOUND_S) for future in found]
 
 
@@ -161,10 +161,10 @@ def splits(draw: st.DrawFn) -> list[list[int]]:
     shards = draw(st.integers(1, 24))
     inner = draw(st.sets(st.integers(1, shards - 1), max_size=6)) if shards > 1 else set()
     order = draw(st.one_of(st.just(list(range(shards))), st.permutations(range(shards))))
-    dealt = [[order[place] for place in mine] for mine in ranges([0, *sorted(inner), shards])]
+    assigned = [[order[place] for place in mine] for mine in ranges([0, *sorted(inner), shards])]
     for _ in range(draw(st.integers(0, 2))):
-        dealt.insert(draw(st.integers(0, len(dealt))), [])
-    return dealt
+        assigned.insert(draw(st.integers(0, len(assigned))), [])
+    return assigned
 
 
 def same_bits(one: list[torch.Tensor], other: list[torch.Tensor]) -> bool:
@@ -174,12 +174,12 @@ def same_bits(one: list[torch.Tensor], other: list[torch.Tensor]) -> bool:
 @settings(max_examples=40, deadline=None)
 @given(splits(), st.lists(LENGTHS, min_size=1, max_size=3), st.sampled_from([64, 500, 1 << 14, 1 << 20]), st.data())
 def test_any_split_gives_the_bits_of_the_straightforward_tree(
-    dealt: list[list[int]], lengths: list[int], bucket_bytes: int, data: Any
+    assigned: list[list[int]], lengths: list[int], bucket_bytes: int, data: Any
 ) -> None:
-    shards = sum(map(len, dealt))
+    shards = sum(map(len, assigned))
     dtypes = [data.draw(st.sampled_from([torch.float32, torch.float64, torch.bfloat16, torch.float16])) for _ in lengths]
     expected = [total / shards for total in straightforward(0, shards, lengths, dtypes)]
-    for flats in in_threads(dealt, lengths, dtypes, bucket_bytes):
+    for flats in in_threads(assigned, lengths, dtypes, bucket_bytes):
         assert same_bits(flats, expected)
 
 

@@ -43,13 +43,13 @@ def added(values: Sequence[np.ndarray], additions: Additions) -> list[np.ndarray
 @st.composite
 def worlds(draw: st.DrawFn) -> tuple[tuple[str, ...], list[list[int]]]:
     """(where each rank is, its shards)."""
-    dealt = draw(tree_sum.splits())
-    return tuple(draw(st.lists(st.sampled_from("abc"), min_size=len(dealt), max_size=len(dealt)))), dealt
+    assigned = draw(tree_sum.splits())
+    return tuple(draw(st.lists(st.sampled_from("abc"), min_size=len(assigned), max_size=len(assigned)))), assigned
 
 
-def plan_of(sites: tuple[str, ...], dealt: list[list[int]]) -> TwoLevel:
-    shards = sum(map(len, dealt))
-    return TwoLevel(hosts_of(sites), tuple(cover(set(mine), shards) for mine in dealt), shards)
+def plan_of(sites: tuple[str, ...], assigned: list[list[int]]) -> TwoLevel:
+    shards = sum(map(len, assigned))
+    return TwoLevel(hosts_of(sites), tuple(cover(set(mine), shards) for mine in assigned), shards)
 
 
 class Simulated:
@@ -148,10 +148,10 @@ def test_members_of_a_host_combine_as_much_each(world: tuple[tuple[str, ...], li
 def test_ranks_exchange_the_bits_of_the_tree(
     world: tuple[tuple[str, ...], list[list[int]]], lengths: list[int], bucket_bytes: int, dtype: torch.dtype
 ) -> None:
-    sites, dealt = world
-    shards, dtypes = sum(map(len, dealt)), [dtype] * len(lengths)
+    sites, assigned = world
+    shards, dtypes = sum(map(len, assigned)), [dtype] * len(lengths)
     expected = [total / shards for total in tree_sum.straightforward(0, shards, lengths, dtypes)]
-    for flats in tree_sum.in_threads(dealt, lengths, dtypes, bucket_bytes, sites=sites):
+    for flats in tree_sum.in_threads(assigned, lengths, dtypes, bucket_bytes, sites=sites):
         assert tree_sum.same_bits(flats, expected)
 
 
@@ -173,12 +173,12 @@ class Counting(tree_sum.ThreadGroup):
 def test_what_leaves_hosts(hosts: str, ratio: float) -> None:
     """Where neighbours in the view are neighbours on a host, one sum in the place of each of its ranks'; else less is saved."""
     size, reductions = len(hosts), 4
-    dealt = tree_sum.ranges([16 * rank // size for rank in range(size + 1)])
-    plan = plan_of(tuple(hosts), dealt)
+    assigned = tree_sum.ranges([16 * rank // size for rank in range(size + 1)])
+    plan = plan_of(tuple(hosts), assigned)
     crossed = []
     for sites in (tuple(hosts), ("",) * size):
         left: list[int] = []
-        tree_sum.in_threads(dealt, [size * BLOCK], [torch.float32], 1 << 22, sites=sites, make=partial(Counting, hosts, left))
+        tree_sum.in_threads(assigned, [size * BLOCK], [torch.float32], 1 << 22, sites=sites, make=partial(Counting, hosts, left))
         crossed.append(sum(left))
     chunk_bytes = reductions * BLOCK * 4
     if size > 2:  # two swap

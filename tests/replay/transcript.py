@@ -122,7 +122,7 @@ def renamed(line: str, renames: Renames) -> str:
     return line
 
 
-def told(named: Iterator[tuple[str, list[str]]], only: str, renames: Renames, file: Path) -> None:
+def reported(named: Iterator[tuple[str, list[str]]], only: str, renames: Renames, file: Path) -> None:
     """One line a transcript, with its digest; of ``only`` one, all its lines."""
     with file.open("w") as out:
         for name, found in named:
@@ -151,12 +151,14 @@ def main() -> int:
         case "core":
             lines = chosen.plans.read_text().splitlines()
             read = ((str(number), json.loads(line)) for number, line in enumerate(lines) if chosen.only in ("", str(number)))
-            told(((name, core(plans.from_json(Plan, plan))) for name, plan in read), chosen.only, renames, chosen.file)
+            reported(((name, core(plans.from_json(Plan, plan))) for name, plan in read), chosen.only, renames, chosen.file)
         case "golden":
             journals = sorted(Path("tests/golden").glob("*.jsonl"))
-            told(((lines[0].replace(" ", "_"), lines) for path in journals for lines in golden(path)), chosen.only, renames, chosen.file)
+            reported(
+                ((lines[0].replace(" ", "_"), lines) for path in journals for lines in golden(path)), chosen.only, renames, chosen.file
+            )
         case "runs":
-            told(((lines[0].partition(":")[0], lines) for lines in runs()), chosen.only, renames, chosen.file)
+            reported(((lines[0].partition(":")[0], lines) for lines in runs()), chosen.only, renames, chosen.file)
     return 0
 
 

@@ -70,8 +70,8 @@ def read(folder: Path) -> Counter[str]:
 def judge(name: str, seeds: int) -> tuple[str, bool]:
     """(what the table says of a probe, whether that is right)."""
     if seeds:
-        told = f"reached in {seeds} seed{'' if seeds == 1 else 's'}"
-        return (f"{told}, and UNREACHED says that it cannot be", False) if name in UNREACHED else (told, True)
+        reported = f"reached in {seeds} seed{'' if seeds == 1 else 's'}"
+        return (f"{reported}, and UNREACHED says that it cannot be", False) if name in UNREACHED else (reported, True)
     return (f"known: {UNREACHED[name]}", True) if name in UNREACHED else ("NOT REACHED", False)
 
 

@@ -83,13 +83,13 @@ def test_two_ranks_lost_at_once_behind_any_event_cost_no_state_where_there_are_t
         assert rollbacks(run(lost, copies=2, seed=1)) == 0, f"slots {lost.slots} are killed at {at_s} s"
 
 
-def lose_a_lender(seed: int) -> Outcome:
+def lose_a_server(seed: int) -> Outcome:
     return run(Trouble(kind="kill", point="serving", step=5), seed=seed)
 
 
 def runs_that_missed() -> int:
     """Some do in any case: a rank that waits for a lender which is in the next view already gives up as it is called there."""
-    return sum(missed(lose_a_lender(seed)) > 0 for seed in range(MOST // 10))
+    return sum(missed(lose_a_server(seed)) > 0 for seed in range(MOST // 10))
 
 
 def test_where_nobody_lends_the_shard_is_not_computed_and_the_next_view_goes_on() -> None:

@@ -20,8 +20,8 @@ MOST = 60
 
 def test_in_these_seeds_ranks_are_let_go_and_stay_after_all() -> None:
     """Else the test above shows little."""
-    told = [decision.action for seed in range(MOST) for decision in notices(simulate(notices_plan(seed)))]
-    assert told.count("released") > MOST // 10 and told.count("stay") > MOST // 20
+    reported = [decision.action for seed in range(MOST) for decision in notices(simulate(notices_plan(seed)))]
+    assert reported.count("released") > MOST // 10 and reported.count("stay") > MOST // 20
 
 
 def notices(outcome: Outcome) -> list[DecisionMade]:
@@ -60,9 +60,9 @@ def test_the_spare_is_taken_in_before_the_rank_leaves(seed: int) -> None:
 
 def test_without_a_spare_the_world_shrinks_right_before_the_node_goes() -> None:
     outcome = run(Trouble(kind="notice", at_s=3.0, node=1, duration_s=6.0), spares=0)
-    [told, released] = notices(outcome)
-    assert isinstance(told.payload, Notice) and told.payload.until_s is not None
-    assert 0.0 < told.payload.until_s - released.at_s < 4.0
+    [reported, released] = notices(outcome)
+    assert isinstance(reported.payload, Notice) and reported.payload.until_s is not None
+    assert 0.0 < reported.payload.until_s - released.at_s < 4.0
     assert worlds(outcome)[:2] == [3, 2] and worlds(outcome)[-1] == 3, "the node that comes in its place is used"
     assert nobody_was_missed(outcome)
 

@@ -72,7 +72,7 @@ def test_the_members_of_every_view_send_their_copies_to_the_other_rack() -> None
 GROUPS = {"replica_size": 2, "domains": ("rack",), "peer_copies": 1}
 
 
-def told(outcome: Outcome, kind: type) -> list[DecisionMade]:
+def reported(outcome: Outcome, kind: type) -> list[DecisionMade]:
     return [one for one in outcome.world.journal if isinstance(one, DecisionMade) and isinstance(one.payload, kind)]
 
 
@@ -86,13 +86,13 @@ def test_each_group_lies_in_one_rack_and_a_rack_is_one_loss(seed: int, monkeypat
     first = next(one.view for one in outcome.world.journal if isinstance(one, ViewPublished) and len(one.view.members) == 4)
     racks = [domain_of[member] for member in first.members]
     assert racks[0] == racks[1] != racks[2] == racks[3]
-    (lost,) = told(outcome, DomainLost)
+    (lost,) = reported(outcome, DomainLost)
     assert isinstance(lost.payload, DomainLost) and lost.payload.domain == f"rack-{seed % 2}"
     assert len(lost.payload.members) == 2 and lost.payload.in_view == 2
 
 
 def test_a_rack_that_is_not_known_is_no_loss_of_a_domain() -> None:
-    assert not told(lose_a_rack(1, peer_copies=1), DomainLost), "nobody has said what fails together"
+    assert not reported(lose_a_rack(1, peer_copies=1), DomainLost), "nobody has said what fails together"
 
 
 def test_a_group_that_no_rack_can_hold_is_placed_one_level_looser_and_that_is_said() -> None:
@@ -101,5 +101,5 @@ def test_a_group_that_no_rack_can_hold_is_placed_one_level_looser_and_that_is_sa
     plan = Plan(seed=3, settings=settings, steps=120, capacity=3, rack=1, shard_s=0.05, save_every_s=1000.0, copy_every_s=0.2)
     outcome = simulate(with_troubles(plan, (Trouble(kind="lose_node", at_s=4.0, node=2),)), keep_trace=True)
     assert not outcome.broken and outcome.status == "completed", outcome.report()
-    said = [one for one in told(outcome, Lacking) if one.action == "loosen"]
+    said = [one for one in reported(outcome, Lacking) if one.action == "loosen"]
     assert any("spans rack rack-0 and rack-1: its members exchange across them" in one.reason for one in said), said

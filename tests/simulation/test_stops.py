@@ -124,8 +124,8 @@ def test_a_rank_that_halts_by_itself_is_caught(monkeypatch: pytest.MonkeyPatch) 
     right = MemberProtocol.agree
 
     def wrong(self: MemberProtocol, offers: list[Offer]) -> tuple[View | None, int | None]:
-        agreed, told = right(self, offers), self._halt_ordered
-        self.halted = told
+        agreed, reported = right(self, offers), self._halt_ordered
+        self.halted = reported
         return agreed
 
     monkeypatch.setattr(MemberProtocol, "agree", wrong)

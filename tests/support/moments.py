@@ -78,11 +78,11 @@ def dies_at(run: Any) -> None:
     """Slot 1 dies at the moment that the option ``moment`` names, once; of some moments slot 2 has died before, in the same step."""
     moment = MOMENTS[run.options["moment"]]
     if moment.second:
-        _strike(run, "first", 2, MOMENTS["in-a-forward"], lambda: True)
+        _inject(run, "first", 2, MOMENTS["in-a-forward"], lambda: True)
         first = Path(run.options["flags"]) / "first"
-        _strike(run, "second", VICTIM, moment, first.exists)
+        _inject(run, "second", VICTIM, moment, first.exists)
     else:
-        _strike(run, "second", VICTIM, moment, lambda: True)
+        _inject(run, "second", VICTIM, moment, lambda: True)
     trains.plain(run)
 
 
@@ -93,22 +93,22 @@ def a_joining_rank_dies(run: Any) -> None:
     placed: list[int] = []
     place = FsdpEngine.place
 
-    def noted(engine: Any, state: Any, *told: Any) -> None:
-        place(engine, state, *told)
+    def noted(engine: Any, state: Any, *reported: Any) -> None:
+        place(engine, state, *reported)
         placed.append(state.step)
 
     FsdpEngine.place = noted  # type: ignore[method-assign]
-    _strike(run, "first", VICTIM, MOMENTS["in-a-forward"], lambda: True)
+    _inject(run, "first", VICTIM, MOMENTS["in-a-forward"], lambda: True)
     first = Path(run.options["flags"]) / "first"
-    _strike(run, "second", None, MOMENTS["chunks-move"], lambda: first.exists() and not placed, at=-1)
+    _inject(run, "second", None, MOMENTS["chunks-move"], lambda: first.exists() and not placed, at=-1)
     trains.plain(run)
 
 
 def a_giver_dies(run: Any) -> None:
     """Slot 1 is lost; slot 2 is killed when it has given all but the chunks to whoever comes for slot 1, once."""
     gives = Moment("", f"{ZERO1}.resharding:Resharding._give_the_rest", True, _with_a_newcomer)
-    _strike(run, "first", VICTIM, MOMENTS["in-a-forward"], lambda: True)
-    _strike(run, "second", 2, gives, (Path(run.options["flags"]) / "first").exists)
+    _inject(run, "first", VICTIM, MOMENTS["in-a-forward"], lambda: True)
+    _inject(run, "second", 2, gives, (Path(run.options["flags"]) / "first").exists)
     trains.plain(run)
 
 
@@ -116,7 +116,7 @@ def _with_a_newcomer(resharding: Any, group: Any, view: Any, there: Any) -> bool
     return any(claim.state is None for claim in there)
 
 
-def _strike(run: Any, name: str, slot: int | None, moment: Moment, also: Callable[[], bool], at: int = AT) -> None:
+def _inject(run: Any, name: str, slot: int | None, moment: Moment, also: Callable[[], bool], at: int = AT) -> None:
     """Put the death into the method."""
     module, _, path = moment.method.partition(":")
     kind, method = path.split(".")

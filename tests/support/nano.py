@@ -25,7 +25,7 @@ def plain(run: Any) -> None:
     _example(run).train(run)
 
 
-def struck(run: Any) -> None:
+def injected(run: Any) -> None:
     """Once each: a rank is killed in the middle of a step, of an evaluation, and of writing the best model."""
     import storage.checkpoint.export
 

@@ -47,7 +47,7 @@ def hardware(missing: str) -> None:
         pytest.skip(f"{NO_HARDWARE} {missing}")
 
 
-def told(reasons: Iterable[str]) -> str:
+def reported(reasons: Iterable[str]) -> str:
     """``2 tests (a), 1 test (b)``, the most frequent reason first."""
     counted = Counter(reasons).most_common()
     return ", ".join(f"{count} test{'s' if count > 1 else ''} ({reason})" for reason, count in counted)
@@ -83,11 +83,11 @@ class LeftOut:
         if not self._reasons:
             return
         only = f": an error, as {CI} is set" if self._is_error else ""
-        terminalreporter.write_line(f"left out: {told(self._reasons)}{only}", red=bool(only), yellow=not only)
+        terminalreporter.write_line(f"left out: {reported(self._reasons)}{only}", red=bool(only), yellow=not only)
         if file := os.environ.get(LEFT_OUT):
             with Path(file).open("a") as reasons:
                 reasons.writelines(f"{reason}\n" for reason in self._reasons)
 
 
 if __name__ == "__main__":
-    print("left out:", told(Path(sys.argv[1]).read_text().splitlines()) or "nothing")
+    print("left out:", reported(Path(sys.argv[1]).read_text().splitlines()) or "nothing")

@@ -22,7 +22,7 @@ class Comes:
 
 
 @dataclass
-class Told:
+class Reported:
     """What became of a run."""
 
     began: list[int] = field(default_factory=list)
@@ -52,7 +52,7 @@ class Twin:
     limit: int = 5_000
 
     def __post_init__(self) -> None:
-        self.told = {each.asked.name: Told() for each in self.runs}
+        self.reported = {each.asked.name: Reported() for each in self.runs}
         self._by_name = {each.asked.name: each for each in self.runs}
         self._left = {each.asked.name: each.lasts for each in self.runs}
         self._waiting: dict[str, Asked] = {}
@@ -60,15 +60,15 @@ class Twin:
         self._leaves: dict[str, int] = {}
         self._known = {each.asked.name for each in self.runs if not admission.never(each.asked, self.nodes, self.rules)[0]}
 
-    def play(self) -> dict[str, Told]:
+    def play(self) -> dict[str, Reported]:
         """To the end. Raises Broken."""
         now = 0
-        while any(told.ended is None for name, told in self.told.items() if name in self._known):
+        while any(reported.ended is None for name, reported in self.reported.items() if name in self._known):
             if now > self.limit:
                 raise Broken("starvation", f"{sorted(self._waiting)} still wait after {now} ticks")
             self._tick(now)
             now += 1
-        return self.told
+        return self.reported
 
     def _tick(self, now: int) -> None:
         for name in self._known:
@@ -89,7 +89,7 @@ class Twin:
         for name, each in list(self._running.items()):
             self._left[name] -= 0 if each.leaving else 1
             if self._left[name] <= 0:
-                self.told[name].ended = now
+                self.reported[name].ended = now
                 del self._running[name]
                 self._leaves.pop(name, None)
             elif each.leaving and self._leaves[name] <= now:
@@ -102,14 +102,14 @@ class Twin:
             if sum(decision.placed.values()) != asked.slots:
                 raise Broken("gang", f"{asked.name} has {decision.placed} of {asked.slots} slots")
             self._running[asked.name] = Running(asked=asked, placed=decision.placed, began_s=now)
-            self.told[asked.name].began.append(now)
+            self.reported[asked.name].began.append(now)
             return
         leaving, to = self._running[decision.name], self._waiting[decision.to]
         if leaving.leaving or leaving.asked.priority >= to.priority:
             raise Broken("preemption", f"{decision.name} gives way to {decision.to}")
         self._running[decision.name] = dataclasses.replace(leaving, leaving=True)
         self._leaves[decision.name] = now + self._by_name[decision.name].leaves_in
-        self.told[decision.name].gave_way.append(now)
+        self.reported[decision.name].gave_way.append(now)
 
     # ---- what is promised --------------------------------------------------------------------------------------------------------------
 
@@ -157,19 +157,19 @@ class Twin:
 
     def _note_top(self, now: int) -> None:
         for name, one in self._waiting.items():
-            told = self.told[name]
-            if told.top is None and admission.rank(one, self.rules.ageing_s) == TOP:
-                told.top = now
+            reported = self.reported[name]
+            if reported.top is None and admission.rank(one, self.rules.ageing_s) == TOP:
+                reported.top = now
                 older = [each for each in self.runs if (each.asked.since_s, each.asked.name) < (one.since_s, name)]
-                told.ahead = sum(self.told[each.asked.name].ended is None for each in older if each.asked.name in self._known)
+                reported.ahead = sum(self.reported[each.asked.name].ended is None for each in older if each.asked.name in self._known)
 
     def _check_bound(self, now: int) -> None:
         longest = max(each.lasts + each.leaves_in for each in self.runs)
         for name in self._waiting:
-            told = self.told[name]
-            if told.top is not None and now > told.top + 2 * longest * (told.ahead + 1):
-                raise Broken("starvation", f"{name} is at the top since {told.top}, with {told.ahead} ahead, and waits at {now}")
+            reported = self.reported[name]
+            if reported.top is not None and now > reported.top + 2 * longest * (reported.ahead + 1):
+                raise Broken("starvation", f"{name} is at the top since {reported.top}, with {reported.ahead} ahead, and waits at {now}")
         for name in self._running:
-            told = self.told[name]
-            if told.top is not None and any(at > told.top for at in told.gave_way):
+            reported = self.reported[name]
+            if reported.top is not None and any(at > reported.top for at in reported.gave_way):
                 raise Broken("starvation", f"{name} was at the top, and gives way")

@@ -108,7 +108,7 @@ class Stage:
 
     def __init__(self, recording: Recording) -> None:
         self.recording, self.made = recording, list[RecordedNccl]()
-        self.struck, self.released = threading.Event(), threading.Event()
+        self.injected, self.released = threading.Event(), threading.Event()
 
     def wires(self, store: Any, rank: int, size: int, *_: Any) -> RecordedNccl:
         """In place of ``nccl.wires``: ranks meet at ``store``."""
@@ -220,7 +220,7 @@ class RecordedWork:
         nccl.looks_after_abort += bool(nccl.aborts)
         if self._done:
             return True
-        if not stage.struck.is_set():
+        if not stage.injected.is_set():
             self._done = self._moved()
             while stage.recording.operation == "hangs in a look" and not (self._done or stage.released.wait(PAUSE_S)):
                 self._done = self._moved()

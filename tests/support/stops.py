@@ -102,14 +102,14 @@ def stop_once(folder: Path, way: str, seed: int) -> Stopped:
     words += ["--checkpoint", "5", *_limit(way, after_s)]
     environment = {**os.environ, "PYTHONPATH": f"{ROOT}:{folder}", MARK: mark}
     process = begin([sys.executable, "-m", "fleet", *words, "--grace", str(GRACE_S)], folder, environment)
-    told_s = _tell(way, folder, process, after_s, environment)
+    reported_s = _send(way, folder, process, after_s, environment)
     said, _ = process.communicate(timeout=300)
     over_s = time.monotonic()
     kept = _records(folder)
     states = [one.state for one in kept if isinstance(one, Committed)]
     ended = next((one for one in reversed(kept) if isinstance(one, RunEnded)), None)
     newest = max((one.state for one in durable(kept)), default=StateId(0, 0))
-    return Stopped(process.returncode, over_s - told_s, marked(mark), ended, max(states, default=StateId(0, 0)), newest, said)
+    return Stopped(process.returncode, over_s - reported_s, marked(mark), ended, max(states, default=StateId(0, 0)), newest, said)
 
 
 def _limit(way: str, after_s: float) -> list[str]:
@@ -121,7 +121,7 @@ def _limit(way: str, after_s: float) -> list[str]:
     return []
 
 
-def _tell(way: str, folder: Path, process: subprocess.Popen[str], after_s: float, environment: dict[str, str]) -> float:
+def _send(way: str, folder: Path, process: subprocess.Popen[str], after_s: float, environment: dict[str, str]) -> float:
     """Returns when it was told, on the monotonic clock."""
     until(lambda: process.poll() is not None or any(isinstance(one, ViewPublished) for one in _records(folder)), "it trains", 120, 0.1)
     if way in ("signal", "pause"):

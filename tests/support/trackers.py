@@ -33,7 +33,7 @@ ARTEFACTS = {"report.json", "report.txt", "marks.txt", "configuration.json"}
 
 
 @dataclass
-class Told:
+class Reported:
     """What a tracker has of a run. ``figures`` are (name, step, value), as often as it has them; so are ``marks`` (kind, step, text)."""
 
     figures: Counter[tuple[str, int, float]] = field(default_factory=Counter)
@@ -44,26 +44,26 @@ class Told:
     status: str = ""
 
 
-def expected(records: Sequence[Record], every_s: float) -> Told:
+def expected(records: Sequence[Record], every_s: float) -> Reported:
     """What follows from a journal."""
-    told, fold = Told(), TrackFold(every_s)
+    reported, fold = Reported(), TrackFold(every_s)
     numbered = [each for record in records for each in fold.take(record)] + fold.finish()
     for item in (each.item for each in numbered):
         match item:
             case Begun(facts=facts) | RunFacts(facts=facts):
-                told.facts |= facts
+                reported.facts |= facts
             case TrackedFigures(step=step, values=values):
-                told.figures.update((name, step, value) for name, value in values.items())
+                reported.figures.update((name, step, value) for name, value in values.items())
             case TrackedMark(kind=kind, number=number, text=text, step=step):
-                told.marks[kind, step, text] += 1
-                told.figures[f"marks/{kind}", step, float(number)] += 1
+                reported.marks[kind, step, text] += 1
+                reported.figures[f"marks/{kind}", step, float(number)] += 1
             case Span(name=name, start_s=start_s, end_s=end_s):
                 if name == "run":  # of a run that is resumed it is sent again, by the same number
-                    told.spans = Counter({each: count for each, count in told.spans.items() if each[0] != "run"})
-                told.spans[name, round(start_s * 1e9), round(end_s * 1e9)] += 1
+                    reported.spans = Counter({each: count for each, count in reported.spans.items() if each[0] != "run"})
+                reported.spans[name, round(start_s * 1e9), round(end_s * 1e9)] += 1
             case Ended(status=status):
-                told.status = status
-    return told
+                reported.status = status
+    return reported
 
 
 def singles(figures: Counter[tuple[str, int, float]]) -> Counter[tuple[str, int, float]]:
@@ -77,31 +77,31 @@ def singles(figures: Counter[tuple[str, int, float]]) -> Counter[tuple[str, int,
 # ---- TensorBoard -------------------------------------------------------------------------------------------------------------------------
 
 
-def read_tensorboard(folder: Path) -> Told:
+def read_tensorboard(folder: Path) -> Reported:
     """By TensorBoard's own reader."""
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     reader = EventAccumulator(str(folder), size_guidance={"scalars": 0, "tensors": 0})
     reader.Reload()
-    told, tags = Told(), reader.Tags()
+    reported, tags = Reported(), reader.Tags()
     for tag in tags["scalars"]:
-        told.figures.update((tag, event.step, event.value) for event in reader.Scalars(tag))
+        reported.figures.update((tag, event.step, event.value) for event in reader.Scalars(tag))
     for tag in tags["tensors"]:
         name = tag.removesuffix("/text_summary")
         for event in reader.Tensors(tag):
             text = event.tensor_proto.string_val[0].decode()
             kind, _, rest = name.partition("/")
             if kind == "marks":
-                told.marks[rest, event.step, text] += 1
+                reported.marks[rest, event.step, text] += 1
             elif kind == "artefacts":
-                told.files[rest] = "\n".join(line.removeprefix("    ") for line in text.splitlines())
+                reported.files[rest] = "\n".join(line.removeprefix("    ") for line in text.splitlines())
             elif name == "ended":
-                told.status = text.partition(":")[0]
+                reported.status = text.partition(":")[0]
             elif name == "configuration":
-                told.facts |= dict(line.strip("| ").split(" | ", 1) for line in text.splitlines()[2:] if " | " in line.strip("| "))
+                reported.facts |= dict(line.strip("| ").split(" | ", 1) for line in text.splitlines()[2:] if " | " in line.strip("| "))
             else:
-                told.facts[name] = text
-    return told
+                reported.facts[name] = text
+    return reported
 
 
 # ---- MLflow ------------------------------------------------------------------------------------------------------------------------------
@@ -170,38 +170,38 @@ def mlflow_serving(folder: Path) -> Iterator[MlflowServer]:
         server.kill()
 
 
-def read_mlflow(url: str, key: str, scratch: Path) -> Told:
+def read_mlflow(url: str, key: str, scratch: Path) -> Reported:
     """By MLflow's own client."""
     from mlflow import MlflowClient
 
-    client, told = MlflowClient(tracking_uri=url), Told()
+    client, reported = MlflowClient(tracking_uri=url), Reported()
     experiments = [each.experiment_id for each in client.search_experiments()]
     (run,) = client.search_runs(experiments, f"tags.`fleet.key` = '{key}'")
     for name in run.data.metrics:
-        told.figures.update((name, point.step, point.value) for point in client.get_metric_history(run.info.run_id, name))
+        reported.figures.update((name, point.step, point.value) for point in client.get_metric_history(run.info.run_id, name))
     tags = {name.removeprefix("fleet."): value for name, value in run.data.tags.items()}
     for name, value in tags.items():
         kind, _, number = name.partition(".")
         if number.isdecimal():
             step, _, text = value.partition(": ")
-            told.marks[kind, int(step.removeprefix("step ")), text] += 1
-    told.facts, told.status = {**tags, **run.data.params}, run.info.status
+            reported.marks[kind, int(step.removeprefix("step ")), text] += 1
+    reported.facts, reported.status = {**tags, **run.data.params}, run.info.status
     for file in client.list_artifacts(run.info.run_id):
         path = client.download_artifacts(run.info.run_id, file.path, str(scratch))
-        told.files[file.path] = Path(path).read_text()
-    return told
+        reported.files[file.path] = Path(path).read_text()
+    return reported
 
 
 # ---- Weights & Biases --------------------------------------------------------------------------------------------------------------------
 
 
-def read_wandb(folder: Path) -> Told:
+def read_wandb(folder: Path) -> Reported:
     """From the file that ``wandb sync`` sends, by the records that the package describes."""
     from wandb.proto import wandb_internal_pb2
 
     (run,) = (folder / "wandb").glob("offline-run-*")
     (file,) = run.glob("*.wandb")
-    told = Told()
+    reported = Reported()
 
     def parsed() -> list[Any]:
         return [wandb_internal_pb2.Record.FromString(data) for data in _log_records(file.read_bytes())]
@@ -210,24 +210,24 @@ def read_wandb(folder: Path) -> Told:
     for record in parsed():
         kind = record.WhichOneof("record_type")
         if kind == "history":
-            _row(told, {item.key or ".".join(item.nested_key): json.loads(item.value_json) for item in record.history.item})
+            _row(reported, {item.key or ".".join(item.nested_key): json.loads(item.value_json) for item in record.history.item})
         elif kind in ("config", "run"):
             config = record.config if kind == "config" else record.run.config
-            told.facts |= {item.key or item.nested_key[0]: str(json.loads(item.value_json)) for item in config.update}
+            reported.facts |= {item.key or item.nested_key[0]: str(json.loads(item.value_json)) for item in config.update}
         elif kind == "summary":
             said = {item.key or ".".join(item.nested_key): json.loads(item.value_json) for item in record.summary.update}
-            told.status = said.get("status", told.status)
-    told.files = {path.name: path.read_text() for path in (run / "files").iterdir() if path.name in ARTEFACTS}
-    return told
+            reported.status = said.get("status", reported.status)
+    reported.files = {path.name: path.read_text() for path in (run / "files").iterdir() if path.name in ARTEFACTS}
+    return reported
 
 
-def _row(told: Told, row: dict[str, Any]) -> None:
+def _row(reported: Reported, row: dict[str, Any]) -> None:
     step = row["step"]
     for name, value in row.items():
         if name.endswith("_text"):
-            told.marks[name.removeprefix("marks/").removesuffix("_text"), step, value] += 1
+            reported.marks[name.removeprefix("marks/").removesuffix("_text"), step, value] += 1
         elif name not in ("step", "at_s") and not name.startswith("_"):
-            told.figures[name, step, float(value)] += 1
+            reported.figures[name, step, float(value)] += 1
 
 
 def _log_records(data: bytes) -> Iterator[bytes]:
@@ -297,8 +297,8 @@ class OtlpReceiver:
                 for span in scope.spans:
                     self.spans[span.trace_id, span.span_id] = span
 
-    def told(self) -> Told:
-        found = Told()
+    def reported(self) -> Reported:
+        found = Reported()
         found.spans.update((span.name, span.start_time_unix_nano, span.end_time_unix_nano) for span in self.spans.values())
         runs = [span for span in self.spans.values() if span.name == "run"]
         found.status = next((each.value.string_value for span in runs for each in span.attributes if each.key == "fleet.status"), "")

@@ -285,11 +285,11 @@ def dies_beside_parameters(run: Any) -> None:
 def poisoned_shard(run: Any) -> None:
     """Whoever computes shard 5 of step 10 dies."""
 
-    def strike(run: Any, step: Any) -> None:
+    def inject(run: Any, step: Any) -> None:
         if step.number == 10 and step.shard == 5:
             die()
 
-    _loop(run, in_shard=strike)
+    _loop(run, in_shard=inject)
 
 
 def nan_once(run: Any) -> None:
@@ -313,11 +313,11 @@ def nan_always(run: Any) -> None:
 def raises(run: Any) -> None:
     """A user's bug at step 10."""
 
-    def strike(run: Any, step: Any) -> None:
+    def inject(run: Any, step: Any) -> None:
         if step.number == 10:
             raise ValueError("a bug of the user's, at step 10")
 
-    _loop(run, in_shard=strike)
+    _loop(run, in_shard=inject)
 
 
 def note_commit(run: Any, step: Any, committed: bool) -> None:
@@ -333,13 +333,13 @@ def with_tail(run: Any) -> None:
 def dies_while_others_compute(run: Any) -> None:
     """Slot 1 is killed in its first shard of step 10, once; those of the others last far longer than a view change. Notes every commit."""
 
-    def strike(run: Any, step: Any) -> None:
+    def inject(run: Any, step: Any) -> None:
         if step.number == 10 and run.slot == 1 and once(run, "strike"):
             die()
         if step.number == 10:
             time.sleep(0.3)
 
-    _loop(run, in_shard=strike, tail=note_commit)
+    _loop(run, in_shard=inject, tail=note_commit)
 
 
 def with_shards_noted(run: Any) -> None:
@@ -358,7 +358,7 @@ def with_loader(run: Any) -> None:
     with torch.random.fork_rng():
         batches = iter(loader)
 
-    def strike(run: Any, step: Any) -> None:
+    def inject(run: Any, step: Any) -> None:
         nonlocal batches
         if step.shard % 4 == 0:
             with torch.random.fork_rng():  # a loader draws its workers' seeds from the global generator
@@ -367,7 +367,7 @@ def with_loader(run: Any) -> None:
                 except StopIteration:
                     batches = iter(loader)
 
-    _loop(run, in_shard=strike)
+    _loop(run, in_shard=inject)
 
 
 def with_waits(run: Any) -> None:
@@ -417,8 +417,8 @@ def dies_while_it_saves(run: Any) -> None:
         torch.save(model.state_dict(), flags / "model.pt")
         return f"by slot {run.slot}"
 
-    told = run.once(write)
-    (flags / f"told-{run.slot}-{os.getpid()}").write_text(told)
+    reported = run.once(write)
+    (flags / f"told-{run.slot}-{os.getpid()}").write_text(reported)
 
 
 def all_die_behind_the_loop(run: Any) -> None:
@@ -445,15 +445,15 @@ def does_things_once(run: Any) -> None:
             file.write(f"{what}\n")
         return what
 
-    told = [run.once(lambda: note("before"))]
+    reported = [run.once(lambda: note("before"))]
     model, state = _model_state(run)
     for step in _few_steps(run, state, model):
         if step.number % 4 == 3:
-            told.append(run.once(lambda number=step.number: note(f"step {number}")))
+            reported.append(run.once(lambda number=step.number: note(f"step {number}")))
         if step.number == 5 and run.slot == 1 and once(run, "die"):
             die()
-    told.append(run.once(lambda: note("behind")))
-    (flags / f"told-{run.slot}").write_text(repr(told))
+    reported.append(run.once(lambda: note("behind")))
+    (flags / f"told-{run.slot}").write_text(repr(reported))
 
 
 def evaluates(run: Any) -> None:

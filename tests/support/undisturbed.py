@@ -42,9 +42,9 @@ class Undisturbed:
 
 def key(chosen: RunSettings, train: Callable[[Any], None]) -> str:
     """Of what decides the bits of a run, and not of where it has its files."""
-    told = dataclasses.asdict(chosen)
-    told["options"] = {name: value for name, value in chosen.options.items() if name != "flags"}
-    said = json.dumps([f"{train.__module__}.{train.__qualname__}", told], sort_keys=True, default=str)
+    reported = dataclasses.asdict(chosen)
+    reported["options"] = {name: value for name, value in chosen.options.items() if name != "flags"}
+    said = json.dumps([f"{train.__module__}.{train.__qualname__}", reported], sort_keys=True, default=str)
     return hashlib.sha256(said.encode()).hexdigest()[:20]
 
 

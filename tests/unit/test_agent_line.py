@@ -29,7 +29,7 @@ def test_nothing_overtakes_what_the_last_coordinator_did_not_acknowledge(tmp_pat
 
 
 async def _numbers_received(folder: Path) -> list[int]:
-    greeted, told, heard = asyncio.Event(), asyncio.Event(), asyncio.Queue[int]()
+    greeted, reported, received = asyncio.Event(), asyncio.Event(), asyncio.Queue[int]()
 
     connections = Connections()
 
@@ -38,12 +38,12 @@ async def _numbers_received(folder: Path) -> list[int]:
         hello = UP.decode(await read_frame(reader))
         assert isinstance(hello, AgentHello)
         greeted.set()
-        await told.wait()
+        await reported.wait()
         writer.write(frame(DOWN.encode(AgentWelcome(hello.boot, hello.sent_us, 0, 0))))
         while True:
             message = UP.decode(await read_frame(reader))
             if isinstance(message, SpanBatch):
-                heard.put_nowait(message.number)
+                received.put_nowait(message.number)
 
     server = await asyncio.start_server(connections.serving(coordinate), "127.0.0.1", 0)
     agent = NodeAgent("node0", 0, folder, f"127.0.0.1:{server.sockets[0].getsockname()[1]}", LocalProcesses("node0"))
@@ -52,8 +52,8 @@ async def _numbers_received(folder: Path) -> list[int]:
     try:
         await greeted.wait()
         agent._up.send(*agent._batch([spans(10)]))  # as each report does
-        told.set()
-        return [await heard.get(), await heard.get()]
+        reported.set()
+        return [await received.get(), await received.get()]
     finally:
         await agent.stop()
         server.close()
@@ -67,7 +67,7 @@ def test_an_agent_that_is_told_to_end_says_so_to_each_coordinator_with_the_same_
 
 
 async def _notices_received(folder: Path) -> tuple[NodeLeaves, NodeLeaves]:
-    heard, connections = asyncio.Queue[NodeLeaves](), Connections()
+    received, connections = asyncio.Queue[NodeLeaves](), Connections()
 
     async def coordinate(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         assert await Reception((Purpose.AGENT,)).admit(reader, writer) == Purpose.AGENT
@@ -77,7 +77,7 @@ async def _notices_received(folder: Path) -> tuple[NodeLeaves, NodeLeaves]:
         while True:
             message = UP.decode(await read_frame(reader))
             if isinstance(message, NodeLeaves):
-                heard.put_nowait(message)
+                received.put_nowait(message)
                 writer.close()
                 return
 
@@ -87,7 +87,7 @@ async def _notices_received(folder: Path) -> tuple[NodeLeaves, NodeLeaves]:
     try:
         agent.leave_in(30.0)
         agent.leave_in(5.0)
-        return await heard.get(), await heard.get()
+        return await received.get(), await received.get()
     finally:
         await agent.stop()
         server.close()

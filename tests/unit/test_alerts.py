@@ -42,26 +42,26 @@ class Hours(Story):
         super().__init__(world, spares)
         self.records[0] = r.RunStarted(r.VERSION, "story", 0.0, 0.0, world, spares, 16, "{}")
         self.step = 0
-        self.seats = [(slot, 0) for slot in range(world)]
+        self.places = [(slot, 0) for slot in range(world)]
         self.gone_s = (math.inf, math.inf)
         for slot in range(world + spares):
             self.records.append(r.ProcessUp(Member(slot, 0), Process("node", 100 + slot, 1), "t", 0.0))
-        self.view(1, self.seats, 0.0)
+        self.view(1, self.places, 0.0)
         self.generation = 1
 
     def train(self, from_s: float, to_s: float, step: str = "c6000 x4000 K", idle: tuple[int, ...] = ()) -> None:
         """Whole steps of ten seconds by everybody in the view; ``idle`` slots stand by."""
         for at_s in range(round(from_s), round(to_s), 10):
-            for slot, incarnation in self.seats:
+            for slot, incarnation in self.places:
                 self.spans(slot, incarnation, step, generation=self.generation, step=self.step, at=1000.0 * at_s)
             for slot in idle:
                 self.spans(slot, 0, "s10000", generation=-1, at=1000.0 * at_s)
             self.step += 1
             self.committed(self.step, 1000.0 * (at_s + 10))
 
-    def form(self, seats: list[tuple[int, int]], at_s: float, *causes: str) -> None:
-        self.generation, self.seats = self.generation + 1, seats
-        self.view(self.generation, seats, 1000.0 * at_s, self.step, causes=causes)
+    def form(self, places: list[tuple[int, int]], at_s: float, *causes: str) -> None:
+        self.generation, self.places = self.generation + 1, places
+        self.view(self.generation, places, 1000.0 * at_s, self.step, causes=causes)
 
     def up(self, slot: int, incarnation: int, at_s: float) -> None:
         self.records.append(r.ProcessUp(Member(slot, incarnation), Process("node", 200 + incarnation, 1), "t", at_s))
@@ -193,7 +193,7 @@ def _at_s(record: Any) -> float:
     return (record.start_us + sum(record.durations_us)) / 1e6 if isinstance(record, r.Spans) else float(record.at_s)
 
 
-def told(story: Hours, ledger: Ledger, at_s: float) -> LedgerSummary:
+def reported(story: Hours, ledger: Ledger, at_s: float) -> LedgerSummary:
     """What a scrape is told, as ``dashboards.feeds`` does it."""
     if not story.gone_s[0] <= at_s < story.gone_s[1]:
         return ledger.summary(at_s)
@@ -207,7 +207,7 @@ def series(story: Hours, until_s: float) -> list[dict[str, str]]:
     for number, at_s in enumerate(range(0, round(until_s) + 1, EVERY_S)):
         while ahead and _at_s(ahead[-1]) <= at_s:
             ledger.apply(ahead.pop())
-        summary = told(story, ledger, at_s)
+        summary = reported(story, ledger, at_s)
         for family in RunsCollector(lambda summary=summary: [summary], per_rank=False).collect():
             for sample in family.samples:
                 labels = ",".join(f'{key}="{value}"' for key, value in sample.labels.items())
@@ -222,9 +222,9 @@ def check(alert: str, minute: float, firing: int) -> dict[str, Any]:
 
 
 def scene(alert: str) -> dict[str, Any]:
-    tell, *minutes = SCENES[alert]
+    describe, *minutes = SCENES[alert]
     checks = [check(alert, minute, value) for minute, value in zip(minutes, (0, 1, 0), strict=True)]
-    return {"interval": f"{EVERY_S}s", "input_series": series(tell(), MINUTE * minutes[-1]), "promql_expr_test": checks, "name": alert}
+    return {"interval": f"{EVERY_S}s", "input_series": series(describe(), MINUTE * minutes[-1]), "promql_expr_test": checks, "name": alert}
 
 
 def judged(folder: Path, tests: list[dict[str, Any]]) -> None:

@@ -177,7 +177,7 @@ class Run:
     """Steps without end, for all that is asked of it; with ``whole`` the world is full again after a fault, else never."""
 
     def __init__(self, whole: bool) -> None:
-        self._struck_s, self._commits = 1.0 if whole else 1e9, steps(1, 100, 0.1)
+        self._injected_s, self._commits = 1.0 if whole else 1e9, steps(1, 100, 0.1)
 
     def commits(self) -> list[Commit]:
         return self._commits
@@ -192,7 +192,7 @@ class Run:
         return None
 
     def inject(self, kind: str, slot: int) -> Kill:
-        return Kill(self._struck_s, slot, FULL[slot], kind)
+        return Kill(self._injected_s, slot, FULL[slot], kind)
 
     def stop(self) -> None:
         return None

@@ -46,9 +46,9 @@ def test_errors_are_told_without_addresses(tmp_path: Path) -> None:
 
 
 def test_who_took_the_state_goes_on_as_the_one_who_gave_it() -> None:
-    told, mesh = Shape(64, 2, 1).options(), mesh_of_one(torch.device("cpu"))
+    reported, mesh = Shape(64, 2, 1).options(), mesh_of_one(torch.device("cpu"))
     text = torch.arange(65).unsqueeze(0)
-    giving, taking = cut(told, mesh), cut(told, mesh)
+    giving, taking = cut(reported, mesh), cut(reported, mesh)
 
     def step(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
         optimizer.zero_grad()

@@ -31,7 +31,7 @@ def fault(name: str, at_s: float, kind: str, target: int, **more: float) -> Faul
     return Fault(name, at_s, "test", kind, None if node else target, target if node else None, **more)
 
 
-def told(action: FaultAction) -> list[tuple[str, str, Process | int | None]]:
+def reported(action: FaultAction) -> list[tuple[str, str, Process | int | None]]:
     """(kind, phase, target) of each operation."""
     return [(order.kind, order.phase, order.process if order.process is not None else order.node) for order in action.operations]
 
@@ -92,10 +92,10 @@ def test_suppresses_with_a_reason(planned: Fault, view: ChaosView, says: str) ->
 
 @pytest.mark.parametrize("kind", ["kill_rank", "hang", "lose_node"])
 def test_never_leaves_fewer_ranks_than_the_run_needs(kind: str) -> None:
-    blow = fault("f", 1.0, kind, 1, duration_s=1.0)
+    fault_planned = fault("f", 1.0, kind, 1, duration_s=1.0)
     left = 2 if kind == "lose_node" else 3
-    assert only(Injector([blow], min_ranks=left).due(1.0, world())).report.phase == "executed"
-    refused = only(Injector([blow], min_ranks=left + 1).due(1.0, world())).report
+    assert only(Injector([fault_planned], min_ranks=left).due(1.0, world())).report.phase == "executed"
+    refused = only(Injector([fault_planned], min_ranks=left + 1).due(1.0, world())).report
     assert (refused.phase, refused.detail) == ("suppressed", f"it would leave {left} ranks of at least {left + 1}")
 
 
@@ -106,7 +106,7 @@ def test_loses_all_ranks_where_asked_for_and_only_when_something_can_bring_them_
     assert (refused.phase, refused.members) == ("suppressed", ())
     assert refused.detail == "it would leave 0 ranks, and neither memory nor store holds a state to go on from"
     action = only(Injector([crash], lose_all=True).due(1.0, replace(world(), restorable=True)))
-    assert told(action) == [("kill_rank", START, process(slot)) for slot in range(4)]
+    assert reported(action) == [("kill_rank", START, process(slot)) for slot in range(4)]
     assert action.report.members == tuple(Member(slot, 0) for slot in range(4))
     plan = [fault(f"k{slot}", 1.0, "kill_rank", slot) for slot in range(4)]
     assert len(Injector(plan, lose_all=True).due(1.0, replace(world(), restorable=True))) == 4
@@ -128,11 +128,11 @@ def test_a_spare_may_die_even_when_every_rank_is_needed() -> None:
 
 def test_hang_ends_with_a_resume() -> None:
     injector = Injector([fault("h", 1.0, "hang", 3, duration_s=2.0)])
-    assert told(only(injector.due(1.0, world()))) == [("hang", START, process(3))]
+    assert reported(only(injector.due(1.0, world()))) == [("hang", START, process(3))]
     assert injector.next_s() == 3.0
     assert injector.due(2.9, world()) == []
     heal = only(injector.due(3.0, world()))
-    assert (heal.report.phase, heal.report.members, told(heal)) == ("healed", (Member(3, 0),), [("hang", HEAL, process(3))])
+    assert (heal.report.phase, heal.report.members, reported(heal)) == ("healed", (Member(3, 0),), [("hang", HEAL, process(3))])
 
 
 def test_hang_that_was_evicted_heals_without_touching_the_replacement() -> None:
@@ -155,7 +155,7 @@ def test_slow_node_slows_all_its_ranks_and_stopped_ones_are_left_alone() -> None
     injector = Injector(plan)
     injector.due(1.0, world())
     slow = only(injector.due(2.0, world()))
-    assert told(slow) == [("slow", START, process(0)), ("slow", START, process(1))]
+    assert reported(slow) == [("slow", START, process(0)), ("slow", START, process(1))]
     assert {(order.severity, order.duration_s) for order in slow.operations} == {(2.0, 4.0)}
     assert phases(injector.due(3.0, world())) == [("t", "suppressed"), ("u", "suppressed"), ("v", "executed")]
     assert only(injector.due(6.0, world())).operations == (), "a slowdown ends by itself"
@@ -170,13 +170,13 @@ def test_partly_refused_is_executed_and_says_so() -> None:
 def test_lost_node_comes_back_and_its_place_can_be_lost_again() -> None:
     plan = [fault("a", 1.0, "lose_node", 1), fault("b", 2.0, "lose_node", 0), fault("c", 20.0, "lose_node", 1)]
     injector = Injector(plan, repair_s=10.0)
-    assert told(only(injector.due(1.0, world()))) == [("lose_node", START, 1)]
+    assert reported(only(injector.due(1.0, world()))) == [("lose_node", START, 1)]
     without = ChaosView({slot: occupant(slot) for slot in (0, 1)}, {0: (0, 1)}, True)
     refused = only(injector.due(2.0, without)).report
     assert (refused.phase, "not back yet" in refused.detail) == ("suppressed", True)
-    assert told(only(injector.due(11.0, without))) == [("lose_node", HEAL, 1)]
+    assert reported(only(injector.due(11.0, without))) == [("lose_node", HEAL, 1)]
     back = ChaosView(world().slots, {0: (0, 1), 7: (2, 3)}, True)
-    assert told(only(injector.due(20.0, back))) == [("lose_node", START, 7)], "the new node has taken the lost one's place"
+    assert reported(only(injector.due(20.0, back))) == [("lose_node", START, 7)], "the new node has taken the lost one's place"
 
 
 def test_refused_node_loss_leaves_room_for_the_next() -> None:
@@ -197,7 +197,7 @@ def test_end_lets_everyone_go_on_and_reports_the_rest() -> None:
     injector.due(1.0, world())
     actions = injector.end(5.0, world(running=False))
     assert phases(actions) == [("h", "healed"), ("n", "healed"), ("s", "healed"), ("z", "suppressed")]
-    healed = [one for action in actions for one in told(action)]
+    healed = [one for action in actions for one in reported(action)]
     assert healed == [("hang", HEAL, process(3)), ("slow", HEAL, process(2))], "no node is added for a run that is over"
     assert injector.next_s() == math.inf
 
@@ -232,11 +232,11 @@ def test_conduct_performs_every_kind_of_operation_in_order() -> None:
 def test_a_process_is_told_to_spoil_itself_and_healed(kind: str, heals: bool) -> None:
     injector = Injector([fault("f", 1.0, kind, 1, duration_s=2.0)])
     injected = only(injector.due(1.0, world()))
-    assert told(injected) == [(kind, START, process(1))]
+    assert reported(injected) == [(kind, START, process(1))]
     assert injected.operations[0].duration_s == 2.0
     healed = only(injector.due(injector.next_s(), world()))
     assert healed.report.phase == "healed"
-    assert told(healed) == ([(kind, HEAL, process(1))] if heals else [])
+    assert reported(healed) == ([(kind, HEAL, process(1))] if heals else [])
 
 
 def test_silent_corruption_hits_the_place_that_its_name_draws() -> None:
@@ -373,7 +373,7 @@ def test_chaos_that_is_called_off_heals_all_and_strikes_no_more() -> None:
     left = ChaosView({slot: occupant(slot) for slot in (0, 1, 4, 5)}, {0: (0, 1), 2: (4, 5)}, True)
     injector.due(2.0, left)
     actions = injector.call_off(3.0, left, "it costs too much")
-    assert {order[:2] for action in actions for order in told(action)} == {("lose_node", HEAL), ("hang", HEAL)}
+    assert {order[:2] for action in actions for order in reported(action)} == {("lose_node", HEAL), ("hang", HEAL)}
     assert phases(actions) == [("l", "healed"), ("h", "healed"), ("k", "suppressed")]
     injector.pause(False)
     injector.add([fault("again", 4.0, "kill_rank", 4)], 4.0)
@@ -385,10 +385,10 @@ def test_a_rack_is_all_nodes_of_the_widest_domain() -> None:
     view = three_nodes(n0="rack-a/host-0", n1="rack-b/host-1", n2="rack-a/host-2")
     injector = Injector([fault("r", 1.0, "rack", 2, on_node=1)], repair_s=5.0)
     action = only(injector.due(1.0, view))
-    assert told(action) == [("rack", START, 0), ("rack", START, 2)]
+    assert reported(action) == [("rack", START, 0), ("rack", START, 2)]
     assert action.report.members == tuple(Member(slot, 0) for slot in (0, 1, 4, 5))
     left = ChaosView({slot: occupant(slot) for slot in (2, 3)}, {1: (2, 3)}, True)
-    assert told(only(injector.due(6.0, left))) == [("rack", HEAL, 0), ("rack", HEAL, 2)], "each node comes back"
+    assert reported(only(injector.due(6.0, left))) == [("rack", HEAL, 0), ("rack", HEAL, 2)], "each node comes back"
 
 
 @pytest.mark.parametrize(

@@ -32,8 +32,8 @@ def relay(what: str, port: int, seed: int = 1) -> Iterator[tuple[int, subprocess
 
 
 def said(process: subprocess.Popen[str]) -> str:
-    told, _ = process.communicate(timeout=10)
-    return told.strip()
+    reported, _ = process.communicate(timeout=10)
+    return reported.strip()
 
 
 @pytest.mark.parametrize("method", ["PUT", "GET", "HEAD"])

@@ -270,8 +270,8 @@ def test_a_twin_tells_of_the_bits() -> None:
 def test_the_ledger_closes_with_next_to_nothing_in_other(share: float, closes: bool, wanted: str) -> None:
     records = golden_story().records
     ledger = dataclasses.replace(Ledger().apply_all(records).summary(), other_ratio=share, closes=closes)
-    told = {one.check: one.verdict for one in judged(records, ledger)}
-    assert told[LedgerCloses.name] == wanted
+    reported = {one.check: one.verdict for one in judged(records, ledger)}
+    assert reported[LedgerCloses.name] == wanted
     assert {one.check: one.verdict for one in judged(records)}[LedgerCloses.name] == UNKNOWN
 
 
@@ -314,10 +314,10 @@ def test_bounds_are_the_usual_ones_where_a_journal_says_nonsense(settings: dict[
 
 
 def test_bounds_are_the_runs_own() -> None:
-    told = {"timeouts": {"node_s": 1, "quiesce_s": 2, "form_s": 3, "start_s": 4, "progress_s": 5}, "form_delay_s": 10}
-    assert Bounds.of(told) == Bounds(20.0, 24.0, 5.0)
+    reported = {"timeouts": {"node_s": 1, "quiesce_s": 2, "form_s": 3, "start_s": 4, "progress_s": 5}, "form_delay_s": 10}
+    assert Bounds.of(reported) == Bounds(20.0, 24.0, 5.0)
     late = [view(1, 1.0, FULL), fault("a", "executed", 10.0), view(2, 40.0, ("0.0", "1.0")), END]
-    for settings, wanted in ((told, VIOLATED), ({}, OK)):
+    for settings, wanted in ((reported, VIOLATED), ({}, OK)):
         start = dataclasses.replace(START, config=json.dumps({"settings": settings}))
         assert {one.check: one.verdict for one in judged([start, *late])}["ranks_left"] == wanted
 
@@ -353,9 +353,9 @@ def test_the_report_has_the_checks_and_nothing_is_violated() -> None:
 
 def without_the_answer(records: list[Record]) -> list[Record]:
     """The fault is executed, and no view follows; the run goes on for long."""
-    struck = next(n for n, record in enumerate(records) if isinstance(record, FaultRecord) and record.phase == "executed")
-    rest = [record for record in records[struck + 1 :] if not isinstance(record, ViewPublished | Spans | RunEnded)]
-    return [*records[: struck + 1], *rest, ended("stopped", 10_000.0)]
+    injected = next(n for n, record in enumerate(records) if isinstance(record, FaultRecord) and record.phase == "executed")
+    rest = [record for record in records[injected + 1 :] if not isinstance(record, ViewPublished | Spans | RunEnded)]
+    return [*records[: injected + 1], *rest, ended("stopped", 10_000.0)]
 
 
 def twice_committed(records: list[Record]) -> list[Record]:
@@ -364,8 +364,8 @@ def twice_committed(records: list[Record]) -> list[Record]:
 
 
 def twice_decided(records: list[Record]) -> list[Record]:
-    number, struck = next((n, r) for n, r in enumerate(records) if isinstance(r, FaultRecord) and r.phase == "executed")
-    return [*records[: number + 1], dataclasses.replace(struck, at_s=struck.at_s + 0.1), *records[number + 1 :]]
+    number, injected = next((n, r) for n, r in enumerate(records) if isinstance(r, FaultRecord) and r.phase == "executed")
+    return [*records[: number + 1], dataclasses.replace(injected, at_s=injected.at_s + 0.1), *records[number + 1 :]]
 
 
 @pytest.mark.parametrize(
@@ -406,8 +406,8 @@ def test_a_violated_check_changes_the_exit_code(mutate: Any, code: Exit, tmp_pat
     arguments = ["run", str(script), "--storage", str(tmp_path / "runs"), "--chaos", "mtbf=15s", "--json", str(report)]
     done = CliRunner().invoke(app, arguments)
     assert done.exit_code == code, done.output
-    told = json.loads(report.read_text())["checks"]
-    assert bool(violated(told)) == (code is Exit.VIOLATED)
+    reported = json.loads(report.read_text())["checks"]
+    assert bool(violated(reported)) == (code is Exit.VIOLATED)
     assert ("VIOLATED" in done.output) == (code is Exit.VIOLATED)
 
 

@@ -61,22 +61,22 @@ def fleet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Captur
     ],
 )
 def test_what_means_nothing_for_a_script_as_it_is_is_refused_by_name(fleet: Call, tmp_path: Path, words: list[str], said: str) -> None:
-    code, told = fleet("--plain", *words)
-    assert code == 2, told
-    assert said in told
+    code, reported = fleet("--plain", *words)
+    assert code == 2, reported
+    assert said in reported
     assert not (tmp_path / "runs").exists(), "nothing was started"
 
 
 def test_a_script_that_is_no_python_is_refused(fleet: Call, tmp_path: Path) -> None:
     (tmp_path / "job.py").write_text("def (\n")
-    code, told = fleet("--plain", "job.py")
-    assert (code, "it is no Python" in told) == (2, True), told
+    code, reported = fleet("--plain", "job.py")
+    assert (code, "it is no Python" in reported) == (2, True), reported
 
 
 def test_a_script_as_it_is_is_no_module(fleet: Call) -> None:
-    code, told = fleet("--plain", "job.py", "-m")
+    code, reported = fleet("--plain", "job.py", "-m")
     assert code == 2
-    assert "--module = True: a script that is not Fleet's does not know it" in told
+    assert "--module = True: a script that is not Fleet's does not know it" in reported
 
 
 @pytest.fixture
@@ -96,10 +96,10 @@ def ended(tmp_path: Path) -> Path:
 
 @pytest.mark.parametrize("option", ["--resume", "--repeat"])
 def test_a_run_of_a_script_as_it_is_is_not_continued_but_run_again(fleet: Call, ended: Path, option: str) -> None:
-    code, told = fleet(option, "old")
-    assert code == 2, told
-    assert f"{option} = 'old'" in told
-    assert "fleet run --plain job.py -- --lr '1 e'" in told
+    code, reported = fleet(option, "old")
+    assert code == 2, reported
+    assert f"{option} = 'old'" in reported
+    assert "fleet run --plain job.py -- --lr '1 e'" in reported
 
 
 def test_runs_are_compared_by_their_names_and_policies_by_theirs(ended: Path) -> None:

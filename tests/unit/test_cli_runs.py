@@ -25,7 +25,7 @@ def call(*arguments: str) -> str:
     return done.output
 
 
-def told(root: Path, name: str) -> dict[str, Any]:
+def reported(root: Path, name: str) -> dict[str, Any]:
     found = json.loads(call("show", name, "--storage", str(root)))
     assert isinstance(found, dict)
     return found
@@ -47,7 +47,7 @@ def decided(story: Story, *decisions: tuple[str, str]) -> Story:
 
 def test_what_was_decided_is_counted_and_the_last_of_it_told(tmp_path: Path) -> None:
     kept(tmp_path, "one", decided(one_loss(), *[("interval", "save")] * 6, ("recovery", "shrink")))
-    decisions = told(tmp_path, "one")["decisions"]
+    decisions = reported(tmp_path, "one")["decisions"]
     assert decisions["counts"] == {"interval": {"save": 6}, "recovery": {"shrink": 1}}
     assert len(decisions["last"]) == 5
     assert decisions["last"][-1] == {"at_s": 11.0, "policy": "recovery", "action": "shrink", "reason": "reason 6"}
@@ -62,7 +62,7 @@ def test_what_a_run_has_left_is_named_as_far_as_it_is_there(tmp_path: Path) -> N
     (folder / "evidence" / "hang-1.txt").write_text("stacks")
     (folder / "report.html").write_text("<p>")
     (folder / "twin").mkdir()
-    left = told(tmp_path, "one")["artefacts"]
+    left = reported(tmp_path, "one")["artefacts"]
     assert left["journal"] == str(folder / "journal.jsonl")
     assert left["evidence"] == [str(folder / "evidence" / "hang-1.txt")]
     assert left["reports"] == [str(folder / "report.html")]
@@ -101,7 +101,7 @@ def test_two_runs_differ_in_their_data(tmp_path: Path) -> None:
         story = one_loss()
         story.records.insert(-1, r.DataRead(1_000, 16, 2.0, sha256))
         kept(tmp_path, name, story)
-    assert told(tmp_path, "one")["data"] == {"samples": 1_000, "batch_size": 16, "data_sha256": "aa"}
+    assert reported(tmp_path, "one")["data"] == {"samples": 1_000, "batch_size": 16, "data_sha256": "aa"}
     assert call("diff", "one", "two", "--storage", str(tmp_path)).splitlines()[1].split() == ["data.data_sha256", "aa", "bb"]
 
 
@@ -117,7 +117,7 @@ def test_a_damaged_journal_is_told_of_as_far_as_it_is_good(tmp_path: Path) -> No
         assert found["run"] == "story"
         assert f"{journal}:{len(lines)}:" in found["damage"]
         assert found["damage"] in done.stderr
-    assert f"{journal}:{len(lines)}:" in told(tmp_path, "one")["damage"]
+    assert f"{journal}:{len(lines)}:" in reported(tmp_path, "one")["damage"]
     assert "goodput" in call("report", "one", "--storage", str(tmp_path))
 
 

@@ -115,11 +115,11 @@ def test_an_interrupted_comparison_keeps_what_it_has(monkeypatch: pytest.MonkeyP
     real = comparisons.of_simulated
 
     def interrupted(*arguments: Any) -> PairedVerdict:
-        *most, tell, partial = arguments
+        *most, report, partial = arguments
         assert isinstance(partial, Partial)
 
         def then(done: int) -> None:
-            tell(done)
+            report(done)
             partial.stop = done == 3
 
         return real(*most, then, partial)

@@ -31,11 +31,11 @@ def test_all_connections_end_with_their_server(tmp_path: Path) -> None:
             await asyncio.sleep(0.01)
         server.close()
         await connections.close()
-        heard = [await asyncio.wait_for(reader.read(), BOUND_S) for reader, _ in clients]
+        received = [await asyncio.wait_for(reader.read(), BOUND_S) for reader, _ in clients]
         for _, writer in clients:
             writer.close()
             await writer.wait_closed()
-        return heard
+        return received
 
     assert asyncio.run(talk()) == [b"", b"", b""]
     assert ended == ["hello\n"]

@@ -179,18 +179,18 @@ def test_another_batch_size_is_refused() -> None:
 
 @pytest.mark.parametrize("workers", [0, 2])
 def test_to_pass_over_what_others_read_is_no_hang(workers: int) -> None:
-    told: list[Any] = []
-    recorder: Any = SimpleNamespace(code=COMPUTE, switch=told.append, stepping=lambda yes: told.append(yes) or True)
+    reported: list[Any] = []
+    recorder: Any = SimpleNamespace(code=COMPUTE, switch=reported.append, stepping=lambda yes: reported.append(yes) or True)
     feed = Feeds(7, SHARDS, recorder).of(Streams(numbers, workers=workers), BATCH, list)
-    assert told == [DATA, False, True, COMPUTE], "the first samples are read, to see whether the streams can be taken up"
-    told.clear()
+    assert reported == [DATA, False, True, COMPUTE], "the first samples are read, to see whether the streams can be taken up"
+    reported.clear()
     for step in (0, 1, 2):
         feed.get(step, 1)
-    assert told == []
+    assert reported == []
     for step, shard, far in ((3, 2, True), (4, 2, False), (40, 1, True), (41, 1, False), (20, 1, True)):
-        told.clear()
+        reported.clear()
         feed.get(step, shard)
-        assert told == [False, True] * far, (step, shard)
+        assert reported == [False, True] * far, (step, shard)
     feed.close()
 
 

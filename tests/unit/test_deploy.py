@@ -344,12 +344,12 @@ def test_what_a_machine_of_aws_may_be_told_is_what_ec2_takes() -> None:
 
 
 def test_what_kubernetes_would_fill_in_reaches_the_run_as_it_was_said() -> None:
-    told = "a b; $HOME $(HOME) $$ $"
-    document = yaml.safe_load(written("kuberay", env={"GREETING": told}, arguments=["--set", f"note={told}"])["rayjob.yaml"])
+    reported = "a b; $HOME $(HOME) $$ $"
+    document = yaml.safe_load(written("kuberay", env={"GREETING": reported}, arguments=["--set", f"note={reported}"])["rayjob.yaml"])
     container = document["spec"]["rayClusterSpec"]["headGroupSpec"]["template"]["spec"]["containers"][0]
     secrets = {"store-access": {"AWS_ACCESS_KEY_ID": "a", "AWS_SECRET_ACCESS_KEY": "b"}}
-    assert variables(container, secrets)["GREETING"] == told
-    assert f"note={told}" in shlex.split(expanded(document["spec"]["entrypoint"], {"HOME": "elsewhere"}))
+    assert variables(container, secrets)["GREETING"] == reported
+    assert f"note={reported}" in shlex.split(expanded(document["spec"]["entrypoint"], {"HOME": "elsewhere"}))
 
 
 def test_ray_is_stopped_on_every_machine_that_ray_down_does_not_care_for() -> None:

@@ -82,23 +82,23 @@ def test_a_planted_cause_is_found_by_name(number: int, tmp_path: Path) -> None:
     one: Planted = planted.ALL[number]
     found = examined(written(tmp_path, f"planted_{number}", one.script))
     assert found, "nothing differs"
-    told = found[0]
-    assert told.place == one.place, told
-    assert not one.varied or (told.varied, told.cause) == (one.varied, one.cause), told
-    assert one.operation in told.operation, told
-    assert not one.call or any(one.call in call.what for call in told.calls), told
-    assert told.reason and told.way_out and told.what
-    assert told.cause != "state" or told.kept, "what is kept has a line"
+    reported = found[0]
+    assert reported.place == one.place, reported
+    assert not one.varied or (reported.varied, reported.cause) == (one.varied, one.cause), reported
+    assert one.operation in reported.operation, reported
+    assert not one.call or any(one.call in call.what for call in reported.calls), reported
+    assert reported.reason and reported.way_out and reported.what
+    assert reported.cause != "state" or reported.kept, "what is kept has a line"
 
 
 @pytest.mark.parametrize("number", range(len(planted.CARRIED)), ids=[one.name.replace(" ", "_") for one in planted.CARRIED])
 def test_what_is_carried_from_step_to_step_is_named_with_its_line(number: int, tmp_path: Path) -> None:
     one = planted.CARRIED[number]
-    told = examined(written(tmp_path, f"carried_{number}", one.script))
+    reported = examined(written(tmp_path, f"carried_{number}", one.script))
     if not one.what:
-        assert told == []
+        assert reported == []
         return
-    [found] = told
+    [found] = reported
     assert (found.varied, found.cause) == (LATE, "carried") or (found.varied, found.cause) == (ORDER, "state"), found
     line = next(at for at, text in enumerate(one.script.splitlines(), 1) if text.strip() == one.line.strip())
     assert f"carried_{number}.py:{line}" in [kept.line for kept in found.kept if one.what in kept.what], found.kept

@@ -53,8 +53,8 @@ def test_golden() -> None:
 def test_every_way_to_lose_time_has_a_rule() -> None:
     """A rank-second is goodput, or some finding is about it."""
     categories = set(summary(one_loss()).categories)
-    told = {name for name in categories - set(GOODPUT) if any(_names(rule, name) for rule in RULES)}
-    assert told == categories - set(GOODPUT)
+    reported = {name for name in categories - set(GOODPUT) if any(_names(rule, name) for rule in RULES)}
+    assert reported == categories - set(GOODPUT)
 
 
 def _names(rule: Callable[[LedgerSummary], TimeFinding | None], name: str) -> bool:

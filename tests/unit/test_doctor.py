@@ -40,11 +40,11 @@ def test_a_warning_keeps_nobody_out() -> None:
 
 def test_words_of_the_driver() -> None:
     found = preflight.read_driver("0, 0, No, No, Not Active, 41\n1, 2, Yes, No, Active, [N/A]\n", "host")
-    told = {(one.where, one.name): one.value for one in found}
-    assert told["host cuda:0", "temperature"] == 41
-    assert told["host cuda:1", "ecc_uncorrected"] == 2
-    assert told["host cuda:1", "throttled"] == 1
-    assert ("host cuda:1", "temperature") not in told
+    reported = {(one.where, one.name): one.value for one in found}
+    assert reported["host cuda:0", "temperature"] == 41
+    assert reported["host cuda:1", "ecc_uncorrected"] == 2
+    assert reported["host cuda:1", "throttled"] == 1
+    assert ("host cuda:1", "temperature") not in reported
 
 
 def test_xids_of_the_kernels_log() -> None:
@@ -68,10 +68,10 @@ def test_a_wrong_product_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_the_command_looks_at_this_machine() -> None:
     answer = CliRunner().invoke(app, ["doctor", "--json"])
-    told = json.loads(answer.stdout)
-    assert answer.exit_code == 0, told
-    assert told["verdict"] == "admit"
-    values = {check["name"]: check["value"] for check in told["checks"] if " " not in check["where"]}
+    reported = json.loads(answer.stdout)
+    assert answer.exit_code == 0, reported
+    assert reported["verdict"] == "admit"
+    values = {check["name"]: check["value"] for check in reported["checks"] if " " not in check["where"]}
     assert values["matmul"] > 1e8
     assert values["memory"] > 1e8
     assert values["gather"] > 1e6

@@ -38,16 +38,16 @@ def test_a_run_that_completed_ends_with_eight_lines_at_most_and_how_to_load_its_
     twin = twins.verdict("ab", "ab", True, "completed", "", 2)
     found = ending(data(twin=twin), CONTEXT)
     assert [head for head, _ in found] == ["run", "goodput", "lost", "faults", "factors", "saved", "twin", "more", "next"]
-    told = dict(found)
-    assert told["run"].startswith("completed; 60 steps in 7.3 s")
-    assert told["goodput"].endswith("% of 2 ranks' time")
-    assert told["lost"].startswith("init 1")
+    reported = dict(found)
+    assert reported["run"].startswith("completed; 60 steps in 7.3 s")
+    assert reported["goodput"].endswith("% of 2 ranks' time")
+    assert reported["lost"].startswith("init 1")
     unknown = "goes_on (no fault has stopped or slowed the run), bits (no bit was flipped, and no twin has run to compare with)"
-    assert told["faults"] == f"1 struck (1 kill_rank); 1 rank lost while training; 5 checks ok; not known: {unknown}"
-    assert told["saved"] == "step 60, in file:///runs/story"
-    assert told["twin"] == "equal, bit for bit, without faults, world 2: sha256 ab"
+    assert reported["faults"] == f"1 struck (1 kill_rank); 1 rank lost while training; 5 checks ok; not known: {unknown}"
+    assert reported["saved"] == "step 60, in file:///runs/story"
+    assert reported["twin"] == "equal, bit for bit, without faults, world 2: sha256 ab"
     load = 'torch.load("model.pt", weights_only=True)["model"]'
-    assert told["next"] == f"fleet checkpoint export story --output model.pt, then {load}"
+    assert reported["next"] == f"fleet checkpoint export story --output model.pt, then {load}"
 
 
 def test_a_check_that_is_violated_is_named() -> None:
@@ -60,9 +60,9 @@ def test_goodput_of_all_slots_and_what_was_lost_add_up() -> None:
     spent = given["categories"] | {"idle_spare": sum(given["categories"].values()) / 2}
     whole = sum(spent.values())
     steps = sum(spent[name] for name in STEP_NAMES)
-    told = lines(given | {"spares": 1, "categories": spent, "scheduling_goodput": steps / whole})
-    shares = [float(share) for line in ("goodput", "lost") for share in re.findall(r"([\d.]+)%", told[line])]
-    assert "of all 3 slots" in told["goodput"]
+    reported = lines(given | {"spares": 1, "categories": spent, "scheduling_goodput": steps / whole})
+    shares = [float(share) for line in ("goodput", "lost") for share in re.findall(r"([\d.]+)%", reported[line])]
+    assert "of all 3 slots" in reported["goodput"]
     assert sum(shares[1:]) == pytest.approx(100.0, abs=0.3), "the first is of the world's ranks alone"
 
 
@@ -86,10 +86,10 @@ def test_what_has_failed_twice_is_not_advised_once_more() -> None:
     story = golden_story()
     story.records.pop()
     story.ended(7340, status="failed")
-    told = [lines(data(story), EndContext("run", "file:///x", returns=returns))["next"] for returns in range(3)]
-    assert told[0] == "fleet run --resume run"
-    assert told[1].startswith("fleet run --resume run, which begins from an older checkpoint")
-    assert "--resume" not in told[2] and "change what fails in the script" in told[2]
+    reported = [lines(data(story), EndContext("run", "file:///x", returns=returns))["next"] for returns in range(3)]
+    assert reported[0] == "fleet run --resume run"
+    assert reported[1].startswith("fleet run --resume run, which begins from an older checkpoint")
+    assert "--resume" not in reported[2] and "change what fails in the script" in reported[2]
 
 
 def test_a_twin_that_came_to_no_end_is_neither_equal_nor_different() -> None:
@@ -97,8 +97,8 @@ def test_a_twin_that_came_to_no_end_is_neither_equal_nor_different() -> None:
     cut = twins.verdict("ab", "", False, "stopped", "Ctrl-C", 2)
     assert cut["verdict"] == "not completed" and cut["equal"] is None
     report = build_report(golden_story().records)
-    told = report_data(report, "", cut)
-    assert not violated(told["checks"])
+    reported = report_data(report, "", cut)
+    assert not violated(reported["checks"])
     assert lines(data(twin=cut))["twin"] == "not completed, so nothing was compared: it ended as stopped: Ctrl-C"
     none = twins.not_run("failed", "a crash loop", 2)
     assert lines(data(twin=none))["twin"] == "not run: this run ended as failed: a crash loop"
@@ -124,9 +124,9 @@ def test_the_exit_code_takes_no_twin_that_was_cut_off_for_one_that_differs(run: 
 def test_chaos_that_did_not_strike_is_no_test() -> None:
     story = Story(world=1)
     story.ended(9000)
-    told = lines(data(story, trained_s=7.0), EndContext("story", "", 41.0))
+    reported = lines(data(story, trained_s=7.0), EndContext("story", "", 41.0))
     due = "the first was due after 41.0 s of training, and the run was over after 7.0 s"
-    assert told["faults"] == f"no fault struck: {due}; 0 ranks lost while training"
+    assert reported["faults"] == f"no fault struck: {due}; 0 ranks lost while training"
     assert lines(data(story))["faults"] == "none were planned; 0 ranks lost while training"
 
 

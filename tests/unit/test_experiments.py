@@ -62,8 +62,8 @@ def test_what_is_shipped_is_an_experiment_that_says_what_must_hold(path: Path, m
     [action] = found["method"]
     arguments = action["provider"]["arguments"]
     experiments._check_limits(arguments["faults"], "", arguments["limits"])
-    struck = [one for one in found["steady-state-hypothesis"]["probes"] if one["provider"]["func"] == "faults_injected"]
-    assert struck, "a fault that was suppressed has shown nothing"
+    injected = [one for one in found["steady-state-hypothesis"]["probes"] if one["provider"]["func"] == "faults_injected"]
+    assert injected, "a fault that was suppressed has shown nothing"
     assert (ROOT / arguments["script"]).is_file()
 
 

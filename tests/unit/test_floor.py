@@ -79,7 +79,7 @@ class World:
     """Steps twice a second, until a fault strikes."""
 
     def __init__(self, clock: Clock) -> None:
-        self.clock, self.orders, self.told, self.stopped_s = clock, list[Operation](), list[Any](), 0.0
+        self.clock, self.orders, self.reported, self.stopped_s = clock, list[Operation](), list[Any](), 0.0
 
     def see(self) -> ChaosView:
         return three_nodes()
@@ -90,7 +90,7 @@ class World:
         return None
 
     def report(self, event: FaultReported) -> None:
-        self.told.append(event)
+        self.reported.append(event)
 
     def learned(self, fault: str) -> str:
         return "5 of 500 packets (1.00%)" if self.orders and self.orders[-1].phase == HEAL else ""
@@ -99,7 +99,7 @@ class World:
         return int(2 * min(self.clock.time_s, self.stopped_s or self.clock.time_s))
 
     def report_floor(self, event: FloorReached) -> None:
-        self.told.append(event)
+        self.reported.append(event)
 
 
 def test_when_the_floor_is_reached_all_is_healed_and_no_more_strikes() -> None:
@@ -112,12 +112,12 @@ def test_when_the_floor_is_reached_all_is_healed_and_no_more_strikes() -> None:
         return clock.time_s > 200.0
 
     LiveChaos(Injector(faults), ChaosControls(6, 3, True), world, tuple, Floor(0.3)).run(clock, pause)
-    [reached] = [event for event in world.told if isinstance(event, FloorReached)]
+    [reached] = [event for event in world.reported if isinstance(event, FloorReached)]
     assert reached.kept < reached.floor == 0.3
     assert [(order.kind, order.phase) for order in world.orders] == [("hang", START), ("hang", HEAL)]
-    last = {event.fault.id: event.phase for event in world.told if isinstance(event, FaultReported)}
+    last = {event.fault.id: event.phase for event in world.reported if isinstance(event, FaultReported)}
     assert last == {"h": "healed", "k": "suppressed"}
-    [healed] = [event for event in world.told if isinstance(event, FaultReported) and event.phase == "healed"]
+    [healed] = [event for event in world.reported if isinstance(event, FaultReported) and event.phase == "healed"]
     assert healed.detail == "5 of 500 packets (1.00%)", "what was applied is on record"
 
 

@@ -227,8 +227,8 @@ def test_a_fold_that_changes_a_figure_is_not_kept(tmp_path: Path) -> None:
 def test_the_command_says_what_it_saves(long: list[r.Record], tmp_path: Path) -> None:
     (tmp_path / "one").mkdir()
     written(tmp_path / "one" / "journal.jsonl", long)
-    told = CliRunner().invoke(app, ["runs", "fold", "one", "--storage", str(tmp_path)], catch_exceptions=False).output
-    assert told == "1.1 MB before, 0.7 MB after\n"
+    reported = CliRunner().invoke(app, ["runs", "fold", "one", "--storage", str(tmp_path)], catch_exceptions=False).output
+    assert reported == "1.1 MB before, 0.7 MB after\n"
 
 
 # ---- growth ------------------------------------------------------------------------------------------------------------------------------

@@ -136,16 +136,16 @@ def test_who_is_where(tmp_path: Path) -> None:
     for slot in range(3):
         story.records.append(r.ProcessUp(Member(slot, 0), Process(f"node-{slot}", 100 + slot, 1), "t", 0.1))
     follower = Follower(write(tmp_path / "journal.jsonl", story)).read()
-    assert [seat.state for seat in follower.slots()] == [STARTS] * 3
+    assert [member.state for member in follower.slots()] == [STARTS] * 3
     story.spans(2, 0, "i100 s50", generation=-1)
     story.view(1, [(0, 0), (1, 0)], 200)
     follower = Follower(write(tmp_path / "journal.jsonl", story)).read()
-    assert [seat.state for seat in follower.slots()] == [TRAINS, TRAINS, STANDS_BY]
+    assert [member.state for member in follower.slots()] == [TRAINS, TRAINS, STANDS_BY]
     story.lost(1, 0, 300)
     story.view(2, [(0, 0), (2, 0)], 310, causes=("1.0",))
     story.view(3, [(2, 0)], 400)
     follower = Follower(write(tmp_path / "journal.jsonl", story)).read()
-    assert [(seat.state, seat.shards) for seat in follower.slots()] == [(STANDS_BY, None), (LOST, None), (TRAINS, (0, 16))]
+    assert [(member.state, member.shards) for member in follower.slots()] == [(STANDS_BY, None), (LOST, None), (TRAINS, (0, 16))]
     assert follower.slots()[1].cause == "killed by SIGKILL"
     assert follower.slots()[2].pid == 102
 
@@ -239,8 +239,8 @@ def test_what_strikes_whom_now(tmp_path: Path) -> None:
     for fault, members in injected:
         story.records.append(r.FaultRecord(fault, "executed", 0.3, members, ""))
     follower = Follower(write(tmp_path / "journal.jsonl", story)).read()
-    assert [seat.injected for seat in follower.slots()] == [(), ("partition",)] and follower.injected() == ("store_gone",)
+    assert [member.injected for member in follower.slots()] == [(), ("partition",)] and follower.injected() == ("store_gone",)
     for name, kind in (("p", "partition"), ("s", "store_gone")):
         story.records.append(r.FaultRecord(Fault(name, 0.3, "test", kind), "healed", 0.5, (), ""))
     follower = Follower(write(tmp_path / "journal.jsonl", story)).read()
-    assert [seat.injected for seat in follower.slots()] == [(), ()] and follower.injected() == ()
+    assert [member.injected for member in follower.slots()] == [(), ()] and follower.injected() == ()

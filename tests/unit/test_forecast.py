@@ -45,8 +45,8 @@ from tests.golden.journals import Story, one_loss
 ENDED = ProcessEnded(-9)
 
 
-def summary_of(told: Story | list[Record]) -> LedgerSummary:
-    return Ledger().apply_all(told if isinstance(told, list) else told.records).summary()
+def summary_of(reported: Story | list[Record]) -> LedgerSummary:
+    return Ledger().apply_all(reported if isinstance(reported, list) else reported.records).summary()
 
 
 def plan(folder: Path, **changes: Any) -> RunPlan:
@@ -56,32 +56,32 @@ def plan(folder: Path, **changes: Any) -> RunPlan:
 
 def losses(count: int, *, config: str = "{}", cause: Cause = ENDED, fault: str | None = None, kind: str = "kill_rank") -> Story:
     """Two ranks start in 4 s and train; every 20 s rank 1 is lost, and another trains 3 s later: 1 s empty, 1 s start, 1 s restore."""
-    told = Story(world=2)
-    assert isinstance(told.records[0], RunStarted)
-    told.records[0] = dataclasses.replace(told.records[0], config=config)
-    told.view(1, [(0, 0), (1, 0)], 4_000)
+    reported = Story(world=2)
+    assert isinstance(reported.records[0], RunStarted)
+    reported.records[0] = dataclasses.replace(reported.records[0], config=config)
+    reported.view(1, [(0, 0), (1, 0)], 4_000)
     for slot in (0, 1):
-        told.spans(slot, 0, "i4000", generation=-1)
+        reported.spans(slot, 0, "i4000", generation=-1)
     step, generation = 0, 1
     for number in range(count + 1):
         at = 4_000 + 20_000 * number
         late = 3 if number else 0
-        told.spans(0, 0, "c1000 K " * 20, generation=generation, step=step)
-        told.spans(1, number, "c1000 K " * (20 - late), generation=generation, step=step + late, at=at)
+        reported.spans(0, 0, "c1000 K " * 20, generation=generation, step=step)
+        reported.spans(1, number, "c1000 K " * (20 - late), generation=generation, step=step + late, at=at)
         step += 20
-        told.committed(step, at + 20_000)
+        reported.committed(step, at + 20_000)
         if number == count:
             break
         if fault is not None:
-            told.fault(f"{fault}{number}", kind, "executed", at + 20_000, slot=1)
-        told.lost(1, number, at + 20_000, generation=generation, fault=None if fault is None else f"{fault}{number}", cause=cause)
+            reported.fault(f"{fault}{number}", kind, "executed", at + 20_000, slot=1)
+        reported.lost(1, number, at + 20_000, generation=generation, fault=None if fault is None else f"{fault}{number}", cause=cause)
         generation += 1
-        told.view(generation, [(0, 0)], at + 20_000, step, causes=(f"1.{number}",))
-        told.spans(1, number + 1, "i1000 r1000", generation=-1, at=at + 21_000)
+        reported.view(generation, [(0, 0)], at + 20_000, step, causes=(f"1.{number}",))
+        reported.spans(1, number + 1, "i1000 r1000", generation=-1, at=at + 21_000)
         generation += 1
-        told.view(generation, [(0, 0), (1, number + 1)], at + 23_000, step + 3, graceful=True, causes=(f"1.{number}",))
-    told.ended(4_000 + 20_000 * (count + 1))
-    return told
+        reported.view(generation, [(0, 0), (1, number + 1)], at + 23_000, step + 3, graceful=True, causes=(f"1.{number}",))
+    reported.ended(4_000 + 20_000 * (count + 1))
+    return reported
 
 
 TERMS = Terms.of(RunSettings(world=4, nodes=2))
@@ -115,19 +115,19 @@ def test_a_run_that_stalls_in_a_partition_waits_as_long_as_it_was_told() -> None
 
 
 def test_what_a_run_has_measured_counts_for_more_with_every_fault() -> None:
-    told = summary_of(losses(5))
-    found = predict(told)
+    reported = summary_of(losses(5))
+    found = predict(reported)
     costs = [found.costs[f"loss-1.{number}"].charged_s for number in range(5)]
     assert costs[0] == pytest.approx(2 * PAUSE_S + VACANT_S + 4.0 + SEND_S + JOIN_STEPS * 1.0), "it starts as the first ones did, in 4 s"
     assert costs == sorted(costs, reverse=True) and costs[-1] == pytest.approx(3.0, abs=1.0), "which take 3 s"
     assert abs(found.error) < 0.05
-    assert sum(term.measured for term in found.terms) == pytest.approx(1 - told.goodput)
+    assert sum(term.measured for term in found.terms) == pytest.approx(1 - reported.goodput)
     assert sum(term.predicted for term in found.terms) == pytest.approx(1 - found.goodput, abs=0.01)
 
 
 def test_a_replacement_that_dies_before_it_trains_leaves_its_seat_empty() -> None:
-    told = losses(1)
-    again = summary_of(told)
+    reported = losses(1)
+    again = summary_of(reported)
     twice = losses(1)
     at = next(number for number, record in enumerate(twice.records) if isinstance(record, ProcessLost)) + 1
     twice.records.insert(at, dataclasses.replace(twice.records[at - 1], member=Member(1, 1), at_s=25.0, generation=-1))
@@ -149,22 +149,22 @@ def test_a_fault_free_run_has_the_goodput_that_is_predicted() -> None:
 
 
 def test_a_run_of_which_nothing_is_known_yet() -> None:
-    told = Story(world=2)
-    summary = summary_of(told)
+    reported = Story(world=2)
+    summary = summary_of(reported)
     assert predict(summary).goodput == 0.0 and forecast(summary) is None
 
 
 def test_steps_that_were_taken_back_are_the_price_of_the_last_rank_that_held_them() -> None:
-    told = losses(1)
-    ended = told.records.pop()
+    reported = losses(1)
+    ended = reported.records.pop()
     at = 44_000
-    told.lost(0, 0, at, generation=3)
-    told.lost(1, 1, at, generation=3)
-    told.history(1, 30, at + 100)
-    told.view(4, [(0, 1), (1, 2)], at + 100, 30, history=1, causes=("0.0", "1.1"))
+    reported.lost(0, 0, at, generation=3)
+    reported.lost(1, 1, at, generation=3)
+    reported.history(1, 30, at + 100)
+    reported.view(4, [(0, 1), (1, 2)], at + 100, 30, history=1, causes=("0.0", "1.1"))
     assert isinstance(ended, RunEnded)
-    told.records.append(dataclasses.replace(ended, at_s=50.0))
-    summary = summary_of(told)
+    reported.records.append(dataclasses.replace(ended, at_s=50.0))
+    summary = summary_of(reported)
     assert [(each.to_step, each.steps) for each in summary.rollbacks] == [(30, 10)]
     costs = predict(summary).costs
     assert max(costs["loss-0.0"].pause_s, costs["loss-1.1"].pause_s) == pytest.approx(2 * (10 * 1.0 + PAUSE_S), abs=0.5)

@@ -72,7 +72,7 @@ def start(folder: Path, *arguments: str) -> subprocess.Popen[str]:
     )
 
 
-def heard(client: subprocess.Popen[str]) -> dict[str, Any]:
+def received(client: subprocess.Popen[str]) -> dict[str, Any]:
     assert client.stdout is not None
     found: dict[str, Any] = json.loads(client.stdout.readline())
     return found
@@ -85,7 +85,7 @@ def ended(pidfd: int) -> bool:
 @pytest.mark.usefixtures("server")
 def test_a_worker_is_as_if_it_had_been_started_and_has_the_imports(tmp_path: Path) -> None:
     with start(tmp_path, "--one", "a b") as client:
-        seen = heard(client)
+        seen = received(client)
         expected = {"arguments": ["--one", "a b"], "variable": "one two", "directory": str(tmp_path), "path": str(tmp_path)}
         assert seen == {**expected, "pid": seen["pid"], "imported": True}
         assert seen["pid"] != client.pid
@@ -98,7 +98,7 @@ def test_a_worker_is_as_if_it_had_been_started_and_has_the_imports(tmp_path: Pat
 @pytest.mark.usefixtures("server")
 def test_a_worker_and_its_client_end_together(tmp_path: Path) -> None:
     with start(tmp_path) as first, start(tmp_path) as second:
-        pids = [heard(first)["pid"], heard(second)["pid"]]
+        pids = [received(first)["pid"], received(second)["pid"]]
         pidfd = os.pidfd_open(pids[0])
         first.kill()
         assert ended(pidfd)
@@ -127,7 +127,7 @@ def test_a_worker_that_has_ended_already_is_not_started_again(tmp_path: Path, mo
 
 def test_without_a_server_it_starts_as_ever(tmp_path: Path) -> None:
     with start(tmp_path) as client:
-        seen = heard(client)
+        seen = received(client)
         assert seen["pid"] == client.pid
         assert not seen["imported"]
         client.communicate("", timeout=BOUND_S)
@@ -140,7 +140,7 @@ def test_a_server_that_fails_is_as_none(tmp_path: Path, monkeypatch: pytest.Monk
     server = ForkServer(tmp_path, {"PYTHONPATH": os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])}, ("starts_a_thread",))
     try:
         with start(tmp_path) as client:
-            assert heard(client)["pid"] == client.pid
+            assert received(client)["pid"] == client.pid
             client.communicate("", timeout=BOUND_S)
     finally:
         server.close()
@@ -158,7 +158,7 @@ def test_what_a_script_imports_is_done_ahead_unless_nobody_can_be_forked_then(
     server = ForkServer(tmp_path, path, ("json",), imports)
     try:
         with start(tmp_path) as client:
-            seen = heard(client)
+            seen = received(client)
             assert (seen["pid"] != client.pid, seen["imported"]) == (True, done)
             client.communicate("", timeout=BOUND_S)
     finally:

@@ -391,12 +391,12 @@ def test_live_goodput_is_of_what_is_known() -> None:
     story.spans(0, 0, STEPS + "c30")
     story.spans(1, 0, STEPS)
     story.spans(2, 0, "s100", generation=-1)
-    told = fold(story, now_s=0.1)
+    reported = fold(story, now_s=0.1)
     summary = fold(story, now_s=0.9)
     check_closes(summary)
     assert summary.pending_s == pytest.approx(3 * 0.8)
     assert (summary.goodput, summary.ettr, summary.training_goodput) == pytest.approx((1, 1, 1))
-    assert summary.scheduling_goodput == pytest.approx(2 / 3) == pytest.approx(told.goodput * 2 / 3)
+    assert summary.scheduling_goodput == pytest.approx(2 / 3) == pytest.approx(reported.goodput * 2 / 3)
 
 
 def test_a_seat_that_is_empty_is_lost_at_once_and_not_pending() -> None:

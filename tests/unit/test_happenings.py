@@ -13,7 +13,7 @@ from fleet.protocol.types import Fault, Member, StateId
 from tests.golden.journals import Story, one_loss
 
 
-def told(records: Iterable[r.Record], verbose: bool = False) -> list[str]:
+def reported(records: Iterable[r.Record], verbose: bool = False) -> list[str]:
     narrator, lines = Narrator(verbose), list[str]()
     for record in records:
         lines += [str(line) for line in narrator.take(record, 0.0)]
@@ -38,7 +38,7 @@ def lost(member: Member = FIRST, fault: str | None = "gpu-1", cause: Cause = END
 
 def test_a_fault_comes_before_the_loss_that_it_caused_though_the_journal_learns_of_it_later() -> None:
     back = r.HistoryBegun(1, StateId(0, 5), 2.3, "no rank holds a clean state")
-    lines = told(story(PLANNED, r.Committed(StateId(0, 7), 2.0), lost(), back, EXECUTED))
+    lines = reported(story(PLANNED, r.Committed(StateId(0, 7), 2.0), lost(), back, EXECUTED))
     assert lines == [
         "    2.1 s  ! fault gpu-1: SIGKILL to rank 1 (gpu)",
         "    2.2 s  - rank 1 is lost in step 7: killed (SIGKILL) by fault gpu-1",
@@ -59,12 +59,12 @@ def test_a_loss_waits_for_its_fault_for_a_moment_and_no_longer() -> None:
 
 def test_who_was_ended_for_the_sake_of_a_fault_was_not_struck_by_it() -> None:
     taken = lost(Member(0, 0), cause=Evicted(StartsAgain("all start again")))
-    line = told(story(PLANNED, EXECUTED, lost(), taken))[-1]
+    line = reported(story(PLANNED, EXECUTED, lost(), taken))[-1]
     assert line == "    2.2 s  - rank 0 is lost in step 7: evicted: all start again by fault gpu-1"
 
 
 def test_a_loss_without_a_fault_is_told_at_once_with_its_cause_in_one_line() -> None:
-    [line] = told(story(lost(Member(2, 1), None, TrainRaised("ValueError: no\nheartbeat"))))
+    [line] = reported(story(lost(Member(2, 1), None, TrainRaised("ValueError: no\nheartbeat"))))
     assert line == "    2.2 s  - rank 2.1 is lost in step 7: the train function raised ValueError: no heartbeat"
 
 
@@ -73,16 +73,16 @@ def test_a_loss_is_told_with_how_its_process_ended_as_soon_as_that_is_known() ->
     for record in story(lost(fault=None), r.HistoryBegun(1, StateId(0, 5), 2.3, "none left")):
         assert narrator.take(record, 0.0) == []
     assert narrator.take(r.LossExplained(Member(1, 7), ProcessEnded(3), 2.4), 0.1) == [], "of another process"
-    told = narrator.take(r.LossExplained(FIRST, ProcessEnded(-11), 2.4), 0.1)
-    assert [line.text for line in told] == ["rank 1 is lost in step 7: killed by SIGSEGV", "goes on from step 5: none left"]
+    reported = narrator.take(r.LossExplained(FIRST, ProcessEnded(-11), 2.4), 0.1)
+    assert [line.text for line in reported] == ["rank 1 is lost in step 7: killed by SIGSEGV", "goes on from step 5: none left"]
     assert narrator.take(lost(Member(1, 1), None), 1.0) == []
     assert [line.text for line in narrator.due(1.1 + PATIENCE_S)] == ["rank 1.1 is lost in step 7: its process ended"]
 
 
 def test_what_costs_nothing_is_told_on_demand() -> None:
     records = one_loss("gpu-1").records
-    assert [line[11] for line in told(records)] == ["!", "-"]
-    assert [line[11] for line in told(records, verbose=True)] == [">", "!", "-", ">", ">"]
+    assert [line[11] for line in reported(records)] == ["!", "-"]
+    assert [line[11] for line in reported(records, verbose=True)] == [">", "!", "-", ">", ">"]
 
 
 @pytest.mark.parametrize(
@@ -111,5 +111,5 @@ def test_what_costs_nothing_is_told_on_demand() -> None:
     ],
 )
 def test_each_thing_that_costs_something_is_one_line(record: r.Record, text: str) -> None:
-    lines = told(story(r.DataRead(512, 64, 1.0, "", 60), record))
+    lines = reported(story(r.DataRead(512, 64, 1.0, "", 60), record))
     assert [line[11:] for line in lines] == ([text] if text else [])

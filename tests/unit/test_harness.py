@@ -24,13 +24,13 @@ def test_nothing_is_said_where_there_is_no_work(capsys: pytest.CaptureFixture[st
 
 
 def test_the_pieces_of_all_parts_are_counted_together(capsys: pytest.CaptureFixture[str]) -> None:
-    def told(found: dict[str, int]) -> dict[str, object]:
+    def reported(found: dict[str, int]) -> dict[str, object]:
         return {"settings": {}, "figures": found, "samples": {}, "notes": [", ".join(found)]}
 
     parts = [
-        Part({"one": lambda: 1, "two": lambda: 2}, told),
-        Part({}, told),
-        one_piece("three", lambda: told({"three": 3})),
+        Part({"one": lambda: 1, "two": lambda: 2}, reported),
+        Part({}, reported),
+        one_piece("three", lambda: reported({"three": 3})),
     ]
     found = in_parts("mesh", parts)
     assert found == {"settings": {}, "figures": {"one": 1, "two": 2, "three": 3}, "samples": {}, "notes": ["one, two", "", "three"]}

@@ -101,8 +101,8 @@ def test_after_a_record_that_cannot_be_written_no_view_is_published_and_the_run_
     run = Run()
     run.journal.fails = True
     run.driver.submit(Lost(member(1), ProcessEnded(), run.clock.at_s))
-    told = run.bench.machine.state.stopping
-    assert told is not None and told.why is EndWhy.JOURNAL_FAILED
+    reported = run.bench.machine.state.stopping
+    assert reported is not None and reported.why is EndWhy.JOURNAL_FAILED
     run.quiesce(0)
     assert run.bench.machine.state.view is not None and len(run.bench.machine.state.view.members) == 1, "there would be one"
     assert not {Publish, Propose, Conclude} & set(run.kinds())
@@ -141,9 +141,9 @@ def test_a_journal_in_trouble_stops_the_run_in_order_while_its_end_can_still_be_
     assert Halt not in run.kinds(), "it is looked at now and then"
     run.tick(LOOK_S)
     assert Halt in run.kinds() and not run.ended
-    told = run.bench.machine.state.stopping
-    assert told is not None and told.why is EndWhy.JOURNAL_FAILED
-    assert told.reason.startswith(run.journal.trouble) and "Make room" in told.reason
+    reported = run.bench.machine.state.stopping
+    assert reported is not None and reported.why is EndWhy.JOURNAL_FAILED
+    assert reported.reason.startswith(run.journal.trouble) and "Make room" in reported.reason
 
 
 # ---- the file ----------------------------------------------------------------------------------------------------------------------------

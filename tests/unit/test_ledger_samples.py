@@ -36,32 +36,32 @@ def test_the_cover_is_the_set_of_steps(added: list[tuple[int, int, int]], begin:
 
 def test_a_run_through_losses_skips_and_repeats_nothing() -> None:
     """Slot 1 dies after step 3 and comes back at step 6; slot 0 goes on."""
-    told = trained_on([READ], cover(commits(0, 0, 10), commits(1, 0, 3), commits(1, 6, 4, incarnation=1)), [(0, 0)], 10, 0)
-    assert told is not None
-    assert (told.seen, told.epochs, told.skipped, told.repeated, told.taken_back) == (1000, 1.0, 0, 0, 0)
+    reported = trained_on([READ], cover(commits(0, 0, 10), commits(1, 0, 3), commits(1, 6, 4, incarnation=1)), [(0, 0)], 10, 0)
+    assert reported is not None
+    assert (reported.seen, reported.epochs, reported.skipped, reported.repeated, reported.taken_back) == (1000, 1.0, 0, 0, 0)
 
 
 def test_what_was_taken_back_is_no_repetition() -> None:
     """History 1 goes on from step 4 of history 0, which had got to 7."""
-    told = trained_on([READ], cover(commits(0, 0, 7), commits(0, 4, 8, history=1)), [(0, 0), (1, 4)], 12, 3)
-    assert told is not None
-    assert (told.seen, told.skipped, told.repeated, told.taken_back) == (1200, 0, 0, 300)
+    reported = trained_on([READ], cover(commits(0, 0, 7), commits(0, 4, 8, history=1)), [(0, 0), (1, 4)], 12, 3)
+    assert reported is not None
+    assert (reported.seen, reported.skipped, reported.repeated, reported.taken_back) == (1200, 0, 0, 300)
 
 
 def test_a_step_that_nobody_took_and_one_that_was_taken_twice_are_counted() -> None:
-    told = trained_on([READ], cover(commits(0, 0, 3), commits(0, 4, 3)), [(0, 0)], 7, 0)
-    assert told is not None and told.skipped == 100
-    told = trained_on([READ], cover(commits(0, 0, 3)), [(0, 0)], 7, 0)
-    assert told is not None and told.skipped == 0, "its ranks have not told yet"
-    told = trained_on([READ], cover(commits(0, 0, 5), commits(0, 3, 4)), [(0, 0)], 7, 0)
-    assert told is not None and told.repeated == 200
+    reported = trained_on([READ], cover(commits(0, 0, 3), commits(0, 4, 3)), [(0, 0)], 7, 0)
+    assert reported is not None and reported.skipped == 100
+    reported = trained_on([READ], cover(commits(0, 0, 3)), [(0, 0)], 7, 0)
+    assert reported is not None and reported.skipped == 0, "its ranks have not told yet"
+    reported = trained_on([READ], cover(commits(0, 0, 5), commits(0, 3, 4)), [(0, 0)], 7, 0)
+    assert reported is not None and reported.repeated == 200
 
 
 def test_each_stretch_is_counted_by_its_own_data_set() -> None:
     """All steps were counted by the last one: a run of 1,000 samples that went on with 500 had seen all of them twice as often."""
     half = DataRead(500, 50, 0.0, "b", 20, 0, 10)
-    told = trained_on([READ, half], cover(commits(0, 0, 20)), [(0, 0)], 20, 0)
-    assert told is not None and (told.seen, told.epochs) == (1500, 2.0)
+    reported = trained_on([READ, half], cover(commits(0, 0, 20)), [(0, 0)], 20, 0)
+    assert reported is not None and (reported.seen, reported.epochs) == (1500, 2.0)
 
 
 @pytest.mark.parametrize("read", [True, False])
@@ -70,13 +70,13 @@ def test_the_report_says_so_where_data_were_read(read: bool) -> None:
     report = build_report([first, *([READ] if read else []), *rest])
     assert ("skipped" in render_table(report)) == read
     steps = report.summary.steps
-    told = report.to_dict()["samples"]
-    assert told == ({"seen": 100 * steps, "epochs": steps / 10, "taken_back": 0, "skipped": 0, "repeated": 0} if read else None)
+    reported = report.to_dict()["samples"]
+    assert reported == ({"seen": 100 * steps, "epochs": steps / 10, "taken_back": 0, "skipped": 0, "repeated": 0} if read else None)
 
 
 def test_the_histories_follow_from_the_journal() -> None:
     first, *rest = one_loss().records
     begun = HistoryBegun(1, StateId(0, 2), rest[-1].at_s if hasattr(rest[-1], "at_s") else 0.0, "all ranks were lost")
     report = build_report([first, READ, *[record for record in rest if type(record).__name__ != "RunEnded"], begun])
-    told = report.to_dict()["samples"]
-    assert (told["seen"], told["skipped"]) == (200, 0)
+    reported = report.to_dict()["samples"]
+    assert (reported["seen"], reported["skipped"]) == (200, 0)

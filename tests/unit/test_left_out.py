@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.programs import CI, LEFT_OUT, told
+from tests.support.programs import CI, LEFT_OUT, reported
 
 ROOT = Path(__file__).resolve().parents[2]
 TESTS = """
@@ -74,5 +74,5 @@ def test_a_file_of_tests_that_skips_itself_is_told_too(tmp_path: Path) -> None:
 
 
 def test_what_was_left_out_is_one_line() -> None:
-    assert told(["b", "a", "b"]) == "2 tests (b), 1 test (a)"
-    assert told([]) == ""
+    assert reported(["b", "a", "b"]) == "2 tests (b), 1 test (a)"
+    assert reported([]) == ""

@@ -91,12 +91,12 @@ class Kept:
     def say(self, event: Any) -> None:
         evidence.note(self.machine, event, 1.0)
 
-    def report(self, told: reporting.DataReporter, feed: Feed, batch_size: int, history: int, step: int) -> None:
+    def report(self, reported: reporting.DataReporter, feed: Feed, batch_size: int, history: int, step: int) -> None:
         client: Any = SimpleNamespace(say=self.say, protocol=SimpleNamespace(member=RANK))
-        if told.is_news(feed, batch_size, history):
-            told.report(feed, step, client, 100)
-            for teller in told.reporters.values():
-                assert teller.wait(BOUND_S)
+        if reported.is_news(feed, batch_size, history):
+            reported.report(feed, step, client, 100)
+            for reporter in reported.reporters.values():
+                assert reporter.wait(BOUND_S)
 
     def begin(self, history: int, step: int) -> None:
         self.records.append(r.HistoryBegun(history, StateId(history - 1, step), 1.0, "because"))
@@ -157,9 +157,9 @@ def test_the_answers_are_what_ranks_read_through_a_roll_back(make: Any, tmp_path
         feed = Feed(data, SEED, SHARDS, BATCH, list)
         if history:
             kept.begin(history, steps[0])
-        told = reporting.DataReporter(tmp_path / "digests")
+        reported = reporting.DataReporter(tmp_path / "digests")
         for step in steps:
-            kept.report(told, feed, BATCH, history, step)
+            kept.report(reported, feed, BATCH, history, step)
             for shard in range(SHARDS):
                 samples = feed.get(step, shard)
                 by_rank[history, step, shard] = data.indices_of(SEED, step, shard, SHARDS, BATCH)
@@ -185,15 +185,15 @@ def test_a_loop_that_changes_its_data_is_told_apart_step_by_step(tmp_path: Path)
     for name in ("one", "two"):
         (tmp_path / name).mkdir()
     one, two = numbers(tmp_path / "one"), tokens(tmp_path / "two")
-    kept, told = Kept(), reporting.DataReporter(tmp_path / "digests")
+    kept, reported = Kept(), reporting.DataReporter(tmp_path / "digests")
     feeds = {id(data): Feed(data, SEED, SHARDS, BATCH, list) for data in (one, two)}
     plan = [one, one, two, one, two, two]
     for step, data in enumerate(plan):
-        kept.report(told, feeds[id(data)], BATCH, 0, step)
+        kept.report(reported, feeds[id(data)], BATCH, 0, step)
         kept.commit(0, step)
     kept.begin(1, 3)
     for step, data in ((3, two), (4, one)):
-        kept.report(told, feeds[id(data)], BATCH, 1, step)
+        kept.report(reported, feeds[id(data)], BATCH, 1, step)
         kept.commit(1, step)
     answer = Lineage(kept.history())
     for step, data in enumerate(plan):
@@ -243,22 +243,22 @@ def test_digests_are_those_of_the_files_and_are_read_once(tmp_path: Path) -> Non
     catalogue = data.catalogue()
     assert catalogue is not None
 
-    def told() -> list[DataFile]:
+    def reported() -> list[DataFile]:
         said: list[tuple[DataFile, ...]] = []
-        teller = CatalogueReporter(catalogue, data.files, lambda first, files: said.append(files), cache)
-        teller.start()
-        assert teller.wait(BOUND_S)
+        reporter = CatalogueReporter(catalogue, data.files, lambda first, files: said.append(files), cache)
+        reporter.start()
+        assert reporter.wait(BOUND_S)
         assert [file.digest for file in said[0]] == [""] * 3
         return list(said[1])
 
-    found = told()
+    found = reported()
     assert [file.digest for file in found] == ["sha256:" + hashlib.sha256(Path(file.path).read_bytes()).hexdigest() for file in found]
     for file in found:
         Digests(cache).keep(file, "sha256:kept")
-    assert [file.digest for file in told()] == ["sha256:kept"] * 3
+    assert [file.digest for file in reported()] == ["sha256:kept"] * 3
     with cache.open("a") as opened:
         opened.write('["half a li')
-    assert [file.digest for file in told()] == ["sha256:kept"] * 3
+    assert [file.digest for file in reported()] == ["sha256:kept"] * 3
 
 
 def test_a_file_that_changes_meanwhile_gets_no_digest(tmp_path: Path) -> None:
@@ -268,9 +268,9 @@ def test_a_file_that_changes_meanwhile_gets_no_digest(tmp_path: Path) -> None:
     assert catalogue is not None
     (tmp_path / "data" / "b.bin").write_bytes(b"another content!")
     said: list[tuple[DataFile, ...]] = []
-    teller = CatalogueReporter(catalogue, data.files, lambda first, files: said.append(files), tmp_path / "digests")
-    teller.start()
-    assert teller.wait(BOUND_S)
+    reporter = CatalogueReporter(catalogue, data.files, lambda first, files: said.append(files), tmp_path / "digests")
+    reporter.start()
+    assert reporter.wait(BOUND_S)
     assert [bool(file.digest) for file in said[1]] == [True, False, True]
 
 
@@ -336,8 +336,8 @@ def test_the_command_says_what_went_into_a_step(run: Path) -> None:
         for index in data.indices_of(SEED, step, shard, SHARDS, BATCH)
     )  # fmt: skip
     assert f"samples of it in {len(uses)} steps" in call(*asked, "--file", "b.bin")
-    told = call(*asked)
-    assert "0 to 5" in told and "3 of 3 files, 36 bytes, 3 with a digest" in told
+    reported = call(*asked)
+    assert "0 to 5" in reported and "3 of 3 files, 36 bytes, 3 with a digest" in reported
     assert json.loads(call(*asked, "--json"))["seed"] == SEED
 
 

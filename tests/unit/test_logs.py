@@ -50,12 +50,12 @@ def test_of_a_long_log_the_last_whole_lines_come_first_and_a_piece_is_bounded(ru
     last = log_piece(run, 0, 0)
     assert last is not None and last["next"] == len(lines)
     assert last["text"].startswith("line ") and last["text"].endswith("line 019999\n") and len(last["text"]) <= MOST_BYTES
-    offset, told = 0, ""
+    offset, reported = 0, ""
     while offset < len(lines):
         piece = log_piece(run, 0, 0, offset)
         assert piece is not None and len(piece["text"]) <= MOST_BYTES
-        offset, told = piece["next"], told + piece["text"]
-    assert told.encode() == lines
+        offset, reported = piece["next"], reported + piece["text"]
+    assert reported.encode() == lines
 
 
 def test_a_character_that_is_half_written_waits_for_its_rest_and_bytes_that_are_no_text_do_not(run: Path) -> None:

@@ -82,7 +82,7 @@ class Bench:
         peers = CheckpointInterval(law="fixed", interval_s=self.peers_s) if self.peers_s is not None else None
         return FleetMachine(self.settings, policy, Placement(), interval, checkpoint=self.checkpoint, peers=peers)
 
-    def tell(self, *events: Event) -> list[Instruction]:
+    def send(self, *events: Event) -> list[Instruction]:
         """What the machine says to these, without what it writes."""
         out: list[Instruction] = []
         for event in events:
@@ -99,8 +99,8 @@ class Bench:
         self.now_s += seconds
         ranks = [rank for rank in self.machine.state.roster.in_order() if rank.member.slot not in silent]
         for rank in ranks:
-            self.tell(Heartbeat(rank.process.node, (Pulse(rank.member, rank.generation, rank.state or StateId(0, 0), 0.0, 0.0),)))
-        return self.tell(Tick())
+            self.send(Heartbeat(rank.process.node, (Pulse(rank.member, rank.generation, rank.state or StateId(0, 0), 0.0, 0.0),)))
+        return self.send(Tick())
 
     def through(self, seconds: float, *silent: int) -> list[Instruction]:
         """That much later, with ticks all the time."""
@@ -108,15 +108,15 @@ class Bench:
         return [instruction for _ in range(ticks) for instruction in self.after(seconds / ticks, *silent)]
 
     def join(self, slot: int, token: str = "", incarnation: int | None = None) -> list[Instruction]:
-        return self.tell(hello(slot, token, incarnation))
+        return self.send(hello(slot, token, incarnation))
 
     def start(self, state: StateId = START) -> Bench:
         """All slots join, are ready, form the first view and hold ``state``."""
         slots = range(self.settings.slots)
-        self.tell(*(NodeJoined(f"n{slot % 2}", slot % 2) for slot in slots))
+        self.send(*(NodeJoined(f"n{slot % 2}", slot % 2) for slot in slots))
         for slot in slots:
             self.join(slot)
-            self.tell(Ready(member(slot)))
+            self.send(Ready(member(slot)))
         self.after(0.1)
         assert self.machine.state.view is not None
         self.form(self.machine.state.view.members, state)
@@ -124,12 +124,12 @@ class Bench:
         return self
 
     def form(self, members: Iterable[Member], state: StateId) -> list[Instruction]:
-        return self.tell(*(Formed(each, self.machine.state.generation, state) for each in members))
+        return self.send(*(Formed(each, self.machine.state.generation, state) for each in members))
 
     def quiesce(self, slots: Iterable[int], state: StateId | None, dirty: bool = False) -> list[Instruction]:
         generation = self.machine.state.generation
         ranks = [self.machine.state.roster.by_slot[slot] for slot in slots]
-        return self.tell(*(Quiesced(rank.member, generation, state, dirty, Departure.CALLED) for rank in ranks))
+        return self.send(*(Quiesced(rank.member, generation, state, dirty, Departure.CALLED) for rank in ranks))
 
     def of(self, kind: type[Record]) -> list[Any]:
         return [record for record in self.journal if isinstance(record, kind)]
@@ -153,10 +153,10 @@ def test_the_first_view_waits_for_the_full_world() -> None:
     bench = Bench()
     for slot in range(3):
         bench.join(slot)
-        bench.tell(Ready(member(slot)))
+        bench.send(Ready(member(slot)))
     assert not bench.after(1.0)
     bench.join(3)
-    bench.tell(Ready(member(3)))
+    bench.send(Ready(member(3)))
     view = only(Publish, bench.after(0.1)).view
     assert view.members == tuple(member(slot) for slot in range(4))
     assert view.receivers == (1, 2, 3)
@@ -166,7 +166,7 @@ def test_the_first_view_waits_for_the_full_world() -> None:
 def test_the_first_view_does_not_wait_for_ever() -> None:
     bench = Bench()
     bench.join(0)
-    bench.tell(Ready(member(0)))
+    bench.send(Ready(member(0)))
     assert not bench.after(bench.settings.timeouts.start_s - 1)
     assert only(Publish, bench.after(1.5)).view.members == (member(0),)
 
@@ -188,7 +188,7 @@ def test_a_newer_process_supersedes_and_the_older_is_fenced() -> None:
 
 def test_a_loss_parks_the_others_and_the_greatest_clean_state_wins() -> None:
     bench = Bench().start(STEP_3)
-    assert only(Quiesce, bench.tell(Lost(member(1), ProcessEnded(), 0.0))).members == (member(0), member(2), member(3))
+    assert only(Quiesce, bench.send(Lost(member(1), ProcessEnded(), 0.0))).members == (member(0), member(2), member(3))
     bench.quiesce([0], STEP_3)
     bench.quiesce([2], StateId(0, 5), dirty=True)
     view = only(Publish, bench.quiesce([3], STEP_4)).view
@@ -201,11 +201,11 @@ def test_a_loss_parks_the_others_and_the_greatest_clean_state_wins() -> None:
 
 def test_a_step_is_committed_when_the_next_view_holds_it_not_when_it_is_published() -> None:
     bench = Bench().start(STEP_3)
-    bench.tell(Lost(member(1), ProcessEnded(), 0.0))
+    bench.send(Lost(member(1), ProcessEnded(), 0.0))
     bench.quiesce([0, 2], STEP_3)
     bench.quiesce([3], STEP_4)
     assert bench.machine.state.committed == STEP_3
-    bench.tell(Lost(member(3), ProcessEnded(), 0.0))
+    bench.send(Lost(member(3), ProcessEnded(), 0.0))
     assert only(Publish, bench.quiesce([0, 2], STEP_3)).view.state == STEP_3
     bench.form([member(0), member(2)], STEP_3)
     assert [record.state for record in bench.of(Committed)] == [STEP_3]
@@ -213,8 +213,8 @@ def test_a_step_is_committed_when_the_next_view_holds_it_not_when_it_is_publishe
 
 def test_all_dirty_begins_a_lineage_from_the_checkpoint() -> None:
     bench = Bench(world=2).start(STEP_4)
-    bench.tell(CheckpointDurable("c3", STEP_3, 1, 0.1, 0.1))
-    bench.tell(Lost(member(1), ProcessEnded(), 0.0))
+    bench.send(CheckpointDurable("c3", STEP_3, 1, 0.1, 0.1))
+    bench.send(Lost(member(1), ProcessEnded(), 0.0))
     bench.quiesce([0], STEP_4, dirty=True)
     view = only(Publish, bench.after(bench.settings.timeouts.start_s + 1)).view
     assert view.checkpoint == "c3"
@@ -224,12 +224,12 @@ def test_all_dirty_begins_a_lineage_from_the_checkpoint() -> None:
 
 def test_without_a_checkpoint_only_a_fresh_process_can_begin_again() -> None:
     bench = Bench(world=2).start(STEP_4)
-    bench.tell(Lost(member(1), ProcessEnded(), 0.0))
+    bench.send(Lost(member(1), ProcessEnded(), 0.0))
     assert not [one for one in bench.quiesce([0], STEP_4, dirty=True) if isinstance(one, Publish)]
     said = bench.after(bench.settings.timeouts.start_s + 1)
     assert only(Evict, said).member == member(0)
     bench.join(0, "fresh")
-    bench.tell(Ready(member(0, 1)))
+    bench.send(Ready(member(0, 1)))
     view = only(Publish, bench.after(bench.settings.timeouts.start_s + 1)).view
     assert view.members == (member(0, 1),)
     assert view.state == StateId(1, 0)
@@ -237,9 +237,9 @@ def test_without_a_checkpoint_only_a_fresh_process_can_begin_again() -> None:
 
 def test_a_state_from_before_the_committed_step_is_no_source() -> None:
     bench = Bench(world=2, spares=1).start(STEP_4)
-    bench.tell(CheckpointDurable("c3", STEP_3, 1, 0.1, 0.1))
-    bench.tell(Quiesced(member(2), 1, StateId(0, 2), False, Departure.CALLED))
-    view = only(Publish, bench.tell(Lost(member(0), ProcessEnded(), 0.0), Lost(member(1), ProcessEnded(), 0.0))).view
+    bench.send(CheckpointDurable("c3", STEP_3, 1, 0.1, 0.1))
+    bench.send(Quiesced(member(2), 1, StateId(0, 2), False, Departure.CALLED))
+    view = only(Publish, bench.send(Lost(member(0), ProcessEnded(), 0.0), Lost(member(1), ProcessEnded(), 0.0))).view
     assert view.checkpoint == "c3"
     assert view.state.history == 1
 
@@ -247,18 +247,18 @@ def test_a_state_from_before_the_committed_step_is_no_source() -> None:
 def with_a_replacement_ready() -> Bench:
     """Slot 1 was lost at step 3, the others have trained on for a moment, and its next process has built its model."""
     bench = Bench().start(STEP_3)
-    bench.tell(Lost(member(1), ProcessEnded(), 0.0))
+    bench.send(Lost(member(1), ProcessEnded(), 0.0))
     bench.quiesce([0, 2, 3], STEP_3)
     bench.form([member(0), member(2), member(3)], STEP_3)
     bench.after(SETTLE_S)
     bench.join(1, "new")
-    bench.tell(Ready(member(1, 1)))
+    bench.send(Ready(member(1, 1)))
     return bench
 
 
 def test_nobody_joins_and_no_checkpoint_begins_right_after_a_loss_while_somebody_waits_to_join() -> None:
     bench = Bench(world=2, spares=1, interval_s=0.1).start(STEP_4)
-    bench.tell(Lost(member(1), ProcessEnded(), 0.0))
+    bench.send(Lost(member(1), ProcessEnded(), 0.0))
     bench.quiesce([0], STEP_4)
     bench.form([member(0)], STEP_4)
     said = bench.after(SETTLE_S / 2)
@@ -281,15 +281,15 @@ def test_a_replacement_is_proposed_and_entered_beside_running_steps() -> None:
 def test_a_proposal_whose_newcomer_is_lost_is_cancelled_and_training_goes_on() -> None:
     bench = with_a_replacement_ready()
     bench.after(0.1)
-    assert only(Cancel, bench.tell(Lost(member(1, 1), ProcessEnded(), 0.0))).generation == 3
+    assert only(Cancel, bench.send(Lost(member(1, 1), ProcessEnded(), 0.0))).generation == 3
     assert bench.machine.state.phase == "run"
 
 
 def test_a_cancelled_proposal_that_was_entered_all_the_same_is_parked() -> None:
     bench = with_a_replacement_ready()
     bench.after(0.1)
-    bench.tell(Quiesced(member(1, 1), 3, None, False, Departure.CALLED))
-    quiesce = only(Quiesce, bench.tell(Formed(member(0), 3, STEP_4)))
+    bench.send(Quiesced(member(1, 1), 3, None, False, Departure.CALLED))
+    quiesce = only(Quiesce, bench.send(Formed(member(0), 3, STEP_4)))
     assert quiesce.generation == 3
     assert bench.machine.state.phase == "gather"
 
@@ -297,7 +297,7 @@ def test_a_cancelled_proposal_that_was_entered_all_the_same_is_parked() -> None:
 def test_words_of_another_incarnation_are_ignored() -> None:
     bench = Bench().start(STEP_3)
     before = bench.machine.state.roster.by_slot[1].state
-    assert not bench.tell(
+    assert not bench.send(
         Quiesced(member(1, 7), 9, StateId(5, 5), True, Departure.CALLED),
         Formed(member(1, 7), 9, STEP_4),
         Lost(member(1, 7), ProcessEnded(), 0.0),
@@ -309,28 +309,28 @@ def test_words_of_another_incarnation_are_ignored() -> None:
 def test_a_late_formed_after_parked_does_not_seat_again() -> None:
     bench = Bench().start(STEP_3)
     bench.quiesce([0], STEP_3)
-    bench.tell(Formed(member(0), 1, STEP_4))
+    bench.send(Formed(member(0), 1, STEP_4))
     assert bench.machine.state.roster.by_slot[0].state == STEP_3
     assert bench.machine.state.roster.by_slot[0].phase == "standby"
 
 
 def test_a_silent_node_is_lost_with_all_its_ranks_in_one_view_change() -> None:
     bench = Bench().start(STEP_3)
-    bench.tell(NodeLost("n1", AgentHungUp(), 0.0))
+    bench.send(NodeLost("n1", AgentHungUp(), 0.0))
     assert [record.member for record in bench.of(ProcessLost)] == [member(1), member(3)]
     assert only(Publish, bench.quiesce([0, 2], STEP_3)).view.members == (member(0), member(2))
 
 
 def test_an_agent_that_connects_again_at_once_costs_no_rank() -> None:
     bench = Bench().start(STEP_3)
-    assert not bench.tell(NodeSilent("n1", 0.0), NodeJoined("n1", 1))
+    assert not bench.send(NodeSilent("n1", 0.0), NodeJoined("n1", 1))
     bench.after(bench.settings.timeouts.hangup_s)
     assert not bench.of(ProcessLost)
 
 
 def test_a_node_whose_agent_hangs_up_and_does_not_come_back_is_lost() -> None:
     bench = Bench().start(STEP_3)
-    bench.tell(NodeSilent("n1", bench.now_s))
+    bench.send(NodeSilent("n1", bench.now_s))
     assert not bench.of(ProcessLost)
     bench.after(2 * bench.settings.timeouts.hangup_s, 1, 3)
     assert {record.member for record in bench.of(ProcessLost)} == {member(1), member(3)}
@@ -338,7 +338,7 @@ def test_a_node_whose_agent_hangs_up_and_does_not_come_back_is_lost() -> None:
 
 def test_a_broken_connection_beside_missing_ranks_is_a_lost_node() -> None:
     bench = Bench().start(STEP_3)
-    bench.tell(NodeSilent("n1", 0.0))
+    bench.send(NodeSilent("n1", 0.0))
     bench.quiesce([0], STEP_3)
     assert {record.member for record in bench.of(ProcessLost)} == {member(1), member(3)}
     assert only(Publish, bench.quiesce([2], STEP_3)).view.members == (member(0), member(2))
@@ -346,16 +346,16 @@ def test_a_broken_connection_beside_missing_ranks_is_a_lost_node() -> None:
 
 def test_a_ghost_is_evicted_again_when_its_node_comes_back() -> None:
     bench = Bench().start(STEP_3)
-    bench.tell(NodeLost("n1", AgentSilent(9.0), 0.0))
-    said = bench.tell(Heartbeat("n1", (Pulse(member(1), 1, STEP_3, 0.0, 0.0),)))
+    bench.send(NodeLost("n1", AgentSilent(9.0), 0.0))
+    said = bench.send(Heartbeat("n1", (Pulse(member(1), 1, STEP_3, 0.0, 0.0),)))
     assert only(Evict, said).process == Process("n1", 101, 1)
 
 
 def test_the_same_error_in_the_same_step_ends_the_run() -> None:
     bench = Bench().start(STEP_3)
     bench.after(0.1)
-    assert only(Evict, bench.tell(Raised(member(1), 3, 5, "ValueError: NaN", "line 7"))).member == member(1)
-    end = only(EndRun, bench.tell(Raised(member(2), 3, 6, "ValueError: NaN", "line 7")))
+    assert only(Evict, bench.send(Raised(member(1), 3, 5, "ValueError: NaN", "line 7"))).member == member(1)
+    end = only(EndRun, bench.send(Raised(member(2), 3, 6, "ValueError: NaN", "line 7")))
     assert end.status == "failed"
     assert "step 3" in end.reason
     assert end.detail == "line 7"
@@ -364,15 +364,15 @@ def test_the_same_error_in_the_same_step_ends_the_run() -> None:
 def test_what_raised_before_the_coordinator_died_is_not_forgotten() -> None:
     bench = Bench().start(STEP_3)
     bench.after(0.1)
-    bench.tell(Raised(member(1), 3, 5, "ValueError: NaN", "line 7"))
+    bench.send(Raised(member(1), 3, 5, "ValueError: NaN", "line 7"))
     bench.restart()
-    bench.tell(hello(2, incarnation=0))
-    assert only(EndRun, bench.tell(Raised(member(2), 3, 6, "ValueError: NaN", "line 7"))).status == "failed"
+    bench.send(hello(2, incarnation=0))
+    assert only(EndRun, bench.send(Raised(member(2), 3, 6, "ValueError: NaN", "line 7"))).status == "failed"
 
 
 def test_a_verdict_that_died_with_the_coordinator_is_given_again() -> None:
     bench = Bench(budgets=Budgets(slot=1)).start(STEP_3)
-    said = bench.tell(Lost(member(1), ProcessEnded(), 0.0, detail="segmentation fault"))
+    said = bench.send(Lost(member(1), ProcessEnded(), 0.0, detail="segmentation fault"))
     assert only(EndRun, said).status == "failed"
     bench.journal = [record for record in bench.journal if not isinstance(record, RunEnded)]
     bench.restart()
@@ -383,9 +383,9 @@ def test_a_verdict_that_died_with_the_coordinator_is_given_again() -> None:
 
 def test_injected_losses_do_not_count_after_a_restart_either() -> None:
     bench = Bench(budgets=Budgets(slot=1)).start(STEP_3)
-    bench.tell(FaultReported(Fault("f1", 0.0, "gpu", "kill_rank", 1), "executed", 0.0, (member(1),)))
+    bench.send(FaultReported(Fault("f1", 0.0, "gpu", "kill_rank", 1), "executed", 0.0, (member(1),)))
     bench.restart()
-    assert not [one for one in bench.tell(Lost(member(1), ProcessEnded(), 0.0)) if isinstance(one, EndRun)]
+    assert not [one for one in bench.send(Lost(member(1), ProcessEnded(), 0.0)) if isinstance(one, EndRun)]
     assert bench.of(ProcessLost)[0].fault == "f1"
 
 
@@ -393,7 +393,7 @@ def test_a_restart_leaves_a_whole_view_alone() -> None:
     bench = Bench().start(STEP_3)
     bench.restart()
     for slot in range(4):
-        bench.tell(hello(slot, incarnation=0), Formed(member(slot), 1, STEP_4))
+        bench.send(hello(slot, incarnation=0), Formed(member(slot), 1, STEP_4))
     said = bench.after(bench.settings.timeouts.node_s + 0.1)
     assert not [one for one in said if isinstance(one, Quiesce | Publish | Evict)]
     assert bench.machine.state.phase == "run"
@@ -403,7 +403,7 @@ def test_a_restart_gives_silent_ranks_a_grace_and_then_up() -> None:
     bench = Bench().start(STEP_3)
     bench.restart()
     for slot in range(3):
-        bench.tell(hello(slot, incarnation=0), Formed(member(slot), 1, STEP_4))
+        bench.send(hello(slot, incarnation=0), Formed(member(slot), 1, STEP_4))
     assert not bench.after(bench.settings.timeouts.node_s - 1, 3)
     bench.after(1.5, 3)
     assert [record.member for record in bench.of(ProcessLost)] == [member(3)]
@@ -413,7 +413,7 @@ def test_generations_go_on_above_what_ranks_report() -> None:
     bench = Bench(world=2).start(STEP_3)
     bench.restart()
     for slot in range(2):
-        bench.tell(hello(slot, incarnation=0), Quiesced(member(slot), 5_000, StateId(7, 3), False, Departure.CALLED))
+        bench.send(hello(slot, incarnation=0), Quiesced(member(slot), 5_000, StateId(7, 3), False, Departure.CALLED))
     view = only(Publish, bench.after(bench.settings.timeouts.node_s + 0.1)).view
     assert view.generation > 5_000
     assert bench.machine.state.history == 7
@@ -421,11 +421,11 @@ def test_generations_go_on_above_what_ranks_report() -> None:
 
 def test_a_new_cluster_goes_on_from_the_checkpoint_and_owes_nothing_for_the_old_one() -> None:
     bench = Bench(world=2, budgets=Budgets(total=2)).start(STEP_3)
-    bench.tell(CheckpointDurable("c3", STEP_3, 1, 0.1, 0.1))
+    bench.send(CheckpointDurable("c3", STEP_3, 1, 0.1, 0.1))
     bench.machine = bench.new_machine()
     written = bench.machine.resume(list(bench.journal), bench.now_s)
     assert [type(one.record).__name__ for one in written if isinstance(one, Write)] == ["ProcessLost", "ProcessLost"]
-    bench.tell(hello(0, "a"), hello(1, "b"), Ready(member(0, 1)), Ready(member(1, 1)))
+    bench.send(hello(0, "a"), hello(1, "b"), Ready(member(0, 1)), Ready(member(1, 1)))
     view = only(Publish, bench.after(0.1)).view
     assert view.checkpoint == "c3"
     assert view.state == StateId(1, 3)
@@ -433,16 +433,16 @@ def test_a_new_cluster_goes_on_from_the_checkpoint_and_owes_nothing_for_the_old_
 
 def test_a_rank_lost_at_the_finish_calls_the_others_back() -> None:
     bench = Bench(world=3).start(STEP_3)
-    bench.tell(Finished(member(0), 1, STEP_4, "digest"))
-    assert only(Quiesce, bench.tell(Lost(member(1), ProcessEnded(), 0.0))).members == (member(0), member(2))
+    bench.send(Finished(member(0), 1, STEP_4, "digest"))
+    assert only(Quiesce, bench.send(Lost(member(1), ProcessEnded(), 0.0))).members == (member(0), member(2))
 
 
 def test_parts_of_an_older_request_or_of_strangers_do_not_count() -> None:
     bench = Bench(world=2, interval_s=1.0).start(STEP_3)
     save = only(SaveCheckpoint, bench.after(1.5))
     part = Part("p", 1, "", (0,))
-    assert not bench.tell(PartWritten(member(0), save.request - 1, "c", STEP_4, part, 0.1))
-    assert not bench.tell(PartWritten(member(5), save.request, "c", STEP_4, part, 0.1))
+    assert not bench.send(PartWritten(member(0), save.request - 1, "c", STEP_4, part, 0.1))
+    assert not bench.send(PartWritten(member(5), save.request, "c", STEP_4, part, 0.1))
 
 
 def test_a_checkpoint_that_fails_is_tried_again_soon_then_later_then_skipped_and_counted() -> None:
@@ -452,7 +452,7 @@ def test_a_checkpoint_that_fails_is_tried_again_soon_then_later_then_skipped_and
         for one in bench.after(0.5):
             if isinstance(one, SaveCheckpoint):
                 asked.append(bench.now_s)
-                bench.tell(PartFailed(member(0), one.request, "the disk is full"))
+                bench.send(PartFailed(member(0), one.request, "the disk is full"))
     assert [round(late - early) for early, late in itertools.pairwise(asked)] == [2, 4, 8, 16]
     assert [record.phase for record in bench.of(CheckpointRecord)] == ["requested", "failed"] * 5 + ["skipped"]
     assert "the disk is full" in bench.of(CheckpointRecord)[1].detail
@@ -468,14 +468,14 @@ def test_an_interval_is_from_one_saved_state_to_the_next_however_long_that_took_
             if isinstance(one, SaveCheckpoint):
                 asked.append(bench.now_s)
                 bench.after(4.0)
-                bench.tell(CheckpointDurable(f"c{len(asked)}", STEP_4, 1, 0.1, latency_s=4.0))
+                bench.send(CheckpointDurable(f"c{len(asked)}", STEP_4, 1, 0.1, latency_s=4.0))
     assert [late - early for early, late in itertools.pairwise(asked)] == pytest.approx([10.0] * (len(asked) - 1)) and len(asked) > 3
 
 
 def with_copies(**settings: Any) -> Bench:
     """Two ranks on two nodes, whose memories keep copies; the store is never asked."""
     bench = Bench(world=2, nodes=2, peers_s=1.0, **settings)
-    bench.tell(*(CopiesHeld(f"n{i}", f"n{i}:1", "", ()) for i in range(2)))
+    bench.send(*(CopiesHeld(f"n{i}", f"n{i}:1", "", ()) for i in range(2)))
     return bench.start(STEP_3)
 
 
@@ -490,12 +490,12 @@ def test_copies_are_asked_for_where_the_other_node_has_memory() -> None:
     save = only(SaveCheckpoint, bench.after(1.0))
     assert level_of(save.request) == PEERS
     parts = [PartWritten(member(slot), save.request, "c4", STEP_4, Part(f"p{slot}", 1, "", (slot,)), 0.1) for slot in range(2)]
-    assert only(CommitCheckpoint, bench.tell(*parts)).place == "peers://n0:1,n1:1"
+    assert only(CommitCheckpoint, bench.send(*parts)).place == "peers://n0:1,n1:1"
 
 
 def lose_both(bench: Bench, *silent: int) -> list[Instruction]:
-    bench.tell(Lost(member(0), ProcessEnded(), bench.now_s), Lost(member(1), ProcessEnded(), bench.now_s))
-    bench.tell(hello(0, "a"), hello(1, "b"), Ready(member(0, 1)), Ready(member(1, 1)))
+    bench.send(Lost(member(0), ProcessEnded(), bench.now_s), Lost(member(1), ProcessEnded(), bench.now_s))
+    bench.send(hello(0, "a"), hello(1, "b"), Ready(member(0, 1)), Ready(member(1, 1)))
     return bench.after(0.1, *silent)
 
 
@@ -513,9 +513,9 @@ def test_when_all_ranks_are_lost_the_newest_complete_checkpoint_is_used(
     parts: tuple[tuple[int, ...], tuple[int, ...]], durable: StateId | None, begins: str
 ) -> None:
     bench = with_copies()
-    bench.tell(held(0, STEP_4, parts[0]), held(1, STEP_4, parts[1]))
+    bench.send(held(0, STEP_4, parts[0]), held(1, STEP_4, parts[1]))
     if durable is not None:
-        bench.tell(CheckpointDurable("store", durable, 1, 0.1, 0.1))
+        bench.send(CheckpointDurable("store", durable, 1, 0.1, 0.1))
     view = only(Publish, lose_both(bench)).view
     assert view.checkpoint == begins
     assert view.state.history == 1
@@ -527,15 +527,15 @@ def test_when_all_ranks_are_lost_the_newest_complete_checkpoint_is_used(
 
 def test_a_silent_node_that_may_hold_the_newest_copy_is_waited_for_until_it_is_lost() -> None:
     bench = with_copies()
-    bench.tell(NodeJoined("n2", 2), held(0, STEP_4, (1,)), held(2, STEP_4, (0,)), NodeSilent("n2", bench.now_s + 0.1))
+    bench.send(NodeJoined("n2", 2), held(0, STEP_4, (1,)), held(2, STEP_4, (0,)), NodeSilent("n2", bench.now_s + 0.1))
     assert not [one for one in lose_both(bench) if isinstance(one, Publish)]
-    bench.tell(NodeJoined("n2", 2), held(2, STEP_4, (0,)))
+    bench.send(NodeJoined("n2", 2), held(2, STEP_4, (0,)))
     assert (only(Publish, bench.after(0.1)).view.checkpoint or "").startswith("peers://")
 
 
 def test_a_memory_that_began_anew_gets_a_view_that_knows_its_address() -> None:
     bench = with_copies()
-    said = bench.tell(CopiesHeld("n1", "n1:2", "", ()))
+    said = bench.send(CopiesHeld("n1", "n1:2", "", ()))
     assert only(Quiesce, said).members == (member(0), member(1))
     assert only(Publish, bench.quiesce([0, 1], STEP_3)).view.copies == (("n1:2",), ("n0:1",))
 
@@ -545,7 +545,7 @@ def test_a_view_change_is_a_handful_of_instructions_at_any_world_size(world: int
     """The coordinator says a thing once; routing takes it to each node once."""
     bench = Bench(world=world).start(STEP_3)
     before = len(bench.said)
-    bench.tell(Lost(member(1), ProcessEnded(), 0.0))
+    bench.send(Lost(member(1), ProcessEnded(), 0.0))
     rest = [slot for slot in range(world) if slot != 1]
     bench.quiesce(rest, STEP_3)
     bench.form([member(slot) for slot in rest], STEP_3)
@@ -555,6 +555,6 @@ def test_a_view_change_is_a_handful_of_instructions_at_any_world_size(world: int
 
 def test_nothing_is_said_twice_before_its_time() -> None:
     bench = Bench().start(STEP_3)
-    bench.tell(Lost(member(1), ProcessEnded(), 0.0))
+    bench.send(Lost(member(1), ProcessEnded(), 0.0))
     assert not bench.after(0.1)
     assert only(Quiesce, bench.after(bench.settings.timeouts.resend_s)).members == (member(0), member(2), member(3))

@@ -30,7 +30,7 @@ class Court(Bench):
         out: list[object] = []
         for slot, digest in enumerate(digests):
             said = Finding(what, generation, AT, digest, cleared, slot not in given) if digest else None
-            out += self.tell(
+            out += self.send(
                 Quiesced(self.machine.state.roster.by_slot[slot].member, generation, AT, False, Departure.DIFFERS, "differ", said)
             )
         return [*out, *self.after(0.1)]
@@ -41,7 +41,7 @@ class Court(Bench):
         return self
 
     def durable(self, name: str, state: StateId) -> None:
-        self.tell(CheckpointDurable(name, state, 1, 0.0, 0.0))
+        self.send(CheckpointDurable(name, state, 1, 0.0, 0.0))
 
 
 def of(kind: type, items: list[object]) -> list[object]:
@@ -78,7 +78,7 @@ def test_a_rank_that_got_its_state_earlier_is_not_evicted_for_one_voters_word() 
     court = Court(world=3).start(AT)
     court.durable("good", StateId(0, 20))
     for slot in range(3):
-        court.tell(Quiesced(member(slot), 1, AT, False, Departure.CALLED))
+        court.send(Quiesced(member(slot), 1, AT, False, Departure.CALLED))
     court.after(0.1)
     court.form(court.machine.state.view.members, AT)
     out = court.testify("wrong", "wrong", "right", given=(1, 2))
@@ -95,7 +95,7 @@ def test_a_newcomer_that_differs_from_the_one_who_gave_it_its_state_goes() -> No
 def test_a_receiver_without_a_state_does_not_keep_the_others_from_being_judged() -> None:
     court = Court(world=4).start(AT)
     generation = court.machine.state.generation
-    court.tell(Quiesced(member(3), generation, None, True, Departure.BROKEN, "a peer is gone"))
+    court.send(Quiesced(member(3), generation, None, True, Departure.BROKEN, "a peer is gone"))
     [evicted] = of(Evict, court.testify("a", "b", "a"))
     assert evicted.member.slot == 1  # type: ignore[attr-defined]
 
@@ -103,11 +103,11 @@ def test_a_receiver_without_a_state_does_not_keep_the_others_from_being_judged()
 def again(court: Court, found: StateId, *digests: str) -> list[object]:
     """The ranks differ once more, at ``found``, in the view that they are in by now."""
     for rank in list(court.machine.state.roster.by_slot.values()):
-        court.tell(Formed(rank.member, court.machine.state.generation, found))
+        court.send(Formed(rank.member, court.machine.state.generation, found))
     generation, out = court.machine.state.generation, list[object]()
     for slot, digest in enumerate(digests):
         said = Finding("weights", generation, found, digest, found)
-        out += court.tell(
+        out += court.send(
             Quiesced(court.machine.state.roster.by_slot[slot].member, generation, found, False, Departure.DIFFERS, "differ", said)
         )
     return [*out, *court.after(0.1)]
@@ -135,7 +135,7 @@ def test_what_is_said_twice_of_one_view_is_judged_once() -> None:
     court.durable("good", StateId(0, 20))
     court.testify("a", "b")
     said = [Finding("weights", 1, AT, digest, AT) for digest in "ab"]
-    court.tell(
+    court.send(
         *(
             Quiesced(Member(slot, 0), court.machine.state.generation, AT, False, Departure.DIFFERS, "differ", one)
             for slot, one in enumerate(said)
@@ -149,7 +149,7 @@ def test_what_chaos_did_twice_is_no_mistake_of_the_loop() -> None:
     court = Court(world=2).start(AT)
     court.durable("good", StateId(0, 20))
     for number, found in enumerate((AT, StateId(1, 22))):
-        court.tell(FaultReported(Fault(f"flip-{number}", 1.0, "sdc", "flip_weight", 1), "executed", 1.0, (Member(1, 0),)))
+        court.send(FaultReported(Fault(f"flip-{number}", 1.0, "sdc", "flip_weight", 1), "executed", 1.0, (Member(1, 0),)))
         out = court.testify("a", "b") if found == AT else again(court, found, "a", "b")
         assert not of(EndRun, out)
 
@@ -185,7 +185,7 @@ def test_with_sharded_state_gradients_are_judged_all_the_same() -> None:
 
 def test_with_sharded_state_nobody_is_evicted_at_the_finish_barrier() -> None:
     court = Court(optimizer_sharding="zero1").start(AT)
-    out = court.tell(*(Finished(Member(slot, 0), court.machine.state.generation, AT, "b" if slot == 1 else "a") for slot in range(4)))
+    out = court.send(*(Finished(Member(slot, 0), court.machine.state.generation, AT, "b" if slot == 1 else "a") for slot in range(4)))
     assert not of(Evict, out)
     assert "different states" in of(EndRun, out)[0].reason  # type: ignore[attr-defined]
 
@@ -231,7 +231,7 @@ def test_without_any_good_checkpoint_a_fresh_process_begins_anew() -> None:
     assert [one.member.slot for one in of(Evict, out)] == [1]  # type: ignore[attr-defined]
     assert not of(Publish, out)
     court.join(1, "fresh")
-    [published] = of(Publish, [*court.tell(Ready(Member(1, 1))), *court.after(0.1)])
+    [published] = of(Publish, [*court.send(Ready(Member(1, 1))), *court.after(0.1)])
     view = published.view  # type: ignore[attr-defined]
     assert (view.state, view.members[view.donor]) == (StateId(1, 0), Member(1, 1)), "whoever takes its place begins anew"
 
@@ -251,15 +251,15 @@ def test_a_coordinator_that_dies_after_the_verdict_does_not_forget_what_is_taint
 def test_ranks_of_a_node_that_is_kept_out_wait_beside_the_run() -> None:
     court = Court(min_ranks=1)
     court.machine.state.lemons = {1: Decision("keep_out", "it fails 9 times as often", Figures({"faults": 7.0}))}
-    court.tell(NodeJoined("n0", 0), NodeJoined("n1", 1), NodeJoined("n1", 1), NodeJoined("n2", 2, "matmul_wrong on cuda:3"))
+    court.send(NodeJoined("n0", 0), NodeJoined("n1", 1), NodeJoined("n1", 1), NodeJoined("n2", 2, "matmul_wrong on cuda:3"))
     for slot in range(4):
         court.join(slot)
-        court.tell(Ready(Member(slot, 0)))
+        court.send(Ready(Member(slot, 0)))
     court.after(0.1)
     out = court.after(court.settings.timeouts.start_s + 1)
     [published] = of(Publish, out)
     assert {member.slot for member in published.view.members} == {0, 2}  # type: ignore[attr-defined]
-    told = [(one.policy, one.reason) for one in of(DecisionMade, court.journal) if one.action == "keep_out"]  # type: ignore[attr-defined]
-    assert [policy for policy, _ in told] == ["lemons", "preflight"]
-    assert "it fails 9 times as often" in told[0][1]
-    assert "matmul_wrong" in told[1][1]
+    reported = [(one.policy, one.reason) for one in of(DecisionMade, court.journal) if one.action == "keep_out"]  # type: ignore[attr-defined]
+    assert [policy for policy, _ in reported] == ["lemons", "preflight"]
+    assert "it fails 9 times as often" in reported[0][1]
+    assert "matmul_wrong" in reported[1][1]

@@ -17,7 +17,7 @@ def finished(world: int = 2, **settings: object) -> tuple[Bench, SaveCheckpoint]
     said: list[Instruction] = []
     for slot in range(world):
         assert not said
-        said = bench.tell(Finished(member(slot), 1, STEP_4, "digest"))
+        said = bench.send(Finished(member(slot), 1, STEP_4, "digest"))
     return bench, only(SaveCheckpoint, said)
 
 
@@ -25,14 +25,14 @@ def concluded(world: int = 2) -> Bench:
     """The final checkpoint is durable; the code behind the loop runs."""
     bench, save = finished(world)
     parts = [PartWritten(member(slot), save.request, "c4", STEP_4, Part(f"p{slot}", 1, "", (slot,)), 0.1) for slot in range(world)]
-    only(CommitCheckpoint, bench.tell(*parts))
-    said = bench.tell(CheckpointDurable("c4", STEP_4, world, 0.1, 0.2))
+    only(CommitCheckpoint, bench.send(*parts))
+    said = bench.send(CheckpointDurable("c4", STEP_4, world, 0.1, 0.2))
     assert only(Conclude, said).members == tuple(member(slot) for slot in range(world))
     return bench
 
 
 def left(bench: Bench, *slots: int) -> list[Instruction]:
-    return bench.tell(*(Left(member(slot), 1, STEP_4, "digest") for slot in slots))
+    return bench.send(*(Left(member(slot), 1, STEP_4, "digest") for slot in slots))
 
 
 def test_the_run_is_complete_when_its_last_state_is_kept_and_all_have_left() -> None:
@@ -47,8 +47,8 @@ def test_the_run_is_complete_when_its_last_state_is_kept_and_all_have_left() -> 
 
 def test_a_state_that_is_durable_already_is_not_written_again() -> None:
     bench = Bench(world=1).start(STEP_3)
-    bench.tell(CheckpointDurable("c4", STEP_4, 1, 0.1, 0.2))
-    said = bench.tell(Finished(member(0), 1, STEP_4, "digest"))
+    bench.send(CheckpointDurable("c4", STEP_4, 1, 0.1, 0.2))
+    said = bench.send(Finished(member(0), 1, STEP_4, "digest"))
     assert [type(one) for one in said if isinstance(one, SaveCheckpoint | Conclude)] == [Conclude]
 
 
@@ -57,7 +57,7 @@ def test_a_store_that_fails_is_tried_again_and_then_the_run_says_that_nothing_is
     said: list[Instruction] = []
     requests = {save.request}
     for _ in range(40):
-        said = bench.tell(PartFailed(member(0), max(requests), "the disk is full"))
+        said = bench.send(PartFailed(member(0), max(requests), "the disk is full"))
         said += bench.after(20.0)
         requests |= {one.request for one in said if isinstance(one, SaveCheckpoint)}
         if any(isinstance(one, Conclude) for one in said):
@@ -76,22 +76,22 @@ def test_a_rank_that_writes_no_part_in_time_is_called_out() -> None:
 
 def test_who_waits_is_told_again() -> None:
     bench = concluded()
-    assert only(Conclude, bench.tell(Finished(member(1), 1, STEP_4, "digest"))).members == (member(1),)
-    assert not [one for one in bench.tell(Finished(member(1), 1, STEP_4, "digest", True)) if isinstance(one, Conclude)]
+    assert only(Conclude, bench.send(Finished(member(1), 1, STEP_4, "digest"))).members == (member(1),)
+    assert not [one for one in bench.send(Finished(member(1), 1, STEP_4, "digest", True)) if isinstance(one, Conclude)]
 
 
 def test_the_others_end_the_run_when_one_is_lost_behind_the_loop() -> None:
     bench = concluded()
-    assert not [one for one in bench.tell(Lost(member(0), ProcessEnded(), 0.0)) if isinstance(one, Quiesce | EndRun)]
+    assert not [one for one in bench.send(Lost(member(0), ProcessEnded(), 0.0)) if isinstance(one, Quiesce | EndRun)]
     assert only(EndRun, left(bench, 1)).status == "completed"
 
 
 def test_when_all_are_lost_behind_the_loop_new_ranks_come_there_again() -> None:
     bench = concluded()
-    bench.tell(Lost(member(0), ProcessEnded(), 0.0), Lost(member(1), ProcessEnded(), 0.0))
+    bench.send(Lost(member(0), ProcessEnded(), 0.0), Lost(member(1), ProcessEnded(), 0.0))
     for slot in range(2):
         bench.join(slot, f"again-{slot}")
-        bench.tell(Ready(member(slot, 1)))
+        bench.send(Ready(member(slot, 1)))
     view = only(Publish, bench.through(1.0)).view
     assert view.checkpoint == "c4" and view.state.step == STEP_4.step
 
@@ -99,13 +99,13 @@ def test_when_all_are_lost_behind_the_loop_new_ranks_come_there_again() -> None:
 def test_what_was_done_before_all_were_lost_counts() -> None:
     bench = concluded()
     left(bench, 0)
-    bench.tell(Lost(member(0), ProcessEnded(), 0.0))
-    assert only(EndRun, bench.tell(Lost(member(1), ProcessEnded(), 0.0))).status == "completed"
+    bench.send(Lost(member(0), ProcessEnded(), 0.0))
+    assert only(EndRun, bench.send(Lost(member(1), ProcessEnded(), 0.0))).status == "completed"
 
 
 def test_an_error_behind_the_loop_fails_the_run() -> None:
     bench = concluded()
-    said = bench.tell(Raised(member(0), 4, -1, "OSError: no space", "trace"))
+    said = bench.send(Raised(member(0), 4, -1, "OSError: no space", "trace"))
     assert only(EndRun, said).status == "failed"
     assert "behind the loop" in only(EndRun, said).reason and "no space" in only(EndRun, said).reason
 
@@ -117,12 +117,12 @@ def test_code_behind_the_loop_has_a_limit() -> None:
     assert end.status == "failed" and "timeouts.finish_s" in end.reason and "1.0" in end.reason
 
 
-@pytest.mark.parametrize("told", [True, False])
-def test_a_coordinator_that_dies_meanwhile_goes_on_from_there(told: bool) -> None:
+@pytest.mark.parametrize("reported", [True, False])
+def test_a_coordinator_that_dies_meanwhile_goes_on_from_there(reported: bool) -> None:
     bench = concluded()
     bench.restart()
     for slot in range(2):
-        bench.tell(*([Finished(member(slot), 1, STEP_4, "digest", True)] if told else []))
+        bench.send(*([Finished(member(slot), 1, STEP_4, "digest", True)] if reported else []))
     assert not left(bench, 0)
     left(bench, 1)
     bench.through(bench.settings.timeouts.node_s + 1.0)
@@ -132,8 +132,8 @@ def test_a_coordinator_that_dies_meanwhile_goes_on_from_there(told: bool) -> Non
 
 def test_different_final_states_are_a_failure() -> None:
     bench = Bench(world=2).start(STEP_3)
-    bench.tell(Finished(member(0), 1, STEP_4, "one"))
-    assert "different states" in only(EndRun, bench.tell(Finished(member(1), 1, STEP_4, "other"))).reason
+    bench.send(Finished(member(0), 1, STEP_4, "one"))
+    assert "different states" in only(EndRun, bench.send(Finished(member(1), 1, STEP_4, "other"))).reason
 
 
 def test_late_comers_are_released_after_the_end() -> None:
@@ -143,7 +143,7 @@ def test_late_comers_are_released_after_the_end() -> None:
     assert only(Welcome, said).incarnation == 1
     assert only(Release, said).members == (member(0, 1),)
     bench.now_s += bench.settings.timeouts.resend_s
-    assert only(Release, bench.tell(Ready(member(0, 1)))).members == (member(0, 1),)
+    assert only(Release, bench.send(Ready(member(0, 1)))).members == (member(0, 1),)
 
 
 def test_words_that_waited_while_the_coordinator_stood_still_are_answered_once() -> None:
@@ -151,7 +151,7 @@ def test_words_that_waited_while_the_coordinator_stood_still_are_answered_once()
     left(bench, 0)
     left(bench, 1)
     bench.now_s += bench.settings.timeouts.resend_s
-    said = [bench.tell(Ready(member(slot))) for _ in range(50) for slot in (0, 1)]
+    said = [bench.send(Ready(member(slot))) for _ in range(50) for slot in (0, 1)]
     assert [only(Release, one).members for one in said if one] == [(member(0),), (member(1),)]
 
 
@@ -159,6 +159,6 @@ def test_who_has_finished_in_a_view_that_the_journal_lost_has_not_finished_the_p
     """It says so until it is answered; found by the simulated run of seed 862."""
     bench = Bench().start(STEP_3)
     for _ in range(2):
-        bench.tell(Finished(member(0), 7, STEP_4, "digest"))
+        bench.send(Finished(member(0), 7, STEP_4, "digest"))
     assert not bench.machine.state.finished
     bench.machine.state.validate()

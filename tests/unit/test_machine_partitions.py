@@ -20,7 +20,7 @@ def begun(**settings: object) -> Bench:
     return Bench(**settings).start(STEP_3)  # type: ignore[arg-type]
 
 
-def told(bench: Bench) -> list[str]:
+def reported(bench: Bench) -> list[str]:
     return [decision.action for decision in bench.of(DecisionMade) if decision.policy == "partition"]
 
 
@@ -32,7 +32,7 @@ def test_stall_waits_for_a_silent_node_and_goes_on_with_the_ranks_it_had() -> No
     bench = begun(on_partition="stall")
     timeouts = bench.settings.timeouts
     said = bench.through(timeouts.node_s + 1.0, *N1)
-    assert not evicted(said) and told(bench) == ["wait"]
+    assert not evicted(said) and reported(bench) == ["wait"]
     assert next(one for one in said if isinstance(one, Quiesce)).members == tuple(member(slot) for slot in range(4))
     bench.quiesce([0, 2], STEP_3)
     said = bench.through(timeouts.quiesce_s * 3, *N1)
@@ -41,14 +41,14 @@ def test_stall_waits_for_a_silent_node_and_goes_on_with_the_ranks_it_had() -> No
     said = bench.quiesce(N1, STEP_3) + bench.through(1.0)
     [published] = [one for one in said if isinstance(one, Publish)]
     assert published.view.members == tuple(member(slot) for slot in range(4)) and published.view.state == STEP_3
-    assert told(bench) == ["wait", "recovered"] and not bench.of(ProcessLost)
+    assert reported(bench) == ["wait", "recovered"] and not bench.of(ProcessLost)
 
 
 def test_stall_gives_nobody_up_before_an_agent_that_is_back_has_told_of_its_ranks() -> None:
     """Its first word is that it is there; what it says of its ranks comes a moment later. Found by seed 2 of the simulated cuts."""
     bench = begun(on_partition="stall")
     bench.through(bench.settings.timeouts.node_s + 2.0, *N1)
-    bench.tell(NodeJoined("n1", 1))
+    bench.send(NodeJoined("n1", 1))
     assert not evicted(bench.through(0.3, *N1)) and not bench.of(ProcessLost)
     assert evicted(bench.through(bench.settings.timeouts.heartbeat_s + 0.2, 3)) == [3], "who is silent while others are heard is given up"
 
@@ -61,14 +61,14 @@ def test_stall_waits_no_longer_than_it_may() -> None:
     said = bench.through(16.5, *N1)
     assert {record.member.slot for record in bench.of(ProcessLost)} == set(N1)
     assert [one.view.members for one in said if isinstance(one, Publish)] == [(member(0), member(2))]
-    assert told(bench) == ["wait", "recovered"]
+    assert reported(bench) == ["wait", "recovered"]
 
 
 def test_stall_does_not_wait_for_an_agent_that_hung_up() -> None:
     bench = begun(on_partition="stall")
-    bench.tell(NodeSilent("n1", bench.now_s))
+    bench.send(NodeSilent("n1", bench.now_s))
     bench.through(1.0, *N1)
-    assert {record.member.slot for record in bench.of(ProcessLost)} == set(N1) and told(bench) == []
+    assert {record.member.slot for record in bench.of(ProcessLost)} == set(N1) and reported(bench) == []
 
 
 def test_stall_evicts_a_rank_of_which_its_agent_says_that_it_is_silent() -> None:
@@ -81,7 +81,7 @@ def test_a_connection_that_ends_after_a_silence_is_no_death(on_partition: str) -
     """A link was cut and is back: the old connection is reset, and the agent has not called again yet."""
     bench = begun(on_partition=on_partition)
     bench.through(2.0, *N1)
-    bench.tell(NodeSilent("n1", bench.now_s))
+    bench.send(NodeSilent("n1", bench.now_s))
     bench.after(0.3, *N1)
     bench.after(0.1)
     assert not bench.of(ProcessLost)
@@ -96,7 +96,7 @@ def test_go_on_gives_up_a_silent_node() -> None:
 def test_a_coordinator_that_hears_nobody_is_cut_off_and_gives_up_nobody() -> None:
     bench = begun()
     assert not evicted(bench.through(60.0, *range(4))) and not bench.of(ProcessLost)
-    assert told(bench) == ["wait"]
+    assert reported(bench) == ["wait"]
     bench.after(0.1, *N1)
     bench.quiesce([0, 2], STEP_3)
     bench.through(bench.settings.timeouts.heartbeat_s - 1.0, *N1)
@@ -131,7 +131,7 @@ def test_an_old_line_that_is_reset_once_somebody_is_heard_is_no_death() -> None:
     bench = begun()
     bench.through(20.0, *range(4))
     bench.after(0.1, *N1)  # n0 is heard again
-    bench.tell(NodeSilent("n1", bench.now_s))
+    bench.send(NodeSilent("n1", bench.now_s))
     bench.after(0.5, *N1)
     assert not bench.of(ProcessLost)
 
@@ -145,6 +145,6 @@ def test_a_coordinator_that_is_restarted_while_it_is_cut_off_gives_up_nobody() -
 
 def test_stall_does_not_wait_for_a_node_without_ranks() -> None:
     bench = begun(on_partition="stall")
-    bench.tell(NodeJoined("n9", 9))
+    bench.send(NodeJoined("n9", 9))
     bench.through(bench.settings.timeouts.node_s + 2.0)
-    assert told(bench) == [] and "n9" not in bench.machine.state.roster.nodes
+    assert reported(bench) == [] and "n9" not in bench.machine.state.roster.nodes

@@ -15,7 +15,7 @@ from tests.unit.test_machine import STEP_3, STEP_4, Bench, member, only
 def leave(bench: Bench, states: dict[int, StateId], incomplete: Iterable[int]) -> list[Instruction]:
     generation = bench.machine.state.generation
     why = [Departure.INCOMPLETE if slot in incomplete else Departure.CALLED for slot in states]
-    return bench.tell(
+    return bench.send(
         *(Quiesced(member(slot), generation, state, False, one) for (slot, state), one in zip(states.items(), why, strict=True))
     )
 
@@ -23,7 +23,7 @@ def leave(bench: Bench, states: dict[int, StateId], incomplete: Iterable[int]) -
 def three_of_four() -> Bench:
     """Slot 3 is lost; slot 0 has taken a step, for which the others have the sums; the three find some of the state missing."""
     bench = Bench(world=4, optimizer_sharding="zero1", optimizer_copies=0, min_ranks=2).start(STEP_3)
-    bench.tell(Lost(member(3), ProcessEnded(), bench.now_s))
+    bench.send(Lost(member(3), ProcessEnded(), bench.now_s))
     view = only(Publish, leave(bench, {0: STEP_4, 1: STEP_3, 2: STEP_3}, ())).view
     assert (view.state, len(view.members)) == (STEP_4, 3)
     assert not [one for one in leave(bench, {0: STEP_4, 1: STEP_4, 2: STEP_3}, (0, 1)) if isinstance(one, Publish)]
@@ -34,7 +34,7 @@ def test_a_rank_that_was_late_brings_what_was_missed_and_the_furthest_is_the_don
     """Found by the simulated run cuts 2078400417: only the late rank could be the donor, and it was a step behind."""
     bench = three_of_four()
     bench.join(3, "late", 1)
-    bench.tell(Quiesced(member(3, 1), 1, STEP_3, False, Departure.IDLE))
+    bench.send(Quiesced(member(3, 1), 1, STEP_3, False, Departure.IDLE))
     view = only(Publish, bench.after(0.1)).view
     assert view.state == STEP_4
     assert view.members[view.donor] in {member(0), member(1)}
@@ -45,7 +45,7 @@ def test_when_no_other_rank_may_have_it_a_new_history_begins() -> None:
     bench = three_of_four()
     assert not [one for one in bench.after(0.1) if isinstance(one, Publish)]  # a fuller world costs only the wait
     bench.join(3, "fresh")
-    bench.tell(Ready(member(3, 1)))
+    bench.send(Ready(member(3, 1)))
     view = only(Publish, bench.after(0.1)).view
     assert (view.state, view.checkpoint) == (StateId(1, 0), None)
     [begun] = bench.of(HistoryBegun)

@@ -43,7 +43,7 @@ def test_a_coordinator_that_stood_still_for_most_of_a_heartbeat_gives_nobody_up(
 
 def test_the_time_to_leave_a_group_is_longer_by_what_the_coordinator_stood_still() -> None:
     bench = Bench().start(STEP_3)
-    bench.tell(Lost(member(0), ProcessEnded(), bench.now_s))
+    bench.send(Lost(member(0), ProcessEnded(), bench.now_s))
     bench.quiesce([1, 2], STEP_3)
     assert not [one for one in bench.after(bench.settings.timeouts.quiesce_s + 1.0) if isinstance(one, Evict)]
     said = bench.through(bench.settings.timeouts.quiesce_s)
@@ -55,7 +55,7 @@ def test_when_nobody_moves_all_are_called_out_and_who_does_not_answer_is_evicted
     limits = bench.settings.timeouts
     bench.through(limits.progress_s + 1)
     pulses = tuple(Pulse(member(slot), 1, STEP_3, 0.0, limits.progress_s + 1) for slot in range(4))
-    said = bench.tell(Heartbeat("n0", pulses), Heartbeat("n1", ()), Tick())
+    said = bench.send(Heartbeat("n0", pulses), Heartbeat("n1", ()), Tick())
     assert not [one for one in said if isinstance(one, Evict)]
     assert len(only(Quiesce, said).members) == 4
     bench.quiesce([0, 1, 3], STEP_3)
@@ -67,7 +67,7 @@ def test_a_long_call_of_one_rank_is_no_hang_of_the_others() -> None:
     late_s = bench.settings.timeouts.progress_s + 1
     bench.now_s += late_s
     pulses = tuple(Pulse(member(slot), 1, STEP_3, 0.0, late_s, stepping=slot != 0) for slot in range(4))
-    assert not bench.tell(Heartbeat("n0", pulses), Heartbeat("n1", ()), Tick())
+    assert not bench.send(Heartbeat("n0", pulses), Heartbeat("n1", ()), Tick())
 
 
 def test_who_waited_in_the_last_view_has_its_time_in_the_next_one() -> None:
@@ -76,14 +76,14 @@ def test_who_waited_in_the_last_view_has_its_time_in_the_next_one() -> None:
     late_s = bench.settings.timeouts.progress_s + 1
     bench.through(late_s)
     waited = lambda age_s: tuple(Pulse(member(slot), 1, STEP_3, 0.0, age_s) for slot in range(4))  # noqa: E731
-    bench.tell(Heartbeat("n0", waited(late_s)), Heartbeat("n1", ()), Tick())
+    bench.send(Heartbeat("n0", waited(late_s)), Heartbeat("n1", ()), Tick())
     bench.quiesce([0, 1, 2, 3], STEP_3)
     bench.form([member(slot) for slot in range(4)], STEP_3)
-    assert not bench.tell(Heartbeat("n0", waited(late_s + 0.5)), Heartbeat("n1", ()), Tick())
+    assert not bench.send(Heartbeat("n0", waited(late_s + 0.5)), Heartbeat("n1", ()), Tick())
     evicted, begun_s = list[Evict](), bench.now_s
     while not evicted and bench.now_s < begun_s + 2 * late_s:
         bench.now_s += 0.5
-        said = bench.tell(Heartbeat("n0", waited(late_s + bench.now_s - begun_s)), Heartbeat("n1", ()), Tick())
+        said = bench.send(Heartbeat("n0", waited(late_s + bench.now_s - begun_s)), Heartbeat("n1", ()), Tick())
         evicted = [one for one in said if isinstance(one, Evict)]
     assert bench.now_s - begun_s > late_s - 2.0, "each view has the whole time"
     assert [one.member for one in evicted] == [member(0)], "one has to go when it comes to that again"
@@ -98,7 +98,7 @@ def test_a_first_step_is_waited_for_as_long_as_any_even_if_steps_are_quick() -> 
 
     def stands(state: StateId, age_s: float) -> list[Instruction]:
         pulses = tuple(Pulse(member(slot), 1, state, 0.0, age_s) for slot in range(4))
-        return bench.tell(Heartbeat("n0", pulses), Heartbeat("n1", ()), Tick())
+        return bench.send(Heartbeat("n0", pulses), Heartbeat("n1", ()), Tick())
 
     assert not stands(STEP_3, ceiling_s / 2), "all are at their first step"
     later = StateId(STEP_3.history, STEP_3.step + 1)
@@ -109,7 +109,7 @@ def test_a_first_step_is_waited_for_as_long_as_any_even_if_steps_are_quick() -> 
 def test_who_is_at_its_first_step_is_waited_for_where_a_fresh_process_has_to_begin() -> None:
     """Each was ended after ``start_s`` for the next one, which took as long."""
     bench = Bench(world=2).start(STEP_3)
-    bench.tell(Lost(member(0), ProcessEnded(), bench.now_s))
+    bench.send(Lost(member(0), ProcessEnded(), bench.now_s))
     bench.quiesce([1], STEP_3, dirty=True)
     bench.join(0, "fresh")
     said = bench.through(3 * bench.settings.timeouts.start_s)

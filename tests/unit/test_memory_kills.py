@@ -69,15 +69,15 @@ def test_the_agent_tells_how_a_process_ended_once_that_is_known(
     monkeypatch.setattr("actors.node.EXPLAIN_S", 0.01)
     counted(tmp_path, 5)
 
-    async def told() -> list[Any]:
-        agent, heard = NodeAgent("n0", 0, tmp_path, "127.0.0.1:1", LocalProcesses("n0")), list[Any]()
+    async def reported() -> list[Any]:
+        agent, received = NodeAgent("n0", 0, tmp_path, "127.0.0.1:1", LocalProcesses("n0")), list[Any]()
         agent._kills = MemoryKills(tmp_path, proc(tmp_path, "0::/\n"))
         agent._kills.watch(PID)
         counted(tmp_path, 5 + oom)
         if status is not None:
             (tmp_path / f"exit-{PID}").write_text(str(status))
-        monkeypatch.setattr(type(agent._up), "send", lambda self, *messages: heard.extend(messages))
+        monkeypatch.setattr(type(agent._up), "send", lambda self, *messages: received.extend(messages))
         await agent._explain(Member(1, 0), PID)
-        return heard
+        return received
 
-    assert asyncio.run(told()) == ([Explained(Member(1, 0), ended)] if ended is not None else [])
+    assert asyncio.run(reported()) == ([Explained(Member(1, 0), ended)] if ended is not None else [])

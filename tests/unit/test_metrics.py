@@ -164,9 +164,9 @@ def test_names_follow_the_rules() -> None:
 
 def test_faults_are_counted_from_zero() -> None:
     records = one_loss("f1").records
-    struck = next(number for number, record in enumerate(records) if isinstance(record, FaultRecord))
+    injected = next(number for number, record in enumerate(records) if isinstance(record, FaultRecord))
     executed = {("fleet_faults_total", (("kind", kind), ("phase", "executed"))) for kind in EXECUTABLE}
-    before, after = (scrape(Ledger().apply_all(records[:end]).summary()) for end in (struck, struck + 1))
+    before, after = (scrape(Ledger().apply_all(records[:end]).summary()) for end in (injected, injected + 1))
     assert {key: before[key] for key in executed} == dict.fromkeys(executed, 0.0)
     assert {key for key in executed if after[key] - before[key] == 1} == {
         ("fleet_faults_total", (("kind", "kill_rank"), ("phase", "executed")))

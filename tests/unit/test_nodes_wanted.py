@@ -23,7 +23,7 @@ class World:
     def __init__(self, patch: Patch) -> None:
         self.held, self.kept, self.free = Counter(a=1, b=1), Counter[str](), {"c": {"CPU": 0.0}}
         self.there, self.going, self.cut_off, self.now_s = ["a", "b"], list[str](), set[str](), 0.0
-        self.asked, self.told, self.gone = list[tuple[int, tuple[str, ...]]](), list[NodesWanted](), list[int]()
+        self.asked, self.reported, self.gone = list[tuple[int, tuple[str, ...]]](), list[NodesWanted](), list[int]()
         internals: dict[str, Any] = {
             "unplaced": lambda: self.held[""],
             "places_of_job": lambda asked=False: self.kept if asked else self.held,
@@ -37,7 +37,7 @@ class World:
         self.agents: dict[int, Any] = {0: None, 1: None}
         self.coordinator = SimpleNamespace(
             going_nodes=SimpleNamespace(remote=lambda: lambda: self.going),
-            report=SimpleNamespace(remote=lambda event: lambda: self.told.append(event)),
+            report=SimpleNamespace(remote=lambda event: lambda: self.reported.append(event)),
         )
         cluster: Any = SimpleNamespace(slot={"CPU": 1.0}, selector={"rack": "a"}, index_of={"a": 0, "b": 1, "c": 2}.get)
         self.asker = NodeAsker(self, cluster, SimpleNamespace(now_s=lambda: self.now_s))
@@ -71,15 +71,15 @@ def test_places_of_a_node_that_goes_are_asked_for_elsewhere_and_told(world: Worl
     assert world.asker.kept() == {"c"}, "it gets an agent before its ranks come"
     world.there, world.held, world.kept = ["a", "c"], Counter(a=1, c=1), Counter()
     assert world.look(6.0) == (0, ())
-    assert [(one.action, one.ranks, one.waited_s) for one in world.told] == [("ask", 1, None), ("came", 1, 3.5)]
-    assert "each takes 1 CPU, where rack=a" in world.told[0].detail and "3.5 s after" in world.told[1].detail
+    assert [(one.action, one.ranks, one.waited_s) for one in world.reported] == [("ask", 1, None), ("came", 1, 3.5)]
+    assert "each takes 1 CPU, where rack=a" in world.reported[0].detail and "3.5 s after" in world.reported[1].detail
     world.asker.close()
     assert world.asked[-1] == (0, ())
 
 
 def test_a_node_that_chaos_has_cut_off_comes_back_and_is_not_replaced(world: World) -> None:
     world.going, world.cut_off = ["b"], {"b"}
-    assert world.look(0.0) == (0, ()) and world.told == []
+    assert world.look(0.0) == (0, ()) and world.reported == []
 
 
 def test_an_agent_where_the_run_has_no_place_is_let_go_after_a_while(world: World) -> None:

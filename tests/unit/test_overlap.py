@@ -64,17 +64,17 @@ def ranges_of(size: int) -> list[tuple[int, ...]]:
 class Rank:
     """What an engine does around each shard, of one rank."""
 
-    def __init__(self, group: Group, reducer: Reducer, watched: bool, dealt: Sequence[Sequence[int]]) -> None:
+    def __init__(self, group: Group, reducer: Reducer, watched: bool, assigned: Sequence[Sequence[int]]) -> None:
         with ONE_GENERATOR:
             torch.manual_seed(0)
             self.model = Net()
-        self.group, self.reducer, self.mine = group, reducer, dealt[group.rank]
+        self.group, self.reducer, self.mine = group, reducer, assigned[group.rank]
         self.gradients = GradientBuffers({"model": self.model}, SHARDS, watched=watched)
-        self.dealt, self.overlapped = dealt, 0
+        self.assigned, self.overlapped = assigned, 0
         self.bind(group)
 
     def bind(self, group: Group) -> None:
-        self.reducer.bind(group, [cover(shards, SHARDS) for shards in self.dealt])
+        self.reducer.bind(group, [cover(shards, SHARDS) for shards in self.assigned])
 
     def compute(self, step: int, backward: Callable[..., None], shards: Sequence[int] | None = None) -> None:
         gradients = self.gradients
@@ -96,14 +96,14 @@ class Rank:
 
 
 def trained(
-    size: int, backward: Callable[..., None], watched: bool, bucket_bytes: int = 1 << 13, dealt: Sequence[Sequence[int]] | None = None,
+    size: int, backward: Callable[..., None], watched: bool, bucket_bytes: int = 1 << 13, assigned: Sequence[Sequence[int]] | None = None,
     expect: bool = True, sites: Sequence[str] = (),
 ) -> list[tuple[list[list[torch.Tensor]], int]]:  # fmt: skip
     """By rank: the means of all steps, and how many of them were exchanged early."""
 
     def rank(group: Group) -> tuple[list[list[torch.Tensor]], int]:
         reducer = Reducer(SHARDS, "ordered", bucket_bytes, two_levels=bool(sites))
-        one = Rank(group, reducer, watched, dealt or ranges_of(group.size))
+        one = Rank(group, reducer, watched, assigned or ranges_of(group.size))
         means = []
         for step in range(STEPS):
             one.compute(step, backward)
@@ -171,15 +171,15 @@ def wakes_late(model: nn.Module, shard: int, step: int) -> None:
 
 
 @pytest.mark.parametrize("backward", [grows_late, scaled_by_the_body, replaced_by_the_body, wakes_late])
-@pytest.mark.parametrize("dealt", [[(0, 1, 2, 3), (4, 5, 6, 7)], [(0, 1, 2), (3, 4, 5, 6), (7,)]])
+@pytest.mark.parametrize("assigned", [[(0, 1, 2, 3), (4, 5, 6, 7)], [(0, 1, 2), (3, 4, 5, 6), (7,)]])
 def test_a_gradient_that_changes_after_it_was_sent_breaks_the_group_and_no_sum(
-    backward: Callable[..., None], dealt: list[tuple[int, ...]]
+    backward: Callable[..., None], assigned: list[tuple[int, ...]]
 ) -> None:
     [(expected, _)] = trained(1, backward, watched=False)
-    size, ranks, lost = len(dealt), dict[int, Rank](), list[int]()
+    size, ranks, lost = len(assigned), dict[int, Rank](), list[int]()
 
     def until_it_breaks(group: Group) -> int:
-        one = ranks[group.rank] = Rank(group, Reducer(SHARDS, "ordered", 1 << 13), True, dealt)
+        one = ranks[group.rank] = Rank(group, Reducer(SHARDS, "ordered", 1 << 13), True, assigned)
         for step in range(STEPS):
             one.compute(step, backward)
             again = tuple(shard for shard in one.mine if shard not in one.gradients.held)
@@ -275,7 +275,7 @@ def test_what_a_broken_exchange_has_left_in_memory_is_in_no_later_sum() -> None:
         once(one.model, one.mine[-1], 2)
         one.gradients.abandon()
         alone = [tuple(range(SHARDS))]
-        one.dealt, one.mine = alone, alone[0]
+        one.assigned, one.mine = alone, alone[0]
         one.bind(Group(0, 0, 1, torch.device("cpu")))
         one.compute(2, once)
         found = one.reduce()

@@ -33,7 +33,7 @@ WORLD = 2
 SECOND = 1_000_000
 
 
-class Told:
+class Reported:
     """A job of two ranks whose words a test writes down. Each call goes on by a second."""
 
     def __init__(self, limits: Limits | None = None) -> None:
@@ -95,29 +95,29 @@ class Told:
         return build_report(self.records).to_dict()
 
 
-def killed_once() -> Told:
+def killed_once() -> Reported:
     """Steps 1 to 8 with a file of step 5, a kill, and on to step 10."""
-    told = Told()
-    told.start(0)
-    told.steps(0, 1, 5)
-    told.save(0, 5, "/c/last.pt")
-    told.steps(0, 6, 8)
-    told.kill(1, 0)
-    told.end(0, (1, 0))
-    told.start(1, "/c/last.pt")
-    told.steps(1, 1, 5)
-    told.finish(1)
-    return told
+    reported = Reported()
+    reported.start(0)
+    reported.steps(0, 1, 5)
+    reported.save(0, 5, "/c/last.pt")
+    reported.steps(0, 6, 8)
+    reported.kill(1, 0)
+    reported.end(0, (1, 0))
+    reported.start(1, "/c/last.pt")
+    reported.steps(1, 1, 5)
+    reported.finish(1)
+    return reported
 
 
 def test_a_restart_goes_back_to_the_step_of_the_file_that_the_script_has_loaded() -> None:
-    told = killed_once()
-    data = told.report()
+    reported = killed_once()
+    data = reported.report()
     assert data["status"] == "completed"
     assert data["steps"] == 10
     assert data["rolled_back_steps"] == 3
     assert [(each["first_step"], each["last_step"]) for each in data["rollbacks"]] == [(6, 8)]
-    assert [record.from_state.step for record in told.of(HistoryBegun)] == [5]
+    assert [record.from_state.step for record in reported.of(HistoryBegun)] == [5]
     assert {check["verdict"] for check in data["checks"]} <= {"ok", "unknown"}
 
 
@@ -134,111 +134,111 @@ def test_every_rank_second_is_in_one_category() -> None:
 
 
 def test_all_that_a_kill_took_along_is_charged_to_its_fault() -> None:
-    told = killed_once()
-    first, second = told.of(ProcessLost)
+    reported = killed_once()
+    first, second = reported.of(ProcessLost)
     assert (first.member, first.cause, first.fault) == (Member(1, 0), ProcessEnded(-9), "kill-0")
     assert (second.member, type(second.cause), second.fault) == (Member(0, 0), Evicted, "kill-0")
-    (fault,) = told.report()["faults"]
+    (fault,) = reported.report()["faults"]
     assert sorted(fault["members"]) == ["0.0", "1.0"]
     assert fault["cost_s"] > 0 < fault["init_s"]
-    assert told.of(ViewPublished)[1].causes == ("1.0",)
+    assert reported.of(ViewPublished)[1].causes == ("1.0",)
 
 
 def test_a_file_that_was_never_renamed_is_no_checkpoint_of_that_name() -> None:
-    told = Told()
-    told.start(0)
-    told.steps(0, 1, 2)
-    told.save(0, 2, "/c/last.pt")
-    told.steps(0, 3, 4)
-    told.one(0, 0, What.SAVE, steps=4, path="/c/last.pt.tmp")
-    told.one(0, 0, What.SAVED, steps=4, path="/c/last.pt.tmp")
-    told.kill(0, 0)
-    told.end(0)
-    told.start(1, "/c/last.pt")
-    assert [record.from_state.step for record in told.of(HistoryBegun)] == [2]
-    assert [(record.checkpoint, record.state.step) for record in told.of(CheckpointRecord)] == [("/c/last.pt", 2)]
+    reported = Reported()
+    reported.start(0)
+    reported.steps(0, 1, 2)
+    reported.save(0, 2, "/c/last.pt")
+    reported.steps(0, 3, 4)
+    reported.one(0, 0, What.SAVE, steps=4, path="/c/last.pt.tmp")
+    reported.one(0, 0, What.SAVED, steps=4, path="/c/last.pt.tmp")
+    reported.kill(0, 0)
+    reported.end(0)
+    reported.start(1, "/c/last.pt")
+    assert [record.from_state.step for record in reported.of(HistoryBegun)] == [2]
+    assert [(record.checkpoint, record.state.step) for record in reported.of(CheckpointRecord)] == [("/c/last.pt", 2)]
 
 
 def test_without_a_file_that_was_seen_a_restart_begins_at_step_0() -> None:
-    told = Told()
-    told.start(0)
-    told.steps(0, 1, 3)
-    told.kill(0, 0)
-    told.end(0)
-    told.start(1, "/elsewhere/model.bin")
-    told.steps(1, 1, 4)
-    told.finish(1)
-    data = told.report()
+    reported = Reported()
+    reported.start(0)
+    reported.steps(0, 1, 3)
+    reported.kill(0, 0)
+    reported.end(0)
+    reported.start(1, "/elsewhere/model.bin")
+    reported.steps(1, 1, 4)
+    reported.finish(1)
+    data = reported.report()
     assert (data["steps"], data["rolled_back_steps"]) == (4, 3)
-    assert "nothing that this run has saved" in told.of(HistoryBegun)[0].reason
+    assert "nothing that this run has saved" in reported.of(HistoryBegun)[0].reason
 
 
 def test_a_step_counts_once_every_rank_has_ended_it() -> None:
-    told = Told()
-    told.start(0)
-    told.one(0, 0, What.STEP, steps=1)
-    assert not told.of(Committed)
-    told.one(1, 0, What.STEP, steps=1)
-    assert [record.state.step for record in told.of(Committed)] == [1]
+    reported = Reported()
+    reported.start(0)
+    reported.one(0, 0, What.STEP, steps=1)
+    assert not reported.of(Committed)
+    reported.one(1, 0, What.STEP, steps=1)
+    assert [record.state.step for record in reported.of(Committed)] == [1]
 
 
 def test_a_step_that_one_rank_has_saved_counts_though_another_rank_has_not_ended_it() -> None:
-    told = Told()
-    told.start(0)
-    told.steps(0, 1, 1)
-    told.one(0, 0, What.STEP, steps=2)
-    told.save(0, 2, "/c/last.pt")
-    told.one(0, 0, What.STEP, steps=3)
-    told.kill(1, 0)
-    told.end(0, (1, 0))
-    told.start(1, "/c/last.pt")
-    told.steps(1, 1, 2)
-    told.finish(1)
-    data = told.report()
+    reported = Reported()
+    reported.start(0)
+    reported.steps(0, 1, 1)
+    reported.one(0, 0, What.STEP, steps=2)
+    reported.save(0, 2, "/c/last.pt")
+    reported.one(0, 0, What.STEP, steps=3)
+    reported.kill(1, 0)
+    reported.end(0, (1, 0))
+    reported.start(1, "/c/last.pt")
+    reported.steps(1, 1, 2)
+    reported.finish(1)
+    data = reported.report()
     assert (data["steps"], data["rolled_back_steps"], data["closes"]) == (4, 0, True)
 
 
-def fail(told: Told, launch: int, steps: int) -> None:
-    told.start(launch, "/c/last.pt" if launch else "")
-    told.steps(launch, 1, steps)
-    told.say(launch, What.RAISED, text="ValueError: no samples")
-    told.end(launch)
+def fail(reported: Reported, launch: int, steps: int) -> None:
+    reported.start(launch, "/c/last.pt" if launch else "")
+    reported.steps(launch, 1, steps)
+    reported.say(launch, What.RAISED, text="ValueError: no samples")
+    reported.end(launch)
 
 
 def test_a_script_that_fails_without_a_step_in_between_is_given_up() -> None:
-    told = Told(Limits(3, 8, 600.0))
+    reported = Reported(Limits(3, 8, 600.0))
     for launch in range(3):
-        assert told.job.verdict is None
-        fail(told, launch, 0)
-    assert told.job.verdict == ("the script failed 3 times by itself, without an optimizer step in between", "ValueError: no samples")
-    assert isinstance(told.of(ProcessLost)[0].cause, TrainRaised)
+        assert reported.job.verdict is None
+        fail(reported, launch, 0)
+    assert reported.job.verdict == ("the script failed 3 times by itself, without an optimizer step in between", "ValueError: no samples")
+    assert isinstance(reported.of(ProcessLost)[0].cause, TrainRaised)
 
 
 def test_a_script_that_always_fails_at_the_same_step_is_given_up_too() -> None:
-    told = Told(Limits(3, 5, 600.0))
+    reported = Reported(Limits(3, 5, 600.0))
     for launch in range(5):
-        assert told.job.verdict is None
-        fail(told, launch, 2)
-    assert told.job.verdict is not None
-    assert "5 times" in told.job.verdict[0]
+        assert reported.job.verdict is None
+        fail(reported, launch, 2)
+    assert reported.job.verdict is not None
+    assert "5 times" in reported.job.verdict[0]
 
 
 def test_what_chaos_has_ended_is_no_failure_of_the_script() -> None:
-    told = Told(Limits(1, 1, 600.0))
-    told.start(0)
-    told.kill(0, 0)
-    told.end(0)
-    assert told.job.verdict is None
+    reported = Reported(Limits(1, 1, 600.0))
+    reported.start(0)
+    reported.kill(0, 0)
+    reported.end(0)
+    assert reported.job.verdict is None
 
 
 def test_what_ends_because_the_run_is_to_end_is_not_lost() -> None:
-    told = Told()
-    told.start(0)
-    told.steps(0, 1, 2)
-    told.job.leave()
-    told.end(0)
-    told.add(told.job.over(EndWhy.STOPPED, "SIGINT", told.now_us / 1e6))
-    data = told.report()
+    reported = Reported()
+    reported.start(0)
+    reported.steps(0, 1, 2)
+    reported.job.leave()
+    reported.end(0)
+    reported.add(reported.job.over(EndWhy.STOPPED, "SIGINT", reported.now_us / 1e6))
+    data = reported.report()
     assert (data["status"], data["reason"], data["steps"], data["closes"]) == ("stopped", "SIGINT", 2, True)
     assert data["counts"]["losses"] == 0
 
@@ -278,9 +278,11 @@ def test_only_signals_to_processes_strike_a_job_that_is_not_fleets() -> None:
 
 
 def test_two_runs_stand_side_by_side() -> None:
-    told = killed_once().report()
-    rows: Mapping[str, tuple[str, ...]] = {head: tuple(cells) for head, *cells in side_by_side.table([told, told], ["one", "other"])}
+    reported = killed_once().report()
+    rows: Mapping[str, tuple[str, ...]] = {
+        head: tuple(cells) for head, *cells in side_by_side.table([reported, reported], ["one", "other"])
+    }
     assert rows["steps computed twice"] == ("3", "3")
     assert rows["- rework"][0].endswith("%")
     assert side_by_side.kind_of_run({"plain": []}) == "as it is (torchrun)"
-    assert side_by_side.same_faults([told, told]) == "No faults were planned for them."
+    assert side_by_side.same_faults([reported, reported]) == "No faults were planned for them."

@@ -75,15 +75,15 @@ def _simulated(local: Any, durable: Any, horizon_s: float) -> float:
     while now < horizon_s:
         which = 0 if next_copy[0] <= next_copy[1] else 1
         arrive_s = now + max(0.0, next_copy[which] - work) + tiers[which].blocked_s
-        struck = 0 if due[0] <= due[1] else 1
-        if arrive_s <= due[struck]:
+        injected = 0 if due[0] <= due[1] else 1
+        if arrive_s <= due[injected]:
             now, work = arrive_s, max(work, next_copy[which])
             copies[which], next_copy[which] = work, work + tiers[which].interval_s
             continue
-        work = copies[1] if struck else max(copies)
+        work = copies[1] if injected else max(copies)
         copies = [min(copy, work) for copy in copies]
         next_copy = [copy + tier.interval_s for copy, tier in zip(copies, tiers, strict=True)]
-        now = due[struck] + tiers[struck].down_s + tiers[struck].restart_s
+        now = due[injected] + tiers[injected].down_s + tiers[injected].restart_s
         due = [now + random.expovariate(1 / tier.mtbf_s) for tier in tiers]
     return work / now
 

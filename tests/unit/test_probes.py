@@ -89,7 +89,7 @@ def test_a_seed_writes_what_it_reached_where_it_is_told_to(tmp_path: Path, monke
 
 
 @pytest.mark.parametrize(
-    ("reached", "unreached", "status", "told"),
+    ("reached", "unreached", "status", "reported"),
     [
         (["early", "late"], {}, 0, "late · fleet/a.py:2 · reached in 1 seed"),
         (["early", "early"], {}, 1, "late · fleet/a.py:2 · NOT REACHED"),
@@ -103,7 +103,7 @@ def test_the_command_fails_where_a_probe_is_out_of_reach_or_its_reason_is_wrong(
     reached: list[str],
     unreached: dict[str, str],
     status: int,
-    told: str,
+    reported: str,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
@@ -112,7 +112,7 @@ def test_the_command_fails_where_a_probe_is_out_of_reach_or_its_reason_is_wrong(
     monkeypatch.setattr(probes, "UNREACHED", unreached)
     (tmp_path / "1-cuts").write_text("".join(f"{name}\n" for name in reached))
     assert probes.main([str(tmp_path)]) == status
-    assert told in capsys.readouterr().out
+    assert reported in capsys.readouterr().out
 
 
 def test_what_is_known_to_be_out_of_reach_is_in_the_code_and_says_why() -> None:

@@ -142,18 +142,20 @@ def test_who_waits_for_what_an_old_generation_left_is_not_answered_with_less(sto
 
 
 def test_one_round_trip_tells_a_rank_of_all_others(store: StoreServer) -> None:
-    told: list[list[bytes]] = [[], []]
+    reported: list[list[bytes]] = [[], []]
     with (
         contextlib.closing(StoreClient(store.address, 1, BOUND_S)) as one,
         contextlib.closing(StoreClient(store.address, 1, BOUND_S)) as two,
     ):
-        exchanges = [Exchange(client, "p", 2, mine, told[rank].append) for rank, (client, mine) in enumerate([(one, b"here"), (two, b"")])]
+        exchanges = [
+            Exchange(client, "p", 2, mine, reported[rank].append) for rank, (client, mine) in enumerate([(one, b"here"), (two, b"")])
+        ]
         for rank, exchange in enumerate(exchanges):
             exchange.set(f"g/{rank}", bytes([rank]) * 3)
         exchanges[0].wait(["g/1"])
         one.interrupt()  # what follows needs no store
         assert [exchanges[0].get(f"g/{rank}") for rank in range(2)] == [b"\0\0\0", b"\1\1\1"]
-        assert told == [[b"here", b""], []]
+        assert reported == [[b"here", b""], []]
 
 
 def test_a_store_that_dies_breaks_the_forming(store: StoreServer) -> None:
@@ -364,8 +366,8 @@ def fake_nccl(monkeypatch: pytest.MonkeyPatch, devices: list[str], wires: Callab
 
 
 def form_on_gpus(store: StoreServer, size: int = 2) -> list[Forming]:
-    told = {"generation": 1, "size": size, "device": torch.device("cuda"), "timeout_s": BOUND_S, "host": HOST}
-    return [Forming(store=store.address, rank=rank, **told) for rank in range(size)]
+    reported = {"generation": 1, "size": size, "device": torch.device("cuda"), "timeout_s": BOUND_S, "host": HOST}
+    return [Forming(store=store.address, rank=rank, **reported) for rank in range(size)]
 
 
 @pytest.mark.parametrize(("devices", "has_nccl"), [(["a", "b"], True), (["a", "a"], False)])
@@ -459,8 +461,8 @@ def test_a_peer_that_is_lost_while_nccl_waits_ends_the_forming(store: StoreServe
 @pytest.mark.parametrize("backend", ["gloo", None])
 def test_one_rank_that_keeps_to_gloo_has_all_do_so(store: StoreServer, monkeypatch: pytest.MonkeyPatch, backend: str | None) -> None:
     fake_nccl(monkeypatch, ["a", "b"])
-    told = {"generation": 1, "size": 2, "device": torch.device("cuda"), "timeout_s": BOUND_S, "host": HOST}
-    parts = [Forming(store=store.address, rank=rank, backend=backend if rank else None, **told) for rank in range(2)]  # type: ignore[arg-type]
+    reported = {"generation": 1, "size": 2, "device": torch.device("cuda"), "timeout_s": BOUND_S, "host": HOST}
+    parts = [Forming(store=store.address, rank=rank, backend=backend if rank else None, **reported) for rank in range(2)]  # type: ignore[arg-type]
     groups = [part.wait() for part in parts]
     assert [group.receives_ahead for group in groups] == [backend == "gloo"] * 2
     close_all(groups)
@@ -485,8 +487,8 @@ def answer(connection: Connection) -> str:
     return str(connection.recv())
 
 
-def ends_after(store: StoreServer, blow: signal.Signals, order: str) -> list[str]:
-    """Three ranks form; the third gets ``blow``, the others ``order``. How the wait of those two ended."""
+def ends_after(store: StoreServer, fault_planned: signal.Signals, order: str) -> list[str]:
+    """Three ranks form; the third gets ``fault_planned``, the others ``order``. How the wait of those two ended."""
     context = multiprocessing.get_context("spawn")
     pipes = [context.Pipe() for _ in range(3)]
     ranks = [
@@ -499,7 +501,7 @@ def ends_after(store: StoreServer, blow: signal.Signals, order: str) -> list[str
         assert [answer(mine) for mine, _ in pipes] == ["formed"] * 3
         pid = ranks[2].pid
         assert pid is not None
-        os.kill(pid, blow)
+        os.kill(pid, fault_planned)
         for mine, _ in pipes[:2]:
             mine.send(order)
         return [answer(mine) for mine, _ in pipes[:2]]

@@ -99,14 +99,14 @@ def test_what_a_lost_rank_had_is_computed_before_the_others_meet_again(tmp_path:
             assert not speculates(engine, view, member, START)
         engine.promise(group, engine.duties.promised)
         engine.join(group, view, group.rank, START, True)
-        dealt = set(engine.assigned)
-        return ended(engine, state), speculative, dealt
+        expected = set(engine.assigned)
+        return ended(engine, state), speculative, expected
 
-    (one, speculative, dealt), (other, others, rest) = with_groups(2, second)  # type: ignore[misc]
+    (one, speculative, expected), (other, others, rest) = with_groups(2, second)  # type: ignore[misc]
     ((whole, *_),) = one_step(1, tmp_path)
     assert one == other == whole
-    assert speculative | others | dealt | rest == had[2] and len(speculative) + len(others) + len(dealt) + len(rest) == len(had[2])
-    assert speculative and bool(others) == knows and bool(dealt | rest) != knows
+    assert speculative | others | expected | rest == had[2] and len(speculative) + len(others) + len(expected) + len(rest) == len(had[2])
+    assert speculative and bool(others) == knows and bool(expected | rest) != knows
 
 
 def test_a_view_that_breaks_before_it_is_known_who_brings_what_changes_nothing_of_that(tmp_path: Path) -> None:

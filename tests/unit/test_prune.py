@@ -117,12 +117,12 @@ def test_a_dry_run_says_what_would_go_and_removes_nothing(tmp_path: Path, monkey
     for name, age in (("new", 1), ("old", 40)):
         kept(tmp_path, name, age, settings={"storage": "s3://key:secret@bucket/runs"})
     asked = ["runs", "prune", "--older-than", "30d", "--storage", str(tmp_path)]
-    told = CliRunner().invoke(app, [*asked, "--dry-run"], catch_exceptions=False).output
-    assert "1 of 2 runs would go, and free 0.1 MB" in told and "stays: it is not that old" in told
-    assert "checkpoints of old stay in s3://" in told and "secret" not in told
+    reported = CliRunner().invoke(app, [*asked, "--dry-run"], catch_exceptions=False).output
+    assert "1 of 2 runs would go, and free 0.1 MB" in reported and "stays: it is not that old" in reported
+    assert "checkpoints of old stay in s3://" in reported and "secret" not in reported
     assert (tmp_path / "old").is_dir()
-    told = CliRunner().invoke(app, asked, catch_exceptions=False).output
-    assert "1 of 2 runs went, and freed 0.1 MB" in told
+    reported = CliRunner().invoke(app, asked, catch_exceptions=False).output
+    assert "1 of 2 runs went, and freed 0.1 MB" in reported
     assert [path.name for path in tmp_path.iterdir()] == ["new"]
     assert "new" in CliRunner().invoke(app, ["runs", "--storage", str(tmp_path)], catch_exceptions=False).output
 

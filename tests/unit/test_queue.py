@@ -31,7 +31,7 @@ from tests.support.waiting import until
 from tests.support.watching import WRITE_TOKEN, Watched, watched
 
 LIMIT_S = 20.0
-UNTIL_TOLD = "import pathlib, sys, time\nwhile not pathlib.Path(sys.argv[1]).exists(): time.sleep(0.01)\nsys.exit(int(sys.argv[2]))"
+UNTIL_REPORTED = "import pathlib, sys, time\nwhile not pathlib.Path(sys.argv[1]).exists(): time.sleep(0.01)\nsys.exit(int(sys.argv[2]))"
 """A process that ends when a file is there, with the exit code that it was given."""
 
 
@@ -46,7 +46,7 @@ class Waits:
     tries: int = 1
 
     def command(self, job: Job) -> list[str]:
-        return [sys.executable, "-c", UNTIL_TOLD, str(self.folder / f"end-{job.name}"), *job.arguments]
+        return [sys.executable, "-c", UNTIL_REPORTED, str(self.folder / f"end-{job.name}"), *job.arguments]
 
     def listens(self, job: Job) -> bool:
         return not (self.folder / f"deaf-{job.name}").exists()
@@ -177,7 +177,7 @@ def test_a_run_gives_way_to_one_of_greater_priority_and_goes_on_after_it(make: M
 def test_a_run_that_does_not_end_when_told_to_is_ended_at_once(make: Make, tmp_path: Path, noted: Noted, monkeypatch: Any) -> None:
     queue = make(rules=Rules(preempts=True))
     monkeypatch.setattr(
-        sys.modules[__name__], "UNTIL_TOLD", "import signal; signal.signal(15, signal.SIG_IGN); print(flush=True)\n" + UNTIL_TOLD
+        sys.modules[__name__], "UNTIL_TOLD", "import signal; signal.signal(15, signal.SIG_IGN); print(flush=True)\n" + UNTIL_REPORTED
     )
     queue.submit(job(tmp_path, "low", 4, at_s=1.0))
     assert phases(queue) == {"low": RUNNING}

@@ -94,9 +94,9 @@ def test_a_quota_that_can_never_be_met_is_refused_by_name(shared: Watched, tmp_p
     refused = ask(shared, "POST", "/api/queue", submission(tmp_path, world=3), ADA)
     assert (refused.status_code, refused.json()["field"]) == (400, "slots")
     assert "team vision may have 2 slots at once, and this run needs 3" in refused.json()["detail"]
-    told = ask(shared, "GET", "/api/queue").json()
-    assert told["jobs"] == []
-    assert told["teams"] == [{"name": "speech", "slots": 0, "quota": 4}, {"name": "vision", "slots": 0, "quota": 2}]
+    reported = ask(shared, "GET", "/api/queue").json()
+    assert reported["jobs"] == []
+    assert reported["teams"] == [{"name": "speech", "slots": 0, "quota": 4}, {"name": "vision", "slots": 0, "quota": 2}]
 
 
 def test_a_token_takes_back_runs_of_its_own_team_alone_and_orders_no_chaos(shared: Watched, tmp_path: Path) -> None:
@@ -340,6 +340,6 @@ def test_a_cluster_that_is_away_is_said_and_ends_nobody(shared: Watched, tmp_pat
     queue.step()
     assert queue.trouble == "it is away" and queue.get("a").phase == WAITING
     shared.server.queue = Submissions(queue, shared.root)
-    told = ask(shared, "GET", "/api/queue").json()
-    assert (told["trouble"], told["slots"], told["free"]) == ("it is away", 0, 0)
+    reported = ask(shared, "GET", "/api/queue").json()
+    assert (reported["trouble"], reported["slots"], reported["free"]) == ("it is away", 0, 0)
     assert ask(shared, "POST", "/api/queue", submission(tmp_path), ADA).status_code == 503

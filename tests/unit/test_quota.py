@@ -34,10 +34,10 @@ def files(folder: Path, version: int) -> Path:
 
 @pytest.mark.parametrize("version", [1, 2])
 def test_the_group_is_found_and_bounded_in_both_versions(tmp_path: Path, version: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    told, inside = GROUPS[version]
+    reported, inside = GROUPS[version]
     (tmp_path / inside).mkdir(parents=True)
     files(tmp_path / inside, version)
-    parent = cpu_group(told, tmp_path)
+    parent = cpu_group(reported, tmp_path)
     assert parent == tmp_path / inside
     right = Path.mkdir
 

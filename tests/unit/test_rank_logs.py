@@ -187,9 +187,9 @@ def test_a_line_moves_no_cursor(line: bytes, text: str) -> None:
 def test_output_that_cannot_be_written_is_dropped_and_counted_and_the_train_function_goes_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    path, told = log_path(tmp_path, ZERO), list[tuple[int, str]]()
+    path, reported = log_path(tmp_path, ZERO), list[tuple[int, str]]()
     printed = RankLog(path)
-    printed.on_dropped = lambda dropped_bytes, why: told.append((dropped_bytes, why))
+    printed.on_dropped = lambda dropped_bytes, why: reported.append((dropped_bytes, why))
     right, full = os.write, [False]
 
     def write(descriptor: int, data: bytes) -> int:
@@ -210,14 +210,14 @@ def test_output_that_cannot_be_written_is_dropped_and_counted_and_the_train_func
     assert path.read_text().splitlines() == [
         "before", f"[fleet] 300 bytes were dropped here: [Errno 28] No space left on device: {path}", "after",
     ]  # fmt: skip
-    assert [number for number, _ in told] == [100, 300], "once when it begins, and once all of them"
-    assert "No space left" in told[0][1]
+    assert [number for number, _ in reported] == [100, 300], "once when it begins, and once all of them"
+    assert "No space left" in reported[0][1]
 
 
 def test_output_leaves_the_last_of_a_disk_to_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path, told = log_path(tmp_path, ZERO), list[tuple[int, str]]()
+    path, reported = log_path(tmp_path, ZERO), list[tuple[int, str]]()
     printed = RankLog(path)
-    printed.on_dropped = lambda dropped_bytes, why: told.append((dropped_bytes, why))
+    printed.on_dropped = lambda dropped_bytes, why: reported.append((dropped_bytes, why))
     room = [True]
     monkeypatch.setattr(logs, "has_room", lambda descriptor: room[0])
     line = "x" * (LOOK_BYTES // 2 - 1)
@@ -228,7 +228,7 @@ def test_output_leaves_the_last_of_a_disk_to_others(tmp_path: Path, monkeypatch:
     printed.close()
     assert LOOK_BYTES // 2 <= path.stat().st_size <= LOOK_BYTES * 3 // 2
     assert "bytes were dropped here: little of the disk is left" in path.read_text().splitlines()[-1]
-    assert "little of the disk is left" in told[-1][1]
+    assert "little of the disk is left" in reported[-1][1]
 
 
 @pytest.mark.parametrize(

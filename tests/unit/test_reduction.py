@@ -39,9 +39,9 @@ class Buffers:
 def with_groups(size: int, fn: Callable[[Group], object], sites: Sequence[str] = (), cores: float = math.inf) -> list[object]:
     """``fn(group)`` on ``size`` ranks, each in a thread, over gloo. ``sites`` says where each is, ``cores`` how many each may use."""
     store = StoreServer("127.0.0.1")
-    told = {"store": store.address, "generation": 1, "size": size, "device": torch.device("cpu"), "timeout_s": BOUND_S}
-    told |= {"host": "127.0.0.1", "cores": cores}
-    parts = [Forming(rank=rank, site=sites[rank] if sites else "", **told) for rank in range(size)]  # type: ignore[arg-type]
+    reported = {"store": store.address, "generation": 1, "size": size, "device": torch.device("cpu"), "timeout_s": BOUND_S}
+    reported |= {"host": "127.0.0.1", "cores": cores}
+    parts = [Forming(rank=rank, site=sites[rank] if sites else "", **reported) for rank in range(size)]  # type: ignore[arg-type]
     groups = [part.wait() for part in parts]
     try:
         with ThreadPoolExecutor(size) as pool:
@@ -109,24 +109,26 @@ def gradient(shard: int, length: int) -> torch.Tensor:
     return torch.randn(length, generator=torch.Generator().manual_seed(shard))
 
 
-def summed(group: Group, length: int, reducer: Reducer, dealt: list[list[int]] | None = None) -> ShardSums[Buffers]:
+def summed(group: Group, length: int, reducer: Reducer, assigned: list[list[int]] | None = None) -> ShardSums[Buffers]:
     """The sums of this rank's shards, of which the reducer knows; ``dealt[r]`` are those of rank r, in the order of computing them."""
-    dealt = dealt or [list(range(*bounds)) for bounds in ranges_of(group.size)]
-    reducer.bind(group, [cover(shards, SHARDS) for shards in dealt])
+    assigned = assigned or [list(range(*bounds)) for bounds in ranges_of(group.size)]
+    reducer.bind(group, [cover(shards, SHARDS) for shards in assigned])
     sums = ShardSums(SHARDS, lambda: Buffers(length))
-    for shard in dealt[group.rank]:
+    for shard in assigned[group.rank]:
         buffers = sums.take()
         buffers.flats[0].copy_(gradient(shard, length))
         sums.add(shard, buffers)
     return sums
 
 
-def mean_over(size: int, length: int, bucket_bytes: int, kind: str = "ordered", dealt: list[list[int]] | None = None) -> list[torch.Tensor]:
-    """Each rank's mean; ``dealt`` as in :func:`summed`."""
+def mean_over(
+    size: int, length: int, bucket_bytes: int, kind: str = "ordered", assigned: list[list[int]] | None = None
+) -> list[torch.Tensor]:
+    """Each rank's mean; ``assigned`` as in :func:`summed`."""
 
     def rank(group: Group) -> torch.Tensor:
         reducer, mean = Reducer(SHARDS, kind, bucket_bytes), Buffers(length)
-        sums = summed(group, length, reducer, dealt)
+        sums = summed(group, length, reducer, assigned)
         for _ in range(3):  # the sums are the same after a reduction
             reducer.reduce(sums, mean)
         return mean.flats[0].clone()
@@ -147,9 +149,9 @@ def test_worlds_agree_bit_for_bit_over_gloo(bucket_bytes: int) -> None:
 def test_shards_dealt_anew_after_a_loss_agree_bit_for_bit() -> None:
     """What survivors held, in any order, and the lost shards one by one, wherever they were put."""
     expected = mean_over(1, 30_001, 1 << 20)[0]
-    for dealt in ([[0, 1, 2, 3, 12], [8, 9, 10, 11, 13], [4], [7, 6, 5, 15, 14]], [[15, 0, 7], [*range(1, 7), *range(8, 15)]]):
+    for assigned in ([[0, 1, 2, 3, 12], [8, 9, 10, 11, 13], [4], [7, 6, 5, 15, 14]], [[15, 0, 7], [*range(1, 7), *range(8, 15)]]):
         for bucket_bytes in (1 << 12, 1 << 20):
-            for mean in mean_over(len(dealt), 30_001, bucket_bytes, dealt=dealt):
+            for mean in mean_over(len(assigned), 30_001, bucket_bytes, assigned=assigned):
                 assert torch.equal(mean, expected)
 
 
@@ -235,8 +237,8 @@ def test_two_ranks_agree_bit_for_bit_when_they_swap_in_pieces(monkeypatch: pytes
     expected = mean_over(1, 30_001, 1 << 20)[0]
     monkeypatch.setattr(reduction, "SWAP_BYTES", 1 << 14)
     assert len({hi - lo for lo, hi in reduction._stretches(expected, reduction.SWAP_BYTES)}) == 3
-    for dealt in (None, [[0, 2, 5, *range(8, SHARDS)], [1, 3, 4, 6, 7]]):
-        for mean in mean_over(2, 30_001, 1 << 20, dealt=dealt):
+    for assigned in (None, [[0, 2, 5, *range(8, SHARDS)], [1, 3, 4, 6, 7]]):
+        for mean in mean_over(2, 30_001, 1 << 20, assigned=assigned):
             assert torch.equal(mean, expected)
 
 
@@ -535,7 +537,7 @@ def test_right_sums_pass_and_all_say_the_same_of_them(size: int) -> None:
     for number in (0, 3, 100):
         found = checked_sums(size, number, lambda rank, flats: None)
         assert {owner for owner, _ in found} == {None}
-        assert len({told for _, told in found}) == 1
+        assert len({reported for _, reported in found}) == 1
 
 
 def test_who_adds_up_wrongly_is_found_by_its_checker_and_outvoted() -> None:
@@ -545,7 +547,7 @@ def test_who_adds_up_wrongly_is_found_by_its_checker_and_outvoted() -> None:
 
     found = checked_sums(4, 7, spoil)
     assert {owner for owner, _ in found} == {1}
-    said = [told for _, told in found]
+    said = [reported for _, reported in found]
     assert len(set(said)) == 2
     assert said.count(said[1]) == 1
 

@@ -79,8 +79,8 @@ def test_missing_room_is_journalled_and_told_and_so_is_its_end() -> None:
     ]
     assert [(record.policy, record.action) for record in records] == [("room", "warn"), ("room", "recovered")]
     narrator = Narrator()
-    told = [str(line) for record in [*Story(world=3).records, *records] for line in narrator.take(record, 0.0)]
-    assert [line.partition("* ")[2] for line in told[-2:]] == [
+    reported = [str(line) for record in [*Story(world=3).records, *records] for line in narrator.take(record, 0.0)]
+    assert [line.partition("* ")[2] for line in reported[-2:]] == [
         "room: warn: 2 ranks have no place: each takes 1 CPU",
         "room: recovered: all ranks have a place again",
     ]
@@ -94,8 +94,8 @@ def test_nodes_that_are_asked_for_are_journalled_with_the_time_that_they_took() 
         ("nodes", "ask", NodesAsked(2.0)), ("nodes", "came", NodesAsked(2.0, 4.5))
     ]  # fmt: skip
     narrator = Narrator()
-    told = [str(line) for record in [*Story(world=3).records, *records] for line in narrator.take(record, 0.0)]
-    assert any("nodes are asked for" in line for line in told) and any("nodes came" in line for line in told)
+    reported = [str(line) for record in [*Story(world=3).records, *records] for line in narrator.take(record, 0.0)]
+    assert any("nodes are asked for" in line for line in reported) and any("nodes came" in line for line in reported)
 
 
 def test_a_local_cluster_is_asked_for_nothing() -> None:

@@ -38,9 +38,11 @@ DEAR = RankPrice(2.0 / 3600, "USD", 64.0, "samples")
 
 def law(**more: float) -> Fit:
     """A job of 1 s that scales well, but for what is said."""
-    told = {"compute": 1.0, **more}
+    reported = {"compute": 1.0, **more}
     worlds = (1, 2, 4, 8)
-    terms = [{name: sum(told.get(each, 0.0) * s(w, 64) for each, s in shapes.items()) for name, shapes in SHAPES.items()} for w in worlds]
+    terms = [
+        {name: sum(reported.get(each, 0.0) * s(w, 64) for each, s in shapes.items()) for name, shapes in SHAPES.items()} for w in worlds
+    ]
     return fit([Visit(world, each) for world, each in zip(worlds, terms, strict=True)], 64)
 
 
@@ -77,8 +79,8 @@ def test_losses_make_large_worlds_dearer() -> None:
 
 def test_a_prediction_is_judged_by_what_is_measured_later() -> None:
     visits = [Visit(8, dict.fromkeys(SHAPES, 0.1)), Visit(8, dict.fromkeys(SHAPES, 0.2))]
-    told = judged(Estimate(1.0, 0.8, 1.2), visits)
-    assert told == {"step_s": pytest.approx(0.9), "visits": 2, "inside": True, "off": pytest.approx(-0.1)}
+    reported = judged(Estimate(1.0, 0.8, 1.2), visits)
+    assert reported == {"step_s": pytest.approx(0.9), "visits": 2, "inside": True, "off": pytest.approx(-0.1)}
     assert not judged(Estimate(1.0, 0.95, 1.2), visits)["inside"]
     assert groups(visits[0].terms) == pytest.approx({"compute": 2 / 6, "communication": 1 / 6, "coordination": 3 / 6})
 
@@ -190,8 +192,8 @@ def test_a_plan_takes_what_was_measured_and_says_what_was_not() -> None:
 def test_fleet_plan_plans_with_the_file(tmp_path: Path) -> None:
     file = tmp_path / "scale.json"
     file.write_text(json.dumps(FILE))
-    told = CliRunner().invoke(app, ["plan", "--measured", str(file), "--json", "-"])
-    plan = json.loads(told.output)
+    reported = CliRunner().invoke(app, ["plan", "--measured", str(file), "--json", "-"])
+    plan = json.loads(reported.output)
     assert plan["asked"]["kernel_efficiency"] == 0.41 and any("train.py" in note for note in plan["notes"])
     given = CliRunner().invoke(app, ["plan", "--measured", str(file), "--set", "kernel_efficiency=0.5", "--json", "-"])
     assert json.loads(given.output)["asked"]["kernel_efficiency"] == 0.5
@@ -214,8 +216,8 @@ def test_all_of_it_can_be_told() -> None:
     heads, cells = larger_table(larger)
     assert all(len(row) == len(heads) for row in cells) and cells[-1][-2:] == ["no gain", "no"]
     assert "Adding ranks pays up to 4" in next(larger_lines(larger))
-    told = {"shards": 32, "cpu_quota": 0.2, "larger": larger, "cores": 2.0, "visits": [{"world": 2, "load": 18.0}]}
-    said = " ".join(limits(told))
+    reported = {"shards": 32, "cpu_quota": 0.2, "larger": larger, "cores": 2.0, "visits": [{"world": 2, "load": 18.0}]}
+    said = " ".join(limits(reported))
     assert "0.2 cores of one host" in said and "A step has 32 shards" in said and "a load of 18 at world 2" in said
-    quiet = " ".join(limits(told | {"shards": 64, "cpu_quota": None, "visits": [{"world": 2, "load": 1.0}]}))
+    quiet = " ".join(limits(reported | {"shards": 64, "cpu_quota": None, "visits": [{"world": 2, "load": 1.0}]}))
     assert "cores" not in quiet and "shards" not in quiet and "load" not in quiet

@@ -41,7 +41,7 @@ def in_a_thread(fn: Callable[[], Any]) -> Any:
     return found[0]
 
 
-def told(children: bool) -> tuple[bool, float, float, int]:
+def reported(children: bool) -> tuple[bool, float, float, int]:
     """(what the kernel said, own slice, slice of a thread that was started afterwards, niceness)."""
     taken = be_prompt(children=children)
     return taken, slice_us(), in_a_thread(slice_us), os.getpriority(os.PRIO_PROCESS, 0)
@@ -50,7 +50,7 @@ def told(children: bool) -> tuple[bool, float, float, int]:
 @pytest.mark.parametrize("children", [True, False])
 def test_a_thread_gets_the_slice_that_it_asks_for(children: bool) -> None:
     before, niceness = slice_us(), os.getpriority(os.PRIO_PROCESS, 0)
-    taken, mine, childs, nice_after = in_a_thread(lambda: told(children))
+    taken, mine, childs, nice_after = in_a_thread(lambda: reported(children))
     assert nice_after == niceness
     if not taken:  # a kernel before 6.12: nothing has changed
         assert mine == childs == before
@@ -71,8 +71,8 @@ def test_who_computes_runs_for_long_until_it_is_told_otherwise_and_what_it_start
         ordinary = [in_a_thread(lambda: be_ordinary(mine)), slice_us()]
         return [*steady, *ordinary, os.getpriority(os.PRIO_PROCESS, 0)]
 
-    taken, steady, childs, told, after, nice_after = in_a_thread(compute)
-    assert nice_after == niceness and told == taken
+    taken, steady, childs, reported, after, nice_after = in_a_thread(compute)
+    assert nice_after == niceness and reported == taken
     assert before < 0 or steady == (STEADY_SLICE_US if taken else before)
     assert childs == after == before == slice_us()
 

@@ -49,10 +49,10 @@ def test_who_is_accused_shortly_after_was_found_late() -> None:
 
 
 def test_of_a_node_any_rank_is_right_and_it_is_over_when_the_last_is_gone() -> None:
-    struck = fault("executed", 10.0, slots=(2, 3))
+    faulty = fault("executed", 10.0, slots=(2, 3))
     gone = [ProcessLost(Member(slot, 0), KILLED, at_s, None, 1, 0, 0, "") for slot, at_s in ((2, 11.0), (3, 12.0))]
-    assert score(struck, gone[0], accused(3, 25.0)).found == 1
-    assert score(struck, *gone, accused(3, 23.0)).found == 0
+    assert score(faulty, gone[0], accused(3, 25.0)).found == 1
+    assert score(faulty, *gone, accused(3, 23.0)).found == 0
 
 
 def test_what_was_suppressed_and_what_slows_nobody_is_not_injected_and_without_truth_nothing_is_counted() -> None:
@@ -62,13 +62,13 @@ def test_what_was_suppressed_and_what_slows_nobody_is_not_injected_and_without_t
 
 
 def test_the_report_says_it() -> None:
-    told = Story(world=3)
-    told.view(1, [(0, 0), (1, 0), (2, 0)], 0)
+    reported = Story(world=3)
+    reported.view(1, [(0, 0), (1, 0), (2, 0)], 0)
     for slot in range(3):
-        told.spans(slot, 0, "c25000")
-    told.records += [fault("executed", 10.0), accused(1, 14.0), accused(2, 15.0), fault("healed", 20.0)]
-    told.ended(25_000)
-    report = build_report(told.records)
+        reported.spans(slot, 0, "c25000")
+    reported.records += [fault("executed", 10.0), accused(1, 14.0), accused(2, 15.0), fault("healed", 20.0)]
+    reported.ended(25_000)
+    report = build_report(reported.records)
     card = report.to_dict()["stragglers"]["scorecard"]
     assert (card["precision"], card["recall"], card["slowdowns"][0]["ranks"]) == (0.5, 1.0, ["1.0"])
     text = " ".join(render_table(report).split())

@@ -39,7 +39,7 @@ TOLD = [__name__, LIMIT, fleet.is_main(), *sys.argv]
 def train(run):
     torch.backends.cuda.matmul.allow_tf32 = BACKENDS.allow_tf32
     with LOCK:
-        run.told = [SQUARE(3), FILE.closed, *TOLD]
+        run.reported = [SQUARE(3), FILE.closed, *TOLD]
 """
 
 
@@ -63,7 +63,7 @@ def written(folder: Path, text: str, name: str = "job_of_mine.py") -> str:
 
 
 def run_of(main: bool) -> Any:
-    return SimpleNamespace(is_main=main, told=None)
+    return SimpleNamespace(is_main=main, reported=None)
 
 
 def test_a_script_that_names_what_cannot_be_pickled_is_sent_and_executed_there(tmp_path: Path) -> None:
@@ -72,7 +72,7 @@ def test_a_script_that_names_what_cannot_be_pickled_is_sent_and_executed_there(t
     run = run_of(True)
     with within(run):
         sent(run)
-    assert run.told == [9, False, "job_of_mine", 7, True, path, "--lr", "3"]
+    assert run.reported == [9, False, "job_of_mine", 7, True, path, "--lr", "3"]
     assert sys.path[0] == str(tmp_path)
 
 
@@ -95,11 +95,11 @@ def test_in_a_rank_it_is_said_what_run_is_main_says(main: bool) -> None:
 
 
 def test_a_process_that_comes_later_executes_the_text_of_the_beginning(tmp_path: Path) -> None:
-    path = written(tmp_path, "def train(run):\n    run.told = 'first'\n")
+    path = written(tmp_path, "def train(run):\n    run.reported = 'first'\n")
     sent, run = load_train(path), run_of(True)
-    Path(path).write_text("def train(run):\n    run.told = 'edited'\n")
+    Path(path).write_text("def train(run):\n    run.reported = 'edited'\n")
     sent(run)
-    assert run.told == "first"
+    assert run.reported == "first"
     Path(path).unlink()
     assert "'first'" in inspect.getsource(train_of(sent))
 
@@ -115,10 +115,10 @@ def test_a_script_takes_the_name_of_no_other_module(tmp_path: Path, name: str, c
 
 
 def test_its_classes_can_be_pickled_by_name(tmp_path: Path) -> None:
-    path = written(tmp_path, "class Rows:\n    pass\n\n\ndef train(run):\n    run.told = Rows()\n")
+    path = written(tmp_path, "class Rows:\n    pass\n\n\ndef train(run):\n    run.reported = Rows()\n")
     run = run_of(True)
     load_train(path)(run)
-    assert type(pickle.loads(pickle.dumps(run.told))) is type(run.told)
+    assert type(pickle.loads(pickle.dumps(run.reported))) is type(run.reported)
 
 
 # ---- modules of packages -----------------------------------------------------------------------------------------------------------------
@@ -130,7 +130,7 @@ def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     folder.mkdir()
     (folder / "__init__.py").write_text("")
     (folder / "rows.py").write_text("COUNT = 5\n")
-    text = "import sys\nfrom .rows import COUNT\n\ndef train(run):\n    run.told = (__name__, __package__, COUNT, sys.argv[1:])\n"
+    text = "import sys\nfrom .rows import COUNT\n\ndef train(run):\n    run.reported = (__name__, __package__, COUNT, sys.argv[1:])\n"
     (folder / "fit.py").write_text(text)
     (folder / "__main__.py").write_text(text)
     monkeypatch.chdir(tmp_path)
@@ -141,7 +141,7 @@ def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
 def test_a_module_is_executed_in_its_package(package: str, named: str, inside: str) -> None:
     script, run = load_train(package + named, ("--lr", "3"), module=True), run_of(True)
     script(run)
-    assert run.told == (package + inside, package, 5, ["--lr", "3"])
+    assert run.reported == (package + inside, package, 5, ["--lr", "3"])
     assert script.is_module
 
 
@@ -174,7 +174,7 @@ def test_in_a_job_that_was_submitted_ranks_have_the_jobs_working_directory(tmp_p
 
 def test_there_it_is_executed_with_its_neighbours(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     here, there = tmp_path / "here", tmp_path / "there"
-    path = written(here, "from beside_me import LIMIT\n\ndef train(run):\n    run.told = (LIMIT, __file__)\n")
+    path = written(here, "from beside_me import LIMIT\n\ndef train(run):\n    run.reported = (LIMIT, __file__)\n")
     script = load_train(path).carried(here)
     written(there, "raise RuntimeError\n")
     (there / "beside_me.py").write_text("LIMIT = 8\n")
@@ -183,7 +183,7 @@ def test_there_it_is_executed_with_its_neighbours(tmp_path: Path, monkeypatch: p
     monkeypatch.chdir(there)
     run = run_of(True)
     script(run)
-    assert run.told == (8, str(there / "job_of_mine.py"))
+    assert run.reported == (8, str(there / "job_of_mine.py"))
 
 
 # ---- ahead of time -----------------------------------------------------------------------------------------------------------------------
@@ -252,5 +252,5 @@ def test_to_look_at_a_script_loads_neither_ray_nor_torch(tmp_path: Path) -> None
     code = (
         f"import sys\nfrom fleet.app.scripts import load_train\nload_train({path!r})\nprint('ray' in sys.modules, 'torch' in sys.modules)"
     )
-    told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
-    assert told.stdout.split() == ["False", "False"]
+    reported = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
+    assert reported.stdout.split() == ["False", "False"]

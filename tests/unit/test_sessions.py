@@ -128,7 +128,7 @@ def begins_from(journal: Journal, script: str = "a") -> str | None:
     bench.now_s = 1.0
     bench.join(0, "new")
     [up] = [rank.member for rank in bench.machine.state.roster.in_order()]
-    bench.tell(Ready(up))
+    bench.send(Ready(up))
     bench.after(0.1)
     view = bench.machine.state.view
     assert view is not None
@@ -157,9 +157,9 @@ def test_what_began_the_history_is_kept_by_machine_and_store() -> None:
         state = StateId(1, step)
         said = bench.after(2.0)
         request = only(SaveCheckpoint, said).request
-        order = only(CommitCheckpoint, bench.tell(PartWritten(member(0), request, f"c{step}", state, Part("p0", 1, "", (0,)), 0.1)))
+        order = only(CommitCheckpoint, bench.send(PartWritten(member(0), request, f"c{step}", state, Part("p0", 1, "", (0,)), 0.1)))
         orders.append(order.guarded)
-        bench.tell(CheckpointDurable(f"c{step}", state, 1, 0.1, 0.2))
+        bench.send(CheckpointDurable(f"c{step}", state, 1, 0.1, 0.2))
     assert orders == [("c50",)] * 6
     kept = bench.machine.state.checkpoints.store.kept
     assert sorted(kept.values()) == ["c50", "c54", "c55", "c56"]

@@ -34,11 +34,11 @@ def test_the_command_measures_each_number_of_shards(tmp_path: Path) -> None:
     path = tmp_path / "clean.py"
     path.write_text(planted.script().replace("total=4", "total=1000"))
     answer = CliRunner().invoke(app, ["doctor", "--shards", str(path), "--world", "4", "--json"])
-    told = json.loads(answer.stdout)
+    reported = json.loads(answer.stdout)
     assert answer.exit_code == 0
-    assert (told["world"], told["batch_size"]) == (4, 16)
-    assert [(one["shards"], one["per_rank"], one["samples"]) for one in told["prices"]] == [(4, 1, 4), (8, 2, 2), (16, 4, 1)]
-    assert all(one["step_s"] > 0 and one["peak_bytes"] > one["step_bytes"] >= 0 for one in told["prices"])
+    assert (reported["world"], reported["batch_size"]) == (4, 16)
+    assert [(one["shards"], one["per_rank"], one["samples"]) for one in reported["prices"]] == [(4, 1, 4), (8, 2, 2), (16, 4, 1)]
+    assert all(one["step_s"] > 0 and one["peak_bytes"] > one["step_bytes"] >= 0 for one in reported["prices"])
 
 
 def test_a_script_that_has_too_few_steps_and_a_world_that_does_not_divide_are_refused(tmp_path: Path) -> None:

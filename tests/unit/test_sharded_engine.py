@@ -50,13 +50,13 @@ def compute(engine: Engine, state: TrackedState, step: int, shards: Sequence[int
 
 def train(engine: Engine, state: TrackedState) -> list[int]:
     """All steps; returns how often each was told to be whole."""
-    told = []
+    reported = []
     for step in range(STEPS):
         compute(engine, state, step, engine.assigned)
         assert engine.reduce((-1, 0, 0)).culprit is None
         engine.apply()
-        engine.finish(lambda step=step: told.append(step))  # type: ignore[misc]
-    return told
+        engine.finish(lambda step=step: reported.append(step))  # type: ignore[misc]
+    return reported
 
 
 def join(engine: Engine, group: Group, replica_size: int = 1, shards: int = SHARDS) -> View:

@@ -332,13 +332,13 @@ def as_on_a_device(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_checkpoint_is_written_of_what_a_device_still_copies(monkeypatch: pytest.MonkeyPatch) -> None:
     as_on_a_device(monkeypatch)
-    training, written, told = Training("cpu"), list[list[torch.Tensor]](), list[Any]()
+    training, written, reported = Training("cpu"), list[list[torch.Tensor]](), list[Any]()
 
     def write(state: StateId, generation: int, index: int, count: int, tensors: Any, place: str = "") -> tuple[str, Part]:
         written.append([tensor.clone() for _, tensor, _, _ in tensors])
         return "id", Part("name", 1, "sum", (0,))
 
-    protocol = SimpleNamespace(written=told.append, member=Member(0, 0))
+    protocol = SimpleNamespace(written=reported.append, member=Member(0, 0))
     client: Any = SimpleNamespace(protocol=protocol, lock=threading.RLock(), say=lambda event=None: None)
     recorder: Any = SimpleNamespace(now_us=lambda: 0, code="c", switch=lambda code: 0)
     parts: Any = SimpleNamespace(write=write)
@@ -349,7 +349,7 @@ def test_a_checkpoint_is_written_of_what_a_device_still_copies(monkeypatch: pyte
     for thread in saver._threads.values():
         thread.shutdown()
     assert len(written) == 1 and equal(written[0], expected)
-    assert [one.state for one in told] == [StateId(0, 4)]
+    assert [one.state for one in reported] == [StateId(0, 4)]
 
 
 def test_what_was_settled_is_held_while_a_device_still_copies_it(snapshots: Snapshotter, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -55,15 +55,15 @@ def test_what_cannot_be_done_or_seen_is_not_drawn() -> None:
 
 
 class Runs:
-    """In place of runs: each is as the next of ``told`` says."""
+    """In place of runs: each is as the next of ``reported`` says."""
 
-    def __init__(self, folder: Path, *told: dict[str, Any]) -> None:
-        self.folder, self.told, self.chaos = folder, list(told), list[Any]()
+    def __init__(self, folder: Path, *reported: dict[str, Any]) -> None:
+        self.folder, self.reported, self.chaos = folder, list(reported), list[Any]()
 
     def launch(self, train: Any, *, chaos: Any, **settings: Any) -> Result:
         self.chaos.append(chaos)
-        if "raises" in self.told[0]:
-            raise self.told.pop(0)["raises"]
+        if "raises" in self.reported[0]:
+            raise self.reported.pop(0)["raises"]
         folder = self.folder / f"run-{len(self.chaos)}"
         (folder / "checkpoints").mkdir(parents=True)
         (folder / "journal.jsonl").write_text("{}\n")
@@ -80,7 +80,7 @@ class Runs:
             "views": 1,
         }
         same |= {"rolled_back_steps": 0, "loss": None, "checks": {"bits": "ok"}, "report": {"training_goodput": 0.8}}
-        return Result(**(same | self.told.pop(0)))
+        return Result(**(same | self.reported.pop(0)))
 
 
 def carried_out(runs: Runs, monkeypatch: pytest.MonkeyPatch, rounds: int) -> tuple[Round, ...]:
@@ -118,8 +118,8 @@ def test_the_first_wrong_round_is_the_last_and_all_about_it_is_kept(
     with tarfile.open(rounds[-1].kept) as archive:
         assert {Path(name).name for name in archive.getnames()} >= {"journal.jsonl", "faults.csv", "soak.json"}
         assert not any("large" in name for name in archive.getnames())
-        told = json.load(archive.extractfile("soak-5-1/soak.json"))  # type: ignore[arg-type]
-        assert (told["seed"], told["round"]) == (5, 1) and why in told["wrong"]
+        reported = json.load(archive.extractfile("soak-5-1/soak.json"))  # type: ignore[arg-type]
+        assert (reported["seed"], reported["round"]) == (5, 1) and why in reported["wrong"]
         assert archive.extractfile("soak-5-1/faults.csv").read().decode() == runs.chaos[-1]["trace"]  # type: ignore[union-attr]
 
 

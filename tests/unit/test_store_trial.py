@@ -105,10 +105,10 @@ def test_a_bucket_that_is_not_there(bucket: SeaweedServer) -> None:
 def test_credentials_that_do_not_fit_are_not_shown(bucket: SeaweedServer) -> None:
     with pytest.raises(ConfigError) as refused:
         StoreTrial(f"s3://{bucket.key}:{SECRET}@{bucket.bucket}/run").check("node 1")
-    told = str(refused.value)
-    assert "--storage = 's3://***@fleet/run': node 1 could not write a small object there: credentials: SignatureDoesNotMatch" in told
-    assert "Check AWS_ACCESS_KEY_ID" in told
-    assert SECRET not in told and bucket.key not in told
+    reported = str(refused.value)
+    assert "--storage = 's3://***@fleet/run': node 1 could not write a small object there: credentials: SignatureDoesNotMatch" in reported
+    assert "Check AWS_ACCESS_KEY_ID" in reported
+    assert SECRET not in reported and bucket.key not in reported
 
 
 def test_a_server_that_is_not_there_and_one_that_never_answers() -> None:
@@ -222,13 +222,13 @@ def test_no_run_begins_with_a_folder_that_takes_nothing(
 ) -> None:
     (tmp_path / "file").write_text("")
     for storage in ("/proc/nope", str(tmp_path / "file")):
-        code, told = fleet("run", "train.py", "--storage", storage)
-        assert code == 2 and told.startswith(f"fleet: --storage = '{storage}': this machine could not write"), told
-        assert "Traceback" not in told
+        code, reported = fleet("run", "train.py", "--storage", storage)
+        assert code == 2 and reported.startswith(f"fleet: --storage = '{storage}': this machine could not write"), reported
+        assert "Traceback" not in reported
     with monkeypatch.context() as patch:
         patch.setattr(os, "pwritev", full)
-        code, told = fleet("run", "train.py")
-    assert code == 2 and "no space: OSError: [Errno 28] No space left on device. Free some space there" in told, told
+        code, reported = fleet("run", "train.py")
+    assert code == 2 and "no space: OSError: [Errno 28] No space left on device. Free some space there" in reported, reported
     assert not (tmp_path / "runs").exists()
 
 
@@ -236,24 +236,24 @@ def test_no_run_begins_with_an_object_store_that_takes_nothing(
     fleet: Callable[..., tuple[int, str]], bucket: SeaweedServer, tmp_path: Path
 ) -> None:
     storage = f"s3://{bucket.key}:{SECRET}@{bucket.bucket}/runs"
-    code, told = fleet("run", "train.py", "--storage", storage, "--name", "one")
-    assert code == 2, told
-    assert "--storage = 's3://***@fleet/runs/one': this machine could not write a small object there: credentials: " in told
-    assert SECRET not in told and not (tmp_path / "runs" / "one").exists()
+    code, reported = fleet("run", "train.py", "--storage", storage, "--name", "one")
+    assert code == 2, reported
+    assert "--storage = 's3://***@fleet/runs/one': this machine could not write a small object there: credentials: " in reported
+    assert SECRET not in reported and not (tmp_path / "runs" / "one").exists()
 
 
 def test_a_run_is_not_resumed_from_a_store_that_fails(fleet: Callable[..., tuple[int, str]], bucket: SeaweedServer) -> None:
-    code, told = fleet("run", "--resume", "one", "--storage", f"s3://{bucket.key}:{SECRET}@{bucket.bucket}/runs")
-    assert code == 2, told
-    assert "--storage = 's3://***@fleet/runs/one': this machine could not read the run's journal there: credentials: " in told
-    assert "Check AWS_ACCESS_KEY_ID" in told and SECRET not in told
+    code, reported = fleet("run", "--resume", "one", "--storage", f"s3://{bucket.key}:{SECRET}@{bucket.bucket}/runs")
+    assert code == 2, reported
+    assert "--storage = 's3://***@fleet/runs/one': this machine could not read the run's journal there: credentials: " in reported
+    assert "Check AWS_ACCESS_KEY_ID" in reported and SECRET not in reported
 
 
 def test_a_service_needs_a_folder_that_takes_files(fleet: Callable[..., tuple[int, str]], tmp_path: Path) -> None:
-    code, told = fleet("up", "--storage", "/proc/nope")
-    assert code == 2 and "--storage = '/proc/nope': this machine could not write" in told, told
-    code, told = fleet("up", "--storage", f"s3://key:{SECRET}@bucket/runs")
-    assert code == 2 and "'s3://***@bucket/runs': the service keeps its own files in a folder, and this is a URL" in told, told
+    code, reported = fleet("up", "--storage", "/proc/nope")
+    assert code == 2 and "--storage = '/proc/nope': this machine could not write" in reported, reported
+    code, reported = fleet("up", "--storage", f"s3://key:{SECRET}@bucket/runs")
+    assert code == 2 and "'s3://***@bucket/runs': the service keeps its own files in a folder, and this is a URL" in reported, reported
     assert not list(tmp_path.glob("s3*"))
 
 

@@ -75,5 +75,5 @@ def test_a_budget_counts_the_store_also_behind_a_restart() -> None:
     assert budget.tick(settings, 10.0, 10.0) is None
     for each in (budget, again):
         each.note(read(0, 0, SIZE, 10.0))
-        told = each.tick(settings, 10.0, 10.0)
-        assert told is not None and told.action == "stop" and told.payload == Figures({"spent_usd": 1.0, "budget_usd": 1.0})
+        reported = each.tick(settings, 10.0, 10.0)
+        assert reported is not None and reported.action == "stop" and reported.payload == Figures({"spent_usd": 1.0, "budget_usd": 1.0})

@@ -37,7 +37,7 @@ def journal(loss_at_s: float = 10.0) -> list[Record]:
     back = (*left, Member(3, 1))
     at_s = loss_at_s
     return [
-        RunStarted(2, "told", 0.0, 1.7e9, 4, 0, 16, "{}"),
+        RunStarted(2, "reported", 0.0, 1.7e9, 4, 0, 16, "{}"),
         *(ProcessUp(each, Process(f"n{each.slot % 2}", 100 + each.slot, 1), "t", 0.5, 1 + each.slot) for each in all_four),
         ViewPublished(view(1, all_four, 0), 1.0, "4 ranks", False, (), 9),
         Received(12, "Formed", 1.5, first, "n0", 1, 0),
@@ -115,9 +115,9 @@ def test_the_command_tells_it_as_text_and_as_json_and_refuses_others(tmp_path: P
     runner = CliRunner()
     run = ["report", "demo", "--storage", str(tmp_path), "--why"]
     assert runner.invoke(app, [*run, "3.0"]).stdout == STORY
-    told = json.loads(runner.invoke(app, [*run, "3", "--json"]).stdout)
-    assert (told["rank"], told["at_s"], told["damage"]) == ("3.0", 10.0, "")
-    assert told["moments"][1] == {
+    reported = json.loads(runner.invoke(app, [*run, "3", "--json"]).stdout)
+    assert (reported["rank"], reported["at_s"], reported["damage"]) == ("3.0", 10.0, "")
+    assert reported["moments"][1] == {
         "after_s": 0.0, "event": 42, "who": "agent n1", "text": "has seen the end of rank 3.0",
     }  # fmt: skip
     assert isinstance(runner.invoke(app, [*run, "7"]).exception, ConfigError)
@@ -149,8 +149,8 @@ def test_whatever_follows_from_an_event_names_it() -> None:
 def test_what_ranks_say_is_told_once_and_what_changes_nothing_never() -> None:
     bench = Bench(world=2).start(StateId(0, 5))
     quiesced = Quiesced(member(0), 1, StateId(0, 5), dirty=False, why=Departure.BROKEN, detail="a peer is gone")
-    [heard, *_] = written(bench, quiesced)
-    assert isinstance(heard, Received) and (heard.what, heard.step, heard.detail) == ("Quiesced", 5, "broken: a peer is gone")
+    [received, *_] = written(bench, quiesced)
+    assert isinstance(received, Received) and (received.what, received.step, received.detail) == ("Quiesced", 5, "broken: a peer is gone")
     assert not [record for record in written(bench, quiesced) if isinstance(record, Received)]
     assert not written(bench, Tick()) and not written(bench, Formed(member(0), 1, StateId(0, 5))), "it has left that view"
 

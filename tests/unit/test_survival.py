@@ -80,10 +80,10 @@ def test_room_is_what_is_free_elsewhere() -> None:
 
 
 def test_the_words_have_the_figures() -> None:
-    told = sentences(by_domain(RACKS, RUN)["rack-1"], RUN)
-    assert told[0] == "Domain (rack) rack-1 holds 2 of 4 ranks and 0 of 0 spares."
-    assert told[1] == "Its loss leaves 2 ranks, and min_ranks is 1: training goes on with them."
-    assert told[-1] == "There is room elsewhere for all 2 that it holds."
+    reported = sentences(by_domain(RACKS, RUN)["rack-1"], RUN)
+    assert reported[0] == "Domain (rack) rack-1 holds 2 of 4 ranks and 0 of 0 spares."
+    assert reported[1] == "Its loss leaves 2 ranks, and min_ranks is 1: training goes on with them."
+    assert reported[-1] == "There is room elsewhere for all 2 that it holds."
     idle = by_domain([*RACKS, Site("n9", "rack-9/h9", 1)], replace(RUN, world=1))["rack-9"]
     assert sentences(idle, replace(RUN, world=1)) == ["Domain (rack) rack-9 holds 0 of 1 ranks and 0 of 0 spares."]
 

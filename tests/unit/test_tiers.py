@@ -32,13 +32,13 @@ def test_each_line_names_what_is_there_once_and_says_why() -> None:
 
 
 def test_the_most_specific_line_counts(monkeypatch: pytest.MonkeyPatch) -> None:
-    told = {
+    reported = {
         "tests/a": "test",
         "tests/a/test_b.py": "processes",
         "tests/a/test_b.py::test_c": "hosts",
         "tests/a/test_b.py::test_c[1]": "x",
     }
-    monkeypatch.setattr(tiers, "LINES", told)
+    monkeypatch.setattr(tiers, "LINES", reported)
     assert tiers.tier_of("tests/a/test_x.py::test_y[1]") == "test"
     assert tiers.tier_of("tests/a/test_b.py::test_y") == "processes"
     assert tiers.tier_of("tests/a/test_b.py::test_c[2]") == "hosts"
@@ -49,8 +49,8 @@ def test_the_most_specific_line_counts(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_line_that_names_no_test_of_a_collected_file_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    told = {"tests/a": "test", "tests/a/test_b.py::test_gone": "hosts", "tests/a/test_other.py::test_c": "hosts"}
-    monkeypatch.setattr(tiers, "LINES", told)
+    reported = {"tests/a": "test", "tests/a/test_b.py::test_gone": "hosts", "tests/a/test_other.py::test_c": "hosts"}
+    monkeypatch.setattr(tiers, "LINES", reported)
     assert tiers.unknown(["tests/a/test_b.py::test_c"], whole=True) == ["tests/a/test_b.py::test_gone"]
     assert tiers.unknown(["tests/a/test_b.py::test_c"], whole=False) == []
 

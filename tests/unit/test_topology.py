@@ -150,9 +150,9 @@ def test_a_rack_that_takes_more_ranks_than_a_run_may_lose_is_one_loss_of_the_bud
 def journal(domains: list[str]) -> list[Any]:
     config = json.dumps({"settings": {"domains": domains}})
     lost = [ProcessLost(Member(slot, 0), AgentHungUp(), 5.0, None, 1, 3, -1, "") for slot in range(3)]
-    told = DomainLost("rack", "b/r1", ("n0", "n1"), ((0, 0), (1, 0)), 2)
+    reported = DomainLost("rack", "b/r1", ("n0", "n1"), ((0, 0), (1, 0)), 2)
     words = "rack b/r1 is lost: 2 nodes with 2 ranks, all of them in the view"
-    return [RunStarted(2, "run", 0.0, 0.0, 4, 0, 16, config), *lost, DecisionMade("domains", "lost", words, told, 5.1)]
+    return [RunStarted(2, "run", 0.0, 0.0, 4, 0, 16, config), *lost, DecisionMade("domains", "lost", words, reported, 5.1)]
 
 
 def test_the_loss_of_a_domain_is_one_line() -> None:
@@ -206,34 +206,34 @@ def test_a_label_that_nobody_has_is_refused_by_name_with_those_that_they_have() 
 def two_racks() -> Bench:
     """Two ranks on each of n0 and n1, which are in one rack, and another node in another rack."""
     bench = Bench(nodes=3, domains=("rack",)).start()
-    bench.tell(NodeJoined("n0", 0, domain="a"), NodeJoined("n1", 1, domain="a"), NodeJoined("n2", 2, domain="b"))
+    bench.send(NodeJoined("n0", 0, domain="a"), NodeJoined("n1", 1, domain="a"), NodeJoined("n2", 2, domain="b"))
     return bench
 
 
-def told_lost(bench: Bench) -> list[DomainLost]:
+def reported_lost(bench: Bench) -> list[DomainLost]:
     return [one.payload for one in bench.journal if isinstance(one, DecisionMade) and isinstance(one.payload, DomainLost)]
 
 
 def test_the_last_node_of_a_rack_makes_it_a_loss_of_the_rack() -> None:
     bench = two_racks()
-    bench.tell(NodeLost("n0", AgentHungUp(), bench.now_s))
-    assert not told_lost(bench)
+    bench.send(NodeLost("n0", AgentHungUp(), bench.now_s))
+    assert not reported_lost(bench)
     bench.now_s += WINDOW_S - 1
-    bench.tell(NodeJoined("n2", 2, domain="b"), NodeLost("n1", AgentHungUp(), bench.now_s))
-    (lost,) = told_lost(bench)
+    bench.send(NodeJoined("n2", 2, domain="b"), NodeLost("n1", AgentHungUp(), bench.now_s))
+    (lost,) = reported_lost(bench)
     assert (lost.level, lost.domain, lost.nodes) == ("rack", "a", ("n0", "n1"))
     assert lost.members == ((0, 0), (1, 0), (2, 0), (3, 0))
 
 
 def test_a_node_that_is_back_and_nodes_that_are_lost_later_are_no_loss_of_a_rack() -> None:
     bench = two_racks()
-    bench.tell(NodeLost("n0", AgentHungUp(), bench.now_s), NodeJoined("n0", 0, domain="a"), NodeLost("n1", AgentHungUp(), bench.now_s))
-    assert not told_lost(bench), "n0 is there"
+    bench.send(NodeLost("n0", AgentHungUp(), bench.now_s), NodeJoined("n0", 0, domain="a"), NodeLost("n1", AgentHungUp(), bench.now_s))
+    assert not reported_lost(bench), "n0 is there"
     late = two_racks()
-    late.tell(NodeLost("n0", AgentHungUp(), late.now_s))
+    late.send(NodeLost("n0", AgentHungUp(), late.now_s))
     late.now_s += WINDOW_S + 1
-    late.tell(NodeLost("n1", AgentHungUp(), late.now_s))
-    assert not told_lost(late), "two losses, of two nodes"
+    late.send(NodeLost("n1", AgentHungUp(), late.now_s))
+    assert not reported_lost(late), "two losses, of two nodes"
 
 
 def test_a_rack_that_was_announced_to_go_is_no_loss() -> None:
@@ -242,5 +242,5 @@ def test_a_rack_that_was_announced_to_go_is_no_loss() -> None:
     for node in ("n0", "n1"):
         roster.leaving[node] = bench.now_s + 1.0
         roster.released.add(node)
-        bench.tell(NodeLost(node, AgentHungUp(), bench.now_s))
-    assert not told_lost(bench)
+        bench.send(NodeLost(node, AgentHungUp(), bench.now_s))
+    assert not reported_lost(bench)

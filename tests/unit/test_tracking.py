@@ -104,11 +104,11 @@ def test_no_trackers_library_is_loaded_before_it_is_wanted(module: str) -> None:
 def test_what_metrics_shows_is_told_but_for_single_ranks_and_what_has_steps_of_its_own() -> None:
     records = [*one_loss("f1").records]
     records.insert(-1, r.Measurement(StateId(0, 60), "loss", 0.5, 7.3))
-    told = values_of(Ledger().apply_all(records).summary())
-    assert told["fleet_rank_seconds_total/compute"] == pytest.approx(6.0)
-    assert told["fleet_faults_total/kill_rank/executed"] == 1.0
-    assert not [name for name in told if name.startswith((ITS_OWN, "fleet_slot_seconds"))]
-    assert "fleet_faults_total/hang/executed" not in told, "it did not happen"
+    reported = values_of(Ledger().apply_all(records).summary())
+    assert reported["fleet_rank_seconds_total/compute"] == pytest.approx(6.0)
+    assert reported["fleet_faults_total/kill_rank/executed"] == 1.0
+    assert not [name for name in reported if name.startswith((ITS_OWN, "fleet_slot_seconds"))]
+    assert "fleet_faults_total/hang/executed" not in reported, "it did not happen"
     assert ITS_OWN in {spec.name for spec in METRICS}
 
 
@@ -155,9 +155,9 @@ def test_a_process_beside_the_run_sends_it_and_ends_with_it(tmp_path: Path) -> N
         writer.close()
     assert not senders()
     assert tracking.in_words(tmp_path, settings) == [f"tensorboard: all of it at {tmp_path / 'tensorboard'}"]
-    told = read_tensorboard(tmp_path / "tensorboard")
-    assert told.figures == singles(expected(story, 0.5).figures)
-    assert json.loads(told.files["report.json"])["run"] == "story"
+    reported = read_tensorboard(tmp_path / "tensorboard")
+    assert reported.figures == singles(expected(story, 0.5).figures)
+    assert json.loads(reported.files["report.json"])["run"] == "story"
 
 
 def test_a_tracker_that_never_answers_holds_up_the_end_for_its_time_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

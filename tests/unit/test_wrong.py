@@ -53,8 +53,8 @@ def test_ranks_and_spares_that_are_missing(silent: bool) -> None:
 
 
 def test_faults_that_last_name_whom_they_strike() -> None:
-    seats = [SlotStatus(slot, 0, "trains", injected=("hang",) if slot < 6 else ("slow",)) for slot in range(7)]
-    [line] = wrong(going_on(), seats, injected=("store_gone",))
+    places = [SlotStatus(slot, 0, "trains", injected=("hang",) if slot < 6 else ("slow",)) for slot in range(7)]
+    [line] = wrong(going_on(), places, injected=("store_gone",))
     assert line == "Struck now: hang (slots 0, 1, 2, 3 and 2 more), slow (slot 6), store_gone."
 
 
@@ -73,9 +73,9 @@ def test_a_budget_that_ends_is_told_from_nine_tenths_on() -> None:
     summary = going_on(everything(), 38.0)
     assert summary.bill is not None
     spent = summary.bill["total"]["usd"]
-    for budget, told in ((spent / 0.89, False), (spent / 0.91, True)):
+    for budget, reported in ((spent / 0.89, False), (spent / 0.91, True)):
         lines = wrong(dataclasses.replace(summary, budget_usd=budget), [])
-        assert any(line.startswith("91% of the budget") for line in lines) == told
+        assert any(line.startswith("91% of the budget") for line in lines) == reported
     assert not [line for line in wrong(dataclasses.replace(summary, tariff=None), []) if "budget" in line]
 
 

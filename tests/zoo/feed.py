@@ -32,7 +32,7 @@ class Done:
     figures: dict[str, dict[int, float]] = field(default_factory=dict)
     logged: dict[str, dict[int, float]] = field(default_factory=dict)
 
-    def tell(self, losses: Sequence[float]) -> None:
+    def report(self, losses: Sequence[float]) -> None:
         """Losses of a step's micro-batches, of equal weight."""
         self.losses.append(math.fsum(losses) / len(losses))
 

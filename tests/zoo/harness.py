@@ -84,7 +84,7 @@ def differences(found: Mapping[str, Any], right: Mapping[str, Any], *, exact: bo
 
 def all_of(done: Done) -> dict[str, Any]:
     """What a loop has come to: the state, the curve of its loss, and its figures."""
-    curves = {"loss": done.losses, **{name: list(told.items()) for name, told in done.figures.items()}}
+    curves = {"loss": done.losses, **{name: list(reported.items()) for name, reported in done.figures.items()}}
     return state_of(done.objects) | dict(leaves(curves, "curves"))
 
 
@@ -136,7 +136,7 @@ class Alone(Run):
         self._client.protocol.committed()
         self._loop.committed = True
         self.losses.append(outcome.loss)
-        engine.finish(lambda: self._tell(step, outcome.loss))
+        engine.finish(lambda: self._send(step, outcome.loss))
         return outcome
 
     def evaluate(self, fn: Callable[[], Mapping[str, float]], *, every: int = 1) -> EvaluationFigures | None:
@@ -204,7 +204,7 @@ def arm(run: Run) -> None:
             complete = view is not None and len(view.members) == run.config.world
             return complete or (ahead is not None and rank_machine.facts.formed(ahead.generation))
 
-    def struck(step: Step, *arguments: Any, **named: Any) -> None:
+    def injected(step: Step, *arguments: Any, **named: Any) -> None:
         if step.shard == step.shards[-1] and not step._loop.rehearsing:
             if step.number == kill and run.slot == run.config.world - 1 and trains.once(run, f"killed-{kill}"):
                 trains.die()
@@ -214,15 +214,15 @@ def arm(run: Run) -> None:
                 until(lambda: protocol._halt_ordered, "the word to stop", 120.0)
         backward(step, *arguments, **named)
 
-    Step.backward = struck  # type: ignore[method-assign]
+    Step.backward = injected  # type: ignore[method-assign]
 
 
 def settings(name: str, folder: Path, world: int, shards: int, **options: str) -> RunSettings:
     """Gradients travel beside the backward, also where this machine is short of cores: more can go wrong then."""
     flags = folder / "flags"
     flags.mkdir(parents=True, exist_ok=True)
-    told = {"loop": name, "flags": str(flags), **options}
-    return RunSettings(world=world, shards=shards, seed=SEED, nodes=2, overlap_cores=0.0, options=told, timeouts=PATIENT)
+    reported = {"loop": name, "flags": str(flags), **options}
+    return RunSettings(world=world, shards=shards, seed=SEED, nodes=2, overlap_cores=0.0, options=reported, timeouts=PATIENT)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -23,9 +23,9 @@ def right(name: str, shards: int, ran: Ran, folder: Path, options: dict[str, str
     assert not differences(model, {path: value for path, value in all_of(expected).items() if path in model}, exact=shards == 1)
     curves = {"loss": dict(enumerate(expected.losses, 1)), **expected.figures, **expected.logged}
     for figure, values in curves.items():
-        told = ran.figures[figure]
-        assert max(told) == max(values)
-        assert not differences(by_step(told), by_step({step: values[step] for step in told}), exact=False)
+        reported = ran.figures[figure]
+        assert max(reported) == max(values)
+        assert not differences(by_step(reported), by_step({step: values[step] for step in reported}), exact=False)
 
 
 def by_step(values: dict[int, float]) -> dict[str, float]:

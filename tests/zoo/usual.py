@@ -64,7 +64,7 @@ class Usual:
                 scaler.update()
             if scheduler is not None:
                 scheduler.step()
-            done.tell(losses)
+            done.report(losses)
         return done
 
     def train(self, run: Any) -> None:

@@ -58,7 +58,7 @@ def plain(feed: Feed) -> Done:
             right.append(accuracy(scores, y))
         optimizer.step()
         scheduler.step()
-        done.tell(losses)
+        done.report(losses)
         for name in ("accuracy", "own_accuracy"):
             done.log(step + 1, name, right)
         if (step + 1) % 6 == 0:

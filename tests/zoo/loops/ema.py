@@ -44,7 +44,7 @@ def plain(feed: Feed) -> Done:
             losses.append(loss.item())
         optimizer.step()
         average.update_parameters(model)
-        done.tell(losses)
+        done.report(losses)
         if (step + 1) % 8 == 0:
             done.judged(step + 1, judged(average))
     return done

@@ -60,7 +60,7 @@ def plain(feed: Feed) -> Done:
                 together += loss.item()
             losses.append(together)
         optimizer.step()
-        done.tell(losses)
+        done.report(losses)
     return done
 
 

@@ -93,7 +93,7 @@ def plain(feed: Feed) -> Done:
             losses.append(loss.item())
         nn.utils.clip_grad_norm_(model.parameters(), CLIP_NORM)
         optimizer.step()
-        done.tell(losses)
+        done.report(losses)
     return done
 
 
