@@ -96,7 +96,7 @@ def nobody_stays_in_its_group(patch: Patch) -> None:
     patch.setattr(topology, "_order", lambda group, size: (len(group) < size, min(candidate.member for candidate in group)))
 
 
-def places_in_a_group_are_dealt_anew(patch: Patch) -> None:
+def places_in_a_group_are_assigned_anew(patch: Patch) -> None:
     patch.setattr(topology, "_in_group", lambda group, size: sorted(group, key=lambda one: (-one.member.incarnation, one.member)))
 
 
@@ -113,7 +113,7 @@ MUTATIONS: list[tuple[Callable[[Patch], None], Check]] = [
     (in_the_order_of_slots, split),
     (the_widest_domain_first, split),
     (nobody_stays_in_its_group, torn),
-    (places_in_a_group_are_dealt_anew, moved),
+    (places_in_a_group_are_assigned_anew, moved),
     (whoever_is_farthest_joins, far),
     (whoever_came_first_joins, crowded),
 ]

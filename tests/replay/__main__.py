@@ -5,7 +5,7 @@ comes of it, and the journals are compared. Then short runs of real processes, i
 whole replicas, ``zero1``, ``fsdp``, groups of ranks, with a gradient scaler. Exit status: 0 equal, 1 different, 2 it cannot be compared.
 
 A deliberate rename is a line ``pattern => new`` of ``tests/replay/renames.txt``: the pattern is a regular expression, and is
-replaced in the transcripts of both sides.
+replaced in the transcripts of both sides. The base draws the plans; in those that this checkout is given, it is replaced, too.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from benchmarks.pace_sides import NoSuchCommit, checkout
+from tests.replay.transcript import renamed
 
 ROOT = Path(__file__).resolve().parents[2]
 FOLDER = ROOT / "runs/replay"
@@ -30,6 +31,8 @@ CARRIED = ("tests/replay/__init__.py", "tests/replay/transcript.py")
 """What a commit is always asked with, so that both are written down in the same way."""
 CARRIED_IF_OLD = ("tests/simulation/plans.py", "tests/simulation/runs.py")
 COMMAND = (sys.executable, "-m", "tests.replay.transcript")
+SIDE = "<side>"
+"""In an argument: the number of the side that is asked."""
 BEFORE, AROUND = 3, 160
 """Lines before the first difference, and characters on both sides of it."""
 
@@ -70,9 +73,12 @@ def both(sides: Sequence[Path], folder: Path, what: str, *arguments: str) -> lis
         for side, file in zip(sides, files, strict=True):
             ask(side, what, str(file), *arguments)
         return files
+    commands = [
+        [*COMMAND, what, str(file), *(argument.replace(SIDE, str(number)) for argument in arguments)] for number, file in enumerate(files)
+    ]
     asked = [
-        subprocess.Popen([*COMMAND, what, str(file), *arguments], cwd=side, env=environment(side), stderr=subprocess.PIPE, text=True)
-        for side, file in zip(sides, files, strict=True)
+        subprocess.Popen(command, cwd=side, env=environment(side), stderr=subprocess.PIPE, text=True)
+        for side, command in zip(sides, commands, strict=True)
     ]
     said = [process.communicate()[1] for process in asked]
     if wrong := [text for process, text in zip(asked, said, strict=True) if process.returncode]:
@@ -119,11 +125,13 @@ def main() -> int:
     try:
         base = checkout(chosen.base, FOLDER)
         prepare(base)
-        renames = json.dumps(renames_of(chosen.renames.read_text()))
+        names = renames_of(chosen.renames.read_text())
+        renames = json.dumps(names)
         with tempfile.TemporaryDirectory() as folder:
-            drawn = Path(folder) / "plans.jsonl"
+            drawn, ours = (Path(folder) / f"plans-{number}.jsonl" for number in range(2))
             ask(base, "draw", str(drawn), "--seeds", str(chosen.seeds))
-            more = {"core": ("--plans", str(drawn))}
+            ours.write_text("".join(renamed(line, names) for line in drawn.read_text().splitlines(keepends=True)))
+            more = {"core": ("--plans", f"{folder}/plans-{SIDE}.jsonl")}
             equal = [compared((base, ROOT), Path(folder), what, renames, *more.get(what, ())) for what in chosen.only]
     except (NoSuchCommit, NotAsked) as error:
         print(error, file=sys.stderr)

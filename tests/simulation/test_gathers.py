@@ -137,7 +137,7 @@ def test_all_siblings_lost_at_once_go_back_to_the_checkpoint() -> None:
 # ---- mutations ---------------------------------------------------------------------------------------------------------------------------
 
 
-def lends_what_is_a_step_behind(patch: Patch) -> None:
+def serves_what_is_a_step_behind(patch: Patch) -> None:
     right = gathering_module.can_serve
 
     def wrong(here: StateId | None, wanted: StateId, *, still: bool = True) -> Readiness:
@@ -147,7 +147,7 @@ def lends_what_is_a_step_behind(patch: Patch) -> None:
     patch.setattr(gathering_module, "can_serve", wrong)
 
 
-def lends_while_it_changes(patch: Patch) -> None:
+def serves_while_it_changes(patch: Patch) -> None:
     right = gathering_module.can_serve
 
     def wrong(here: StateId | None, wanted: StateId, *, still: bool = True) -> Readiness:
@@ -207,8 +207,8 @@ def leaves_the_last_group_without_copies(patch: Patch) -> None:
 
 
 MUTATIONS = {
-    lends_what_is_a_step_behind: ("gathers",),
-    lends_while_it_changes: ("serves", "gathers"),
+    serves_what_is_a_step_behind: ("gathers",),
+    serves_while_it_changes: ("serves", "gathers"),
     guards_one_copy_less: ("two-phase", "copies"),
     does_not_keep_what_it_guards: ("copies", "near"),
     asks_the_owner_alone: ("serves", "near"),

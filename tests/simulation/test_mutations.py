@@ -70,7 +70,7 @@ def receiver_calls_itself_clean(patch: Patch) -> None:
     patch.setattr(MemberProtocol, "receiving", lambda self: None)
 
 
-def rank_sits_in_any_view(patch: Patch) -> None:
+def rank_joins_any_view(patch: Patch) -> None:
     def wrong(self: MemberProtocol, view: View) -> None:
         if self._me_in(view.members) and self.view is None:
             self._pending = view
@@ -275,7 +275,7 @@ def run_is_completed_without_its_last_state(patch: Patch) -> None:
     patch.setattr(Checkpoints, "holds", lambda self, state: True)
 
 
-def who_asks_second_is_told_that_it_is_done(patch: Patch) -> None:
+def who_asks_second_is_answered_that_it_is_done(patch: Patch) -> None:
     """Before it is: when the first dies in the middle of it, nobody does it."""
     right = Once.ask
 
@@ -303,7 +303,7 @@ def last_step_is_left_out(patch: Patch) -> None:
     patch.setattr(RankMachine, "serve", lambda self, facts, duties, total: right(self, facts, duties, total - 1))
 
 
-def seat_is_claimed_before_it_is_taken(patch: Patch) -> None:
+def view_is_claimed_before_it_is_joined(patch: Patch) -> None:
     def wrong(self: RankMachine) -> bool:
         self.protocol.detached = False
         return self.protocol.view is not None and not self.protocol.interrupted
@@ -369,10 +369,10 @@ MUTATIONS: tuple[tuple[Callable[[Patch], None], tuple[str, ...]], ...] = (
     (lost_shards_are_computed_by_everyone, ("exactly once",)),
     (promises_are_taken_back, ("exactly once",)),
     (run_is_completed_without_its_last_state, ("kept",)),
-    (who_asks_second_is_told_that_it_is_done, ("done once",)),
+    (who_asks_second_is_answered_that_it_is_done, ("done once",)),
     (who_is_gone_still_has_to_leave, ("state",)),
     (forgotten_numbers_are_used_again, ("persisted",)),
-    (rank_sits_in_any_view, ("stale",)),
+    (rank_joins_any_view, ("stale",)),
 )
 
 

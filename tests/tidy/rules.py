@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import ast
 import functools
+import itertools
 import re
 import sys
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -169,6 +171,21 @@ BANNED_MODULES = ("random.", "uuid.", "secrets.", "numpy.random.")
 SEEDED = {"random.Random", *(f"numpy.random.{name}" for name in ("default_rng", "Generator", "SeedSequence", "PCG64", "Philox"))}
 
 SKIPS = {"skip", "skipif", "xfail", "importorskip", "skipIf", "skipUnless", "skipTest", "expectedFailure"}
+OLD_WORDS = {
+    "aside", "blow", "blows", "borrow", "borrowed", "borrower", "borrows", "bring", "brings", "brought", "choreography", "conduct",
+    "conductor", "conducts", "deal", "deals", "dealt", "foresaw", "foresee", "foreseen", "foresees", "gift", "gifts", "hear", "heard",
+    "hearing", "hears", "lend", "lender", "lenders", "lending", "lends", "lent", "lineage", "lineages", "loan", "loaned", "loans", "park",
+    "parked", "parking", "parks", "saboteur", "sat", "seat", "seated", "seats", "sit", "sits", "sitting", "strike", "strikes", "striking",
+    "struck", "tell", "teller", "tellers", "telling", "tells", "told", "wish", "wished", "wishes",
+}  # fmt: skip
+"""Words of a language that only this project had; ``docs/glossary.md`` has the ones that took their place."""
+OLD_WORDS_KEPT = {
+    "Lineage": "what samples went into a step is their lineage, the word of data engineers for it",
+    "_lineage": "the same, of a run that the command line names",
+    "check_lineage": "the same, of a journal",
+    "tell": "a method of Python's own files, which others read",
+}
+WORD = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+")
 MACHINE_PATHS = re.compile(r"(?<![\w.~:/-])/(?:{}|{})(?:/|\b)".format("work", "root"))
 
 
@@ -438,3 +455,43 @@ def _matches_text(pattern: ast.pattern) -> bool:
         case ast.MatchOr(patterns=patterns):
             return any(map(_matches_text, patterns))
     return False
+
+
+def bound_names(node: ast.AST) -> Iterator[str]:
+    """The names that one node of a tree gives to something."""
+    if isinstance(node, (ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)):
+        yield node.name
+    elif isinstance(node, ast.arg):
+        yield node.arg
+    elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+        yield node.id
+    elif isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store):
+        yield node.attr
+    elif isinstance(node, ast.alias) and node.asname:
+        yield node.asname
+    elif isinstance(node, (ast.MatchAs, ast.MatchStar)) and node.name:
+        yield node.name
+
+
+def old_words(name: str) -> list[str]:
+    """Those of ``OLD_WORDS`` that an identifier holds. A test's name is a sentence."""
+    if name in OLD_WORDS_KEPT or name.startswith("test_"):
+        return []
+    held = [word.lower() for word in WORD.findall(name)]
+    pairs = [f"{one}_{other}" for one, other in itertools.pairwise(held)]
+    return [word for word in (*held, *pairs) if word in OLD_WORDS or word == "let_go"]
+
+
+def old_word_faults(path: str, source: str) -> list[str]:
+    found = sorted({(getattr(node, "lineno", 0), name) for node in nodes(parsed(source)) for name in bound_names(node) if old_words(name)})
+    return [f"{path}:{line}: {name}: {', '.join(old_words(name))} is an old word: see docs/glossary.md" for line, name in found]
+
+
+def twice_defined(sources: Mapping[str, str]) -> list[str]:
+    """Public classes that stand in two modules."""
+    places = defaultdict[str, set[str]](set)
+    for path, source in sources.items():
+        for node in nodes(parsed(source)):
+            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                places[node.name].add(path)
+    return [f"{name}: {', '.join(sorted(found))}" for name, found in sorted(places.items()) if len(found) > 1]

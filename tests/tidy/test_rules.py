@@ -227,3 +227,35 @@ def test_commands_that_do_not_exist_are_found() -> None:
 
 def test_benchmarks_that_do_not_exist_are_found() -> None:
     assert documents.benchmark_faults("R", "`python -m benchmarks.tea --quick`", lambda _: False) == ["R: no module benchmarks.tea"]
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "def tell_copies(): pass", "class Teller: pass", "class Lent: pass", "def f(seats): pass", "self.parked_s = 1.0", "told = 1", "let_go = 1",
+        "import struck_out as struck", "def _letGo(): pass", "class LineageBegun: pass",
+    ],
+)  # fmt: skip
+def test_identifiers_of_old_words_are_found(line: str) -> None:
+    assert len(rules.old_word_faults("fleet/a.py", line)) == 1
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "def tell(self): pass",
+        "class Lineage: pass",
+        "print(file.tell())",
+        "def test_a_word_is_told(): pass",
+        "due_s = 1",
+        "let = go = 1",
+        "parking_lot",
+    ],
+)
+def test_other_identifiers_pass(line: str) -> None:
+    assert rules.old_word_faults("fleet/a.py", line) == []
+
+
+def test_public_classes_that_stand_in_two_modules_are_found() -> None:
+    sources = {"fleet/a.py": "class One: pass\nclass _Own: pass", "fleet/b.py": "class One: pass\nclass _Own: pass\nclass Two: pass"}
+    assert rules.twice_defined(sources) == ["One: fleet/a.py, fleet/b.py"]

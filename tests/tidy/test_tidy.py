@@ -104,6 +104,15 @@ def test_public_names_of_the_core_say_what_they_are() -> None:
     _check(rules.docstring_faults, {path: text for path, text in PYTHON.items() if path.startswith("fleet/")})
 
 
+def test_identifiers_have_the_words_of_the_field() -> None:
+    _check(rules.old_word_faults, PYTHON)
+    assert all(rules.OLD_WORDS_KEPT.values())
+
+
+def test_no_public_class_name_stands_in_two_modules() -> None:
+    assert rules.twice_defined({path: text for path, text in PYTHON.items() if shipped(path)}) == []
+
+
 def test_no_file_names_the_machine_it_was_written_on() -> None:
     texts = _files(".py", ".md", ".toml", ".txt", ".yaml", ".yml", ".csv", ".json", ".html", ".j2")
     texts |= {name: (ROOT / name).read_text() for name in ("Makefile", ".ci/run", ".pre-commit-config.yaml", ".gitignore")}
