@@ -80,7 +80,7 @@ def may_pass(error: BaseException) -> bool:
 
 
 class GroupLost(FleetError):
-    """The group of ``generation`` cannot be used any more, or could not be formed. The rank parks and waits for the next view."""
+    """The group of ``generation`` cannot be used any more, or could not be formed. The rank quiesces and waits for the next view."""
 
     def __init__(self, reason: str, generation: int = -1) -> None:
         super().__init__(reason, generation)

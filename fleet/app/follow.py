@@ -77,7 +77,7 @@ class Census:
         return tuple(record.fault.kind for record in self._open.values() if record.fault.slot is None and record.fault.node is None)
 
     def now(self) -> tuple[SlotStatus, ...]:
-        """The seats by slot, with what strikes each."""
+        """The ranks by slot, with what strikes each."""
         return tuple(dataclasses.replace(rank, injected=self._kinds(rank)) for _, rank in sorted(self.slots.items()))
 
     def _kinds(self, rank: SlotStatus) -> tuple[str, ...]:

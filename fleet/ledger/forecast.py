@@ -32,7 +32,7 @@ REFILL_S = VACANT_S + START_S + RESTORE_S
 SEND_S, JOIN_STEPS = 0.1, 2.5
 """A newcomer has the state after about so long and so many steps: its view is entered behind a step, and it waits for the next one."""
 SETTLE_S = 0.4
-"""A spare that is there takes a seat after that, and its own restore."""
+"""A spare that is there joins after that, and its own restore."""
 SAVING = 0.01
 """Share of the time that steps stop for checkpoints, until the first is written: its cost is not known before."""
 UNLIKE = 0.5
@@ -177,7 +177,7 @@ class RecoveryTimes:
 
 @dataclass(frozen=True, slots=True)
 class FaultCost:
-    """Rank-seconds in which the world stands still, seats of the world are empty, and slots are, those of spares included."""
+    """Rank-seconds in which the world stands still, places of the world are empty, and slots are, those of spares included."""
 
     pause_s: float = 0.0
     missing_s: float = 0.0
@@ -196,7 +196,7 @@ class FaultCost:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FaultImpact:
-    """What is known of a fault that is to be priced: its kind, ranks that it took and how many of them had a seat, spares that were there,
+    """What is known of a fault that is to be priced: its kind, ranks that it took, how many were in the view, spares that were there,
     how long training and run lasted from then on, and how much training was taken back, as nobody was left who held the state."""
 
     kind: str
@@ -312,7 +312,7 @@ def _priced(s: Any) -> tuple[dict[str, FaultCost], RecoveryTimes]:
 
 
 class _SlotLosses:
-    """Which slots lost a process when: one that is lost before it trains leaves the seat empty that it was to fill."""
+    """Which slots lost a process when: one that is lost before it trains leaves the place empty that it was to fill."""
 
     def __init__(self, s: Any) -> None:
         self._spares = s.spares
@@ -328,7 +328,7 @@ class _SlotLosses:
         return min(later, default=math.inf)
 
     def still_empty(self, item: Any, refill_s: float) -> int:
-        """Of processes that had no seat: how many were to fill one that was empty. With spares a slot without a process is no seat."""
+        """Of processes that were in no view: how many were to fill one that was empty. With spares a slot without a process is no place."""
         before = [[at_s for at_s in self._lost[_slot(member)] if at_s < item.at_s] for member in item.members]
         return 0 if self._spares else sum(bool(each) and item.at_s - max(each) < 2 * refill_s for each in before)
 
@@ -504,7 +504,7 @@ class Worth:
 def worths(s: Any) -> Sequence[Worth]:
     """What spares and checkpoints were worth to the run of a ``LedgerSummary``, by the prices of its own faults.
 
-    A spare saves the time in which a seat would have been empty, and costs its idle time. A checkpoint saves the steps before it, which
+    A spare saves the time in which a place would have been empty, and costs its idle time. A checkpoint saves the steps before it, which
     would have been taken again from the beginning, whenever all ranks were lost; it costs what it blocked.
     """
     spares = [_spared(s)] if s.spares else []

@@ -122,7 +122,7 @@ def _newest(durable: CheckpointRecord | None) -> dict[str, Any]:
 
 
 def _share(part_us: float, whole_us: float) -> float:
-    """From 0 to 1: while a run goes on, times that are not decided yet are known by slot and not by seat."""
+    """From 0 to 1: while a run goes on, times that are not decided yet are known by slot and not by view rank."""
     return min(1.0, max(0.0, part_us / whole_us)) if whole_us > 0 else 0.0
 
 
@@ -150,7 +150,7 @@ def _slot_times(ledger: LedgerFold, now_us: int) -> Times:
 
 
 def _of_the_world(ledger: LedgerFold, pending: list[int]) -> list[int]:
-    """What is pending in the seats of the world: in the view's slots, and in as many others as are missing there, the latest to report."""
+    """What is pending in the places of the world: in the view's slots, and in as many others as are missing there, the latest to report."""
     assert ledger.started is not None
     joined = {member.slot for member in ledger.book.in_view}
     others = sorted((each for slot, each in enumerate(pending) if slot not in joined), reverse=True)

@@ -241,7 +241,7 @@ class LedgerSummary:
 
     @property
     def world_s(self) -> float:
-        """Rank-seconds of the world's seats of which it is known where they went: what goodput is a share of."""
+        """Rank-seconds of the world's places of which it is known where they went: what goodput is a share of."""
         return self.kept_s / self.goodput if self.goodput else self.decided_s * self.world / (self.world + self.spares)
 
     @property

@@ -4,7 +4,7 @@
 to do about the difference. It is level-based: a missed or doubled notice does no harm, because every tick compares again and repeats what
 was not yet acknowledged. It reads no clock and does no I/O; the live coordinator and the simulator run this same object.
 
-The life of a view: GATHER (everyone who was seated reports where it stands) -> FORM (a view is published, its members meet and take state
+The life of a view: GATHER (all who were in it report where they stand) -> FORM (a view is published, its members meet and take state
 from the donor) -> RUN -> on any loss GATHER again; after the last step CONCLUDE, see ``ending.py``. ``END`` is final.
 
 All that it knows is in ``state.py``. From "a rank is gone" to "its shards are reassigned": ``leaving.py``, ``ranks.py``, ``views.py``.

@@ -1,4 +1,4 @@
-"""From "a rank is gone" to "everyone who was seated has left the view": losses, and the call to gather.
+"""From "a rank is gone" to "everyone who was in the view has left the view": losses, and the call to gather.
 
 A rank that is lost is forgotten at once (``drop``). If it was in the view, the others are called out of it (``gather``): each says where it
 stands, or is given up when its time is over (``press``). What comes after that is in ``views.py``.
@@ -139,7 +139,7 @@ def injected(machine: MachineState, event: FaultReported) -> None:
 
 
 def drop(machine: MachineState, rank: Rank, cause: Cause, at_s: float, now_s: float, detail: str = "", path: str = "") -> None:
-    """Forget a rank; if it was seated, the others must gather. ``path``: of its node, where it is lost with that."""
+    """Forget a rank; if it was in the view, the others must gather. ``path``: of its node, where it is lost with that."""
     member = rank.member
     if machine.phase == Phase.END or machine.current(member) is None:
         return
@@ -175,7 +175,7 @@ def judge_losses(machine: MachineState, now_s: float) -> None:
 def gather(
     machine: MachineState, now_s: float, why: GatherWhy, reason: str, about: Member | None = None, *, in_person: bool | None = None
 ) -> None:
-    """Everyone who is seated must leave and say where it stands. In person where one may hang: no view forms, or nothing moves."""
+    """Everyone who is in the view must leave and say where it stands. In person where one may hang: no view forms, or nothing moves."""
     machine.in_person = machine.phase == Phase.FORM if in_person is None else in_person
     payload = Gathering(why, (about.slot, about.incarnation) if about is not None else None)
     machine.decide("recovery", "gather", reason, payload, now_s)

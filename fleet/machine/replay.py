@@ -33,7 +33,7 @@ from fleet.protocol.records import (
 
 FORGOTTEN = 100
 """How many views a journal's end may have held that was lost with its disk. Their numbers are skipped, whether or not ranks report them: a
-rank that is silent for now may sit in one."""
+rank that is silent for now may be in one."""
 
 
 def rebuild(machine: MachineState, records: Iterable[Record], now_s: float) -> float:

@@ -62,7 +62,7 @@ class Rank:
     engaged: Engaged = Engaged.WAITS
 
     def may_be_in(self, generation: int) -> bool:
-        """Whether a word of it from ``generation`` is not stale: a rank that parked in a generation never comes back to it."""
+        """Whether a word of it from ``generation`` is not stale: a rank that quiesced in a generation never comes back to it."""
         return generation > self.quiesced_generation and generation >= self.generation
 
 
@@ -111,7 +111,7 @@ class Roster:
         self.condemned[rank.member] = rank
 
     def sent(self, member: Member, generation: int) -> None:
-        """The rank is being invited to ``generation``; until it parks there it may be stepping in it."""
+        """The rank is being invited to ``generation``; until it quiesces there it may be stepping in it."""
         rank = self.current(member)
         if rank is not None:
             rank.sent_generation = max(rank.sent_generation, generation)
@@ -148,7 +148,7 @@ class Roster:
     def receive(self, event: Heartbeat, generation: int, between_s: float, now_s: float) -> list[Rank]:
         """Note what a node's agent sees. Returns ranks that were given up and yet live.
 
-        ``generation`` is that of the present view: what its seated ranks hold comes from here. When one of them is in a long call, the
+        ``generation`` is that of the present view: what its ranks hold comes from here. When one of them is in a long call, the
         others wait for it in their reduction, and are not hung either. So for ``between_s`` behind a commit, where a loop may do anything.
         """
         self.nodes[event.node] = now_s
@@ -234,11 +234,11 @@ class Roster:
 
     @property
     def first_step(self) -> bool:
-        """Whether a seated rank is at its first step: how long later ones take says nothing about that."""
+        """Whether a rank of the view is at its first step: how long later ones take says nothing about that."""
         return any(rank.phase is RankPhase.JOINED and not rank.stepped for rank in self.by_slot.values())
 
     def stuck_rank(self, limit_s: float, now_s: float) -> Rank | None:
-        """A seated rank that has not moved for longer than ``limit_s``."""
+        """A rank of the view that has not moved for longer than ``limit_s``."""
         since_s = now_s - limit_s
         if self.long_call_s >= since_s:
             return None

@@ -35,7 +35,7 @@ INCIDENT_S = 5.0
 class Phase(StrEnum):
     """Where the run is.
 
-    GATHER: everyone who was seated says where it stands. FORM: a view is published, and its members meet. RUN: they step. CONCLUDE: they
+    GATHER: all who were in it say where they stand. FORM: a view is published, and its members meet. RUN: they step. CONCLUDE: they
     run the code behind the loop. END is final.
     """
 
@@ -257,7 +257,7 @@ class MachineState:
             if rank.token in self.roster.dead_tokens:
                 yield f"{rank.member} lives, and its process was given up"
             if (rank.sent_generation > rank.quiesced_generation) != (slot in self.roster.outstanding):
-                yield f"{rank.member} was sent {rank.sent_generation}, parked in {rank.quiesced_generation}, and outstanding says else"
+                yield f"{rank.member} was sent {rank.sent_generation}, quiesced in {rank.quiesced_generation}, and outstanding says else"
             if rank.phase == RankPhase.STARTING and self.in_view(rank.member) and self.phase == Phase.RUN and self.grace_until_s is None:
                 yield f"{rank.member} is in the running view, and builds its model"
         if gone := self.roster.outstanding - self.roster.by_slot.keys():

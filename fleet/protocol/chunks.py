@@ -119,9 +119,9 @@ def servers(
 
 
 SILENT_S = 15.0
-"""A lender that says nothing for so long is left for the next one. It is longer than a lender may wait itself:"""
+"""A server that says nothing for so long is left for the next one. It is longer than a server may wait itself:"""
 LATEST_S = 10.0
-"""So long a lender waits for the commit of a step that its peer has committed."""
+"""So long a server waits for the commit of a step that its peer has committed."""
 
 
 class Readiness(Enum):
@@ -133,7 +133,7 @@ class Readiness(Enum):
 
 
 def can_serve(here: StateId | None, wanted: StateId, *, still: bool = True) -> Readiness:
-    """A rank that is at ``here`` is asked for parameters of ``wanted``. Only what is committed is lent.
+    """A rank that is at ``here`` is asked for parameters of ``wanted``. Only what is committed is served.
 
     A rank that has taken a step before its peer knows of it asks early: it is given what it asks for once the peer has taken that step too.
 
@@ -147,7 +147,7 @@ def can_serve(here: StateId | None, wanted: StateId, *, still: bool = True) -> R
         return Readiness.NOW
     behind = here is not None and here.history == wanted.history and here.step + 1 == wanted.step
     if not behind:
-        probe("a lender is asked for a state that it does not hold")
+        probe("a server is asked for a state that it does not hold")
     return Readiness.LATER if behind else Readiness.NEVER
 
 

@@ -9,13 +9,13 @@ from fleet.protocol.types import Member, StateId, View
 
 
 class Duties:
-    """What one rank was dealt in the last view, and what it foresees for the next one. Pure: live ranks and simulated ones use this object.
+    """What one rank was assigned in the last view, and what it speculates on for the next one. Pure: live and simulated ranks use it.
 
     Attributes:
         at: the state that the step at hand begins from; None before the first.
         had: by member of the last view, what it was to bring.
         mine: of these, this rank's.
-        ahead: what it foresees beside them.
+        ahead: what it speculates on beside them.
     """
 
     def __init__(self, shards: int) -> None:
@@ -46,5 +46,5 @@ class Duties:
 
     @property
     def promised(self) -> tuple[int, ...]:
-        """What this rank brings wherever it takes its seat now: those that it has and those that it goes on with."""
+        """What this rank brings wherever it joins now: those that it has and those that it goes on with."""
         return (*self.mine, *self.ahead)

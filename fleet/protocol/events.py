@@ -83,7 +83,7 @@ class Quiesced:
     """The rank has stopped in ``generation`` and waits for a later one.
 
     ``state`` is what it holds, None when it never had any. ``dirty`` is set when the state is half written.
-    ``generation`` is the greatest that it was seated in or told to leave. ``why`` it is in none; ``detail`` says more, for people.
+    ``generation`` is the greatest that it joined or was told to leave. ``why`` it is in none; ``detail`` says more, for people.
     ``testimony`` is there when it left because ranks differ in what should be alike. ``engaged``: what its loop does meanwhile.
     """
 

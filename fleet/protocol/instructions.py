@@ -39,7 +39,7 @@ class Quiesce:
 
 @dataclass(frozen=True, slots=True)
 class Publish:
-    """A new view to its members, all of which are parked or fresh."""
+    """A new view to its members, all of which are quiesced or fresh."""
 
     view: View
     event: int = field(default=0, compare=False)

@@ -93,7 +93,7 @@ class MemberProtocol:
 
     @property
     def generation(self) -> int:
-        """Generation this rank is seated in, or the greatest that it left."""
+        """Generation that this rank has joined, or the greatest that it left."""
         return self.view.generation if self.view else self.floor
 
     @property
@@ -277,7 +277,7 @@ class MemberProtocol:
         self._say(Formed(self.member, self.view.generation, state))
 
     def broken(self, reason: str, testimony: Finding | None = None) -> None:
-        """The rank has left its process group: a peer was lost, it was told to park, or it has seen that ranks differ (``testimony``)."""
+        """The rank has left its process group: a peer was lost, it was to quiesce, or it has seen that ranks differ (``testimony``)."""
         called = self.view is not None and self.view.generation <= self.floor
         if self.view is not None:
             self.floor = max(self.floor, self.view.generation)
@@ -395,7 +395,7 @@ class MemberProtocol:
         return view.rank_of(self.member) == view.donor and bool(view.receivers)
 
     def settles_detached(self, view: View, *, steady: bool) -> bool:
-        """Whether the seat can be taken while the loop computes: its state does not change, or change under a transfer.
+        """Whether the view can be joined while the loop computes: its state does not change, or change under a transfer.
 
         ``steady``: what is tracked stays as it is while shards are computed.
         """
@@ -403,7 +403,7 @@ class MemberProtocol:
         return not receives and not self.begins(view) and (steady or not self.gives(view))
 
     def enter(self, view: View) -> None:
-        """Take the seat in an agreed proposal; ``formed`` follows when the newcomers hold the state."""
+        """Join an agreed proposal; ``formed`` follows when the newcomers hold the state."""
         self._join(view)
 
     # ---- helpers -------------------------------------------------------------------------------------------------------------------------

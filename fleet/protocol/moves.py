@@ -18,7 +18,7 @@ from fleet.protocol.types import Finding, StateId, View
 
 @dataclass(eq=False, slots=True)
 class Joining:
-    """A view that this rank is joining. ``beside``: its seat is taken by :class:`Settle`, while the loop computes.
+    """A view that this rank is joining. ``beside``: it is joined by :class:`Settle`, while the loop computes.
 
     ``stands_by``: it is a proposal, whose other members come when they are ready.
     ``promised``: the others know what this rank brings. ``done``: the settling has ended, with ``error`` where it did not end well.
@@ -137,7 +137,7 @@ class Rehearse:
 
 
 class Awaited(StrEnum):
-    """What a rank waits for: a view, its seat that is taken beside it, the end of the run's last step, a word on a lease, the run's end."""
+    """What a rank waits for: a view, that it is joined beside the loop, the end of the run's last step, word on a lease, the run's end."""
 
     CALL = "call"
     SETTLED = "settled"
@@ -157,7 +157,7 @@ class Wait:
 
 @dataclass(frozen=True, slots=True)
 class Clear:
-    """The seat was left, and the coordinator knows: end what is under way in it, free its memory. ``within_step``: in the sum of a step."""
+    """The view was left, and the coordinator knows: end what is under way in it, free its memory. ``within_step``: in the sum of a step."""
 
     within_step: bool = False
 
@@ -240,7 +240,7 @@ class AssignShards:
 
 @dataclass(frozen=True, slots=True)
 class ViewJoined:
-    """The rank is seated in ``view`` and aside."""
+    """The rank has joined ``view`` and is detached."""
 
     view: View
 

@@ -1,4 +1,4 @@
-"""What a rank does between messages: it sits down in a view, steps aside, foresees, claims its seat, enters the next view, finishes.
+"""What a rank does between messages: it joins a view, detaches, speculates, claims its place, enters the next view, finishes.
 
 Pure: live ranks and simulated ones are driven by this very object. Words of the coordinator go to :meth:`RankMachine.receive`. What is to
 be done at once collects in ``orders``, as what is to be said collects in the protocol's ``outbox``. What takes time is asked for by
@@ -65,8 +65,8 @@ Moves = Generator[Move, Any, Any]
 class RankMachine:
     """One rank's steps through the views of a run.
 
-    Between the attempts at a step the loop computes and does not need its group. The rank is *aside* then: whoever listens answers when it
-    is called out of its view, and takes the seat in the next one, so that all of this costs no time while there is work to do. The loop
+    Between the attempts at a step the loop computes and does not need its group. Then it is *detached*: whoever listens answers when it
+    is called out of its view, and joins the next one, so that all of this costs no time while there is work to do. The loop
     comes in person when it wants to reduce, and early (``wanted``) when its state has to be changed.
 
     Attributes:
@@ -75,7 +75,7 @@ class RankMachine:
         joining: the view that it is joining.
         ahead: the proposal whose group forms beside the running steps.
         arriving: the state that is on its way to it.
-        goes_ahead: the loop computes what it foresees, before it is seated.
+        goes_ahead: the loop computes what it speculates on, before it has joined.
         total: steps of the run.
     """
 
@@ -97,7 +97,7 @@ class RankMachine:
 
         Args:
             facts: what this rank can tell of itself.
-            duties: which shards it brings; the driver deals them where it is asked to (:class:`AssignShards`).
+            duties: which shards it brings; the driver assigns them where it is asked to (:class:`AssignShards`).
         """
         self.facts, self.duties, self.total = facts, duties, total
 
@@ -124,7 +124,7 @@ class RankMachine:
 
     @property
     def view(self) -> View:
-        """The view that this rank sits in."""
+        """the view that this rank has joined."""
         assert self.protocol.view is not None
         return self.protocol.view
 
@@ -142,7 +142,7 @@ class RankMachine:
                     self.orders.append(Wake(view.generation))
 
     def look_ahead(self) -> None:
-        """Begin at once what can go on beside the loop: the group of a proposal, or the seat in the next view of a rank that is aside."""
+        """Begin at once what can go on beside the loop: the group of a proposal, or joining the next view for a rank that is detached."""
         self._sweep()
         if self.ahead is not None and not self.protocol.holds_proposal(self.ahead.generation):
             self._drop_ahead()
@@ -154,7 +154,7 @@ class RankMachine:
             self.orders.append(Form(proposal))
 
     def _sweep(self) -> None:
-        """Give up what does not belong to the rank's view: it was called out while it was aside."""
+        """Give up what does not belong to the rank's view: it was called out while it was detached."""
         view = self.protocol.view
         held = (self.membership, self.joining.view if self.joining is not None else None)
         if any(one is not None and (view is None or one.generation != view.generation) for one in held):
@@ -192,7 +192,7 @@ class RankMachine:
         return self.duties.speculate(view, member, state, idle) and bool(self.assigned)
 
     def settle(self, joining: Joining) -> Moves:
-        """Take a seat beside the loop: it goes on with what is due, and need not come before that is done."""
+        """Join beside the loop: it goes on with what is due, and need not come before that is done."""
         view, state = joining.view, self.here
         try:
             yield Meet(view)
@@ -204,7 +204,7 @@ class RankMachine:
             self._check(joining)
             self.protocol.formed(state)
         except GroupLost as error:
-            probe("a seat is lost that was taken beside the loop")
+            probe("a view is lost that was joined beside the loop")
             joining.error = str(error)
             if self.joining is joining and self.protocol.detached:
                 self._drop_membership()
@@ -259,7 +259,7 @@ class RankMachine:
         self.look_ahead()
 
     def claim(self) -> bool:
-        """The loop is here in person. False when it has to sit down first."""
+        """The loop is here in person. False when it has to join first."""
         self.protocol.detached = False
         return self.protocol.view is not None and not self.protocol.interrupted and self.joining is None and self.membership is not None
 
@@ -297,7 +297,7 @@ class RankMachine:
         return False
 
     def _await_join(self) -> Moves:
-        """Wait to be called into a view and join it, or go ahead of it with what is foreseen. False when the run is over for this rank."""
+        """Wait to be called into a view and join it, or go ahead of it with what is speculative. False when the run is over for it."""
         self.protocol.detached = self.goes_ahead = False
         while True:
             if self.protocol.interrupted and self.protocol.view is not None:
@@ -326,7 +326,7 @@ class RankMachine:
         return None
 
     def _join(self, joining: Joining) -> Moves:
-        """The loop takes the seat, unless that was all but done beside it."""
+        """The loop joins, unless that was all but done beside it."""
         if joining.beside:
             yield Wait(Awaited.SETTLED, lambda: joining.done)
             if joining.error:

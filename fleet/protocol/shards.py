@@ -129,7 +129,7 @@ def share(
 
 
 def speculative(had: Mapping[Member, Collection[int]], view: View, member: Member, shards: int, idle: Collection[int]) -> tuple[int, ...]:
-    """What ``member`` will be dealt in ``view`` if all who do not receive a state there bring what they ``had`` to in the last view."""
+    """What ``member`` will be assigned in ``view`` if all who do not receive a state there bring what they ``had`` to in the last view."""
     contributed = [had.get(one, ()) if rank not in view.receivers else () for rank, one in enumerate(view.members)]
     return share(contributed, view.ranges, shards, idle, view.giver).assigned[view.rank_of(member)]
 

@@ -42,7 +42,7 @@ def check_order(timeouts: Mapping[str, float], order: Sequence[str] = ORDER) -> 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Timeouts:
-    """Time-outs. Sane is heartbeat <= node, and heartbeat < park < form < progress < collective < run: none hides a longer one."""
+    """Time-outs. Sane is heartbeat <= node, and heartbeat < quiesce < form < progress < collective < run: none hides a longer one."""
 
     heartbeat_s: float = setting(3.0, "A rank that is not heard for so long is lost.")
     node_s: float = setting(4.0, "A node whose agent is not heard for so long is lost.")

@@ -20,9 +20,9 @@ class InvariantChecker:
     """One invariant. A checker defines the hooks it needs; ``Watch`` calls nothing else.
 
     Hooks: ``record(record)``, ``truncated(journal)``, ``sent(machine, instruction)``, ``told(event)``, ``checkpoint(order, parts)``,
-    ``end()``; of one rank: ``restored(rank, view, weights)``, ``sit(rank, view)``, ``seated(rank, view, state)``,
+    ``end()``; of one rank: ``restored(rank, view, weights)``, ``joining(rank, view)``, ``joined(rank, view, state)``,
     ``contribute(rank, view, state, dirty)``, ``placed(rank, view, guarded, state, value)``,
-    ``lent(rank, lender, state, loaned, chunk)``, ``missed(rank, state, keepers, chunk)``, ``cut(rank, generation, view)``,
+    ``served(rank, server, state, fetched, chunk)``, ``missed(rank, state, keepers, chunk)``, ``cut(rank, generation, view)``,
     ``reduced(rank, view, number, values)``, ``agreed(rank, view, number, enter, save)``,
     ``commit(rank, state)``, ``save(rank, view, request, state)``, ``behind(rank)``, ``did(rank, key)``; of a
     group: ``meet(view, view)``, ``completed(view, values)`` once for each reduction.

@@ -104,7 +104,7 @@ def cold_plan(seed: int, *, sharded: bool = False) -> Plan:
 
 
 def gathers_plan(seed: int, *, sharded: bool = True) -> Plan:
-    """Always sharded, parameters too, which are gathered on demand: a run of one of the families, and losses while ranks lend."""
+    """Always sharded, parameters too, which are gathered on demand: a run of one of the families, and losses while ranks serve."""
     rng = stream(seed, "gathers plan")
     plan = rng.choice((random_plan, random_plan, racks_plan, cut_plan, links_plan, stores_plan, daemons_plan, notices_plan, resizes_plan))(
         seed, sharded=True
@@ -126,7 +126,7 @@ def _in_groups(plan: Plan, rng: random.Random) -> Plan:
 
 
 def _while_serving(plan: Plan, rng: random.Random) -> Trouble:
-    """A rank that lends or borrows, or is about to say where it lends, is killed or stands still; or nodes are cut off just then."""
+    """A rank that serves or fetches, or is about to say where it serves, is killed or stands still; or nodes are cut off just then."""
     point, step = rng.choice(("gathering", "gathering", "serving", "serving", "serving", "introduced")), rng.randrange(plan.steps)
     slot, duration_s = rng.choice((None, rng.randrange(plan.settings.slots))), rng.choice((rng.uniform(0.01, 0.3), rng.uniform(0.3, 6.0)))
     kind = rng.choice(("kill", "kill", "freeze", "cut"))

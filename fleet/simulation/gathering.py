@@ -17,13 +17,13 @@ from fleet.simulation.sharded import LENGTH, ShardedRank
 from fleet.simulation.steps import Sum
 
 HOP_S = (0.0002, 0.002)
-"""What a request takes to its lender, and what is lent takes back."""
+"""What a request takes to its server, and what is served takes back."""
 LOOK_S = 0.05
 """How often a rank that waits for a stretch looks whether it is called away."""
 
 
 class Fetched(NamedTuple):
-    """What has come of a stretch: of which state the lender said that it is, and the value that stands for it."""
+    """What has come of a stretch: of which state the server said that it is, and the value that stands for it."""
 
     state: StateId
     value: int
@@ -31,7 +31,7 @@ class Fetched(NamedTuple):
 
 @dataclass(eq=False)
 class StretchRequest:
-    """One stretch that ``fetcher`` asks one lender for. ``answer``: a :class:`Fetched`, or None: it is not to be had there."""
+    """One stretch that ``fetcher`` asks one server for. ``answer``: a :class:`Fetched`, or None: it is not to be had there."""
 
     fetcher: GatheringRank
     state: StateId
@@ -78,7 +78,7 @@ class GatheringRank(ShardedRank):
         yield from ()
 
     def _move(self, group: SimGroup, there: Sequence[Claim], target: StateId) -> Steps:
-        """They tell each other where they lend before anybody drops what it had: nothing that can fail comes behind that."""
+        """They tell each other where they serve before anybody drops what it had: nothing that can fail comes behind that."""
         self._still = False
         try:
             self._addresses = yield group.exchange(self.member, "addresses", self)
@@ -116,7 +116,7 @@ class GatheringRank(ShardedRank):
         return forward if forward == backward else POISON
 
     def _gather(self) -> Steps:
-        """From this rank's own chunks, and from those who lend the others: each stretch from the first that has it."""
+        """From this rank's own chunks, and from those who serve the others: each stretch from the first that has it."""
         state, size = self.at_state, len(self.guarded)
         assert state is not None, "before its first view a rank has all parameters"
         chunks = [(size, owner) for owner in range(size)]
@@ -177,14 +177,14 @@ class GatheringRank(ShardedRank):
         return request
 
     def _look(self, request: StretchRequest) -> None:
-        """Whether there is something else to do than to wait for a lender."""
+        """Whether there is something else to do than to wait for a server."""
         if request.answer.done:
             return
         if self.rank_machine.wanted or self.world.clock.now_s > request.until_s:
             request.answer.resolve(None)
         self.world.clock.after(LOOK_S, lambda: self.gate(lambda: self._look(request)))
 
-    # ---- a rank that lends, from a thread of its own -------------------------------------------------------------------------------------
+    # ---- a rank that serves, from a thread of its own -----------------------------------------------------------------------------------
 
     def asked(self, request: StretchRequest) -> None:
         """A request has come to this process, or to where it was: then its host, if that is there, says that nobody listens."""

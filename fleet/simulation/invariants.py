@@ -95,7 +95,7 @@ class Dirty(InvariantChecker):
         self.require(not dirty and rank.weights != POISON, f"{rank} steps from {state} with a half-written state")
 
     def joined(self, rank: SimRank, view: View, state: StateId) -> None:
-        self.require(not rank.protocol.dirty and rank.weights != POISON, f"{rank} is seated with a half-written state")
+        self.require(not rank.protocol.dirty and rank.weights != POISON, f"{rank} joined with a half-written state")
 
     def checkpoint(self, order: CommitCheckpoint, parts: Sequence[int | None]) -> None:
         self.require(POISON not in parts, f"checkpoint {order.checkpoint} holds a half-written state")
@@ -113,9 +113,9 @@ class Stale(InvariantChecker):
     def joining(self, rank: SimRank, view: View) -> None:
         token = rank.protocol.token
         last = self._greatest.get(token, -1)
-        self.require(view.generation > last, f"{rank} sits in generation {view.generation} after {last}")
-        self.require(view.rank_of(rank.member) >= 0, f"{rank} sits in a view that it is no member of")
-        self.require(rank.protocol.fenced is None, f"{rank} was fenced and sits down")
+        self.require(view.generation > last, f"{rank} joins generation {view.generation} after {last}")
+        self.require(view.rank_of(rank.member) >= 0, f"{rank} joins a view that it is no member of")
+        self.require(rank.protocol.fenced is None, f"{rank} was fenced and joins")
         self._greatest[token] = view.generation
 
     def handle(self, machine: FleetMachine, event: Event) -> Callable[[], None] | None:
@@ -223,7 +223,7 @@ class Identical(InvariantChecker):
 
     def joined(self, rank: SimRank, view: View, state: StateId) -> None:
         right = rank.corrupt or self.fault_free(rank.weights, state)
-        self.require(right, f"{rank} is seated at {state} with weights of another state")
+        self.require(right, f"{rank} joined at {state} with weights of another state")
 
     def end(self) -> None:
         ended = next((record for record in self.world.journal if isinstance(record, RunEnded)), None)

@@ -1,7 +1,7 @@
 """The live policies, asked about a whole fleet.
 
 Policies look at candidates one by one; a fleet of 12,500 nodes has 12,500. All nodes that train are alike to a policy, so one of them
-stands for all: with m places empty the question is put about a world of 1 + m, of which one is seated. A test holds the two to the same
+stands for all: with m places empty the question is put about a world of 1 + m, of which one is in it. A test holds the two to the same
 answer. A policy is a pure function and its answers hold until ``valid_until_s``, so what was asked once is not asked again: times in a
 question count from the moment of the loss.
 """

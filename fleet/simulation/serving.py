@@ -24,9 +24,9 @@ class Gathers(InvariantChecker):
         """``rank`` has what it asked ``server`` for: parameters of ``state``."""
         here = rank.protocol.state
         self.require(state == here, f"{rank} begins a step from {here}, and gathers parameters of {state}")
-        self.require(fetched.state == state, f"{server} is at {fetched.state} and lends {rank} parameters of {state}")
+        self.require(fetched.state == state, f"{server} is at {fetched.state} and serves {rank} parameters of {state}")
         right = self.fault_free(fetched.value, state) or server.corrupt
-        self.require(right, f"{server} lends {rank} what are no parameters of {state}")
+        self.require(right, f"{server} serves {rank} what are no parameters of {state}")
 
 
 class _Reaches(InvariantChecker):
@@ -51,7 +51,7 @@ class Serves(_Reaches):
             return
         there = [keeper for keeper in keepers if keeper is not rank and keeper.at_state == state and keeper.has(chunk)]
         can = [keeper for keeper in there if self._could(rank, keeper)]
-        self.require(not can, f"{rank} computes nothing, as nobody lends it parameters of {state}; {', '.join(map(str, can))} could")
+        self.require(not can, f"{rank} computes nothing, as nobody serves it parameters of {state}; {', '.join(map(str, can))} could")
 
     def cut(self, rank: GatheringRank, generation: int, view: View) -> None:
         """``rank`` leaves ``view``, as it missed a part of the parameters in ``generation``."""
@@ -72,7 +72,7 @@ class Near(_Reaches):
             return
         near = self.process(view.members[group * groups + owner % groups])
         can = isinstance(near, GatheringRank) and near.at_state == state and near.protocol.view == view and self._could(rank, near)
-        self.require(not can, f"{rank} is lent chunk {owner} by {server}, of another group, while {near} of its own could lend it")
+        self.require(not can, f"{rank} is served chunk {owner} by {server}, of another group, while {near} of its own could serve it")
 
 
 class Copies(InvariantChecker):

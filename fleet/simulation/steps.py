@@ -260,7 +260,7 @@ class SteppingRank(SimRank):
         self.stepping = True
         assigned = self.rank_machine.assigned
         middle, number = len(assigned) // 2, 0
-        while pending := self.rank_machine.assigned:  # more may be foreseen meanwhile
+        while pending := self.rank_machine.assigned:  # more may be speculative meanwhile
             if self.rank_machine.wanted or (self.rank_machine.joining is not None and self.rng.random() < 0.2):
                 break  # a live loop may act on an interrupt that its listening thread has answered since
             shard = pending[0]

@@ -1,4 +1,4 @@
-"""Ranks that gather their parameters on demand: every invariant holds through random troubles, and what breaks the loans is caught."""
+"""Ranks that gather their parameters on demand: every invariant holds through random troubles, and what breaks the fetches is caught."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def lose_a_server(seed: int) -> Outcome:
 
 
 def runs_that_missed() -> int:
-    """Some do in any case: a rank that waits for a lender which is in the next view already gives up as it is called there."""
+    """Some do in any case: a rank that waits for a server which is in the next view already gives up as it is called there."""
     return sum(missed(lose_a_server(seed)) > 0 for seed in range(MOST // 10))
 
 

@@ -48,8 +48,8 @@ FSDP, ZERO1 = "actors.rank.fsdp", "actors.rank.zero1"
 GROUP = "actors.rank.membership.process_group:Group"
 MOMENTS = {
     "before-the-first-gather": Moment("a shard is about to begin", f"{FSDP}.engine:FsdpEngine.begin_shard"),
-    "asks-for-a-stretch": Moment("it has asked a lender, who is about to answer", f"{FSDP}.serving:PeerFetcher._ask", behind=True),
-    "lends-a-stretch": Moment("a peer has asked it for a stretch", f"{FSDP}.engine:FsdpEngine._lend"),
+    "asks-for-a-stretch": Moment("it has asked a server, who is about to answer", f"{FSDP}.serving:PeerFetcher._ask", behind=True),
+    "serves-a-stretch": Moment("a peer has asked it for a stretch", f"{FSDP}.engine:FsdpEngine._serve"),
     "in-a-forward": Moment("a unit is gathered for its forward", f"{FSDP}.gathered:Gathered._before_forward", behind=True),
     "behind-a-forward": Moment("a unit is let go behind its forward", f"{FSDP}.gathered:Gathered._behind_forward", behind=True),
     "in-a-backward": Moment("a unit is gathered for its backward", f"{FSDP}.gathered:Gathered._before_backward", behind=True),
@@ -67,7 +67,7 @@ MOMENTS = {
     "writes-a-checkpoint": Moment("a part is about to be written", "actors.rank.state.saving:Saver._write"),
     "at-the-end": Moment("the digest of the whole is taken", f"{FSDP}.engine:FsdpEngine.digest"),
     "claims": Moment("the view behind a loss begins", f"{ZERO1}.resharding:Resharding._exchange", second=True),
-    "introduced": Moment("lenders know each other, chunks do not move yet", f"{FSDP}.engine:FsdpEngine.introduce", True, second=True),
+    "introduced": Moment("servers know each other, chunks do not move yet", f"{FSDP}.engine:FsdpEngine.introduce", True, second=True),
     "chunks-move": Moment("chunks are about to move", f"{ZERO1}.resharding:Resharding._move", second=True),
     "chunks-moved": Moment("chunks have moved, and nobody has dropped the old ones", f"{FSDP}.chunks:ChunkedModel.adopt", second=True),
     "placed": Moment("the old chunks are dropped", f"{FSDP}.engine:FsdpEngine.place", True, second=True),

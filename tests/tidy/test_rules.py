@@ -232,8 +232,8 @@ def test_benchmarks_that_do_not_exist_are_found() -> None:
 @pytest.mark.parametrize(
     "line",
     [
-        "def tell_copies(): pass", "class Teller: pass", "class Lent: pass", "def f(seats): pass", "self.parked_s = 1.0", "told = 1", "let_go = 1",
-        "import struck_out as struck", "def _letGo(): pass", "class LineageBegun: pass",
+        "def tell_copies(): pass", "class Teller: pass", "class Lent: pass", "def f(seats): pass", "self.parked_s = 1.0", "told = 1",
+        "let_go = 1", "import struck_out as struck", "def _letGo(): pass", "class LineageBegun: pass",
     ],
 )  # fmt: skip
 def test_identifiers_of_old_words_are_found(line: str) -> None:

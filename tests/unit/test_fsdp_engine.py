@@ -58,7 +58,7 @@ def trained(sharding: str, size: int, folder: Path) -> list[tuple[str, int]]:
         join(engine, group)
         assert train(engine, state) == list(range(STEPS))
         found = engine.digest(STEPS), sum(each.nbytes for each in engine.weights)
-        group.all_gather(torch.empty(group.size, 1), torch.zeros(1))  # a lender goes when nobody asks any more
+        group.all_gather(torch.empty(group.size, 1), torch.zeros(1))  # a server goes when nobody asks any more
         if isinstance(engine, FsdpEngine):
             engine.close()
         return found

@@ -30,7 +30,7 @@ def test_every_keeper_is_asked_once_and_nobody_else(size: int, copies: int, node
 
 
 def test_ranks_begin_with_different_keepers() -> None:
-    """So that no keeper lends to all."""
+    """So that no keeper serves to all."""
     placed = guarded(6, 2, 3)
     for owner in range(6):
         first = Counter(servers(placed, owner, rank)[0] for rank in range(6))

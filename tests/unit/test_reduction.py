@@ -68,7 +68,7 @@ class Forgetful:
 
 @pytest.fixture(params=[1, 2], ids=["aside", "handed over"])
 def threads(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Both ways in which a rank waits: see ``Group.aside``."""
+    """Both ways in which a rank waits: see ``Group.in_background``."""
     monkeypatch.setattr(torch, "get_num_threads", lambda: request.param)
 
 

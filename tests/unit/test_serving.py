@@ -23,7 +23,7 @@ def find(state: StateId, flat: int, lo: int, hi: int) -> Served | None:
 
 
 class Takes:
-    """Knows of no gift."""
+    """Knows of no contribution."""
 
     def room(self, request: PeerRequest) -> torch.Tensor:
         raise ConnectionError("of nothing that is here")
@@ -85,7 +85,7 @@ def test_whoever_does_not_know_the_token_is_told_nothing(server: PeerServer) -> 
 
 
 def test_a_wait_ends_when_the_rank_is_called_away() -> None:
-    """A lender that is stopped answers nothing, and holds nobody up; what it says later belongs to no other request."""
+    """A server that is stopped answers nothing, and holds nobody up; what it says later belongs to no other request."""
     asked, go_on = threading.Event(), threading.Event()
 
     def slow(state: StateId, flat: int, lo: int, hi: int) -> Served | None:

@@ -27,7 +27,7 @@ class ChunkedModel(ChunkedOptimizer):
 
     A piece of it has the parameter's elements beside the optimizer's state, under :data:`actors.rank.zero1.pieces.PARAMETER`. So chunks
     move, are written and are joined as those of an optimizer are. The memory of one chunk of a flat buffer is one stretch: it can be
-    lent as it is.
+    served as it is.
 
     Args:
         readers: by parameter, what reads its first value, see :mod:`actors.rank.state.weights`. Then nothing is kept before there are

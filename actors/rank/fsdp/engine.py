@@ -14,7 +14,7 @@ no rank ever has a whole gradient: of a shard it has one unit's at a time, and o
 
 Gradients that have left a rank cannot be cut anew for other ranks. So a step is computed anew from its first shard when the view changes
 during it.
-Which gift belongs to which attempt, says its :class:`fleet.protocol.chunks.Turn`.
+Which contribution belongs to which attempt, says its :class:`fleet.protocol.chunks.Turn`.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class FsdpEngine(ShardedEngine):
 
     Args:
         units: what is gathered together. Trained parameters that are in none are gathered for the whole of a shard.
-        host: at which this rank lends.
+        host: at which this rank serves.
         called_away: whether the view is about to change.
     """
 
@@ -114,7 +114,7 @@ class FsdpEngine(ShardedEngine):
         return Gathered(unit, [(flat, gradients.extents[flat]) for flat in flats], places, self._fill, self._behind_backward)
 
     def close(self) -> None:
-        """Nothing is lent, borrowed or brought any more."""
+        """Nothing is served, fetched or contributed any more."""
         self._server.close()
         self._fetcher.close()
         self._sender.close()
@@ -148,7 +148,7 @@ class FsdpEngine(ShardedEngine):
 
     @contextlib.contextmanager
     def moving(self) -> Iterator[None]:
-        """What is held here, or its state, changes meanwhile: whoever asks for a loan waits."""
+        """What is held here, or its state, changes meanwhile: whoever asks for a fetch waits."""
         self._stand(still=False)
         try:
             yield
@@ -198,7 +198,7 @@ class FsdpEngine(ShardedEngine):
         """Nothing is behind a step that was taken: nobody has the parameters whole."""
 
     def _stand(self, *, still: bool) -> None:
-        """Whether what is here stays as it is: whoever waits for a loan looks again."""
+        """Whether what is here stays as it is: whoever waits for a fetch looks again."""
         with self._moved:
             self._still = still
             self._changes += not still
@@ -276,10 +276,10 @@ class FsdpEngine(ShardedEngine):
         units = {id(one): each for each in (*self._gathered, *self._uncast) for one in each.parameters}
         return Unread({each: (named[each], unit) for each, unit in units.items() if each in named})
 
-    # ---- loans -------------------------------------------------------------------------------------------------------------------------
+    # ---- fetches -------------------------------------------------------------------------------------------------------------------------
 
     def _serve(self, wanted: StateId, flat: int, lo: int, hi: int) -> Served | None:
-        """From any thread. In its view, what is lent does not change until the borrower has it: the step that changes it waits for its
+        """From any thread. In its view, what is served does not change until the fetcher has it: the step that changes it waits for its
         gradients. A rank that is no longer in the view may ask while a step is taken: it is told that what it got is of no use."""
         with self._moved:
             self._moved.wait_for(lambda: can_serve(self._state, wanted, still=self._still) is not Readiness.LATER, LATEST_S)
@@ -298,7 +298,7 @@ class FsdpEngine(ShardedEngine):
             self._recorder.switch(before)
 
     def _gather_flat(self, flat: int, memory: torch.Tensor) -> None:
-        """From this rank's own chunks, and from those who lend the others."""
+        """From this rank's own chunks, and from those who serve the others."""
         size, extent = len(self._guarded), self.chunks.extents[flat]
         host = memory if memory.is_cpu else torch.empty(memory.shape, dtype=memory.dtype, pin_memory=True, device="cpu")
         wanted: list[tuple[tuple[int, ...], FetchRequest]] = []
@@ -314,7 +314,7 @@ class FsdpEngine(ShardedEngine):
             memory[request.lo : request.hi].copy_(request.into)
 
     def _fetch(self, wanted: Sequence[tuple[tuple[int, ...], FetchRequest]]) -> None:
-        """Each stretch from the first lender that has it. Zeros when nobody has: what is computed with them is of no use."""
+        """Each stretch from the first server that has it. Zeros when nobody has: what is computed with them is of no use."""
         while wanted and not self._missed:
             assert self._state is not None, "before its first view a rank has all parameters"
             requests = [(self._addresses[keepers[0]], request) for keepers, request in wanted]
@@ -381,7 +381,9 @@ class FsdpEngine(ShardedEngine):
 
     def room(self, request: PeerRequest) -> torch.Tensor:
         if request.flat not in self._gradients.leaving or not 0 <= request.lo < request.hi <= self.chunks.extents[request.flat]:
-            raise ConnectionError(f"a gift of elements {request.lo} to {request.hi} of flat buffer {request.flat}, which is none here")
+            raise ConnectionError(
+                f"a contribution of elements {request.lo} to {request.hi} of flat buffer {request.flat}, which is none here"
+            )
         return torch.empty(request.hi - request.lo, dtype=self._gradients.layout[request.flat].dtype, device="cpu")
 
     def take(self, request: PeerRequest, elements: torch.Tensor) -> bool:

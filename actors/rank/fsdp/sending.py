@@ -38,10 +38,10 @@ class _Contribution(NamedTuple):
 
 
 class Sender:
-    """Carries gifts to other ranks: all peers at once, to each one in order.
+    """Carries contributions to other ranks: all peers at once, to each one in order.
 
     Attributes:
-        failed: why a gift has not arrived, or was of no use to its receiver; empty while all is well.
+        failed: why a contribution has not arrived, or was of no use to its receiver; empty while all is well.
 
     Args:
         called_away: whether the view is about to change.
@@ -59,7 +59,7 @@ class Sender:
         """``elements`` are flat, in host memory, and stay as they are until they have arrived.
 
         Args:
-            waits: until there is room; it must not where a receiver's own gifts are taken in.
+            waits: until there is room; it must not where a receiver's own contributions are taken in.
         """
         if waits:
             self._wait(lambda: self._bytes < UNDER_WAY_BYTES)
@@ -110,7 +110,7 @@ class Sender:
 
 
 class _Peer:
-    """One receiver, with a thread that brings it one gift after the other."""
+    """One receiver, with a thread that brings it one contribution after the other."""
 
     def __init__(self, address: Address, patience_s: float, ended: Callable[[_Peer, _Contribution, str], None]) -> None:
         self.address, self._patience_s, self._ended = address, patience_s, ended

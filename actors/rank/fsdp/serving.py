@@ -1,12 +1,12 @@
-"""Ranks lend each other stretches of parameters while a step is computed.
+"""Ranks serve each other stretches of parameters while a step is computed.
 
 Parameters do not change between two commits. So whoever keeps a stretch gives it to whoever asks, when he asks: no rank has to come along,
 as in an all-gather. A rank with more shards than another, or a slower one, holds nobody up; one rank alone may evaluate; and when an
 owner is lost in the middle of a forward, a guard is asked in its place.
 
-A loan is one request (token, state, flat buffer, range, type) and one answer (a byte that says yes, the bytes, and a byte that says that
+A fetch is one request (token, state, flat buffer, range, type) and one answer (a byte that says yes, the bytes, and a byte that says that
 they have not changed meanwhile) on a connection that stays. On such a connection others also bring what belongs to this rank: a request
-that is a gift has its bytes behind it, and one byte for an answer. See :mod:`actors.rank.fsdp.sending`.
+that is a contribution has its bytes behind it, and one byte for an answer. See :mod:`actors.rank.fsdp.sending`.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from fleet.protocol.types import StateId
 
 log = logging.getLogger("fleet.rank")
 TYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
-"""In which parameters are lent, by their number in a request. Whoever computes in a narrower type than they are kept in asks for that."""
+"""In which parameters are served, by their number in a request. Whoever computes in a narrower type than they are kept in asks for that."""
 YES, NO = b"\1", b"\0"
 TOKEN_BYTES = 16
 REACH_S = 1.0
@@ -41,7 +41,7 @@ LOOK_S = 0.05
 
 
 class Address(NamedTuple):
-    """Where a rank lends, and the word without which it does not."""
+    """Where a rank serves, and the word without which it does not."""
 
     host: str
     port: int
@@ -57,11 +57,11 @@ class Address(NamedTuple):
 
 
 class PeerRequest(NamedTuple):
-    """For elements ``lo..hi`` of a flat buffer, of ``state``; or with elements that follow it, if it is a gift.
+    """For elements ``lo..hi`` of a flat buffer, of ``state``; or with elements that follow it, if it is a contribution.
 
     Attributes:
         kind: number of the wanted type in :data:`TYPES`.
-        contribution: elements follow. The other fields are those of a gift.
+        contribution: elements follow. The other fields are those of a contribution.
         turn: of the view and of the attempt at the step that it belongs to.
         shard: whose gradient it is; :data:`SUM`: it is the mean over all shards.
     """
@@ -99,7 +99,7 @@ class FetchRequest(NamedTuple):
 
 
 class Served(NamedTuple):
-    """What is lent: elements as a flat tensor, and whether they are still what they were."""
+    """What is served: elements as a flat tensor, and whether they are still what they were."""
 
     elements: torch.Tensor
     unchanged: Callable[[], bool]
@@ -111,22 +111,22 @@ def bytes_of(tensor: torch.Tensor) -> memoryview:
 
 
 class ContributionSink(Protocol):
-    """Takes gifts, from any thread."""
+    """Takes contributions, from any thread."""
 
     def room(self, request: PeerRequest) -> torch.Tensor:
-        """For the elements of a gift: flat, in host memory. Raises OSError when it is of something that this rank does not know."""
+        """For the elements of a contribution: flat, in host memory. Raises OSError when it is of something that this rank does not know."""
 
     def take(self, request: PeerRequest, elements: torch.Tensor) -> bool:
         """They have come. False: they are of no use. It may wait a while."""
 
 
 class PeerServer:
-    """Serves loans from threads of its own, until it is closed.
+    """Serves fetches from threads of its own, until it is closed.
 
     Args:
         host: the address of this rank's node.
-        find: (state, flat buffer, from, to) to what is lent; None: it is not here. It may wait a while.
-        keep: what is done with a gift.
+        find: (state, flat buffer, from, to) to what is served; None: it is not here. It may wait a while.
+        keep: what is done with a contribution.
     """
 
     def __init__(self, host: str, find: Callable[[StateId, int, int, int], Served | None], keep: ContributionSink) -> None:
@@ -134,7 +134,7 @@ class PeerServer:
         self._listener = socket.create_server((host, 0), backlog=128)
         self.address = Address(host, self._listener.getsockname()[1], self._token)
         self._connections: set[socket.socket] = set()
-        threading.Thread(target=self._accept, name="fleet-lender", daemon=True).start()
+        threading.Thread(target=self._accept, name="fleet-server", daemon=True).start()
 
     def close(self) -> None:
         for each in (self._listener, *self._connections):
@@ -150,7 +150,7 @@ class PeerServer:
             except OSError:  # closed
                 return
             self._connections.add(connection)
-            threading.Thread(target=self._serve, args=(connection,), name="fleet-lends", daemon=True).start()
+            threading.Thread(target=self._serve, args=(connection,), name="fleet-serves", daemon=True).start()
 
     def _serve(self, connection: socket.socket) -> None:
         """One peer's requests, in order. Whoever does not know the token is told nothing."""
@@ -181,7 +181,7 @@ class PeerServer:
     def _accept_contribution(self, connection: socket.socket, request: PeerRequest) -> None:
         room = self._keep.room(request)
         if not _receive(connection, bytes_of(room)):
-            raise ConnectionError("the connection ended within a gift")
+            raise ConnectionError("the connection ended within a contribution")
         RECEIVED.count(room.nbytes)
         connection.sendall(YES if self._keep.take(request, room) else NO)
 
@@ -198,11 +198,11 @@ def _receive(connection: socket.socket, into: memoryview) -> bool:
 
 
 class PeerFetcher:
-    """Asks for loans, on one connection to each lender. It belongs to one thread at a time.
+    """Asks for fetches, on one connection to each server. It belongs to one thread at a time.
 
     Args:
-        called_away: whether there is something else to do than to wait for a lender: the view is about to change.
-        patience_s: so long a lender may say nothing.
+        called_away: whether there is something else to do than to wait for a server: the view is about to change.
+        patience_s: so long a server may say nothing.
     """
 
     def __init__(self, called_away: Callable[[], bool], patience_s: float) -> None:
@@ -210,7 +210,7 @@ class PeerFetcher:
         self._connections: dict[Address, socket.socket] = {}
 
     def fetch(self, state: StateId, stretches: Sequence[tuple[Address, FetchRequest]]) -> list[int]:
-        """Fill each wish from its lender, all lenders at once; returns the numbers of those that were not to be had there."""
+        """Fill each request from its server, all servers at once; returns the numbers of those that were not to be had there."""
         asked = [self._ask(state, address, wanted) for address, wanted in stretches]
         return [number for number, (address, wanted) in enumerate(stretches) if not self._take(address, asked[number], wanted)]
 
@@ -245,7 +245,7 @@ class PeerFetcher:
                     raise
 
     def _take(self, address: Address, connection: socket.socket | None, wanted: FetchRequest) -> bool:
-        if connection is None or self._connections.get(address) is not connection:  # another wish of the same lender has failed
+        if connection is None or self._connections.get(address) is not connection:  # another request of the same server has failed
             return False
         answer = bytearray(1)
         try:

@@ -1,4 +1,4 @@
-"""A rank's seat in a view, carried out: it forms process groups, takes and gives state, and does what the rank machine orders at once."""
+"""A rank's membership in a view, carried out: it forms process groups, takes and gives state, and does what the rank machine orders."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class Membership:
     """Owns the process groups, and carries out those moves of the rank machine that are about them and the state.
 
     It is made by the loop's thread, which runs for long at a time once a step was committed in a view (:meth:`settled`). Three kinds of
-    threads come here: the loop's, the one that listens, and one for each seat that is taken beside the loop.
+    threads come here: the loop's, the one that listens, and one for each view that is joined beside the loop.
 
     Args:
         host: the address at which peers reach this rank.
@@ -130,7 +130,7 @@ class Membership:
 
     @property
     def group(self) -> Group:
-        """The group of the view that this rank sits in. Raises GroupBroken: it was dropped."""
+        """The group of the view that this rank has joined. Raises GroupBroken: it was dropped."""
         generation = self.rank_machine.view.generation
         part = self._groups.get(generation)
         if not isinstance(part, Group):
@@ -281,7 +281,7 @@ class Membership:
             self._groups[generation] = group
 
     def joined(self) -> None:
-        """The seat is taken: this rank is in the run."""
+        """The view is joined: this rank is in the run."""
         self._fresh = False
 
     def _promise(self, move: moves.Promise) -> None:

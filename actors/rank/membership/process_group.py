@@ -127,7 +127,7 @@ class Group:
         self._stop = ""
         self._waits: set[Signal] = set()
         self._errands = Errands(f"fleet-group-{generation}")
-        self._turn = threading.Lock()  # of what runs aside: held but for its waits
+        self._turn = threading.Lock()  # of what runs in the background: held but for its waits
         self._detached_thread = 0  # the thread that does
         self._gathered: Work | None = None
         if nccl is not None:
@@ -285,7 +285,7 @@ class Group:
         return wait
 
     def quiet(self) -> None:
-        """Once this returns, nothing that runs aside changes anything any more, where the group is interrupted."""
+        """Once this returns, nothing that runs in the background changes anything any more, where the group is interrupted."""
         with self._turn:
             pass
 

@@ -239,9 +239,9 @@ class Engine:
         self.losses = {}
 
     def promise(self, group: Group, shards: tuple[int, ...]) -> None:
-        """Tell all of ``group`` which shards this rank will bring when it takes its seat there: those it has and those it goes on with.
+        """Tell all of ``group`` which shards this rank will bring when it joins there: those it has and those it goes on with.
 
-        From the thread that takes the seat while the loop computes. So whoever is done goes on with what was lost, and waits for nobody.
+        From the thread that joins while the loop computes. So whoever is done goes on with what was lost, and waits for nobody.
         """
         self._promise = group, shards
         self._send_held(group, group.peers, shards)

@@ -190,7 +190,7 @@ class Reducer:
     def reduce(self, sums: ShardSums[Set], out: Set, added: Callable[[], Sequence[Work]] = tuple) -> None:
         """Put the mean over shards into ``out``, on every rank. Raises GroupBroken: then ``out`` is undefined, and ``sums`` as before.
 
-        Integers are summed, not divided. ``added`` is called once, in the thread of ``Group.aside``, as soon as this rank's own of
+        Integers are summed, not divided. ``added`` is called once, in the thread of ``Group.in_background``, as soon as this rank's own of
         :meth:`parts` is there; what it starts is complete, too, when this returns.
         """
         group = self._group
