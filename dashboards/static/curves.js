@@ -122,7 +122,7 @@ function start(curve) {
   const box = make("div", { class: "plot", tabindex: "0", role: "slider", "aria-label": `${curve.name} over ${curve.x}; arrow keys go along it`, "aria-valuemin": "0" });
   const says = make("p", { class: "readout" });
   const figure = make("figure", { class: "chart", "data-curve": curve.name }, make("figcaption", {}, make("b", {}, curve.name), ...key(curve)), box, says);
-  const chart = { curve, box, says, figure, marks: [], plot: null, told: "" };
+  const chart = { curve, box, says, figure, marks: [], plot: null, shown: "" };
   box.addEventListener("keydown", (event) => walk(chart, event));
   new ResizeObserver(() => chart.plot && box.clientWidth && chart.plot.width !== size(box).width && chart.plot.setSize(size(box))).observe(box);
   charts.set(curve.name, chart);
@@ -131,9 +131,9 @@ function start(curve) {
 
 function update(curve, marks) {
   const chart = charts.get(curve.name);
-  const told = JSON.stringify([curve, marks]);
-  if (told === chart.told) return;
-  Object.assign(chart, { told, curve, marks });
+  const shown = JSON.stringify([curve, marks]);
+  if (shown === chart.shown) return;
+  Object.assign(chart, { shown, curve, marks });
   if (chart.form !== JSON.stringify([unitOf(curve), curve.series, curve.unit])) draw(chart);
   else chart.plot.setData(columns(curve));
   read(chart, chart.plot.cursor.left >= 0 ? chart.plot.cursor.idx : null);

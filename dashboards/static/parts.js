@@ -76,25 +76,25 @@ async function* lines(body) {
 
 const pause = (ms) => new Promise((resolve) => setTimeout(resolve, ms));
 
-export async function follow(url, tell, told) {
+export async function follow(url, report, take) {
   for (let wait = 500; ; wait = Math.min(5000, wait * 2)) {
     try {
       const answer = await fetch(url, { headers: headers(), cache: "no-store" });
       if (answer.status === 401) {
-        tell("a token is needed");
+        report("a token is needed");
         await askForToken();
         wait = 250;
         continue;
       }
-      if (answer.status === 404) return tell("there is no such run");
+      if (answer.status === 404) return report("there is no such run");
       if (!answer.ok) throw new Error(`HTTP ${answer.status}`);
-      tell("live");
+      report("live");
       wait = 250;
-      for await (const line of lines(answer.body)) if (line.startsWith("data: ")) told(JSON.parse(line.slice(6)));
+      for await (const line of lines(answer.body)) if (line.startsWith("data: ")) take(JSON.parse(line.slice(6)));
     } catch (error) {
       if (!(error instanceof TypeError) && !/HTTP|network/i.test(String(error))) throw error;
     }
-    tell("reconnecting");
+    report("reconnecting");
     await pause(wait);
   }
 }

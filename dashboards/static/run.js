@@ -152,17 +152,17 @@ function choose(id) {
   story();
 }
 
-function tell(id) {
+function showStory(id) {
   choose(id);
   $("story").scrollIntoView({ block: "nearest" });
 }
 
-let told = "";
+let storyText = "";
 function story() {
   const fault = state.faults.find((each) => each.id === chosen);
   const text = JSON.stringify(fault || null);
-  if (text === told || (!fault && !chosen)) return;
-  told = text;
+  if (text === storyText || (!fault && !chosen)) return;
+  storyText = text;
   if (fault && fault.phase === "suppressed") {
     return $("story").replaceChildren(make("h3", {}, `${fault.id}: ${fault.kind} (${fault.component})`), make("p", {}, "It was kept from striking."),
       make("ol", {}, ...fault.story.map((line) => make("li", {}, `${duration(line.at_s)}  ${line.text}`))));
@@ -202,7 +202,7 @@ function tables() {
   const hidden = state.fleet_law?.overlap_s;
   if (hidden !== null && hidden !== undefined) $("law").tBodies[0].append(make("tr", {}, cell("hidden behind computing", "l"), cell(duration(hidden)), bar(hidden / step, 0, state.colours.exposed_comm)));
   fill("faults", state.faults.map((fault) => make("tr", {},
-    make("td", { class: "l" }, make("button", { type: "button", "data-key": fault.id, onclick: () => tell(fault.id) }, fault.id)),
+    make("td", { class: "l" }, make("button", { type: "button", "data-key": fault.id, onclick: () => showStory(fault.id) }, fault.id)),
     cell(duration(fault.at_s)), cell(`${fault.kind} ${fault.phase}`, "l"),
     cell(fault.members.join(", ") + (fault.members_left_out ? ` +${fault.members_left_out}` : "") || "-", "l"), cell(duration(fault.cost_s) + priceOf(fault)), cell(duration(fault.stall_s)))));
   const counts = state.fault_counts.map((each) => `${each.count} ${each.kind} ${each.phase}`);
@@ -235,7 +235,7 @@ function show(newest) {
   say("damage", state.damage ? `The journal is read up to here, and no further: ${state.damage}` : "");
   if (!state.now) return;
   $("page").hidden = false;
-  first(state, tell);
+  first(state, showStory);
   timeline(state.timeline);
   story();
   tables();
