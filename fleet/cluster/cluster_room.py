@@ -83,7 +83,7 @@ def _say(out: TextIO, answer: Look) -> None:
 
 
 class ClusterRoom:
-    """``fleet.cluster.queue.Room`` of the cluster at ``address``. Use as a context manager; safe from any thread.
+    """``fleet.cluster.queue.QueueRoom`` of the cluster at ``address``. Use as a context manager; safe from any thread.
 
     Raises ConfigError when it cannot be joined at first; later it is tried again, and RunFailed says why there is no answer.
     """
