@@ -177,7 +177,7 @@ def test_a_run_gives_way_to_one_of_greater_priority_and_goes_on_after_it(make: M
 def test_a_run_that_does_not_end_when_told_to_is_ended_at_once(make: Make, tmp_path: Path, noted: Noted, monkeypatch: Any) -> None:
     queue = make(rules=Rules(preempts=True))
     monkeypatch.setattr(
-        sys.modules[__name__], "UNTIL_TOLD", "import signal; signal.signal(15, signal.SIG_IGN); print(flush=True)\n" + UNTIL_REPORTED
+        sys.modules[__name__], "UNTIL_REPORTED", "import signal; signal.signal(15, signal.SIG_IGN); print(flush=True)\n" + UNTIL_REPORTED
     )
     queue.submit(job(tmp_path, "low", 4, at_s=1.0))
     assert phases(queue) == {"low": RUNNING}
