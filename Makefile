@@ -1,5 +1,8 @@
 # Every target sets itself up on a machine that has only make and Python 3.11 or newer.
 
+# Where Python may keep no bytecode, each of a run's dozen processes compiles all that it imports, for a second or two.
+unexport PYTHONDONTWRITEBYTECODE
+
 VENV ?= .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
