@@ -29,7 +29,7 @@ PYTEST = $(BIN)/python -m pytest --durations=12 --durations-min=20 --tier
 SPREAD := -n logical --maxprocesses 8
 BY_FILE := -n logical --maxprocesses 2 --dist loadfile --no-loadscope-reorder
 TOOK := $(VENV)/took.txt
-LEFT_OUT = $(VENV)/left-out-$(1).txt
+LEFT_OUT := $(VENV)/left-out.txt
 suite = @: >$(LEFT_OUT); export FLEET_LEFT_OUT=$(abspath $(LEFT_OUT)); began=$$(date +%s); set -x; $(2); rc=$$?; set +x; \
 	echo "$(1): $$(($$(date +%s) - began)) s" | tee -a $(TOOK); $(BIN)/python -m tests.support.programs $(LEFT_OUT); exit $$rc
 
