@@ -64,7 +64,9 @@ def nothing_goes_on() -> Iterator[None]:
 @pytest.fixture(scope="session")
 def cluster() -> Iterator[LocalCluster]:
     """One local cluster for the session, connected: at least two worker nodes with two slots each. Who loses a node adds one."""
-    with LocalCluster(nodes=3, slots_per_node=2) as running:
+    from actors.hosts import start_zygote  # it imports Ray, and most sessions start no cluster
+
+    with LocalCluster(nodes=3, slots_per_node=2, zygote=start_zygote) as running:
         running.connect()
         yield running
 

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, cast
 import ray
 
 from actors import fork_server
-from actors.hosts import CoordinatorSpec, start_agent, start_coordinator
+from actors.hosts import CoordinatorSpec, start_agent, start_coordinator, start_zygote
 from actors.rank.environment import RANK_ENVIRONMENT
 from actors.rank.home import Home
 from actors.rank.script import Script
@@ -118,7 +118,7 @@ def local_cluster(settings: RunSettings, imports_from: Sequence[str] = ()) -> It
     gpus = gpus_for(settings)
     threading.Thread(target=importlib.import_module, args=(TRAINER,), name="fleet-import").start()
     with LocalCluster(
-        nodes=settings.nodes, slots_per_node=slots_per_node(settings), gpus=gpus, gpus_per_rank=settings.per_rank.gpus
+        nodes=settings.nodes, slots_per_node=slots_per_node(settings), gpus=gpus, gpus_per_rank=settings.per_rank.gpus, zygote=start_zygote
     ) as cluster:
         cluster.connect(imports_from=imports_from)
         yield cluster
