@@ -23,19 +23,19 @@ def ask(path: str, arguments: list[str], environment: dict[str, str], streams: l
 
     The first three ``streams`` become its own. Raises OSError when there is no server, or none that works.
     """
-    stream = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    stream.settimeout(ANSWER_LIMIT_S)
-    stream.connect(path)
-    _, user, _ = struct.unpack("3i", stream.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
-    if user != os.geteuid():
-        raise ConnectionError(f"{path} is served by user {user}")
-    request = json.dumps({"arguments": arguments, "environment": environment, "directory": os.getcwd()}).encode()
-    socket.send_fds(stream, [LENGTH.pack(len(request))], streams)
-    stream.sendall(request)
-    answer = stream.recv(LENGTH.size, socket.MSG_WAITALL)
-    if len(answer) < LENGTH.size:
-        raise ConnectionError("the fork server hung up")
-    return int(LENGTH.unpack(answer)[0]), stream.detach()
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as stream:
+        stream.settimeout(ANSWER_LIMIT_S)
+        stream.connect(path)
+        _, user, _ = struct.unpack("3i", stream.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
+        if user != os.geteuid():
+            raise ConnectionError(f"{path} is served by user {user}")
+        request = json.dumps({"arguments": arguments, "environment": environment, "directory": os.getcwd()}).encode()
+        socket.send_fds(stream, [LENGTH.pack(len(request))], streams)
+        stream.sendall(request)
+        answer = stream.recv(LENGTH.size, socket.MSG_WAITALL)
+        if len(answer) < LENGTH.size:
+            raise ConnectionError("the fork server hung up")
+        return int(LENGTH.unpack(answer)[0]), stream.detach()
 
 
 def main() -> None:

@@ -42,6 +42,8 @@ from fleet.protocol.wire import checked
 log = logging.getLogger("fleet.fork_server")
 
 ALWAYS = ("ray", "actors.trainer")
+JOB_VARIABLE, RAYLET_VARIABLE = "RAY_JOB_ID", "RAY_RAYLET_PID"
+"""What Ray reads in a worker when it is imported there, for good."""
 SERVE = "serve"
 """In the place of a worker's script: what is forked is a server itself."""
 REQUEST_LIMIT_S = 10.0
@@ -101,11 +103,11 @@ class ForkServer:
     """
 
     def __init__(self, folder: Path, variables: dict[str, str], modules: Iterable[str], imports: Iterable[str] = ()) -> None:
-        path = Path(socket_path(folder).format(raylet=os.environ.get("RAY_RAYLET_PID", "")))
+        environment = {**os.environ, **variables}
+        path = Path(socket_path(folder).format(raylet=environment.get(RAYLET_VARIABLE, "")))
         path.unlink(missing_ok=True)
         arguments = [",".join((*ALWAYS, *modules)), str(folder), "\n".join(imports)]
         with _listening_at(path) as listening:  # who comes before the imports are done waits
-            environment = {**os.environ, **variables}
             self._process = _forked(listening, arguments, environment) or _started(listening, arguments, environment)
 
     def close(self) -> None:
@@ -139,7 +141,7 @@ def _listening_at(path: Path) -> socket.socket:
 
 def _forked(listening: socket.socket, arguments: list[str], environment: dict[str, str]) -> _Forked | None:
     """None where there is no zygote, or none that answers."""
-    if (zygote := os.environ.get(processes.ZYGOTE_VARIABLE)) is None:
+    if not (zygote := environment.get(processes.ZYGOTE_VARIABLE)):
         return None
     with open(os.devnull, "rb") as nothing:
         try:
@@ -267,6 +269,7 @@ class _Server:
             self._ready.close()
             self._listening.close()
             stream.close()
+            die_with_parent()
             _take_over(request, streams[:3])
             if request["arguments"][0] == SERVE:
                 _serve(streams[3], *request["arguments"][1:])

@@ -406,9 +406,18 @@ def start_zygote(path: Path, environment: Mapping[str, str]) -> subprocess.Popen
     return fork_server.start_zygote(IMPORTED_ONCE, RANK_ENVIRONMENT, path, environment)
 
 
-def start_coordinator(spec: CoordinatorSpec) -> Any:
+def start_head_forks(folder: Path, environment: Mapping[str, str], raylet: int) -> fork_server.ForkServer:
+    """What the run's actors on the head are forked off, where the head is on this machine: a node of ``environment`` and ``raylet``."""
+    job = ray.get_runtime_context().get_job_id()
+    variables = {**environment, fork_server.JOB_VARIABLE: job, fork_server.RAYLET_VARIABLE: str(raylet)}
+    return fork_server.ForkServer(folder, variables, (__name__,))
+
+
+def start_coordinator(spec: CoordinatorSpec, runtime_env: Mapping[str, Any]) -> Any:
     """Create the coordinator actor on the head node; Ray restarts it when it dies. It listens once it was told to ``begin``."""
-    options = {"num_cpus": 0, "resources": {"node:__internal_head__": 0.001}, "max_restarts": -1, "max_task_retries": -1}
+    options: dict[str, Any] = {"num_cpus": 0, "resources": {"node:__internal_head__": 0.001}, "max_restarts": -1, "max_task_retries": -1}
+    if runtime_env:
+        options["runtime_env"] = dict(runtime_env)
     return ray.remote(CoordinatorHost).options(name=f"fleet-{spec.cluster}", **options).remote(spec)
 
 

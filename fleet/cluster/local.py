@@ -102,8 +102,8 @@ class LocalCluster:
         self._directory = Path()
         self._borrowed: dict[str, str | None] = {}
         self._stopped = True
-        self.address = ""
-        """``host:port`` of the cluster, for ``ray.init``."""
+        self.address, self.head_raylet = "", 0
+        """``host:port`` of the cluster, for ``ray.init``, and the process of Ray's daemon on the head."""
         self.slot = {RANK_RESOURCE: 1.0} | ({"GPU": gpus_per_rank} if gpus_per_rank else {})
         self.selector: Mapping[str, str] = {}
         self._gpus_per_node = len(gpus) // nodes
@@ -121,7 +121,8 @@ class LocalCluster:
                 self.zygote = str(self._directory / "zygote.sock")
                 self._zygote = self._start_zygote(Path(self.zygote), self._environment(processes.NO_NODE))
             self._launch(HEAD, self._head_settings())
-            self.address = self._await(HEAD)["address"]
+            answer = self._await(HEAD)
+            self.address, self.head_raylet = answer["address"], int(answer["raylet"])
             self._add_many(self._initial_nodes)
         except BaseException:
             self.stop()
@@ -212,7 +213,7 @@ class LocalCluster:
 
     def _launch(self, name: str, settings: dict[str, Any]) -> None:
         request = json.dumps({"settings": settings, "dashboard": self._dashboard})
-        environment = self._environment(name) | ({processes.ZYGOTE_VARIABLE: self.zygote} if self.zygote else {})
+        environment = self._environment(name)
         if name != HEAD and self._gpus_per_node:
             self._gpus_of[name], self._gpus_free = self._gpus_free[: self._gpus_per_node], self._gpus_free[self._gpus_per_node :]
             environment[VISIBLE] = ",".join(self._gpus_of[name])
@@ -228,7 +229,13 @@ class LocalCluster:
             )
 
     def _environment(self, node: str) -> dict[str, str]:
-        return {**os.environ, **self._extra_environment, processes.CLUSTER_VARIABLE: self.id, processes.NODE_VARIABLE: node}
+        marks = {processes.CLUSTER_VARIABLE: self.id, processes.NODE_VARIABLE: node, processes.ZYGOTE_VARIABLE: self.zygote}
+        return {**os.environ, **self._extra_environment, **marks}
+
+    @property
+    def head_environment(self) -> dict[str, str]:
+        """Variables of processes on the head node."""
+        return self._environment(HEAD)
 
     def _await(self, name: str) -> dict[str, str]:
         host = self._hosts[name]
