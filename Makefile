@@ -1,5 +1,8 @@
 # Every target sets itself up on a machine that has only make and Python 3.11 or newer.
 
+# Where Python may keep no bytecode, each of a run's dozen processes compiles all that it imports, for a second or two.
+unexport PYTHONDONTWRITEBYTECODE
+
 VENV ?= .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
@@ -26,7 +29,7 @@ PYTEST = $(BIN)/python -m pytest --durations=12 --durations-min=20 --tier
 SPREAD := -n logical --maxprocesses 8
 BY_FILE := -n logical --maxprocesses 2 --dist loadfile --no-loadscope-reorder
 TOOK := $(VENV)/took.txt
-LEFT_OUT = $(VENV)/left-out-$(1).txt
+LEFT_OUT := $(VENV)/left-out.txt
 suite = @: >$(LEFT_OUT); export FLEET_LEFT_OUT=$(abspath $(LEFT_OUT)); began=$$(date +%s); set -x; $(2); rc=$$?; set +x; \
 	echo "$(1): $$(($$(date +%s) - began)) s" | tee -a $(TOOK); $(BIN)/python -m tests.support.programs $(LEFT_OUT); exit $$rc
 

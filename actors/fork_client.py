@@ -18,31 +18,31 @@ ANSWER_LIMIT_S = 60.0
 LENGTH = struct.Struct("<I")
 
 
-def ask(path: str, arguments: list[str]) -> int:
-    """Have the server at ``path`` run the script ``arguments[0]`` with the rest, and this process's environment. Returns the pid.
+def ask(path: str, arguments: list[str], environment: dict[str, str], streams: list[int]) -> tuple[int, int]:
+    """Have the server at ``path`` run the script ``arguments[0]`` with the rest. Returns its pid, and a descriptor: closing it kills it.
 
-    Raises OSError when there is no server, or none that works. The worker is killed when this process ends before it does.
+    The first three ``streams`` become its own. Raises OSError when there is no server, or none that works.
     """
-    stream = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    stream.settimeout(ANSWER_LIMIT_S)
-    stream.connect(path)
-    _, user, _ = struct.unpack("3i", stream.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
-    if user != os.geteuid():
-        raise ConnectionError(f"{path} is served by user {user}")
-    request = json.dumps({"arguments": arguments, "environment": dict(os.environ), "directory": os.getcwd()}).encode()
-    socket.send_fds(stream, [LENGTH.pack(len(request))], [0, 1, 2])
-    stream.sendall(request)
-    answer = stream.recv(LENGTH.size, socket.MSG_WAITALL)
-    if len(answer) < LENGTH.size:
-        raise ConnectionError("the fork server hung up")
-    stream.detach()  # open as long as this process lives
-    return int(LENGTH.unpack(answer)[0])
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as stream:
+        stream.settimeout(ANSWER_LIMIT_S)
+        stream.connect(path)
+        _, user, _ = struct.unpack("3i", stream.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
+        if user != os.geteuid():
+            raise ConnectionError(f"{path} is served by user {user}")
+        request = json.dumps({"arguments": arguments, "environment": environment, "directory": os.getcwd()}).encode()
+        socket.send_fds(stream, [LENGTH.pack(len(request))], streams)
+        stream.sendall(request)
+        answer = stream.recv(LENGTH.size, socket.MSG_WAITALL)
+        if len(answer) < LENGTH.size:
+            raise ConnectionError("the fork server hung up")
+        return int(LENGTH.unpack(answer)[0]), stream.detach()
 
 
 def main() -> None:
     arguments = sys.argv[1:]
     try:
-        pid = ask(os.environ[PATH_VARIABLE].format(raylet=os.environ.get("RAY_RAYLET_PID", "")), arguments)
+        path = os.environ[PATH_VARIABLE].format(raylet=os.environ.get("RAY_RAYLET_PID", ""))
+        pid, _ = ask(path, arguments, dict(os.environ), [0, 1, 2])  # the descriptor is open as long as this process lives
     except (OSError, KeyError):
         os.execv(sys.executable, [sys.executable, *arguments])
     try:

@@ -5,6 +5,9 @@ workers with the executable of their runtime environment, which is :mod:`actors.
 
 The server imports and forks, and does nothing else: a process with threads, or with a GPU in use, cannot be forked. (Those of memory
 pools and of BLAS are of the kind that can: their libraries see to it, as DataLoaders fork all the time.)
+
+The nodes of a local cluster share one machine: most imports are made once, in a process that the cluster starts with itself (its zygote).
+Off it are forked the servers of all nodes and runs. It does not import Ray, which reads when it is imported whose process it is in.
 """
 
 from __future__ import annotations
@@ -17,18 +20,21 @@ import logging
 import os
 import random
 import runpy
+import select
 import selectors
 import signal
 import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
 from actors import fork_client
 from actors.fork_client import LENGTH
+from fleet.cluster import processes
 from fleet.cluster.lines import user_of
 from fleet.cluster.linux import die_with_parent
 from fleet.protocol.wire import checked
@@ -36,6 +42,10 @@ from fleet.protocol.wire import checked
 log = logging.getLogger("fleet.fork_server")
 
 ALWAYS = ("ray", "actors.trainer")
+JOB_VARIABLE, RAYLET_VARIABLE = "RAY_JOB_ID", "RAY_RAYLET_PID"
+"""What Ray reads in a worker when it is imported there, for good."""
+SERVE = "serve"
+"""In the place of a worker's script: what is forked is a server itself."""
 REQUEST_LIMIT_S = 10.0
 CALL_FILE = "fork-client"
 LARGEST_REQUEST_BYTES = 8 << 20
@@ -93,23 +103,70 @@ class ForkServer:
     """
 
     def __init__(self, folder: Path, variables: dict[str, str], modules: Iterable[str], imports: Iterable[str] = ()) -> None:
-        path = Path(socket_path(folder).format(raylet=os.environ.get("RAY_RAYLET_PID", "")))
+        environment = {**os.environ, **variables}
+        path = Path(socket_path(folder).format(raylet=environment.get(RAYLET_VARIABLE, "")))
         path.unlink(missing_ok=True)
-        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listening:
-            listening.bind(str(path))
-            listening.listen(64)  # who comes before the imports are done waits
-            command = [sys.executable, "-m", __name__, str(listening.fileno()), ",".join((*ALWAYS, *modules)), str(folder)]
-            command.append("\n".join(imports))
-            self._process = subprocess.Popen(
-                command, stdin=subprocess.PIPE, env={**os.environ, **variables}, pass_fds=[listening.fileno()], start_new_session=True
-            )
+        arguments = [",".join((*ALWAYS, *modules)), str(folder), "\n".join(imports)]
+        with _listening_at(path) as listening:  # who comes before the imports are done waits
+            self._process = _forked(listening, arguments, environment) or _started(listening, arguments, environment)
 
     def close(self) -> None:
         """End it, and with it all that were forked."""
         self._process.kill()
         self._process.wait()
-        assert self._process.stdin is not None
-        self._process.stdin.close()
+
+
+@dataclass
+class _Forked:
+    """A server that was forked off the zygote."""
+
+    pidfd: int
+    line: int
+    """Whoever holds the other end kills the server when this one is closed."""
+
+    def kill(self) -> None:
+        os.close(self.line)
+
+    def wait(self) -> None:
+        select.select([self.pidfd], [], [])
+        os.close(self.pidfd)
+
+
+def _listening_at(path: Path) -> socket.socket:
+    listening = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    listening.bind(str(path))
+    listening.listen(64)
+    return listening
+
+
+def _forked(listening: socket.socket, arguments: list[str], environment: dict[str, str]) -> _Forked | None:
+    """None where there is no zygote, or none that answers."""
+    if not (zygote := environment.get(processes.ZYGOTE_VARIABLE)):
+        return None
+    with open(os.devnull, "rb") as nothing:
+        try:
+            pid, line = fork_client.ask(zygote, [SERVE, *arguments], environment, [nothing.fileno(), 1, 2, listening.fileno()])
+            return _Forked(os.pidfd_open(pid), line)
+        except OSError as error:
+            log.info("The zygote of this cluster does not answer, so all is imported here: %s", error)
+            return None
+
+
+def _started(listening: socket.socket, arguments: list[str], environment: Mapping[str, str]) -> subprocess.Popen[bytes]:
+    command = processes.calling(__name__, "main", str(listening.fileno()), *arguments)
+    return subprocess.Popen(command, stdin=subprocess.DEVNULL, env=environment, pass_fds=[listening.fileno()], start_new_session=True)
+
+
+def start_zygote(
+    modules: Iterable[str], variables: Mapping[str, str], path: Path, environment: Mapping[str, str]
+) -> subprocess.Popen[bytes]:
+    """What forks for all nodes of a local cluster, at ``path``. It ends when its standard input is closed; what it prints is beside it."""
+    with _listening_at(path) as listening, open(path.with_suffix(".log"), "wb") as printed:
+        command = processes.calling(__name__, "zygote", str(listening.fileno()), ",".join(modules))
+        return subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=printed, stderr=printed, env={**environment, **variables},
+            pass_fds=[listening.fileno()], start_new_session=True,
+        )  # fmt: skip
 
 
 def import_all(names: Iterable[str]) -> None:
@@ -147,10 +204,14 @@ def why_not() -> str:
 
 
 class _Server:
-    def __init__(self, listening: socket.socket, folder: Path) -> None:
+    """Forks for whoever asks. With ``folder`` it writes there how each one has ended."""
+
+    def __init__(self, listening: socket.socket, folder: Path | None) -> None:
         self._listening, self._folder = listening, folder
         self._ready = selectors.DefaultSelector()
         self._ready.register(listening, selectors.EVENT_READ, self._accept)
+        if folder is None:
+            self._ready.register(sys.stdin, selectors.EVENT_READ, lambda _: os._exit(0))
 
     def serve(self) -> NoReturn:
         while True:
@@ -169,7 +230,8 @@ class _Server:
         pid = os.fork()
         if pid == 0:
             self._become(request, streams, stream)
-        _exit_path(self._folder, pid).unlink(missing_ok=True)  # of a process that had the pid before
+        if self._folder is not None:
+            _exit_path(self._folder, pid).unlink(missing_ok=True)  # of a process that had the pid before
         for number in streams:
             os.close(number)
         with contextlib.suppress(OSError):  # the client is gone: its end is seen next
@@ -181,8 +243,9 @@ class _Server:
 
         def over(_: Any) -> None:
             _, status = os.waitpid(pid, 0)
-            with contextlib.suppress(OSError):  # the run is over, and its folder gone
-                _exit_path(self._folder, pid).write_text(str(os.waitstatus_to_exitcode(status)))
+            if self._folder is not None:
+                with contextlib.suppress(OSError):  # the run is over, and its folder gone
+                    _exit_path(self._folder, pid).write_text(str(os.waitstatus_to_exitcode(status)))
             self._ready.unregister(pidfd)
             os.close(pidfd)
             if stream.fileno() >= 0:
@@ -206,7 +269,10 @@ class _Server:
             self._ready.close()
             self._listening.close()
             stream.close()
-            _take_over(request, streams)
+            die_with_parent()
+            _take_over(request, streams[:3])
+            if request["arguments"][0] == SERVE:
+                _serve(streams[3], *request["arguments"][1:])
             runpy.run_path(request["arguments"][0], run_name="__main__")
             code = 0
         except SystemExit as end:
@@ -224,7 +290,7 @@ def _read(stream: socket.socket) -> tuple[dict[str, Any], list[int]]:
     pid, user = user_of(stream)
     if user != os.geteuid():
         raise ConnectionError(f"process {pid} belongs to user {user}")
-    head, streams, _, _ = socket.recv_fds(stream, LENGTH.size, 3)
+    head, streams, _, _ = socket.recv_fds(stream, LENGTH.size, 4)
     if len(head) < LENGTH.size:
         raise ConnectionError("the client hung up")
     data = stream.recv(checked(LENGTH.unpack(head)[0], LARGEST_REQUEST_BYTES), socket.MSG_WAITALL)
@@ -238,6 +304,7 @@ def _take_over(request: dict[str, Any], streams: list[int]) -> None:
     os.setsid()
     os.environ.clear()
     os.environ.update(request["environment"])
+    processes.bear_mark(os.environ.get(processes.NODE_VARIABLE, ""))
     os.chdir(request["directory"])
     sys.argv = request["arguments"]
     sys.path[0] = str(Path(sys.argv[0]).parent)  # as where Python runs a script
@@ -249,19 +316,38 @@ def _take_over(request: dict[str, Any], streams: list[int]) -> None:
 
 
 def main() -> None:
+    """A server by itself: its arguments are those of :func:`_serve`."""
+    _serve(int(sys.argv[1]), *sys.argv[2:])
+
+
+def _serve(number: int, modules: str, folder: str, imports: str) -> NoReturn:
+    """Import ``modules``, then what the script imports, and fork for whoever connects to the listening socket ``number``."""
     if not die_with_parent():
         sys.exit("the fork server could not be bound to its owner's life")
-    listening = socket.socket(fileno=int(sys.argv[1]))
-    import_all(sys.argv[2].split(","))
+    _import_or_exit(modules)
+    if reason := carry_out(imports.splitlines()):
+        print(f"fleet: workers import by themselves what the script imports: {reason}", file=sys.stderr, flush=True)
+        os.set_inheritable(number, True)
+        again = processes.calling("actors.fork_server", "main", str(number), modules, folder, "")
+        os.execv(again[0], again)
+    _fork_for_all(number, Path(folder))
+
+
+def zygote() -> None:
+    """See :func:`start_zygote`."""
+    _import_or_exit(sys.argv[2])
+    if "ray" in sys.modules:
+        sys.exit("servers are not forked: an import imports Ray, which then takes this process for its own for ever")
+    _fork_for_all(int(sys.argv[1]), None)
+
+
+def _import_or_exit(modules: str) -> None:
+    import_all(modules.split(","))
     if reason := why_not():
         sys.exit(f"workers are not forked: {reason}")
-    if reason := carry_out(sys.argv[4].splitlines()):
-        print(f"fleet: workers import by themselves what the script imports: {reason}", file=sys.stderr, flush=True)
-        os.execv(sys.executable, [*sys.orig_argv[:-1], ""])
+
+
+def _fork_for_all(number: int, folder: Path | None) -> NoReturn:
     gc.collect()
     gc.freeze()  # what is there stays in memory that all workers share
-    _Server(listening, Path(sys.argv[3])).serve()
-
-
-if __name__ == "__main__":
-    main()
+    _Server(socket.socket(fileno=number), folder).serve()

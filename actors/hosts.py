@@ -8,7 +8,8 @@ import importlib
 import logging
 import os
 import shutil
-from collections.abc import Callable, Sequence
+import subprocess
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -45,21 +46,23 @@ from fleet.settings.live import ADDRESS_FILE
 log = logging.getLogger("fleet.hosts")
 FORMAT = "storage.checkpoint.dcp"
 """Parts are written and committed with it. It imports 2 s of torch."""
-IMPORTED = (
+IMPORTED_ONCE = (
     "torch",
     "torch._dynamo",
     "torch.profiler",
-    "actors.worker",
+    "actors.node",
     "actors.rank.main",
     "storage.checkpoint.parts",
     FORMAT,
-    "ray.tune",
     "pydantic.v1",
     "pyarrow.json",
+    *("pandas", "pyarrow.dataset", "requests", "jsonschema", "rich.console", "yaml", "google.protobuf.json_format", "click"),
 )
+"""Of what a rank imports, all that does not import Ray; the last line is half of what ``ray.train`` takes."""
+IMPORTED = (*IMPORTED_ONCE, "ray.tune", "actors.worker")
 """What a rank has imported once it has taken a step and saved a part: else each replacement takes a core from the others for half a second.
 
-An optimizer's first step imports ``torch._dynamo``, which takes as long as ``torch``; the last three are Ray's worker's.
+An optimizer's first step imports ``torch._dynamo``, which takes as long as ``torch``.
 """
 
 COORDINATOR_FILE = "coordinator"
@@ -320,7 +323,7 @@ class AgentHost:
         leftovers.own(folder)
         leftovers.sweep(folder.parent, FOLDER_PREFIX)
         fork_server.write_call(folder)
-        self._forks = fork_server.ForkServer(folder, RANK_ENVIRONMENT, IMPORTED, imports)
+        self._forks = await asyncio.to_thread(fork_server.ForkServer, folder, RANK_ENVIRONMENT, IMPORTED, imports)
         decision = await asyncio.to_thread(preflight) if preflight is not None else None
         unfit = decision.reason if decision is not None and decision.action == "keep_out" else ""
         kept = memory() if memory is not None else None
@@ -398,9 +401,23 @@ class AgentHost:
         return await self._trial
 
 
-def start_coordinator(spec: CoordinatorSpec) -> Any:
+def start_zygote(path: Path, environment: Mapping[str, str]) -> subprocess.Popen[bytes]:
+    """Have a local cluster import once what the ranks of all its nodes need, while its nodes come up."""
+    return fork_server.start_zygote(IMPORTED_ONCE, RANK_ENVIRONMENT, path, environment)
+
+
+def start_head_forks(folder: Path, environment: Mapping[str, str], raylet: int) -> fork_server.ForkServer:
+    """What the run's actors on the head are forked off, where the head is on this machine: a node of ``environment`` and ``raylet``."""
+    job = ray.get_runtime_context().get_job_id()
+    variables = {**environment, fork_server.JOB_VARIABLE: job, fork_server.RAYLET_VARIABLE: str(raylet)}
+    return fork_server.ForkServer(folder, variables, (__name__,))
+
+
+def start_coordinator(spec: CoordinatorSpec, runtime_env: Mapping[str, Any]) -> Any:
     """Create the coordinator actor on the head node; Ray restarts it when it dies. It listens once it was told to ``begin``."""
-    options = {"num_cpus": 0, "resources": {"node:__internal_head__": 0.001}, "max_restarts": -1, "max_task_retries": -1}
+    options: dict[str, Any] = {"num_cpus": 0, "resources": {"node:__internal_head__": 0.001}, "max_restarts": -1, "max_task_retries": -1}
+    if runtime_env:
+        options["runtime_env"] = dict(runtime_env)
     return ray.remote(CoordinatorHost).options(name=f"fleet-{spec.cluster}", **options).remote(spec)
 
 

@@ -10,7 +10,8 @@ from __future__ import annotations
 import functools
 import logging
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
+from types import MappingProxyType
 from typing import Any
 
 import ray
@@ -171,6 +172,7 @@ class KillableTrainer(DataParallelTrainer):
 
     controller_class: type[Controller]
     controller_environment: dict[str, str]
+    controller_runtime: Mapping[str, Any] = MappingProxyType({})
     _controller: Any = None
     _left = False
 
@@ -184,11 +186,14 @@ class KillableTrainer(DataParallelTrainer):
         options: dict[str, Any] = {
             "num_cpus": 0,
             "label_selector": {ray._raylet.RAY_NODE_ID_KEY: ray.get_runtime_context().get_node_id()},
-            "runtime_env": {"env_vars": {**get_env_vars_to_propagate(), **self.controller_environment}},
+            "runtime_env": {**self.controller_runtime, "env_vars": self._controller_variables()},
         }
         self._controller = ray.remote(**options)(self.controller_class).remote(**arguments)
         self._answer(self._controller.run.remote())
         return self._answer(self._controller.get_result.remote())
+
+    def _controller_variables(self) -> dict[str, str]:
+        return {**get_env_vars_to_propagate(), **self.controller_runtime.get("env_vars", {}), **self.controller_environment}
 
     def _answer(self, call: Any) -> Any:
         """Wait for it, in turns: Ray's own wait would only end with the process's leave of the cluster. Raises Left."""

@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
 from ray.exceptions import RayError
@@ -68,6 +69,7 @@ def fit(
     hang_s: float = 30.0,
     replace_limit_s: float = 60.0,
     runtime_env: dict[str, Any] | None = None,
+    controller_runtime: Mapping[str, Any] = MappingProxyType({}),
 ) -> FitOutcome:
     """Run ``train_fn(train_config)`` in ``slots`` workers, replacing the ones that fail, until all have returned. Always returns.
 
@@ -84,6 +86,7 @@ def fit(
         hang_s: a worker that has not answered a poll for so long is killed.
         replace_limit_s: a replacement that takes longer than this is given up and tried again.
         runtime_env: of the workers; with that of ``actors.fork_server`` replacements are up in half a second and not in four.
+        controller_runtime: the runtime environment of Ray Train's controller, and of what it starts beside workers.
     """
     trainer = _Trainer(
         functools.partial(_bound_to_node, train_fn),
@@ -103,6 +106,7 @@ def fit(
             worker_runtime_env=runtime_env or {"env_vars": RANK_ENVIRONMENT},
         ),
     )
+    trainer.controller_runtime = controller_runtime
     trainer.controller_environment = {
         **ray_internals.controller_environment(poll_s, hang_s),
         REPLACE_LIMIT_VARIABLE: str(replace_limit_s),

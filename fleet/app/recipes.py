@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, cast
 import ray
 
 from actors import fork_server
-from actors.hosts import CoordinatorSpec, start_agent, start_coordinator
+from actors.hosts import CoordinatorSpec, start_agent, start_coordinator, start_head_forks, start_zygote
 from actors.rank.environment import RANK_ENVIRONMENT
 from actors.rank.home import Home
 from actors.rank.script import Script
@@ -118,7 +118,7 @@ def local_cluster(settings: RunSettings, imports_from: Sequence[str] = ()) -> It
     gpus = gpus_for(settings)
     threading.Thread(target=importlib.import_module, args=(TRAINER,), name="fleet-import").start()
     with LocalCluster(
-        nodes=settings.nodes, slots_per_node=slots_per_node(settings), gpus=gpus, gpus_per_rank=settings.per_rank.gpus
+        nodes=settings.nodes, slots_per_node=slots_per_node(settings), gpus=gpus, gpus_per_rank=settings.per_rank.gpus, zygote=start_zygote
     ) as cluster:
         cluster.connect(imports_from=imports_from)
         yield cluster
@@ -167,7 +167,11 @@ class LiveRun:
         self.store_url = store_url(plan)
         self.home = home_of(plan) if cluster.shares_folders else Home(plan.folder, base=f"{self.store_url}/saved")
         self._secret = secret.fresh()
-        self.coordinator = start_coordinator(self._spec())
+        self._head_forks, self._head_env = None, {}
+        if isinstance(cluster, LocalCluster):
+            self._head_forks = start_head_forks(self.shm, cluster.head_environment, cluster.head_raylet)
+            self._head_env = fork_server.runtime_env(self.shm, {})
+        self.coordinator = start_coordinator(self._spec(), self._head_env)
         self.address, self._begun = "", self.coordinator.begin.remote(self._secret)
         self.agents: dict[int, Any] = {}
         self.places: dict[int, NodePlace] = {}
@@ -410,6 +414,7 @@ class LiveRun:
             forsaken=self._forsaken.is_set,
             backstop_s=lambda: BACKSTOP_S if self._has_left else LEAVE_S,
             runtime_env=fork_server.runtime_env(self.shm, RANK_ENVIRONMENT, same_paths=shared),
+            controller_runtime=self._head_env,
         )
 
     def stop(self, reason: str) -> None:
@@ -464,6 +469,8 @@ class LiveRun:
             ray.wait(closing, num_returns=len(closing), timeout=LEAVE_S if self.cluster.shares_folders else STOP_S)
         for actor in [*self.agents.values(), self.coordinator]:
             ray.kill(actor, no_restart=True)
+        if self._head_forks is not None:
+            self._head_forks.close()
         shutil.rmtree(self.shm, ignore_errors=True)
 
     def _inject(self) -> None:

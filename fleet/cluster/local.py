@@ -13,7 +13,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -29,6 +29,9 @@ RANK_RESOURCE = "fleet_rank"
 """Custom resource of worker nodes: one unit for each slot."""
 HEAD = "head"
 HOST = "127.0.0.1"
+
+Zygote = Callable[[Path, Mapping[str, str]], subprocess.Popen[bytes]]
+"""Starts it, at a path and with an environment. It ends when its standard input is closed."""
 
 _HOST = f"import sys; sys.path.append({str(Path(__file__).parents[2])!r}); from fleet.cluster.node_host import main; main()"
 
@@ -54,6 +57,7 @@ class LocalCluster:
         gpus: ids of GPUs of this machine, as ``CUDA_VISIBLE_DEVICES`` has them; each worker node has as many of them, and no two the same.
         gpus_per_rank: of which a rank takes so many.
         start_limit_s: how long a node may take to come up.
+        zygote: starts what workers of all nodes are forked off, while the nodes come up.
 
     Raises:
         ConfigError: a number is impossible, or the system is not Linux.
@@ -75,6 +79,7 @@ class LocalCluster:
         gpus_per_rank: float = 0.0,
         object_store_bytes: int = 80 * 2**20,
         start_limit_s: float = 120.0,
+        zygote: Zygote | None = None,
     ) -> None:
         _check(nodes, slots_per_node)
         self._slots_per_node = slots_per_node
@@ -84,6 +89,10 @@ class LocalCluster:
         self._labels = dict(enumerate(labels))
         self._object_store_bytes = object_store_bytes
         self._start_limit_s = start_limit_s
+        self._start_zygote = zygote
+        self._zygote: subprocess.Popen[bytes] | None = None
+        self.zygote = ""
+        """Where to ask for what is forked; empty: nobody forks."""
         self._initial_nodes = nodes
         self.id = secrets.token_hex(6)
         """Marks this cluster's processes, see ``fleet.cluster.processes``."""
@@ -93,8 +102,8 @@ class LocalCluster:
         self._directory = Path()
         self._replaced: dict[str, str | None] = {}
         self._stopped = True
-        self.address = ""
-        """``host:port`` of the cluster, for ``ray.init``."""
+        self.address, self.head_raylet = "", 0
+        """``host:port`` of the cluster, for ``ray.init``, and the process of Ray's daemon on the head."""
         self.slot = {RANK_RESOURCE: 1.0} | ({"GPU": gpus_per_rank} if gpus_per_rank else {})
         self.selector: Mapping[str, str] = {}
         self._gpus_per_node = len(gpus) // nodes
@@ -108,8 +117,12 @@ class LocalCluster:
         try:
             self._directory = Path(tempfile.mkdtemp(prefix="flt-", dir="/tmp"))  # a short path: unix sockets have 107 characters
             self._authenticate()
+            if self._start_zygote is not None:
+                self.zygote = str(self._directory / "zygote.sock")
+                self._zygote = self._start_zygote(Path(self.zygote), self._environment(processes.NO_NODE))
             self._launch(HEAD, self._head_settings())
-            self.address = self._await(HEAD)["address"]
+            answer = self._await(HEAD)
+            self.address, self.head_raylet = answer["address"], int(answer["raylet"])
             self._add_many(self._initial_nodes)
         except BaseException:
             self.stop()
@@ -174,6 +187,9 @@ class LocalCluster:
             left = processes.kill_all(self.id)
             for name in list(self._hosts):
                 self._reap(name)
+            if self._zygote is not None:
+                self._end(self._zygote, "what forks for all nodes")
+                self._zygote = None
             self._restore_environment()
             shutil.rmtree(self._directory, ignore_errors=True)
         if left:
@@ -197,7 +213,7 @@ class LocalCluster:
 
     def _launch(self, name: str, settings: dict[str, Any]) -> None:
         request = json.dumps({"settings": settings, "dashboard": self._dashboard})
-        environment = {**os.environ, **self._extra_environment, processes.CLUSTER_VARIABLE: self.id, processes.NODE_VARIABLE: name}
+        environment = self._environment(name)
         if name != HEAD and self._gpus_per_node:
             self._gpus_of[name], self._gpus_free = self._gpus_free[: self._gpus_per_node], self._gpus_free[self._gpus_per_node :]
             environment[VISIBLE] = ",".join(self._gpus_of[name])
@@ -211,6 +227,15 @@ class LocalCluster:
                 start_new_session=True,  # Ctrl-C at the terminal is for this process, which then stops the nodes in order
                 text=True,
             )
+
+    def _environment(self, node: str) -> dict[str, str]:
+        marks = {processes.CLUSTER_VARIABLE: self.id, processes.NODE_VARIABLE: node, processes.ZYGOTE_VARIABLE: self.zygote}
+        return {**os.environ, **self._extra_environment, **marks}
+
+    @property
+    def head_environment(self) -> dict[str, str]:
+        """Variables of processes on the head node."""
+        return self._environment(HEAD)
 
     def _await(self, name: str) -> dict[str, str]:
         host = self._hosts[name]
@@ -228,15 +253,17 @@ class LocalCluster:
         return answer
 
     def _reap(self, name: str) -> None:
-        host = self._hosts.pop(name)
         self._gpus_free += self._gpus_of.pop(name, [])
-        for pipe in (host.stdin, host.stdout):
+        self._end(self._hosts.pop(name), f"the host of node {name}")
+
+    def _end(self, process: subprocess.Popen[Any], what: str) -> None:
+        for pipe in (process.stdin, process.stdout):
             if pipe is not None:
                 pipe.close()
         try:
-            host.wait(10.0)
+            process.wait(10.0)
         except subprocess.TimeoutExpired:
-            raise RunFailed(f"the host of node {name} (process {host.pid}) outlived SIGKILL") from None
+            raise RunFailed(f"{what} (process {process.pid}) outlived SIGKILL") from None
 
     def _common_settings(self, name: str) -> dict[str, Any]:
         return {

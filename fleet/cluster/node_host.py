@@ -23,7 +23,7 @@ def main() -> None:
     out = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # what Ray prints goes to the log, so that the answer is the only line
     node = HostedNode(request["settings"], request["dashboard"])
-    print(json.dumps({"address": node.address, "node_id": node.id}), file=out, flush=True)
+    print(json.dumps({"address": node.address, "node_id": node.id, "raylet": node.raylet.pid}), file=out, flush=True)
     ended = select.select([sys.stdin, os.pidfd_open(node.raylet.pid)], [], [])[0]
     node.raylet.poll()  # reaps it
     processes.kill_all(os.environ[processes.CLUSTER_VARIABLE], os.environ[processes.NODE_VARIABLE])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import signal
 import sys
@@ -15,6 +16,12 @@ CLUSTER_VARIABLE = "FLEET_CLUSTER"
 """Names the local cluster that a process belongs to; every descendant of its nodes inherits it."""
 NODE_VARIABLE = "FLEET_NODE_INDEX"
 """Index of the node that a process runs on; ``head`` on the head node."""
+ZYGOTE_VARIABLE = "FLEET_ZYGOTE"
+"""Path of the socket of what forks for the nodes of a local cluster; see ``actors.fork_server``."""
+NO_NODE = "of-no-node-yet"
+"""Marks a process off which those of nodes are forked: as long as any index, which is written in its place."""
+ENVIRONMENT_BEGINS, ENVIRONMENT_ENDS = 47, 48
+"""Of :func:`stat_fields`: env_start and env_end, see proc_pid_stat(5)."""
 
 
 def calling(module: str, function: str, *arguments: str) -> list[str]:
@@ -22,6 +29,19 @@ def calling(module: str, function: str, *arguments: str) -> list[str]:
     ours = str(Path(__file__).parents[2])
     program = f"import sys; sys.path.insert(0, {ours!r}); from {module} import {function}; sys.argv[0] = 'fleet'; {function}()"
     return [sys.executable, "-c", program, *arguments]
+
+
+def bear_mark(node: str) -> None:
+    """Have this process, which was forked off one marked ``NO_NODE``, be found as one of ``node``.
+
+    ``/proc`` shows the memory that a process began with, which a fork copies: changes of the environment itself are not seen there.
+    """
+    begins, ends = (int(stat_fields(os.getpid())[number]) for number in (ENVIRONMENT_BEGINS, ENVIRONMENT_ENDS))
+    mark = f"{NODE_VARIABLE}={NO_NODE}".encode()
+    place = ctypes.string_at(begins, ends - begins).find(mark)
+    if place >= 0:
+        own = f"{NODE_VARIABLE}={node}".encode()
+        ctypes.memmove(begins + place, own.ljust(len(mark), b"\0"), len(mark))
 
 
 def find(cluster: str, node: str | None = None) -> list[int]:

@@ -55,13 +55,18 @@ class Sessions:
         self._before: StateId | None = None
         self._began_from = ""
         self._began_at: StateId | None = None
+        self._older: StateId | None = None
+        self._durable: set[StateId] = set()
         self._furthest = self._reached = 0
         self._beyond, self._script = True, ""
 
     @property
     def guarded(self) -> Collection[StateId]:
-        """Checkpoints that newer ones must not push out: what comes after them has yet to show that it leads on."""
-        began = [each.state for each in self.returns] + [self._began_at]
+        """Checkpoints that newer ones must not push out: what comes after them has yet to show that it leads on.
+
+        Behind a session's own stands the one before it: attempts within the session save newer ones, and nothing older would be left.
+        """
+        began = [each.state for each in self.returns] + [self._began_at, None if self._beyond else self._older]
         return {state for state in (self.led_on, self._origin, *began) if state is not None}
 
     def note_all(self, records: Iterable[Record]) -> Sessions:
@@ -81,16 +86,22 @@ class Sessions:
             case ViewPublished(view=view) if view.checkpoint is not None and "/" not in view.checkpoint:
                 if not self._began_from:
                     self._began_from, self._began_at = view.checkpoint, self._before
+                    self._older = max((state for state in self._durable if self._before and state < self._before), default=None)
                 self._origin, self._reached = self._before, view.state.step
-            case Committed(state=state) | CheckpointRecord(phase="durable", state=state):
+            case Committed(state=state):
                 self._come(state.step)
+            case CheckpointRecord(phase="durable", state=state):
+                self._durable.add(state)
+                self._come(state.step)
+            case CheckpointRecord(phase="withdrawn", state=state):
+                self._durable.discard(state)
             case Received(what="Raised", step=step):  # the last commits before it may stand in no record
                 self._come(step)
             case RunEnded(why=EndWhy.TRAIN_RAISED | EndWhy.LOOP_WRONG | EndWhy.CRASH_LOOP):  # others are not the checkpoint's fault
                 self._fail(record)
 
     def _begin(self, script: str) -> None:
-        self._origin, self._began_at, self._began_from, self._beyond = None, None, "", False
+        self._origin, self._began_at, self._older, self._began_from, self._beyond = None, None, None, "", False
         if script and script != self._script:
             self.returns, self._script = [], script
 
@@ -107,10 +118,11 @@ class Sessions:
 
     def older(self, kept: Iterable[StateId]) -> StateId | None:
         """Where a run begins that has come back once: what led on, else the oldest that is ``kept``. None: there is no older one."""
-        known = sorted(kept)
-        if len(self.returns) != MOST - 1 or len(known) < 2:
+        if len(self.returns) != MOST - 1:
             return None
-        return self.led_on if self.led_on in known[:-1] else known[0]
+        failed = self.returns[-1].state
+        known = sorted(state for state in kept if failed is None or state < failed)
+        return self.led_on if self.led_on in known else next(iter(known), None)
 
 
 def in_words(returns: Iterable[FailedSession]) -> str:

@@ -28,11 +28,14 @@ from fleet.protocol.records import (
 from fleet.settings.run import CheckpointSettings, RunSettings, Timeouts
 from storage.checkpoint.store import CheckpointStore
 from tests.support.plain import PlainFleet
+from tests.support.waiting import until
 
 FAST = Timeouts(heartbeat_s=2.0, node_s=3.0, quiesce_s=5.0, form_s=10.0, progress_s=30.0, start_s=60.0, resend_s=0.5)
 HASTY = Timeouts(heartbeat_s=0.6, node_s=1.0, quiesce_s=0.7, form_s=1.0, progress_s=2.0, start_s=30.0, resend_s=0.3)
 COLD_S = 4.0
 """Longer than any time-out above, but the one for a process to start."""
+HELD_AT = {5: 1, 9: 2}
+"""By step of a run that will fail, how many checkpoints it waits for: there is always an older one."""
 COLD = [True]
 """Of this process."""
 
@@ -48,6 +51,10 @@ class Numbers(torch.utils.data.Dataset[torch.Tensor]):
         return torch.full((4,), float(index % 7))
 
 
+def await_checkpoints(url: str, count: int) -> None:
+    until(lambda: len(CheckpointStore(url).list()) >= count, f"{count} checkpoints are durable")
+
+
 def loop(run: fleet.Run) -> None:
     options = run.options
     model = nn.Linear(4, 1)
@@ -61,6 +68,8 @@ def loop(run: fleet.Run) -> None:
                 time.sleep(float(options.get("cold_s", "0")))
                 COLD[0] = False
             time.sleep(0.01)
+            if "fails_at" in options and step.number in HELD_AT:
+                await_checkpoints(options["store"], HELD_AT[step.number])
             if step.number == int(options.get("fails_at", "-1")):
                 raise ValueError("what the checkpoint holds is bad")
             step.backward(model(batch).square().mean())
@@ -70,7 +79,7 @@ def loop(run: fleet.Run) -> None:
 def train(folder: Path, *, resume: bool = False, world: int = 2, timeouts: Timeouts = FAST, **options: str) -> tuple[EndRun, list[Any]]:
     """(how the session ended, its records)."""
     settings = RunSettings(
-        world=world, shards=4, nodes=1, peer_copies=0, options=options, timeouts=timeouts,
+        world=world, shards=4, nodes=1, peer_copies=0, options={"store": f"file://{folder}", **options}, timeouts=timeouts,
         checkpoint=CheckpointSettings(policy="fixed", interval_s=0.05),
     )  # fmt: skip
     with PlainFleet(loop, settings, folder, resume=resume) as run:

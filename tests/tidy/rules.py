@@ -133,7 +133,7 @@ ZONES = (
     Zone("actors/rank/", ("fleet", "actors.rank"), ANY, ("ray", *EDGE)),
     Zone("actors/plain/", ("fleet", "fleet.cluster.processes", "actors.plain"), ANY, ("ray", *EDGE)),
     Zone("actors/__init__.py", ("fleet",), (), EDGE),
-    Zone("actors/", ("fleet", "fleet.cluster.driver", "fleet.cluster.ports", "actors"), ANY, EDGE),
+    Zone("actors/", ("fleet", "fleet.cluster.driver", "fleet.cluster.ports", "fleet.cluster.processes", "actors"), ANY, EDGE),
     Zone("examples/ray_train/", ("fleet", "examples"), ANY, EDGE),
     Zone("examples/", ("fleet", "examples"), ANY, ("ray", *EDGE)),
     Zone("benchmarks/", OURS, ANY),

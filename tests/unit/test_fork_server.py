@@ -17,11 +17,14 @@ from typing import Any
 import pytest
 
 from actors.fork_client import LENGTH
-from actors.fork_server import ForkServer, exit_status, runtime_env, socket_path
+from actors.fork_server import ForkServer, exit_status, runtime_env, socket_path, start_zygote
+from actors.hosts import IMPORTED_ONCE
+from fleet.cluster import processes
 from tests.support.waiting import until
 
 BOUND_S = 60.0
 RAYLET = "4711"
+CLUSTER, NODE = "of-these-tests", "3"
 
 SCRIPT = """
 import json, os, sys
@@ -53,9 +56,22 @@ print(*(name for name in set(sys.modules) - known if not name.startswith("torch.
 
 
 @pytest.fixture
-def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ForkServer]:
+def zygote(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[subprocess.Popen[bytes]]:
+    """That of a cluster, of which this process is on one node."""
+    path, marks = tmp_path / "zygote.sock", {processes.CLUSTER_VARIABLE: CLUSTER, processes.NODE_VARIABLE: processes.NO_NODE}
+    with start_zygote(("colorsys",), {}, path, {**os.environ, **marks}) as process:
+        for name, value in {**marks, processes.NODE_VARIABLE: NODE, processes.ZYGOTE_VARIABLE: str(path)}.items():
+            monkeypatch.setenv(name, value)
+        yield process
+        process.kill()
+
+
+@pytest.fixture(params=["started", "forked off a zygote"])
+def server(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ForkServer]:
     monkeypatch.setenv("RAY_RAYLET_PID", RAYLET)
     monkeypatch.setattr("actors.fork_server.ALWAYS", ())
+    if request.param != "started":
+        request.getfixturevalue("zygote")
     server = ForkServer(tmp_path, {}, ("colorsys", "no_such_module"))
     yield server
     server.close()
@@ -108,6 +124,52 @@ def test_a_worker_and_its_client_end_together(tmp_path: Path) -> None:
         until(lambda: exit_status(tmp_path, pids[1]) is not None, "it is known how the worker ended")
         assert exit_status(tmp_path, pids[1]) == -signal.SIGKILL
         assert exit_status(tmp_path, 1) is None
+
+
+@pytest.mark.usefixtures("zygote")
+def test_what_is_forked_off_a_zygote_is_of_the_node_that_asked_and_ends_with_its_server(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RAY_RAYLET_PID", RAYLET)
+    monkeypatch.setattr("actors.fork_server.ALWAYS", ())
+    server = ForkServer(tmp_path, {}, ("json",))
+    with start(tmp_path) as client:
+        seen = heard(client)
+        assert seen["imported"], "the zygote has imported it, and the server was not asked to"
+        of_node, of_cluster = processes.find(CLUSTER, NODE), processes.find(CLUSTER)
+        assert {seen["pid"], client.pid} < set(of_node) < set(of_cluster)
+        assert len(of_cluster) == len(of_node) + 1, "the zygote is of no node"
+        pidfd = os.pidfd_open(seen["pid"])
+        server.close()
+        assert ended(pidfd)
+        os.close(pidfd)
+        client.wait(BOUND_S)
+    assert processes.find(CLUSTER, NODE) == []
+
+
+def test_a_zygote_that_is_gone_is_as_none_and_it_goes_with_its_owner(
+    zygote: subprocess.Popen[bytes], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RAY_RAYLET_PID", RAYLET)
+    monkeypatch.setattr("actors.fork_server.ALWAYS", ())
+    assert zygote.stdin is not None
+    zygote.stdin.close()
+    zygote.wait(BOUND_S)
+    server = ForkServer(tmp_path, {}, ("colorsys",))
+    try:
+        with start(tmp_path) as client:
+            seen = heard(client)
+            assert (seen["pid"] != client.pid, seen["imported"]) == (True, True)
+            client.communicate("", timeout=BOUND_S)
+    finally:
+        server.close()
+
+
+def test_what_is_imported_once_does_not_import_ray() -> None:
+    """Ray reads which job and which node a process is of when it is imported."""
+    program = "import importlib, sys; [importlib.import_module(name) for name in sys.argv[1:]]; print('ray' in sys.modules)"
+    command = [sys.executable, "-c", program, *IMPORTED_ONCE]
+    assert subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True, timeout=BOUND_S).stdout == "False\n"
 
 
 def test_a_worker_that_has_ended_already_is_not_started_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -114,6 +114,15 @@ def test_what_a_session_began_from_is_guarded_while_it_goes_back_to_newer_ones()
     assert {state.step for state in journal.sessions.guarded} == {103, 101, 102}
 
 
+def test_an_older_one_is_there_to_go_back_to_whatever_a_session_saves_meanwhile() -> None:
+    """A rank that raised at once was replaced, and raised again: each attempt saved one, and those before the session were pushed out."""
+    journal = Journal().session(0, 104, saves=(101, 102, 103))
+    again = journal.session(103, 104)
+    assert {state.step for state in again.sessions.guarded} == {103, 102}
+    assert again.sessions.older([StateId(0, 102), StateId(0, 103), StateId(1, 104)]) == StateId(0, 102)
+    assert again.sessions.older([StateId(0, 103), StateId(1, 104)]) is None, "that it came back from is no older one"
+
+
 # ---- where a resumed run begins ----------------------------------------------------------------------------------------------------------
 
 
