@@ -134,7 +134,7 @@ def test_what_is_forked_off_a_zygote_is_of_the_node_that_asked_and_ends_with_its
     monkeypatch.setattr("actors.fork_server.ALWAYS", ())
     server = ForkServer(tmp_path, {}, ("json",))
     with start(tmp_path) as client:
-        seen = heard(client)
+        seen = received(client)
         assert seen["imported"], "the zygote has imported it, and the server was not asked to"
         of_node, of_cluster = processes.find(CLUSTER, NODE), processes.find(CLUSTER)
         assert {seen["pid"], client.pid} < set(of_node) < set(of_cluster)
@@ -158,7 +158,7 @@ def test_a_zygote_that_is_gone_is_as_none_and_it_goes_with_its_owner(
     server = ForkServer(tmp_path, {}, ("colorsys",))
     try:
         with start(tmp_path) as client:
-            seen = heard(client)
+            seen = received(client)
             assert (seen["pid"] != client.pid, seen["imported"]) == (True, True)
             client.communicate("", timeout=BOUND_S)
     finally:
