@@ -11,7 +11,7 @@ BENCH_READY := $(VENV)/.ready-bench
 PYTHON ?= $(firstword $(foreach name,python3 python3.13 python3.12 python3.11,$(shell $(name) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $(name))))
 USED := $(or $(PYTHON),python3)
 
-DEMO ?= --world 4 --spares 1 --seed 7 --chaos storm --twin --config examples/demo.toml
+DEMO ?= --world 4 --spares 1 --seed 33 --chaos storm --twin --config examples/demo.toml
 BENCHMARKS ?= recovery hosts partition floor storm reduction machine snapshot simulate store detect straggler scrape account elastic autoscaled price mesh exposed device
 BENCH_FLAGS ?= --quick
 # The newest commit that is a day old.

@@ -200,7 +200,7 @@ def test_death_between_reduction_and_commit(tmp_path: Path, fault_free: str) -> 
 
 def test_a_rank_that_dies_while_it_receives(tmp_path: Path) -> None:
     """The state is large, so that the newcomer is caught in the transfer."""
-    wide = {"width": "200000", "steps": "30", "pause_s": "0.02"}
+    wide = {"width": "200000", "steps": "12", "pause_s": "0.02"}
     alone = tmp_path / "alone"
     truth = train_through(trains.plain, settings(alone, world=2, options=wide), alone)[2]
 
@@ -288,9 +288,9 @@ def test_a_zombie_that_wakes_after_its_replacement_is_in_is_fenced(tmp_path: Pat
         zombie.join(20)
         assert zombie.exitcode not in (None, 0)
 
-    chosen = settings(tmp_path, options={"steps": "80", "pause_s": "0.2"})
+    chosen = settings(tmp_path, options={"steps": "60", "pause_s": "0.2"})
     alone = tmp_path / "alone"
-    truth = train_through(trains.plain, settings(alone, world=2, options={"steps": "80"}), alone)[2]
+    truth = train_through(trains.plain, settings(alone, world=2, options={"steps": "60"}), alone)[2]
     # Nobody recorded what the silent node did until it was given up, nor what its first agent had read and not reported: that time is
     # `other`, and much of a run that lasts seconds.
     survived(*train_through(trains.plain, chosen, tmp_path, misfortune), truth, other_ratio=0.1)

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from tests.support.host_runs import ON_THE_HEAD, Seen, Shell
 from tests.support.host_store import HostStore
 from tests.support.hosts import Hosts
 from tests.support.ray_hosts import RayHosts
@@ -28,6 +29,15 @@ def store(four: Hosts) -> HostStore:
 def shared(four: Hosts, store: HostStore) -> RayHosts:
     """One Ray cluster of a head and three workers, each on a host, for the session. It takes submitted jobs, too."""
     return RayHosts(four, prepare=store.admit, dashboard=True)
+
+
+@pytest.fixture(scope="session")
+def undisturbed(shared: RayHosts, store: HostStore, tmp_path_factory: pytest.TempPathFactory) -> Seen:
+    """A run in the foreground, with two ranks, to which nothing happens."""
+    shell = Shell(shared, store, tmp_path_factory.mktemp("undisturbed"))
+    done = shell.run("undisturbed", world=2, spares=0)
+    assert done.returncode == 0, done.stderr[-3000:]
+    return shell.seen(f"{ON_THE_HEAD}/undisturbed")
 
 
 @pytest.fixture

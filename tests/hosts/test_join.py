@@ -62,15 +62,6 @@ def shell(ray_hosts: RayHosts, store: HostStore, tmp_path: Path) -> Iterator[She
     wait_until_clean(list(ray_hosts.hosts))
 
 
-@pytest.fixture(scope="module")
-def undisturbed(shared: RayHosts, store: HostStore, tmp_path_factory: pytest.TempPathFactory) -> Seen:
-    """A run in the foreground, with two ranks, to which nothing happens."""
-    shell = Shell(shared, store, tmp_path_factory.mktemp("undisturbed"))
-    done = shell.run("undisturbed", world=2, spares=0)
-    assert done.returncode == 0, done.stderr[-3000:]
-    return shell.seen(f"{ON_THE_HEAD}/undisturbed")
-
-
 def test_what_a_run_saves_and_prints_is_where_its_user_looks(undisturbed: Seen, shell: Shell) -> None:
     assert undisturbed.status == "completed" and undisturbed.report["closes"]
     assert "runs/undisturbed/saved/model.pt" in shell.store.keys("runs/undisturbed")

@@ -29,13 +29,9 @@ def shell(ray_hosts: RayHosts, store: HostStore, tmp_path: Path) -> Iterator[She
     wait_until_clean([host for host in ray_hosts.hosts if host.alive])
 
 
-@pytest.fixture(scope="module")
-def digest(shared: RayHosts, store: HostStore, tmp_path_factory: pytest.TempPathFactory) -> str:
-    """Of the final state of a run to which nothing happens."""
-    shell = Shell(shared, store, tmp_path_factory.mktemp("undisturbed"))
-    done = shell.run("calm", "--set", "steps=200", world=2, spares=0)
-    assert done.returncode == 0, done.stderr[-3000:]
-    return shell.seen(f"{ON_THE_HEAD}/calm").digest
+@pytest.fixture
+def digest(undisturbed: Seen) -> str:
+    return undisturbed.digest
 
 
 class Watched:
@@ -77,7 +73,7 @@ class Watched:
 @contextmanager
 def watched(shell: Shell, name: str, *options: str) -> Iterator[Watched]:
     """A run of four ranks and a spare, from its third view-wide commit on. It is stopped when the block fails."""
-    begun = shell.run(name, "--detach", "--set", "steps=200", "--set", "pause_s=0.8", *options)
+    begun = shell.run(name, "--detach", "--set", "pause_s=0.8", *options)
     assert begun.returncode == 0, begun.stderr[-3000:]
     run = Watched(shell, name)
     try:

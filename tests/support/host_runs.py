@@ -23,7 +23,7 @@ FOLDER, SCRIPT, FAST = "/srv/job", "train.py", "/srv/fast"
 ON_THE_HEAD = f"{HOME}/.fleet/runs"
 """Where the cluster keeps what it has of its runs."""
 RUN_S = 420.0
-STEPS, SHARDS = 60, 8
+STEPS, SHARDS = 200, 8
 TRAIN = f"""
 import os, socket, time
 import torch

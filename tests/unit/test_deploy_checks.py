@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -31,6 +32,16 @@ FREE = ("labels", "matchLabels", "nodeSelector", "file_mounts")
 """Tables whose keys are the user's."""
 NEEDED = ("fleet-run", "fleet-part")
 """But for these."""
+
+
+@pytest.fixture(autouse=True, scope="module")
+def schemas_read_once() -> Iterator[None]:
+    """The validator reads 2 MB of schemas for each document that it judges."""
+    from kubernetes_validate import utils
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(utils, "schema_contents", functools.cache(utils.schema_contents))
+        yield
 
 
 def places(value: Any, path: Path_ = ()) -> Iterator[tuple[Path_, Any]]:
@@ -65,7 +76,7 @@ def renamed(document: Any, path: Path_) -> Any:
 
 
 def refusals(what: str, documents: list[Any]) -> list[ConfigError]:
-    text = yaml.safe_dump_all(documents, sort_keys=False)
+    text = yaml.dump_all(documents, Dumper=yaml.CSafeDumper, sort_keys=False)
     return checks.check(YAML[what], text, accepts)
 
 
