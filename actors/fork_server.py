@@ -122,7 +122,7 @@ class _Forked:
 
     pidfd: int
     line: int
-    """Whoever holds the other end kills the server when this one is closed."""
+    """The zygote holds the other end, and kills the server when this one is closed."""
 
     def kill(self) -> None:
         os.close(self.line)

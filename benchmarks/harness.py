@@ -178,6 +178,8 @@ def run(name: str, measure: Callable[[Form], Mapping[str, Any]], argv: list[str]
     parser.set_defaults(form=Form.FULL)
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the result there, too")
     options = parser.parse_args(argv)
+    if options.json is not None:
+        options.json.parent.mkdir(parents=True, exist_ok=True)
     before = stolen()
     result = complete(name, measure(options.form))
     result["settings"] = {"form": options.form, **result["settings"]}

@@ -237,6 +237,8 @@ def compare(base: Path, commit: str, sizes: Sizes, only: Sequence[str], target: 
     settings = calibrated(Settings(spares=1, nodes=1))
     samples: Samples = defaultdict(list)
     result: dict[str, Any] = {}
+    if target is not None:
+        target.parent.mkdir(parents=True, exist_ok=True)
     way = on_the_way("pace", [f"launch {number + 1}, {name}" for number in range(sizes.launches) for name in MEASURES if name in only])
     for number in range(sizes.launches):
         launch(base, settings, sizes, number, only, samples, way)

@@ -13,7 +13,7 @@ from pathlib import Path
 
 RUN_S = 30.0
 """So long one of the two runs may compute."""
-FEWEST, MOST = 40, 200
+FEWEST, MOST = 30, 200
 WARM_S, MEASURED_S = 0.3, 1.0
 SHARDS, SAMPLES = 16, 4
 """Of one step; the shards are shared by the cores."""

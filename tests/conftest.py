@@ -42,7 +42,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def pytest_collection_finish() -> None:
-    """What is imported and collected by now stays: the collector need not look through its 700,000 objects again and again."""
+    """The garbage collector looks no more at the 700,000 objects of modules and tests, which stay."""
     gc.collect()
     gc.freeze()
 

@@ -29,6 +29,7 @@ RANK_RESOURCE = "fleet_rank"
 """Custom resource of worker nodes: one unit for each slot."""
 HEAD = "head"
 HOST = "127.0.0.1"
+ZYGOTE_FILE = "zygote.sock"
 
 Zygote = Callable[[Path, Mapping[str, str]], subprocess.Popen[bytes]]
 """Starts it, at a path and with an environment. It ends when its standard input is closed."""
@@ -91,8 +92,6 @@ class LocalCluster:
         self._start_limit_s = start_limit_s
         self._start_zygote = zygote
         self._zygote: subprocess.Popen[bytes] | None = None
-        self.zygote = ""
-        """Where to ask for what is forked; empty: nobody forks."""
         self._initial_nodes = nodes
         self.id = secrets.token_hex(6)
         """Marks this cluster's processes, see ``fleet.cluster.processes``."""
@@ -118,8 +117,7 @@ class LocalCluster:
             self._directory = Path(tempfile.mkdtemp(prefix="flt-", dir="/tmp"))  # a short path: unix sockets have 107 characters
             self._authenticate()
             if self._start_zygote is not None:
-                self.zygote = str(self._directory / "zygote.sock")
-                self._zygote = self._start_zygote(Path(self.zygote), self._environment(processes.NO_NODE))
+                self._zygote = self._start_zygote(self._directory / ZYGOTE_FILE, self._environment(processes.NO_NODE))
             self._launch(HEAD, self._head_settings())
             answer = self._await(HEAD)
             self.address, self.head_raylet = answer["address"], int(answer["raylet"])
@@ -229,7 +227,8 @@ class LocalCluster:
             )
 
     def _environment(self, node: str) -> dict[str, str]:
-        marks = {processes.CLUSTER_VARIABLE: self.id, processes.NODE_VARIABLE: node, processes.ZYGOTE_VARIABLE: self.zygote}
+        zygote = str(self._directory / ZYGOTE_FILE) if self._zygote is not None else ""
+        marks = {processes.CLUSTER_VARIABLE: self.id, processes.NODE_VARIABLE: node, processes.ZYGOTE_VARIABLE: zygote}
         return {**os.environ, **self._extra_environment, **marks}
 
     @property

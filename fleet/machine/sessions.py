@@ -7,10 +7,12 @@ resumed, until its script is another one.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
 from fleet.protocol.causes import EndWhy
+from fleet.protocol.levels import STORE
 from fleet.protocol.records import (
     CheckpointRecord,
     Committed,
@@ -28,6 +30,8 @@ from fleet.protocol.types import StateId
 
 MOST = 2
 """After so many returns the run is not resumed as it is."""
+MANY = 100
+"""So many checkpoints are remembered: a store keeps fewer, but for those that are guarded."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +60,7 @@ class Sessions:
         self._began_from = ""
         self._began_at: StateId | None = None
         self._older: StateId | None = None
-        self._durable: set[StateId] = set()
+        self._durable: deque[StateId] = deque(maxlen=MANY)
         self._furthest = self._reached = 0
         self._beyond, self._script = True, ""
 
@@ -90,11 +94,12 @@ class Sessions:
                 self._origin, self._reached = self._before, view.state.step
             case Committed(state=state):
                 self._come(state.step)
-            case CheckpointRecord(phase="durable", state=state):
-                self._durable.add(state)
+            case CheckpointRecord(phase="durable", state=state, level=level):
                 self._come(state.step)
-            case CheckpointRecord(phase="withdrawn", state=state):
-                self._durable.discard(state)
+                if level == STORE:
+                    self._durable.append(state)
+            case CheckpointRecord(phase="withdrawn", state=state) if state in self._durable:
+                self._durable.remove(state)
             case Received(what="Raised", step=step):  # the last commits before it may stand in no record
                 self._come(step)
             case RunEnded(why=EndWhy.TRAIN_RAISED | EndWhy.LOOP_WRONG | EndWhy.CRASH_LOOP):  # others are not the checkpoint's fault

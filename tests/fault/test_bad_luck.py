@@ -7,6 +7,7 @@ import signal
 import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
+from multiprocessing.forkserver import ensure_running
 from pathlib import Path
 from typing import Any
 
@@ -425,6 +426,7 @@ def test_a_users_exception_shows_the_users_traceback_and_no_endless_retry(tmp_pa
 
 @pytest.fixture(autouse=True)
 def no_process_is_left_behind() -> Iterator[None]:
+    ensure_running()  # what ranks are forked off stays, whichever test is the first of the session
     before = _children()
     yield
     assert _children() <= before

@@ -94,6 +94,17 @@ def received(client: subprocess.Popen[str]) -> dict[str, Any]:
     return found
 
 
+def forks_and_has_imported(server: ForkServer, folder: Path) -> tuple[bool, bool]:
+    """Of a worker that ``server`` is asked for; the server is closed then."""
+    try:
+        with start(folder) as client:
+            seen = received(client)
+            client.communicate("", timeout=BOUND_S)
+            return seen["pid"] != client.pid, seen["imported"]
+    finally:
+        server.close()
+
+
 def ended(pidfd: int) -> bool:
     return bool(select.select([pidfd], [], [], BOUND_S)[0])
 
@@ -155,14 +166,7 @@ def test_a_zygote_that_is_gone_is_as_none_and_it_goes_with_its_owner(
     assert zygote.stdin is not None
     zygote.stdin.close()
     zygote.wait(BOUND_S)
-    server = ForkServer(tmp_path, {}, ("colorsys",))
-    try:
-        with start(tmp_path) as client:
-            seen = received(client)
-            assert (seen["pid"] != client.pid, seen["imported"]) == (True, True)
-            client.communicate("", timeout=BOUND_S)
-    finally:
-        server.close()
+    assert forks_and_has_imported(ForkServer(tmp_path, {}, ("colorsys",)), tmp_path) == (True, True)
 
 
 def test_what_is_imported_once_does_not_import_ray() -> None:
@@ -217,14 +221,7 @@ def test_what_a_script_imports_is_done_ahead_unless_nobody_can_be_forked_then(
     monkeypatch.setattr("actors.fork_server.ALWAYS", ())
     (tmp_path / "starts_a_thread.py").write_text("import threading\nthreading.Thread(target=threading.Event().wait, daemon=True).start()\n")
     path = {"PYTHONPATH": os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])}
-    server = ForkServer(tmp_path, path, ("json",), imports)
-    try:
-        with start(tmp_path) as client:
-            seen = received(client)
-            assert (seen["pid"] != client.pid, seen["imported"]) == (True, done)
-            client.communicate("", timeout=BOUND_S)
-    finally:
-        server.close()
+    assert forks_and_has_imported(ForkServer(tmp_path, path, ("json",), imports), tmp_path) == (True, done)
 
 
 def test_a_rank_imports_hardly_anything_until_it_has_taken_a_step_and_saved_its_part(tmp_path: Path) -> None:

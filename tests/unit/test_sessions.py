@@ -119,6 +119,9 @@ def test_an_older_one_is_there_to_go_back_to_whatever_a_session_saves_meanwhile(
     journal = Journal().session(0, 104, saves=(101, 102, 103))
     again = journal.session(103, 104)
     assert {state.step for state in again.sessions.guarded} == {103, 102}
+    copied = Journal().session(0, 104, saves=(101, 103))
+    copied.records.insert(-1, CheckpointRecord("m102", "durable", StateId(0, 102), 0.0, 1, 0.1, 0.1, level="peers"))
+    assert {state.step for state in copied.session(103, 104).sessions.guarded} == {103, 101}, "a copy in memory is none to go back to"
     assert again.sessions.older([StateId(0, 102), StateId(0, 103), StateId(1, 104)]) == StateId(0, 102)
     assert again.sessions.older([StateId(0, 103), StateId(1, 104)]) is None, "that it came back from is no older one"
 
