@@ -14,7 +14,7 @@ from fleet.cli.config import option, option_of
 from fleet.cluster.clock import MonotonicClock
 from fleet.errors import ConfigError
 
-SCALE = "fleet.app.scale:Scale"
+SCALE = "fleet.app.scale:ScaleRequest"
 console = cli_print.Terminal(stderr=True)
 
 
