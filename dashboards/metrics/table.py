@@ -75,8 +75,7 @@ def _measured(summary: LedgerSummary) -> Samples:
 
 
 def _law(summary: LedgerSummary) -> Samples:
-    law = summary.law
-    return [(("compute",), law.compute_s), (("comm",), law.comm_s), (("sync",), law.sync_s), (("data",), law.data_s)]
+    return [((name,), value) for name, value in zip(("compute", "comm", "sync", "data"), summary.law.parts_s, strict=True)]
 
 
 def _shares(which: str) -> Callable[[LedgerSummary], Samples]:

@@ -164,8 +164,7 @@ def _training(s: LedgerSummary) -> dict[str, Any]:
 
 
 def _law(s: LedgerSummary) -> list[tuple[str, float]]:
-    terms = (s.law.compute_s, s.law.comm_s, s.law.sync_s, s.law.data_s)
-    return list(zip(("compute", "exposed communication", "straggler wait", "data wait"), terms, strict=True))
+    return list(zip(("compute", "exposed communication", "straggler wait", "data wait"), s.law.parts_s, strict=True))
 
 
 # ---- the timeline ------------------------------------------------------------------------------------------------------------------------
