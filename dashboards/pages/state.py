@@ -9,13 +9,13 @@ from typing import Any
 from dashboards.pages.curves import curves, fault_marks
 from dashboards.pages.run import COLOURS, interval_decisions
 from dashboards.pages.wrong import wrong
-from fleet.app.follow import LOST, SlotStatus
 from fleet.ledger.bill import UNITS, for_faults, rests_on, stored_words
 from fleet.ledger.categories import MEANINGS, PENDING
 from fleet.ledger.forecast import FaultCost, forecast, predict
 from fleet.ledger.report import Report, forecast_words, losses_by_size, worth_words
 from fleet.ledger.step_law import plain_shares
 from fleet.ledger.summary import STEP_NAMES, Incident, LedgerSummary
+from fleet.ledger.tallies import LOST, SlotStatus
 from fleet.ledger.timeline import STEP, Timeline
 from fleet.protocol.records import PROGRAM, STEADY, configuration, section
 
