@@ -91,11 +91,11 @@ def test_a_command_whose_reader_leaves_says_nothing_about_it(journal: Path) -> N
 def test_a_function_is_told_how_far_a_run_is_and_what_it_raises_ends_nothing(journal: Path, caplog: pytest.LogCaptureFixture) -> None:
     seen: list[Progress] = []
 
-    def told(one: Progress) -> None:
+    def report(one: Progress) -> None:
         seen.append(one)
         raise ValueError("what the user's function raises")
 
-    with reporting(journal, told):
+    with reporting(journal, report):
         until(lambda: len(seen) > 1, "it is called again and again")
     assert [one.ended for one in seen] == [*[False] * (len(seen) - 1), True]
     assert {one.step for one in seen} == {60} and seen[0].event and seen[-1].event
