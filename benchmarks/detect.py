@@ -19,9 +19,10 @@ import numpy as np
 
 from benchmarks import harness, noise, slow_world
 from benchmarks.harness import Form, left_out, on_the_way
+from benchmarks.scorers import SCORERS
 from benchmarks.slow_world import FAULTS, SEVERITIES, STEPS, Stretch
 from fleet.protocol.types import Member
-from policies.straggler.detectors import COMPUTE, KINDS, SCORERS, Scorer, Sensitivity, combined
+from policies.straggler.detectors import COMPUTE, KINDS, Scorer, Sensitivity, combined
 from policies.straggler.windows import WindowedDetector
 
 try:

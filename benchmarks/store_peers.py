@@ -10,6 +10,7 @@ import multiprocessing
 import os
 import socket
 import time
+from collections.abc import Iterator, Sequence
 from multiprocessing.connection import Connection
 
 import numpy as np
@@ -17,6 +18,7 @@ import numpy as np
 from fleet.cluster import secret
 from fleet.protocol.levels import peers_url
 from fleet.protocol.types import StateId
+from storage.backends.blocks import BLOCK_BYTES
 from storage.checkpoint.manifest import checkpoint_id
 
 HOST = "127.0.0.1"
@@ -59,8 +61,25 @@ def _plain_copy_s(address: str, size: int) -> float:
     return time.perf_counter() - begun_s
 
 
+def in_blocks(segments: Sequence[memoryview]) -> Iterator[list[memoryview]]:
+    """The segments, one after the other, cut into blocks of BLOCK_BYTES; the last one may be shorter."""
+    block: list[memoryview] = []
+    filled = 0
+    for segment in segments:
+        view = segment.cast("B")
+        while len(view):
+            piece, view = view[: BLOCK_BYTES - filled], view[BLOCK_BYTES - filled :]
+            block.append(piece)
+            filled += len(piece)
+            if filled == BLOCK_BYTES:
+                yield block
+                block, filled = [], 0
+    if block:
+        yield block
+
+
 def _put(address: str, part: memoryview) -> None:
-    from storage.peers.files import PeerFiles, in_blocks
+    from storage.peers.files import PeerFiles
 
     with PeerFiles(peers_url([address])).writing(PART) as sink:
         for number, block in enumerate(in_blocks([part])):

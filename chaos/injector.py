@@ -7,7 +7,7 @@ that it did is in the journal.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
 from chaos.arrivals import burst_of
@@ -439,13 +439,3 @@ def _stands_still(fault: Fault) -> bool:
 
 def _suppressed(fault: Fault, now_s: float, why: str) -> FaultAction:
     return FaultAction(FaultReported(fault, "suppressed", now_s, (), why))
-
-
-def inject(
-    injector: Injector, actions: Iterable[FaultAction], now_s: float, operate: Callable[[Operation], str | None]
-) -> list[FaultReported]:
-    """Perform ``actions`` one after the other; the events to send. ``operate`` does one operation, and says why not, if not.
-
-    For worlds whose time stands still meanwhile.
-    """
-    return [injector.outcome(action, [operate(order) for order in action.operations], now_s) for action in actions]

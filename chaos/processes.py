@@ -17,11 +17,6 @@ CYCLE_S = 0.05
 """Period of the duty cycle that slows a process: about a step, so that every step is slowed and none stops for long."""
 
 
-def this_process(pid: int, node: str) -> Process:
-    """``Process`` of a live pid of this node."""
-    return Process(node, pid, start_ticks(pid))
-
-
 def opened(process: Process) -> int:
     """A pidfd that is sure to be ``process``: the start time is read after it was opened, when the pid can no longer be reused.
 

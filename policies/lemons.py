@@ -10,7 +10,7 @@ and old hours, count less and less.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from scipy.special import gammaincc
@@ -90,14 +90,3 @@ class Lemons:
 
 def _certain(decision: Decision) -> float:
     return decision.payload.lemon_probability if isinstance(decision.payload, Lemon) else 1.0
-
-
-def fleet_rate_per_h(histories: Iterable[NodeHistory], prior_rate_per_h: float, prior_faults: float = 1.0) -> float:
-    """Faults of an ordinary node an hour, from what all nodes did: the posterior mean with the prior worth ``prior_faults``.
-
-    The most faulty tenth of the nodes is left out, so that lemons do not make themselves look ordinary.
-    """
-    known = sorted(histories, key=lambda history: len(history.incidents) / history.hours if history.hours > 0 else 0.0)
-    ordinary = known[: math.ceil(0.9 * len(known))]
-    faults, hours = sum(len(history.incidents) for history in ordinary), sum(history.hours for history in ordinary)
-    return (prior_faults + faults) / (prior_faults / prior_rate_per_h + hours)

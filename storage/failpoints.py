@@ -4,15 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-LABELS = (
-    "save: file opened", "save: block stored", "save: about to flush", "save: about to be placed", "save: placed",
-    "upload: begun", "upload: block sent", "upload: about to complete", "upload: completed",
-    "commit: parts checked", "commit: values written", "commit: metadata written", "commit: manifest written",
-    "retain: looked around", "retain: about to delete", "delete: manifest gone", "delete: one file gone", "retain: swept",
-    "restore: manifest read", "restore: block read", "restore: verified",
-)  # fmt: skip
-"""Every label, so that a sweep over them can show that it left none out."""
-
 listener: Callable[[str], None] | None = None
 
 

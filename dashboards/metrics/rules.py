@@ -155,9 +155,3 @@ def rules(scale: float = 1.0, runbook: str = RUNBOOK) -> dict[str, Any]:
     ]
     records = [{"record": name, "expr": shortened(expr, scale)} for name, expr in recordings().items()]
     return {"groups": [{"name": "fleet-goodput", "rules": records}, {"name": "fleet-alerts", "rules": alerts}]}
-
-
-def alerts_table() -> str:
-    """The table of alerts as Markdown, for the documentation."""
-    rows = [f"| [`{a.name}`](runbook.md#{a.anchor}) | {a.severity} | {a.meaning} |" for a in ALERTS]
-    return "\n".join(["| alert | severity | fires when |", "|---|---|---|", *rows]) + "\n"

@@ -75,8 +75,7 @@ def _measured(summary: LedgerSummary) -> Samples:
 
 
 def _law(summary: LedgerSummary) -> Samples:
-    law = summary.law
-    return [(("compute",), law.compute_s), (("comm",), law.comm_s), (("sync",), law.sync_s), (("data",), law.data_s)]
+    return [((name,), value) for name, value in zip(("compute", "comm", "sync", "data"), summary.law.parts_s, strict=True)]
 
 
 def _shares(which: str) -> Callable[[LedgerSummary], Samples]:
@@ -532,15 +531,3 @@ class RunsCollector(Collector):
 def _family(spec: MetricSpec) -> CounterMetricFamily | GaugeMetricFamily:
     kind = CounterMetricFamily if spec.kind == COUNTER else GaugeMetricFamily
     return kind(spec.name, spec.help, labels=("run", *spec.labels))
-
-
-def metrics_table() -> str:
-    """The table of metrics as Markdown, for the documentation."""
-    rows = [f"| `{m.name}` | {m.kind} | {', '.join(('run', *m.labels))} | {unit(m)} | {m.help} | {m.question} |" for m in METRICS]
-    return "\n".join(["| metric | kind | labels | unit | meaning | question |", "|---|---|---|---|---|---|", *rows]) + "\n"
-
-
-def unit(spec: MetricSpec) -> str:
-    """The unit, from the name's last word: base units, ``ratio`` between 0 and 1, ``-`` for plain numbers."""
-    last = spec.name.removesuffix("_total").rpartition("_")[2]
-    return {"seconds": "rank-seconds" if "rank_seconds" in spec.name else "seconds", "bytes": "bytes", "ratio": "ratio"}.get(last, "-")

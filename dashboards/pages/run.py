@@ -141,13 +141,8 @@ def _waterfall(s: LedgerSummary) -> list[tuple[str, str, str, Bar]]:
 
 def _law(s: LedgerSummary) -> list[tuple[str, float, float]]:
     """(term, seconds, share of the step); what was hidden lies within what was computed, and is no part of their sum."""
-    terms = (
-        ("compute", s.law.compute_s),
-        ("exposed communication", s.law.comm_s),
-        ("straggler wait", s.law.sync_s),
-        ("data wait", s.law.data_s),
-    )
-    total = sum(value for _, value in terms) or 1.0
+    terms = zip(("compute", "exposed communication", "straggler wait", "data wait"), s.law.parts_s, strict=True)
+    total = sum(s.law.parts_s) or 1.0
     hidden = [("hidden behind computing", s.step_law.hidden_s)] if s.step_law is not None and s.step_law.overlap_s is not None else []
     return [(name, value, 100 * value / total) for name, value in (*terms, *hidden)]
 

@@ -9,13 +9,13 @@ from typing import Any
 from dashboards.pages.curves import curves, fault_marks
 from dashboards.pages.run import COLOURS, interval_decisions
 from dashboards.pages.wrong import wrong
-from fleet.app.follow import LOST, SlotStatus
 from fleet.ledger.bill import UNITS, for_faults, rests_on, stored_words
 from fleet.ledger.categories import MEANINGS, PENDING
 from fleet.ledger.forecast import FaultCost, forecast, predict
 from fleet.ledger.report import Report, forecast_words, losses_by_size, worth_words
 from fleet.ledger.step_law import plain_shares
 from fleet.ledger.summary import STEP_NAMES, Incident, LedgerSummary
+from fleet.ledger.tallies import LOST, SlotStatus
 from fleet.ledger.timeline import STEP, Timeline
 from fleet.protocol.records import PROGRAM, STEADY, configuration, section
 
@@ -164,8 +164,7 @@ def _training(s: LedgerSummary) -> dict[str, Any]:
 
 
 def _law(s: LedgerSummary) -> list[tuple[str, float]]:
-    terms = (s.law.compute_s, s.law.comm_s, s.law.sync_s, s.law.data_s)
-    return list(zip(("compute", "exposed communication", "straggler wait", "data wait"), terms, strict=True))
+    return list(zip(("compute", "exposed communication", "straggler wait", "data wait"), s.law.parts_s, strict=True))
 
 
 # ---- the timeline ------------------------------------------------------------------------------------------------------------------------

@@ -6,9 +6,9 @@ import math
 from collections.abc import Sequence
 
 from dashboards.metrics.rules import CORRUPT, LATE_S, LATE_STEPS, OVERDUE
-from fleet.app.follow import SlotStatus
 from fleet.ledger.report import duration
 from fleet.ledger.summary import LedgerSummary
+from fleet.ledger.tallies import SlotStatus
 from fleet.machine.budget import WARNED_AT
 from fleet.protocol.records import PROGRAM
 

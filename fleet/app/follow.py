@@ -6,10 +6,8 @@ number of buckets, and of all else the newest is kept. A long journal is opened 
 
 from __future__ import annotations
 
-import dataclasses
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from typing import Any, TypeVar
@@ -20,24 +18,10 @@ from fleet.errors import FleetError, JournalError, LedgerError
 from fleet.ledger.goodput import Ledger
 from fleet.ledger.report import History, Report, build_report, report_of
 from fleet.ledger.summary import LedgerSummary
+from fleet.ledger.tallies import SlotStatus
 from fleet.ledger.timeline import Timeline
-from fleet.protocol.fault_kinds import kind_of
 from fleet.protocol.journal import JournalTail, decode_line, read_journal
-from fleet.protocol.records import (
-    STANDBY,
-    DataRead,
-    FaultRecord,
-    LossExplained,
-    ProcessLost,
-    ProcessUp,
-    Record,
-    Resumed,
-    RunEnded,
-    RunStarted,
-    Spans,
-    ViewPublished,
-)
-from fleet.protocol.types import Member, View
+from fleet.protocol.records import DataRead, Record, Resumed, RunEnded, RunStarted
 
 T = TypeVar("T")
 PIECE_BYTES = 4 * 2**20
@@ -46,82 +30,6 @@ MOST = 2_000
 SILENT_S = 30.0
 """A journal that has not grown for so long, and has no end, is one whose writer is gone."""
 TAIL_BYTES = 65_536
-TRAINS, STANDS_BY, STARTS, LOST = "trains", "stands by", "starts", "lost"
-
-
-@dataclass(frozen=True, slots=True)
-class SlotStatus:
-    """Who fills a slot. ``shards`` is the half-open range that it computes, None when it is in no view. ``injected``: kinds of the injected
-    faults that last, and have not been healed."""
-
-    slot: int
-    incarnation: int
-    state: str
-    node: str = ""
-    pid: int = 0
-    shards: tuple[int, int] | None = None
-    cause: str = ""
-    injected: tuple[str, ...] = ()
-
-
-class Census:
-    """Who is where, folded from processes, losses and views."""
-
-    def __init__(self) -> None:
-        self.slots: dict[int, SlotStatus] = {}
-        self._open: dict[str, FaultRecord] = {}
-
-    @property
-    def injected(self) -> tuple[str, ...]:
-        """Kinds of faults that strike what the run has one of, such as the store, and have not been healed."""
-        return tuple(record.fault.kind for record in self._open.values() if record.fault.slot is None and record.fault.node is None)
-
-    def now(self) -> tuple[SlotStatus, ...]:
-        """The ranks by slot, with what strikes each."""
-        return tuple(dataclasses.replace(rank, injected=self._kinds(rank)) for _, rank in sorted(self.slots.items()))
-
-    def _kinds(self, rank: SlotStatus) -> tuple[str, ...]:
-        mine = Member(rank.slot, rank.incarnation)
-        return tuple(record.fault.kind for record in self._open.values() if mine in record.members)
-
-    def add(self, record: Record) -> None:
-        match record:
-            case Spans(member=member, codes=codes):
-                rank = self.slots.get(member.slot)
-                if codes.endswith(STANDBY) and rank is not None and rank.state == STARTS and rank.incarnation == member.incarnation:
-                    self.slots[member.slot] = dataclasses.replace(rank, state=STANDS_BY)
-            case ProcessUp(member=member, process=process):
-                self.slots[member.slot] = SlotStatus(member.slot, member.incarnation, STARTS, process.node, process.pid)
-            case ProcessLost(member=member, cause=cause):
-                rank = self.slots.get(member.slot)
-                if rank is None or rank.incarnation <= member.incarnation:
-                    node, pid = (rank.node, rank.pid) if rank is not None else ("", 0)
-                    self.slots[member.slot] = SlotStatus(member.slot, member.incarnation, LOST, node, pid, None, str(cause))
-            case LossExplained(member=member, cause=cause):
-                rank = self.slots.get(member.slot)
-                if rank is not None and (rank.incarnation, rank.state) == (member.incarnation, LOST):
-                    self.slots[member.slot] = dataclasses.replace(rank, cause=str(cause))
-            case FaultRecord(fault=fault, phase="executed") if kind_of(fault.kind).lasts:
-                self._open[fault.id] = record
-            case Resumed(gap=True):
-                self._open.clear()
-            case FaultRecord(fault=fault, phase="healed"):
-                self._open.pop(fault.id, None)
-            case ViewPublished(view=view):
-                self._join(view)
-
-    def _join(self, view: View) -> None:
-        ranges = dict(zip(view.members, view.ranges, strict=True))
-        for member in view.members:
-            rank = self.slots.get(member.slot)
-            if rank is None or rank.incarnation < member.incarnation:
-                self.slots[member.slot] = SlotStatus(member.slot, member.incarnation, STARTS)
-        for slot, rank in self.slots.items():
-            shards = ranges.get(Member(slot, rank.incarnation))
-            if shards is not None:
-                self.slots[slot] = dataclasses.replace(rank, state=TRAINS, shards=shards)
-            elif rank.state == TRAINS:
-                self.slots[slot] = dataclasses.replace(rank, state=STANDS_BY, shards=None)
 
 
 def is_over(journal: Path) -> bool:
@@ -146,7 +54,7 @@ class Follower:
         self._lock = threading.Lock()
         self._tail = JournalTail(journal)
         self._ledger = Ledger(Timeline())
-        self._history, self._census = History(MOST), Census()
+        self._history = History(MOST)
         self._anchor = (0.0, 0.0)
         self._kept_bytes = 0
         self._restore()
@@ -154,7 +62,7 @@ class Follower:
     def _restore(self) -> None:
         kept = snapshots.load(self.journal)
         if kept is not None:
-            self._kept_bytes, line, (self._ledger, self._history, self._census, self._anchor) = kept
+            self._kept_bytes, line, (self._ledger, self._history, self._anchor) = kept
             self._tail = JournalTail(self.journal, self._kept_bytes, line)
             self.version = 1
 
@@ -178,7 +86,7 @@ class Follower:
             if self._damage or offset - self._kept_bytes < least_bytes:
                 return False
             self._kept_bytes = offset  # also when it cannot be written: it is tried again when the journal has grown
-            return snapshots.save(self.journal, offset, line, (self._ledger, self._history, self._census, self._anchor))
+            return snapshots.save(self.journal, offset, line, (self._ledger, self._history, self._anchor))
 
     def poll(self, limit_bytes: int = PIECE_BYTES) -> list[Record]:
         """Fold what the journal has gained, a piece of it at most; the new records, oldest first. Damage ends it, see ``damage``."""
@@ -212,7 +120,6 @@ class Follower:
                 self._damage = f"{self.journal}:{self.good_lines + 1}: {error}"
                 return records[:number]
             self._history.add(record)
-            self._census.add(record)
             if isinstance(record, RunStarted | Resumed):
                 self._anchor = (record.at_s, record.unix_time_s)
         return records
@@ -273,12 +180,12 @@ class Follower:
     def slots(self) -> list[SlotStatus]:
         """Who is where, by slot."""
         with self._lock:
-            return list(self._census.now())
+            return self._ledger.tally.slots()
 
     def injected(self) -> tuple[str, ...]:
         """Kinds of the faults that last and strike no rank, but what all have in common."""
         with self._lock:
-            return self._census.injected
+            return self._ledger.tally.injected()
 
 
 def open_report(journal: Path) -> tuple[Report, str]:

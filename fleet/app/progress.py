@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Iterable
 from types import TracebackType
+from typing import Self
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn
@@ -13,12 +13,13 @@ from rich.text import Text
 from fleet.app.beginning import Beginning
 from fleet.app.follow import Follower
 from fleet.app.live_line import Status, StepPace, forewarning, hung, in_columns, parts
+from fleet.app.progress_calls import Watching
 from fleet.app.rank_logs import RunLogs
 from fleet.app.snapshots import EVERY_BYTES
 from fleet.ledger.happenings import Line, Narrator
 from fleet.ledger.report import duration
 from fleet.ledger.summary import LedgerSummary
-from fleet.protocol.records import PROGRAM, Committed, Measurement, Record, ViewPublished
+from fleet.protocol.records import Committed, Record, ViewPublished
 
 POLL_S = 0.25
 PLAIN_S = 10.0
@@ -31,8 +32,8 @@ INDENT = 13
 """Of the second line of what happened, behind the time and its mark."""
 
 
-class LiveView:
-    """Keeps a follower up to date while its run goes on, and tells the terminal. Use as a context manager.
+class LiveView(Watching):
+    """Tells the terminal.
 
     Args:
         console: prints whole lines, see ``fleet.cli.prints``. Its line lives where it is a terminal.
@@ -47,54 +48,34 @@ class LiveView:
         self, follower: Follower, console: Console, clock: Callable[[], float], logs: RunLogs | None = None,
         first_fault_s: float | None = None, verbose: bool = False, beginning: Beginning | None = None,
     ) -> None:  # fmt: skip
-        self._follower, self._console, self._clock, self._logs, self._first_fault_s = follower, console, clock, logs, first_fault_s
-        self._narrator, self._pace, self._beginning = Narrator(verbose), StepPace(), beginning
-        self._figures: dict[str, float] = {}
+        super().__init__(follower, POLL_S, clock, Narrator(verbose))
+        self._console, self._logs, self._first_fault_s = console, logs, first_fault_s
+        self._pace, self._beginning = StepPace(), beginning
         self._trains_since_s: float | None = None
         self._printed_s = clock()
-        self._stop = threading.Event()
         self._lives = console.is_terminal and not console.is_dumb_terminal
         columns = [*([BarColumn(bar_width=BAR)] if console.width >= BAR_FROM else []), TextColumn("{task.fields[line]}", markup=False)]
         self._progress = Progress(*columns, console=console, refresh_per_second=4, transient=True, disable=not self._lives)
         self._task = self._progress.add_task("", total=None, line="starting")
-        self._thread = threading.Thread(target=self._follow, name="fleet-progress", daemon=True)
 
-    def __enter__(self) -> LiveView:
+    def __enter__(self) -> Self:
         self._progress.start()
-        self._thread.start()
-        return self
+        return super().__enter__()
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        self._stop.set()
-        self._thread.join(5.0)
-        while records := self._follower.poll():
-            self._report(records)
-            self._follower.keep(EVERY_BYTES)
-        self._say(self._narrator.rest())
-        self._pass_on(last=True)
+        super().__exit__(kind, error, trace)
         self._follower.read()
         self._progress.stop()
 
-    def _follow(self) -> None:
-        while not self._stop.wait(POLL_S):
-            self._report(self._follower.poll())
-            self._follower.keep(EVERY_BYTES)
-            self._say(self._narrator.due(self._clock()))
-            self._pass_on()
-            self._show()
-
-    def _report(self, records: Iterable[Record]) -> None:
-        for record in records:
-            if self._beginning is not None:
-                self._beginning.take(record)
-            match record:
-                case Committed(state=state, at_s=at_s):
-                    self._pace.add(at_s, state.step)
-                case Measurement(name=name, value=value) if name not in PROGRAM:
-                    self._figures[name] = value
-                case ViewPublished(at_s=at_s) if self._trains_since_s is None:
-                    self._trains_since_s = at_s
-            self._say(self._narrator.take(record, self._clock()))
+    def _take(self, record: Record) -> None:
+        super()._take(record)
+        if self._beginning is not None:
+            self._beginning.take(record)
+        match record:
+            case Committed(state=state, at_s=at_s):
+                self._pace.add(at_s, state.step)
+            case ViewPublished(at_s=at_s) if self._trains_since_s is None:
+                self._trains_since_s = at_s
 
     def _say(self, lines: Iterable[Line]) -> None:
         for line in lines:
@@ -103,7 +84,7 @@ class LiveView:
     def _print(self, text: str, colour: str) -> None:
         self._console.print(Text(hung(text, self._console.width if self._lives else None, INDENT), colour))
 
-    def _pass_on(self, last: bool = False) -> None:
+    def _pass_on(self, *, last: bool) -> None:
         """What ranks have printed, all at once: one by one it costs a rank's time."""
         lines = list(self._logs.poll(last=last)) if self._logs is not None else []
         if lines:
@@ -111,8 +92,10 @@ class LiveView:
         if last and self._logs is not None:
             self._logs.close()
 
-    def _show(self) -> None:
-        summary = self._follower.summary()
+    def _show(self, *, ended: bool) -> None:
+        self._follower.keep(EVERY_BYTES)
+        self._pass_on(last=ended)
+        summary = self._follower.summary() if not ended else None
         if summary is None or summary.view_size == 0:
             return
         status = self._status(summary)
@@ -126,11 +109,10 @@ class LiveView:
             self._console.print(Text(f"{duration(summary.wall_s):>9}    {in_columns(parts(status))}"))
 
     def _status(self, s: LedgerSummary) -> Status:
-        data = self._follower.data
-        total, batch_size = (data.total_steps, data.batch_size) if data is not None else (0, 0)
+        batch_size = data.batch_size if (data := self._follower.data) is not None else 0
         survived = sum(count for (_, phase), count in s.faults_by_kind_phase.items() if phase == "executed")
         pace = self._pace.per_s(s.now_s)
-        return Status(s.steps, total, pace, batch_size, s.goodput, s.view_size, s.world, survived, dict(self._figures))
+        return Status(s.steps, self._total(), pace, batch_size, s.goodput, s.view_size, s.world, survived, dict(self._figures))
 
     def _forewarn(self, status: Status, now_s: float) -> None:
         """Once, as soon as it is known: chaos that will not strike is no test of anything."""

@@ -1,18 +1,20 @@
-"""How far a run is, told to a function of the user's about once a second."""
+"""How far a run is, while it goes on: who follows it, and what a function of the user's is told about once a second."""
 
 from __future__ import annotations
 
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
+from types import TracebackType
+from typing import Self
 
 from fleet.app.follow import Follower
-from fleet.ledger.happenings import Narrator
-from fleet.protocol.records import Measurement
+from fleet.ledger.happenings import Line, Narrator
+from fleet.protocol.records import PROGRAM, Measurement, Record
 
 log = logging.getLogger("fleet.launch")
 EVERY_S = 1.0
@@ -45,60 +47,86 @@ class Progress:
     ended: bool = False
 
 
-@contextmanager
-def reporting(journal: Path, report_to: Callable[[Progress], object] | None) -> Iterator[None]:
+class Watching:
+    """Follows a journal in a thread while its run goes on, and a last time at its end. Use as a context manager.
+
+    Args:
+        every_s: how often what is new is taken.
+        clock: seconds that do not go back.
+    """
+
+    join_s: float | None = None
+    """How long the end waits for the thread; None: as long as it takes."""
+
+    def __init__(self, follower: Follower, every_s: float, clock: Callable[[], float], narrator: Narrator) -> None:
+        self._follower, self._every_s, self._clock, self._narrator = follower, every_s, clock, narrator
+        self._figures: dict[str, float] = {}
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._follow, name="fleet-progress", daemon=True)
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self._stop.set()
+        self._thread.join(self.join_s)
+
+    def _follow(self) -> None:
+        while not self._stop.wait(self._every_s if self._follower.caught_up else 0.0):
+            self._take_all(self._follower.poll())
+            self._say(self._narrator.due(self._clock()))
+            self._show(ended=False)
+        while records := self._follower.poll():
+            self._take_all(records)
+        self._say(self._narrator.rest())
+        self._show(ended=True)
+
+    def _take_all(self, records: Iterable[Record]) -> None:
+        for record in records:
+            self._take(record)
+            self._say(self._narrator.take(record, self._clock()))
+
+    def _take(self, record: Record) -> None:
+        if isinstance(record, Measurement) and record.name not in PROGRAM:
+            self._figures[record.name] = record.value
+
+    def _say(self, lines: Iterable[Line]) -> None:
+        """What has happened, as it is told."""
+        raise NotImplementedError
+
+    def _show(self, *, ended: bool) -> None:
+        """How far the run is."""
+        raise NotImplementedError
+
+    def _total(self) -> int:
+        data = self._follower.data
+        return data.total_steps if data is not None else 0
+
+
+def reporting(journal: Path, report_to: Callable[[Progress], object] | None) -> AbstractContextManager[object]:
     """Follow the run's journal meanwhile, and tell. Without ``report_to`` nothing is done."""
-    if report_to is None:
-        yield
-        return
-    calls = _Calls(Follower(journal), report_to)
-    thread = threading.Thread(target=calls.run, name="fleet-progress", daemon=True)
-    thread.start()
-    try:
-        yield
-    finally:
-        calls.stop.set()
-        thread.join(JOIN_S)
+    return _Calls(Follower(journal), report_to) if report_to is not None else nullcontext()
 
 
-class _Calls:
-    """What the thread does."""
+class _Calls(Watching):
+    join_s = JOIN_S
 
     def __init__(self, follower: Follower, report: Callable[[Progress], object]) -> None:
-        self.stop = threading.Event()
-        self._follower, self._report = follower, report
-        self._narrator, self._event, self._raised = Narrator(), "", False
-        self._loss: float | None = None
+        super().__init__(follower, EVERY_S, time.monotonic, Narrator())
+        self._report, self._event, self._raised = report, "", False
 
-    def run(self) -> None:
-        while not self.stop.wait(EVERY_S):
-            self._step(ended=False)
-        self._step(ended=True)
+    def _say(self, lines: Iterable[Line]) -> None:
+        for line in lines:
+            self._event = str(line)
 
-    def _step(self, *, ended: bool) -> None:
-        now_s = time.monotonic()
-        while records := self._follower.poll():
-            lines = [line for record in records for line in self._narrator.take(record, now_s)]
-            self._event = str(lines[-1]) if lines else self._event
-            for record in records:
-                if isinstance(record, Measurement) and record.name == "loss":
-                    self._loss = record.value
-        lines = [*self._narrator.due(now_s), *(self._narrator.rest() if ended else [])]
-        self._event = str(lines[-1]) if lines else self._event
-        found = self._now(ended)
-        if found is not None:
-            self._call(found)
-
-    def _now(self, ended: bool) -> Progress | None:
-        summary = self._follower.summary()
-        if summary is None:
-            return None
-        total = data.total_steps if (data := self._follower.data) is not None else 0
-        return Progress(summary.steps, total, summary.view_size, summary.goodput, summary.wall_s, self._loss, self._event, ended)
-
-    def _call(self, found: Progress) -> None:
+    def _show(self, *, ended: bool) -> None:
+        s = self._follower.summary() if self._follower.caught_up else None
+        if s is None:
+            return
+        loss = self._figures.get("loss")
         try:
-            self._report(found)
+            self._report(Progress(s.steps, self._total(), s.view_size, s.goodput, s.wall_s, loss, self._event, ended))
         except Exception:  # the run is not to end for it
             if not self._raised:
                 log.exception("progress= raised an error, which is told once; the run goes on.")

@@ -116,8 +116,7 @@ def _line(name: str, rank_s: float, share: float, bar: str) -> str:
 
 
 def _step(s: LedgerSummary) -> str:
-    law = s.law
-    terms = (("compute", law.compute_s), ("comm", law.comm_s), ("straggler", law.sync_s), ("data", law.data_s))
+    terms = zip(("compute", "comm", "straggler", "data"), s.law.parts_s, strict=True)
     return f"  a step of {duration(s.median_step_s)}: " + "  ".join(f"{name} {duration(value)}" for name, value in terms) + "\n"
 
 

@@ -84,9 +84,3 @@ def print_logs(run: str, address: str, slot: int | None, follow: bool) -> None:
                 there.pause()
         cli_print.write(*lines.poll(None, last=True))
         lines.close()
-
-
-def register(app: typer.Typer) -> None:
-    """Add the commands of this file to ``app``."""
-    for command in (attach, stop):
-        app.command()(command)

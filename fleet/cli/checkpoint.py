@@ -28,10 +28,6 @@ class ExportAs(StrEnum):
     SAFETENSORS = "safetensors"
 
 
-app = typer.Typer(help="List, verify, export and delete durable checkpoints.", no_args_is_help=True)
-
-
-@app.command("list")
 def list_(where: Where, json_: Json = False, storage: Storage = RUNS) -> None:
     """Every committed checkpoint, oldest first. Nothing but manifests is read."""
     with _store(where, storage) as store:
@@ -45,7 +41,6 @@ def list_(where: Where, json_: Json = False, storage: Storage = RUNS) -> None:
         print(f"no checkpoint in {store.url}")
 
 
-@app.command()
 def verify(
     where: Where, checkpoint: Annotated[str, typer.Argument(metavar="[ID]", help="Which one; all when none is named.")] = "",
     json_: Json = False, storage: Storage = RUNS,
@@ -57,7 +52,6 @@ def verify(
     raise typer.Exit(1 if any(row["error"] for row in rows) else 0)
 
 
-@app.command()
 def export(
     where: Where, checkpoint: Annotated[str, typer.Argument(metavar="[ID]", help="Which one; the newest sound one if none is named.")] = "",
     output: Annotated[str, typer.Option(help="File to write, or with --format safetensors a folder; ID.pt or ID when none is named.")] = "",
@@ -81,17 +75,11 @@ def export(
             raise ConfigError("ID", name, str(error), "Name none, and the newest sound one is exported.") from error
 
 
-@app.command()
 def delete(where: Where, checkpoint: Annotated[str, typer.Argument(metavar="ID", help="Which one.")], storage: Storage = RUNS) -> None:
     """Delete one checkpoint for good."""
     with _store(where, storage) as store:
         store.delete(_known(store, checkpoint))
     print(f"deleted {checkpoint}")
-
-
-def register(parent: typer.Typer) -> None:
-    """Add the commands to ``parent``."""
-    parent.add_typer(app, name="checkpoint")
 
 
 # ---- inside ------------------------------------------------------------------------------------------------------------------------------

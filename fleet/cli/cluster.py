@@ -21,18 +21,10 @@ from fleet.errors import ConfigError
 if TYPE_CHECKING:
     from fleet.planning.deploy.spec import Spec
 
-group = typer.Typer(no_args_is_help=True, help="Files that bring up a cluster: ray up, Kubernetes, Slurm.")
 LARGEST_B = 1024 * 1024
 """Of a spec, and of a file that is checked."""
 NOT_HELD = f"not held against Kubernetes' own schemas: {extras.command('kubernetes')}"
 console = cli_print.Terminal(stderr=True)
-
-
-def register(app: typer.Typer) -> None:
-    """Add the commands to ``app``."""
-    for command in (write, check):
-        group.command()(command)
-    app.add_typer(group, name="cluster")
 
 
 def write(

@@ -68,11 +68,6 @@ def option_of(owner: str, name: str, words: str) -> Any:
     return typer.Option(help=words, default_factory=Default(owner, name))
 
 
-def register(app: typer.Typer) -> None:
-    """Add the command."""
-    app.command("config")(config)
-
-
 def config(
     check: Annotated[Path | None, typer.Option(help="Check this file, and say what in it differs from the defaults.")] = None,
     json_: Annotated[bool, typer.Option("--json", help="Print JSON instead of a file of settings.")] = False,

@@ -14,10 +14,8 @@ from fleet.cli import prints as cli_print
 from fleet.cli.config import RUNS, Storage
 
 console = cli_print.Terminal()
-group = typer.Typer(no_args_is_help=True, help="Dashboards and alert rules for Grafana and Prometheus.")
 
 
-@group.command()
 def push(
     grafana: Annotated[str, typer.Option(help="URL of the Grafana; its token is read from GRAFANA_TOKEN.")],
     prometheus: Annotated[str, typer.Option(help="URL under which Grafana reaches Prometheus.")] = "http://127.0.0.1:9090",
@@ -40,7 +38,6 @@ def push(
             console.print(f"{push_faults(face, summary)} new annotations of faults")
 
 
-@group.command()
 def write(
     folder: Annotated[str, typer.Argument(help="Where to write; files of the same names are replaced.")],
     target: Annotated[str, typer.Option(help="host:port of `fleet up`.")] = "127.0.0.1:8700",
@@ -53,8 +50,3 @@ def write(
 
     write_files(Path(folder), target, ray_targets or None, runbook)
     console.print(f"written to {folder}; `docker compose up` there starts Prometheus and Grafana")
-
-
-def register(app: typer.Typer) -> None:
-    """Add the commands of this file to ``app``."""
-    app.add_typer(group, name="dashboard")

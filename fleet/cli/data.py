@@ -194,8 +194,3 @@ def _files_lines(sha256: str, known: FilesOf) -> Iterator[str]:
     cells = [(file.path, str(file.size_bytes), str(file.samples), file.digest[:19] or "not known") for file in islice(files, MOST)]
     yield from cli_print.table(("file", "bytes", "samples", "digest"), cells)
     yield from _more(len(files) - MOST, "files")
-
-
-def register(app: typer.Typer) -> None:
-    """Add the command of this file to ``app``."""
-    app.command()(data)

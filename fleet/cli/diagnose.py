@@ -15,11 +15,6 @@ if TYPE_CHECKING:
     from fleet.app.report import Report
 
 
-def register(app: typer.Typer) -> None:
-    """Add the command to ``app``."""
-    app.command()(diagnose)
-
-
 def diagnose(
     name: Annotated[str, typer.Argument(metavar="RUN", help="A run's folder, or its name under --storage.")],
     json_: Annotated[bool, typer.Option("--json", help="Print JSON instead of sentences.")] = False,

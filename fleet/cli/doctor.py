@@ -89,11 +89,6 @@ def _check_alone(values: Mapping[str, Any]) -> None:
             raise ConfigError(f"--{name}", values[name], "it is about a cluster, and this machine is asked for", "Add --cluster.")
 
 
-def register(app: typer.Typer) -> None:
-    """Add the command to ``app``."""
-    app.command()(doctor)
-
-
 def _plain(check: HealthCheck) -> dict[str, object]:
     return {**dataclasses.asdict(check.measured), "verdict": check.verdict, "reason": check.reason}
 

@@ -13,11 +13,6 @@ from fleet.errors import ConfigError
 NOTICE = "30s"
 
 
-def register(app: typer.Typer) -> None:
-    """Add the command."""
-    app.command("drain")(drain)
-
-
 def drain(
     name: Name,
     node: Annotated[str, typer.Argument(metavar="NODE", help="Index of the node, or the first letters of Ray's id of it.")],

@@ -88,11 +88,3 @@ def soak(
 def _report(one: Round) -> None:
     line = f"round {one.number}: {one.executed} faults struck, goodput {one.goodput:.1%}"
     console.print(Text(line if not one.wrong else f"{line}: {one.wrong}. All about it: {one.kept}", style="red" if one.wrong else ""))
-
-
-def register(app: typer.Typer) -> None:
-    """Add the commands of this file to ``app``."""
-    group = typer.Typer(help="Experiments: what must hold is said in advance.", no_args_is_help=True)
-    group.command()(run)
-    group.command()(soak)
-    app.add_typer(group, name="experiment")

@@ -200,8 +200,3 @@ def init(
     print(f"{file} is written. Next:\n")
     for line in PLAIN_NEXT if plain else NEXT:
         print(f"  {line.format(script=shlex.quote(file))}")
-
-
-def register(app: typer.Typer) -> None:
-    """Add the command of this file to ``app``."""
-    app.command()(init)

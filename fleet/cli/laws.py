@@ -8,18 +8,10 @@ from typing import Annotated
 import typer
 
 from fleet.cli import prints as cli_print
-from fleet.cli.json_out import Json, JsonCommand, write_json
+from fleet.cli.json_out import Json, write_json
 from fleet.errors import ConfigError
 
-group = typer.Typer(no_args_is_help=True, help="The laws that plans are made with, beside what others have published.")
 
-
-@group.callback()
-def about() -> None:
-    """The laws that plans are made with, beside what others have published."""
-
-
-@group.command(cls=JsonCommand)
 def sweep(
     table: Annotated[str, typer.Option(help="One table alone, by its name; a wrong one lists all.")] = "",
     json_: Json = "",
@@ -36,8 +28,3 @@ def sweep(
         return
     for name, rows in wanted.items():
         cli_print.write(name, *cli_print.table(HEADS, map(cells, rows)), "")
-
-
-def register(app: typer.Typer) -> None:
-    """Add the commands of this file to ``app``."""
-    app.add_typer(group, name="laws")

@@ -70,8 +70,3 @@ def _batched(lines: Iterable[str], size: int) -> Iterator[list[str]]:
     rest = iter(lines)
     while some := list(islice(rest, size)):
         yield some
-
-
-def register(app: typer.Typer) -> None:
-    """Add the command of this file to ``app``."""
-    app.command()(logs)

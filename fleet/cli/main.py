@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.text import Text
@@ -38,35 +40,11 @@ from fleet.cli import track as cli_track
 from fleet.cli import up as cli_up
 from fleet.cli import watch as cli_watch
 from fleet.cli.config import RUNS, Storage
+from fleet.cli.json_out import JsonCommand
 from fleet.errors import ConfigError, FleetError
 
-app = typer.Typer(name="fleet", no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
 console = cli_print.Terminal(stderr=True)
-cli_run.register(app)
-cli_attach.register(app)
-cli_plan.register(app)
-cli_laws.register(app)
-cli_scale.register(app)
-cli_simulate.register(app)
-cli_traces.register(app)
-cli_diagnose.register(app)
-cli_doctor.register(app)
-cli_init.register(app)
-cli_rehearse.register(app)
-cli_experiment.register(app)
-cli_checkpoint.register(app)
-cli_watch.register(app)
-cli_logs.register(app)
-cli_up.register(app)
-cli_queue.register(app)
-cli_runs.register(app)
-cli_data.register(app)
-cli_track.register(app)
-cli_dashboard.register(app)
-cli_set.register(app)
-cli_drain.register(app)
-cli_config.register(app)
-cli_cluster.register(app)
+Commands = tuple[Callable[..., Any], ...]
 
 
 def _print_version(wanted: bool) -> None:
@@ -75,14 +53,12 @@ def _print_version(wanted: bool) -> None:
         raise typer.Exit
 
 
-@app.callback()
 def about(
     version: Annotated[bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version.")] = False,
 ) -> None:
     """Train through failure, inject failure on purpose, account for every rank-second."""
 
 
-@app.command()
 def report(
     name: Annotated[str, typer.Argument(metavar="RUN", help="A run's folder, or its name under --storage.")],
     json_: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
@@ -101,6 +77,73 @@ def report(
     if not json_:
         cli_run.print_report(found)
     cli_run.emit(report_data(found, damage, None), found, "-" if json_ else "", html)
+
+
+COMMANDS = (
+    cli_run.run,
+    cli_run.resume,
+    cli_attach.attach,
+    cli_attach.stop,
+    cli_plan.plan,
+    cli_scale.scale,
+    cli_simulate.simulate,
+    cli_simulate.compare,
+    cli_diagnose.diagnose,
+    cli_doctor.doctor,
+    cli_init.init,
+    cli_rehearse.rehearse,
+    cli_watch.watch,
+    cli_logs.logs,
+    cli_up.up,
+    cli_up.status,
+    cli_up.down,
+    cli_queue.submit,
+    cli_queue.queue,
+    cli_queue.cancel,
+    cli_runs.show,
+    cli_runs.diff,
+    cli_data.data,
+    cli_track.track,
+    cli_set.set_,
+    cli_set.resize,
+    cli_set.pause,
+    cli_drain.drain,
+    cli_config.config,
+    report,
+)
+"""Each is called by its name in the code."""
+_asks = partial(typer.Typer, no_args_is_help=True)
+GROUPS: Mapping[str, tuple[typer.Typer, Commands]] = {
+    "laws": (_asks(help="The laws that plans are made with, beside what others have published."), (cli_laws.sweep,)),
+    "traces": (_asks(help="Logs of faults: what they say, and how often what fails."), (cli_traces.import_, cli_traces.fit)),
+    "experiment": (_asks(help="Experiments: what must hold is said in advance."), (cli_experiment.run, cli_experiment.soak)),
+    "checkpoint": (
+        _asks(help="List, verify, export and delete durable checkpoints."),
+        (cli_checkpoint.list_, cli_checkpoint.verify, cli_checkpoint.export, cli_checkpoint.delete),
+    ),
+    "runs": (typer.Typer(invoke_without_command=True, callback=cli_runs.runs), (cli_runs.prune, cli_runs.fold)),
+    "dashboard": (_asks(help="Dashboards and alert rules for Grafana and Prometheus."), (cli_dashboard.push, cli_dashboard.write)),
+    "cluster": (_asks(help="Files that bring up a cluster: ray up, Kubernetes, Slurm."), (cli_cluster.write, cli_cluster.check)),
+}
+BARE_JSON = (
+    cli_plan.plan, cli_laws.sweep, cli_simulate.simulate, cli_simulate.compare, cli_traces.import_, cli_traces.fit, cli_rehearse.rehearse,
+)  # fmt: skip
+"""Their ``--json`` takes a file, or none."""
+PASS_ON = (cli_run.resume, cli_queue.submit)
+"""They hand to others what they do not know."""
+
+
+def _with(group: typer.Typer, commands: Commands) -> typer.Typer:
+    for command in commands:
+        others = {"allow_extra_args": True, "ignore_unknown_options": True} if command in PASS_ON else None
+        kind = JsonCommand if command in BARE_JSON else None
+        group.command(command.__name__.rstrip("_"), cls=kind, context_settings=others)(command)
+    return group
+
+
+app = _with(typer.Typer(name="fleet", no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, callback=about), COMMANDS)
+for _name, (_group, _commands) in GROUPS.items():
+    app.add_typer(_with(_group, _commands), name=_name)
 
 
 def main() -> None:

@@ -11,7 +11,7 @@ import typer
 
 from fleet.cli import prints as cli_print
 from fleet.cli.config import option_of
-from fleet.cli.json_out import Json, JsonCommand, write_json
+from fleet.cli.json_out import Json, write_json
 from fleet.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -76,11 +76,6 @@ def plan(
         _answer(asked, json_, html, said)
     if json_ != "-":
         cli_print.write(*said)
-
-
-def register(app: typer.Typer) -> None:
-    """Add the command to ``app``."""
-    app.command(cls=JsonCommand)(plan)
 
 
 def _measured(file: str, hardware: str, gpus: int) -> tuple[dict[str, float], list[str]]:

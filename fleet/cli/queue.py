@@ -371,10 +371,3 @@ def _token(path: Path) -> str:
     except OSError as error:
         way_out = f"Set {TOKEN} to the token that you were given."
         raise ConfigError(TOKEN, "not set", f"the service's own token cannot be read: {error.strerror}", way_out) from error
-
-
-def register(app: typer.Typer) -> None:
-    """Add the commands of this file to ``app``."""
-    app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})(submit)
-    for command in (queue, cancel):
-        app.command()(command)

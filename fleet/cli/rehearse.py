@@ -17,7 +17,7 @@ import typer
 
 from fleet.app.exit_codes import Exit
 from fleet.cli.config import KEYS, RUNS, option_of
-from fleet.cli.json_out import Json, JsonCommand, write_json
+from fleet.cli.json_out import Json, write_json
 
 if TYPE_CHECKING:
     from chaos.settings import ChaosSettings
@@ -41,11 +41,6 @@ FIRST_LOSS_S = 3.0
 POLL_S = 0.1
 FAULTS = 10
 """Faults of the small run, where nothing else is said."""
-
-
-def register(app: typer.Typer) -> None:
-    """Add the command to ``app``."""
-    app.command(cls=JsonCommand)(rehearse)
 
 
 def rehearse(

@@ -549,9 +549,3 @@ def _sum_up(data: dict[str, Any], plan: RunPlan, report: Report, verbose: bool) 
 def _saved_by_script(data: dict[str, Any]) -> str:
     """Where the newest checkpoint lies that was seen; empty without one."""
     return str(data["checkpoints"][-1]["checkpoint"]) if data["checkpoints"] else ""
-
-
-def register(app: typer.Typer) -> None:
-    """Add the commands to ``app``."""
-    app.command()(run)
-    app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})(resume)

@@ -79,10 +79,6 @@ def differences(one: Mapping[str, Any], other: Mapping[str, Any]) -> list[tuple[
     return [(name, a.get(name, ABSENT), b.get(name, ABSENT)) for name in {**a, **b} if a.get(name, ABSENT) != b.get(name, ABSENT)]
 
 
-group = typer.Typer(invoke_without_command=True)
-
-
-@group.callback()
 def runs(
     context: typer.Context,
     storage: Storage = RUNS,
@@ -105,7 +101,6 @@ def list_runs(storage: str, json_: bool) -> None:
     cli_print.write(*cli_print.table(("run", "status", "ranks", "how it ended"), cells))
 
 
-@group.command()
 def prune(
     older_than: Annotated[str, typer.Option(metavar="TIME", help="Runs that have not changed for so long: 30d, 12h, 90m, 2w.")] = "",
     keep: Annotated[int | None, typer.Option(metavar="N", help="Not the newest N of those that the other rules fit.")] = None,
@@ -134,7 +129,6 @@ def _fate(run: Judged, goes: bool) -> str:
     return "goes" if goes else f"stays: {run.stays or 'it is going on'}"
 
 
-@group.command()
 def fold(
     run: Annotated[str, typer.Argument(metavar="RUN", help="A run's folder, or its name under --storage.")], storage: Storage = RUNS
 ) -> None:
@@ -172,10 +166,3 @@ def diff(
     found = differences(*(record_of(find_run(name, Path(storage))) for name in (one, other)))
     cells = [(name, str(first), str(second)) for name, first, second in found]
     cli_print.write(*cli_print.table(("", one, other), cells) if found else ("They do not differ.",))
-
-
-def register(app: typer.Typer) -> None:
-    """Add the commands of this file to ``app``."""
-    app.add_typer(group, name="runs")
-    for command in (show, diff):
-        app.command()(command)

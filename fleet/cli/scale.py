@@ -14,7 +14,7 @@ from fleet.cli.config import option, option_of
 from fleet.cluster.clock import MonotonicClock
 from fleet.errors import ConfigError
 
-SCALE = "fleet.app.scale:Scale"
+SCALE = "fleet.app.scale:ScaleRequest"
 console = cli_print.Terminal(stderr=True)
 
 
@@ -75,8 +75,3 @@ def _report(stage: str, answer: dict[str, Any]) -> None:
         case "larger":
             heads, rows = words.larger_table(answer["larger"])
             cli_print.write("", *cli_print.table(heads, rows), "", *words.larger_lines(answer["larger"]), *words.limits(answer))
-
-
-def register(app: typer.Typer) -> None:
-    """Add the command to ``app``."""
-    app.command()(scale)

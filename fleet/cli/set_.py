@@ -18,13 +18,6 @@ Address = Annotated[str, typer.Option(help="RUN is one of this Ray cluster: auto
 PAUSED = "paused by its user"
 
 
-def register(app: typer.Typer) -> None:
-    """Add the commands."""
-    app.command("set")(set_)
-    app.command()(resize)
-    app.command()(pause)
-
-
 def set_(
     name: Name,
     pairs: Annotated[list[str], typer.Argument(metavar="KEY=VALUE", help="What to change; several are changed one after the other.")],

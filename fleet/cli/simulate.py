@@ -16,7 +16,7 @@ import typer
 
 from fleet.cli import prints as cli_print
 from fleet.cli.config import RUNS, option_of
-from fleet.cli.json_out import Json, JsonCommand, write_json
+from fleet.cli.json_out import Json, write_json
 
 if TYPE_CHECKING:
     from fleet.app.scenarios import Prepared, Scenario
@@ -38,12 +38,6 @@ Mttf = Annotated[float, option_of(SCENARIO, "mttf_hours", "Mean GPU-hours betwee
 Interval = Annotated[str, option_of(SCENARIO, "interval", "Checkpoint policy: exact, daly, young, or seconds.")]
 Trace = Annotated[Path | None, typer.Option(help="Faults from this trace, a CSV file: what happened once, with its times and nodes.")]
 FaultsFile = Annotated[Path | None, typer.Option("--faults", help="Rates of a log of yours, from fleet traces fit, not the catalogue's.")]
-
-
-def register(app: typer.Typer) -> None:
-    """Add the commands to ``app``."""
-    app.command(cls=JsonCommand)(simulate)
-    app.command(cls=JsonCommand)(compare)
 
 
 def simulate(

@@ -9,13 +9,12 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from fleet.cli import prints as cli_print
-from fleet.cli.json_out import Json, JsonCommand, write_json
+from fleet.cli.json_out import Json, write_json
 from fleet.errors import ConfigError
 
 if TYPE_CHECKING:
     from fleet.planning.traces.importing import Log
 
-group = typer.Typer(no_args_is_help=True, help="Logs of faults: what they say, and how often what fails.")
 File = Annotated[Path, typer.Argument(metavar="FILE", help="CSV, JSON lines, or what sacct --parsable2 prints.", show_default=False)]
 Map = Annotated[
     str,
@@ -24,13 +23,6 @@ Map = Annotated[
 Nodes = Annotated[int, typer.Option(help="Nodes of the fleet, those that never failed too; 0: what the log says.")]
 Since = Annotated[str, typer.Option(help="The log covers the time from this date on; empty: from its first fault.")]
 Until = Annotated[str, typer.Option(help="And until this date; empty: its last fault.")]
-
-
-def register(app: typer.Typer) -> None:
-    """Add the commands to ``app``."""
-    group.command("import", cls=JsonCommand)(import_)
-    group.command(cls=JsonCommand)(fit)
-    app.add_typer(group, name="traces")
 
 
 def import_(

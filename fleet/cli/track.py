@@ -57,8 +57,3 @@ def track(
         console.print(str(found), markup=False, highlight=False, soft_wrap=True)
         done &= found.done
     raise typer.Exit(Exit.DONE if done else Exit.FAILED)
-
-
-def register(app: typer.Typer) -> None:
-    """Add the command."""
-    app.command()(track)

@@ -225,9 +225,3 @@ def down(storage: Storage = RUNS) -> None:
             raise RunFailed(f"process {note['pid']} did not stop within {STOP_S:g} s")
         time.sleep(0.05)
     console.print("down")
-
-
-def register(app: typer.Typer) -> None:
-    """Add the commands of this file to ``app``."""
-    for command in (up, status, down):
-        app.command()(command)

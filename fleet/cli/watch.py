@@ -136,8 +136,3 @@ def wait_for_a_signal() -> None:
     finally:
         for each, handler in before.items():
             signal.signal(each, handler)
-
-
-def register(app: typer.Typer) -> None:
-    """Add the commands of this file to ``app``."""
-    app.command()(watch)

@@ -10,17 +10,14 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import math
-import pkgutil
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import wraps
-from importlib import import_module
 from typing import Annotated, Any, ParamSpec, Protocol, TypeVar, cast, get_type_hints, overload
 
 import numpy as np
 from numpy.typing import NDArray
 
-import fleet.laws
 from fleet.errors import ConfigError
 
 P = ParamSpec("P")
@@ -111,35 +108,8 @@ class Law:
         """Module and function, e.g. ``checkpointing.young_work_s``."""
         return f"{self.function.__module__.rpartition('.')[2]}.{self.function.__name__}"
 
-    @property
-    def formula(self) -> str:
-        """The first paragraph of the docstring, on one line."""
-        text = " ".join((inspect.getdoc(self.function) or "").split("\n\n", maxsplit=1)[0].split())
-        return text.replace(":func:", "").replace("``", "`")
-
-    @property
-    def unit(self) -> str:
-        """Of the result, from the end of the name."""
-        return unit_of(self.function.__name__)
-
-    def worked(self) -> Any:
-        """The result of the worked example."""
-        return self.function(**self.example)
-
 
 REGISTRY: dict[str, Law] = {}
-
-UNITS = {
-    "flop_per_byte": "FLOP/B", "flop_per_s": "FLOP/s", "bytes_per_s": "B/s", "bytes_per_flop": "B/FLOP", "tokens_per_s": "tokens/s",
-    "m3_per_s": "m³/s", "per_s": "1/s", "s": "s", "bytes": "B", "flop": "FLOP", "tokens": "tokens", "w": "W", "j": "J", "kwh": "kWh",
-    "kg": "kg CO2", "usd": "USD", "ranks": "ranks", "gpus": "GPUs",
-}  # fmt: skip
-"""End of a name -> unit, longest first where one contains another."""
-
-
-def unit_of(name: str) -> str:
-    """The unit that a name ends in; "1" for ratios and counts."""
-    return next((unit for suffix, unit in UNITS.items() if name.endswith(f"_{suffix}")), "1")
 
 
 class Vectorised(Protocol[P, R_co]):
@@ -251,36 +221,3 @@ def _numbers(result: Any) -> Iterator[Any]:
         yield from (number for value in result for number in _numbers(value))
     elif isinstance(result, (float, int, np.ndarray, np.floating)):
         yield result
-
-
-def table() -> str:
-    """All laws as a Markdown table, by module and in the order of definition."""
-    for module in pkgutil.iter_modules(fleet.laws.__path__):
-        import_module(f"fleet.laws.{module.name}")
-    rows = ["| law | formula | unit | worked example | source |", "|---|---|---|---|---|"]
-    for entry in sorted(REGISTRY.values(), key=lambda each: each.name.partition(".")[0]):
-        call = ", ".join(f"{name}={shown(value)}" for name, value in entry.example.items())
-        worked = f"`({call})` gives {shown(entry.worked())}"
-        rows.append("| " + " | ".join(map(_cell, (f"`{entry.name}`", entry.formula, entry.unit, worked, entry.source))) + " |")
-    return "\n".join(rows) + "\n"
-
-
-def _cell(text: str) -> str:
-    return text.replace("|", "\\|")
-
-
-def shown(value: Any) -> str:
-    """A value as a reader wants it: four digits."""
-    if isinstance(value, bool) or not isinstance(value, (float, np.floating, int)):
-        return _shown_many(value)
-    return f"{value:,}" if isinstance(value, int) and abs(value) < 1e9 else f"{float(value):.4g}"
-
-
-def _shown_many(value: Any) -> str:
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return getattr(value, "name", None) or ", ".join(f"{f.name} {shown(getattr(value, f.name))}" for f in dataclasses.fields(value))
-    if isinstance(value, Mapping):
-        return ", ".join(f"{name} {shown(each)}" for name, each in value.items())
-    if isinstance(value, (tuple, list, np.ndarray)):
-        return f"({', '.join(shown(each) for each in value)})"
-    return str(value)

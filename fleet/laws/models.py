@@ -44,14 +44,6 @@ class Model:
         return 6.0 * self.active + 6.0 * self.layers * self.width * self.sequence
 
 
-def shape_parameters(model: Model) -> float:
-    """Parameters that the shape of a dense model comes to: attention, MLP, norms and embeddings; biases left out."""
-    attention = 2 * model.width**2 + 2 * model.width**2 * model.kv_heads / model.heads
-    mlp = (3 if model.gated else 2) * model.width * model.mlp_width
-    embeddings = model.vocabulary * model.width * (1 if model.tied else 2)
-    return model.layers * (attention + mlp + 2 * model.width) + embeddings + model.width
-
-
 _LLAMA3, _LLAMA2 = "The Llama 3 Herd of Models, arXiv 2407.21783", "Llama 2, arXiv 2307.09288"
 _GPT3, _MEGATRON = "Brown et al. 2020, arXiv 2005.14165", "Narayanan et al. 2021, arXiv 2104.04473, table 1"
 

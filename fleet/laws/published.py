@@ -254,12 +254,3 @@ def _printed(value: float, within: float) -> str:
 def shown(value: float) -> str:
     """Six figures at most, and no exponent for what people read as it is."""
     return f"{value:.6g}" if 1e-4 <= abs(value) < 1e6 or not value else f"{value:.4g}"
-
-
-def markdown() -> str:
-    """All tables, for ``docs/laws.md``."""
-    lines: list[str] = []
-    for name, rows in tables().items():
-        lines += [f"#### {name[0].upper()}{name[1:]}", "", f"| {' | '.join(HEADS)} |", "|---|---|---:|---:|---|---|"]
-        lines += [f"| {' | '.join(cells(row))} |" for row in rows] + [""]
-    return "\n".join(lines)

@@ -40,7 +40,6 @@ NODE_PARTS = ((50_000.0 * HOUR_S, 8), (150_000.0 * HOUR_S, 8), (100_000.0 * HOUR
 """(MTTF in seconds, count) of GPUs, NICs and power supplies of one node, Machine Learning Systems (textbook), vol. 2, appendix Fleet."""
 
 DEPENDABILITY = "reliability theory: minimum of independent exponential lives"
-LLAMA3 = "The Llama 3 Herd of Models, arXiv 2407.21783, table 5"
 
 
 @law(DEPENDABILITY, mttf_s=GPU_MTTF_S, units=16_384)

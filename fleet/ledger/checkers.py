@@ -513,9 +513,3 @@ def with_twin(checks: Iterable[Mapping[str, str]], equal: bool | None) -> list[d
 def violated(checks: Iterable[Mapping[str, str]]) -> list[Mapping[str, str]]:
     """Of checks as plain data those that do not hold."""
     return [one for one in checks if one["verdict"] == VIOLATED]
-
-
-def checks_table() -> str:
-    """The checks, as a table for the docs."""
-    rows = [(f"`{kind.name}`", " ".join((kind.__doc__ or "").partition("\n\n")[0].replace("``", "`").split())) for kind in CHECKERS]
-    return "\n".join("| " + " | ".join(row) + " |" for row in (("check", "holds when"), ("---", "---"), *rows)) + "\n"

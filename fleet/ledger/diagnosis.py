@@ -110,12 +110,13 @@ def _waits(summary: LedgerSummary) -> dict[int, float]:
 
 def _wire(summary: LedgerSummary) -> TimeFinding:
     law, terms = summary.law, summary.step_law
-    step_s = law.compute_s + law.comm_s + law.sync_s + law.data_s
-    rho = law.comm_s / law.compute_s if law.compute_s else 0.0
+    step_s = sum(law.parts_s)
+    rho = law.exposed_s / law.compute_s if law.compute_s else 0.0
     evidence = (
         _spent(summary, "exposed_comm"),
-        f"A rank's step has {duration(law.comm_s)} of communication that nothing hides, beside {duration(law.compute_s)} of compute.",
-        f"rho = {rho:.2f}: " + ("communication is what a step waits for." if rho > 1 else f"{law.comm_s / (step_s or 1.0):.0%} of a step."),
+        f"A rank's step has {duration(law.exposed_s)} of communication that nothing hides, beside {duration(law.compute_s)} of compute.",
+        f"rho = {rho:.2f}: "
+        + ("communication is what a step waits for." if rho > 1 else f"{law.exposed_s / (step_s or 1.0):.0%} of a step."),
         *(_overlap(terms) if terms is not None else ()),
     )
     return TimeFinding(

@@ -40,6 +40,7 @@ from fleet.protocol.causes import TakenAway
 from fleet.protocol.decisions import DomainLost, Interval, SettingTo
 from fleet.protocol.levels import PEERS, STORE
 from fleet.protocol.records import (
+    STANDBY,
     CheckpointRecord,
     Committed,
     DataFiles,
@@ -181,7 +182,7 @@ class LedgerFold:
             raise LedgerError(f"the first record is {type(record).__name__}, not RunStarted")
         self._closed = None
         self._handlers[type(record)](record)
-        if type(record) is not Spans:
+        if type(record) is not Spans or record.codes.endswith(STANDBY):
             self.tally.add(record)
 
     def apply_all(self, records: Iterable[Record]) -> Self:

@@ -12,7 +12,7 @@ from fleet.ledger.incidents import incidents, seconds
 from fleet.ledger.samples import trained_on
 from fleet.ledger.slots import NAMES, OTHER_INDEX, STEP_KINDS
 from fleet.ledger.stored import store_bill
-from fleet.ledger.summary import LawTerms, LedgerSummary
+from fleet.ledger.summary import LedgerSummary
 from fleet.protocol.levels import PEERS, STORE
 from fleet.protocol.records import CheckpointRecord
 
@@ -67,7 +67,7 @@ def summary_of(ledger: LedgerFold, closed: LedgerFold, now_us: int) -> LedgerSum
         commits_total=closed.commits_total,
         rolled_back_total=closed.rolled_back_total,
         median_step_s=median_us / 1e6,
-        law=LawTerms(*[total / 1e6 / max(1, closed.rank_steps) for total in totals[:STEP_KINDS]]),
+        rank_steps=closed.rank_steps,
         generation=closed.book.generation,
         view_size=closed.view_size,
         views_total=closed.views_total,

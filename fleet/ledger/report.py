@@ -95,7 +95,7 @@ class Report:
             "stale_s": s.stale_s,
             "categories": s.categories,
             "cold_provision_s": s.cold_provision_s,
-            "law_per_step": dataclasses.asdict(s.law),
+            "law_per_step": dict(zip(("compute_s", "comm_s", "sync_s", "data_s"), s.law.parts_s, strict=True)),
             "fleet_law": s.step_law.plain() if s.step_law is not None else None,
             "shares": plain_shares(s.run_shares),
             "faults": [_incident(item) for item in s.incidents],

@@ -49,6 +49,11 @@ class StepLaw:
     ahead: float | None
 
     @property
+    def parts_s(self) -> tuple[float, float, float, float]:
+        """What the ledger splits a step into: computing, exchange that nothing hid, waiting for slower ranks, and for samples."""
+        return self.compute_s, self.exposed_s, self.straggler_s, self.data_s
+
+    @property
     def hidden_s(self) -> float:
         """T_overlap, 0 where nobody has measured it: nothing is known to be hidden then."""
         return self.overlap_s or 0.0
@@ -86,17 +91,16 @@ class StepLaw:
         return {"work_s": work_s} | {name: getattr(self, name) for name in own} | {"shares": plain_shares(self.shares)}
 
 
-def step_law(s: Any) -> StepLaw | None:
-    """Of a ``LedgerSummary``; None before a step is kept."""
-    law = s.law
-    if s.kept_s <= 0:
-        return None
+def step_law(s: Any) -> StepLaw:
+    """Of a ``LedgerSummary``."""
+    names = ("compute", "exposed_comm", "straggler_wait", "data_wait")
+    compute_s, exposed_s, straggler_s, data_s = (s.categories[name] / max(1, s.rank_steps) for name in names)
     used = s.tallies.usage.values()
     timed, received = sum(each.exchanges for each in used), sum(each.received_bytes for each in used)
     ahead = sum(each.ahead_bytes for each in used) / received if received else None
     # What hides behind computing is no longer than that. The lead of a peer may be: this rank may have stood still for a checkpoint.
-    overlap_s = min(law.compute_s, sum(each.hidden_s for each in used) / timed) if timed else None
-    return StepLaw(s.ranks, law.compute_s, law.comm_s, law.sync_s, law.data_s, overlap_s, ahead if timed else None)
+    overlap_s = min(compute_s, sum(each.hidden_s for each in used) / timed) if timed else None
+    return StepLaw(s.ranks, compute_s, exposed_s, straggler_s, data_s, overlap_s, ahead if timed else None)
 
 
 def run_shares(s: Any) -> dict[str, float]:

@@ -76,16 +76,6 @@ class Rollback:
 
 
 @dataclass(frozen=True, slots=True)
-class LawTerms:
-    """Means per rank and committed step, in seconds: where a step's time goes."""
-
-    compute_s: float
-    comm_s: float
-    sync_s: float
-    data_s: float
-
-
-@dataclass(frozen=True, slots=True)
 class SlotUsage:
     """Of all processes of a slot: the most memory of any, on the host and of its GPU, and what they have sent, in bytes.
 
@@ -175,7 +165,7 @@ class LedgerSummary:
     commits_total: int
     rolled_back_total: int
     median_step_s: float
-    law: LawTerms
+    rank_steps: int
     generation: int
     view_size: int
     views_total: int
@@ -255,9 +245,14 @@ class LedgerSummary:
         return factors(self)
 
     @property
+    def law(self) -> StepLaw:
+        """A step by the terms of the Fleet Law, see ``fleet.ledger.step_law``: all 0 before a step is kept."""
+        return self.once("law", lambda: step_law(self))
+
+    @property
     def step_law(self) -> StepLaw | None:
-        """A step by the terms of the Fleet Law, see ``fleet.ledger.step_law``; None before a step is kept."""
-        return self.once("step_law", lambda: step_law(self))
+        """The same; None before a step is kept."""
+        return self.law if self.kept_s > 0 else None
 
     @property
     def run_shares(self) -> Mapping[str, float]:

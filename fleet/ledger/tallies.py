@@ -3,30 +3,60 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import dataclass, replace
 
 from fleet.ledger.scorecard import Scorecard
 from fleet.ledger.stored import Stored
 from fleet.ledger.summary import SlotUsage, Tallies
+from fleet.protocol.fault_kinds import kind_of
 from fleet.protocol.records import (
+    STANDBY,
     CheckpointRecord,
     Committed,
     DecisionMade,
+    FaultRecord,
+    LossExplained,
     ProcessLost,
     ProcessUp,
     Record,
     RefusedLines,
+    Resumed,
+    Spans,
     Usage,
     ViewPublished,
 )
 from fleet.protocol.types import Member
+
+LOST, STANDS_BY, STARTS, TRAINS = "lost", "stands by", "starts", "trains"
+
+
+@dataclass(frozen=True, slots=True)
+class SlotStatus:
+    """Who fills a slot. ``shards`` is the half-open range that it computes, None when it is in no view. ``injected``: kinds of the injected
+    faults that last, and have not been healed."""
+
+    slot: int
+    incarnation: int
+    state: str
+    node: str = ""
+    pid: int = 0
+    shards: tuple[int, int] | None = None
+    cause: str = ""
+    injected: tuple[str, ...] = ()
+
+    @property
+    def member(self) -> Member:
+        """Who it is."""
+        return Member(self.slot, self.incarnation)
 
 
 class Tally:
     """Folds records into :class:`fleet.ledger.summary.Tallies`."""
 
     def __init__(self) -> None:
-        self._nodes: dict[Member, str] = {}
-        self._joined: frozenset[Member] = frozenset()
+        self._slots: dict[int, SlotStatus] = {}
+        self._joined: dict[Member, tuple[int, int]] = {}
+        self._open: dict[str, FaultRecord] = {}
         self._losses: Counter[int] = Counter()
         self._decisions: Counter[tuple[str, str]] = Counter()
         self._commit_s: float | None = None
@@ -47,13 +77,31 @@ class Tally:
         match record:
             case Committed(at_s=at_s):
                 self._commit_s = at_s
+            case Spans(member=member, codes=codes) if codes.endswith(STANDBY):
+                self._stands_by(member)
             case ProcessUp(member=member, process=process):
-                self._nodes[member] = process.node
-            case ProcessLost(member=member):
-                self._nodes.pop(member, None)
+                self._slots[member.slot] = SlotStatus(member.slot, member.incarnation, STARTS, process.node, process.pid)
+            case ProcessLost(member=member, cause=cause):
                 self._losses[member.slot] += 1
+                before = self._slots.get(member.slot, SlotStatus(member.slot, member.incarnation, STARTS))
+                if before.incarnation <= member.incarnation:
+                    self._slots[member.slot] = SlotStatus(member.slot, member.incarnation, LOST, before.node, before.pid, None, str(cause))
+            case LossExplained(member=member, cause=cause):
+                rank = self._slots.get(member.slot)
+                if rank is not None and (rank.member, rank.state) == (member, LOST):
+                    self._slots[member.slot] = replace(rank, cause=str(cause))
+            case FaultRecord(fault=fault, phase="executed") if kind_of(fault.kind).lasts:
+                self._open[fault.id] = record
+            case FaultRecord(fault=fault, phase="healed"):
+                self._open.pop(fault.id, None)
+            case Resumed(gap=True):
+                self._open.clear()
             case ViewPublished(view=view):
-                self._joined = frozenset(view.members)
+                self._joined = dict(zip(view.members, view.ranges, strict=True))
+                for member in view.members:
+                    if member.slot not in self._slots or self._slots[member.slot].incarnation < member.incarnation:
+                        self._slots[member.slot] = SlotStatus(member.slot, member.incarnation, STARTS)
+                    self._stands_by(member)
             case DecisionMade(policy=policy, action=action):
                 self._decisions[policy, action] += 1
             case RefusedLines(listener=listener, reason=reason, count=count):
@@ -63,15 +111,35 @@ class Tally:
             case CheckpointRecord(phase="durable", at_s=at_s, bytes=size, level="store"):
                 self._durable_s, self._bytes = at_s, size
 
+    def _stands_by(self, member: Member) -> None:
+        """It is ready, whether it is in a view or not."""
+        rank = self._slots.get(member.slot)
+        if rank is not None and (rank.member, rank.state) == (member, STARTS):
+            self._slots[member.slot] = replace(rank, state=STANDS_BY)
+
+    def slots(self) -> list[SlotStatus]:
+        """The ranks by slot, with what strikes each."""
+        return [self._slot(rank) for _, rank in sorted(self._slots.items())]
+
+    def _slot(self, rank: SlotStatus) -> SlotStatus:
+        shards = self._joined.get(rank.member) if rank.state != LOST else None
+        injected = tuple(record.fault.kind for record in self._open.values() if rank.member in record.members)
+        return replace(rank, state=rank.state if shards is None else TRAINS, shards=shards, injected=injected)
+
+    def injected(self) -> tuple[str, ...]:
+        """Kinds of faults that strike what the run has one of, such as the store, and have not been healed."""
+        return tuple(record.fault.kind for record in self._open.values() if record.fault.slot is None and record.fault.node is None)
+
     def now(self) -> Tallies:
         """An immutable copy."""
+        live = {rank.member: rank.node for rank in self._slots.values() if rank.state != LOST and rank.node}
         return Tallies(
             last_commit_s=self._commit_s,
             last_durable_s=self._durable_s,
             checkpoint_bytes=self._bytes,
-            standing_by=len(self._nodes.keys() - self._joined),
+            standing_by=len(live.keys() - self._joined.keys()),
             worst_slot_losses=max(self._losses.values(), default=0),
-            ranks_by_node=Counter(self._nodes.values()),
+            ranks_by_node=Counter(live.values()),
             decisions=dict(self._decisions),
             refused=dict(self._refused),
             score=self._scorecard.now(),

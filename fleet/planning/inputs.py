@@ -166,11 +166,6 @@ def fields() -> Mapping[str, dataclasses.Field[Any]]:
     return {each.name: each for each in dataclasses.fields(PlanInput)}
 
 
-def meanings() -> dict[str, str]:
-    """Name -> what the field means."""
-    return {name: next(meta for meta in hint.__metadata__ if isinstance(meta, str)) for name, hint in _hints().items()}
-
-
 def parse(name: str, text: str) -> Any:
     """The value of field ``name`` from text. Raises ConfigError for an unknown field or a text of another type."""
     find(f"--set {name}", name, fields())

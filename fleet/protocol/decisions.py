@@ -107,8 +107,6 @@ class Delay(Payload):
 
 # ---- stragglers --------------------------------------------------------------------------------------------------------------------------
 
-Kind = Literal["compute", "network", "data"]
-
 
 @dataclass(frozen=True, slots=True)
 class Suspect(Payload):

@@ -31,7 +31,6 @@ ROOM_BYTES = 1 << 20
 """So much of the disk is held behind the last line, at least: a run whose disk is full still writes how it ends. What is held above that
 lets it go on while a disk is full for a while."""
 _SPANS_PREFIX = b'["Spans",'
-_SPANS_FIELDS = 8
 _BLOCK_BYTES = 64 * 1024
 _MANY = COMMIT * 4
 """From so many commits in a row on, which are what folded steps have, they are written as one with a number."""

@@ -107,11 +107,3 @@ class TwoLevel:
         for owner in range(len(self.leaves)):
             if self._host_of[owner] != host:
                 yield from self.parts(host, owner)
-
-    def chunks_across(self) -> int:
-        """How many chunks cross between hosts in all, there and back."""
-        return sum((len(self.leaves) - len(ranks)) * (len(self.crossing(host)) + 1) for host, ranks in enumerate(self.hosts))
-
-    def flat_chunks_across(self) -> int:
-        """The same where each rank sends to each owner what it has itself, and gets the sum from it."""
-        return sum((len(self.leaves) - len(ranks)) * sum(len(self.leaves[rank]) + 1 for rank in ranks) for ranks in self.hosts)

@@ -14,12 +14,10 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 from scipy import stats
 
 from fleet.errors import ConfigError
 
-Floats = NDArray[np.float64]
 GRID = 2_001
 """Candidate means; the interval is as fine as this."""
 TRUNCATION = 0.75

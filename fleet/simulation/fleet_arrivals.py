@@ -6,7 +6,7 @@ Every component draws from streams of its own, so that adding one shifts no othe
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -218,9 +218,3 @@ class _Injection:
 
     def _wrong(self, column: str, value: object, reason: str, way_out: str = "") -> ConfigError:
         return ConfigError(f"trace.{column}", value, f"{reason} ({self.row.where})", way_out)
-
-
-def causes(names: Iterable[str], kinds: Ints) -> dict[str, int]:
-    """How many faults of each name there are."""
-    listed = list(names)
-    return dict(zip(listed, np.bincount(kinds, minlength=len(listed)).tolist(), strict=True))

@@ -177,47 +177,6 @@ def _with_copies(plan: Plan, rng: random.Random) -> tuple[Plan, tuple[Trouble, .
     return replace(plan, settings=settings, copy_every_s=rng.choice((0.1, 0.4, 1.5))), rare
 
 
-def racks_plan(seed: int, *, sharded: bool = False) -> Plan:
-    """As :func:`random_plan` on two or three racks of one or two nodes, of which one is lost at once, beside the troubles of the seed.
-
-    Half of those with an even world have groups of two ranks.
-    """
-    rng, plan = stream(seed, "racks"), random_plan(seed, sharded=sharded)
-    rack, racks = rng.choice((1, 2, 2)), rng.choice((2, 2, 3))
-    settings = replace(plan.settings, nodes=rack * racks, peer_copies=rng.choice((1, 1, 2)), domains=("rack",))
-    if settings.world % 2 == 0 and stream(seed, "groups").random() < 0.5:
-        settings = replace(settings, replica_size=2)
-    lost, at_s = rng.randrange(racks), rng.uniform(0.5, 6.0)
-    ill = [Trouble(kind="lose_node", at_s=at_s, node=rack * lost + node, noticed=rng.random() < 0.5) for node in range(rack)]
-    well = [Trouble(kind="join", at_s=at_s + rng.uniform(1.0, 5.0)) for _ in range(rack)]
-    plan = replace(plan, settings=settings, rack=rack, capacity=-(-settings.slots // settings.nodes) + rng.choice((0, 1)))
-    plan = replace(plan, copy_every_s=rng.choice((0.1, 0.4, 1.5)))
-    others = [replace(trouble, node=trouble.node % settings.nodes) for trouble in plan.troubles if trouble.kind != "lose_node"]
-    return with_troubles(plan, (*(others if rng.random() < 0.5 else ()), *ill, *well))
-
-
-def cut_plan(seed: int, *, sharded: bool = False) -> Plan:
-    """As :func:`random_plan` on two to four nodes whose links are cut, beside the troubles of the seed in half of them."""
-    rng, plan = stream(seed, "cuts"), random_plan(seed, sharded=sharded)
-    nodes = rng.choice((2, 3, 3, 4))
-    settings = replace(plan.settings, nodes=nodes, peer_copies=rng.choice((0, 1, 1)), on_partition=rng.choice(("go-on", "stall")))
-    plan = replace(plan, settings=settings, capacity=-(-settings.slots // nodes) + rng.choice((0, 1)))
-    plan = replace(plan, copy_every_s=rng.choice((0.1, 0.4, 1.5)) if settings.peer_copies else None)
-    cuts = [_cut(plan, rng) for _ in range(rng.choice((1, 1, 2, 3)))]
-    others = [replace(trouble, node=trouble.node % nodes) for trouble in plan.troubles] if rng.random() < 0.5 else []
-    return with_troubles(plan, (*others, *cuts))
-
-
-def _cut(plan: Plan, rng: random.Random) -> Trouble:
-    """Some nodes from the others, at a time or at a point of a rank's loop; or the coordinator alone from all of them."""
-    nodes = plan.settings.nodes
-    side = tuple(sorted(rng.sample(range(nodes), rng.randint(1, nodes - 1)))) if rng.random() < 0.8 else ()
-    duration_s = rng.choice((rng.uniform(0.05, 1.0), rng.uniform(1.0, 4.0), rng.uniform(4.0, 12.0)))
-    cut = Trouble(kind="cut", at_s=rng.uniform(0.5, 6.0), nodes=side, with_head=not side or rng.random() < 0.3, duration_s=duration_s)
-    points = (*POINTS, *SHARDED_POINTS) if plan.settings.optimizer_sharding == "zero1" else POINTS
-    return replace(cut, point=rng.choice(points), step=rng.randrange(plan.steps)) if rng.random() < 0.6 else cut
-
-
 def slow_plan(seed: int) -> Plan:
     """A run of ``seed`` in which ranks and links are slow for a while, beside a few other troubles; long enough for that to be seen."""
     rng = stream(seed, "slow plan")

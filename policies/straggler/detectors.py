@@ -28,13 +28,11 @@ from fleet.errors import ConfigError
 from fleet.protocol.types import Member
 from fleet.settings.fields import setting
 from fleet.settings.run import StragglerSettings
-from policies.straggler import scores
 from policies.straggler.scores import Array
 
 COMPUTE, NETWORK, DATA = "compute", "network", "data"
 KINDS = (COMPUTE, NETWORK, DATA)
 GUILTY, UNKNOWN = "guilty", "unknown"
-ROBUST_Z = 2.5
 """At the threshold of the robust z alone."""
 RATIO = "a ratio of times: must be greater than 1"
 USUAL = StragglerSettings()
@@ -188,22 +186,6 @@ class Scores:
     impact: Array
 
 
-def relative(scores_: Scores, limits: Sensitivity) -> Array:
-    """Strength by the relative score alone."""
-    return scores_.median_excess / math.log(limits.slowdown(scores_.kind))
-
-
-def individual(scores_: Scores, limits: Sensitivity) -> Array:
-    """Strength by the individual score alone. It cannot tell a slow rank from a slow world: for comparison."""
-    return scores_.change / math.log(limits.best_slowdown)
-
-
-def robust_z(scores_: Scores, limits: Sensitivity) -> Array:
-    """Strength by the robust z among the ranks of this window."""
-    known = np.isfinite(scores_.median_excess).any()
-    return scores.robust_z(scores_.median_excess, limits.noise_floor) / ROBUST_Z if known else scores_.median_excess
-
-
 def combined(scores_: Scores, limits: Sensitivity) -> Array:
     """The weakest of three: large enough, beyond what steps waver, and worth the time of a step."""
     ranks = len(scores_.beyond)
@@ -216,6 +198,3 @@ class Scorer(Protocol):
     """What turns the figures of a window into strengths, [ranks]."""
 
     def __call__(self, scores_: Scores, limits: Sensitivity, /) -> Array: ...
-
-
-SCORERS: dict[str, Scorer] = {"combined": combined, "relative": relative, "individual": individual, "robust_z": robust_z}

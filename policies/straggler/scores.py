@@ -1,4 +1,4 @@
-"""How slow each rank is, as pure functions over arrays: relative score, individual score, robust z.
+"""How slow each rank is, as pure functions over arrays: medians, what is usual, what is beyond it.
 
 All times enter as natural logarithms of seconds, so that a difference is a ratio. A missing time is NaN, and so is every score that cannot
 be told from what there is. Everything is vectorised over ranks.
@@ -81,23 +81,6 @@ def median_of_others(values: Array, slow: NDArray[np.bool_] | None = None) -> Ar
     below, above = (others - 1) // 2, others // 2
     result[order] = (ordered[below + (place <= below)] + ordered[above + (place <= above)]) / 2
     return result
-
-
-def relative_score(own: Array, reference: Array) -> Array:
-    """Reference time / own time of logarithms of both: 1 as fast as the others, 0.5 half as fast."""
-    return np.exp(reference - own)
-
-
-def individual_score(best: Array, now: Array) -> Array:
-    """Own best time / own time now, of logarithms of both. A slowdown of everybody lowers everybody's."""
-    return np.exp(best - now)
-
-
-def robust_z(values: Array, floor: float = 0.0) -> Array:
-    """0.6745 (x - median) / MAD over ``values`` [ranks] (Iglewicz and Hoaglin, 1993); the MAD is not taken below 0.6745 ``floor``."""
-    middle = np.nanmedian(values)
-    spread = float(np.nanmedian(np.abs(values - middle)))
-    return np.asarray(NORMAL_MAD * (values - middle) / max(spread, NORMAL_MAD * floor, 1e-12))
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,7 +20,7 @@ import numpy as np
 from fleet.cluster.lines import Knock
 from fleet.protocol.levels import PEERS_SCHEME
 from fleet.protocol.proof import ANSWERS_BYTES, Purpose
-from storage.backends.blocks import BLOCK_BYTES, Segments, SharedReader, Sink, block_digest
+from storage.backends.blocks import Segments, SharedReader, Sink, block_digest
 from storage.backends.files import StoreError
 from storage.failpoints import reach
 from storage.peers.memory import CHECKPOINTS, LARGEST_BLOCK_BYTES, Refused, receive_header, receive_into, send
@@ -263,20 +263,3 @@ def _first(holders: Sequence[Peer], work: Callable[[Peer], T]) -> T:
             if number == len(holders) - 1:
                 raise
     raise FileNotFoundError("nobody holds it")
-
-
-def in_blocks(segments: Sequence[memoryview]) -> Iterator[list[memoryview]]:
-    """The segments, one after the other, cut into blocks of BLOCK_BYTES; the last one may be shorter."""
-    block: list[memoryview] = []
-    filled = 0
-    for segment in segments:
-        view = segment.cast("B")
-        while len(view):
-            piece, view = view[: BLOCK_BYTES - filled], view[BLOCK_BYTES - filled :]
-            block.append(piece)
-            filled += len(piece)
-            if filled == BLOCK_BYTES:
-                yield block
-                block, filled = [], 0
-    if block:
-        yield block

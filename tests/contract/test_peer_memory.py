@@ -9,6 +9,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 
+from benchmarks.store_peers import in_blocks
 from fleet.cluster.lines import Knock
 from fleet.protocol.instructions import CommitCheckpoint
 from fleet.protocol.levels import peers_url
@@ -17,7 +18,7 @@ from fleet.protocol.types import Copy, StateId
 from storage.backends.files import StoreError
 from storage.checkpoint.manifest import CheckpointDamaged, checkpoint_id
 from storage.checkpoint.store import CheckpointStore, write_part
-from storage.peers.files import PeerFiles, in_blocks
+from storage.peers.files import PeerFiles
 from storage.peers.memory import PeerMemory, Refused, send
 from tests.support.waiting import until
 

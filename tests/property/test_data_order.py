@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import itertools
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import fsspec
@@ -16,7 +17,7 @@ from hypothesis import strategies as st
 
 from actors.rank.data.feeds import Feed, ShardedDataset
 from actors.rank.data.parquet import Parquet
-from actors.rank.data.sampling import MANY, _permuted, progress, sample_indices
+from actors.rank.data.sampling import MANY, _permuted, sample_indices
 from actors.rank.data.streams import Streams
 from actors.rank.data.windows import Windows
 
@@ -71,6 +72,20 @@ def test_views_and_resumes_skip_and_repeat_no_sample(
     world = World(lambda: ShardedDataset(range(length), workers=workers), shards, per_shard)
     world.live(history)
     every_sample_once(world, length)
+
+
+@dataclass(frozen=True)
+class DataProgress:
+    """Where in the data a run is: ``samples_seen`` in all, which make ``epoch`` whole epochs and ``seen_in_epoch`` samples of the next."""
+
+    samples_seen: int
+    epoch: int
+    seen_in_epoch: int
+
+
+def progress(step: int, batch_size: int, dataset_len: int) -> DataProgress:
+    """What ``step`` committed steps have taken from a dataset."""
+    return DataProgress(step * batch_size, *divmod(step * batch_size, dataset_len))
 
 
 def every_sample_once(world: World, length: int) -> None:

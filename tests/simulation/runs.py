@@ -6,20 +6,22 @@ from collections.abc import Callable, Mapping, Sequence
 
 from fleet.protocol.records import HistoryBegun
 from fleet.protocol.types import Ranges
-from fleet.simulation.families import (
+from fleet.simulation.plan import Plan, Trouble, flipped_plan, random_plan, slow_plan, with_troubles
+from fleet.simulation.world import Outcome, World
+from fleet.testing import Policies
+from policies.placement import copies, weighted_ranges
+from tests.simulation.families import (
     cold_plan,
+    cut_plan,
     daemons_plan,
     gathers_plan,
     links_plan,
     notices_plan,
+    racks_plan,
     resizes_plan,
     stops_plan,
     stores_plan,
 )
-from fleet.simulation.plan import Plan, Trouble, cut_plan, flipped_plan, racks_plan, random_plan, slow_plan, with_troubles
-from fleet.simulation.world import Outcome, World
-from fleet.testing import Policies
-from policies.placement import copies, weighted_ranges
 
 COMMAND = "python -m tests.simulation"
 

@@ -10,8 +10,9 @@ from fleet.machine.roster import Roster
 from fleet.protocol.reach import Reach
 from fleet.protocol.records import DecisionMade, HistoryBegun, ProcessLost
 from fleet.simulation.links import Links
-from fleet.simulation.plan import Plan, Trouble, cut_plan, small, with_troubles
+from fleet.simulation.plan import Plan, Trouble, small, with_troubles
 from fleet.simulation.world import Outcome
+from tests.simulation.families import cut_plan
 from tests.simulation.runs import simulate
 
 MOST = 40

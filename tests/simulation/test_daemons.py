@@ -10,9 +10,9 @@ import pytest
 
 from fleet.machine.roster import STOOD_STILL
 from fleet.protocol.records import DecisionMade, HistoryBegun, ProcessLost, ViewPublished
-from fleet.simulation.families import daemons_plan
 from fleet.simulation.plan import Plan, Trouble, small, with_troubles
 from fleet.simulation.world import Outcome
+from tests.simulation.families import daemons_plan
 from tests.simulation.runs import simulate
 from tests.simulation.test_mutations import first_broken, words_of_the_dead_count
 

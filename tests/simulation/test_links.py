@@ -10,11 +10,11 @@ import pytest
 from fleet.machine.roster import Roster
 from fleet.protocol.records import HistoryBegun, ProcessLost
 from fleet.simulation.clockwork import Clockwork
-from fleet.simulation.families import links_plan
 from fleet.simulation.links import HEAD, Links, Pipe
-from fleet.simulation.plan import Plan, Trouble, cut_plan, small, with_troubles
+from fleet.simulation.plan import Plan, Trouble, small, with_troubles
 from fleet.simulation.rng import stream
 from fleet.simulation.world import Outcome
+from tests.simulation.families import cut_plan, links_plan
 from tests.simulation.runs import simulate
 
 MOST = 40

@@ -10,9 +10,9 @@ import pytest
 from fleet.protocol.causes import TakenAway
 from fleet.protocol.decisions import Notice
 from fleet.protocol.records import DecisionMade, HistoryBegun, ProcessLost, ViewPublished
-from fleet.simulation.families import notices_plan
 from fleet.simulation.plan import Plan, Trouble, small, with_troubles
 from fleet.simulation.world import Outcome
+from tests.simulation.families import notices_plan
 from tests.simulation.runs import simulate
 
 MOST = 60

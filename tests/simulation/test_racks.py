@@ -9,9 +9,10 @@ import pytest
 from fleet.protocol.decisions import DomainLost, Lacking
 from fleet.protocol.records import DecisionMade, ViewPublished
 from fleet.simulation import nodes as nodes_module
-from fleet.simulation.plan import Plan, Trouble, racks_plan, small, with_troubles
+from fleet.simulation.plan import Plan, Trouble, small, with_troubles
 from fleet.simulation.world import Outcome
 from tests.simulation import plans
+from tests.simulation.families import racks_plan
 from tests.simulation.runs import rollbacks, simulate
 
 MOST = 40

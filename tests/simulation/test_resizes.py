@@ -11,9 +11,9 @@ from fleet.protocol.causes import GatherWhy
 from fleet.protocol.decisions import Gathering
 from fleet.protocol.records import DecisionMade, HistoryBegun, ProcessLost, ViewPublished
 from fleet.protocol.types import Member
-from fleet.simulation.families import resizes_plan
 from fleet.simulation.plan import Plan, Trouble, small, with_troubles
 from fleet.simulation.world import Outcome
+from tests.simulation.families import resizes_plan
 from tests.simulation.runs import simulate
 
 MOST = 40

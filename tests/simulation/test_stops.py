@@ -12,9 +12,9 @@ from fleet.protocol.decisions import Gathering
 from fleet.protocol.member import MemberProtocol, Offer
 from fleet.protocol.records import STOPPED, CheckpointRecord, Committed, DecisionMade, HistoryBegun, ProcessLost, RunEnded, ViewPublished
 from fleet.protocol.types import StateId, View
-from fleet.simulation.families import stops_plan
 from fleet.simulation.plan import FAST, Plan, Trouble, small, with_troubles
 from fleet.simulation.world import Outcome
+from tests.simulation.families import stops_plan
 from tests.simulation.runs import simulate
 
 MOST = 90

@@ -15,9 +15,9 @@ from fleet.protocol.events import CheckpointDurable, CheckpointFailed, Event, Lo
 from fleet.protocol.records import CheckpointRecord, HistoryBegun, ProcessLost, ViewPublished
 from fleet.protocol.types import StateId
 from fleet.simulation import steps as steps_module
-from fleet.simulation.families import stores_plan
 from fleet.simulation.plan import Plan, Trouble, small, with_troubles
 from fleet.simulation.world import Outcome
+from tests.simulation.families import stores_plan
 from tests.simulation.runs import simulate
 
 MOST = 40

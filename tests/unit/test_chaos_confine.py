@@ -15,8 +15,8 @@ import pytest
 from chaos import confine
 from chaos.confine import LimitedGroup, memory_group, sweep
 from chaos.daemons import Daemons
-from chaos.processes import this_process
 from fleet.protocol.operations import START, Operation
+from tests.support.injected import this_process
 from tests.support.waiting import until
 
 TAKES = """

@@ -5,12 +5,13 @@ from dataclasses import replace
 
 import pytest
 
-from chaos.injector import ChaosView, FaultAction, Injector, Occupant, inject
+from chaos.injector import ChaosView, FaultAction, Injector, Occupant
 from fleet.protocol.events import FaultReported
 from fleet.protocol.fault_kinds import KINDS
 from fleet.protocol.operations import HEAD as HEAD_NODE
 from fleet.protocol.operations import HEAL, START, Operation, operation
 from fleet.protocol.types import Fault, Member, Process
+from tests.support.injected import inject
 
 
 def process(slot: int, incarnation: int = 0) -> Process:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from chaos.injector import ChaosView, FaultAction, Injector, Occupant, inject
+from chaos.injector import ChaosView, FaultAction, Injector, Occupant
 from fleet.protocol.operations import ANNOUNCE, HEAL, START, WITHDRAW, Operation
 from fleet.protocol.types import Fault, Member, Process
+from tests.support.injected import inject
 
 FAULT = Fault("m1", 1.0, "host_maintenance", "maintenance", node=1, duration_s=5.0)
 

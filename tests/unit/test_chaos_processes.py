@@ -13,9 +13,10 @@ from pathlib import Path
 
 import pytest
 
-from chaos.processes import LocalProcesses, this_process
+from chaos.processes import LocalProcesses
 from fleet.cluster.proc import start_ticks
 from fleet.protocol.types import Process
+from tests.support.injected import this_process
 
 BOUND_S = 20.0
 COUNT = "import sys\nn = 0\nwhile True:\n    n += 1\n    if n % 200_000 == 0: print(n, flush=True)\n"
@@ -122,7 +123,7 @@ def test_severity_below_one_is_refused(processes: LocalProcesses, child: subproc
 
 def test_nothing_stays_stopped_when_the_interpreter_ends(child: subprocess.Popen[str]) -> None:
     code = (
-        "from chaos.processes import LocalProcesses, this_process\n"
+        "from chaos.processes import LocalProcesses\nfrom tests.support.injected import this_process\n"
         f"port = LocalProcesses('here'); assert port.stop(this_process({child.pid}, 'here')) is None\n"
     )
     subprocess.run([sys.executable, "-c", code], check=True, cwd=Path(__file__).parents[2], timeout=BOUND_S)

@@ -13,6 +13,7 @@ import pytest
 
 from fleet.app.follow import Follower
 from fleet.app.progress import LiveView
+from fleet.app.progress_calls import Progress, reporting
 from fleet.app.rank_logs import RunLogs, log_path, logs_of
 from fleet.cli.prints import Terminal, table
 from fleet.cluster.processes import calling
@@ -85,3 +86,19 @@ def test_a_command_whose_reader_leaves_says_nothing_about_it(journal: Path) -> N
     said = started.stderr.read()
     started.stderr.close()
     assert (started.wait(60), said) == (0, b"")
+
+
+def test_a_function_is_told_how_far_a_run_is_and_what_it_raises_ends_nothing(journal: Path, caplog: pytest.LogCaptureFixture) -> None:
+    seen: list[Progress] = []
+
+    def report(one: Progress) -> None:
+        seen.append(one)
+        raise ValueError("what the user's function raises")
+
+    with reporting(journal, report):
+        until(lambda: len(seen) > 1, "it is called again and again")
+    assert [one.ended for one in seen] == [*[False] * (len(seen) - 1), True]
+    assert {one.step for one in seen} == {60} and seen[0].event and seen[-1].event
+    assert len([one for one in caplog.records if "progress= raised" in one.getMessage()]) == 1
+    with reporting(journal, None):
+        pass

@@ -10,8 +10,9 @@ from hypothesis import strategies as st
 
 from fleet.errors import ConfigError
 from fleet.protocol.types import Member, StateId
-from fleet.protocol.verification import Sampling, expected_steps_to_detection, hit_probability, samples, undetected_ratio
+from fleet.protocol.verification import Sampling, expected_steps_to_detection, samples
 from policies.corruption import Evidence, MajorityRules, after_vote, newest_cleared, vote
+from tests.support.undetected import hit_probability, undetected_ratio
 
 A, B, C, D = (Member(slot, 0) for slot in range(4))
 

@@ -172,7 +172,7 @@ def test_no_other_module_lists_kinds() -> None:
     assert copies - NAMESAKES == {"fleet/protocol/fault_kinds.py"}
 
 
-NAMESAKES = {"fleet/simulation/plan.py", "fleet/simulation/families.py", "fleet/simulation/outages.py", "chaos/catalogue.py"}
+NAMESAKES = {"fleet/simulation/plan.py", "fleet/simulation/outages.py", "chaos/catalogue.py"}
 """Here the same words name troubles of the simulator, and components of the catalogue."""
 
 
@@ -196,15 +196,16 @@ ACT = """ACTS: Acts = {
 """
 PROOF = """
 import subprocess, sys
-from chaos.injector import ChaosView, Injector, Occupant, inject
+from chaos.injector import ChaosView, Injector, Occupant
 from chaos.controls import ChaosControls, obey
-from chaos.processes import LocalProcesses, this_process
+from chaos.processes import LocalProcesses
 from dashboards.metrics.table import METRICS
 from dashboards.openapi import ORDER
-from chaos.ways import kinds_table
 from fleet.ledger.goodput import Ledger
 from fleet.ledger.happenings import operation
 from fleet.protocol.types import Member
+from tests.support.injected import inject, this_process
+from tests.support.ways import kinds_table
 
 name = "ask_rank_to_go"
 child = subprocess.Popen([sys.executable, "-c", "print('up', flush=True); import time; time.sleep(60)"], stdout=subprocess.PIPE)
@@ -222,8 +223,9 @@ assert f"`{name}`" in kinds_table()
 
 
 def test_a_new_kind_takes_two_files(tmp_path: Path) -> None:
-    for package in ("fleet", "actors", "chaos", "dashboards", "policies", "storage"):
+    for package in ("fleet", "actors", "chaos", "dashboards", "policies", "storage", "tests/support"):
         shutil.copytree(ROOT / package, tmp_path / package, ignore=shutil.ignore_patterns("__pycache__"))
+    (tmp_path / "tests/__init__.py").touch()
     for file, old, new in (("fleet/protocol/fault_kinds.py", ")\nKINDS: Mapping", ROW), ("chaos/processes.py", "ACTS: Acts = {\n", ACT)):
         text = (tmp_path / file).read_text()
         assert text.count(old) == 1

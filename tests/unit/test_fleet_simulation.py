@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,7 +18,7 @@ from fleet.errors import ConfigError
 from fleet.laws.checkpointing import breakdown
 from fleet.protocol.types import Candidate, Member, Situation, StateId
 from fleet.settings.run import Budgets
-from fleet.simulation.fleet_arrivals import causes, draw_arrivals, merged_spells, read_arrivals, write_trace
+from fleet.simulation.fleet_arrivals import Ints, draw_arrivals, merged_spells, read_arrivals, write_trace
 from fleet.simulation.fleet_model import HELD, SHARES, FaultClass, FleetModel, FleetOutcome, Partial, SlowClass, Tier
 from fleet.simulation.fleet_run import FleetRun
 from fleet.simulation.monte_carlo import monte_carlo, slow_loss
@@ -179,6 +180,12 @@ def test_an_interval_policy_sees_only_differences_of_time(last_s: float, blocked
 
 
 # ---- what strikes ------------------------------------------------------------------------------------------------------------------------
+
+
+def causes(names: Iterable[str], kinds: Ints) -> dict[str, int]:
+    """How many faults of each name there are."""
+    listed = list(names)
+    return dict(zip(listed, np.bincount(kinds, minlength=len(listed)).tolist(), strict=True))
 
 
 def test_llama3_has_its_interruptions_and_their_causes() -> None:

@@ -9,10 +9,11 @@ from pathlib import Path
 import pytest
 
 from fleet.app import snapshots
-from fleet.app.follow import LOST, STANDS_BY, STARTS, TRAINS, Follower, last_words, open_report
+from fleet.app.follow import Follower, last_words, open_report
 from fleet.errors import JournalError
 from fleet.ledger.goodput import Ledger
 from fleet.ledger.report import History, build_report
+from fleet.ledger.tallies import LOST, STANDS_BY, STARTS, TRAINS
 from fleet.protocol import records as r
 from fleet.protocol.journal import JournalTail, JournalWriter, encode_line
 from fleet.protocol.types import Fault, Member, Process, StateId

@@ -54,8 +54,7 @@ def test_a_run_without_faults_is_all_steps_but_for_its_start_and_end() -> None:
     assert summary.scheduling_goodput == pytest.approx(2.0 / (3 * 2.15))
     assert summary.ettr == pytest.approx(1.0 / 2.15)
     assert (summary.steps, summary.commits_total, summary.holes, summary.pending_s) == (10, 10, 0, 0.0)
-    law = summary.law
-    assert (law.compute_s, law.comm_s, law.sync_s, law.data_s) == pytest.approx((0.060, 0.025, 0.010, 0.005))
+    assert summary.law.parts_s == pytest.approx((0.060, 0.025, 0.010, 0.005))
     assert summary.median_step_s == pytest.approx(0.1)
     assert summary.incidents == ()
 
@@ -68,7 +67,7 @@ def test_a_record_whose_last_attempt_came_to_nothing_tells_of_its_steps_all_the_
     story.committed(2, 200)
     story.ended(250)
     summary = fold(story)
-    assert (summary.law.compute_s, summary.law.comm_s, summary.median_step_s) == pytest.approx((0.060, 0.040, 0.1))
+    assert (summary.law.compute_s, summary.law.exposed_s, summary.median_step_s) == pytest.approx((0.060, 0.040, 0.1))
     assert summary.ettr == pytest.approx(0.2 / 0.25) and summary.ranks == pytest.approx(1)
 
 

@@ -17,8 +17,10 @@ from fleet.laws import checkpointing as ck
 from fleet.laws import collectives as co
 from fleet.laws import detection, energy, fleet_law, memory, models, parallelism, scaling, spares, tiers, training
 from fleet.laws.hardware import ACCELERATORS, FABRICS, accelerator
-from fleet.laws.law import REGISTRY, UNITS, Law, _domains, shown, table, unit_of
+from fleet.laws.law import REGISTRY, Law, _domains
 from fleet.simulation.rng import stream
+from tests.support.law_table import UNITS, formula, shown, table, unit_of, worked
+from tests.support.model_shapes import shape_parameters
 
 TABLE = table()
 LAWS = [pytest.param(entry, id=name) for name, entry in sorted(REGISTRY.items())]
@@ -35,9 +37,9 @@ def _numeric(entry: Law) -> dict[str, Any]:
 
 @pytest.mark.parametrize("entry", LAWS)
 def test_a_law_says_what_it_is(entry: Law) -> None:
-    assert len(entry.formula) > 20 and entry.formula.endswith(".")
+    assert len(formula(entry)) > 20 and formula(entry).endswith(".")
     assert entry.source and entry.example
-    assert shown(entry.worked())
+    assert shown(worked(entry))
     assert f"| `{entry.name}` |" in TABLE
 
 
@@ -53,7 +55,7 @@ def test_not_a_number_is_refused_by_name(entry: Law) -> None:
 @pytest.mark.parametrize("entry", LAWS)
 def test_an_array_gives_what_its_elements_give(entry: Law) -> None:
     """Records and mappings hold arrays then; a law whose answer is no number at all refuses them by name."""
-    single = _parts(entry.worked())
+    single = _parts(worked(entry))
     for name, value in _numeric(entry).items():
         call = {**entry.example, name: np.array([value, value])}
         if entry.name in ALONE:
@@ -62,7 +64,7 @@ def test_an_array_gives_what_its_elements_give(entry: Law) -> None:
             assert refused.value.field == name
             continue
         many = entry.function(**call)
-        assert isinstance(many, np.ndarray) == isinstance(entry.worked(), (float, int))
+        assert isinstance(many, np.ndarray) == isinstance(worked(entry), (float, int))
         assert any(np.shape(part) == (2,) for part in _parts(many).values())
         for key, part in _parts(many).items():
             assert np.broadcast_to(part, 2).tolist() == pytest.approx([single[key]] * 2, rel=1e-12)
@@ -243,7 +245,7 @@ def test_published_energy_of_a_run_gives_its_published_carbon() -> None:
 
 @pytest.mark.parametrize("model", [each for each in models.MODELS.values() if each.dense], ids=lambda each: each.name)
 def test_the_shape_of_a_model_gives_its_parameters(model: models.Model) -> None:
-    assert models.shape_parameters(model) == pytest.approx(model.parameters, rel=0.003)
+    assert shape_parameters(model) == pytest.approx(model.parameters, rel=0.003)
 
 
 def test_registries_have_sources_and_name_their_nearest() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
@@ -13,7 +15,7 @@ from fleet.ledger.health import NodeHistory, NodeIncident, histories
 from fleet.protocol.causes import EndWhy, Evicted, Outvoted, ProcessEnded, TrainRaised
 from fleet.protocol.records import ProcessLost, ProcessUp, RunEnded, RunStarted
 from fleet.protocol.types import Member, Process
-from policies.lemons import Lemons, fleet_rate_per_h
+from policies.lemons import Lemons
 from storage import nodes
 
 NOW_H = 2000.0
@@ -60,6 +62,17 @@ def test_no_more_than_a_tenth_stays_out_and_the_worst_first() -> None:
     out = Lemons().keep_out(histories, NOW_H)
     assert len(out) == 2 and all(len(h.incidents) == 8 for h in histories if h.node in out)
     assert Lemons().keep_out([node("a", 9), *(node(f"b{n}", 0) for n in range(19))], NOW_H).keys() == {"a"}
+
+
+def fleet_rate_per_h(histories: Iterable[NodeHistory], prior_rate_per_h: float, prior_faults: float = 1.0) -> float:
+    """Faults of an ordinary node an hour, from what all nodes did: the posterior mean with the prior worth ``prior_faults``.
+
+    The most faulty tenth of the nodes is left out, so that lemons do not make themselves look ordinary.
+    """
+    known = sorted(histories, key=lambda history: len(history.incidents) / history.hours if history.hours > 0 else 0.0)
+    ordinary = known[: math.ceil(0.9 * len(known))]
+    faults, hours = sum(len(history.incidents) for history in ordinary), sum(history.hours for history in ordinary)
+    return (prior_faults + faults) / (prior_faults / prior_rate_per_h + hours)
 
 
 @given(st.integers(1, 50), st.floats(1, 1e4))

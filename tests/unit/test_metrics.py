@@ -15,7 +15,7 @@ from prometheus_client.openmetrics.parser import text_string_to_metric_families 
 from prometheus_client.parser import text_string_to_metric_families
 
 from dashboards.metrics.spec import COUNTER
-from dashboards.metrics.table import METRICS, RunsCollector, metrics_table
+from dashboards.metrics.table import METRICS, RunsCollector
 from fleet.ledger.goodput import Ledger
 from fleet.ledger.summary import LedgerSummary
 from fleet.protocol.decisions import Interval, SettingTo
@@ -38,6 +38,7 @@ from fleet.protocol.records import (
 from fleet.protocol.types import Member, Process, StateId
 from fleet.settings.run import RunSettings
 from tests.golden.journals import Story, one_loss
+from tests.support.doc_tables import metrics_table
 from tests.support.prometheus import promtool
 
 Samples = dict[tuple[str, tuple[tuple[str, str], ...]], float]

@@ -17,11 +17,12 @@ from fleet.errors import ConfigError
 from fleet.laws.checkpointing import goodput
 from fleet.laws.parallelism import Mapping3d
 from fleet.planning.faults import fault_plan
-from fleet.planning.inputs import PlanInput, meanings, parse_pairs
+from fleet.planning.inputs import PlanInput, parse_pairs
 from fleet.planning.plan import make_plan
 from fleet.planning.step import best_step, build_step
 from fleet.planning.sweep import parse_sweep, run_sweep
 from fleet.simulation.rng import stream
+from tests.support.doc_tables import meanings
 
 
 @pytest.mark.parametrize(("gpus", "replicas", "published"), [(8192, 64, 0.43), (16_384, 128, 0.41)])

@@ -13,10 +13,11 @@ from fleet.cli import main as cli
 from fleet.errors import ConfigError
 from fleet.laws.exchange import exposed_exchange, gathered_bytes, summed_bytes
 from fleet.laws.memory import chunked_state, replicated_state
-from fleet.laws.models import model, shape_parameters
+from fleet.laws.models import model
 from fleet.planning.inputs import PlanInput
 from fleet.planning.kept import copies_of, units_of
 from fleet.planning.plan import make_plan, notes
+from tests.support.model_shapes import shape_parameters
 
 SHARDED = {"model": "llama3-8b", "gpus": 64, "optimizer_sharding": "fsdp"}
 WHOLE_BYTES = model("llama3-8b").parameters * 4.0

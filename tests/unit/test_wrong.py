@@ -10,10 +10,10 @@ import pytest
 
 from dashboards.pages.state import run_state
 from dashboards.pages.wrong import wrong
-from fleet.app.follow import SlotStatus
 from fleet.ledger.goodput import Ledger
 from fleet.ledger.report import build_report
 from fleet.ledger.summary import LedgerSummary
+from fleet.ledger.tallies import SlotStatus
 from fleet.protocol.records import DecisionMade, Measurement, RunEnded
 from fleet.protocol.types import StateId
 from tests.golden.journals import Story, one_loss

@@ -7,7 +7,6 @@ import random
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -97,20 +96,6 @@ def sample_indices(seed: int, step: int, shard: int, shards: int, batch_size: in
     if size >= MANY:
         return _many(seed, first, size, dataset_len)
     return [_permuted(seed, position // dataset_len, position % dataset_len, dataset_len) for position in range(first, first + size)]
-
-
-@dataclass(frozen=True, slots=True)
-class DataProgress:
-    """Where in the data a run is: ``samples_seen`` in all, which make ``epoch`` whole epochs and ``seen_in_epoch`` samples of the next."""
-
-    samples_seen: int
-    epoch: int
-    seen_in_epoch: int
-
-
-def progress(step: int, batch_size: int, dataset_len: int) -> DataProgress:
-    """What ``step`` committed steps have taken from a dataset."""
-    return DataProgress(step * batch_size, *divmod(step * batch_size, dataset_len))
 
 
 def samples_of(dataset: Any, seed: int, step: int, shard: int, shards: int, batch_size: int) -> list[Any]:
