@@ -171,7 +171,7 @@ def read_arrivals(model: FleetModel, path: Path | str, seed: int = 0) -> Arrival
     Raises:
         ConfigError: the file cannot be read, a row is malformed, or the model has no such component or node; names file and line.
     """
-    parsed = [_Injection(model, row).parsed() for row in read_trace(path).rows]
+    parsed = [_parsed(model, row) for row in read_trace(path).rows]
     faults = [row for row in parsed if row[1] >= 0]
     spells = [(np.array([at_s]), np.array([at_s + lasts_s]), severity) for at_s, kind, _, lasts_s, severity in parsed if kind < 0]
     rng = np.random.Generator(np.random.PCG64(derive_seed(seed, "trace")))
@@ -188,33 +188,24 @@ def _from_rows(model: FleetModel, rows: Sequence[TraceRow], rng: np.random.Gener
     return times, kinds, nodes, np.where(np.isnan(repairs), drawn, repairs), np.ones(len(rows))
 
 
-@dataclass(frozen=True, slots=True)
-class _Injection:
-    """A row as this model takes it."""
+def _parsed(model: FleetModel, row: FleetTraceRow) -> TraceRow:
+    """A row as ``model`` takes it: (time, kind or -1 for a slow spell, node or -1, how long it is away or NaN, severity)."""
 
-    model: FleetModel
-    row: FleetTraceRow
+    def wrong(column: str, value: object, reason: str, way_out: str = "") -> ConfigError:
+        return ConfigError(f"trace.{column}", value, f"{reason} ({row.where})", way_out)
 
-    def parsed(self) -> TraceRow:
-        """(time, kind or -1 for a slow spell, node or -1, how long it is away or NaN, severity)."""
-        fault, repair_s = self.row.fault, self.row.repair_s
-        if fault.kind == SLOW:
-            if not fault.duration_s:
-                raise self._wrong("duration_s", "", "a slow spell needs one")
-            return fault.at_s, -1, -1, fault.duration_s, fault.severity
-        names = [each.name for each in self.model.faults]
-        if fault.component not in names:
-            raise self._wrong("component", fault.component, "unknown", f"Known: {', '.join(names)}, and rows of the kind {SLOW}.")
-        kind = names.index(fault.component)
-        return fault.at_s, kind, self._node(self.model.faults[kind]), math.nan if repair_s is None else repair_s, 1.0
-
-    def _node(self, fault: FaultClass) -> int:
-        node = self.row.fault.slot if self.row.fault.node is None else self.row.fault.node
-        if node is None and fault.nodes:
-            raise self._wrong("node", "", f"{fault.name} takes a node: which?")
-        if node is not None and node >= self.model.nodes:
-            raise self._wrong("node", node, f"nodes are 0 to {self.model.nodes - 1}", "Simulate a fleet of that size.")
-        return -1 if node is None else node
-
-    def _wrong(self, column: str, value: object, reason: str, way_out: str = "") -> ConfigError:
-        return ConfigError(f"trace.{column}", value, f"{reason} ({self.row.where})", way_out)
+    fault = row.fault
+    if fault.kind == SLOW:
+        if not fault.duration_s:
+            raise wrong("duration_s", "", "a slow spell needs one")
+        return fault.at_s, -1, -1, fault.duration_s, fault.severity
+    names = [each.name for each in model.faults]
+    if fault.component not in names:
+        raise wrong("component", fault.component, "unknown", f"Known: {', '.join(names)}, and rows of the kind {SLOW}.")
+    kind = names.index(fault.component)
+    node = fault.slot if fault.node is None else fault.node
+    if node is None and model.faults[kind].nodes:
+        raise wrong("node", "", f"{fault.component} takes a node: which?")
+    if node is not None and node >= model.nodes:
+        raise wrong("node", node, f"nodes are 0 to {model.nodes - 1}", "Simulate a fleet of that size.")
+    return fault.at_s, kind, -1 if node is None else node, math.nan if row.repair_s is None else row.repair_s, 1.0

@@ -77,17 +77,10 @@ def fitting(texts: Iterable[str]) -> list[str]:
     sample = [text.strip() for text in texts if given(text)]
     if not sample:
         return []
-    numbers = [float(text) for text in sample if _number(text)]
+    numbers = [float(text) for text in sample if _reads(SECONDS, text)]
     if len(numbers) == len(sample):
         return [UNIX_MS if min(numbers) > 1e11 else UNIX if min(numbers) > 1e8 else SECONDS]
     return [form for form in (ISO, *FORMATS) if all(_reads(form, text) for text in sample)]
-
-
-def _number(text: str) -> bool:
-    try:
-        return math.isfinite(float(text))
-    except ValueError:
-        return False
 
 
 def _reads(form: str, text: str) -> bool:
