@@ -168,8 +168,8 @@ class Coordinator:
         self._journal = journal
         self._driver = Driver(machine, clock, journal, self._lines, checkpoints, on_end)
         self._span_ends = span_ends if span_ends is not None else {}
-        self._server: asyncio.AbstractServer | None = None
-        self._connections, self._reception = Connections(), Reception((Purpose.AGENT, Purpose.SETTING))
+        self._connections = Connections()
+        self._reception: Reception | None = None
         self._nodes_away_s: dict[str, float | None] = {}
         self._dismissed: set[str] = set()
         self._ticker: asyncio.Task[None] | None = None
@@ -182,11 +182,11 @@ class Coordinator:
 
     async def start(self, host: str, port: int) -> int:
         """Listen on ``host:port`` (0: any); returns the port."""
-        self._server = await asyncio.start_server(self._connections.serving(self._serve), host, port)
+        self._reception = Reception(host, port, (Purpose.AGENT, Purpose.SETTING), self._begin)
         self._ticker = asyncio.create_task(self._driver.tick_forever())
         self._ticker.add_done_callback(self._complain)
         self._reporting = asyncio.create_task(self._report_refusals())
-        return int(self._server.sockets[0].getsockname()[1])
+        return self._reception.port
 
     def _complain(self, task: asyncio.Task[None]) -> None:
         """A coordinator that no longer ticks must not look alive: end the process, Ray restarts it and the journal rebuilds it."""
@@ -206,21 +206,20 @@ class Coordinator:
             self._reporting.cancel()
         if self._ticker is not None:
             self._ticker.cancel()
-        if self._server is not None:
-            self._server.close()
+        if self._reception is not None:
+            await self._reception.close()
         await self._driver.stop()
         await self._connections.close()
         self._driver.write(self._journal.flush)
 
-    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        purpose = await self._reception.admit(reader, writer)
+    def _begin(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, purpose: Purpose) -> None:
+        self._connections.serving(functools.partial(self._serve, purpose))(reader, writer)
+
+    async def _serve(self, purpose: Purpose, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
-            if purpose == Purpose.SETTING:
-                await self._answer(reader, writer)
-            elif purpose == Purpose.AGENT:
-                await self._converse(reader, writer)
+            await (self._answer if purpose == Purpose.SETTING else self._converse)(reader, writer)
         except LineRefused as error:
-            REFUSALS.note(purpose or Purpose.AGENT, error.reason, peer_of(writer), error.detail)
+            REFUSALS.note(purpose, error.reason, peer_of(writer), error.detail)
 
     async def _answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """``fleet set`` or ``fleet drain``: one question. It may hang up."""

@@ -1,21 +1,21 @@
-"""Lines over asyncio's streams that begin with the proof of the run's secret; :mod:`fleet.cluster.lines` is the same for plain sockets."""
+"""Lines over asyncio's streams that begin with the proof of the run's secret; :mod:`fleet.cluster.lines` has them for plain sockets."""
 
 from __future__ import annotations
 
 import asyncio
 import os
+import selectors
 import socket
 import struct
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 
 from fleet.cluster import secret
-from fleet.cluster.lines import user_of
+from fleet.cluster.lines import Door, user_of
 from fleet.cluster.refusals import REFUSALS, Refusals
 from fleet.errors import LineRefused
-from fleet.protocol.proof import DENIAL, UNPROVEN_S, Asking, Purpose, Reason, Serving
+from fleet.protocol.proof import DENIAL, UNPROVEN_S, Asking, Purpose, Reason
 
-MOST_UNPROVEN = 256
-"""asyncio reads up to 256 KiB of each before anybody asks for it: fewer than where sockets are read by ourselves."""
+Begin = Callable[[asyncio.StreamReader, asyncio.StreamWriter, Purpose], None]
 
 
 def peer_of(writer: asyncio.StreamWriter) -> str:
@@ -37,62 +37,40 @@ def unacknowledged_s(writer: asyncio.StreamWriter) -> float:
 
 
 class Reception:
-    """Lets connections of a listener in once they have proven themselves.
+    """A :class:`Door` in asyncio's loop: ``begin(reader, writer, purpose)`` is called with each connection that has proven itself."""
 
-    Args:
-        purposes: what connections may be for.
-        unproven_s: how long one may take to prove itself.
-        most: how many may be at it; one more pushes out the oldest.
-        refusals: where is counted who was turned away.
-    """
+    def __init__(self, host: str, port: int, purposes: Collection[Purpose], begin: Begin) -> None:
+        self._loop, self._begin, self._selector = asyncio.get_running_loop(), begin, selectors.DefaultSelector()
+        self._door = Door(self._selector, host, *purposes, port=port)
+        self._entering = set[asyncio.Task[None]]()
+        self._later: asyncio.TimerHandle | None = None
+        self._loop.add_reader(self._selector, self._turn)  # epoll's own file is ready when one of its files is
+        self.port = self._door.port
 
-    def __init__(
-        self, purposes: Collection[Purpose], *, unproven_s: float = UNPROVEN_S, most: int = MOST_UNPROVEN, refusals: Refusals = REFUSALS
-    ) -> None:
-        self._purposes, self._unproven_s, self._most, self._refusals = tuple(purposes), unproven_s, most, refusals
-        self._waiting: dict[asyncio.StreamWriter, None] = {}
+    async def close(self) -> None:
+        """Nobody is let in any more. ``begin`` has been called with all that were."""
+        self._loop.remove_reader(self._selector)
+        if self._later is not None:
+            self._later.cancel()
+        self._door.close()
+        self._selector.close()
+        await asyncio.gather(*self._entering)
 
-    async def admit(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> Purpose | None:
-        """What the connection is for, once it has proven itself; None, and it is closed, when it does not."""
-        serving = Serving(secret.held(), self._purposes, secret.nonce())
-        self._make_room()
-        self._waiting[writer] = None
-        try:
-            async with asyncio.timeout(self._unproven_s):
-                await self._receive(serving, reader, writer)
-        except LineRefused as error:
-            self._turn_away(serving, writer, error.reason, error.detail)
-        except TimeoutError:
-            self._turn_away(serving, writer, Reason.SLOW, f"it did not prove itself within {self._unproven_s:g} s")
-        except OSError as error:
-            self._turn_away(serving, writer, Reason.HUNG_UP, str(error))
-        finally:
-            self._waiting.pop(writer, None)
-        return serving.purpose if serving.proven else None
+    def _turn(self) -> None:
+        for key, _ in self._selector.select(0):
+            proven = self._door.ready(key.fileobj) if self._door.knows(key.fileobj) else None
+            if proven is not None:
+                task = self._loop.create_task(self._enter(*proven))
+                self._entering.add(task)
+                task.add_done_callback(self._entering.discard)
+        self._door.expire()
+        if self._later is not None:
+            self._later.cancel()
+        wait_s = self._door.wait_s()
+        self._later = self._loop.call_later(wait_s, self._turn) if wait_s is not None else None
 
-    async def _receive(self, serving: Serving, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        while serving.missing:
-            data = await reader.read(serving.missing)
-            if not data:
-                raise LineRefused(Reason.HUNG_UP, "it ended before it had proven anything")
-            writer.write(serving.take(data))
-
-    def _make_room(self) -> None:
-        if len(self._waiting) >= self._most:
-            oldest = next(iter(self._waiting))
-            del self._waiting[oldest]
-            self._refusals.note(_name(self._purposes), Reason.CROWD, peer_of(oldest), "too many others had not proven themselves either")
-            oldest.transport.abort()
-
-    def _turn_away(self, serving: Serving, writer: asyncio.StreamWriter, reason: str, detail: str) -> None:
-        if writer in self._waiting:  # else it was counted when it was pushed out
-            self._refusals.note(serving.purpose or _name(self._purposes), reason, peer_of(writer), detail)
-        writer.transport.abort()
-
-
-def _name(purposes: Collection[Purpose]) -> str:
-    """Of a listener, where it is not known what a connection was for."""
-    return next(iter(purposes))
+    async def _enter(self, connection: socket.socket, purpose: Purpose) -> None:
+        self._begin(*await asyncio.open_connection(sock=connection), purpose)
 
 
 async def knock(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, purpose: Purpose, limit_s: float = UNPROVEN_S) -> None:

@@ -14,7 +14,7 @@ import jinja2
 from dashboards.pages.curves import STEPS, curves, fault_marks, thinned
 from fleet.ledger.categories import MEANINGS
 from fleet.ledger.report import Report, duration, forecast_words, losses_by_size, prediction_words, rank_time, worth_words
-from fleet.ledger.summary import COST_NAMES, STEP_NAMES, LedgerSummary
+from fleet.ledger.summary import COST_NAMES, STEP_NAMES, Incident, LedgerSummary
 from fleet.ledger.timeline import STEP, Timeline
 from fleet.protocol.levels import STORE
 
@@ -72,13 +72,13 @@ def render_html(report: Report) -> str:
     )
     environment.filters |= {"duration": duration, "rank_time": rank_time}
     summary, marks = report.summary, fault_marks(report)
-    incidents = [item for item in summary.incidents if not item.phases or item.phases[-1][0] not in ("planned", "aimed")]
+    incidents = happened(summary)
     rows = _rows(summary, report.timeline)
     shown = {bar.colour for row in rows for bar in row.bars}
     return environment.get_template("page.html").render(
         s=summary,
         headline=_headline(report),
-        waterfall=_waterfall(summary),
+        waterfall=waterfall(summary),
         law=_law(summary),
         rows=rows,
         left_out=len(summary.slot_us) - len(rows),
@@ -123,26 +123,31 @@ def _predicted(report: Report) -> list[tuple[str, str, str]]:
     return [(f"{s.training_goodput:.2%}", "while training", f"between start-up and end; the goodput is {prediction_words(s)}"), *ahead]
 
 
-def _waterfall(s: LedgerSummary) -> list[tuple[str, str, str, Bar]]:
-    """(name, rank time, share, bar) of each step down from what was allocated to goodput; bars in percent of the width."""
-    allocated = s.decided_s or 1.0
-    left = 100.0
-    rows = [("allocated", rank_time(allocated), "100.00%", Bar(0.0, 100.0, COLOURS["provision"], "all slots, all the time"))]
+def happened(s: LedgerSummary) -> list[Incident]:
+    """What struck, or was kept from it; what is only planned is a secret of the page's owner."""
+    return [item for item in s.incidents if not item.phases or item.phases[-1][0] not in ("planned", "aimed")]
+
+
+def waterfall(s: LedgerSummary) -> list[dict[str, Any]]:
+    """From what was allocated down to goodput; ``left`` is where a bar starts, in shares of what was allocated. Pending time is in none."""
+    allocated, left = s.decided_s or 1.0, 1.0
+    rows = [{"name": "allocated", "rank_s": allocated, "share": 1.0, "left": 0.0, "colour": COLOURS["provision"]}]
     for name, value in losses_by_size(s):
-        share = 100 * value / allocated
-        left -= share
-        rows.append((name, rank_time(value), f"{share:.2f}%", Bar(max(0.0, left), share, COLOURS[name], name)))
+        left -= value / allocated
+        rows.append({"name": name, "rank_s": value, "share": value / allocated, "left": max(0.0, left), "colour": COLOURS[name]})
     good = sum(s.categories[name] for name in STEP_NAMES)
-    rows.append(("goodput", rank_time(good), f"{100 * s.scheduling_goodput:.2f}%", Bar(0.0, left, COLOURS[STEP], "goodput")))
-    if s.pending_s > 0:
-        rows.append(("pending", rank_time(s.pending_s), "", Bar(0.0, 0.0, COLOURS["pending"], "not decided yet, and in no share")))
-    return rows
+    return [*rows, {"name": "goodput", "rank_s": good, "share": good / allocated, "left": 0.0, "colour": COLOURS[STEP]}]
+
+
+def law_terms(s: LedgerSummary) -> list[tuple[str, float]]:
+    """(term, seconds) of a step."""
+    return list(zip(("compute", "exposed communication", "straggler wait", "data wait"), s.law.parts_s, strict=True))
 
 
 def _law(s: LedgerSummary) -> list[tuple[str, float, float]]:
     """(term, seconds, share of the step); what was hidden lies within what was computed, and is no part of their sum."""
-    terms = zip(("compute", "exposed communication", "straggler wait", "data wait"), s.law.parts_s, strict=True)
-    total = sum(s.law.parts_s) or 1.0
+    terms = law_terms(s)
+    total = sum(value for _, value in terms) or 1.0
     hidden = [("hidden behind computing", s.step_law.hidden_s)] if s.step_law is not None and s.step_law.overlap_s is not None else []
     return [(name, value, 100 * value / total) for name, value in (*terms, *hidden)]
 
@@ -154,13 +159,18 @@ def _x(s: LedgerSummary, at_s: float) -> float:
     return LEFT + WIDTH * min(1.0, max(0.0, (at_s - s.started_s) / (s.wall_s or 1.0)))
 
 
-def _rows(s: LedgerSummary, timeline: Timeline) -> list[SlotRow]:
-    """Slots in order; when there are too many, those that lost the most time."""
+def drawn_slots(s: LedgerSummary, timeline: Timeline, most: int, segments: int) -> tuple[list[int], int]:
+    """Slots in order, and how many neighbouring pieces are drawn as one; of too many slots, those that lost the most time."""
     lost = [sum(value for name, value in slot.items() if name not in STEP_NAMES) for slot in s.slots]
-    chosen = sorted(sorted(range(len(lost)), key=lambda slot: (-lost[slot], slot))[:MAX_SLOTS])
+    chosen = sorted(sorted(range(len(lost)), key=lambda slot: (-lost[slot], slot))[:most])
     together = 1
-    while sum(len(timeline.segments(slot, together)) for slot in chosen) > MAX_SEGMENTS:
+    while sum(len(timeline.segments(slot, together)) for slot in chosen) > segments:
         together *= 2
+    return chosen, together
+
+
+def _rows(s: LedgerSummary, timeline: Timeline) -> list[SlotRow]:
+    chosen, together = drawn_slots(s, timeline, MAX_SLOTS, MAX_SEGMENTS)
     return [SlotRow(slot, ROW * number, _bars(s, timeline, slot, together)) for number, slot in enumerate(chosen)]
 
 

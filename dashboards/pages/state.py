@@ -7,16 +7,16 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from dashboards.pages.curves import curves, fault_marks
-from dashboards.pages.run import COLOURS, interval_decisions
+from dashboards.pages.run import COLOURS, drawn_slots, happened, interval_decisions, law_terms, waterfall
 from dashboards.pages.wrong import wrong
 from fleet.ledger.bill import UNITS, for_faults, rests_on, stored_words
 from fleet.ledger.categories import MEANINGS, PENDING
 from fleet.ledger.forecast import FaultCost, forecast, predict
-from fleet.ledger.report import Report, forecast_words, losses_by_size, worth_words
+from fleet.ledger.report import Report, forecast_words, worth_words
 from fleet.ledger.step_law import plain_shares
 from fleet.ledger.summary import STEP_NAMES, Incident, LedgerSummary
 from fleet.ledger.tallies import LOST, SlotStatus
-from fleet.ledger.timeline import STEP, Timeline
+from fleet.ledger.timeline import Timeline
 from fleet.protocol.records import PROGRAM, STEADY, configuration, section
 
 MAX_SLOTS = 48
@@ -24,6 +24,12 @@ MAX_SEGMENTS = 2_400
 MAX_MARKS = 200
 MAX_FAULTS = 200
 MAX_LISTED = 256
+
+OF_RUN = ("run", "reason", "started_unix_s", "wall_s", "down_s", "queued_s")
+OF_NOW = ("goodput", "scheduling_goodput", "ettr", "steps", "world", "spares", "shards", "view_size", "generation", "tokens_per_s")
+OF_FAULT = ("id", "kind", "component", "slot", "cost_s", "init_s", "stall_s", "excess_s")
+OF_SLOT = ("slot", "incarnation", "state", "pid", "cause")
+"""Fields that the page has as they are."""
 
 
 def run_state(
@@ -35,30 +41,25 @@ def run_state(
     settings = section(said, "settings")
     prediction, ahead = predict(s), forecast(s, report.left_s)
     state = {
-        "run": s.run,
+        **_fields(s, OF_RUN),
         "status": "silent" if silent and s.status == "running" else s.status,
-        "reason": s.reason,
         "damage": damage,
-        "started_unix_s": s.started_unix_s,
-        "wall_s": s.wall_s,
-        "down_s": s.down_s,
-        "queued_s": s.queued_s,
-        "now": _now(s, settings) | _time_left(report),
-        "waterfall": _waterfall(s),
+        "now": _now(report, settings),
+        "waterfall": waterfall(s),
         "pending": {"rank_s": s.pending_s, "share": s.pending_s / s.rank_s if s.rank_s else 0.0, "colour": COLOURS["pending"]},
-        "training": _training(s),
+        "training": {"seconds": s.training_s, "goodput": s.training_goodput},
         "bill": _bill(s),
         "fleet_law": s.step_law.plain() if s.step_law is not None else None,
         "shares": plain_shares(s.run_shares),
         "wrong": wrong(s, slots, silent=silent, injected=injected),
-        "law": [{"name": name, "seconds": value, "category": of} for (name, value), of in zip(_law(s), STEP_NAMES, strict=True)],
+        "law": [{"name": name, "seconds": value, "category": of} for (name, value), of in zip(law_terms(s), STEP_NAMES, strict=True)],
         "prediction": prediction.plain(),
         "forecast": ahead.plain() if ahead is not None else None,
         "forecast_words": [*forecast_words(report), *worth_words(s)],
         "timeline": _timeline(s, report.timeline),
         "faults": _faults(s, prediction.costs, report.history),
         "fault_counts": [{"kind": kind, "phase": phase, "count": n} for (kind, phase), n in sorted(s.faults_by_kind_phase.items())],
-        "interval": [_decision(s, decision) for decision in interval_decisions(report.history["decisions"])],
+        "interval": [{**each, "at_s": each["at_s"] - s.started_s} for each in interval_decisions(report.history["decisions"])],
         "checkpoints": _checkpoints(s),
         "curves": curves(report, section(said, "chaos").get("floor")),
         "curve_marks": fault_marks(report),
@@ -85,29 +86,28 @@ def _finite(value: Any) -> Any:
     return value
 
 
-def _now(s: LedgerSummary, settings: Mapping[str, Any]) -> dict[str, Any]:
+def _fields(of: object, names: Sequence[str]) -> dict[str, Any]:
+    return {name: getattr(of, name) for name in names}
+
+
+def _now(report: Report, settings: Mapping[str, Any]) -> dict[str, Any]:
+    """``total_steps`` and ``eta_s``, how many steps the run has in all and when it will have them, are None while that is not known."""
+    s = report.summary
     own_first = sorted(s.measurements.items(), key=lambda item: item[0] in PROGRAM)
-    losses = {name: value for name, (_, value) in own_first if name not in STEADY}
-    return {
-        "goodput": s.goodput,
-        "scheduling_goodput": s.scheduling_goodput,
-        "ettr": s.ettr,
-        "steps": s.steps,
+    usage = s.tallies.usage.values()
+    return _fields(s, OF_NOW) | {
         "rolled_back": s.rolled_back_total,
         "step_s": s.median_step_s,
-        "world": s.world,
-        "spares": s.spares,
-        "shards": s.shards,
-        "view_size": s.view_size,
-        "generation": s.generation,
         "views": s.views_total,
         "losses": s.losses_total,
-        "measurements": losses,
-        "tokens_per_s": s.tokens_per_s,
+        "measurements": {name: value for name, (_, value) in own_first if name not in STEADY},
         "factors": s.factors.plain() if s.factors is not None else None,
-        "peak_bytes": max((used.peak_bytes for used in s.tallies.usage.values()), default=None),
-        "device_peak_bytes": max((used.device_peak_bytes for used in s.tallies.usage.values()), default=0) or None,
+        "peak_bytes": max((used.peak_bytes for used in usage), default=None),
+        "device_peak_bytes": max((used.device_peak_bytes for used in usage), default=0) or None,
         "seed": settings.get("seed"),
+        "total_steps": report.total_steps,
+        "recent_step_s": report.step_s,
+        "eta_s": report.left_s,
     }
 
 
@@ -138,49 +138,16 @@ def _budget(s: LedgerSummary, spent_usd: float | None) -> dict[str, Any] | None:
     return {"usd": s.budget_usd, "left_usd": left_usd, "lasts_s": left_usd / (spent_usd / s.held_s)}
 
 
-def _time_left(report: Report) -> dict[str, Any]:
-    """How many steps the run has in all, and when it will have them: None while that is not known."""
-    return {
-        "total_steps": report.total_steps,
-        "recent_step_s": report.step_s,
-        "eta_s": report.left_s,
-    }
-
-
-def _waterfall(s: LedgerSummary) -> list[dict[str, Any]]:
-    """From what was allocated down to goodput; ``left`` is where a bar starts, in shares of what was allocated. Pending time is in none."""
-    allocated, left = s.decided_s or 1.0, 1.0
-    rows = [{"name": "allocated", "rank_s": allocated, "share": 1.0, "left": 0.0, "colour": COLOURS["provision"]}]
-    for name, value in losses_by_size(s):
-        left -= value / allocated
-        rows.append({"name": name, "rank_s": value, "share": value / allocated, "left": max(0.0, left), "colour": COLOURS[name]})
-    good = sum(s.categories[name] for name in STEP_NAMES)
-    return [*rows, {"name": "goodput", "rank_s": good, "share": good / allocated, "left": 0.0, "colour": COLOURS[STEP]}]
-
-
-def _training(s: LedgerSummary) -> dict[str, Any]:
-    """Goodput between start-up and end."""
-    return {"seconds": s.training_s, "goodput": s.training_goodput}
-
-
-def _law(s: LedgerSummary) -> list[tuple[str, float]]:
-    return list(zip(("compute", "exposed communication", "straggler wait", "data wait"), s.law.parts_s, strict=True))
-
-
 # ---- the timeline ------------------------------------------------------------------------------------------------------------------------
 
 
 def _timeline(s: LedgerSummary, timeline: Timeline) -> dict[str, Any]:
     """Slots in order; of too many, those that lost the most time."""
-    lost = [sum(value for name, value in slot.items() if name not in STEP_NAMES) for slot in s.slots]
-    chosen = sorted(sorted(range(len(lost)), key=lambda slot: (-lost[slot], slot))[:MAX_SLOTS])
-    together = 1
-    while sum(len(timeline.segments(slot, together)) for slot in chosen) > MAX_SEGMENTS:
-        together *= 2
+    chosen, together = drawn_slots(s, timeline, MAX_SLOTS, MAX_SEGMENTS)
     rows = [{"slot": slot, "bars": _until_now(s, _bars(s, timeline, slot, together))} for slot in chosen]
     shown = [{"at_s": m.at_s - s.started_s, "kind": m.kind, "text": m.text, "slot": m.slot} for m in timeline.marks[-MAX_MARKS:]]
     left_out = timeline.marks_left_out + max(0, len(timeline.marks) - MAX_MARKS)
-    return {"rows": rows, "slots_left_out": len(lost) - len(chosen), "marks": shown, "marks_left_out": left_out}
+    return {"rows": rows, "slots_left_out": len(s.slots) - len(chosen), "marks": shown, "marks_left_out": left_out}
 
 
 def _bars(s: LedgerSummary, timeline: Timeline, slot: int, together: int) -> list[list[Any]]:
@@ -199,8 +166,8 @@ def _until_now(s: LedgerSummary, bars: list[list[Any]]) -> list[list[Any]]:
 
 def _faults(s: LedgerSummary, costs: Mapping[str, FaultCost], history: Mapping[str, Any]) -> list[dict[str, Any]]:
     """Newest first: what struck, or was kept from it; what is only planned is a secret of the page's owner."""
-    incidents = [item for item in s.incidents if not item.phases or item.phases[-1][0] not in ("planned", "aimed")]
-    return [_fault(s, item, costs[item.id].charged_s, history) for item in sorted(incidents, key=_when_s, reverse=True)[:MAX_FAULTS]]
+    newest = sorted(happened(s), key=_when_s, reverse=True)[:MAX_FAULTS]
+    return [_fault(s, item, costs[item.id].charged_s, history) for item in newest]
 
 
 def _when_s(item: Incident) -> float:
@@ -210,21 +177,13 @@ def _when_s(item: Incident) -> float:
 
 
 def _fault(s: LedgerSummary, item: Incident, predicted_s: float, history: Mapping[str, Any]) -> dict[str, Any]:
-    return {
-        "id": item.id,
+    return _fields(item, OF_FAULT) | {
         "at_s": _when_s(item) - s.started_s,
-        "kind": item.kind,
-        "component": item.component,
-        "slot": item.slot,
         "members": list(item.members[:8]),
         "members_left_out": max(0, len(item.members) - 8),
         "phase": item.phases[-1][0] if item.phases else "lost",
         "cost": {name: value for name, value in item.cost.items() if value},
-        "cost_s": item.cost_s,
-        "init_s": item.init_s,
         "predicted_s": predicted_s,
-        "stall_s": item.stall_s,
-        "excess_s": item.excess_s,
         "story": _story(s, item, history),
     }
 
@@ -241,23 +200,9 @@ def _story(s: LedgerSummary, item: Incident, history: Mapping[str, Any]) -> list
     return [{"at_s": at_s - s.started_s, "text": text} for at_s, text in sorted(lines)[:24]]
 
 
-def _decision(s: LedgerSummary, decision: Mapping[str, Any]) -> dict[str, Any]:
-    return {
-        "at_s": decision["at_s"] - s.started_s,
-        "action": decision["action"],
-        "reason": decision["reason"],
-        "fields": decision["fields"],
-    }
-
-
 def _checkpoints(s: LedgerSummary) -> dict[str, Any]:
-    return {
-        "counts": dict(s.checkpoints_by_phase),
-        "step": s.checkpoint_step,
-        "interval_s": s.checkpoint_interval_s,
-        "blocked_s": s.checkpoint_blocked_s,
-        "latency_s": s.checkpoint_latency_s,
-    }
+    newest = {name: getattr(s, f"checkpoint_{name}") for name in ("step", "interval_s", "blocked_s", "latency_s")}
+    return {"counts": dict(s.checkpoints_by_phase), **newest}
 
 
 def _hosts(members: Sequence[SlotStatus]) -> list[dict[str, Any]]:
@@ -280,7 +225,4 @@ def _host(node: str, members: Sequence[SlotStatus]) -> dict[str, Any]:
 
 def _member(member: SlotStatus) -> dict[str, Any]:
     shards = f"{member.shards[0]}-{member.shards[1] - 1}" if member.shards and member.shards[1] > member.shards[0] else ""
-    return {
-        "slot": member.slot, "incarnation": member.incarnation, "state": member.state, "node": member.node[:12], "pid": member.pid,
-        "shards": shards, "cause": member.cause,
-    }  # fmt: skip
+    return _fields(member, OF_SLOT) | {"node": member.node[:12], "shards": shards}

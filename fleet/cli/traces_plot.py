@@ -65,21 +65,21 @@ def _over_time(fit: TraceFit, axis: Any) -> None:
 
 def _lives(lives: Lives | None, data: tuple[Floats, Floats], axis: Any, title: str) -> None:
     """Share that lasted longer: what was seen (Kaplan and Meier), and each law."""
-    from fleet.planning.traces.lives import survival
+    from scipy import stats
+
+    from fleet.planning.traces.lives import LAWS
 
     axis.set_title(title)
     times, seen = data
     if lives is None or not lives.laws:
         axis.text(0.5, 0.5, "too few to say", ha="center", va="center", transform=axis.transAxes)
         return
-    order = np.argsort(times)
-    times, seen = times[order], seen[order]
-    left = np.cumprod(1.0 - seen / np.arange(len(times), 0, -1))
-    axis.step(times / 3600.0, left, where="post", color="black", label="seen")
-    grid = np.geomspace(max(times[0], 1.0), times[-1], 200)
+    kept = stats.ecdf(stats.CensoredData.right_censored(times, seen == 0)).sf
+    axis.step(kept.quantiles / 3600.0, kept.probabilities, where="post", color="black", label="seen")
+    grid = np.geomspace(max(times.min(), 1.0), times.max(), 200)
     for law in lives.laws:
         first, second = (1.0, *(value for value, _, _ in law.parameters.values()))[-2:]
-        axis.plot(grid / 3600.0, survival(law.law, grid, first, second), label=f"{law.law}, distance {law.distance:.3f}")
+        axis.plot(grid / 3600.0, LAWS[law.law].of(first, second).sf(grid), label=f"{law.law}, distance {law.distance:.3f}")
     axis.set_xscale("log")
     axis.set_xlabel("hours")
     axis.set_ylabel("share that lasted longer")

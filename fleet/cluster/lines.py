@@ -1,7 +1,7 @@
 """Lines over plain sockets that begin with the proof of the run's secret: :mod:`fleet.protocol.proof` for threads and selectors.
 
 A :class:`Door` lets connections into a loop with a selector once they have proven themselves; it never waits for one. A :class:`Knock` is
-the client's half. ``actors.lines`` is the same for asyncio.
+the client's half. ``actors.lines`` has both for asyncio.
 """
 
 from __future__ import annotations
@@ -12,11 +12,10 @@ import selectors
 import socket
 import struct
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
 
 from fleet.cluster import secret
-from fleet.cluster.refusals import REFUSALS, Refusals
+from fleet.cluster.refusals import REFUSALS
 from fleet.errors import LineRefused
 from fleet.protocol.proof import DENIAL, MOST_UNPROVEN, UNPROVEN_S, Asking, Purpose, Reason, Serving
 
@@ -54,23 +53,18 @@ class Door:
 
     Args:
         selector: of the loop; give this object what of it is ready and :meth:`knows` it.
-        host: the address at which others reach this process; the port is a free one.
-        purpose: what connections are for.
-        moment_s: a clock that never goes back.
-        unproven_s: how long one may take to prove itself.
+        host: the address at which others reach this process.
+        purposes: what connections may be for.
+        port: 0: a free one.
         most: how many may stand there; one more pushes out the oldest.
-        refusals: where is counted who was turned away.
     """
 
-    def __init__(
-        self, selector: selectors.BaseSelector, host: str, purpose: Purpose, *, unproven_s: float = UNPROVEN_S, most: int = MOST_UNPROVEN,
-        refusals: Refusals = REFUSALS, moment_s: Callable[[], float] = time.monotonic,
-    ) -> None:  # fmt: skip
-        self._selector, self._purpose, self._refusals, self._moment_s = selector, purpose, refusals, moment_s
-        self._unproven_s, self._most = unproven_s, most
-        self._listening = socket.create_server((host, 0), backlog=BACKLOG)
+    def __init__(self, selector: selectors.BaseSelector, host: str, *purposes: Purpose, port: int = 0, most: int = MOST_UNPROVEN) -> None:
+        self._selector, self._purposes, self._most = selector, purposes, most
+        self._listening = socket.create_server((host, port), backlog=BACKLOG)
         self._listening.setblocking(False)
-        self.address = f"{host}:{self._listening.getsockname()[1]}"
+        self.port: int = self._listening.getsockname()[1]
+        self.address = f"{host}:{self.port}"
         self._waiting: dict[socket.socket, _Waiting] = {}
         self._paused_until_s: float | None = None
         selector.register(self._listening, selectors.EVENT_READ)
@@ -79,8 +73,8 @@ class Door:
         """Whether :meth:`ready` is to be called for it."""
         return fileobj is self._listening or fileobj in self._waiting
 
-    def ready(self, fileobj: object) -> socket.socket | None:
-        """Go on with it. Returns a connection that has now proven itself: it does not block, and is in no selector any more."""
+    def ready(self, fileobj: object) -> tuple[socket.socket, Purpose] | None:
+        """Go on with it. Returns a connection that has now proven what it is for: it does not block, and is in no selector any more."""
         if fileobj is self._listening:
             self._accept()
             return None
@@ -91,16 +85,16 @@ class Door:
         """For how long the loop may wait before it calls :meth:`expire`; None: for ever."""
         ends = [self._paused_until_s] if self._paused_until_s is not None else []
         ends += [next(iter(self._waiting.values())).until_s] if self._waiting else []
-        return max(0.0, min(ends) - self._moment_s()) if ends else None
+        return max(0.0, min(ends) - time.monotonic()) if ends else None
 
     def expire(self) -> None:
         """Turn away who takes too long. Call it after each wait."""
-        now_s = self._moment_s()
+        now_s = time.monotonic()
         if self._paused_until_s is not None and now_s >= self._paused_until_s:
             self._paused_until_s = None
             self._selector.register(self._listening, selectors.EVENT_READ)
         while self._waiting and (first := next(iter(self._waiting.items())))[1].until_s <= now_s:
-            self._turn_away(first[0], Reason.SLOW, f"it did not prove itself within {self._unproven_s:g} s")
+            self._turn_away(first[0], Reason.SLOW, f"it did not prove itself within {UNPROVEN_S:g} s")
 
     def close(self) -> None:
         """Nobody is let in any more."""
@@ -122,8 +116,8 @@ class Door:
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         if len(self._waiting) >= self._most:
             self._turn_away(next(iter(self._waiting)), Reason.CROWD, f"{self._most} others had not proven themselves either")
-        serving = Serving(secret.held(), (self._purpose,), secret.nonce())
-        self._waiting[connection] = _Waiting(serving, self._moment_s() + self._unproven_s, peer_of(connection))
+        serving = Serving(secret.held(), self._purposes, secret.nonce())
+        self._waiting[connection] = _Waiting(serving, time.monotonic() + UNPROVEN_S, peer_of(connection))
         self._selector.register(connection, selectors.EVENT_READ)
 
     def _make_room(self) -> None:
@@ -132,9 +126,9 @@ class Door:
             self._turn_away(next(iter(self._waiting)), Reason.CROWD, "this process may open no more files")
         else:
             self._selector.unregister(self._listening)
-            self._paused_until_s = self._moment_s() + PAUSE_S
+            self._paused_until_s = time.monotonic() + PAUSE_S
 
-    def _read(self, connection: socket.socket, waiting: _Waiting) -> socket.socket | None:
+    def _read(self, connection: socket.socket, waiting: _Waiting) -> tuple[socket.socket, Purpose] | None:
         try:
             data = connection.recv(waiting.serving.missing)
             if not data:
@@ -150,17 +144,19 @@ class Door:
         except OSError as error:
             self._turn_away(connection, Reason.HUNG_UP, f"{type(error).__name__}: {error}")
             return None
-        if not waiting.serving.proven:
+        purpose = waiting.serving.purpose
+        if not waiting.serving.proven or purpose is None:
             return None
         self._leave(connection)
-        return connection
+        return connection, purpose
 
     def _leave(self, connection: socket.socket) -> None:
         self._selector.unregister(connection)
         del self._waiting[connection]
 
     def _turn_away(self, connection: socket.socket, reason: str, detail: str) -> None:
-        self._refusals.note(self._purpose, reason, self._waiting[connection].peer, detail)
+        waiting = self._waiting[connection]
+        REFUSALS.note(waiting.serving.purpose or self._purposes[0], reason, waiting.peer, detail)
         self._leave(connection)
         with contextlib.suppress(OSError):
             connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))  # nothing of it stays behind

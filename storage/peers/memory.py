@@ -211,7 +211,7 @@ class PeerMemory:
                         return
                     proven = door.ready(key.fileobj) if door.knows(key.fileobj) else None
                     if proven is not None:
-                        self._receive(proven)
+                        self._receive(proven[0])
                 door.expire()
 
     def _receive(self, connection: socket.socket) -> None:

@@ -56,9 +56,9 @@ def steady(mean_s: float) -> Callable[[np.random.Generator], float]:
 @pytest.mark.parametrize("cut", [math.inf, 120.0])
 def test_a_law_gives_its_parameters_back_also_where_most_lives_are_cut_off(law: str, cut: float) -> None:
     kind, truth = LAWS[law], TRUTH[law]
-    lives = kind.draw(rng_of(7).random(20_000), *map(np.asarray, truth))
+    lives = kind.of(*truth).ppf(rng_of(7).random(20_000))
     seen, lives = (lives <= cut).astype(float), np.minimum(lives, cut)
-    first, second = (float(each[0]) for each in kind.fit(lives[None], seen[None]))
+    first, second = kind.fit(lives, seen)
     assert first == pytest.approx(truth[0], rel=0.03) and second == pytest.approx(truth[1], rel=0.04)
     low_high = interval(kind, lives, seen, first, second)
     assert all(low <= value <= high for (low, high), value in zip(low_high, (first, second), strict=True))
@@ -67,9 +67,9 @@ def test_a_law_gives_its_parameters_back_also_where_most_lives_are_cut_off(law: 
 @pytest.mark.parametrize("law", [WEIBULL, LOGNORMAL])
 def test_the_fit_is_scipys_where_nothing_is_cut_off(law: str) -> None:
     kind = LAWS[law]
-    lives = kind.draw(rng_of(3).random(500), *map(np.asarray, TRUTH[law]))
-    first, second = (float(each[0]) for each in kind.fit(lives[None], np.ones((1, 500))))
-    ours = float(kind.log_likelihood(lives, np.ones(500), np.asarray(first), np.asarray(second)))
+    lives = kind.of(*TRUTH[law]).ppf(rng_of(3).random(500))
+    first, second = kind.fit(lives, np.ones(500))
+    ours = kind.log_likelihood(lives, np.ones(500), first, second)
     theirs = stats.weibull_min.fit(lives, floc=0) if law == WEIBULL else stats.lognorm.fit(lives, floc=0)
     reference = stats.weibull_min if law == WEIBULL else stats.lognorm
     assert ours == pytest.approx(float(reference.logpdf(lives, *theirs).sum()), rel=1e-6)
@@ -79,25 +79,25 @@ def test_the_fit_is_scipys_where_nothing_is_cut_off(law: str) -> None:
 @given(seed=st.integers(0, 2**32), law=st.sampled_from(sorted(LAWS)), count=st.integers(5, 60), cut=st.floats(0.3, 3.0))
 def test_no_parameters_nearby_are_likelier(seed: int, law: str, count: int, cut: float) -> None:
     kind, truth = LAWS[law], TRUTH[law]
-    lives = kind.draw(rng_of(seed).random(count), *map(np.asarray, truth))
+    lives = kind.of(*truth).ppf(rng_of(seed).random(count))
     limit = cut * float(np.median(lives))
     seen, lives = (lives <= limit).astype(float), np.minimum(lives, limit)
     if seen.sum() < 3:
         return
-    first, second = (float(each[0]) for each in kind.fit(lives[None], seen[None]))
-    best = float(kind.log_likelihood(lives, seen, np.asarray(first), np.asarray(second)))
+    first, second = kind.fit(lives, seen)
+    best = kind.log_likelihood(lives, seen, first, second)
     for one, two in ((1.02, 1.0), (0.98, 1.0), (1.0, 1.02), (1.0, 0.98)):
         if kind.free == 2 or one == 1.0:
-            near = float(kind.log_likelihood(lives, seen, np.asarray(first * one), np.asarray(second * two)))
+            near = kind.log_likelihood(lives, seen, first * one, second * two)
             assert near <= best + 1e-7 * max(1.0, abs(best))
 
 
 def test_intervals_of_a_shape_hold_it_as_often_as_they_say() -> None:
     kind, rng, inside = LAWS[WEIBULL], rng_of(11), 0
     for _ in range(300):
-        lives = kind.draw(rng.random(80), np.asarray(0.7), np.asarray(100.0))
+        lives = kind.of(0.7, 100.0).ppf(rng.random(80))
         seen, lives = (lives <= 250.0).astype(float), np.minimum(lives, 250.0)
-        first, second = (float(each[0]) for each in kind.fit(lives[None], seen[None]))
+        first, second = kind.fit(lives, seen)
         (low, high), _ = interval(kind, lives, seen, first, second)
         inside += low <= 0.7 <= high
     assert 0.91 <= inside / 300 <= 0.985
@@ -127,7 +127,7 @@ def test_lives_that_follow_the_law_are_seldom_said_not_to_and_others_mostly() ->
     rejected = dict.fromkeys((EXPONENTIAL, LOGNORMAL), 0)
     for name in rejected:
         for _ in range(60):
-            lives = LAWS[name].draw(rng.random(300), *map(np.asarray, TRUTH[name]))
+            lives = LAWS[name].of(*TRUTH[name]).ppf(rng.random(300))
             seen, lives = (lives <= limits).astype(float), np.minimum(lives, limits)
             rejected[name] += probability(EXPONENTIAL, lives, seen, limits, rng) < 0.05
     assert rejected[EXPONENTIAL] <= 9 and rejected[LOGNORMAL] >= 40

@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
+import pytest
+
 from actors.connections import Connections
-from actors.lines import Reception
+from actors.lines import Reception, knock
 from actors.messages import DOWN, UP, AgentHello, AgentWelcome, SpanBatch
 from actors.node import NodeAgent
 from chaos.processes import LocalProcesses
@@ -34,7 +36,6 @@ async def _numbers_received(folder: Path) -> list[int]:
     connections = Connections()
 
     async def coordinate(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        assert await Reception((Purpose.AGENT,)).admit(reader, writer) == Purpose.AGENT
         hello = UP.decode(await read_frame(reader))
         assert isinstance(hello, AgentHello)
         greeted.set()
@@ -45,8 +46,9 @@ async def _numbers_received(folder: Path) -> list[int]:
             if isinstance(message, SpanBatch):
                 received.put_nowait(message.number)
 
-    server = await asyncio.start_server(connections.serving(coordinate), "127.0.0.1", 0)
-    agent = NodeAgent("node0", 0, folder, f"127.0.0.1:{server.sockets[0].getsockname()[1]}", LocalProcesses("node0"))
+    begin = connections.serving(coordinate)
+    server = Reception("127.0.0.1", 0, (Purpose.AGENT,), lambda reader, writer, _: begin(reader, writer))
+    agent = NodeAgent("node0", 0, folder, f"127.0.0.1:{server.port}", LocalProcesses("node0"))
     agent._batch([spans(0)])  # as it is left when a line breaks
     await agent.start()
     try:
@@ -56,7 +58,7 @@ async def _numbers_received(folder: Path) -> list[int]:
         return [await received.get(), await received.get()]
     finally:
         await agent.stop()
-        server.close()
+        await server.close()
         await connections.close()
 
 
@@ -70,7 +72,6 @@ async def _notices_received(folder: Path) -> tuple[NodeLeaves, NodeLeaves]:
     received, connections = asyncio.Queue[NodeLeaves](), Connections()
 
     async def coordinate(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        assert await Reception((Purpose.AGENT,)).admit(reader, writer) == Purpose.AGENT
         hello = UP.decode(await read_frame(reader))
         assert isinstance(hello, AgentHello)
         writer.write(frame(DOWN.encode(AgentWelcome(hello.boot, hello.sent_us, 0, 0))))
@@ -81,8 +82,9 @@ async def _notices_received(folder: Path) -> tuple[NodeLeaves, NodeLeaves]:
                 writer.close()
                 return
 
-    server = await asyncio.start_server(connections.serving(coordinate), "127.0.0.1", 0)
-    agent = NodeAgent("node0", 0, folder, f"127.0.0.1:{server.sockets[0].getsockname()[1]}", LocalProcesses("node0"))
+    begin = connections.serving(coordinate)
+    server = Reception("127.0.0.1", 0, (Purpose.AGENT,), lambda reader, writer, _: begin(reader, writer))
+    agent = NodeAgent("node0", 0, folder, f"127.0.0.1:{server.port}", LocalProcesses("node0"))
     await agent.start()
     try:
         agent.leave_in(30.0)
@@ -90,5 +92,50 @@ async def _notices_received(folder: Path) -> tuple[NodeLeaves, NodeLeaves]:
         return await received.get(), await received.get()
     finally:
         await agent.stop()
-        server.close()
+        await server.close()
         await connections.close()
+
+
+@pytest.mark.parametrize("turns", range(6))
+def test_a_listener_takes_the_port_of_the_last_one_whose_lines_end_with_it(turns: int) -> None:
+    """One line is in use, one has proven nothing, and one is just let in: so many turns of the loop ago."""
+    assert asyncio.run(asyncio.wait_for(_read_after_the_end(turns), LIMIT_S)) == [b"", b"", b""]
+
+
+async def _read_after_the_end(turns: int) -> list[bytes]:
+    served, connections = asyncio.Queue[bytes](), Connections()
+
+    async def serve(reader: asyncio.StreamReader, _: asyncio.StreamWriter) -> None:
+        served.put_nowait(await reader.readexactly(5))
+        await reader.read()
+
+    begin = connections.serving(serve)
+    first = Reception("127.0.0.1", 0, (Purpose.AGENT,), lambda reader, writer, _: begin(reader, writer))
+    lines = [await asyncio.open_connection("127.0.0.1", first.port) for _ in range(3)]
+    for reader, writer in (lines[0], lines[2]):
+        await knock(reader, writer, Purpose.AGENT)
+        if writer is lines[0][1]:
+            writer.write(b"hello")
+            assert await served.get() == b"hello"
+    for _ in range(turns):
+        await asyncio.sleep(0)
+    await first.close()
+    await connections.close()
+    second = Reception("127.0.0.1", first.port, (Purpose.AGENT,), lambda reader, writer, _: begin(reader, writer))
+    again = await asyncio.open_connection("127.0.0.1", second.port)
+    await knock(*again, Purpose.AGENT)
+    again[1].write(b"again")
+    assert await served.get() == b"again"
+    await second.close()
+    await connections.close()
+    received = [await _rest(reader) for reader, _ in lines]
+    for _, writer in (*lines, again):
+        writer.close()
+    return received
+
+
+async def _rest(reader: asyncio.StreamReader) -> bytes:
+    try:
+        return await reader.read()
+    except ConnectionResetError:  # its proof was never read
+        return b""

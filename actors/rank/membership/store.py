@@ -94,8 +94,9 @@ class StoreServer:
         """What was dropped for another one's sake in the same round is nobody's any more."""
         if self._door.knows(fileobj):
             if (proven := self._door.ready(fileobj)) is not None:
-                self._callers[proven] = _Caller(peer_of(proven))
-                self._selector.register(proven, selectors.EVENT_READ)
+                connection, _ = proven
+                self._callers[connection] = _Caller(peer_of(connection))
+                self._selector.register(connection, selectors.EVENT_READ)
         elif fileobj in self._callers:
             if events & selectors.EVENT_WRITE:
                 self._send(fileobj)

@@ -222,8 +222,8 @@ def _lives(lives: Floats, seen: Floats, limits: Floats, rng: np.random.Generator
 
 def _law(name: str, lives: Floats, seen: Floats) -> LawFit:
     law = LAWS[name]
-    first, second = (float(each[0]) for each in law.fit(lives[None], seen[None]))
-    height = float(law.log_likelihood(lives, seen, np.asarray(first), np.asarray(second)))
+    first, second = law.fit(lives, seen)
+    height = law.log_likelihood(lives, seen, first, second)
     ranges = interval(law, lives, seen, first, second)
     parameters = {
         parameter: (value, low, high)

@@ -10,9 +10,9 @@ from __future__ import annotations
 import math
 
 import numpy as np
-from numpy.typing import NDArray
+from scipy import stats
 
-from fleet.planning.traces.lives import LAWS, Floats, survival
+from fleet.planning.traces.lives import LAWS, Floats
 
 AGAIN, MOST_LIVES = 99, 400
 """Samples that are drawn, and lives of each: of more lives these many are taken, so that the test takes no longer."""
@@ -20,19 +20,11 @@ AGAIN, MOST_LIVES = 99, 400
 
 def distance(law: str, lives: Floats, seen: Floats, first: float, second: float) -> float:
     """The largest distance between the law and the lives' own distribution, at the lives whose end was seen."""
-    order = np.argsort(lives, kind="stable")
-    times, ends = lives[order], seen[order]
-    left = np.arange(len(times), 0, -1)
-    with np.errstate(divide="ignore"):
-        steps = np.cumsum(np.log1p(-ends / left))
-    after = np.exp(steps)
+    kept = stats.ecdf(stats.CensoredData.right_censored(lives, seen == 0)).sf
+    after, times = kept.probabilities, kept.quantiles
     before = np.concatenate(([1.0], after[:-1]))
-    model = survival(law, times, first, second)
-    dead = ends > 0
-    _, last = np.unique(times[dead][::-1], return_index=True)  # of lives that are equally long only the ends of the step count
-    of_step = np.sum(dead) - 1 - last
-    _, begin = np.unique(times[dead], return_index=True)
-    return float(np.max(np.maximum(np.abs(after[dead][of_step] - model[dead][of_step]), np.abs(before[dead][begin] - model[dead][begin]))))
+    model, dead = LAWS[law].of(first, second).sf(times), np.isin(times, lives[seen > 0])
+    return float(np.max(np.maximum(np.abs(after - model), np.abs(before - model))[dead]))
 
 
 def probability(law: str, lives: Floats, seen: Floats, limits: Floats, rng: np.random.Generator) -> float:
@@ -50,17 +42,10 @@ def probability(law: str, lives: Floats, seen: Floats, limits: Floats, rng: np.r
     if seen.sum() < 2:
         return math.nan
     kind = LAWS[law]
-    first, second = kind.fit(lives[None], seen[None])
-    real = distance(law, lives, seen, float(first[0]), float(second[0]))
-    drawn = kind.draw(rng.random((AGAIN, len(lives))), first[0], second[0])
-    drawn = np.maximum(drawn, float(lives.min()) * 1e-3)
-    ends: NDArray[np.float64] = (drawn <= limits).astype(float)
-    drawn = np.minimum(drawn, limits)
-    enough = ends.sum(axis=-1) >= 2
-    drawn, ends = drawn[enough], ends[enough]
-    if not len(drawn):
-        return math.nan
-    firsts, seconds = kind.fit(drawn, ends)
-    samples = zip(drawn, ends, firsts, seconds, strict=True)
-    further = sum(distance(law, each, end, float(one), float(two)) >= real for each, end, one, two in samples)
-    return float(further + 1) / (len(drawn) + 1)
+    first, second = kind.fit(lives, seen)
+    real = distance(law, lives, seen, first, second)
+    again = kind.of(first, second).ppf(rng.random((AGAIN, len(lives))))
+    again = np.maximum(again, float(lives.min()) * 1e-3)
+    drawn = [(np.minimum(each, limits), (each <= limits).astype(float)) for each in again]
+    further = [distance(law, each, ends, *kind.fit(each, ends)) >= real for each, ends in drawn if ends.sum() >= 2]
+    return float(sum(further) + 1) / (len(further) + 1) if further else math.nan
