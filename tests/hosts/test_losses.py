@@ -56,6 +56,11 @@ class Watched:
             self._nodes |= {each["NodeID"]: each["NodeManagerAddress"] for each in self.shell.cluster.head.nodes()}
         return next(worker for worker in self.shell.cluster.workers if worker.address == self._nodes[node])
 
+    def living_on(self, host: Host) -> set[Member]:
+        """The processes of the run that live on a host, as far as the journal says."""
+        records = self.records()
+        return {member for member in living(records) if self.host_of(records, member) is host}
+
     def donors_host(self) -> Host:
         """The host of the first rank of the view, whose state others get."""
         records = self.records()
@@ -147,43 +152,45 @@ def check_bits(seen: Seen, digest: str) -> None:
     assert durable and durable <= {each.state for each in seen.records if isinstance(each, Committed)}
 
 
-def test_a_host_that_dies_is_replaced_by_itself_when_it_boots(shell: Shell, digest: str) -> None:
-    with watched(shell, "dies") as run:
-        victim = run.donors_host()
-        gone = {member for member in living(run.records()) if run.host_of(run.records(), member) is victim}
-        victim.kill_all()
-        run.until(lambda records: gone <= lost(records) and commits_since(records, views(records)[-1]) > 1, "the others go on")
-        run.until(lambda records: "warn" in reported_room(records), "it is said that there is no room for all ranks")
-        shell.cluster.restore()
-        run.until(full, "its slots are filled again, on the node that is new")
-        run.until(lambda records: reported_room(records)[-1] == "recovered", "and that there is room again")
-        records = run.records()
-        assert victim in {run.host_of(records, member) for member in living(records)}
+def test_a_host_is_cut_off_for_a_while_and_another_dies_and_boots(shell: Shell, digest: str) -> None:
+    with watched(shell, "lost") as run:
+        check_a_cut_host_comes_back_as_a_new_node(run)
+        check_a_dead_host_is_replaced_by_itself(run)
         seen = run.end()
     check_bits(seen, digest)
 
 
-def test_a_host_that_is_cut_off_for_a_while_commits_nothing_when_it_is_back(shell: Shell, digest: str) -> None:
-    """What the run has there ends by itself, and so does Ray. Once Ray is started there again, the host joins as a new node."""
-    with watched(shell, "cut") as run:
-        victim = run.donors_host()
-        gone = {member for member in living(run.records()) if run.host_of(run.records(), member) is victim}
-        victim.cut()
-        began_s = committed_s(run.records())
-        run.until(lambda records: committed_s(records) - began_s > CUT_S, "the others go on for as long as the cut")
-        assert gone <= lost(run.records())
-        assert victim.address not in shell.cluster.head.alive()
-        victim.mend()
-        back_s = committed_s(run.records())
-        run.until(lambda records: committed_s(records) > back_s, "and go on when it is back")
-        assert not gone & living(run.records())
-        until(lambda: not processes_on(victim), "nothing of the run goes on there", WAIT_S, tick_s=1.0)
-        until(lambda: not runs_raylet(victim), "Ray's daemon learns that it is out, and ends", WAIT_S, tick_s=1.0)
-        shell.cluster.join(victim)  # an agent that Ray's daemon has taken along leaves files, which the next one removes
-        run.until(full, "its slots are filled again, on the node that is new")
-        assert victim in {run.host_of(run.records(), member) for member in living(run.records())}
-        seen = run.end()
-    check_bits(seen, digest)
+def check_a_cut_host_comes_back_as_a_new_node(run: Watched) -> None:
+    """What the run has there ends by itself and commits nothing, and so does Ray. Once Ray is started there again, the host joins."""
+    cluster, victim = run.shell.cluster, run.donors_host()
+    gone = run.living_on(victim)
+    victim.cut()
+    began_s = committed_s(run.records())
+    run.until(lambda records: committed_s(records) - began_s > CUT_S, "the others go on for as long as the cut")
+    assert gone <= lost(run.records())
+    assert victim.address not in cluster.head.alive()
+    victim.mend()
+    back_s = committed_s(run.records())
+    run.until(lambda records: committed_s(records) > back_s, "and go on when it is back")
+    assert not gone & living(run.records())
+    until(lambda: not processes_on(victim), "nothing of the run goes on there", WAIT_S, tick_s=1.0)
+    until(lambda: not runs_raylet(victim), "Ray's daemon learns that it is out, and ends", WAIT_S, tick_s=1.0)
+    cluster.join(victim)  # an agent that Ray's daemon has taken along leaves files, which the next one removes
+    run.until(full, "its slots are filled again, on the node that is new")
+    assert run.living_on(victim)
+
+
+def check_a_dead_host_is_replaced_by_itself(run: Watched) -> None:
+    victim = run.donors_host()
+    gone = run.living_on(victim)
+    warned = reported_room(run.records()).count("warn")
+    victim.kill_all()
+    run.until(lambda records: gone <= lost(records) and commits_since(records, views(records)[-1]) > 1, "the others go on")
+    run.until(lambda records: reported_room(records).count("warn") > warned, "it is said that there is no room for all ranks")
+    run.shell.cluster.restore()
+    run.until(full, "its slots are filled again, on the node that is new")
+    run.until(lambda records: reported_room(records)[-1] == "recovered", "and that there is room again")
+    assert run.living_on(victim)
 
 
 def test_when_the_heads_link_is_cut_ranks_wait_and_nobody_is_lost(shell: Shell, digest: str) -> None:
