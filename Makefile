@@ -143,7 +143,8 @@ $(RUN_READY): requirements-dev.txt pyproject.toml actors/rank/state/_stream.c
 	  echo "'$(USED) -m venv' failed: install its venv module (Debian, Ubuntu: apt install python3-venv)." >&2; exit 1; }
 	sed 's/\[[^]]*\]//' requirements-dev.txt >$(VENV)/constraints.txt  # pip takes no extras in constraints
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c $(VENV)/constraints.txt setuptools
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c $(VENV)/constraints.txt --no-build-isolation -e .
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c $(VENV)/constraints.txt --no-compile --no-build-isolation -e .
+	$(BIN)/python -c 'import importlib, actors.hosts; [importlib.import_module(name) for name in actors.hosts.IMPORTED]'  # compiles them
 	@touch $@
 
 # The file names all that is needed: nothing is left to be resolved. Few of its modules are imported, so none is compiled ahead.
