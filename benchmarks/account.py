@@ -53,7 +53,7 @@ def fits(form: Form) -> dict[str, Any]:
 def forecasts(form: Form, folder: Path) -> Part:
     """Predictions and forecasts of real and of simulated runs, beside what became of them."""
     simulated = form.of(400, 400, 20)
-    made = Made(folder, each=form.of(13, 1, 1), quiet=form.of(2, 0, 0), steps=form.of(90, 60, 90), limit_s=form.of(600.0, 150.0, 600.0))
+    made = Made(folder, each=form.of(13, 1, 1), quiet=form.of(2, 0, 0), steps=form.of(90, 60, 40), limit_s=form.of(600.0, 150.0, 150.0))
 
     def reported(found: dict[str, Any]) -> dict[str, Any]:
         result = figures_of(made, found)
