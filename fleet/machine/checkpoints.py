@@ -73,7 +73,7 @@ class Checkpoints:
         self._said = False
         self._costs: deque[tuple[float, float]] = deque(maxlen=COSTS)
         self._failures = 0
-        self._final = self.lost_final = False
+        self._final, self._final_of, self.lost_final = False, -1, False
         self.last_failure = ""
         self.failed_by: Member | None = None
         self.durable_s = now_s
@@ -161,7 +161,9 @@ class Checkpoints:
         Returns (instructions, whether a member did not write its part in time).
         """
         if not self._final:
-            self._final, self._failures, self._ask_again_s = True, 0, now_s
+            self._final, self._failures = True, 0
+        if self._final_of != view.generation:  # other ranks may do what those of the last view could not
+            self._final_of, self._ask_again_s = view.generation, now_s
         request = self._request
         late = request is not None and not request.committing and now_s - request.at_s > self.settings.timeouts.checkpoint_s
         if request is not None:
@@ -169,7 +171,11 @@ class Checkpoints:
         return (self.request(view, now_s) if now_s >= self._ask_again_s else []), False
 
     def _when_due(self, view: View, now_s: float) -> list[Instruction]:
-        self._final = self.lost_final = False  # it trains: all who held the last state are gone, and the next end has tries of its own
+        self._final, self._final_of, self.lost_final = (
+            False,
+            -1,
+            False,
+        )  # it trains: all who held the last state are gone, and the next end has tries of its own
         exposure_s = now_s - self.since_s
         decision = self.interval.due(
             now_s, self._last_s, self.blocked_s, self.latency_s, self.rate_per_s, events=self.events, exposure_s=exposure_s

@@ -10,7 +10,7 @@ from fleet.machine.losses import Losses
 from fleet.machine.roster import Rank
 from fleet.machine.settings import configure
 from fleet.machine.state import MachineState, Phase, Stop
-from fleet.machine.stopping import patience_s
+from fleet.machine.stopping import give_time
 from fleet.protocol.causes import ClusterEnded
 from fleet.protocol.decisions import Concluded, Lacking, Notice, OfView, SettingTo, Stopping
 from fleet.protocol.records import (
@@ -56,7 +56,7 @@ def rebuild(machine: MachineState, records: Iterable[Record], now_s: float) -> f
     if machine.phase not in (Phase.CONCLUDE, Phase.END):
         machine.phase = Phase.RUN if machine.view is not None else Phase.GATHER
     if machine.stopping is not None:
-        machine.stopping.until_s = now_s + patience_s(machine)
+        give_time(machine, machine.stopping, now_s)
     machine.checkpoints.restarted(now_s)
     return last_s
 
@@ -90,7 +90,7 @@ def _apply(machine: MachineState, record: Record) -> None:
         case DecisionMade(reason=reason, payload=Concluded(kept=kept)):
             ending.take_up(machine, reason, kept, record.at_s)
         case DecisionMade(reason=reason, payload=Stopping(why=why)):
-            machine.stopping = Stop(why, reason, record.at_s)
+            machine.stopping = Stop(why, reason)
         case DecisionMade(payload=SettingTo(key=key, value=value)):
             configure(machine, key, value)
         case DecisionMade(payload=Lacking() as lacking):

@@ -59,14 +59,16 @@ class Ending:
 
 @dataclass(slots=True)
 class Stop:
-    """The run is to end in order: why, in words, and until when ranks are waited for. ``generation``: the view told last, at ``sent_s``.
+    """The run is to end in order: why, in words, until when ranks are waited for, and until when a store that fails is.
 
-    After that: until when those that were called out may say what they hold, who was asked to keep it, and who could not.
+    ``generation``: the view told last, at ``sent_s``. After that: until when those that were called out may say what they hold, which ranks
+    were asked to keep it, and which could not.
     """
 
     why: EndWhy
     reason: str
-    until_s: float
+    until_s: float = 0.0
+    kept_s: float = 0.0
     generation: int = -1
     sent_s: float = 0.0
     answer_s: float | None = None

@@ -39,17 +39,27 @@ def stop(machine: MachineState, event: StopRequested, now_s: float) -> None:
         end(machine, EndWhy.DRIVER_FAILED if event.why is EndWhy.STOPPED else event.why, event.reason, event.error, now_s)
     elif machine.stopping is None:
         machine.decide("ending", "stop", event.reason, Stopping(event.why), now_s)
-        machine.stopping = Stop(event.why, event.reason, now_s + patience_s(machine))
+        machine.stopping = Stop(event.why, event.reason)
+        give_time(machine, machine.stopping, now_s)
         if machine.phase == Phase.GATHER and machine.in_person:
             probe("a run is told to stop while its ranks are called out in person")
             machine.in_person = False  # who hangs is of no matter any more: what it holds is, and whoever listens can tell
             quiesce(machine, now_s)
 
 
+def give_time(machine: MachineState, stopping: Stop, now_s: float) -> None:
+    """The grace begins: with the word to stop, and anew with a coordinator that comes back."""
+    stopping.until_s, stopping.kept_s = now_s + patience_s(machine), now_s + write_s(machine)
+
+
 def patience_s(machine: MachineState) -> float:
     """How long ranks may take until all of them wait: what else is to be done within the grace has its time behind that."""
-    write_s = WRITE * max(machine.checkpoints.store.latency_s, WRITE_S)
-    return max(0.0, machine.settings.timeouts.grace_s - LEAVE_S - ANSWER_S - write_s)
+    return max(0.0, write_s(machine) - ANSWER_S - WRITE * max(machine.checkpoints.store.latency_s, WRITE_S))
+
+
+def write_s(machine: MachineState) -> float:
+    """How long after it was told to stop a run may still write what its ranks hold."""
+    return max(0.0, machine.settings.timeouts.grace_s - LEAVE_S)
 
 
 def waits_unasked(machine: MachineState, now_s: float) -> None:
@@ -70,13 +80,15 @@ def halt(machine: MachineState, now_s: float) -> None:
 def is_over(machine: MachineState, now_s: float) -> bool:
     """Whether there is nothing that a stop still waits for."""
     assert machine.stopping is not None
-    late, store = now_s > machine.stopping.until_s, machine.checkpoints.store
+    store = machine.checkpoints.store
     if _all_wait(machine):
         note_commits(machine, now_s)  # what they wait behind may have been heard of just now
-        return store.holds(machine.committed) or store.lost_final or (late and store.failing_since_s is not None)
+        failing = store.failing_since_s is not None and now_s > machine.stopping.kept_s
+        return store.holds(machine.committed) or store.lost_final or failing
     # A coordinator that was away may not have heard of steps that its ranks have taken.
     held = [rank.state.step for rank in machine.roster.in_order() if rank.state is not None]
     untouched = max([machine.committed.step, *held, machine.view.state.step if machine.view is not None else 0]) == 0
+    late = now_s > machine.stopping.until_s
     return (machine.phase == Phase.CONCLUDE and late) or (machine.phase in (Phase.GATHER, Phase.FORM) and untouched)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import pytest
@@ -87,9 +88,22 @@ def test_a_store_that_fails_is_not_waited_for_once_the_grace_allows_no_more() ->
     bench = Bench(world=2).start(STEP_3)
     bench.send(StopRequested("enough"))
     save = only(SaveCheckpoint, halted(bench))
-    late_s = stopping.patience_s(bench.machine.state) + 1.0
+    late_s = stopping.write_s(bench.machine.state) + 0.1
     assert not [one for one in bench.through(late_s) if isinstance(one, EndRun)], "it is being written"
     assert only(EndRun, bench.send(PartFailed(member(0), save.request, "the disk is full"))).status == "stopped"
+
+
+def test_behind_a_failure_the_ranks_of_a_new_view_are_asked_at_once() -> None:
+    bench = Bench(world=2).start(STEP_3)
+    bench.send(StopRequested("enough"))
+    save = only(SaveCheckpoint, halted(bench))
+    said = bench.send(PartFailed(member(0), save.request, "the disk is full"))
+    assert not [one for one in said if isinstance(one, SaveCheckpoint)], "the same ranks are asked again later"
+    view, store = bench.machine.state.view, bench.machine.state.checkpoints.store
+    assert view is not None
+    assert store.keep_final(view, bench.now_s) == ([], False)
+    said, _ = store.keep_final(dataclasses.replace(view, generation=view.generation + 1), bench.now_s)
+    assert only(SaveCheckpoint, said).generation == view.generation + 1
 
 
 def test_ranks_that_do_not_come_in_time_write_what_they_hold_beside_their_loops() -> None:
