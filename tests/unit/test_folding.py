@@ -163,7 +163,7 @@ class Long(Story):
     def _roll_back(self, steps: int) -> None:
         self.step -= self.step % 600
         self.history, self.view_number = 1, 4
-        self.history(1, self.step, self.at)
+        super().history(1, self.step, self.at)
         self.view(4, [(0, 0), (1, 1)], self.at, step=self.step, history=1)
         for slot, incarnation in self.alive.items():
             self.spans(slot, incarnation, "r100", generation=4, history=1, step=self.step)
