@@ -12,6 +12,8 @@ from types import FrameType
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 ANSWER_S = 1.0
 """The main thread may take so long to come to what it does at a signal."""
+RESTORED = 0
+"""Stands in the pipe behind all signals that came before the handlers were as before; no signal has this number."""
 KILLED = 128
 """Exit code of a process that a signal has ended, less the signal's number."""
 
@@ -29,19 +31,23 @@ def stopped_by_signals(stop: Callable[[str], None], say: Callable[[str], None]) 
     handled = threading.Event()
 
     def on_signal(number: int, frame: FrameType | None) -> None:
-        for each in SIGNALS:
-            signal.signal(each, before[each])
-        handled.set()
+        if not handled.is_set():
+            for each in SIGNALS:
+                signal.signal(each, before[each])
+            os.write(write_fd, bytes([RESTORED]))
+            handled.set()
 
     def listen() -> None:
-        first = True
+        first, restored = True, False
         while data := os.read(read_fd, 64):
-            for number in (each for each in data if each in SIGNALS):
-                if first:
+            for number in data:
+                if number == RESTORED:
+                    restored = True
+                elif number in SIGNALS and first:
                     first = False
                     say(f"{signal.Signals(number).name}: stopping in order; once more to stop at once")
                     stop(signal.Signals(number).name)
-                elif not handled.is_set():
+                elif number in SIGNALS and not restored:  # Python calls a handler once for all signals that came before it could
                     if not handled.wait(ANSWER_S):  # the main thread is in the same call as at the first one
                         os._exit(KILLED + number)
                     os.kill(os.getpid(), number)

@@ -136,7 +136,7 @@ class Alone(Run):
         self._client.protocol.committed()
         self._loop.committed = True
         self.losses.append(outcome.loss)
-        engine.finish(lambda: self._send(step, outcome.loss))
+        engine.finish(lambda: self._report_step(step, outcome.loss))
         return outcome
 
     def evaluate(self, fn: Callable[[], Mapping[str, float]], *, every: int = 1) -> EvaluationFigures | None:
