@@ -107,7 +107,7 @@ def test_chaos_is_ordered_by_whoever_has_the_token(browser: Browser, served: Wat
         port.close()
         page.get_by_role("button", name="Strike once").click()
         expect(page.locator("#chaos")).to_be_hidden(timeout=WAIT_MS)
-    assert [type(each).__name__ for each in port.take()] == ["Stop", "Injection", "Start", "HealAll"]
+    assert [type(each).__name__ for each in port.take()] == ["StopChaos", "Injection", "StartChaos", "HealAll"]
 
 
 def test_hosts_show_what_strikes_them_now(browser: Browser, served: Watched) -> None:

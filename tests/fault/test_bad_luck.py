@@ -419,7 +419,7 @@ def test_a_users_exception_shows_the_users_traceback_and_no_endless_retry(tmp_pa
     outcome, records, _ = train_through(trains.raises, settings(tmp_path), tmp_path)
     assert outcome.status == "failed"
     assert "a bug of the user's, at step 10" in outcome.reason
-    assert "in strike" in outcome.detail
+    assert "in inject" in outcome.detail
     assert "actors/rank" not in outcome.detail
     assert len(of(ProcessUp, records)) <= 6
 

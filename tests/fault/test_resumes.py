@@ -142,7 +142,8 @@ def test_a_first_step_that_takes_long_is_start_up_and_no_fault(tmp_path: Path) -
     assert outcome.status == COMPLETED and not of(HistoryBegun, records)
     assert len(of(ProcessLost, records)) == 1
     gathered = [record.payload.why for record in of(DecisionMade, records) if isinstance(record.payload, Gathering)]
-    assert gathered == [GatherWhy.LOST], "the one that was killed, and nobody after that"
+    assert len(gathered) == 1, "for the one that was killed, and for nobody after that"
+    assert gathered[0] in (GatherWhy.LOST, GatherWhy.LEFT), "its agent may say it first, or the rank that misses it"
     assert len(of(ViewPublished, records)[-1].view.members) == 2, "its replacement trains"
     ledger = Ledger()
     for record in records:
