@@ -92,7 +92,7 @@ class Watching:
             self._figures[record.name] = record.value
 
     def _say(self, lines: Iterable[Line]) -> None:
-        """What has happened, as it is told."""
+        """Show these lines, which tell of the newest events."""
         raise NotImplementedError
 
     def _show(self, *, ended: bool) -> None:

@@ -52,7 +52,7 @@ class Refusals:
         log.warning("%s: a connection from %s was refused: %s%s%s", listener, peer or "?", reason, f": {detail}" if detail else "", more)
 
     def take(self) -> list[Counted]:
-        """What was counted since the last time; nothing within ``REPORT_S`` of that."""
+        """Refusals counted since the last time; nothing within ``REPORT_S`` of that."""
         with self._lock:
             now_s = time.monotonic()
             if not self._counted or now_s - self._taken_s < REPORT_S:

@@ -196,7 +196,7 @@ class FaultCost:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FaultImpact:
-    """What is known of a fault that is to be priced: its kind, ranks that it took, how many were in the view, spares that were there,
+    """Facts about a fault that is to be priced: its kind, ranks that it took, how many were in the view, spares that were there,
     how long training and run lasted from then on, and how much training was taken back, as nobody was left who held the state."""
 
     kind: str

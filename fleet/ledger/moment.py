@@ -150,7 +150,7 @@ def _slot_times(ledger: LedgerFold, now_us: int) -> Times:
 
 
 def _of_the_world(ledger: LedgerFold, pending: list[int]) -> list[int]:
-    """What is pending in the places of the world: in the view's slots, and in as many others as are missing there, the latest to report."""
+    """Time pending in the places of the world: in the view's slots, and in as many others as are missing there, the latest to report."""
     assert ledger.started is not None
     joined = {member.slot for member in ledger.book.in_view}
     others = sorted((each for slot, each in enumerate(pending) if slot not in joined), reverse=True)

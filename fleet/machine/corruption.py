@@ -2,7 +2,7 @@
 
 Ranks compare in their own reduction (``actors.rank.verify.replicas``), and leave their group when something differs: no step is
 committed. Each that was in the comparison says what it holds with its ``Quiesced``; once all that live have spoken, the policy judges.
-Who is wrong is evicted before a view is made, so it neither trains on nor gives its state to anyone. When nobody can say who, all go back
+A wrong rank is evicted before a view is made, so it neither trains on nor gives its state to anyone. When nobody can say who, all go back
 to what they held alike. When it happens again right there, or more than a flipped bit has happened, the loop is wrong: the run ends, and
 no node is to blame.
 """

@@ -148,7 +148,7 @@ class FsdpEngine(ShardedEngine):
 
     @contextlib.contextmanager
     def moving(self) -> Iterator[None]:
-        """What is held here, or its state, changes meanwhile: whoever asks for a fetch waits."""
+        """The parts held here, or their state, change meanwhile: a fetch waits."""
         self._stand(still=False)
         try:
             yield

@@ -31,7 +31,7 @@ from fleet.protocol.types import StateId
 
 log = logging.getLogger("fleet.rank")
 TYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
-"""In which parameters are served, by their number in a request. Whoever computes in a narrower type than they are kept in asks for that."""
+"""Types in which parameters are served, by their number in a request. A rank that computes in a narrower type asks for that type."""
 YES, NO = b"\1", b"\0"
 TOKEN_BYTES = 16
 REACH_S = 1.0
@@ -99,7 +99,7 @@ class FetchRequest(NamedTuple):
 
 
 class Served(NamedTuple):
-    """What is served: elements as a flat tensor, and whether they are still what they were."""
+    """The answer to a fetch: elements as a flat tensor, and whether they are still what they were."""
 
     elements: torch.Tensor
     unchanged: Callable[[], bool]

@@ -150,7 +150,7 @@ class TrackedState:
         self.mark(marks)
 
     def _load_rest(self, module: nn.Module, part: Mapping[str, Any]) -> None:
-        """What is apart goes to ``load_parameter``, where ``part`` has it; the module takes the rest."""
+        """Parameters held apart go to ``load_parameter``, where ``part`` has them; the module takes the rest."""
         apart = {key: value for key, value in _live_state(module).items() if id(value) in self.apart}
         for key in apart.keys() & part.keys():
             if part[key].shape != apart[key].shape:
