@@ -48,7 +48,7 @@ class NodeReport:
 
 @dataclass(frozen=True, slots=True)
 class NodeDemand:
-    """What is to be so: ``places`` asked for, on none of the nodes ``avoid``; no agents on ``to_release``; ``reports`` in the journal."""
+    """Wanted: ``places`` asked for, on none of the nodes ``avoid``; no agents on ``to_release``; ``reports`` in the journal."""
 
     places: int
     avoid: tuple[str, ...] = ()

@@ -1,4 +1,4 @@
-"""What is done for a fault: the one message from the injector to whoever does it, and how that is looked up. Pure."""
+"""An operation of a fault: the one message from the injector to the process that does it, and how that is looked up. Pure."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ THE_ONE = {HEAD: "the coordinator", STORE: "the store"}
 
 @dataclass(frozen=True, slots=True)
 class Operation:
-    """What is to be done for a fault: the one message from the injector to whoever does it.
+    """An operation of a fault: the one message from the injector to the process that does it.
 
     It goes to ``process`` (a kind whose unit is the rank) or to worker node ``node``, by its index. ``fault`` is the fault's id, ``phase``
     is one of those above; ``seed`` draws what the fault leaves open, such as the bit that flips.

@@ -23,7 +23,7 @@ LOOK_S = 0.05
 
 
 class Fetched(NamedTuple):
-    """What has come of a stretch: of which state the server said that it is, and the value that stands for it."""
+    """The answer for a stretch: the state that the server names, and the value that stands for it."""
 
     state: StateId
     value: int

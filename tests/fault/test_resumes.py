@@ -25,6 +25,7 @@ from fleet.protocol.records import (
     RunBuilt,
     ViewPublished,
 )
+from fleet.protocol.types import Member
 from fleet.settings.run import CheckpointSettings, RunSettings, Timeouts
 from storage.checkpoint.store import CheckpointStore
 from tests.support.plain import PlainFleet
@@ -140,9 +141,10 @@ def test_a_first_step_that_takes_long_is_start_up_and_no_fault(tmp_path: Path) -
         run.kill(1)
         outcome, records = run.wait(), run.records()
     assert outcome.status == COMPLETED and not of(HistoryBegun, records)
-    assert len(of(ProcessLost, records)) == 1
+    [lost] = of(ProcessLost, records)
+    assert lost.member == Member(1, 0), "the one that was killed, and nobody after that"
     gathered = [record.payload.why for record in of(DecisionMade, records) if isinstance(record.payload, Gathering)]
-    assert len(gathered) == 1, "for the one that was killed, and for nobody after that"
+    assert len(gathered) == 1, "once, for its loss"
     assert gathered[0] in (GatherWhy.LOST, GatherWhy.LEFT), "its agent may say it first, or the rank that misses it"
     assert len(of(ViewPublished, records)[-1].view.members) == 2, "its replacement trains"
     ledger = Ledger()
