@@ -6,11 +6,11 @@ import socket
 from pathlib import Path
 
 from actors.messages import DOWN, UP, SettingAnswer, Wanted
-from fleet.cluster import secret
-from fleet.cluster.lines import Knock
 from fleet.errors import FleetError, LineRefused
+from fleet.host import secret
+from fleet.host.lines import Knock
+from fleet.host.wire import FrameBuffer, frame
 from fleet.protocol.proof import ANSWERS_BYTES, Purpose
-from fleet.protocol.wire import FrameBuffer, frame
 from fleet.settings.live import ADDRESS_FILE
 
 ANSWER_S = 10.0

@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 
 from actors import evidence
 from actors.connections import Connections
+from actors.driver import Driver
 from actors.lines import Reception, peer_of
 from actors.messages import (
     DOWN,
@@ -37,17 +38,15 @@ from actors.messages import (
     Wanted,
 )
 from actors.node import boot_id
-from fleet.cluster.clock import Clock
-from fleet.cluster.driver import Driver
-from fleet.cluster.refusals import REFUSALS, REPORT_S, refused_lines
 from fleet.errors import ConfigError, LineRefused, ProtocolError
+from fleet.host.clock import Clock
+from fleet.host.refusals import REFUSALS, REPORT_S, refused_lines
+from fleet.host.wire import frame, read_frame
 from fleet.machine.core import FleetMachine
 from fleet.machine.state import Phase
 from fleet.protocol.causes import EndWhy
 from fleet.protocol.events import (
     Event,
-    EvidenceWritten,
-    FaultReported,
     FloorReached,
     Joined,
     NodeJoined,
@@ -59,6 +58,7 @@ from fleet.protocol.events import (
     SettingChanged,
     StopRequested,
 )
+from fleet.protocol.facts import EvidenceKept, FaultRecord
 from fleet.protocol.instructions import EndRun, Evict, Fence, Inspect, Instruction, Propose, Publish, Welcome
 from fleet.protocol.operations import Operation
 from fleet.protocol.ports import CheckpointPort, JournalPort
@@ -66,10 +66,11 @@ from fleet.protocol.proof import ANSWERS_BYTES, LIMITS_BYTES, UNPROVEN_S, Purpos
 from fleet.protocol.reach import LEASE
 from fleet.protocol.records import COMMIT, Spans, Unobserved
 from fleet.protocol.types import Member, Process, View, view_delta
-from fleet.protocol.wire import frame, read_frame
 from fleet.settings.live import changed, parsed
 
 log = logging.getLogger("fleet.coordinator")
+CONTRADICTION = "contradiction.txt"
+"""In the folder of evidence."""
 DISMISSED = AgentDismissed("the run had lost this node, and took it out of Ray")
 
 
@@ -166,7 +167,7 @@ class Coordinator:
         self._offset_us, self._evidence = offset_us, evidence_folder
         self._lines = AgentLines(machine)
         self._journal = journal
-        self._driver = Driver(machine, clock, journal, self._lines, checkpoints, on_end)
+        self._driver = Driver(machine, clock, journal, self._lines, checkpoints, on_end, self._keep_state)
         self._span_ends = span_ends if span_ends is not None else {}
         self._connections = Connections()
         self._reception: Reception | None = None
@@ -339,7 +340,21 @@ class Coordinator:
         except OSError as error:
             log.warning("the evidence of %s was not kept: %s", found.incident, error)
             return
-        self._driver.submit(EvidenceWritten(found.incident, f"{self._evidence.name}/{path.name}", members, found.reason, detail))
+        self._driver.submit(EvidenceKept(found.incident, f"{self._evidence.name}/{path.name}", members, found.reason, detail))
+
+    def _keep_state(self, text: str) -> str:
+        """The state of a machine that contradicts itself; that of the first, where several did. Returns where, or ""."""
+        if self._evidence is None:
+            return ""
+        path = self._evidence / CONTRADICTION
+        try:
+            self._evidence.mkdir(parents=True, exist_ok=True)
+            if not path.exists():
+                path.write_text(text, encoding="utf-8")
+        except OSError as error:
+            log.warning("the coordinator's state was not kept: %s", error)
+            return ""
+        return f"{self._evidence.name}/{path.name}"
 
     def _repeat_view(self, line: AgentLine) -> None:
         line.seen = None
@@ -367,7 +382,7 @@ class Coordinator:
     def stop_run(self, reason: str, error: str = "") -> None:
         self._driver.submit(StopRequested(reason, error))
 
-    def report(self, event: FaultReported | RoomMissing | NodesWanted | FloorReached) -> None:
+    def report(self, event: FaultRecord | RoomMissing | NodesWanted | FloorReached) -> None:
         """From the process that drives the run."""
         self._driver.submit(event)
 

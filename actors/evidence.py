@@ -15,8 +15,8 @@ from pathlib import Path
 from actors.local_rank import LocalRank
 from actors.messages import EvidenceGathered, RankEvidence
 from actors.rank.telemetry.stacks import END, STACKS_SIGNAL, stacks_path
-from fleet.cluster.clock import now_us
-from fleet.cluster.proc import handles, stat_fields
+from fleet.host.clock import now_us
+from fleet.host.proc import handles, stat_fields
 from fleet.protocol.instructions import Inspect
 from fleet.protocol.records import CATEGORIES, COMM, REFORM, STRAGGLER
 

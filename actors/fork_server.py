@@ -34,10 +34,10 @@ from typing import Any, NoReturn
 
 from actors import fork_client
 from actors.fork_client import LENGTH
-from fleet.cluster import processes
-from fleet.cluster.lines import user_of
-from fleet.cluster.linux import die_with_parent
-from fleet.protocol.wire import checked
+from fleet.host import processes
+from fleet.host.lines import user_of
+from fleet.host.linux import die_with_parent
+from fleet.host.wire import checked
 
 log = logging.getLogger("fleet.fork_server")
 

@@ -17,28 +17,29 @@ from typing import Any
 import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from actors import domains, fork_server
+from actors import control_store, domains, fork_server
 from actors.coordinator import Coordinator, SpanEnd, span_end
 from actors.messages import Operated
 from actors.node import DaemonMaker, LinkMaker, NoDaemons, NodeAgent, NoLinks
 from actors.rank.environment import RANK_ENVIRONMENT
-from fleet.app.rank_logs import FOLDER
-from fleet.cluster import control_store, leftovers, mirroring, secret
-from fleet.cluster.clock import Clock, MonotonicClock, unix_time_s
-from fleet.cluster.linux import die_with_parent
-from fleet.cluster.ports import free_port
-from fleet.cluster.provider import FOLDER_PREFIX
-from fleet.cluster.scheduling import be_prompt
+from fleet.host import leftovers, mirroring, secret
+from fleet.host.clock import Clock, MonotonicClock, unix_time_s
+from fleet.host.journal import JournalWriter, read_journal
+from fleet.host.linux import die_with_parent
+from fleet.host.ports import free_port
+from fleet.host.rank_logs import FOLDER
+from fleet.host.scheduling import be_prompt
 from fleet.machine.core import FleetMachine
 from fleet.machine.state import Phase
 from fleet.protocol.decisions import Decision
 from fleet.protocol.domains import HOST
-from fleet.protocol.events import FaultReported, FloorReached, NodesWanted, RoomMissing
+from fleet.protocol.events import FloorReached, NodesWanted, RoomMissing
+from fleet.protocol.facts import FaultRecord
 from fleet.protocol.fault_kinds import Performer, kind_of
 from fleet.protocol.instructions import EndRun, Write
-from fleet.protocol.journal import JournalWriter, read_journal
 from fleet.protocol.operations import Operation
 from fleet.protocol.ports import CheckpointPort, MemoryPort, ProcessPort
+from fleet.protocol.provider import FOLDER_PREFIX
 from fleet.protocol.records import Record, Resumed, RunStarted, Spans, configuration, section
 from fleet.protocol.types import Member, Process
 from fleet.settings.live import ADDRESS_FILE
@@ -241,7 +242,7 @@ class CoordinatorHost:
     async def stop_run(self, reason: str, error: str = "") -> None:
         self._coordinator.stop_run(reason, error)
 
-    async def report(self, event: FaultReported | FloorReached | RoomMissing | NodesWanted) -> None:
+    async def report(self, event: FaultRecord | FloorReached | RoomMissing | NodesWanted) -> None:
         """From whoever conducts chaos, or looks after the run's place on the cluster."""
         self._coordinator.report(event)
 

@@ -1,4 +1,4 @@
-"""Lines over asyncio's streams that begin with the proof of the run's secret; :mod:`fleet.cluster.lines` has them for plain sockets."""
+"""Lines over asyncio's streams that begin with the proof of the run's secret; :mod:`fleet.host.lines` has them for plain sockets."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ import socket
 import struct
 from collections.abc import Callable, Collection
 
-from fleet.cluster import secret
-from fleet.cluster.lines import Door, user_of
-from fleet.cluster.refusals import REFUSALS, Refusals
 from fleet.errors import LineRefused
+from fleet.host import secret
+from fleet.host.lines import Door, user_of
+from fleet.host.refusals import REFUSALS, Refusals
 from fleet.protocol.proof import DENIAL, UNPROVEN_S, Asking, Purpose, Reason
 
 Begin = Callable[[asyncio.StreamReader, asyncio.StreamWriter, Purpose], None]

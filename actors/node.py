@@ -42,14 +42,16 @@ from actors.rank.telemetry.recorder import RingReader
 from actors.rank.telemetry.spans import SpanBuilder
 from actors.rank.telemetry.stacks import stacks_path
 from actors.rank.telemetry.timing import OwnTime, summary, thinned
-from fleet.cluster.clock import now_us
-from fleet.cluster.refusals import refused_lines
-from fleet.cluster.scheduling import bow_out
 from fleet.errors import LineRefused
+from fleet.host.clock import now_us
+from fleet.host.refusals import refused_lines
+from fleet.host.scheduling import bow_out
+from fleet.host.wire import frame, read_frame
 from fleet.machine.roster import STOOD_STILL_S
 from fleet.protocol import domains
 from fleet.protocol.causes import ProcessEnded
-from fleet.protocol.events import EVENTS, CopiesHeld, Explained, Heartbeat, Joined, Left, Lost, NodeLeaves, StepsTimed
+from fleet.protocol.events import EVENTS, CopiesHeld, Heartbeat, Joined, Left, NodeLeaves, StepsTimed
+from fleet.protocol.facts import LossExplained, ProcessLost
 from fleet.protocol.instructions import INSTRUCTIONS, Evict, Fence, Inspect, Instruction, Propose, Publish, Quiesce, Welcome
 from fleet.protocol.operations import Operation, perform
 from fleet.protocol.ports import DaemonPort, LinkPort, MemoryPort, ProcessPort
@@ -57,7 +59,6 @@ from fleet.protocol.proof import ANSWERS_BYTES, Purpose
 from fleet.protocol.reach import Reach
 from fleet.protocol.records import Spans
 from fleet.protocol.types import Copy, Member, Process, Pulse, StateId, View, apply_delta
-from fleet.protocol.wire import frame, read_frame
 
 log = logging.getLogger("fleet.agent")
 REPORT_S = 0.25
@@ -108,7 +109,7 @@ class Uplink:
 
     writer: asyncio.StreamWriter | None = None
     unacked: deque[SpanBatch] = field(default_factory=deque)
-    lost: dict[Member, Lost] = field(default_factory=dict)
+    lost: dict[Member, ProcessLost] = field(default_factory=dict)
     number: int = 0
     goes_us: int | None = None
 
@@ -248,7 +249,7 @@ class NodeAgent:
         if rank.member is None or rank.builder is None:
             return
         where = rank.ring.position()
-        lost = Lost(rank.member, ProcessEnded(), self._run_s(at_us), where.step, where.shard)
+        lost = ProcessLost(rank.member, ProcessEnded(), step=where.step, shard=where.shard, at_s=self._run_s(at_us))
         self._up.lost[rank.member] = lost
         self._up.send(lost)  # before anything else: everyone waits for what follows from it
         bow_out(rank.process.pid)
@@ -267,7 +268,7 @@ class NodeAgent:
             self._kills.forget(pid)
             return
         injected = status == -signal.SIGKILL and self._kills.killed(pid)
-        self._up.send(Explained(member, ProcessEnded(status, injected)))
+        self._up.send(LossExplained(member, ProcessEnded(status, injected)))
 
     def _run_s(self, at_us: int) -> float:
         return (at_us + self._offset_us) / 1e6

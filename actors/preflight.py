@@ -15,8 +15,8 @@ from typing import Any
 import torch
 
 from actors.rank.membership.process_group import Forming, StoreServer
-from fleet.cluster import secret
 from fleet.errors import FleetError
+from fleet.host import secret
 from fleet.ledger.health import MeasuredFigure
 
 MATMUL_SIZE = {"cpu": 512, "cuda": 4096}

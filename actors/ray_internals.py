@@ -2,7 +2,8 @@
 
 Each thing here is a fact that ``tests/contract/test_ray_facts.py`` checks by name; ``docs/upgrading.md`` tells what to do when one does
 not hold any more. What Fleet decides is elsewhere (``actors.shield``, ``actors.trainer``, ``actors.worker``): these classes call methods
-with names of Fleet's own, which those modules fill in. What a local cluster uses of Ray's daemons is in ``fleet.cluster.ray_internals``.
+with names of Fleet's own, which those modules fill in. What a local cluster uses of Ray's daemons is in
+``fleet.app.cluster.ray_internals``.
 """
 
 from __future__ import annotations

@@ -18,11 +18,11 @@ import torch
 from actors.rank.current import within
 from actors.rank.main import user_traceback
 from actors.rank.script import Script
+from actors.rank.script_loading import train_of
 from actors.rank.trial.recording import Book
 from actors.rank.trial.trial import TrialPlan, Trying, attempt, play, settle, tried
-from fleet.app.scripts import train_of
-from fleet.cluster.proc import peak_bytes
 from fleet.errors import FleetError
+from fleet.host.proc import peak_bytes
 from fleet.ledger.sameness import HASH, Trial, TrialRequest
 from fleet.settings.run import RunSettings
 

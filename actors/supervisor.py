@@ -1,7 +1,7 @@
 """Keeps a run going on a cluster that belongs to nobody's shell: starts the process that drives it, and starts it again when it is killed.
 
 The driver is a process of the head node, and a job of its own to Ray. What it has to say is in files of the run's folder; whoever asks from
-elsewhere gets them piece by piece (:mod:`fleet.cluster.mirroring`).
+elsewhere gets them piece by piece (:mod:`fleet.host.mirroring`).
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ import ray
 
 from actors.asking import ask
 from actors.messages import SettingAnswer, Wanted
-from fleet.cluster import mirroring
-from fleet.cluster.linux import die_with_parent
-from fleet.cluster.mirroring import FilePiece, Known
-from fleet.cluster.provider import NAMESPACE
+from fleet.host import mirroring
+from fleet.host.linux import die_with_parent
+from fleet.host.mirroring import FilePiece, Known
+from fleet.protocol.provider import NAMESPACE
 
 DRIVER = "fleet.app.in_cluster"
 PLAN, ENVIRONMENT, OUTCOME, LOG = "plan.pickle", "environment.json", "outcome.json", "driver.log"

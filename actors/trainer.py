@@ -18,7 +18,7 @@ from actors import ray_internals
 from actors.backend import FleetBackendConfig
 from actors.rank.environment import RANK_ENVIRONMENT
 from actors.shield import REPLACE_LIMIT_VARIABLE, ShieldedController
-from fleet.cluster.linux import die_with_parent
+from fleet.host.linux import die_with_parent
 
 log = logging.getLogger("fleet.trainer")
 

@@ -28,13 +28,13 @@ from typing import Any
 
 import numpy as np
 
-from fleet.cluster.proc import start_ticks
 from fleet.errors import FleetError
+from fleet.host.journal import read_journal
+from fleet.host.proc import start_ticks
 from fleet.ledger.forecast import Price, coming, forecast, predict
 from fleet.ledger.goodput import Ledger
 from fleet.ledger.rates import Rate, prior
 from fleet.ledger.summary import LedgerSummary
-from fleet.protocol.journal import read_journal
 from fleet.protocol.records import Committed, ProcessLost, ProcessUp, Record, RunEnded
 from fleet.settings.run import Budgets
 from fleet.simulation.fleet_arrivals import draw_arrivals

@@ -24,11 +24,11 @@ from actors.rank.telemetry import usage
 from actors.rank.telemetry.exchanged import Before, Exchanged
 from actors.rank.telemetry.recorder import Recorder, RingReader
 from benchmarks.machine import one_step
-from fleet.cluster.clock import now_us
-from fleet.protocol.events import Measured, Used
+from fleet.host.clock import now_us
+from fleet.host.wire import frame
+from fleet.protocol.facts import Measurement, Usage
 from fleet.protocol.instructions import INSTRUCTIONS, Welcome
 from fleet.protocol.types import Member, StateId
-from fleet.protocol.wire import frame
 
 STEP_S = 0.05
 """Of the steps that are accounted for. Figures are told twice a second: longer steps carry more of them, and are a smaller part of it."""
@@ -71,9 +71,9 @@ def _account(step: int, recorder: Recorder, counter: FlopCount, client: Client, 
     figures = OF_FLEET | OF_USER
     member, state = Member(0, 1), StateId(0, step)
     if step % REPORT_EVERY == 0:
-        client.say(*(Measured(member, state, name, value) for name, value in figures.items()))
+        client.say(*(Measurement(member, state, name, value) for name, value in figures.items()))
     if step % USED_EVERY == 0:
-        client.say(Used(member, *usage.used(), *exchanged.counts))
+        client.say(Usage(member, *usage.used(), *exchanged.counts))
 
 
 @contextmanager

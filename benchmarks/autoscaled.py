@@ -20,10 +20,10 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.harness import Form, on_the_way, run
-from fleet.cluster.clock import unix_time_s
 from fleet.errors import FleetError
+from fleet.host.clock import unix_time_s
+from fleet.host.journal import read_journal
 from fleet.protocol.decisions import NodesAsked, OfView
-from fleet.protocol.journal import read_journal
 from fleet.protocol.records import Committed, DecisionMade, ProcessUp, Record, RunStarted, ViewPublished
 from tests.support.autoscaled import Autoscaled, autoscaled
 

@@ -27,8 +27,8 @@ from typing import Any
 from benchmarks.harness import Form, Part, in_parts, run
 from chaos.arrivals import save_trace
 from fleet.errors import FleetError
+from fleet.host.journal import read_journal
 from fleet.ledger.goodput import Ledger
-from fleet.protocol.journal import read_journal
 from fleet.protocol.records import Committed, FaultRecord, HistoryBegun, Record, RunEnded
 from fleet.protocol.types import Fault
 from fleet.simulation.rng import derive_seed

@@ -20,7 +20,7 @@ from benchmarks.harness import Form, on_the_way
 from benchmarks.peers.common import Settings
 from benchmarks.peers.workload import build, shard_loss
 from chaos.arrivals import as_trace
-from fleet.protocol.journal import read_journal
+from fleet.host.journal import read_journal
 from fleet.protocol.records import Committed, DecisionMade, FaultRecord, Record
 from fleet.protocol.types import Fault
 

@@ -8,8 +8,8 @@ from __future__ import annotations
 import time
 from pathlib import Path
 
+from fleet.host.journal import JournalWriter, read_journal
 from fleet.ledger.goodput import Ledger
-from fleet.protocol.journal import JournalWriter, read_journal
 from fleet.protocol.records import VERSION, Committed, Record, RunEnded, RunStarted, Spans, ViewPublished
 from fleet.protocol.types import Member, StateId, View
 

@@ -21,7 +21,7 @@ from actors.rank.telemetry.recorder import Recorder, RingReader
 from benchmarks import harness
 from benchmarks.fold import fold_events_per_s, write_journal
 from benchmarks.harness import Form, on_the_way
-from fleet.cluster.clock import now_us
+from fleet.host.clock import now_us
 from fleet.machine.core import FleetMachine
 from fleet.protocol.events import Event, Formed, Heartbeat, Joined, NodeJoined, Ready, Tick
 from fleet.protocol.instructions import Publish

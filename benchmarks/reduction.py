@@ -23,7 +23,7 @@ from actors.rank.step.reduction import BUCKET_BYTES, BUCKETS_IN_FLIGHT, Reducer,
 from actors.rank.step.sums import ShardSums
 from benchmarks import harness
 from benchmarks.harness import Form, left_out, on_the_way
-from fleet.cluster import secret
+from fleet.host import secret
 from fleet.protocol.shards import blocks
 from policies.placement import ranges
 

@@ -28,6 +28,7 @@ import aiohttp
 import requests
 from prometheus_client import CollectorRegistry, generate_latest
 
+from actors.rank.script_loading import load_train
 from benchmarks import harness
 from benchmarks.fold import STEP_CODES, STEP_US, write_journal
 from benchmarks.harness import Form, left_out, on_the_way
@@ -38,11 +39,10 @@ from dashboards.feeds import RunFeeds
 from dashboards.metrics.table import RunsCollector
 from dashboards.server import WatchServer
 from fleet.app import plans, recipes
-from fleet.app.follow import Follower
-from fleet.app.scripts import load_train
-from fleet.cluster.local import LocalCluster
+from fleet.app.cluster.local import LocalCluster
+from fleet.host.follow import Follower
+from fleet.host.journal import JournalWriter, read_journal
 from fleet.ledger.goodput import Ledger
-from fleet.protocol.journal import JournalWriter, read_journal
 from fleet.protocol.records import VERSION, Committed, ProcessLost, Record, RunStarted, Spans, ViewPublished
 from fleet.protocol.types import Fault, Member, StateId, View
 from fleet.settings.run import RunSettings

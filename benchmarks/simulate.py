@@ -17,7 +17,7 @@ from typing import Any
 
 from benchmarks.harness import Form, left_out, on_the_way, run
 from fleet.app.scenarios import Prepared, Scenario, prepare
-from fleet.cluster.processes import calling
+from fleet.host.processes import calling
 from fleet.planning.inputs import PlanInput
 from fleet.simulation.fleet_arrivals import draw_arrivals
 from fleet.simulation.fleet_run import FleetRun
@@ -25,7 +25,7 @@ from fleet.simulation.monte_carlo import monte_carlo
 
 RUNS, SMOKE_RUNS = 10_000, 100
 PLANS = 5
-PLAN = calling("fleet.cli.main", "main", "plan", "--gpus", "16384", "--model", "llama3-70b", "--json", "-")
+PLAN = calling("fleet.app.cli.main", "main", "plan", "--gpus", "16384", "--model", "llama3-70b", "--json", "-")
 
 
 def scenario() -> Prepared:

@@ -15,7 +15,7 @@ from multiprocessing.connection import Connection
 
 import numpy as np
 
-from fleet.cluster import secret
+from fleet.host import secret
 from fleet.protocol.levels import peers_url
 from fleet.protocol.types import StateId
 from storage.backends.blocks import BLOCK_BYTES

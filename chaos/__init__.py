@@ -1,1 +1,1 @@
-"""Faults on purpose: catalogue, seeded arrivals, the injector that executes them, and checkers of what followed."""
+"""Faults on purpose: the catalogue, seeded arrivals, the injector, and what carries each kind out."""

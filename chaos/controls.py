@@ -12,7 +12,7 @@ from typing import Any
 
 from chaos.injector import Injector
 from fleet.errors import ConfigError
-from fleet.protocol.events import FaultReported
+from fleet.protocol.facts import FaultRecord
 from fleet.protocol.fault_kinds import BY_HAND, EXECUTABLE, KINDS
 from fleet.protocol.fault_parameters import PARAMETERS
 from fleet.protocol.types import Fault
@@ -141,12 +141,12 @@ def place_name(kind: str) -> str:
     return KINDS[kind].targets[0].field
 
 
-def obey(orders: Iterable[Order], injector: Injector, now_s: float, storm: Callable[[], tuple[Fault, ...]]) -> list[FaultReported]:
+def obey(orders: Iterable[Order], injector: Injector, now_s: float, storm: Callable[[], tuple[Fault, ...]]) -> list[FaultRecord]:
     """Carry orders out: what strikes does so at the injector's next turn. Returns reports of what was planned anew.
 
     ``storm`` makes the faults that follow when chaos is started and none is left; their times count from ``now_s``.
     """
-    planned: list[FaultReported] = []
+    planned: list[FaultRecord] = []
     for order in orders:
         match order:
             case StopChaos():

@@ -16,7 +16,7 @@ import psutil
 from chaos import ballast, brake, confine, signaller
 from chaos.processes import opened
 from chaos.programs import begin, ready
-from fleet.cluster.linux import allowed_cores
+from fleet.host.linux import allowed_cores
 from fleet.protocol.operations import HEAL, START, Acts, Operation, perform
 
 Finder = Callable[[], psutil.Process]

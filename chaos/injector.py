@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 
 from chaos.arrivals import burst_of
 from fleet.protocol.domains import place_of
-from fleet.protocol.events import FaultReported
+from fleet.protocol.facts import FaultRecord
 from fleet.protocol.fault_kinds import BY_HAND, KNOWN_S, Cost, FaultKind, FaultPlace, Heal, Performer, drawn, kind_of
 from fleet.protocol.operations import ANNOUNCE, HEAL, START, WITHDRAW, Operation, operation
 from fleet.protocol.operations import HEAD as HEAD_NODE
@@ -75,7 +75,7 @@ class ChaosView:
 class FaultAction:
     """Perform ``operations``, then hand what came of it to :meth:`Injector.outcome` and send the event that this returns."""
 
-    report: FaultReported
+    report: FaultRecord
     operations: tuple[Operation, ...] = ()
 
 
@@ -115,15 +115,15 @@ class Injector:
         self._place: dict[int, int] = {}
         self._paused, self._called_off, self._heal_now = False, "", False
 
-    def planned(self, now_s: float) -> list[FaultReported]:
+    def planned(self, now_s: float) -> list[FaultRecord]:
         """One report for each fault still ahead: send them once, before the first is due."""
-        return [FaultReported(fault, "planned", now_s, ()) for fault in reversed(self._ahead)]
+        return [FaultRecord(fault, "planned", (), at_s=now_s) for fault in reversed(self._ahead)]
 
-    def add(self, faults: Iterable[Fault], now_s: float) -> list[FaultReported]:
+    def add(self, faults: Iterable[Fault], now_s: float) -> list[FaultRecord]:
         """Plan more faults; one report for each."""
         more = list(faults)
         self._ahead = sorted([*self._ahead, *more], key=lambda fault: (fault.at_s, fault.id), reverse=True)
-        return [FaultReported(fault, "planned", now_s, ()) for fault in more]
+        return [FaultRecord(fault, "planned", (), at_s=now_s) for fault in more]
 
     def pause(self, paused: bool) -> None:
         """While paused, faults that are due are suppressed, but for those that are addressed by hand."""
@@ -169,7 +169,7 @@ class Injector:
             actions.append(_suppressed(self._ahead.pop(), now_s, why))
         return actions
 
-    def outcome(self, action: FaultAction, refusals: Iterable[str | None], now_s: float) -> FaultReported:
+    def outcome(self, action: FaultAction, refusals: Iterable[str | None], now_s: float) -> FaultRecord:
         """The event to send, once ``action`` was performed: an executed fault that was refused throughout becomes a suppressed one.
 
         ``refusals`` has one answer for each operation: why it was refused, or None.
@@ -199,7 +199,7 @@ class Injector:
             return _suppressed(fault, now_s, why)
         members = tuple(target.member for target in targets)
         self._opened(fault, members, now_s)
-        return FaultAction(FaultReported(fault, "executed", now_s, members), _to_ranks(fault, kind, START, targets, world))
+        return FaultAction(FaultRecord(fault, "executed", members, at_s=now_s), _to_ranks(fault, kind, START, targets, world))
 
     def _inject_only(self, fault: Fault, kind: FaultKind, now_s: float, world: ChaosView) -> FaultAction:
         """What a run has one of: every node is kept from it."""
@@ -213,7 +213,7 @@ class Injector:
             return _suppressed(fault, now_s, "all ranks would be lost, and neither memory nor store holds a state to go on from")
         members = tuple(occupant.member for occupant in world.slots.values()) if deadly else ()
         self._opened(fault, members, now_s, (hit,))
-        return FaultAction(FaultReported(fault, "executed", now_s, members), orders)
+        return FaultAction(FaultRecord(fault, "executed", members, at_s=now_s), orders)
 
     def _common_refusal(self, fault: Fault, kind: FaultKind, world: ChaosView) -> str | None:
         if kind.performer is None:
@@ -259,9 +259,9 @@ class Injector:
         members = tuple(target.member for target in targets)
         if kind.announced and fault.id not in self._announced:
             self._announced[fault.id] = _Open(fault, members, now_s + fault.duration_s, hit)
-            return FaultAction(FaultReported(fault, "announced", now_s, members), _orders(fault, kind, ANNOUNCE, hit, world))
+            return FaultAction(FaultRecord(fault, "announced", members, at_s=now_s), _orders(fault, kind, ANNOUNCE, hit, world))
         self._opened(fault, members, now_s, hit)
-        return FaultAction(FaultReported(fault, "executed", now_s, members), _orders(fault, kind, START, hit, world))
+        return FaultAction(FaultRecord(fault, "executed", members, at_s=now_s), _orders(fault, kind, START, hit, world))
 
     def _carry_out(self, announced: _Open, now_s: float, world: ChaosView) -> FaultAction:
         """What was announced strikes now, if it may still."""
@@ -271,10 +271,10 @@ class Injector:
 
     def _withdraw(self, announced: _Open, now_s: float, why: str, over: bool) -> FaultAction:
         del self._announced[announced.fault.id]
-        report = FaultReported(announced.fault, "suppressed", now_s, (), why)
+        report = FaultRecord(announced.fault, "suppressed", (), why, at_s=now_s)
         return FaultAction(report) if over else self._taken_back(announced, report)
 
-    def _taken_back(self, announced: _Open, report: FaultReported) -> FaultAction:
+    def _taken_back(self, announced: _Open, report: FaultRecord) -> FaultAction:
         """The run is told that it does not come after all."""
         return FaultAction(report, tuple(operation(announced.fault, WITHDRAW, node=node) for node in announced.nodes))
 
@@ -351,7 +351,7 @@ class Injector:
         if opened is not None and _stands_still(fault):
             self._gone.difference_update(opened.members)
 
-    def _forget(self, report: FaultReported) -> None:
+    def _forget(self, report: FaultRecord) -> None:
         """The world refused the fault: it did not happen."""
         self._gone.difference_update(report.members)
         self._open.pop(report.fault.id, None)
@@ -368,12 +368,12 @@ class Injector:
         detail = "" if alive else "its process was replaced meanwhile"
         needed = kind.heal is Heal.AFTER or (kind.heal is Heal.ITSELF and now_s < opened.until_s)
         operations = _to_ranks(fault, kind, HEAL, alive, world) if needed else ()
-        return FaultAction(FaultReported(fault, "healed", now_s, opened.members, detail), operations)
+        return FaultAction(FaultRecord(fault, "healed", opened.members, detail, at_s=now_s), operations)
 
     def _heal_node(self, opened: _Open, kind: FaultKind, now_s: float, over: bool, world: ChaosView) -> FaultAction:
         """A node that is lost comes back, unless the run is over; what would heal by itself is healed when the run ends before."""
         left = over and kind.heal is Heal.REPAIR
-        report = FaultReported(opened.fault, "healed", now_s, opened.members, "the run ended before the node was back" if left else "")
+        report = FaultRecord(opened.fault, "healed", opened.members, "the run ended before the node was back" if left else "", at_s=now_s)
         needed = (kind.heal in (Heal.REPAIR, Heal.AFTER) and not left) or (kind.heal is Heal.ITSELF and now_s < opened.until_s)
         return FaultAction(report, _orders(opened.fault, kind, HEAL, opened.nodes, world) if needed else ())
 
@@ -438,4 +438,4 @@ def _stands_still(fault: Fault) -> bool:
 
 
 def _suppressed(fault: Fault, now_s: float, why: str) -> FaultAction:
-    return FaultAction(FaultReported(fault, "suppressed", now_s, (), why))
+    return FaultAction(FaultRecord(fault, "suppressed", (), why, at_s=now_s))

@@ -24,7 +24,7 @@ import psutil
 
 from chaos import relay, store_relay
 from chaos.programs import begin, ready
-from fleet.cluster.clock import MonotonicClock
+from fleet.host.clock import MonotonicClock
 from fleet.protocol.operations import HEAL, START, Acts, Operation, perform
 
 BEFORE_S = 0.1

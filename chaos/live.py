@@ -10,9 +10,10 @@ from typing import Protocol
 from chaos.controls import ChaosControls, obey
 from chaos.injector import ChaosView, FaultAction, Injector
 from chaos.settings import ChaosSettings, parse_chaos
-from fleet.cluster.clock import Clock
+from fleet.host.clock import Clock
 from fleet.ledger.floor import Floor
-from fleet.protocol.events import FaultReported, FloorReached
+from fleet.protocol.events import FloorReached
+from fleet.protocol.facts import FaultRecord
 from fleet.protocol.operations import Operation
 from fleet.protocol.types import Fault
 from fleet.settings.run import RunSettings
@@ -34,7 +35,7 @@ class ChaosWorld(Protocol):
         """Have it carried out. Returns why it was refused, or None."""
         ...
 
-    def report(self, event: FaultReported) -> None:
+    def report(self, event: FaultRecord) -> None:
         """Tell the run's coordinator. Its time is that of the clock that the loop was given."""
         ...
 
@@ -123,7 +124,7 @@ class LiveChaos:
                 self._floor.injected()
             self._report(outcome)
 
-    def _report(self, event: FaultReported) -> None:
+    def _report(self, event: FaultRecord) -> None:
         self._world.report(dataclasses.replace(event, at_s=event.at_s + self._origin_s))
 
 

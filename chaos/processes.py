@@ -9,7 +9,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from fleet.cluster.proc import start_ticks
+from fleet.host.proc import start_ticks
 from fleet.protocol.operations import HEAL, START, Acts, Operation, perform
 from fleet.protocol.types import Process
 

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dashboards.identities import Identity, NamedToken, who_has
-from fleet.cluster.clock import unix_time_s
 from fleet.errors import ConfigError
+from fleet.host.clock import unix_time_s
 
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 WRITE, QUEUE, READ, NOBODY = "write", "queue", "read", "nobody"

@@ -10,9 +10,9 @@ from typing import Any
 
 from dashboards.metrics.table import RunsCollector
 from dashboards.pages.state import run_state
-from fleet.app.follow import SILENT_S, Follower, last_words
-from fleet.app.snapshots import EVERY_BYTES, LEAST_BYTES
-from fleet.cluster.clock import unix_time_s
+from fleet.host.clock import unix_time_s
+from fleet.host.follow import SILENT_S, Follower, last_words
+from fleet.host.snapshots import EVERY_BYTES, LEAST_BYTES
 from fleet.ledger.summary import LedgerSummary
 from fleet.protocol.records import RUN_NAME
 

@@ -28,8 +28,8 @@ from dashboards.feeds import RunFeed, RunFeeds
 from dashboards.identities import Identity
 from dashboards.openapi import openapi
 from dashboards.pages.logs import log_files, log_piece
-from fleet.cluster.scheduling import give_way
 from fleet.errors import ConfigError, RunFailed
+from fleet.host.scheduling import give_way
 from fleet.protocol.fault_parameters import PARAMETERS
 
 log = logging.getLogger("fleet.dashboards")
@@ -72,7 +72,7 @@ class ChaosPort(Protocol):
 
 
 class QueuePort(Protocol):
-    """Runs that wait for room; ``fleet.cli.queue.Submissions`` is one. Each raises ConfigError when it cannot be."""
+    """Runs that wait for room; ``fleet.app.cli.queue.Submissions`` is one. Each raises ConfigError when it cannot be."""
 
     def submit(self, asked: Mapping[str, Any], who: Identity) -> dict[str, Any]: ...
     def cancel(self, name: str, who: Identity) -> dict[str, Any]: ...

@@ -6,8 +6,8 @@ import atexit
 import os
 import sys
 
-from fleet.app.scripts import check_not_shadowed
 from fleet.errors import ConfigError
+from fleet.host.packages import check_not_shadowed
 
 
 def main() -> None:
@@ -31,7 +31,7 @@ def _command() -> None:
     except ConfigError as error:
         print(f"fleet: {error}", file=sys.stderr)
         sys.exit(2)
-    from fleet.cli.main import main as command
+    from fleet.app.cli.main import main as command
 
     command()
 

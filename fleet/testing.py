@@ -24,9 +24,9 @@ from pathlib import Path
 from actors.rank.telemetry.recorder import Row
 from actors.rank.telemetry.timing import OwnTime, StepTimer
 from fleet.errors import ConfigError
+from fleet.host.journal import read_journal
 from fleet.machine.core import FleetMachine
 from fleet.protocol.decisions import Decision
-from fleet.protocol.journal import read_journal
 from fleet.protocol.ports import CorruptionPolicy, IntervalPolicy, PlacementPolicy, ProgressPolicy, RecoveryPolicy, StragglerPolicy
 from fleet.protocol.records import COMMIT, DecisionMade, Record, RunStarted, Spans, ViewPublished
 from fleet.protocol.slowness import ACTIONS, Circumstances, Remedy, StepTime, Timings

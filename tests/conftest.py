@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from fleet.cluster.local import LocalCluster
+from fleet.app.cluster.local import LocalCluster
 from tests import tiers
 from tests.support.processes import end_all
 from tests.support.programs import LeftOut
@@ -104,7 +104,7 @@ def unconnected() -> Iterator[None]:
     """Tests of other files may have left this process in the cluster of the session; it is there again afterwards."""
     import ray  # who starts no cluster does without
 
-    from fleet.cluster.quiet import connect
+    from fleet.app.cluster.quiet import connect
 
     before = ray.get_runtime_context().gcs_address if ray.is_initialized() else ""
     ray.shutdown()

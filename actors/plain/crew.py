@@ -14,10 +14,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from actors.plain import launcher, worker
-from fleet.cluster import leftovers
-from fleet.cluster.clock import MonotonicClock
-from fleet.cluster.proc import start_ticks
-from fleet.cluster.processes import CLUSTER_VARIABLE, kill_all
+from fleet.host import leftovers
+from fleet.host.clock import MonotonicClock
+from fleet.host.proc import start_ticks
+from fleet.host.processes import CLUSTER_VARIABLE, kill_all
 from fleet.machine.plain.words import What, Word, read
 from fleet.protocol.types import Member, Process
 

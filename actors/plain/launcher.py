@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 
-from fleet.cluster.linux import die_with_parent
+from fleet.host.linux import die_with_parent
 
 RESTARTS = 1_000_000
 """So often the launcher starts all ranks again; Fleet ends it when nothing comes of that."""

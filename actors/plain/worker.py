@@ -18,8 +18,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from fleet.cluster.clock import now_us
-from fleet.cluster.linux import die_with_parent
+from fleet.host.clock import now_us
+from fleet.host.linux import die_with_parent
 
 SOCKET, LOGS = "FLEET_PLAIN_SOCKET", "FLEET_PLAIN_LOGS"
 """Variables of the environment: where the command listens, and where ranks print."""

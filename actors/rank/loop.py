@@ -7,7 +7,6 @@ committed shows in the next: gradients, random numbers, batches, scaler, schedul
 from __future__ import annotations
 
 import contextlib
-import functools
 import logging
 import math
 import os
@@ -42,10 +41,11 @@ from actors.rank.telemetry.exchanged import EXCHANGED
 from actors.rank.telemetry.recorder import Recorder
 from actors.rank.zero1.resharding import Resharding
 from actors.rank.zero1.sharded import ShardedEngine
-from fleet.cluster.clock import now_us
 from fleet.errors import FleetError, GroupLost, LoopError, RunOver
+from fleet.host.clock import now_us
 from fleet.protocol import moves
-from fleet.protocol.events import Implausible, Logged, Measured, Used
+from fleet.protocol.events import Implausible, Logged
+from fleet.protocol.facts import Measurement, Usage
 from fleet.protocol.levels import places
 from fleet.protocol.moves import Advance, Attempted, Compute, Move, Rehearse
 from fleet.protocol.once import BEGIN, END
@@ -53,6 +53,7 @@ from fleet.protocol.rank_machine import Moves
 from fleet.protocol.records import COMPUTE, FINISH
 from fleet.protocol.topology import DIMENSIONS, coordinate
 from fleet.protocol.types import StateId, View
+from fleet.protocol.vote import Doubt
 from fleet.settings.run import RunSettings
 
 log = logging.getLogger("fleet.rank")
@@ -379,7 +380,7 @@ class Run:
     def _measure(self, figures: Mapping[str, SupportsFloat]) -> None:
         if (here := self._here_or_none()) is not None:
             member, values = self._client.protocol.member, {name: float(value) for name, value in figures.items()}
-            self._client.say(*(Measured(member, here, name, value) for name, value in values.items() if math.isfinite(value)))
+            self._client.say(*(Measurement(member, here, name, value) for name, value in values.items() if math.isfinite(value)))
 
     def _here_or_none(self) -> StateId | None:
         return self._client.protocol.state
@@ -461,6 +462,7 @@ class Run:
             moves.AssignShards: self._share,
             moves.ViewJoined: lambda move: self._pay(move.view),
             moves.Reduce: self._reduce,
+            moves.CastVote: lambda move: self._trained.words(),
             moves.Repeat: self._repeat,
             moves.Apply: self._apply,
             moves.Advance: self._follow,
@@ -506,33 +508,32 @@ class Run:
             self._recorder.paused = False
 
     def _repeat(self, move: moves.Repeat) -> None:
-        """Every rank sees the same losses, so all repeat the step together, once: a flipped bit goes away, a wrong model does not."""
-        reduced, step = move.reduced, self._attempted
-        assert isinstance(reduced, ReductionOutcome) and step is not None
-        if self._suspect == step.number and reduced.hopeless:
-            shard = reduced.culprit
-            raise NonFiniteError(f"step {step.number}, shard {shard}: {reduced.why}, and again when it was computed once more")
+        """All ranks repeat the step together, once: a flipped bit goes away, a wrong model does not."""
+        doubt, step = move.doubt, self._attempted
+        assert step is not None
+        if self._suspect == step.number and doubt.hopeless:
+            raise NonFiniteError(f"step {step.number}, shard {doubt.shard}: {doubt.why}, and again when it was computed once more")
         self._suspect = step.number
-        self._report(reduced)
+        self._report(doubt.why, doubt)
         self._trained.repeat()
 
-    def _report(self, reduced: ReductionOutcome) -> None:
+    def _report(self, why: str, doubt: Doubt | None = None) -> None:
         if self._loop.rank == 0:
-            owner = self._rank_machine.view.members[reduced.owner] if reduced.owner >= 0 else None
-            shard = -1 if reduced.culprit is None else reduced.culprit
-            event = Implausible(self._client.protocol.member, self._here(), shard, owner, reduced.why, accepted=reduced.culprit is None)
-            self._client.say(event)
+            shard = -1 if doubt is None else doubt.shard
+            owner = self._trained.owner(shard)
+            computed_by = self._rank_machine.view.members[owner] if owner >= 0 else None
+            self._client.say(Implausible(self._client.protocol.member, self._here(), shard, computed_by, why, accepted=doubt is None))
 
     def _apply(self, move: moves.Apply) -> None:
         assert isinstance(move.reduced, ReductionOutcome)
-        if move.reduced.why:
-            self._report(move.reduced)
+        if why := self._trained.remark():
+            self._report(why)
         self._outcome = move.reduced
         self._mutate(self._trained.apply)
 
     def _follow(self, move: moves.Advance) -> None:
         assert isinstance(self._engine, ShardedEngine)
-        self._mutate(functools.partial(self._engine.advance, move.factor))
+        self._mutate(self._engine.advance)
 
     def _mutate(self, apply: Callable[[], None]) -> None:
         assert self._attempted is not None
@@ -552,12 +553,12 @@ class Run:
         self._note_commit()
         self._trained.finish(lambda: self._report_step(step, reduced.loss))
 
-    def _advance(self, factor: float) -> None:
+    def _advance(self) -> None:
         """Others took the step that this rank was about to take when its view broke: it takes it too."""
         step, engine = self._attempted, self._engine
         assert step is not None and isinstance(engine, ShardedEngine)
         before = self._recorder.code
-        self._membership.carry(self._rank_machine.take_step(Advance(factor)))
+        self._membership.carry(self._rank_machine.take_step(Advance()))
         self._note_commit()
         engine.afterwards(lambda: self._report_step(step, engine.loss))
         self._recorder.switch(before)
@@ -578,7 +579,7 @@ class Run:
     def _report_used(self, last: bool) -> None:
         if last or now_us() - self._used_us > usage.every_us(self._settings.world):
             self._used_us = now_us()
-            self._client.say(Used(self._client.protocol.member, *usage.used(), *EXCHANGED.counts, usage.FETCHED.total, *metered()))
+            self._client.say(Usage(self._client.protocol.member, *usage.used(), *EXCHANGED.counts, usage.FETCHED.total, *metered()))
 
     def _save(self, move: moves.Save) -> None:
         self._saver.begin(move.request, self._here(), self._rank_machine.view, self._trained.share())

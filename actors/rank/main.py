@@ -22,11 +22,11 @@ from actors.rank.state.saving import PartsPort
 from actors.rank.telemetry.logs import RankLog
 from actors.rank.telemetry.recorder import Recorder
 from actors.rank.telemetry.stacks import Stacks, stacks_path
-from fleet.app.rank_logs import log_path
-from fleet.cluster import secret
-from fleet.cluster.clock import now_us
-from fleet.cluster.linux import use_one_arena
 from fleet.errors import Fenced, LoopError, RunOver
+from fleet.host import secret
+from fleet.host.clock import now_us
+from fleet.host.linux import use_one_arena
+from fleet.host.rank_logs import log_path
 from fleet.protocol.events import OutputDropped, Raised
 from fleet.settings.run import RunSettings
 

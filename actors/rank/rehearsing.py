@@ -13,7 +13,7 @@ from actors.rank.state.tracked import TrackedState
 from actors.rank.step.engine import Engine
 from actors.rank.step.step import Loop
 from actors.rank.zero1.chunked import ChunkedOptimizer
-from fleet.protocol.events import Built
+from fleet.protocol.facts import RunBuilt
 from fleet.protocol.types import ENDS, Build
 
 
@@ -27,7 +27,7 @@ def rehearsing(engine: Engine, loop: Loop) -> Iterator[None]:
     loop.client.on_rehearsal(False)
     loop.recorder.paused = loop.rehearsing = False
     engine.forget()
-    loop.client.say(Built(loop.client.protocol.member, build_of(engine.state, loop)))
+    loop.client.say(RunBuilt(loop.client.protocol.member, build_of(engine.state, loop)))
 
 
 def build_of(state: TrackedState, loop: Loop) -> Build:

@@ -1,1 +1,1 @@
-"""The table of metrics, and the rules and alerts that follow from it."""
+"""The table of metrics, the rules and alerts that follow from it, and a Prometheus that asks for them."""

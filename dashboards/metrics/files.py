@@ -8,8 +8,8 @@ from typing import Any
 
 import yaml
 
+from dashboards.metrics.prometheus import scrape_configuration
 from dashboards.metrics.rules import RUNBOOK, rules
-from fleet.cluster.prometheus import scrape_configuration
 
 RAY_TARGETS = "/tmp/ray/prom_metrics_service_discovery.json"
 """Where Ray's dashboard writes the addresses of its nodes' metrics."""

@@ -6,7 +6,7 @@ import codecs
 from pathlib import Path
 from typing import Any
 
-from fleet.app.rank_logs import found, log_path, logs_of
+from fleet.host.rank_logs import found, log_path, logs_of
 from fleet.protocol.types import Member
 
 MOST_BYTES = 65_536

@@ -8,8 +8,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from dashboards.trackers.port import Tracker, TrackerPlace
-from fleet.app.extras import need
 from fleet.errors import ConfigError
+from fleet.host.extras import need
 from fleet.settings.track import TrackSettings
 
 MLFLOW_URL = "MLFLOW_TRACKING_URI"

@@ -17,7 +17,7 @@ from pathlib import Path
 from dashboards.trackers.fold import ORDER, Numbered, TrackFold
 from dashboards.trackers.port import Begun, Ended, Item, RunFacts, Span, TrackedFigures, TrackedMark, Tracker, TrackerAway
 from fleet.errors import ConfigError
-from fleet.protocol.journal import JournalTail
+from fleet.host.journal import JournalTail
 from fleet.protocol.records import Record
 
 log = logging.getLogger("fleet.trackers")

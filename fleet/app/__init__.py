@@ -1,1 +1,1 @@
-"""What is done with runs: they are planned, started, followed, compared, rehearsed and reported."""
+"""The roof, which composes: runs are planned, started, followed, compared, rehearsed and reported. It may import all."""

@@ -10,9 +10,9 @@ from typing import Any
 from fleet.app.plans import find_run
 from fleet.app.scenarios import Scenario, prepare
 from fleet.errors import ConfigError
+from fleet.host.journal import read_journal
 from fleet.ledger.goodput import Ledger
 from fleet.ledger.summary import LedgerSummary
-from fleet.protocol.journal import read_journal
 from fleet.simulation.compare import PairedVerdict, Sequential, compare
 from fleet.simulation.fleet_model import Partial
 from policies.recovery import RECOVERIES

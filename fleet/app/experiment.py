@@ -15,9 +15,9 @@ from enum import IntEnum
 from pathlib import Path
 from typing import Any
 
-from chaos import experiments
-from fleet.app.extras import need
+from fleet.app import experiment_probes
 from fleet.errors import ConfigError
+from fleet.host.extras import need
 
 HELD, VIOLATED, UNKNOWN = "held", "violated", "could not be told"
 
@@ -93,9 +93,9 @@ def load(path: str) -> Mapping[str, Any]:
 
 def _check_names(provider: Mapping[str, Any]) -> None:
     """A probe of Fleet's asks for what there is: refused now, not after the run."""
-    known = {"figure": experiments.FIGURE_NAMES, "check": experiments.CHECK_NAMES}.get(str(provider.get("func")))
+    known = {"figure": experiment_probes.FIGURE_NAMES, "check": experiment_probes.CHECK_NAMES}.get(str(provider.get("func")))
     name = (provider.get("arguments") or {}).get("name")
-    if provider.get("module") == experiments.__name__ and known is not None and name not in known:
+    if provider.get("module") == experiment_probes.__name__ and known is not None and name not in known:
         raise ConfigError(f"{provider['func']}.name", name, "is not known", f"Known: {', '.join(known)}.")
 
 
@@ -104,9 +104,9 @@ def run(experiment: Mapping[str, Any]) -> ExperimentOutcome:
     settings = _settings(experiment)
     try:
         failed = _carry_out(experiment["method"], settings)
-        cut = failed or experiments.cut_off()
+        cut = failed or experiment_probes.cut_off()
         verdicts = tuple(_less_violated(judge(probe, settings), cut) for probe in _probes(experiment))
-        return ExperimentOutcome(experiment["title"], verdicts, failed, experiments.stopped_by_floor())
+        return ExperimentOutcome(experiment["title"], verdicts, failed, experiment_probes.stopped_by_floor())
     finally:
         _carry_out(experiment.get("rollbacks") or [], settings)
 

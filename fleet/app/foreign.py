@@ -10,13 +10,13 @@ from typing import Any, Protocol
 
 import ray
 
+from fleet.app.cluster import ray_internals
+from fleet.app.cluster.joined import JoinedCluster, in_words, nodes
 from fleet.app.nodes_wanted import NodeAsker
-from fleet.app.rank_logs import FOLDER
-from fleet.cluster import ray_internals
-from fleet.cluster.joined import JoinedCluster, in_words, nodes
-from fleet.cluster.mirroring import MirroredFiles
-from fleet.cluster.provider import NodePlace
+from fleet.host.mirroring import MirroredFiles
+from fleet.host.rank_logs import FOLDER
 from fleet.protocol.events import RoomMissing
+from fleet.protocol.provider import NodePlace
 
 log = logging.getLogger("fleet.app.foreign")
 LOOK_S = 1.0

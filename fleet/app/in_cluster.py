@@ -19,12 +19,12 @@ from ray import cloudpickle
 from actors.supervisor import ENVIRONMENT, OUTCOME, PLAN
 from dashboards.trackers import choice
 from fleet.app import chaos_token, policy_choice
+from fleet.app.cluster import nodes_asked
+from fleet.app.cluster.joined import JoinedCluster, check_room, examine
 from fleet.app.link_preflight import kept_out
 from fleet.app.plans import RunPlan, RunResult, store_url
 from fleet.app.recipes import LiveRun
 from fleet.app.stopping import stopped_by_signals
-from fleet.cluster import nodes_asked
-from fleet.cluster.joined import JoinedCluster, check_room, examine
 from fleet.errors import ConfigError, FleetError
 
 log = logging.getLogger("fleet.app.in_cluster")

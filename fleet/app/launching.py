@@ -14,13 +14,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from actors.rank.script import Script
-from fleet.app import plans, policy_choice, resuming, scripts, twins
+from fleet.app import plans, policy_choice, resuming, twins
 from fleet.app.configuration import Configuration, configured, layer_of
 from fleet.app.progress_calls import Progress, reporting
 from fleet.app.result import Result, Twin, result_of
 from fleet.app.shipping import ship
 from fleet.app.stopping import stopped_by_signals
 from fleet.errors import ConfigError, RunFailed
+from fleet.host import packages
 from fleet.settings.fields import unknown
 from fleet.settings.run import RunSettings
 
@@ -124,7 +125,7 @@ class LaunchRequest:
 
 def launched(train: Callable[[Any], None], layers: Sequence[Layer], asked: LaunchRequest) -> Result:
     """:func:`launch` for a train function that ranks can have as it is."""
-    scripts.check_not_shadowed()
+    packages.check_not_shadowed()
     found = configured(*layers)
     plan = plan_of(train, found, asked)
     plans.check_chaos_allowed(asked.address, asked.allow_chaos, plan.chaos.on)
@@ -231,7 +232,7 @@ def _local(plan: RunPlan) -> Iterator[Start]:
     """A local cluster for the run, and its twin."""
     from dashboards.trackers import choice
     from fleet.app import recipes
-    from fleet.cluster import ray_internals
+    from fleet.app.cluster import ray_internals
     from storage.backends.trial import StoreTrial, check_folder
 
     choice.check(plan.settings.track, os.environ)

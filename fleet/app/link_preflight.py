@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 
 from actors.link_survey import LinkSurvey
-from fleet.cluster.provider import NodePlace
 from fleet.ledger.links import Link
 from fleet.protocol.decisions import Decision
 from fleet.protocol.domains import Place as Domain
+from fleet.protocol.provider import NodePlace
 from policies import links
 
 AT_ONCE = 4

@@ -6,10 +6,10 @@ from typing import Any, Protocol
 
 import ray
 
-from fleet.cluster import ray_internals
-from fleet.cluster.clock import Clock, MonotonicClock
-from fleet.cluster.joined import JoinedCluster, chosen
-from fleet.cluster.nodes_asked import PlaceGroup
+from fleet.app.cluster import ray_internals
+from fleet.app.cluster.joined import JoinedCluster, chosen
+from fleet.app.cluster.nodes_asked import PlaceGroup
+from fleet.host.clock import Clock, MonotonicClock
 from fleet.protocol.events import NodesWanted
 from fleet.settings.per_rank import room
 from policies.node_requests import NodeReport, NodeRequests, NodeSeen

@@ -12,18 +12,19 @@ from chaos.live import live_chaos
 from chaos.nodes import ClusterNodes
 from chaos.processes import LocalProcesses
 from fleet.app.plans import RunPlan, RunResult, describe
-from fleet.app.rank_logs import logs_of
 from fleet.app.tracking import tracked
-from fleet.cluster.clock import MonotonicClock, unix_time_s
-from fleet.cluster.provenance import code_of
+from fleet.host.clock import MonotonicClock, unix_time_s
+from fleet.host.journal import JournalWriter
+from fleet.host.provenance import code_of
+from fleet.host.rank_logs import logs_of
 from fleet.ledger import floor
 from fleet.machine.plain.job import Limits, PlainJob
 from fleet.machine.plain.kinds import INJECTABLE, why_not
 from fleet.machine.plain.nodes import PlainNodes
 from fleet.protocol.causes import EndWhy
-from fleet.protocol.events import FaultReported, FloorReached
+from fleet.protocol.events import FloorReached
+from fleet.protocol.facts import FaultRecord
 from fleet.protocol.fault_kinds import Performer, kind_of
-from fleet.protocol.journal import JournalWriter
 from fleet.protocol.operations import Operation
 from fleet.protocol.records import VERSION, Record, RunEnded, RunStarted
 from fleet.protocol.types import Member
@@ -191,7 +192,7 @@ class _World:
         with self._run.lock:
             self._run.write([floor.stops(event, self._run.clock.now_s())])
 
-    def report(self, event: FaultReported) -> None:
+    def report(self, event: FaultRecord) -> None:
         with self._run.lock:
             self._run.write(self._run.job.injected(event))
 

@@ -13,14 +13,14 @@ from pathlib import Path
 from typing import Any
 
 from actors.rank.script import Script
+from actors.rank.script_loading import load_train
 from chaos.settings import ChaosSettings
 from fleet.app import policy_choice, twins
-from fleet.app.follow import last_words
 from fleet.app.policy_choice import completed
-from fleet.app.scripts import load_train
-from fleet.cluster.provenance import PATCH, Code, code_of, provenance
 from fleet.errors import ConfigError, RunFailed
-from fleet.protocol.journal import read_journal
+from fleet.host.follow import last_words
+from fleet.host.journal import read_journal
+from fleet.host.provenance import PATCH, Code, code_of, provenance
 from fleet.protocol.records import COMPLETED, PLAIN, RUN_NAME, UNSAVED, RunBuilt, RunEnded, RunStarted, configuration
 from fleet.protocol.types import Build
 from fleet.settings.fields import read

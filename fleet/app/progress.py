@@ -11,11 +11,11 @@ from rich.progress import BarColumn, Progress, TextColumn
 from rich.text import Text
 
 from fleet.app.beginning import Beginning
-from fleet.app.follow import Follower
 from fleet.app.live_line import Status, StepPace, forewarning, hung, in_columns, parts
 from fleet.app.progress_calls import Watching
-from fleet.app.rank_logs import RunLogs
-from fleet.app.snapshots import EVERY_BYTES
+from fleet.host.follow import Follower
+from fleet.host.rank_logs import RunLogs
+from fleet.host.snapshots import EVERY_BYTES
 from fleet.ledger.happenings import Line, Narrator
 from fleet.ledger.report import duration
 from fleet.ledger.summary import LedgerSummary
@@ -36,7 +36,7 @@ class LiveView(Watching):
     """Tells the terminal.
 
     Args:
-        console: prints whole lines, see ``fleet.cli.prints``. Its line lives where it is a terminal.
+        console: prints whole lines, see ``fleet.app.cli.prints``. Its line lives where it is a terminal.
         clock: seconds that do not go back.
         logs: what ranks print is shown, too.
         first_fault_s: when chaos strikes first, in seconds of training; None: never.

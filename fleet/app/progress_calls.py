@@ -12,7 +12,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from fleet.app.follow import Follower
+from fleet.host.follow import Follower
 from fleet.ledger.happenings import Line, Narrator
 from fleet.protocol.records import PROGRAM, Measurement, Record
 

@@ -9,9 +9,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from fleet.app.folds import is_written
-from fleet.app.follow import SILENT_S, last_words
 from fleet.errors import ConfigError
+from fleet.host.folds import is_written
+from fleet.host.follow import SILENT_S, last_words
 from fleet.protocol.records import RunEnded, RunStarted, configuration
 
 UNITS_S = {"m": 60.0, "h": 3_600.0, "d": 86_400.0, "w": 604_800.0}

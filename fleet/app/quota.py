@@ -9,8 +9,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from chaos.confine import BoundGroup, sweep
-from fleet.cluster.processor_time import V1_PERIOD, V1_QUOTA, V2_LIMIT, own_group
 from fleet.errors import ConfigError
+from fleet.host.processor_time import V1_PERIOD, V1_QUOTA, V2_LIMIT, own_group
 
 PREFIX = "fleet-cpu-"
 LEAST_QUOTA_US, PERIOD_US = 1_000, 5_000

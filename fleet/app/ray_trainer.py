@@ -17,8 +17,8 @@ from fleet.app import launching, plans
 from fleet.app.launching import LaunchRequest
 from fleet.app.shipping import check_callable, name_of, packed
 from fleet.errors import ConfigError, RunFailed
+from fleet.host.journal import read_journal
 from fleet.ledger.reports import ReportMade, reports
-from fleet.protocol.journal import read_journal
 from fleet.settings.run import RunSettings
 from storage.reported import ReportedFolders
 
@@ -195,7 +195,7 @@ def _notes(scaling: ray.train.ScalingConfig, run: ray.train.RunConfig | None) ->
 
 def readable(name: str, dataset: Any) -> Any:
     """A dataset of the trainer's as ``step.batches`` takes it. Raises ConfigError for one that it cannot take."""
-    from fleet.cluster.ray_internals import parquet_paths
+    from fleet.app.cluster.ray_internals import parquet_paths
     from fleet.data import Parquet, Reader, ShardedDataset, Streams
 
     if isinstance(dataset, ShardedDataset | Streams):

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import ray
 
-from actors import fork_server
+from actors import control_store, fork_server
 from actors.hosts import CoordinatorSpec, start_agent, start_coordinator, start_head_forks, start_zygote
 from actors.rank.environment import RANK_ENVIRONMENT
 from actors.rank.home import Home
@@ -36,30 +36,32 @@ from chaos.links import LocalLinks
 from chaos.live import live_chaos
 from chaos.nodes import ClusterNodes
 from chaos.processes import LocalProcesses
+from fleet.app.cluster import ray_internals
+from fleet.app.cluster.gpus import gpus_for
+from fleet.app.cluster.joined import JoinedCluster
+from fleet.app.cluster.local import LocalCluster
 from fleet.app.foreign import Caretaker
 from fleet.app.machines import make_machine
 from fleet.app.notices import SAID_BY_RAY, Notices
 from fleet.app.plans import RunPlan, RunResult, describe, store_url
-from fleet.app.rank_logs import logs_of
 from fleet.app.tracking import tracked
-from fleet.cluster import control_store, ray_internals, secret, twin_folder
-from fleet.cluster.clock import MonotonicClock, unix_time_s
-from fleet.cluster.gpus import gpus_for
-from fleet.cluster.joined import JoinedCluster
-from fleet.cluster.local import LocalCluster
-from fleet.cluster.provenance import Code, code_of
-from fleet.cluster.provider import Cluster, NodePlace
 from fleet.errors import JournalError, RunFailed
+from fleet.host import secret, twin_folder
+from fleet.host.clock import MonotonicClock, unix_time_s
+from fleet.host.journal import read_journal
+from fleet.host.provenance import Code, code_of
+from fleet.host.rank_logs import logs_of
 from fleet.laws.reliability import all_lost_rate_per_s
 from fleet.ledger.forecast import REFILL_S
 from fleet.ledger.health import HOUR_S, histories
 from fleet.protocol.decisions import Decision
 from fleet.protocol.domains import HOST, VARIABLE, check_labels, locate
-from fleet.protocol.events import FaultReported, FloorReached
+from fleet.protocol.events import FloorReached
+from fleet.protocol.facts import FaultRecord
 from fleet.protocol.fault_kinds import Cost, Performer, kind_of
 from fleet.protocol.instructions import EndRun
-from fleet.protocol.journal import read_journal
 from fleet.protocol.operations import HEAD, START, Operation
+from fleet.protocol.provider import Cluster, NodePlace
 from fleet.protocol.records import COMPLETED, UNSAVED, VERSION, RunStarted
 from fleet.settings.run import RunSettings
 from policies.interval import LevelRates
@@ -513,7 +515,7 @@ class _World:
     def report_floor(self, event: FloorReached) -> None:
         ray.get(self._run.coordinator.report.remote(event), timeout=ANSWER_S)
 
-    def report(self, event: FaultReported) -> None:
+    def report(self, event: FaultRecord) -> None:
         ray.get(self._run.coordinator.report.remote(event), timeout=ANSWER_S)
 
 

@@ -25,14 +25,14 @@ from actors.rank.shipped import Shipped
 from actors.supervisor import DriverStanding
 from dashboards.trackers import choice
 from fleet.app import chaos_token, plans
+from fleet.app.cluster import ray_internals, reach
+from fleet.app.cluster.joined import SLOT, environment, nodes, run_names, top_of
+from fleet.app.cluster.ray_internals import free_by_node
 from fleet.app.plans import RunPlan, RunResult
 from fleet.app.shipping import ship
-from fleet.cluster import ray_internals, reach
-from fleet.cluster.joined import SLOT, environment, nodes, run_names, top_of
-from fleet.cluster.mirroring import MirroredFiles
-from fleet.cluster.provenance import code_of, provenance
-from fleet.cluster.ray_internals import free_by_node
 from fleet.errors import ConfigError, RunFailed
+from fleet.host.mirroring import MirroredFiles
+from fleet.host.provenance import code_of, provenance
 from fleet.settings.per_rank import room
 
 ROOT = "~/.fleet/runs"

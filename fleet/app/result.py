@@ -114,7 +114,7 @@ def result_of(folder: Path, store: str, verdict: Mapping[str, Any] | None = None
     Raises JournalError when nothing of the journal is good.
     """
     from fleet.app.expects import FIGURES
-    from fleet.app.follow import open_report
+    from fleet.host.follow import open_report
 
     data = report_data(*open_report(folder / "journal.jsonl"), verdict)
     return Result(

@@ -9,12 +9,12 @@ from typing import Any
 from chaos.settings import ChaosSettings
 from fleet.app import plans
 from fleet.app.configuration import Configuration
-from fleet.app.folds import is_written
 from fleet.app.policy_choice import completed
-from fleet.cluster.provenance import digest_of_script
 from fleet.errors import ConfigError
+from fleet.host.folds import is_written
+from fleet.host.journal import read_journal
+from fleet.host.provenance import digest_of_script
 from fleet.machine.sessions import MOST, Sessions, in_words
-from fleet.protocol.journal import read_journal
 from fleet.protocol.records import Resumed
 from fleet.settings.fields import read, values_of
 from fleet.settings.run import RunSettings

@@ -12,24 +12,25 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fleet.app import launching, plans, scripts
+from actors.rank import script_loading
+from fleet.app import launching, plans
 from fleet.app.configuration import configured
 from fleet.app.quota import Quotas
 from fleet.app.stopping import stopped_by_signals
-from fleet.cluster.clock import Clock, unix_time_s
-from fleet.cluster.processor_time import cores_of_host
 from fleet.errors import ConfigError, RunFailed
+from fleet.host.clock import Clock, unix_time_s
+from fleet.host.journal import JournalTail, read_journal
+from fleet.host.processor_time import cores_of_host
 from fleet.ledger.bill import tariff
 from fleet.ledger.goodput import Ledger
 from fleet.ledger.step_terms import StepRow, StepTerms, means, settled
-from fleet.protocol.journal import JournalTail, read_journal
 from fleet.protocol.records import FLOPS, Committed, DataRead, ProcessUp, Record, ViewPublished
 from fleet.settings.run import RunSettings
 
 if TYPE_CHECKING:
-    from fleet.cluster.provider import Cluster
     from fleet.laws.scale_fit import Fit, Visit
     from fleet.planning.scale import Failures, RankPrice, WorldRow
+    from fleet.protocol.provider import Cluster
 
 LOOK_S = 0.1
 LEAST_STEPS = 10
@@ -99,7 +100,7 @@ def scale(asked: ScaleRequest, clock: Clock, report_to: Reporter) -> dict[str, A
 
     Raises ConfigError before any process starts; RunFailed when a run fails, or tells too little.
     """
-    settings, train = _settings(asked), scripts.load_train(asked.script)
+    settings, train = _settings(asked), script_loading.load_train(asked.script)
     quotas = None if asked.cpu_quota is None else Quotas(asked.cpu_quota)
     from fleet.app import recipes
 

@@ -14,8 +14,8 @@ from types import ModuleType
 from typing import Any
 
 from actors.rank.shipped import Shipped
-from fleet.app.scripts import PACKAGES
 from fleet.errors import ConfigError
+from fleet.host.packages import PACKAGES
 
 _pickling = threading.Lock()
 """What is pickled by value is the same for the whole process."""

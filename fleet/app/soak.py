@@ -14,9 +14,10 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from actors.rank import script_loading
 from chaos.arrivals import as_trace
 from chaos.soak import kinds_for, round_of
-from fleet.app import launching, plans, scripts
+from fleet.app import launching, plans
 from fleet.app.configuration import configured
 from fleet.app.result import Result
 from fleet.errors import ConfigError, RunFailed
@@ -102,7 +103,7 @@ def one_round(asked: Soak, number: int, digest: str) -> Round:
 
 
 def _run(asked: Soak, chaos: Any, name: str = "") -> Result:
-    train = scripts.load_train(asked.script)
+    train = script_loading.load_train(asked.script)
     return launching.launch(
         train, chaos=chaos, address=asked.address or None, allow_chaos=bool(asked.address), name=name, check=False, **asked.settings
     )

@@ -21,13 +21,13 @@ from typing import IO
 from dashboards.trackers import choice
 from dashboards.trackers.session import FOLDER, StandingFile, TrackerSession, TrackerStanding, Wait, standing
 from fleet.app import plans
-from fleet.app.follow import open_report
 from fleet.app.report import render_table
 from fleet.app.result import report_data
-from fleet.cluster.clock import MonotonicClock
-from fleet.cluster.linux import be_nicer
-from fleet.cluster.processes import calling
 from fleet.errors import ConfigError, FleetError
+from fleet.host.clock import MonotonicClock
+from fleet.host.follow import open_report
+from fleet.host.linux import be_nicer
+from fleet.host.processes import calling
 from fleet.protocol.records import section
 from fleet.settings.fields import read
 from fleet.settings.track import TrackSettings

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from fleet.app.rank_logs import named
 from fleet.ledger.report import duration
 from fleet.protocol.causes import AgentHungUp, AgentSilent, Evicted, ProcessEnded
 from fleet.protocol.decisions import DomainLost
@@ -203,10 +202,10 @@ class Narrator:
     def _of_loss(self, record: ProcessLost) -> str:
         where = f" in step {record.step}" if record.step >= 0 else ""
         if record.fault is None:
-            return f"rank {named(record.member)} is lost{where}: {record.cause}"
+            return f"rank {record.member.name} is lost{where}: {record.cause}"
         fault = self._faults.get(record.fault)
         how = kind_of(fault.kind).ends if fault is not None and not isinstance(record.cause, Evicted) else ""
-        return f"rank {named(record.member)} is lost{where}: {how or record.cause} by fault {record.fault}"
+        return f"rank {record.member.name} is lost{where}: {how or record.cause} by fault {record.fault}"
 
     def _of_checkpoint(self, record: CheckpointRecord) -> Iterator[tuple[str, str, str]]:
         what = {STORE: "checkpoint", PEERS: "copy in memory"}.get(record.level, f"checkpoint in the {record.level}")
@@ -222,7 +221,7 @@ SUMMARIZED = ("kind", "node", "severity", "loss", "delay_s")
 
 def operation(fault: Fault, members: tuple[Member, ...]) -> str:
     """What was done, to whom: ``SIGSTOP to rank 1 for 6.0 s (gpu)``."""
-    ranks = f"rank{'s' if len(members) > 1 else ''} {', '.join(map(named, members)) or 'of nobody'}"
+    ranks = f"rank{'s' if len(members) > 1 else ''} {', '.join(member.name for member in members) or 'of nobody'}"
     lasts = f" for {duration(fault.duration_s)}" if fault.duration_s else ""
     words = kind_of(fault.kind).summary.format(ranks=ranks, lasts=lasts, **{name: getattr(fault, name) for name in SUMMARIZED})
     return f"{words} ({fault.component})"

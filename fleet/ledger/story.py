@@ -135,7 +135,7 @@ def _moments(known: _Known) -> Iterator[Moment]:
     for record in known.records[: known.place]:
         at_s, said = getattr(record, "at_s", loss.at_s), _before(known, record)
         if isinstance(record, Received) and loss.event and record.event == loss.event:
-            declared_s, at_s = record.at_s, loss.at_s if record.what == "Lost" else record.at_s
+            declared_s, at_s = record.at_s, loss.at_s if record.what == "ProcessLost" else record.at_s
         if said is not None:
             yield Moment(at_s - loss.at_s, getattr(record, "event", 0), *said)
     yield Moment(declared_s - loss.at_s, loss.event, COORDINATOR, f"rank {loss.member} is declared lost: {loss.cause}")
@@ -228,7 +228,7 @@ def _words(known: _Known, record: Record) -> tuple[str, str] | None:
 
 
 WORDS = {
-    "Lost": "has seen the end of rank {member}",
+    "ProcessLost": "has seen the end of rank {member}",
     "NodeSilent": "the line to the agent of node {node} broke",
     "NodeLost": "node {node} is gone",
     "Raised": "its train function raised: {detail}",
@@ -247,7 +247,7 @@ def _received(record: Received) -> tuple[str, str]:
     text = words.format(member=record.member, node=record.node, generation=record.generation, step=step, detail=record.detail).strip()
     if record.what in OF_RANKS:
         return f"rank {record.member}", text
-    return (f"agent {record.node}" if record.what == "Lost" else COORDINATOR), text
+    return (f"agent {record.node}" if record.what == "ProcessLost" else COORDINATOR), text
 
 
 def _moved(known: _Known, view: View) -> str:

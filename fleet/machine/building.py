@@ -12,33 +12,34 @@ from dataclasses import replace
 from fleet.machine.end import end
 from fleet.machine.state import MachineState
 from fleet.protocol.causes import EndWhy
-from fleet.protocol.records import DecisionMade, RunBuilt
+from fleet.protocol.facts import RunBuilt, noted
+from fleet.protocol.records import DecisionMade
 from fleet.protocol.types import Build
 
 POLICY = "resume"
 WAY_OUT = "Give it what it had; or begin a new run from its weights, with run.track(weights=...)"
 
 
-def received(machine: MachineState, build: Build, now_s: float) -> None:
+def received(machine: MachineState, event: RunBuilt, now_s: float) -> None:
     """A rank is built. The first one of a session is compared with the sessions before; the others with the first."""
-    before = machine.build
+    before, build = machine.build, event.build
     if machine.compared:
         if before is not None and (build.data, build.samples) == (before.data, before.samples) and build.data_sha256 != before.data_sha256:
-            _write(machine, replace(before, data_sha256=""), now_s)  # it is another one in each process: it tells nothing
+            _write(machine, event, replace(before, data_sha256=""), now_s)  # it is another one in each process: it tells nothing
         return
     if before is not None and (why := "; ".join(_refused(before, build))):
         end(machine, EndWhy.REFUSED, f"refused: {why}. {WAY_OUT}", "", now_s)
         return
     for reason in [*(_changed(before, build) if before is not None else ()), *_too_short(build)]:
         machine.write(DecisionMade(POLICY, "warn", reason, None, now_s))
-    _write(machine, build, now_s)
+    _write(machine, event, build, now_s)
 
 
-def _write(machine: MachineState, build: Build, now_s: float) -> None:
+def _write(machine: MachineState, event: RunBuilt, build: Build, now_s: float) -> None:
     machine.compared = True
     if build != machine.build:
         machine.build = build
-        machine.write(RunBuilt(build, now_s))
+        machine.write(noted(event, now_s, build=build))
 
 
 def _refused(was: Build, now: Build) -> Iterator[str]:

@@ -12,9 +12,10 @@ from typing import Any
 
 from fleet.machine.roster import RankPhase
 from fleet.machine.state import MachineState
-from fleet.protocol.events import Event, Formed, Joined, Lost, NodeJoined, NodeLost, NodeSilent, Quiesced, Raised
+from fleet.protocol.events import Event, Formed, Joined, NodeJoined, NodeLost, NodeSilent, Quiesced, Raised
+from fleet.protocol.facts import ProcessLost
 from fleet.protocol.instructions import Instruction, Write
-from fleet.protocol.records import DecisionMade, HistoryBegun, ProcessLost, Received, RunEnded, ViewPublished
+from fleet.protocol.records import DecisionMade, HistoryBegun, Received, RunEnded, ViewPublished
 from fleet.protocol.types import Member
 
 DECISIVE = (DecisionMade, ViewPublished, HistoryBegun, ProcessLost, RunEnded)
@@ -23,12 +24,8 @@ DETAIL = 160
 """So many characters of what a rank said."""
 
 
-ALWAYS = (Quiesced, Formed, Lost, Raised, NodeSilent, NodeLost)
-"""Events that are told whatever they lead to."""
-
-
 def news(machine: MachineState, event: Event, now_s: float) -> Received | None:
-    """``event`` in short, if it is one that is always told, and is not said again. To be asked before it is handled."""
+    """``event``, which is told whatever it leads to, in short; None if it is said again. To be asked before it is handled."""
     match event:
         case Quiesced(member=member, generation=generation):
             rank = machine.current(member)
@@ -40,7 +37,7 @@ def news(machine: MachineState, event: Event, now_s: float) -> Received | None:
             rank = machine.current(member)
             if rank is not None and rank.may_be_in(generation) and (rank.generation, rank.phase) != (generation, RankPhase.JOINED):
                 return Received(machine.event, "Formed", now_s, member, rank.process.node, generation, state.step)
-        case Lost(member=member) | Raised(member=member) if (rank := machine.current(member)) is not None:
+        case ProcessLost(member=member) | Raised(member=member) if (rank := machine.current(member)) is not None:
             said = event.error[:DETAIL] if isinstance(event, Raised) else ""
             return Received(machine.event, type(event).__name__, now_s, member, rank.process.node, rank.generation, event.step, said)
         case NodeSilent(node=node) | NodeLost(node=node):

@@ -27,10 +27,10 @@ from fleet.protocol.causes import (
     incident,
 )
 from fleet.protocol.decisions import Gathering, OfView
-from fleet.protocol.events import Explained, FaultReported, Heartbeat, Lost, Raised
+from fleet.protocol.events import Heartbeat, NodeLost, NodeSilent, Raised
+from fleet.protocol.facts import FaultRecord, LossExplained, ProcessLost, noted
 from fleet.protocol.instructions import Cancel, Evict, Quiesce
 from fleet.protocol.probes import probe
-from fleet.protocol.records import FaultRecord, LossExplained
 from fleet.protocol.topology import asked
 from fleet.protocol.types import Member
 
@@ -39,7 +39,7 @@ LOOP, RAISED = "a mistake of the train function, not the hardware", "the train f
 # ---- who is lost -------------------------------------------------------------------------------------------------------------------------
 
 
-def lost(machine: MachineState, event: Lost, now_s: float) -> None:
+def lost(machine: MachineState, event: ProcessLost, now_s: float) -> None:
     """A rank's process has ended, as its node's agent saw."""
     rank = machine.current(event.member)
     machine.roster.condemned.pop(event.member, None)
@@ -47,6 +47,11 @@ def lost(machine: MachineState, event: Lost, now_s: float) -> None:
         rank.step, rank.shard = event.step, event.shard
         drop(machine, rank, _announced(machine, rank, event.cause), event.at_s, now_s, event.detail)
         machine.roster.condemned.pop(event.member, None)
+
+
+def given_up(machine: MachineState, event: NodeLost, now_s: float) -> None:
+    """A node is lost, as the coordinator was told."""
+    node_lost(machine, event.node, event.cause, event.at_s, now_s)
 
 
 def node_lost(machine: MachineState, node: str, cause: NodeCause, at_s: float, now_s: float) -> None:
@@ -68,20 +73,21 @@ def _announced(machine: MachineState, rank: Rank, cause: Cause) -> Cause:
     return TakenAway() if node in roster.leaving and released else cause
 
 
-def hung_up(machine: MachineState, node: str, at_s: float, now_s: float) -> None:
+def hung_up(machine: MachineState, event: NodeSilent, now_s: float) -> None:
     """The connection of a node's agent has ended. After a silence that says nothing: across a cut an old connection ends, not the agent."""
+    node = event.node
     if node in machine.roster.late or node in machine.roster.unheard(STOOD_STILL_S, now_s):
         probe("an old line breaks after a silence")
         return
-    machine.roster.silent[node] = at_s
+    machine.roster.silent[node] = event.at_s
     if machine.phase == Phase.GATHER and machine.grace_until_s is None:
         press(machine, now_s)
 
 
-def explained(machine: MachineState, event: Explained, now_s: float) -> None:
+def explained(machine: MachineState, event: LossExplained, now_s: float) -> None:
     """How a process ended that is lost, as its node's agent has heard since."""
     if machine.current(event.member) is None:
-        machine.write(LossExplained(event.member, event.cause, now_s))
+        machine.write(noted(event, now_s))
 
 
 def raised(machine: MachineState, event: Raised, now_s: float) -> None:
@@ -128,11 +134,11 @@ def heartbeat(machine: MachineState, event: Heartbeat, now_s: float) -> None:
         machine.say(Evict(stale.member, stale.process, GivenUp()))
 
 
-def injected(machine: MachineState, event: FaultReported) -> None:
+def injected(machine: MachineState, event: FaultRecord, now_s: float) -> None:
     """``aimed`` comes right before the blow, so that a death that follows at once is known to be injected; it is not journalled."""
     machine.losses.aimed(event, tuple(member for member in event.members if machine.current(member)))
     if event.phase != "aimed":
-        machine.write(FaultRecord(event.fault, event.phase, event.at_s, event.members, event.detail))
+        machine.write(event)
 
 
 # ---- what follows ------------------------------------------------------------------------------------------------------------------------

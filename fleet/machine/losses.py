@@ -6,8 +6,7 @@ from collections.abc import Iterable
 
 from fleet.machine.roster import Rank
 from fleet.protocol.causes import Cause, TrainRaised
-from fleet.protocol.events import FaultReported
-from fleet.protocol.records import FaultRecord, ProcessLost
+from fleet.protocol.facts import FaultRecord, ProcessLost
 from fleet.protocol.topology import WINDOW_S
 from fleet.protocol.types import Loss, Member
 
@@ -28,7 +27,7 @@ class Losses:
         ``domain``: the path of its node, where it is lost with that.
         """
         fault = self._injected.pop(rank.member, None)
-        record = ProcessLost(rank.member, cause, at_s, fault, generation, rank.step, rank.shard, detail)
+        record = ProcessLost(rank.member, cause, fault, generation, rank.step, rank.shard, detail, at_s=at_s)
         self.causes.append(str(rank.member))
         self._count(record, rank.process.node, committed, domain)
         return record
@@ -63,7 +62,7 @@ class Losses:
         for member in members:
             self._injected.pop(member, None)
 
-    def aimed(self, event: FaultReported, present: tuple[Member, ...]) -> None:
+    def aimed(self, event: FaultRecord, present: tuple[Member, ...]) -> None:
         """A fault is aimed at ranks, of which ``present`` are alive: deaths that follow are injected, until it has healed."""
         if event.phase in ("aimed", "executed"):
             self._injected.update(dict.fromkeys(present, event.fault.id))

@@ -8,7 +8,7 @@ from fleet.machine.roster import Rank, RankPhase
 from fleet.machine.state import MachineState, Phase
 from fleet.machine.views import entered
 from fleet.protocol.causes import Departure, GatherWhy, Superseded
-from fleet.protocol.events import Finished, Formed, Joined, Left, Quiesced
+from fleet.protocol.events import Finished, Formed, Joined, Left, Quiesced, Ready
 from fleet.protocol.instructions import Fence, Welcome
 from fleet.protocol.probes import probe
 from fleet.protocol.records import ProcessUp
@@ -42,9 +42,9 @@ def joined(machine: MachineState, event: Joined, now_s: float) -> None:
     machine.say(Welcome(slot, event.token, rank.member.incarnation))
 
 
-def ready(machine: MachineState, member: Member, now_s: float) -> None:
+def ready(machine: MachineState, event: Ready, now_s: float) -> None:
     """It has built its model."""
-    rank = machine.current(member)
+    rank = machine.current(event.member)
     if rank is not None and rank.phase == RankPhase.STARTING:
         rank.phase, rank.beat_s, rank.reported, rank.ready_s = RankPhase.STANDBY, now_s, True, now_s
 

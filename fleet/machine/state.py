@@ -1,7 +1,7 @@
 """What a run is like now, as data: ``MachineState``.
 
 The functions of this package take it and change it; nothing else does. ``validate`` says when it contradicts itself; the simulator asks
-after each event.
+after each event, a live coordinator now and then, see ``audit.py``.
 """
 
 from __future__ import annotations
@@ -20,10 +20,11 @@ from fleet.machine.stragglers import Stragglers
 from fleet.machine.tiers import Tiers
 from fleet.protocol.causes import EndWhy
 from fleet.protocol.decisions import Action, AnyPayload, Decision, Lacking
+from fleet.protocol.facts import DataRead
 from fleet.protocol.instructions import Instruction, Write
 from fleet.protocol.once import Once
 from fleet.protocol.ports import PlacementPolicy, RecoveryPolicy
-from fleet.protocol.records import DataRead, DecisionMade, Record, RunEnded
+from fleet.protocol.records import DecisionMade, Record, RunEnded
 from fleet.protocol.types import Build, Member, StateId, View
 from fleet.settings.run import RunSettings
 

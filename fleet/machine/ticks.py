@@ -11,11 +11,11 @@ from fleet.machine.stopping import stop
 from fleet.machine.views import note_commits
 from fleet.protocol.causes import EndWhy, GatherWhy, NoHeartbeat, NoProgress, NotReported
 from fleet.protocol.decisions import StoodStill
-from fleet.protocol.events import StopRequested
+from fleet.protocol.events import StopRequested, Tick
 from fleet.protocol.probes import probe
 
 
-def tick(machine: MachineState, now_s: float) -> None:
+def tick(machine: MachineState, event: Tick, now_s: float) -> None:
     """Give up whoever was silent for too long, or does not move; note what was committed."""
     gap_s, machine.ticked_s = now_s - machine.ticked_s, now_s
     if gap_s > min(STOOD_STILL_S, STOOD_STILL * machine.settings.timeouts.heartbeat_s):

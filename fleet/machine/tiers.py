@@ -9,9 +9,9 @@ from fleet.machine.checkpoints import Checkpoints
 from fleet.machine.outage import Outage
 from fleet.machine.roster import Roster
 from fleet.machine.sessions import Sessions, in_words
-from fleet.protocol.events import CheckpointDurable, CheckpointFailed, CopiesHeld, Event, PartFailed, PartWritten
+from fleet.protocol.events import CopiesHeld
 from fleet.protocol.instructions import Instruction
-from fleet.protocol.levels import LEVELS, PEERS, STORE, level_at, level_of, peers_url, places
+from fleet.protocol.levels import LEVELS, PEERS, STORE, level_at, peers_url, places
 from fleet.protocol.ports import IntervalPolicy, PlacementPolicy
 from fleet.protocol.probes import probe
 from fleet.protocol.records import Record, RunStarted, ViewPublished
@@ -109,7 +109,7 @@ class Tiers:
 
     def _needed(self, checkpoint: str | None) -> None:
         """A fault needed this level: one more from which its rate is learned."""
-        self._of(level_at(checkpoint)).events += 1
+        self.of(level_at(checkpoint)).events += 1
 
     def unsure(self, silent: Collection[str]) -> bool:
         """Whether a node that has fallen silent may hold the newest copy: it answers soon, or is lost for good."""
@@ -143,20 +143,8 @@ class Tiers:
 
     # ---- requests ------------------------------------------------------------------------------------------------------------------------
 
-    def handle(self, event: Event, view: View | None, now_s: float) -> list[Instruction]:
-        """What became of a part or of a whole checkpoint."""
-        match event:
-            case PartWritten() if view is not None:
-                return self._of(level_of(event.request)).part(event, view)
-            case PartFailed():
-                return self._of(level_of(event.request)).part_failed(event, now_s)
-            case CheckpointDurable():
-                return self._of(event.level).durable(event, now_s)
-            case CheckpointFailed():
-                return self._of(event.level).failed(event.reason, now_s)
-        return []
-
-    def _of(self, level: str) -> Checkpoints:
+    def of(self, level: str) -> Checkpoints:
+        """The level of that name; the store where there is none."""
         return next((each for each in self.levels if each.level == level), self.store)
 
     def configure(self, settings: RunSettings) -> None:

@@ -248,6 +248,8 @@ class EndWhy(StrEnum):
     """Its user wants its machines back for a while."""
     JOURNAL_FAILED = "journal failed"
     """Records cannot be written, or will not be read: the disk is full, or the journal is gone."""
+    CONTRADICTION = "contradiction"
+    """The coordinator's state says two things that cannot both be true: a mistake in Fleet."""
     DRIVER_FAILED = "driver failed"
     LOOP_WRONG = "loop wrong"
     """A mistake of the train function: no node is to blame for anything that ranks differed in."""

@@ -45,8 +45,14 @@ def plain(value: Any) -> Any:
 
 
 @functools.cache
+def fields(kind: type) -> tuple[dataclasses.Field[Any], ...]:
+    """Those of a dataclass as they are written: its own, then the ones that are given by name alone, which it may have from its base."""
+    return tuple(sorted(dataclasses.fields(kind), key=lambda field: bool(field.kw_only)))
+
+
+@functools.cache
 def _names(kind: type) -> tuple[str, ...]:
-    return tuple(field.name for field in dataclasses.fields(kind))
+    return tuple(field.name for field in fields(kind))
 
 
 def _same(value: Any) -> Any:
@@ -56,12 +62,15 @@ def _same(value: Any) -> Any:
 @functools.cache
 def _dataclass_decoder(kind: type) -> Decoder:
     hints = typing.get_type_hints(kind)
-    parts = [_decoder(hints[field.name]) for field in dataclasses.fields(kind)]
+    parts = [_decoder(hints[name]) for name in _names(kind)]
+    named = tuple(field.name for field in fields(kind) if field.kw_only)
+    own = len(parts) - len(named)
 
     def decode(value: Any) -> Any:
         if len(value) != len(parts):
             raise ProtocolError(f"{kind.__name__} has {len(parts)} fields, the message has {len(value)}: is it from another version?")
-        return kind(*[part(item) for part, item in zip(parts, value, strict=True)])
+        found = [part(item) for part, item in zip(parts, value, strict=True)]
+        return kind(*found[:own], **dict(zip(named, found[own:], strict=True))) if named else kind(*found)
 
     return decode
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 
-from fleet.protocol.shards import speculative
+from fleet.protocol.shards import Shares, share
 from fleet.protocol.types import Member, StateId, View
 
 
@@ -13,7 +13,9 @@ class Duties:
 
     Attributes:
         at: the state that the step at hand begins from; None before the first.
-        had: by member of the last view, what it was to bring.
+        shares: of the step at hand, and ``whole``: of one that begins in the last view; the same object where that is so.
+        contributed: by rank of the last view, the shards of the step at hand that it is to bring.
+        had: the same by member.
         mine: of these, this rank's.
         ahead: what it speculates on beside them.
     """
@@ -21,28 +23,62 @@ class Duties:
     def __init__(self, shards: int) -> None:
         self.shards = shards
         self.at: StateId | None = None
+        self.shares = self.whole = Shares((), ())
+        self.contributed: list[list[int]] = []
         self.had: Mapping[Member, Sequence[int]] = {}
         self.mine: Sequence[int] = ()
         self.ahead: tuple[int, ...] = ()
+        self._members: Sequence[Member] = ()
+        self._rank = 0
 
-    def assign(self, members: Sequence[Member], contributed: Sequence[Sequence[int]], rank: int) -> None:
-        """By view rank, what all bring. These go together, also when the next view breaks before it is known who brings what there."""
-        self.had, self.mine, self.ahead = dict(zip(members, contributed, strict=True)), contributed[rank], ()
+    def rehearse(self) -> None:
+        """Shard 0 is this rank's, in no view."""
+        self.shares = self.whole = Shares(((),), ((0,),))
+        self.mine, self._rank = (0,), 0
+
+    def join(self, view: View, rank: int, held: Sequence[Collection[int]], idle: Collection[int] = ()) -> Shares:
+        """Who brings what in ``view``: these go together, also when the next view breaks before it is known who brings what there.
+
+        Args:
+            rank: this rank's place in the view.
+            held: by view rank, what it has or has promised of the step at hand.
+            idle: view ranks that bring nothing.
+        """
+        self._members, self._rank = view.members, rank
+        self.whole = share([()] * len(view.members), view.ranges, self.shards)
+        begun = idle or any(held)
+        return self._assign(share(held, view.ranges, self.shards, idle, view.giver) if begun else self.whole)
+
+    def begin_step(self) -> Shares:
+        """Nothing is computed of the step at hand: it is the next one, or is computed anew."""
+        return self._assign(self.whole)
+
+    def _assign(self, shares: Shares) -> Shares:
+        self.shares, self.contributed = shares, shares.contributed(self.shards)
+        self.had, self.mine, self.ahead = dict(zip(self._members, self.contributed, strict=True)), self.contributed[self._rank], ()
+        return shares
 
     def speculate(self, view: View, member: Member, here: StateId, idle: Collection[int]) -> bool:
-        """What ``member`` will have to bring in ``view`` if all others bring what they had to in the last one. False: nothing is known.
+        """What ``member`` will have to bring in ``view`` if all who receive no state there bring what they had to in the last one. False:
+        nothing is known.
 
         Whoever knows better only makes it compute for nothing, as what counts is what all have promised.
         """
         if self.at != here or member not in self.had:
             return False
         if not self.ahead:
-            self.ahead = speculative(self.had, view, member, self.shards, idle)
+            held = [self.had.get(one, ()) if rank not in view.receivers else () for rank, one in enumerate(view.members)]
+            self.ahead = share(held, view.ranges, self.shards, idle, view.giver).assigned[view.rank_of(member)]
         return True
 
     def assigned(self, held: Collection[int]) -> tuple[int, ...]:
         """What is to be computed yet by whoever holds ``held``."""
         return tuple(shard for shard in (*self.mine, *self.ahead) if shard not in held)
+
+    @property
+    def next_assigned(self) -> tuple[int, ...]:
+        """What this rank is to compute of the step after the one at hand, if nothing comes between."""
+        return self.whole.assigned[self._rank]
 
     @property
     def promised(self) -> tuple[int, ...]:

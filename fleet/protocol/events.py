@@ -1,15 +1,30 @@
-"""What can happen to a run: the inputs of ``FleetMachine``. Ranks and agents send these over the wire as they stand."""
+"""What can happen to a run: the inputs of ``FleetMachine``. Ranks and agents send these over the wire as they stand.
+
+What the journal keeps as it was said is in ``facts.py``.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from fleet.protocol.causes import Cause, Departure, EndWhy, Engaged, NodeCause, ProcessEnded
+from fleet.protocol.causes import Departure, EndWhy, Engaged, NodeCause
 from fleet.protocol.codec import Codec
 from fleet.protocol.decisions import AskAction
+from fleet.protocol.facts import (
+    DataFiles,
+    DataRead,
+    EvidenceKept,
+    FaultRecord,
+    LossExplained,
+    Measurement,
+    ProcessLost,
+    RefusedLines,
+    RunBuilt,
+    Usage,
+)
 from fleet.protocol.levels import STORE
 from fleet.protocol.slowness import RankTimes
-from fleet.protocol.types import Build, Copy, DataFile, Fault, FaultPhase, Finding, Member, Part, Process, Pulse, StateId
+from fleet.protocol.types import Copy, Finding, Member, Part, Process, Pulse, StateId
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +49,7 @@ class NodeLeaves:
 
 @dataclass(frozen=True, slots=True)
 class NodeStays:
-    """The notice of :class:`NodeLeaves` is withdrawn."""
+    """The notice of ``NodeLeaves`` is withdrawn."""
 
     node: str
 
@@ -108,30 +123,10 @@ class Formed:
 
 @dataclass(frozen=True, slots=True)
 class Heartbeat:
-    """One node's ranks, aggregated by its agent."""
+    """One node's ranks, aggregated by its agent: where each is, and how long ago it moved and gave a sign of life. Every 0.25 s."""
 
     node: str
     pulses: tuple[Pulse, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Lost:
-    """A rank process has ended, seen by its node's agent. ``step`` and ``shard`` are where it was (shard -1: not in a shard)."""
-
-    member: Member
-    cause: Cause
-    at_s: float
-    step: int = -1
-    shard: int = -1
-    detail: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class Explained:
-    """How a process ended that was lost before: known once who started it has said it."""
-
-    member: Member
-    cause: ProcessEnded
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,16 +187,6 @@ class OnceDone:
 
 
 @dataclass(frozen=True, slots=True)
-class Measured:
-    """A figure of the model at a step (loss, validation loss). Sent by view rank 0 after the commit."""
-
-    member: Member
-    state: StateId
-    name: str
-    value: float
-
-
-@dataclass(frozen=True, slots=True)
 class Logged:
     """What the loop has logged of a committed step, by the shards that the rank computed of it.
 
@@ -218,23 +203,6 @@ class Logged:
 
 
 @dataclass(frozen=True, slots=True)
-class Used:
-    """What a rank's process has taken since it began; see ``Usage``. Sent now and then, and at the end."""
-
-    member: Member
-    peak_bytes: int
-    device_peak_bytes: int
-    sent_bytes: int
-    exchanges: int = 0
-    hidden_us: int = 0
-    received_bytes: int = 0
-    ahead_bytes: int = 0
-    fetched_bytes: int = 0
-    energy_j: float = 0.0
-    metered_s: float = 0.0
-
-
-@dataclass(frozen=True, slots=True)
 class StepsTimed:
     """What the ranks of one node measured in steps of ``generation``, gathered by its agent. ``total``: the run's steps, 0 when unknown."""
 
@@ -242,55 +210,6 @@ class StepsTimed:
     generation: int
     total: int
     ranks: tuple[RankTimes, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Reads:
-    """What the loop body takes its batches from, in ``step`` of history ``history`` and on. Sent by view rank 0 when it is new to it. For
-    the others see ``DataRead``."""
-
-    member: Member
-    samples: int
-    batch_size: int
-    data_sha256: str = ""
-    total_steps: int = 0
-    history: int = 0
-    step: int = 0
-    order: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class Built:
-    """A rank has taken its first step, which is not committed; it says so before it is ``Ready``."""
-
-    member: Member
-    build: Build
-
-
-@dataclass(frozen=True, slots=True)
-class FilesFound:
-    """Of which files a data set is made. Sent by view rank 0, beside its steps. See ``DataFiles``."""
-
-    member: Member
-    data_sha256: str
-    reader: str
-    layout: str
-    window_bytes: int
-    first: int
-    total: int
-    files: tuple[DataFile, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class LinesRefused:
-    """``count`` connections that a listener of ``where`` (a node, a rank, or the coordinator) has refused since the last word; see
-    ``RefusedLines``."""
-
-    where: str
-    listener: str
-    reason: str
-    peer: str
-    count: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -375,28 +294,6 @@ class CheckpointFailed:
 
 
 @dataclass(frozen=True, slots=True)
-class FaultReported:
-    """``phase``: planned, announced, aimed, executed, suppressed or healed. ``members`` are the ranks that the fault was aimed at."""
-
-    fault: Fault
-    phase: FaultPhase
-    at_s: float
-    members: tuple[Member, ...]
-    detail: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class EvidenceWritten:
-    """What the agent of one node has found for a hang is in the file ``path`` of the run's folder. ``detail``: a line on each rank."""
-
-    incident: str
-    path: str
-    members: tuple[Member, ...]
-    reason: str
-    detail: str
-
-
-@dataclass(frozen=True, slots=True)
 class StopRequested:
     """The user or the driver wants the run to end in order; with ``error`` it has failed already, and only the word is missing."""
 
@@ -442,7 +339,7 @@ class SettingChanged:
 
 @dataclass(frozen=True, slots=True)
 class Tick:
-    """Time has passed. Level-based: a missed tick does no harm."""
+    """Time has passed: what is gets compared again with what should be. A missed tick does no harm."""
 
 
 Event = (
@@ -456,20 +353,20 @@ Event = (
     | Quiesced
     | Formed
     | Heartbeat
-    | Lost
-    | Explained
+    | ProcessLost
+    | LossExplained
     | Raised
     | Finished
     | Left
     | OnceWanted
     | OnceDone
-    | Measured
+    | Measurement
     | Logged
-    | Used
-    | Reads
-    | Built
-    | FilesFound
-    | LinesRefused
+    | Usage
+    | DataRead
+    | RunBuilt
+    | DataFiles
+    | RefusedLines
     | StepsTimed
     | Implausible
     | PartWritten
@@ -478,8 +375,8 @@ Event = (
     | CopiesHeld
     | CheckpointDurable
     | CheckpointFailed
-    | FaultReported
-    | EvidenceWritten
+    | FaultRecord
+    | EvidenceKept
     | StopRequested
     | RoomMissing
     | NodesWanted

@@ -124,9 +124,10 @@ class Conclude:
 
 @dataclass(frozen=True, slots=True)
 class OnceAnswer:
-    """To ``OnceWanted`` or ``OnceDone``. ``result`` is None when the member is to do ``key`` itself, else what came of it, as JSON text.
+    """To ``OnceWanted`` or ``OnceDone``: do it, or it is done, and this came of it.
 
-    ``before``: what came of the same thing the last time before, for example at an earlier step; empty when there is none.
+    ``result`` is None when the member is to do ``key`` itself, else what came of it, as JSON text. ``before``: what came of the same thing
+    the last time before, for example at an earlier step; empty when there is none.
     """
 
     members: tuple[Member, ...]
@@ -157,7 +158,7 @@ class Fence:
 
 @dataclass(frozen=True, slots=True)
 class Evict:
-    """SIGKILL this process, and report ``Lost`` when it is confirmed dead."""
+    """SIGKILL this process, and report ``ProcessLost`` when it is confirmed dead."""
 
     member: Member
     process: Process
@@ -184,7 +185,7 @@ class Write:
 
 @dataclass(frozen=True, slots=True)
 class EndRun:
-    """The run has ended. ``status``, ``reason`` and ``why`` are those of its last record."""
+    """To the driver: the run has ended. ``status``, ``reason`` and ``why`` are those of its last record."""
 
     status: EndStatus
     reason: str

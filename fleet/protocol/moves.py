@@ -14,6 +14,7 @@ from typing import Any, NamedTuple, Protocol
 from fleet.protocol.instructions import Keep
 from fleet.protocol.member import Offer
 from fleet.protocol.types import Finding, StateId, View
+from fleet.protocol.vote import Doubt
 
 
 @dataclass(eq=False, slots=True)
@@ -43,7 +44,7 @@ class Reduced(Protocol):
     """What a reduction told every rank alike.
 
     ``offers`` are all members' (see ``MemberProtocol.offer``). ``disputed``: two have computed different things, which is looked into
-    before the sum is used. ``repeats``: the step is computed once more.
+    before the sum is used. ``doubt``: why the step is not to be taken, whatever the sum is. ``norm_limit``: nor is one with a larger norm.
     """
 
     @property
@@ -51,7 +52,9 @@ class Reduced(Protocol):
     @property
     def disputed(self) -> bool: ...
     @property
-    def repeats(self) -> bool: ...
+    def doubt(self) -> Doubt | None: ...
+    @property
+    def norm_limit(self) -> float: ...
 
 
 class Facts(Protocol):
@@ -266,10 +269,17 @@ class Reduce:
 
 
 @dataclass(frozen=True, slots=True)
+class CastVote:
+    """Say of the sums, which are here, what this rank finds. Gives :class:`Words <fleet.protocol.vote.Words>`, of all who are asked."""
+
+    reduced: Reduced
+
+
+@dataclass(frozen=True, slots=True)
 class Repeat:
     """The step is computed anew, by all."""
 
-    reduced: Reduced
+    doubt: Doubt
 
 
 @dataclass(frozen=True, slots=True)
@@ -283,9 +293,7 @@ class Apply:
 
 @dataclass(frozen=True, slots=True)
 class Advance:
-    """Change the state by a step that others have taken, from the sums that are here. ``factor``: by which they clipped them."""
-
-    factor: float = 1.0
+    """Change the state by a step that others have taken, from the sums that are here. The vote has the factor by which they clipped."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -323,5 +331,5 @@ class CarryOut:
 
 Move = (
     Rehearse | Wait | Clear | Hold | Reset | Meet | Load | Begin | Resettle | Receive | Give | HoldStill | Promise | AssignShards
-    | ViewJoined | Compute | Attempted | Reduce | Repeat | Apply | Advance | StepCommitted | Expect | Save | Digest | CarryOut
+    | ViewJoined | Compute | Attempted | Reduce | CastVote | Repeat | Apply | Advance | StepCommitted | Expect | Save | Digest | CarryOut
 )  # fmt: skip

@@ -1,4 +1,4 @@
-"""What the core asks of the world. Real adapters live in ``actors``, ``storage`` and ``fleet.cluster``; the simulator has its own."""
+"""What the core asks of the world. Real adapters live in ``actors``, ``storage`` and ``fleet.app``; the simulator has its own."""
 
 from __future__ import annotations
 

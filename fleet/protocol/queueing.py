@@ -1,4 +1,4 @@
-"""What a queue of runs decides on, and what it decides: data alone. ``policies.admission`` decides, ``fleet.cluster.queue`` carries out."""
+"""What a queue of runs decides on, and what it decides: data alone. ``policies.admission`` decides, ``fleet.app.cluster.queue`` does it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a rank does between messages: it joins a view, detaches, speculates, claims its place, enters the next view, finishes.
+"""What a rank does between messages: it joins a view, detaches, speculates, claims its place, votes, enters the next view, finishes.
 
 Pure: live ranks and simulated ones are driven by this very object. Words of the coordinator go to :meth:`RankMachine.receive`. What is to
 be done at once collects in ``orders``, as what is to be said collects in the protocol's ``outbox``. What takes time is asked for by
@@ -24,6 +24,7 @@ from fleet.protocol.moves import (
     Attempted,
     Awaited,
     Begin,
+    CastVote,
     Clear,
     Compute,
     Digest,
@@ -58,6 +59,7 @@ from fleet.protocol.moves import (
 )
 from fleet.protocol.probes import probe
 from fleet.protocol.types import Finding, StateId, View
+from fleet.protocol.vote import CommitVote, Doubt
 
 Moves = Generator[Move, Any, Any]
 
@@ -81,7 +83,7 @@ class RankMachine:
 
     def __init__(self, protocol: MemberProtocol) -> None:
         self.protocol = protocol
-        self.duties = Duties(0)
+        self.duties, self.vote = Duties(0), CommitVote(spread=False)
         self.facts: Facts
         self.total = 0
         self.orders: list[Order] = []
@@ -92,14 +94,15 @@ class RankMachine:
         self.goes_ahead = False
         self._early: Reduced | None = None
 
-    def serve(self, facts: Facts, duties: Duties, total: int) -> None:
+    def serve(self, facts: Facts, duties: Duties, vote: CommitVote, total: int) -> None:
         """There is something to train, for ``total`` steps. Nobody is called into a view before :meth:`run`.
 
         Args:
             facts: what this rank can tell of itself.
             duties: which shards it brings; the driver assigns them where it is asked to (:class:`AssignShards`).
+            vote: its vote; the driver brings the words, and goes by what the vote says of sums and factor.
         """
-        self.facts, self.duties, self.total = facts, duties, total
+        self.facts, self.duties, self.vote, self.total = facts, duties, vote, total
 
     @property
     def over(self) -> bool:
@@ -350,7 +353,9 @@ class RankMachine:
             yield from self._begin(view)
             state = view.state
         if self.protocol.sharded:
-            self.protocol.formed((yield Resettle(view)))
+            state = yield Resettle(view)
+            self.vote.begin()
+            self.protocol.formed(state)
         elif view.rank_of(self.protocol.member) in view.receivers:
             self.arriving = yield Receive(view)
         else:
@@ -371,6 +376,7 @@ class RankMachine:
             raise FleetError("there is no checkpoint to go back to, and this rank's initial state is gone: a fresh process has to begin")
         yield Begin(view, loaded)
         self.protocol.begun(view.state)
+        self.vote.begin()
 
     def _reduce_early(self) -> Moves:
         """A newcomer waits for its state. Where it brings nothing to the step at hand, its part in the sum does not have to wait for that.
@@ -394,7 +400,7 @@ class RankMachine:
     # ---- a step --------------------------------------------------------------------------------------------------------------------------
 
     def _attempt(self, step: int) -> Moves:
-        """Reduce and apply one step. It ends before that where the loop body has to run first: for lost shards, or from another state.
+        """Reduce, vote on and apply one step. It ends early where the loop body has to run first: for lost shards, or from another state.
 
         A view may break and another begin in here: this rank waits for it with what it has computed, which counts there.
         """
@@ -408,12 +414,14 @@ class RankMachine:
                 reduced = self._early or (yield Reduce(self._offer()))
                 self._early = None
                 yield HoldStill()
+                doubt = None if reduced.disputed else (yield from self._vote(reduced))
             except GroupLost as error:
+                self.vote.lost()
                 self.protocol.withdraw()
                 yield from self.leave(str(error), self.facts.testimony, within_step=True)
                 continue
             if not reduced.disputed:
-                yield from self._conclude(reduced)
+                yield from self._conclude(reduced) if doubt is None else self._compute_anew(doubt)
                 return
             self.protocol.withdraw()
             yield Hold()
@@ -421,13 +429,23 @@ class RankMachine:
                 self.detach()
                 return
 
+    def _vote(self, reduced: Reduced) -> Moves:
+        """Why the step is not to be taken, or None, and it is. Raises GroupLost: once this rank was ready, only the next view tells."""
+        if reduced.doubt is not None:
+            return self.vote.reject(reduced.doubt)
+        self.vote.ready()
+        words = yield CastVote(reduced)
+        return self.vote.decide(words, reduced.norm_limit)
+
+    def _compute_anew(self, doubt: Doubt) -> Moves:
+        """All have found that the step is not to be taken."""
+        self.protocol.withdraw()
+        yield Repeat(doubt)
+        self.vote.begin()
+        self.detach()
+
     def _conclude(self, reduced: Reduced) -> Moves:
-        """Every member has the same sum: the step is taken, and what was agreed for after it is done."""
-        if reduced.repeats:
-            self.protocol.withdraw()
-            yield Repeat(reduced)
-            self.detach()
-            return
+        """All have found that the step is to be taken: it is, and what was agreed for after it is done."""
         enter, save = self.protocol.agree(list(reduced.offers))
         try:
             yield from self.take_step(Apply(reduced, enter, save))
@@ -450,6 +468,7 @@ class RankMachine:
         self.protocol.mutating()
         yield move
         self.protocol.committed()
+        self.vote.begin()
 
     def _enter(self, view: View) -> Moves:
         """At the agreed step boundary: change into the proposal whose group was formed beside the running steps."""

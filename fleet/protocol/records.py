@@ -1,4 +1,5 @@
 """What the journal holds. ``docs/journal.md`` describes the file; ``goodput.py`` folds it; ``machine.py`` is rebuilt from it.
+What is kept as it was said is in ``facts.py``.
 
 All ``at_s`` are seconds on the run's clock: the coordinator's monotonic clock, to which agents align theirs. ``event`` is the number of the
 event that a record follows from, as the coordinator counted it; 0: none.
@@ -12,13 +13,25 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final, Literal
 
-from fleet.protocol.causes import Cause, EndWhy, ProcessEnded
+from fleet.protocol.causes import EndWhy
 from fleet.protocol.codec import Codec
 from fleet.protocol.decisions import Action, AnyPayload, figures
+from fleet.protocol.facts import (
+    DataFiles,
+    DataRead,
+    EvidenceKept,
+    FaultRecord,
+    LossExplained,
+    Measurement,
+    ProcessLost,
+    RefusedLines,
+    RunBuilt,
+    Usage,
+)
 from fleet.protocol.levels import STORE
-from fleet.protocol.types import Build, DataFile, Fault, FaultPhase, Member, Process, StateId, View
+from fleet.protocol.types import Member, Process, StateId, View
 
-VERSION = 2
+VERSION = 3
 """Of the format that is written and read."""
 RUN_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]{0,199}")
 """What a run may be called: it is a folder, and a part of addresses."""
@@ -109,32 +122,6 @@ class ProcessUp:
 
 
 @dataclass(frozen=True, slots=True)
-class ProcessLost:
-    """A process is gone. ``cause`` is one of ``fleet.protocol.causes``. ``fault`` is the id of the injected fault that explains it, if any.
-    ``generation``: the view it was in, or -1."""
-
-    member: Member
-    cause: Cause
-    at_s: float
-    fault: str | None
-    generation: int
-    step: int
-    shard: int
-    detail: str
-    event: int = field(default=0, compare=False)
-
-
-@dataclass(frozen=True, slots=True)
-class LossExplained:
-    """How a process ended that was lost before: who started it has said it since."""
-
-    member: Member
-    cause: ProcessEnded
-    at_s: float
-    event: int = field(default=0, compare=False)
-
-
-@dataclass(frozen=True, slots=True)
 class Received:
     """Event number ``event`` in short, where it led to something. ``what``: its class. ``member`` or ``node``: whose it is. ``generation``
     and ``step``: where that rank stands, -1 when nowhere."""
@@ -210,18 +197,6 @@ class Unobserved:
 
 
 @dataclass(frozen=True, slots=True)
-class FaultRecord:
-    """``phase``: planned, executed, suppressed, healed."""
-
-    fault: Fault
-    phase: FaultPhase
-    at_s: float
-    members: tuple[Member, ...]
-    detail: str
-    event: int = field(default=0, compare=False)
-
-
-@dataclass(frozen=True, slots=True)
 class DecisionMade:
     """A policy's decision, with its reason in words, and what it was decided on: one of the dataclasses of ``fleet.protocol.decisions``."""
 
@@ -260,106 +235,6 @@ class CheckpointRecord:
 
 
 @dataclass(frozen=True, slots=True)
-class Measurement:
-    """A figure of the model, such as ``val_loss``, at ``state``."""
-
-    state: StateId
-    name: str
-    value: float
-    at_s: float
-    event: int = field(default=0, compare=False)
-
-
-@dataclass(frozen=True, slots=True)
-class Usage:
-    """What a rank's process has taken since it began: the most memory that it has had, on its host and of its GPU, and what it has sent to
-    other ranks for reductions, in bytes.
-
-    In ``exchanges`` of them it was measured how much hid behind the rank's own shards: of ``received_bytes`` those of ``ahead_bytes`` were
-    there when it was done computing, which spared it ``hidden_us``. ``fetched_bytes`` of checkpoints were read from the durable store. Its
-    GPU has taken ``energy_j`` in ``metered_s`` seconds. All are 0 where it cannot be measured.
-    """
-
-    member: Member
-    peak_bytes: int
-    device_peak_bytes: int
-    sent_bytes: int
-    at_s: float
-    exchanges: int = 0
-    hidden_us: int = 0
-    received_bytes: int = 0
-    ahead_bytes: int = 0
-    fetched_bytes: int = 0
-    energy_j: float = 0.0
-    metered_s: float = 0.0
-    event: int = field(default=0, compare=False)
-
-
-@dataclass(frozen=True, slots=True)
-class DataRead:
-    """What the loop body takes its batches from: a data set of so many samples (0: streams), ``batch_size`` of them a step.
-
-    ``data_sha256`` tells it from others: of files the digest of names and sizes, else of type, length, and first, middle and last sample,
-    or of the first samples of streams. Empty where that cannot be told. ``total_steps``: how many steps the loop has. Step ``step`` of
-    history ``history`` is the first that was read so. ``order``: ``permuted``, ``windows`` or ``streams``, see ``docs/data.md``; empty
-    where nobody knows.
-    """
-
-    samples: int
-    batch_size: int
-    at_s: float
-    data_sha256: str = ""
-    total_steps: int = 0
-    history: int = 0
-    step: int = 0
-    order: str = ""
-    event: int = field(default=0, compare=False)
-
-
-@dataclass(frozen=True, slots=True)
-class RunBuilt:
-    """How the ranks have built what they train, before the first step; again when that has changed. What a resume is compared with."""
-
-    build: Build
-    at_s: float
-    event: int = field(default=0, compare=False)
-
-
-@dataclass(frozen=True, slots=True)
-class DataFiles:
-    """Files of the data set ``data_sha256`` of a ``DataRead``, from number ``first`` of ``total`` on. They come once when the run begins,
-    and again when their digests are known.
-
-    ``reader`` is the class that reads them. ``layout`` says how samples lie in a file: ``strided``, ``lines``, ``groups``, or ``own``,
-    which only the reader knows. ``window_bytes`` is a part of the order of ``groups``.
-    """
-
-    data_sha256: str
-    reader: str
-    layout: str
-    window_bytes: int
-    first: int
-    total: int
-    files: tuple[DataFile, ...]
-    at_s: float
-    event: int = field(default=0, compare=False)
-
-
-@dataclass(frozen=True, slots=True)
-class EvidenceKept:
-    """What these ranks did before a hanging one was ended: their stacks are in the file ``path`` of the run's folder, ``detail`` has a line
-    on each. ``incident`` numbers the hangs of a run."""
-
-    incident: str
-    at_s: float
-    path: str
-    members: tuple[Member, ...]
-    reason: str
-    detail: str
-    event: int = field(default=0, compare=False)
-
-
-@dataclass(frozen=True, slots=True)
 class OnceRecord:
     """What is done once in the run, see ``fleet.protocol.once``. ``phase``: begun by ``member``, or done, with ``result`` as JSON text."""
 
@@ -368,23 +243,6 @@ class OnceRecord:
     member: Member
     at_s: float
     result: str
-    event: int = field(default=0, compare=False)
-
-
-@dataclass(frozen=True, slots=True)
-class RefusedLines:
-    """``count`` connections that ``where`` (a node, a rank, or the coordinator) has refused or ended in the last seconds.
-
-    ``listener``: agent, setting, store or memory, or a Unix socket. ``reason`` is one of ``fleet.protocol.proof.Reason``; ``peer`` is where
-    the last one came from.
-    """
-
-    where: str
-    listener: str
-    reason: str
-    peer: str
-    count: int
-    at_s: float
     event: int = field(default=0, compare=False)
 
 

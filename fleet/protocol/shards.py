@@ -8,11 +8,10 @@ from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from typing import NamedTuple
 
 from fleet.protocol.probes import probe
-from fleet.protocol.types import Member, View
 
 Block = tuple[int, int]
 Additions = list[tuple[int, int]]
@@ -126,12 +125,6 @@ def share(
         missing.update(range(*_smallest_to_spare(kept)))
     loads = [sum(hi - lo for lo, hi in one) for one in kept]
     return Shares(tuple(map(tuple, kept)), tuple(_assign(sorted(missing), loads, giver)))
-
-
-def speculative(had: Mapping[Member, Collection[int]], view: View, member: Member, shards: int, idle: Collection[int]) -> tuple[int, ...]:
-    """What ``member`` will be assigned in ``view`` if all who do not receive a state there bring what they ``had`` to in the last view."""
-    contributed = [had.get(one, ()) if rank not in view.receivers else () for rank, one in enumerate(view.members)]
-    return share(contributed, view.ranges, shards, idle, view.giver).assigned[view.rank_of(member)]
 
 
 def _among_the_others(

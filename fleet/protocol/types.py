@@ -21,6 +21,11 @@ class Member:
     def __str__(self) -> str:
         return f"{self.slot}.{self.incarnation}"
 
+    @property
+    def name(self) -> str:
+        """As people read it: ``2``, and ``2.1`` for the second process of slot 2."""
+        return str(self) if self.incarnation else str(self.slot)
+
 
 @dataclass(frozen=True, slots=True, order=True)
 class StateId:

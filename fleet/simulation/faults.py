@@ -7,7 +7,8 @@ import math
 import zlib
 
 from fleet.errors import ConfigError
-from fleet.protocol.events import FaultReported, NodeLeaves, NodeSilent, NodeStays, SettingChanged, StopRequested
+from fleet.protocol.events import NodeLeaves, NodeSilent, NodeStays, SettingChanged, StopRequested
+from fleet.protocol.facts import FaultRecord
 from fleet.protocol.types import Fault
 from fleet.settings.live import WORLD, changed
 from fleet.simulation.links import HEAD, STORE
@@ -91,6 +92,9 @@ class Faults:
             case "flip":
                 for victim in self._victims(trouble, rank):
                     self._flip(victim)
+            case "overflow":
+                for victim in self._victims(trouble, rank):
+                    victim.spoils = True
             case "forget":
                 world.train.forget(trouble.slot or 0)
             case "coordinator":
@@ -139,7 +143,7 @@ class Faults:
             members = tuple(victim.member for victim in victims if victim.named)
             now_s = self.world.clock.now_s
             fault = Fault(f"fault-{self.fired}", now_s, "gpu", "kill_rank", trouble.slot)
-            self.world.submit(FaultReported(fault, "executed", now_s, members))
+            self.world.submit(FaultRecord(fault, "executed", members, at_s=now_s))
         for victim in victims:
             victim.die("killed")
 

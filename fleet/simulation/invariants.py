@@ -12,11 +12,12 @@ from typing import Any
 
 from fleet.machine.core import FleetMachine
 from fleet.machine.state import Contradiction, MachineState, Phase
+from fleet.machine.table import allowed
 from fleet.machine.tiers import TRIES
 from fleet.protocol.causes import EndWhy, Evicted, TooSlow
 from fleet.protocol.decisions import TakenBack
 from fleet.protocol.events import CopiesHeld, Event, Heartbeat, Joined
-from fleet.protocol.instructions import CommitCheckpoint, Instruction, Propose, Publish
+from fleet.protocol.instructions import CommitCheckpoint, Instruction, Propose, Publish, Write
 from fleet.protocol.levels import PEERS_SCHEME, STORE
 from fleet.protocol.records import (
     CheckpointRecord,
@@ -25,6 +26,7 @@ from fleet.protocol.records import (
     HistoryBegun,
     ProcessLost,
     ProcessUp,
+    Received,
     Record,
     Resumed,
     RunEnded,
@@ -35,7 +37,7 @@ from fleet.protocol.types import Member, StateId, View
 from fleet.simulation.checker import Homes, InvariantChecker, Violation
 from fleet.simulation.corruption import Corruption
 from fleet.simulation.endings import DoneOnce, FinalKept, InOrder
-from fleet.simulation.model import POISON, gradient
+from fleet.simulation.model import POISON, SPOILED, gradient
 from fleet.simulation.outages import Durable, SavesAlone
 from fleet.simulation.partitions import AllWait, Excused, OneHistory
 from fleet.simulation.ranks import SimRank
@@ -134,7 +136,7 @@ class Stale(InvariantChecker):
 
 
 class Repeats(InvariantChecker):
-    """4: a repeated attempt computes what the first one did."""
+    """4: a repeated attempt computes what the first one did, but for what was not finite then."""
 
     name = "repeat"
 
@@ -150,7 +152,7 @@ class Repeats(InvariantChecker):
             if self.excused(state):
                 continue
             self.require(weights == chain, f"{member} reduces step {state} from weights that are not those of the fault-free run")
-            right = all(value == gradient(chain, state.step, shard) for shard, value in contributions.items())
+            right = all(value in (SPOILED, gradient(chain, state.step, shard)) for shard, value in contributions.items())
             self.require(right, f"{member} contributes something else to step {state} than in the fault-free run")
 
 
@@ -556,11 +558,12 @@ HOOKS = (
 
 
 class Watch:
-    """Calls every checker that has the hook."""
+    """Calls every checker that has the hook. ``came``: (event, what came of it), by their classes."""
 
     def __init__(self, world: Stage) -> None:
         checkers = [kind(world) for kind in CHECKERS]
         self._hooks = {hook: [getattr(checker, hook) for checker in checkers if hasattr(checker, hook)] for hook in HOOKS}
+        self.came: set[tuple[type, type]] = set()
         self._stale = next(checker for checker in checkers if isinstance(checker, Stale))
 
     def handle(self, machine: FleetMachine, event: Event, now_s: float) -> list[Instruction]:
@@ -568,9 +571,15 @@ class Watch:
         if isinstance(event, CopiesHeld):
             self.reported(event)
         after = None if isinstance(event, Heartbeat | Joined) else self._stale.handle(machine, event)
+        before, stops = machine.state.phase, machine.state.stopping is not None
         out = machine.handle(event, now_s)
         if after is not None:
             after()
+        named = allowed(type(event), before, machine.state.phase, stops or machine.state.stopping is not None)
+        came = {type(one.record) if isinstance(one, Write) else type(one) for one in out} - {Received}
+        self.came |= {(type(event), kind) for kind in came}
+        for kind in came - named:
+            raise Violation("emits", f"{kind.__name__} comes of {event} in phase {before}, and no row of the table names it")
         try:
             machine.state.validate()
         except Contradiction as wrong:

@@ -10,6 +10,9 @@ from fleet.simulation.rng import derive_seed
 POISON = -1
 """Weights that are half written. Whatever is computed from them can be told from anything right."""
 
+SPOILED = -2
+"""What a shard contributes whose gradient is not finite."""
+
 
 def gradient(weights: int, step: int, shard: int) -> int:
     """What one shard contributes to one step: a pure function of the state and of (step, shard)."""

@@ -7,7 +7,8 @@ import random
 
 from fleet.machine.roster import STOOD_STILL_S
 from fleet.protocol.causes import ProcessEnded
-from fleet.protocol.events import CopiesHeld, Event, Heartbeat, Lost, NodeJoined, NodeSilent, StepsTimed
+from fleet.protocol.events import CopiesHeld, Event, Heartbeat, NodeJoined, NodeSilent, StepsTimed
+from fleet.protocol.facts import ProcessLost
 from fleet.protocol.instructions import Evict, Fence, Instruction, Propose, Publish, Quiesce, Welcome
 from fleet.protocol.reach import LEASE, Reach
 from fleet.protocol.types import Copy, Member
@@ -48,7 +49,7 @@ class SimNode(Stoppable):
         self.ranks: dict[str, SimRank] = {}
         self.memory = SimMemory(f"{self.name}:0")
         self._reported: tuple[Copy, ...] | None = None
-        self._lost: dict[Member, Lost] = {}
+        self._lost: dict[Member, ProcessLost] = {}
         self._beat()
 
     def __str__(self) -> str:
@@ -159,7 +160,8 @@ class SimNode(Stoppable):
         self.ranks.pop(rank.protocol.token, None)
         if not self.alive or not rank.named:
             return
-        lost = Lost(rank.member, ProcessEnded(), self.world.clock.now_s, *rank.where, cause)
+        step, shard = rank.where
+        lost = ProcessLost(rank.member, ProcessEnded(), step=step, shard=shard, detail=cause, at_s=self.world.clock.now_s)
         self._lost[rank.member] = lost
         if len(self._lost) > KEPT_LOST:
             del self._lost[next(iter(self._lost))]

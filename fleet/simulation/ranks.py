@@ -44,6 +44,7 @@ class SimRank:
         self.alive, self.frozen_s, self.thawed_s = True, -1.0, -math.inf
         self.weights = POISON
         self.corrupt = False
+        self.spoils = False  # the next gradient that it computes is not finite
         self.where = (-1, -1)
         self.stepping = self.between = False
         self.hung = False

@@ -6,12 +6,13 @@ from collections.abc import Sequence
 from typing import Any
 
 from fleet.protocol import moves
-from fleet.protocol.chunks import BLOCK, WHOLE, Chunk, Claim, follows, guards, kept, lost, route, settled
+from fleet.protocol.chunks import BLOCK, WHOLE, Chunk, Claim, guards, kept, lost, route, settled
 from fleet.protocol.domains import Place, number, numbered, place_of
 from fleet.protocol.types import StateId, View
+from fleet.protocol.vote import Words
 from fleet.simulation.clockwork import Future, Steps
 from fleet.simulation.groups import Broken, SimGroup
-from fleet.simulation.model import POISON, updated
+from fleet.simulation.model import POISON, SPOILED, updated
 from fleet.simulation.steps import SteppingRank, Sum
 
 LENGTH = 60 * BLOCK
@@ -21,10 +22,11 @@ LENGTH = 60 * BLOCK
 class ShardedRank(SteppingRank):
     """``value`` stands for all chunks that the rank holds, at ``at``; ``weights`` for the parameters, poison while they are incomplete.
 
-    ``log`` is what all shards have contributed to a step whose sums are here: with it the step can be taken alone.
+    ``log`` is what all shards have contributed to the step that is voted on: with it the step can be taken alone.
     """
 
     spares_newcomers = False
+    spread = True
 
     def __init__(self, *arguments: Any) -> None:
         super().__init__(*arguments)
@@ -35,7 +37,7 @@ class ShardedRank(SteppingRank):
         self.beside_chunks: tuple[Chunk, ...] = ()
         self.value = POISON
         self.at_state: StateId | None = None
-        self.log: dict[int, int] | None = None
+        self.log: dict[int, int] = {}
         self._carriers |= {moves.Resettle: self._resettle, moves.Advance: self._advance}
 
     # ---- a view begins -----------------------------------------------------------------------------------------------------------------
@@ -44,12 +46,12 @@ class ShardedRank(SteppingRank):
         node = number(place_of(self.node.domain, self.node.name), self._depth)
         if self.at_state is None:
             return Claim(None, node=node)
-        chunks = self.chunks + (() if self.log is not None else self.beside_chunks)
-        return Claim(self.at_state, self.log is not None, 1.0, self.weights != POISON, node, chunks)
+        chunks = self.chunks + (() if self.vote.keeps else self.beside_chunks)
+        return Claim(self.at_state, self.vote.keeps, self.vote.factor, self.weights != POISON, node, chunks)
 
     def _begin(self, move: moves.Begin) -> Steps:
         yield from super()._begin(move)
-        self.chunks, self.value, self.at_state, self.log, self.beside_chunks = (WHOLE,), self.weights, move.view.state, None, ()
+        self.chunks, self.value, self.at_state, self.log, self.beside_chunks = (WHOLE,), self.weights, move.view.state, {}, ()
 
     def _resettle(self, move: moves.Resettle) -> Steps:
         view, group = move.view, self.group
@@ -61,7 +63,7 @@ class ShardedRank(SteppingRank):
             if rank == view.donor:
                 self.protocol.receiving()
             raise Broken("the donor holds no state")
-        if follows(claims[rank], target):
+        if self.vote.follow(claims, rank, target):
             self.world.note("AT advancing", self, target)
             if self.at("advancing"):
                 yield self._pause()
@@ -82,8 +84,9 @@ class ShardedRank(SteppingRank):
         raise Broken("no member holds some of the state")
 
     def _drop(self) -> None:
-        self.chunks, self.value, self.at_state, self.log, self.beside_chunks = (), POISON, None, None, ()
+        self.chunks, self.value, self.at_state, self.log, self.beside_chunks = (), POISON, None, {}, ()
         self.held, self.weights = {}, POISON
+        self.vote.begin()
 
     def _complete(self, group: SimGroup, there: Sequence[Claim]) -> Steps:
         """Parameters that were on their way when a view broke."""
@@ -155,20 +158,29 @@ class ShardedRank(SteppingRank):
 
     def _adopt(self, view: View, guarded: Sequence[Sequence[int]], value: int, target: StateId) -> None:
         self.chunks = kept(guarded, view.rank_of(self.member))
-        self.value, self.at_state, self.log, self.beside_chunks = value, target, None, ()
+        self.value, self.at_state, self.log, self.beside_chunks = value, target, {}, ()
         self.world.watch.placed(self, view, guarded, target, value)
 
     # ---- a step ------------------------------------------------------------------------------------------------------------------------
 
-    def _reduce(self, move: moves.Reduce) -> Steps:
-        reduced: Sum = yield from super()._reduce(move)
+    def _cast_vote(self, move: moves.CastVote) -> Steps:
+        assert isinstance(move.reduced, Sum)
+        members, reduced = self.rank_machine.view.members, move.reduced
         self.log = reduced.merged
         if self.at("ready"):
             yield self._pause()
-        yield self.group.exchange(self.member, ("ready", reduced.number), None)
+        said: dict[Any, bool] = {}
+        if voters := self.vote.voters(len(members)):
+            said = yield self.group.exchange(self.member, ("ready", reduced.number), self._is_finite())
         if self.at("decided"):
             yield self._pause()
-        return reduced
+        return Words(tuple(said[members[rank]] for rank in voters))
+
+    def _is_finite(self) -> bool:
+        """In this rank's own chunk, to which so many shards bring what is not."""
+        view = self.rank_machine.view
+        size, mine = len(view.members), view.rank_of(self.member)
+        return not any(value == SPOILED and shard % size == mine for shard, value in self.log.items())
 
     def _apply(self, move: moves.Apply) -> Steps:
         assert isinstance(move.reduced, Sum)
@@ -177,15 +189,14 @@ class ShardedRank(SteppingRank):
 
     def _advance(self, move: moves.Apply | moves.Advance) -> Steps:
         """Each steps its chunks by itself."""
-        assert self.log is not None
         contributions, before = self.log, self.value
         self.value = self.weights = POISON
-        self.held, self.log, self.beside_chunks = {}, None, ()
+        self.held, self.log, self.beside_chunks = {}, {}, ()
         if self.at("mutating"):
             yield self._pause()
         yield self.rng.uniform(0.001, 0.02)
         self.value = updated(before, contributions, self.world.settings.shards)
-        self._take_up(self.rank_machine.view)
+        self._take_up()
         self.at_state = self.duties.at
 
     def _committed(self, move: moves.StepCommitted) -> Steps:

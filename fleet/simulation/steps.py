@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import Any
@@ -15,11 +16,11 @@ from fleet.protocol.levels import PEERS, STORE, level_at, level_of
 from fleet.protocol.member import Offer
 from fleet.protocol.moves import Arriving, Move
 from fleet.protocol.replica_check import ReplicaCheck
-from fleet.protocol.shards import Shares, share
 from fleet.protocol.types import Finding, Member, Part, StateId, View
+from fleet.protocol.vote import CommitVote, Doubt, Words
 from fleet.simulation.clockwork import Coroutine, Future, Steps
 from fleet.simulation.groups import Broken, SimGroup
-from fleet.simulation.model import POISON, gradient, updated
+from fleet.simulation.model import POISON, SPOILED, gradient, updated
 from fleet.simulation.ranks import Dead, SimRank
 from fleet.simulation.stores import StoreFails
 
@@ -33,8 +34,9 @@ class Sum:
 
     number: int
     values: dict[Member, Contribution]
+    doubt: Doubt | None = None
+    norm_limit: float = math.inf
     disputed: bool = False
-    repeats: bool = False
 
     @property
     def offers(self) -> list[Offer]:
@@ -50,12 +52,14 @@ class SteppingRank(SimRank):
     """A whole rank: its process is :class:`SimRank`'s."""
 
     steady = spares_newcomers = True
+    spread = False
     checks: Collection[int] = ()
 
     def __init__(self, *arguments: Any) -> None:
         super().__init__(*arguments)
         self.duties = Duties(self.world.settings.shards)
-        self.rank_machine.serve(self, self.duties, self.world.plan.steps)
+        self.vote = CommitVote(spread=self.spread)
+        self.rank_machine.serve(self, self.duties, self.vote, self.world.plan.steps)
         self.held: dict[int, int] = {}
         self.replica_check = ReplicaCheck()
         self.transfer: Future | None = None
@@ -81,6 +85,8 @@ class SteppingRank(SimRank):
             moves.Compute: self._compute,
             moves.Attempted: self._between,
             moves.Reduce: self._reduce,
+            moves.CastVote: self._cast_vote,
+            moves.Repeat: self._compute_anew,
             moves.Apply: self._apply,
             moves.StepCommitted: self._committed,
             moves.Expect: self._nothing,
@@ -237,13 +243,10 @@ class SteppingRank(SimRank):
         received: dict[Member, Any] = (yield group.received(self.member, givers)) if givers else {}
         contributed = [received.get(member, ()) for member in view.members]
         idle = view.idle if self.spares_newcomers else ()
-        shares = share(contributed, view.ranges, self.world.settings.shards, idle, view.giver)
-        kept = {shard for lo, hi in shares.kept[view.rank_of(self.member)] for shard in range(lo, hi)}
+        rank = view.rank_of(self.member)
+        shares = self.duties.join(view, rank, contributed, idle)
+        kept = {shard for lo, hi in shares.kept[rank] for shard in range(lo, hi)}
         self.held = {shard: value for shard, value in self.held.items() if shard in kept}
-        self._assign(view, shares)
-
-    def _assign(self, view: View, shares: Shares) -> None:
-        self.duties.assign(view.members, shares.contributed(self.world.settings.shards), view.rank_of(self.member))
 
     def _joined(self, move: moves.ViewJoined) -> None:
         state = self.rank_machine.here
@@ -270,7 +273,8 @@ class SteppingRank(SimRank):
             weights = yield from self._parameters()
             if weights is None:
                 break
-            self.held[shard] = gradient(weights, move.step, shard)
+            self.held[shard] = SPOILED if self.spoils else gradient(weights, move.step, shard)
+            self.spoils = False
             if number == middle:
                 began_s = self.world.clock.now_s
                 yield self.rng.uniform(*self.world.plan.jitter) * self.world.plan.shard_s * len(assigned) * self.slowness
@@ -312,6 +316,15 @@ class SteppingRank(SimRank):
         self._own.append(took_s * self.link_slowness)
         return values
 
+    def _cast_vote(self, move: moves.CastVote) -> Words | Steps:
+        assert isinstance(move.reduced, Sum)
+        return Words((SPOILED not in move.reduced.merged.values(),))
+
+    def _compute_anew(self, move: moves.Repeat) -> None:
+        self.world.note("again", self, move.doubt.why)
+        self.held = {}
+        self.duties.begin_step()
+
     def _apply(self, move: moves.Apply) -> Steps:
         assert isinstance(move.reduced, Sum)
         view = self.rank_machine.view
@@ -322,14 +335,14 @@ class SteppingRank(SimRank):
         apply_s = self.rng.uniform(0.001, 0.02)
         yield apply_s
         self.weights = updated(before, move.reduced.merged, self.world.settings.shards)
-        self._take_up(view)
+        self._take_up()
         self._note_times(self.rank_machine.here.step, apply_s)
 
-    def _take_up(self, view: View) -> None:
+    def _take_up(self) -> None:
         """The next step, of which nothing is computed."""
         here = self.rank_machine.here
         self.duties.at = StateId(here.history, here.step + 1)
-        self._assign(view, share([()] * len(view.members), view.ranges, self.world.settings.shards))
+        self.duties.begin_step()
         self.progress_s = self.world.clock.now_s
 
     def _committed(self, move: moves.StepCommitted) -> Steps:

@@ -18,7 +18,7 @@ import fsspec
 from fsspec.implementations.local import LocalFileSystem
 
 from fleet.errors import FleetError
-from fleet.protocol.journal import sync_directory
+from fleet.host.journal import sync_directory
 from storage.backends.blocks import BLOCK_BYTES, BlockStream, Segments, SharedReader, Sink
 from storage.backends.direct import DirectWriter, past_the_cache
 from storage.backends.urls import redact

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fleet.protocol.journal import sync_directory
+from fleet.host.journal import sync_directory
 from storage.backends.blocks import BLOCK_BYTES, BlockStream
 from storage.backends.files import TEMPORARY, open_files
 from storage.checkpoint.names import TensorRef, plain, read_skeleton, weights_of

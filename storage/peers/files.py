@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from fleet.cluster.lines import Knock
+from fleet.host.lines import Knock
 from fleet.protocol.levels import PEERS_SCHEME
 from fleet.protocol.proof import ANSWERS_BYTES, Purpose
 from storage.backends.blocks import Segments, SharedReader, Sink, block_digest

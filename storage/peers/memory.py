@@ -25,12 +25,12 @@ from typing import Any
 
 import numpy as np
 
-from fleet.cluster.lines import Door, peer_of
-from fleet.cluster.refusals import REFUSALS
 from fleet.errors import LineRefused
+from fleet.host.lines import Door, peer_of
+from fleet.host.refusals import REFUSALS
+from fleet.host.wire import LENGTH, checked, frame
 from fleet.protocol.proof import LIMITS_BYTES, Purpose, Reason
 from fleet.protocol.types import Copy
-from fleet.protocol.wire import LENGTH, checked, frame
 from storage.backends.blocks import BLOCK_BYTES, Segments, block_digest
 from storage.backends.files import StoreError, skip
 from storage.checkpoint.manifest import MANIFEST, parse_checkpoint_id

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from dashboards.grafana.panels import panels
 from dashboards.metrics.rules import rules
-from fleet.cluster.clock import unix_time_s
+from fleet.host.clock import unix_time_s
 from fleet.protocol.records import FaultRecord
 from tests.support.prometheus import Server, filled, scraping
 from tests.support.waiting import until

@@ -7,7 +7,7 @@ import math
 
 from playwright.sync_api import Browser, expect
 
-from fleet.cluster.clock import unix_time_s
+from fleet.host.clock import unix_time_s
 from fleet.protocol import records as r
 from fleet.protocol.decisions import SettingTo
 from fleet.protocol.types import Fault, Member, StateId
@@ -25,11 +25,11 @@ def beset() -> Story:
     started = story.records[0]
     assert isinstance(started, r.RunStarted)
     story.records[0] = dataclasses.replace(started, run="gpt-20260101-120000-3f2a")
-    story.records += [r.Measurement(StateId(0, 60), f"evaluation_loss_{n}", math.nan if n % 2 else 0.5, 37.0) for n in range(6)]
+    story.records += [r.Measurement(None, StateId(0, 60), f"evaluation_loss_{n}", math.nan if n % 2 else 0.5, at_s=37.0) for n in range(6)]
     for name, kind in (("f2", "hang"), ("f3", "isolate_coordinator"), ("f4", "store_gone")):
         fault = Fault(name, 37.1, "gpu", kind, slot=None if kind == "store_gone" else 0)
         injected = () if kind == "store_gone" else (Member(0, 0),)
-        story.records.append(r.FaultRecord(fault, "executed", 37.1, injected, ""))
+        story.records.append(r.FaultRecord(fault, "executed", injected, "", at_s=37.1))
     story.records.append(r.DecisionMade("corruption", "go_back", "shard 3 differs", None, 37.2))
     story.lost(1, 1, 37_300, generation=3)
     story.view(4, [(0, 0)], 37_400, 60, causes=("1.1",))

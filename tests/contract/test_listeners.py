@@ -18,17 +18,17 @@ import pytest
 from actors.coordinator import Coordinator
 from actors.messages import DOWN, UP, AgentHello, AgentWelcome, SettingWanted
 from actors.rank.membership.store import _REQUEST, GET, SET, StoreClient, StoreServer
-from fleet.cluster import refusals, secret
-from fleet.cluster.clock import MonotonicClock
-from fleet.cluster.lines import Door, Knock
-from fleet.cluster.refusals import REFUSALS
 from fleet.errors import LineRefused
+from fleet.host import refusals, secret
+from fleet.host.clock import MonotonicClock
+from fleet.host.journal import JournalWriter, read_journal
+from fleet.host.lines import Door, Knock
+from fleet.host.refusals import REFUSALS
+from fleet.host.wire import LENGTH, FrameBuffer, frame
 from fleet.machine.core import FleetMachine
 from fleet.protocol.instructions import EndRun
-from fleet.protocol.journal import JournalWriter, read_journal
 from fleet.protocol.proof import LIMITS_BYTES, MAGIC, Purpose, Reason
 from fleet.protocol.records import VERSION, RefusedLines, RunStarted
-from fleet.protocol.wire import LENGTH, FrameBuffer, frame
 from fleet.settings.run import RunSettings
 from policies import placement
 from policies.interval import CheckpointInterval

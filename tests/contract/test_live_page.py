@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import Browser, Locator, Page, expect
 
-from fleet.app import follow
+from fleet.host import follow
 from fleet.ledger.categories import MEANINGS
 from fleet.ledger.report import report_of
 from fleet.protocol import records as r
@@ -117,7 +117,7 @@ def test_hosts_show_what_strikes_them_now(browser: Browser, served: Watched) -> 
     story.view(1, [(0, 0), (1, 0), (2, 0)], 200)
     injected = [(Fault("p", 0.3, "t", "partition", node=1), (2,)), (Fault("h", 0.3, "t", "hang", slot=0), (0,))]
     for fault, slots in [*injected, (Fault("s", 0.3, "t", "store_gone"), ())]:
-        story.records.append(r.FaultRecord(fault, "executed", 0.3, tuple(Member(slot, 0) for slot in slots), ""))
+        story.records.append(r.FaultRecord(fault, "executed", tuple(Member(slot, 0) for slot in slots), "", at_s=0.3))
     served.write("run", story.records)
     with opened(browser, f"{served.url}/runs/run") as page:
         text(page, "#injected", "Struck for all: store_gone.")
@@ -141,10 +141,10 @@ def test_text_of_the_journal_stays_text(browser: Browser, served: Watched) -> No
     story = Story(world=2)
     story.records[0] = r.RunStarted(r.VERSION, EVIL, 0.0, 1.7e9, 2, 0, 16, EVIL)
     story.view(1, [(0, 0), (1, 0)], 100)
-    story.records.append(r.FaultRecord(Fault(EVIL, 0.2, EVIL, EVIL, slot=0), "executed", 0.2, (Member(0, 0),), EVIL))
+    story.records.append(r.FaultRecord(Fault(EVIL, 0.2, EVIL, EVIL, slot=0), "executed", (Member(0, 0),), EVIL, at_s=0.2))
     story.lost(0, 0, 300, cause=TrainRaised(EVIL), fault=EVIL)
     story.records.append(r.DecisionMade("interval", EVIL, EVIL, None, 0.4))
-    story.records.append(r.Measurement(r.StateId(0, 1), EVIL, 1.0, 0.4))
+    story.records.append(r.Measurement(None, r.StateId(0, 1), EVIL, 1.0, at_s=0.4))
     story.records.append(r.RunEnded("failed", EVIL, 0.5, EVIL, EVIL))
     served.write("evil", story.records)
     with opened(browser, f"{served.url}/runs/evil") as page:

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from benchmarks.store_peers import in_blocks
-from fleet.cluster.lines import Knock
+from fleet.host.lines import Knock
 from fleet.protocol.instructions import CommitCheckpoint
 from fleet.protocol.levels import peers_url
 from fleet.protocol.proof import Purpose

@@ -27,6 +27,7 @@ from fleet.protocol.member import Offer
 from fleet.protocol.moves import Compute, Move, Wait
 from fleet.protocol.rank_machine import Moves, RankMachine
 from fleet.protocol.types import Member, StateId, View
+from fleet.protocol.vote import Words
 from fleet.settings.run import RunSettings, Timeouts
 from fleet.simulation.clockwork import Coroutine, Future, Steps
 from fleet.simulation.nodes import SimNode
@@ -55,6 +56,10 @@ class Driver:
 
     def computed(self) -> None:
         """The loop body comes to its commit; returns as ``receive`` does."""
+        raise NotImplementedError
+
+    def overflow(self) -> None:
+        """Something of the sum that comes next is not finite."""
         raise NotImplementedError
 
     def lease(self, key: str) -> None:
@@ -87,8 +92,9 @@ class LiveDriver(Driver):
             membership.carriers[kind] = lambda move: None
         membership.carriers |= {moves.AssignShards: self._share, moves.Reduce: self._reduce, moves.Apply: self._apply}
         membership.carriers |= {moves.Digest: lambda move: "digest", moves.CarryOut: lambda move: '"did"'}
+        membership.carriers |= {moves.CastVote: self._cast_vote, moves.Repeat: lambda move: engine.repeat()}
         self._main, self._other = self._play(self.rank_machine.run()), iter(())
-        self._now = False
+        self._now, self._finite = False, True
 
     def _flush(self, event: Event | None = None) -> None:
         spoken, self._client.protocol.outbox = self._client.protocol.outbox, []
@@ -102,6 +108,10 @@ class LiveDriver(Driver):
     def _reduce(self, move: moves.Reduce) -> ReductionOutcome:
         offers: list[Offer] = [move.offer]
         return ReductionOutcome(offers, 0.0, None)
+
+    def _cast_vote(self, move: moves.CastVote) -> Words:
+        said, self._finite = Words((self._finite,)), True
+        return said
 
     def _apply(self, move: moves.Apply) -> None:
         here = self.rank_machine.here
@@ -138,6 +148,9 @@ class LiveDriver(Driver):
     def computed(self) -> None:
         self._now = True
         self._go_on()
+
+    def overflow(self) -> None:
+        self._finite = False
 
     def lease(self, key: str) -> None:
         def ask() -> Moves:
@@ -193,6 +206,9 @@ class SimulatedDriver(Driver):
     def computed(self) -> None:
         self._body.resolve()
         self._pass_time()
+
+    def overflow(self) -> None:
+        self._rank.spoils = True
 
     def lease(self, key: str) -> None:
         def ask() -> Steps:
@@ -250,6 +266,16 @@ def test_a_loop_that_is_called_in_person_answers_itself(driver: Driver) -> None:
     driver.computed()
     assert quiesced(driver) == [(1, StateId(0, 0), False)]
     assert driver.asked[-3:] == [moves.Hold, moves.Clear, moves.Wait] and not driver.rank_machine.claim()
+
+
+def test_a_step_whose_sum_is_not_finite_is_computed_anew_and_then_taken(driver: Driver) -> None:
+    joined(driver)
+    driver.overflow()
+    driver.computed()
+    assert driver.asked[-6:] == [moves.Reduce, moves.HoldStill, moves.CastVote, moves.Repeat, moves.Attempted, Compute]
+    assert driver.rank_machine.here == StateId(0, 0) and not driver.rank_machine.vote.keeps
+    driver.computed()
+    assert driver.rank_machine.here == StateId(0, 1) and driver.rank_machine.duties.at == StateId(0, 1)
 
 
 def test_a_proposal_is_formed_beside_and_entered_after_the_step(driver: Driver) -> None:

@@ -72,11 +72,11 @@ from actors import fork_server, hosts, ray_internals
 from actors.backend import FleetBackend, FleetBackendConfig
 from actors.ray_internals import PatientFailurePolicy
 from actors.shield import ShieldedController, ShieldedWorkerGroup
-from fleet.cluster import lean_agent, local, nodes_asked
-from fleet.cluster import ray_internals as launch_internals
-from fleet.cluster.clock import unix_time_s
-from fleet.cluster.local import LocalCluster
+from fleet.app.cluster import lean_agent, local, nodes_asked
+from fleet.app.cluster import ray_internals as launch_internals
+from fleet.app.cluster.local import LocalCluster
 from fleet.errors import ConfigError
+from fleet.host.clock import unix_time_s
 from tests.support.waiting import until
 from tests.tidy import rules
 
@@ -275,7 +275,7 @@ def test_workers_are_started_by_the_executable_of_their_runtime_environment() ->
 
 
 def test_a_raylet_starts_workers_by_a_script_that_can_be_replaced() -> None:
-    """What ``fleet.cluster.setup_worker`` does in its place is compared with Ray's own by ``tests/unit/test_setup_worker.py``."""
+    """What ``fleet.app.cluster.setup_worker`` does in its place is compared with Ray's own by ``tests/unit/test_setup_worker.py``."""
     assert "setup_worker_path" in inspect.signature(parameter.RayParams.__init__).parameters
     assert Path(launch_internals.rays_setup_worker()).is_file()
     assert Path(launch_internals.rays_setup_worker()) == Path(workers.__file__).parent / ray_constants.SETUP_WORKER_FILENAME
@@ -316,7 +316,7 @@ def test_agents_are_started_by_a_command_that_is_looked_up_each_time() -> None:
 
 
 def test_an_agent_looks_up_its_parts_by_one_function() -> None:
-    """``fleet.cluster.lean_agent`` has it find none."""
+    """``fleet.app.cluster.lean_agent`` has it find none."""
     assert "dashboard_utils.get_all_modules(" in inspect.getsource(agent)
     assert list(inspect.signature(dashboard_utils.get_all_modules).parameters) == ["module_type"]
     assert "get_all_modules" in inspect.getsource(lean_agent)

@@ -13,8 +13,9 @@ from dashboards.trackers.fold import TrackFold
 from dashboards.trackers.port import Span, TrackedFigures, TrackedMark, Tracker
 from dashboards.trackers.session import StandingFile, TrackerSession, TrackerStanding, path_of
 from fleet.app.tracking import artefacts
+from fleet.host.journal import JournalWriter
 from fleet.protocol import records as r
-from fleet.protocol.journal import JournalWriter, encode_line
+from fleet.protocol.journal import encode_line
 from fleet.protocol.types import StateId
 from fleet.settings.track import TRACKERS, TrackSettings
 from tests.golden.journals import Story, one_loss
@@ -108,8 +109,9 @@ def story(name: str) -> Story:
     made_of = '{"script": "train.py", "settings": {"world": 2}, "made_of": {"commit": "c0ffee", "script_sha256": "5ca1ab1e"}}'
     reported.records[0] = r.RunStarted(first.version, name, 0.0, first.unix_time_s, first.world, first.spares, first.shards, made_of)
     place = next(number for number, record in enumerate(reported.records) if isinstance(record, r.Committed))
-    measured = [r.Measurement(StateId(0, step), name, 1.0 / step, 1.15 + step / 100) for step in (1, 2) for name in ("loss", "my figure?")]
-    reported.records[place:place] = [r.DataRead(4096, 64, 1.15, "da7a", 60), *measured]
+    figures = [(StateId(0, step), name) for step in (1, 2) for name in ("loss", "my figure?")]
+    measured = [r.Measurement(None, at, name, 1.0 / at.step, at_s=1.15 + at.step / 100) for at, name in figures]
+    reported.records[place:place] = [r.DataRead(r.Member(0, 0), 4096, 64, "da7a", 60, at_s=1.15), *measured]
     return reported
 
 
@@ -242,7 +244,7 @@ def test_a_run_that_is_resumed_goes_on_in_the_same_place(side: Side) -> None:
     stopped = [*first, r.RunEnded("stopped", "by its user", 1.7, "", "")]
     write(side, stopped)
     assert send(side, side.made()).done
-    measured = r.Measurement(StateId(0, 5), "loss", 0.5, 61.0)
+    measured = r.Measurement(None, StateId(0, 5), "loss", 0.5, at_s=61.0)
     more = [r.Resumed(60.0, 1.7e9 + 60.0, "resume"), measured, r.RunEnded("stopped", "again", 62.0, "", "")]
     write(side, more)
     tracker = side.made()

@@ -15,8 +15,8 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from actors import domains
 from actors.link_survey import LinkSurvey
-from fleet.cluster.local import LocalCluster, node_resource
-from fleet.cluster.reach import nodes_seen, reached
+from fleet.app.cluster.local import LocalCluster, node_resource
+from fleet.app.cluster.reach import nodes_seen, reached
 from fleet.protocol.domains import VARIABLE
 from policies.links import admit, pairs, rounds
 

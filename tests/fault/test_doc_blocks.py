@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 
-from fleet.cluster.ports import free_port
+from fleet.host.ports import free_port
 from fleet.settings.run import RunSettings
 from tests.support.blocks import MODEL, ROOT, Block, Program, blocks_of, pages
 from tests.support.plain import PlainFleet

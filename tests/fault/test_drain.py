@@ -17,10 +17,10 @@ import pytest
 
 from chaos.arrivals import save_trace
 from chaos.settings import ChaosSettings
+from fleet.app.cluster.local import LocalCluster
 from fleet.app.plans import RunPlan, RunResult, final_digest
 from fleet.app.recipes import LiveRun
 from fleet.app.report import build_report
-from fleet.cluster.local import LocalCluster
 from fleet.errors import ConfigError
 from fleet.protocol.causes import TakenAway
 from fleet.protocol.decisions import Notice
@@ -124,7 +124,7 @@ def test_a_node_that_ray_drains_costs_no_step(cluster: LocalCluster, tmp_path: P
 
 
 def test_fleet_drain_announces_withdraws_and_refuses_by_name(cluster: LocalCluster, tmp_path: Path, truth: str) -> None:
-    from fleet.cli.drain import drain
+    from fleet.app.cli.drain import drain
 
     going = Going(plan(tmp_path, spares=0), cluster)
     run, index = str(going.folder), str(going.index_of_a_trainer())

@@ -12,11 +12,11 @@ from pathlib import Path
 import psutil
 import pytest
 
+from actors.control_store import LOST_S
 from chaos.arrivals import save_trace
-from fleet.app.exit_codes import Exit
 from fleet.app.plans import final_digest
-from fleet.cluster.control_store import LOST_S
-from fleet.cluster.processes import calling
+from fleet.host.processes import calling
+from fleet.protocol.exit_codes import Exit
 from fleet.protocol.records import Committed, FaultRecord, ProcessLost, ProcessUp
 from fleet.protocol.types import Fault
 from tests.fault.test_bad_luck import STEPS, fault_free
@@ -39,7 +39,7 @@ def train(run):
 def fleet_run(folder: Path, *arguments: str) -> subprocess.Popen[str]:
     (folder / "job.py").write_text(SCRIPT)
     common = ["--storage", str(folder / "runs"), "--json", str(folder / "report.json")]
-    command = calling("fleet.cli.main", "main", "run", *arguments, *common)
+    command = calling("fleet.app.cli.main", "main", "run", *arguments, *common)
     environment = os.environ | {"PYTHONPATH": str(ROOT)}
     return begin(command, folder, environment)
 

@@ -12,8 +12,8 @@ import torch
 from safetensors.torch import load_file
 
 from fleet.app.plans import stored_at
-from fleet.cluster.processes import calling
-from fleet.protocol.journal import read_journal
+from fleet.host.journal import read_journal
+from fleet.host.processes import calling
 from fleet.protocol.records import Committed, RunEnded, ViewPublished
 from storage.checkpoint.store import CheckpointStore
 
@@ -75,7 +75,13 @@ class Project:
 def fleet(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     environment = os.environ | {"PYTHONPATH": str(ROOT)}
     return subprocess.run(
-        calling("fleet.cli.main", "main", *arguments), cwd=folder, env=environment, capture_output=True, text=True, timeout=200, check=False
+        calling("fleet.app.cli.main", "main", *arguments),
+        cwd=folder,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=200,
+        check=False,
     )
 
 

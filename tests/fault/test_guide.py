@@ -107,7 +107,7 @@ def _steps(folder: Path) -> int:
 def report(folder: Path, name: str) -> dict[str, Any]:
     file = folder / f"{name}.json"
     with file.open("w") as out:
-        command = [sys.executable, "-c", "from fleet.cli.main import main; main()", "report", name, "--json"]
+        command = [sys.executable, "-c", "from fleet.app.cli.main import main; main()", "report", name, "--json"]
         subprocess.run(command, cwd=folder, env=os.environ | {"PYTHONPATH": str(ROOT)}, stdout=out, check=True)
     return dict(json.loads(file.read_text()))
 

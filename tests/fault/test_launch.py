@@ -12,7 +12,7 @@ import pytest
 import ray
 
 import fleet
-from fleet.cluster.local import LocalCluster
+from fleet.app.cluster.local import LocalCluster
 from fleet.errors import ConfigError
 from tests.support.journals import NAME, wait_for_checkpoint
 from tests.support.launched import LIMIT_S, facts, kill_trace, start

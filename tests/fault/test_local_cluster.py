@@ -13,15 +13,15 @@ from pathlib import Path
 
 import pytest
 
-from fleet.cluster import processes
-from fleet.cluster.local import LocalCluster
-from fleet.cluster.ray_internals import answers
+from fleet.app.cluster.local import LocalCluster
+from fleet.app.cluster.ray_internals import answers
 from fleet.errors import ConfigError, RunFailed
+from fleet.host import processes
 from tests.support.waiting import until
 
 LAUNCHER = """
 import sys
-from fleet.cluster.local import LocalCluster
+from fleet.app.cluster.local import LocalCluster
 cluster = LocalCluster(nodes=1)
 print(cluster.id, flush=True)
 cluster.start()

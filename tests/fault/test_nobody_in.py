@@ -18,11 +18,11 @@ import ray
 
 from actors.asking import ask
 from actors.messages import SettingWanted
+from fleet.app.cluster.local import LocalCluster
 from fleet.app.plans import RunResult, final_digest
 from fleet.app.recipes import LiveRun
-from fleet.cluster import secret
-from fleet.cluster.local import LocalCluster
 from fleet.errors import FleetError
+from fleet.host import secret
 from fleet.protocol.records import RefusedLines, Resumed
 from fleet.settings.live import ADDRESS_FILE
 from tests.fault.test_bad_luck import settings

@@ -12,12 +12,12 @@ from pathlib import Path
 
 import pytest
 
+from fleet.app.cluster.local import LocalCluster
 from fleet.app.plans import RunPlan
 from fleet.app.recipes import LiveRun
-from fleet.cluster.local import LocalCluster
-from fleet.cluster.processes import calling
 from fleet.errors import ConfigError
-from fleet.protocol.journal import JournalWriter
+from fleet.host.journal import JournalWriter
+from fleet.host.processes import calling
 from fleet.protocol.records import VERSION, HistoryBegun, ProcessLost, ProcessUp, Record, RunEnded, RunStarted
 from fleet.settings.run import CheckpointSettings, RunSettings
 from tests.support import trains
@@ -46,7 +46,7 @@ def kill_all_ranks(kept: list[Record]) -> None:
 
 def test_the_example_resumes_from_s3_after_all_ranks_are_lost(s3: SeaweedServer, tmp_path: Path) -> None:
     report = tmp_path / "report.json"
-    command = calling("fleet.cli.main", "main", "run", str(ROOT / "examples/gpt.py"), *OPTIONS)
+    command = calling("fleet.app.cli.main", "main", "run", str(ROOT / "examples/gpt.py"), *OPTIONS)
     command += ["--storage", s3.url("example"), "--json", str(report)]
     environment = os.environ | s3.environment | {"PYTHONPATH": str(ROOT)}
     process = begin(command, tmp_path, environment)
@@ -64,7 +64,7 @@ def test_the_example_resumes_from_s3_after_all_ranks_are_lost(s3: SeaweedServer,
 
 
 def test_a_bucket_that_is_not_there_ends_the_command_before_a_run_begins(s3: SeaweedServer, tmp_path: Path) -> None:
-    command = calling("fleet.cli.main", "main", "run", str(ROOT / "examples/gpt.py"), "--world", "1", "--nodes", "1")
+    command = calling("fleet.app.cli.main", "main", "run", str(ROOT / "examples/gpt.py"), "--world", "1", "--nodes", "1")
     command += ["--storage", f"s3://{s3.key}:{s3.secret}@no-such-bucket/runs"]
     environment = os.environ | {"FLEET_S3_ENDPOINT": s3.endpoint, "PYTHONPATH": str(ROOT)}
     done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=LIMIT_S, check=False)

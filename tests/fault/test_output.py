@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 
 from chaos.arrivals import save_trace
-from fleet.app.rank_logs import REHEARSAL, REHEARSED, RunLogs, found, logs_of, prefix
-from fleet.cli import main as cli
-from fleet.cluster.processes import calling
+from fleet.app.cli import main as cli
+from fleet.host.processes import calling
+from fleet.host.rank_logs import REHEARSAL, REHEARSED, RunLogs, found, logs_of, prefix
 from fleet.protocol.types import Fault, Member
 from tests.fault.test_bad_luck import settings, train_through
 from tests.support import trains
@@ -81,7 +81,17 @@ def screened(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Screened]:
     (folder / "script.py").write_text(SCRIPT)
     save_trace((Fault("f1", 2.0, "gpu", "kill_rank", slot=1),), folder / "trace.csv")
     command = calling(
-        "fleet.cli.main", "main", *RUN, "--name", "shown", "--chaos", "trace=trace.csv", "--expect", "faults==1", "--expect", "steps==100"
+        "fleet.app.cli.main",
+        "main",
+        *RUN,
+        "--name",
+        "shown",
+        "--chaos",
+        "trace=trace.csv",
+        "--expect",
+        "faults==1",
+        "--expect",
+        "steps==100",
     )
     return folder, on_a_terminal(command, folder, COLUMNS)
 
@@ -116,7 +126,7 @@ def test_the_last_lines_are_eight_at_most_and_the_last_says_how_to_load_the_mode
     assert heads == ["run", "goodput", "lost", "faults", "saved", "more", "next"]
     said = " ".join(" ".join(seen.lines).split())
     assert 'next fleet checkpoint export shown --output model.pt, then torch.load("model.pt", weights_only=True)["model"]' in said
-    command = calling("fleet.cli.main", "main", "checkpoint", "export", "shown", "--output", "model.pt")
+    command = calling("fleet.app.cli.main", "main", "checkpoint", "export", "shown", "--output", "model.pt")
     subprocess.run(command, cwd=folder, check=True, timeout=120, stdout=subprocess.DEVNULL)
     import torch
 
@@ -128,7 +138,7 @@ def test_in_a_file_there_are_whole_lines_and_a_reader_that_leaves_stops_nothing(
     leaves = ("--set", f"flags={tmp_path}")
     chaos = ("--chaos", "mtbf=200s,quiet_start=200s,duration=900s", "--expect", "faults>=1", "--json", "report.json")
     with (tmp_path / "err.txt").open("w") as err:
-        command = calling("fleet.cli.main", "main", *RUN, "--name", "piped", *leaves, *chaos)
+        command = calling("fleet.app.cli.main", "main", *RUN, "--name", "piped", *leaves, *chaos)
         environment = os.environ | {"PYTHONPATH": str(ROOT)}
         run = begin(command, tmp_path, environment, stderr=err, text=False)
         assert run.stdout is not None

@@ -10,7 +10,7 @@ import pytest
 from playwright.sync_api import Browser, Locator, Page, expect
 from rich.text import Text
 
-from fleet.cluster.processes import calling
+from fleet.host.processes import calling
 from fleet.protocol.records import FaultRecord, Measurement, RunEnded
 from tests.support.browser import FIRST_SCREEN, LAPTOP, NARROW, WAIT_MS, WIDE, opened, outside, text
 from tests.support.journals import records
@@ -53,7 +53,7 @@ def pieces(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[bytes]]
     home = tmp_path_factory.mktemp("home")
     (home / "examples").symlink_to(ROOT / "examples")
     (home / "prices.toml").write_text(PRICES)
-    command = calling("fleet.cli.main", "main", "run", *RUN, "--storage", "runs")
+    command = calling("fleet.app.cli.main", "main", "run", *RUN, "--storage", "runs")
     said = in_terminal(command, os.environ | {"PYTHONPATH": str(ROOT)}, home, LIMIT_S)
     return home / "runs" / "gpt", said
 

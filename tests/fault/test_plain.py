@@ -17,9 +17,9 @@ import torch
 from fleet.app import plans
 from fleet.app.plain import PlainRun
 from fleet.app.result import report_data
-from fleet.cluster.proc import start_ticks, stat_fields
+from fleet.host.journal import JournalTail, read_journal
+from fleet.host.proc import start_ticks, stat_fields
 from fleet.ledger.report import build_report
-from fleet.protocol.journal import JournalTail, read_journal
 from fleet.protocol.records import COMMIT, COMPLETED, CheckpointRecord, Committed, HistoryBegun, ProcessUp, Record, Spans, ViewPublished
 from fleet.settings.run import RunSettings
 from tests.support.processes import begin

@@ -18,11 +18,11 @@ from chaos.daemons import MAY_FILL
 from chaos.settings import ChaosSettings
 from dashboards.grafana.panels import panels
 from dashboards.metrics.rules import rules
+from fleet.app.cluster.local import LocalCluster
 from fleet.app.plans import RunPlan, RunResult, final_digest
 from fleet.app.recipes import LiveRun
 from fleet.app.report import build_report, render_table
-from fleet.cluster.clock import unix_time_s
-from fleet.cluster.local import LocalCluster
+from fleet.host.clock import unix_time_s
 from fleet.protocol.records import CheckpointRecord, FaultRecord, HistoryBegun, ProcessLost, ProcessUp, Record, ViewPublished
 from fleet.protocol.types import Fault
 from fleet.settings.cost import CostSettings

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from fleet.app.cli.rehearse import carry_out, settings_of
+from fleet.app.cluster.local import LocalCluster
 from fleet.app.rehearsal import Rehearsal, reasons, rows, target_of
-from fleet.cli.rehearse import carry_out, settings_of
-from fleet.cluster.local import LocalCluster
 from fleet.protocol.records import FaultRecord, ProcessLost, RunStarted
 from tests.support.journals import records
 

@@ -11,11 +11,11 @@ from pathlib import Path
 import pytest
 
 from fleet.app.quota import Quotas
-from fleet.cluster.processor_time import cores_of_host, own_group
 from fleet.errors import ConfigError
+from fleet.host.journal import read_journal
+from fleet.host.processor_time import cores_of_host, own_group
 from fleet.ledger.step_terms import TERMS
 from fleet.planning.measured import read_measured
-from fleet.protocol.journal import read_journal
 from fleet.protocol.records import RunEnded, RunStarted, Spans
 from tests.support.launched import ROOT
 

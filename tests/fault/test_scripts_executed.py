@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
+from actors.rank.script_loading import load_train
+from fleet.app.cluster.local import LocalCluster
 from fleet.app.plans import RunPlan, final_digest
 from fleet.app.recipes import LiveRun
-from fleet.app.scripts import load_train
-from fleet.cluster.local import LocalCluster
 from fleet.protocol.records import ProcessLost
 from fleet.settings.run import CheckpointSettings, RunSettings
 from tests.fault.test_bad_luck import FAST

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from actors.trainer import FitOutcome, fit
-from fleet.cluster.local import RANK_RESOURCE, LocalCluster
+from fleet.app.cluster.local import RANK_RESOURCE, LocalCluster
 from tests.support.waiting import Seen, started, until, wait_until_done
 
 SLOTS = 4

@@ -11,9 +11,9 @@ from typing import Any
 import psutil
 import pytest
 
+from fleet.app.cluster.local import LocalCluster
 from fleet.app.plans import RunPlan, RunResult
 from fleet.app.recipes import LiveRun
-from fleet.cluster.local import LocalCluster
 from fleet.machine.stopping import ANSWER_S, LEAVE_S, WRITE, WRITE_S
 from fleet.protocol.records import CheckpointRecord, Committed, ProcessLost, ProcessUp, RunEnded
 from fleet.settings.run import CheckpointSettings, RunSettings

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from fleet.app.cluster.local import LocalCluster
 from fleet.app.plans import RunPlan, final_digest
 from fleet.app.recipes import LiveRun
 from fleet.app.report import build_report, render_table
-from fleet.cluster.local import LocalCluster
 from fleet.errors import ConfigError
 from fleet.ledger.happenings import Narrator
 from fleet.protocol.decisions import DomainLost, Lacking

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from dashboards.trackers.session import standing
-from fleet.cluster.processes import calling
+from fleet.host.processes import calling
 from fleet.protocol.records import Committed, Measurement, RunStarted
 from tests.support.journals import records
 from tests.support.launched import kill_trace
@@ -48,7 +48,7 @@ def started(folder: Path, url: str, otlp: str, total: int) -> subprocess.Popen[s
     reported = {"track.every_s": EVERY_S, "track.end_s": END_S, "cost.usd_per_rank_hour": 2.0}
     config = [word for name, value in reported.items() for word in ("--config", f"{name}={value}")]
     chaos, options = f"trace={kill_trace(folder, (2.0, 1))}", ["--set", f"total={total}", "--set", f"hurry={folder / 'hurry'}"]
-    command = calling("fleet.cli.main", "main", "run", "script.py", "--name", "seen", "--world", "2", "--shards", "4", "--chaos", chaos)
+    command = calling("fleet.app.cli.main", "main", "run", "script.py", "--name", "seen", "--world", "2", "--shards", "4", "--chaos", chaos)
     environment = {
         **os.environ, "MLFLOW_TRACKING_URI": url, "MLFLOW_HTTP_REQUEST_TIMEOUT": "5", "OTEL_EXPORTER_OTLP_ENDPOINT": otlp,
         "OTEL_EXPORTER_OTLP_TIMEOUT": "1",
@@ -63,7 +63,7 @@ def wait(process: subprocess.Popen[str], condition: Callable[[], object], what: 
 
 
 def tracked(folder: Path, environment: dict[str, str]) -> subprocess.CompletedProcess[str]:
-    command = calling("fleet.cli.main", "main", "track", "seen")
+    command = calling("fleet.app.cli.main", "main", "track", "seen")
     return subprocess.run(
         command, cwd=folder, env={**os.environ, **environment}, text=True, capture_output=True, timeout=LIMIT_S, check=False
     )

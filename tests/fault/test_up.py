@@ -14,8 +14,8 @@ import requests
 
 from fleet.app.plans import final_digest
 from fleet.app.report import build_report
-from fleet.cluster.processes import calling
-from fleet.protocol.journal import read_journal
+from fleet.host.journal import read_journal
+from fleet.host.processes import calling
 from fleet.protocol.records import Committed, FaultRecord, ProcessLost, Record, Resumed, RunEnded
 from tests.fault.test_bad_luck import STEPS, fault_free
 from tests.golden.journals import one_loss
@@ -39,7 +39,7 @@ def fleet_out(*arguments: str) -> str:
 
 def run(*arguments: str) -> subprocess.CompletedProcess[str]:
     environment = os.environ | {"PYTHONPATH": str(ROOT), "COLUMNS": "1000"}
-    command = calling("fleet.cli.main", "main", *arguments)
+    command = calling("fleet.app.cli.main", "main", *arguments)
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     return done

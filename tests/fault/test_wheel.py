@@ -19,7 +19,7 @@ from pathlib import Path
 
 import pytest
 
-from fleet.app.scripts import PACKAGES
+from fleet.host.packages import PACKAGES
 
 ROOT = Path(__file__).resolve().parents[2]
 NOT_SOURCE = ("__pycache__", "*.so", "*.egg-info", ".*", "runs", "build", "dist", "tests", "docs")

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import yaml
 
-from fleet.planning.deploy.rules import amount
+from fleet.app.deploy.rules import amount
 from fleet.protocol.records import Committed, ProcessLost, Record
 from tests.support.deploy import write_files
 from tests.support.host_runs import FAST, TRAIN, copied, records_in, seen_in

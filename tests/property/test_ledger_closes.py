@@ -107,7 +107,7 @@ class RandomRun:
         for slot in lost:
             member = self.procs[slot].member
             self.attempt(slot, died_us, "")
-            self.emit(r.ProcessLost(member, ProcessEnded(-9), died_us / 1e6, None, self.generation, -1, -1, ""), died_us)
+            self.emit(r.ProcessLost(member, ProcessEnded(-9), None, self.generation, -1, -1, "", at_s=died_us / 1e6), died_us)
         for slot in set(self.in_view) - set(lost):
             self.attempt(slot, died_us + self.rng.randint(0, 500), self.rng.choice("AH"))
         causes = tuple(str(self.procs[slot].member) for slot in lost)
@@ -141,7 +141,7 @@ class RandomRun:
         self.emit(r.Resumed(back_us / 1e6, back_us / 1e6, "resume"), back_us)
         for proc in self.procs.values():
             if self.rng.random() < 0.5:
-                self.emit(r.ProcessLost(proc.member, ClusterEnded(), back_us / 1e6, None, -1, -1, -1, ""), back_us)
+                self.emit(r.ProcessLost(proc.member, ClusterEnded(), None, -1, -1, -1, "", at_s=back_us / 1e6), back_us)
         for slot in list(self.procs):
             self.begin(slot, back_us, cold=True)
         self.now_us = back_us

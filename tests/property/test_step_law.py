@@ -118,7 +118,7 @@ def test_what_hides_is_never_longer_than_what_it_hides_behind() -> None:
     story.view(1, [(0, 0)], 0)
     story.spans(0, 0, "c10 x10 K " * 5)
     story.committed(5, 100)
-    story.records.append(Usage(Member(0, 0), 1, 0, 1, 0.1, 5, 5_000_000, 1_000, 1_000))
+    story.records.append(Usage(Member(0, 0), 1, 0, 1, 5, 5_000_000, 1_000, 1_000, at_s=0.1))
     story.ended(100)
     law = Ledger().apply_all(story.records).summary().step_law
     assert law is not None and law.overlap_s == law.compute_s == pytest.approx(0.01)
@@ -130,7 +130,7 @@ def test_an_overlap_that_was_measured_as_nothing_is_no_missing_one() -> None:
     story.view(1, [(0, 0)], 0)
     story.spans(0, 0, "c10 x10 K " * 5)
     story.committed(5, 100)
-    records = [*story.records, Usage(Member(0, 0), 1, 0, 1, 0.1, 5, 0, 1_000, 0)]
+    records = [*story.records, Usage(Member(0, 0), 1, 0, 1, 5, 0, 1_000, 0, at_s=0.1)]
     measured, silent = (Ledger().apply_all(each).summary(0.1).step_law for each in (records, story.records))
     assert measured is not None and measured.overlap_s == 0.0 and measured.shares[OVERLAP] == 0.0
     assert silent is not None and silent.overlap_s is None and OVERLAP not in silent.shares

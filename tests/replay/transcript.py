@@ -14,13 +14,12 @@ import json
 import re
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from fleet.machine.core import FleetMachine
 from fleet.protocol.events import Tick
-from fleet.protocol.journal import read_journal
 from fleet.protocol.records import ViewPublished
 from fleet.settings.run import RunSettings
 from fleet.simulation.plan import Plan, small
@@ -28,19 +27,47 @@ from fleet.simulation.world import World
 from tests.simulation import plans
 from tests.simulation.runs import FAMILIES, make_machine
 
+try:
+    from fleet.host.journal import read_journal
+except ModuleNotFoundError:  # of a commit before there was that room
+    from fleet.protocol.journal import read_journal
+
 Renames = list[tuple[str, str]]
 """(pattern, what takes its place) of each line of a transcript, in order."""
 
 ADDRESS = re.compile(r" at 0x[0-9a-f]+")
+VERSION = re.compile(r"-v\d+")
+"""In the name of a golden journal: each commit has it in its own format."""
 CUTS = 12
 """At so many places of a golden journal the coordinator dies, and another one goes on from there."""
+
+
+TWINS = {
+    "Lost": "ProcessLost",
+    "Explained": "LossExplained",
+    "Measured": "Measurement",
+    "Used": "Usage",
+    "Reads": "DataRead",
+    "FilesFound": "DataFiles",
+    "Built": "RunBuilt",
+    "LinesRefused": "RefusedLines",
+    "FaultReported": "FaultRecord",
+    "EvidenceWritten": "EvidenceKept",
+}
+"""Events of older commits -> the record that was made of each. They are one class since journals have version 3."""
+OF_THE_RECORD = ("at_s", "event", "fault", "generation")
+"""Fields that such an event has since then, and nobody reads of an event."""
+OF_THE_EVENT = dict.fromkeys(("Measurement", "DataRead", "DataFiles", "RunBuilt"), ("member",))
+"""Fields that such a record has since then, and nobody reads of a record."""
+FORMAT = {"RunStarted": ("version",)}
+"""Fields that say in which format a journal is."""
 
 
 def shown(value: Any) -> str:
     """A value with the names of its classes and fields; floats with all digits, sets in order."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        inner = ", ".join(f"{field.name}={shown(getattr(value, field.name))}" for field in dataclasses.fields(value))
-        return f"{type(value).__name__}({inner})"
+        name = type(value).__name__
+        return _shown(value, name, OF_THE_EVENT.get(name, FORMAT.get(name, ())))
     if isinstance(value, (tuple, list)):
         return f"[{', '.join(map(shown, value))}]"
     if isinstance(value, (set, frozenset)):
@@ -50,13 +77,31 @@ def shown(value: Any) -> str:
     return str(value.value) if isinstance(value, enum.Enum) else ADDRESS.sub("", repr(value))
 
 
+def _shown(value: Any, name: str, left_out: Sequence[str]) -> str:
+    """Of what was two classes fields come by their names, as each had an order of its own."""
+    fields = [field.name for field in dataclasses.fields(value) if field.name not in left_out]
+    said = {each: getattr(value, each) for each in (sorted(fields) if name in TWINS.values() else fields)}
+    if name in ("Received", "Heard"):
+        said["what"] = TWINS.get(said["what"], said["what"])
+    return f"{name}({', '.join(f'{each}={shown(what)}' for each, what in said.items())})"
+
+
+def shown_event(event: Any) -> str:
+    """The same for an event, as older commits had it, under the name that it has now."""
+    name = type(event).__name__
+    if (now := TWINS.get(name, name)) not in TWINS.values():
+        return shown(event)
+    own = ("fault",) if now == "FaultRecord" else ()
+    return _shown(event, now, [each for each in OF_THE_RECORD if each not in own])
+
+
 def recorded(machine: FleetMachine, lines: list[str]) -> FleetMachine:
     """``machine``, all of whose events and instructions are added to ``lines``."""
     handle = machine.handle
 
     def handled(event: Any, now_s: float) -> Any:
         out = handle(event, now_s)
-        lines.append(f"{now_s:.6f} {shown(event)} -> {'; '.join(map(shown, out))}")
+        lines.append(f"{now_s:.6f} {shown_event(event)} -> {'; '.join(map(shown, out))}")
         return out
 
     machine.handle = handled  # type: ignore[method-assign]
@@ -82,7 +127,7 @@ def golden(path: Path) -> Iterator[list[str]]:
     world = next((len(record.view.members) for record in records if isinstance(record, ViewPublished)), 2)
     settings = small(world)
     for cut in sorted({max(1, len(records) * part // CUTS) for part in range(1, CUTS + 1)}):
-        lines: list[str] = [f"{path.name} up to record {cut}"]
+        lines: list[str] = [f"{VERSION.sub('', path.name)} up to record {cut}"]
         now_s = max((getattr(record, "at_s", 0.0) for record in records[:cut]), default=0.0) + 0.5
         for how in ("replay", "resume"):
             machine = recorded(make_machine(settings, Plan(settings=settings), now_s), lines)

@@ -177,6 +177,24 @@ def _while_serving(plan: Plan, rng: random.Random) -> Trouble:
     return Trouble(kind="freeze" if kind == "cut" else kind, point=point, step=step, slot=slot, duration_s=duration_s)
 
 
+def overflows_plan(seed: int) -> Plan:
+    """Gradients that are not finite, each once: whole replicas, sharded optimizer state and sharded parameters in turn.
+
+    Behind half of them a rank is lost within the vote, and half of the seeds have their other troubles as well.
+    """
+    rng, sharding = stream(seed, "overflows plan"), ("none", "zero1", "fsdp")[seed % 3]
+    plan = random_plan(seed, sharded=sharding != "none")
+    plan = replace(plan, settings=replace(plan.settings, optimizer_sharding=sharding))
+    ill: list[Trouble] = []
+    for step in rng.sample(range(plan.steps), rng.choice((1, 1, 2, 4))):
+        slot = rng.choice((None, rng.randrange(plan.settings.slots)))
+        ill.append(Trouble(kind="overflow", point="compute", step=step, slot=slot))
+        if rng.random() < 0.5:
+            point = rng.choice(("reduced", *(("ready", "decided") if sharding != "none" else ())))
+            ill.append(Trouble(kind=rng.choice(("kill", "kill", "freeze")), point=point, step=step, duration_s=rng.uniform(0.1, 6.0)))
+    return with_troubles(plan, (*(plan.troubles if rng.random() < 0.5 else ()), *ill))
+
+
 def _notice(plan: Plan, rng: random.Random) -> Trouble:
     lasts_s = rng.choice((rng.uniform(0.1, 2.0), rng.uniform(2.0, 6.0), rng.uniform(6.0, 15.0)))
     trouble = Trouble(kind="notice", node=rng.randrange(plan.settings.nodes), duration_s=lasts_s, withdrawn=rng.random() < 0.2)

@@ -17,6 +17,7 @@ from tests.simulation.families import (
     gathers_plan,
     links_plan,
     notices_plan,
+    overflows_plan,
     racks_plan,
     resizes_plan,
     stops_plan,
@@ -46,6 +47,7 @@ FAMILIES: dict[str, Callable[[int], Plan]] = {
     "stops": _odd_sharded(stops_plan),
     "cold": _odd_sharded(cold_plan),
     "gathers": gathers_plan,
+    "overflows": overflows_plan,
 }
 """Families of runs by seed, each with troubles of its own; in ``gathers`` parameters are spread over ranks, too."""
 

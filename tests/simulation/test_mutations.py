@@ -16,7 +16,8 @@ from fleet.machine.core import FleetMachine
 from fleet.machine.end import end
 from fleet.machine.roster import Rank, Roster
 from fleet.machine.state import MachineState
-from fleet.protocol import shards as shards_module
+from fleet.machine.table import TABLE
+from fleet.protocol import duties as duties_module
 from fleet.protocol.decisions import Decision
 from fleet.protocol.events import Event, PartWritten, Tick
 from fleet.protocol.instructions import Fence, Instruction, OnceAnswer, Publish, Write
@@ -28,7 +29,6 @@ from fleet.protocol.rank_machine import Moves, RankMachine
 from fleet.protocol.records import Committed, ViewPublished
 from fleet.protocol.shards import Shares
 from fleet.protocol.types import Member, StateId, View
-from fleet.simulation import steps as steps_module
 from fleet.simulation.groups import SimGroup
 from fleet.simulation.plan import Plan, Trouble, small, with_troubles
 from fleet.simulation.world import Outcome, World
@@ -41,10 +41,13 @@ MOST, DIRECTED = 600, 60
 
 
 def everywhere(patch: Patch, right: Any, wrong: Any) -> None:
-    """Replace a function of the machine in each of its modules that has it."""
+    """Replace a function of the machine in each of its modules that has it, and where it handles an event."""
     for name, module in list(sys.modules.items()):
         if name.startswith("fleet.machine.") and getattr(module, right.__name__, None) is right:
             patch.setattr(module, right.__name__, wrong)
+    for event, row in list(TABLE.items()):
+        if row.do is right:
+            patch.setitem(TABLE, event, row._replace(do=wrong))
 
 
 def donor_with_the_smallest_state(patch: Patch) -> None:
@@ -63,7 +66,7 @@ def donor_with_the_smallest_state(patch: Patch) -> None:
 
 def dirt_goes_unseen(patch: Patch) -> None:
     right = ranks.quiesced
-    patch.setattr(ranks, "quiesced", lambda machine, event, now_s: right(machine, dataclasses.replace(event, dirty=False), now_s))
+    everywhere(patch, right, lambda machine, event, now_s: right(machine, dataclasses.replace(event, dirty=False), now_s))
 
 
 def receiver_calls_itself_clean(patch: Patch) -> None:
@@ -238,14 +241,14 @@ def rank_computes_with_the_wrong_shards(patch: Patch) -> None:
 
 
 def lost_shards_are_computed_by_everyone(patch: Patch) -> None:
-    right = shards_module.share
+    right = duties_module.share
 
     def wrong(held: Sequence[Collection[int]], *others: Any) -> Shares:
         shares = right(held, *others)
         missing = tuple(sorted(shard for assigned in shares.assigned for shard in assigned))
         return Shares(shares.kept, (missing,) * len(held)) if any(held) else shares
 
-    patch.setattr(steps_module, "share", wrong)
+    patch.setattr(duties_module, "share", wrong)
 
 
 def promises_are_taken_back(patch: Patch) -> None:
@@ -300,7 +303,7 @@ def who_is_gone_still_has_to_leave(patch: Patch) -> None:
 
 def last_step_is_left_out(patch: Patch) -> None:
     right = RankMachine.serve
-    patch.setattr(RankMachine, "serve", lambda self, facts, duties, total: right(self, facts, duties, total - 1))
+    patch.setattr(RankMachine, "serve", lambda self, facts, duties, vote, total: right(self, facts, duties, vote, total - 1))
 
 
 def view_is_claimed_before_it_is_joined(patch: Patch) -> None:

@@ -43,7 +43,7 @@ def test_every_invariant_holds_in_every_seed_of_today(family: str, first: int, s
     for seed in range(FIRST + first, FIRST + first + seeds):
         with watch() as reached:
             runs.append((seed, simulate_seed(family, seed)))
-        probes.note(f"{family}-{first}-{seeds}", reached)
+        probes.note(f"{family}-{first}-{seeds}", reached | {probes.pair(*came) for came in runs[-1][1].world.watch.came})
     reports = [outcome.report(again(family, seed)) for seed, outcome in runs if outcome.broken]
     assert not reports, "\n\n".join(reports[:3])
 

@@ -1,4 +1,6 @@
-"""Ranks with sharded optimizer state: every invariant holds through random troubles, and what breaks the commit's two phases is caught."""
+"""Ranks with sharded optimizer state: every invariant holds through random troubles, and what breaks the commit's two phases is caught.
+
+The vote between them has mutations of its own, in ``test_votes.py``."""
 
 from __future__ import annotations
 
@@ -11,6 +13,7 @@ from fleet.protocol import chunks as chunks_module
 from fleet.protocol.chunks import Claim
 from fleet.protocol.records import CheckpointRecord, ViewPublished
 from fleet.protocol.types import StateId
+from fleet.protocol.vote import CommitVote
 from fleet.simulation import sharded as sharded_module
 from fleet.simulation.plan import Plan, Trouble, small
 from fleet.simulation.world import Outcome
@@ -70,7 +73,7 @@ def who_is_ready_does_not_follow(patch: Patch) -> None:
     def wrong(claims: Sequence[Claim], target: StateId) -> list[Claim]:
         return right([dataclasses.replace(claim, ready=False) for claim in claims], target)
 
-    patch.setattr(sharded_module, "follows", lambda claim, target: False)
+    patch.setattr(CommitVote, "follow", lambda self, claims, me, target: False)
     patch.setattr(sharded_module, "settled", wrong)
 
 
@@ -86,18 +89,7 @@ def chunks_of_another_step_count(patch: Patch) -> None:
     patch.setattr(sharded_module, "settled", wrong)
 
 
-def steps_before_all_are_ready(patch: Patch) -> None:
-    right = sharded_module.SimGroup.exchange
-
-    def wrong(self: sharded_module.SimGroup, member: object, what: object, value: object) -> object:
-        if isinstance(what, tuple) and what[0] == "ready":
-            return 0.0
-        return right(self, member, what, value)  # type: ignore[arg-type]
-
-    patch.setattr(sharded_module.SimGroup, "exchange", wrong)
-
-
-MUTATIONS = (nobody_keeps_a_copy, who_is_ready_does_not_follow, chunks_of_another_step_count, steps_before_all_are_ready)
+MUTATIONS = (nobody_keeps_a_copy, who_is_ready_does_not_follow, chunks_of_another_step_count)
 
 
 @pytest.mark.parametrize("mutation", MUTATIONS, ids=[mutation.__name__ for mutation in MUTATIONS])

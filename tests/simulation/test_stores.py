@@ -11,7 +11,7 @@ import pytest
 from fleet.machine.core import FleetMachine
 from fleet.machine.tiers import Tiers
 from fleet.protocol.causes import ProcessEnded
-from fleet.protocol.events import CheckpointDurable, CheckpointFailed, Event, Lost, PartFailed
+from fleet.protocol.events import CheckpointDurable, CheckpointFailed, Event, PartFailed
 from fleet.protocol.records import CheckpointRecord, HistoryBegun, ProcessLost, ViewPublished
 from fleet.protocol.types import StateId
 from fleet.simulation import steps as steps_module
@@ -86,7 +86,7 @@ def test_saves_alone_is_broken_by_a_machine_that_gives_up_who_cannot_save(monkey
     right = FleetMachine.handle
 
     def wrong(self: FleetMachine, event: Event, now_s: float) -> Any:
-        return right(self, Lost(event.member, ProcessEnded(), now_s, -1, -1) if isinstance(event, PartFailed) else event, now_s)
+        return right(self, ProcessLost(event.member, ProcessEnded(), at_s=now_s) if isinstance(event, PartFailed) else event, now_s)
 
     monkeypatch.setattr(FleetMachine, "handle", wrong)
     assert run(away("store_refuses")).broken == "saves alone"

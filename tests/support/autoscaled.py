@@ -15,7 +15,7 @@ from typing import Any
 
 import psutil
 
-from fleet.cluster.ports import free_port
+from fleet.host.ports import free_port
 from tests.support.waiting import until
 
 KIND, IDLE_S = "rank", 3.0

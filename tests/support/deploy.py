@@ -10,10 +10,10 @@ from typing import Any
 
 from typer.testing import CliRunner
 
-from fleet.cli.cluster import accepts
-from fleet.cli.main import app
-from fleet.planning.deploy.files import files
-from fleet.planning.deploy.spec import load
+from fleet.app.cli.cluster import accepts
+from fleet.app.cli.main import app
+from fleet.app.deploy.files import files
+from fleet.app.deploy.spec import load
 
 SPEC = """
 name = "gpt"

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fleet.app.follow import open_report
-from fleet.protocol.journal import read_journal
+from fleet.host.follow import open_report
+from fleet.host.journal import read_journal
 from fleet.protocol.records import CheckpointRecord, Record, RunEnded
 from tests.support.host_store import HostStore, write
 from tests.support.hosts import HOME, Host

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from fleet.protocol.journal import read_journal
+from fleet.host.journal import read_journal
 from fleet.protocol.records import CheckpointRecord, Committed, Record
 from tests.support.waiting import until
 

@@ -20,12 +20,12 @@ from actors.coordinator import Coordinator, SpanEnd, span_end
 from actors.node import NodeAgent, socket_path
 from actors.rank.main import run_rank
 from chaos.processes import LocalProcesses
-from fleet.app.rank_logs import logs_of
-from fleet.cluster import secret
-from fleet.cluster.clock import MonotonicClock, unix_time_s
+from fleet.host import secret
+from fleet.host.clock import MonotonicClock, unix_time_s
+from fleet.host.journal import JournalWriter, read_journal
+from fleet.host.rank_logs import logs_of
 from fleet.machine.core import FleetMachine
 from fleet.protocol.instructions import EndRun, Write
-from fleet.protocol.journal import JournalWriter, read_journal
 from fleet.protocol.records import VERSION, Record, Resumed, RunStarted, Spans
 from fleet.protocol.types import Member, Process, StateId
 from fleet.settings.run import RunSettings

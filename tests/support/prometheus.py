@@ -11,7 +11,7 @@ from typing import Any
 
 import requests
 
-from fleet.cluster.prometheus import Prometheus, scrape_configuration
+from dashboards.metrics.prometheus import Prometheus, scrape_configuration
 from tests.support.programs import program
 from tests.support.waiting import until
 

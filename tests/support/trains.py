@@ -201,8 +201,8 @@ def dies_between_sums_and_commit(run: Any) -> None:
         if at_the_point:
             once(run, "decided")
 
-    def advances(self: Any, factor: float) -> None:
-        advance(self, factor)
+    def advances(self: Any) -> None:
+        advance(self)
         once(run, "advanced")
 
     Group.all_gather = all_gather  # type: ignore[method-assign]

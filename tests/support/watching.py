@@ -11,7 +11,7 @@ from chaos.controls import ChaosControls
 from dashboards.access import LOOPBACK, Access, Audit
 from dashboards.feeds import RunFeeds
 from dashboards.server import WatchServer
-from fleet.protocol.journal import JournalWriter
+from fleet.host.journal import JournalWriter
 from fleet.protocol.records import Record
 
 WRITE_TOKEN, READ_TOKEN = "w" * 32, "r" * 32

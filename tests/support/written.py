@@ -16,8 +16,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from fleet.planning.deploy.kuberay import CODE
-from fleet.planning.deploy.rules import amount
+from fleet.app.deploy.kuberay import CODE
+from fleet.app.deploy.rules import amount
 from tests.support.host_store import write
 from tests.support.hosts import Host
 from tests.support.ray_hosts import GCS_PORT

@@ -1,4 +1,4 @@
-"""How modules hang together, as pure functions: who imports whom, in circles or not, and who uses another module's private names."""
+"""How modules hang together, as pure functions: who imports whom, in circles or not; private names of others; what a class holds."""
 
 from __future__ import annotations
 
@@ -79,3 +79,32 @@ def private_faults(sources: Mapping[str, str]) -> list[str]:
                 }:
                     faults += [f"{path}:{line}: {alias.name} is private to {module}" for alias in names if _private(alias.name)]
     return faults
+
+
+def _is_plain(node: ast.ClassDef) -> bool:
+    """A record: a frozen dataclass, a named tuple, or words."""
+    decorators = " ".join(map(ast.unparse, node.decorator_list))
+    return "frozen=True" in decorators or any(ast.unparse(base).endswith(("NamedTuple", "TypedDict", "Enum")) for base in node.bases)
+
+
+def _attributes(node: ast.ClassDef) -> set[str]:
+    """What its objects hold: fields, and what its methods set."""
+    fields = {part.target.id for part in node.body if isinstance(part, ast.AnnAssign) and isinstance(part.target, ast.Name)}
+    plain = (target for part in node.body if isinstance(part, ast.Assign) for target in part.targets)
+    named = {target.id for target in plain if isinstance(target, ast.Name) and not target.id.startswith("__")}
+    methods = [part for part in node.body if isinstance(part, ast.FunctionDef | ast.AsyncFunctionDef)]
+    stored = [part for method in methods for part in nodes(method) if isinstance(part, ast.Attribute) and isinstance(part.ctx, ast.Store)]
+    return fields | named | {part.attr for part in stored if isinstance(part.value, ast.Name) and part.value.id == "self"}
+
+
+def attributes(sources: Mapping[str, str]) -> dict[str, int]:
+    """Class -> how many attributes an object of it has, its own and inherited ones. Records are left out."""
+    classes = {node.name: node for source in sources.values() for node in nodes(parsed(source)) if isinstance(node, ast.ClassDef)}
+
+    def held(name: str, below: frozenset[str] = frozenset()) -> set[str]:
+        if name not in classes or name in below:
+            return set()
+        bases = (ast.unparse(base).partition("[")[0].rpartition(".")[2] for base in classes[name].bases)
+        return _attributes(classes[name]).union(*(held(base, below | {name}) for base in bases))
+
+    return {name: len(held(name)) for name, node in classes.items() if not _is_plain(node)}

@@ -16,152 +16,57 @@ SHIPPED = ("fleet", "actors", "policies", "storage", "dashboards", "chaos")
 OURS = (*SHIPPED, "benchmarks", "examples", "tests")
 ANY = ("*",)
 
-CLUSTER = tuple(
-    f"fleet.cluster.{name}"
-    for name in (
-        *(
-            "cluster_room",
-            "joined",
-            "lean_agent",
-            "local",
-            "node_host",
-            "nodes_asked",
-            "parcel",
-            "ports",
-            "processes",
-            "prometheus",
-            "provenance",
-            "queue",
-            "quiet",
-            "ray_internals",
-        ),
-        *("setup_worker", "twin_folder"),
-    )
-)
-"""What starts processes; the rest of that room are the clock and what is asked of the host."""
+ROOF, GROUND = "fleet.app", "fleet.host"
+"""What composes: it may import all, and the fronts of the package alone import it. What touches the machine: it decides nothing."""
 
-EDGE = (
-    *CLUSTER,
-    "fleet.cli",
-    "fleet.app.recipes",
-    "fleet.app.foreign",
-    "fleet.app.nodes_wanted",
-    "fleet.app.in_cluster",
-    "fleet.app.link_preflight",
-    "fleet.app.remote",
-    "fleet.app.scenarios",
-    "fleet.app.comparisons",
-    "fleet.app.rehearsal",
-    "fleet.app.plain",
-    "fleet.app.machines",
-    "fleet.app.plans",
-    "fleet.app.policy_choice",
-    "fleet.app.configuration",
-    "fleet.app.tracking",
-    "fleet.app.launching",
-    "fleet.app.shipping",
-    "fleet.app.result",
-    "fleet.app.ray_trainer",
-    "fleet.app.report",
-    "fleet.app.progress",
-    "fleet.cluster.driver",
-    "fleet.__main__",
-)
-"""Composition: what no other part of the project may import, but for those that ``ZONES`` name."""
-
-
-PUBLIC = tuple(f"fleet.app.{name}" for name in ("configuration", "launching", "result", "ray_trainer"))
-"""What of the composition ``import fleet`` offers, loaded on first use."""
+FRONTS = ("fleet/__init__.py", "fleet/__main__.py", "fleet/data.py", "fleet/testing.py")
+"""What users import or call. What lies behind it is loaded on first use."""
 
 
 @dataclass(frozen=True)
 class Zone:
     """What files under ``prefix`` may import besides the standard library. A longer match in ``ours`` or ``never`` beats a shorter one."""
 
-    prefix: str
+    prefix: str | tuple[str, ...]
     ours: tuple[str, ...]
     third: tuple[str, ...] = ()
     never: tuple[str, ...] = ()
 
 
 ZONES = (
-    Zone("fleet/cli", SHIPPED, ANY, ("torch",)),
-    Zone("fleet/app/recipes", SHIPPED, ANY, ("torch",)),
-    Zone("fleet/app/foreign.py", SHIPPED, ANY, ("torch",)),
-    Zone("fleet/app/nodes_wanted.py", SHIPPED, ANY, ("torch",)),
-    Zone("fleet/app/in_cluster.py", SHIPPED, ANY, ("torch",)),
-    Zone("fleet/app/link_preflight.py", SHIPPED, ANY, ("torch",)),
-    Zone("fleet/app/remote.py", SHIPPED, ANY, ("torch",)),
-    Zone("fleet/app/experiment.py", SHIPPED, ANY, ("torch", "ray")),
-    Zone("fleet/app/soak.py", SHIPPED, ANY, ("torch", "ray")),
-    Zone("fleet/app/scale.py", SHIPPED, ANY, ("torch", "ray")),
-    Zone("fleet/app/quota.py", ("fleet", "fleet.cluster", "chaos"), (), ("torch", "ray")),
-    Zone("fleet/app/rehearsal.py", SHIPPED, ANY, ("torch", "ray")),
-    Zone("fleet/app/comparisons.py", SHIPPED, ANY, ("torch", "ray")),
-    Zone("fleet/app/scenarios.py", SHIPPED, ANY, ("torch", "ray")),
-    Zone("fleet/app/plain.py", SHIPPED, ANY, ("torch", "ray")),
-    Zone("fleet/app/machines.py", SHIPPED, (), ("torch", "ray")),
-    Zone("fleet/app/plans.py", SHIPPED, ANY, ("torch", "ray")),
-    Zone("fleet/app/policy_choice.py", SHIPPED, ANY, ("torch", "ray")),
-    Zone("fleet/app/resuming.py", SHIPPED, ANY, ("torch", "ray")),
-    Zone("fleet/app/configuration.py", SHIPPED, ANY, ("torch", "ray")),
-    Zone("fleet/app/tracking.py", SHIPPED, ANY, ("torch", "ray")),
-    Zone("fleet/app/launching.py", SHIPPED, ANY, ("torch",)),
-    Zone("fleet/app/shipping.py", SHIPPED, ANY, ("torch",)),
-    Zone("fleet/app/scripts.py", ("fleet", "actors.rank"), (), ("torch", "ray", *EDGE)),
-    Zone("fleet/app/ray_trainer.py", SHIPPED, ANY, ("torch",)),
-    Zone("fleet/app/result.py", SHIPPED, ANY, ("torch", "ray")),
-    Zone("fleet/__main__.py", SHIPPED, ANY, ("torch",)),
-    Zone("fleet/app/report", ("fleet", "fleet.app.report", "dashboards"), ANY, ("torch", "ray", *EDGE)),
-    Zone("fleet/app/beginning.py", ("fleet",), ("rich",), EDGE),
-    Zone("fleet/app/progress", ("fleet", "fleet.app.progress"), ANY, ("torch", "ray", *EDGE)),
-    Zone("fleet/cluster/driver.py", ("fleet", "fleet.cluster.driver"), ANY, ("torch", "ray", *EDGE)),
-    Zone("fleet/__init__.py", ("fleet", *PUBLIC, "actors.rank"), (), EDGE),
-    Zone("fleet/data.py", ("fleet", "actors.rank"), (), EDGE),
-    Zone("fleet/testing.py", ("fleet", "policies", "actors.rank"), (), EDGE),
-    Zone("fleet/cluster/", ("fleet", *CLUSTER), ANY, ("torch", *EDGE)),
-    Zone("fleet/planning/deploy/", ("fleet",), ("jinja2", "jsonschema", "kubernetes_validate", "yaml"), EDGE),
-    Zone("fleet/laws/", ("fleet",), ("numpy", "scipy"), EDGE),
-    Zone("fleet/simulation/", ("fleet",), ("numpy", "scipy"), EDGE),
-    Zone("fleet/planning/traces/", ("fleet",), ("numpy", "scipy"), EDGE),
-    Zone("fleet/", ("fleet",), (), EDGE),
-    Zone("policies/", ("fleet", "policies"), ANY, ("torch", "ray", *EDGE)),
-    Zone("storage/", ("fleet", "storage"), ANY, ("ray", *EDGE)),
-    Zone("chaos/experiments.py", ("fleet", "fleet.app", "chaos", "storage"), ANY, ("torch", "ray")),
-    Zone("chaos/", ("fleet", "chaos"), ANY, ("torch", "ray", *EDGE)),
-    Zone("dashboards/", ("fleet", "fleet.cluster.prometheus", "dashboards"), ANY, ("torch", "ray", *EDGE)),
-    Zone("actors/rank/", ("fleet", "actors.rank"), ANY, ("ray", *EDGE)),
-    Zone("actors/plain/", ("fleet", "fleet.cluster.processes", "actors.plain"), ANY, ("ray", *EDGE)),
-    Zone("actors/__init__.py", ("fleet",), (), EDGE),
-    Zone("actors/", ("fleet", "fleet.cluster.driver", "fleet.cluster.ports", "fleet.cluster.processes", "actors"), ANY, EDGE),
-    Zone("examples/ray_train/", ("fleet", "examples"), ANY, EDGE),
-    Zone("examples/", ("fleet", "examples"), ANY, ("ray", *EDGE)),
-    Zone("benchmarks/", OURS, ANY),
-    Zone("tests/", OURS, ANY),
+    Zone(FRONTS, ("fleet", "actors.rank", "policies"), (), ("torch", "ray")),
+    Zone(("fleet/app/cluster/", "fleet/app/deploy/"), ("fleet", "fleet.app.cluster", "fleet.app.deploy"), ANY, ("torch", ROOF)),
+    Zone("fleet/app/", SHIPPED, ANY, ("torch",)),
+    Zone("fleet/host/", ("fleet.errors", "fleet.protocol", "fleet.ledger", GROUND)),
+    Zone(("fleet/laws/", "fleet/planning/", "fleet/simulation/"), ("fleet",), ("numpy", "scipy"), (ROOF, GROUND)),
+    Zone("fleet/", ("fleet",), (), (ROOF, GROUND)),
+    Zone("policies/", ("fleet", "policies"), ANY, ("torch", "ray", ROOF, GROUND)),
+    Zone("storage/", ("fleet", "storage"), ANY, ("ray", ROOF)),
+    Zone("chaos/", ("fleet", "chaos"), ANY, ("torch", "ray", ROOF)),
+    Zone("dashboards/", ("fleet", "dashboards"), ANY, ("torch", "ray", ROOF)),
+    Zone(("actors/__init__.py", "actors/rank/", "actors/plain/"), ("fleet", "actors.rank", "actors.plain"), ANY, ("ray", ROOF)),
+    Zone("actors/", ("fleet", "actors"), ANY, (ROOF,)),
+    Zone("examples/ray_train/", ("fleet", "examples"), ANY, (ROOF,)),
+    Zone("examples/", ("fleet", "examples"), ANY, ("ray", ROOF)),
+    Zone(("benchmarks/", "tests/"), OURS, ANY),
 )
+"""The first that fits a file is its own."""
+MOST_ZONES = 15
+"""A rule for each file is no rule."""
 
-RAY_WALL = ("actors/ray_internals.py", "fleet/cluster/ray_internals.py", "fleet/cluster/lean_agent.py")
+RAY_WALL = ("actors/ray_internals.py", "fleet/app/cluster/ray_internals.py", "fleet/app/cluster/lean_agent.py")
 """The only ones that use what Ray promises to nobody, with one test for each thing."""
 RAYS_OWN = ("ray._private", "ray._common", "ray._raylet", "ray.train.v2", "ray.train._internal", "ray.experimental", "ray.dashboard")
 
-KERNEL_WALL = "fleet/cluster/linux.py"
+KERNEL_WALL = "fleet/host/linux.py"
 KERNEL_CALLS = ("os.sched_", "os.nice", "os.getpriority", "os.setpriority", "ctypes.CDLL")
 """Scheduling, affinity, and what only the C library has. They stand together, each behind a function."""
 
 PURE = ("fleet/", "policies/", "chaos/")
 IMPURE = (
-    "fleet/cluster/clock.py",
-    "fleet/cluster/driver.py",
-    "fleet/cluster/",
-    "fleet/app/recipes",
-    "fleet/app/plans.py",
-    "fleet/app/progress_calls.py",
-    "fleet/cli",
-    "fleet/__main__.py",
-    "chaos/ballast.py",
-    "chaos/confine.py",
-    "chaos/relay.py",
-    "chaos/signaller.py",
+    *(f"fleet/host/{name}.py" for name in ("clock", "lines", "ports", "processes", "refusals", "secret")),
+    *("fleet/app/cli/", "fleet/app/cluster/", "fleet/app/plans.py", "fleet/app/progress_calls.py", "fleet/app/recipes.py"),
+    *("chaos/ballast.py", "chaos/confine.py", "chaos/relay.py", "chaos/signaller.py"),
 )
 """``PURE`` less ``IMPURE`` takes time and randomness as arguments."""
 
@@ -226,13 +131,25 @@ def allowed(zone: Zone, name: str) -> bool:
     return top in sys.stdlib_module_names or zone.third == ANY or top in zone.third
 
 
+def zone_of(path: str, zones: Sequence[Zone] = ZONES) -> Zone | None:
+    """The first that fits."""
+    return next((zone for zone in zones if path.startswith(zone.prefix)), None)
+
+
+def zone_faults(zones: Sequence[Zone], paths: Iterable[str]) -> list[str]:
+    """Too many zones, and those that are nobody's."""
+    used = {id(zone_of(path, zones)) for path in paths}
+    faults = [f"{len(zones)} zones, at most {MOST_ZONES}"] if len(zones) > MOST_ZONES else []
+    return faults + [f"no file lies in the zone of {zone.prefix}" for zone in zones if id(zone) not in used]
+
+
 def import_faults(path: str, source: str) -> list[str]:
     """Imports that the zone of ``path`` does not allow."""
-    zone = next((zone for zone in ZONES if path.startswith(zone.prefix)), None)
+    zone = zone_of(path)
     if zone is None:
         return [f"{path}: lies in no zone of tests/tidy/rules.py"]
     return [
-        f"{path}:{line}: {zone.prefix} may not import {name}"
+        f"{path}:{line}: may not import {name}, see ZONES in tests/tidy/rules.py"
         for line, name in imports(path, parsed(source))
         if not allowed(zone, name)
     ]  # fmt: skip

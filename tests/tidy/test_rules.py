@@ -12,22 +12,44 @@ from tests.tidy import documents, rules
 @pytest.mark.parametrize(
     ("path", "line"),
     [
+        ("fleet/__init__.py", "import ray"),
+        ("fleet/data.py", "import torch"),
+        ("fleet/testing.py", "from storage.checkpoint import manifest"),
+        ("fleet/app/cluster/local.py", "from fleet.app import recipes"),
+        ("fleet/app/cluster/local.py", "import actors.coordinator"),
+        ("fleet/app/deploy/files.py", "from .. import cli"),
+        ("fleet/app/recipes.py", "import torch"),
+        ("fleet/app/cli/main.py", "import tests.support"),
+        ("fleet/host/clock.py", "import ray"),
+        ("fleet/host/follow.py", "from fleet.machine.core import FleetMachine"),
+        ("fleet/host/follow.py", "from fleet.app import plans"),
+        ("fleet/host/lines.py", "import actors.lines"),
+        ("fleet/laws/energy.py", "import torch"),
+        ("fleet/planning/plan.py", "from fleet.app.deploy import spec"),
+        ("fleet/simulation/world.py", "from fleet.host import clock"),
         ("fleet/machine/core.py", "import torch"),
         ("fleet/machine/core.py", "import numpy as np"),
         ("fleet/machine/core.py", "from policies import recovery"),
         ("fleet/machine/core.py", "def f():\n    from fleet.app import recipes"),
-        ("fleet/machine/core.py", "from .. import cli"),
-        ("fleet/laws/energy.py", "import torch"),
-        ("fleet/cluster/driver.py", "import ray"),
-        ("fleet/app/recipes.py", "import torch"),
+        ("fleet/machine/core.py", "from .. import app"),
+        ("fleet/protocol/journal.py", "from fleet.host.clock import Clock"),
         ("policies/recovery.py", "from storage import manifest"),
         ("policies/recovery.py", "import fleet.app.recipes"),
+        ("policies/recovery.py", "from fleet.host import clock"),
         ("storage/tier.py", "import ray.train"),
+        ("storage/tier.py", "from fleet.app.plans import RunPlan"),
         ("chaos/arrivals.py", "from dashboards import metrics"),
+        ("chaos/injector.py", "from fleet.app import launching"),
+        ("dashboards/feeds.py", "from fleet.app import plans"),
+        ("dashboards/server.py", "from chaos import settings"),
+        ("actors/__init__.py", "import ray"),
         ("actors/rank/loop.py", "import ray"),
         ("actors/rank/loop.py", "from actors.coordinator import Coordinator"),
         ("actors/rank/loop.py", "from .. import coordinator"),
-        ("actors/__init__.py", "import ray"),
+        ("actors/plain/crew.py", "import ray"),
+        ("actors/coordinator.py", "from fleet.app.machines import machine"),
+        ("actors/coordinator.py", "import policies.recovery"),
+        ("examples/ray_train/digits_fleet.py", "import fleet.app.launching"),
         ("examples/gpt.py", "import ray"),
         ("stray.py", "import os"),
     ],
@@ -39,18 +61,40 @@ def test_forbidden_imports_are_found(path: str, line: str) -> None:
 @pytest.mark.parametrize(
     ("path", "line"),
     [
+        ("fleet/__init__.py", "from fleet.app.launching import launch\nfrom actors.rank.loop import Run"),
+        ("fleet/__main__.py", "from fleet.host.packages import check_not_shadowed\nfrom fleet.app.cli.main import main"),
+        ("fleet/app/cluster/local.py", "import ray\nfrom fleet.app.cluster import quiet\nfrom fleet.host import processes"),
+        ("fleet/app/deploy/files.py", "import jinja2, yaml\nfrom fleet.app.deploy.spec import Spec"),
+        ("fleet/app/recipes.py", "import ray, actors.coordinator, storage, policies.recovery"),
+        ("fleet/app/cli/main.py", "import typer, dashboards.server\nfrom fleet.app.cluster import queue"),
+        ("fleet/host/follow.py", "from fleet.ledger.goodput import Ledger\nfrom fleet.host.clock import unix_time_s\nimport fcntl"),
         ("fleet/machine/core.py", "from fleet.protocol.types import View\nimport json"),
         ("fleet/laws/energy.py", "import numpy, scipy.stats"),
-        ("fleet/app/recipes.py", "import ray, actors.coordinator, storage, policies.recovery"),
-        ("fleet/cluster/local.py", "import ray"),
-        ("storage/tier.py", "import torch, fsspec"),
+        ("policies/recovery.py", "from fleet.ledger import health"),
+        ("storage/tier.py", "import torch, fsspec\nfrom fleet.host.journal import sync_directory"),
+        ("chaos/live.py", "from fleet.host.clock import Clock"),
+        ("dashboards/feeds.py", "import aiohttp\nfrom fleet.host.follow import Follower"),
         ("actors/rank/loop.py", "import torch\nfrom actors.rank import shards"),
-        ("actors/coordinator.py", "import ray\nfrom fleet.cluster.driver import Driver"),
+        ("actors/plain/crew.py", "from fleet.host import proc\nfrom actors.plain import launcher"),
+        ("actors/coordinator.py", "import ray\nfrom actors.driver import Driver"),
+        ("examples/ray_train/digits_ray.py", "import ray, torch"),
+        ("examples/gpt.py", "import torch, fleet"),
         ("benchmarks/store.py", "import ray, torch, storage, chaos"),
+        ("tests/unit/test_a.py", "import ray, torch, fleet.app.recipes, benchmarks.tables"),
     ],
 )
 def test_allowed_imports_pass(path: str, line: str) -> None:
     assert rules.import_faults(path, line) == []
+
+
+def test_more_zones_than_anyone_learns_are_refused_and_so_is_one_that_is_nobodys() -> None:
+    zones = [rules.Zone(f"fleet/room{number}/", ("fleet",)) for number in range(rules.MOST_ZONES + 1)]
+    paths = [f"fleet/room{number}/a.py" for number in range(rules.MOST_ZONES + 1)]
+    assert rules.MOST_ZONES == 15
+    assert rules.zone_faults(zones, paths) == ["16 zones, at most 15"]
+    assert rules.zone_faults(zones[:15], paths) == []
+    assert rules.zone_faults(zones[:2], paths[:1]) == ["no file lies in the zone of fleet/room1/"]
+    assert len(rules.zone_faults([rules.Zone("fleet/", ("fleet",)), *zones[:2]], paths)) == 2, "the first that fits is a file's own"
 
 
 @pytest.mark.parametrize(
@@ -126,9 +170,10 @@ def test_seeded_randomness_passes() -> None:
     assert rules.clock_and_chance_faults("fleet/a.py", source) == []
 
 
-def test_only_the_core_is_pure() -> None:
-    paths = ("fleet/machine/core.py", "fleet/cluster/clock.py", "fleet/cluster/local.py", "actors/node.py")
-    assert [path for path in paths if rules.is_pure(path)] == ["fleet/machine/core.py"]
+def test_who_reads_a_clock_is_named() -> None:
+    pure = ["fleet/machine/core.py", "fleet/host/journal.py", "fleet/app/report.py"]
+    others = ["fleet/host/clock.py", "fleet/app/cluster/local.py", "fleet/app/cli/run.py", "actors/node.py"]
+    assert [path for path in (*pure, *others) if rules.is_pure(path)] == pure
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from tests.tidy import documents, rules
+from tests.tidy import documents, layout, rules
 
 ROOT = Path(__file__).parents[2]
 GENERATED = {"__pycache__", "runs", "build", "dist", "site"}
@@ -140,7 +140,7 @@ def test_paths_in_documents_exist() -> None:
 
 
 def _commands() -> dict[str, set[str]]:
-    group = import_module("typer.main").get_command(import_module("fleet.cli.main").app)
+    group = import_module("typer.main").get_command(import_module("fleet.app.cli.main").app)
     return {name: {"--help"} | _options(command) for name, command in group.commands.items()}
 
 
@@ -191,7 +191,21 @@ def test_importing_fleet_loads_neither_torch_nor_ray() -> None:
     assert heavy.strip() == "set()"
 
 
-def test_rank_and_storage_import_without_ray() -> None:
-    names = [path[:-3].replace("/", ".") for path in PYTHON if path.startswith(("actors/rank/", "storage/")) and "__main__" not in path]
-    assert names
-    _run(f"import sys, importlib; sys.modules['ray'] = None\nfor name in {names}: importlib.import_module(name.removesuffix('.__init__'))")
+NEED_RAY = {f"fleet.app.{name}" for name in ("foreign", "in_cluster", "link_preflight", "nodes_wanted", "ray_trainer", "recipes", "remote")}
+"""Of all but the processes of a run: what loads Ray at once. The rest does without, or waits until it needs it."""
+
+
+def test_few_modules_need_ray_to_be_imported() -> None:
+    rooms = ("fleet/", "policies/", "storage/", "chaos/", "dashboards/", "actors/rank/", "actors/plain/")
+    names = [layout.module_name(path) for path in PYTHON if path.startswith(rooms) and "__main__" not in path]
+    assert len(names) > 400
+    program = f"""
+import importlib, sys
+sys.modules['ray'] = None
+for name in {names}:
+    try:
+        importlib.import_module(name)
+    except ImportError as error:
+        print(name, '' if str(error.name).startswith('ray') else error)
+"""
+    assert {line.strip() for line in _run(program).splitlines()} == NEED_RAY

@@ -12,11 +12,11 @@ from actors.lines import Reception, knock
 from actors.messages import DOWN, UP, AgentHello, AgentWelcome, SpanBatch
 from actors.node import NodeAgent
 from chaos.processes import LocalProcesses
+from fleet.host.wire import frame, read_frame
 from fleet.protocol.events import NodeLeaves
 from fleet.protocol.proof import Purpose
 from fleet.protocol.records import Spans
 from fleet.protocol.types import Member
-from fleet.protocol.wire import frame, read_frame
 
 LIMIT_S = 30.0
 

@@ -17,7 +17,7 @@ from dashboards.feeds import SILENT
 from dashboards.grafana.boards import all_boards
 from dashboards.metrics.rules import ALERTS, recordings, rules
 from dashboards.metrics.table import METRICS, RunsCollector
-from fleet.app.follow import SILENT_S
+from fleet.host.follow import SILENT_S
 from fleet.ledger.goodput import Ledger
 from fleet.ledger.summary import LedgerSummary
 from fleet.protocol import records as r

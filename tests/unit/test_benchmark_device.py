@@ -38,7 +38,7 @@ def test_what_is_never_whole_again_has_no_such_time() -> None:
 def test_a_kill_is_noticed_when_its_own_process_is_lost() -> None:
     member, other = Member(0, 0), Member(1, 0)
     up = [ProcessUp(one, Process("node0", pid, 1), "token", 0.0) for one, pid in ((member, 10), (other, 11))]
-    lost = [ProcessLost(one, ProcessEnded(), at_s, None, 1, 4, -1, "") for one, at_s in ((other, 0.2), (member, 0.56))]
+    lost = [ProcessLost(one, ProcessEnded(), None, 1, 4, -1, "", at_s=at_s) for one, at_s in ((other, 0.2), (member, 0.56))]
     assert noticed_s([*up, *lost], [Kill(0.55, 0, 10)]) == [pytest.approx(0.01)]
 
 

@@ -14,7 +14,7 @@ from actors.rank.rehearsing import build_of
 from actors.rank.state.tracked import TrackedState
 from fleet.machine.core import FleetMachine
 from fleet.protocol.causes import EndWhy
-from fleet.protocol.events import Built, Ready
+from fleet.protocol.events import Ready
 from fleet.protocol.instructions import Publish, Write
 from fleet.protocol.records import VERSION, DecisionMade, Resumed, RunBuilt, RunEnded, RunStarted
 from fleet.protocol.types import Build, StateId
@@ -27,7 +27,8 @@ COSINE = replace(SGD, schedules=(("CosineAnnealingLR.T_max", 100),))
 def resumed(was: Build | None, world: int = 1) -> Bench:
     """A run whose sessions before were built so; its ranks are there, and at their first step."""
     bench = Bench(world=world, checkpoint=("c50", StateId(0, 50)))
-    records = [RunStarted(VERSION, "run", 0.0, 0.0, world, 0, 16, "{}"), *([RunBuilt(was, 0.5)] if was is not None else [])]
+    built = [RunBuilt(member(0), was, at_s=0.5)] if was is not None else []
+    records = [RunStarted(VERSION, "run", 0.0, 0.0, world, 0, 16, "{}"), *built]
     bench.machine.resume([*records, Resumed(1.0, 0.0, "resumed in a new cluster", "c2")], 1.0)
     bench.now_s = 1.0
     for slot in range(world):
@@ -52,7 +53,7 @@ def warned(bench: Bench) -> list[str]:
 def test_what_would_train_wrongly_is_refused_by_name_before_the_first_view(now: Build, words: str) -> None:
     """With 500 samples in the place of 1,000 it trained on without a word; with another optimizer it raised KeyError."""
     bench = resumed(SGD)
-    bench.send(Built(member(0), now), Ready(member(0)))
+    bench.send(RunBuilt(member(0), now), Ready(member(0)))
     [ended] = bench.of(RunEnded)
     assert ended.why is EndWhy.REFUSED and words in ended.reason and "run.track(weights=...)" in ended.reason
     assert "\n" not in ended.reason and not [one for one in bench.said if isinstance(one, Publish)]
@@ -61,7 +62,7 @@ def test_what_would_train_wrongly_is_refused_by_name_before_the_first_view(now: 
 
 def test_what_is_as_it_was_goes_on_and_writes_nothing() -> None:
     bench = resumed(COSINE)
-    bench.send(Built(member(0), COSINE), Ready(member(0)))
+    bench.send(RunBuilt(member(0), COSINE), Ready(member(0)))
     bench.after(0.1)
     assert not bench.of(RunEnded) and not bench.of(RunBuilt) and not warned(bench)
     assert bench.machine.state.view is not None
@@ -70,7 +71,7 @@ def test_what_is_as_it_was_goes_on_and_writes_nothing() -> None:
 def test_a_schedule_that_ends_before_the_run_does_is_told_before_the_first_step() -> None:
     """Behind a cosine of 100 steps the rate rises again, and nothing was said."""
     bench = resumed(COSINE)
-    bench.send(Built(member(0), replace(COSINE, total_steps=150)))
+    bench.send(RunBuilt(member(0), replace(COSINE, total_steps=150)))
     assert warned(bench) == [
         "CosineAnnealingLR.T_max is 100 and the run has 150 steps: behind step 100 the rate is not what the schedule means"
     ]
@@ -79,7 +80,7 @@ def test_a_schedule_that_ends_before_the_run_does_is_told_before_the_first_step(
 
 def test_a_schedule_of_another_length_goes_on_as_it_was_saved_and_that_is_told() -> None:
     bench = resumed(COSINE)
-    bench.send(Built(member(0), replace(COSINE, schedules=(("CosineAnnealingLR.T_max", 300),))))
+    bench.send(RunBuilt(member(0), replace(COSINE, schedules=(("CosineAnnealingLR.T_max", 300),))))
     assert warned(bench) == ["CosineAnnealingLR.T_max was 100 and is 300 in the script: the schedule goes on as it was saved, with 100"]
 
 
@@ -90,17 +91,17 @@ def test_a_run_that_goes_on_beyond_another_ones_end_is_compared_with_that() -> N
     machine = FleetMachine(settings, *policies, checkpoint=("file:///runs/one/c50", StateId(0, 50)), build=SGD)
     bench.machine = machine
     bench.join(0)
-    bench.send(Built(member(0), replace(SGD, optimizers=("AdamW",))))
+    bench.send(RunBuilt(member(0), replace(SGD, optimizers=("AdamW",))))
     assert bench.of(RunEnded)[0].why is EndWhy.REFUSED
 
 
 def test_samples_that_are_others_in_each_process_tell_nothing_from_then_on() -> None:
     """An object that is pickled with its address, say: a resume must not be refused for it."""
     bench = resumed(None, world=2)
-    bench.send(Built(member(0), SGD), Built(member(1), replace(SGD, data_sha256="cd" * 32)))
+    bench.send(RunBuilt(member(0), SGD), RunBuilt(member(1), replace(SGD, data_sha256="cd" * 32)))
     assert [record.build.data_sha256 for record in bench.of(RunBuilt)] == [SGD.data_sha256, ""]
     again = resumed(bench.of(RunBuilt)[-1].build)
-    again.send(Built(member(0), replace(SGD, data_sha256="ef" * 32)))
+    again.send(RunBuilt(member(0), replace(SGD, data_sha256="ef" * 32)))
     assert not again.of(RunEnded)
 
 
@@ -132,7 +133,7 @@ def test_samples_are_the_same_wherever_their_class_is_defined() -> None:
 def test_a_coordinator_that_restarts_knows_what_the_run_was_built_of() -> None:
     bench = Bench(world=1)
     bench.join(0)
-    written = [one.record for one in bench.machine.handle(Built(member(0), SGD), 0.0) if isinstance(one, Write)]
+    written = [one.record for one in bench.machine.handle(RunBuilt(member(0), SGD), 0.0) if isinstance(one, Write)]
     again = bench.new_machine()
     again.replay([RunStarted(VERSION, "run", 0.0, 0.0, 1, 0, 16, "{}"), *written], 1.0)
     assert (again.state.build, again.state.compared) == (SGD, True)

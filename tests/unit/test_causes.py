@@ -9,7 +9,8 @@ import pytest
 from fleet.errors import ProtocolError
 from fleet.protocol import causes as c
 from fleet.protocol.codec import Codec, Tagged, plain
-from fleet.protocol.events import EVENTS, Lost, NodeLost, Quiesced
+from fleet.protocol.events import EVENTS, NodeLost, Quiesced
+from fleet.protocol.facts import ProcessLost
 from fleet.protocol.types import Member, StateId
 
 RULES: dict[type[c.Fact], c.Fact] = {
@@ -36,7 +37,7 @@ def test_these_are_all() -> None:
 @pytest.mark.parametrize("fact", [*CAUSES.values(), *map(c.Evicted, RULES.values())], ids=str)
 def test_each_has_a_sentence_and_survives_the_wire(fact: typing.Any) -> None:
     assert str(fact) == c.sentence(fact) and not str(fact).endswith(".")
-    lost = Lost(Member(1, 0), fact, 2.0, 7, 3)
+    lost = ProcessLost(Member(1, 0), fact, step=7, shard=3, at_s=2.0)
     assert EVENTS.decode(EVENTS.encode(lost)) == lost
 
 

@@ -11,7 +11,7 @@ import pytest
 
 from chaos import daemons
 from chaos.daemons import Daemons
-from fleet.cluster.linux import allowed_cores
+from fleet.host.linux import allowed_cores
 from fleet.protocol.operations import HEAL, START, Operation
 from tests.support.waiting import until
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from chaos.injector import ChaosView, FaultAction, Injector, Occupant
-from fleet.protocol.events import FaultReported
+from fleet.protocol.facts import FaultRecord
 from fleet.protocol.fault_kinds import KINDS
 from fleet.protocol.operations import HEAD as HEAD_NODE
 from fleet.protocol.operations import HEAL, START, Operation, operation
@@ -54,7 +54,7 @@ def test_kills_at_its_time_and_once() -> None:
     kill = fault("k", 5.0, "kill_rank", 2)
     order = operation(kill, START, process=process(2))
     assert (order.fault, order.kind, order.phase, order.node) == ("k", "kill_rank", START, None)
-    assert action == FaultAction(FaultReported(kill, "executed", 5.1, (Member(2, 0),)), (order,))
+    assert action == FaultAction(FaultRecord(kill, "executed", (Member(2, 0),), at_s=5.1), (order,))
     assert injector.outcome(action, [None], 5.2) == replace(action.report, at_s=5.2)
     assert injector.due(99.0, world()) == []
     assert injector.next_s() == math.inf

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from chaos.processes import LocalProcesses
-from fleet.cluster.proc import start_ticks
+from fleet.host.proc import start_ticks
 from fleet.protocol.types import Process
 from tests.support.injected import this_process
 

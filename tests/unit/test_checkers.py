@@ -11,10 +11,10 @@ import pytest
 from typer.testing import CliRunner
 
 from fleet.app import recipes
-from fleet.app.exit_codes import Exit
+from fleet.app.cli.main import app
 from fleet.app.plans import RunResult
 from fleet.app.report import render_table
-from fleet.cli.main import app
+from fleet.host.journal import JournalWriter
 from fleet.ledger.checkers import (
     CHECKERS,
     OK,
@@ -35,8 +35,8 @@ from fleet.ledger.checkers import (
 )
 from fleet.ledger.goodput import Ledger
 from fleet.ledger.report import build_report
+from fleet.protocol.exit_codes import Exit
 from fleet.protocol.fault_kinds import Check
-from fleet.protocol.journal import JournalWriter
 from fleet.protocol.records import (
     Committed,
     FaultRecord,
@@ -69,11 +69,11 @@ def view(generation: int, at_s: float, names: tuple[str, ...], step: int = 0, hi
 
 
 def fault(name: str, phase: str, at_s: float, kind: str = "kill_rank", hit: str = "2.0") -> FaultRecord:
-    return FaultRecord(Fault(name, at_s, "gpu", kind, 2), phase, at_s, (member(hit),), "")
+    return FaultRecord(Fault(name, at_s, "gpu", kind, 2), phase, (member(hit),), "", at_s=at_s)
 
 
 def lost(name: str, at_s: float) -> ProcessLost:
-    return ProcessLost(member(name), "killed", at_s, None, 1, 5, -1, "")
+    return ProcessLost(member(name), "killed", None, 1, 5, -1, "", at_s=at_s)
 
 
 def verdict(checker: Any, records: list[Record]) -> str:

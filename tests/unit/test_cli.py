@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import subprocess
 import sys
 import threading
@@ -15,12 +16,12 @@ import pytest
 
 import fleet as package
 from actors.coordinator import Coordinator
-from fleet.cli import main as cli
-from fleet.cluster import secret
-from fleet.cluster.clock import MonotonicClock
-from fleet.cluster.processes import calling
+from fleet.app.cli import main as cli
+from fleet.host import secret
+from fleet.host.clock import MonotonicClock
+from fleet.host.journal import JournalWriter
+from fleet.host.processes import calling
 from fleet.machine.core import FleetMachine
-from fleet.protocol.journal import JournalWriter
 from fleet.settings.live import ADDRESS_FILE, LIVE
 from fleet.settings.run import RunSettings
 from policies import placement
@@ -113,11 +114,22 @@ def test_a_missing_script_is_refused(fleet: Callable[..., Done]) -> None:
 def test_a_package_of_ours_that_is_shadowed_is_named(name: str, tmp_path: Path) -> None:
     (tmp_path / "good.py").write_text(GOOD)
     (tmp_path / f"{name}.py").write_text("")
-    python, *rest = calling("fleet.cli.main", "main", "run", "good.py")
+    python, *rest = calling("fleet.app.cli.main", "main", "run", "good.py")
     command = [python, "-P", *rest]
     done = subprocess.run(command, check=False, cwd=tmp_path, capture_output=True, text=True, timeout=120)
     assert done.returncode == 2
     assert f"shadows Fleet's own package '{name}'" in " ".join(done.stderr.split())
+
+
+@pytest.mark.parametrize("name", ["actors", "chaos"])
+def test_another_package_of_such_a_name_is_named_before_it_is_loaded(name: str, tmp_path: Path) -> None:
+    (tmp_path / name).mkdir()
+    (tmp_path / name / "__init__.py").write_text("raise RuntimeError('it was loaded')\n")
+    where = os.pathsep.join([str(tmp_path), str(Path(package.__file__).parents[1])])
+    command = [sys.executable, "-S", "-m", "fleet", "runs"]  # no way to our packages but by the path
+    done = subprocess.run(command, check=False, cwd=tmp_path, env={"PYTHONPATH": where}, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 2, done.stderr
+    assert f"package = '{name}': Python finds {tmp_path}" in done.stderr
 
 
 def test_the_version_is_told(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,10 +16,10 @@ from safetensors.torch import load_file
 
 from actors.rank.state.tracked import TrackedState
 from actors.rank.state.weights import WeightFiles
+from fleet.app.cli import main as cli
 from fleet.app.plans import RunPlan, describe, resumed_plan, stored_at
-from fleet.cli import main as cli
+from fleet.host.journal import JournalWriter
 from fleet.protocol.instructions import CommitCheckpoint
-from fleet.protocol.journal import JournalWriter
 from fleet.protocol.records import VERSION, RunStarted
 from fleet.protocol.types import StateId
 from fleet.settings.run import RunSettings

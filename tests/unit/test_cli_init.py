@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from fleet.app.scripts import load_train
-from fleet.cli.main import app
-from fleet.cli.run import checked
+from actors.rank.script_loading import load_train
+from fleet.app.cli.main import app
+from fleet.app.cli.run import checked
 from fleet.errors import ConfigError
 from tests.support.blocks import ROOT, command_lines
 

@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 
 from fleet.app import plans
+from fleet.app.cli import main as cli
 from fleet.app.comparisons import runs_named
-from fleet.cli import main as cli
 from fleet.errors import ConfigError
+from fleet.host.journal import JournalWriter
 from fleet.ledger.verification import verification
-from fleet.protocol.journal import JournalWriter
 from fleet.protocol.records import VERSION, RunStarted
 from fleet.settings.run import RunSettings
 

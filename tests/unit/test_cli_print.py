@@ -11,12 +11,12 @@ from pathlib import Path
 
 import pytest
 
-from fleet.app.follow import Follower
+from fleet.app.cli.prints import Terminal, table
 from fleet.app.progress import LiveView
 from fleet.app.progress_calls import Progress, reporting
-from fleet.app.rank_logs import RunLogs, log_path, logs_of
-from fleet.cli.prints import Terminal, table
-from fleet.cluster.processes import calling
+from fleet.host.follow import Follower
+from fleet.host.processes import calling
+from fleet.host.rank_logs import RunLogs, log_path, logs_of
 from fleet.protocol.journal import encode_line
 from fleet.protocol.types import Member
 from tests.golden.journals import one_loss
@@ -78,7 +78,7 @@ def test_a_pipe_gets_whole_plain_lines(journal: Path, monkeypatch: pytest.Monkey
 
 def test_a_command_whose_reader_leaves_says_nothing_about_it(journal: Path) -> None:
     log_path(logs_of(journal.parent), Member(0, 0)).write_text("a line\n" * 100_000)
-    command = calling("fleet.cli.main", "main", "logs", str(journal.parent))
+    command = calling("fleet.app.cli.main", "main", "logs", str(journal.parent))
     started = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     assert started.stdout is not None and started.stderr is not None
     assert started.stdout.readline() == b"[rank 0] a line\n"

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from fleet.cli.main import app
+from fleet.app.cli.main import app
 from fleet.protocol import records as r
 from fleet.protocol.decisions import Figures
 from fleet.protocol.journal import encode_line
@@ -56,7 +56,7 @@ def test_what_was_decided_is_counted_and_the_last_of_it_told(tmp_path: Path) -> 
 def test_what_a_run_has_left_is_named_as_far_as_it_is_there(tmp_path: Path) -> None:
     story = one_loss()
     for path in ("evidence/hang-1.txt", "evidence/gone.txt"):
-        story.records.insert(-1, r.EvidenceKept("hang-1", 5.0, path, (), "no progress", ""))
+        story.records.insert(-1, r.EvidenceKept("hang-1", path, (), "no progress", "", at_s=5.0))
     folder = kept(tmp_path, "one", story, STORE)
     (folder / "evidence").mkdir()
     (folder / "evidence" / "hang-1.txt").write_text("stacks")
@@ -99,7 +99,7 @@ def test_two_runs_differ_in_settings_in_outcome_and_in_what_was_decided(tmp_path
 def test_two_runs_differ_in_their_data(tmp_path: Path) -> None:
     for name, sha256 in (("one", "aa"), ("two", "bb")):
         story = one_loss()
-        story.records.insert(-1, r.DataRead(1_000, 16, 2.0, sha256))
+        story.records.insert(-1, r.DataRead(r.Member(0, 0), 1_000, 16, sha256, at_s=2.0))
         kept(tmp_path, name, story)
     assert reported(tmp_path, "one")["data"] == {"samples": 1_000, "batch_size": 16, "data_sha256": "aa"}
     assert call("diff", "one", "two", "--storage", str(tmp_path)).splitlines()[1].split() == ["data.data_sha256", "aa", "bb"]

@@ -10,10 +10,10 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from fleet.app import comparisons
-from fleet.cli import plan as cli_plan
-from fleet.cli import simulate as cli_simulate
-from fleet.cli.json_out import with_stdout
-from fleet.cli.main import app
+from fleet.app.cli import plan as cli_plan
+from fleet.app.cli import simulate as cli_simulate
+from fleet.app.cli.json_out import with_stdout
+from fleet.app.cli.main import app
 from fleet.errors import ConfigError
 from fleet.planning.inputs import PlanInput
 from fleet.simulation.compare import PairedVerdict, Sequential

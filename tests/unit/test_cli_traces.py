@@ -14,11 +14,11 @@ from typer.testing import CliRunner
 
 from chaos.catalogue import Topology, fitted, load_catalogue
 from chaos.settings import ChaosSettings, parse_chaos
+from fleet.app.cli import rehearse
+from fleet.app.cli.main import app
 from fleet.app.configuration import configured
 from fleet.app.rehearsal import target_of
 from fleet.app.scenarios import asked_with
-from fleet.cli import rehearse
-from fleet.cli.main import app
 from fleet.errors import ConfigError
 from fleet.laws.law import HOUR_S
 from fleet.planning.inputs import PlanInput
@@ -98,7 +98,7 @@ def test_a_picture_needs_matplotlib_and_the_error_names_the_extra(folder: Path, 
 
 def test_neither_fleet_nor_its_command_line_imports_what_only_fits_need() -> None:
     names = ("scipy", "matplotlib", "numpy", "fleet.planning.traces.fit")
-    code = f"import sys, fleet, fleet.cli.main; print([name for name in {names} if name in sys.modules])"
+    code = f"import sys, fleet, fleet.app.cli.main; print([name for name in {names} if name in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=120)
     assert done.stdout.strip() == "[]"
 

@@ -15,9 +15,10 @@ from hypothesis import strategies as st
 from fleet.errors import ProtocolError
 from fleet.protocol.codec import Codec
 from fleet.protocol.events import EVENTS, Event, Heartbeat, Ready
+from fleet.protocol.facts import RunBuilt
 from fleet.protocol.instructions import INSTRUCTIONS, Instruction, Write
 from fleet.protocol.records import RECORDS, Record
-from fleet.protocol.types import Member, Pulse, StateId, View, apply_delta, view_delta
+from fleet.protocol.types import Build, Member, Pulse, StateId, View, apply_delta, view_delta
 
 LEAVES: dict[Any, st.SearchStrategy[Any]] = {
     int: st.integers(-(2**62), 2**62),
@@ -83,6 +84,12 @@ def test_nested_values_come_back_as_what_they_were() -> None:
     assert again == beat
     assert isinstance(again.pulses, tuple)
     assert EVENTS.decode(EVENTS.encode(Ready(Member(0, 1)))) == Ready(Member(0, 1))
+
+
+def test_what_is_said_and_kept_is_written_with_what_the_coordinator_finds_at_its_end() -> None:
+    built = RunBuilt(Member(0, 1), Build((), "D", 8, 4, "", (), 60), at_s=1.5, event=7)
+    assert EVENTS.to_json(built) == ["RunBuilt", [0, 1], [[], "D", 8, 4, "", [], 60], 1.5, 7]
+    assert dataclasses.astuple(RECORDS.decode(RECORDS.encode(built))) == dataclasses.astuple(built)
 
 
 MEMBERS = st.lists(st.builds(Member, st.integers(0, 20), st.integers(0, 3)), unique_by=lambda member: member.slot, max_size=8)

@@ -11,7 +11,7 @@ import pytest
 from fleet.app.comparisons import check_policies, of_recorded, of_simulated, sentence
 from fleet.app.scenarios import PlanInput, Scenario
 from fleet.errors import ConfigError
-from fleet.protocol.journal import JournalWriter
+from fleet.host.journal import JournalWriter
 from fleet.simulation.compare import Sequential, compare
 from fleet.simulation.fleet_model import Partial
 from tests.golden.journals import Story, one_loss

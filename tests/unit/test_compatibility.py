@@ -6,8 +6,9 @@ import re
 from pathlib import Path
 
 from fleet.app.report import build_report
+from fleet.host.journal import JournalWriter, read_journal
 from fleet.protocol import records
-from fleet.protocol.journal import JournalWriter, encode_line, read_journal
+from fleet.protocol.journal import encode_line
 from storage.checkpoint import manifest
 from tests.unit.test_report import golden_story
 

@@ -6,8 +6,8 @@ import socket
 import struct
 import threading
 
-from fleet.cluster.control_store import LOST_S, RAY_ENDS_S, Silence, why_lost
-from fleet.cluster.ray_internals import answers
+from actors.control_store import LOST_S, RAY_ENDS_S, Silence, why_lost
+from fleet.app.cluster.ray_internals import answers
 
 
 def test_silence_begins_with_the_first_question_that_is_not_answered() -> None:

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-import fleet.cluster.cores as cores_module
-from fleet.cluster.cores import BesideThread, Glance
+import fleet.host.cores as cores_module
+from fleet.host.cores import BesideThread, Glance
 from tests.support.waiting import until
 
 MS = 1_000_000

@@ -25,7 +25,7 @@ def learning(fault: str = "f1") -> Story:
     """The golden story, with a loss that falls by one a step."""
     story = one_loss(fault)
     commits = [record for record in story.records if isinstance(record, r.Committed)]
-    story.records[-1:-1] = [r.Measurement(record.state, "loss", 100.0 - record.state.step, record.at_s) for record in commits]
+    story.records[-1:-1] = [r.Measurement(None, record.state, "loss", 100.0 - record.state.step, at_s=record.at_s) for record in commits]
     return story
 
 

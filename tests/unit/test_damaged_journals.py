@@ -8,11 +8,12 @@ from typing import Any
 
 import pytest
 
-from fleet.app.follow import good_records, open_report
 from fleet.errors import JournalError
+from fleet.host.follow import good_records, open_report
+from fleet.host.journal import read_journal
 from fleet.protocol import records as r
 from fleet.protocol.causes import EndWhy, ProcessEnded
-from fleet.protocol.journal import encode_line, read_journal
+from fleet.protocol.journal import encode_line
 from fleet.protocol.types import Member, StateId
 
 
@@ -23,9 +24,9 @@ def line(*value: Any) -> bytes:
 RECORDS: list[r.Record] = [
     r.RunStarted(r.VERSION, "damaged", 0.0, 1.7e9, 2, 0, 16, "{}"),
     r.Committed(StateId(0, 1), 1.0),
-    r.ProcessLost(Member(1, 0), ProcessEnded(), 2.0, None, 1, 1, -1, ""),
+    r.ProcessLost(Member(1, 0), ProcessEnded(), None, 1, 1, -1, "", at_s=2.0),
     r.CheckpointRecord("request-1", "failed", StateId(0, 0), 2.0, 0, 0.0, 0.0, "the view changed", view_changed=True),
-    r.DataRead(512, 64, 2.0),
+    r.DataRead(Member(0, 0), 512, 64, at_s=2.0),
     r.RunEnded("failed", "crash loop: slot 1", 3.0, "", "", EndWhy.CRASH_LOOP),
 ]
 LINES = [encode_line(record) for record in RECORDS]
@@ -45,7 +46,7 @@ def test_a_journal_that_is_cut_off_anywhere_is_read_as_far_as_it_is_good_and_say
 @pytest.mark.parametrize("at", range(1, len(LINES)))
 def test_what_comes_from_the_future_ends_what_is_read_and_is_named(at: int, tmp_path: Path) -> None:
     path = tmp_path / "journal.jsonl"
-    future = line("ProcessLost", [1, 0], ["AbductedByAliens"], 2.0, None, 1, 1, -1, "", 5)
+    future = line("ProcessLost", [1, 0], ["AbductedByAliens"], None, 1, 1, -1, "", 2.0, 5)
     path.write_bytes(b"".join([*LINES[:at], future, *LINES[at:]]))
     records, damage = good_records(path)
     assert len(records) == at and f"{path}:{at + 1}" in damage and "unknown kind 'AbductedByAliens'" in damage

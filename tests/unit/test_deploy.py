@@ -16,12 +16,12 @@ import yaml
 from typer.main import get_command
 from typer.testing import CliRunner
 
-from fleet.cli import cluster as cli_cluster
-from fleet.cli.main import app
+from fleet.app.cli import cluster as cli_cluster
+from fleet.app.cli.main import app
+from fleet.app.deploy import checks, kuberay, secrets
+from fleet.app.deploy.files import base_image
+from fleet.app.deploy.spec import TARGETS, load
 from fleet.errors import ConfigError
-from fleet.planning.deploy import checks, kuberay, secrets
-from fleet.planning.deploy.files import base_image
-from fleet.planning.deploy.spec import TARGETS, load
 from tests.support.blocks import ROOT, blocks_of
 from tests.support.deploy import PROVIDERS, WAYS, accepts, changed, commands_of, content, spec_in, written
 from tests.support.written import expanded, variables
@@ -92,7 +92,7 @@ def test_a_spec_that_cannot_be_is_refused_by_name(tmp_path: Path, way: str, fiel
 
 
 def test_every_field_of_the_spec_is_used_or_refused() -> None:
-    from fleet.planning.deploy.spec import spec_keys
+    from fleet.app.deploy.spec import spec_keys
 
     used = {field for _, field, _ in REFUSALS} | {f"ray_up.{name}" for given in PROVIDERS.values() for name in given}
     assert set(spec_keys()) - used == set()
@@ -283,7 +283,7 @@ def test_paths_of_health_are_those_of_rays_dashboard() -> None:
 def test_options_of_ray_start_exist() -> None:
     from ray.scripts.scripts import cli
 
-    from fleet.planning.deploy.rules import START
+    from fleet.app.deploy.rules import START
 
     known = {option.lstrip("-") for parameter in cli.commands["start"].params for option in parameter.opts}
     assert known >= START
@@ -333,7 +333,7 @@ def test_specs_of_the_documents_are_specs() -> None:
 def test_what_a_machine_of_aws_may_be_told_is_what_ec2_takes() -> None:
     import botocore.session
 
-    from fleet.planning.deploy.rules import MACHINE, Keys
+    from fleet.app.deploy.rules import MACHINE, Keys
 
     (keys,) = [rule for rule in MACHINE["aws"] if isinstance(rule, Keys) and rule.path == "node_config"]
     model = botocore.session.get_session().get_service_model("ec2").operation_model("RunInstances").input_shape

@@ -14,9 +14,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from typer.testing import CliRunner
 
-from fleet.cli.main import app
+from fleet.app.cli.main import app
+from fleet.app.deploy import checks
 from fleet.errors import ConfigError
-from fleet.planning.deploy import checks
 from tests.support.deploy import WAYS, accepts, written
 
 Path_ = tuple[str | int, ...]

@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+from actors.rank.script_loading import found as found_script
+from actors.rank.script_loading import train_of
 from actors.rank.trial.trial import attempt, tried
 from actors.script_trials import InProcesses
-from fleet.app.scripts import found as found_script
-from fleet.app.scripts import train_of
-from fleet.cli.main import app
+from fleet.app.cli.main import app
 from fleet.errors import ConfigError, FleetError
 from fleet.ledger import sameness
 from fleet.ledger.sameness import (

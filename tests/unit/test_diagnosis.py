@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from fleet.cli.main import app
+from fleet.app.cli.main import app
+from fleet.host.journal import JournalWriter
 from fleet.ledger.diagnosis import RULES, TimeFinding, diagnose, explain
 from fleet.ledger.goodput import Ledger
 from fleet.ledger.summary import LedgerSummary
-from fleet.protocol.journal import JournalWriter
 from fleet.protocol.records import Usage
 from fleet.protocol.types import Member
 from tests.golden.journals import Story, one_loss
@@ -89,7 +89,7 @@ def test_the_dearest_thing_is_named_first(codes: dict[int, str], metric: str, wh
 def measured(codes: dict[int, str], exchanges: int, hidden_us: int) -> LedgerSummary:
     story = steady(codes)
     end = story.records.pop()
-    story.records.append(Usage(Member(0, 0), 1, 0, 1, 1.0, exchanges, hidden_us, 1_000, 500 if hidden_us else 0))
+    story.records.append(Usage(Member(0, 0), 1, 0, 1, exchanges, hidden_us, 1_000, 500 if hidden_us else 0, at_s=1.0))
     story.records.append(end)
     return summary(story)
 

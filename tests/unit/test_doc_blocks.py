@@ -17,9 +17,9 @@ import typer
 import yaml
 from typer.main import get_command
 
+from fleet.app.cli.main import app
+from fleet.app.cli.run import checked
 from fleet.app.configuration import as_toml, configured
-from fleet.cli.main import app
-from fleet.cli.run import checked
 from fleet.errors import ConfigError
 from tests.support.blocks import PREAMBLES, ROOT, Block, blocks_of, pages
 

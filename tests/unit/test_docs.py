@@ -19,16 +19,28 @@ from actors.messages import DOWN, UP
 from benchmarks.tables import BENCHMARKS, NO_FIGURE, NO_RESULT, replaced, section, tables
 from chaos import settings as chaos
 from dashboards.metrics.rules import recordings, shortened
+from fleet.app.cli.main import app
 from fleet.app.configuration import every
-from fleet.cli.main import app
+from fleet.app.deploy.spec import spec_keys
+from fleet.machine.table import OF_AGENTS, OF_RANKS, OF_THE_RUN
 from fleet.planning import inputs
-from fleet.planning.deploy.spec import spec_keys
 from fleet.protocol.events import EVENTS
 from fleet.protocol.instructions import INSTRUCTIONS
 from fleet.settings.fields import Key, shown
 from fleet.settings.live import LIVE
 from tests.support import law_table
-from tests.support.doc_tables import alerts_table, checks_table, exit_codes_table, meanings, metrics_table, published_tables
+from tests.support.doc_tables import (
+    alerts_table,
+    checks_table,
+    events_table,
+    exit_codes_table,
+    instructions_table,
+    meanings,
+    metrics_table,
+    published_tables,
+    reconciles_table,
+    rooms_table,
+)
 from tests.support.ways import kinds_table, ways_table
 
 ROOT = Path(__file__).parents[2]
@@ -190,8 +202,16 @@ PARTS = {
     "docs/chaos.md": {"kinds": kinds_table, "ways": ways_table, "checks": checks_table},
     "docs/laws.md": {"laws": law_table.table, "sweep": published_tables},
     "docs/nano.md": {"nano": nano_diff},
+    "docs/protocol.md": {
+        "of ranks": lambda: events_table(OF_RANKS),
+        "of agents": lambda: events_table(OF_AGENTS),
+        "of the run": lambda: events_table(OF_THE_RUN),
+        "reconciles": reconciles_table,
+        "instructions": instructions_table,
+    },
     "docs/from-ray-train.md": {"port": port_diff},
     "README.md": {"diff": loop_diff},
+    "CONTRIBUTING.md": {"rooms": rooms_table},
 }
 
 

@@ -9,7 +9,7 @@ import torch
 from typer.testing import CliRunner
 
 from actors import preflight
-from fleet.cli.main import app
+from fleet.app.cli.main import app
 from fleet.ledger.health import FAIL, PASS, WARN, MeasuredFigure
 from policies.preflight import FATAL_XIDS, admit, judge
 

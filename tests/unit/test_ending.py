@@ -10,15 +10,15 @@ from typing import Any
 import pytest
 
 from fleet.app import expects, twins
+from fleet.app.cli import run as cli_run
 from fleet.app.ending import EndContext, ending
-from fleet.app.exit_codes import Exit
 from fleet.app.plans import RunPlan, RunResult
 from fleet.app.result import report_data
-from fleet.cli import run as cli_run
 from fleet.errors import ConfigError
 from fleet.ledger.checkers import violated
 from fleet.ledger.report import build_report
 from fleet.ledger.summary import STEP_NAMES
+from fleet.protocol.exit_codes import Exit
 from fleet.settings.run import RunSettings
 from tests.golden.journals import Story
 from tests.unit.test_report import golden_story

@@ -74,7 +74,7 @@ def test_without_a_gpu_nothing_is_told() -> None:
 
 
 def _summary(watts: float | None, **cost: Any) -> LedgerSummary:
-    metered = [Usage(Member(slot, 0), 1, 0, 1, ENDS_S, energy_j=10 * watts, metered_s=10.0) for slot in range(2)] if watts else []
+    metered = [Usage(Member(slot, 0), 1, 0, 1, at_s=ENDS_S, energy_j=10 * watts, metered_s=10.0) for slot in range(2)] if watts else []
     return Ledger().apply_all([*with_cost(**cost), *metered]).summary()
 
 

@@ -9,14 +9,14 @@ from typing import Any
 
 import pytest
 
-from chaos import experiments
 from fleet.app import experiment as runner
+from fleet.app import experiment_probes
 from fleet.app.experiment import HELD, UNKNOWN, VIOLATED, ExperimentExit, ExperimentOutcome, ProbeVerdict
 from fleet.app.result import Result, Twin
 from fleet.app.twins import Sameness
 from fleet.errors import ConfigError
+from fleet.host.journal import JournalWriter
 from fleet.protocol.decisions import Figures
-from fleet.protocol.journal import JournalWriter
 from fleet.protocol.records import VERSION, Committed, DecisionMade, RunStarted
 from fleet.protocol.types import StateId
 
@@ -61,7 +61,7 @@ def test_what_is_shipped_is_an_experiment_that_says_what_must_hold(path: Path, m
     assert found["title"].endswith("?") and found["runtime"]["hypothesis"]["strategy"] == "after-method-only"
     [action] = found["method"]
     arguments = action["provider"]["arguments"]
-    experiments._check_limits(arguments["faults"], "", arguments["limits"])
+    experiment_probes._check_limits(arguments["faults"], "", arguments["limits"])
     injected = [one for one in found["steady-state-hypothesis"]["probes"] if one["provider"]["func"] == "faults_injected"]
     assert injected, "a fault that was suppressed has shown nothing"
     assert (ROOT / arguments["script"]).is_file()
@@ -73,8 +73,8 @@ def test_what_is_shipped_is_an_experiment_that_says_what_must_hold(path: Path, m
         (None, "there is no such file"),
         ({"title": "t"}, "it is no experiment"),
         ({"probes": ()}, "has no probe"),
-        ({"probes": (probe("figure", 1, "chaos.experiments", name="godput"),)}, r"figure\.name = 'godput'"),
-        ({"probes": (probe("check", True, "chaos.experiments", name="luck"),)}, r"check\.name = 'luck'"),
+        ({"probes": (probe("figure", 1, "fleet.app.experiment_probes", name="godput"),)}, r"figure\.name = 'godput'"),
+        ({"probes": (probe("check", True, "fleet.app.experiment_probes", name="luck"),)}, r"check\.name = 'luck'"),
         ({"probes": (probe("nobody", True),)}, "it is no experiment"),
         (
             {"probes": (probe("gives", True, value=1),), "configuration": {"s": {"type": "env", "key": "NOT_SET_ANYWHERE"}}},
@@ -109,7 +109,7 @@ def test_what_is_wrong_is_refused_before_anything_starts(tmp_path: Path, content
 )
 def test_a_run_that_would_hit_more_than_it_may_is_refused(arguments: dict[str, Any], words: str) -> None:
     with pytest.raises(ConfigError, match=words):
-        experiments.train("no-such-script.py", **arguments)
+        experiment_probes.train("no-such-script.py", **arguments)
 
 
 def test_what_the_action_refuses_ends_the_experiment_before_it_begins(tmp_path: Path) -> None:
@@ -117,7 +117,7 @@ def test_what_the_action_refuses_ends_the_experiment_before_it_begins(tmp_path: 
     action = {
         "type": "action",
         "name": "a",
-        "provider": {"type": "python", "module": "chaos.experiments", "func": "train", "arguments": arguments},
+        "provider": {"type": "python", "module": "fleet.app.experiment_probes", "func": "train", "arguments": arguments},
     }
     with pytest.raises(ConfigError, match="is not known before"):
         runner.run(runner.load(written(tmp_path, probe("gives", 1, value=1), method=[action])))
@@ -177,12 +177,12 @@ def result(folder: Path, *, status: str = "completed", equal: bool | None = True
 @pytest.fixture(autouse=True)
 def no_runs(monkeypatch: pytest.MonkeyPatch) -> list[Result]:
     runs = list[Result]()
-    monkeypatch.setattr(experiments, "_runs", runs)
+    monkeypatch.setattr(experiment_probes, "_runs", runs)
     return runs
 
 
 def verdict(func: str, tolerance: Any, **arguments: Any) -> str:
-    return runner.judge(probe(func, tolerance, "chaos.experiments", **arguments), {}).verdict
+    return runner.judge(probe(func, tolerance, "fleet.app.experiment_probes", **arguments), {}).verdict
 
 
 def test_before_any_run_nothing_can_be_told() -> None:
@@ -218,9 +218,9 @@ def test_a_twin_that_came_to_no_end_says_nothing_of_the_bits(no_runs: list[Resul
 def test_an_experiment_that_was_cut_off_has_violated_nothing(
     no_runs: list[Result], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:  # fmt: skip
-    monkeypatch.setattr(experiments, "stopped_by_floor", lambda: False)
+    monkeypatch.setattr(experiment_probes, "stopped_by_floor", lambda: False)
     no_runs.append(replace(result(tmp_path, status="stopped", equal=None), reason="Ctrl-C"))
-    probes = [probe("status", "completed", "chaos.experiments"), probe("faults_injected", 1, "chaos.experiments")]
+    probes = [probe("status", "completed", "fleet.app.experiment_probes"), probe("faults_injected", 1, "fleet.app.experiment_probes")]
     outcome = runner.run(runner.load(written(tmp_path, *probes)))
     assert [one.verdict for one in outcome.verdicts] == [UNKNOWN, HELD]
     assert outcome.verdicts[0].reason == "the run was stopped: Ctrl-C" and outcome.exit_code == ExperimentExit.NOT_HELD
@@ -240,7 +240,7 @@ def test_the_stall_is_the_longest_gap_between_two_commits(no_runs: list[Result],
     for step, at_s in ((2, 1.5), (3, 6.5), (4, 7.0)):
         journal.append(Committed(StateId(0, step), at_s))
     journal.close()
-    assert experiments.stall_s() == 5.0
+    assert experiment_probes.stall_s() == 5.0
     assert (verdict("stall_s", between(0, 9)), verdict("stall_s", between(0, 2))) == (HELD, VIOLATED)
 
 
@@ -248,9 +248,9 @@ def test_faults_that_were_called_off_hold_nothing(no_runs: list[Result], tmp_pat
     journal = JournalWriter(tmp_path / "journal.jsonl")
     journal.append(RunStarted(VERSION, "r", 0.0, 0.0, 4, 0, 8, "{}"))
     journal.flush()
-    assert not experiments.stopped_by_floor()
+    assert not experiment_probes.stopped_by_floor()
     no_runs.append(result(tmp_path))
-    assert verdict("floor_kept", True) == HELD and not experiments.stopped_by_floor()
+    assert verdict("floor_kept", True) == HELD and not experiment_probes.stopped_by_floor()
     journal.append(DecisionMade("floor", "stop", "", Figures({"kept": 0.1, "floor": 0.3}), 9.0))
     journal.close()
     assert verdict("floor_kept", True) == VIOLATED

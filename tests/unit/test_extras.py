@@ -8,9 +8,9 @@ import pytest
 from typer.testing import CliRunner
 
 from fleet.app import experiment
-from fleet.app.extras import is_there, need
-from fleet.cli.main import app
+from fleet.app.cli.main import app
 from fleet.errors import ConfigError
+from fleet.host.extras import is_there, need
 
 
 def test_what_is_there_is_not_asked_for() -> None:

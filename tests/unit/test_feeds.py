@@ -10,8 +10,8 @@ import pytest
 from dashboards import feeds as module
 from dashboards.feeds import ASKED_S, FRESH_S, MAX_OPEN, SILENT_FOR_S, RunFeeds
 from dashboards.metrics.table import PER_RANK_UP_TO
-from fleet.app.follow import SILENT_S, Follower
-from fleet.cluster.clock import unix_time_s
+from fleet.host.clock import unix_time_s
+from fleet.host.follow import SILENT_S, Follower
 from fleet.protocol.journal import encode_line
 from tests.golden.journals import Story, one_loss
 

@@ -22,11 +22,10 @@ from actors.rank.data.fingerprint import fingerprint, samples_fingerprint
 from actors.rank.data.reporting import DataReporter
 from actors.rank.step.step import Step
 from fleet.data import Fixed, Lines
-from fleet.machine import evidence as machine_evidence
+from fleet.machine import notes
 from fleet.machine import replay as machine_replay
 from fleet.machine.budget import BudgetWatch
 from fleet.machine.sessions import Sessions
-from fleet.protocol.events import Reads
 from fleet.protocol.journal import decode_line, encode_line
 from fleet.protocol.records import COMPUTE, PERMUTED, DataRead
 from fleet.protocol.types import Member, StateId
@@ -180,7 +179,7 @@ class Recorder:
 
 
 def test_rank_0_tells_once_on_what_it_trains() -> None:
-    source, said = Source(length=8), list[Reads]()
+    source, said = Source(length=8), list[DataRead]()
     feed = Feed(source, 7, 4, 8)
     client = SimpleNamespace(say=said.append, protocol=SimpleNamespace(member=MEMBER, state=StateId(0, 0)))
     run: Any = SimpleNamespace(
@@ -197,7 +196,7 @@ def test_rank_0_tells_once_on_what_it_trains() -> None:
     engine: Any = SimpleNamespace(assigned=[], checks=[], next_assigned=[], body=SimpleNamespace(enter=lambda step: None))
     for number in range(3):
         assert list(Step(run, engine, number).batches(source, 8)) == []
-    assert said == [Reads(MEMBER, 8, 8, fingerprint(Source(length=8)), 3, 0, 0, PERMUTED)]
+    assert said == [DataRead(MEMBER, 8, 8, fingerprint(Source(length=8)), 3, 0, 0, PERMUTED)]
     assert source.read == [0, 4, 7]
     feed.close()
 
@@ -206,8 +205,8 @@ def test_what_is_told_is_written_when_it_is_news() -> None:
     written: list[Any] = []
     machine: Any = SimpleNamespace(data=None, current=lambda member: True, write=written.append)
     for sha256 in ("aa", "aa", "bb"):
-        machine_evidence.note(machine, Reads(MEMBER, 100, 10, sha256), 1.0)
-    assert written == [DataRead(100, 10, 1.0, "aa"), DataRead(100, 10, 1.0, "bb")]
+        notes.data_read(machine, DataRead(MEMBER, 100, 10, sha256), 1.0)
+    assert written == [DataRead(MEMBER, 100, 10, "aa", at_s=1.0), DataRead(MEMBER, 100, 10, "bb", at_s=1.0)]
 
     again: Any = SimpleNamespace(data=None, budget=BudgetWatch(), checkpoints=SimpleNamespace(sessions=Sessions()))
     machine_replay._apply(again, written[-1])
@@ -215,7 +214,8 @@ def test_what_is_told_is_written_when_it_is_news() -> None:
 
 
 def test_a_record_with_another_number_of_fields_is_refused() -> None:
-    assert decode_line(encode_line(DataRead(100, 10, 1.5, "aa", 60))) == DataRead(100, 10, 1.5, "aa", 60)
-    for line in (b'["DataRead",100,10]', b'["DataRead",100,10,1.5,"aa",0,0,0]', b'["Committed",[0,7]]'):
+    read = DataRead(MEMBER, 100, 10, "aa", 60, at_s=1.5)
+    assert decode_line(encode_line(read)) == read
+    for line in (b'["DataRead",[0,0],100]', b'["DataRead",[0,0],100,10,"aa",0,0,0,1.5]', b'["Committed",[0,7]]'):
         with pytest.raises(Exception, match="fields, the message has"):
             decode_line(line)

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from fleet.errors import ConfigError
-from fleet.protocol.journal import JournalWriter
+from fleet.host.journal import JournalWriter
 from fleet.protocol.records import VERSION, Record, RunStarted, Spans, ViewPublished
 from fleet.protocol.types import Member, StateId, View
 from fleet.settings.run import RunSettings, StragglerSettings

@@ -12,7 +12,8 @@ from chaos.live import LiveChaos
 from chaos.settings import parse_chaos
 from fleet.errors import ConfigError
 from fleet.ledger.floor import LEAST_STEPS, WINDOW_S, Floor
-from fleet.protocol.events import FaultReported, FloorReached
+from fleet.protocol.events import FloorReached
+from fleet.protocol.facts import FaultRecord
 from fleet.protocol.operations import HEAL, START, Operation
 from fleet.protocol.types import Fault
 from tests.unit.test_chaos_injector import three_nodes
@@ -89,7 +90,7 @@ class World:
         self.stopped_s = self.stopped_s or self.clock.time_s
         return None
 
-    def report(self, event: FaultReported) -> None:
+    def report(self, event: FaultRecord) -> None:
         self.reported.append(event)
 
     def learned(self, fault: str) -> str:
@@ -115,9 +116,9 @@ def test_when_the_floor_is_reached_all_is_healed_and_no_more_strikes() -> None:
     [reached] = [event for event in world.reported if isinstance(event, FloorReached)]
     assert reached.kept < reached.floor == 0.3
     assert [(order.kind, order.phase) for order in world.orders] == [("hang", START), ("hang", HEAL)]
-    last = {event.fault.id: event.phase for event in world.reported if isinstance(event, FaultReported)}
+    last = {event.fault.id: event.phase for event in world.reported if isinstance(event, FaultRecord)}
     assert last == {"h": "healed", "k": "suppressed"}
-    [healed] = [event for event in world.reported if isinstance(event, FaultReported) and event.phase == "healed"]
+    [healed] = [event for event in world.reported if isinstance(event, FaultRecord) and event.phase == "healed"]
     assert healed.detail == "5 of 500 packets (1.00%)", "what was applied is on record"
 
 

@@ -14,9 +14,10 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from fleet.app.folds import FOLDING, alike, fold_journal
-from fleet.cli.main import app
+from fleet.app.cli.main import app
 from fleet.errors import JournalError, ProtocolError
+from fleet.host.folds import FOLDING, alike, fold_journal
+from fleet.host.journal import read_journal
 from fleet.ledger.folding import KEPT_POINTS, folded, survey
 from fleet.ledger.goodput import Ledger
 from fleet.ledger.lineage import DataHistory
@@ -24,7 +25,7 @@ from fleet.ledger.report import build_report
 from fleet.ledger.story import why
 from fleet.ledger.timeline import Timeline
 from fleet.protocol import records as r
-from fleet.protocol.journal import decode_line, encode_line, read_journal
+from fleet.protocol.journal import decode_line, encode_line
 from fleet.protocol.types import Member, StateId
 from fleet.settings.run import RunSettings
 from fleet.simulation.plan import random_plan
@@ -141,8 +142,8 @@ class Long(Story):
             for c, x in costs:
                 self.at, self.step = self.at + c + x + 7, self.step + 1
                 self.committed(self.step, self.at, self.history)
-            self.records.append(r.Measurement(StateId(self.history, self.step), "loss", 1.0 / self.step, self.at / 1e3))
-            self.records += [r.Usage(Member(*who), 1_000 + self.step, 0, 64 * self.step, self.at / 1e3) for who in self.alive.items()]
+            self.records.append(r.Measurement(None, StateId(self.history, self.step), "loss", 1.0 / self.step, at_s=self.at / 1e3))
+            self.records += [r.Usage(Member(*who), 1_000 + self.step, 0, 64 * self.step, at_s=self.at / 1e3) for who in self.alive.items()]
             if self.step % 600 < each:
                 self.durable(self.step, self.at, self.history)
 
@@ -228,7 +229,7 @@ def test_the_command_says_what_it_saves(long: list[r.Record], tmp_path: Path) ->
     (tmp_path / "one").mkdir()
     written(tmp_path / "one" / "journal.jsonl", long)
     reported = CliRunner().invoke(app, ["runs", "fold", "one", "--storage", str(tmp_path)], catch_exceptions=False).output
-    assert reported == "1.1 MB before, 0.7 MB after\n"
+    assert reported == "1.1 MB before, 0.8 MB after\n"
 
 
 # ---- growth ------------------------------------------------------------------------------------------------------------------------------
@@ -250,9 +251,9 @@ def steady(hours: float, steps_per_s: float, world: int = 8) -> list[r.Record]:
         story.committed(step + each, at)
         if step % max(each, round(steps_per_s / 2)) < each:
             state = StateId(0, step + each)
-            story.records += [r.Measurement(state, name, 0.123456789, at / 1e3) for name in ("loss", *r.PROGRAM)]
+            story.records += [r.Measurement(None, state, name, 0.123456789, at_s=at / 1e3) for name in ("loss", *r.PROGRAM)]
         if step % round(USAGE_S * steps_per_s) < each:
-            story.records += [r.Usage(Member(slot, 0), 500_000_000, 0, 1_000 * step, at / 1e3) for slot in range(world)]
+            story.records += [r.Usage(Member(slot, 0), 500_000_000, 0, 1_000 * step, at_s=at / 1e3) for slot in range(world)]
         if (step + each) % checkpoint_steps < each:
             story.durable(step + each, at)
     return story.records

@@ -8,14 +8,15 @@ from pathlib import Path
 
 import pytest
 
-from fleet.app import snapshots
-from fleet.app.follow import Follower, last_words, open_report
 from fleet.errors import JournalError
+from fleet.host import snapshots
+from fleet.host.follow import Follower, last_words, open_report
+from fleet.host.journal import JournalTail, JournalWriter
 from fleet.ledger.goodput import Ledger
 from fleet.ledger.report import History, build_report
 from fleet.ledger.tallies import LOST, STANDS_BY, STARTS, TRAINS
 from fleet.protocol import records as r
-from fleet.protocol.journal import JournalTail, JournalWriter, encode_line
+from fleet.protocol.journal import encode_line
 from fleet.protocol.types import Fault, Member, Process, StateId
 from tests.golden.journals import Story, one_loss
 
@@ -154,10 +155,10 @@ def test_who_is_where(tmp_path: Path) -> None:
 def test_what_is_kept_of_a_long_run_is_bounded() -> None:
     history = History(most=50)
     for step in range(10_000):
-        history.add(r.Measurement(StateId(0, step), "loss", 1.0, step))
+        history.add(r.Measurement(None, StateId(0, step), "loss", 1.0, at_s=step))
         history.add(r.DecisionMade("interval", "save", "because", None, step))
     for name in range(1_000):
-        history.add(r.Measurement(StateId(0, 1), f"name-{name}", 1.0, 1.0))
+        history.add(r.Measurement(None, StateId(0, 1), f"name-{name}", 1.0, at_s=1.0))
     kept = history.as_dict()
     points = kept["measurements"]["loss"]
     assert len(points) <= 50
@@ -238,10 +239,10 @@ def test_what_strikes_whom_now(tmp_path: Path) -> None:
     injected = [(Fault("p", 0.3, "t", "partition", node=1), (Member(1, 0),)), (Fault("s", 0.3, "t", "store_gone"), ())]
     injected += [(Fault("k", 0.3, "t", "kill_rank", slot=0), (Member(0, 0),)), (Fault("e", 0.3, "t", "busy_cores", node=2), ())]
     for fault, members in injected:
-        story.records.append(r.FaultRecord(fault, "executed", 0.3, members, ""))
+        story.records.append(r.FaultRecord(fault, "executed", members, "", at_s=0.3))
     follower = Follower(write(tmp_path / "journal.jsonl", story)).read()
     assert [member.injected for member in follower.slots()] == [(), ("partition",)] and follower.injected() == ("store_gone",)
     for name, kind in (("p", "partition"), ("s", "store_gone")):
-        story.records.append(r.FaultRecord(Fault(name, 0.3, "test", kind), "healed", 0.5, (), ""))
+        story.records.append(r.FaultRecord(Fault(name, 0.3, "test", kind), "healed", (), "", at_s=0.5))
     follower = Follower(write(tmp_path / "journal.jsonl", story)).read()
     assert [member.injected for member in follower.slots()] == [(), ()] and follower.injected() == ()

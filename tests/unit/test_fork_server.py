@@ -19,7 +19,7 @@ import pytest
 from actors.fork_client import LENGTH
 from actors.fork_server import ForkServer, exit_status, runtime_env, socket_path, start_zygote
 from actors.hosts import IMPORTED_ONCE
-from fleet.cluster import processes
+from fleet.host import processes
 from tests.support.waiting import until
 
 BOUND_S = 60.0

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from actors.rank.device import rank_device
-from fleet.cluster import gpus
+from fleet.app.cluster import gpus
 from fleet.errors import ConfigError
 from fleet.settings.per_rank import PerRankSettings
 from fleet.settings.run import RunSettings

@@ -21,10 +21,10 @@ from dashboards.grafana.push import CREATED, LEFT_ALONE, NOT_OURS, UNCHANGED, UP
 from dashboards.metrics.rules import ALERTS, recordings
 from dashboards.metrics.spec import GAUGE, MetricSpec
 from dashboards.metrics.table import METRICS
-from fleet.cli.main import app
+from fleet.app.cli.main import app
 from fleet.errors import ConfigError, RunFailed
+from fleet.host.journal import JournalWriter
 from fleet.ledger.goodput import Ledger
-from fleet.protocol.journal import JournalWriter
 from tests.golden.journals import one_loss
 from tests.support.fake_grafana import TOKEN, FakeGrafana
 from tests.support.fake_grafana import grafana as serving

@@ -25,7 +25,7 @@ def story(*more: r.Record) -> list[r.Record]:
 
 
 KILL = Fault("gpu-1", 2.0, "gpu", "kill_rank", slot=1)
-PLANNED, EXECUTED = (r.FaultRecord(KILL, phase, at_s, (Member(1, 0),), "") for phase, at_s in (("planned", 0.5), ("executed", 2.1)))
+PLANNED, EXECUTED = (r.FaultRecord(KILL, phase, (Member(1, 0),), "", at_s=at_s) for phase, at_s in (("planned", 0.5), ("executed", 2.1)))
 
 
 FIRST = Member(1, 0)
@@ -33,7 +33,7 @@ ENDED = ProcessEnded()
 
 
 def lost(member: Member = FIRST, fault: str | None = "gpu-1", cause: Cause = ENDED) -> r.ProcessLost:
-    return r.ProcessLost(member, cause, 2.2, fault, 1, 7, -1, "")
+    return r.ProcessLost(member, cause, fault, 1, 7, -1, "", at_s=2.2)
 
 
 def test_a_fault_comes_before_the_loss_that_it_caused_though_the_journal_learns_of_it_later() -> None:
@@ -72,8 +72,8 @@ def test_a_loss_is_told_with_how_its_process_ended_as_soon_as_that_is_known() ->
     narrator = Narrator()
     for record in story(lost(fault=None), r.HistoryBegun(1, StateId(0, 5), 2.3, "none left")):
         assert narrator.take(record, 0.0) == []
-    assert narrator.take(r.LossExplained(Member(1, 7), ProcessEnded(3), 2.4), 0.1) == [], "of another process"
-    reported = narrator.take(r.LossExplained(FIRST, ProcessEnded(-11), 2.4), 0.1)
+    assert narrator.take(r.LossExplained(Member(1, 7), ProcessEnded(3), at_s=2.4), 0.1) == [], "of another process"
+    reported = narrator.take(r.LossExplained(FIRST, ProcessEnded(-11), at_s=2.4), 0.1)
     assert [line.text for line in reported] == ["rank 1 is lost in step 7: killed by SIGSEGV", "goes on from step 5: none left"]
     assert narrator.take(lost(Member(1, 1), None), 1.0) == []
     assert [line.text for line in narrator.due(1.1 + PATIENCE_S)] == ["rank 1.1 is lost in step 7: its process ended"]
@@ -103,13 +103,15 @@ def test_what_costs_nothing_is_told_on_demand() -> None:
         (r.DecisionMade("store", "warn", "no answer for 30 s", None, 3.0), "* store: warn: no answer for 30 s"),
         (r.DecisionMade("corruption", "go_back", "why", None, 3.0), "* corruption: go back: why"),
         (r.DecisionMade("recovery", "form", "enough", None, 3.0), ""),
-        (r.EvidenceKept("hang-1", 3.0, "evidence/a", (), "no progress", ""), "* hang-1: no progress; stacks in evidence/a"),
+        (r.EvidenceKept("hang-1", "evidence/a", (), "no progress", "", at_s=3.0), "* hang-1: no progress; stacks in evidence/a"),
         (
-            r.FaultRecord(Fault("n", 1, "nic", "slow", severity=2.0, duration_s=6.0), "executed", 3.0, (Member(0, 0), Member(1, 2)), "x"),
+            r.FaultRecord(
+                Fault("n", 1, "nic", "slow", severity=2.0, duration_s=6.0), "executed", (Member(0, 0), Member(1, 2)), "x", at_s=3.0
+            ),
             "! fault n: ranks 0, 1.2 at 1/2 of its speed for 6.0 s (nic); x",
         ),
     ],
 )
 def test_each_thing_that_costs_something_is_one_line(record: r.Record, text: str) -> None:
-    lines = reported(story(r.DataRead(512, 64, 1.0, "", 60), record))
+    lines = reported(story(r.DataRead(Member(0, 0), 512, 64, "", 60, at_s=1.0), record))
     assert [line[11:] for line in lines] == ([text] if text else [])

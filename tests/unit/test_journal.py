@@ -9,10 +9,11 @@ from pathlib import Path
 import pytest
 
 from fleet.errors import JournalError, ProtocolError
+from fleet.host.journal import JournalTail, JournalWriter, read_journal
 from fleet.protocol import records as r
 from fleet.protocol.causes import Evicted, NoHeartbeat, ProcessEnded
 from fleet.protocol.decisions import Interval
-from fleet.protocol.journal import JournalTail, JournalWriter, decode_line, encode_line, read_journal
+from fleet.protocol.journal import decode_line, encode_line
 from fleet.protocol.types import Build, DataFile, Fault, Member, Process, StateId, View
 
 MEMBER = Member(2, 1)
@@ -23,24 +24,24 @@ EVERY_KIND: list[r.Record] = [
     r.RunStarted(r.VERSION, "run", 0.0, 1.0e9, 2, 1, 16, "{}"),
     r.Resumed(1.0, 1.0e9, "resume", "cluster", True, "aa"),
     r.ProcessUp(MEMBER, Process("node", 12, 34), "token", 0.1),
-    r.ProcessLost(MEMBER, Evicted(NoHeartbeat(3.5)), 2.0, "f1", 3, 7, -1, "line\nbreak \u2028 and \u00e9"),
-    r.LossExplained(MEMBER, ProcessEnded(-9), 2.5, 9),
+    r.ProcessLost(MEMBER, Evicted(NoHeartbeat(3.5)), "f1", 3, 7, -1, "line\nbreak \u2028 and \u00e9", at_s=2.0),
+    r.LossExplained(MEMBER, ProcessEnded(-9), at_s=2.5, event=9),
     r.Received(8, "Quiesced", 2.1, MEMBER, "node", 3, 7, "broken"),
     r.ViewPublished(VIEW, 0.5, "start", False, ("2.0",)),
     r.Committed(STATE, 0.75),
     r.HistoryBegun(2, STATE, 3.0, "corruption"),
     r.Spans(MEMBER, 3, 1, 7, 500_000, (10, 20, 0), "cxK"),
     r.Unobserved(MEMBER, 5, 9),
-    r.FaultRecord(FAULT, "executed", 1.5, (MEMBER,), ""),
+    r.FaultRecord(FAULT, "executed", (MEMBER,), "", at_s=1.5),
     r.DecisionMade("interval", "wait", "not due", Interval(3.5, 0.1, 0.2, 1e-4), 0.2),
     r.CheckpointRecord("c1", "durable", STATE, 4.0, 100, 0.1, 0.2, ""),
-    r.Measurement(STATE, "loss", 0.5, 1.0),
-    r.DataRead(50_000, 256, 4.4, "aa", 60, 1, 7, r.PERMUTED),
-    r.RunBuilt(Build(("SGD",), "D", 50_000, 256, "aa", (("OneCycleLR.total_steps", 60),), 60), 4.42),
-    r.DataFiles("aa", "Fixed", r.STRIDED, 0, 0, 1, (DataFile("a.bin", 8, 4, 1.5, "sha256:00", (0, 2, 2)),), 4.45),
-    r.Usage(MEMBER, 500_000_000, 0, 12_000_000, 4.45),
-    r.EvidenceKept("hang-1", 4.5, "evidence/hang-1.txt", (MEMBER,), "no progress", "2.0: step 7"),
-    r.RefusedLines("node", "agent", "secret", "10.0.0.9:4711", 3, 4.7),
+    r.Measurement(None, STATE, "loss", 0.5, at_s=1.0),
+    r.DataRead(Member(0, 0), 50_000, 256, "aa", 60, 1, 7, r.PERMUTED, at_s=4.4),
+    r.RunBuilt(Member(0, 0), Build(("SGD",), "D", 50_000, 256, "aa", (("OneCycleLR.total_steps", 60),), 60), at_s=4.42),
+    r.DataFiles(Member(0, 0), "aa", "Fixed", r.STRIDED, 0, 0, 1, (DataFile("a.bin", 8, 4, 1.5, "sha256:00", (0, 2, 2)),), at_s=4.45),
+    r.Usage(MEMBER, 500_000_000, 0, 12_000_000, at_s=4.45),
+    r.EvidenceKept("hang-1", "evidence/hang-1.txt", (MEMBER,), "no progress", "2.0: step 7", at_s=4.5),
+    r.RefusedLines("node", "agent", "secret", "10.0.0.9:4711", 3, at_s=4.7),
     r.OnceRecord("done", "0.50/evaluate#1", MEMBER, 4.6, "{}"),
     r.RunEnded("completed", "all steps", 5.0, "00", ""),
 ]
@@ -220,7 +221,7 @@ def test_tail_names_file_and_line_of_damage(path: Path) -> None:
 
 KILLED = """
 import os, signal, sys
-from fleet.protocol.journal import JournalWriter
+from fleet.host.journal import JournalWriter
 from fleet.protocol.records import RunStarted, Committed, VERSION
 from fleet.protocol.types import StateId
 writer = JournalWriter(sys.argv[1], flush_interval_s=3600.0)

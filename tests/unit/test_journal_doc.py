@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import re
 from pathlib import Path
 
 from fleet.ledger.categories import MEANINGS
 from fleet.protocol import records as r
+from fleet.protocol.codec import fields
 from fleet.protocol.journal import decode_line
 
 PAGE = Path(__file__).parents[2] / "docs" / "journal.md"
@@ -19,8 +19,8 @@ END = "<!-- end -->"
 def record_table() -> str:
     rows = ["| record | fields | meaning |", "|---|---|---|"]
     for kind in r.Record.__args__:
-        fields = ", ".join(f"`{field.name}`" for field in dataclasses.fields(kind))
-        rows.append(f"| `{kind.__name__}` | {fields} | {' '.join((kind.__doc__ or '').split())} |".replace("``", "`"))
+        names = ", ".join(f"`{field.name}`" for field in fields(kind))
+        rows.append(f"| `{kind.__name__}` | {names} | {' '.join((kind.__doc__ or '').split())} |".replace("``", "`"))
     return "\n".join(rows) + "\n"
 
 

@@ -12,19 +12,20 @@ from typing import Any
 
 import pytest
 
-from fleet.cluster import linux
-from fleet.cluster.driver import LOOK_S, Driver
+from actors.driver import LOOK_S, Driver
+from fleet.host import linux
+from fleet.host.journal import ROOM_BYTES, JournalWriter, read_journal
 from fleet.machine import stopping
 from fleet.protocol.causes import Departure, EndWhy, ProcessEnded
-from fleet.protocol.events import CheckpointDurable, Heartbeat, Lost, Quiesced, StopRequested, Tick
+from fleet.protocol.events import CheckpointDurable, Heartbeat, Quiesced, StopRequested, Tick
+from fleet.protocol.facts import ProcessLost
 from fleet.protocol.instructions import Conclude, EndRun, Halt, Instruction, Keep, Propose, Publish, Release
-from fleet.protocol.journal import ROOM_BYTES, JournalWriter, read_journal
 from fleet.protocol.records import VERSION, Committed, Record, RunEnded, RunStarted
 from fleet.protocol.types import Pulse, StateId
 from tests.unit.test_machine import STEP_3, Bench, member
 
 FULL = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-HOLD_ROOM = "fleet.protocol.journal.hold_room"
+HOLD_ROOM = "fleet.host.journal.hold_room"
 FIRST = RunStarted(VERSION, "run", 0.0, 1.0e9, 2, 0, 16, "{}")
 
 
@@ -100,7 +101,7 @@ class Run:
 def test_after_a_record_that_cannot_be_written_no_view_is_published_and_the_run_stops_in_order_by_name() -> None:
     run = Run()
     run.journal.fails = True
-    run.driver.submit(Lost(member(1), ProcessEnded(), run.clock.at_s))
+    run.driver.submit(ProcessLost(member(1), ProcessEnded(), at_s=run.clock.at_s))
     reported = run.bench.machine.state.stopping
     assert reported is not None and reported.why is EndWhy.JOURNAL_FAILED
     run.quiesce(0)

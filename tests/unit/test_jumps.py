@@ -7,8 +7,9 @@ import random
 
 import pytest
 
-from actors.rank.step.jumps import KEPT, LEAST, Jumps
+from actors.rank.step.jumps import KEPT, LEAST, Jumps, judged
 from fleet.errors import ConfigError
+from fleet.protocol.vote import Doubt
 from fleet.settings.run import VerifySettings
 
 
@@ -63,6 +64,25 @@ def test_off_sends_nothing() -> None:
     jumps = taught([1.0] * KEPT, spreads=0.0)
     assert jumps.limits() == []
     assert jumps.width == 0
+
+
+@pytest.mark.parametrize(
+    ("losses", "counted", "expected"),
+    [
+        ([1.0, 2.0], [True, True], None),
+        ([1.0, math.inf, math.nan], [True, True, True], Doubt(1, "its loss is inf", True)),
+        ([1.0, math.nan, 5.0], [True, False, True], Doubt(2, "its loss is 5, and up to 3 is usual", False)),
+        ([1.0, 3.0], [True, True], None),
+        ([9.0, 1.0], [False, True], None),
+        ([9.0], [False], None),
+    ],
+)
+def test_the_first_loss_that_is_not_finite_is_named_or_the_largest_that_is_not_usual(
+    losses: list[float], counted: list[bool], expected: Doubt | None
+) -> None:
+    largest, doubt = judged(losses, counted, 3.0)
+    assert doubt == expected
+    assert doubt is not None or largest == max((loss for loss, counts in zip(losses, counted, strict=True) if counts), default=0.0)
 
 
 @pytest.mark.parametrize("value", [-1.0, math.inf, math.nan])

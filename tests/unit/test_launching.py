@@ -37,7 +37,7 @@ from policies.recovery import RestartAll
 from storage.reported import ReportedFolders
 
 FACTOR = 3
-GOLDEN = Path(__file__).parents[1] / "golden" / "journal-v2.jsonl"
+GOLDEN = Path(__file__).parents[1] / "golden" / "journal-v3.jsonl"
 
 
 def helper(value: int) -> int:

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from fleet.cli.main import app
+from fleet.app.cli.main import app
 from fleet.errors import ConfigError
 from fleet.laws import checkpointing as ck
 from fleet.laws import collectives as co

@@ -12,7 +12,7 @@ from fleet.protocol.records import DataRead, HistoryBegun, Spans
 from fleet.protocol.types import Member, StateId
 from tests.golden.journals import one_loss
 
-READ = DataRead(1000, 100, 0.0)
+READ = DataRead(Member(0, 0), 1000, 100, at_s=0.0)
 
 
 def commits(slot: int, first: int, count: int, history: int = 0, incarnation: int = 0) -> Spans:
@@ -59,7 +59,7 @@ def test_a_step_that_nobody_took_and_one_that_was_taken_twice_are_counted() -> N
 
 def test_each_stretch_is_counted_by_its_own_data_set() -> None:
     """All steps were counted by the last one: a run of 1,000 samples that went on with 500 had seen all of them twice as often."""
-    half = DataRead(500, 50, 0.0, "b", 20, 0, 10)
+    half = DataRead(Member(0, 0), 500, 50, "b", 20, 0, 10, at_s=0.0)
     reported = trained_on([READ, half], cover(commits(0, 0, 20)), [(0, 0)], 20, 0)
     assert reported is not None and (reported.seen, reported.epochs) == (1500, 2.0)
 

@@ -6,12 +6,12 @@ import subprocess
 import sys
 from pathlib import Path
 
-from fleet.cluster.leftovers import OWNER, own, sweep
+from fleet.host.leftovers import OWNER, own, sweep
 
 
 def _owned_by_a_process_that_has_ended(folder: Path) -> None:
     folder.mkdir()
-    code = f"from pathlib import Path; from fleet.cluster.leftovers import own; own(Path({str(folder)!r}))"
+    code = f"from pathlib import Path; from fleet.host.leftovers import own; own(Path({str(folder)!r}))"
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
 
 

@@ -96,11 +96,11 @@ def test_what_nodes_did_is_read_from_the_journal_and_survives_the_run(tmp_path: 
     records = [
         RunStarted(1, "demo", 100.0, 3600.0 * 1000 + 100.0, 3, 0, 8, "{}"),
         *(ProcessUp(member, one, "t", 100.0) for member, one in zip(members, process, strict=True)),
-        ProcessLost(members[0], ProcessEnded(), 200.0, None, 1, 5, 0, ""),
-        ProcessLost(members[1], ProcessEnded(-9), 200.1, None, 1, 5, 0, ""),
-        ProcessLost(members[2], Evicted(Outvoted("weights", 9)), 300.0, None, 2, 9, 0, ""),
-        ProcessLost(members[2], ProcessEnded(), 300.0, "fault-1", 2, 9, 0, ""),
-        ProcessLost(members[2], TrainRaised("ValueError"), 300.0, None, 2, 9, 0, ""),
+        ProcessLost(members[0], ProcessEnded(), None, 1, 5, 0, "", at_s=200.0),
+        ProcessLost(members[1], ProcessEnded(-9), None, 1, 5, 0, "", at_s=200.1),
+        ProcessLost(members[2], Evicted(Outvoted("weights", 9)), None, 2, 9, 0, "", at_s=300.0),
+        ProcessLost(members[2], ProcessEnded(), "fault-1", 2, 9, 0, "", at_s=300.0),
+        ProcessLost(members[2], TrainRaised("ValueError"), None, 2, 9, 0, "", at_s=300.0),
         RunEnded("completed", "", 3700.0, "", "", EndWhy.ALL_STEPS),
     ]
     found = histories(records, {"n1": "host/1", "n2": "host/2"})

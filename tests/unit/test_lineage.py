@@ -23,13 +23,13 @@ from actors.rank.data.catalogue import CatalogueReporter, Digests, FileCatalogue
 from actors.rank.data.feeds import Feed, ShardedDataset
 from actors.rank.data.lineage import Lineage
 from actors.rank.data.sampling import permuted_many, positions_many
-from fleet.cli.main import app
+from fleet.app.cli.main import app
 from fleet.data import Fixed, Images, JsonLines, Parquet, Place, Tokens, Whole
 from fleet.errors import ConfigError
 from fleet.ledger.lineage import DataHistory
-from fleet.machine import evidence
+from fleet.machine.table import TABLE
 from fleet.protocol import records as r
-from fleet.protocol.events import FilesFound, Reads
+from fleet.protocol.facts import DataFiles, DataRead
 from fleet.protocol.journal import decode_line, encode_line
 from fleet.protocol.types import DataFile, Member, StateId
 
@@ -89,7 +89,7 @@ class Kept:
         self.machine: Any = SimpleNamespace(data=None, files={}, current=lambda member: True, write=self.records.append)
 
     def say(self, event: Any) -> None:
-        evidence.note(self.machine, event, 1.0)
+        TABLE[type(event)].do(self.machine, event, 1.0)
 
     def report(self, reported: reporting.DataReporter, feed: Feed, batch_size: int, history: int, step: int) -> None:
         client: Any = SimpleNamespace(say=self.say, protocol=SimpleNamespace(member=RANK))
@@ -292,14 +292,14 @@ def test_files_are_written_down_once_and_once_more_with_their_digests() -> None:
     files = (DataFile("a", 1, 1), DataFile("b", 1, 1))
     digested = tuple(DataFile(file.path, 1, 1, 0.0, "sha256:x") for file in files)
     for said in (files, files, digested, files, digested):
-        kept.say(FilesFound(RANK, "aa", "Whole", r.STRIDED, 0, 0, 2, said))
+        kept.say(DataFiles(RANK, "aa", "Whole", r.STRIDED, 0, 0, 2, said))
     assert [record.files for record in kept.records[1:]] == [files, digested]
 
 
 def test_a_rank_tells_once_for_each_history_and_the_run_notes_what_is_news() -> None:
     kept = Kept()
     for sha256, history, step in (("aa", 0, 0), ("aa", 0, 3), ("bb", 0, 5), ("bb", 1, 4), ("bb", 1, 6)):
-        kept.say(Reads(RANK, 10, 8, sha256, 9, history, step, r.PERMUTED))
+        kept.say(DataRead(RANK, 10, 8, sha256, 9, history, step, r.PERMUTED))
     assert [(read.data_sha256, read.history, read.step) for read in kept.records[1:]] == [("aa", 0, 0), ("bb", 0, 5), ("bb", 1, 4)]
 
 

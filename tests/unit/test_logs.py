@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from dashboards.pages.logs import MOST_BYTES, log_files, log_piece
-from fleet.app.rank_logs import FOLDER
+from fleet.host.rank_logs import FOLDER
 
 
 @pytest.fixture

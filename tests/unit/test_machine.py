@@ -16,12 +16,10 @@ from fleet.protocol.events import (
     CheckpointDurable,
     CopiesHeld,
     Event,
-    FaultReported,
     Finished,
     Formed,
     Heartbeat,
     Joined,
-    Lost,
     NodeJoined,
     NodeLost,
     NodeSilent,
@@ -32,6 +30,7 @@ from fleet.protocol.events import (
     Ready,
     Tick,
 )
+from fleet.protocol.facts import FaultRecord, ProcessLost
 from fleet.protocol.instructions import (
     Cancel,
     CommitCheckpoint,
@@ -47,7 +46,7 @@ from fleet.protocol.instructions import (
     Write,
 )
 from fleet.protocol.levels import PEERS, level_of
-from fleet.protocol.records import CheckpointRecord, Committed, HistoryBegun, ProcessLost, Record, RunEnded, ViewPublished
+from fleet.protocol.records import CheckpointRecord, Committed, HistoryBegun, Record, RunEnded, ViewPublished
 from fleet.protocol.types import Copy, Fault, Member, Part, Process, Pulse, StateId
 from fleet.settings.run import Budgets, RunSettings
 from policies.interval import CheckpointInterval
@@ -188,7 +187,7 @@ def test_a_newer_process_supersedes_and_the_older_is_fenced() -> None:
 
 def test_a_loss_parks_the_others_and_the_greatest_clean_state_wins() -> None:
     bench = Bench().start(STEP_3)
-    assert only(Quiesce, bench.send(Lost(member(1), ProcessEnded(), 0.0))).members == (member(0), member(2), member(3))
+    assert only(Quiesce, bench.send(ProcessLost(member(1), ProcessEnded()))).members == (member(0), member(2), member(3))
     bench.quiesce([0], STEP_3)
     bench.quiesce([2], StateId(0, 5), dirty=True)
     view = only(Publish, bench.quiesce([3], STEP_4)).view
@@ -201,11 +200,11 @@ def test_a_loss_parks_the_others_and_the_greatest_clean_state_wins() -> None:
 
 def test_a_step_is_committed_when_the_next_view_holds_it_not_when_it_is_published() -> None:
     bench = Bench().start(STEP_3)
-    bench.send(Lost(member(1), ProcessEnded(), 0.0))
+    bench.send(ProcessLost(member(1), ProcessEnded()))
     bench.quiesce([0, 2], STEP_3)
     bench.quiesce([3], STEP_4)
     assert bench.machine.state.committed == STEP_3
-    bench.send(Lost(member(3), ProcessEnded(), 0.0))
+    bench.send(ProcessLost(member(3), ProcessEnded()))
     assert only(Publish, bench.quiesce([0, 2], STEP_3)).view.state == STEP_3
     bench.form([member(0), member(2)], STEP_3)
     assert [record.state for record in bench.of(Committed)] == [STEP_3]
@@ -214,7 +213,7 @@ def test_a_step_is_committed_when_the_next_view_holds_it_not_when_it_is_publishe
 def test_all_dirty_begins_a_lineage_from_the_checkpoint() -> None:
     bench = Bench(world=2).start(STEP_4)
     bench.send(CheckpointDurable("c3", STEP_3, 1, 0.1, 0.1))
-    bench.send(Lost(member(1), ProcessEnded(), 0.0))
+    bench.send(ProcessLost(member(1), ProcessEnded()))
     bench.quiesce([0], STEP_4, dirty=True)
     view = only(Publish, bench.after(bench.settings.timeouts.start_s + 1)).view
     assert view.checkpoint == "c3"
@@ -224,7 +223,7 @@ def test_all_dirty_begins_a_lineage_from_the_checkpoint() -> None:
 
 def test_without_a_checkpoint_only_a_fresh_process_can_begin_again() -> None:
     bench = Bench(world=2).start(STEP_4)
-    bench.send(Lost(member(1), ProcessEnded(), 0.0))
+    bench.send(ProcessLost(member(1), ProcessEnded()))
     assert not [one for one in bench.quiesce([0], STEP_4, dirty=True) if isinstance(one, Publish)]
     said = bench.after(bench.settings.timeouts.start_s + 1)
     assert only(Evict, said).member == member(0)
@@ -239,7 +238,7 @@ def test_a_state_from_before_the_committed_step_is_no_source() -> None:
     bench = Bench(world=2, spares=1).start(STEP_4)
     bench.send(CheckpointDurable("c3", STEP_3, 1, 0.1, 0.1))
     bench.send(Quiesced(member(2), 1, StateId(0, 2), False, Departure.CALLED))
-    view = only(Publish, bench.send(Lost(member(0), ProcessEnded(), 0.0), Lost(member(1), ProcessEnded(), 0.0))).view
+    view = only(Publish, bench.send(ProcessLost(member(0), ProcessEnded()), ProcessLost(member(1), ProcessEnded()))).view
     assert view.checkpoint == "c3"
     assert view.state.history == 1
 
@@ -247,7 +246,7 @@ def test_a_state_from_before_the_committed_step_is_no_source() -> None:
 def with_a_replacement_ready() -> Bench:
     """Slot 1 was lost at step 3, the others have trained on for a moment, and its next process has built its model."""
     bench = Bench().start(STEP_3)
-    bench.send(Lost(member(1), ProcessEnded(), 0.0))
+    bench.send(ProcessLost(member(1), ProcessEnded()))
     bench.quiesce([0, 2, 3], STEP_3)
     bench.form([member(0), member(2), member(3)], STEP_3)
     bench.after(SETTLE_S)
@@ -258,7 +257,7 @@ def with_a_replacement_ready() -> Bench:
 
 def test_nobody_joins_and_no_checkpoint_begins_right_after_a_loss_while_somebody_waits_to_join() -> None:
     bench = Bench(world=2, spares=1, interval_s=0.1).start(STEP_4)
-    bench.send(Lost(member(1), ProcessEnded(), 0.0))
+    bench.send(ProcessLost(member(1), ProcessEnded()))
     bench.quiesce([0], STEP_4)
     bench.form([member(0)], STEP_4)
     said = bench.after(SETTLE_S / 2)
@@ -281,7 +280,7 @@ def test_a_replacement_is_proposed_and_entered_beside_running_steps() -> None:
 def test_a_proposal_whose_newcomer_is_lost_is_cancelled_and_training_goes_on() -> None:
     bench = with_a_replacement_ready()
     bench.after(0.1)
-    assert only(Cancel, bench.send(Lost(member(1, 1), ProcessEnded(), 0.0))).generation == 3
+    assert only(Cancel, bench.send(ProcessLost(member(1, 1), ProcessEnded()))).generation == 3
     assert bench.machine.state.phase == "run"
 
 
@@ -300,7 +299,7 @@ def test_words_of_another_incarnation_are_ignored() -> None:
     assert not bench.send(
         Quiesced(member(1, 7), 9, StateId(5, 5), True, Departure.CALLED),
         Formed(member(1, 7), 9, STEP_4),
-        Lost(member(1, 7), ProcessEnded(), 0.0),
+        ProcessLost(member(1, 7), ProcessEnded()),
     )
     assert bench.machine.state.roster.by_slot[1].state == before
     assert bench.machine.state.phase == "run"
@@ -372,7 +371,7 @@ def test_what_raised_before_the_coordinator_died_is_not_forgotten() -> None:
 
 def test_a_verdict_that_died_with_the_coordinator_is_given_again() -> None:
     bench = Bench(budgets=Budgets(slot=1)).start(STEP_3)
-    said = bench.send(Lost(member(1), ProcessEnded(), 0.0, detail="segmentation fault"))
+    said = bench.send(ProcessLost(member(1), ProcessEnded(), at_s=0.0, detail="segmentation fault"))
     assert only(EndRun, said).status == "failed"
     bench.journal = [record for record in bench.journal if not isinstance(record, RunEnded)]
     bench.restart()
@@ -383,10 +382,18 @@ def test_a_verdict_that_died_with_the_coordinator_is_given_again() -> None:
 
 def test_injected_losses_do_not_count_after_a_restart_either() -> None:
     bench = Bench(budgets=Budgets(slot=1)).start(STEP_3)
-    bench.send(FaultReported(Fault("f1", 0.0, "gpu", "kill_rank", 1), "executed", 0.0, (member(1),)))
+    bench.send(FaultRecord(Fault("f1", 0.0, "gpu", "kill_rank", 1), "executed", (member(1),), at_s=0.0))
     bench.restart()
-    assert not [one for one in bench.send(Lost(member(1), ProcessEnded(), 0.0)) if isinstance(one, EndRun)]
+    assert not [one for one in bench.send(ProcessLost(member(1), ProcessEnded())) if isinstance(one, EndRun)]
     assert bench.of(ProcessLost)[0].fault == "f1"
+
+
+def test_what_the_coordinator_finds_of_a_loss_is_not_what_an_agent_says_of_it() -> None:
+    bench = Bench().start(STEP_3)
+    bench.send(ProcessLost(member(1), ProcessEnded(), "made-up", 77, 5, 2, "said", at_s=0.5, event=99))
+    [lost] = bench.of(ProcessLost)
+    assert (lost.fault, lost.generation, lost.step, lost.shard, lost.detail, lost.at_s) == (None, 1, 5, 2, "said", 0.5)
+    assert lost.event == bench.machine.state.event
 
 
 def test_a_restart_leaves_a_whole_view_alone() -> None:
@@ -434,7 +441,7 @@ def test_a_new_cluster_goes_on_from_the_checkpoint_and_owes_nothing_for_the_old_
 def test_a_rank_lost_at_the_finish_calls_the_others_back() -> None:
     bench = Bench(world=3).start(STEP_3)
     bench.send(Finished(member(0), 1, STEP_4, "digest"))
-    assert only(Quiesce, bench.send(Lost(member(1), ProcessEnded(), 0.0))).members == (member(0), member(2))
+    assert only(Quiesce, bench.send(ProcessLost(member(1), ProcessEnded()))).members == (member(0), member(2))
 
 
 def test_parts_of_an_older_request_or_of_strangers_do_not_count() -> None:
@@ -494,7 +501,7 @@ def test_copies_are_asked_for_where_the_other_node_has_memory() -> None:
 
 
 def lose_both(bench: Bench, *silent: int) -> list[Instruction]:
-    bench.send(Lost(member(0), ProcessEnded(), bench.now_s), Lost(member(1), ProcessEnded(), bench.now_s))
+    bench.send(ProcessLost(member(0), ProcessEnded(), at_s=bench.now_s), ProcessLost(member(1), ProcessEnded(), at_s=bench.now_s))
     bench.send(hello(0, "a"), hello(1, "b"), Ready(member(0, 1)), Ready(member(1, 1)))
     return bench.after(0.1, *silent)
 
@@ -545,7 +552,7 @@ def test_a_view_change_is_a_handful_of_instructions_at_any_world_size(world: int
     """The coordinator says a thing once; routing takes it to each node once."""
     bench = Bench(world=world).start(STEP_3)
     before = len(bench.said)
-    bench.send(Lost(member(1), ProcessEnded(), 0.0))
+    bench.send(ProcessLost(member(1), ProcessEnded()))
     rest = [slot for slot in range(world) if slot != 1]
     bench.quiesce(rest, STEP_3)
     bench.form([member(slot) for slot in rest], STEP_3)
@@ -555,6 +562,6 @@ def test_a_view_change_is_a_handful_of_instructions_at_any_world_size(world: int
 
 def test_nothing_is_said_twice_before_its_time() -> None:
     bench = Bench().start(STEP_3)
-    bench.send(Lost(member(1), ProcessEnded(), 0.0))
+    bench.send(ProcessLost(member(1), ProcessEnded()))
     assert not bench.after(0.1)
     assert only(Quiesce, bench.after(bench.settings.timeouts.resend_s)).members == (member(0), member(2), member(3))

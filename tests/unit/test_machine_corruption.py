@@ -5,7 +5,8 @@ from __future__ import annotations
 from fleet.machine.core import FleetMachine
 from fleet.protocol.causes import Departure, EndWhy
 from fleet.protocol.decisions import Decision, Figures
-from fleet.protocol.events import CheckpointDurable, FaultReported, Finished, Formed, NodeJoined, Quiesced, Ready
+from fleet.protocol.events import CheckpointDurable, Finished, Formed, NodeJoined, Quiesced, Ready
+from fleet.protocol.facts import FaultRecord
 from fleet.protocol.instructions import EndRun, Evict, Publish
 from fleet.protocol.records import CheckpointRecord, DecisionMade, HistoryBegun
 from fleet.protocol.types import Fault, Finding, Member, StateId
@@ -149,7 +150,7 @@ def test_what_chaos_did_twice_is_no_mistake_of_the_loop() -> None:
     court = Court(world=2).start(AT)
     court.durable("good", StateId(0, 20))
     for number, found in enumerate((AT, StateId(1, 22))):
-        court.send(FaultReported(Fault(f"flip-{number}", 1.0, "sdc", "flip_weight", 1), "executed", 1.0, (Member(1, 0),)))
+        court.send(FaultRecord(Fault(f"flip-{number}", 1.0, "sdc", "flip_weight", 1), "executed", (Member(1, 0),), at_s=1.0))
         out = court.testify("a", "b") if found == AT else again(court, found, "a", "b")
         assert not of(EndRun, out)
 

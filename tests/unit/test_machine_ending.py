@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from fleet.protocol.causes import ProcessEnded
-from fleet.protocol.events import CheckpointDurable, Finished, Left, Lost, PartFailed, PartWritten, Raised, Ready
+from fleet.protocol.events import CheckpointDurable, Finished, Left, PartFailed, PartWritten, Raised, Ready
+from fleet.protocol.facts import ProcessLost
 from fleet.protocol.instructions import CommitCheckpoint, Conclude, EndRun, Instruction, Publish, Quiesce, Release, SaveCheckpoint, Welcome
 from fleet.protocol.types import Part
 from tests.unit.test_machine import STEP_3, STEP_4, Bench, member, only
@@ -82,13 +83,13 @@ def test_who_waits_is_told_again() -> None:
 
 def test_the_others_end_the_run_when_one_is_lost_behind_the_loop() -> None:
     bench = concluded()
-    assert not [one for one in bench.send(Lost(member(0), ProcessEnded(), 0.0)) if isinstance(one, Quiesce | EndRun)]
+    assert not [one for one in bench.send(ProcessLost(member(0), ProcessEnded())) if isinstance(one, Quiesce | EndRun)]
     assert only(EndRun, left(bench, 1)).status == "completed"
 
 
 def test_when_all_are_lost_behind_the_loop_new_ranks_come_there_again() -> None:
     bench = concluded()
-    bench.send(Lost(member(0), ProcessEnded(), 0.0), Lost(member(1), ProcessEnded(), 0.0))
+    bench.send(ProcessLost(member(0), ProcessEnded()), ProcessLost(member(1), ProcessEnded()))
     for slot in range(2):
         bench.join(slot, f"again-{slot}")
         bench.send(Ready(member(slot, 1)))
@@ -99,8 +100,8 @@ def test_when_all_are_lost_behind_the_loop_new_ranks_come_there_again() -> None:
 def test_what_was_done_before_all_were_lost_counts() -> None:
     bench = concluded()
     left(bench, 0)
-    bench.send(Lost(member(0), ProcessEnded(), 0.0))
-    assert only(EndRun, bench.send(Lost(member(1), ProcessEnded(), 0.0))).status == "completed"
+    bench.send(ProcessLost(member(0), ProcessEnded()))
+    assert only(EndRun, bench.send(ProcessLost(member(1), ProcessEnded()))).status == "completed"
 
 
 def test_an_error_behind_the_loop_fails_the_run() -> None:

@@ -10,7 +10,8 @@ import pytest
 from fleet.errors import ConfigError
 from fleet.machine.stopping import ANSWER_S
 from fleet.protocol.causes import ProcessEnded
-from fleet.protocol.events import CheckpointDurable, CheckpointFailed, Finished, Heartbeat, Lost, PartFailed
+from fleet.protocol.events import CheckpointDurable, CheckpointFailed, Finished, Heartbeat, PartFailed
+from fleet.protocol.facts import ProcessLost
 from fleet.protocol.instructions import EndRun, SaveCheckpoint
 from fleet.protocol.records import CheckpointRecord, DecisionMade
 from fleet.protocol.types import Pulse, StateId
@@ -81,7 +82,7 @@ def test_views_that_change_are_no_failure_of_the_store() -> None:
     one = bench()
     one.through(11.0)
     assert one.machine.state.checkpoints.store.pending
-    one.send(Lost(member(1), ProcessEnded(), one.now_s))
+    one.send(ProcessLost(member(1), ProcessEnded(), at_s=one.now_s))
     one.quiesce([0], STEP_3)
     one.form([member(0)], STEP_3)
     one.through(100.0)

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from fleet.protocol.causes import Departure, ProcessEnded
-from fleet.protocol.events import Lost, Quiesced, Ready
+from fleet.protocol.events import Quiesced, Ready
+from fleet.protocol.facts import ProcessLost
 from fleet.protocol.instructions import Instruction, Publish
 from fleet.protocol.records import HistoryBegun
 from fleet.protocol.types import StateId
@@ -23,7 +24,7 @@ def leave(bench: Bench, states: dict[int, StateId], incomplete: Iterable[int]) -
 def three_of_four() -> Bench:
     """Slot 3 is lost; slot 0 has taken a step, for which the others have the sums; the three find some of the state missing."""
     bench = Bench(world=4, optimizer_sharding="zero1", optimizer_copies=0, min_ranks=2).start(STEP_3)
-    bench.send(Lost(member(3), ProcessEnded(), bench.now_s))
+    bench.send(ProcessLost(member(3), ProcessEnded(), at_s=bench.now_s))
     view = only(Publish, leave(bench, {0: STEP_4, 1: STEP_3, 2: STEP_3}, ())).view
     assert (view.state, len(view.members)) == (STEP_4, 3)
     assert not [one for one in leave(bench, {0: STEP_4, 1: STEP_4, 2: STEP_3}, (0, 1)) if isinstance(one, Publish)]

@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from fleet.protocol.causes import ProcessEnded
-from fleet.protocol.events import Heartbeat, Lost, Pulse, Tick
+from fleet.protocol.events import Heartbeat, Pulse, Tick
+from fleet.protocol.facts import ProcessLost
 from fleet.protocol.instructions import Evict, Instruction, Quiesce
 from fleet.protocol.records import DecisionMade
 from fleet.protocol.types import StateId
@@ -43,7 +44,7 @@ def test_a_coordinator_that_stood_still_for_most_of_a_heartbeat_gives_nobody_up(
 
 def test_the_time_to_leave_a_group_is_longer_by_what_the_coordinator_stood_still() -> None:
     bench = Bench().start(STEP_3)
-    bench.send(Lost(member(0), ProcessEnded(), bench.now_s))
+    bench.send(ProcessLost(member(0), ProcessEnded(), at_s=bench.now_s))
     bench.quiesce([1, 2], STEP_3)
     assert not [one for one in bench.after(bench.settings.timeouts.quiesce_s + 1.0) if isinstance(one, Evict)]
     said = bench.through(bench.settings.timeouts.quiesce_s)
@@ -109,7 +110,7 @@ def test_a_first_step_is_waited_for_as_long_as_any_even_if_steps_are_quick() -> 
 def test_who_is_at_its_first_step_is_waited_for_where_a_fresh_process_has_to_begin() -> None:
     """Each was ended after ``start_s`` for the next one, which took as long."""
     bench = Bench(world=2).start(STEP_3)
-    bench.send(Lost(member(0), ProcessEnded(), bench.now_s))
+    bench.send(ProcessLost(member(0), ProcessEnded(), at_s=bench.now_s))
     bench.quiesce([1], STEP_3, dirty=True)
     bench.join(0, "fresh")
     said = bench.through(3 * bench.settings.timeouts.start_s)

@@ -9,7 +9,8 @@ import pytest
 
 from fleet.machine import stopping
 from fleet.protocol.causes import Departure, EndWhy, Engaged, ProcessEnded
-from fleet.protocol.events import CheckpointDurable, Finished, Lost, PartFailed, PartWritten, Quiesced, StopRequested
+from fleet.protocol.events import CheckpointDurable, Finished, PartFailed, PartWritten, Quiesced, StopRequested
+from fleet.protocol.facts import ProcessLost
 from fleet.protocol.instructions import CommitCheckpoint, EndRun, Halt, Instruction, Keep, Quiesce, SaveCheckpoint
 from fleet.protocol.records import Committed
 from fleet.protocol.types import Part, StateId
@@ -160,7 +161,7 @@ def test_another_one_writes_when_the_first_cannot_or_is_lost() -> None:
     assert first.members == (member(0),)
     second = only(Keep, bench.send(PartFailed(member(0), first.request, "it has changed something")))
     assert second.members == (member(1), member(2)) and second.generation > first.generation, "parts of two tries are not mixed"
-    third = only(Keep, bench.send(Lost(member(1), ProcessEnded(), bench.now_s)))
+    third = only(Keep, bench.send(ProcessLost(member(1), ProcessEnded(), at_s=bench.now_s)))
     assert third.members == (member(2),)
     only(CommitCheckpoint, wrote(bench, third, 2))
     assert only(EndRun, bench.send(CheckpointDurable("kept", STEP_3, 1, 0.0, 0.2))).status == "stopped"
@@ -190,7 +191,7 @@ def test_a_state_that_is_spread_is_written_by_all_or_by_none() -> None:
     assert only(Keep, out(bench, 1)).members == (member(0), member(1))
     bench = late(optimizer_sharding="zero1")
     out(bench, 0)
-    only(EndRun, bench.send(Lost(member(1), ProcessEnded(), bench.now_s)))
+    only(EndRun, bench.send(ProcessLost(member(1), ProcessEnded(), at_s=bench.now_s)))
 
 
 def test_a_first_step_that_does_not_end_has_nothing_to_keep() -> None:

@@ -13,7 +13,7 @@ from actors.memory_kills import MemoryKills, kills, memory_groups
 from actors.node import NodeAgent
 from chaos.processes import LocalProcesses
 from fleet.protocol.causes import ProcessEnded
-from fleet.protocol.events import Explained
+from fleet.protocol.facts import LossExplained
 from fleet.protocol.types import Member
 
 PID = 42
@@ -80,4 +80,4 @@ def test_the_agent_tells_how_a_process_ended_once_that_is_known(
         await agent._explain(Member(1, 0), PID)
         return received
 
-    assert asyncio.run(reported()) == ([Explained(Member(1, 0), ended)] if ended is not None else [])
+    assert asyncio.run(reported()) == ([LossExplained(Member(1, 0), ended)] if ended is not None else [])

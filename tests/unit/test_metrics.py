@@ -78,12 +78,12 @@ def everything(began_unix_s: float = 1.7e9) -> Story:
     story.durable(30, 4_000)
     story.records += [
         ProcessUp(Member(0, 0), Process('node "a"\\\n', 100, 1), "t", 0.1),
-        *(Measurement(StateId(0, 30), name, value, 5.0) for name, value in ((TOKENS, 4096.0), (FLOPS, 3e9), (PEAK, 1e11))),
-        Measurement(StateId(0, 30), 'loss "of" \\ all\nranks', math.nan, 5.0),
+        *(Measurement(None, StateId(0, 30), name, value, at_s=5.0) for name, value in ((TOKENS, 4096.0), (FLOPS, 3e9), (PEAK, 1e11))),
+        Measurement(None, StateId(0, 30), 'loss "of" \\ all\nranks', math.nan, at_s=5.0),
         CheckpointRecord("copy-1", "durable", StateId(0, 30), 5.0, level=PEERS),
         DecisionMade("interval", "wait", "every 60 s", Interval(60.0), 5.0),
         DecisionMade(f"interval of {PEERS}", "wait", "every 6 s", Interval(6.0), 5.0),
-        Usage(Member(0, 0), 500_000_000, 70_000_000, 12_000_000, 5.0),
+        Usage(Member(0, 0), 500_000_000, 70_000_000, 12_000_000, at_s=5.0),
     ]
     return story
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fleet.cluster.mirroring import FilePiece, MirroredFiles, pieces
+from fleet.host.mirroring import FilePiece, MirroredFiles, pieces
 
 ALL = ("*.log", "journal.jsonl")
 

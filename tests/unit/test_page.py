@@ -162,7 +162,7 @@ def test_the_page_of_a_large_stormy_run_stays_small() -> None:
             story.spans(slot, incarnation, "i50 f20 " + "c30 x20 K " * 4 + "c30", generation=1, step=4 * incarnation, at=start)
             story.lost(slot, incarnation, start + 300)
     for step in range(5_000):
-        story.records.append(r.Measurement(StateId(0, step), "loss", 1.0 / (1 + step), 0.002 * step))
+        story.records.append(r.Measurement(None, StateId(0, step), "loss", 1.0 / (1 + step), at_s=0.002 * step))
     story.ended(11_000)
     page = render_html(build_report(story.records))
     text = check(page)

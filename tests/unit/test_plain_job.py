@@ -16,7 +16,7 @@ from fleet.machine.plain.job import Limits, PlainJob
 from fleet.machine.plain.nodes import PlainNodes
 from fleet.machine.plain.words import What, Word, read
 from fleet.protocol.causes import EndWhy, Evicted, ProcessEnded, TrainRaised
-from fleet.protocol.events import FaultReported
+from fleet.protocol.facts import FaultRecord
 from fleet.protocol.records import (
     VERSION,
     CheckpointRecord,
@@ -81,7 +81,7 @@ class Reported:
     def kill(self, slot: int, launch: int) -> None:
         fault = Fault(f"kill-{launch}", 0.0, "gpu", "kill_rank", slot=slot)
         for phase in ("aimed", "executed"):
-            self.add(self.job.injected(FaultReported(fault, phase, self.now_us / 1e6, (Member(slot, launch),))))
+            self.add(self.job.injected(FaultRecord(fault, phase, (Member(slot, launch),), at_s=self.now_us / 1e6)))
 
     def finish(self, launch: int) -> None:
         self.say(launch, What.DONE)

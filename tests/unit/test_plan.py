@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from fleet.cli import main as cli
+from fleet.app.cli import main as cli
 from fleet.errors import ConfigError
 from fleet.laws.checkpointing import goodput
 from fleet.laws.parallelism import Mapping3d
@@ -253,10 +253,10 @@ def test_the_impossible_ends_with_code_2(monkeypatch: pytest.MonkeyPatch, capsys
 
 
 def test_planning_loads_neither_torch_nor_ray_nor_scipy() -> None:
-    code = "import sys, fleet.cli.main; from fleet.planning import inputs, plan; plan.make_plan(inputs.PlanInput());"
+    code = "import sys, fleet.app.cli.main; from fleet.planning import inputs, plan; plan.make_plan(inputs.PlanInput());"
     code += "print({'torch', 'ray', 'scipy'} & set(sys.modules))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=True)
     assert done.stdout.strip() == "set()"
-    light = "import sys, fleet.cli.main; print({'numpy', 'jinja2'} & set(sys.modules))"
+    light = "import sys, fleet.app.cli.main; print({'numpy', 'jinja2'} & set(sys.modules))"
     done = subprocess.run([sys.executable, "-c", light], capture_output=True, text=True, timeout=120, check=True)
     assert done.stdout.strip() == "set()"

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from fleet.cli import main as cli
+from fleet.app.cli import main as cli
 from fleet.errors import ConfigError
 from fleet.laws.exchange import exposed_exchange, gathered_bytes, summed_bytes
 from fleet.laws.memory import chunked_state, replicated_state

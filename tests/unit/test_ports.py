@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from fleet.cluster import ports
+from fleet.host import ports
 
 
 def test_no_outgoing_connection_is_given_it() -> None:

@@ -10,6 +10,7 @@ import pytest
 
 from fleet.protocol.probes import probe, watch
 from tests.simulation import probes
+from tests.simulation.runs import simulate_seed
 
 SOURCE = """
 def step(late: bool) -> None:
@@ -109,6 +110,7 @@ def test_the_command_fails_where_a_probe_is_out_of_reach_or_its_reason_is_wrong(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.setattr(probes, "named", lambda: {"early": "fleet/a.py:1", "late": "fleet/a.py:2"})
+    monkeypatch.setattr(probes, "pairs", dict)
     monkeypatch.setattr(probes, "UNREACHED", unreached)
     (tmp_path / "1-cuts").write_text("".join(f"{name}\n" for name in reached))
     assert probes.main([str(tmp_path)]) == status
@@ -116,5 +118,11 @@ def test_the_command_fails_where_a_probe_is_out_of_reach_or_its_reason_is_wrong(
 
 
 def test_what_is_known_to_be_out_of_reach_is_in_the_code_and_says_why() -> None:
-    assert probes.UNREACHED.keys() <= probes.named().keys()
-    assert all(probes.UNREACHED.values())
+    assert probes.UNREACHED.keys() | probes.SELDOM.keys() <= probes.named().keys() | probes.pairs().keys()
+    assert all((probes.UNREACHED | probes.SELDOM).values())
+
+
+def test_what_came_of_an_event_is_written_as_the_table_has_it() -> None:
+    came = {probes.pair(*each) for each in simulate_seed("random", 11).world.watch.came}
+    assert {"Joined leads to ProcessUp", "Tick leads to Committed"} <= came & probes.pairs().keys()
+    assert "Joined leads to Quiesce" not in probes.pairs(), "of sets that many rows have"

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 import pytest
 
 from actors.rank.telemetry.stacks import STACKS_SIGNAL
-from fleet.cluster.proc import handles
+from fleet.host.proc import handles
 
 BOUND_S = 20.0
 DEEP = f"""

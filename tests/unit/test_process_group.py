@@ -22,7 +22,7 @@ from actors.rank.membership import nccl
 from actors.rank.membership.connections import LOCAL_SEND_BYTES
 from actors.rank.membership.process_group import Forming, Group, GroupBroken, StoreServer, Work
 from actors.rank.membership.store import Exchange, StoreClient
-from fleet.cluster import secret
+from fleet.host import secret
 from tests.support.waiting import until
 
 BOUND_S = 30.0

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from fleet.cluster import provenance as made_of
-from fleet.cluster.provenance import PATCH, code_of, provenance
+from fleet.host import provenance as made_of
+from fleet.host.provenance import PATCH, code_of, provenance
 
 GOOD = "def train(run):\n    pass\n"
 GIT = ["git", "-c", "user.name=t", "-c", "user.email=t@example.org"]

@@ -12,8 +12,8 @@ import pytest
 from typer.testing import CliRunner
 
 from fleet.app import prune
+from fleet.app.cli.main import app
 from fleet.app.prune import PruneRule, duration_s, judge, remove
-from fleet.cli.main import app
 from fleet.errors import ConfigError
 from fleet.protocol import records as r
 from fleet.protocol.journal import encode_line

@@ -14,14 +14,14 @@ from typing import Any
 import pytest
 import requests
 
+from fleet.app.cli import queue as cli_queue
+from fleet.app.cli.queue import ByRules, Submissions, queue_of
+from fleet.app.cli.watch import PRIVATE
+from fleet.app.cluster import queue as queue_module
+from fleet.app.cluster.queue import CANCELLED, ENDED, RUNNING, SUBMITTED, WAITING, Job, OneMachine, RunQueue
 from fleet.app.configuration import configured
 from fleet.app.plans import RunPlan, describe
 from fleet.app.report import build_report, render_table
-from fleet.cli import queue as cli_queue
-from fleet.cli.queue import ByRules, Submissions, queue_of
-from fleet.cli.watch import PRIVATE
-from fleet.cluster import queue as queue_module
-from fleet.cluster.queue import CANCELLED, ENDED, RUNNING, SUBMITTED, WAITING, Job, OneMachine, RunQueue
 from fleet.errors import ConfigError
 from fleet.ledger.report import duration
 from fleet.protocol.queueing import Rules
@@ -375,7 +375,7 @@ def test_a_run_that_gave_way_is_shown_once_and_as_waiting(served: Watched, tmp_p
 
 
 def test_the_wait_is_in_the_journal_and_in_the_report(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from fleet.cli import run as cli_run
+    from fleet.app.cli import run as cli_run
 
     script = tmp_path / "script.py"
     script.write_text(SCRIPT)

@@ -17,13 +17,13 @@ from dashboards.access import BY_ITSELF, LOOPBACK, Access, Audit
 from dashboards.feeds import RunFeeds
 from dashboards.identities import Identity, hashed, named_tokens
 from dashboards.server import WatchServer
-from fleet.cli import main as cli
-from fleet.cli import queue as cli_queue
-from fleet.cli.queue import ByRules, ClusterRuns, LocalRuns, Submissions, queue_of
-from fleet.cli.watch import PRIVATE
-from fleet.cluster import cluster_room
-from fleet.cluster.cluster_room import shares
-from fleet.cluster.queue import CANCELLED, RUNNING, WAITING, Job
+from fleet.app.cli import main as cli
+from fleet.app.cli import queue as cli_queue
+from fleet.app.cli.queue import ByRules, ClusterRuns, LocalRuns, Submissions, queue_of
+from fleet.app.cli.watch import PRIVATE
+from fleet.app.cluster import cluster_room
+from fleet.app.cluster.cluster_room import shares
+from fleet.app.cluster.queue import CANCELLED, RUNNING, WAITING, Job
 from fleet.errors import ConfigError, RunFailed
 from fleet.protocol.queueing import Node, Rules
 from tests.support.watching import WRITE_TOKEN, Watched

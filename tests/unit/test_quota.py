@@ -14,9 +14,9 @@ import pytest
 from chaos.confine import sweep
 from fleet.app import quota
 from fleet.app.quota import CpuGroup, Quotas, limit
-from fleet.cluster import processor_time
-from fleet.cluster.processor_time import cores_of_host, cpu_group, own_group
 from fleet.errors import ConfigError
+from fleet.host import processor_time
+from fleet.host.processor_time import cores_of_host, cpu_group, own_group
 from tests.support.waiting import until
 
 FILES = {1: ("cpu.cfs_quota_us", "cpu.cfs_period_us", "cgroup.procs"), 2: ("cpu.max", "cgroup.procs")}

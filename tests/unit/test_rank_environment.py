@@ -7,7 +7,7 @@ import sys
 
 ARENAS = """
 import ctypes, sys, tempfile, threading
-from fleet.cluster.linux import use_one_arena
+from fleet.host.linux import use_one_arena
 libc = ctypes.CDLL(None)
 if sys.argv[1] == "one":
     use_one_arena()

@@ -16,7 +16,7 @@ import pytest
 
 from actors.rank.telemetry import logs
 from actors.rank.telemetry.logs import LOOK_BYTES, RankLog
-from fleet.app.rank_logs import MOST_LOOKS, REHEARSAL, REHEARSED, RunLogs, Tail, found, log_path, logs_of, older, shown
+from fleet.host.rank_logs import MOST_LOOKS, REHEARSAL, REHEARSED, RunLogs, Tail, found, log_path, logs_of, older, shown
 from fleet.protocol.types import Member
 
 ZERO = Member(0, 0)

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from fleet.cli import main as cli
-from fleet.cluster.reach import reached, read_nodes
+from fleet.app.cli import main as cli
+from fleet.app.cluster.reach import reached, read_nodes
 from fleet.errors import ConfigError
 
 
@@ -85,6 +85,6 @@ def test_a_refused_token_is_told_from_what_ray_was_refused_for(monkeypatch: pyte
         except RuntimeError as error:
             raise ConnectionError(f"Failed to connect to Ray cluster at {address}") from error
 
-    monkeypatch.setattr("fleet.cluster.reach.connect", refuse)
+    monkeypatch.setattr("fleet.app.cluster.reach.connect", refuse)
     with pytest.raises(ConfigError, match=r"asks for a token.*RAY_AUTH_TOKEN"), reached("auto"):
         pytest.fail("it was refused")

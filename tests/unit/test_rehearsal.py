@@ -14,6 +14,8 @@ from typer.testing import CliRunner
 
 from dashboards.pages.rehearsal import render_rehearsal
 from fleet.app import recipes, rehearsal
+from fleet.app.cli import rehearse as cli_rehearse
+from fleet.app.cli.main import app
 from fleet.app.rehearsal import (
     IMPOSED,
     MATCHED,
@@ -32,10 +34,8 @@ from fleet.app.rehearsal import (
     spans,
     target_of,
 )
-from fleet.cli import rehearse as cli_rehearse
-from fleet.cli.main import app
 from fleet.errors import ConfigError
-from fleet.protocol.journal import JournalWriter
+from fleet.host.journal import JournalWriter
 from fleet.protocol.records import ProcessLost, ProcessUp, ViewPublished
 from fleet.protocol.types import Fault, Member, Process
 from tests.golden.journals import one_loss

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import shutil
 import subprocess
@@ -10,10 +11,17 @@ from pathlib import Path
 
 import pytest
 
+from fleet.protocol.causes import Cause, ProcessEnded
+from fleet.protocol.facts import FaultRecord, ProcessLost
+from fleet.protocol.records import Received
+from fleet.protocol.types import Fault, Member
 from tests.replay import __main__ as replay
+from tests.replay import transcript
 from tests.simulation.runs import FAMILIES
 
 ROOT = Path(__file__).resolve().parents[2]
+MEMBER, ENDED = Member(1, 0), ProcessEnded(-9)
+FAULT, OTHER = (Fault(name, 1.0, "gpu", "kill_rank", slot=1) for name in ("gpu-1", "gpu-2"))
 TRANSCRIPT = [sys.executable, "-m", "tests.replay.transcript"]
 
 
@@ -58,6 +66,31 @@ def test_a_changed_decision_is_shown_with_the_place(drawn: Path, tmp_path: Path,
 def test_what_was_renamed_on_purpose_is_no_difference(drawn: Path, tmp_path: Path) -> None:
     renames = '[["ranks are left,", "ranks left,"]]'
     assert replay.compared((ROOT, changed_checkout(tmp_path)), tmp_path, "core", renames, "--plans", str(drawn))
+
+
+def test_an_event_is_shown_alike_whether_its_record_is_another_class_or_the_same() -> None:
+    """As commits before version 3 of the journal had it, and as it is since."""
+
+    @dataclasses.dataclass(frozen=True)
+    class Lost:
+        member: Member
+        cause: Cause
+        at_s: float
+        step: int
+        shard: int
+        detail: str
+
+    before, now = Lost(MEMBER, ENDED, 1.5, 7, 3, "x"), ProcessLost(MEMBER, ENDED, step=7, shard=3, detail="x", at_s=1.5)
+    assert transcript.shown_event(before) == transcript.shown_event(now)
+    assert transcript.shown_event(now) != transcript.shown_event(dataclasses.replace(now, step=8))
+    assert transcript.shown(Received(4, "Lost", 1.0)) == transcript.shown(Received(4, "ProcessLost", 1.0))
+
+
+def test_a_record_is_shown_with_all_that_says_something() -> None:
+    lost = ProcessLost(MEMBER, ENDED, "gpu-1", 2, 7, 3, "x", at_s=1.5, event=9)
+    changed = (("fault", None), ("generation", 3), ("at_s", 1.6), ("event", 8), ("member", Member(2, 0)), ("detail", ""))
+    assert all(transcript.shown(lost) != transcript.shown(dataclasses.replace(lost, **{name: value})) for name, value in changed)
+    assert transcript.shown_event(FaultRecord(FAULT, "healed", ())) != transcript.shown_event(FaultRecord(OTHER, "healed", ()))
 
 
 def test_the_table_of_renames_has_a_pattern_and_what_takes_its_place() -> None:

@@ -27,10 +27,10 @@ def golden_story() -> Story:
     story.records += [
         r.DecisionMade("interval", "wait", "every 10.0 s: the first one, to learn what it costs", Interval(10.0), 1.1),
         r.CheckpointRecord("c60", "durable", StateId(0, 60), 7.3, 1_000_000, 0.002, 0.1),
-        r.Measurement(StateId(0, 1), "loss", 2.5, 1.2),
-        r.Measurement(StateId(0, 2), "loss", math.nan, 1.3),
-        r.Usage(Member(0, 0), 500_000_000, 0, 12_000_000, 7.2, 60, 120_000, 12_000_000, 1_500_000),
-        r.FaultRecord(Fault("gpu-2", 9.0, "gpu", "kill_rank", slot=0), "suppressed", 7.2, (), "the run is about to end"),
+        r.Measurement(None, StateId(0, 1), "loss", 2.5, at_s=1.2),
+        r.Measurement(None, StateId(0, 2), "loss", math.nan, at_s=1.3),
+        r.Usage(Member(0, 0), 500_000_000, 0, 12_000_000, 60, 120_000, 12_000_000, 1_500_000, at_s=7.2),
+        r.FaultRecord(Fault("gpu-2", 9.0, "gpu", "kill_rank", slot=0), "suppressed", (), "the run is about to end", at_s=7.2),
         end,
     ]
     return story

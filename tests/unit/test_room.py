@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
+from fleet.app.cluster import joined
 from fleet.app.plans import check_asks
-from fleet.cluster import joined
 from fleet.errors import ConfigError
 from fleet.ledger.happenings import Narrator
 from fleet.protocol.decisions import NodesAsked

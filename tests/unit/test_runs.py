@@ -13,16 +13,16 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
+from actors.rank.script_loading import load_train
 from chaos.settings import ChaosSettings
 from fleet.app import plans, recipes
+from fleet.app.cli import main as cli
+from fleet.app.cli import run as cli_run
+from fleet.app.cli.runs import differences, list_runs, record_of
 from fleet.app.policy_choice import completed
-from fleet.app.scripts import load_train
-from fleet.cli import main as cli
-from fleet.cli import run as cli_run
-from fleet.cli.runs import differences, list_runs, record_of
-from fleet.cluster import provenance as provenance_of
-from fleet.cluster.provenance import code_of, provenance
-from fleet.protocol.journal import JournalWriter
+from fleet.host import provenance as provenance_of
+from fleet.host.journal import JournalWriter
+from fleet.host.provenance import code_of, provenance
 from fleet.protocol.records import VERSION, RunEnded, RunStarted
 from fleet.settings.run import CheckpointSettings, RunSettings, Timeouts
 

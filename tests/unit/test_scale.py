@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
+from fleet.app.cli.main import app
 from fleet.app.scale import seen_in
-from fleet.cli.main import app
 from fleet.errors import ConfigError, RunFailed
 from fleet.laws.scale_fit import SHAPES, Estimate, Fit, Visit, fit
 from fleet.planning.measured import fields_of, read_measured, sentences

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from fleet.cluster.scheduling import (
+from fleet.host.scheduling import (
     LAST,
     NICE,
     NICE_SLICE_US,
@@ -106,6 +106,6 @@ def test_all_threads_of_a_process_that_ends_let_others_go_first_and_any_may_be_g
 
 
 def test_a_thread_of_another_class_is_left_alone() -> None:
-    code = "import os; from fleet.cluster.scheduling import be_prompt; os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0)); "
+    code = "import os; from fleet.host.scheduling import be_prompt; os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0)); "
     code += "print(be_prompt(children=True), os.sched_getscheduler(0) == os.SCHED_BATCH)"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split() == ["False", "True"]

@@ -14,7 +14,7 @@ from tests.golden.journals import KILLED, Story
 
 
 def fault(phase: FaultPhase, at_s: float, name: str = "f", kind: str = "slow", slots: tuple[int, ...] = (1,)) -> FaultRecord:
-    return FaultRecord(Fault(name, 1.0, "test", kind, slots[0], severity=2.0), phase, at_s, tuple(Member(s, 0) for s in slots), "")
+    return FaultRecord(Fault(name, 1.0, "test", kind, slots[0], severity=2.0), phase, tuple(Member(s, 0) for s in slots), "", at_s=at_s)
 
 
 def accused(slot: int, at_s: float, incarnation: int = 0) -> DecisionMade:
@@ -50,7 +50,7 @@ def test_who_is_accused_shortly_after_was_found_late() -> None:
 
 def test_of_a_node_any_rank_is_right_and_it_is_over_when_the_last_is_gone() -> None:
     faulty = fault("executed", 10.0, slots=(2, 3))
-    gone = [ProcessLost(Member(slot, 0), KILLED, at_s, None, 1, 0, 0, "") for slot, at_s in ((2, 11.0), (3, 12.0))]
+    gone = [ProcessLost(Member(slot, 0), KILLED, None, 1, 0, 0, "", at_s=at_s) for slot, at_s in ((2, 11.0), (3, 12.0))]
     assert score(faulty, gone[0], accused(3, 25.0)).found == 1
     assert score(faulty, *gone, accused(3, 23.0)).found == 0
 

@@ -16,13 +16,13 @@ import pytest
 
 import fleet
 from actors.rank.current import within
+from actors.rank.preloads import imports_of
 from actors.rank.script import Script
+from actors.rank.script_loading import found, load_named, load_train, train_of
 from fleet.app import plans
-from fleet.app.preloads import imports_of
-from fleet.app.scripts import found, load_named, load_train, train_of
-from fleet.cluster.joined import SUBMITTED, top_of
+from fleet.app.cluster.joined import SUBMITTED, top_of
 from fleet.errors import ConfigError
-from fleet.protocol.journal import JournalWriter
+from fleet.host.journal import JournalWriter
 from fleet.protocol.records import VERSION, RunStarted
 from fleet.settings.run import RunSettings
 
@@ -249,8 +249,7 @@ def test_a_script_that_raises_is_refused_with_its_own_lines_alone(tmp_path: Path
 
 def test_to_look_at_a_script_loads_neither_ray_nor_torch(tmp_path: Path) -> None:
     path = written(tmp_path, "def train(run):\n    pass\n")
-    code = (
-        f"import sys\nfrom fleet.app.scripts import load_train\nload_train({path!r})\nprint('ray' in sys.modules, 'torch' in sys.modules)"
-    )
+    code = f"import sys\nfrom actors.rank.script_loading import load_train\nload_train({path!r})\n"
+    code += "print('ray' in sys.modules, 'torch' in sys.modules)"
     reported = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
     assert reported.stdout.split() == ["False", "False"]

@@ -11,12 +11,12 @@ from pathlib import Path
 import pytest
 
 from actors.lines import same_user
-from fleet.cluster import secret
-from fleet.cluster.lines import user_of
-from fleet.cluster.refusals import Refusals
 from fleet.errors import LineRefused, RunFailed
+from fleet.host import secret
+from fleet.host.lines import user_of
+from fleet.host.refusals import Refusals
+from fleet.host.wire import connect_unix
 from fleet.protocol.proof import Reason
-from fleet.protocol.wire import connect_unix
 
 
 def test_what_is_kept_is_read_and_forgotten(tmp_path: Path) -> None:

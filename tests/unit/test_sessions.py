@@ -12,11 +12,11 @@ from chaos.settings import ChaosSettings
 from fleet.app import plans, resuming
 from fleet.app.configuration import configured
 from fleet.errors import ConfigError
+from fleet.host.journal import JournalWriter
 from fleet.machine.sessions import Sessions, in_words
 from fleet.protocol.causes import EndWhy
 from fleet.protocol.events import CheckpointDurable, PartWritten, Ready
 from fleet.protocol.instructions import CommitCheckpoint, SaveCheckpoint, Write
-from fleet.protocol.journal import JournalWriter
 from fleet.protocol.records import (
     VERSION,
     CheckpointRecord,

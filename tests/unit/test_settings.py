@@ -13,13 +13,13 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
+from fleet.app.cli import config as cli_config
+from fleet.app.cli import main as cli
+from fleet.app.cli import run as cli_run
+from fleet.app.cli.config import FLAGS
 from fleet.app.configuration import Configuration, as_plain, as_toml, configured, differing, every, known
 from fleet.app.plans import RunPlan, describe
 from fleet.app.policy_choice import PORTS, check, completed, make, own_settings
-from fleet.cli import config as cli_config
-from fleet.cli import main as cli
-from fleet.cli import run as cli_run
-from fleet.cli.config import FLAGS
 from fleet.errors import ConfigError
 from fleet.settings.fields import from_text, keys, read, setting, shown, values_of
 from fleet.settings.run import CheckpointSettings, RunSettings, VerifySettings
@@ -111,7 +111,7 @@ PLAIN = (None, False, True, "", 0, 0.0, 1)
 
 def test_no_default_is_written_twice() -> None:
     usual = {(key.name.rpartition(".")[2], repr(key.default)) for key in every().values() if key.default not in PLAIN}
-    files = [*ROOT.glob("policies/**/*.py"), *ROOT.glob("fleet/cli*.py"), *ROOT.glob("fleet/re*.py"), *ROOT.glob("chaos/settings.py")]
+    files = [*ROOT.glob("policies/**/*.py"), *ROOT.glob("fleet/app/**/*.py"), *ROOT.glob("chaos/settings.py")]
     again = [
         f"{path.name}: {where}: {name} = {value!r}"
         for path in files

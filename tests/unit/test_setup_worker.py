@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from ray._private.runtime_env.context import RuntimeEnvContext
 
-from fleet.cluster import setup_worker
+from fleet.app.cluster import setup_worker
 
 SHOW = "import json, os, sys; print(json.dumps([sys.argv[1:], os.environ.get('A'), os.environ.get('B'), os.environ.get('C')]))"
 RAYS = Path(sys.modules[RuntimeEnvContext.__module__].__file__ or "").parents[1] / "workers" / "setup_worker.py"

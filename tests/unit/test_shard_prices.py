@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+from actors.rank.script_loading import found as found_script
 from actors.script_trials import Stepping
-from fleet.app.scripts import found as found_script
-from fleet.cli.main import app
+from fleet.app.cli.main import app
 from fleet.errors import ConfigError, FleetError
 from fleet.ledger.shard_prices import ShardPrice, candidates, prices
 from fleet.settings.run import RunSettings

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 from collections.abc import Sequence
 from pathlib import Path
@@ -53,21 +54,25 @@ def train(engine: Engine, state: TrackedState) -> list[int]:
     reported = []
     for step in range(STEPS):
         compute(engine, state, step, engine.assigned)
-        assert engine.reduce((-1, 0, 0)).culprit is None
+        assert engine.alone().doubt is None
         engine.apply()
         engine.finish(lambda step=step: reported.append(step))  # type: ignore[misc]
     return reported
+
+
+def reshard(engine: ShardedEngine, group: Group, view: View, replica_size: int = 1) -> StateId:
+    """Where all are then."""
+    protocol = cast(Any, SimpleNamespace(process=SimpleNamespace(node=f"node-{group.rank % 2}"), receiving=lambda: None))
+    return Resharding(engine, protocol, 1, engine.advance, replica_size=replica_size).exchange(group, view)
 
 
 def join(engine: Engine, group: Group, replica_size: int = 1, shards: int = SHARDS) -> View:
     members = tuple(Member(slot, 0) for slot in range(group.size))
     view = View(1, members, ranges(shards, group.size), 0, tuple(range(1, group.size)), START, "")
     if isinstance(engine, ShardedEngine):
-        protocol = cast(Any, SimpleNamespace(process=SimpleNamespace(node=f"node-{group.rank % 2}"), receiving=lambda: None))
         if group.rank == 0:
             engine.begin(START)
-        resharding = Resharding(engine, protocol, 1, lambda factor: None, replica_size=replica_size)
-        assert resharding.exchange(group, view) == START
+        assert reshard(engine, group, view, replica_size) == START
     engine.join(group, view, group.rank, START, True)
     return view
 
@@ -99,6 +104,38 @@ def test_the_bits_are_those_of_the_unsharded_engine(size: int, tmp_path: Path, u
     for found, state_bytes in trained(ShardedEngine, size, tmp_path):
         assert found == digest
         assert state_bytes <= whole_bytes * min(1.0, 2 / size) + 4 * 2 * 1024 * 4
+
+
+@pytest.mark.parametrize("informed", [(0, 1), (0,), (0, 1, 2)])
+def test_a_rank_that_missed_the_vote_takes_the_step_behind_the_others(informed: tuple[int, ...], tmp_path: Path) -> None:
+    """From the sums that it has kept, and clipped as they have."""
+
+    def rank(group: Group) -> tuple[str, float]:
+        state, settings = tracked(), RunSettings(world=group.size, shards=SHARDS, optimizer_sharding="zero1" if group.size > 1 else "none")
+        kind = ShardedEngine if group.size > 1 else Engine
+        engine = kind(state, settings, Recorder(tmp_path / f"{group.size}-{group.rank}", 0), 0.5)
+        view = join(engine, group)
+        compute(engine, state, 0, engine.assigned)
+        assert engine.reduce((-1, 0, 0)).doubt is None
+        engine.vote.ready()
+        words = engine.words()
+        if group.rank in informed:
+            assert engine.vote.decide(words, math.inf) is None
+            engine.apply()
+            engine.vote.begin()
+        else:  # its group was lost, and it leaves
+            engine.vote.lost()
+            engine.hold()
+        if isinstance(engine, ShardedEngine):
+            assert engine.claim(0).ready == (group.rank not in informed)
+            assert reshard(engine, group, view) == StateId(0, 1)
+        return engine.digest(1), engine.vote.factor
+
+    [(right, _)] = cast(list[tuple[str, float]], with_groups(1, rank))
+    found = cast(list[tuple[str, float]], with_groups(3, rank))
+    assert [digest for digest, _ in found] == [right] * 3
+    [factor] = {factor for _, factor in found}
+    assert 0 < factor < 1, "nothing was clipped"
 
 
 def test_replicas_are_compared_in_what_all_hold_and_not_in_chunks(tmp_path: Path) -> None:
@@ -141,7 +178,7 @@ def scaled(kind: type[Engine], size: int, folder: Path, clip_norm: float | None)
                 loss = (state.objects["model"](x) - x.sum(1, keepdim=True)).square().mean()
                 engine.scaled(loss).backward()
                 engine.end_shard(shard, float(loss.detach()))
-            assert engine.reduce((-1, 0, 0)).culprit is None
+            assert engine.alone().doubt is None
             engine.apply()
             engine.finish(lambda: None)
         return engine.digest(6), scaler.get_scale()

@@ -18,8 +18,8 @@ import pytest
 
 from dashboards.identities import Identity
 from fleet.app import recipes
-from fleet.cli import main as cli
-from fleet.cli import queue as cli_queue
+from fleet.app.cli import main as cli
+from fleet.app.cli import queue as cli_queue
 from fleet.errors import ConfigError
 from storage.backends import trial
 from storage.backends.files import Files, LocalFiles

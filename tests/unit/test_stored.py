@@ -26,7 +26,7 @@ def durable(step: int, at_s: float, level: str = "store") -> CheckpointRecord:
 
 
 def read(slot: int, incarnation: int, size: int, at_s: float) -> Usage:
-    return Usage(Member(slot, incarnation), 1, 0, 1, at_s, fetched_bytes=size)
+    return Usage(Member(slot, incarnation), 1, 0, 1, at_s=at_s, fetched_bytes=size)
 
 
 def test_the_newest_lie_there_and_older_ones_are_gone() -> None:

@@ -8,15 +8,26 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from fleet.cli.main import app
+from fleet.app.cli.main import app
 from fleet.errors import ConfigError
+from fleet.host.journal import JournalWriter
 from fleet.ledger.story import why
 from fleet.protocol.causes import AgentHungUp, Departure, GatherWhy, ProcessEnded
 from fleet.protocol.decisions import Gathering
-from fleet.protocol.events import Formed, Lost, Quiesced, Tick
+from fleet.protocol.events import Formed, Quiesced, Tick
 from fleet.protocol.instructions import Quiesce, Write
-from fleet.protocol.journal import JournalWriter
-from fleet.protocol.records import Committed, DecisionMade, FaultRecord, ProcessLost, ProcessUp, Received, Record, RunStarted, ViewPublished
+from fleet.protocol.records import (
+    VERSION,
+    Committed,
+    DecisionMade,
+    FaultRecord,
+    ProcessLost,
+    ProcessUp,
+    Received,
+    Record,
+    RunStarted,
+    ViewPublished,
+)
 from fleet.protocol.types import Fault, Member, Process, StateId, View
 from tests.unit.test_machine import Bench, member
 
@@ -37,18 +48,18 @@ def journal(loss_at_s: float = 10.0) -> list[Record]:
     back = (*left, Member(3, 1))
     at_s = loss_at_s
     return [
-        RunStarted(2, "reported", 0.0, 1.7e9, 4, 0, 16, "{}"),
+        RunStarted(VERSION, "reported", 0.0, 1.7e9, 4, 0, 16, "{}"),
         *(ProcessUp(each, Process(f"n{each.slot % 2}", 100 + each.slot, 1), "t", 0.5, 1 + each.slot) for each in all_four),
         ViewPublished(view(1, all_four, 0), 1.0, "4 ranks", False, (), 9),
         Received(12, "Formed", 1.5, first, "n0", 1, 0),
         Committed(StateId(0, 118), 9.9, 40),
-        FaultRecord(FAULT, "executed", at_s - 0.002, (GONE,), "", 41),
-        Received(42, "Lost", at_s + 0.001, GONE, "n1", 1, 118),
-        ProcessLost(GONE, ProcessEnded(), at_s, "gpu-1", 1, 118, 13, "", 42),
+        FaultRecord(FAULT, "executed", (GONE,), "", at_s=at_s - 0.002, event=41),
+        Received(42, "ProcessLost", at_s + 0.001, GONE, "n1", 1, 118),
+        ProcessLost(GONE, ProcessEnded(), "gpu-1", 1, 118, 13, "", at_s=at_s, event=42),
         DecisionMade("recovery", "gather", "rank 3.0 lost: its process ended", Gathering(GatherWhy.LOST, (3, 0)), at_s + 0.001, 42),
         Received(43, "Quiesced", at_s + 0.003, first, "n0", 1, 118, "broken: a peer is gone"),
         Received(44, "NodeSilent", at_s + 0.004, None, "n0"),
-        ProcessLost(third, AgentHungUp(missed=True), at_s + 0.004, None, 1, 118, -1, "", 44),
+        ProcessLost(third, AgentHungUp(missed=True), None, 1, 118, -1, "", at_s=at_s + 0.004, event=44),
         Received(45, "Quiesced", at_s + 0.005, second, "n1", 1, 118, "called: told to leave"),
         DecisionMade("recovery", "form", "2 ranks left, 0 promoted or new", None, at_s + 0.006, 45),
         ViewPublished(view(2, left, 118), at_s + 0.006, "2 ranks left", False, ("3.0", "2.0"), 45),
@@ -89,7 +100,7 @@ def test_a_loss_is_told_from_what_was_seen_until_training_goes_on_and_the_slot_i
 
 
 def test_the_newest_loss_of_a_slot_is_meant_by_its_number() -> None:
-    again = ProcessLost(Member(3, 1), ProcessEnded(-9), 14.0, None, -1, -1, -1, "", 80)
+    again = ProcessLost(Member(3, 1), ProcessEnded(-9), None, -1, -1, -1, "", at_s=14.0, event=80)
     story = why([*journal(), again], "3")
     assert story.loss.member == Member(3, 1)
     assert str(story).startswith("rank 3.1 was lost, 14.0 s after the start: killed by SIGKILL; it was in no view on node n1")
@@ -122,7 +133,7 @@ def test_the_command_tells_it_as_text_and_as_json_and_refuses_others(tmp_path: P
     }  # fmt: skip
     assert isinstance(runner.invoke(app, [*run, "7"]).exception, ConfigError)
     with (tmp_path / "demo" / "journal.jsonl").open("ab") as file:
-        file.write(b'["ProcessLost",[1,0],["Vanished"],20.0,null,1,1,-1,"",99]\n')
+        file.write(b'["ProcessLost",[1,0],["Vanished"],null,1,1,-1,"",20.0,99]\n')
     damaged = runner.invoke(app, [*run, "3"])
     assert damaged.stdout == STORY and "only what lies before is told" in damaged.stderr
 
@@ -138,10 +149,10 @@ def written(bench: Bench, event: object) -> list[Record]:
 def test_whatever_follows_from_an_event_names_it() -> None:
     bench = Bench(world=3).start(StateId(0, 5))
     before = bench.machine.state.event
-    out = bench.machine.handle(Lost(member(2), ProcessEnded(), bench.now_s, 5, 1), bench.now_s)
+    out = bench.machine.handle(ProcessLost(member(2), ProcessEnded(), step=5, shard=1, at_s=bench.now_s), bench.now_s)
     records = [each.record for each in out if isinstance(each, Write)]
     assert [type(record) for record in records][:2] == [Received, ProcessLost]
-    assert records[0] == Received(before + 1, "Lost", bench.now_s, member(2), "n0", 1, 5)
+    assert records[0] == Received(before + 1, "ProcessLost", bench.now_s, member(2), "n0", 1, 5)
     assert {record.event for record in records} == {before + 1}  # type: ignore[union-attr]
     assert [each.event for each in out if isinstance(each, Quiesce)] == [before + 1]
 
@@ -157,7 +168,7 @@ def test_what_ranks_say_is_told_once_and_what_changes_nothing_never() -> None:
 
 def test_numbers_go_on_after_a_restart() -> None:
     bench = Bench(world=2).start(StateId(0, 5))
-    records = written(bench, Lost(member(1), ProcessEnded(), bench.now_s, 5, 1))
+    records = written(bench, ProcessLost(member(1), ProcessEnded(), step=5, shard=1, at_s=bench.now_s))
     newest = bench.machine.state.event
     again = bench.new_machine()
     again.replay([*bench.journal, *records], bench.now_s)

@@ -149,7 +149,7 @@ def test_a_rack_that_takes_more_ranks_than_a_run_may_lose_is_one_loss_of_the_bud
 
 def journal(domains: list[str]) -> list[Any]:
     config = json.dumps({"settings": {"domains": domains}})
-    lost = [ProcessLost(Member(slot, 0), AgentHungUp(), 5.0, None, 1, 3, -1, "") for slot in range(3)]
+    lost = [ProcessLost(Member(slot, 0), AgentHungUp(), None, 1, 3, -1, "", at_s=5.0) for slot in range(3)]
     reported = DomainLost("rack", "b/r1", ("n0", "n1"), ((0, 0), (1, 0)), 2)
     words = "rack b/r1 is lost: 2 nodes with 2 ranks, all of them in the view"
     return [RunStarted(2, "run", 0.0, 0.0, 4, 0, 16, config), *lost, DecisionMade("domains", "lost", words, reported, 5.1)]

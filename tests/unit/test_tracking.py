@@ -20,9 +20,10 @@ from dashboards.trackers.session import StandingFile, path_of, standing
 from fleet.app import plans, tracking
 from fleet.app.configuration import configured
 from fleet.errors import ConfigError
+from fleet.host.journal import JournalWriter
 from fleet.ledger.goodput import Ledger
 from fleet.protocol import records as r
-from fleet.protocol.journal import JournalWriter, encode_line
+from fleet.protocol.journal import encode_line
 from fleet.protocol.types import StateId
 from fleet.settings.run import RunSettings
 from fleet.settings.track import TrackSettings
@@ -91,7 +92,7 @@ def test_a_twin_has_no_trackers(tmp_path: Path) -> None:
     assert plans.twin_of(plan).settings.track == TrackSettings()
 
 
-@pytest.mark.parametrize("module", ["fleet", "fleet.cli.main", "dashboards.trackers.choice", "fleet.app.tracking"])
+@pytest.mark.parametrize("module", ["fleet", "fleet.app.cli.main", "dashboards.trackers.choice", "fleet.app.tracking"])
 def test_no_trackers_library_is_loaded_before_it_is_wanted(module: str) -> None:
     program = f"import sys, {module}; print([m for m in ('mlflow', 'wandb', 'tensorboardX', 'opentelemetry.sdk') if m in sys.modules])"
     done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, timeout=120, check=True)
@@ -103,7 +104,7 @@ def test_no_trackers_library_is_loaded_before_it_is_wanted(module: str) -> None:
 
 def test_what_metrics_shows_is_told_but_for_single_ranks_and_what_has_steps_of_its_own() -> None:
     records = [*one_loss("f1").records]
-    records.insert(-1, r.Measurement(StateId(0, 60), "loss", 0.5, 7.3))
+    records.insert(-1, r.Measurement(None, StateId(0, 60), "loss", 0.5, at_s=7.3))
     reported = values_of(Ledger().apply_all(records).summary())
     assert reported["fleet_rank_seconds_total/compute"] == pytest.approx(6.0)
     assert reported["fleet_faults_total/kill_rank/executed"] == 1.0

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from fleet.cluster import twin_folder
+from fleet.host import twin_folder
 
 OLD_S, BEGUN_S, NEW_S = 1_000.0, 2_000.0, 3_000.0
 

@@ -24,13 +24,13 @@ from dashboards.control_registry import ControlRegistry
 from dashboards.feeds import RunFeed, RunFeeds
 from dashboards.metrics import table as metrics
 from dashboards.openapi import openapi
-from fleet.app.follow import Follower
+from fleet.app.cli.queue import Submissions, queue_of
+from fleet.app.cli.watch import PRIVATE, serving
 from fleet.app.report import build_report
-from fleet.cli.queue import Submissions, queue_of
-from fleet.cli.watch import PRIVATE, serving
-from fleet.cluster.ports import free_port
-from fleet.cluster.scheduling import NICE
 from fleet.errors import ConfigError
+from fleet.host.follow import Follower
+from fleet.host.ports import free_port
+from fleet.host.scheduling import NICE
 from tests.golden.journals import one_loss
 from tests.support.waiting import until
 from tests.support.watching import READ_TOKEN, WRITE_TOKEN, Watched, controls, watched

@@ -26,6 +26,7 @@ from tests.unit.test_sharded_engine import join
 SHARDS, STEPS = 8, 4
 TOKENS = (1, 5, 0, 17, 2, 3, 40, 9)
 ONE_AT_A_TIME = threading.Lock()
+NOTHING_COUNTS = "the weights of all its shards are 0, so that nothing is updated"
 ENGINES: dict[str, type[Engine]] = {"none": Engine, "zero1": ShardedEngine}
 
 
@@ -88,8 +89,9 @@ def ranks(
                 if begin is not None:
                     begin.backward()
                 engine.end_shard(shard, float(loss.detach()) if begin is not None else 0.0)
-            outcomes.append(engine.reduce((-1, 0, 0)))
-            assert outcomes[-1].culprit is None
+            outcomes.append(engine.alone())
+            assert outcomes[-1].doubt is None
+            assert engine.remark() == ("" if any(counts) else NOTHING_COUNTS)
             engine.apply()
             engine.finish(lambda: None)
         return engine.digest(steps), {name: value.clone() for name, value in model.state_dict().items()}, outcomes
@@ -134,7 +136,6 @@ def test_a_parameter_that_no_shard_used_has_no_gradient_and_its_moments_stay(kin
 def test_a_step_without_any_weight_updates_nothing_and_says_so(kind: str, tmp_path: Path) -> None:
     before = model_of().state_dict()
     for _, weights, [outcome] in ranks(kind, 2, tmp_path, 1, (0,) * SHARDS):
-        assert outcome.why == "the weights of all its shards are 0, so that nothing is updated"
         assert math.isnan(outcome.loss)
         assert all(torch.equal(weights[name], value) for name, value in before.items())
 
@@ -233,7 +234,7 @@ def test_one_shard_is_clipped_as_plain_pytorch_clips(kind: str, tmp_path: Path) 
             loss = loss_of(mine, rows(step, 0, 11), head_of(step))
             loss.backward()
             engine.end_shard(0, float(loss.detach()))
-            engine.reduce((-1, 0, 0))
+            engine.alone()
             engine.apply()
             engine.finish(lambda: None)
         return dict(mine.state_dict())

@@ -82,8 +82,8 @@ def test_a_budget_that_ends_is_told_from_nine_tenths_on() -> None:
 def test_results_that_are_wrong() -> None:
     story = one_loss()
     story.records[-1:] = [
-        *(Measurement(StateId(0, 60), name, math.nan, 7.33) for name in ("loss", "a", "b", "c", "d")),
-        Measurement(StateId(0, 60), "accuracy", 0.5, 7.33),
+        *(Measurement(None, StateId(0, 60), name, math.nan, at_s=7.33) for name in ("loss", "a", "b", "c", "d")),
+        Measurement(None, StateId(0, 60), "accuracy", 0.5, at_s=7.33),
         DecisionMade("corruption", "go_back", "shard 3", None, 7.33),
     ]
     assert wrong(going_on(story), []) == [

@@ -25,7 +25,7 @@ from actors.rank.step.flops import FlopCount
 from actors.rank.step.outcome import ReductionOutcome
 from actors.rank.step.step import Step
 from actors.rank.telemetry.recorder import Recorder
-from fleet.cluster.clock import now_us
+from fleet.host.clock import now_us
 from fleet.protocol.records import Measurement
 from fleet.protocol.types import Member, StateId, View
 from fleet.settings.run import CheckpointSettings, RunSettings, Timeouts
@@ -126,8 +126,8 @@ class Alone(Run):
     def _attempt(self, step: Step) -> ReductionOutcome | None:
         engine, self._attempted, self._tries = self._trained, step, self._tries + 1
         engine.body.leave()
-        outcome = engine.reduce((-1, 0, 0))
-        if outcome.repeats:
+        outcome = engine.alone()
+        if outcome.doubt is not None:
             assert self._tries < 3, outcome
             engine.repeat()
             return None

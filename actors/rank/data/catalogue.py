@@ -19,8 +19,8 @@ import numpy as np
 
 from actors.rank.data.readers import File, Grouped, Lines, Records, shown
 from actors.rank.data.windows import Windows
-from fleet.cluster.clock import now_us
-from fleet.cluster.scheduling import give_way
+from fleet.host.clock import now_us
+from fleet.host.scheduling import give_way
 from fleet.protocol.records import GROUPS, LINES, OWN, STRIDED
 from fleet.protocol.types import DataFile
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from actors.rank.data.catalogue import CatalogueReporter, FileCatalogue, default_cache
 from actors.rank.data.feeds import Feed
 from actors.rank.membership.client import Client
-from fleet.protocol.events import FilesFound, Reads
+from fleet.protocol.facts import DataFiles, DataRead
 from fleet.protocol.types import DataFile
 
 MOST = 32
@@ -42,7 +42,7 @@ class DataReporter:
         """That ``step`` and those behind it are read from ``feed``; of its files and their digests beside the steps, in a thread."""
         member, sha256 = client.protocol.member, feed.data_sha256
         samples, batch_size, _ = self._sizes
-        client.say(Reads(member, samples, batch_size, sha256, total_steps, self._history, step, feed.order))
+        client.say(DataRead(member, samples, batch_size, sha256, total_steps, self._history, step, feed.order))
         if sha256 in self.reporters or (catalogue := feed.catalogue) is None:
             return
 
@@ -53,6 +53,6 @@ class DataReporter:
         self.reporters[sha256].start()
 
 
-def _found(client: Client, catalogue: FileCatalogue, first: int, files: tuple[DataFile, ...]) -> FilesFound:
+def _found(client: Client, catalogue: FileCatalogue, first: int, files: tuple[DataFile, ...]) -> DataFiles:
     layout = catalogue.reader, catalogue.layout, catalogue.window_bytes
-    return FilesFound(client.protocol.member, catalogue.data_sha256, *layout, first, len(catalogue.files), files)
+    return DataFiles(client.protocol.member, catalogue.data_sha256, *layout, first, len(catalogue.files), files)

@@ -249,16 +249,15 @@ class FsdpEngine(ShardedEngine):
             each.free()
 
     def reduce(self, offer: Offer, *, early: bool = False) -> ReductionOutcome:
-        """All that this rank has computed has arrived before it says so."""
+        """All that this rank has computed has arrived before it says so, and its means are here before there is a vote on them."""
         self._recorder.switch(COMM)
         missed, self._missed = self._missed or self._sender.flush(), ""
         if missed:
             raise GroupBroken(missed, self._group.generation)
-        return super().reduce(offer, early=early)
-
-    def _finite(self) -> bool:
-        self._gradients.put_means(self._means())
-        return super()._finite()
+        reduced = super().reduce(offer, early=early)
+        if reduced.doubt is None and not reduced.disputed:
+            self._gradients.put_means(self._means())
+        return reduced
 
     @contextlib.contextmanager
     def whole(self) -> Iterator[None]:

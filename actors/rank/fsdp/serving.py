@@ -25,7 +25,7 @@ from typing import NamedTuple, Protocol
 import torch
 
 from actors.rank.telemetry.usage import RECEIVED, SENT
-from fleet.cluster.scheduling import be_prompt
+from fleet.host.scheduling import be_prompt
 from fleet.protocol.chunks import Turn
 from fleet.protocol.types import StateId
 

@@ -13,16 +13,16 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 from actors.rank.telemetry.recorder import Recorder
-from fleet.cluster.proc import start_ticks
-from fleet.cluster.refusals import refused_lines
-from fleet.cluster.scheduling import be_prompt
 from fleet.errors import Fenced
+from fleet.host.proc import start_ticks
+from fleet.host.refusals import refused_lines
+from fleet.host.scheduling import be_prompt
+from fleet.host.wire import FrameBuffer, connect_unix, frame
 from fleet.protocol.events import EVENTS, Event
 from fleet.protocol.instructions import INSTRUCTIONS, Inspect, Instruction, Quiesce
 from fleet.protocol.member import MemberProtocol
 from fleet.protocol.operations import Operation
 from fleet.protocol.types import Process
-from fleet.protocol.wire import FrameBuffer, connect_unix, frame
 
 log = logging.getLogger("fleet.rank.membership")
 

@@ -7,7 +7,7 @@ import queue
 import threading
 from collections.abc import Callable
 
-from fleet.cluster.scheduling import be_prompt
+from fleet.host.scheduling import be_prompt
 
 Signal = queue.SimpleQueue[BaseException | None]
 """For one who waits, once: ``put`` wakes it, with what it is to raise. An event does the same with two locks and some 20 us of the

@@ -18,8 +18,8 @@ import threading
 from collections.abc import Iterator
 from pathlib import Path
 
-from fleet.cluster.linux import leave_shared_files
-from fleet.protocol.wire import connect_unix
+from fleet.host.linux import leave_shared_files
+from fleet.host.wire import connect_unix
 
 TOKEN_BYTES = 32
 FAREWELL = b"."

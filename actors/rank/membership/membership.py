@@ -20,9 +20,9 @@ from actors.rank.step.engine import Engine
 from actors.rank.telemetry.recorder import Recorder
 from actors.rank.telemetry.usage import FETCHED
 from actors.rank.zero1.resharding import Resharding
-from fleet.cluster.processor_time import cores_of_host
-from fleet.cluster.scheduling import be_ordinary, be_prompt, be_steady
 from fleet.errors import GroupLost, may_pass
+from fleet.host.processor_time import cores_of_host
+from fleet.host.scheduling import be_ordinary, be_prompt, be_steady
 from fleet.protocol import moves
 from fleet.protocol.domains import VARIABLE, site_of
 from fleet.protocol.instructions import Instruction
@@ -94,7 +94,7 @@ class Membership:
         """What is given to newcomers, and taken from donors; ``resharding`` of what is spread over all."""
         self._state, self._engine, self._resharding = state, engine, resharding
         self._protocol.sharded = resharding is not None
-        self.rank_machine.serve(self, engine.duties, total)
+        self.rank_machine.serve(self, engine.duties, engine.vote, total)
 
     # ---- facts ---------------------------------------------------------------------------------------------------------------------------
 

@@ -27,8 +27,8 @@ from actors.rank.membership.nccl import first_line
 from actors.rank.membership.store import Exchange, StoreClient, StoreServer, TorchStore
 from actors.rank.tags import Tag
 from actors.rank.telemetry.usage import RECEIVED, SENT
-from fleet.cluster.scheduling import be_prompt
 from fleet.errors import GroupLost
+from fleet.host.scheduling import be_prompt
 from fleet.protocol.beside import RankRoom
 
 __all__ = ["Forming", "Group", "GroupBroken", "Signal", "StoreServer", "Work", "warm_up"]

@@ -24,10 +24,10 @@ from typing import Any
 
 import torch.distributed as dist
 
-from fleet.cluster.lines import Door, Knock, peer_of
-from fleet.cluster.refusals import REFUSALS
-from fleet.cluster.scheduling import be_prompt
 from fleet.errors import LineRefused
+from fleet.host.lines import Door, Knock, peer_of
+from fleet.host.refusals import REFUSALS
+from fleet.host.scheduling import be_prompt
 from fleet.protocol.proof import ANSWERS_BYTES, LIMITS_BYTES, MIB, Purpose, Reason
 
 _REQUEST = struct.Struct("!cII")

@@ -26,7 +26,7 @@ import numpy as np
 import torch
 
 from actors.rank.state.tracked import Flat
-from fleet.cluster.cores import BesideThread
+from fleet.host.cores import BesideThread
 from fleet.protocol.types import StateId
 
 copy: Callable[[int, int, int], object]

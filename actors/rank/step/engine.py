@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import math
 from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any
@@ -15,7 +16,7 @@ from actors.rank.state.tracked import TrackedState
 from actors.rank.step import bits
 from actors.rank.step.clipping import SplitNorms, block_norms, clip, clip_factor, plain_factor, total_norm
 from actors.rank.step.gradients import GradientBuffers
-from actors.rank.step.jumps import Jumps
+from actors.rank.step.jumps import Jumps, judged
 from actors.rank.step.logged import ShardLog
 from actors.rank.step.outcome import ReductionOutcome
 from actors.rank.step.reduction import Reducer, SideChannel
@@ -31,10 +32,11 @@ from actors.rank.verify.replicas import Replicas
 from fleet.errors import ConfigError
 from fleet.protocol.duties import Duties
 from fleet.protocol.levels import LEVELS
-from fleet.protocol.member import Offer
+from fleet.protocol.member import NO_VIEW, Offer
 from fleet.protocol.records import COMM, GRAD_NORM, LEARNING_RATE, STRAGGLER, VERIFY
-from fleet.protocol.shards import Shares, cover, share
+from fleet.protocol.shards import Shares, cover
 from fleet.protocol.types import Finding, StateId, View
+from fleet.protocol.vote import CommitVote, Words
 from fleet.settings.run import RunSettings
 
 FLAGS = 2 + len(LEVELS)
@@ -59,6 +61,8 @@ class Engine:
     """Whether gradients of units leave the rank in the backward."""
     _fixed = ""
     """Why no parameter may train that did not at first."""
+    _spread = False
+    """Whether the state is spread over the ranks, so that each has the sums of a part alone."""
 
     def __init__(self, state: TrackedState, settings: RunSettings, recorder: Recorder, clip_norm: float | None) -> None:
         self.state, self._recorder, self._clip_norm = state, recorder, clip_norm
@@ -89,9 +93,7 @@ class Engine:
         self._largest = self._norm = self._rate = math.nan
         self._before: tuple[float, float] | None = None
         self._side: SideChannel | None = None
-        self._shares = self._whole = Shares((), ())
-        self._contributed: list[list[int]] = []
-        self.duties = Duties(settings.shards)
+        self.duties, self.vote = Duties(settings.shards), CommitVote(spread=self._spread)
         self._rank = 0
         self._history = -1  # of the view at hand
         self._counted, self._divisor = [True] * settings.shards, 1.0  # of the step at hand: by shard, whether it has a weight
@@ -183,7 +185,7 @@ class Engine:
     @property
     def next_assigned(self) -> tuple[int, ...]:
         """The shards of this rank in the step after the one at hand, if nobody is lost meanwhile."""
-        return self._whole.assigned[self._rank]
+        return self.duties.next_assigned
 
     @property
     def steady(self) -> bool:
@@ -210,10 +212,10 @@ class Engine:
         self._gradients.settle()
         self.log.begin_view()
         self._replicas.join(view.generation, here, rank in view.receivers)
-        self._whole = share([()] * group.size, view.ranges, self._shards)
         contributed, idle = self._contributed_by_all(begun), view.idle if self.spares_newcomers else ()
-        self._share(share(contributed, view.ranges, self._shards, idle, view.giver) if idle or any(contributed) else self._whole)
-        self._recheck.join(view.generation, rank, here, rank in view.receivers, view.ranges, whole=self._shares is self._whole)
+        shares = self.duties.join(view, rank, contributed, idle)
+        self._share(shares)
+        self._recheck.join(view.generation, rank, here, rank in view.receivers, view.ranges, whole=shares is self.duties.whole)
 
     @property
     def spares_newcomers(self) -> bool:
@@ -228,8 +230,7 @@ class Engine:
     def rehearse(self) -> None:
         """Alone, for one shard: what a first attempt has to load, compile and allocate is there when this rank is called."""
         self._group, self._rank = Group(0, 0, 1, self.device), 0
-        self._shares = self._whole = Shares(((),), ((0,),))
-        self.duties.mine = (0,)
+        self.duties.rehearse()
 
     def forget(self) -> None:
         """The rehearsal is over: one more set of buffers is made for its mean, and nothing else remains."""
@@ -281,11 +282,8 @@ class Engine:
             self.losses = {shard: loss for shard, loss in self.losses.items() if shard in kept}
             self.shard_weights.keep(kept)
             self.log.keep(kept)
-        self._shares = shares
         self._reducer.bind(self._group, shares.leaves(self._shards))
         self._gradients.watch(self._reducer.beside)
-        self._contributed = shares.contributed(self._shards)
-        self.duties.assign(self._view.members, self._contributed, self._rank)
         self._side, self._split_of = SideChannel(self._group), ()
 
     def begin(self, state: StateId) -> None:
@@ -365,13 +363,14 @@ class Engine:
         self.losses = {}
         self.shard_weights.forget()
         self.log.forget()
+        self.vote.begin()
 
     def repeat(self) -> None:
         """The step at hand is computed anew, by whom it is computed when nothing is lost. All ranks do so, or none."""
         self.reset()
         self._jumps.accept()
         self._before = self._largest, self._norm
-        self._share(self._whole)
+        self._share(self.duties.begin_step())
         assert self._state is not None
         self._recheck.begin(self._state)
 
@@ -391,7 +390,7 @@ class Engine:
         said = self._replicas.abstain() + self._recheck.look() if early else self._look(self._state)
         said += self._jumps.limits() + self.body.said()
         arrived_us = self._recorder.switch(STRAGGLER)
-        contributed, most = self._contributed[self._rank], max(map(len, self._contributed))
+        contributed, most = self.duties.contributed[self._rank], max(map(len, self.duties.contributed))
         losses, ahead = [self.losses[shard] for shard in contributed], None if early else self._ahead()
         said += [float(bool(self.log)), *bits.numbers_of(self._gradients.present, len(self.parameters))]
         weighed = [*losses, *[0.0] * (most - len(losses)), *self.shard_weights.of(contributed)]
@@ -415,17 +414,19 @@ class Engine:
         self._gradients.keep_present(bits.any_of([row[self._head + 1 : first] for row in numbers]))
         by_shard, weights = self._by_shard(numbers, first, most)
         self._weigh(weights)
-        culprit, why, hopeless = None, "", False
-        if not disputed:  # to look may decide the step
-            limits = [min(limit) for limit in zip(*(row[third:fourth] for row in numbers), strict=True)]
-            culprit, why, hopeless = self._suspect(by_shard, *limits)
-            why = why or self._again()
+        limits = [min(limit) for limit in zip(*(row[third:fourth] for row in numbers), strict=True)]
+        loss_limit, norm_limit = limits or (math.inf, math.inf)
+        doubt = None
+        if not disputed:
+            self._largest, doubt = judged(by_shard, self._counted, loss_limit)
+            self._norm = math.nan
         offers = [tuple(map(int, row[: len(offer)])) for row in numbers]
-        return ReductionOutcome(offers, mean_of(by_shard, weights), culprit, why, disputed, self._owner(culprit), hopeless, weights)
+        return ReductionOutcome(offers, mean_of(by_shard, weights), doubt, norm_limit, disputed, weights)
 
     def _by_shard(self, numbers: Sequence[Sequence[float]], first: int, most: int) -> tuple[list[float], tuple[float, ...]]:
         """(losses, weights) of all shards. Raises LoopError where some have a weight and others have none."""
-        where = [(shard, row, first + i) for row, shards in zip(numbers, self._contributed, strict=True) for i, shard in enumerate(shards)]
+        rows = zip(numbers, self.duties.contributed, strict=True)
+        where = [(shard, row, first + i) for row, shards in rows for i, shard in enumerate(shards)]
         losses, weights = {shard: row[at] for shard, row, at in where}, {shard: row[at + most] for shard, row, at in where}
         shards = range(self._shards)
         return [losses[shard] for shard in shards], agreed([weights[shard] for shard in shards])
@@ -480,15 +481,19 @@ class Engine:
         """Beside the gradients."""
         return self._scaler is None
 
-    def _again(self) -> str:
-        """In words, when the step was computed once more, all is believed now, and it came out as before."""
+    def remark(self) -> str:
+        """In words, what is strange about a step that is to be applied: it updates nothing, or came out as before when it was computed once
+        more, and is believed now."""
+        if not any(self._counted):
+            return "the weights of all its shards are 0, so that nothing is updated"
         before, self._before = self._before, None
         if before is None or before[0] != self._largest or (before[1] != self._norm and not math.isnan(before[1])):
             return ""
         return f"the largest loss of a shard is {self._largest:.4g} again, and the gradient's norm {self._norm:.4g}"
 
-    def _owner(self, shard: int | None) -> int:
-        return next((rank for rank, shards in enumerate(self._contributed) if shard in shards), -1)
+    def owner(self, shard: int) -> int:
+        """The view rank that has computed ``shard``; -1: nobody."""
+        return next((rank for rank, shards in enumerate(self.duties.contributed) if shard in shards), -1)
 
     @property
     def testimony(self) -> Finding | None:
@@ -502,20 +507,25 @@ class Engine:
         self._gradients.settle()
         return self._replicas.look(here) + self._recheck.look()
 
-    def _suspect(self, losses: list[float], loss_limit: float = math.inf, norm_limit: float = math.inf) -> tuple[int | None, str, bool]:
-        """(culprit, why, hopeless). With a gradient scaler infinite gradients are its business: it skips the update, lowers its scale."""
-        counted = [loss for loss, counts in zip(losses, self._counted, strict=True) if counts]
-        self._largest, self._norm = max(counted, default=0.0), math.nan
-        for shard, (loss, counts) in enumerate(zip(losses, self._counted, strict=True)):
-            if counts and not math.isfinite(loss):
-                return shard, f"its loss is {loss}", True
-        if self._largest > loss_limit:
-            return losses.index(self._largest), f"its loss is {self._largest:.4g}, and up to {loss_limit:.4g} is usual", False
-        if self._scaler is None and not self._finite():
-            return -1, "the gradient is not finite, though every loss is", True
-        if self._norm > norm_limit:
-            return -1, f"the gradient's norm is {self._norm:.4g}, and up to {norm_limit:.4g} is usual", False
-        return None, "" if counted else "the weights of all its shards are 0, so that nothing is updated", False
+    def words(self) -> Words:
+        """What is said of the sums, by all who are asked. Raises GroupBroken.
+
+        With a gradient scaler infinite gradients are its business: it skips the update, lowers its scale.
+        """
+        if self._scaler is not None:
+            return Words((True,), skips=True)
+        finite = self._finite()
+        return Words((finite,), self._norm)
+
+    def alone(self) -> ReductionOutcome:
+        """Reduce and vote, where no rank machine asks for both. With a ``doubt`` the step is not to be applied, but to be repeated."""
+        reduced = self.reduce((NO_VIEW, *[0] * len(LEVELS)))
+        doubt = reduced.doubt
+        if doubt is None:
+            self.vote.ready()
+            doubt = self.vote.decide(self.words(), reduced.norm_limit)
+        self.vote.begin()
+        return dataclasses.replace(reduced, doubt=doubt)
 
     def _finite(self) -> bool:
         """Whether the sum is, by its norm, which is kept."""
@@ -567,8 +577,8 @@ class Engine:
         self._state, self.losses = StateId(self._state.history, self._state.step + 1), {}
         self.log.take(self.shard_weights.taken())
         self._recheck.begin(self._state)
-        if self._shares is not self._whole:
-            self._share(self._whole)
+        if self.duties.shares is not self.duties.whole:
+            self._share(self.duties.begin_step())
 
 
 def _all_finite(flats: Sequence[torch.Tensor]) -> bool:

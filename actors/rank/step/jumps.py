@@ -11,6 +11,8 @@ import statistics
 from collections import deque
 from collections.abc import Sequence
 
+from fleet.protocol.vote import Doubt
+
 WIDTH = 2
 """Numbers that each rank sends: limits of a shard's loss, and of the gradient's norm."""
 
@@ -19,6 +21,17 @@ KEPT, LEAST = 64, 16
 
 LEAST_SPREAD = 0.1
 """Share of the median that the spread is taken for at least: a loss that hardly moves may move a little."""
+
+
+def judged(losses: Sequence[float], counted: Sequence[bool], limit: float) -> tuple[float, Doubt | None]:
+    """The largest loss of those shards that count, and what is wrong with the losses: one above ``limit`` is not usual."""
+    largest = max((loss for loss, counts in zip(losses, counted, strict=True) if counts), default=0.0)
+    for shard, (loss, counts) in enumerate(zip(losses, counted, strict=True)):
+        if counts and not math.isfinite(loss):
+            return largest, Doubt(shard, f"its loss is {loss}", True)
+    if largest > limit:
+        return largest, Doubt(losses.index(largest), f"its loss is {largest:.4g}, and up to {limit:.4g} is usual", False)
+    return largest, None
 
 
 class Jumps:

@@ -28,7 +28,7 @@ class Exchanged:
 
     @property
     def counts(self) -> tuple[int, int, int, int]:
-        """As ``Used`` and ``Usage`` have them."""
+        """As ``Usage`` has them."""
         return self.count, self.hidden_us, self.received_bytes, self.ahead_bytes
 
     def note(self, before: Before, lead_us: int, exposed_us: int) -> None:

@@ -18,7 +18,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TextIO
 
-from fleet.app.rank_logs import REHEARSAL, REHEARSED, older
+from fleet.host.rank_logs import REHEARSAL, REHEARSED, older
 
 log = logging.getLogger("fleet.rank.logs")
 STREAMS = (1, 2)

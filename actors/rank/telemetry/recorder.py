@@ -14,7 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
-from fleet.cluster.clock import now_us
+from fleet.host.clock import now_us
 from fleet.protocol.records import ABANDON, CATEGORIES, COMMIT, HOLD, INIT
 
 OWN = "g"

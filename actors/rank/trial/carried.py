@@ -24,7 +24,7 @@ import torch
 from torch import nn
 
 from actors.rank.trial.recording import digest
-from fleet.app.scripts import PACKAGES
+from fleet.host.packages import PACKAGES
 from fleet.ledger.sameness import KeptValue
 
 MOST, DEEPEST = 20_000, 6

@@ -29,7 +29,7 @@ from torch.overrides import TorchFunctionMode
 
 from actors.rank.data.sampling import generators_kept
 from actors.rank.trial.recording import Book
-from fleet.app.scripts import PACKAGES
+from fleet.host.packages import PACKAGES
 from fleet.ledger.sameness import CLOCK, KERNELS, MACHINE, MEMORY, ONE_THREAD, RANK, SEEDED, Call, TrialRequest
 
 ROOT = Path(__file__).parents[3]

@@ -29,8 +29,8 @@ from actors.rank.telemetry.recorder import Recorder
 from actors.rank.trial.carried import kept_by
 from actors.rank.trial.recording import Book
 from actors.rank.trial.surroundings import Surroundings
-from fleet.cluster.clock import now_us
 from fleet.errors import ConfigError, LoopError, RunOver
+from fleet.host.clock import now_us
 from fleet.ledger.sameness import (
     BUFFER,
     GRADIENT,
@@ -219,15 +219,15 @@ class Trying(Run):
     def _attempt(self, step: Step) -> ReductionOutcome | None:
         engine = self._trained
         engine.body.leave()
-        outcome = engine.reduce((-1, 0, 0))
-        if outcome.repeats and not all(map(math.isfinite, step.losses.values())):
-            raise LoopError(f"step {step.number}, shard {outcome.culprit}: {outcome.why}")
+        outcome = engine.alone()
+        if (doubt := outcome.doubt) is not None and not all(map(math.isfinite, step.losses.values())):
+            raise LoopError(f"step {step.number}, shard {doubt.shard}: {doubt.why}")
         self._mutate_alone(step.number, engine)
         self._loop.committed = True
         for fn in step.callbacks:
             fn()
         self._taken = step.number + 1
-        return replace(outcome, culprit=None)
+        return replace(outcome, doubt=None)
 
     def _mutate_alone(self, number: int, engine: Engine) -> None:
         self._attempted = self._step

@@ -20,7 +20,6 @@ from fleet.protocol.chunks import (
     ChunkRun,
     Claim,
     chunks_of,
-    follows,
     guards,
     kept,
     lost,
@@ -70,7 +69,7 @@ class Resharding:
         engine: ShardedEngine,
         protocol: MemberProtocol,
         copies: int,
-        advance: Callable[[float], None],
+        advance: Callable[[], None],
         levels: int = 1,
         replica_size: int = 1,
     ) -> None:
@@ -94,8 +93,8 @@ class Resharding:
             if me == view.donor:
                 self._protocol.receiving()  # the coordinator thought otherwise; now it will look for another
             raise GroupBroken(f"the donor, rank {view.donor}, holds no state", group.generation)
-        if follows(claims[me], target):
-            self._advance(next(claim.factor for claim in claims if claim.state == target))
+        if engine.vote.follow(claims, me, target):
+            self._advance()
         there = settled(claims, target)
         reads = engine.reads(target)
         if not reads:

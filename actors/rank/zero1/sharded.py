@@ -4,8 +4,8 @@ Each rank sums one chunk of the gradient, steps that chunk of the parameters, an
 sum too and take the same step on their copy of the chunk's state, so that the copy has the same bits and no state is ever sent while all is
 well. Steps commit in two phases:
 
-1. Sums go to owners and guards, and all tell all that they have theirs. Until then nothing is changed: when a rank is lost, all are at the
-   step's beginning.
+1. Sums go to owners and guards, and all tell all that they have theirs (:mod:`fleet.protocol.vote`). Until then nothing is changed: when a
+   rank is lost, all are at the step's beginning.
 2. Each steps what it holds, by itself. When a rank is lost now, whoever has not yet taken the step takes it, from the sums that it has
    (:meth:`ShardedEngine.advance`); so the step is done everywhere, and only the parameters have to be sent again.
 """
@@ -32,8 +32,10 @@ from actors.rank.telemetry.recorder import Recorder
 from actors.rank.zero1.chunked import ChunkedOptimizer, check
 from actors.rank.zero1.whole import ShardedTensors, WholeModule, whole_state
 from fleet.protocol.chunks import WHOLE, Claim, Stretch, bounds, cut_points, kept, route
+from fleet.protocol.member import Offer
 from fleet.protocol.records import COMM
 from fleet.protocol.types import StateId
+from fleet.protocol.vote import Words
 from fleet.settings.run import RunSettings
 
 Routes = list[list[list[Stretch]]]
@@ -109,13 +111,12 @@ class ShardedEngine(Engine):
 
     Attributes:
         chunks: the optimizer, which is tracked in the place of the user's.
-        ready: the sums of a step are here, and the others may have heard of it: they are kept until it is clear what became of the step.
         complete: the parameters are of the state everywhere, not in this rank's chunks alone.
-        factor: by which the last gradients were clipped; not a number when they are not finite, and a gradient scaler skips the step.
         loss: the mean over shards.
     """
 
     _fixed = "it did not require a gradient at run.track, and chunks of the optimizer's state are cut by those that did"
+    _spread = True
     _gathers = True
     """After each step the parameters go to all, who have them whole."""
 
@@ -125,7 +126,7 @@ class ShardedEngine(Engine):
         self.chunks = self._cut()
         self.chunks.stepped = lambda: self._gradients.stepped
         state.replace(self._optimizer, self.chunks)
-        self.ready, self.complete, self.factor = False, True, 1.0
+        self.complete = True
         self.loss, self._advanced = math.nan, -1
         self._guarded: Sequence[Sequence[int]] = ((),)
         self._log: GradientSet | None = None
@@ -153,8 +154,9 @@ class ShardedEngine(Engine):
         """What this rank holds."""
         if self._state is None:
             return Claim(None, node=node)
-        chunks = self.chunks.chunks + (() if self.ready else self.chunks.beside)  # whoever steps, steps the first ones alone
-        return Claim(self._state, self.ready, self.factor, self.complete, node, chunks)
+        vote = self.vote
+        chunks = self.chunks.chunks + (() if vote.keeps else self.chunks.beside)  # whoever steps, steps the first ones alone
+        return Claim(self._state, vote.keeps, vote.factor, self.complete, node, chunks)
 
     def begin(self, state: StateId) -> None:
         """All of ``state`` was loaded or built here."""
@@ -196,12 +198,11 @@ class ShardedEngine(Engine):
         super().reset()
 
     def hold(self) -> None:
-        if self.ready and self._log is None:
+        if self.vote.keeps and self._log is None:
             self._log = self._gradients.take_mean()
         super().hold()
 
     def _forget_log(self) -> None:
-        self.ready = False
         if self._log is not None:
             self._gradients.give_mean(self._log)
             self._gradients.hold()
@@ -221,29 +222,33 @@ class ShardedEngine(Engine):
 
     # ---- phase 1: all have their sums --------------------------------------------------------------------------------------------------
 
-    def _finite(self) -> bool:
-        """Tell all that the sums are here, and how large they are. Once this returns true on one rank the step is decided.
+    def reduce(self, offer: Offer, *, early: bool = False) -> ReductionOutcome:
+        reduced = super().reduce(offer, early=early)
+        self.loss, self._advanced = reduced.loss, -1
+        return reduced
 
-        With a gradient scaler it is decided in any case: all learn whether the scaler will skip it.
-        """
+    def words(self) -> Words:
+        """Tell all that the sums are here, and how large they are."""
         group, flats, extents = self._group, self._gradients.mean_flats, self.chunks.extents
         mine = [flat[slice(*bounds(extent, (group.size, group.rank)))] for flat, extent in zip(flats, extents, strict=True)]
         rest = [flat[extent:] for flat, extent in zip(flats, extents, strict=True)]
         norms = self._clip_norms
         finite = all(bool(torch.isfinite(part).all()) for part in [*mine, *rest])
         row = torch.cat([torch.tensor([finite], dtype=torch.float64, device="cpu"), norms.take(flats, group.rank, self._unscaling)])
-        self.ready = True
         rows = torch.empty(group.size, len(row), dtype=torch.float64, device="cpu")
         group.all_gather(rows, row, Tag.READY)
-        finite = bool(rows[:, 0].all())
-        self.ready = finite or self._scaler is not None
-        self.factor = 1.0 if finite else math.nan
-        if finite and self._clip_norm is not None:
-            if self._shards == 1 and not self._gradients.leaving:
-                self.factor = plain_factor([gradient * self._unscaling for gradient in self._there], self._clip_norm)
-            else:
-                self.factor = clip_factor(norms.in_order(rows[:, 1:]), self._clip_norm)
-        return self.ready
+        said = rows[:, 0].tolist()
+        found = tuple(bool(said[rank]) for rank in self.vote.voters(group.size))
+        factor = self._factor(norms, rows[:, 1:]) if all(found) else math.nan
+        return Words(found, factor=factor, skips=self._scaler is not None)
+
+    def _factor(self, norms: SplitNorms, rows: torch.Tensor) -> float:
+        """By which the gradients are clipped: ``rows`` are all ranks' norms."""
+        if self._clip_norm is None:
+            return 1.0
+        if self._shards == 1 and not self._gradients.leaving:
+            return plain_factor([gradient * self._unscaling for gradient in self._there], self._clip_norm)
+        return clip_factor(norms.in_order(rows), self._clip_norm)
 
     @property
     def _unscaling(self) -> float:
@@ -266,23 +271,23 @@ class ShardedEngine(Engine):
     def apply(self) -> None:
         """Step the chunks that are here. The parameters are complete after :meth:`complete_with`."""
         gradients = self._gradients
-        self._stepped = self.chunks.point(gradients.mean_flats, gradients.mean_present, skipped=math.isnan(self.factor))
+        self._stepped = self.chunks.point(gradients.mean_flats, gradients.mean_present, skipped=math.isnan(self.vote.factor))
         super().apply()
-        self.ready, self.complete = False, self._group.size == 1 or not self._gathers
+        self.complete = self._group.size == 1 or not self._gathers
         self._stepped = []
         self.chunks.forget_gradients()
         for parameter in self._gradients.parameters:
             parameter.grad = None
 
     def _clip(self, norm: float) -> None:
-        if self._stepped and self.factor < 1.0:  # of a small model a rank may hold nothing
-            torch._foreach_mul_(self._stepped, self.factor)
+        if self._stepped and self.vote.factor < 1.0:  # of a small model a rank may hold nothing
+            torch._foreach_mul_(self._stepped, self.vote.factor)
 
-    def advance(self, factor: float) -> None:
-        """Take the step that others have taken already, from the sums that are still here. ``factor`` is how they clipped it."""
+    def advance(self) -> None:
+        """Take the step that others have taken already, from the sums that are still here."""
         assert self._log is not None, "advance() without the sums"
         self._gradients.give_mean(self._log)
-        self._log, self.factor = None, factor
+        self._log = None
         self.chunks.drop_beside()
         self.apply()
         self.complete = not self._gathers
@@ -291,14 +296,7 @@ class ShardedEngine(Engine):
 
     def outcome_of(self, step: int) -> ReductionOutcome | None:
         advanced, self._advanced = self._advanced, -1
-        return ReductionOutcome([], self.loss, None) if advanced == step else None
-
-    def _suspect(self, losses: list[float], loss_limit: float = math.inf, norm_limit: float = math.inf) -> tuple[int | None, str, bool]:
-        self.loss, self._advanced = math.fsum(losses) / self._shards, -1
-        found = super()._suspect(losses, loss_limit, norm_limit)
-        if found[0] is None and self._scaler is not None:
-            self._finite()
-        return found
+        return ReductionOutcome([], self.loss) if advanced == step else None
 
     # ---- the parameters go to all ------------------------------------------------------------------------------------------------------
 

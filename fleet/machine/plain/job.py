@@ -15,7 +15,6 @@ from fleet.machine.plain.files import SavedFiles
 from fleet.machine.plain.rank import NO_VIEW, RankTime
 from fleet.machine.plain.words import What, Word
 from fleet.protocol.causes import Cause, EndWhy, Evicted, ProcessEnded, StartsAgain, TrainRaised
-from fleet.protocol.events import FaultReported
 from fleet.protocol.fault_kinds import Cost, kind_of
 from fleet.protocol.records import (
     CheckpointRecord,
@@ -142,7 +141,7 @@ class PlainJob:
             cause = Evicted(StartsAgain("another rank was lost, and the launcher starts all again"))
         launch.lost = True
         step = self._base + rank.steps if launch.formed else -1
-        return ProcessLost(rank.member, cause, at_s, launch.fault, self._place, step, -1, "")
+        return ProcessLost(rank.member, cause, launch.fault, self._place, step, at_s=at_s)
 
     def _cause(self, rank: RankTime) -> Cause:
         fault = self._injected.get(rank.member)
@@ -245,7 +244,7 @@ class PlainJob:
 
     # ---- chaos, and the end
 
-    def injected(self, event: FaultReported) -> list[Record]:
+    def injected(self, event: FaultRecord) -> list[Record]:
         """What became of a fault. ``aimed`` comes right before the blow: a death that follows at once is known to be injected."""
         if event.phase in ("aimed", "executed"):
             self._injected.update((rank.member, event.fault) for rank in self._ranks.values() if rank.member in event.members)
@@ -253,7 +252,7 @@ class PlainJob:
             for member in event.members:
                 if (fault := self._injected.get(member)) is not None and fault.id == event.fault.id:
                     del self._injected[member]
-        return [FaultRecord(event.fault, event.phase, event.at_s, event.members, event.detail)] if event.phase != "aimed" else []
+        return [event] if event.phase != "aimed" else []
 
     def leave(self) -> None:
         """From here on all processes are ended in order: none of them is lost."""

@@ -1,0 +1,143 @@
+"""``fleet cluster``: files that bring up a cluster with a run on it, and what is wrong in such files. Nothing is started or asked."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+import tempfile
+import tomllib
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from fleet.app.cli import prints as cli_print
+from fleet.app.cli import run as cli_run
+from fleet.errors import ConfigError
+from fleet.host import extras
+from fleet.protocol.exit_codes import Exit
+
+if TYPE_CHECKING:
+    from fleet.app.deploy.spec import Spec
+
+LARGEST_B = 1024 * 1024
+"""Of a spec, and of a file that is checked."""
+NOT_HELD = f"not held against Kubernetes' own schemas: {extras.command('kubernetes')}"
+console = cli_print.Terminal(stderr=True)
+
+
+def write(
+    folder: Annotated[Path, typer.Argument(help="Folder for the files, which must not be there yet, or be empty.", show_default=False)],
+    target: Annotated[str, typer.Option(help="ray-up, kuberay or slurm.", show_default=False)],
+    spec: Annotated[Path, typer.Option(help="What the cluster and the run are to be; see docs/deploy.md.")] = Path("cluster.toml"),
+) -> None:
+    """Write the files for TARGET into FOLDER: all of them, or none. README.md there has the commands that use them."""
+    from fleet.app.deploy import checks
+    from fleet.app.deploy.files import files
+    from fleet.app.deploy.spec import load
+
+    given = load(_toml(spec), target)
+    _check_run(given, spec.parent)
+    _check_free(folder)
+    texts = files(given, target, str(folder), ".".join(map(str, sys.version_info[:2])))
+    _check_written(texts, core=checks.has_core())
+    _write_all(texts, folder)
+    cli_print.write(*(f"written to {folder / name}" for name in texts))
+    if not checks.has_core() and target == "kuberay":
+        console.print(NOT_HELD, markup=False)
+
+
+def _toml(path: Path) -> dict[str, Any]:
+    text = _text(path, "--spec")
+    try:
+        return tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError("--spec", str(path), f"it is no TOML: {error}") from None
+
+
+def _text(path: Path, option: str) -> str:
+    try:
+        with path.open("rb") as file:
+            content = file.read(LARGEST_B + 1)
+        if len(content) > LARGEST_B:
+            raise ConfigError(option, str(path), f"it has more than {LARGEST_B} bytes")
+        return content.decode()
+    except OSError as error:
+        raise ConfigError(option, str(path), f"it cannot be read: {error.strerror}") from None
+    except UnicodeDecodeError:
+        raise ConfigError(option, str(path), "it is no text in UTF-8") from None
+
+
+def _check_run(spec: Spec, folder: Path) -> None:
+    """The command line of the run, before a cluster is paid for."""
+    from fleet.app.deploy import entrypoint
+
+    if not (folder / spec.script).is_file():
+        raise ConfigError("script", spec.script, f"there is no such file in {folder}", "Name it from the spec's folder.")
+    accepts(entrypoint.words(spec, "")[2:])
+
+
+def accepts(words: Sequence[str]) -> None:
+    """What follows ``fleet run``, judged as that command would. Raises ConfigError."""
+    if "--resume" not in words:
+        cli_run.checked(words[0] if words else "", words[1:], Path())
+
+
+def _check_free(folder: Path) -> None:
+    if folder.is_symlink() or (folder.exists() and (not folder.is_dir() or any(folder.iterdir()))):
+        raise ConfigError("FOLDER", str(folder), "it is there, and not an empty folder", "Name another, or remove it.")
+
+
+def _check_written(texts: Mapping[str, str], core: bool) -> None:
+    """Nothing is written that ``fleet cluster check`` would refuse. Raises ConfigError."""
+    for name, text in texts.items():
+        for error in _judged(name, text, core):
+            raise error
+
+
+UNJUDGED = (".md", ".dockerignore")
+
+
+def _judged(name: str, text: str, core: bool) -> list[ConfigError]:
+    from fleet.app.deploy import checks, secrets
+
+    if name.endswith(UNJUDGED):
+        return list(secrets.found(text, name))
+    return checks.check(name, text, accepts, core=core)
+
+
+def _write_all(texts: Mapping[str, str], folder: Path) -> None:
+    """Into a folder beside it, which then takes its name. Raises ConfigError."""
+    beside: Path | None = None
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        beside = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
+        for name, text in texts.items():
+            (beside / name).write_text(text)
+        beside.chmod(0o755)
+        beside.rename(folder)
+    except OSError as error:
+        raise ConfigError("FOLDER", str(folder), f"it cannot be written: {error.strerror}") from None
+    finally:
+        if beside is not None and beside.exists():
+            shutil.rmtree(beside)
+
+
+def check(
+    files: Annotated[list[Path], typer.Argument(metavar="FILE...", help="Files, or folders of them.", show_default=False)],
+) -> None:
+    """Say what is wrong in each FILE, and end with 2 if anything is. Nothing is sent anywhere."""
+    from fleet.app.deploy import checks
+
+    if not checks.has_core():
+        console.print(NOT_HELD, markup=False)
+    found = [error for path in _each(files) for error in _judged(str(path), _text(path, "FILE"), checks.has_core())]
+    cli_print.write(*map(str, found))
+    if found:
+        raise typer.Exit(Exit.REFUSED)
+    console.print("nothing is wrong in them that can be seen without a cluster")
+
+
+def _each(paths: Sequence[Path]) -> list[Path]:
+    return [inner for path in paths for inner in (sorted(path.iterdir()) if path.is_dir() else [path])]

@@ -1,0 +1,61 @@
+"""``fleet diagnose``: why a recorded run was slow."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from fleet.app.cli import prints as cli_print
+from fleet.app.cli.config import RUNS, Storage
+
+if TYPE_CHECKING:
+    from fleet.app.report import Report
+
+
+def diagnose(
+    name: Annotated[str, typer.Argument(metavar="RUN", help="A run's folder, or its name under --storage.")],
+    json_: Annotated[bool, typer.Option("--json", help="Print JSON instead of sentences.")] = False,
+    storage: Storage = RUNS,
+) -> None:
+    """What cost RUN most, why, what to do about it, and where the cost would move."""
+    from fleet.app.plans import find_run
+    from fleet.ledger import diagnosis
+
+    report, damage = load_report(find_run(name, Path(storage)))
+    summary = report.summary
+    findings = diagnosis.diagnose(summary)
+    if json_:
+        head = {"run": summary.run, "damage": damage, "goodput": summary.goodput, "fleet_law": diagnosis.law_plain(summary)}
+        data = head | {"findings": diagnosis.plain(findings)}
+        print(json.dumps(data, indent=2))
+    else:
+        print(diagnosis.explain(summary, findings), end="")
+
+
+def load_report(folder: Path) -> tuple[Report, str]:
+    """The report of a run, as far as its journal is good, and where that ends before the journal does: a warning says so."""
+    from fleet.host.follow import open_report
+
+    report, damage = open_report(folder / "journal.jsonl")
+    _warn(damage)
+    return report, damage
+
+
+def print_why(folder: Path, rank: str, *, as_json: bool) -> None:
+    """The story of the loss of ``rank``, as far as the run's journal is good."""
+    from fleet.host.follow import good_records
+    from fleet.ledger.story import why
+
+    records, damage = good_records(folder / "journal.jsonl")
+    _warn(damage)
+    story = why(records, rank)
+    cli_print.write(json.dumps(story.plain() | {"damage": damage}, indent=2) if as_json else str(story).rstrip("\n"))
+
+
+def _warn(damage: str) -> None:
+    if damage:
+        words = f"The journal is damaged, and only what lies before is told: {damage}"
+        cli_print.Terminal(stderr=True).print(words, style="yellow", markup=False)

@@ -1,0 +1,158 @@
+"""The command line. Bad input ends with exit code 2 and one message, before any process starts."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Mapping
+from functools import partial
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.text import Text
+
+from fleet import __version__
+from fleet.app.cli import attach as cli_attach
+from fleet.app.cli import checkpoint as cli_checkpoint
+from fleet.app.cli import cluster as cli_cluster
+from fleet.app.cli import config as cli_config
+from fleet.app.cli import dashboard as cli_dashboard
+from fleet.app.cli import data as cli_data
+from fleet.app.cli import diagnose as cli_diagnose
+from fleet.app.cli import doctor as cli_doctor
+from fleet.app.cli import drain as cli_drain
+from fleet.app.cli import experiment as cli_experiment
+from fleet.app.cli import init as cli_init
+from fleet.app.cli import laws as cli_laws
+from fleet.app.cli import logs as cli_logs
+from fleet.app.cli import plan as cli_plan
+from fleet.app.cli import prints as cli_print
+from fleet.app.cli import queue as cli_queue
+from fleet.app.cli import rehearse as cli_rehearse
+from fleet.app.cli import run as cli_run
+from fleet.app.cli import runs as cli_runs
+from fleet.app.cli import scale as cli_scale
+from fleet.app.cli import set_ as cli_set
+from fleet.app.cli import simulate as cli_simulate
+from fleet.app.cli import traces as cli_traces
+from fleet.app.cli import track as cli_track
+from fleet.app.cli import up as cli_up
+from fleet.app.cli import watch as cli_watch
+from fleet.app.cli.config import RUNS, Storage
+from fleet.app.cli.json_out import JsonCommand
+from fleet.errors import ConfigError, FleetError
+from fleet.protocol.exit_codes import Exit
+
+console = cli_print.Terminal(stderr=True)
+Commands = tuple[Callable[..., Any], ...]
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        print(f"fleet {__version__}")
+        raise typer.Exit
+
+
+def about(
+    version: Annotated[bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version.")] = False,
+) -> None:
+    """Train through failure, inject failure on purpose, account for every rank-second."""
+
+
+def report(
+    name: Annotated[str, typer.Argument(metavar="RUN", help="A run's folder, or its name under --storage.")],
+    json_: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
+    html: Annotated[str, typer.Option(help="Write one self-contained HTML page to this file.")] = "",
+    why: Annotated[str, typer.Option(metavar="RANK", help="Tell the story of one loss instead: 3.0, or 3 for slot 3's newest.")] = "",
+    storage: Storage = RUNS,
+) -> None:
+    """Where every rank-second of RUN went, and what each fault cost."""
+    from fleet.app.plans import find_run
+    from fleet.app.result import report_data
+
+    if why:
+        cli_diagnose.print_why(find_run(name, Path(storage)), why, as_json=json_)
+        return
+    found, damage = cli_diagnose.load_report(find_run(name, Path(storage)))
+    if not json_:
+        cli_run.print_report(found)
+    cli_run.emit(report_data(found, damage, None), found, "-" if json_ else "", html)
+
+
+COMMANDS = (
+    cli_run.run,
+    cli_run.resume,
+    cli_attach.attach,
+    cli_attach.stop,
+    cli_plan.plan,
+    cli_scale.scale,
+    cli_simulate.simulate,
+    cli_simulate.compare,
+    cli_diagnose.diagnose,
+    cli_doctor.doctor,
+    cli_init.init,
+    cli_rehearse.rehearse,
+    cli_watch.watch,
+    cli_logs.logs,
+    cli_up.up,
+    cli_up.status,
+    cli_up.down,
+    cli_queue.submit,
+    cli_queue.queue,
+    cli_queue.cancel,
+    cli_runs.show,
+    cli_runs.diff,
+    cli_data.data,
+    cli_track.track,
+    cli_set.set_,
+    cli_set.resize,
+    cli_set.pause,
+    cli_drain.drain,
+    cli_config.config,
+    report,
+)
+"""Each is called by its name in the code."""
+_asks = partial(typer.Typer, no_args_is_help=True)
+GROUPS: Mapping[str, tuple[typer.Typer, Commands]] = {
+    "laws": (_asks(help="The laws that plans are made with, beside what others have published."), (cli_laws.sweep,)),
+    "traces": (_asks(help="Logs of faults: what they say, and how often what fails."), (cli_traces.import_, cli_traces.fit)),
+    "experiment": (_asks(help="Experiments: what must hold is said in advance."), (cli_experiment.run, cli_experiment.soak)),
+    "checkpoint": (
+        _asks(help="List, verify, export and delete durable checkpoints."),
+        (cli_checkpoint.list_, cli_checkpoint.verify, cli_checkpoint.export, cli_checkpoint.delete),
+    ),
+    "runs": (typer.Typer(invoke_without_command=True, callback=cli_runs.runs), (cli_runs.prune, cli_runs.fold)),
+    "dashboard": (_asks(help="Dashboards and alert rules for Grafana and Prometheus."), (cli_dashboard.push, cli_dashboard.write)),
+    "cluster": (_asks(help="Files that bring up a cluster: ray up, Kubernetes, Slurm."), (cli_cluster.write, cli_cluster.check)),
+}
+BARE_JSON = (
+    cli_plan.plan, cli_laws.sweep, cli_simulate.simulate, cli_simulate.compare, cli_traces.import_, cli_traces.fit, cli_rehearse.rehearse,
+)  # fmt: skip
+"""Their ``--json`` takes a file, or none."""
+PASS_ON = (cli_run.resume, cli_queue.submit)
+"""They hand to others what they do not know."""
+
+
+def _with(group: typer.Typer, commands: Commands) -> typer.Typer:
+    for command in commands:
+        others = {"allow_extra_args": True, "ignore_unknown_options": True} if command in PASS_ON else None
+        kind = JsonCommand if command in BARE_JSON else None
+        group.command(command.__name__.rstrip("_"), cls=kind, context_settings=others)(command)
+    return group
+
+
+app = _with(typer.Typer(name="fleet", no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, callback=about), COMMANDS)
+for _name, (_group, _commands) in GROUPS.items():
+    app.add_typer(_with(_group, _commands), name=_name)
+
+
+def main() -> None:
+    """Entry point of the ``fleet`` command."""
+    try:
+        app(standalone_mode=True)
+    except FleetError as error:
+        console.print(Text.assemble(("fleet: ", "red bold"), str(error)))
+        sys.exit(Exit.REFUSED if isinstance(error, ConfigError) else Exit.FAILED)
+    except BrokenPipeError:  # whoever read has gone
+        cli_print.leave_to_nobody(sys.stdout.fileno())
+        sys.exit(0)

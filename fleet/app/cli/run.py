@@ -1,0 +1,554 @@
+"""``fleet run``: what it is told, the run, and what is told of it."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import shlex
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Protocol
+
+import typer
+from rich.text import Text
+
+from fleet.app.cli import config as cli_config
+from fleet.app.cli import diagnose as cli_diagnose
+from fleet.app.cli import plain as cli_plain
+from fleet.app.cli import prints as cli_print
+from fleet.app.cli import watch as cli_watch
+from fleet.app.cli.config import RUNS, option
+from fleet.errors import ConfigError
+from fleet.host.clock import unix_time_s
+from fleet.protocol.causes import EndWhy
+from fleet.protocol.exit_codes import Exit
+from fleet.protocol.records import COMPLETED, STOPPED, UNSAVED
+
+if TYPE_CHECKING:
+    from fleet.app.beginning import Beginning
+    from fleet.app.cli.watch import PageServer
+    from fleet.app.configuration import Configuration
+    from fleet.app.expects import Expectation
+    from fleet.app.plans import RunPlan, RunResult
+    from fleet.app.report import Report
+    from fleet.settings.run import RunSettings
+
+
+class Launch(Protocol):
+    """A run that is begun: ``fleet.app.recipes.LiveRun`` on a local cluster, ``fleet.app.remote.Launched`` on one that was there, and
+    ``fleet.app.plain.PlainRun`` of a script that is not Fleet's."""
+
+    plan: RunPlan
+
+    @property
+    def controls(self) -> Any: ...
+
+    def execute(self) -> RunResult: ...
+
+    def stop(self, reason: str) -> None: ...
+
+
+console = cli_print.Terminal(stderr=True)
+CHECKPOINT = "Interval policy: exact, daly, young, seconds, or package.module:Class."
+
+
+def run(
+    context: typer.Context,
+    script: Annotated[str, typer.Argument(help="Python file with a function train(run); with --plain any script that uses DDP.")] = "",
+    arguments: Annotated[list[str] | None, typer.Argument(help="After --: what SCRIPT finds in sys.argv.", show_default=False)] = None,
+    module: Annotated[bool, typer.Option("--module", "-m", help="SCRIPT is the name of a module, as for python -m.")] = False,
+    plain: Annotated[bool, typer.Option("--plain", help="SCRIPT is not Fleet's: run it as torchrun does, and see what it loses.")] = False,
+    world: Annotated[int | None, option("world")] = None,
+    spares: Annotated[int | None, option("spares")] = None,
+    nodes: Annotated[int | None, option("nodes")] = None,
+    gpus_per_rank: Annotated[float | None, option("per_rank.gpus", "--gpus-per-rank")] = None,
+    cpus_per_rank: Annotated[float | None, option("per_rank.cpus", "--cpus-per-rank")] = None,
+    resources: Annotated[list[str] | None, option("per_rank.resources", "--resources")] = None,
+    labels: Annotated[list[str] | None, option("per_rank.labels", "--labels")] = None,
+    max_world: Annotated[int | None, option("max_world", "--max-world")] = None,
+    shards: Annotated[int | None, option("shards")] = None,
+    min_ranks: Annotated[int | None, option("min_ranks")] = None,
+    steps: Annotated[int | None, option("steps")] = None,
+    peer_copies: Annotated[int | None, option("peer_copies")] = None,
+    seed: Annotated[int | None, option("seed")] = None,
+    set_: Annotated[list[str] | None, typer.Option("--set", help="key=value for run.options; repeatable.")] = None,
+    config: Annotated[list[str] | None, typer.Option(help="File of settings, or key=value; repeatable. See fleet config.")] = None,
+    chaos: Annotated[str | None, typer.Option(help="off, storm, or e.g. mtbf=15s,kinds=kill_rank+hang.", show_default="off")] = None,
+    faults: Annotated[str | None, typer.Option(help="With --chaos: the mix of faults of a log of yours, from fleet traces fit.")] = None,
+    reduction: Annotated[str | None, option("reduction")] = None,
+    optimizer_sharding: Annotated[str | None, option("optimizer_sharding")] = None,
+    optimizer_copies: Annotated[int | None, option("optimizer_copies")] = None,
+    verify: Annotated[float | None, option("verify.compute")] = None,
+    preflight: Annotated[bool | None, option("preflight", "--preflight")] = None,
+    ask_for_nodes: Annotated[bool | None, option("ask_for_nodes", "--ask-for-nodes")] = None,
+    checkpoint: Annotated[str | None, option("checkpoint.policy", "--checkpoint", words=CHECKPOINT)] = None,
+    on_store_failure: Annotated[str | None, option("checkpoint.on_store_failure")] = None,
+    on_partition: Annotated[str | None, option("on_partition")] = None,
+    recovery: Annotated[str | None, option("recovery.policy")] = None,
+    straggler: Annotated[str | None, option("straggler.policy")] = None,
+    placement: Annotated[str | None, option("placement.policy")] = None,
+    corruption: Annotated[str | None, option("corruption.policy")] = None,
+    timeout: Annotated[list[str] | None, typer.Option(help="name=seconds, e.g. progress_s=30; repeatable. A wrong one lists all.")] = None,
+    grace: Annotated[float | None, option("timeouts.grace_s", "--grace")] = None,
+    storage: Annotated[str | None, option("storage")] = None,
+    address: Annotated[str, typer.Option(help="Join a Ray cluster: auto, or HOST:PORT; empty: start a local one.")] = "",
+    copy_to: Annotated[str, typer.Option(help="With --address: where copies of runs' folders lie; empty: runs.")] = "",
+    working_dir: Annotated[str, typer.Option(help="With --address: the folder that travels to the nodes; empty: the script's.")] = "",
+    detach: Annotated[bool, typer.Option("--detach", help="With --address: begin the run and leave it to the cluster.")] = False,
+    allow_chaos: Annotated[bool, typer.Option("--allow-chaos", help="With --address: faults may strike the run on that cluster.")] = False,
+    track: Annotated[list[str] | None, typer.Option(help="tensorboard, mlflow, wandb or otel; repeatable. See docs/tracking.md.")] = None,
+    twin: Annotated[bool, typer.Option("--twin", help="Run again without faults, and compare the final bits.")] = False,
+    twin_world: Annotated[int, typer.Option(help="World size of the twin; 0: the same.")] = 0,
+    name: Annotated[str, typer.Option(help="Name of the run; empty: the script's, with the time.")] = "",
+    resume: Annotated[str, typer.Option(help="Go on with this run from its newest durable checkpoint.")] = "",
+    resume_or_start: Annotated[str, typer.Option(help="Go on with this run if there is one, here or in the store; else begin it.")] = "",
+    repeat: Annotated[str, typer.Option(help="Run this run once more, as its journal has it: settings, seed, chaos.")] = "",
+    changed_code: Annotated[bool, typer.Option("--changed-code", help="With --repeat: although the code is another now.")] = False,
+    json_: Annotated[str, typer.Option("--json", help="Write the report as JSON to this file; - for stdout.")] = "",
+    html: Annotated[str, typer.Option(help="Write the report as one HTML page.")] = "",
+    port: Annotated[int, typer.Option(help="Serve the live page and /metrics on this port; 0: a free one.")] = 0,
+    expect: Annotated[list[str] | None, typer.Option(help="e.g. goodput>0.9, faults>=3, twin; repeatable. Else exit code 4.")] = None,
+    verbose: Annotated[bool, typer.Option("--verbose", help="Show views and healed faults too, and the whole report at the end.")] = False,
+) -> None:
+    """Train SCRIPT on a local cluster, or on one that is there, through whatever happens to its ranks."""
+    expected = _expected(expect or [], twin and not plain)
+    if plain:
+        raise typer.Exit(_execute(cli_plain.plan_of(context), False, 0, Show(json_, html, port, verbose), expected, "", ""))
+    found, root = _settings(context.params)
+    name, resume, given_steps = _either(resume_or_start, name, resume, repeat, found.run.storage, root, steps or 0)
+    plan = _planned(context.params, found, name, resume, root, given_steps)
+    _check_plan(plan, twin_world, address, allow_chaos)
+    shown = Show(json_, html, port, verbose), expected, address, working_dir
+    raise typer.Exit(_leave_to_the_cluster(plan, address, working_dir) if detach else _execute(plan, twin, twin_world, *shown))
+
+
+def resume(
+    context: typer.Context,
+    name: Annotated[str, typer.Argument(metavar="RUN", help="A run's folder, or its name under --storage.")],
+) -> None:
+    """Go on with RUN from its newest durable checkpoint: it was paused or stopped, or has failed. Options are those of fleet run."""
+    command = _alone()
+    with command.make_context("fleet run", ["--resume", name, *context.args]) as inner:
+        command.invoke(inner)
+
+
+def _alone() -> Any:
+    """``fleet run`` as a command line of its own."""
+    alone = typer.Typer(add_completion=False)
+    alone.command()(run)
+    return typer.main.get_command(alone)
+
+
+def _check_plan(plan: RunPlan, twin_world: int, address: str, allow_chaos: bool) -> None:
+    """What would be refused later, also of the twin."""
+    from fleet.app import plans
+    from fleet.app.cluster.gpus import gpus_for
+
+    plans.check_chaos_allowed(address, allow_chaos, plan.chaos.on)
+    plans.check_asks(address, plan.settings.ask_for_nodes)
+    dataclasses.replace(plan.settings, world=twin_world or plan.settings.world, max_world=0, spares=0)
+    if not address:
+        gpus_for(plan.settings)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Executed:
+    """The script that ranks execute, as the command line names it: what it finds in ``sys.argv``, and whether it is named as a module."""
+
+    script: str
+    arguments: tuple[str, ...] = ()
+    module: bool = False
+
+    @property
+    def more(self) -> dict[str, Any]:
+        """Beside the script, for functions of ``fleet.app.plans``."""
+        return {"arguments": self.arguments, "module": self.module}
+
+    @property
+    def path(self) -> str:
+        """Where the script lies; empty where none is named. Raises ConfigError: there is no such module."""
+        from actors.rank import script_loading
+
+        return script_loading.found(self.script, module=True).file if self.module and self.script else self.script
+
+
+def _check_code(repeat: str, changed_code: bool) -> None:
+    if changed_code and not repeat:
+        raise ConfigError("--changed-code", "given", "it is about a run that is repeated", "Use it with --repeat RUN.")
+
+
+def _expected(texts: Sequence[str], twin: bool) -> list[Expectation]:
+    """What is expected of the run. Raises ConfigError, also where a folder's names stand before those of libraries."""
+    from fleet.app import expects
+    from fleet.host import packages
+
+    packages.check_not_shadowed()
+    return expects.parse_all(texts, twin)
+
+
+def _settings(given: Mapping[str, Any]) -> tuple[Configuration, Path]:
+    """What the options come to, and the folder of the runs. Raises ConfigError."""
+    _check_code(given["repeat"], given["changed_code"])
+    found = cli_config.settings_of(given, Path())
+    return found, _root(found.run.storage, given["address"], given["copy_to"], given["detach"], given["nodes"], given["twin"])
+
+
+def _root(storage: str, address: str, copy_to: str, detach: bool, nodes: int | None, twin: bool) -> Path:
+    """The folder of the runs on this machine. Raises ConfigError for options of a local cluster with one that is joined, and vice versa."""
+    check_address(address, detach, nodes, twin)
+    if copy_to and not address:
+        raise ConfigError("--copy-to", copy_to, "a local run has its folder under --storage", "Use --storage.")
+    return Path(copy_to or RUNS if "://" in storage or address else storage).resolve()
+
+
+def check_address(address: str, detach: bool, nodes: int | None, twin: bool) -> None:
+    """Whether these options go together. Raises ConfigError."""
+    if detach and not address:
+        raise ConfigError(
+            "--detach", "given", "a local cluster ends with this process", "Give --address, or use fleet up and fleet submit."
+        )
+    if address and nodes is not None:
+        raise ConfigError(
+            "--nodes", nodes, "it is about a cluster that Fleet starts, and --address names one that is there", "Leave it out."
+        )
+    if detach and twin:
+        raise ConfigError("--twin", "given", "nobody waits to compare it with a detached run", "Run it without --detach.")
+
+
+def code_folder(plan: RunPlan, working_dir: str) -> Path:
+    """The folder that travels with a run. Raises ConfigError when it is none."""
+    from actors.rank.script_loading import folder_of
+
+    folder = Path(working_dir or folder_of(plan.train, plan.script)).resolve()
+    if not folder.is_dir():
+        raise ConfigError("--working-dir", working_dir, "is no folder", "Name the folder of the code that the script needs.")
+    return folder
+
+
+def _leave_to_the_cluster(plan: RunPlan, address: str, working_dir: str) -> int:
+    from fleet.app import remote
+
+    with remote.connected(address):
+        remote.begin(plan, plan.folder.parent, code_folder(plan, working_dir))
+    console.print(Text.assemble((plan.name, "bold"), " goes on without this shell"))
+    for what in ("attach", "logs", "stop"):
+        console.print(f"fleet {what} {plan.name} --address {address}", highlight=False)
+    return Exit.DONE
+
+
+def checked(script: str, arguments: Sequence[str], directory: Path) -> tuple[RunSettings, set[str], dict[str, Any]]:
+    """(what ``fleet run SCRIPT ARGUMENTS`` in ``directory`` would train with, the options that were given, the values of all).
+
+    Raises ConfigError as the command would, but for policies of the user's own: no code of theirs runs here.
+    """
+    from fleet.app import expects, plans
+
+    command = _alone()
+    try:
+        context = command.make_context("run", [script, *arguments])
+    except typer.Exit:
+        raise ConfigError("arguments", " ".join(arguments)[:200], "ask for help, and for no run") from None
+    except typer.exceptions.TyperException as error:
+        reason = getattr(error, "message", str(error))
+        raise ConfigError("arguments", " ".join(arguments)[:200], reason, "See fleet run --help.") from None
+    given = {name for name in context.params if str(context.get_parameter_source(name)).endswith("COMMANDLINE")}
+    values = context.params
+    found = cli_plain.checked(values, given) if values["plain"] else cli_config.settings_of(values, directory)
+    if not values["plain"]:
+        plans.check(found.run, found.chaos)
+    expects.parse_all(values["expect"] or [], values["twin"])
+    return found.run, given, values
+
+
+def _planned(given: Mapping[str, Any], found: Configuration, name: str, resume: str, root: Path, steps: int) -> RunPlan:
+    """The run that the options ask for. Raises ConfigError; typer.Exit when there is nothing to resume."""
+    _leave_if_ended(resume, given["script"], found.run.storage, root, steps)
+    asked = Executed(given["script"], tuple(given["arguments"] or ()), given["module"])
+    if given["repeat"] and not resume:
+        return _repeated(given["repeat"], asked, root, given["changed_code"])
+    return _plan(asked, found, name, resume, root, steps)
+
+
+def _plan(asked: Executed, found: Configuration, name: str, resume: str, root: Path, steps: int) -> RunPlan:
+    from actors.rank import script_loading
+    from fleet.app import plans, resuming
+    from fleet.app.cluster.queue import SUBMITTED
+
+    settings = found.run
+    plans.check(settings, found.chaos)
+    if resume:
+        folder = plans.find_run(resume, root)
+        if plans.is_completed(folder):
+            resuming.check_given(folder, found, resuming.BEYOND)
+            return plans.continued_plan(folder, asked.script, name, steps, settings.storage, **asked.more)
+        if steps:
+            reason = f"run {resume} has not come to its end: it is resumed with the number of steps that it began with"
+            raise ConfigError("--steps", steps, reason, "Resume it without --steps; go on beyond its end afterwards.")
+        resuming.check(folder, found, asked.path)
+        _report_changes(folder, plans.changed_since(folder, asked.path).code)
+        return plans.resumed_plan(folder, asked.script, settings.storage, **asked.more)
+    if not asked.script:
+        raise ConfigError("SCRIPT", "", "missing", "Name a Python file with a function train(run), or use --resume RUN.")
+    name = plans.checked_name(name, root) if name else ""
+    train, now_s = script_loading.load_train(asked.script, **asked.more), unix_time_s()
+    script = train.file if asked.module else asked.script
+    name = name or plans.new_name(script)
+    return plans.RunPlan(
+        name=name, folder=root / name, settings=settings, train=train, script=script, chaos=found.chaos, lemons=found.lemons,
+        queued_s=max(0.0, now_s - float(os.environ.get(SUBMITTED, now_s))),
+    )  # fmt: skip
+
+
+def _either(run: str, name: str, resume: str, repeat: str, storage: str, root: Path, steps: int) -> tuple[str, str, int]:
+    """(the name of a run to begin, that of one to go on with, steps that are asked for). Raises ConfigError.
+
+    Of ``run`` it is one or the other; without it ``name`` and ``resume``. A run that goes on keeps the number of steps that it began with.
+    """
+    if not run:
+        return name, resume, steps
+    for other, value in (("--name", name), ("--resume", resume), ("--repeat", repeat)):
+        if value:
+            raise ConfigError("--resume-or-start", run, f"{other} = {value} is given, too", "Give one of them.")
+    if Path(run).name != run:
+        raise ConfigError("--resume-or-start", run, "it is a path, and a run that is to begin has a name", "Give the name alone.")
+    _fetch_journal(run, storage, root)
+    return ("", run, 0) if (root / run / "journal.jsonl").is_file() else (run, "", steps)
+
+
+def _fetch_journal(run: str, storage: str, root: Path) -> None:
+    """Of a run whose journal lies in its store alone."""
+    if "://" in storage:
+        from storage.mirror import fetch_journal
+
+        fetch_journal(f"{storage.rstrip('/')}/{run}", root / run / "journal.jsonl")
+
+
+def _leave_if_ended(run: str, script: str, storage: str, root: Path, steps: int) -> None:
+    """Raises typer.Exit when there is nothing to resume of ``run``; empty: none is to be resumed."""
+    if run and _has_ended(run, script, storage, root, steps):
+        raise typer.Exit(0)
+
+
+def _has_ended(run: str, script: str, storage: str, root: Path, steps: int) -> bool:
+    """Whether there is nothing to resume, which is said then. A journal that lies in the run's store alone is fetched first."""
+    from fleet.app import plans
+
+    _fetch_journal(run, storage, root)
+    folder = plans.find_run(run, root)
+    plans.check_fleets(folder, "--resume")
+    if steps or not plans.is_completed(folder):
+        return False
+    again = shlex.join(["fleet", "run", *([script] if script else []), "--resume", run])
+    console.print(f"{folder.name} is completed: all its steps are committed, and its last state is kept.", highlight=False, soft_wrap=True)
+    console.print(f"To go on beyond its end, as a new run: {again} --steps N", markup=False, highlight=False, soft_wrap=True)
+    return True
+
+
+def _repeated(run: str, asked: Executed, root: Path, changed_code: bool) -> RunPlan:
+    """The plan of ``run`` once more. What has changed since is told; other code is refused unless the user has said so."""
+    from fleet.app import plans
+
+    folder = plans.find_run(run, root)
+    plans.check_fleets(folder, "--repeat")
+    changes = plans.changed_since(folder, asked.path)
+    if not changed_code:
+        plans.check_same_code(folder, changes)
+    _report_changes(folder, (*changes.code, *changes.around))
+    return plans.repeated_plan(folder, asked.script, root, **asked.more)
+
+
+def _report_changes(folder: Path, changes: Sequence[str]) -> None:
+    """Print the changes since the run in ``folder`` began."""
+    for change in changes:
+        console.print(f"not as in {folder.name}: {change}", style="yellow", markup=False)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Show:
+    """Where the report goes, and how much of it is shown; see the options of ``fleet run``."""
+
+    json: str
+    html: str
+    port: int
+    verbose: bool
+
+
+def _execute(
+    plan: RunPlan, twin: bool, twin_world: int, show: Show, expected: Sequence[Expectation], address: str, working_dir: str
+) -> int:
+    from dashboards.trackers import choice
+    from fleet.app import plans, policy_choice, twins
+    from fleet.app.beginning import Beginning
+    from storage.backends.trial import StoreTrial, check_folder
+
+    root, beginning = plan.folder.parent, Beginning(console, time.monotonic)
+    if not address:  # else it is checked where the run is driven
+        choice.check(plan.settings.track, os.environ)
+    policy_choice.look_in(Path(plan.script).resolve().parent, Path.cwd())
+    policy_choice.check(plan.settings)
+    check_folder(plan.folder if plan.resume else root)
+    tried = StoreTrial(plans.store_url(plan)) if "://" in plan.settings.storage else None  # beside the cluster's start
+    with beginning, cli_watch.serving(root, "127.0.0.1", show.port) as server, _ground(plan, address, working_dir, beginning) as launched:
+        if tried is not None and not address:
+            tried.check("this machine")
+        plan = dataclasses.replace(plan, page=server.read_link(plan.name))
+        result = one_run(launched(plan), server, show.verbose, beginning)
+        if result.status == "failed" and _is_refused(plan):
+            return Exit.REFUSED
+        verdict = None
+        if twin and result.completed:
+            other = plans.twin_of(plan, twin_world or None)
+            verdict = plans.compare(plan, other, one_run(launched(other), None, show.verbose))
+        elif twin:
+            verdict = twins.not_run(result.status, result.reason, twin_world or plan.settings.world)
+    return close(plan, result, verdict, show, expected)
+
+
+@contextmanager
+def _ground(plan: RunPlan, address: str, working_dir: str, beginning: Beginning) -> Iterator[Callable[[RunPlan], Launch]]:
+    """What carries plans out: a local cluster while the context lasts, or the one at ``address``; or the launcher of a plain job."""
+    if plan.plain is not None:
+        from fleet.app import plain
+
+        beginning.say(f"{plan.name}: the ranks of {Path(plan.script).name} are started on this machine")
+        yield plain.PlainRun
+    elif address:
+        from fleet.app import remote
+
+        beginning.say(f"{plan.name}: the cluster at {address} is asked")
+        with remote.connected(address):
+            console.print(f"cluster {address}: {remote.seen()}; code is sent there, and processes are started", highlight=False)
+            yield lambda each: remote.Launched(each, plan.folder.parent, code_folder(plan, working_dir))
+    else:
+        nodes, slots = plan.settings.nodes, plan.settings.slots
+        beginning.say(f"{plan.name}: a Ray cluster of {nodes} node{'s' if nodes > 1 else ''} for {slots} ranks is started on this machine")
+        from actors.rank import script_loading
+        from fleet.app import recipes
+
+        with recipes.local_cluster(plan.settings, [script_loading.folder_of(plan.train, plan.script)]) as cluster:
+            beginning.say("the cluster is up; a coordinator is started, and an agent on each node")
+            yield lambda each: recipes.LiveRun(each, cluster)
+
+
+def close(plan: RunPlan, result: RunResult, verdict: dict[str, Any] | None, show: Show, expected: Sequence[Expectation]) -> int:
+    """Tell what came of a run that has ended, and the exit code."""
+    from fleet.app import expects, tracking
+    from fleet.app.result import report_data
+    from fleet.ledger import checkers
+
+    if not plan.journal.exists():  # it was deleted, and the run has failed for that
+        return Exit.FAILED
+    report, damage = cli_diagnose.load_report(plan.folder)
+    data = report_data(report, damage, verdict)
+    if show.json != "-":
+        _sum_up(data, plan, report, show.verbose)
+    emit(data, report, show.json, show.html)
+    for line in tracking.in_words(plan.folder, plan.settings.track):
+        console.print(line, markup=False, highlight=False, soft_wrap=True)
+    unmet = expects.unmet(expected, data)
+    for line in unmet:
+        console.print(line, style="red", markup=False)
+    return _exit_code(result, verdict) or (Exit.VIOLATED if checkers.violated(data["checks"]) else Exit.UNMET if unmet else Exit.DONE)
+
+
+def one_run(live: Launch, server: PageServer | None, verbose: bool, beginning: Beginning | None = None) -> RunResult:
+    """Train; with a ``server``, its page shows the run, and takes orders. ``beginning`` tells what the first step waits for."""
+    from fleet.app.progress import LiveView
+    from fleet.app.stopping import stopped_by_signals
+    from fleet.host.follow import Follower
+    from fleet.host.rank_logs import RunLogs, logs_of
+
+    plan, follower = live.plan, Follower(live.plan.journal)
+    console.print(Text.assemble((plan.name, "bold"), f"  journal {plan.journal}"))
+    if server is not None:
+        server.show(plan.name, follower, live.controls)
+        console.print(Text.assemble("watch it at ", (server.link(plan.name), "bold")))
+    logs = RunLogs(logs_of(plan.folder), from_start=not plan.resume)
+    if beginning is not None:
+        beginning.say("ranks are started")
+    view = LiveView(follower, console, time.monotonic, logs, _first_fault_s(plan), verbose, beginning)
+    with view, stopped_by_signals(live.stop, console.print):
+        result = live.execute()
+    if beginning is not None:
+        beginning.over()
+    if server is not None:
+        server.release(plan.name)
+    if result.status == "failed":
+        if result.detail:
+            console.print(result.detail, markup=False)
+        console.print(Text.assemble(("failed: ", "red bold"), result.reason))
+    return result
+
+
+def _first_fault_s(plan: RunPlan) -> float | None:
+    """When chaos strikes first, in seconds of training; None: never."""
+    faults = plan.chaos.plan(seed=plan.settings.seed, world=plan.settings.slots, nodes=plan.settings.nodes)
+    return min((fault.at_s for fault in faults), default=None)
+
+
+def _is_refused(plan: RunPlan) -> bool:
+    """Whether its ranks have built another thing than what is to be resumed. All there is to tell has been told."""
+    from fleet.host.follow import last_words
+
+    ended = last_words(plan.journal)[1]
+    return ended is not None and ended.why is EndWhy.REFUSED
+
+
+def _exit_code(result: RunResult, verdict: dict[str, Any] | None) -> int:
+    """A twin that differs, or has failed, is a failure; one that was stopped has shown nothing."""
+    if result.status == "failed":
+        return Exit.FAILED
+    if result.completed and verdict is not None and not verdict["equal"]:
+        return Exit.STOPPED if verdict["status"] == STOPPED else Exit.FAILED
+    return {COMPLETED: Exit.DONE, UNSAVED: Exit.NOT_SAVED}.get(result.status, Exit.STOPPED)
+
+
+def emit(data: dict[str, Any], report: Report, json_: str, html: str) -> None:
+    """The report to where it was asked for."""
+    if json_ == "-":
+        cli_print.write(json.dumps(data, indent=2))
+    elif json_:
+        Path(json_).write_text(json.dumps(data, indent=2) + "\n")
+    if html:
+        from dashboards.pages.run import render_html
+
+        Path(html).write_text(render_html(report))
+
+
+def print_report(report: Report) -> None:
+    """The report to the terminal."""
+    from fleet.app.report import render_table
+
+    cli_print.write(render_table(report, colour=sys.stdout.isatty()).rstrip("\n"))
+
+
+def _sum_up(data: dict[str, Any], plan: RunPlan, report: Report, verbose: bool) -> None:
+    """The last lines: what training came to, what it cost, and what to do next."""
+    from fleet.app import ending, plans, resuming
+    from fleet.app.live_line import hung
+    from storage.backends.urls import redact
+
+    if verbose:
+        print_report(report)
+    views = report.history["views"]
+    trained_s = report.summary.now_s - views[0]["at_s"] if views else None
+    elsewhere = str(plan.folder.parent) if plan.folder.parent != Path(RUNS).resolve() else ""
+    again = plans.again(plan) if plan.plain is not None else ""
+    saved_at = _saved_by_script(data) if again else redact(plans.store_url(plan))
+    returns = resuming.returns_of(plan.journal) if data["status"] == "failed" else 0
+    context = ending.EndContext(plan.name, saved_at, _first_fault_s(plan), elsewhere, again, returns)
+    out = cli_print.Terminal()
+    width = out.width if out.is_terminal else None
+    for head, words in ending.ending(data | {"trained_s": trained_s}, context):
+        line = Text(hung(f"{head:8} {words}", width, 9))
+        line.stylize("bold", 0, len(head))
+        out.print(line)
+
+
+def _saved_by_script(data: dict[str, Any]) -> str:
+    """Where the newest checkpoint lies that was seen; empty without one."""
+    return str(data["checkpoints"][-1]["checkpoint"]) if data["checkpoints"] else ""

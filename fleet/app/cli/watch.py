@@ -1,0 +1,138 @@
+"""``fleet watch``: the live page, of a run that goes on or of one that has ended."""
+
+from __future__ import annotations
+
+import getpass
+import os
+import signal
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+from urllib.parse import quote
+
+import typer
+
+from fleet.app.cli import prints as cli_print
+from fleet.app.cli.config import RUNS, Storage
+from fleet.errors import ConfigError
+
+if TYPE_CHECKING:
+    from dashboards.feeds import RunFeeds
+    from dashboards.identities import NamedToken
+    from dashboards.server import ChaosPort, WatchServer
+    from fleet.host.follow import Follower
+
+PRIVATE = ".fleet"
+"""Folder beside the runs: the write token, the audit log, what `fleet up` wrote."""
+PerRank = Annotated[bool, typer.Option("--per-rank", help="Metrics of each rank also of runs with more than 256.")]
+console = cli_print.Terminal(stderr=True)
+
+
+class PageServer:
+    """A server and what it serves."""
+
+    def __init__(self, feeds: RunFeeds, server: WatchServer, token: str, read_token: str | None) -> None:
+        self._feeds, self.server, self._token, self._read_token = feeds, server, token, read_token
+
+    def show(self, name: str, follower: Follower, chaos: ChaosPort | None) -> None:
+        """Serve run ``name`` from ``follower``, and let the page order ``chaos``, where it can be reached."""
+        self._feeds.adopt(name, follower)
+        if chaos is not None:
+            self.server.control(name, chaos)
+
+    def release(self, name: str) -> None:
+        """The run has ended: it can still be seen, and takes no orders."""
+        self.server.release(name)
+
+    def link(self, name: str = "") -> str:
+        """Where to look. The token is behind the #, which browsers keep to themselves."""
+        return f"{self._page(name)}#token={self._token}"
+
+    def read_link(self, name: str = "") -> str:
+        """The same for those who may only look."""
+        return f"{self._page(name)}#token={self._read_token}" if self._read_token else self._page(name)
+
+    def _page(self, name: str) -> str:
+        return self.server.url + (f"/runs/{quote(name)}" if name else "/")
+
+
+def read_token_path(root: Path, host: str) -> Path | None:
+    """Where the token is that readers have to show; None when they need none: nobody but this machine's users reaches ``host``."""
+    from dashboards.access import LOOPBACK, READ_TOKEN
+
+    return None if host in LOOPBACK else root / PRIVATE / READ_TOKEN
+
+
+@contextmanager
+def serving(root: Path, host: str, port: int, per_rank: bool = False, named: Sequence[NamedToken] = ()) -> Iterator[PageServer]:
+    """The live page of the runs under ``root``. Who can reach it from elsewhere must show a token even to read.
+
+    With ``per_rank`` large runs have metrics of each rank, too. Who has one of the ``named`` tokens may hand in runs.
+
+    Raises ConfigError when it cannot listen there.
+    """
+    from dashboards.access import LOOPBACK, Access, Audit, stored_token
+    from dashboards.control_registry import ControlRegistry
+    from dashboards.feeds import RunFeeds
+    from dashboards.server import WatchServer
+
+    token = stored_token(root / PRIVATE)
+    kept = read_token_path(root, host)
+    read_token = stored_token(kept.parent, kept.name) if kept else None
+    hosts = () if host in ("0.0.0.0", "::") else (*LOOPBACK, host)
+    access = Access(token, read_token, hosts, tuple(named), _user())
+    with RunFeeds(root, per_rank) as feeds:
+        server = WatchServer(feeds, access, Audit(root / PRIVATE / "audit.jsonl"), host, port)
+        server.control_registry = ControlRegistry(root / PRIVATE / "pages", token)
+        try:
+            server.__enter__()
+        except OSError as error:
+            raise ConfigError(
+                "--port", port, f"cannot listen on {host}: {error.strerror}", "Choose another, or 0 for a free one."
+            ) from error
+        try:
+            yield PageServer(feeds, server, token, read_token)
+        finally:
+            server.__exit__(None, None, None)
+
+
+def _user() -> str:
+    """Who runs this process; a container may have no name for its user."""
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):
+        return f"user {os.geteuid()}"
+
+
+def watch(
+    run: Annotated[str, typer.Argument(help="A run's folder, or its name under --storage; empty: all runs.")] = "",
+    storage: Storage = RUNS,
+    host: Annotated[str, typer.Option(help="Address to listen on; others than loopback ask every reader for the token.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(help="Port to listen on; 0: a free one.")] = 0,
+    per_rank: PerRank = False,
+) -> None:
+    """Open RUN, or all runs, in the browser: live, or from the journal."""
+    root, name = Path(storage), ""
+    if run:
+        from fleet.app.plans import find_run
+
+        folder = find_run(run, root).resolve()
+        root, name = folder.parent, folder.name
+    with serving(root, host, port, per_rank) as server:
+        console.print(f"[bold]{server.link(name)}[/]")
+        if server.read_link(name) != server.link(name):
+            console.print(f"only to look: {server.read_link(name)}")
+        wait_for_a_signal()
+
+
+def wait_for_a_signal() -> None:
+    """Until Ctrl-C or SIGTERM."""
+    stop = threading.Event()
+    before = {each: signal.signal(each, lambda *_: stop.set()) for each in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        stop.wait()
+    finally:
+        for each, handler in before.items():
+            signal.signal(each, handler)

@@ -1,0 +1,31 @@
+"""One Ray node of a local cluster, hosted by one small process; see ``fleet.app.cluster.local``.
+
+It starts the node's daemons, prints one line of JSON, and waits until its standard input closes or the raylet ends; then it kills what
+is left of the node. So when the launcher dies, however it dies, the node goes with it. Left alone, Ray's agents would live on for a
+minute, because they try to tell the head, and the workers of a raylet that nobody reaps for as long as they like.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import shutil
+import sys
+
+from fleet.app.cluster.ray_internals import HostedNode
+from fleet.host import processes
+
+
+def main() -> None:
+    """Host the node that the first argument describes, as JSON, until standard input closes."""
+    request = json.loads(sys.argv[1])
+    out = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)  # what Ray prints goes to the log, so that the answer is the only line
+    node = HostedNode(request["settings"], request["dashboard"])
+    print(json.dumps({"address": node.address, "node_id": node.id, "raylet": node.raylet.pid}), file=out, flush=True)
+    ended = select.select([sys.stdin, os.pidfd_open(node.raylet.pid)], [], [])[0]
+    node.raylet.poll()  # reaps it
+    processes.kill_all(os.environ[processes.CLUSTER_VARIABLE], os.environ[processes.NODE_VARIABLE])
+    if sys.stdin in ended and node.is_head:
+        shutil.rmtree(request["settings"]["temp_dir"], ignore_errors=True)

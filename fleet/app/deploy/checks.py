@@ -1,0 +1,318 @@
+"""What is wrong in the files that bring up a cluster: their texts in, refusals out.
+
+Judges are Ray's schema for ``ray up``, Kubernetes' own for what Kubernetes knows, and the tables of ``rules.py`` for the rest.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+import jsonschema
+import yaml
+
+from fleet.app.deploy import batch, entrypoint, kuberay, rules, secrets
+from fleet.errors import ConfigError
+
+KUBERNETES = "1.33"
+"""The version whose schemas are asked."""
+LEAST_PATIENCE_S = 60
+LEAST_SHARED_B = 64 * 2**20
+"""Of `/dev/shm`; what Fleet needs there."""
+EXTRA = "kubernetes_validate"
+KNOWN = "A cluster file of ray up, RayJob, RayCluster, PodDisruptionBudget, a batch script (.sbatch) and a Dockerfile can be checked."
+
+
+def check(name: str, text: str, accepts: entrypoint.Accepts, *, core: bool = True) -> list[ConfigError]:
+    """All that is wrong in a file; where it holds a secret in clear text, that alone, so that nothing else shows it.
+
+    Args:
+        name: of the file, which says what it is where its text does not.
+        text: what is in it.
+        accepts: Fleet's own command line, which judges the commands in it.
+        core: ask Kubernetes' schemas, too. They come with the extra ``kubernetes``.
+    """
+    kind = PurePosixPath(name)
+    if kind.suffix in (".yaml", ".yml"):
+        faults = list(_check_yaml(name, text, accepts, core))
+    elif kind.name.startswith("Dockerfile") and kind.suffix != ".dockerignore":
+        faults = list(batch.secrets_in_dockerfile(text)) or list(batch.dockerfile(text))
+    elif kind.suffix in (".sbatch", ".sh"):
+        faults = list(batch.secrets_in_script(text)) or list(batch.script(text, accepts))
+    else:
+        raise ConfigError("FILE", name, "it is of no kind that is known by its name", KNOWN)
+    return [ConfigError(f"{name}: {error.field}", error.value, error.reason, error.way_out) for error in faults]
+
+
+def has_core() -> bool:
+    """Whether Kubernetes' schemas are installed."""
+    return importlib.util.find_spec(EXTRA) is not None
+
+
+def _check_yaml(name: str, text: str, accepts: entrypoint.Accepts, core: bool) -> Iterator[ConfigError]:
+    try:
+        documents = [each for each in yaml.safe_load_all(text) if each is not None]
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
+        mark = getattr(error, "problem_mark", None)
+        place = f" at line {mark.line + 1}" if mark else ""
+        yield ConfigError("YAML", "", f"it cannot be read{place}: {getattr(error, 'problem', None) or type(error).__name__}")
+        return
+    if not documents:
+        yield ConfigError("YAML", "", "there is nothing in it", KNOWN)
+    for number, document in enumerate(documents, 1):
+        at = f"document {number}: " if len(documents) > 1 else ""
+        for fault in _document(document, accepts, core):
+            yield ConfigError(f"{at}{fault.field}", fault.value, fault.reason, fault.way_out)
+
+
+def _document(document: Any, accepts: entrypoint.Accepts, core: bool) -> list[ConfigError]:
+    if not isinstance(document, Mapping):
+        return [ConfigError("YAML", rules.shown(document), "it is a list or a value, and no table", KNOWN)]
+    if found := list(secrets.found(document)):
+        return found
+    match document.get("kind"):
+        case "RayJob":
+            return [*rules.broken(document, rules.METADATA), *_job(document, accepts, core)]
+        case "RayCluster":
+            cluster = document.get("spec")
+            return [*rules.broken(document, rules.METADATA), *_cluster(cluster, "spec", core)]
+        case "PodDisruptionBudget":
+            judged = _core(document) if core and rules.text(document.get("apiVersion")) else ()
+            return [*judged, *rules.broken(document, rules.BUDGET)]
+        case None if {"provider", "cluster_name"} & document.keys():
+            return list(_ray_up(document))
+        case None:
+            return [ConfigError("kind", "", "it is missing", KNOWN)]
+        case kind:
+            return [ConfigError("kind", rules.shown(kind), "no rules are known for it", KNOWN)]
+
+
+# ---- Kubernetes --------------------------------------------------------------------------------------------------------------------------
+
+
+def _core(document: Mapping[str, Any], below: str = "") -> Iterator[ConfigError]:
+    """What Kubernetes' own schema refuses first; unknown fields, too. ``below``: what stands before each path."""
+    import kubernetes_validate as schemas
+
+    try:
+        schemas.validate(dict(document), KUBERNETES, strict=True)
+    except schemas.SchemaNotFoundError:
+        reason = f"Kubernetes {KUBERNETES} has no {document.get('kind')} of this version"
+        yield ConfigError("apiVersion", rules.shown(document.get("apiVersion")), reason)
+    except jsonschema.ValidationError as error:
+        yield _schema_fault(error, below)
+
+
+def _schema_fault(error: jsonschema.ValidationError, below: str = "") -> ConfigError:
+    path = below
+    for word in error.absolute_path:
+        path += f"[{word}]" if isinstance(word, int) else f"{'.' if path else ''}{word}"
+    names = error.validator in ("additionalProperties", "required")  # their messages name fields, others repeat values
+    said = error.message if names else f"it asks for {error.validator} {rules.shown(error.validator_value)}"
+    return ConfigError(path or "the file", rules.shown(error.instance), f"the schema refuses it: {said}")
+
+
+def _job(document: Mapping[str, Any], accepts: entrypoint.Accepts, core: bool) -> Iterator[ConfigError]:
+    yield from rules.broken(document, rules.JOB)
+    spec = document.get("spec")
+    if not isinstance(spec, Mapping):
+        return
+    cluster = spec.get("rayClusterSpec")
+    yield from _cluster(cluster, "spec.rayClusterSpec", core)
+    if rules.text(spec.get("entrypoint")):
+        room = _room(cluster) if isinstance(cluster, Mapping) else None
+        yield from batch.judged(spec["entrypoint"], "spec.entrypoint", accepts, room, detached=False)
+        yield from _tries(spec["entrypoint"], spec.get("backoffLimit"))
+
+
+def _tries(command: str, tries: Any) -> Iterator[ConfigError]:
+    if rules.whole(1)(tries) and "--resume" not in command:
+        reason = "each new try is a new cluster, on which this command begins the run anew"
+        yield ConfigError("spec.backoffLimit", tries, reason, "Put --resume-or-start NAME into the entrypoint, or set it to 0.")
+
+
+def _cluster(cluster: Any, at: str, core: bool) -> Iterator[ConfigError]:
+    if not isinstance(cluster, Mapping):
+        return
+    for error in (*rules.broken(cluster, rules.CLUSTER), *_replicas(cluster)):
+        yield ConfigError(f"{at}.{error.field}", error.value, error.reason, error.way_out)
+    for path, template in (
+        *rules.reached(cluster, ["headGroupSpec", "template"]),
+        *rules.reached(cluster, ["workerGroupSpecs", "*", "template"]),
+    ):
+        if isinstance(template, Mapping):
+            yield from _pod(template, f"{at}.{path}", core)
+
+
+def _replicas(cluster: Mapping[str, Any]) -> Iterator[ConfigError]:
+    for path, group in rules.reached(cluster, ["workerGroupSpecs", "*"]):
+        counts = [group.get(name) for name in ("minReplicas", "replicas", "maxReplicas")] if isinstance(group, Mapping) else []
+        if counts and all(map(rules.whole(0), counts)) and len(set(counts)) > 1:
+            reason = f"minReplicas is {counts[0]} and maxReplicas {counts[2]}, and world and spares are one workload of a fixed size"
+            yield ConfigError(f"{path}.replicas", counts[1], reason, "Give all three the same number.")
+
+
+def _pod(template: Mapping[str, Any], at: str, core: bool) -> Iterator[ConfigError]:
+    """``at``: path of the template."""
+    if core:
+        pod = {"apiVersion": "v1", "kind": "Pod", **template}
+        yield from _core(pod, at)
+    for error in (*rules.broken(template, rules.POD), *_shared_memory(template), *_containers(template), *_spread(template)):
+        yield ConfigError(f"{at}.{error.field}", error.value, error.reason, error.way_out)
+
+
+def _shared_memory(template: Mapping[str, Any]) -> Iterator[ConfigError]:
+    """A pod has 64 MiB of it otherwise, and Ray would put its objects on a disk."""
+    volumes = [value for _, value in rules.reached(template, ["spec", "volumes", "*"]) if isinstance(value, Mapping)]
+    mounts = [value for _, value in rules.reached(template, ["spec", "containers", "*", "volumeMounts", "*"]) if isinstance(value, Mapping)]
+    names = [each.get("name") for each in mounts if each.get("mountPath") == "/dev/shm"]
+    sizes = [each["emptyDir"] for each in volumes if each.get("name") in names and isinstance(each.get("emptyDir"), Mapping)]
+    if not sizes:
+        yield ConfigError(
+            "spec.volumes", "", "nothing is mounted at /dev/shm, where ranks of a node speak to each other", "Mount an emptyDir."
+        )
+    for each in sizes:
+        if each.get("medium") != "Memory":
+            yield ConfigError("spec.volumes.emptyDir.medium", rules.shown(each.get("medium")), "at /dev/shm it takes Memory")
+        if rules.amount(each.get("sizeLimit")) < LEAST_SHARED_B:
+            yield ConfigError("spec.volumes.emptyDir.sizeLimit", rules.shown(each.get("sizeLimit")), "at /dev/shm it takes 64Mi or more")
+
+
+def _spread(template: Mapping[str, Any]) -> Iterator[ConfigError]:
+    labels: Any = dict(rules.reached(template, ["metadata", "labels"])).get("metadata.labels")
+    for path, wanted in rules.reached(template, ["spec", "topologySpreadConstraints", "*", "labelSelector", "matchLabels"]):
+        names = list(wanted) if isinstance(wanted, Mapping) and isinstance(labels, Mapping) else []
+        for name in names:
+            if wanted[name] != labels.get(name):
+                yield ConfigError(
+                    f"{path}.{name}", rules.shown(wanted[name]), "the pod itself has no such label, so that it is not counted"
+                )
+
+
+def _containers(template: Mapping[str, Any]) -> Iterator[ConfigError]:
+    for path, container in rules.reached(template, ["spec", "containers", "*"]):
+        if not isinstance(container, Mapping):
+            continue
+        resources = container.get("resources")
+        sides: list[Any] = [resources.get(name) for name in ("requests", "limits")] if isinstance(resources, Mapping) else []
+        if all(isinstance(each, Mapping) for each in sides) and sides and sides[0] != sides[1]:
+            others = sorted({str(name) for one, two in (sides, sides[::-1]) for name in one if one[name] != two.get(name)})
+            reason = f"requests differ from them in {', '.join(others)}: such pods are ended first when their host is short of memory"
+            yield ConfigError(f"{path}.resources.limits", rules.shown(sides[1]), reason, "Give both the same quantities.")
+        yield from _probes(container, path)
+
+
+def _probes(container: Mapping[str, Any], path: str) -> Iterator[ConfigError]:
+    for name in ("readinessProbe", "livenessProbe"):
+        for _, asked in rules.reached(container, [name, "httpGet"]):
+            pair: tuple[Any, Any] = (asked.get("path"), asked.get("port")) if isinstance(asked, Mapping) else kuberay.NODE_HEALTH
+            known = dict((kuberay.HEAD_HEALTH, kuberay.NODE_HEALTH))
+            if rules.one_of(*known)(pair[0]) and rules.one_of(*known.values())(pair[1]) and known[pair[0]] != pair[1]:
+                yield ConfigError(f"{path}.{name}.httpGet.port", pair[1], f"{pair[0]} is answered at {known[pair[0]]}")
+    alive = container.get("livenessProbe")
+    times: list[Any] = [alive.get(name) for name in ("periodSeconds", "failureThreshold")] if isinstance(alive, Mapping) else []
+    if times and all(map(rules.whole(1), times)) and times[0] * times[1] < LEAST_PATIENCE_S:
+        reason = f"a node that is silent for {times[0] * times[1]} s would be ended, though it may only be paused"
+        yield ConfigError(f"{path}.livenessProbe.failureThreshold", times[1], reason, f"Allow at least {LEAST_PATIENCE_S} s.")
+
+
+def _room(cluster: Mapping[str, Any]) -> int | None:
+    """Ranks that the worker groups hold: one for each GPU, or for each CPU where there is no GPU. None: it cannot be told."""
+    room = 0
+    for _, group in rules.reached(cluster, ["workerGroupSpecs", "*"]):
+        found = [value for _, value in rules.reached(group, ["template", "spec", "containers", "*", "resources", "limits"])]
+        if not found or not isinstance(found[0], Mapping) or not rules.whole(0)(group.get("replicas")):
+            return None
+        room += group["replicas"] * int(rules.amount(found[0].get("nvidia.com/gpu", 0)) or rules.amount(found[0].get("cpu")))
+    return room
+
+
+# ---- ray up ------------------------------------------------------------------------------------------------------------------------------
+
+
+@functools.cache
+def _ray_schema() -> Any:
+    """As Ray's own command has it. Ray is not imported for that."""
+    spec = importlib.util.find_spec("ray")
+    places = (spec.submodule_search_locations if spec else None) or []
+    return json.loads(Path(next(iter(places)), "autoscaler", "ray-schema.json").read_text())
+
+
+def _ray_up(document: Mapping[str, Any]) -> Iterator[ConfigError]:
+    judge = jsonschema.Draft7Validator(_ray_schema())
+    yield from (_schema_fault(error) for error in judge.iter_errors(dict(document)))
+    yield from rules.broken(document, rules.RAY_UP)
+    kind = (document.get("provider") or {}).get("type") if isinstance(document.get("provider"), Mapping) else None
+    yield from rules.broken(document, rules.PROVIDER.get(str(kind), ()))
+    yield from _local(document) if kind == "local" else _kinds(document, str(kind))
+    yield from _starts(document)
+
+
+def _local(document: Mapping[str, Any]) -> Iterator[ConfigError]:
+    provider = document["provider"]
+    addresses = provider.get("worker_ips")
+    if isinstance(addresses, list):
+        if len({str(provider.get("head_ip")), *map(str, addresses)}) <= len(addresses):
+            yield ConfigError("provider.worker_ips", rules.shown(addresses), "a machine is named twice; the head is one of its own")
+        if document.get("max_workers") != len(addresses):
+            yield ConfigError("max_workers", rules.shown(document.get("max_workers")), f"worker_ips names {len(addresses)} machines")
+    for name in ("available_node_types", "head_node_type"):
+        if name in document:
+            yield ConfigError(name, rules.shown(document[name]), "machines that are there have no kinds", "Leave it out.")
+
+
+def _kinds(document: Mapping[str, Any], provider: str) -> Iterator[ConfigError]:
+    kinds, head = document.get("available_node_types"), document.get("head_node_type")
+    if not isinstance(kinds, Mapping) or not isinstance(head, str) or head not in kinds:
+        yield ConfigError("head_node_type", rules.shown(head), "it is none of available_node_types")
+        return
+    workers = {name: kind for name, kind in kinds.items() if name != head and isinstance(kind, Mapping)}
+    for name, kind in kinds.items():
+        for error in rules.broken(kind, rules.MACHINE.get(provider, ())) if isinstance(kind, Mapping) else ():
+            yield ConfigError(f"available_node_types.{name}.{error.field}", error.value, error.reason, error.way_out)
+    yield from _counts(workers, document.get("max_workers"))
+    cpus = [value for _, value in rules.reached(kinds[head], ["resources", "CPU"])]
+    if cpus != [0]:
+        yield ConfigError(f"available_node_types.{head}.resources.CPU", rules.shown(cpus[0]), "it takes 0: the head holds no ranks")
+
+
+def _counts(workers: Mapping[str, Mapping[str, Any]], most: Any) -> Iterator[ConfigError]:
+    if not workers:
+        yield ConfigError("available_node_types", "", "no kind holds ranks")
+    for name, kind in workers.items():
+        at = f"available_node_types.{name}"
+        least, own = kind.get("min_workers"), kind.get("max_workers")
+        if not rules.whole(1)(least) or least != own:
+            reason = f"max_workers is {own}, and all nodes are wanted from the start"
+            yield ConfigError(f"{at}.min_workers", rules.shown(least), reason, "Give both the same number, at least 1.")
+        if not rules.resources(kind.get("resources")):
+            names = ", ".join(map(str, kind["resources"])) if isinstance(kind.get("resources"), Mapping) else ""
+            yield ConfigError(f"{at}.resources", names, f"one of these is nearly one of {', '.join(rules.RESOURCES)}", "Spell it so.")
+        if not any(rules.whole(1)(value) for _, value in rules.reached(kind, ["resources", "CPU"])):
+            yield ConfigError(f"{at}.resources.CPU", rules.shown(kind.get("resources")), "it takes a whole number, at least 1")
+    asked = sum(kind["min_workers"] for kind in workers.values() if rules.whole(0)(kind.get("min_workers")))
+    if most != asked:
+        yield ConfigError("max_workers", rules.shown(most), f"the kinds ask for {asked} nodes")
+
+
+STARTS = {
+    "head_start_ray_commands": (("ray stop",), ("ray start", "--head", "--autoscaling-config=~/ray_bootstrap_config.yaml", "--num-cpus=0")),
+    "worker_start_ray_commands": (("ray stop",), ("ray start", "--address=$RAY_HEAD_IP:")),
+}
+"""What must be in the commands, in this order: those of ``ray up`` itself, and the head's that keep ranks from it."""
+
+
+def _starts(document: Mapping[str, Any]) -> Iterator[ConfigError]:
+    for name, needed in STARTS.items():
+        commands: Any = document.get(name)
+        if not rules.lines(commands):
+            continue
+        for place, words in enumerate(needed):
+            command = commands[place] if place < len(commands) else ""
+            for word in words:
+                if word not in command:
+                    yield ConfigError(f"{name}[{place}]", rules.shown(command), f"{word} is missing from it")

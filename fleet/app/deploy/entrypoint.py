@@ -1,0 +1,76 @@
+"""The command that a written file runs on its cluster. Pure."""
+
+from __future__ import annotations
+
+import itertools
+import posixpath
+import shlex
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from fleet.app.deploy.spec import Spec
+from fleet.errors import ConfigError
+
+Accepts = Callable[[Sequence[str]], Any]
+"""Fleet's own command line: takes what follows ``fleet run``, and raises ConfigError for what it refuses."""
+
+
+def words(spec: Spec, folder: str, address: str = "auto", *, detach: bool = False) -> list[str]:
+    """``fleet run`` and its arguments, with the script in ``folder`` of the node on which it is typed.
+
+    Args:
+        address: of the Ray cluster.
+        detach: leave the run to the cluster, where something else keeps the cluster up.
+    """
+    return [
+        "fleet", "run", posixpath.join(folder, spec.script), "--address", address, "--world", str(spec.world), "--spares", str(spec.spares),
+        *(["--gpus-per-rank", "1"] if spec.nodes.gpus else []),
+        "--storage", spec.store, "--resume-or-start", spec.name, *(["--detach"] if detach else []), *spec.arguments,
+    ]  # fmt: skip
+
+
+def resume_words(spec: Spec, folder: str) -> list[str]:
+    """What goes on with the run on another cluster, after the loss of the head."""
+    return ["fleet", "run", posixpath.join(folder, spec.script), "--resume", spec.name, "--storage", spec.store, "--address", "auto"]
+
+
+def line(command: Sequence[str]) -> str:
+    """As a shell reads it. A leading ``~/`` is left to the shell."""
+    return " ".join(f"~/{shlex.quote(word[2:])}" if word.startswith("~/") else shlex.quote(word) for word in command)
+
+
+def check(text: str, field: str, accepts: Accepts, room: int | None = None, *, detached: bool | None = None) -> Mapping[str, str]:
+    """Raises ConfigError where ``text`` is no ``fleet run`` that Fleet takes, and that fits into the cluster.
+
+    Args:
+        text: a command line.
+        field: where it stands.
+        accepts: the judge of the options.
+        room: how many ranks the cluster holds; None: not known.
+        detached: whether it must be (True), or must not be (False), left to the cluster.
+
+    Returns:
+        option -> its value, of the options that have one.
+    """
+    found = _split(text, field)
+    if found[:2] != ["fleet", "run"]:
+        raise ConfigError(field, text, "it does not run Fleet", "Begin it with fleet run.")
+    accepts(found[2:])
+    options = dict(itertools.pairwise(found)) | dict(each.split("=", 1) for each in found if each.startswith("--") and "=" in each)
+    if "--address" not in options:
+        raise ConfigError(field, text, "without --address it starts a cluster of its own on one node", "Add --address auto.")
+    if detached is False and "--detach" in found:
+        raise ConfigError(field, text, "the cluster ends with this command, so that the run cannot be left to it", "Leave out --detach.")
+    if detached and "--detach" not in found:
+        raise ConfigError(field, text, "the run would end with the shell", "Add --detach.")
+    ranks = int(options.get("--world", "4")) + int(options.get("--spares", "0"))
+    if room is not None and ranks > room:
+        raise ConfigError(field, text, f"it asks for {ranks} ranks with spares, and the nodes have room for {room}", "Add nodes.")
+    return options
+
+
+def _split(text: str, field: str) -> list[str]:
+    try:
+        return shlex.split(text)
+    except ValueError as error:
+        raise ConfigError(field, text, f"no shell reads it: {error}") from None

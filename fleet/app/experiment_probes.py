@@ -1,0 +1,194 @@
+"""What experiments of Chaos Toolkit do with Fleet: one action that trains under faults, and probes that look at what came of it.
+
+Files of the open format name these functions:
+``"provider": {"type": "python", "module": "fleet.app.experiment_probes", "func": "figure", ...}``.
+They are run by ``fleet experiment run FILE``, or by ``chaos run FILE``. A probe gives None when the run cannot tell: that is never "held".
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from fleet.app.expects import FIGURES
+from fleet.errors import ConfigError, RunFailed
+from fleet.host.journal import read_journal
+from fleet.ledger.checkers import CHECKERS, OK, VIOLATED
+from fleet.planning.traces.trace import COLUMNS as TRACE_COLUMNS
+from fleet.protocol.fault_kinds import FaultPlace, kind_of
+from fleet.protocol.records import STOPPED, Committed, DecisionMade, Record
+
+if TYPE_CHECKING:
+    from fleet.app.result import Result
+
+COLUMNS = TRACE_COLUMNS[1:]
+"""What a fault may say; its id is made from its line."""
+FIGURE_NAMES, CHECK_NAMES = tuple(FIGURES), tuple(checker.name for checker in CHECKERS)
+_runs: list[Result] = []
+"""Of this process, oldest first: probes look at the newest."""
+
+
+def train(
+    script: str, *, faults: Sequence[Mapping[str, Any]] = (), chaos: str = "", address: str = "", twin: bool = False, name: str = "",
+    allow_chaos: bool = False, limits: Mapping[str, float] | None = None, floor: float | None = None, **settings: Any,
+) -> dict[str, Any]:  # fmt: skip
+    """Action: train with the function ``train(run)`` of ``script``, through ``faults``; returns when the run is over.
+
+    Args:
+        script: a Python file, as ``fleet run`` takes it.
+        faults: each with ``kind``, ``at_s`` (seconds of training) and ``slot`` or ``node``, and ``duration_s`` and ``severity`` where the
+            kind has them. Instead of ``chaos``.
+        chaos: faults at rates, as ``fleet run --chaos`` takes them.
+        address: of a Ray cluster to join; empty: a local one of its own.
+        allow_chaos: with ``address``: faults may strike the run on that cluster.
+        twin: run again without faults, and compare the final bits.
+        name: of the run; empty: the script's, with the time.
+        limits: the most slots (``ranks``), ``nodes`` and racks (``domains``) that faults may name in all. More is refused before anything
+            is started.
+        floor: share of the run's pace over 30 s below which everything is healed, and the run goes on without faults.
+        settings: any setting of a run, such as ``world=4``.
+
+    Raises ConfigError: something is impossible, and no rank was started. A run that fails is looked at by probes.
+    """
+    from actors.rank import script_loading
+    from fleet.app import launching
+
+    if faults and chaos:
+        raise ConfigError("faults", len(faults), "are given, and chaos too", "Give one of them.")
+    _check_limits(faults, chaos, limits or {})
+    given: str | dict[str, Any] = f"{chaos},floor={floor}" if chaos and floor is not None else chaos or "off"
+    if faults:
+        given = {"trace": _trace(faults), "floor": floor}
+    result = launching.launch(
+        script_loading.load_train(script), chaos=given, address=address or None, allow_chaos=allow_chaos, twin=twin, name=name, check=False,
+        **settings,
+    )  # fmt: skip
+    _runs.append(result)
+    return {"run": result.name, "status": result.status, "reason": result.reason, "folder": str(result.folder)}
+
+
+def figure(name: str) -> float | None:
+    """Probe: a figure of the report, by the names that ``fleet run --expect`` has."""
+    value = FIGURES[name](_newest().report)
+    return None if value is None else float(value)
+
+
+def status() -> str:
+    """Probe: how the run ended, such as ``completed``."""
+    return _newest().status
+
+
+def same_bits() -> bool | None:
+    """Probe: whether the run ended with the bits of its twin without faults; None: there was no twin, or it came to no end."""
+    twin = _newest().twin
+    return twin.equal if twin is not None else None
+
+
+def check(name: str) -> bool | None:
+    """Probe: whether a check of the run's own record holds, by its name in the report; None: the journal cannot tell."""
+    return {OK: True, VIOLATED: False}.get(_newest().checks.get(name, ""))
+
+
+def faults_injected(kind: str = "") -> int:
+    """Probe: how many faults were carried out; of one kind, or in all. What was suppressed has shown nothing."""
+    kinds: Mapping[str, Mapping[str, int]] = _newest().report["counts"]["faults_by_kind"]
+    return sum(phases.get("executed", 0) for each, phases in kinds.items() if kind in ("", each))
+
+
+def decisions(policy: str, action: str = "") -> int:
+    """Probe: how many decisions a policy made, such as ``store`` that the store is away; of one action, or in all."""
+    made = (record for record in _journal() if isinstance(record, DecisionMade) and record.policy == policy)
+    return sum(action in ("", record.action) for record in made)
+
+
+def checkpoints_sound() -> bool | None:
+    """Probe: whether every durable checkpoint of the run reads as it was written; None: there is none."""
+    from storage.checkpoint.manifest import CheckpointDamaged
+    from storage.checkpoint.store import CheckpointStore
+
+    store = CheckpointStore(_newest().store)
+    names = store.list()
+    try:
+        for name in names:
+            store.verify(name)
+    except CheckpointDamaged:
+        return False
+    return True if names else None
+
+
+def floor_kept() -> bool:
+    """Probe: whether chaos was never stopped for what it cost."""
+    return not any(isinstance(record, DecisionMade) and record.policy == "floor" for record in _journal())
+
+
+def stall_s() -> float | None:
+    """Probe: the longest that the run went without a committed step, from the first to the last, in seconds; None: fewer than two steps."""
+    times = [record.at_s for record in _journal() if isinstance(record, Committed)]
+    return max((later - earlier for earlier, later in itertools.pairwise(times)), default=None)
+
+
+def _journal() -> Iterator[Record]:
+    return read_journal(_newest().folder / "journal.jsonl", spans=False)
+
+
+def cut_off() -> str:
+    """Why the newest run was stopped before its end, by its user or a limit; empty when it was not. What it says then is of a part."""
+    stopped = bool(_runs) and _runs[-1].status == STOPPED
+    return f"the run was stopped: {_runs[-1].reason}" if stopped else ""
+
+
+def stopped_by_floor() -> bool:
+    """Whether there was a run, and its chaos was stopped for what it cost."""
+    return bool(_runs) and not floor_kept()
+
+
+def _newest() -> Result:
+    if not _runs:
+        raise RunFailed("no run has been made yet: the action fleet.app.experiment_probes.train comes before probes")
+    return _runs[-1]
+
+
+def _check_limits(faults: Sequence[Mapping[str, Any]], chaos: str, limits: Mapping[str, float]) -> None:
+    if chaos and limits:
+        raise ConfigError("limits", sorted(limits)[0], "how many faults chaos plans is not known before", "Name faults one by one.")
+    for name, place in (("ranks", "slot"), ("nodes", "node")):
+        if name not in limits:
+            continue
+        if any(_takes_all(fault) for fault in faults):
+            raise ConfigError(f"limits.{name}", limits[name], "one of the faults takes all ranks", "Leave the limit out.")
+        if any(_takes_racks(fault) for fault in faults):
+            reason = "how many a rack has is not known before"
+            raise ConfigError(f"limits.{name}", limits[name], reason, "Set limits.domains instead: racks at most.")
+        hit = len({fault[place] for fault in faults if fault.get(place) is not None})
+        if hit > limits[name]:
+            raise ConfigError(f"limits.{name}", limits[name], f"the faults hit {hit}", "Raise the limit, or plan fewer.")
+    racks = sum(_takes_racks(fault) for fault in faults)
+    if racks > limits.get("domains", racks):
+        raise ConfigError("limits.domains", limits["domains"], f"the faults hit {racks}", "Raise the limit, or plan fewer.")
+    if unknown := limits.keys() - {"ranks", "nodes", "domains"}:
+        raise ConfigError("limits", sorted(unknown)[0], "there is no such limit", "Known: ranks, nodes, domains.")
+
+
+def _takes_all(fault: Mapping[str, Any]) -> bool:
+    kind = kind_of(str(fault.get("kind")))
+    return kind.takes_ranks and kind.targets == (FaultPlace.COORDINATOR,)
+
+
+def _takes_racks(fault: Mapping[str, Any]) -> bool:
+    kind = kind_of(str(fault.get("kind")))
+    return kind.whole_rack or kind.whole_rail
+
+
+def _trace(faults: Sequence[Mapping[str, Any]]) -> str:
+    """As CSV, which travels with the run's settings."""
+    text = io.StringIO()
+    writer = csv.DictWriter(text, COLUMNS, restval="", lineterminator="\n")
+    writer.writeheader()
+    for number, fault in enumerate(faults):
+        if wrong := fault.keys() - set(COLUMNS):
+            raise ConfigError(f"faults[{number}]", sorted(wrong)[0], "a fault has no such field", f"Known: {', '.join(COLUMNS)}.")
+        writer.writerow({"component": "experiment", **fault})
+    return text.getvalue()

@@ -1,1 +1,0 @@
-"""Where the nodes of a run come from: this machine, virtual machines, or Kubernetes."""

@@ -1,0 +1,128 @@
+"""Calls of Linux about processes, threads, cores, memory and room on disks, one function each; no other module makes them.
+
+:mod:`fleet.host.scheduling` and :mod:`fleet.host.cores` say when, and what for.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import os
+import platform
+import signal
+from collections.abc import Set
+
+RESET_ON_FORK = 1
+"""Of sched_setattr(2): what the thread starts later does not have it."""
+
+FIRST_FILE = 3
+"""The first open file after the standard streams."""
+
+_SCHED_SETATTR = {"x86_64": 314, "aarch64": 274}
+_CLOSE_RANGE = 436
+"""The system call, on every architecture. Unlike unshare(2), containers may use it without privileges."""
+
+_UNSHARE = 2
+_LAST_FILE = (1 << 32) - 1
+_PR_SET_PDEATHSIG = 1
+_M_ARENA_MAX = -8
+_FALLOC_FL_KEEP_SIZE = 1
+_CANNOT = (errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL)
+
+
+class _SchedAttr(ctypes.Structure):
+    """``struct sched_attr``, version 0: sched_setattr(2)."""
+
+    _fields_ = (
+        ("size", ctypes.c_uint32),
+        ("policy", ctypes.c_uint32),
+        ("flags", ctypes.c_uint64),
+        ("nice", ctypes.c_int32),
+        ("priority", ctypes.c_uint32),
+        ("runtime", ctypes.c_uint64),
+        ("deadline", ctypes.c_uint64),
+        ("period", ctypes.c_uint64),
+    )
+
+
+def ask_slice(slice_us: int, niceness: int, flags: int, thread: int = 0) -> bool:
+    """``thread`` (0: the calling one) asks for slices of so many microseconds; 0 is the kernel's own length (Linux 6.12).
+
+    False, and nothing is changed, where the kernel knows no such request, or the thread is of another scheduling class already.
+    """
+    number = _SCHED_SETATTR.get(platform.machine())
+    if number is None or os.sched_getscheduler(thread) & ~os.SCHED_RESET_ON_FORK != os.SCHED_OTHER:
+        return False
+    wanted = _SchedAttr(
+        size=ctypes.sizeof(_SchedAttr),
+        policy=os.SCHED_OTHER,
+        flags=flags,
+        nice=niceness,
+        runtime=slice_us * 1000,
+    )
+    return bool(ctypes.CDLL(None, use_errno=True).syscall(number, thread, ctypes.byref(wanted), 0) == 0)
+
+
+def niceness(thread: int = 0) -> int:
+    """How nice ``thread`` is; 0: the calling one. Raises ProcessLookupError when it has ended."""
+    return os.getpriority(os.PRIO_PROCESS, thread)
+
+
+def be_nicer(by: int) -> int:
+    """The calling thread, and those that it starts from now on, are nicer; how nice they are then."""
+    return os.nice(by)
+
+
+def set_niceness(thread: int, nice: int) -> None:
+    """Raises ProcessLookupError when ``thread`` has ended, PermissionError when it is another user's."""
+    os.setpriority(os.PRIO_PROCESS, thread, nice)
+
+
+def allowed_cores(thread: int = 0) -> set[int]:
+    """The numbers of the cores that ``thread`` may run on; 0: the calling one. Raises ProcessLookupError when it has ended."""
+    return os.sched_getaffinity(thread)
+
+
+def allow_cores(thread: int, cores: Set[int]) -> None:
+    """``thread`` may run on these from now on, and is sent to one of them. Raises OSError when it has ended, or none of them is there."""
+    os.sched_setaffinity(thread, cores)
+
+
+def die_with_parent() -> bool:
+    """SIGKILL for this process when the thread that started it ends. False where it cannot be had, or the parent is gone already."""
+    return ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0) == 0 and os.getppid() != 1
+
+
+def leave_shared_files(kept: int) -> bool:
+    """From here on this thread has a table of open files of its own, with the standard streams and ``kept``. False where that cannot be."""
+    call = ctypes.CDLL(None).syscall
+    if call(_CLOSE_RANGE, ctypes.c_uint(kept + 1), ctypes.c_uint(_LAST_FILE), ctypes.c_uint(_UNSHARE)) != 0:
+        return False
+    if kept > FIRST_FILE:
+        call(_CLOSE_RANGE, ctypes.c_uint(FIRST_FILE), ctypes.c_uint(kept - 1), ctypes.c_uint(0))
+    return True
+
+
+def use_one_arena() -> None:
+    """From now on the threads of this process allocate from one arena; where the C library is not glibc, nothing is done.
+
+    A rank has few threads, and hardly two of them allocate at once. Each arena of theirs kept what it had once had, though: of a model with
+    10 million parameters a rank had 390 to 420 MB more than at its start, and 380 to 390 with one arena.
+    """
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    if mallopt is not None:
+        mallopt(_M_ARENA_MAX, 1)
+
+
+def hold_room(descriptor: int, start: int, size_bytes: int) -> bool:
+    """Hold so much of the disk for what the open file will have from ``start`` on; its size stays as it is. Held room stays held.
+
+    False where the filesystem cannot do that. Raises OSError when there is not so much room.
+    """
+    call = ctypes.CDLL(None, use_errno=True).fallocate64
+    if call(descriptor, _FALLOC_FL_KEEP_SIZE, ctypes.c_int64(start), ctypes.c_int64(size_bytes)) == 0:
+        return True
+    number = ctypes.get_errno()
+    if number in _CANNOT:
+        return False
+    raise OSError(number, os.strerror(number))

@@ -1,0 +1,111 @@
+"""A follower's fold, kept beside its journal, so that a long journal opens at once: only what came after it is read.
+
+The journal stays the only truth. A snapshot that does not fit it, was made by other code, or is damaged is not used, and the journal is
+folded from its start. Reading one makes no objects but those of the fold, so that a folder from elsewhere can be opened.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+import logging
+import os
+import pickle
+import sys
+from collections import Counter, OrderedDict, deque
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from fleet.ledger import checkers, goodput
+from fleet.ledger import costs as ledger_costs
+from fleet.ledger import fold as ledger_fold
+from fleet.ledger import report as ledger_report
+from fleet.ledger import slots as ledger_slots
+from fleet.ledger import summary as ledger_summary
+from fleet.ledger import tallies as ledger_tallies
+from fleet.ledger import timeline as ledger_timeline
+from fleet.protocol import records, types
+
+logger = logging.getLogger("fleet.host.snapshots")
+
+NAME = "fold.snapshot"
+MAGIC = b"fleet fold 1\n"
+PROBE_BYTES = 4_096
+EVERY_BYTES = 64 * 2**20
+"""A journal that has grown by so much since the last snapshot is worth another."""
+LEAST_BYTES = 4 * 2**20
+"""A shorter journal is folded as fast as a snapshot of it is read."""
+MODULES = (
+    checkers, goodput, ledger_costs, ledger_fold, ledger_report, ledger_slots, ledger_summary, ledger_tallies, ledger_timeline, records,
+    types,
+)  # fmt: skip
+OURS = {"fleet.host.follow"} | {
+    kind.__module__
+    for module in MODULES
+    for kind in vars(module).values()
+    if isinstance(kind, type) and kind.__module__.startswith("fleet.")
+}
+"""Modules whose classes a fold is made of: those of these modules, and of all that they use."""
+BUILTIN = {("collections", kind.__name__) for kind in (Counter, OrderedDict, deque)} | {("builtins", "set"), ("builtins", "frozenset")}
+
+
+@cache
+def _code() -> str:
+    """Digest of the code that makes a fold: another version's snapshot may mean something else."""
+    sources = [Path(str(sys.modules[name].__file__)).read_bytes() for name in sorted(OURS)]
+    return hashlib.sha256(b"\0".join(sources)).hexdigest()
+
+
+class _Reader(pickle.Unpickler):
+    """Makes objects of the fold's own classes alone."""
+
+    def find_class(self, module: str, name: str) -> Any:
+        found = super().find_class(module, name) if module in OURS or (module, name) in BUILTIN else None
+        if not isinstance(found, type) or found.__module__ != module:
+            raise pickle.UnpicklingError(f"{module}.{name} is no part of a fold")
+        return found
+
+
+def _probe(journal: Path, offset: int) -> str:
+    """Digest of the journal's beginning, and of what lies before ``offset``."""
+    with journal.open("rb") as file:
+        head = file.read(min(PROBE_BYTES, offset))
+        file.seek(max(0, offset - PROBE_BYTES))
+        return hashlib.sha256(head + file.read(min(PROBE_BYTES, offset))).hexdigest()
+
+
+def save(journal: Path, offset: int, line: int, fold: Any) -> bool:
+    """Keep ``fold``, of the first ``offset`` bytes and ``line`` lines of ``journal``. False, and a warning, when it cannot be written."""
+    header = {"code": _code(), "offset": offset, "line": line, "probe": _probe(journal, offset)}
+    path = journal.with_name(NAME)
+    new = path.with_suffix(f".{os.getpid()}")
+    try:
+        with new.open("wb") as file:
+            file.write(MAGIC + json.dumps(header).encode() + b"\n")
+            pickle.dump(fold, file, protocol=5)
+        os.replace(new, path)
+    except OSError as error:
+        logger.warning("no snapshot of %s was kept: %s", journal, error)
+        new.unlink(missing_ok=True)
+        return False
+    return True
+
+
+def load(journal: Path) -> tuple[int, int, Any] | None:
+    """(offset, line, fold) of the snapshot beside ``journal``; None when there is none that fits it."""
+    path = journal.with_name(NAME)
+    try:
+        data = path.read_bytes()
+        magic, header_line, body = data[: len(MAGIC)], *data[len(MAGIC) :].split(b"\n", 1)
+        header = json.loads(header_line)
+        fits = magic == MAGIC and header["code"] == _code() and header["offset"] <= journal.stat().st_size
+        if not fits or header["probe"] != _probe(journal, header["offset"]):
+            return None
+        return header["offset"], header["line"], _Reader(io.BytesIO(body)).load()
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, IndexError, EOFError, pickle.UnpicklingError) as error:
+        logger.warning("%s is not used: %r", path, error)
+        return None

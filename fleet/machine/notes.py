@@ -1,0 +1,104 @@
+"""What is journalled as it was said, or nearly so: no rank's place in the run changes by it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from fleet.ledger import floor
+from fleet.machine.state import MachineState
+from fleet.protocol.decisions import Doubtful, Figures, NodesAsked
+from fleet.protocol.events import (
+    FloorReached,
+    Implausible,
+    Logged,
+    NodesWanted,
+    OnceDone,
+    OnceWanted,
+    OutputDropped,
+    RoomMissing,
+    StepsTimed,
+)
+from fleet.protocol.facts import DataFiles, DataRead, EvidenceKept, Measurement, RefusedLines, Usage, noted
+from fleet.protocol.records import DecisionMade
+from fleet.protocol.types import Member
+
+
+def keep(machine: MachineState, event: EvidenceKept | Measurement | RefusedLines | Usage, now_s: float) -> None:
+    """As it is."""
+    machine.write(noted(event, now_s))
+
+
+def logged(machine: MachineState, event: Logged, now_s: float) -> None:
+    """The mean of each figure over all shards, once all of a step were told."""
+    for name, value in machine.figures.receive(event):
+        machine.write(Measurement(None, event.state, name, value, at_s=now_s))
+
+
+def data_read(machine: MachineState, event: DataRead, now_s: float) -> None:
+    """Once for each history, as its steps may be read otherwise than those that it took back."""
+    if data_of(machine.data) != data_of(event):
+        machine.data = noted(event, now_s)
+        machine.write(machine.data)
+
+
+def data_of(read: DataRead | None) -> DataRead | None:
+    """What of it is news when it changes."""
+    return replace(read, member=Member(0, 0), at_s=0.0, step=0) if read is not None else None
+
+
+def data_files(machine: MachineState, event: DataFiles, now_s: float) -> None:
+    """Once, and again when their digests are known."""
+    digested = all(file.digest for file in event.files)
+    key = event.data_sha256, event.first
+    if key not in machine.files or (digested and not machine.files[key]):
+        machine.files[key] = digested
+        machine.write(noted(event, now_s))
+
+
+def implausible(machine: MachineState, event: Implausible, now_s: float) -> None:
+    """A device that is wrong shows there again and again."""
+    where = f"shard {event.shard}, computed by {event.owner}" if event.owner is not None else "no shard by itself"
+    doubtful = Doubtful(float(event.state.step), float(event.shard), float(event.owner.slot if event.owner else -1))
+    if event.accepted:
+        reason = f"step {event.state.step}: {event.why}; it is the model or the data, not the hardware, and counts"
+        machine.decide("corruption", "carry_on", reason, doubtful, now_s)
+    else:
+        reason = f"step {event.state.step}, {where}: {event.why}; all compute the step once more"
+        machine.decide("corruption", "recompute", reason, doubtful, now_s)
+
+
+def steps_timed(machine: MachineState, event: StepsTimed, now_s: float) -> None:
+    """For the straggler policy, which is asked when a view runs."""
+    machine.stragglers.take(event, machine.view, now_s)
+
+
+def output_dropped(machine: MachineState, event: OutputDropped, now_s: float) -> None:
+    """A file that cannot be written."""
+    message = f"{event.dropped_bytes:,} bytes that rank {event.member} has printed are not kept: {event.reason}"
+    machine.write(DecisionMade("output", "warn", message, None, now_s))
+
+
+def room_missing(machine: MachineState, event: RoomMissing, now_s: float) -> None:
+    """Ranks that have no place on the cluster, or have one again."""
+    missing = Figures({"ranks": float(event.ranks)})
+    machine.write(DecisionMade("room", "warn" if event.ranks else "recovered", event.detail, missing, now_s))
+
+
+def nodes_wanted(machine: MachineState, event: NodesWanted, now_s: float) -> None:
+    """What the cluster was asked for."""
+    machine.write(DecisionMade("nodes", event.action, event.detail, NodesAsked(float(event.ranks), event.waited_s), now_s))
+
+
+def floor_reached(machine: MachineState, event: FloorReached, now_s: float) -> None:
+    """Chaos stops."""
+    machine.write(floor.stops(event, now_s))
+
+
+def once_wanted(machine: MachineState, event: OnceWanted, now_s: float) -> None:
+    """A rank has come to what is done once in the run."""
+    machine.out += machine.once.ask(event.member, event.key, lambda other: machine.current(other) is not None, now_s)
+
+
+def once_done(machine: MachineState, event: OnceDone, now_s: float) -> None:
+    """A rank has done it."""
+    machine.out += machine.once.done(event.member, event.key, event.result, now_s)

@@ -1,0 +1,124 @@
+"""The table of the decision core: event -> who handles it -> what it may lead to. ``docs/protocol.md`` prints it.
+
+After most events what is gets compared with what should be, see ``core.py``; what may come of that is in ``RECONCILES``, by phase. The
+simulator holds every run to both, and to nothing beside them. ``Received`` may be written of any event.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from enum import StrEnum
+from typing import Any, NamedTuple
+
+from fleet.machine import building, departures, leaving, nodes, notes, ranks, saving, settings, stopping, ticks
+from fleet.machine.state import MachineState, Phase
+from fleet.protocol import events as e
+from fleet.protocol import instructions as i
+from fleet.protocol import records as r
+
+
+class Of(StrEnum):
+    """Whose word counts: anybody's, that of a member that lives, or that of one that is in the view, too. Of others it is dropped."""
+
+    ANYBODY = "anybody"
+    LIVE = "live"
+    IN_VIEW = "in view"
+
+
+class EventRow(NamedTuple):
+    """What becomes of an event.
+
+    Attributes:
+        do: notes what it says, and does what follows at once.
+        emits: records and instructions that may come of ``do``.
+        of: whose word it may be.
+        reconciles: what is gets compared with what should be, afterwards.
+        recorded: it is in the journal whatever it leads to.
+    """
+
+    do: Callable[[MachineState, Any, float], None]
+    emits: tuple[type, ...] = ()
+    of: Of = Of.ANYBODY
+    reconciles: bool = True
+    recorded: bool = False
+
+
+OVER = (r.RunEnded, i.Release, i.EndRun)
+"""The run ends."""
+LOSS = (r.ProcessLost, r.DecisionMade, r.CheckpointRecord, i.Quiesce, i.Inspect, i.Evict, i.Cancel, *OVER)
+"""A rank is lost, or all are called out of the view: others may be given up for it, and the run may end."""
+
+OF_RANKS: dict[type, EventRow] = {
+    e.Joined: EventRow(ranks.joined, (r.ProcessUp, i.Welcome, i.Fence, *LOSS)),
+    e.RunBuilt: EventRow(building.received, (r.RunBuilt, r.DecisionMade, *OVER), Of.LIVE),
+    e.Ready: EventRow(ranks.ready, of=Of.LIVE),
+    e.Formed: EventRow(ranks.formed, LOSS, Of.LIVE, recorded=True),
+    e.Quiesced: EventRow(ranks.quiesced, LOSS, Of.LIVE, recorded=True),
+    e.Finished: EventRow(ranks.finished, (*LOSS, i.Conclude), Of.LIVE),
+    e.Left: EventRow(ranks.finished, (*LOSS, i.Conclude), Of.LIVE),
+    e.Raised: EventRow(leaving.raised, LOSS, Of.LIVE, recorded=True),
+    e.PartWritten: EventRow(saving.part_written, (i.CommitCheckpoint,), Of.IN_VIEW),
+    e.PartFailed: EventRow(saving.part_failed, (r.CheckpointRecord,), Of.IN_VIEW),
+    e.OnceWanted: EventRow(notes.once_wanted, (r.OnceRecord, i.OnceAnswer), Of.LIVE),
+    e.OnceDone: EventRow(notes.once_done, (r.OnceRecord, i.OnceAnswer), Of.LIVE),
+    e.Implausible: EventRow(notes.implausible, (r.DecisionMade,)),
+    e.Measurement: EventRow(notes.keep, (r.Measurement,), Of.LIVE, reconciles=False),
+    e.Logged: EventRow(notes.logged, (r.Measurement,), Of.LIVE, reconciles=False),
+    e.Usage: EventRow(notes.keep, (r.Usage,), Of.LIVE, reconciles=False),
+    e.DataRead: EventRow(notes.data_read, (r.DataRead,), Of.LIVE, reconciles=False),
+    e.DataFiles: EventRow(notes.data_files, (r.DataFiles,), Of.LIVE, reconciles=False),
+    e.OutputDropped: EventRow(notes.output_dropped, (r.DecisionMade,), Of.LIVE),
+}
+"""What ranks say, by way of their agent."""
+
+OF_AGENTS: dict[type, EventRow] = {
+    e.Heartbeat: EventRow(leaving.heartbeat, (i.Evict,), reconciles=False),
+    e.ProcessLost: EventRow(leaving.lost, LOSS, recorded=True),
+    e.LossExplained: EventRow(leaving.explained, (r.LossExplained,)),
+    e.StepsTimed: EventRow(notes.steps_timed, reconciles=False),
+    e.CopiesHeld: EventRow(saving.copies_held, LOSS),
+    e.RefusedLines: EventRow(notes.keep, (r.RefusedLines,), reconciles=False),
+}
+"""What agents say, for their node."""
+
+OF_THE_RUN: dict[type, EventRow] = {
+    e.Tick: EventRow(ticks.tick, (*LOSS, r.Committed)),
+    e.NodeJoined: EventRow(nodes.joined, (r.DecisionMade,)),
+    e.NodeSilent: EventRow(leaving.hung_up, LOSS, recorded=True),
+    e.NodeLost: EventRow(leaving.given_up, LOSS, recorded=True),
+    e.NodeLeaves: EventRow(departures.announced, (r.DecisionMade,)),
+    e.NodeStays: EventRow(departures.withdrawn, (r.DecisionMade,)),
+    e.CheckpointDurable: EventRow(saving.durable, (r.CheckpointRecord,)),
+    e.CheckpointFailed: EventRow(saving.failed, (r.CheckpointRecord,)),
+    e.EvidenceKept: EventRow(notes.keep, (r.EvidenceKept,)),
+    e.FaultRecord: EventRow(leaving.injected, (r.FaultRecord,)),
+    e.FloorReached: EventRow(notes.floor_reached, (r.DecisionMade,)),
+    e.RoomMissing: EventRow(notes.room_missing, (r.DecisionMade,)),
+    e.NodesWanted: EventRow(notes.nodes_wanted, (r.DecisionMade,)),
+    e.SettingChanged: EventRow(settings.on_setting, (r.DecisionMade,)),
+    e.StopRequested: EventRow(stopping.stop, (r.DecisionMade, i.Quiesce, *OVER)),
+}
+"""What the coordinator learns by itself, from its driver, or from whoever injects chaos."""
+
+TABLE = OF_RANKS | OF_AGENTS | OF_THE_RUN
+
+_RUNS = (*LOSS, r.Committed, r.ViewPublished, i.Propose, i.SaveCheckpoint, i.Halt, i.Conclude)
+RECONCILES: dict[Phase, tuple[type, ...]] = {
+    Phase.GATHER: (*LOSS, r.HistoryBegun, r.ViewPublished, i.Publish),
+    Phase.FORM: (*_RUNS, i.Publish),
+    Phase.RUN: _RUNS,
+    Phase.CONCLUDE: LOSS,
+    Phase.END: (i.Welcome, i.Release, i.Evict),
+}
+"""What may come of the comparison with what should be. At the end there is none: late comers are released."""
+STOPS = (*LOSS, r.Committed, i.Keep)
+"""The same in any phase, of a run that is told to stop."""
+
+
+def allowed(event: type, before: Phase, after: Phase, stops: bool) -> frozenset[type]:
+    """All that may come of an event in phase ``before`` that ends in phase ``after``. Most events may call all ranks out."""
+    if before == Phase.END:
+        return frozenset(RECONCILES[before])
+    row = TABLE[event]
+    compared = (*RECONCILES[before], *RECONCILES[Phase.GATHER], *RECONCILES[after], *(STOPS if stops else ())) if row.reconciles else ()
+    return frozenset((*row.emits, *compared))
