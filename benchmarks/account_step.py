@@ -16,10 +16,10 @@ from pathlib import Path
 
 import torch
 
-from actors.rank.loop import MEASURE_EVERY_US
 from actors.rank.membership.client import Client
 from actors.rank.step.flops import FlopCount
 from actors.rank.step.landed import Landing
+from actors.rank.step.reports import MEASURE_EVERY_US
 from actors.rank.telemetry import usage
 from actors.rank.telemetry.exchanged import Before, Exchanged
 from actors.rank.telemetry.recorder import Recorder, RingReader

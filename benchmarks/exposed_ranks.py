@@ -15,7 +15,7 @@ from typing import Any, cast
 
 import torch
 
-from actors.rank.fsdp.engine import FsdpEngine
+from actors.rank.fsdp.layout import FsdpLayout
 from benchmarks.device_ranks import Block, Text, Transformer
 from benchmarks.mesh_ranks import cut
 from benchmarks.price_ranks import Place
@@ -27,12 +27,13 @@ ASKED, OVER = b"?", b"."
 class Filled:
     """What a rank has gathered, and how long it waited for that, since it began."""
 
-    def __init__(self, engine: FsdpEngine) -> None:
+    def __init__(self, layout: FsdpLayout) -> None:
         self.bytes, self.waited_s = 0, 0.0
-        self._fill, self._fetch = engine._fill, engine._fetcher.fetch
-        for unit in (*engine._gathered, *engine._uncast):
+        fetcher = layout.exchange.fetcher
+        self._fill, self._fetch = layout.exchange.fill, fetcher.fetch
+        for unit in (*layout.units, *layout.uncast):
             unit._fill = self.fill
-        engine._fetcher.fetch = self.fetch  # type: ignore[method-assign]
+        fetcher.fetch = self.fetch  # type: ignore[method-assign]
 
     def fill(self, flat: int, memory: torch.Tensor) -> None:
         begin_s = time.perf_counter()
@@ -80,7 +81,7 @@ def gathers(run: Any) -> None:
     data, batch = Text(), run.shards * int(options["samples"])
     notes, filled = (Path(options["folder"]) / f"steps-{run.slot}").open("a", buffering=1), None
     for step in run.steps(run.track(model=model, optimizer=optimizer), total=int(options["steps"])):
-        filled = filled or Filled(cast(FsdpEngine, run._engine))
+        filled = filled or Filled(cast(FsdpLayout, run._train_step.layout))
         before_bytes, backward_s = filled.bytes, 0.0
         for text in step.batches(data, batch_size=batch):
             loss = model.train()(text)

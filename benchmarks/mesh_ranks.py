@@ -20,7 +20,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.utils.data import default_collate
 
-from actors.rank.fsdp.engine import FsdpEngine
+from actors.rank.fsdp.layout import FsdpLayout
 from benchmarks.device_ranks import SEED, Block, Text, Transformer
 from benchmarks.peers.common import EventLog
 
@@ -94,8 +94,8 @@ def paired(run: Any) -> None:
     data, batch = Text(), run.shards * int(options["samples"])
     for step in run.steps(run.track(model=model, optimizer=optimizer), total=last + 1):
         if step.number == last:
-            engine = cast(FsdpEngine, run._engine)
-            memory.write(weights=sum(one.nbytes for one in engine.weights), state=engine.chunks.state_bytes)
+            layout = cast(FsdpLayout, run._train_step.layout)
+            memory.write(weights=sum(one.nbytes for one in layout.weights), state=layout.kept.chunks.state_bytes)
         turns.before(step.number)
         for text in step.batches(data, batch_size=batch):
             step.backward(model.train()(text))

@@ -7,11 +7,11 @@ committed shows in the next: gradients, random numbers, batches, scaler, schedul
 from __future__ import annotations
 
 import contextlib
+import functools
 import logging
-import math
 import os
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, SupportsFloat, TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch.distributed.device_mesh import DeviceMesh
@@ -19,7 +19,6 @@ from torch.distributed.device_mesh import DeviceMesh
 from actors.rank.data.feeds import Feeds
 from actors.rank.data.sampling import seed_step, seeded_alone
 from actors.rank.device import rank_device
-from actors.rank.fsdp.engine import FsdpEngine
 from actors.rank.fsdp.taken import Unit, mesh_of_one, take_over
 from actors.rank.home import Home
 from actors.rank.membership.client import Client
@@ -31,38 +30,24 @@ from actors.rank.state.saving import PartsPort, Saver, model_state
 from actors.rank.state.tracked import TrackedState
 from actors.rank.state.tracking import tracked
 from actors.rank.state.weights import hollow
-from actors.rank.step.engine import Engine
 from actors.rank.step.flops import FlopCount
-from actors.rank.step.outcome import ReductionOutcome
+from actors.rank.step.reports import Reports
 from actors.rank.step.step import Loop, Step
-from actors.rank.telemetry import usage
-from actors.rank.telemetry.energy import metered
-from actors.rank.telemetry.exchanged import EXCHANGED
+from actors.rank.step.train_step import TrainStep
 from actors.rank.telemetry.recorder import Recorder
 from actors.rank.zero1.resharding import Resharding
-from actors.rank.zero1.sharded import ShardedEngine
-from fleet.errors import FleetError, GroupLost, LoopError, RunOver
-from fleet.host.clock import now_us
+from fleet.errors import FleetError, LoopError, RunOver
 from fleet.protocol import moves
-from fleet.protocol.events import Implausible, Logged
-from fleet.protocol.facts import Measurement, Usage
 from fleet.protocol.levels import places
 from fleet.protocol.moves import Advance, Attempted, Compute, Move, Rehearse
 from fleet.protocol.once import BEGIN, END
-from fleet.protocol.rank_machine import Moves
 from fleet.protocol.records import COMPUTE, FINISH
 from fleet.protocol.topology import DIMENSIONS, coordinate
 from fleet.protocol.types import StateId, View
-from fleet.protocol.vote import Doubt
 from fleet.settings.run import RunSettings
 
 log = logging.getLogger("fleet.rank")
 T = TypeVar("T")
-MEASURE_EVERY_US = 500_000
-
-
-class NonFiniteError(FleetError):
-    """A shard's loss or the gradient is not a finite number, twice in a row: it is the model or the data, not the hardware."""
 
 
 def rank_of_those_behind(view: View, began: int, step: int, rank: int) -> int:
@@ -94,23 +79,17 @@ class Run:
         self._home, self._parts = home, parts
         self._saver = Saver(client, recorder, parts, places(settings))
         self._membership = Membership(client, recorder, parts, host, settings.timeouts)
-        self._membership.carriers |= self._carriers()
         self._rank_machine = self._membership.rank_machine
-        self._steps: Moves = self._rank_machine.run()
-        self._engine: Engine | None = None
+        self._train_step: TrainStep | None = None
         self._host, self._units = host, tuple[Unit, ...]()
         self._one = OneOfAll(self._membership, recorder)
         self._owed: list[tuple[int, Callable[[], object]]] = []
         self._joined: tuple[View, int] | None = None
-        self._measured_us = self._used_us = 0
         feeds = Feeds(self.seed, self.shards, recorder)
-        self._loop = Loop(self.seed, client, recorder, self._rank_machine, feeds, self._attempt)
-        self._suspect: int | None = None
-        self._attempted: Step | None = None
+        attempt = functools.partial(self._membership.carry, self._rank_machine.run(), (Rehearse, Compute, Attempted))
+        self._loop = Loop(self.seed, client, recorder, self._rank_machine, feeds, attempt)
+        self._reports = Reports(self._loop, settings, self._membership, self._saver)
         self._step: Step | None = None
-        self._outcome: ReductionOutcome | None = None
-        self._mutated_us = 0
-        self._concluded = False
 
     @property
     def generation(self) -> int:
@@ -189,67 +168,53 @@ class Run:
         total = self._settings.steps or total
         if total < 1:
             raise FleetError(f"total = {total}: a run has at least one step")
-        if self._engine is not None:
+        if self._train_step is not None:
             raise FleetError("run.steps() was called twice: a run has one loop; give it the number of all steps")
         self._loop.total, self._loop.flops = total, FlopCount(flops)
-        self._engine = self._make_engine(state, clip_norm)
+        train = self._train_step = self._make_train_step(state, clip_norm)
+        self._membership.carriers |= self._carriers(train)
         self._recorder.total(total)
-        self._client.on_operation = RankInjector(self._engine).operate
-        while (move := self._go_on()) is not None:
+        self._client.on_operation = RankInjector(train).operate
+        while isinstance(move := self._loop.attempt(), Rehearse | Compute | Attempted):
             match move:
                 case Rehearse():
-                    yield from self._rehearse()
+                    yield from self._rehearse(train)
                 case Compute(number):
-                    step = self._step = Step(self._loop, self._engine, number)
+                    step = self._step = Step(self._loop, train, number)
                     yield step
                     self._recorder.between(False)
                     if not step.closed:
                         raise LoopError(f"step {step.number}: the loop body ended without step.commit()")
-        if not self._concluded:
+        if not move:  # what the steps have come to: whether the code behind the loop is to run
             raise RunOver
 
-    def _go_on(self, value: Any = None) -> Move | None:
-        """Carry out what is the rank's own, up to the next move that is the train function's. None: there is no further one."""
-        lost: GroupLost | None = None
-        while True:
-            ended, move = self._membership.resume(self._steps, value, lost)
-            if ended:
-                self._concluded = move
-                return None
-            if isinstance(move, Rehearse | Compute | Attempted):
-                return move
-            value = lost = None
-            try:
-                value = self._membership.carriers[type(move)](move)
-            except GroupLost as error:
-                lost = error
-
-    def _make_engine(self, state: TrackedState, clip_norm: float | None) -> Engine:
-        if self._settings.optimizer_sharding == "none":
-            engine = Engine(state, self._settings, self._recorder, clip_norm)
-            self._membership.serve(state, engine, self._loop.total)
-            return engine
-        sharded = self._make_sharded(state, clip_norm)
-        copies, levels = self._settings.optimizer_copies, len(self._settings.domains)
-        resharding = Resharding(sharded, self._client.protocol, copies, self._advance, levels, self._settings.replica_ranks)
-        self._membership.serve(state, sharded, self._loop.total, resharding)
-        return sharded
-
-    def _make_sharded(self, state: TrackedState, clip_norm: float | None) -> ShardedEngine:
+    def _make_train_step(self, state: TrackedState, clip_norm: float | None) -> TrainStep:
         if self._settings.optimizer_sharding == "fsdp":
-            called_away = lambda: self._rank_machine.wanted  # noqa: E731
             hollow(state.modules, self.device)
-            return FsdpEngine(state, self._settings, self._recorder, clip_norm, self._units, self._host, called_away)
-        return ShardedEngine(state, self._settings, self._recorder, clip_norm)
+        train = TrainStep(
+            state,
+            self._settings,
+            self._recorder,
+            clip_norm,
+            observer=self._reports,
+            units=self._units,
+            host=self._host,
+            called_away=lambda: self._rank_machine.wanted,
+        )
+        resharding = None
+        if self._settings.spread:
+            copies, levels = self._settings.optimizer_copies, len(self._settings.domains)
+            resharding = Resharding(train, self._client.protocol, copies, self._advance, levels, self._settings.replica_ranks)
+        self._membership.serve(state, train, self._loop.total, resharding)
+        return train
 
-    def _rehearse(self) -> Iterator[Step]:
+    def _rehearse(self, train: TrainStep) -> Iterator[Step]:
         """Each process runs the loop body once, on its initial state, and forgets it, before it can be called; ``commit`` says False.
 
         It would do all for the first time otherwise while everyone waits for it: imports, compilation, memory.
         """
-        assert self._engine is not None
-        with rehearsing(self._engine, self._loop):
-            self._step = Step(self._loop, self._engine, 0)
+        with rehearsing(train, self._loop):
+            self._step = Step(self._loop, train, 0)
             yield self._step
 
     @property
@@ -311,11 +276,11 @@ class Run:
             OSError: it cannot be written.
             FleetError: there is no model to write.
         """
-        state = self._engine.state if self._engine is not None else None
+        state = self._train_step.state if self._train_step is not None else None
         target = self._home.target(os.fspath(path))
 
         def export() -> str:
-            with self._trained.whole() if self._engine is not None else contextlib.nullcontext():
+            with self._trained.layout.readable() if self._train_step is not None else contextlib.nullcontext():
                 return self._parts.export(target, model_state(state, model))
 
         where: str | None = self.once(export, name=f"save {target}")
@@ -368,7 +333,7 @@ class Run:
 
     def measure(self, name: str, value: float) -> None:
         """Note a figure of the state at hand in the run's journal; of what is not finite nothing is noted."""
-        self._measure({name: value})
+        self._reports.measure({name: value})
 
     # ---- inside --------------------------------------------------------------------------------------------------------------------------
 
@@ -377,11 +342,6 @@ class Run:
         assert state is not None
         return state
 
-    def _measure(self, figures: Mapping[str, SupportsFloat]) -> None:
-        if (here := self._here_or_none()) is not None:
-            member, values = self._client.protocol.member, {name: float(value) for name, value in figures.items()}
-            self._client.say(*(Measurement(member, here, name, value) for name, value in values.items() if math.isfinite(value)))
-
     def _here_or_none(self) -> StateId | None:
         return self._client.protocol.state
 
@@ -389,7 +349,7 @@ class Run:
         """Where in the run this is, for what is done once. None: nowhere, as this attempt at a step is a rehearsal, or will be repeated."""
         if self._client.protocol.concluded:
             return END
-        if self._engine is None:
+        if self._train_step is None:
             return BEGIN
         self._check_closed("run.once() and run.save()")
         return self._here() if self._loop.committed else None
@@ -422,13 +382,13 @@ class Run:
     def _alone(self, fn: Callable[[], T]) -> T:
         """What ``fn`` gives, which runs on this rank alone. In the loop all is left as on the other ranks: what is tracked, the modes of
         modules (``model.eval()``), and the random generators, which are the same for ``fn`` on whichever rank it runs."""
-        if self._engine is None or self._client.protocol.concluded:
+        if self._train_step is None or self._client.protocol.concluded:
             return fn()
-        parts = [part for module in self._engine.state.modules.values() for part in module.modules()]
+        parts = [part for module in self._train_step.state.modules.values() for part in module.modules()]
         modes = [part.training for part in parts]
         try:
             with self._client.alone(), seeded_alone(self.seed, self._here().step):
-                return self._engine.body.during(fn)
+                return self._train_step.body.during(fn)
         finally:
             for part, mode in zip(parts, modes, strict=True):
                 part.training = mode
@@ -447,46 +407,35 @@ class Run:
 
     def _unfinished(self) -> str:
         use = "Iterate `for step in run.steps(state, total=...)` to its end: it ends by itself after the last step."
-        if self._engine is None:
+        if self._train_step is None:
             return f"the train function has returned and took no step. {use}"
         here = self._here_or_none()
         return f"the train function has returned at step {here.step if here else 0} of {self._loop.total}, before the loop's end. {use}"
 
     # ---- moves ---------------------------------------------------------------------------------------------------------------------------
 
-    def _carriers(self) -> dict[type[Move], Callable[[Any], Any]]:
+    def _carriers(self, train: TrainStep) -> dict[type[Move], Callable[[Any], Any]]:
         """How each move of the loop is carried out."""
         return {
-            moves.Hold: self._hold,
-            moves.Reset: lambda move: self._trained.reset(),
+            moves.Hold: lambda move: train.hold(),
+            moves.Reset: lambda move: train.reset(),
             moves.AssignShards: self._share,
             moves.ViewJoined: lambda move: self._pay(move.view),
-            moves.Reduce: self._reduce,
-            moves.CastVote: lambda move: self._trained.words(),
-            moves.Repeat: self._repeat,
-            moves.Apply: self._apply,
-            moves.Advance: self._follow,
-            moves.StepCommitted: self._finish_step,
-            moves.Expect: lambda move: self._trained.expect(),
+            moves.Reduce: train.reduce,
+            moves.CastVote: train.cast_vote,
+            moves.Repeat: train.repeat,
+            moves.Apply: train.apply,
+            moves.Advance: train.apply,
+            moves.StepCommitted: train.publish,
+            moves.Expect: lambda move: train.expect(),
             moves.Save: self._save,
             moves.Digest: self._digest,
         }
 
     @property
-    def _trained(self) -> Engine:
-        assert self._engine is not None
-        return self._engine
-
-    def _attempt(self, step: Step) -> ReductionOutcome | None:
-        """Reduce and apply one step. None when the loop body has to run again first: for shards of a lost rank, or from another state."""
-        self._attempted, self._outcome = step, None
-        self._go_on()
-        self._recorder.between(self._loop.committed)
-        return self._outcome or self._trained.outcome_of(step.number)
-
-    def _hold(self, move: moves.Hold) -> None:
-        self._trained.body.leave()
-        self._trained.hold()
+    def _trained(self) -> TrainStep:
+        assert self._train_step is not None
+        return self._train_step
 
     def _share(self, move: moves.AssignShards) -> None:
         self._membership.joined()
@@ -498,91 +447,15 @@ class Run:
             self._recorder.switch(COMPUTE)
         self._recorder.place(view.generation, here.history, here.step)
 
-    def _reduce(self, move: moves.Reduce) -> ReductionOutcome:
-        if not move.early:
-            return self._trained.reduce(move.offer)
-        self._recorder.paused = True  # whatever it does meanwhile, it is being restored
-        try:
-            return self._trained.reduce(move.offer, early=True)
-        finally:
-            self._recorder.paused = False
-
-    def _repeat(self, move: moves.Repeat) -> None:
-        """All ranks repeat the step together, once: a flipped bit goes away, a wrong model does not."""
-        doubt, step = move.doubt, self._attempted
-        assert step is not None
-        if self._suspect == step.number and doubt.hopeless:
-            raise NonFiniteError(f"step {step.number}, shard {doubt.shard}: {doubt.why}, and again when it was computed once more")
-        self._suspect = step.number
-        self._report(doubt.why, doubt)
-        self._trained.repeat()
-
-    def _report(self, why: str, doubt: Doubt | None = None) -> None:
-        if self._loop.rank == 0:
-            shard = -1 if doubt is None else doubt.shard
-            owner = self._trained.owner(shard)
-            computed_by = self._rank_machine.view.members[owner] if owner >= 0 else None
-            self._client.say(Implausible(self._client.protocol.member, self._here(), shard, computed_by, why, accepted=doubt is None))
-
-    def _apply(self, move: moves.Apply) -> None:
-        assert isinstance(move.reduced, ReductionOutcome)
-        if why := self._trained.remark():
-            self._report(why)
-        self._outcome = move.reduced
-        self._mutate(self._trained.apply)
-
-    def _follow(self, move: moves.Advance) -> None:
-        assert isinstance(self._engine, ShardedEngine)
-        self._mutate(self._engine.advance)
-
-    def _mutate(self, apply: Callable[[], None]) -> None:
-        assert self._attempted is not None
-        self._saver.settle()
-        self._mutated_us = self._recorder.switch(COMPUTE)
-        seed_step(self.seed, self._attempted.number)
-        apply()
-
-    def _note_commit(self) -> None:
-        self._membership.settled()
-        self._recorder.commit(max(self._mutated_us, now_us()))
-        self._loop.committed = True
-
-    def _finish_step(self, move: moves.StepCommitted) -> None:
-        step, reduced = self._attempted, move.reduced
-        assert step is not None and isinstance(reduced, ReductionOutcome)
-        self._note_commit()
-        self._trained.finish(lambda: self._report_step(step, reduced.loss))
-
     def _advance(self) -> None:
         """Others took the step that this rank was about to take when its view broke: it takes it too."""
-        step, engine = self._attempted, self._engine
-        assert step is not None and isinstance(engine, ShardedEngine)
         before = self._recorder.code
         self._membership.carry(self._rank_machine.take_step(Advance()))
-        self._note_commit()
-        engine.afterwards(lambda: self._report_step(step, engine.loss))
+        self._trained.publish_later()
         self._recorder.switch(before)
 
-    def _report_step(self, step: Step, loss: float) -> None:
-        for fn in step.callbacks:
-            with self._trained.unread():
-                fn()
-        last = step.number + 1 == self._loop.total
-        self._report_used(last)
-        if self._loop.rank == 0 and (last or now_us() - self._measured_us > MEASURE_EVERY_US):
-            self._measured_us = now_us()
-            counted = self._loop.flops.figures(self.shards, self._trained.device, last)
-            self._measure({"loss": loss, **self._trained.figures, **counted, **step.figures})
-        if (log := self._trained.log).some and (last or log.due):
-            self._client.say(Logged(self._client.protocol.member, self._here(), *log.reported))
-
-    def _report_used(self, last: bool) -> None:
-        if last or now_us() - self._used_us > usage.every_us(self._settings.world):
-            self._used_us = now_us()
-            self._client.say(Usage(self._client.protocol.member, *usage.used(), *EXCHANGED.counts, usage.FETCHED.total, *metered()))
-
     def _save(self, move: moves.Save) -> None:
-        self._saver.begin(move.request, self._here(), self._rank_machine.view, self._trained.share())
+        self._saver.begin(move.request, self._here(), self._rank_machine.view, self._trained.layout.share())
         if move.still:
             self._saver.settle()
 
@@ -592,4 +465,4 @@ class Run:
         self._saver.settle()
         self._recorder.switch(FINISH)
         seed_step(self.seed, self._here().step)  # as the next step would: whoever came after the last commit has drawn no numbers in it
-        return self._trained.digest(self._here().step)
+        return self._trained.layout.digest(self._here().step)

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from actors.rank.step.engine import Engine
+from actors.rank.step.train_step import TrainStep
 from fleet.protocol.operations import HEAL, START, Acts, Operation, perform
 
 log = logging.getLogger("fleet.chaos")
@@ -27,10 +27,10 @@ SINGLE_SHARE, MOST_BITS = 0.38, 4
 
 
 class RankInjector:
-    """Carries out orders on the training state of ``engine``. ``strike`` is called from the listening thread."""
+    """Carries out orders on the training state of ``train``. ``strike`` is called from the listening thread."""
 
-    def __init__(self, engine: Engine) -> None:
-        self._engine = engine
+    def __init__(self, train: TrainStep) -> None:
+        self._train_step = train
         self._healed = threading.Event()
 
     def operate(self, order: Operation) -> str | None:
@@ -43,19 +43,19 @@ class RankInjector:
 
     def flip_weight(self, order: Operation) -> None:
         """A bit of the weights."""
-        _flip(self._engine.weights, random.Random(order.seed))
+        _flip(self._train_step.layout.weights, random.Random(order.seed))
 
     def flip_optimizer(self, order: Operation) -> None:
         """A bit of the optimizer's state."""
-        _flip(self._engine.moments, random.Random(order.seed))
+        _flip(self._train_step.update.moments, random.Random(order.seed))
 
     def flip_gradient(self, order: Operation) -> None:
         """A bit of the next shard's gradients."""
-        self._engine.before_sum(lambda gradients: _flip(gradients, random.Random(order.seed)))
+        self._train_step.before_sum(lambda gradients: _flip(gradients, random.Random(order.seed)))
 
     def spoil_gradient(self, order: Operation) -> None:
         """A value of the next shard's gradients becomes no number."""
-        self._engine.before_sum(lambda gradients: gradients[0].reshape(-1)[:1].fill_(float("nan")))
+        self._train_step.before_sum(lambda gradients: gradients[0].reshape(-1)[:1].fill_(float("nan")))
 
     def open_no_more(self, order: Operation) -> None:
         """No file or connection more, until it is healed, or its time is over."""
@@ -83,7 +83,8 @@ class RankInjector:
 
     def flip_activation(self, order: Operation) -> None:
         """Once, in what the first layer that has weights gives to the next."""
-        layer = next(module for module in self._engine.modules if any(True for _ in module.parameters(recurse=False)))
+        modules = (inner for module in self._train_step.state.modules.values() for inner in module.modules())
+        layer = next(module for module in modules if any(True for _ in module.parameters(recurse=False)))
 
         def hook(module: Any, inputs: Any, output: Any) -> None:
             handle.remove()
@@ -93,15 +94,15 @@ class RankInjector:
 
     def hang(self, order: Operation) -> None:
         """The loop stands still before its next shard, until it is healed; the process beats meanwhile."""
-        engine, right = self._engine, self._engine.begin_shard
+        train, right = self._train_step, self._train_step.begin_shard
         self._healed.clear()
 
         def wrong(shard: int) -> None:
-            engine.begin_shard = right  # type: ignore[method-assign]
+            train.begin_shard = right  # type: ignore[method-assign]
             self._healed.wait(order.duration_s)
             right(shard)
 
-        engine.begin_shard = wrong  # type: ignore[method-assign]
+        train.begin_shard = wrong  # type: ignore[method-assign]
 
 
 def _flip(tensors: Sequence[torch.Tensor], draw: random.Random) -> None:

@@ -10,24 +10,24 @@ import torch
 from torch.optim.lr_scheduler import LRScheduler
 
 from actors.rank.state.tracked import TrackedState
-from actors.rank.step.engine import Engine
 from actors.rank.step.step import Loop
+from actors.rank.step.train_step import TrainStep
 from actors.rank.zero1.chunked import ChunkedOptimizer
 from fleet.protocol.facts import RunBuilt
 from fleet.protocol.types import ENDS, Build
 
 
 @contextmanager
-def rehearsing(engine: Engine, loop: Loop) -> Iterator[None]:
+def rehearsing(train: TrainStep, loop: Loop) -> Iterator[None]:
     """Within, a step is computed for practice, and nothing of it is told as time of steps. Behind it the rank says what it has built."""
-    engine.rehearse()
+    train.rehearse()
     loop.recorder.paused = loop.rehearsing = True
     loop.client.on_rehearsal(True)
     yield
     loop.client.on_rehearsal(False)
     loop.recorder.paused = loop.rehearsing = False
-    engine.forget()
-    loop.client.say(RunBuilt(loop.client.protocol.member, build_of(engine.state, loop)))
+    train.forget()
+    loop.client.say(RunBuilt(loop.client.protocol.member, build_of(train.state, loop)))
 
 
 def build_of(state: TrackedState, loop: Loop) -> Build:

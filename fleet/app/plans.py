@@ -182,7 +182,7 @@ def check(settings: RunSettings, chaos: ChaosSettings) -> None:
 def _check_copies(settings: RunSettings) -> None:
     """More copies than other ranks would promise what cannot be kept. A single one is the default, also of a world of one rank."""
     copies, others = settings.optimizer_copies, settings.most - 1
-    if settings.optimizer_sharding != "none" and copies > max(1, others):
+    if settings.spread and copies > max(1, others):
         reason = f"a part is kept by its owner and by so many other ranks, and a world of {settings.most} has {others} others"
         way_out = f"Use --optimizer-copies {max(1, others)} or fewer, or a --world of {copies + 1} or more."
         raise ConfigError("optimizer_copies", copies, reason, way_out)

@@ -54,7 +54,7 @@ def situation(machine: MachineState, now_s: float) -> Situation:
         probe("a smaller world is reached in several views")
     return Situation(
         candidates, world, settings.min_ranks, _since_s(machine, chosen), starting, machine.checkpoints.newest_id,
-        replicated=settings.optimizer_sharding == "none", replica_size=settings.replica_size,
+        replicated=not settings.spread, replica_size=settings.replica_size,
     )  # fmt: skip
 
 
@@ -69,7 +69,7 @@ def _since_s(machine: MachineState, ranks: Sequence[Rank]) -> float:
 def _least(machine: MachineState, joined: Collection[Member]) -> int:
     """How many ranks of a view that is to be smaller have to stay in it at first: the others have copies of what those that go hold."""
     settings = machine.settings
-    return len(joined) - settings.optimizer_copies if machine.resized and settings.optimizer_sharding != "none" else 0
+    return len(joined) - settings.optimizer_copies if machine.resized and settings.spread else 0
 
 
 def room(machine: MachineState, going: int) -> int:
@@ -122,7 +122,7 @@ def keepers(machine: MachineState, without: Collection[Member]) -> tuple[StateId
     if newest is None or newest < machine.doubts.floor(machine.committed):
         return None, ()
     holders = [rank for rank in clean if rank.state == newest]
-    if machine.settings.optimizer_sharding != "none":
+    if machine.settings.spread:
         return (newest, members) if len(holders) == len(members) and not is_incomplete(machine, holders) else (None, ())
     least = min(LEAST_FIRST.index(rank.engaged) for rank in holders)
     return newest, tuple(rank.member for rank in holders if LEAST_FIRST.index(rank.engaged) == least)

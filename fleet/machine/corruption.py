@@ -86,7 +86,7 @@ def _with_earlier_words(
 
 def _sharded(machine: MachineState) -> bool:
     """The owner of a chunk gives its parameters to all but its guards: most ranks repeat one word there, and a majority proves nothing."""
-    return machine.settings.optimizer_sharding != "none"
+    return bool(machine.settings.spread)
 
 
 def _give_up(machine: MachineState, found: Finding, said: dict[Member, Finding], now_s: float) -> None:

@@ -112,13 +112,10 @@ def begin_history(machine: MachineState, now_s: float) -> StateId:
     return StateId(machine.history, start.step)
 
 
-SPREAD = {"zero1": "optimizer's state", "fsdp": "parameters"}
-
-
 def _why_back(machine: MachineState) -> str:
     """Of a state that is spread, ranks may be left who have parts of it."""
-    spread = SPREAD.get(machine.settings.optimizer_sharding)
-    if spread is None or all(rank.state is None for rank in machine.roster.by_slot.values()):
+    spread = machine.settings.spread
+    if not spread or all(rank.state is None for rank in machine.roster.by_slot.values()):
         return "no rank holds a clean state"
     copies = machine.settings.optimizer_copies
     return f"some of the {spread} was lost with all who kept it, its owner and its {copies} cop{'y' if copies == 1 else 'ies'}"

@@ -34,7 +34,7 @@ def changed(settings: RunSettings, key: str, value: float) -> RunSettings:
             raise ConfigError(key, value, "must be greater than 0 s")
         return dataclasses.replace(settings, checkpoint=dataclasses.replace(settings.checkpoint, policy="fixed", interval_s=value))
     if key == WORLD:
-        if value < settings.world and settings.optimizer_sharding != "none" and not settings.optimizer_copies:
+        if value < settings.world and settings.spread and not settings.optimizer_copies:
             reason = "who leaves would take its part of the optimizer's state along: there is no copy of it"
             raise ConfigError(key, value, reason, "Begin the run with --optimizer-copies 1 or more to be able to.")
         return dataclasses.replace(settings, world=int(value), max_world=settings.most)

@@ -10,6 +10,7 @@ from typing import Any
 
 from fleet.errors import ConfigError
 from fleet.protocol.domains import HOST, check_levels
+from fleet.protocol.layouts import LAYOUTS
 from fleet.settings.cost import CostSettings
 from fleet.settings.fields import setting
 from fleet.settings.per_rank import PerRankSettings
@@ -269,6 +270,11 @@ class RunSettings:
         return self.replica_size if self.optimizer_sharding == "fsdp" else 1
 
     @property
+    def spread(self) -> str:
+        """What of the state is spread over the ranks; empty where each has all of it."""
+        return LAYOUTS[self.optimizer_sharding].spread
+
+    @property
     def slots(self) -> int:
         """Of ranks and spares. It is the same whatever the world is now."""
         return self.most + self.spares
@@ -317,10 +323,10 @@ class RunSettings:
 
     def _check_sharding(self) -> None:
         chosen = self.optimizer_sharding
-        if chosen not in ("none", "zero1", "fsdp"):
-            way_out = "Choose none, zero1 (each rank keeps a part of the optimizer's state), or fsdp (and of the parameters)."
+        if chosen not in LAYOUTS:
+            way_out = "Choose one of " + "; ".join(f"{kind.name} ({kind.meaning})" for kind in LAYOUTS.values()) + "."
             raise ConfigError("optimizer_sharding", chosen, "unknown", way_out)
-        if chosen != "none" and self.reduction == "native":
+        if self.spread and self.reduction == "native":
             reason = "the ranks' chunks are those of the fixed-order reduction, and reduction is native"
             raise ConfigError("optimizer_sharding", chosen, reason, "Set reduction to tree.")
         if chosen == "fsdp" and self.verify.compute:

@@ -73,7 +73,7 @@ class InOrder(InvariantChecker):
         holders = [
             rank for rank in clean if rank.protocol.state is not None and self._last is not None and rank.protocol.state >= self._last
         ]
-        spread = self.world.settings.optimizer_sharding != "none"
+        spread = bool(self.world.settings.spread)
         return not ill and (
             len({rank.protocol.state for rank in holders}) == 1 and len(holders) == len(members) if spread else bool(holders)
         )

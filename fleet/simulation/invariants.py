@@ -79,7 +79,7 @@ class Donor(InvariantChecker):
             self.require(not donor.protocol.dirty, f"donor {donor} of generation {view.generation} is dirty")
             self.require(donor.protocol.state == max(clean), f"donor {donor} holds {donor.protocol.state}, another holds {max(clean)}")
             self.require(view.state == max(clean), f"generation {view.generation} is to hold {view.state}, its donor has {max(clean)}")
-        elif clean and machine.state.settings.optimizer_sharding == "none":  # where it is spread, ``TwoPhase`` looks whether all is there
+        elif clean and not machine.state.settings.spread:  # where it is spread, ``TwoPhase`` looks whether all is there
             self.require(
                 max(clean) < machine.state.committed, f"generation {view.generation} rolls back although a member holds {max(clean)}"
             )

@@ -15,8 +15,8 @@ from actors.rank.membership.client import Client
 from actors.rank.membership.membership import Membership
 from actors.rank.state.saving import PartsPort
 from actors.rank.state.tracked import TrackedState
-from actors.rank.step.engine import Engine
 from actors.rank.step.outcome import ReductionOutcome
+from actors.rank.step.train_step import TrainStep
 from actors.rank.telemetry.recorder import Recorder
 from fleet.errors import RunOver
 from fleet.protocol import moves
@@ -86,13 +86,13 @@ class LiveDriver(Driver):
         self.rank_machine = membership.rank_machine
         model = torch.nn.Linear(2, 1)
         state = TrackedState(model=model, optimizer=torch.optim.SGD(model.parameters(), lr=0.1))
-        self._engine = engine = Engine(state, RunSettings(world=1, shards=8), recorder, None)
-        membership.serve(state, engine, TOTAL)
+        self._train_step = train = TrainStep(state, RunSettings(world=1, shards=8), recorder, None)
+        membership.serve(state, train, TOTAL)
         for kind in (moves.Hold, moves.Reset, moves.ViewJoined, moves.StepCommitted, moves.Expect, moves.Rehearse, moves.Attempted):
             membership.carriers[kind] = lambda move: None
         membership.carriers |= {moves.AssignShards: self._share, moves.Reduce: self._reduce, moves.Apply: self._apply}
         membership.carriers |= {moves.Digest: lambda move: "digest", moves.CarryOut: lambda move: '"did"'}
-        membership.carriers |= {moves.CastVote: self._cast_vote, moves.Repeat: lambda move: engine.repeat()}
+        membership.carriers |= {moves.CastVote: self._cast_vote, moves.Repeat: train.repeat}
         self._main, self._other = self._play(self.rank_machine.run()), iter(())
         self._now, self._finite = False, True
 
@@ -103,7 +103,7 @@ class LiveDriver(Driver):
 
     def _share(self, move: moves.AssignShards) -> None:
         self._membership.joined()
-        self._engine.join(self._membership.group, move.view, 0, self.rank_machine.here, move.begun)
+        self._train_step.join(self._membership.group, move.view, 0, self.rank_machine.here, move.begun)
 
     def _reduce(self, move: moves.Reduce) -> ReductionOutcome:
         offers: list[Offer] = [move.offer]
@@ -115,7 +115,7 @@ class LiveDriver(Driver):
 
     def _apply(self, move: moves.Apply) -> None:
         here = self.rank_machine.here
-        self._engine.duties.at = StateId(here.history, here.step + 1)
+        self._train_step.duties.at = StateId(here.history, here.step + 1)
 
     def _play(self, steps: Moves) -> Iterator[None]:
         """Yields where there is something to wait for."""

@@ -32,7 +32,7 @@ def flip(tensor: torch.Tensor, bit: int = 3) -> None:
 def weight_flips_in_slot_1(run: Any) -> None:
     def inject(run: Any, step: Any) -> None:
         if run.slot == 1 and step.number == 10 and trains.once(run, "flip"):
-            flip(next(run._engine.state.objects["model"].parameters()))
+            flip(next(run._train_step.state.objects["model"].parameters()))
 
     trains._loop(run, in_shard=inject)
 
@@ -159,7 +159,7 @@ def slot_1_computes_wrongly(run: Any) -> None:
         nonlocal lies
         lies = lies or (run.slot == 1 and step.number == 10 and trains.once(run, "lie"))
         if lies:
-            RankInjector(run._engine).operate(Operation("lie", "flip_gradient", START, seed=7))
+            RankInjector(run._train_step).operate(Operation("lie", "flip_gradient", START, seed=7))
         return error
 
     trains._loop(run, loss=loss)
@@ -172,7 +172,7 @@ def slot_1_adds_wrongly(run: Any) -> None:
     def loss(run: Any, step: Any, error: torch.Tensor) -> torch.Tensor:
         nonlocal lies
         if not lies and run.slot == 1 and step.number == 10 and trains.once(run, "lie"):
-            lies, reducer, right = True, run._engine._reducer, run._engine._reducer.mean
+            lies, reducer, right = True, run._train_step.reducer, run._train_step.reducer.mean
             reducer.mean = lambda total: (right(total), total.view(torch.int32).bitwise_xor_(1))
         return error
 

@@ -38,15 +38,15 @@ IMPURE = """
 def broken(run):
     # What comes of a shard depends on which process computes it.
     import os
-    from actors.rank.step.engine import Engine
-    pure = Engine.end_shard
+    from actors.rank.step.train_step import TrainStep
+    pure = TrainStep.end_shard
 
     def end_shard(self, shard, loss):
         for parameter in self.parameters:
             parameter.grad.mul_(1.0 + os.getpid() % 97 / 1000)
         pure(self, shard, loss)
 
-    Engine.end_shard = end_shard
+    TrainStep.end_shard = end_shard
 """
 BLIND = """
 def broken(run):

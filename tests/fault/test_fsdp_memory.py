@@ -39,27 +39,27 @@ def held_bytes() -> int:
     return sum(storages.values())
 
 
-def count_in_step(engine: Any, file: Path) -> None:
+def count_in_step(train: Any, file: Path) -> None:
     """Once, the most that is held: when this rank has come to the sum, and when the mean gradient is there.
 
     With fsdp gradients leave in the backward, and the first is left out: what has come of slower ranks by then is by chance.
     """
-    found, reduce, apply = list[int](), engine._reducer.reduce, engine.apply
+    found, reduce, stepping = list[int](), train.reducer.reduce, train.layout.stepping
 
     def reducing(*given: Any, **named: Any) -> None:
         found.append(held_bytes())
-        engine._reducer.reduce = reduce
+        train.reducer.reduce = reduce
         reduce(*given, **named)
 
-    def applying() -> None:
+    def applying() -> Any:
         found.append(held_bytes())
         file.write_text(json.dumps(max(found)))
-        engine.apply = apply
-        apply()
+        train.layout.stepping = stepping
+        return stepping()
 
-    engine.apply = applying
-    if not engine._leave:
-        engine._reducer.reduce = reducing
+    train.layout.stepping = applying
+    if not train.gradients.leaving:
+        train.reducer.reduce = reducing
 
 
 def weighs(run: Any) -> None:
@@ -70,7 +70,7 @@ def weighs(run: Any) -> None:
     state = run.track(model=model, optimizer=torch.optim.AdamW(model.parameters(), lr=1e-3))
     for step in run.steps(state, total=STEPS):
         if step.number == COUNTED:
-            count_in_step(run._engine, Path(run.options["flags"], f"held-{run.slot}"))
+            count_in_step(run._train_step, Path(run.options["flags"], f"held-{run.slot}"))
         for batch in step.batches(Data(), batch_size=run.shards):
             step.backward(model(batch).square().mean())
         step.commit()

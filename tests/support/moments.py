@@ -40,37 +40,39 @@ def tagged(tag: int) -> Callable[..., bool]:
     return lambda group, out, inp, under=0: under == tag
 
 
-def for_loop(engine: Any, offer: Any, *, early: bool = False) -> bool:
-    return not early
+def for_loop(train: Any, move: Any) -> bool:
+    return not move.early
 
 
 FSDP, ZERO1 = "actors.rank.fsdp", "actors.rank.zero1"
+LAYOUT, EXCHANGE = f"{FSDP}.layout:FsdpLayout", f"{FSDP}.exchange:PeerExchange"
+STEP = "actors.rank.step.train_step:TrainStep"
 GROUP = "actors.rank.membership.process_group:Group"
 MOMENTS = {
-    "before-the-first-gather": Moment("a shard is about to begin", f"{FSDP}.engine:FsdpEngine.begin_shard"),
+    "before-the-first-gather": Moment("a shard is about to begin", f"{LAYOUT}.begin_shard"),
     "asks-for-a-stretch": Moment("it has asked a server, who is about to answer", f"{FSDP}.serving:PeerFetcher._ask", behind=True),
-    "serves-a-stretch": Moment("a peer has asked it for a stretch", f"{FSDP}.engine:FsdpEngine._serve"),
+    "serves-a-stretch": Moment("a peer has asked it for a stretch", f"{EXCHANGE}._serve"),
     "in-a-forward": Moment("a unit is gathered for its forward", f"{FSDP}.gathered:Gathered._before_forward", behind=True),
     "behind-a-forward": Moment("a unit is let go behind its forward", f"{FSDP}.gathered:Gathered._behind_forward", behind=True),
     "in-a-backward": Moment("a unit is gathered for its backward", f"{FSDP}.gathered:Gathered._before_backward", behind=True),
-    "a-shard-is-done": Moment("all gradients of a shard are there", f"{FSDP}.engine:FsdpEngine.end_shard", behind=True),
-    "before-the-sum": Moment("all its gradients are done", f"{FSDP}.engine:FsdpEngine.reduce", when=for_loop),
-    "a-gradient-leaves": Moment("a unit's gradient is about to leave it", f"{FSDP}.engine:FsdpEngine._send"),
-    "a-gradient-has-come": Moment("a peer's gradient is taken in, and that peer does not know", f"{FSDP}.engine:FsdpEngine.take", True),
-    "means-travel": Moment("all gradients are with their owners, and means are on their way", f"{FSDP}.engine:FsdpEngine._means"),
+    "a-shard-is-done": Moment("all gradients of a shard are there", f"{LAYOUT}.end_shard", behind=True),
+    "before-the-sum": Moment("all its gradients are done", f"{STEP}.reduce", when=for_loop),
+    "a-gradient-leaves": Moment("a unit's gradient is about to leave it", f"{LAYOUT}._send"),
+    "a-gradient-has-come": Moment("a peer's gradient is taken in, and that peer does not know", f"{EXCHANGE}.take", True),
+    "means-travel": Moment("all gradients are with their owners, and means are on their way", f"{EXCHANGE}.means"),
     "before-ready": Moment("it has its sums, and tells nobody", f"{GROUP}.all_gather", False, tagged(Tag.READY)),
     "behind-ready": Moment("all know that all have their sums", f"{GROUP}.all_gather", True, tagged(Tag.READY)),
-    "before-apply": Moment("the step is decided and not taken", f"{FSDP}.engine:FsdpEngine.apply"),
+    "before-apply": Moment("the step is decided and not taken", f"{STEP}.apply"),
     "in-apply": Moment("chunks are at their gradients, and are being stepped", f"{FSDP}.chunks:ChunkedModel.point", behind=True),
-    "behind-apply": Moment("the step is taken, and the coordinator does not know", f"{FSDP}.engine:FsdpEngine.apply", behind=True),
+    "behind-apply": Moment("the step is taken, and the coordinator does not know", f"{STEP}.apply", behind=True),
     "in-a-checkpoint": Moment("its share of the state is about to be copied", "actors.rank.state.saving:Saver.begin"),
     "writes-a-checkpoint": Moment("a part is about to be written", "actors.rank.state.saving:Saver._write"),
-    "at-the-end": Moment("the digest of the whole is taken", f"{FSDP}.engine:FsdpEngine.digest"),
+    "at-the-end": Moment("the digest of the whole is taken", f"{LAYOUT}.digest"),
     "claims": Moment("the view behind a loss begins", f"{ZERO1}.resharding:Resharding._exchange", second=True),
-    "introduced": Moment("servers know each other, chunks do not move yet", f"{FSDP}.engine:FsdpEngine.introduce", True, second=True),
+    "introduced": Moment("servers know each other, chunks do not move yet", f"{LAYOUT}.introduce", True, second=True),
     "chunks-move": Moment("chunks are about to move", f"{ZERO1}.resharding:Resharding._move", second=True),
     "chunks-moved": Moment("chunks have moved, and nobody has dropped the old ones", f"{FSDP}.chunks:ChunkedModel.adopt", second=True),
-    "placed": Moment("the old chunks are dropped", f"{FSDP}.engine:FsdpEngine.place", True, second=True),
+    "placed": Moment("the old chunks are dropped", f"{LAYOUT}.place", True, second=True),
 }  # fmt: skip
 
 
@@ -88,16 +90,16 @@ def dies_at(run: Any) -> None:
 
 def a_joining_rank_dies(run: Any) -> None:
     """Slot 1 is lost; whoever comes for it, a spare or another process, is killed as chunks are about to come to it, once."""
-    from actors.rank.fsdp.engine import FsdpEngine
+    from actors.rank.fsdp.layout import FsdpLayout
 
     placed: list[int] = []
-    place = FsdpEngine.place
+    place = FsdpLayout.place
 
-    def noted(engine: Any, state: Any, *reported: Any) -> None:
-        place(engine, state, *reported)
+    def noted(layout: Any, state: Any, *reported: Any) -> None:
+        place(layout, state, *reported)
         placed.append(state.step)
 
-    FsdpEngine.place = noted  # type: ignore[method-assign]
+    FsdpLayout.place = noted  # type: ignore[method-assign]
     _inject(run, "first", VICTIM, MOMENTS["in-a-forward"], lambda: True)
     first = Path(run.options["flags"]) / "first"
     _inject(run, "second", None, MOMENTS["chunks-move"], lambda: first.exists() and not placed, at=-1)

@@ -169,26 +169,27 @@ def dies_in_optimizer(run: Any) -> None:
 
 def dies_before_commit(run: Any) -> None:
     """Slot 1 is killed after the reduction of step 10, before it applies it, once: its peers may have applied it already."""
-    from actors.rank.step.engine import Engine
+    from actors.rank.step.train_step import TrainStep
 
-    original = Engine.apply
+    original = TrainStep.apply
 
-    def apply(self: Any) -> None:
+    def apply(self: Any, move: Any) -> None:
         if run.slot == 1 and run._here().step == 10 and once(run, "apply"):
             die()
-        original(self)
+        original(self, move)
 
-    Engine.apply = apply  # type: ignore[method-assign]
+    TrainStep.apply = apply  # type: ignore[method-assign]
     _loop(run)
 
 
 def dies_between_sums_and_commit(run: Any) -> None:
     """Slot 1 is killed at step 10, when one of its peers knows that all have the sums, and another one does not. Who advances says so."""
     from actors.rank.membership.process_group import Group
+    from actors.rank.step.train_step import TrainStep
     from actors.rank.tags import Tag
-    from actors.rank.zero1.sharded import ShardedEngine
+    from fleet.protocol.moves import Advance
 
-    original, advance = Group.all_gather, ShardedEngine.advance
+    original, apply = Group.all_gather, TrainStep.apply
 
     def all_gather(self: Any, out: Tensor, inp: Tensor, tag: int = 0) -> None:
         at_the_point = tag == Tag.READY and run._here().step == 10
@@ -201,12 +202,13 @@ def dies_between_sums_and_commit(run: Any) -> None:
         if at_the_point:
             once(run, "decided")
 
-    def advances(self: Any) -> None:
-        advance(self)
-        once(run, "advanced")
+    def applies(self: Any, move: Any) -> None:
+        apply(self, move)
+        if isinstance(move, Advance):
+            once(run, "advanced")
 
     Group.all_gather = all_gather  # type: ignore[method-assign]
-    ShardedEngine.advance = advances  # type: ignore[method-assign]
+    TrainStep.apply = applies  # type: ignore[method-assign]
     _loop(run)
 
 
@@ -269,16 +271,16 @@ def grows_late(run: Any) -> None:
 
 def dies_beside_parameters(run: Any) -> None:
     """Slot 1 is killed after it has applied step 10, before it has sent its part of the parameters."""
-    from actors.rank.zero1.sharded import ShardedEngine
+    from actors.rank.zero1.layout import Zero1Layout
 
-    original = ShardedEngine.gather
+    original = Zero1Layout.gather
 
     def gather(self: Any, *arguments: Any) -> None:
         if run.slot == 1 and run._here().step == 11 and once(run, "gather"):
             die()
         original(self, *arguments)
 
-    ShardedEngine.gather = gather  # type: ignore[method-assign]
+    Zero1Layout.gather = gather  # type: ignore[method-assign]
     _loop(run)
 
 

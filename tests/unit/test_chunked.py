@@ -127,7 +127,7 @@ def test_chunks_have_the_bits_of_the_whole_and_keep_them_when_they_move(kind: ty
 
 
 def share_parameters(ranks: Ranks) -> None:
-    """As the engine gathers them after each step."""
+    """As a step publishes them."""
     whole = ranks.assembled(3)
     for model in ranks.models:
         for parameter, value in zip(model.parameters(), whole, strict=True):

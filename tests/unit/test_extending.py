@@ -83,5 +83,5 @@ def test_an_example_works_and_takes_as_many_files_as_it_says(example: Example, t
 
 def test_there_is_an_example_of_each() -> None:
     assert {example.title: example.files for example in examples()} == {
-        "A fault kind": 2, "A straggler policy": 2, "A metric": 1, "A checkpoint tier": 4
+        "A fault kind": 2, "A straggler policy": 2, "A metric": 1, "A checkpoint tier": 4, "A layout of the state": 2
     }  # fmt: skip

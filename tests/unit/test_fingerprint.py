@@ -193,9 +193,10 @@ def test_rank_0_tells_once_on_what_it_trains() -> None:
         recorder=Recorder(),
         feeds=SimpleNamespace(of=lambda *what: feed),
     )
-    engine: Any = SimpleNamespace(assigned=[], checks=[], next_assigned=[], body=SimpleNamespace(enter=lambda step: None))
+    body, duties = SimpleNamespace(enter=lambda step: None), SimpleNamespace(next_assigned=[])
+    train: Any = SimpleNamespace(assigned=[], checks=[], duties=duties, body=body)
     for number in range(3):
-        assert list(Step(run, engine, number).batches(source, 8)) == []
+        assert list(Step(run, train, number).batches(source, 8)) == []
     assert said == [DataRead(MEMBER, 8, 8, fingerprint(Source(length=8)), 3, 0, 0, PERMUTED)]
     assert source.read == [0, 4, 7]
     feed.close()

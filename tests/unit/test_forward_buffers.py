@@ -11,6 +11,7 @@ from torch import nn
 from actors.rank.membership.process_group import Group
 from actors.rank.step.gradients import GradientBuffers
 from actors.rank.step.reduction import Reducer
+from tests.unit.test_reduction import sum_up
 
 
 class Remembers(nn.Linear):
@@ -38,7 +39,7 @@ def test_with_one_shard_a_buffer_is_what_the_forward_has_left() -> None:
         buffers.begin_shard()
         model(x).sum().backward()
         buffers.end_shard(0)
-        buffers.reduce(reducer)
+        sum_up(buffers, reducer)
         buffers.commit()
         plain(x)
         assert torch.equal(model.seen, plain.seen)
@@ -54,6 +55,6 @@ def test_what_a_shard_without_weight_has_left_in_a_buffer_counts_nothing(shards:
         buffers.begin_shard()
         model(torch.full((4, 6), math.nan))
         buffers.end_shard(shard, 1.0, 0.0)
-    buffers.reduce(reducer)
+    sum_up(buffers, reducer)
     buffers.commit()
     assert torch.equal(model.seen, torch.full((6,), 1e4))

@@ -11,15 +11,15 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
-from actors.rank.fsdp.engine import FsdpEngine
+from actors.rank.fsdp.layout import FsdpLayout
 from actors.rank.fsdp.taken import Unit, mesh_of_one, numbers, take_over
 from actors.rank.membership.process_group import Group
 from actors.rank.state.tracked import TrackedState
-from actors.rank.step.engine import Engine
+from actors.rank.step.train_step import TrainStep
 from actors.rank.telemetry.recorder import Recorder
 from fleet.settings.run import RunSettings
 from tests.unit.test_reduction import with_groups
-from tests.unit.test_sharded_engine import SHARDS, STEPS, join, train
+from tests.unit.test_sharded_engine import SHARDS, STEPS, join, take, take_all
 
 ONE_AT_A_TIME = threading.Lock()
 CPU = torch.device("cpu")
@@ -42,25 +42,28 @@ def tracked() -> tuple[TrackedState, tuple[Unit, ...]]:
 
 def make(
     sharding: str, size: int, ring: Path, build: Callable[[], tuple[TrackedState, tuple[Unit, ...]]] = tracked
-) -> tuple[Engine, TrackedState]:
+) -> tuple[TrainStep, TrackedState]:
     settings = RunSettings(world=size, shards=SHARDS, optimizer_sharding=sharding)
     state, units = build()
-    if sharding == "none":
-        return Engine(state, settings, Recorder(ring, 0), 0.5), state
-    return FsdpEngine(state, settings, Recorder(ring, 0), 0.5, units, "127.0.0.1"), state
+    return TrainStep(state, settings, Recorder(ring, 0), 0.5, units=units), state
+
+
+def close(train: TrainStep) -> None:
+    """Nobody asks it any more."""
+    if isinstance(train.layout, FsdpLayout):
+        train.layout.close()
 
 
 def trained(sharding: str, size: int, folder: Path) -> list[tuple[str, int]]:
     """(digest, bytes of the parameters) of each rank."""
 
     def rank(group: Group) -> tuple[str, int]:
-        engine, state = make(sharding, size, folder / f"{sharding}-{size}-{group.rank}")
-        join(engine, group)
-        assert train(engine, state) == list(range(STEPS))
-        found = engine.digest(STEPS), sum(each.nbytes for each in engine.weights)
+        train, state = make(sharding, size, folder / f"{sharding}-{size}-{group.rank}")
+        join(train, group)
+        assert take_all(train, state) == list(range(STEPS))
+        found = train.layout.digest(STEPS), sum(each.nbytes for each in train.layout.weights)
         group.all_gather(torch.empty(group.size, 1), torch.zeros(1))  # a server goes when nobody asks any more
-        if isinstance(engine, FsdpEngine):
-            engine.close()
+        close(train)
         return found
 
     return with_groups(size, rank)  # type: ignore[return-value]
@@ -86,16 +89,16 @@ def test_what_is_frozen_behind_run_track_may_be_thawed(tmp_path: Path) -> None:
         state.objects["model"][1].requires_grad_(False)
         return state, units
 
-    engine, state = make("fsdp", 1, tmp_path / "ring", build)
-    assert isinstance(engine, FsdpEngine)
+    train, state = make("fsdp", 1, tmp_path / "ring", build)
+    assert isinstance(train.layout, FsdpLayout)
     thawed = state.objects["model"][1].requires_grad_(True)[0].weight
-    engine.rehearse()
-    engine.begin_shard(0)
+    train.rehearse()
+    train.begin_shard(0)
     state.objects["model"](torch.ones(4, 16)).sum().backward()
-    engine.end_shard(0, 1.0)
-    assert any(one is thawed for one in engine.parameters)
-    assert engine._gradients.present + 1 == 1 << len(engine.parameters), "each has a gradient"
-    engine.close()
+    train.end_shard(0, 1.0)
+    assert any(one is thawed for one in train.parameters)
+    assert train.gradients.present + 1 == 1 << len(train.parameters), "each has a gradient"
+    close(train)
 
 
 def test_parameters_that_are_cast_have_the_gradients_of_what_stands_in_for_them(tmp_path: Path) -> None:
@@ -110,29 +113,28 @@ def test_parameters_that_are_cast_have_the_gradients_of_what_stands_in_for_them(
         state.units = numbers(units)
         return state, units
 
-    engine, state = make("fsdp", 1, tmp_path / "ring", build)
-    assert isinstance(engine, FsdpEngine)
-    engine.rehearse()
-    engine.begin_shard(0)
+    train, state = make("fsdp", 1, tmp_path / "ring", build)
+    assert isinstance(train.layout, FsdpLayout)
+    train.rehearse()
+    train.begin_shard(0)
     state.objects["model"](torch.ones(4, 16)).float().sum().backward()
-    engine.end_shard(0, 1.0)
-    assert engine._gradients.present + 1 == 1 << len(engine.parameters), "each has a gradient"
-    engine.close()
+    train.end_shard(0, 1.0)
+    assert train.gradients.present + 1 == 1 << len(train.parameters), "each has a gradient"
+    close(train)
 
 
 def written(sharding: str, size: int, folder: Path) -> list[tuple[int, int]]:
     """(bytes of a snapshot, of these what is written) of each rank, after all steps."""
 
     def rank(group: Group) -> tuple[int, int]:
-        engine, state = make(sharding, size, folder / f"{sharding}-{size}-{group.rank}")
-        join(engine, group)
-        train(engine, state)
-        share = engine.share()
+        train, state = make(sharding, size, folder / f"{sharding}-{size}-{group.rank}")
+        join(train, group)
+        take_all(train, state)
+        share = train.layout.share()
         copied = share.flat().tensors
         found = sum(each.nbytes for each in copied), sum(part.nbytes for _, part, *_ in share.items(copied))
         group.all_gather(torch.empty(group.size, 1), torch.zeros(1))
-        if isinstance(engine, FsdpEngine):
-            engine.close()
+        close(train)
         return found
 
     return with_groups(size, rank)  # type: ignore[return-value]
@@ -155,14 +157,15 @@ def in_groups(size: int, replica_size: int, folder: Path) -> list[tuple[str, int
     """(digest, bytes of the parameters, whom it borrowed from) of each rank."""
 
     def rank(group: Group) -> tuple[str, int, set[int]]:
-        engine, state = make("fsdp", size, folder / f"{size}-{group.rank}")
-        assert isinstance(engine, FsdpEngine)
-        join(engine, group, replica_size)
-        assert train(engine, state) == list(range(STEPS))
-        served = {engine._addresses.index(address) for address in engine._fetcher._connections}
-        found = engine.digest(STEPS), sum(each.nbytes for each in engine.weights), served
+        train, state = make("fsdp", size, folder / f"{size}-{group.rank}")
+        assert isinstance(train.layout, FsdpLayout)
+        join(train, group, replica_size)
+        assert take_all(train, state) == list(range(STEPS))
+        exchange = train.layout.exchange
+        served = {exchange._at.addresses.index(address) for address in exchange.fetcher._connections}
+        found = train.layout.digest(STEPS), sum(each.nbytes for each in train.layout.weights), served
         group.all_gather(torch.empty(group.size, 1), torch.zeros(1))
-        engine.close()
+        close(train)
         return found
 
     return with_groups(size, rank)  # type: ignore[return-value]
@@ -218,23 +221,21 @@ def words() -> tuple[TrackedState, tuple[Unit, ...]]:
 
 def digest_of_words(sharding: str, size: int, folder: Path) -> str:
     def rank(group: Group) -> str:
-        engine, state = make(sharding, size, folder / f"{sharding}-{size}-{group.rank}", words)
-        join(engine, group)
+        train, state = make(sharding, size, folder / f"{sharding}-{size}-{group.rank}", words)
+        join(train, group)
         for step in range(2):
-            for shard in engine.assigned:
+            for shard in train.assigned:
                 draw = torch.Generator().manual_seed(100 * step + shard)
                 text = torch.randint(4001, (3,), generator=draw)
-                engine.begin_shard(shard)
+                train.begin_shard(shard)
                 loss = nn.functional.cross_entropy(state.objects["model"](text[:-1]), text[1:])
                 loss.backward()
-                engine.end_shard(shard, float(loss.detach()))
-            assert engine.alone().doubt is None
-            engine.apply()
-            engine.finish(lambda: None)
-        found = engine.digest(2)
+                train.end_shard(shard, float(loss.detach()))
+            take(train)
+            train.layout.publish(lambda: None)
+        found = train.layout.digest(2)
         group.all_gather(torch.empty(group.size, 1), torch.zeros(1))
-        if isinstance(engine, FsdpEngine):
-            engine.close()
+        close(train)
         return found
 
     [found] = set(with_groups(size, rank))

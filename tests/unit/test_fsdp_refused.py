@@ -12,10 +12,10 @@ from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
-from actors.rank.fsdp.engine import FsdpEngine
 from actors.rank.fsdp.room import GIB, check, free_bytes
 from actors.rank.fsdp.taken import Unit, mesh_of_one, take_over
 from actors.rank.state.tracked import TrackedState
+from actors.rank.step.train_step import TrainStep
 from actors.rank.telemetry.recorder import Recorder
 from chaos.settings import ChaosSettings
 from fleet.app import plans
@@ -69,7 +69,7 @@ def test_an_optimizer_that_is_not_element_wise(tmp_path: Path) -> None:
     units = take_over({"model": model}, {"optimizer": optimizer})
     settings = RunSettings(optimizer_sharding="fsdp")
     with pytest.raises(ConfigError, match=r"LBFGS.*element by element.*Use one of SGD, Adam"):
-        FsdpEngine(TrackedState(model=model, optimizer=optimizer), settings, Recorder(tmp_path / "ring", 0), None, units, "127.0.0.1")
+        TrainStep(TrackedState(model=model, optimizer=optimizer), settings, Recorder(tmp_path / "ring", 0), None, units=units)
 
 
 # ---- room for it -------------------------------------------------------------------------------------------------------------------------

@@ -15,7 +15,7 @@ from actors.rank.step.gradients import GradientBuffers
 from actors.rank.step.habits import BucketOrder, Countdown, Habits
 from actors.rank.step.reduction import Chunk, Reducer
 from fleet.protocol.shards import cover
-from tests.unit.test_reduction import with_groups
+from tests.unit.test_reduction import sum_up, with_groups
 
 SHARDS, STEPS, WIDTH = 8, 5, 40
 WORLDS = (1, 2, 3, 5)
@@ -62,7 +62,7 @@ def ranges_of(size: int) -> list[tuple[int, ...]]:
 
 
 class Rank:
-    """What an engine does around each shard, of one rank."""
+    """What a step does around each shard, of one rank."""
 
     def __init__(self, group: Group, reducer: Reducer, watched: bool, assigned: Sequence[Sequence[int]]) -> None:
         with ONE_GENERATOR:
@@ -89,7 +89,7 @@ class Rank:
             gradients.end_shard(shard)
 
     def reduce(self) -> list[torch.Tensor]:
-        self.gradients.reduce(self.reducer)
+        sum_up(self.gradients, self.reducer)
         found = [flat.clone() for flat in self.gradients.mean_flats]
         self.gradients.commit()
         return found

@@ -8,18 +8,18 @@ import pytest
 
 from actors.rank.membership.process_group import Group, GroupBroken
 from actors.rank.state.tracked import TrackedState
-from actors.rank.step.engine import Engine
+from actors.rank.step.train_step import TrainStep
 from actors.rank.telemetry.recorder import Recorder
 from fleet.protocol.types import Member, StateId, View
 from fleet.settings.run import RunSettings
 from policies.placement import ranges
 from tests.unit.test_reduction import with_groups
-from tests.unit.test_sharded_engine import SHARDS, START, compute, tracked
+from tests.unit.test_sharded_engine import SHARDS, START, compute, take, tracked
 
 COMPUTED = {1: (8,), 3: (3, 1, 1)}
 """By world size: how many of its shards each rank has computed when the view breaks."""
 
-Begun = tuple[Engine, TrackedState]
+Begun = tuple[TrainStep, TrackedState]
 
 
 def view_of(generation: int, size: int) -> View:
@@ -29,36 +29,35 @@ def view_of(generation: int, size: int) -> View:
 def begun(group: Group, folder: Path) -> Begun:
     """A rank that sits in its first view."""
     state, size = tracked(), group.size
-    engine = Engine(state, RunSettings(world=size, shards=SHARDS), Recorder(folder / f"{size}-{group.rank}", 0), 0.5)
-    engine.join(group, view_of(1, size), group.rank, START, False)
-    return engine, state
+    train = TrainStep(state, RunSettings(world=size, shards=SHARDS), Recorder(folder / f"{size}-{group.rank}", 0), 0.5)
+    train.join(group, view_of(1, size), group.rank, START, False)
+    return train, state
 
 
-def ended(engine: Engine, state: TrackedState) -> str:
-    compute(engine, state, 0, engine.assigned)
-    assert engine.alone().doubt is None
-    engine.apply()
-    return engine.digest(1)
+def ended(train: TrainStep, state: TrackedState) -> str:
+    compute(train, state, 0, train.assigned)
+    take(train)
+    return train.layout.digest(1)
 
 
-def speculates(engine: Engine, view: View, member: Member, here: StateId) -> bool:
+def speculates(train: TrainStep, view: View, member: Member, here: StateId) -> bool:
     """As the rank machine asks."""
-    return engine.duties.speculate(view, member, here, view.idle) and bool(engine.assigned)
+    return train.duties.speculate(view, member, here, view.idle) and bool(train.assigned)
 
 
 def one_step(size: int, folder: Path) -> list[tuple[str, tuple[int, ...], tuple[int, ...]]]:
     """(digest, shards that each had to begin with, shards that each had yet to compute in the second view): ranks 0 and 1 promised."""
 
     def rank(group: Group) -> tuple[str, tuple[int, ...], tuple[int, ...]]:
-        engine, state = begun(group, folder)
-        first = engine.assigned
-        compute(engine, state, 0, first[: COMPUTED[size][group.rank]])
-        engine.hold()
+        train, state = begun(group, folder)
+        first = train.assigned
+        compute(train, state, 0, first[: COMPUTED[size][group.rank]])
+        train.hold()
         if group.rank < 2:
-            engine.promise(group, engine.duties.promised)
-        engine.join(group, view_of(1, size), group.rank, START, True)
-        second = engine.assigned
-        return ended(engine, state), first, second
+            train.promise(group, train.duties.promised)
+        train.join(group, view_of(1, size), group.rank, START, True)
+        second = train.assigned
+        return ended(train, state), first, second
 
     return with_groups(size, rank)  # type: ignore[return-value]
 
@@ -79,28 +78,28 @@ def test_what_a_lost_rank_had_is_computed_before_the_others_meet_again(tmp_path:
     """Nothing is left to be dealt then. Where one of them foresees nothing, it is dealt what the other one has not computed."""
 
     def first(group: Group) -> Begun:
-        engine, state = begun(group, tmp_path)
-        compute(engine, state, 0, engine.assigned)
-        engine.hold()
-        return engine, state
+        train, state = begun(group, tmp_path)
+        compute(train, state, 0, train.assigned)
+        train.hold()
+        return train, state
 
     ranks: list[Begun] = with_groups(3, first)  # type: ignore[assignment]
     had = [set(range(*span)) for span in ranges(SHARDS, 3)]
 
     def second(group: Group) -> tuple[str, set[int], set[int]]:
-        engine, state = ranks[group.rank]
+        train, state = ranks[group.rank]
         view, speculative = view_of(2, 2), set[int]()
         member = view.members[group.rank]
-        assert engine.assigned == () and not speculates(engine, view, member, StateId(0, 1))  # of another state it knows nothing
+        assert train.assigned == () and not speculates(train, view, member, StateId(0, 1))  # of another state it knows nothing
         if knows or group.rank == 0:
-            assert speculates(engine, view, member, START)
-            speculative = set(engine.assigned)
-            compute(engine, state, 0, engine.assigned)
-            assert not speculates(engine, view, member, START)
-        engine.promise(group, engine.duties.promised)
-        engine.join(group, view, group.rank, START, True)
-        expected = set(engine.assigned)
-        return ended(engine, state), speculative, expected
+            assert speculates(train, view, member, START)
+            speculative = set(train.assigned)
+            compute(train, state, 0, train.assigned)
+            assert not speculates(train, view, member, START)
+        train.promise(group, train.duties.promised)
+        train.join(group, view, group.rank, START, True)
+        expected = set(train.assigned)
+        return ended(train, state), speculative, expected
 
     (one, speculative, expected), (other, others, rest) = with_groups(2, second)  # type: ignore[misc]
     ((whole, *_),) = one_step(1, tmp_path)
@@ -113,13 +112,13 @@ def test_a_view_that_breaks_before_it_is_known_who_brings_what_changes_nothing_o
     ranks: list[Begun] = with_groups(3, lambda group: begun(group, tmp_path))  # type: ignore[assignment]
 
     def rank(group: Group) -> set[int]:
-        engine, _ = ranks[group.rank]
+        train, _ = ranks[group.rank]
         group.interrupt("a member is lost")
         with pytest.raises(GroupBroken):
-            engine.join(group, view_of(2, 2), group.rank, START, True)
+            train.join(group, view_of(2, 2), group.rank, START, True)
         view = view_of(3, 2)
-        assert speculates(engine, view, view.members[group.rank], START)
-        return set(engine.assigned)
+        assert speculates(train, view, view.members[group.rank], START)
+        return set(train.assigned)
 
     own, other = with_groups(2, rank)
     assert own | other == set(range(SHARDS)) and not own & other  # type: ignore[operator]

@@ -13,7 +13,7 @@ import torch
 
 from actors.rank.rank_injector import RankInjector, _flip
 from actors.rank.state.tracked import TrackedState
-from actors.rank.step.engine import Engine
+from actors.rank.step.train_step import TrainStep
 from actors.rank.telemetry.recorder import Recorder
 from fleet.protocol.operations import START, Operation
 from fleet.settings.run import RunSettings
@@ -27,14 +27,14 @@ def bits(tensors: list[torch.Tensor]) -> list[bytes]:
 @pytest.mark.parametrize("seed", range(6))
 def test_a_weight_that_flips_between_forward_and_backward_lets_the_step_go_on(seed: int, tmp_path: Path) -> None:
     model, optimizer, _ = build(norm="layer")
-    engine = Engine(TrackedState(model=model, optimizer=optimizer), RunSettings(world=1, shards=1), Recorder(tmp_path / "rank", 0), None)
-    engine.begin_shard(0)
+    train = TrainStep(TrackedState(model=model, optimizer=optimizer), RunSettings(world=1, shards=1), Recorder(tmp_path / "rank", 0), None)
+    train.begin_shard(0)
     inputs, wanted = map(torch.stack, zip(*(Numbers()[index] for index in range(4)), strict=True))
     loss = (model(inputs) - wanted).square().mean()
-    before = bits(engine.parameters)
-    assert RankInjector(engine).operate(Operation("f", "flip_weight", START, seed=seed)) is None
+    before = bits(train.parameters)
+    assert RankInjector(train).operate(Operation("f", "flip_weight", START, seed=seed)) is None
     loss.backward()
-    assert sum(old != new for old, new in zip(before, bits(engine.parameters), strict=True)) == 1
+    assert sum(old != new for old, new in zip(before, bits(train.parameters), strict=True)) == 1
     assert all(parameter.grad is not None for parameter in model.parameters())
 
 
@@ -43,7 +43,7 @@ import os, sys, time
 from actors.rank.rank_injector import RankInjector, _flip
 from fleet.protocol.operations import HEAL, START, Operation
 
-class Engine:
+class Train:
     pass
 
 def opens():
@@ -53,7 +53,7 @@ def opens():
         return error.errno
     return 0
 
-rank_injector = RankInjector(Engine())
+rank_injector = RankInjector(Train())
 for heal in (True, False):
     assert opens() == 0
     assert rank_injector.operate(Operation("f", "no_descriptors", START, duration_s=60.0 if heal else 0.2)) is None
@@ -89,19 +89,19 @@ def test_under_two_in_five_flips_are_of_a_single_bit() -> None:
 def test_a_gradient_is_flipped_once_and_in_what_is_summed(known: bool, tmp_path: Path) -> None:
     """Of a shard whose gradients are on their way when the order comes nothing would be wrong, so that the next one is taken."""
     model, optimizer, _ = build(norm="layer")
-    engine = Engine(TrackedState(model=model, optimizer=optimizer), RunSettings(world=1, shards=4), Recorder(tmp_path / "rank", 0), None)
+    train = TrainStep(TrackedState(model=model, optimizer=optimizer), RunSettings(world=1, shards=4), Recorder(tmp_path / "rank", 0), None)
     sums: list[list[bytes]] = []
     for shard in range(4):
-        engine.begin_shard(shard)
+        train.begin_shard(shard)
         inputs, wanted = map(torch.stack, zip(*(Numbers()[index] for index in range(4)), strict=True))
         (model(inputs) - wanted).square().mean().backward()
         if shard == 1:
-            engine._gradients._ahead = SimpleNamespace(early=SimpleNamespace(ahead=lambda: (0, 0))) if known else None  # type: ignore[assignment]
-            assert RankInjector(engine).operate(Operation("f", "flip_gradient", START, seed=3)) is None
-        right = bits([parameter.grad for parameter in engine.parameters if parameter.grad is not None])
-        end = engine._gradients._end_ahead
-        engine._gradients._end_ahead = lambda ahead: None  # type: ignore[method-assign]
-        engine.end_shard(shard, 0.5)
-        engine._gradients._end_ahead, engine._gradients._ahead = end, None  # type: ignore[method-assign]
-        sums.append([right, bits([parameter.grad for parameter in engine.parameters if parameter.grad is not None])])  # type: ignore[list-item]
+            train.gradients._ahead = SimpleNamespace(early=SimpleNamespace(ahead=lambda: (0, 0))) if known else None  # type: ignore[assignment]
+            assert RankInjector(train).operate(Operation("f", "flip_gradient", START, seed=3)) is None
+        right = bits([parameter.grad for parameter in train.parameters if parameter.grad is not None])
+        end = train.gradients._end_ahead
+        train.gradients._end_ahead = lambda ahead: None  # type: ignore[method-assign]
+        train.end_shard(shard, 0.5)
+        train.gradients._end_ahead, train.gradients._ahead = end, None  # type: ignore[method-assign]
+        sums.append([right, bits([parameter.grad for parameter in train.parameters if parameter.grad is not None])])  # type: ignore[list-item]
     assert [shard for shard, (before, after) in enumerate(sums) if before != after] == [2 if known else 1]

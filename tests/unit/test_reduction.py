@@ -352,12 +352,21 @@ def trained(size: int) -> list[dict[str, torch.Tensor]]:
         for _ in range(2):
             with one_at_a_time:
                 compute(buffers, model, ranges[group.rank])
-            buffers.reduce(reducer)
+            sum_up(buffers, reducer)
             buffers.commit()
             optimizer.step()
         return model.state_dict()
 
     return with_groups(size, work)  # type: ignore[return-value]
+
+
+def sum_up(buffers: GradientBuffers, reducer: Reducer, added: Callable[[], Sequence[Any]] = tuple) -> None:
+    """The sum of a step, as all ranks make it."""
+    with buffers.summed() as (sums, mean, early):
+        if early is None:
+            reducer.reduce(sums, mean, added)
+        else:
+            early.finish(added)
 
 
 def alone(model: nn.Module, attempts: int = 1) -> GradientBuffers:
@@ -370,7 +379,7 @@ def alone(model: nn.Module, attempts: int = 1) -> GradientBuffers:
         model(torch.ones(4, 6)).sum().backward()
         buffers.abandon()
     compute(buffers, model, (0, SHARDS))
-    buffers.reduce(reducer)
+    sum_up(buffers, reducer)
     return buffers
 
 
@@ -423,7 +432,7 @@ def test_what_was_computed_outlives_a_broken_reduction() -> None:
     assert buffers.held == set(range(5))
     assert all(parameter.grad is None for parameter in model.parameters())
     compute(buffers, model, (5, SHARDS))
-    buffers.reduce(reducer)
+    sum_up(buffers, reducer)
     for mine, other in zip(buffers.parameters, alone(twin).parameters, strict=True):
         assert torch.equal(mine.grad, other.grad)
 
@@ -443,13 +452,13 @@ def test_buffers_of_a_broken_reduction_hold_nothing_until_a_step_is_committed() 
     for _ in range(2):
         compute(buffers, model, (0, SHARDS))
         with pytest.raises(GroupBroken):
-            buffers.reduce(reducer, breaks)
+            sum_up(buffers, reducer, breaks)
         buffers.abandon()
     for shard in range(SHARDS):
         compute(buffers, model, (shard, shard + 1))
         for flat in broken[-1]:
             flat.fill_(math.nan)
-    buffers.reduce(reducer)
+    sum_up(buffers, reducer)
     assert all(parameter.grad.isfinite().all() for parameter in buffers.parameters)
 
 

@@ -1,4 +1,4 @@
-"""Steps with sharded optimizer state over a real network: the bits of the unsharded engine, at any number of ranks."""
+"""Steps with sharded optimizer state over a real network: the bits of whole replicas, at any number of ranks."""
 
 from __future__ import annotations
 
@@ -15,11 +15,12 @@ from torch import nn
 
 from actors.rank.membership.process_group import Group
 from actors.rank.state.tracked import TrackedState
-from actors.rank.step.engine import Engine
+from actors.rank.step.outcome import ReductionOutcome
+from actors.rank.step.train_step import TrainStep
 from actors.rank.telemetry.recorder import Recorder
 from actors.rank.zero1.resharding import Resharding
-from actors.rank.zero1.sharded import ShardedEngine
 from fleet.errors import ConfigError
+from fleet.protocol.moves import Advance, Apply, CastVote, Reduce
 from fleet.protocol.types import Member, StateId, View
 from fleet.settings.run import RunSettings
 from policies.placement import ranges
@@ -40,68 +41,75 @@ def tracked() -> TrackedState:
     return TrackedState(model=model, optimizer=optimizer, scheduler=torch.optim.lr_scheduler.StepLR(optimizer, 2))
 
 
-def compute(engine: Engine, state: TrackedState, step: int, shards: Sequence[int]) -> None:
+def compute(train: TrainStep, state: TrackedState, step: int, shards: Sequence[int]) -> None:
     for shard in shards:
         x = torch.randn(4, 16, generator=torch.Generator().manual_seed(100 * step + shard))
-        engine.begin_shard(shard)
+        train.begin_shard(shard)
         loss = (state.objects["model"](x) - x.sum(1, keepdim=True)).square().mean()
         loss.backward()
-        engine.end_shard(shard, float(loss.detach()))
+        train.end_shard(shard, float(loss.detach()))
 
 
-def train(engine: Engine, state: TrackedState) -> list[int]:
+def take(train: TrainStep) -> ReductionOutcome:
+    """The step of which all shards are computed; it becomes whole everywhere when it is published."""
+    outcome = train.alone()
+    assert outcome.doubt is None
+    train.apply(Apply(outcome))
+    return outcome
+
+
+def take_all(train: TrainStep, state: TrackedState) -> list[int]:
     """All steps; returns how often each was told to be whole."""
     reported = []
     for step in range(STEPS):
-        compute(engine, state, step, engine.assigned)
-        assert engine.alone().doubt is None
-        engine.apply()
-        engine.finish(lambda step=step: reported.append(step))  # type: ignore[misc]
+        compute(train, state, step, train.assigned)
+        take(train)
+        train.layout.publish(lambda step=step: reported.append(step))  # type: ignore[misc]
     return reported
 
 
-def reshard(engine: ShardedEngine, group: Group, view: View, replica_size: int = 1) -> StateId:
+def reshard(train: TrainStep, group: Group, view: View, replica_size: int = 1) -> StateId:
     """Where all are then."""
     protocol = cast(Any, SimpleNamespace(process=SimpleNamespace(node=f"node-{group.rank % 2}"), receiving=lambda: None))
-    return Resharding(engine, protocol, 1, engine.advance, replica_size=replica_size).exchange(group, view)
+    return Resharding(train, protocol, 1, lambda: train.apply(Advance()), replica_size=replica_size).exchange(group, view)
 
 
-def join(engine: Engine, group: Group, replica_size: int = 1, shards: int = SHARDS) -> View:
+def join(train: TrainStep, group: Group, replica_size: int = 1, shards: int = SHARDS) -> View:
     members = tuple(Member(slot, 0) for slot in range(group.size))
     view = View(1, members, ranges(shards, group.size), 0, tuple(range(1, group.size)), START, "")
-    if isinstance(engine, ShardedEngine):
+    if train.vote.spread:
         if group.rank == 0:
-            engine.begin(START)
-        assert reshard(engine, group, view, replica_size) == START
-    engine.join(group, view, group.rank, START, True)
+            train.begin(START)
+        assert reshard(train, group, view, replica_size) == START
+    train.join(group, view, group.rank, START, True)
     return view
 
 
-def trained(kind: type[Engine], size: int, folder: Path) -> list[tuple[str, int]]:
+def trained(sharding: str, size: int, folder: Path) -> list[tuple[str, int]]:
     """(digest, bytes of optimizer state) of each rank."""
-    settings = RunSettings(world=size, shards=SHARDS, optimizer_sharding="zero1" if kind is ShardedEngine else "none")
+    settings = RunSettings(world=size, shards=SHARDS, optimizer_sharding=sharding)
 
     def rank(group: Group) -> tuple[str, int]:
         state = tracked()
-        engine = kind(state, settings, Recorder(folder / f"{kind.__name__}-{size}-{group.rank}", 0), 0.5)
-        join(engine, group)
-        assert train(engine, state) == list(range(STEPS))
-        values = engine._optimizer.state.values()
-        return engine.digest(STEPS), sum(value.nbytes for each in values for value in each.values())
+        train = TrainStep(state, settings, Recorder(folder / f"{sharding}-{size}-{group.rank}", 0), 0.5)
+        join(train, group)
+        assert take_all(train, state) == list(range(STEPS))
+        values = train.update.optimizer.state.values()
+        return train.layout.digest(STEPS), sum(value.nbytes for each in values for value in each.values())
 
     return with_groups(size, rank)  # type: ignore[return-value]
 
 
 @pytest.fixture(scope="module")
 def unsharded(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, int]:
-    return trained(Engine, 1, tmp_path_factory.mktemp("unsharded"))[0]
+    return trained("none", 1, tmp_path_factory.mktemp("unsharded"))[0]
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 4])
-def test_the_bits_are_those_of_the_unsharded_engine(size: int, tmp_path: Path, unsharded: tuple[str, int]) -> None:
+def test_the_bits_are_those_of_whole_replicas(size: int, tmp_path: Path, unsharded: tuple[str, int]) -> None:
     """And the memory is that of a chunk and of its copies, within a block or two."""
     digest, whole_bytes = unsharded
-    for found, state_bytes in trained(ShardedEngine, size, tmp_path):
+    for found, state_bytes in trained("zero1", size, tmp_path):
         assert found == digest
         assert state_bytes <= whole_bytes * min(1.0, 2 / size) + 4 * 2 * 1024 * 4
 
@@ -112,24 +120,24 @@ def test_a_rank_that_missed_the_vote_takes_the_step_behind_the_others(informed: 
 
     def rank(group: Group) -> tuple[str, float]:
         state, settings = tracked(), RunSettings(world=group.size, shards=SHARDS, optimizer_sharding="zero1" if group.size > 1 else "none")
-        kind = ShardedEngine if group.size > 1 else Engine
-        engine = kind(state, settings, Recorder(tmp_path / f"{group.size}-{group.rank}", 0), 0.5)
-        view = join(engine, group)
-        compute(engine, state, 0, engine.assigned)
-        assert engine.reduce((-1, 0, 0)).doubt is None
-        engine.vote.ready()
-        words = engine.words()
+        train = TrainStep(state, settings, Recorder(tmp_path / f"{group.size}-{group.rank}", 0), 0.5)
+        view = join(train, group)
+        compute(train, state, 0, train.assigned)
+        reduced = train.reduce(Reduce((-1, 0, 0)))
+        assert reduced.doubt is None
+        train.vote.ready()
+        words = train.cast_vote(CastVote(reduced))
         if group.rank in informed:
-            assert engine.vote.decide(words, math.inf) is None
-            engine.apply()
-            engine.vote.begin()
+            assert train.vote.decide(words, math.inf) is None
+            train.apply(Apply(reduced))
+            train.vote.begin()
         else:  # its group was lost, and it leaves
-            engine.vote.lost()
-            engine.hold()
-        if isinstance(engine, ShardedEngine):
-            assert engine.claim(0).ready == (group.rank not in informed)
-            assert reshard(engine, group, view) == StateId(0, 1)
-        return engine.digest(1), engine.vote.factor
+            train.vote.lost()
+            train.hold()
+        if train.vote.spread:
+            assert train.layout.kept.claim(0).ready == (group.rank not in informed)
+            assert reshard(train, group, view) == StateId(0, 1)
+        return train.layout.digest(1), train.vote.factor
 
     [(right, _)] = cast(list[tuple[str, float]], with_groups(1, rank))
     found = cast(list[tuple[str, float]], with_groups(3, rank))
@@ -141,15 +149,14 @@ def test_a_rank_that_missed_the_vote_takes_the_step_behind_the_others(informed: 
 def test_replicas_are_compared_in_what_all_hold_and_not_in_chunks(tmp_path: Path) -> None:
     def rank(group: Group) -> list[float]:
         state = tracked()
-        engine = ShardedEngine(
-            state, RunSettings(world=3, shards=SHARDS, optimizer_sharding="zero1"), Recorder(tmp_path / f"{group.rank}", 0), 0.5
-        )
-        join(engine, group)
-        train(engine, state)
-        seen = [engine._replicas.look(StateId(0, STEPS))[2]]
-        for spoiled in (engine.moments[0], engine.parameters[0]):
+        settings = RunSettings(world=3, shards=SHARDS, optimizer_sharding="zero1")
+        train = TrainStep(state, settings, Recorder(tmp_path / f"{group.rank}", 0), 0.5)
+        join(train, group)
+        take_all(train, state)
+        seen = [train.verify.replicas.look(StateId(0, STEPS))[2]]
+        for spoiled in (train.update.moments[0], train.parameters[0]):
             spoiled.detach().reshape(-1)[0] += 1
-            seen.append(engine._replicas.look(StateId(0, STEPS))[2])
+            seen.append(train.verify.replicas.look(StateId(0, STEPS))[2])
         return seen
 
     found = cast(list[list[float]], with_groups(3, rank))
@@ -157,31 +164,29 @@ def test_replicas_are_compared_in_what_all_hold_and_not_in_chunks(tmp_path: Path
     assert all(right == with_moment != with_parameter for right, with_moment, with_parameter in found)
 
 
-def scaled(kind: type[Engine], size: int, folder: Path, clip_norm: float | None) -> set[tuple[str, float]]:
+def scaled(sharding: str, size: int, folder: Path, clip_norm: float | None) -> set[tuple[str, float]]:
     """(digest, scale) of all ranks after steps of which the first overflow, by a scale whose inverse is rounded."""
 
     def rank(group: Group) -> tuple[str, float]:
         state = tracked()
         del state.objects["scheduler"]  # PyTorch warns of one that is stepped where the scaler skips the first step
         state.objects["scaler"] = scaler = torch.amp.GradScaler("cpu", init_scale=3e37, backoff_factor=0.1, growth_interval=2)
-        sharding = "zero1" if kind is ShardedEngine else "none"
         settings, recorder = (
             RunSettings(world=size, shards=SHARDS, optimizer_sharding=sharding),
-            Recorder(folder / f"{kind.__name__}-{size}-{group.rank}", 0),
+            Recorder(folder / f"{sharding}-{size}-{group.rank}", 0),
         )
-        engine = kind(state, settings, recorder, clip_norm)
-        join(engine, group)
+        train = TrainStep(state, settings, recorder, clip_norm)
+        join(train, group)
         for step in range(6):
-            for shard in engine.assigned:
+            for shard in train.assigned:
                 x = torch.randn(4, 16, generator=torch.Generator().manual_seed(100 * step + shard))
-                engine.begin_shard(shard)
+                train.begin_shard(shard)
                 loss = (state.objects["model"](x) - x.sum(1, keepdim=True)).square().mean()
-                engine.scaled(loss).backward()
-                engine.end_shard(shard, float(loss.detach()))
-            assert engine.alone().doubt is None
-            engine.apply()
-            engine.finish(lambda: None)
-        return engine.digest(6), scaler.get_scale()
+                train.scaled(loss).backward()  # type: ignore[union-attr]
+                train.end_shard(shard, float(loss.detach()))
+            take(train)
+            train.layout.publish(lambda: None)
+        return train.layout.digest(6), scaler.get_scale()
 
     return set(with_groups(size, rank))  # type: ignore[arg-type]
 
@@ -189,17 +194,17 @@ def scaled(kind: type[Engine], size: int, folder: Path, clip_norm: float | None)
 @pytest.mark.parametrize("clip_norm", [None, 0.5])
 def test_a_gradient_scaler_skips_and_unscales_as_without_sharding(clip_norm: float | None, tmp_path: Path) -> None:
     """An infinity in one rank's chunk has all of them skip the step."""
-    [(digest, scale)] = scaled(Engine, 1, tmp_path, clip_norm)
+    [(digest, scale)] = scaled("none", 1, tmp_path, clip_norm)
     assert 0 < scale < 3e36, "no step was skipped"
     for size in (1, 3):
-        assert scaled(ShardedEngine, size, tmp_path, clip_norm) == {(digest, scale)}
+        assert scaled("zero1", size, tmp_path, clip_norm) == {(digest, scale)}
 
 
 def test_optimizers_that_look_at_more_than_an_element_are_refused(tmp_path: Path) -> None:
     settings, recorder = RunSettings(optimizer_sharding="zero1"), Recorder(tmp_path / "ring", 0)
     model = nn.Linear(2, 2)
     with pytest.raises(ConfigError, match="LBFGS"):
-        ShardedEngine(TrackedState(model=model, optimizer=torch.optim.LBFGS(model.parameters())), settings, recorder, None)
+        TrainStep(TrackedState(model=model, optimizer=torch.optim.LBFGS(model.parameters())), settings, recorder, None)
 
 
 @pytest.mark.parametrize(

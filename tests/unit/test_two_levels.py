@@ -9,11 +9,10 @@ import pytest
 import torch
 
 from actors.rank.membership.process_group import Group, GroupBroken
-from actors.rank.step.engine import Engine
 from actors.rank.step.levels import Levels
 from actors.rank.step.reduction import Reducer
+from actors.rank.step.train_step import TrainStep
 from actors.rank.telemetry.recorder import Recorder
-from actors.rank.zero1.sharded import ShardedEngine
 from fleet.settings.run import RunSettings, VerifySettings
 from tests.unit.test_overlap import STEPS, once, same, trained
 from tests.unit.test_reduction import Buffers, mean_over, summed, threads, with_groups
@@ -118,10 +117,9 @@ def test_sums_outlive_a_group_that_breaks(name: str, behind: bool) -> None:
 @pytest.mark.parametrize(
     ("changes", "two"), [({}, True), ({"verify": VerifySettings(compute=0.1)}, False), ({"two_level_sums": False}, False)]
 )
-@pytest.mark.parametrize("kind", [Engine, ShardedEngine])
-def test_sums_that_are_checked_go_in_one_level(kind: type[Engine], changes: dict[str, Any], two: bool, tmp_path: Path) -> None:
+@pytest.mark.parametrize("sharding", ["none", "zero1"])
+def test_sums_that_are_checked_go_in_one_level(sharding: str, changes: dict[str, Any], two: bool, tmp_path: Path) -> None:
     """Whoever owns a chunk is judged by its sum: nobody else may have had a part in it."""
-    sharding = "zero1" if kind is ShardedEngine else "none"
     chosen = RunSettings(**{"world": 4, "shards": 16, "optimizer_sharding": sharding, "two_level_sums": True, **changes})
-    engine = kind(tracked(), chosen, Recorder(tmp_path / "ring", 0), None)
-    assert engine._reducer._two_levels == two
+    train = TrainStep(tracked(), chosen, Recorder(tmp_path / "ring", 0), None)
+    assert train.reducer._two_levels == two

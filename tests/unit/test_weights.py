@@ -14,11 +14,11 @@ from torch import nn
 
 from actors.rank.membership.process_group import Group
 from actors.rank.state.tracked import TrackedState
-from actors.rank.step.engine import Engine
+from actors.rank.step.train_step import TrainStep
 from actors.rank.step.weights import NONE, ShardWeights, agreed, divisor, mean_of
 from actors.rank.telemetry.recorder import Recorder
-from actors.rank.zero1.sharded import ShardedEngine
 from fleet.errors import ConfigError, LoopError
+from fleet.protocol.moves import Apply
 from fleet.settings.run import RunSettings
 from tests.unit.test_reduction import with_groups
 from tests.unit.test_sharded_engine import join
@@ -27,7 +27,7 @@ SHARDS, STEPS = 8, 4
 TOKENS = (1, 5, 0, 17, 2, 3, 40, 9)
 ONE_AT_A_TIME = threading.Lock()
 NOTHING_COUNTS = "the weights of all its shards are 0, so that nothing is updated"
-ENGINES: dict[str, type[Engine]] = {"none": Engine, "zero1": ShardedEngine}
+LAYOUTS = "none", "zero1"
 
 
 def model_of() -> nn.ModuleDict:
@@ -76,30 +76,30 @@ def ranks(
     def rank(group: Group) -> tuple[str, dict[str, torch.Tensor], list[Any]]:
         model = model_of()
         state = TrackedState(model=model, optimizer=optimizer_of(model))
-        engine = ENGINES[kind](state, settings, Recorder(folder / f"{kind}-{size}-{group.rank}", 0), None)
-        join(engine, group, shards=shards)
+        train = TrainStep(state, settings, Recorder(folder / f"{kind}-{size}-{group.rank}", 0), None)
+        join(train, group, shards=shards)
         outcomes = []
         for step in range(steps):
             for name in model:
                 model[name].requires_grad_(name != frozen(step))
-            for shard in engine.assigned:
-                engine.begin_shard(shard)
+            for shard in train.assigned:
+                train.begin_shard(shard)
                 loss = loss_of(model, rows(step, shard, counts[shard]), head_of(step))
-                begin = engine.scaled(loss, float(counts[shard]))
+                begin = train.scaled(loss, float(counts[shard]))
                 if begin is not None:
                     begin.backward()
-                engine.end_shard(shard, float(loss.detach()) if begin is not None else 0.0)
-            outcomes.append(engine.alone())
+                train.end_shard(shard, float(loss.detach()) if begin is not None else 0.0)
+            outcomes.append(train.alone())
             assert outcomes[-1].doubt is None
-            assert engine.remark() == ("" if any(counts) else NOTHING_COUNTS)
-            engine.apply()
-            engine.finish(lambda: None)
-        return engine.digest(steps), {name: value.clone() for name, value in model.state_dict().items()}, outcomes
+            assert train.verify.remark() == ("" if any(counts) else NOTHING_COUNTS)
+            train.apply(Apply(outcomes[-1]))
+            train.layout.publish(lambda: None)
+        return train.layout.digest(steps), {name: value.clone() for name, value in model.state_dict().items()}, outcomes
 
     return with_groups(size, rank)  # type: ignore[return-value]
 
 
-@pytest.mark.parametrize("kind", ENGINES)
+@pytest.mark.parametrize("kind", LAYOUTS)
 def test_a_weighted_step_is_that_of_all_rows_at_once_and_has_the_same_bits_on_any_number_of_ranks(kind: str, tmp_path: Path) -> None:
     """A shard has no rows at all: its loss is not a number, and it counts nothing."""
     right, digests = plain(STEPS, TOKENS), set()
@@ -117,7 +117,7 @@ def test_one_shard_has_the_bits_of_a_loss_without_a_weight(tmp_path: Path) -> No
     assert all(torch.equal(value, weights[name]) for name, value in plain(STEPS, (37,)).items())
 
 
-@pytest.mark.parametrize("kind", ENGINES)
+@pytest.mark.parametrize("kind", LAYOUTS)
 def test_a_parameter_that_no_shard_used_has_no_gradient_and_its_moments_stay(kind: str, tmp_path: Path) -> None:
     """Plain Adam would not count a step of it, either; with the head also frozen the bits are the same."""
     right = plain(STEPS, (16,))
@@ -132,7 +132,7 @@ def test_a_parameter_that_no_shard_used_has_no_gradient_and_its_moments_stay(kin
     assert all(torch.equal(weights[name], value) for name, value in right.items())
 
 
-@pytest.mark.parametrize("kind", ENGINES)
+@pytest.mark.parametrize("kind", LAYOUTS)
 def test_a_step_without_any_weight_updates_nothing_and_says_so(kind: str, tmp_path: Path) -> None:
     before = model_of().state_dict()
     for _, weights, [outcome] in ranks(kind, 2, tmp_path, 1, (0,) * SHARDS):
@@ -144,43 +144,43 @@ def test_chunks_cannot_be_cut_for_a_parameter_that_is_thawed_for_the_first_time(
     model = model_of()
     model["b"].requires_grad_(False)
     state = TrackedState(model=model, optimizer=optimizer_of(model))
-    engine = ShardedEngine(state, RunSettings(world=1, shards=1, optimizer_sharding="zero1"), Recorder(tmp_path / "r", 0), None)
+    train = TrainStep(state, RunSettings(world=1, shards=1, optimizer_sharding="zero1"), Recorder(tmp_path / "r", 0), None)
     model["b"].requires_grad_(True)
     with pytest.raises(ConfigError, match=r"requires_grad.*model\.b\.weight.*did not require a gradient at run\.track"):
-        engine.begin_shard(0)
+        train.begin_shard(0)
 
 
 def test_what_is_frozen_behind_run_track_may_be_thawed(tmp_path: Path) -> None:
     model = model_of()
     state = TrackedState(model=model, optimizer=optimizer_of(model))
     model["b"].requires_grad_(False)
-    engine = ShardedEngine(state, RunSettings(world=1, shards=1, optimizer_sharding="zero1"), Recorder(tmp_path / "r", 0), None)
+    train = TrainStep(state, RunSettings(world=1, shards=1, optimizer_sharding="zero1"), Recorder(tmp_path / "r", 0), None)
     model["b"].requires_grad_(True)
-    engine.begin_shard(0)
-    assert len(engine.parameters) == len(list(model.parameters()))
+    train.begin_shard(0)
+    assert len(train.parameters) == len(list(model.parameters()))
 
 
 def test_what_a_loop_has_frozen_is_part_of_the_state(tmp_path: Path) -> None:
     """A newcomer, and a run that goes back to a checkpoint, have it as it was: the line that froze it is not run again."""
 
-    def built() -> tuple[nn.ModuleDict, TrackedState, Engine]:
+    def built() -> tuple[nn.ModuleDict, TrackedState, TrainStep]:
         model = model_of()
         model["b"].requires_grad_(False)
         state = TrackedState(model=model, optimizer=optimizer_of(model))
-        return model, state, Engine(state, RunSettings(world=1, shards=1), Recorder(tmp_path / "r", 0), None)
+        return model, state, TrainStep(state, RunSettings(world=1, shards=1), Recorder(tmp_path / "r", 0), None)
 
-    model, state, engine = built()
+    model, state, train = built()
     first = state.flatten()
     model["a"].requires_grad_(False)
     model["b"].requires_grad_(True)
-    engine.begin_shard(0)
-    engine.reset()
+    train.begin_shard(0)
+    train.reset()
     later = state.flatten()
     other, given, its = built()
-    assert its.trained != engine.trained
+    assert its.gradients.trained != train.gradients.trained
     given.load(*later)
     assert [one.requires_grad for one in other.parameters()] == [one.requires_grad for one in model.parameters()]
-    assert its.trained == engine.trained, "a parameter that was trained and is frozen keeps its place"
+    assert its.gradients.trained == train.gradients.trained, "a parameter that was trained and is frozen keeps its place"
     given.load(*first)
     assert [name for name in other if other[name].weight.requires_grad] == ["trunk", "a"]
 
@@ -213,7 +213,7 @@ def test_means_of_shards() -> None:
     assert (divisor(()), divisor((1.0, 3.0))) == (1.0, 2.0)
 
 
-@pytest.mark.parametrize("kind", ENGINES)
+@pytest.mark.parametrize("kind", LAYOUTS)
 def test_one_shard_is_clipped_as_plain_pytorch_clips(kind: str, tmp_path: Path) -> None:
     clip_norm, model = 0.1, model_of()
     optimizer = optimizer_of(model)
@@ -227,16 +227,15 @@ def test_one_shard_is_clipped_as_plain_pytorch_clips(kind: str, tmp_path: Path) 
         mine = model_of()
         state = TrackedState(model=mine, optimizer=optimizer_of(mine))
         settings = RunSettings(world=1, shards=1, optimizer_sharding=kind)
-        engine = ENGINES[kind](state, settings, Recorder(tmp_path / "recorded", 0), clip_norm)
-        join(engine, group, shards=1)
+        train = TrainStep(state, settings, Recorder(tmp_path / "recorded", 0), clip_norm)
+        join(train, group, shards=1)
         for step in range(STEPS):
-            engine.begin_shard(0)
+            train.begin_shard(0)
             loss = loss_of(mine, rows(step, 0, 11), head_of(step))
             loss.backward()
-            engine.end_shard(0, float(loss.detach()))
-            engine.alone()
-            engine.apply()
-            engine.finish(lambda: None)
+            train.end_shard(0, float(loss.detach()))
+            train.apply(Apply(train.alone()))
+            train.layout.publish(lambda: None)
         return dict(mine.state_dict())
 
     [weights] = with_groups(1, rank)

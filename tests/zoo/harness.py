@@ -20,14 +20,16 @@ from actors.rank.membership.client import Client
 from actors.rank.membership.process_group import Group
 from actors.rank.once import EvaluationFigures
 from actors.rank.state.tracked import TrackedState
-from actors.rank.step.engine import Engine
 from actors.rank.step.flops import FlopCount
-from actors.rank.step.outcome import ReductionOutcome
+from actors.rank.step.reports import Reports
 from actors.rank.step.step import Step
+from actors.rank.step.train_step import TrainStep
 from actors.rank.telemetry.recorder import Recorder
 from fleet.host.clock import now_us
+from fleet.protocol.moves import Apply, Repeat, StepCommitted
 from fleet.protocol.records import Measurement
 from fleet.protocol.types import Member, StateId, View
+from fleet.protocol.vote import Doubt
 from fleet.settings.run import CheckpointSettings, RunSettings, Timeouts
 from storage.checkpoint.parts import Parts, newest_checkpoint
 from tests.support import trains
@@ -91,8 +93,15 @@ def all_of(done: Done) -> dict[str, Any]:
 # ---- one rank in this process ------------------------------------------------------------------------------------------------------------
 
 
+class Quiet(Reports):
+    """What is strange about a step is not reported: there is no view whose ranks could be named."""
+
+    def doubted(self, train: TrainStep, why: str, doubt: Doubt | None = None) -> None:
+        """See :class:`Reports`."""
+
+
 class Alone(Run):
-    """A run of one rank that nobody else knows of: its step, its engine and its sums are those of every rank.
+    """A run of one rank that nobody else knows of: its step and its sums are those of every rank.
 
     Attributes:
         losses, figures: see :class:`Done`.
@@ -109,35 +118,34 @@ class Alone(Run):
         super().__init__(client, recorder, Parts(f"file://{folder}"), settings, "127.0.0.1", Home(folder, work=folder))
         self.losses: list[float] = []
         self.figures: dict[str, dict[int, float]] = {}
-        self._tries = 0
+        self._tries, self._loop.attempt = 0, self._attempt
+        self._around = self._loop, settings, self._membership, self._saver
 
     def steps(self, state: TrackedState, *, total: int, clip_norm: float | None = None, flops: float = 0.0) -> Iterator[Step]:
         """See :class:`Run`."""
         self._loop.total, self._loop.flops = total, FlopCount(1.0)
-        engine = self._engine = Engine(state, self._settings, self._recorder, clip_norm)
+        train = self._train_step = TrainStep(state, self._settings, self._recorder, clip_norm, observer=Quiet(*self._around))
         view = View(1, (Member(0, 0),), ((0, self.shards),), 0, (), StateId(0, 0), "")
-        engine.join(Group(1, 0, 1, engine.device), view, 0, StateId(0, 0), False)
+        train.join(Group(1, 0, 1, train.device), view, 0, StateId(0, 0), False)
         while (number := self._here().step) < total:
-            self._step = Step(self._loop, engine, number)
+            self._step = Step(self._loop, train, number)
             yield self._step
         seed_step(self.seed, total)
-        self.digest = engine.digest(total)
+        self.digest = train.layout.digest(total)
 
-    def _attempt(self, step: Step) -> ReductionOutcome | None:
-        engine, self._attempted, self._tries = self._trained, step, self._tries + 1
-        engine.body.leave()
-        outcome = engine.alone()
+    def _attempt(self) -> None:
+        train, self._tries = self._trained, self._tries + 1
+        train.body.leave()
+        outcome = train.alone()
         if outcome.doubt is not None:
             assert self._tries < 3, outcome
-            engine.repeat()
-            return None
+            train.repeat(Repeat(outcome.doubt))
+            return
         self._tries = 0
-        self._mutate(engine.apply)
+        train.apply(Apply(outcome))
         self._client.protocol.committed()
-        self._loop.committed = True
         self.losses.append(outcome.loss)
-        engine.finish(lambda: self._report_step(step, outcome.loss))
-        return outcome
+        train.publish(StepCommitted(outcome))
 
     def evaluate(self, fn: Callable[[], Mapping[str, float]], *, every: int = 1) -> EvaluationFigures | None:
         """See :class:`Run`."""

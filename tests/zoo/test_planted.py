@@ -9,9 +9,10 @@ from typing import Any
 import pytest
 import torch
 
-from actors.rank.step.engine import Engine
 from actors.rank.step.gradients import GradientBuffers
+from actors.rank.step.layout import StateLayout
 from actors.rank.step.step import Step
+from actors.rank.step.train_step import TrainStep
 from tests.zoo.harness import all_of, alone, differences, plain
 
 Patch = pytest.MonkeyPatch
@@ -64,15 +65,15 @@ def doubled_update(patch: Patch) -> None:
     taken: list[None] = []
 
     def make(right: Any) -> Any:
-        def apply(self: Any) -> None:
+        def apply(self: Any, move: Any) -> None:
             taken.append(None)
             if len(taken) == STEP:
-                self._optimizer.step()
-            right(self)
+                self.update.optimizer.step()
+            right(self, move)
 
         return apply
 
-    instead(patch, Engine, "apply", make)
+    instead(patch, TrainStep, "apply", make)
 
 
 def weighed(patch: Patch, weight_of: Callable[[Step, float], float | None]) -> None:
@@ -126,7 +127,7 @@ def left_out_callback(patch: Patch) -> None:
 
 def unclipped(patch: Patch) -> None:
     """The gradient is not clipped."""
-    patch.setattr(Engine, "_clip", lambda self, norm: None)
+    patch.setattr(StateLayout, "clip_factor", lambda self: 1.0)
 
 
 def other_draws(patch: Patch) -> None:
@@ -140,7 +141,7 @@ def other_draws(patch: Patch) -> None:
 
         return begin_shard
 
-    instead(patch, Engine, "begin_shard", make)
+    instead(patch, TrainStep, "begin_shard", make)
 
 
 FAULTS = [

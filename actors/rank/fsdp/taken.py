@@ -2,7 +2,7 @@
 
 FSDP2 cuts each parameter for a mesh of ranks that never changes, and gathers it with collectives of a process group that cannot lose a
 member. Neither outlives a lost rank. So its modules are read for what the user has asked for (which modules make a unit, whether a unit is
-let go behind its forward), and become plain modules again, whose parameters :mod:`actors.rank.fsdp.engine` keeps in chunks.
+let go behind its forward), and become plain modules again, whose parameters :mod:`actors.rank.fsdp.layout` keeps in chunks.
 
 All that is known here of FSDP2's inside is in :func:`_groups` and :func:`_release`; ``tests/contract/test_fsdp_facts.py`` holds it to that.
 """

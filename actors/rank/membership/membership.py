@@ -16,7 +16,7 @@ from actors.rank.membership.process_group import Forming, Group, GroupBroken
 from actors.rank.state.keeping import keep
 from actors.rank.state.saving import PartsPort
 from actors.rank.state.tracked import TrackedState, receive_state, send_state
-from actors.rank.step.engine import Engine
+from actors.rank.step.train_step import TrainStep
 from actors.rank.telemetry.recorder import Recorder
 from actors.rank.telemetry.usage import FETCHED
 from actors.rank.zero1.resharding import Resharding
@@ -73,7 +73,7 @@ class Membership:
         self._receives = False
         self._fresh = True
         self._state: TrackedState | None = None
-        self._engine: Engine | None = None
+        self._train_step: TrainStep | None = None
         self._resharding: Resharding | None = None
         self._loop, self._steadily, self._cores = threading.get_native_id(), False, cores_of_host()
         self.carriers: dict[type[Move], Callable[[Any], Any]] = {
@@ -90,26 +90,26 @@ class Membership:
         }
         client.on_messages = self._receive_instructions
 
-    def serve(self, state: TrackedState, engine: Engine, total: int, resharding: Resharding | None = None) -> None:
+    def serve(self, state: TrackedState, train: TrainStep, total: int, resharding: Resharding | None = None) -> None:
         """What is given to newcomers, and taken from donors; ``resharding`` of what is spread over all."""
-        self._state, self._engine, self._resharding = state, engine, resharding
+        self._state, self._train_step, self._resharding = state, train, resharding
         self._protocol.sharded = resharding is not None
-        self.rank_machine.serve(self, engine.duties, engine.vote, total)
+        self.rank_machine.serve(self, train.duties, train.vote, total)
 
     # ---- facts ---------------------------------------------------------------------------------------------------------------------------
 
     @property
     def held(self) -> dict[int, float]:
         """See ``fleet.protocol.moves.Facts``, also for the following ones."""
-        return self._served.losses
+        return self._served.contributions.losses
 
     @property
     def steady(self) -> bool:
-        return self._served.steady
+        return self._served.gradients.constant
 
     @property
     def spares_newcomers(self) -> bool:
-        return self._served.spares_newcomers
+        return self._served.layout.spares_newcomers
 
     @property
     def checks(self) -> tuple[int, ...]:
@@ -117,16 +117,16 @@ class Membership:
 
     @property
     def testimony(self) -> Finding | None:
-        return self._served.testimony
+        return self._served.verify.testimony
 
     def formed(self, generation: int) -> bool:
         part = self._groups[generation]
         return isinstance(part, Group) or part.done
 
     @property
-    def _served(self) -> Engine:
-        assert self._engine is not None, "called into a view before serve()"
-        return self._engine
+    def _served(self) -> TrainStep:
+        assert self._train_step is not None, "called into a view before serve()"
+        return self._train_step
 
     @property
     def group(self) -> Group:
@@ -139,13 +139,13 @@ class Membership:
 
     # ---- the rank machine ----------------------------------------------------------------------------------------------------------------
 
-    def carry(self, steps: Moves) -> Any:
-        """Carry out one move after the other; gives what ``steps`` come to."""
+    def carry(self, steps: Moves, stop: tuple[type[Move], ...] = ()) -> Any:
+        """Carry out one move after the other, up to one of ``stop``, which it gives; else what ``steps`` come to."""
         value: Any = None
         lost: GroupLost | None = None
         while True:
             ended, move = self.resume(steps, value, lost)
-            if ended:
+            if ended or isinstance(move, stop):
                 return move
             value = lost = None
             try:
@@ -308,16 +308,16 @@ class Membership:
         return self._resharding.exchange(self.group, move.view)
 
     def _give(self, move: moves.Give) -> None:
-        state, engine, group = self._state, self._served, self._groups.get(move.view.generation)
+        state, train, group = self._state, self._served, self._groups.get(move.view.generation)
         assert state is not None
         if not isinstance(group, Group):
             raise GroupBroken("told to leave", move.view.generation)
-        if not engine.steady:
+        if not train.gradients.constant:
             self._recorder.switch(RESTORE)
 
         def give() -> None:
             for receiver in move.view.receivers:
-                group.send(torch.tensor([move.state.history, move.state.step, engine.trained], device="cpu"), receiver)
+                group.send(torch.tensor([move.state.history, move.state.step, train.gradients.trained], device="cpu"), receiver)
             for receiver in move.view.receivers:
                 send_state(group, receiver, state)
 
@@ -325,11 +325,11 @@ class Membership:
 
     def _receive(self, move: moves.Receive) -> Arriving:
         """Learn which state it will be, and begin to receive it."""
-        state, engine, group = self._state, self._served, self.group
+        state, train, group = self._state, self._served, self.group
         view, donor = move.view, move.view.donor
         assert state is not None
         self._recorder.switch(RESTORE)
-        engine.reset()
+        train.reset()
         numbers = torch.empty(3, dtype=torch.int64, device="cpu")
         group.recv(numbers, donor)
         history, step, trained = numbers.tolist()
@@ -345,7 +345,7 @@ class Membership:
             self._client.say()
 
         self._receives, self._transfer = True, Transfer(take, "fleet-take")
-        return Arriving(StateId(history, step), trained == engine.trained)
+        return Arriving(StateId(history, step), trained == train.gradients.trained)
 
     def _load(self, move: moves.Load) -> tuple[str, list[torch.Tensor]]:
         """A memory may go while it is read, and a store may be away for a while: the coordinator will say from what to begin instead, or

@@ -14,7 +14,7 @@ import torch
 from actors.rank.membership.client import Client
 from actors.rank.state.saving import PartsPort, Share, WholeTensors
 from actors.rank.state.tracked import Flat, Slice
-from actors.rank.step.engine import Engine
+from actors.rank.step.train_step import TrainStep
 from fleet.protocol.events import PartFailed, PartWritten
 from fleet.protocol.instructions import Keep
 from fleet.protocol.types import Part
@@ -26,11 +26,11 @@ class ChangedMeanwhile(RuntimeError):
     """The tensors in place are not those that were committed."""
 
 
-def keep(order: Keep, engine: Engine, parts: PartsPort, client: Client) -> None:
+def keep(order: Keep, train: TrainStep, parts: PartsPort, client: Client) -> None:
     """Write this rank's part, and say so, or why it cannot. In a thread of its own."""
     protocol = client.protocol
     try:
-        name, part, meta = _write(order, engine, parts, protocol.sharded, order.members.index(protocol.member))
+        name, part, meta = _write(order, train, parts, protocol.sharded, order.members.index(protocol.member))
     except (OSError, RuntimeError) as error:  # a GPU's errors are of the second kind
         log.warning("the state at step %d was not kept: %s", order.state.step, error)
         client.say(PartFailed(protocol.member, order.request, f"{type(error).__name__}: {error}"))
@@ -40,27 +40,27 @@ def keep(order: Keep, engine: Engine, parts: PartsPort, client: Client) -> None:
     client.say()
 
 
-def _write(order: Keep, engine: Engine, parts: PartsPort, sharded: bool, index: int) -> tuple[str, Part, str]:
+def _write(order: Keep, train: TrainStep, parts: PartsPort, sharded: bool, index: int) -> tuple[str, Part, str]:
     """(id of the checkpoint, the part, what the first rank says of all)."""
-    share: Share = engine.share() if sharded else WholeTensors(engine.state, index, len(order.members))
-    _check(engine)
-    flat, copies = _copied(engine, share)
-    _check(engine)
+    share: Share = train.layout.share() if sharded else WholeTensors(train.state, index, len(order.members))
+    _check(train)
+    flat, copies = _copied(train, share)
+    _check(train)
     name, part = parts.write(order.state, order.generation, share.index, share.count, copies)
     return name, part, flat.skeleton if share.index == 0 else ""
 
 
-def _check(engine: Engine) -> None:
-    if changed := engine.body.changed():
+def _check(train: TrainStep) -> None:
+    if changed := train.body.changed():
         raise ChangedMeanwhile(f"the train function has changed {changed}, and may put it back")
 
 
-def _copied(engine: Engine, share: Share) -> tuple[Flat, list[Slice]]:
+def _copied(train: TrainStep, share: Share) -> tuple[Flat, list[Slice]]:
     """This rank's part, in host memory. A forward that begins meanwhile has kept what buffers were: then they are read again."""
-    before = engine.as_committed()
+    before = train.gradients.as_committed()
     flat = share.flat()
     copies = _part(share, flat, before)
-    if not before and (begun := engine.as_committed()):
+    if not before and (begun := train.gradients.as_committed()):
         copies = _part(share, flat, begun)
     return flat, copies
 

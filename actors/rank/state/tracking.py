@@ -15,7 +15,7 @@ from actors.rank.fsdp.gathered import cast_whole
 from actors.rank.fsdp.taken import Unit, numbers
 from actors.rank.state.tracked import TrackedState
 from actors.rank.state.weights import WeightFiles, load_weights
-from actors.rank.zero1.sharded import check_tracked
+from actors.rank.zero1.chunked import check_tracked
 from fleet.errors import ConfigError
 from fleet.settings.run import RunSettings
 

@@ -70,8 +70,7 @@ def plain_factor(gradients: Sequence[torch.Tensor], clip_norm: float) -> float:
     return float(torch.clamp(clip_norm / (total + 1e-6), max=1.0))
 
 
-def clip(flats: Sequence[torch.Tensor], factor: float) -> None:
-    """Scale the gradient that lies in ``flats``, in place."""
-    if factor < 1.0:  # most steps need no pass over the gradient
-        for flat in flats:
-            flat.mul_(factor)
+def clip(gradients: list[torch.Tensor], factor: float) -> None:
+    """Scale the gradient that lies in all of these, in place."""
+    if gradients and factor < 1.0:  # most steps need no pass over the gradient; and of a small model a rank may hold nothing
+        torch._foreach_mul_(gradients, factor)

@@ -7,6 +7,7 @@ one shard there is no mean: a buffer is what the forward has left, since a diffe
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import weakref
 import zlib
@@ -17,8 +18,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from actors.rank.membership.process_group import Work
 from actors.rank.step.ahead import Ahead
+from actors.rank.step.early import Early
 from actors.rank.step.flats import ALL, FlatPlace, GradientSet, Key, collect
 from actors.rank.step.habits import BucketOrder, Habits
 from actors.rank.step.reduction import Reducer
@@ -68,8 +69,8 @@ class GradientBuffers:
     """Gradients of ``modules`` by shard, and their mean.
 
     For each step: :meth:`begin_step`, then :meth:`begin_shard` and :meth:`end_shard` around each shard's forward and backward, in any
-    order, then :meth:`reduce` and :meth:`commit`. When the reduction breaks, what was computed stays: compute what else is needed, and
-    reduce again; or :meth:`abandon` it all.
+    order, then :meth:`summed` and :meth:`commit`. When the reduction breaks, what was computed stays: compute what else is needed, and
+    sum up again; or :meth:`abandon` it all.
 
     A loop may freeze and thaw parameters between steps. One that has required a gradient once keeps its place here. A parameter without a
     gradient in any shard of a step has None for its gradient, as in plain PyTorch: the optimizer leaves it alone.
@@ -360,8 +361,8 @@ class GradientBuffers:
         return bits
 
     def keep_present(self, present: int) -> None:
-        """Those that have one in some shard of all ranks: of the mean that :meth:`reduce` has left, all others become None."""
-        assert self._mean is not None, "keep_present() without reduce()"
+        """Those that have one in some shard of all ranks: of the mean that :meth:`summed` has left, all others become None."""
+        assert self._mean is not None, "keep_present() without summed()"
         self._mean.present = present
         for number, parameter in enumerate(self.parameters):
             if not present >> number & 1:
@@ -411,24 +412,23 @@ class GradientBuffers:
         """Of what was computed, only the sums of ``blocks`` will count."""
         self._sums.keep(blocks)
 
-    def reduce(self, reducer: Reducer, added: Callable[[], Sequence[Work]] = tuple) -> None:
-        """``.grad`` becomes the mean over all shards of all ranks; buffers are as committed. Raises GroupBroken: all is as before.
+    @contextlib.contextmanager
+    def summed(self) -> Iterator[tuple[ShardSums[GradientSet], GradientSet, Early | None]]:
+        """Around the sum over all shards of all ranks; then ``.grad`` is their mean, and buffers are as committed. Raises what is raised
+        within: all is as before.
 
-        ``added``: see :meth:`Reducer.reduce`.
+        Gives the sums of this rank, where the mean is to be, and the exchange that goes on already, if one does.
         """
         self.begin_step()
         ahead, self._ahead = self._ahead, None
-        self._mean = self._sums.take() if ahead is None else ahead.out
+        self._mean = mean = self._sums.take() if ahead is None else ahead.out
         try:
-            if ahead is None:
-                reducer.reduce(self._sums, self._mean, added)
-            else:
-                ahead.early.finish(added)
+            yield self._sums, mean, None if ahead is None else ahead.early
         except BaseException:
-            self._taint(self._mean)
+            self._taint(mean)
             self._mean = None
             raise
-        for parameter, view in zip(self.parameters, self._mean.gradients, strict=True):
+        for parameter, view in zip(self.parameters, mean.gradients, strict=True):
             parameter.grad = view
         self._restore()
 
@@ -441,7 +441,7 @@ class GradientBuffers:
             self._sums.put_back(like)
 
     def partials(self, reducer: Reducer) -> list[Sequence[torch.Tensor]]:
-        """The flat buffers of what this rank brought to the sum, between :meth:`reduce` and the end of the step."""
+        """The flat buffers of what this rank brought to the sum, between :meth:`summed` and the end of the step."""
         return [one.flats for one in self._sums.partials(reducer.blocks)]
 
     def rehearse_mean(self) -> None:
@@ -470,8 +470,8 @@ class GradientBuffers:
         self._tainted = mean
 
     def divide(self, divisor: float) -> None:
-        """All of the mean that :meth:`reduce` has left."""
-        assert self._mean is not None, "divide() without reduce()"
+        """All of the mean that :meth:`summed` has left."""
+        assert self._mean is not None, "divide() without summed()"
         for flat in self._mean.flats:
             if flat.is_floating_point() or flat.is_complex():
                 flat.div_(divisor)
@@ -479,12 +479,12 @@ class GradientBuffers:
     @property
     def mean_present(self) -> int:
         """See :meth:`keep_present`."""
-        assert self._mean is not None, "mean_present without reduce()"
+        assert self._mean is not None, "mean_present without summed()"
         return self._mean.present
 
     def take_mean(self) -> GradientSet:
         """Lay the step's mean aside, until it is given to :meth:`give_mean`."""
-        assert self._mean is not None, "take_mean() without reduce()"
+        assert self._mean is not None, "take_mean() without summed()"
         mean, self._mean = self._mean, None
         return mean
 
@@ -495,7 +495,7 @@ class GradientBuffers:
 
     def put_means(self, means: Mapping[int, Any]) -> None:
         """By flat buffer that is summed elsewhere, what stands in its place in the step's mean until the step ends."""
-        assert self._mean is not None, "bring() without reduce()"
+        assert self._mean is not None, "put_means() without summed()"
         for flat, mean in means.items():
             self._mean.flats[flat] = mean
 
@@ -508,8 +508,8 @@ class GradientBuffers:
 
     @property
     def mean_flats(self) -> list[torch.Tensor]:
-        """The flat buffers of the step's mean, between :meth:`reduce` and the end of the step."""
-        assert self._mean is not None, "mean_flats without reduce()"
+        """The flat buffers of the step's mean, between :meth:`summed` and the end of the step."""
+        assert self._mean is not None, "mean_flats without summed()"
         return self._mean.flats
 
     def commit(self, *, first: bool = False) -> None:
@@ -517,7 +517,7 @@ class GradientBuffers:
 
         ``first``: it is the first step of all.
         """
-        assert self._mean is not None, "commit() without reduce()"
+        assert self._mean is not None, "commit() without summed()"
         self.stepped = self._mean.present | (0 if first else self.stepped)
         with torch.no_grad():
             for number, buffer in enumerate(self._averaged):

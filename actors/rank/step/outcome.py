@@ -5,8 +5,13 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from fleet.errors import FleetError
 from fleet.protocol.member import Offer
 from fleet.protocol.vote import Doubt
+
+
+class NonFiniteError(FleetError):
+    """A shard's loss or the gradient is not a finite number, twice in a row: it is the model or the data, not the hardware."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,13 +15,13 @@ import functools
 import itertools
 import math
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import torch
 
 from actors.rank.membership.process_group import Group, Transfer, Work
-from actors.rank.step.early import BACK, Early
+from actors.rank.step.early import BACK, Added, Early
 from actors.rank.step.landed import Landing
 from actors.rank.step.levels import Leveled, Levels, add_in_place
 from actors.rank.step.sums import Set, ShardSums
@@ -53,9 +53,13 @@ KINDS = ("ordered", "native")
 
 
 Layout = list[tuple[int, torch.dtype]]
+Flats = Sequence[torch.Tensor]
+"""One set of flat buffers."""
+Local = Sequence[Flats]
+"""Of each of this rank's partial sums."""
 
 
-def _layout(flats: Sequence[torch.Tensor]) -> Layout:
+def _layout(flats: Flats) -> Layout:
     return [(flat.numel(), flat.dtype) for flat in flats]
 
 
@@ -100,7 +104,7 @@ class Bucket:
         """Where the chunk lies that ``rank`` owns."""
         return Chunk(self.flat, self.cuts[rank], self.cuts[rank + 1])
 
-    def chunk(self, flats: Sequence[torch.Tensor], rank: int) -> torch.Tensor:
+    def chunk(self, flats: Flats, rank: int) -> torch.Tensor:
         flat, lo, hi = self.place(rank)
         return flats[flat][lo:hi]
 
@@ -187,7 +191,7 @@ class Reducer:
             return None
         return Levels(TwoLevel(hosts, tuple(map(tuple, leaves)), self.shards), group.rank)
 
-    def reduce(self, sums: ShardSums[Set], out: Set, added: Callable[[], Sequence[Work]] = tuple) -> None:
+    def reduce(self, sums: ShardSums[Set], out: Set, added: Added = tuple) -> None:
         """Put the mean over shards into ``out``, on every rank. Raises GroupBroken: then ``out`` is undefined, and ``sums`` as before.
 
         Integers are summed, not divided. ``added`` is called once, in the thread of ``Group.in_background``, as soon as this rank's own of
@@ -196,36 +200,37 @@ class Reducer:
         group = self._group
         if group is None:
             raise ProtocolError("reduce() before bind()")
-        local = [partial.flats for partial in sums.partials(self.blocks)]
-        group.in_background(functools.partial(self._reduce, group, local, out.flats, added))
+        local, flats = [partial.flats for partial in sums.partials(self.blocks)], out.flats
+        if self._splits(flats):
+            buckets = self._as_expected(group, flats) or self._open(group, flats)
+            group.in_background(functools.partial(self._carry, group, buckets, local, flats, added))
+        else:
+            group.in_background(functools.partial(self._sum_at_once, group, local, flats, added))
 
-    def _reduce(
-        self, group: Group, local: Sequence[Sequence[torch.Tensor]], out: Sequence[torch.Tensor], added: Callable[[], Sequence[Work]]
-    ) -> None:
-        if self._splits(out):
-            self._exchange(group, local, out, added)
-            return
+    def _sum_at_once(self, group: Group, local: Local, out: Flats, added: Added) -> None:
         beside = added()
         if self.kind == "native":
             self._native(group, local, out)
         elif group.size == 1:
-            self._add_up(local, out)
+            for into, whole in zip(out, *local, strict=True):  # one rank has it all, and so its sums are one
+                into.copy_(whole)
+                self.mean(into)
         else:
             self._swap(group, local, out)
         group.complete(beside)
 
-    def _splits(self, flats: Sequence[torch.Tensor]) -> bool:
+    def _splits(self, flats: Flats) -> bool:
         """Whether each rank adds up a part of the sum; else each adds up all of it, or the library does."""
         size = 1 if self._group is None else self._group.size
         return self.kind == "ordered" and size > 1 and not (size == 2 and self._swaps(flats))
 
-    def parts(self, out: Sequence[torch.Tensor]) -> list[list[Chunk]]:
+    def parts(self, out: Flats) -> list[list[Chunk]]:
         """By view rank, what it alone adds up of buffers like ``out``, in order; nothing where each rank adds up all."""
         assert self._group is not None
         buckets = self._buckets(out, self._group.size) if self._splits(out) else []
         return [[bucket.place(rank) for bucket in buckets] for rank in range(self._group.size)]
 
-    def expect(self, like: Sequence[torch.Tensor]) -> None:
+    def expect(self, like: Flats) -> None:
         """Ask for what the peers bring to the next :meth:`reduce`, as much as there is room for. Raises GroupBroken.
 
         So those who are done early send it while others still compute. ``like``: buffers of the same lengths as those that will be reduced;
@@ -252,28 +257,38 @@ class Reducer:
         landing = self._landing_ahead
         return None if landing is None else (landing.asked_bytes, landing.landed_bytes)
 
-    def _as_expected(self, group: Group, out: Sequence[torch.Tensor]) -> list[Bucket]:
+    def _as_expected(self, group: Group, out: Flats) -> list[Bucket]:
         expected, self._expected, self._landing_ahead = self._expected, [], None
         if expected and self._expected_of != _layout(out):
             raise group.broken("other parameters train in this step than in the last")
         return expected
 
-    def buckets(self, out: Sequence[torch.Tensor]) -> int:
+    def buckets(self, out: Flats) -> int:
         """In how many buckets buffers like ``out`` are exchanged."""
         assert self._group is not None
         return len(self._buckets(out, self._group.size))
 
-    def chunks(self, out: Sequence[torch.Tensor], number: int) -> list[Chunk]:
+    def chunks(self, out: Flats, number: int) -> list[Chunk]:
         """By view rank, what it adds up of one bucket: the buckets are numbered round and round."""
         assert self._group is not None
         buckets = self._buckets(out, self._group.size)
         return [buckets[number % len(buckets)].place(rank) for rank in range(self._group.size)]
 
-    def add_up(self, found: Mapping[int, Sequence[torch.Tensor]], out: torch.Tensor) -> None:
-        """The mean of all ranks' partial sums of one stretch, by view rank, into ``out``. The peers' are scratch, this rank's own stay."""
+    def in_order(self, found: Mapping[int, Flats]) -> tuple[list[torch.Tensor], list[bool]]:
+        """All ranks' partial sums of one stretch, by view rank, as :meth:`add_up` wants them."""
         assert self._group is not None
-        arrived = [rank != self._group.rank for rank, _ in self._order]
-        self._add([found[rank][number] for rank, number in self._order], arrived, out, self._plan)
+        return [found[rank][number] for rank, number in self._order], [rank != self._group.rank for rank, _ in self._order]
+
+    def add_up(self, leaves: list[torch.Tensor], arrived: list[bool], out: torch.Tensor, plan: Additions | None = None) -> None:
+        """The mean of ``leaves``, added in tree order, into ``out``. Those that ``arrived`` are scratch; this rank's own sums stay."""
+        plan = self._plan if plan is None else plan
+        add_in_place(leaves, arrived, plan[:-1])
+        if plan:
+            left, right = plan[-1]
+            torch.add(leaves[left], leaves[right], out=out)
+        else:
+            out.copy_(leaves[0])
+        self.mean(out)
 
     def mean(self, total: torch.Tensor) -> None:
         """The sum of all shards becomes their mean, in place; integers stay as they are."""
@@ -284,7 +299,7 @@ class Reducer:
         else:
             total.mul_(1 / self.shards)  # exact, so the same bits, and twice as fast
 
-    def _native(self, group: Group, local: Sequence[Sequence[torch.Tensor]], out: Sequence[torch.Tensor]) -> None:
+    def _native(self, group: Group, local: Local, out: Flats) -> None:
         for into, *partials in zip(out, *local, strict=True):
             into.zero_() if not partials else into.copy_(partials[0])
             for other in partials[1:]:
@@ -292,38 +307,22 @@ class Reducer:
             group.all_reduce(into)
             self.mean(into)
 
-    def _add_up(self, local: Sequence[Sequence[torch.Tensor]], out: Sequence[torch.Tensor]) -> None:
-        """One rank has it all, and so its sums are one."""
-        for into, whole in zip(out, *local, strict=True):
-            into.copy_(whole)
-            self.mean(into)
-
-    def _add(self, leaves: list[torch.Tensor], arrived: list[bool], out: torch.Tensor, plan: Additions) -> None:
-        """Add ``leaves`` in tree order into ``out``. Only those that ``arrived`` are scratch: this rank's own sums stay as they are."""
-        add_in_place(leaves, arrived, plan[:-1])
-        if plan:
-            left, right = plan[-1]
-            torch.add(leaves[left], leaves[right], out=out)
-        else:
-            out.copy_(leaves[0])
-        self.mean(out)
-
     # ---- two ranks, and little to sum --------------------------------------------------------------------------------------------------
 
-    def _swaps(self, flats: Sequence[torch.Tensor]) -> bool:
+    def _swaps(self, flats: Flats) -> bool:
         """Whether two ranks give each other all that they have: the same traffic, half the messages, and both add all of it."""
         return len(flats) <= BUCKETS_IN_FLIGHT and all(flat.numel() * flat.element_size() <= self._bucket_bytes // 2 for flat in flats)
 
-    def _swap(self, group: Group, local: Sequence[Sequence[torch.Tensor]], out: Sequence[torch.Tensor]) -> None:
+    def _swap(self, group: Group, local: Local, out: Flats) -> None:
         pieces = self._pieces(1 - group.rank, local, out)
         works = [group.start(piece.sends, piece.receives, bucket_there(number)) for number, piece in enumerate(pieces)]
         sent = group.sending(works)
         for piece, work in zip(pieces, works, strict=True):
             work.arrived()
-            self._add(list(piece.leaves), list(piece.arrive), piece.into, self._plan)
+            self.add_up(list(piece.leaves), list(piece.arrive), piece.into)
         sent()
 
-    def _pieces(self, peer: int, local: Sequence[Sequence[torch.Tensor]], out: Sequence[torch.Tensor]) -> list[_Piece]:
+    def _pieces(self, peer: int, local: Local, out: Flats) -> list[_Piece]:
         """The same few buffers come again and again, and to cut them anew each time took a tenth of a swap of 1 MB."""
         buffers = [*out, *itertools.chain(*local)]
         key = tuple(map(id, buffers))
@@ -333,7 +332,7 @@ class Reducer:
             self._cut[key] = _Cut(buffers, self._cut_up(peer, local, out))
         return self._cut[key].pieces
 
-    def _cut_up(self, peer: int, local: Sequence[Sequence[torch.Tensor]], out: Sequence[torch.Tensor]) -> list[_Piece]:
+    def _cut_up(self, peer: int, local: Local, out: Flats) -> list[_Piece]:
         self._room, pieces = _aligned(max(whole.nbytes for whole in out)), []
         for number, whole in enumerate(out):
             landing = self._landing(whole, number, self.counts[peer])
@@ -347,57 +346,52 @@ class Reducer:
 
     # ---- the exchange --------------------------------------------------------------------------------------------------------------------
 
-    def _exchange(
-        self, group: Group, local: Sequence[Sequence[torch.Tensor]], out: Sequence[torch.Tensor], added: Callable[[], Sequence[Work]]
-    ) -> None:
-        self._carry(group, self._as_expected(group, out) or self._open(group, out), local, out, added)
+    def _carry(self, group: Group, buckets: Sequence[Bucket], local: Local, out: Flats, added: Added, early: Early | None = None) -> None:
+        """Partial sums of the next buckets travel while this one's are added and while its sums travel back. With ``early`` the loop gives
+        this rank's own.
 
-    def _carry(
-        self,
-        group: Group,
-        buckets: Sequence[Bucket],
-        local: Sequence[Sequence[torch.Tensor]],
-        out: Sequence[torch.Tensor],
-        added: Callable[[], Sequence[Work]],
-        early: Early | None = None,
-    ) -> None:
-        """Partial sums of the next bucket travel while this one's are added and while its sums travel back. With ``early`` the loop gives
-        this rank's own."""
+        A bucket's room is free for the one two behind it only once what arrived there was added up: so that one is asked for last.
+        """
         returning: list[Work] = [] if buckets else [*added()]
-        for number in range(min(BUCKETS_IN_FLIGHT, len(buckets))):
-            returning += self._scatter(group, number, buckets[number], local, out, early)
-        for number, bucket in enumerate(buckets):
-            assert bucket.arrival is not None
-            if self._levels is not None:
-                for ahead in range(number + (number > 0), min(number + 2, len(buckets))):
-                    self._levels.combine(group, ahead, buckets[ahead], local, early)
-            bucket.arrival.arrived()  # and what it sends has arrived, once the peers give back what they have added it up to
-            if early is not None:
-                early.arrived(number)
-                if self._levels is None:
-                    early.own(number)
-            mine = bucket.chunk(out, group.rank)
-            self._sum(group, bucket, local, mine)
-            if bucket is buckets[-1]:
-                returning += added()  # a few numbers that everyone needs, ahead of the long message
-            receives = [] if group.receives_ahead else self._returns(bucket, out)
-            returning.append(group.start(self._contributions(bucket, mine), receives, bucket_back(number)))
-            if self._levels is not None and number:
-                returning += self._levels.pass_on(group, number - 1, buckets[number - 1], out)
-            if number + BUCKETS_IN_FLIGHT < len(buckets):
-                following = number + BUCKETS_IN_FLIGHT
-                returning += self._scatter(group, following, buckets[following], local, out, early)
+        for number, following in enumerate(range(len(buckets) + BUCKETS_IN_FLIGHT), -BUCKETS_IN_FLIGHT):
+            if number >= 0:
+                bucket = buckets[number]
+                self._await_peers(group, number, buckets, local, early)
+                mine = bucket.chunk(out, group.rank)
+                self.add_up(*self._leaves(group, bucket, local), mine, None if self._levels is None else self._levels.additions)
+                if bucket is buckets[-1]:
+                    returning += added()  # a few numbers that everyone needs, ahead of the long message
+                receives = [] if group.receives_ahead else self._returns(bucket, out)
+                returning.append(group.start(self._contributions(bucket, mine), receives, bucket_back(number)))
+                if self._levels is not None and number:
+                    returning += self._levels.pass_on(group, number - 1, buckets[number - 1], out)
+            if following < len(buckets):
+                bucket = buckets[following]
+                returns, sends, receives = self._next(group, following, bucket, local, out, early)
+                if returns:
+                    returning.append(group.start([], returns, bucket_back(following)))
+                if bucket.arrival is None:
+                    bucket.arrival = group.start(sends, receives, bucket_there(following))
+                elif sends:
+                    bucket.departure = group.start(sends, [], bucket_there(following))
+                self._begin_levels(group, following, bucket, local, out, early)
         if self._levels is not None and buckets:
             returning += self._levels.pass_on(group, len(buckets) - 1, buckets[-1], out)
         group.complete(returning)
         self._buckets_before = [*buckets]
 
-    def _sum(self, group: Group, bucket: Bucket, local: Sequence[Sequence[torch.Tensor]], mine: torch.Tensor) -> None:
-        """Of this rank's chunk."""
-        if self._levels is None:
-            self.add_up(self._leaves(group, bucket, local), mine)
-        else:
-            self._add(*self._levels.leaves(bucket, local), mine, self._levels.additions)
+    def _await_peers(self, group: Group, number: int, buckets: Sequence[Bucket], local: Local, early: Early | None) -> None:  # fmt: skip
+        """All that is added up of one bucket is here."""
+        arrival = buckets[number].arrival
+        assert arrival is not None
+        if self._levels is not None:
+            for ahead in range(number + (number > 0), min(number + 2, len(buckets))):
+                self._levels.combine(group, ahead, buckets[ahead], local, early)
+        arrival.arrived()  # and what it sends has arrived, once the peers give back what they have added it up to
+        if early is not None:
+            early.arrived(number)
+            if self._levels is None:
+                early.own(number)
 
     def _comes_back(self, bucket: Bucket) -> bool:
         """Whether all ranks get the sums of this bucket."""
@@ -409,13 +403,13 @@ class Reducer:
             return self._levels.contributions(mine)
         return [(mine, peer) for peer in self._peers]
 
-    def _returns(self, bucket: Bucket, out: Sequence[torch.Tensor]) -> list[tuple[torch.Tensor, int]]:
+    def _returns(self, bucket: Bucket, out: Flats) -> list[tuple[torch.Tensor, int]]:
         """Where the peers' sums go."""
         if self._levels is not None:
             return self._levels.returns(bucket, out)
         return [(bucket.chunk(out, peer), peer) for peer in reversed(self._peers)]
 
-    def _buckets(self, flats: Sequence[torch.Tensor], size: int) -> list[Bucket]:
+    def _buckets(self, flats: Flats, size: int) -> list[Bucket]:
         """Cut all flat buffers into buckets of equal length, at most ``bucket_bytes``; first those whose gradients a backward has first."""
         cuts = [(index, _stretches(flat, self._most_bytes(flat))) for index, flat in enumerate(flats)]
         places = [(number / len(cut), index, lo, hi) for index, cut in cuts for number, (lo, hi) in enumerate(cut, 1)]
@@ -425,7 +419,7 @@ class Reducer:
         """Of a bucket: where they travel beside a backward, a few of them are to be complete before it is over."""
         return self._bucket_bytes if not self.beside else min(self._bucket_bytes, max(LEAST_BYTES, -(-flat.nbytes // BUCKETS_AT_LEAST)))
 
-    def _open(self, group: Group, flats: Sequence[torch.Tensor]) -> list[Bucket]:
+    def _open(self, group: Group, flats: Flats) -> list[Bucket]:
         """The buckets of a reduction, and room for what arrives of them."""
         buckets = self._buckets(flats, group.size)
         levels = self._levels
@@ -433,7 +427,7 @@ class Reducer:
         self._room = _aligned(max(sizes, default=0))
         return buckets
 
-    def _incoming(self, number: int, bucket: Bucket, flats: Sequence[torch.Tensor], *, ahead: bool) -> list[Transfer]:
+    def _incoming(self, number: int, bucket: Bucket, flats: Flats, *, ahead: bool) -> list[Transfer]:
         """Where the peers' partial sums of this rank's chunk go. ``ahead`` of the reduction ``flats`` are not its own, and left alone."""
         assert self._group is not None
         mine = bucket.chunk(flats, self._group.rank)
@@ -445,40 +439,30 @@ class Reducer:
         bucket.incoming = room(mine, number % BUCKETS_IN_FLIGHT, len(sources))
         return list(zip(bucket.incoming, sources, strict=True))
 
-    def _scatter(
-        self,
-        group: Group,
-        number: int,
-        bucket: Bucket,
-        local: Sequence[Sequence[torch.Tensor]],
-        out: Sequence[torch.Tensor],
-        early: Early | None = None,
-    ) -> list[Work]:
-        """Send every peer its chunk of this rank's partial sums, and receive this rank's chunk of theirs.
+    def _next(self, group: Group, number: int, bucket: Bucket, local: Local, out: Flats, early: Early | None) -> tuple[list[Transfer], ...]:
+        """(the peers' sums, what every peer gets of this rank's partial sums, theirs of this rank's chunk) that are to travel.
 
-        To receive the peers' sums may be asked for now: gloo sends nothing before it knows of the receive.
+        The peers' sums may be asked for now: gloo sends nothing before it knows of the receive. They are asked for first: whoever has this
+        rank's partial sums knows that it may send back what comes of them.
         """
-        # Asked for first: whoever has this rank's partial sums knows that it may send back what comes of them.
         returns = self._returns(bucket, out) if group.receives_ahead else []
         receives = [] if bucket.arrival is not None else self._incoming(number, bucket, out, ahead=False)
         if early is not None:
             early.coming(number, receives if bucket.arrival is not None else [*receives, *bucket.leveled.asked])
             early.coming(BACK, returns)
-        asked = [group.start([], returns, bucket_back(number))] if returns else []
-        sends = self._sends(bucket, local) if early is None else []
-        if bucket.arrival is None:
-            bucket.arrival = group.start(sends, receives, bucket_there(number))
-        elif sends:
-            bucket.departure = group.start(sends, [], bucket_there(number))
-        if self._levels is not None:
-            self._levels.gather(group, number, bucket.leveled)
-            if early is None:
-                self._levels.give(group, number, bucket, local)
-            if self._comes_back(bucket):
-                self._levels.ask_back(group, number, bucket, out)
-        return asked
+        return returns, self._sends(bucket, local) if early is None else [], receives
 
-    def _sends(self, bucket: Bucket, local: Sequence[Sequence[torch.Tensor]]) -> list[Transfer]:
+    def _begin_levels(self, group: Group, number: int, bucket: Bucket, local: Local, out: Flats, early: Early | None) -> None:
+        """What goes on within this host of a bucket whose sums cross to others."""
+        if self._levels is None:
+            return
+        self._levels.gather(group, number, bucket.leveled)
+        if early is None:
+            self._levels.give(group, number, bucket, local)
+        if self._comes_back(bucket):
+            self._levels.ask_back(group, number, bucket, out)
+
+    def _sends(self, bucket: Bucket, local: Local) -> list[Transfer]:
         """What the peers get of this rank's own sums."""
         if self._levels is not None:
             return self._levels.sends(bucket, local)
@@ -486,20 +470,20 @@ class Reducer:
 
     # ---- while this rank's last shard is computed ----------------------------------------------------------------------------------------
 
-    def overlaps(self, like: Sequence[torch.Tensor]) -> bool:
+    def overlaps(self, like: Flats) -> bool:
         """Whether buffers like these can be exchanged bucket by bucket while this rank still computes: see :meth:`begin`."""
         group = self._group
         if group is None or not (self.beside and group.works_in_background and group.receives_ahead and self._splits(like)):
             return False
         return not self._expected or self._expected_of == _layout(like)
 
-    def stretches(self, like: Sequence[torch.Tensor]) -> list[list[Chunk]]:
+    def stretches(self, like: Flats) -> list[list[Chunk]]:
         """By bucket, in the order in which they are exchanged: where it lies in buffers like these."""
         assert self._group is not None
         size = self._group.size
         return [[bucket.place(rank) for rank in range(size)] for bucket in self._buckets(like, size)]
 
-    def begin(self, local: Sequence[Sequence[torch.Tensor]], out: Sequence[torch.Tensor]) -> Early:
+    def begin(self, local: Local, out: Flats) -> Early:
         """A reduction into ``out`` that begins before it is called for. ``local``: the flat buffers of the partial sums of this rank's
         blocks, which are not complete yet: whoever completes them gives bucket after bucket, and finishes. See :class:`Early`."""
         group, ahead = self._group, self._landing_ahead
@@ -517,12 +501,14 @@ class Reducer:
         early.run(lambda: self._carry(group, buckets, local, out, early.added, early))
         return early
 
-    def _leaves(self, group: Group, bucket: Bucket, local: Sequence[Sequence[torch.Tensor]]) -> dict[int, list[torch.Tensor]]:
-        """This rank's chunk of all partial sums, by view rank."""
+    def _leaves(self, group: Group, bucket: Bucket, local: Local) -> tuple[list[torch.Tensor], list[bool]]:
+        """All that makes up this rank's chunk, from left to right, and which of it has arrived."""
+        if self._levels is not None:
+            return self._levels.leaves(bucket, local)
         arrived = iter(bucket.incoming)
         found = {peer: [next(arrived) for _ in range(self.counts[peer])] for peer in reversed(self._peers)}
         found[group.rank] = [bucket.chunk(flats, group.rank) for flats in local]
-        return found
+        return self.in_order(found)
 
     def _landing(self, mine: torch.Tensor, half: int, count: int) -> list[torch.Tensor]:
         """Where ``count`` partial sums of ``mine`` go, the first one right there: the others are added to it in place."""

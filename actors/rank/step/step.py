@@ -13,9 +13,8 @@ from actors.rank.data.feeds import Feed, Feeds
 from actors.rank.data.reporting import DataReporter
 from actors.rank.data.sampling import seed_shard, seed_step
 from actors.rank.membership.client import Client
-from actors.rank.step.engine import Engine
 from actors.rank.step.flops import FlopCount
-from actors.rank.step.outcome import ReductionOutcome
+from actors.rank.step.train_step import TrainStep
 from actors.rank.telemetry.recorder import Recorder
 from fleet.errors import LoopError
 from fleet.protocol.rank_machine import RankMachine
@@ -30,7 +29,8 @@ class Loop:
     """What the steps of one loop share.
 
     Attributes:
-        attempt: tries to commit a step; None when it will be repeated, or was left.
+        attempt: carries out moves up to the next one that is the loop's own: see :meth:`Membership.carry`.
+        attempted: the step whose commit was called last.
         rank: the view rank of this process; ``reporter`` what the run was told of its data.
         rehearsing: the step at hand is computed for practice, and forgotten; ``rehearsed``: its data, and how many samples a step has.
         committed: the step at hand is committed.
@@ -43,7 +43,8 @@ class Loop:
     recorder: Recorder
     rank_machine: RankMachine
     feeds: Feeds
-    attempt: Callable[[Step], ReductionOutcome | None]
+    attempt: Callable[[], Any]
+    attempted: Step | None = None
     rank: int = 0
     reporter: DataReporter = field(default_factory=DataReporter)
     rehearsing: bool = False
@@ -66,7 +67,7 @@ class Step:
     When a rank is lost, the others keep what they have computed; the step comes again for the lost shards alone, shared out among all.
     """
 
-    def __init__(self, loop: Loop, engine: Engine, number: int) -> None:
+    def __init__(self, loop: Loop, train: TrainStep, number: int) -> None:
         self.number, self.loss = number, math.nan
         self.closed = self._cut = self._begun = False
         self.losses: dict[int, float] = {}
@@ -74,10 +75,10 @@ class Step:
         self._logged: dict[str, SupportsFloat] = {}
         self.callbacks: list[Callable[[], None]] = []
         self.behind: list[Callable[[], object]] = []
-        self._loop, self._engine = loop, engine
-        self.shard, self.shards = -1, engine.assigned
+        self._loop, self._train = loop, train
+        self.shard, self.shards = -1, train.assigned
         loop.committed = False
-        engine.body.enter(number)
+        train.body.enter(number)
         seed_step(loop.seed, number)
         loop.flops.step_begins()
 
@@ -112,28 +113,28 @@ class Step:
             loop.rehearsed = feed, batch_size
         elif loop.rank == 0:
             self._report_data(feed, batch_size)
-        now = [(self.number, shard) for shard in self.shards + self._engine.checks]
-        feed.expect(now + [(self.number + 1, shard) for shard in self._engine.next_assigned])
+        now = [(self.number, shard) for shard in self.shards + self._train.checks]
+        feed.expect(now + [(self.number + 1, shard) for shard in self._train.duties.next_assigned])
         while pending := self._pending():
-            if loop.rank_machine.wanted or self._engine.broken:
+            if loop.rank_machine.wanted or self._train.layout.useless:
                 self._cut = True
                 return
             shard = pending[0]
             recorder.switch(DATA)
             batch = feed.get(self.number, shard)
             recorder.switch(COMPUTE)
-            yield from self._compute(shard, batch, self._engine.end_shard)
+            yield from self._compute(shard, batch, self._train.end_shard)
         recorder.worked()
-        for shard in self._engine.checks:
-            if loop.rank_machine.wanted or self._engine.broken:
+        for shard in self._train.checks:
+            if loop.rank_machine.wanted or self._train.layout.useless:
                 return
             recorder.switch(VERIFY)
-            yield from self._compute(shard, feed.get(self.number, shard), lambda shard, loss: self._engine.end_check(shard))
+            yield from self._compute(shard, feed.get(self.number, shard), lambda shard, loss: self._train.end_check(shard))
             del self.losses[shard]
 
     def _pending(self) -> tuple[int, ...]:
         """What this attempt has yet to compute. When a rank is lost meanwhile, some of its shards may come to it."""
-        assigned = self._engine.assigned
+        assigned = self._train.assigned
         self.shards += tuple(shard for shard in assigned if shard not in self.shards)
         return assigned
 
@@ -152,7 +153,7 @@ class Step:
         recorder.shard(shard)
         seed_shard(self._loop.seed, self.number, shard)
         self.losses.pop(shard, None)
-        self._engine.begin_shard(shard)
+        self._train.begin_shard(shard)
         self.shard = shard
         with self._loop.flops.shard():
             yield batch
@@ -161,8 +162,8 @@ class Step:
         if shard not in self.losses:
             reason = "the loop body did not call step.backward(loss) for this batch; it stands in the place of loss.backward()"
             raise LoopError(f"step {self.number}, shard {shard}: {reason}")
-        self._engine.body.collected()
-        weights = self._engine.shard_weights
+        self._train.body.collected()
+        weights = self._train.shard_weights
         if weights.given:
             self.losses[shard] /= weights.given / weights.unit
         end(shard, self.losses[shard])
@@ -183,13 +184,13 @@ class Step:
         if self.shard < 0:
             raise LoopError("step.backward() belongs inside `for batch in step.batches(...)`")
         given = None if weight is None else float(weight)
-        begin = self._engine.scaled(loss, given)
+        begin = self._train.scaled(loss, given)
         value = float(loss.detach()) if begin is not None else 0.0
-        share = 1.0 if given is None else given / self._engine.shard_weights.unit
+        share = 1.0 if given is None else given / self._train.shard_weights.unit
         self.losses[self.shard] = self.losses.get(self.shard, 0.0) + value * share
         if begin is not None:
             begin.backward()
-        self._engine.body.computed()
+        self._train.body.computed()
 
     def log(self, *, local: bool = False, **figures: SupportsFloat) -> None:
         """Figures of this step, such as ``step.log(entropy=1.2)``, for the run's journal, report, page and metrics, once it is committed.
@@ -211,7 +212,7 @@ class Step:
         if local:
             self.figures.update({f"local/{name}": value for name, value in figures.items()})
         elif self.shard >= 0:
-            self._engine.log.note(self.shard, figures)
+            self._train.contributions.log.note(self.shard, figures)
         else:
             self._logged.update(figures)
 
@@ -243,10 +244,14 @@ class Step:
         if self._loop.rehearsing:
             return False
         for shard in self.losses:
-            self._engine.log.note(shard, self._logged)
-        self._engine.body.check()
-        outcome = self._loop.attempt(self)
-        self._engine.body.enter(self.number + (outcome is not None))
+            self._train.contributions.log.note(shard, self._logged)
+        self._train.body.check()
+        self._loop.attempted = self
+        self._train.begin_attempt()
+        self._loop.attempt()
+        self._loop.recorder.between(self._loop.committed)
+        outcome = self._train.taken
+        self._train.body.enter(self.number + (outcome is not None))
         if outcome is None:
             return False
         self.loss = outcome.loss

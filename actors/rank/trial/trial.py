@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import math
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, SupportsFloat
 
@@ -21,10 +22,10 @@ from actors.rank.membership.client import Client
 from actors.rank.membership.process_group import Group
 from actors.rank.once import EvaluationFigures
 from actors.rank.state.tracked import TrackedState
-from actors.rank.step.engine import Engine
 from actors.rank.step.flops import FlopCount
-from actors.rank.step.outcome import ReductionOutcome
-from actors.rank.step.step import Loop, Step
+from actors.rank.step.layout import LayoutInputs, StateLayout
+from actors.rank.step.step import Step
+from actors.rank.step.train_step import TrainStep
 from actors.rank.telemetry.recorder import Recorder
 from actors.rank.trial.carried import kept_by
 from actors.rank.trial.recording import Book
@@ -47,6 +48,7 @@ from fleet.ledger.sameness import (
     Trial,
     TrialRequest,
 )
+from fleet.protocol.moves import Apply
 from fleet.protocol.types import Member, StateId, View
 from fleet.settings.run import RunSettings
 
@@ -55,36 +57,28 @@ STEPS, TIMED_STEPS, LATE_BY = 2, 6, 1
 """A second step sees what the first has left behind. Of timed ones the first does not count."""
 
 
-class TrialEngine(Engine):
+class TrialLayout(StateLayout):
     """Marks what each shard has left, and what a step has."""
 
-    def __init__(self, state: TrackedState, settings: RunSettings, recorder: Recorder, clip_norm: float | None, book: Book) -> None:
-        super().__init__(state, settings, recorder, clip_norm)
-        self.book, self.backwards = book, False
-        self.on_shard: Callable[[int], object] = lambda shard: None
-        self._named = {f"{root}.{name}": one for root, module in state.modules.items() for name, one in module.named_parameters()}
+    def __init__(self, given: LayoutInputs, book: Book, on_shard: Callable[[int], object]) -> None:
+        super().__init__(given)
+        self.book, self._on_shard = book, on_shard
+        modules = given.state.modules
+        self._named = {f"{root}.{name}": one for root, module in modules.items() for name, one in module.named_parameters()}
         for name, tensor in [*self._named.items(), *self._buffers()]:
             book.value(START, name, tensor)
-        book.watch(state.modules)
+        book.watch(modules)
 
     def _buffers(self) -> Iterator[tuple[str, torch.Tensor]]:
-        for root, module in self.state.modules.items():
+        for root, module in self.given.state.modules.items():
             yield from ((f"{root}.{name}", one) for name, one in module.named_buffers())
 
-    @property
-    def assigned(self) -> tuple[int, ...]:
-        """See :class:`Engine`."""
-        assigned = super().assigned
-        return assigned[::-1] if self.backwards else assigned
-
     def begin_shard(self, shard: int) -> None:
-        """See :class:`Engine`."""
-        super().begin_shard(shard)
-        self.on_shard(shard)
+        """See :class:`StateLayout`, here and below."""
+        self._on_shard(shard)
         self._versions = {} if self.book.timed else {name: one._version for name, one in self._named.items()}
 
     def end_shard(self, shard: int, loss: float) -> None:
-        """See :class:`Engine`."""
         book = self.book
         for name, one in self._named.items() if not book.timed else ():
             if one._version != self._versions[name]:
@@ -96,18 +90,18 @@ class TrialEngine(Engine):
         for name, tensor in self._buffers():
             book.value(BUFFER, name, tensor)
         book.shard = -1
-        super().end_shard(shard, loss)
 
-    def apply(self) -> None:
-        """See :class:`Engine`."""
-        book = self.book
-        for number, group in enumerate(self._optimizer.param_groups):
+    @contextlib.contextmanager
+    def stepping(self) -> Iterator[list[torch.Tensor]]:
+        book, optimizer = self.book, self.given.update.optimizer
+        for number, group in enumerate(optimizer.param_groups):
             book.value(RATE, f"learning rate of group {number}", float(group["lr"]))
-        super().apply()
+        with super().stepping() as gradients:
+            yield gradients
         for name, tensor in [*self._named.items(), *self._buffers()]:
             book.value(UPDATED, name, tensor)
         for name, one in self._named.items():
-            held = self._optimizer.state.get(one, {})
+            held = optimizer.state.get(one, {})
             book.value(UPDATED, f"{name} in the optimizer", [held[key] for key in sorted(held)])
 
 
@@ -164,7 +158,7 @@ class Trying(Run):
         client = Client(rank, "trial", "trial", str(folder / "nobody"), "nowhere:1", recorder)
         super().__init__(client, recorder, _NoParts(), settings, "127.0.0.1", Home(folder, is_twin=True, work=folder))
         self._asked, self._book, self._plan, self._rank = asked, book, plan, rank
-        self._loop = Loop(self.seed, client, recorder, self._rank_machine, self._loop.feeds, self._attempt)
+        self._loop.attempt = self._attempt
         self._loop.rank = 1  # it has no run to tell of its data
         self._taken = 0
         self.train: Train | None = None
@@ -173,15 +167,16 @@ class Trying(Run):
     def steps(self, state: TrackedState, *, total: int, clip_norm: float | None = None, flops: float = 0.0) -> Iterator[Step]:
         """See :class:`Run`. Code behind the loop does not run."""
         self._loop.total, self._loop.flops = total, FlopCount(1.0)
-        engine = self._engine = TrialEngine(state, self._settings, self._recorder, clip_norm, self._book)
-        engine.backwards = ORDER in self._asked.varied
+        make = functools.partial(TrialLayout, book=self._book, on_shard=self._look)
+        train = self._train_step = TrainStep(state, self._settings, self._recorder, clip_norm, layout=make)
         view = View(1, (Member(0, 0),), ((0, self.shards),), 0, (), StateId(0, 0), "")
-        engine.join(Group(1, 0, 1, engine.device), view, 0, StateId(0, 0), False)
-        engine.on_shard = self._look
+        train.join(Group(1, 0, 1, train.device), view, 0, StateId(0, 0), False)
+        if ORDER in self._asked.varied:
+            train.duties.mine = train.duties.mine[::-1]
         for number in range(self._found(state), min(total, self._plan.steps)):
             if not self._plan.before(number):
                 break
-            yield from self._one_step(engine, number)
+            yield from self._one_step(train, number)
             if self._plan.ends is not None:
                 skeleton, tensors = state.flatten()
                 torch.save({"skeleton": skeleton, "tensors": tensors}, self._plan.ends)
@@ -203,36 +198,32 @@ class Trying(Run):
         if not self.kept and wanted is not None and wanted[0] == self._book.step and wanted[1] in (shard, -1):
             self.kept = kept_by(self.train)
 
-    def _one_step(self, engine: TrialEngine, number: int) -> Iterator[Step]:
+    def _one_step(self, train: TrainStep, number: int) -> Iterator[Step]:
         book = self._book
         book.step, book.shard = number, -1
-        step = self._step = TrialStep(self._loop, engine, number)
+        step = self._step = TrialStep(self._loop, train, number)
         step.book, step.share = book, self._plan.share
         begun_s = time.perf_counter()
         yield step
         if not step.closed:
             raise LoopError(f"step {number}: the loop body ended without step.commit()")
-        if engine.device.type == "cuda":
+        if train.device.type == "cuda":
             torch.cuda.synchronize()
         self._plan.after(time.perf_counter() - begun_s, step.batch_size)
 
-    def _attempt(self, step: Step) -> ReductionOutcome | None:
-        engine = self._trained
-        engine.body.leave()
-        outcome = engine.alone()
+    def _attempt(self) -> None:
+        train, step = self._trained, self._loop.attempted
+        assert step is not None
+        train.body.leave()
+        outcome = train.alone()
         if (doubt := outcome.doubt) is not None and not all(map(math.isfinite, step.losses.values())):
             raise LoopError(f"step {step.number}, shard {doubt.shard}: {doubt.why}")
-        self._mutate_alone(step.number, engine)
+        seed_step(self.seed, step.number)
+        train.apply(Apply(outcome))
         self._loop.committed = True
         for fn in step.callbacks:
             fn()
         self._taken = step.number + 1
-        return replace(outcome, doubt=None)
-
-    def _mutate_alone(self, number: int, engine: Engine) -> None:
-        self._attempted = self._step
-        seed_step(self.seed, number)
-        engine.apply()
 
     # ---- what is for all ranks -----------------------------------------------------------------------------------------------------------
 

@@ -66,7 +66,7 @@ class SumCheck:
         sends = [(self._at(flats, wanted[peer]), peer) for peer in self._group.peers for flats in self._partials]
         self._group.start(sends, [(part, peer) for peer in self._group.peers for part in found[peer]], Tag.PARTIALS).wait()
         again = torch.empty_like(self._at(self._out, wanted[me]))
-        self._reducer.add_up({**found, me: own}, again)
+        self._reducer.add_up(*self._reducer.in_order({**found, me: own}), again)
         return again
 
     def _at(self, flats: Flats, owner: int) -> torch.Tensor:

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 import torch
 
 from actors.rank.state import optimizers
+from actors.rank.state.tracked import TrackedState
 from actors.rank.zero1.pieces import PARAMETER, StatePiece
 from fleet.errors import ConfigError, ProtocolError
 from fleet.protocol.chunks import WHOLE, Chunk, bounds, runs
@@ -55,6 +56,13 @@ def check(optimizer: torch.optim.Optimizer, parameters: Sequence[torch.nn.Parame
             if parameter.requires_grad and id(parameter) not in known:
                 raise ConfigError("optimizer", shape, "a parameter of this shape belongs to no tracked module", "Track its module too.")
             _check_parameter(parameter, shape, threads)
+
+
+def check_tracked(state: TrackedState, threads: int) -> None:
+    """Raises ConfigError for what is tracked and cannot be sharded without changing bits."""
+    parameters = [parameter for module in state.modules.values() for parameter in module.parameters() if parameter.requires_grad]
+    for optimizer in state.optimizers.values():
+        check(optimizer, parameters, threads)
 
 
 def _check_parameter(parameter: torch.Tensor, shape: tuple[int, ...], threads: int) -> None:

@@ -9,10 +9,12 @@ import torch
 
 from actors.rank.membership.process_group import Group, GroupBroken
 from actors.rank.state.tracked import receive_state, send_state
+from actors.rank.step.train_step import TrainStep
 from actors.rank.tags import Tag
 from actors.rank.zero1.chunked import MOST_RUNS
+from actors.rank.zero1.kept import KeptChunks
+from actors.rank.zero1.layout import Routes
 from actors.rank.zero1.pieces import StatePiece, exchange_pieces
-from actors.rank.zero1.sharded import Routes, ShardedEngine
 from fleet.protocol.chunks import (
     RUN_NUMBERS,
     WHOLE,
@@ -59,21 +61,23 @@ class Resharding:
 
     Args:
         copies: how many ranks guard each chunk.
-        advance: takes the step that the others have taken, from what is here: it calls ``engine.advance`` and says so to whom it concerns.
+        advance: takes the step that the others have taken, from what is here, and says so to whom it concerns.
         levels: how many levels failure domains have; in which ones this process is, :data:`fleet.protocol.domains.VARIABLE` says.
         replica_size: so many ranks of a view, one after the other, keep all chunks among them; 1: no groups.
     """
 
     def __init__(
         self,
-        engine: ShardedEngine,
+        train: TrainStep,
         protocol: MemberProtocol,
         copies: int,
         advance: Callable[[], None],
         levels: int = 1,
         replica_size: int = 1,
     ) -> None:
-        self._engine, self._protocol, self._copies, self._advance = engine, protocol, copies, advance
+        self._train, self._layout = train, train.layout
+        self._kept: KeptChunks = train.layout.kept
+        self._protocol, self._copies, self._advance = protocol, copies, advance
         self._depth, self._replica_size = levels + 1, replica_size
         self._node = number(place_of(os.environ.get(VARIABLE, ""), protocol.process.node), self._depth)
 
@@ -82,37 +86,37 @@ class Resharding:
 
         When a chunk is with no member, all find so and say so. A later view may have it; if none has, a new history begins.
         """
-        with self._engine.moving():
+        with self._layout.moving():
             return self._exchange(group, view)
 
     def _exchange(self, group: Group, view: View) -> StateId:
-        engine, me = self._engine, group.rank
-        claims = exchange_claims(group, engine.claim(self._node))
+        kept_here, me = self._kept, group.rank
+        claims = exchange_claims(group, kept_here.claim(self._node))
         target = claims[view.donor].state
         if target is None:
             if me == view.donor:
                 self._protocol.receiving()  # the coordinator thought otherwise; now it will look for another
             raise GroupBroken(f"the donor, rank {view.donor}, holds no state", group.generation)
-        if engine.vote.follow(claims, me, target):
+        if self._train.vote.follow(claims, me, target):
             self._advance()
         there = settled(claims, target)
-        reads = engine.reads(target)
+        reads = kept_here.reads(target)
         if not reads:
             self._check_lost(group, there)
         self._complete(group, there)
         self._give_the_rest(group, view, there)
         places = [numbered(claim.node, self._depth) for claim in claims]
         guarded = guards(places, self._copies, self._replica_size)
-        engine.introduce(group)  # before chunks move: whoever has moved his is placed
+        self._layout.introduce(group)  # before chunks move: whoever has moved his is placed
         if reads:
-            engine.chunks.adopt(kept(guarded, me), engine.chunks.first(kept(guarded, me)))
+            kept_here.chunks.adopt(kept(guarded, me), kept_here.chunks.first(kept(guarded, me)))
         else:
             self._move(group, there, guarded, places)
-        engine.place(target, guarded, [servers(guarded, owner, me, places, self._replica_size) for owner in range(group.size)])
+        self._layout.place(target, guarded, [servers(guarded, owner, me, places, self._replica_size) for owner in range(group.size)])
         return target
 
     def _check_lost(self, group: Group, there: Sequence[Claim]) -> None:
-        gone = [span for extent in self._engine.chunks.extents for span in lost([claim.chunks for claim in there], extent)]
+        gone = [span for extent in self._kept.chunks.extents for span in lost([claim.chunks for claim in there], extent)]
         if gone:
             self._protocol.incomplete()
             lo, hi = gone[0]
@@ -123,25 +127,26 @@ class Resharding:
         if all(claim.complete for claim in there if claim.state is not None):
             return
         held = [(WHOLE,) if claim.complete else claim.chunks for claim in there]
-        extents = self._engine.chunks.extents
+        extents = self._kept.chunks.extents
         routes: Routes = [
             [route(held, [WHOLE] if claim.state is not None else [], extent, rank) for extent in extents]
             for rank, claim in enumerate(there)
         ]
-        self._engine.gather(group, routes)
+        self._layout.gather(group, routes)
         if there[group.rank].state is not None:
-            self._engine.conclude()
+            self._kept.conclude()
 
     def _give_the_rest(self, group: Group, view: View, there: Sequence[Claim]) -> None:
         """All but the optimizer's chunks comes from the donor."""
         newcomers = [rank for rank, claim in enumerate(there) if claim.state is None]
         if group.rank == view.donor:
             for rank in newcomers:
-                send_state(group, rank, self._engine.state)
+                send_state(group, rank, self._train.state)
         elif group.rank in newcomers:
             self._protocol.receiving()
-            self._engine.lose()
-            receive_state(group, view.donor, self._engine.state)
+            self._train.reset()
+            self._kept.lose()
+            receive_state(group, view.donor, self._train.state)
 
     def _move(self, group: Group, there: Sequence[Claim], guarded: Sequence[Sequence[int]], places: Sequence[Place]) -> None:
         """Each chunk to its owner and its guards. The old ones are dropped once all have the new."""
@@ -156,13 +161,13 @@ class Resharding:
             self._keep(wanted[me], pieces)
             raise
         if there[me].chunks != wanted[me]:  # else all of it is in its place
-            self._engine.chunks.adopt(wanted[me], pieces)
+            self._kept.chunks.adopt(wanted[me], pieces)
 
     def _fetch(
         self, group: Group, there: Sequence[Claim], wanted: Sequence[tuple[Chunk, ...]], places: Sequence[Place]
     ) -> list[StatePiece]:  # fmt: skip
         """The pieces of this rank's chunks. Raises GroupBroken."""
-        chunks, me = self._engine.chunks, group.rank
+        chunks, me = self._kept.chunks, group.rank
         held = [claim.chunks for claim in there]
         outgoing: dict[int, list[StatePiece]] = {}
         local: list[StatePiece] = []
@@ -173,9 +178,9 @@ class Resharding:
                 local = pieces
             elif pieces:
                 outgoing[rank] = pieces
-        return local + exchange_pieces(group, outgoing, self._engine.device)
+        return local + exchange_pieces(group, outgoing, self._train.device)
 
     def _keep(self, wanted: tuple[Chunk, ...], pieces: list[StatePiece]) -> None:
         """Somebody may have all that it needs, and drop what it had: what is here counts from now on, beside the old."""
-        if self._engine.claim(0).state is not None:
-            self._engine.chunks.keep_beside(wanted, pieces)
+        if self._kept.claim(0).state is not None:
+            self._kept.chunks.keep_beside(wanted, pieces)

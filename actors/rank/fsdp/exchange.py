@@ -1,0 +1,274 @@
+"""Parameters come to a rank, and its gradients leave it, while it computes: what it asks of its peers, and what they ask of it.
+
+A fetch and a contribution are of a state and of one attempt at its step. What belongs to another one waits, or is refused: by
+:func:`fleet.protocol.chunks.can_serve` and :func:`fleet.protocol.chunks.can_accept`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import NamedTuple
+
+import torch
+
+from actors.rank.fsdp.chunks import ChunkedModel
+from actors.rank.fsdp.sending import SUM, Means, Sender, Stretch, Sums
+from actors.rank.fsdp.serving import Address, FetchRequest, PeerFetcher, PeerRequest, PeerServer, Served
+from actors.rank.membership.process_group import Group, GroupBroken
+from actors.rank.step.gradients import GradientBuffers
+from actors.rank.step.layout import LayoutInputs
+from actors.rank.tags import Tag
+from fleet.errors import FleetError
+from fleet.protocol.chunks import LATEST_S, SILENT_S, Readiness, Turn, bounds, can_accept, can_serve
+from fleet.protocol.records import COMM
+from fleet.protocol.types import StateId
+
+ADDRESS_BYTES = 96
+
+
+class _Meeting(NamedTuple):
+    """The members of a view, as they were introduced: where each serves, the first attempt in it, and this rank's place."""
+
+    addresses: Sequence[Address]
+    turn: Turn
+    rank: int
+
+
+NOWHERE = _Meeting((), Turn(-1, 0), 0)
+
+
+class PeerExchange:
+    """One rank's part in it. It is made by the loop's thread.
+
+    Args:
+        chunks: what this rank keeps.
+        mean: makes a sum of all shards their mean.
+
+    Attributes:
+        missed: why what is computed of the shard at hand is of no use; empty while it is.
+        in_shard: a shard is computed.
+    """
+
+    def __init__(
+        self, given: LayoutInputs, gradients: GradientBuffers, chunks: ChunkedModel, mean: Callable[[torch.Tensor], None]
+    ) -> None:  # fmt: skip
+        self._recorder, self._duties, self._gradients, self._chunks = given.recorder, given.duties, gradients, chunks
+        self._moved = threading.Condition()
+        self._at = self._met = NOWHERE
+        self._guarded: Sequence[Sequence[int]] = ((),)
+        self._asked: Sequence[tuple[int, ...]] = ()
+        self.missed, self.in_shard = "", False
+        self._still, self._changes = True, 0
+        self._loop = threading.get_ident()
+        self._owned, self._copied = list[Stretch](), list[Stretch]()
+        patience_s, called_away = min(SILENT_S, given.settings.timeouts.collective_s), given.called_away
+        self._sums, self._sender = Sums(given.settings.shards, mean), Sender(called_away, patience_s)
+        self._server = PeerServer(given.host, self._serve, self)
+        self.fetcher = PeerFetcher(lambda: self.in_shard and called_away(), patience_s)
+
+    def close(self) -> None:
+        """Nothing is served, fetched or contributed any more."""
+        self._server.close()
+        self.fetcher.close()
+        self._sender.close()
+
+    @property
+    def useless(self) -> str:
+        """Why what the loop body computes now does not count."""
+        return self.missed or self._sender.failed
+
+    # ---- where this rank stands ----------------------------------------------------------------------------------------------------------
+
+    @contextlib.contextmanager
+    def moving(self) -> Iterator[None]:
+        """The parts held here, or their state, change meanwhile: a fetch waits."""
+        self._stand(still=False)
+        try:
+            yield
+        finally:
+            self._stand(still=True)
+
+    def _stand(self, *, still: bool) -> None:
+        """Whether what is here stays as it is: whoever waits for a fetch looks again."""
+        with self._moved:
+            self._still = still
+            self._changes += not still
+            self._moved.notify_all()
+
+    def introduce(self, group: Group) -> None:
+        """The members of a view are about to be placed: where each of them serves. Raises GroupBroken."""
+        rows = torch.zeros(group.size, ADDRESS_BYTES, dtype=torch.uint8, device="cpu")
+        mine = self._server.address.packed().ljust(ADDRESS_BYTES, b"\0")
+        group.all_gather(rows, torch.frombuffer(bytearray(mine), dtype=torch.uint8), Tag.CLAIM)
+        addresses = [Address.unpacked(row.numpy().tobytes()) for row in rows]
+        self._met = _Meeting(addresses, Turn(group.generation, 0), group.rank)
+
+    def place(self, guarded: Sequence[Sequence[int]], asked: Sequence[tuple[int, ...]]) -> None:
+        """The chunks of the view that was introduced last are here. ``asked``: by chunk, whom this rank asks for it, in order."""
+        self._guarded, self._asked, self.missed = guarded, asked, ""
+        self._sender.begin()
+        self._at = self._met
+        chunks = [self._stretches(owner) for owner in range(len(guarded))]
+        self._owned = chunks[self._at.rank]
+        self._copied = [one for owner, stretches in enumerate(chunks) if self._at.rank in guarded[owner] for one in stretches]
+        self.begin_step()
+
+    def _stretches(self, owner: int) -> list[Stretch]:
+        """The chunk of a rank of the view, in all flat buffers whose gradients leave."""
+        spans = [(flat, *bounds(self._chunks.extents[flat], (len(self._guarded), owner))) for flat in sorted(self._gradients.leaving)]
+        return [(flat, lo, hi) for flat, lo, hi in spans if lo < hi]
+
+    def begin_step(self) -> None:
+        """The state is that of the next step, and nobody has contributed anything yet."""
+        with self._moved:
+            self._sums.begin(self._owned, self._copied)
+
+    def repeat(self) -> None:
+        """The step is computed anew by all: what comes of the last attempt is refused."""
+        turn = self._at.turn
+        with self._moved:
+            self._at = self._at._replace(turn=Turn(turn.generation, turn.attempt + 1))
+            self.begin_step()
+            self._moved.notify_all()
+
+    # ---- fetches -------------------------------------------------------------------------------------------------------------------------
+
+    def _serve(self, wanted: StateId, flat: int, lo: int, hi: int) -> Served | None:
+        """From any thread. In its view, what is served does not change until the fetcher has it: the step that changes it waits for its
+        gradients. A rank that is no longer in the view may ask while a step is taken: it is told that what it got is of no use."""
+        with self._moved:
+            self._moved.wait_for(lambda: can_serve(self._duties.at, wanted, still=self._still) is not Readiness.LATER, LATEST_S)
+            if can_serve(self._duties.at, wanted, still=self._still) is not Readiness.NOW:
+                return None
+            found, changes = self._chunks.elements(flat, lo, hi), self._changes
+        return None if found is None else Served(found, lambda: self._changes == changes)
+
+    def fill(self, flat: int, memory: torch.Tensor) -> None:
+        """All of a flat buffer's parameters, into ``memory``."""
+        timed = threading.get_ident() == self._loop
+        before = self._recorder.code
+        if timed:
+            self._recorder.switch(COMM)
+        self._gather_flat(flat, memory)
+        if timed:
+            self._recorder.switch(before)
+
+    def _gather_flat(self, flat: int, memory: torch.Tensor) -> None:
+        """From this rank's own chunks, and from those who serve the others."""
+        size, extent = len(self._guarded), self._chunks.extents[flat]
+        host = memory if memory.is_cpu else torch.empty(memory.shape, dtype=memory.dtype, pin_memory=True, device="cpu")
+        wanted: list[tuple[tuple[int, ...], FetchRequest]] = []
+        for owner in range(size):
+            lo, hi = bounds(extent, (size, owner))
+            mine = self._chunks.elements(flat, lo, hi)
+            if mine is not None:
+                memory[lo:hi].copy_(mine)
+            elif lo < hi:
+                wanted.append((self._asked[owner], FetchRequest(flat, lo, hi, host[lo:hi])))
+        self._fetch(wanted)
+        for _, request in wanted if host is not memory else ():
+            memory[request.lo : request.hi].copy_(request.into)
+
+    def _fetch(self, wanted: Sequence[tuple[tuple[int, ...], FetchRequest]]) -> None:
+        """Each stretch from the first server that has it. Zeros when nobody has: what is computed with them is of no use."""
+        while wanted and not self.missed:
+            assert self._duties.at is not None, "before its first view a rank has all parameters"
+            requests = [(self._at.addresses[keepers[0]], request) for keepers, request in wanted]
+            wanted = [(wanted[number][0][1:], wanted[number][1]) for number in self.fetcher.fetch(self._duties.at, requests)]
+            if any(not keepers for keepers, _ in wanted):
+                self._miss(wanted)
+        for _, request in wanted:
+            request.into.zero_()
+
+    def _miss(self, wanted: Sequence[tuple[tuple[int, ...], FetchRequest]]) -> None:
+        _, request = next((keepers, request) for keepers, request in wanted if not keepers)
+        reason = f"no rank of the view gives elements {request.lo} to {request.hi} of flat buffer {request.flat} of the parameters"
+        if not self.in_shard:
+            raise FleetError(f"{reason}, which something outside of a step needs")
+        self.missed = reason
+
+    # ---- gradients that leave ------------------------------------------------------------------------------------------------------------
+
+    def send(self, shard: int, packed: Mapping[int, torch.Tensor]) -> None:
+        """By flat buffer, all of its gradient of ``shard``: each owner gets its stretch."""
+        if self._at is NOWHERE or self.useless:  # a rehearsal; or it was computed with parameters that could not be had
+            return
+        size = len(self._guarded)
+        for flat, whole in packed.items():
+            host = whole.cpu()
+            for owner in range(size):
+                lo, hi = bounds(self._chunks.extents[flat], (size, owner))
+                if lo < hi:
+                    self._contribute(owner, shard, (flat, lo, hi), host[lo:hi])
+
+    def _contribute(self, owner: int, shard: int, stretch: Stretch, elements: torch.Tensor) -> None:
+        if owner != self._at.rank:
+            self._sender.send(self._at.addresses[owner], self._contribution(stretch, shard), elements)
+            return
+        with self._moved:
+            self._count(stretch, shard, elements.clone())  # a part of the whole would keep all its memory
+            self._moved.notify_all()
+
+    def flush(self, group: Group) -> None:
+        """All that this rank has computed has arrived. Raises GroupBroken."""
+        self._recorder.switch(COMM)
+        missed, self.missed = self.missed or self._sender.flush(), ""
+        if missed:
+            raise GroupBroken(missed, group.generation)
+
+    # ---- what comes here: from any thread ------------------------------------------------------------------------------------------------
+
+    def room(self, request: PeerRequest) -> torch.Tensor:
+        if request.flat not in self._gradients.leaving or not 0 <= request.lo < request.hi <= self._chunks.extents[request.flat]:
+            raise ConnectionError(
+                f"a contribution of elements {request.lo} to {request.hi} of flat buffer {request.flat}, which is none here"
+            )
+        return torch.empty(request.hi - request.lo, dtype=self._gradients.layout[request.flat].dtype, device="cpu")
+
+    def take(self, request: PeerRequest, elements: torch.Tensor) -> bool:
+        stretch = (request.flat, request.lo, request.hi)
+        with self._moved:
+            self._moved.wait_for(lambda: self._fate(request) is not Readiness.LATER, LATEST_S)
+            known = self._sums.keeps(stretch) if request.shard == SUM else self._sums.owns(stretch)
+            if self._fate(request) is not Readiness.NOW or not known:
+                return False
+            self._count(stretch, request.shard, elements)
+            self._moved.notify_all()
+        return True
+
+    def _fate(self, request: PeerRequest) -> Readiness:
+        return can_accept((self._duties.at, self._at.turn), (request.state, request.turn), still=self._still)
+
+    def _count(self, stretch: Stretch, shard: int, elements: torch.Tensor) -> None:
+        if shard == SUM:
+            self._sums.know(stretch, elements)
+        elif (mean := self._sums.add(stretch, shard, elements)) is not None:
+            for guard in self._guarded[self._at.rank]:  # without a wait: whoever waits here takes nothing in
+                self._sender.send(self._at.addresses[guard], self._contribution(stretch, SUM), mean, waits=False)
+
+    def _contribution(self, stretch: Stretch, shard: int) -> PeerRequest:
+        assert self._duties.at is not None
+        return PeerRequest(self._duties.at, *stretch, contribution=True, turn=self._at.turn, shard=shard)
+
+    def means(self, group: Group, divisor: float) -> dict[int, Means]:
+        """By flat buffer. All ranks have said that their shards are with the owners; the owners' means are on their way to the guards."""
+        error = self._sender.flush()
+        with self._moved:
+            self._moved.wait_for(lambda: not self._sums.missing or self._sender.failed, LATEST_S)
+            missing = self._sums.missing
+            if error or missing:
+                flat, lo, hi = missing[0] if missing else (0, 0, 0)
+                raise GroupBroken(error or f"no mean of elements {lo} to {hi} of flat buffer {flat} has come", group.generation)
+            found = self._sums.means(divisor)
+        layout, extents = self._gradients.layout, self._chunks.extents
+        device = self._gradients.parameters[0].device
+        return {
+            flat: Means(
+                extents[flat],
+                {(lo, hi): mean.to(device) for (number, lo, hi), mean in found.items() if number == flat},
+                torch.empty(0, dtype=layout[flat].dtype, device=device),
+            )
+            for flat in sorted(self._gradients.leaving)
+        }

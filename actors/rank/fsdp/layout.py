@@ -1,0 +1,245 @@
+"""A step of a model that ``fully_shard`` has cut (``optimizer_sharding = "fsdp"``).
+
+Chunks have the parameters beside the optimizer's state, and move, are guarded and are stepped as in :mod:`actors.rank.zero1.layout`. What
+differs is that nobody has the whole: a rank gathers a unit of the parameters for its forward, and again for its backward, from whoever
+keeps the chunks. So a step is over when all have stepped their chunks; nothing is sent behind it.
+
+Until a step is applied, all that is gathered is of the state that it begins from, and every chunk of it is with its owner and its guards.
+When an owner is lost meanwhile, its guards are asked, and the forward goes on. When nobody can be asked, what this rank computes is of no
+use (:attr:`FsdpLayout.useless`): its shard counts as not computed, and the loop comes to the next view.
+
+Gradients leave the rank in the backward. As soon as a unit's backward is over, its gradient is cut as its parameters are, and each stretch
+goes to the owner of that chunk, who adds up all shards' in the order of the tree. The owner brings the mean to the guards of the chunk. So
+no rank ever has a whole gradient: of a shard it has one unit's at a time, and of the sum its own chunks' and those that it guards.
+
+Gradients that have left a rank cannot be cut anew for other ranks. So a step is computed anew from its first shard when the view changes
+during it.
+Which contribution belongs to which attempt, says its :class:`fleet.protocol.chunks.Turn`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import logging
+import math
+from collections.abc import Callable, Collection, Iterator, Sequence
+
+import torch
+
+from actors.rank.fsdp.chunks import ChunkedModel
+from actors.rank.fsdp.copies import Unread
+from actors.rank.fsdp.exchange import PeerExchange
+from actors.rank.fsdp.gathered import Gathered
+from actors.rank.fsdp.taken import Precision, Unit
+from actors.rank.membership.process_group import Group
+from actors.rank.state.saving import Share
+from actors.rank.step.layout import LayoutInputs, OwnWord, StateLayout
+from actors.rank.zero1.chunked import check_tracked
+from actors.rank.zero1.kept import FIXED, KeptChunks
+from actors.rank.zero1.layout import ShardedReducer, sharded
+from fleet.errors import ConfigError
+from fleet.protocol.types import StateId
+
+log = logging.getLogger("fleet.rank")
+
+
+class FsdpLayout(StateLayout):
+    """The parameters are spread over the ranks, too. A rank keeps no gradient but its chunks'. See the module.
+
+    Attributes:
+        units: what is gathered together. Trained parameters that are in none are gathered for the whole of a shard.
+        uncast: those that compute in another type, as they are kept.
+    """
+
+    kept: KeptChunks
+    fixed, leave, sums = FIXED, True, ShardedReducer
+    spares_newcomers = False
+
+    def __init__(self, given: LayoutInputs) -> None:
+        state = given.state
+        check_tracked(state, given.settings.threads_per_rank)
+        super().__init__(given)
+        self._sharded, self._chunks = sharded(self), self._cut()
+        chunks = self._chunks
+        self.kept, self.exchange = KeptChunks(given, self.gradients, chunks), PeerExchange(given, self.gradients, chunks, self.reducer.mean)
+        self._shard, self._gone, self._early = -1, set[int](), True
+        state.apart = frozenset(map(id, self.gradients.parameters))
+        state.load_parameter, state.free = chunks.load_parameter, self.free
+        self.units = [self._gathering(unit) for unit in self._with_rest(given.units)]
+        cast = [unit for unit in given.units if unit.precision.parameters is not None]
+        self.uncast = [self._gathering(dataclasses.replace(unit, modules=(), precision=Precision())) for unit in cast]
+
+    def _cut(self) -> ChunkedModel:
+        gradients, readers = self.gradients, self.given.state.readers
+        read = [readers[id(parameter)] for parameter in gradients.parameters] if readers else []
+        return ChunkedModel(self.given.update.optimizer, gradients.parameters, gradients.places, gradients.extents, read)
+
+    def _with_rest(self, units: Sequence[Unit]) -> list[Unit]:
+        inside = {id(parameter) for unit in units for parameter in unit.parameters}
+        rest = tuple(parameter for parameter in self.gradients.parameters if id(parameter) not in inside)
+        return [*units, *([Unit("what is in no unit", (), rest, keeps=True)] if rest else [])]
+
+    def _gathering(self, unit: Unit) -> Gathered:
+        gradients = self.gradients
+        where = {id(parameter): place for parameter, place in zip(gradients.parameters, gradients.places, strict=True)}
+        places = [(parameter, *where[id(parameter)]) for parameter in unit.parameters if id(parameter) in where]
+        flats = dict.fromkeys(flat for _, flat, _ in places)
+        return Gathered(unit, [(flat, gradients.extents[flat]) for flat in flats], places, self.exchange.fill, self._behind_backward)
+
+    def close(self) -> None:
+        """Nothing is served, fetched or contributed any more."""
+        self.exchange.close()
+
+    @property
+    def weights(self) -> list[torch.Tensor]:
+        """See :class:`StateLayout`, here and below."""
+        return self._chunks.weights
+
+    @property
+    def useless(self) -> str:
+        return self.exchange.useless
+
+    def counts(self, held: Collection[int]) -> Collection[int]:
+        """None: gradients that have left this rank were for the ranks of an earlier view."""
+        return ()
+
+    def begin(self, state: StateId) -> None:
+        with self.exchange.moving():
+            self._chunks.settle()
+            self.kept.begin(state)
+
+    # ---- a shard -------------------------------------------------------------------------------------------------------------------------
+
+    def begin_shard(self, shard: int) -> None:
+        self.exchange.missed, self.exchange.in_shard = "", True
+        for each in self.units:
+            if not each.modules:
+                each.gather()
+        self._shard, self._gone = shard, set()
+
+    def end_shard(self, shard: int, loss: float) -> None:
+        for unit in filter(self._leaves, self.units):
+            if id(unit) not in self._gone:
+                self._send(unit)
+            elif unit.gradients:
+                self._came_again(unit)
+        self.free()
+        if math.isnan(loss) and not self.useless:
+            self._check_used()
+
+    def _check_used(self) -> None:
+        """A loss that is no number comes from parameters that were read where they had been let go, if they were never gathered."""
+        for unit in self.units:
+            if not unit.used:
+                reason = "its forward was not called, and the loss is not a number: its parameters are gathered around its forward alone"
+                way_out = "Call the module itself, not another of its methods; or leave it to the unit around it."
+                raise ConfigError("fully_shard", unit.name, reason, way_out)
+
+    def free(self) -> None:
+        """The memory of what is gathered is free."""
+        self.exchange.in_shard = False
+        for each in self.units:
+            each.free()
+
+    def repeat(self) -> None:
+        self.exchange.repeat()
+
+    def reset(self) -> None:
+        self.free()
+        self.kept.forget_sums()
+
+    def hold(self) -> None:
+        self.free()
+        self.kept.hold()
+
+    # ---- gradients that leave: behind each unit's backward -------------------------------------------------------------------------------
+
+    def _behind_backward(self, unit: Gathered) -> None:
+        """All gradients of ``unit`` are there."""
+        if id(unit) in self._gone:
+            self._came_again(unit)
+        elif self._early and self._leaves(unit):
+            self._send(unit)
+
+    def _leaves(self, unit: Gathered) -> bool:
+        return all(flat in self.gradients.leaving for flat in unit.flats)
+
+    def _came_again(self, unit: Gathered) -> None:
+        """A second backward of one shard. Half of its gradient has left already, so this attempt at the step is given up."""
+        if self._early:
+            log.warning("unit %s has a second gradient in one shard: gradients leave this rank at the end of each shard now", unit.name)
+        self._early = False
+        self.exchange.missed = (
+            self.exchange.missed or f"unit {unit.name} had a second gradient in a shard when the first one had left the rank"
+        )
+
+    def _send(self, unit: Gathered) -> None:
+        self._gone.add(id(unit))
+        self.given.injections.apply(unit.gradients)
+        there = set(map(id, unit.given))
+        self.gradients.note(self._shard, [id(parameter) in there for parameter in self.gradients.parameters])
+        packed = unit.pack()
+        if (times := self.given.weights.unit) != 1.0 and self.given.settings.shards > 1:
+            for whole in packed.values():
+                whole.mul_(times)  # without rounding
+        self.exchange.send(self._shard, packed)
+
+    # ---- a step --------------------------------------------------------------------------------------------------------------------------
+
+    def flush(self) -> None:
+        """All that this rank has computed has arrived before it says so, and its means are here before there is a vote on them."""
+        self.exchange.flush(self.group)
+
+    def settle(self, divisor: float) -> None:
+        self.gradients.put_means(self.exchange.means(self.group, divisor))
+
+    def word(self) -> OwnWord:
+        return self.kept.word(self.group)
+
+    @contextlib.contextmanager
+    def stepping(self) -> Iterator[list[torch.Tensor]]:
+        with self.exchange.moving():
+            with self.kept.stepping(complete=True) as gradients:
+                yield gradients
+            self.exchange.begin_step()
+
+    def publish(self, then: Callable[[], None]) -> None:
+        """Nothing is sent behind a step that was taken: nobody has the parameters whole."""
+        self.kept.afterwards(then)
+        self.kept.conclude()
+
+    @contextlib.contextmanager
+    def readable(self) -> Iterator[None]:
+        whole = [*self.uncast, *(each for each in self.units if not each.casts)]
+        for each in whole:
+            each.gather()
+        try:
+            yield
+        finally:
+            for each in whole:
+                each.free()
+
+    def unread(self) -> Unread:
+        named = {id(one): f"{root}.{name}" for root, module in self.given.state.modules.items() for name, one in module.named_parameters()}
+        units = {id(one): each for each in (*self.units, *self.uncast) for one in each.parameters}
+        return Unread({each: (named[each], unit) for each, unit in units.items() if each in named})
+
+    def digest(self, step: int) -> str:
+        return self.kept.digest(self.group, step)
+
+    def share(self) -> Share:
+        return self.kept.share(self.group)
+
+    # ---- a view begins -------------------------------------------------------------------------------------------------------------------
+
+    def moving(self) -> contextlib.AbstractContextManager[None]:
+        return self.exchange.moving()
+
+    def introduce(self, group: Group) -> None:
+        self.exchange.introduce(group)
+
+    def place(self, state: StateId, guarded: Sequence[Sequence[int]], asked: Sequence[tuple[int, ...]]) -> None:
+        self.kept.place(state)
+        self._sharded.guarded = guarded
+        self.exchange.place(guarded, asked)

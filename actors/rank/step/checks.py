@@ -1,0 +1,119 @@
+"""All that ranks compare before they use a sum: whether they hold the same, compute and add up the same, and find what is usual."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+
+from actors.rank.membership.process_group import Group
+from actors.rank.state.tracked import TrackedState
+from actors.rank.step.gradients import GradientBuffers
+from actors.rank.step.jumps import Jumps, judged
+from actors.rank.step.reduction import Reducer
+from actors.rank.step.rows import Numbers
+from actors.rank.step.update import Update
+from actors.rank.telemetry.recorder import Recorder
+from actors.rank.verify.body import Body
+from actors.rank.verify.recheck import Recheck
+from actors.rank.verify.replicas import Replicas
+from fleet.protocol.records import COMM, VERIFY
+from fleet.protocol.types import Finding, StateId, View
+from fleet.protocol.vote import Doubt
+from fleet.settings.run import RunSettings
+
+NOTHING_COUNTS = "the weights of all its shards are 0, so that nothing is updated"
+
+
+class Checks:
+    """One rank's part in them.
+
+    Attributes:
+        norm: of the gradient that was summed last; not a number where it is not known.
+    """
+
+    def __init__(
+        self, state: TrackedState, settings: RunSettings, recorder: Recorder, gradients: GradientBuffers, update: Update
+    ) -> None:  # fmt: skip
+        self._recorder, self._gradients = recorder, gradients
+        self.replicas, self.recheck = Replicas(state, settings.verify.replicas), Recheck(settings.verify.compute, settings.shards)
+        modules = {name: one for name, one in state.objects.items() if isinstance(one, torch.nn.Module)}
+        samples = settings.verify.replicas > 0
+        self.jumps, self.body = Jumps(settings.verify.jumps), Body(modules, update.optimizer, update.schedulers, update.scaler, samples)
+        self.body.apart = state.apart
+        self.norm = self._largest = math.nan
+        self._before: tuple[float, float] | None = None
+        self._counts = True
+        self._history = -1  # of the view at hand
+
+    @property
+    def widths(self) -> list[int]:
+        """How many numbers each sends."""
+        return [self.replicas.width, self.recheck.width, self.jumps.width, self.body.width]
+
+    @property
+    def testimony(self) -> Finding | None:
+        """What this rank tells when it leaves its group now: its end of a comparison that did not come to a good end."""
+        return self.recheck.open or self.replicas.testimony
+
+    def join(self, view: View, here: StateId, receiver: bool) -> None:
+        """A view begins at state ``here``, which this rank was given in it if it is a ``receiver``."""
+        if here.history != self._history:
+            self.jumps.begin()
+        self._history = here.history
+        self.replicas.join(view.generation, here, receiver)
+
+    def repeat(self) -> None:
+        """The step is computed anew, and what comes out is believed."""
+        self.jumps.accept()
+        self._before = self._largest, self.norm
+
+    def say(self, here: StateId, *, early: bool, alone: bool) -> list[float]:
+        """What this rank sends, of state ``here``. ``early``: that is still on its way to it."""
+        return [*self._replicas(here, early, alone), *self.recheck.look(), *self.jumps.limits(), *self.body.said()]
+
+    def _replicas(self, here: StateId, early: bool, alone: bool) -> list[float]:
+        if early:
+            return self.replicas.abstain()
+        if not self.replicas.width or alone:
+            return [0.0] * self.replicas.width
+        self._recorder.switch(VERIFY)
+        self._gradients.settle()
+        return self.replicas.look(here)
+
+    def compare(self, said: Sequence[Numbers], group: Group, reducer: Reducer) -> bool:
+        """What all have sent. True: a shard is in dispute, and is computed again. Raises GroupBroken: a rank is wrong."""
+        replicas, recheck, _, bodies = said
+        self.body.compare([row[0] for row in bodies] if self.body.width else [], group.generation)
+        self.replicas.compare(replicas)
+        disputed = self.recheck.compare(recheck)
+        if self.recheck.verifies and not disputed:
+            self._recorder.switch(VERIFY)
+            self.recheck.check_sums(group, reducer, self._gradients.partials(reducer), self._gradients.mean_flats)
+            self._recorder.switch(COMM)
+        return disputed
+
+    def judge(self, said: Sequence[Numbers], losses: Sequence[float], weights: Sequence[float]) -> tuple[Doubt | None, float]:
+        """(what is wrong with the losses, up to which a norm of the gradient is usual)."""
+        limits = [min(limit) for limit in zip(*said[2], strict=True)]
+        loss_limit, norm_limit = limits or (math.inf, math.inf)
+        counted = [weight > 0 for weight in weights] or [True] * len(losses)
+        self._largest, doubt = judged(losses, counted, loss_limit)
+        self.norm, self._counts = math.nan, any(counted)
+        return doubt, norm_limit
+
+    def remark(self) -> str:
+        """In words, what is strange about a step that is to be applied: it updates nothing, or came out as before when it was computed once
+        more, and is believed now."""
+        if not self._counts:
+            return NOTHING_COUNTS
+        before, self._before = self._before, None
+        if before is None or before[0] != self._largest or (before[1] != self.norm and not math.isnan(before[1])):
+            return ""
+        return f"the largest loss of a shard is {self._largest:.4g} again, and the gradient's norm {self.norm:.4g}"
+
+    def take(self, here: StateId) -> None:
+        """The step is taken, to state ``here``."""
+        self.jumps.seen(self._largest, self.norm)
+        self.recheck.begin(here)

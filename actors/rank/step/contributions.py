@@ -1,0 +1,144 @@
+"""Which shards of the step at hand a rank brings to the sum of its view, and what it has computed of them."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+
+import torch
+
+from actors.rank.membership.process_group import Group, Work
+from actors.rank.step.gradients import GradientBuffers
+from actors.rank.step.logged import ShardLog
+from actors.rank.step.reduction import Reducer, SideChannel
+from actors.rank.step.weights import ShardWeights
+from actors.rank.tags import Tag
+from actors.rank.telemetry.recorder import Recorder
+from fleet.protocol.duties import Duties
+from fleet.protocol.shards import Shares, cover
+from fleet.protocol.types import View
+from fleet.settings.run import RunSettings
+
+
+class Contributions:
+    """Of one rank.
+
+    Attributes:
+        duties: which shards are whose.
+        losses: by shard, of those that this rank has computed and that count; ``weights`` are theirs, ``log`` what the loop has logged.
+        group, view, rank: where it brings them.
+        side: carries a few numbers beside the gradients.
+    """
+
+    view: View
+
+    def __init__(
+        self, settings: RunSettings, duties: Duties, weights: ShardWeights, gradients: GradientBuffers, reducer: Reducer, recorder: Recorder
+    ) -> None:
+        self.duties, self.weights, self.log = duties, weights, ShardLog(settings.world)
+        self._shards, self._gradients, self._reducer, self._recorder = settings.shards, gradients, reducer, recorder
+        self.losses: dict[int, float] = {}
+        self.group, self.rank = Group(0, 0, 1, gradients.parameters[0].device), 0
+        self.side = SideChannel(self.group)
+        self._sent: list[tuple[Work, torch.Tensor]] = []  # memory of what is on its way to the peers
+        self._promise: tuple[Group, Collection[int]] | None = None
+
+    def rehearse(self) -> None:
+        """Alone, for one shard."""
+        self.group, self.rank = Group(0, 0, 1, self.group.device), 0
+        self.duties.rehearse()
+
+    def join(self, group: Group, view: View, rank: int) -> None:
+        """From now on they are brought there: :meth:`assign` them."""
+        self.group, self.view, self.rank = group, view, rank
+        self.log.begin_view()
+
+    # ---- who brings what -----------------------------------------------------------------------------------------------------------------
+
+    def promise(self, group: Group, shards: Collection[int]) -> None:
+        """Tell all of ``group`` which shards this rank will bring when it joins there: those it has and those it goes on with.
+
+        From the thread that joins while the loop computes. So whoever is done goes on with what was lost, and waits for nobody.
+        """
+        self._promise = group, shards
+        self._send_held(group, group.peers, shards)
+
+    def _send_held(self, group: Group, peers: Sequence[int], shards: Collection[int]) -> None:
+        mask = torch.zeros(self._shards, dtype=torch.uint8, device="cpu")
+        mask[sorted(shards)] = 1
+        self._sent = [*self._sent[-1:], (group.start([(mask, peer) for peer in peers], [], Tag.HELD), mask)]
+
+    def assign(self, held: Collection[int], idle: Collection[int], *, begun: bool) -> None:
+        """In the view that is joined. ``held``: what this rank has that counts there; ``begun``: also of what others have. ``idle`` view
+        ranks bring nothing. Raises GroupBroken."""
+        contributed = self._contributed_by_all(held, begun)
+        self._share(self.duties.join(self.view, self.rank, contributed, idle))
+
+    def _contributed_by_all(self, held: Collection[int], begun: bool) -> list[frozenset[int]]:
+        """By view rank, what it has or has promised of the step at hand. Receivers of the state have nothing, and nobody waits for them."""
+        group, receivers = self.group, self.view.receivers
+        promise, self._promise = self._promise, None
+        if promise is not None and promise[0] is group:
+            held = promise[1]
+        else:
+            asking = group.peers if begun else [peer for peer in group.peers if peer in receivers]
+            self._send_held(group, [] if self.rank in receivers else asking, held)
+        masks = torch.zeros(group.size, self._shards, dtype=torch.uint8, device="cpu")
+        givers = [peer for peer in group.peers if peer not in receivers] if begun else []
+        group.start([], [(masks[peer], peer) for peer in givers], Tag.HELD).wait()
+        received = [frozenset(mask.nonzero().flatten().tolist()) for mask in masks]
+        return [frozenset(held) if rank == self.rank else shards for rank, shards in enumerate(received)]
+
+    def assign_anew(self) -> None:
+        """Nothing is computed of the step at hand: it is the next one, or is computed once more."""
+        self._share(self.duties.begin_step())
+
+    def _share(self, shares: Shares) -> None:
+        kept = {shard for lo, hi in shares.kept[self.rank] for shard in range(lo, hi)}
+        held = self._gradients.held
+        if not held <= kept:
+            self._recorder.abandon()
+            self._gradients.keep(cover(held & kept, self._shards))
+            self.losses = {shard: loss for shard, loss in self.losses.items() if shard in kept}
+            self.weights.keep(kept)
+            self.log.keep(kept)
+        self._reducer.bind(self.group, shares.leaves(self._shards))
+        self._gradients.watch(self._reducer.beside)
+        self.side = SideChannel(self.group)
+
+    def owner(self, shard: int) -> int:
+        """The view rank that has computed ``shard``; -1: nobody."""
+        return next((rank for rank, shards in enumerate(self.duties.contributed) if shard in shards), -1)
+
+    # ---- what is computed ----------------------------------------------------------------------------------------------------------------
+
+    @property
+    def assigned(self) -> tuple[int, ...]:
+        """The shards that this rank has yet to compute for the step at hand."""
+        return self.duties.assigned(self.losses)
+
+    @property
+    def contributed(self) -> list[tuple[float, float]]:
+        """(loss, weight) of each shard that this rank brings."""
+        shards = self.duties.contributed[self.rank]
+        return list(zip([self.losses[shard] for shard in shards], self.weights.of(shards), strict=True))
+
+    @property
+    def most(self) -> int:
+        """Shards that the rank brings which brings the most."""
+        return max(map(len, self.duties.contributed))
+
+    def forget_lost(self) -> None:
+        """What is no longer in the sums is due again."""
+        held = self._gradients.held
+        self.losses = {shard: loss for shard, loss in self.losses.items() if shard in held}
+
+    def forget(self) -> None:
+        """Nothing of the present attempt remains."""
+        self.losses = {}
+        self.weights.forget()
+        self.log.forget()
+
+    def take(self) -> None:
+        """The step is taken."""
+        self.losses = {}
+        self.log.take(self.weights.taken())

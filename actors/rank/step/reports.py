@@ -1,0 +1,83 @@
+"""What a rank tells of the steps of its loop: their figures, what it has used, and what was strange about one."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from typing import SupportsFloat
+
+from actors.rank.data.sampling import seed_step
+from actors.rank.membership.membership import Membership
+from actors.rank.state.saving import Saver
+from actors.rank.step.step import Loop, Step
+from actors.rank.step.train_step import Observer, TrainStep
+from actors.rank.telemetry import usage
+from actors.rank.telemetry.energy import metered
+from actors.rank.telemetry.exchanged import EXCHANGED
+from fleet.host.clock import now_us
+from fleet.protocol.events import Implausible, Logged
+from fleet.protocol.facts import Measurement, Usage
+from fleet.protocol.records import COMPUTE
+from fleet.protocol.vote import Doubt
+from fleet.settings.run import RunSettings
+
+MEASURE_EVERY_US = 500_000
+
+
+class Reports(Observer):
+    """Of one rank, which takes part in a run: its saver has copied what changes, and its spans and seeds are those of the step."""
+
+    def __init__(self, loop: Loop, settings: RunSettings, membership: Membership, saver: Saver) -> None:
+        self._loop, self._settings, self._membership, self._saver = loop, settings, membership, saver
+        self._client, self._protocol = loop.client, loop.client.protocol
+        self._measured_us = self._used_us = self._changing_us = 0
+
+    def changing(self, number: int) -> None:
+        """See :class:`Observer`, here and below."""
+        self._saver.settle()
+        self._changing_us = self._loop.recorder.switch(COMPUTE)
+        seed_step(self._loop.seed, number)
+
+    def committed(self, train: TrainStep) -> Callable[[], None]:
+        step, taken = self._loop.attempted, train.taken
+        assert step is not None and taken is not None
+        self._membership.settled()
+        self._loop.recorder.commit(max(self._changing_us, now_us()))
+        self._loop.committed = True
+        return lambda: self._taken(train, step, taken.loss)
+
+    def measure(self, figures: Mapping[str, SupportsFloat]) -> None:
+        """Figures of the state at hand; of what is not finite nothing is noted."""
+        if (here := self._protocol.state) is not None:
+            values = {name: float(value) for name, value in figures.items()}
+            found = [(name, value) for name, value in values.items() if math.isfinite(value)]
+            self._client.say(*(Measurement(self._protocol.member, here, name, value) for name, value in found))
+
+    def doubted(self, train: TrainStep, why: str, doubt: Doubt | None = None) -> None:
+        here = self._protocol.state
+        assert here is not None
+        if self._loop.rank == 0:
+            shard = -1 if doubt is None else doubt.shard
+            owner = train.contributions.owner(shard)
+            computed_by = self._loop.rank_machine.view.members[owner] if owner >= 0 else None
+            self._client.say(Implausible(self._protocol.member, here, shard, computed_by, why, accepted=doubt is None))
+
+    def _taken(self, train: TrainStep, step: Step, loss: float) -> None:
+        """A step is taken, and its state is whole everywhere."""
+        for fn in step.callbacks:
+            with train.layout.unread():
+                fn()
+        last, here = step.number + 1 == self._loop.total, self._protocol.state
+        assert here is not None
+        self._used(last)
+        if self._loop.rank == 0 and (last or now_us() - self._measured_us > MEASURE_EVERY_US):
+            self._measured_us = now_us()
+            counted = self._loop.flops.figures(self._settings.shards, train.device, last)
+            self.measure({"loss": loss, **train.figures, **counted, **step.figures})
+        if (log := train.contributions.log).some and (last or log.due):
+            self._client.say(Logged(self._protocol.member, here, *log.reported))
+
+    def _used(self, last: bool) -> None:
+        if last or now_us() - self._used_us > usage.every_us(self._settings.world):
+            self._used_us = now_us()
+            self._client.say(Usage(self._protocol.member, *usage.used(), *EXCHANGED.counts, usage.FETCHED.total, *metered()))

@@ -1,0 +1,91 @@
+"""The row of numbers that each rank sends beside its gradients, and what all ranks' rows say.
+
+First come the offer and the time of arrival; then what replicas, recheck and body of :mod:`actors.rank.verify` and
+:mod:`actors.rank.step.jumps` compare, whether something is logged, and which parameters have a gradient; then the losses of the rank's
+shards, and their weights. A row is as long as that of the rank which brings the most shards, with zeros at its end.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+
+from actors.rank.step import bits
+from fleet.protocol.levels import LEVELS
+from fleet.protocol.member import Offer
+
+OFFER = 1 + len(LEVELS)
+"""Numbers of an offer: a proposal, and a request of each level."""
+
+Numbers = list[list[float]]
+"""By view rank."""
+
+
+class RowFormat:
+    """What stands where in the rows of one step.
+
+    Args:
+        checks: how many numbers each check sends.
+        parameters: how many there are.
+        most: shards that the rank brings which brings the most.
+
+    Attributes:
+        cuts: where the numbers of each check begin and end.
+        present: where the parameters begin that have a gradient, and ``first``, where the losses do.
+        width: numbers of a row.
+    """
+
+    def __init__(self, checks: Sequence[int], parameters: int, most: int) -> None:
+        self._parameters, self.most = parameters, most
+        self.cuts = list(itertools.accumulate(checks, initial=OFFER + 1))
+        self.present = self.cuts[-1] + 1
+        self.first = self.present + bits.width(parameters)
+        self.width = self.first + 2 * most
+
+    def pack(
+        self, offer: Offer, arrived_us: int, checks: Sequence[float], logs: bool, present: int, shards: Sequence[tuple[float, float]]
+    ) -> list[float]:  # fmt: skip
+        """This rank's row: ``present`` are the parameters that have a gradient, as bits; of each of its shards (loss, weight)."""
+        head = [*offer, arrived_us, *checks, float(logs), *bits.numbers_of(present, self._parameters)]
+        missing = [0.0] * (self.most - len(shards))
+        return [*head, *(loss for loss, _ in shards), *missing, *(weight for _, weight in shards), *missing]
+
+
+class Rows:
+    """What all ranks have sent, in order of the view. ``contributed`` are the shards that each brings."""
+
+    def __init__(self, form: RowFormat, numbers: Numbers, contributed: Sequence[Sequence[int]]) -> None:
+        self._form, self._numbers, self._contributed = form, numbers, contributed
+
+    @property
+    def offers(self) -> list[Offer]:
+        """As ``MemberProtocol.agree`` wants them."""
+        return [tuple(map(int, row[:OFFER])) for row in self._numbers]
+
+    @property
+    def arrivals_us(self) -> list[int]:
+        """When each was done with its shards."""
+        return [int(row[OFFER]) for row in self._numbers]
+
+    @property
+    def checks(self) -> list[Numbers]:
+        """By check, what it has sent."""
+        return [[row[lo:hi] for row in self._numbers] for lo, hi in itertools.pairwise(self._form.cuts)]
+
+    @property
+    def some_log(self) -> bool:
+        """Some rank has logged something."""
+        return any(row[self._form.present - 1] for row in self._numbers)
+
+    @property
+    def present(self) -> int:
+        """The parameters that have a gradient in some shard, as bits."""
+        return bits.any_of([row[self._form.present : self._form.first] for row in self._numbers])
+
+    def by_shard(self, shards: int) -> tuple[list[float], list[float]]:
+        """(losses, weights) of all shards."""
+        rows = zip(self._numbers, self._contributed, strict=True)
+        where = [(shard, row, self._form.first + i) for row, of_one in rows for i, shard in enumerate(of_one)]
+        losses = {shard: row[at] for shard, row, at in where}
+        weights = {shard: row[at + self._form.most] for shard, row, at in where}
+        return [losses[shard] for shard in range(shards)], [weights[shard] for shard in range(shards)]

@@ -1,0 +1,401 @@
+"""One rank's step, from its first shard to the state that all have: ``compute -> reduce -> vote -> apply -> publish``.
+
+Each phase is a method here, in this order, and carries out the move of its name. When which one comes, and what follows where the group is
+lost in one, is decided by :mod:`fleet.protocol.rank_machine`, which simulated ranks run as well. What depends on where the state lies is
+asked of the layout (:mod:`actors.rank.step.layout`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+import math
+from collections.abc import Callable, Collection, Sequence
+from typing import Any
+
+import torch
+
+from actors.rank.membership.process_group import Group, GroupBroken, Work
+from actors.rank.state.tracked import TrackedState
+from actors.rank.step.checks import Checks
+from actors.rank.step.clipping import clip
+from actors.rank.step.contributions import Contributions
+from actors.rank.step.injections import Change, Injections
+from actors.rank.step.layout import LayoutInputs, MakeLayout, layout_of
+from actors.rank.step.outcome import NonFiniteError, ReductionOutcome
+from actors.rank.step.rows import OFFER, RowFormat, Rows
+from actors.rank.step.stopwatch import Stopwatch
+from actors.rank.step.update import Update
+from actors.rank.step.weights import ShardWeights, agreed, divisor, mean_of
+from actors.rank.tags import Tag
+from actors.rank.telemetry.exchanged import EXCHANGED, Before
+from actors.rank.telemetry.recorder import Recorder
+from actors.rank.telemetry.usage import RECEIVED
+from actors.rank.verify.body import Body
+from fleet.protocol.duties import Duties
+from fleet.protocol.layouts import LAYOUTS
+from fleet.protocol.member import NO_VIEW
+from fleet.protocol.moves import Advance, Apply, CastVote, Reduce, Repeat, StepCommitted
+from fleet.protocol.records import COMM, GRAD_NORM, LEARNING_RATE, STRAGGLER
+from fleet.protocol.types import StateId, View
+from fleet.protocol.vote import CommitVote, Doubt, Words
+from fleet.settings.run import RunSettings
+
+
+class Observer:
+    """Is told of each step what becomes of it. This one does nothing of it: where a step is taken outside of a run."""
+
+    def changing(self, number: int) -> None:
+        """The state is about to change, by step ``number``."""
+
+    def committed(self, train: TrainStep) -> Callable[[], None]:
+        """The step is taken here. Gives what is to be done once its state is whole everywhere."""
+        return lambda: None
+
+    def doubted(self, train: TrainStep, why: str, doubt: Doubt | None = None) -> None:
+        """What is strange about a step that is summed; without ``doubt`` it is taken all the same."""
+
+
+class TrainStep:
+    """Steps of the tracked objects, one after the other.
+
+    Args:
+        state: of which the modules are trained by its one optimizer; a learning-rate scheduler and a gradient scaler are stepped with it.
+        clip_norm: the gradient's norm is clipped to this.
+        layout: makes another layout than that of the settings.
+        more: for the layout, see :class:`LayoutInputs`.
+
+    Attributes:
+        taken: what was told of the step that this attempt has taken; None while it has not.
+    """
+
+    def __init__(
+        self,
+        state: TrackedState,
+        settings: RunSettings,
+        recorder: Recorder,
+        clip_norm: float | None,
+        *,
+        observer: Observer | None = None,
+        layout: MakeLayout | None = None,
+        **more: Any,
+    ) -> None:
+        self.state, self._recorder, self.observer = state, recorder, observer or Observer()
+        self.update, self.duties = Update(state, clip_norm), Duties(settings.shards)
+        self.vote = CommitVote(spread=bool(LAYOUTS[settings.optimizer_sharding].spread))
+        self.shard_weights, self._injections = ShardWeights(settings.shards), Injections()
+        given = (state, settings, recorder, self.update, self.duties, self.vote, self.shard_weights, self._injections)
+        self.layout = (layout or layout_of(settings.optimizer_sharding))(LayoutInputs(*given, **more))
+        self.gradients, self.reducer = self.layout.gradients, self.layout.reducer
+        self.device = self.gradients.parameters[0].device
+        self.verify = Checks(state, settings, recorder, self.gradients, self.update)
+        self.contributions = Contributions(settings, self.duties, self.shard_weights, self.gradients, self.reducer, recorder)
+        self._stopwatch = Stopwatch(self.device)
+        self._early_us = 0  # when the last exchange began that did so beside a shard
+        self._reduced = ReductionOutcome([], math.nan)
+        self._suspect = -1  # the step that was repeated last
+        self.taken: ReductionOutcome | None = None
+
+    def begin_attempt(self) -> None:
+        """The loop body has computed what it was assigned; nothing is taken yet."""
+        self.taken = None
+
+    # ---- compute -------------------------------------------------------------------------------------------------------------------------
+
+    def begin_shard(self, shard: int) -> None:
+        """Right before the forward of ``shard``."""
+        self.state.free()  # what something beside the steps has gathered may be of an earlier state
+        self._stopwatch.begin()
+        self.gradients.begin_step()
+        self.shard_weights.begin()
+        self.gradients.begin_shard()
+        assigned = self.assigned
+        if len(assigned) == 1 and not self.verify.recheck.verifies and not self._injections:
+            self.gradients.overlap(self.reducer, assigned[0])
+            self._early_us = self._recorder.now_us()
+        self.layout.begin_shard(shard)
+
+    def scaled(self, loss: torch.Tensor, weight: float | None = None) -> torch.Tensor | None:
+        """What the backward begins with; None where the weight is zero, and nothing of it counts. Raises LoopError."""
+        factor = self.shard_weights.add(weight)
+        if not factor:
+            return None
+        self.gradients.times = self.shard_weights.unit
+        loss = loss if factor == 1.0 else loss * factor
+        return loss if self.update.scaler is None else self.update.scaler.scale(loss)
+
+    def end_shard(self, shard: int, loss: float) -> None:
+        """Its gradients are there, and are added to those of this rank's other shards."""
+        self.layout.end_shard(shard, loss)
+        if self.layout.useless:
+            return
+        self.state.free()
+        if self.gradients.ahead is None:
+            self._injections.apply([parameter.grad for parameter in self.parameters if parameter.grad is not None])
+        if self.verify.recheck.samples(shard):
+            self.end_check(shard)
+        self.gradients.end_shard(shard, *self.shard_weights.end(shard))
+        self._stopwatch.end()
+        self.contributions.losses[shard] = loss
+        self.contributions.forget_lost()
+
+    def end_check(self, shard: int) -> None:
+        """The gradients of another rank's shard are there. They count in no sum."""
+        self.state.free()
+        self.verify.recheck.take(shard, self.gradients.last)
+
+    # ---- reduce --------------------------------------------------------------------------------------------------------------------------
+
+    def reduce(self, move: Reduce) -> ReductionOutcome:
+        """Exchange gradients and a few numbers with all ranks. Raises GroupBroken: what this rank has computed stays.
+
+        StatesDiffer is one: the ranks do not hold the same, so that what was summed is not to be used. With ``early`` the state is still on
+        its way to this rank, which adds nothing, and is being restored, whatever it does meanwhile.
+        """
+        self._recorder.paused |= move.early
+        try:
+            self.layout.flush()
+            row, form, exchanged = self._say(move)
+            gradients, side = self.gradients, self.contributions.side
+            gradients.begin_step()
+            split = self.layout.split_norms()
+            side.listen(form.width + split.width)
+
+            def added() -> list[Work]:
+                """What this rank has added up is in its caches now."""
+                return [side.start(torch.cat([row, split.take(gradients.mean_flats, self.contributions.rank)]))]
+
+            with gradients.summed() as (sums, mean, early):
+                if early is None:
+                    self.reducer.reduce(sums, mean, added)
+                else:
+                    early.finish(added)
+            rows = side.take()
+            self.layout.keep_norms(split.in_order(rows[:, form.width :]))
+            said = Rows(form, rows[:, : form.width].tolist(), self.duties.contributed)
+            self.contributions.log.look(said.arrivals_us[0], some=said.some_log)
+            exchanged(said.arrivals_us)
+            return self._compare(said)
+        finally:
+            self._recorder.paused &= not move.early
+
+    def _say(self, move: Reduce) -> tuple[torch.Tensor, RowFormat, Callable[[Sequence[int]], None]]:
+        """(this rank's row, its format, what is to be called when all have exchanged theirs: with their arrivals)."""
+        assert self.duties.at is not None
+        gradients, ours, parameters = self.gradients, self.contributions, len(self.parameters)
+        checks = self.verify.say(self.duties.at, early=move.early, alone=ours.group.size == 1)
+        arrived_us = self._recorder.switch(STRAGGLER)
+        there = None if move.early else gradients.ahead or self.reducer.ahead()  # of others' gradients, as this rank is done with its own
+        before = None if there is None else Before(*there, RECEIVED.total)
+        early_us = arrived_us if move.early or gradients.ahead is None else self._early_us
+        form = RowFormat(self.verify.widths, parameters, ours.most)
+        row = form.pack(move.offer, arrived_us, checks, bool(ours.log), gradients.present, ours.contributed)
+        exchanged = functools.partial(self._exchanged, before, early_us, arrived_us)
+        return torch.tensor(row, dtype=torch.float64, device="cpu"), form, exchanged
+
+    def _exchanged(self, before: Before | None, early_us: int, arrived_us: int, arrivals_us: Sequence[int]) -> None:
+        """The sum is here, and what is not hidden of its exchange began when the last rank was done with its shards."""
+        now_us = self._recorder.now_us()
+        began_us = self._recorder.switch(COMM, min(now_us, max(arrivals_us)))
+        if before is not None:
+            EXCHANGED.note(before, arrived_us - min(early_us, *arrivals_us), now_us - began_us)
+
+    def _compare(self, said: Rows) -> ReductionOutcome:
+        """The sum is used if all hold the same and have computed the same: it becomes one that was divided by the sum of the weights."""
+        checks = said.checks
+        disputed = self.verify.compare(checks, self.contributions.group, self.reducer)
+        self.gradients.keep_present(said.present)
+        losses, given = said.by_shard(self.duties.shards)
+        weights = agreed(given)
+        divided_by = divisor(weights)
+        if divided_by not in (0.0, 1.0):
+            self.gradients.divide(divided_by)
+            self.layout.keep_norms(())
+        doubt, norm_limit = (None, math.inf) if disputed else self.verify.judge(checks, losses, weights)
+        self._reduced = ReductionOutcome(said.offers, mean_of(losses, weights), doubt, norm_limit, disputed, weights)
+        if doubt is None and not disputed:
+            self.layout.settle(divided_by)
+        return self._reduced
+
+    # ---- vote ----------------------------------------------------------------------------------------------------------------------------
+
+    def cast_vote(self, move: CastVote) -> Words:
+        """Say of the sums what this rank finds, to all who have sums of other parts; :meth:`CommitVote.decide` goes by it. Raises
+        GroupBroken, where there are such."""
+        group, skips, word = self.contributions.group, self.update.scaler is not None, self.layout.word()
+        voters = self.vote.voters(group.size)
+        if not voters:
+            self.verify.norm = word.norm
+            return Words((word.finite,), word.norm, skips=skips)
+        row = torch.cat([torch.tensor([word.finite], dtype=torch.float64, device="cpu"), word.norms])
+        rows = torch.empty(group.size, len(row), dtype=torch.float64, device="cpu")
+        group.all_gather(rows, row, Tag.READY)
+        words = rows[:, 0].tolist()
+        finite = tuple(bool(words[rank]) for rank in voters)
+        return Words(finite, factor=self.layout.kept.agree(rows[:, 1:]) if all(finite) else math.nan, skips=skips)
+
+    def repeat(self, move: Repeat) -> None:
+        """All ranks repeat the step together, once: a flipped bit goes away, a wrong model does not. Raises NonFiniteError."""
+        here, doubt = self.duties.at, move.doubt
+        assert here is not None
+        if self._suspect == here.step and doubt.hopeless:
+            raise NonFiniteError(f"step {here.step}, shard {doubt.shard}: {doubt.why}, and again when it was computed once more")
+        self._suspect = here.step
+        self.observer.doubted(self, doubt.why, doubt)
+        self.reset()
+        self.verify.repeat()
+        self.contributions.assign_anew()
+        self.verify.recheck.begin(here)
+        self.layout.repeat()
+
+    # ---- apply ---------------------------------------------------------------------------------------------------------------------------
+
+    def apply(self, move: Apply | Advance) -> None:
+        """Clip, step optimizer, scaler and schedulers, give buffers their new values. The state is dirty meanwhile.
+
+        With ``Advance`` others have taken the step already: it is taken from the sums that are still here.
+        """
+        if isinstance(move, Apply) and (why := self.verify.remark()):
+            self.observer.doubted(self, why)
+        update, here, self.taken = self.update, self.duties.at, self._reduced
+        assert here is not None
+        self.observer.changing(here.step)
+        if isinstance(move, Advance):
+            self.layout.kept.resume()
+        self.state.free()
+        self._recorder.measured(self._stopwatch.take_us())
+        with self.layout.stepping() as gradients:
+            scaler = update.scaler if self.gradients.mean_present else None  # without any gradient one raises
+            if scaler is not None:
+                scaler.unscale_(update.optimizer)
+            clip(gradients, self.vote.factor if self.vote.spread else self.layout.clip_factor())
+            update.rate = float(update.optimizer.param_groups[0]["lr"])
+            if scaler is not None:
+                scaler.step(update.optimizer)
+                scaler.update()
+            elif update.scaler is None:
+                update.optimizer.step()
+            for scheduler in update.schedulers:
+                scheduler.step()
+            self.gradients.commit(first=here.step == 0)
+            self.duties.at = StateId(here.history, here.step + 1)
+            self.contributions.take()
+            self.verify.take(self.duties.at)
+            if self.duties.shares is not self.duties.whole:
+                self.contributions.assign_anew()
+
+    # ---- publish -------------------------------------------------------------------------------------------------------------------------
+
+    def publish(self, move: StepCommitted) -> None:
+        """The step is taken: bring its state to all who need parts of it. Raises GroupBroken."""
+        self.layout.publish(self.observer.committed(self))
+
+    def publish_later(self) -> None:
+        """The step was taken behind others: what follows on it happens once the state is whole everywhere."""
+        self.layout.kept.afterwards(self.observer.committed(self))
+
+    def expect(self) -> None:
+        """The next step is computed in this view, if nothing comes between: what peers who are done early send of it may come."""
+        with contextlib.suppress(GroupBroken):  # then something has, and whoever needs the group is told
+            self.gradients.expect(self.reducer)
+
+    def alone(self) -> ReductionOutcome:
+        """Reduce and vote, where no rank machine asks for both. With a ``doubt`` the step is not to be applied, but to be repeated."""
+        reduced = self.reduce(Reduce((NO_VIEW, *[0] * (OFFER - 1))))
+        doubt = reduced.doubt
+        if doubt is None:
+            self.vote.ready()
+            doubt = self.vote.decide(self.cast_vote(CastVote(reduced)), reduced.norm_limit)
+        self.vote.begin()
+        return dataclasses.replace(reduced, doubt=doubt)
+
+    # ---- between steps, and out of one ---------------------------------------------------------------------------------------------------
+
+    def begin(self, state: StateId) -> None:
+        """All of ``state`` was loaded or built here."""
+        self.verify.jumps.begin()
+        self.layout.begin(state)
+
+    def join(self, group: Group, view: View, rank: int, here: StateId, begun: bool) -> None:
+        """Compute with this group from now on, at state ``here``. Raises GroupBroken.
+
+        With ``begun`` the view may come in the middle of a step: what its members have computed of it counts, and only the rest is due.
+        Without, this rank knows that it comes between steps.
+        """
+        receiver = rank in view.receivers
+        self.contributions.join(group, view, rank)
+        self.layout.join(group)
+        if here != self.duties.at or receiver:
+            self.reset()
+        self.duties.at = here
+        self.gradients.settle()
+        self.verify.join(view, here, receiver)
+        idle = view.idle if self.layout.spares_newcomers else ()
+        self.contributions.assign(self.layout.counts(self.gradients.held), idle, begun=begun)
+        self.verify.recheck.join(view.generation, rank, here, receiver, view.ranges, whole=self.duties.shares is self.duties.whole)
+
+    def promise(self, group: Group, shards: Collection[int]) -> None:
+        """See :meth:`Contributions.promise`."""
+        self.contributions.promise(group, self.layout.counts(shards))
+
+    def reset(self) -> None:
+        """Nothing of the present attempt remains."""
+        self.layout.reset()
+        self.state.free()
+        if self.gradients.begun:
+            self._recorder.abandon()
+        self.gradients.abandon()
+        self._stopwatch.forget()
+        self.contributions.forget()
+        self.vote.begin()
+
+    def hold(self) -> None:
+        """The group is gone or left; what this rank has computed of the step stays."""
+        self.body.leave()
+        self.layout.hold()
+        self.state.free()
+        self.gradients.hold()
+        self.contributions.forget_lost()
+
+    def rehearse(self) -> None:
+        """Alone, for one shard: what a first attempt has to load, compile and allocate is there when this rank is called."""
+        self.contributions.rehearse()
+
+    def forget(self) -> None:
+        """The rehearsal is over: one more set of buffers is made for its mean, and nothing else remains."""
+        self.gradients.rehearse_mean()
+        self.gradients.abandon()
+        self._stopwatch.forget()
+        self.contributions.losses = {}
+
+    def before_sum(self, change: Change) -> None:
+        """See :meth:`Injections.add`."""
+        self._injections.add(change)
+
+    # ---- facts ---------------------------------------------------------------------------------------------------------------------------
+
+    @property
+    def assigned(self) -> tuple[int, ...]:
+        """The shards that this rank has yet to compute for the step at hand."""
+        return self.contributions.assigned
+
+    @property
+    def checks(self) -> tuple[int, ...]:
+        """Shards of other ranks that this one computes again, for comparison: then :meth:`end_check`."""
+        return self.verify.recheck.wanted
+
+    @property
+    def body(self) -> Body:
+        """Watches the loop body."""
+        return self.verify.body
+
+    @property
+    def figures(self) -> dict[str, float]:
+        """Of the step that was taken last: the norm of its gradient before it was clipped, and the learning rate of the first group."""
+        return {GRAD_NORM: self.verify.norm, LEARNING_RATE: self.update.rate}
+
+    @property
+    def parameters(self) -> list[torch.nn.Parameter]:
+        """All that are trained."""
+        return self.gradients.parameters

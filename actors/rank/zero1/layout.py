@@ -1,0 +1,190 @@
+"""A step with sharded optimizer state (``optimizer_sharding = "zero1"``).
+
+Each rank sums one chunk of the gradient, steps that chunk of the parameters, and sends it to all. A few other ranks, its *guards*, get the
+sum too and take the same step on their copy of the chunk's state, so that the copy has the same bits and no state is ever sent while all is
+well. Steps commit in two phases:
+
+1. Sums go to owners and guards, and all tell all that they have theirs (:mod:`fleet.protocol.vote`). Until then nothing is changed: when a
+   rank is lost, all are at the step's beginning.
+2. Each steps what it holds, by itself. When a rank is lost now, whoever has not yet taken the step takes it, from the sums that it has
+   (:mod:`actors.rank.zero1.kept`); so the step is done everywhere, and only the parameters have to be sent again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+from collections.abc import Callable, Iterator, Sequence
+
+import torch
+
+from actors.rank.membership.process_group import Group
+from actors.rank.state.saving import Share
+from actors.rank.step.layout import LayoutInputs, OwnWord, StateLayout
+from actors.rank.step.reduction import Bucket, Chunk, Reducer
+from actors.rank.tags import Tag
+from actors.rank.zero1.chunked import ChunkedOptimizer, check_tracked
+from actors.rank.zero1.kept import FIXED, KeptChunks
+from fleet.protocol.chunks import WHOLE, Stretch, bounds, cut_points, kept, route
+from fleet.protocol.records import COMM
+from fleet.protocol.types import StateId
+
+Routes = list[list[list[Stretch]]]
+"""By view rank and flat buffer: what it needs, and from whom."""
+
+
+class _StretchBucket(Bucket):
+    """One stretch of every rank's chunk of one flat buffer."""
+
+    def __init__(self, flat: int, spans: Sequence[tuple[int, int]]) -> None:
+        super().__init__(flat, 0, 0, 1)
+        self._spans = spans
+
+    def place(self, rank: int) -> Chunk:
+        return Chunk(self.flat, *self._spans[rank])
+
+
+class ShardedReducer(Reducer):
+    """Sums of gradients stay with the owner of their chunk and its guards; what comes after them in a flat buffer goes to all.
+
+    Attributes:
+        guarded: by chunk, the view ranks that guard it.
+        extents: by flat buffer, how many of its elements are gradients.
+    """
+
+    guarded: Sequence[Sequence[int]] = ((),)
+    extents: Sequence[int] = ()
+
+    def _swaps(self, flats: Sequence[torch.Tensor]) -> bool:
+        return False  # a rank is not to have the sums of all chunks
+
+    def _buckets(self, flats: Sequence[torch.Tensor], size: int) -> list[Bucket]:
+        """Each has a stretch of every chunk; the last stretches come first."""
+        found: list[tuple[float, int, Bucket]] = []
+        for flat, extent in enumerate(self.extents):
+            chunks = [bounds(extent, (size, index)) for index in range(size)]
+            longest = max(hi - lo for lo, hi in chunks) * flats[flat].element_size()
+            count = -(-longest * size // self._most_bytes(flats[flat]))
+            cut = [cut_points(lo, hi, count) for lo, hi in chunks] if count else []
+            found += [((i + 1) / count, flat, _StretchBucket(flat, [(cuts[i], cuts[i + 1]) for cuts in cut])) for i in range(count)]
+            rest = flats[flat].numel()
+            count = -(-(rest - extent) * flats[flat].element_size() // self._bucket_bytes)
+            cut_rest = cut_points(extent, rest, count) if count else []
+            found += [(0.0, flat, Bucket(flat, lo, hi, size)) for lo, hi in itertools.pairwise(cut_rest)]
+        return [bucket for _, _, bucket in sorted(found, key=lambda one: one[:2], reverse=True)]
+
+    def _comes_back(self, bucket: Bucket) -> bool:
+        return not isinstance(bucket, _StretchBucket)
+
+    def _contributions(self, bucket: Bucket, mine: torch.Tensor) -> list[tuple[torch.Tensor, int]]:
+        if self._comes_back(bucket):
+            return super()._contributions(bucket, mine)
+        assert self._group is not None
+        return [(mine, guard) for guard in self.guarded[self._group.rank]]
+
+    def _returns(self, bucket: Bucket, out: Sequence[torch.Tensor]) -> list[tuple[torch.Tensor, int]]:
+        if self._comes_back(bucket):
+            return super()._returns(bucket, out)
+        assert self._group is not None
+        owners = [owner for owner, guards in enumerate(self.guarded) if self._group.rank in guards]
+        return [(bucket.chunk(out, owner), owner) for owner in owners]
+
+
+def sharded(layout: StateLayout) -> ShardedReducer:
+    """Its reducer, which sums all that does not leave a rank in the backward."""
+    reducer, gradients = layout.reducer, layout.gradients
+    assert isinstance(reducer, ShardedReducer)
+    reducer.extents = [0 if flat in gradients.leaving else extent for flat, extent in enumerate(gradients.extents)]
+    return reducer
+
+
+class Zero1Layout(StateLayout):
+    """The optimizer's state is spread over the ranks of the view; all have the parameters whole. See the module."""
+
+    kept: KeptChunks
+    fixed, sums = FIXED, ShardedReducer
+    spares_newcomers = False
+    """Chunks move before the step, and everyone waits for them."""
+
+    def __init__(self, given: LayoutInputs) -> None:
+        check_tracked(given.state, given.settings.threads_per_rank)
+        super().__init__(given)
+        gradients, self._sharded = self.gradients, sharded(self)
+        chunks = ChunkedOptimizer(given.update.optimizer, gradients.parameters, gradients.places, gradients.extents)
+        self.kept = KeptChunks(given, gradients, chunks)
+        self._routes: Routes = []
+
+    def begin(self, state: StateId) -> None:
+        """See :class:`StateLayout`, here and below."""
+        self.kept.begin(state)
+
+    def reset(self) -> None:
+        self.kept.forget_sums()
+
+    def hold(self) -> None:
+        self.kept.hold()
+
+    def word(self) -> OwnWord:
+        return self.kept.word(self.group)
+
+    @contextlib.contextmanager
+    def stepping(self) -> Iterator[list[torch.Tensor]]:
+        """The parameters are complete once they are published."""
+        with self.kept.stepping(complete=self.group.size == 1) as gradients:
+            yield gradients
+
+    def publish(self, then: Callable[[], None]) -> None:
+        self.kept.afterwards(then)
+        if not self.kept.complete:
+            recorder = self.given.recorder
+            before = recorder.code
+            recorder.switch(COMM)
+            self.gather(self.group, self._routes)
+            recorder.switch(before)
+        self.kept.conclude()
+
+    def digest(self, step: int) -> str:
+        return self.kept.digest(self.group, step)
+
+    def share(self) -> Share:
+        return self.kept.share(self.group)
+
+    # ---- a view begins -------------------------------------------------------------------------------------------------------------------
+
+    def place(self, state: StateId, guarded: Sequence[Sequence[int]], asked: Sequence[tuple[int, ...]]) -> None:
+        self.kept.place(state)
+        self._sharded.guarded = guarded
+        size = len(guarded)
+        held = [kept(guarded, rank) for rank in range(size)]
+        self._routes = [[route(held, [WHOLE], extent, rank) for extent in self.kept.chunks.extents] for rank in range(size)]
+
+    def gather(self, group: Group, routes: Routes) -> None:
+        """Give the stretches of the parameters that others need from here, and take those that this rank needs."""
+        staging = self.gradients.take()
+        try:
+            self._exchange(group, routes, staging.flats)
+        finally:
+            self.gradients.give_back(staging)
+
+    def _exchange(self, group: Group, routes: Routes, staging: Sequence[torch.Tensor]) -> None:
+        me = group.rank
+        sends = [(flat, one, peer) for peer, needs in enumerate(routes) for flat, one in _flattened(needs) if one.source == me != peer]
+        receives = [(flat, one) for flat, one in _flattened(routes[me]) if one.source != me]
+        given = {(flat, one.lo, one.hi) for flat, one, _ in sends}
+        self._copy(given, staging, inward=False)
+        outgoing = [(staging[flat][one.lo : one.hi], peer) for flat, one, peer in sends]
+        incoming = [(staging[flat][one.lo : one.hi], one.source) for flat, one in receives]
+        group.start(outgoing, incoming, Tag.PARAMETERS).wait()
+        self._copy({(flat, one.lo, one.hi) for flat, one in receives}, staging, inward=True)
+
+    def _copy(self, spans: set[tuple[int, int, int]], staging: Sequence[torch.Tensor], *, inward: bool) -> None:
+        """Between the parameters and the flat buffers."""
+        parts = [(flat, part) for flat, lo, hi in sorted(spans) for part in self.kept.chunks.parts(flat, lo, hi)]
+        live = [self.kept.chunks.view(*part) for _, part in parts]
+        packed = [staging[flat][lo:hi] for flat, (_, lo, hi) in parts]
+        if live:
+            torch._foreach_copy_(*((live, packed) if inward else (packed, live)))
+
+
+def _flattened(needs: Sequence[Sequence[Stretch]]) -> list[tuple[int, Stretch]]:
+    return [(flat, one) for flat, stretches in enumerate(needs) for one in stretches if one.lo < one.hi]

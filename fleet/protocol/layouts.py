@@ -1,0 +1,29 @@
+"""How a state may lie on the ranks of a run, in one table: a layout of one's own is a module with a class, and a row here."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+
+class LayoutKind(NamedTuple):
+    """One layout.
+
+    Attributes:
+        name: as ``optimizer_sharding`` has it.
+        where: ``module:class`` of the layout in a rank.
+        spread: what of the state is spread over the ranks, so that each keeps parts of it; empty where each rank has all.
+        meaning: in words, for who chooses.
+    """
+
+    name: str
+    where: str
+    spread: str
+    meaning: str
+
+
+KINDS = (
+    LayoutKind("none", "actors.rank.step.layout:StateLayout", "", "each rank keeps all of the state"),
+    LayoutKind("zero1", "actors.rank.zero1.layout:Zero1Layout", "optimizer's state", "each rank keeps a part of the optimizer's state"),
+    LayoutKind("fsdp", "actors.rank.fsdp.layout:FsdpLayout", "parameters", "and a part of the parameters too"),
+)
+LAYOUTS = {kind.name: kind for kind in KINDS}
