@@ -171,7 +171,7 @@ class Side:
         limits = {"form_s": 30, "progress_s": 300}
         command += [word for key, value in options.items() for word in (f"--{key}", str(value))]
         command += [word for key, value in given.items() for word in ("--set", f"{key}={value}")]
-        command += [word for key, value in limits.items() for word in ("--timeout", f"{key}={value}")]
+        command += [word for key, value in limits.items() for word in ("--config", f"timeouts.{key}={value}")]
         self.begun_s = time.monotonic()
         environment = {**os.environ, "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "PYTHONPATH": str(place)}
         self.run = LoggedRun(workdir, settings, command, environment, where=place)

@@ -85,6 +85,15 @@ def generous() -> Any:
     return Budgets(**{field.name: 10_000 for field in dataclasses.fields(Budgets) if field.name != "window_s"})
 
 
+def _node_of(live: Any, pid: int) -> int:
+    """Index of the node on which rank process ``pid`` lives. Raises KeyError."""
+    import ray
+
+    _, ranks, _ = ray.get(live.coordinator.census.remote(), timeout=30)
+    names = {process.pid: process.node for _, process, _ in ranks}
+    return next(index for index, place in live.places.items() if place.id == names[pid])
+
+
 def _lose_nodes(live: Any, folder: Path) -> None:
     """Lose the node of the process that ``lose`` names, and start another."""
     wanted = folder / "lose"
@@ -93,7 +102,7 @@ def _lose_nodes(live: Any, folder: Path) -> None:
         if not wanted.exists() or not (pid := wanted.read_text()):
             continue
         wanted.unlink()
-        index = live.node_of(int(pid))
+        index = _node_of(live, int(pid))
         at_s = time.monotonic()
         live.nodes.lose(index)
         answer = folder / f"lost-{pid}"

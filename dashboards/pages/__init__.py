@@ -1,1 +1,1 @@
-"""What people read in a browser: the page of a run, of a plan, of a rehearsal, and the data that the live page draws."""
+"""What people read in a browser: the page of a run, of a plan, and the data that the live page draws."""

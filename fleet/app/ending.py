@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from fleet.app import twins
-from fleet.ledger.bill import UNITS, for_faults, in_units, rests_on, stored_words
+from fleet.ledger.bill import for_faults, in_units, rests_on, stored_words
 from fleet.ledger.checkers import UNKNOWN, violated
 from fleet.ledger.factors import Factors
 from fleet.ledger.report import duration
@@ -18,10 +18,6 @@ from fleet.protocol.records import COMPLETED, PROGRAM, UNSAVED
 
 MOST_LOSSES = 3
 """Of what took the rest of the time, the largest so many are named."""
-
-
-MOST_PRICED = 4
-"""So many faults are named with their price."""
 WORTH_A_WORD = 0.001
 """Of a run's money; what the store costs is told here from that share on, and in the report always."""
 MOST_RANGES = 4
@@ -58,7 +54,8 @@ def ending(data: Mapping[str, Any], context: EndContext) -> list[tuple[str, str]
         ("faults", _faults(data, context) + _checks(data)),
     ]
     if data.get("factors") is not None:
-        lines.append(("factors", _factors(data["factors"])))
+        found = data["factors"]
+        lines.append(("factors", str(Factors(found["scheduling"], found["runtime"], found["program"], found["rests_on"]))))
     if data.get("bill") is not None:
         lines.append(("cost", _cost(data)))
     lines.append(("saved", _saved(data, context)))
@@ -104,7 +101,8 @@ def _faults(data: Mapping[str, Any], context: EndContext) -> str:
         return f"{counts['executed']} struck ({', '.join(kinds)}); {lost}{back}"
     if context.first_fault_s is None:
         return f"none were planned; {lost}{back}"
-    return f"no fault struck: the first was due after {duration(context.first_fault_s)} of training{_trained(data)}; {lost}{back}"
+    trained = f", and the run was over after {duration(data['trained_s'])}" if data.get("trained_s") is not None else ""
+    return f"no fault struck: the first was due after {duration(context.first_fault_s)} of training{trained}; {lost}{back}"
 
 
 def _back(data: Mapping[str, Any]) -> str:
@@ -115,11 +113,6 @@ def _back(data: Mapping[str, Any]) -> str:
     more = f", and {len(ranges) - MOST_RANGES} times more" if len(ranges) > MOST_RANGES else ""
     which = f" (computed twice: {', '.join(ranges[:MOST_RANGES])}{more})" if ranges else ""
     return f", {data['rolled_back_steps']} steps rolled back{which}"
-
-
-def _trained(data: Mapping[str, Any]) -> str:
-    """How long it trained, as far as is known."""
-    return f", and the run was over after {duration(data['trained_s'])}" if data.get("trained_s") is not None else ""
 
 
 def _checks(data: Mapping[str, Any]) -> str:
@@ -135,23 +128,10 @@ def _cost(data: Mapping[str, Any]) -> str:
     """In all, and what of it went into faults."""
     found = data["bill"]
     fault_cost = for_faults(found)
-    faults = f"; of it for faults {in_units(fault_cost)}: {_dearest(found)}" if any(fault_cost.values()) else ""
+    faults = f"; of it for faults {in_units(fault_cost)}" if any(fault_cost.values()) else ""
     store = found["store"]
     stored = stored_words(store) if store and store["usd"] >= WORTH_A_WORD * found["total"]["usd"] else ""
     return f"{in_units(found['total'])} ({rests_on(found['basis'])}){stored}{faults}"
-
-
-def _dearest(found: Mapping[str, Any]) -> str:
-    """Each fault with its price, the dearest first, in the first unit that the bill has; of many the first ones."""
-    unit = next(iter(found["total"]))
-    priced = sorted(((each[unit], name) for name, each in found["faults"].items() if each[unit] > 0), reverse=True)
-    named = ", ".join(f"{name} {amount:.2g}" for amount, name in priced[:MOST_PRICED])
-    return f"{named} {UNITS[unit]}" + (f", {len(priced) - MOST_PRICED} more" if len(priced) > MOST_PRICED else "")
-
-
-def _factors(found: Mapping[str, Any]) -> str:
-    """What of the held time the world had, what of that became kept steps, and what of the peak those used."""
-    return str(Factors(found["scheduling"], found["runtime"], found["program"], found["rests_on"]))
 
 
 def _saved(data: Mapping[str, Any], context: EndContext) -> str:

@@ -160,13 +160,10 @@ def judge(probe: Mapping[str, Any], settings: Mapping[str, Any]) -> ProbeVerdict
         holds = within_tolerance(tolerance, value)
     except (TypeError, ValueError):
         holds = None
-    if holds is None or (_is_range(tolerance) and not isinstance(value, int | float)):
+    in_range = isinstance(tolerance, Mapping) and tolerance.get("type") == "range"
+    if holds is None or (in_range and not isinstance(value, int | float)):
         return ProbeVerdict(name, UNKNOWN, value, tolerance, f"{value!r} cannot be compared with {tolerance}")
     return ProbeVerdict(name, HELD if holds else VIOLATED, value, tolerance)
-
-
-def _is_range(tolerance: Any) -> bool:
-    return isinstance(tolerance, Mapping) and tolerance.get("type") == "range"
 
 
 def _probes(experiment: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:

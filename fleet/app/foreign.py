@@ -6,17 +6,15 @@ import logging
 import threading
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, Protocol
 
 import ray
 
 from fleet.app.cluster import ray_internals
 from fleet.app.cluster.joined import JoinedCluster, in_words, nodes
-from fleet.app.nodes_wanted import NodeAsker
+from fleet.app.nodes_wanted import NodeAsker, Tended
 from fleet.host.mirroring import MirroredFiles
 from fleet.host.rank_logs import FOLDER
 from fleet.protocol.events import RoomMissing
-from fleet.protocol.provider import NodePlace
 
 log = logging.getLogger("fleet.app.foreign")
 LOOK_S = 1.0
@@ -25,20 +23,6 @@ PATIENCE = 5
 """So many looks a rank may be without a place: it has none for a moment whenever a node is lost."""
 SETTLE_S = 3.0
 """A node whose agent is told to be gone for so long is taken out of Ray: its own raylet would be waited for for a minute."""
-
-
-class Tended(Protocol):
-    """The run that is looked after."""
-
-    agents: dict[int, Any]
-    places: dict[int, NodePlace]
-    coordinator: Any
-
-    def add_agent(self, index: int) -> None: ...
-
-    def is_cut_off(self, name: str) -> bool: ...
-
-    def release(self, index: int) -> None: ...
 
 
 class Caretaker:

@@ -22,7 +22,7 @@ from fleet.app import chaos_token, policy_choice
 from fleet.app.cluster import nodes_asked
 from fleet.app.cluster.joined import JoinedCluster, check_room, examine
 from fleet.app.link_preflight import kept_out
-from fleet.app.plans import RunPlan, RunResult, store_url
+from fleet.app.plans import RunPlan, store_url
 from fleet.app.recipes import LiveRun
 from fleet.app.stopping import stopped_by_signals
 from fleet.errors import ConfigError, FleetError
@@ -78,7 +78,8 @@ def _drive(address: str, folder: Path, resume: bool) -> dict[str, str]:
         if held is not None:
             held.ask(0)  # agents keep the nodes until ranks are placed
         with stopped_by_signals(lambda signal: live.stop("stopped by its user"), log.info):
-            return _outcome(live.execute())
+            result = live.execute()
+            return {"status": result.status, "reason": result.reason, "detail": result.detail}
 
 
 def _ask_for_nodes(plan: RunPlan, cluster: JoinedCluster, resume: bool) -> nodes_asked.PlaceGroup | None:
@@ -103,10 +104,6 @@ def _fetch(plan: RunPlan, folder: Path) -> None:
     from storage.mirror import fetch_journal
 
     fetch_journal(store_url(plan), folder / "journal.jsonl")
-
-
-def _outcome(result: RunResult) -> dict[str, str]:
-    return {"status": result.status, "reason": result.reason, "detail": result.detail}
 
 
 if __name__ == "__main__":

@@ -182,15 +182,12 @@ def _resumed(train: Callable[[Any], None], root: Path, found: Configuration, ask
     settings = found.run
     if asked.name:
         raise ConfigError("name", asked.name, "a run that is resumed has its name", "Leave it out.")
-    if "://" in settings.storage:
-        from storage.mirror import fetch_journal
-
-        fetch_journal(plans.url_of(settings.storage, asked.resume, root), root / asked.resume / "journal.jsonl")
+    plans.fetch_journal(settings.storage, asked.resume, root)
     folder = plans.find_run(asked.resume, root)
     if plans.is_completed(folder):
         raise ConfigError("resume", asked.resume, "it is completed: all its steps are committed", "Start a new run.")
     resuming.check(folder, found)
-    return plans.resumed_plan(folder, "", settings.storage, train)
+    return plans.resumed_plan(folder, plans.Executed(), settings.storage, train)
 
 
 def _twin_world(settings: RunSettings, twin: bool | int) -> int:

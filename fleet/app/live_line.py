@@ -3,42 +3,14 @@
 from __future__ import annotations
 
 import textwrap
-from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from fleet.ledger.report import duration
 
-PACE_S = 20.0
-"""Steps of the last so many seconds say how fast it goes: long enough for what one loss costs to be in it."""
-SOONEST_S, LEAST_STEPS = 2.0, 3
-"""From then on the pace says something about the rest."""
 MARGIN = 1.2
 """What is foreseen of a run's length is not exact."""
 SPACE = "  "
-
-
-class StepPace:
-    """How fast steps are committed, from the times of the last ones."""
-
-    def __init__(self) -> None:
-        self._commits: deque[tuple[float, int]] = deque()
-
-    def add(self, at_s: float, step: int) -> None:
-        """``step`` steps were committed at ``at_s``. A step that is taken back begins anew."""
-        if self._commits and step <= self._commits[-1][1]:
-            self._commits.clear()
-        self._commits.append((at_s, step))
-        while at_s - self._commits[0][0] > PACE_S:
-            self._commits.popleft()
-
-    def per_s(self, now_s: float) -> float | None:
-        """Steps a second; None before it can be told. ``now_s`` counts too: a run that stands still gets slower."""
-        if len(self._commits) < 2 or self._commits[-1][1] - self._commits[0][1] < LEAST_STEPS:
-            return None
-        first_s, first = self._commits[0]
-        took_s = max(now_s, self._commits[-1][0]) - first_s
-        return (self._commits[-1][1] - first) / took_s if took_s >= SOONEST_S else None
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,17 +11,21 @@ from fleet.app.cluster.joined import JoinedCluster, chosen
 from fleet.app.cluster.nodes_asked import PlaceGroup
 from fleet.host.clock import Clock, MonotonicClock
 from fleet.protocol.events import NodesWanted
+from fleet.protocol.provider import NodePlace
 from fleet.settings.per_rank import room
 from policies.node_requests import NodeReport, NodeRequests, NodeSeen
 
 CALL_S = 5.0
 
 
-class AskingRun(Protocol):
-    """The run that asks."""
+class Tended(Protocol):
+    """The run that is looked after."""
 
     agents: dict[int, Any]
+    places: dict[int, NodePlace]
     coordinator: Any
+
+    def add_agent(self, index: int) -> None: ...
 
     def is_cut_off(self, name: str) -> bool: ...
 
@@ -31,7 +35,7 @@ class AskingRun(Protocol):
 class NodeAsker:
     """Looks how the run is placed whenever it is told to, and asks for what is missing until it is closed."""
 
-    def __init__(self, run: AskingRun, cluster: JoinedCluster, clock: Clock | None = None) -> None:
+    def __init__(self, run: Tended, cluster: JoinedCluster, clock: Clock | None = None) -> None:
         self._run, self._cluster, self._clock = run, cluster, clock or MonotonicClock()
         self._requests, self._group = NodeRequests(), PlaceGroup(cluster.slot, cluster.selector)
 

@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from actors.rank import script_loading
 from actors.rank.script import Script
-from actors.rank.script_loading import load_train
 from chaos.settings import ChaosSettings
 from fleet.app import policy_choice, twins
 from fleet.app.policy_choice import completed
@@ -128,6 +128,14 @@ def check_asks(address: str | None, asks: bool) -> None:
         )
 
 
+def fetch_journal(storage: str, name: str, root: Path) -> None:
+    """Of a run whose journal lies in its store alone."""
+    if "://" in storage:
+        from storage import mirror
+
+        mirror.fetch_journal(url_of(storage, name, root), root / name / "journal.jsonl")
+
+
 def store_url(plan: RunPlan) -> str:
     """Where the run's checkpoints lie: beside the journal, or under the storage that was asked for."""
     return url_of(plan.settings.storage, plan.name, plan.folder)
@@ -194,53 +202,64 @@ def is_completed(folder: Path) -> bool:
     return ended is not None and ended.status == COMPLETED
 
 
-def resumed_plan(
-    folder: Path, script: str, storage: str = "", train: Callable[[Any], None] | None = None, arguments: Sequence[str] = (),
-    module: bool = False,
-) -> RunPlan:  # fmt: skip
-    """The plan of a run that stopped, from its own journal. Raises ConfigError.
+@dataclass(frozen=True, slots=True)
+class Executed:
+    """The script that ranks execute, as the command line names it: what it finds in ``sys.argv``, and whether it is named as a module."""
 
-    ``script`` and its ``arguments`` replace those that it was started with. ``train`` is the train function, where it is in no script.
+    script: str = ""
+    arguments: tuple[str, ...] = ()
+    module: bool = False
 
+    @property
+    def path(self) -> str:
+        """Where the script lies; empty where none is named. Raises ConfigError: there is no such module."""
+        return script_loading.found(self.script, module=True).file if self.module and self.script else self.script
+
+
+def _again(folder: Path, asked: Executed, storage: str = "", train: Callable[[Any], None] | None = None) -> RunPlan:
+    """The plan of the run in ``folder``, from its own journal, but for its faults. Raises ConfigError.
+
+    ``asked`` replaces the script and the arguments that it was started with. ``train`` is the train function, where it is in no script.
     ``storage`` is the same place again, perhaps with credentials in its URL, which the journal does not keep.
     """
     run, content = recorded(folder)
-    train = train or _loaded(content, script, arguments, module)
-    script = _path(train, script or script_in(content))
-    return RunPlan(name=run, folder=folder, settings=settings_in(content, storage), train=train, script=script, resume=True)
+    train = train or _loaded(content, asked)
+    script = asked.script or script_in(content)
+    script = train.file if isinstance(train, Script) and train.is_module else script
+    return RunPlan(name=run, folder=folder, settings=settings_in(content, storage), train=train, script=script)
 
 
-def continued_plan(
-    folder: Path, script: str, name: str, steps: int, storage: str = "", arguments: Sequence[str] = (), module: bool = False
-) -> RunPlan:  # fmt: skip
+def resumed_plan(folder: Path, asked: Executed, storage: str = "", train: Callable[[Any], None] | None = None) -> RunPlan:
+    """The plan of a run that stopped; see :func:`_again`. Raises ConfigError."""
+    return dataclasses.replace(_again(folder, asked, storage, train), resume=True)
+
+
+def continued_plan(folder: Path, asked: Executed, name: str, steps: int, storage: str = "") -> RunPlan:
     """A new run that goes on where the completed run in ``folder`` has ended, to ``steps`` steps in all. Raises ConfigError."""
     from storage.checkpoint.parts import newest_checkpoint
 
-    run, content = recorded(folder)
-    settings, train = settings_in(content, storage), _loaded(content, script, arguments, module)
-    script = _path(train, script or script_in(content))
-    url = url_of(settings.storage, run, folder)
-    newest = newest_checkpoint(url, run)
+    plan = _again(folder, asked, storage)
+    url = store_url(plan)
+    newest = newest_checkpoint(url, plan.name)
     if newest is None:
-        raise ConfigError("--resume", run, f"there is no sound checkpoint in {without_credentials(url)}", "Train it again.")
+        raise ConfigError("--resume", plan.name, f"there is no sound checkpoint in {without_credentials(url)}", "Train it again.")
     if steps <= newest[1].step:
-        raise ConfigError("--steps", steps, f"run {run} has {newest[1].step} steps already", "Give the number of all steps, old and new.")
-    settings, root = dataclasses.replace(settings, steps=steps), folder.parent
-    name = checked_name(name, root) if name else new_name(script)
-    origin = f"{without_credentials(url)}/{newest[0]}"
+        reason = f"run {plan.name} has {newest[1].step} steps already"
+        raise ConfigError("--steps", steps, reason, "Give the number of all steps, old and new.")
     builds = [record.build for record in read_journal(folder / "journal.jsonl", spans=False) if isinstance(record, RunBuilt)]
-    build = builds[-1] if builds else None
-    return RunPlan(name=name, folder=root / name, settings=settings, train=train, script=script, origin=origin, build=build)
+    name = checked_name(name, folder.parent) if name else new_name(plan.script)
+    return dataclasses.replace(
+        plan, name=name, folder=folder.parent / name, settings=dataclasses.replace(plan.settings, steps=steps),
+        origin=f"{without_credentials(url)}/{newest[0]}", build=builds[-1] if builds else None,
+    )  # fmt: skip
 
 
-def repeated_plan(folder: Path, script: str, root: Path, arguments: Sequence[str] = (), module: bool = False) -> RunPlan:
+def repeated_plan(folder: Path, asked: Executed, root: Path) -> RunPlan:
     """The same run once more, under a new name: its settings, its seed and its chaos, from its journal. Raises ConfigError."""
-    _, content = recorded(folder)
-    train = _loaded(content, script, arguments, module)
-    script = _path(train, script or script_in(content))
+    plan, content = _again(folder, asked), recorded(folder)[1]
     chaos, lemons = read(ChaosSettings, content["chaos"], "chaos."), read(Lemons, content.get("lemons", {}), "lemons.")
-    name, settings = new_name(script), settings_in(content)
-    return RunPlan(name=name, folder=root / name, settings=settings, train=train, script=script, chaos=chaos, lemons=lemons)
+    name = new_name(plan.script)
+    return dataclasses.replace(plan, name=name, folder=root / name, chaos=chaos, lemons=lemons)
 
 
 def seen_plan(folder: Path) -> RunPlan:
@@ -308,17 +327,12 @@ def check_same_code(folder: Path, changes: Changes) -> None:
     raise ConfigError("--repeat", folder.name, f"the code is not that of the run: {'; '.join(changes.code)}", way_out)
 
 
-def _path(train: Callable[[Any], None], script: str) -> str:
-    """Where a script lies, which may be named as a module."""
-    return train.file if isinstance(train, Script) and train.is_module else script
-
-
-def _loaded(content: Mapping[str, Any], script: str, arguments: Sequence[str], module: bool) -> Script:
+def _loaded(content: Mapping[str, Any], asked: Executed) -> Script:
     """The script of a run again, or the one in its place; with the arguments that it had, unless there are others. Raises ConfigError."""
-    given = tuple(arguments) or tuple(map(str, content.get(ARGUMENTS, ())))
-    if not script and content.get(MODULE):
-        return load_train(str(content[MODULE]), given, module=True)
-    return load_train(script or script_in(content), given, module)
+    given = asked.arguments or tuple(map(str, content.get(ARGUMENTS, ())))
+    if not asked.script and content.get(MODULE):
+        return script_loading.load_train(str(content[MODULE]), given, module=True)
+    return script_loading.load_train(asked.script or script_in(content), given, asked.module)
 
 
 def script_in(content: Mapping[str, Any]) -> str:
@@ -340,8 +354,6 @@ def settings_in(content: Mapping[str, Any], storage: str = "") -> RunSettings:
     settings = dict(content["settings"])
     if without_credentials(storage) == settings["storage"]:
         settings["storage"] = storage
-    if isinstance(settings.get("recovery"), str):  # as a journal of 0.1 has it
-        settings["recovery"] = {"policy": settings["recovery"]}
     return read(RunSettings, settings)
 
 

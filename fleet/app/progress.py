@@ -11,7 +11,7 @@ from rich.progress import BarColumn, Progress, TextColumn
 from rich.text import Text
 
 from fleet.app.beginning import Beginning
-from fleet.app.live_line import Status, StepPace, forewarning, hung, in_columns, parts
+from fleet.app.live_line import Status, forewarning, hung, in_columns, parts
 from fleet.app.progress_calls import Watching
 from fleet.host.follow import Follower
 from fleet.host.rank_logs import RunLogs
@@ -19,7 +19,7 @@ from fleet.host.snapshots import EVERY_BYTES
 from fleet.ledger.happenings import Line, Narrator
 from fleet.ledger.report import duration
 from fleet.ledger.summary import LedgerSummary
-from fleet.protocol.records import Committed, Record, ViewPublished
+from fleet.protocol.records import Record, ViewPublished
 
 POLL_S = 0.25
 PLAIN_S = 10.0
@@ -40,17 +40,16 @@ class LiveView(Watching):
         clock: seconds that do not go back.
         logs: what ranks print is shown, too.
         first_fault_s: when chaos strikes first, in seconds of training; None: never.
-        verbose: show also what costs nothing.
         beginning: is told of the records that lead to the first step.
     """
 
     def __init__(
         self, follower: Follower, console: Console, clock: Callable[[], float], logs: RunLogs | None = None,
-        first_fault_s: float | None = None, verbose: bool = False, beginning: Beginning | None = None,
+        first_fault_s: float | None = None, beginning: Beginning | None = None,
     ) -> None:  # fmt: skip
-        super().__init__(follower, POLL_S, clock, Narrator(verbose))
+        super().__init__(follower, POLL_S, clock, Narrator())
         self._console, self._logs, self._first_fault_s = console, logs, first_fault_s
-        self._pace, self._beginning = StepPace(), beginning
+        self._beginning = beginning
         self._trains_since_s: float | None = None
         self._printed_s = clock()
         self._lives = console.is_terminal and not console.is_dumb_terminal
@@ -71,11 +70,8 @@ class LiveView(Watching):
         super()._take(record)
         if self._beginning is not None:
             self._beginning.take(record)
-        match record:
-            case Committed(state=state, at_s=at_s):
-                self._pace.add(at_s, state.step)
-            case ViewPublished(at_s=at_s) if self._trains_since_s is None:
-                self._trains_since_s = at_s
+        if isinstance(record, ViewPublished) and self._trains_since_s is None:
+            self._trains_since_s = record.at_s
 
     def _say(self, lines: Iterable[Line]) -> None:
         for line in lines:
@@ -111,7 +107,8 @@ class LiveView(Watching):
     def _status(self, s: LedgerSummary) -> Status:
         batch_size = data.batch_size if (data := self._follower.data) is not None else 0
         survived = sum(count for (_, phase), count in s.faults_by_kind_phase.items() if phase == "executed")
-        pace = self._pace.per_s(s.now_s)
+        step_s = self._follower.step_s
+        pace = s.training_goodput / step_s if step_s and s.training_goodput else None
         return Status(s.steps, self._total(), pace, batch_size, s.goodput, s.view_size, s.world, survived, dict(self._figures))
 
     def _forewarn(self, status: Status, now_s: float) -> None:

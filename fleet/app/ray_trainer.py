@@ -106,7 +106,8 @@ class Trainer:
             log.warning("%s", note)
         name, storage = self._name or plans.new_name(_stem(self._loop)), str(self._settings.get("storage", RunSettings().storage))
         folder = plans.root_of(storage) / name
-        there = _fetched(folder, storage, name)
+        plans.fetch_journal(storage, name, folder.parent)
+        there = (folder / "journal.jsonl").is_file()
         folders = ReportedFolders(plans.url_of(storage, name, folder))
         begins_with = _begins_with(folder, storage, folders) if there else ""
         pickled = packed(self._loop, self._loop, "train_loop_per_worker").pickled
@@ -232,15 +233,6 @@ def _stem(loop: Callable[..., Any]) -> str:
 
 
 # ---- a run that is there already, and one that has ended ---------------------------------------------------------------------------------
-
-
-def _fetched(folder: Path, storage: str, name: str) -> bool:
-    """Whether the run has begun already; its journal may lie in its store alone."""
-    if "://" in storage:
-        from storage.mirror import fetch_journal
-
-        fetch_journal(plans.url_of(storage, name, folder), folder / "journal.jsonl")
-    return (folder / "journal.jsonl").is_file()
 
 
 def _begins_with(folder: Path, storage: str, folders: ReportedFolders) -> str:

@@ -106,11 +106,6 @@ def slots_per_node(settings: RunSettings) -> int:
     return -(-settings.slots // homes)
 
 
-def _as_decided(decision: Decision) -> Decision:
-    """The check of a node that has been judged from elsewhere."""
-    return decision
-
-
 @contextmanager
 def local_cluster(settings: RunSettings, imports_from: Sequence[str] = ()) -> Iterator[LocalCluster]:
     """A cluster for runs of these settings, with this process connected to it; it ends with the context.
@@ -232,9 +227,8 @@ class LiveRun:
         place = self.places[index] = self.cluster.place(index)
         self._cut_until_s.pop(place.id, None)
         memory = functools.partial(PeerMemory, place.host) if self.plan.settings.peer_copies else None
-        check: Callable[[], Decision] | None = preflight if self.plan.settings.preflight else None
-        if (decision := self._unfit.get(index)) is not None:
-            check = functools.partial(_as_decided, decision)
+        decision = self._unfit.get(index)  # it was judged from elsewhere
+        check = (lambda: decision) if decision is not None else preflight if self.plan.settings.preflight else None
         processes = functools.partial(LocalProcesses, place.id)
         levels = self.plan.settings.domains
         links = functools.partial(LocalLinks, store=functools.partial(addresses_of, self.store_url))
@@ -275,12 +269,6 @@ class LiveRun:
     def name_of(self, index: int) -> str:
         """Ray's id of worker node ``index``; empty while it has no agent."""
         return self.places[index].id if index in self.places else ""
-
-    def node_of(self, pid: int) -> int:
-        """Index of the node on which rank process ``pid`` lives. Raises KeyError."""
-        _, ranks, _ = ray.get(self.coordinator.census.remote(), timeout=30)
-        names = {process.pid: process.node for _, process, _ in ranks}
-        return next(index for index, place in self.places.items() if place.id == names[pid])
 
     def execute(self) -> RunResult:
         """Train to the end, under chaos. Raises ConfigError, before any rank is started, when a node cannot use the store."""

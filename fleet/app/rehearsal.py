@@ -348,7 +348,7 @@ class Rehearsal:
 
 
 def rows(rehearsal: Rehearsal) -> list[tuple[str, str, str]]:
-    """(what, goodput, interval or remark), for table and page."""
+    """(what, goodput, interval or remark), for the table."""
     made, found = rehearsal.prediction, rehearsal.measured
     fleet, run = made.fleet, made.run
     return [
@@ -357,12 +357,6 @@ def rows(rehearsal: Rehearsal) -> list[tuple[str, str, str]]:
         ("this run, predicted", f"{run[0]:.2%}", f"{run[1]:.2%} to {run[2]:.2%}, under the {made.faults} faults that were planned"),
         ("this run, measured", f"{found.goodput:.2%}", f"{found.losses} ranks lost in {duration(found.window_s)}"),
     ]
-
-
-def spans(rehearsal: Rehearsal) -> list[tuple[float, float, float]]:
-    """(goodput, low, high) of each of :func:`rows`."""
-    made, found = rehearsal.prediction, rehearsal.measured.goodput
-    return [(made.closed_form,) * 3, made.fleet, made.run, (found,) * 3]
 
 
 def reasons(rehearsal: Rehearsal) -> list[str]:

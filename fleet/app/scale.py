@@ -23,7 +23,7 @@ from fleet.host.journal import JournalTail, read_journal
 from fleet.host.processor_time import cores_of_host
 from fleet.ledger.bill import tariff
 from fleet.ledger.goodput import Ledger
-from fleet.ledger.step_terms import StepRow, StepTerms, means, settled
+from fleet.ledger.step_terms import StepTerms, means, settled
 from fleet.protocol.records import FLOPS, Committed, DataRead, ProcessUp, Record, ViewPublished
 from fleet.settings.run import RunSettings
 
@@ -249,7 +249,8 @@ def seen_in(world: int, run: str, seconds: float, records: Sequence[Record]) -> 
     for record in records:
         terms.add(record)
         ledger.apply(record)
-    summary, rows = ledger.summary(), settled(_within(seconds, [row for row in terms.rows() if row.ranks == world]))
+    summary, told = ledger.summary(), [row for row in terms.rows() if row.ranks == world]
+    rows = settled([row for row in told if row.end_s <= told[0].end_s + seconds])  # later ones belong to the end of the run
     if summary.in_view_losses:
         raise RunFailed(f"the run with {world} rank(s), {run}, has lost a rank while it was measured: measure again")
     if len(rows) < LEAST_STEPS:
@@ -258,11 +259,6 @@ def seen_in(world: int, run: str, seconds: float, records: Sequence[Record]) -> 
     per_step, goods = _goods(summary.tokens_per_step, records)
     flops = summary.measurements.get(FLOPS, (0, 0.0))[1]
     return Seen(Visit(world, means(rows)), run, len(rows), per_step, goods, flops, summary.checkpoint_blocked_s)
-
-
-def _within(seconds: float, rows: Sequence[StepRow]) -> list[StepRow]:
-    """Later ones belong to the end of the run."""
-    return [row for row in rows if row.end_s <= rows[0].end_s + seconds]
 
 
 def _goods(tokens: float | None, records: Sequence[Record]) -> tuple[float, str]:

@@ -134,7 +134,7 @@ def prepare(scenario: Scenario, catalogue: Catalogue | None = None) -> Prepared:
         crews=scenario.crews or None,
         step_s=plan.step.step_s,
         replica_nodes=replica,
-        lemon_share=_share(catalogue, LEMON) if lemons > 1 else 0.0,
+        lemon_share=(catalogue.chosen([LEMON])[0].prevalence or 0.0) if lemons > 1 else 0.0,
         lemon_factor=lemons,
     )
     recovery = RECOVERIES[asked.recovery](Budgets(), asked.restart_s + asked.replace_s)
@@ -176,10 +176,6 @@ def _interval(text: str) -> CheckpointInterval:
         return CheckpointInterval(law="fixed", interval_s=float(text))
     except ValueError:
         return CheckpointInterval(law=text)
-
-
-def _share(catalogue: Catalogue, name: str) -> float:
-    return catalogue.chosen([name])[0].prevalence or 0.0
 
 
 # ---- faults ------------------------------------------------------------------------------------------------------------------------------

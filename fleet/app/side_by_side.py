@@ -31,7 +31,7 @@ def table(runs: Sequence[Mapping[str, Any]], kinds: Sequence[str]) -> list[tuple
         *_losses(runs),
         ("faults that struck", [str(run["counts"]["executed"]) for run in runs]),
         ("ranks lost in training", [str(run["counts"]["in_view_losses"]) for run in runs]),
-        ("steps computed twice", [_twice(run) for run in runs]),
+        ("steps computed twice", [f"{run['rolled_back_steps']:,}" for run in runs]),
         ("a fault cost", [_cost(run) for run in runs]),
     ]
     return [(head, *cells) for head, cells in lines]
@@ -48,10 +48,6 @@ def _losses(runs: Sequence[Mapping[str, Any]]) -> list[tuple[str, list[str]]]:
 def _shares(run: Mapping[str, Any]) -> dict[str, float]:
     allocated = sum(run["categories"].values()) + run["pending_s"]
     return {name: value / allocated for name, value in run["categories"].items() if name not in STEP_NAMES and allocated}
-
-
-def _twice(run: Mapping[str, Any]) -> str:
-    return f"{run['rolled_back_steps']:,}"
 
 
 def _cost(run: Mapping[str, Any]) -> str:

@@ -173,6 +173,11 @@ class Follower:
         """What the run is trained on, None while it has not said so."""
         return self._history.data
 
+    @property
+    def step_s(self) -> float | None:
+        """How long a step takes now; see :class:`fleet.ledger.pace.Pace`."""
+        return self._history.pace.step_s
+
     def decided(self) -> dict[str, Any]:
         """What policies have decided so far; see :meth:`fleet.ledger.report.History.decided`."""
         with self._lock:

@@ -12,21 +12,10 @@ import json
 import logging
 import os
 import pickle
-import sys
 from collections import Counter, OrderedDict, deque
 from functools import cache
 from pathlib import Path
 from typing import Any
-
-from fleet.ledger import checkers, goodput
-from fleet.ledger import costs as ledger_costs
-from fleet.ledger import fold as ledger_fold
-from fleet.ledger import report as ledger_report
-from fleet.ledger import slots as ledger_slots
-from fleet.ledger import summary as ledger_summary
-from fleet.ledger import tallies as ledger_tallies
-from fleet.ledger import timeline as ledger_timeline
-from fleet.protocol import records, types
 
 logger = logging.getLogger("fleet.host.snapshots")
 
@@ -37,32 +26,25 @@ EVERY_BYTES = 64 * 2**20
 """A journal that has grown by so much since the last snapshot is worth another."""
 LEAST_BYTES = 4 * 2**20
 """A shorter journal is folded as fast as a snapshot of it is read."""
-MODULES = (
-    checkers, goodput, ledger_costs, ledger_fold, ledger_report, ledger_slots, ledger_summary, ledger_tallies, ledger_timeline, records,
-    types,
-)  # fmt: skip
-OURS = {"fleet.host.follow"} | {
-    kind.__module__
-    for module in MODULES
-    for kind in vars(module).values()
-    if isinstance(kind, type) and kind.__module__.startswith("fleet.")
-}
-"""Modules whose classes a fold is made of: those of these modules, and of all that they use."""
+OURS = ("ledger", "protocol")
+"""Rooms of ``fleet`` whose classes a fold is made of."""
 BUILTIN = {("collections", kind.__name__) for kind in (Counter, OrderedDict, deque)} | {("builtins", "set"), ("builtins", "frozenset")}
 
 
 @cache
 def _code() -> str:
     """Digest of the code that makes a fold: another version's snapshot may mean something else."""
-    sources = [Path(str(sys.modules[name].__file__)).read_bytes() for name in sorted(OURS)]
-    return hashlib.sha256(b"\0".join(sources)).hexdigest()
+    here = Path(__file__)
+    files = [path for room in OURS for path in sorted((here.parents[1] / room).glob("*.py"))]
+    return hashlib.sha256(b"\0".join(path.read_bytes() for path in (*files, here.with_name("follow.py")))).hexdigest()
 
 
 class _Reader(pickle.Unpickler):
     """Makes objects of the fold's own classes alone."""
 
     def find_class(self, module: str, name: str) -> Any:
-        found = super().find_class(module, name) if module in OURS or (module, name) in BUILTIN else None
+        ours = module.split(".")[:-1] in (["fleet", room] for room in OURS)
+        found = super().find_class(module, name) if ours or (module, name) in BUILTIN else None
         if not isinstance(found, type) or found.__module__ != module:
             raise pickle.UnpicklingError(f"{module}.{name} is no part of a fold")
         return found

@@ -186,6 +186,13 @@ def poisson_quantile(mean: NonNegative, probability: Probability) -> int:
     return int(np.searchsorted(np.cumsum(weights) / weights.sum(), probability))
 
 
+def gamma_below(shape: float, value: float) -> float:
+    """P(X <= value) of a Gamma law of this shape and of rate 1."""
+    from scipy.special import gammainc
+
+    return float(gammainc(shape, value))
+
+
 @law("Weibull 1951", mean_s=100.0, shape=0.7, elementwise=True)
 def weibull_scale_s(mean_s: Positive, shape: Positive) -> float:
     """eta of a Weibull lifetime with the given mean: mean / Gamma(1 + 1/k)."""

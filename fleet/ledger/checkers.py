@@ -30,7 +30,7 @@ from fleet.protocol.records import (
     configuration,
     section,
 )
-from fleet.protocol.types import Member, View
+from fleet.protocol.types import Member
 
 OK, VIOLATED, UNKNOWN = "ok", "violated", "unknown"
 MOST_OTHER = 0.01
@@ -318,8 +318,8 @@ class Bits(Checker):
             case HistoryBegun():  # all go back to a state that was found to be good
                 self._wrong.clear()
             case ViewPublished(view=view):
-                for member in _given_state(view):
-                    self._wrong.pop(member, None)
+                for rank in view.receivers:  # they are given the state
+                    self._wrong.pop(view.members[rank], None)
 
     def verdict(self, now_s: float) -> tuple[str, str]:
         if not self._seen:
@@ -328,10 +328,6 @@ class Bits(Checker):
         if left:
             return UNKNOWN, f"nobody has found what {', '.join(left)} made wrong: a twin can tell whether it is left (--twin)"
         return OK, f"what {len(self._seen)} faults made wrong was replaced, or computed again"
-
-
-def _given_state(view: View) -> list[Member]:
-    return [view.members[rank] for rank in view.receivers]
 
 
 class CommitsExact(Checker):

@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from fleet.laws import fleet_law
 from fleet.laws.checkpointing import exact_work_s
 from fleet.ledger.report import duration, rank_time
-from fleet.ledger.step_law import COMMUNICATION, COMPUTE, COORDINATION, StepLaw, hidden_words, in_shares, plain_shares
-from fleet.ledger.summary import STEP_NAMES, Incident, LedgerSummary
+from fleet.ledger.step_law import COMMUNICATION, COMPUTE, COORDINATION, OF_CATEGORY, StepLaw, hidden_words, in_shares, plain_shares
+from fleet.ledger.summary import STEP_NAMES, LedgerSummary
 
 DATA, STORAGE, SCHEDULING, MEMBERSHIP, JOURNAL = "data", "storage", "scheduling", "membership", "journal"
 LAYER_OF: Mapping[str, str] = {
@@ -38,19 +38,23 @@ OFTEN = 3
 class TimeFinding:
     """One thing that cost time.
 
-    ``share`` of all allocated rank-seconds of which it is known where they went, ``metric`` the category or figure that shows it, ``where``
-    compute, communication or coordination. ``layer`` is the part of that layer of the system, which ``system`` names, that it is about.
-    ``moves_to``: what grows when the remedy is taken; no remedy is free.
+    ``share`` of all allocated rank-seconds of which it is known where they went, ``metric`` the category or figure that shows it. ``layer``
+    is the part of that layer of the system, which ``system`` names, that it is about. ``moves_to``: what grows when the remedy is taken; no
+    remedy is free.
     """
 
     symptom: str
     metric: str
     share: float
-    where: str
     layer: str
     remedy: str
     moves_to: str
     evidence: tuple[str, ...]
+
+    @property
+    def where(self) -> str:
+        """Compute, communication or coordination."""
+        return OF_CATEGORY.get(self.metric, COORDINATION)
 
     @property
     def system(self) -> str:
@@ -66,39 +70,36 @@ def diagnose(summary: LedgerSummary) -> tuple[TimeFinding, ...]:
     return (*notable, *_places(summary))
 
 
-def _share(summary: LedgerSummary, name: str) -> float:
-    return _of_all(summary, summary.categories[name])
-
-
 def _of_all(summary: LedgerSummary, rank_s: float) -> float:
     """As a share of all rank-seconds of which it is known where they went."""
     return rank_s / summary.decided_s if summary.decided_s > 0 else 0.0
 
 
-def _spent(summary: LedgerSummary, name: str, part_s: float | None = None) -> str:
-    spent_s = summary.categories[name] if part_s is None else part_s
+def _finding(
+    summary: LedgerSummary, metric: str, symptom: str, layer: str, remedy: str, moves_to: str, *evidence: str, part_s: float | None = None
+) -> TimeFinding:
+    """About the time of a category, or of ``part_s`` seconds of it. How much that is comes first of the evidence."""
+    spent_s = summary.categories[metric] if part_s is None else part_s
     share = _of_all(summary, spent_s)
-    return f"{name} took {rank_time(spent_s)} of all {rank_time(summary.decided_s)} that the ranks had ({share:.1%})."
+    spent = f"{metric} took {rank_time(spent_s)} of all {rank_time(summary.decided_s)} that the ranks had ({share:.1%})."
+    return TimeFinding(symptom, metric, share, layer, remedy, moves_to, (spent, *evidence))
 
 
 # ---- steps -------------------------------------------------------------------------------------------------------------------------------
 
 
 def _slow_rank(summary: LedgerSummary) -> TimeFinding:
-    evidence = [_spent(summary, "straggler_wait")]
     waits = _waits(summary)
     slowest = min(waits, key=lambda slot: waits[slot], default=None)
     others = [wait for slot, wait in waits.items() if slot != slowest]
-    layer = "the batch: shards that take unequal time"
+    layer, said = "the batch: shards that take unequal time", "All slots wait about as long as each other, so none of them is the slow one."
     if slowest is not None and others and statistics.median(others) > UNEVEN * waits[slowest]:
         layer = f"the node of slot {slowest}"
-        evidence.append(f"Slot {slowest} waited {waits[slowest]:.1%} of its steps for others, the others {statistics.median(others):.1%}.")
-    else:
-        evidence.append("All slots wait about as long as each other, so none of them is the slow one.")
-    return TimeFinding(
-        "Ranks wait for the slowest of them.", "straggler_wait", _share(summary, "straggler_wait"), COORDINATION, layer,
+        said = f"Slot {slowest} waited {waits[slowest]:.1%} of its steps for others, the others {statistics.median(others):.1%}."
+    return _finding(
+        summary, "straggler_wait", "Ranks wait for the slowest of them.", layer,
         "Give the slow rank fewer shards, or put a spare in its place.",
-        "to exposed_comm, as uneven shards send more partial sums; to idle_spare, when a spare is used up", tuple(evidence),
+        "to exposed_comm, as uneven shards send more partial sums; to idle_spare, when a spare is used up", said,
     )  # fmt: skip
 
 
@@ -109,20 +110,16 @@ def _waits(summary: LedgerSummary) -> dict[int, float]:
 
 
 def _wire(summary: LedgerSummary) -> TimeFinding:
-    law, terms = summary.law, summary.step_law
-    step_s = sum(law.parts_s)
+    law = summary.law
+    overlap = _overlap(law) if summary.step_law is not None else []
     rho = law.exposed_s / law.compute_s if law.compute_s else 0.0
-    evidence = (
-        _spent(summary, "exposed_comm"),
-        f"A rank's step has {duration(law.exposed_s)} of communication that nothing hides, beside {duration(law.compute_s)} of compute.",
-        f"rho = {rho:.2f}: "
-        + ("communication is what a step waits for." if rho > 1 else f"{law.exposed_s / (step_s or 1.0):.0%} of a step."),
-        *(_overlap(terms) if terms is not None else ()),
-    )
-    return TimeFinding(
-        "Ranks wait for the network.", "exposed_comm", _share(summary, "exposed_comm"), COMMUNICATION, "the reduction of gradients",
+    part = f"{law.exposed_s / (sum(law.parts_s) or 1.0):.0%} of a step."
+    return _finding(
+        summary, "exposed_comm", "Ranks wait for the network.", "the reduction of gradients",
         "Compute more between two reductions (a larger batch), or let them overlap with the backward pass.",
-        "to memory, for the larger batch or the buffers in flight", evidence,
+        "to memory, for the larger batch or the buffers in flight",
+        f"A rank's step has {duration(law.exposed_s)} of communication that nothing hides, beside {duration(law.compute_s)} of compute.",
+        f"rho = {rho:.2f}: {'communication is what a step waits for.' if rho > 1 else part}", *overlap,
     )  # fmt: skip
 
 
@@ -144,25 +141,22 @@ def attack(law: StepLaw) -> str:
 
 
 def _data(summary: LedgerSummary) -> TimeFinding:
-    evidence = (_spent(summary, "data_wait"), f"A rank's step waits {duration(summary.law.data_s)} for its samples.")
-    return TimeFinding(
-        "Ranks wait for data.", "data_wait", _share(summary, "data_wait"), COORDINATION, "the feed: storage and decoding",
-        "Fetch further ahead, or keep the samples nearer.", "to memory and to the disks of the nodes", evidence,
+    return _finding(
+        summary, "data_wait", "Ranks wait for data.", "the feed: storage and decoding",
+        "Fetch further ahead, or keep the samples nearer.", "to memory and to the disks of the nodes",
+        f"A rank's step waits {duration(summary.law.data_s)} for its samples.",
     )  # fmt: skip
 
 
 # ---- checkpoints -------------------------------------------------------------------------------------------------------------------------
 
 
-def _mtbf_s(summary: LedgerSummary) -> float:
-    return summary.held_s / summary.in_view_losses if summary.in_view_losses else 0.0
-
-
 def _interval(summary: LedgerSummary) -> list[str]:
     """How the interval in use compares with the optimum for what was measured."""
-    every_s, blocked_s, mtbf_s = summary.checkpoint_interval_s, summary.checkpoint_blocked_s, _mtbf_s(summary)
-    if every_s is None or not blocked_s or not mtbf_s:
+    every_s, blocked_s, losses = summary.checkpoint_interval_s, summary.checkpoint_blocked_s, summary.in_view_losses
+    if every_s is None or not blocked_s or not losses:
         return []
+    mtbf_s = summary.held_s / losses
     best_s = float(exact_work_s(blocked_s, mtbf_s)) + blocked_s
     used = f"A checkpoint blocks for {duration(blocked_s)} and is written every {duration(every_s)}; "
     return [f"{used}if each of the losses, one every {duration(mtbf_s)}, needed it, every {duration(best_s)} would be best."]
@@ -170,50 +164,39 @@ def _interval(summary: LedgerSummary) -> list[str]:
 
 def _checkpoints(summary: LedgerSummary) -> TimeFinding:
     written = summary.checkpoints_by_phase.get("durable", 0)
-    evidence = (_spent(summary, "checkpoint_stall"), f"{written} checkpoints became durable.", *_interval(summary))
-    return TimeFinding(
-        "Steps stop for checkpoints.", "checkpoint_stall", _share(summary, "checkpoint_stall"), COORDINATION, "snapshots and the store",
-        "Write them less often, or make the snapshot cheaper.", "to rework, as a fault that needs one loses more steps", evidence,
+    return _finding(
+        summary, "checkpoint_stall", "Steps stop for checkpoints.", "snapshots and the store",
+        "Write them less often, or make the snapshot cheaper.", "to rework, as a fault that needs one loses more steps",
+        f"{written} checkpoints became durable.", *_interval(summary),
     )  # fmt: skip
 
 
 def _rework(summary: LedgerSummary) -> TimeFinding:
-    evidence = [_spent(summary, "rework"), *_by_fault(summary, "rework")]
+    layer, remedy, moves_to = "the step", "Make steps shorter.", "to exposed_comm, as shorter steps reduce as much"
+    evidence = _by_fault(summary, "rework")
     if summary.rolled_back_total:
-        evidence.append(f"{summary.rolled_back_total:,} committed steps were rolled back to a checkpoint.")
-        evidence += _interval(summary)
-    return TimeFinding(
-        "Work is done twice.", "rework", _share(summary, "rework"), COORDINATION,
-        "checkpoints" if summary.rolled_back_total else "the step",
-        "Write checkpoints more often, or keep a copy in other ranks." if summary.rolled_back_total else "Make steps shorter.",
-        "to checkpoint_stall" if summary.rolled_back_total else "to exposed_comm, as shorter steps reduce as much", tuple(evidence),
-    )  # fmt: skip
+        layer, remedy = "checkpoints", "Write checkpoints more often, or keep a copy in other ranks."
+        moves_to = "to checkpoint_stall"
+        evidence += [f"{summary.rolled_back_total:,} committed steps were rolled back to a checkpoint.", *_interval(summary)]
+    return _finding(summary, "rework", "Work is done twice.", layer, remedy, moves_to, *evidence)
 
 
 # ---- faults ------------------------------------------------------------------------------------------------------------------------------
 
 
-def _costs(summary: LedgerSummary, name: str) -> list[tuple[float, Incident]]:
-    return sorted(((i.cost[name], i) for i in summary.incidents if i.cost.get(name, 0.0) > 0), key=lambda pair: -pair[0])
-
-
 def _by_fault(summary: LedgerSummary, name: str) -> list[str]:
     """The faults that cost most of ``name``."""
-    costs = _costs(summary, name)
+    costs = [(incident.cost[name], incident) for incident in summary.incidents if incident.cost.get(name, 0.0) > 0]
     if not costs:
         return []
-    worst = costs[0]
+    worst_s, worst = max(costs, key=lambda pair: pair[0])
     each = sum(cost for cost, _ in costs) / len(costs)
     count = f"{len(costs)} faults cost {rank_time(each)} of it each" if len(costs) > 1 else "One fault has a part in it"
-    return [f"{count}; the dearest is {worst[1].id} ({worst[1].kind}) with {rank_time(worst[0])}."]
+    return [f"{count}; the dearest is {worst.id} ({worst.kind}) with {rank_time(worst_s)}."]
 
 
 def _of_faults(name: str, symptom: str, layer: str, remedy: str, moves_to: str) -> Callable[[LedgerSummary], TimeFinding]:
-    def rule(summary: LedgerSummary) -> TimeFinding:
-        evidence = (_spent(summary, name), *_by_fault(summary, name))
-        return TimeFinding(symptom, name, _share(summary, name), COORDINATION, layer, remedy, moves_to, evidence)
-
-    return rule
+    return lambda summary: _finding(summary, name, symptom, layer, remedy, moves_to, *_by_fault(summary, name))
 
 
 def _cold(summary: LedgerSummary) -> TimeFinding:
@@ -221,73 +204,56 @@ def _cold(summary: LedgerSummary) -> TimeFinding:
     started = "the run started"
     if again := sum(incident.down_s > 0 for incident in summary.incidents):
         started += f" and was resumed {again} time{'s' if again > 1 else ''}"
-    evidence = (_spent(summary, "provision", summary.cold_provision_s), f"All of it was before a slot had its first process, as {started}.")
-    return TimeFinding(
-        "The cluster takes long to start.", "provision", _of_all(summary, summary.cold_provision_s), COORDINATION,
-        "start-up: the cluster and its first processes", "Use a cluster that is up already (fleet up, fleet submit), or run longer.",
-        "to machines that are held while nothing runs on them", evidence,
+    return _finding(
+        summary, "provision", "The cluster takes long to start.", "start-up: the cluster and its first processes",
+        "Use a cluster that is up already (fleet up, fleet submit), or run longer.", "to machines that are held while nothing runs on them",
+        f"All of it was before a slot had its first process, as {started}.", part_s=summary.cold_provision_s,
     )  # fmt: skip
 
 
 def _empty(summary: LedgerSummary) -> TimeFinding:
-    empty_s = summary.categories["provision"] - summary.cold_provision_s
-    evidence = [_spent(summary, "provision", empty_s), *_by_fault(summary, "provision")]
-    idle = _share(summary, "idle_spare")
-    evidence.append(
-        f"{summary.spares} spares stood by, idle for {idle:.1%} of all rank-seconds." if summary.spares else "There was no spare."
-    )
-    return TimeFinding(
-        "Slots stand empty after a loss.", "provision", _of_all(summary, empty_s), COORDINATION, "the scheduler: replacing what was lost",
+    idle = _of_all(summary, summary.categories["idle_spare"])
+    spares = f"{summary.spares} spares stood by, idle for {idle:.1%} of all rank-seconds." if summary.spares else "There was no spare."
+    return _finding(
+        summary, "provision", "Slots stand empty after a loss.", "the scheduler: replacing what was lost",
         "Keep a spare more, or make replacements start faster.", "to idle_spare, which is paid for whether a fault comes or not",
-        tuple(evidence),
-    )  # fmt: skip
-
-
-def _maintenance(summary: LedgerSummary) -> TimeFinding:
-    return TimeFinding(
-        "Slots stand empty as nodes are taken away.", "maintenance", _share(summary, "maintenance"), COORDINATION,
-        "the scheduler: maintenance, and machines that a cloud takes back", "Keep a spare more, or have nodes come back earlier.",
-        "to idle_spare, which is paid for whether a node goes or not",
-        (_spent(summary, "maintenance"), *_by_fault(summary, "maintenance")),
+        *_by_fault(summary, "provision"), spares, part_s=summary.categories["provision"] - summary.cold_provision_s,
     )  # fmt: skip
 
 
 def _spares(summary: LedgerSummary) -> TimeFinding | None:
     if not summary.spares or summary.in_view_losses:
         return None
-    evidence = (_spent(summary, "idle_spare"), "No rank was lost from the view, so that no spare was needed.")
-    return TimeFinding(
-        "Spares stand by.", "idle_spare", _share(summary, "idle_spare"), COORDINATION, "capacity",
-        "Keep fewer spares, if the fleet is as quiet as this run.", "to provision, when a rank is lost after all", evidence,
+    return _finding(
+        summary, "idle_spare", "Spares stand by.", "capacity", "Keep fewer spares, if the fleet is as quiet as this run.",
+        "to provision, when a rank is lost after all", "No rank was lost from the view, so that no spare was needed.",
     )  # fmt: skip
 
 
 def _start(summary: LedgerSummary) -> TimeFinding:
     again = sum(incident.init_s for incident in summary.incidents)
-    evidence = (_spent(summary, "init"), f"{rank_time(again)} of it are replacements of lost ranks.")
-    return TimeFinding(
-        "Processes take long to start.", "init", _share(summary, "init"), COORDINATION, "start-up: imports, building the model",
-        "Run longer, import less, or fork ranks from a warm process.", "to memory of the nodes, for processes kept warm", evidence,
+    return _finding(
+        summary, "init", "Processes take long to start.", "start-up: imports, building the model",
+        "Run longer, import less, or fork ranks from a warm process.", "to memory of the nodes, for processes kept warm",
+        f"{rank_time(again)} of it are replacements of lost ranks.",
     )  # fmt: skip
 
 
 def _verification(summary: LedgerSummary) -> TimeFinding:
     compute = summary.categories["compute"]
-    evidence = [_spent(summary, "verify")]
-    if compute:
-        evidence.append(f"That is {summary.categories['verify'] / compute:.1%} of what the steps computed.")
-    return TimeFinding(
-        "Ranks check each other's work.", "verify", _share(summary, "verify"), COMPUTE, "the defence against silent corruption",
+    share = [f"That is {summary.categories['verify'] / compute:.1%} of what the steps computed."] if compute else []
+    return _finding(
+        summary, "verify", "Ranks check each other's work.", "the defence against silent corruption",
         "Compute fewer shards again (--verify), if the nodes are trusted.",
-        "to rework: a rank that computes wrongly is found later, and more steps are in doubt", tuple(evidence),
+        "to rework: a rank that computes wrongly is found later, and more steps are in doubt", *share,
     )  # fmt: skip
 
 
 def _unexplained(summary: LedgerSummary) -> TimeFinding:
-    evidence = (_spent(summary, "other"), f"{summary.holes} holes of {duration(summary.hole_s)} in what ranks recorded.")
-    return TimeFinding(
-        "Time that nobody recorded.", "other", _share(summary, "other"), COORDINATION, "the journal",
-        "Look at which slots have holes, and when: a node that died takes its last moments along.", "nowhere: it was lost anyway", evidence,
+    return _finding(
+        summary, "other", "Time that nobody recorded.", "the journal",
+        "Look at which slots have holes, and when: a node that died takes its last moments along.", "nowhere: it was lost anyway",
+        f"{summary.holes} holes of {duration(summary.hole_s)} in what ranks recorded.",
     )  # fmt: skip
 
 
@@ -300,19 +266,22 @@ def _places(summary: LedgerSummary) -> list[TimeFinding]:
         if count < OFTEN or count < 0.5 * len(natural):
             continue
         cost = sum(i.cost_s for i in natural if any(member.startswith(f"{slot}.") for member in i.members))
-        share = _of_all(summary, cost)
-        evidence = (f"Slot {slot} was lost {count} times of {len(natural)} losses that chaos did not cause, at {rank_time(cost)} in all.",)
+        said = f"Slot {slot} was lost {count} times of {len(natural)} losses that chaos did not cause, at {rank_time(cost)} in all."
         found.append(
             TimeFinding(
-                "One place fails again and again.", "losses", share, COORDINATION, f"the node of slot {slot}",
-                "Keep its node out of the run, and have it tested.", "to provision, until another node is there", evidence,
+                "One place fails again and again.", "losses", _of_all(summary, cost), f"the node of slot {slot}",
+                "Keep its node out of the run, and have it tested.", "to provision, until another node is there", (said,),
             )
         )  # fmt: skip
     return found
 
 
 RULES: tuple[Callable[[LedgerSummary], TimeFinding | None], ...] = (
-    _slow_rank, _wire, _data, _checkpoints, _rework, _cold, _empty, _maintenance, _spares, _start, _verification, _unexplained,
+    _slow_rank, _wire, _data, _checkpoints, _rework, _cold, _empty,
+    _of_faults("maintenance", "Slots stand empty as nodes are taken away.",
+               "the scheduler: maintenance, and machines that a cloud takes back", "Keep a spare more, or have nodes come back earlier.",
+               "to idle_spare, which is paid for whether a node goes or not"),
+    _spares, _start, _verification, _unexplained,
     _of_faults("detect", "Faults are noticed late.", "failure detection: connections and time-outs",
                "Shorten the time-out that fired, or watch the process itself.", "to false alarms: a slow rank is taken for dead"),
     _of_faults("reform", "Survivors take long to meet again.", "membership and process groups",
@@ -335,16 +304,15 @@ def explain(summary: LedgerSummary, findings: tuple[TimeFinding, ...]) -> str:
         return f"{head}\nNothing was lost.\n"
     parts = [head]
     for number, finding in enumerate(findings, 1):
+        goes, evidence = "goes" if finding.moves_to.startswith("nowhere") else "moves", f"\n{'':13}".join(finding.evidence)
         parts += [
             "",
             f"{number}. {finding.symptom} ({finding.share:.1%} of all rank-seconds)",
             f"   metric    {finding.metric}, which is {finding.where}",
             f"   layer     {finding.system}: {finding.layer}",
             f"   remedy    {finding.remedy}",
-            f"   the cost  moves {finding.moves_to}"
-            if not finding.moves_to.startswith("nowhere")
-            else f"   the cost  goes {finding.moves_to}",
-            *(f"   evidence  {sentence}" if first else f"             {sentence}" for first, sentence in _first(finding.evidence)),
+            f"   the cost  {goes} {finding.moves_to}",
+            f"   evidence  {evidence}",
         ]
     return "\n".join(parts) + "\n"
 
@@ -371,10 +339,6 @@ def law_plain(summary: LedgerSummary) -> dict[str, object] | None:
     return law.plain() | {"attack": attack(law), "speedups": speedups, "of_all": plain_shares(summary.run_shares)}
 
 
-def _first(sentences: tuple[str, ...]) -> list[tuple[bool, str]]:
-    return [(place == 0, sentence) for place, sentence in enumerate(sentences)]
-
-
 def plain(findings: tuple[TimeFinding, ...]) -> list[Mapping[str, object]]:
     """For JSON."""
-    return [{name: getattr(finding, name) for name in (*TimeFinding.__slots__, "system")} for finding in findings]
+    return [{name: getattr(finding, name) for name in (*TimeFinding.__slots__, "where", "system")} for finding in findings]

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import statistics
 from collections import Counter, deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Self
 
 from fleet.errors import LedgerError
@@ -43,27 +43,19 @@ from fleet.protocol.records import (
     STANDBY,
     CheckpointRecord,
     Committed,
-    DataFiles,
     DataRead,
     DecisionMade,
-    EvidenceKept,
     FaultRecord,
     HistoryBegun,
     LossExplained,
     Measurement,
-    OnceRecord,
     ProcessLost,
-    ProcessUp,
-    Received,
     Record,
-    RefusedLines,
     Resumed,
-    RunBuilt,
     RunEnded,
     RunStarted,
     Spans,
     Unobserved,
-    Usage,
     ViewPublished,
     configuration,
     section,
@@ -134,54 +126,22 @@ class LedgerFold:
         self.cover, self.histories = StepCover(), [(0, 0)]
         self.tally = Tally()
         self._closed: LedgerFold | None = None
-        self._handlers = self._bound()
 
     @property
     def median_us(self) -> float:
         """Of the newest steps; 0 before the second."""
         return statistics.median(self.step_gaps_us) if self.step_gaps_us else 0.0
 
-    def _bound(self) -> dict[type, Any]:
-        return {
-            Spans: self._spans,
-            RunStarted: self._run_started,
-            Resumed: self._resumed,
-            ProcessLost: self._process_lost,
-            ViewPublished: self._view_published,
-            Committed: self._committed,
-            HistoryBegun: self._history_begun,
-            Unobserved: self._unobserved,
-            FaultRecord: self._fault,
-            CheckpointRecord: self._checkpointed,
-            DecisionMade: self._decided,
-            Measurement: self._measured,
-            DataRead: self._read,
-            RunBuilt: self._seen,
-            DataFiles: self._seen,
-            RunEnded: self._run_ended,
-            LossExplained: self._explained,
-            ProcessUp: self._seen,
-            Received: self._seen,
-            EvidenceKept: self._seen,
-            OnceRecord: self._seen,
-            RefusedLines: self._seen,
-            Usage: self._seen,
-        }
-
     def __getstate__(self) -> dict[str, Any]:
         """For a snapshot: all but what follows from the rest."""
-        return self.__dict__ | {"_handlers": None, "_closed": None}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state)
-        self._handlers = self._bound()
+        return self.__dict__ | {"_closed": None}
 
     def apply(self, record: Record) -> None:
         """Add one record. Raises LedgerError when the rank-seconds overlap or leave a gap; names the member and the times."""
         if self.started is None and not isinstance(record, RunStarted):
             raise LedgerError(f"the first record is {type(record).__name__}, not RunStarted")
         self._closed = None
-        self._handlers[type(record)](record)
+        HANDLERS.get(type(record), LedgerFold._seen)(self, record)
         if type(record) is not Spans or record.codes.endswith(STANDBY):
             self.tally.add(record)
 
@@ -327,24 +287,27 @@ class LedgerFold:
     def _vacant(self, slot: SlotAccount, end_us: int) -> None:
         """The slot was empty until ``end_us``."""
         category = slot.vacant
-        start_us, duration = slot.cursor_us, slot.fill(end_us, category)
+        duration = self._fill(slot, end_us, category)
         if not duration:
             return
         if slot.cold:
             self.cold_us += duration
         if slot.incarnation >= 0:
             self.book.charge(category, duration, (f"outage-{len(self.stretches.gaps)}" if slot.stopped else str(slot.member),))
+
+    def _fill(self, slot: SlotAccount, end_us: int, category: int) -> int:
+        """The slot's time up to ``end_us`` is of one category; returns the microseconds."""
+        start_us, duration = slot.cursor_us, slot.fill(end_us, category)
         if self.timeline is not None:
             self.timeline.paint(slot.slot, start_us, duration, category)
+        return duration
 
     def _hole(self, slot: SlotAccount, end_us: int) -> None:
         """Time between a process's last span and its death that nobody recorded."""
-        start_us, duration = slot.cursor_us, slot.fill(end_us, OTHER_INDEX)
+        duration = self._fill(slot, end_us, OTHER_INDEX)
         if duration > CLOCK_NOISE_US:
             slot.holes += 1
             slot.hole_us += duration
-        if self.timeline is not None:
-            self.timeline.paint(slot.slot, start_us, duration, OTHER_INDEX)
 
     def _unobserved(self, record: Unobserved) -> None:
         """Lenient where spans are strict: the node that knew the exact times is gone."""
@@ -358,9 +321,7 @@ class LedgerFold:
         limits = (self._loss_us(record.member), None if self.ended is None else to_us(self.ended.at_s))
         end_us = min([record.end_us, *(limit for limit in limits if limit is not None)])
         self._hole(slot, min(record.start_us, end_us))
-        start_us, duration = slot.cursor_us, slot.fill(end_us, OTHER_INDEX)
-        if self.timeline is not None:
-            self.timeline.paint(slot.slot, start_us, duration, OTHER_INDEX)
+        self._fill(slot, end_us, OTHER_INDEX)
 
     # ---- what came to nothing
 
@@ -540,10 +501,28 @@ class LedgerFold:
             if slot.empty:
                 self._vacant(slot, end_us)
             else:
-                start_us, duration = slot.cursor_us, slot.fill(end_us, FINISH_INDEX)
-                if self.timeline is not None:
-                    self.timeline.paint(slot.slot, start_us, duration, FINISH_INDEX)
+                self._fill(slot, end_us, FINISH_INDEX)
             slot.lost_us = end_us if slot.lost_us is None else slot.lost_us
+
+
+HANDLERS: Mapping[type, Callable[[LedgerFold, Any], None]] = {
+    Spans: LedgerFold._spans,
+    RunStarted: LedgerFold._run_started,
+    Resumed: LedgerFold._resumed,
+    ProcessLost: LedgerFold._process_lost,
+    ViewPublished: LedgerFold._view_published,
+    Committed: LedgerFold._committed,
+    HistoryBegun: LedgerFold._history_begun,
+    Unobserved: LedgerFold._unobserved,
+    FaultRecord: LedgerFold._fault,
+    CheckpointRecord: LedgerFold._checkpointed,
+    DecisionMade: LedgerFold._decided,
+    Measurement: LedgerFold._measured,
+    DataRead: LedgerFold._read,
+    RunEnded: LedgerFold._run_ended,
+    LossExplained: LedgerFold._explained,
+}
+"""Of any other record it is known when it was made."""
 
 
 def _positive(said: dict[str, Any]) -> dict[str, float]:

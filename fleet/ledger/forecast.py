@@ -23,7 +23,7 @@ from fleet.ledger.met import Met
 from fleet.ledger.rates import Gamma, Rate, count_interval, together
 from fleet.protocol.fault_kinds import Cost, FaultKind, FaultPlace, kind_of
 from fleet.protocol.records import section
-from fleet.settings.run import RunSettings, Timeouts, recovery_named
+from fleet.settings.run import RunSettings, Timeouts
 
 PAUSE_S, RESTORE_S, START_S, VACANT_S = 0.15, 1.0, 3.0, 1.0
 """Until measured: all ranks pause for a loss; a newcomer takes the state; a process starts; a slot has none. Of a local cluster."""
@@ -57,7 +57,6 @@ class Terms:
     world: int
     spares: int
     nodes: int
-    recovery: str
     verify: float
     timeouts: Mapping[str, float]
     stalls: bool = False
@@ -74,7 +73,7 @@ class Terms:
         own, verify = RunSettings(), _numbers(section(run, "verify"))
         return cls(
             world=world, spares=spares, nodes=max(1, int(_numbers(run).get("nodes", own.nodes))),
-            recovery=_recovery(run.get("recovery", own.recovery.policy)), stalls=run.get("on_partition") == "stall",
+            stalls=run.get("on_partition") == "stall",
             verify=verify.get("replicas", own.verify.replicas) + verify.get("compute", own.verify.compute),
             timeouts=_numbers(dataclasses.asdict(Timeouts())) | _numbers(section(run, "timeouts")),
         )  # fmt: skip
@@ -100,13 +99,6 @@ class Terms:
 
 def _numbers(found: Mapping[str, Any]) -> dict[str, float]:
     return {name: float(value) for name, value in found.items() if isinstance(value, int | float)}
-
-
-def _recovery(said: Any) -> str:
-    try:
-        return recovery_named(said)
-    except (KeyError, TypeError, ValueError):  # any text may stand there
-        return RunSettings().recovery.policy
 
 
 # ---- what was measured -------------------------------------------------------------------------------------------------------------------

@@ -24,7 +24,6 @@ from fleet.protocol.records import (
     Record,
     Resumed,
     RunStarted,
-    ViewPublished,
     configuration,
     section,
 )
@@ -33,7 +32,7 @@ from fleet.protocol.types import Fault, Member
 
 PATIENCE_S = 2.0
 """A loss waits that long for the word that the fault which explains it was carried out, or for how its process ended."""
-BAD, WARN, GOOD, QUIET = "red", "yellow", "green", "dim"
+BAD, WARN, GOOD = "red", "yellow", "green"
 COSTLY = {
     "corruption": ("evict", "recompute", "stop", "go_back", "begin_anew"),
     "straggler": ("rebalance", "promote", "evict"),
@@ -78,17 +77,11 @@ class _Waiting:
 
 
 class Narrator:
-    """Turns records into lines. What a fault has caused comes after the fault, though the journal learns of it before.
+    """Turns records into lines. What a fault has caused comes after the fault, though the journal learns of it before."""
 
-    Args:
-        verbose: also what costs nothing: views, faults that were planned, suppressed or healed.
-    """
-
-    def __init__(self, verbose: bool = False) -> None:
-        self._verbose = verbose
+    def __init__(self) -> None:
         self._started_s = 0.0
         self._step = self._total = 0
-        self._viewed = False
         self._has_domains = False
         self._faults: dict[str, Fault] = {}
         self._injected: set[str] = set()
@@ -186,9 +179,6 @@ class Narrator:
             case EvidenceKept(incident=incident, reason=reason, path=path) if incident not in self._hung:
                 self._hung.add(incident)
                 yield "*", f"{incident}: {reason}; stacks in {path}", WARN
-            case ViewPublished(view=view, reason=reason, graceful=graceful) if self._verbose:
-                how = "grows beside the running steps" if graceful else "formed"
-                yield ">", f"view {view.generation} {how}: {len(view.members)} ranks ({reason})", QUIET
 
     def _of_fault(self, record: FaultRecord) -> Iterator[tuple[str, str, str]]:
         fault = record.fault
@@ -196,8 +186,6 @@ class Narrator:
         detail = f"; {record.detail}" if record.detail else ""
         if record.phase == "executed":
             yield "!", f"fault {fault.id}: {operation(fault, record.members)}{detail}", WARN
-        elif self._verbose:
-            yield "!", f"fault {fault.id} ({fault.kind}) {record.phase}{detail}", QUIET
 
     def _of_loss(self, record: ProcessLost) -> str:
         where = f" in step {record.step}" if record.step >= 0 else ""
@@ -209,7 +197,7 @@ class Narrator:
 
     def _of_checkpoint(self, record: CheckpointRecord) -> Iterator[tuple[str, str, str]]:
         what = {STORE: "checkpoint", PEERS: "copy in memory"}.get(record.level, f"checkpoint in the {record.level}")
-        if record.phase in ("failed", "skipped", "withdrawn") and (self._verbose or not record.view_changed):
+        if record.phase in ("failed", "skipped", "withdrawn") and not record.view_changed:
             yield "*", f"{what} of step {record.state.step} {record.phase}: {record.detail}", WARN
         elif record.phase == "durable" and record.level == STORE and record.state.step == self._total > 0:
             yield "*", f"final checkpoint: step {record.state.step} is durable", GOOD

@@ -20,7 +20,7 @@ SURPRISE = 1e-5
 COVERS = 0.90
 """Share of the intervals that hold the truth."""
 WIDE = 1_000.0
-"""From this shape on a Gamma law's quantiles follow from the normal law's."""
+"""From so many events on they are not counted one by one, and a Gamma law stands for them."""
 
 NOTHING = 1e-60
 """So small a part of a mean is nothing."""
@@ -45,10 +45,9 @@ class Gamma:
         """P(X <= value)."""
         if value <= 0:
             return 0.0
-        if self.shape > WIDE:  # Wilson and Hilferty, PNAS 17, 1931
-            z = 3 * math.sqrt(self.shape) * ((value / self.mean) ** (1 / 3) - 1 + 1 / (9 * self.shape))
-            return 0.5 * math.erfc(-z / math.sqrt(2))
-        return _regularised(self.shape, value * self.rate)
+        from fleet.laws.reliability import gamma_below  # it takes scipy, which most of a report does without
+
+        return gamma_below(self.shape, value * self.rate)
 
     def quantile(self, share: float) -> float:
         """The value that a ``share`` of the law lies below."""
@@ -161,31 +160,3 @@ def _log_chance(law: Gamma, events: int, exposure_s: float) -> float:
     """Log of P(events in ``exposure_s``), less what all laws have in common: negative binomial."""
     more = math.lgamma(law.shape + events) - math.lgamma(law.shape)
     return more + law.shape * math.log(law.rate) - (law.shape + events) * math.log(law.rate + exposure_s)
-
-
-def _regularised(shape: float, x: float) -> float:
-    """The regularised lower incomplete gamma function P(a, x): Abramowitz and Stegun 1964, 6.5.29 below a + 1, else 6.5.31."""
-    front = math.exp(-x + shape * math.log(x) - math.lgamma(shape))
-    if x < shape + 1:
-        term = total = 1.0 / shape
-        number = shape
-        while term > 1e-12 * total:
-            number += 1.0
-            term *= x / number
-            total += term
-        return min(1.0, total * front)
-    return 1.0 - front * _fraction(shape, x)
-
-
-def _fraction(shape: float, x: float) -> float:
-    """The continued fraction of the upper one, by Lentz's way."""
-    b = x + 1.0 - shape
-    c, d = 1e300, 1.0 / b
-    total, number = d, 0
-    while True:
-        number += 1
-        a, b = -number * (number - shape), b + 2.0
-        d, c = 1.0 / (a * d + b), b + a / c
-        total *= d * c
-        if abs(d * c - 1.0) < 1e-12:
-            return total

@@ -36,6 +36,13 @@ from fleet.protocol.records import (
 HAPPENINGS = ("losses", "views", "checkpoints", "decisions", "evidence")
 MAX_CURVES = 64
 LAST_DECISIONS = 5
+HEAD = (
+    "run", "status", "reason", "digest", "started_unix_s", "queued_s", "wall_s", "down_s", "training_s", "world", "spares", "shards",
+    "steps",
+)  # fmt: skip
+PACE = ("median_step_s", "tokens_per_s", "goodput", "scheduling_goodput", "ettr", "training_goodput")
+TIME = ("other_ratio", "closes", "pending_s", "holes", "hole_s", "stale_s", "categories", "cold_provision_s")
+"""Of a summary, what a report has under the same names, in three places."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,38 +70,14 @@ class Report:
         """Plain data, keys in a fixed order, seconds rounded to the nanosecond. What is not a finite number is None."""
         s = self.summary
         head = {
-            "run": s.run,
-            "status": s.status,
-            "reason": s.reason,
-            "digest": s.digest,
-            "started_unix_s": s.started_unix_s,
-            "queued_s": s.queued_s,
-            "wall_s": s.wall_s,
-            "down_s": s.down_s,
-            "training_s": s.training_s,
-            "world": s.world,
-            "spares": s.spares,
-            "shards": s.shards,
-            "steps": s.steps,
+            **_named(s, *HEAD),
             "rolled_back_steps": s.rolled_back_total,
             "samples": dataclasses.asdict(s.samples) if s.samples is not None else None,
-            "median_step_s": s.median_step_s,
-            "tokens_per_s": s.tokens_per_s,
-            "goodput": s.goodput,
-            "scheduling_goodput": s.scheduling_goodput,
-            "ettr": s.ettr,
-            "training_goodput": s.training_goodput,
+            **_named(s, *PACE),
             "prediction": predict(s).plain(),
             "forecast": found.plain() if (found := forecast(s, self.left_s)) is not None else None,
             "worth": [dataclasses.asdict(each) for each in worths(s)],
-            "other_ratio": s.other_ratio,
-            "closes": s.closes,
-            "pending_s": s.pending_s,
-            "holes": s.holes,
-            "hole_s": s.hole_s,
-            "stale_s": s.stale_s,
-            "categories": s.categories,
-            "cold_provision_s": s.cold_provision_s,
+            **_named(s, *TIME),
             "law_per_step": dict(zip(("compute_s", "comm_s", "sync_s", "data_s"), s.law.parts_s, strict=True)),
             "fleet_law": s.step_law.plain() if s.step_law is not None else None,
             "shares": plain_shares(s.run_shares),
@@ -211,14 +194,17 @@ def _facts(record: CheckpointRecord | EvidenceKept) -> dict[str, Any]:
     return {name: value for name, value in dataclasses.asdict(record).items() if name not in OURS}
 
 
+def _named(of: Any, *names: str) -> dict[str, Any]:
+    return {name: getattr(of, name) for name in names}
+
+
 def _loss(record: ProcessLost) -> dict[str, Any]:
-    own = ("at_s", "fault", "generation", "step", "shard", "detail")
-    return {"member": str(record.member), "cause": str(record.cause), **{name: getattr(record, name) for name in own}}
+    own = _named(record, "at_s", "fault", "generation", "step", "shard", "detail")
+    return {"member": str(record.member), "cause": str(record.cause), **own}
 
 
 def _decision(record: DecisionMade) -> dict[str, Any]:
-    own = {name: getattr(record, name) for name in ("policy", "action", "reason")}
-    return {**own, "fields": record.fields, "at_s": record.at_s}
+    return _named(record, "policy", "action", "reason", "fields", "at_s")
 
 
 def _view(record: ViewPublished) -> dict[str, Any]:

@@ -136,9 +136,7 @@ class Difference:
     @property
     def kind(self) -> str:
         """Of the mark that differs."""
-        found = self.mark or self.other
-        assert found is not None
-        return found.kind
+        return self.at.kind
 
     @property
     def at(self) -> TrialMark:
@@ -153,7 +151,7 @@ def first_difference(one: Trial, other: Trial) -> Difference | None:
 
     Where a trial was ended early, only what both came to is compared.
     """
-    mine, theirs = _by_shard(one.marks), _by_shard(other.marks)
+    mine, theirs = (_by_shard([mark for mark in trial.marks if mark.kind != OP]) for trial in (one, other))
     ended = bool(one.error or other.error)
     for key, marks in mine.items():
         if ended and key not in theirs:
@@ -182,8 +180,7 @@ def changed(one: Trial, other: Trial) -> tuple[KeptValue, ...]:
 def _by_shard(marks: Sequence[TrialMark]) -> dict[tuple[int, int], list[TrialMark]]:
     found: dict[tuple[int, int], list[TrialMark]] = {}
     for mark in marks:
-        if mark.kind != OP:
-            found.setdefault((mark.step, mark.shard), []).append(mark)
+        found.setdefault((mark.step, mark.shard), []).append(mark)
     return found
 
 
@@ -233,13 +230,9 @@ def _numbered(marks: Sequence[TrialMark]) -> Iterator[tuple[tuple[str, str, int]
 
 def first_operation(one: Trial, other: Trial) -> TrialMark | None:
     """The first operation of torch's that was given the same in both trials and gave something else; None: there is none."""
-    groups: list[dict[tuple[int, int], list[TrialMark]]] = [{}, {}]
-    for trial, group in zip((one, other), groups, strict=True):
-        for mark in trial.marks:
-            if mark.kind == OP:
-                group.setdefault((mark.step, mark.shard), []).append(mark)
-    for key, marks in groups[0].items():
-        for mark, twin in zip(marks, groups[1].get(key, ()), strict=False):
+    mine, theirs = (_by_shard([mark for mark in trial.marks if mark.kind == OP]) for trial in (one, other))
+    for key, marks in mine.items():
+        for mark, twin in zip(marks, theirs.get(key, ()), strict=False):
             if (mark.where, mark.given) != (twin.where, twin.given):
                 break
             if mark.digest != twin.digest:

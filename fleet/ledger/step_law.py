@@ -11,18 +11,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from fleet.protocol.records import CATEGORIES
+
 COMPUTE, COMMUNICATION, COORDINATION, OVERLAP = "compute", "communication", "coordination", "overlap"
-OF_CATEGORY: Mapping[str, str] = {
+OF_CATEGORY: Mapping[str, str] = dict.fromkeys(CATEGORIES.values(), COORDINATION) | {
     "compute": COMPUTE,
     "verify": COMPUTE,
     "exposed_comm": COMMUNICATION,
-} | dict.fromkeys(
-    (
-        *("straggler_wait", "data_wait", "rework", "checkpoint_stall", "restore", "detect", "reform", "provision", "maintenance", "init"),
-        *("idle_spare", "finish", "other"),
-    ),
-    COORDINATION,
-)
+}
 """Category of the ledger -> which of the three its time is. Coordination is what a rank spends neither computing nor exchanging gradients:
 it waits for others, or for what keeps so many of them together."""
 

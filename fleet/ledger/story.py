@@ -109,14 +109,8 @@ def _place(records: Sequence[Record], name: str) -> int:
     wanted = [place for place, loss in losses if name in (str(loss.member), str(loss.member.slot))]
     if wanted:
         return wanted[-1]
-    there = {word for record in records if isinstance(record, ProcessUp) for word in (str(record.member), str(record.member.slot))}
-    there |= {
-        word for record in records if isinstance(record, ViewPublished) for m in record.view.members for word in (str(m), str(m.slot))
-    }
-    reason = "this rank was not lost" if name in there else "the run has no such rank"
-    named = ", ".join(str(loss.member) for _, loss in losses[-NAMED:])
-    more = f", and {len(losses) - NAMED} before" if len(losses) > NAMED else ""
-    raise ConfigError("--why", name, reason, f"Lost were {named}{more}." if losses else "No rank was lost.")
+    named = ", ".join(str(loss.member) for _, loss in losses[-NAMED:]) or "none"
+    raise ConfigError("--why", name, "no such rank was lost", f"The newest that were lost: {named}.")
 
 
 def _head(known: _Known, started_s: float) -> str:
@@ -159,7 +153,8 @@ def _before(known: _Known, record: Record) -> tuple[str, str] | None:
 
 def _after(known: _Known) -> Iterator[Moment]:
     """From the loss on, until a step is committed in a view that was made without it; and how its slot is filled again."""
-    loss, training, start = known.loss, _of_no_view(known.loss), -1
+    loss, start = known.loss, -1
+    training = loss.generation < 0  # it was in no view, and no other had to be made for it
     for record in known.records[known.place + 1 :]:
         after_s, event = getattr(record, "at_s", loss.at_s) - loss.at_s, getattr(record, "event", 0)
         said = _later(known, record) if training else _words(known, record)
@@ -174,10 +169,6 @@ def _after(known: _Known) -> Iterator[Moment]:
             yield Moment(after_s, event, *said)
         if training and isinstance(record, ViewPublished) and _fills(loss, record.view):
             return
-
-
-def _of_no_view(loss: ProcessLost) -> bool:
-    return loss.generation < 0  # and no other had to be made for it
 
 
 def _fills(loss: ProcessLost, view: View) -> bool:
@@ -257,9 +248,5 @@ def _moved(known: _Known, view: View) -> str:
         return ""
     first, end = before.ranges[before.rank_of(known.loss.member)]
     parts = [(max(first, b), min(end, e), member) for member, (b, e) in zip(view.members, view.ranges, strict=True)]
-    gone = ", ".join(f"{_shards(b, e)} to {member}" for b, e, member in parts if b < e)
+    gone = ", ".join(f"{f'{b}-{e - 1}' if e > b + 1 else b} to {member}" for b, e, member in parts if b < e)
     return f"; of its shards {gone}" if gone else ""
-
-
-def _shards(begin: int, end: int) -> str:
-    return str(begin) if end == begin + 1 else f"{begin}-{end - 1}"

@@ -59,7 +59,7 @@ def keys(cls: Any, prefix: str = "") -> Mapping[str, Key]:
     hints, found = typing.get_type_hints(cls), dict[str, Key]()
     for field in dataclasses.fields(cls):
         name, hint = prefix + field.name, hints[field.name]
-        if _is_table(hint):
+        if isinstance(hint, type) and dataclasses.is_dataclass(hint):
             found |= keys(hint, f"{name}.")
             continue
         kind, optional, texts = _kind(name, hint)
@@ -68,10 +68,6 @@ def keys(cls: Any, prefix: str = "") -> Mapping[str, Key]:
         said = field.metadata
         found[name] = Key(name, kind, optional, default, said.get("meaning", ""), said.get("live", False), texts)
     return found
-
-
-def _is_table(hint: Any) -> bool:
-    return dataclasses.is_dataclass(hint)
 
 
 def _kind(name: str, hint: Any) -> tuple[type, bool, bool]:

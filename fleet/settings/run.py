@@ -110,11 +110,6 @@ class RecoverySettings:
     settings: Mapping[str, Any] = field(default_factory=dict, metadata={"meaning": OWN})
 
 
-def recovery_named(recorded: object) -> str:
-    """The recovery policy, from how a journal has it: journals of 0.1 have its name alone. Raises KeyError, TypeError."""
-    return str(recorded["policy"]) if isinstance(recorded, Mapping) else str(recorded)
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlacementSettings:
     """Which rank computes which shards, and where copies go."""

@@ -65,12 +65,12 @@ def test_bad_links_a_rail_and_a_head_out_of_reach_cost_time_and_no_rank(shell: S
 
 def test_a_rank_that_is_cut_off_is_given_up_in_the_end(shell: Shell) -> None:
     """All wait for all, and nobody can tell for whom: others may be given up before it."""
-    seen = through(shell, "no-rank", ("5,net,isolate_rank,1,,60,,,",), "--timeout", "progress_s=12", steps=200)
+    seen = through(shell, "no-rank", ("5,net,isolate_rank,1,,60,,,",), "--config", "timeouts.progress_s=12", steps=200)
     assert lost(seen.records) >= set(last(seen, "isolate_rank", "executed").members)
 
 
 def test_a_store_that_is_away_is_outlived_and_told(shell: Shell) -> None:
-    options = ("--checkpoint", "1", "--timeout", "store_s=3")
+    options = ("--checkpoint", "1", "--config", "timeouts.store_s=3")
     faults = ("5,net,store_refuses,,,12,,,", "25,net,store_slow,,,5,,0.1,", "33,net,store_denies,,,5,,,", "41,net,store_tears,,,6,,,")
     seen = through(shell, "no-store", faults, *options, steps=330)
     assert not lost(seen.records)

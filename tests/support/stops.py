@@ -115,7 +115,8 @@ def stop_once(folder: Path, way: str, seed: int) -> Stopped:
 def _limit(way: str, after_s: float) -> list[str]:
     match way:
         case "run_s":
-            return ["--timeout", "progress_s=25", "--timeout", "collective_s=26", "--timeout", f"run_s={45 + after_s:g}"]
+            limits = ("progress_s=25", "collective_s=26", f"run_s={45 + after_s:g}")
+            return [word for limit in limits for word in ("--config", f"timeouts.{limit}")]
         case "budget":
             return ["--config", "cost.usd_per_rank_hour=3600", "--config", f"cost.budget_usd={90 + 2 * after_s:.2f}"]
     return []

@@ -17,7 +17,7 @@ from safetensors.torch import load_file
 from actors.rank.state.tracked import TrackedState
 from actors.rank.state.weights import WeightFiles
 from fleet.app.cli import main as cli
-from fleet.app.plans import RunPlan, describe, resumed_plan, stored_at
+from fleet.app.plans import Executed, RunPlan, describe, resumed_plan, stored_at
 from fleet.host.journal import JournalWriter
 from fleet.protocol.instructions import CommitCheckpoint
 from fleet.protocol.records import VERSION, RunStarted
@@ -193,8 +193,8 @@ def test_a_run_is_found_by_its_journal_which_keeps_no_credentials(tmp_path: Path
     journal.close()
     assert SECRET not in (folder / "journal.jsonl").read_text()
     assert stored_at(folder) == "s3://bucket/runs/run-1"
-    assert resumed_plan(folder, "").settings.storage == "s3://bucket/runs"
-    assert resumed_plan(folder, "", url).settings.storage == url
+    assert resumed_plan(folder, Executed()).settings.storage == "s3://bucket/runs"
+    assert resumed_plan(folder, Executed(), url).settings.storage == url
 
 
 # ---- weights alone -----------------------------------------------------------------------------------------------------------------------

@@ -10,12 +10,9 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from fleet.app import comparisons
-from fleet.app.cli import plan as cli_plan
-from fleet.app.cli import simulate as cli_simulate
-from fleet.app.cli.json_out import with_stdout
+from fleet.app.cli import prints
 from fleet.app.cli.main import app
 from fleet.errors import ConfigError
-from fleet.planning.inputs import PlanInput
 from fleet.simulation.compare import PairedVerdict, Sequential
 from fleet.simulation.fleet_model import Partial
 
@@ -27,7 +24,7 @@ def fleet(*arguments: str) -> Result:
 
 
 def answer(*arguments: str, code: int = 0) -> dict[str, Any]:
-    done = fleet(*arguments, "--json")
+    done = fleet(*arguments, "--json", "-")
     assert done.exit_code == code, done.output
     found: dict[str, Any] = json.loads(done.stdout)
     return found
@@ -129,57 +126,24 @@ def test_an_interrupted_comparison_keeps_what_it_has(monkeypatch: pytest.MonkeyP
     assert found["complete"] is False and list(found["against"]) == ["restart"] and found["against"]["restart"]["pairs"] == 3
 
 
-# ---- what is said before ---------------------------------------------------------------------------------------------------------------
+# ---- what is said of time ---------------------------------------------------------------------------------------------------------------
 
 
-def test_long_runs_say_for_how_long_before_they_start(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_many_runs_say_for_how_long_after_the_first(monkeypatch: pytest.MonkeyPatch) -> None:
     """With a limit of nothing, what is said of a short wait is what is said of a long one."""
-    monkeypatch.setattr(cli_simulate, "TIMED_FROM_FAULTS", 0.0)
-    monkeypatch.setattr(cli_simulate, "SLOW_S", 0.0)
-    for runs, words in (("60", "60 runs will take about "), ("1", "1 run will take about ")):
-        said = fleet("simulate", *SMALL, "--runs", runs, "--json").stderr.splitlines()
-        assert said[0].startswith(words) and "Ctrl-C keeps what there is" in said[0]
+    monkeypatch.setattr(prints, "SLOW_S", 0.0)
+    said = fleet("simulate", *SMALL, "--runs", "3", "--json", "-").stderr.splitlines()
+    assert said[0].startswith("1 of 3 runs, about ") and "Ctrl-C keeps what there is" in said[0]
 
 
 def test_a_comparison_that_stops_when_it_is_decided_promises_no_length(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cli_simulate, "SLOW_S", 0.0)
-    said = fleet("compare", *POLICIES[:2], *SMALL, "--mttf-hours", "500", "--days", "20", "--json").stderr
+    monkeypatch.setattr(prints, "SLOW_S", 0.0)
+    said = fleet("compare", *POLICIES[:2], *SMALL, "--mttf-hours", "500", "--days", "20", "--json", "-").stderr
     assert "not decided yet after 1 pair; it goes on to at most 1000" in said
     assert "left" not in said and "will take" not in said
 
 
-def test_a_long_sweep_says_for_how_long_before_its_first_point(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    from fleet.planning import sweep
-
-    real, made = sweep.make_plan, list[float]()
-
-    def counted(asked: PlanInput, levers: bool) -> Any:
-        made.append(asked.detect_s)
-        return real(asked, levers)
-
-    monkeypatch.setattr(sweep, "make_plan", counted)
-    monkeypatch.setattr(cli_plan, "SLOW_S", 0.0)
-    said = fleet("plan", "--set", "tp=8", "--set", "pp=1", "--sweep", "detect_s=0:60:+1", "--json").stderr.splitlines()
-    assert said[0].startswith("61 points will take about ") and made[:2] == [30.0, 0.0] and len(made) == 62
-    assert said[1].startswith("6 of 61 points, about ")
-
-
-# ---- JSON without a file -----------------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("given", "read"),
-    [
-        (["--json"], ["--json", "-"]),
-        (["--json", "--gpus", "8"], ["--json", "-", "--gpus", "8"]),
-        (["--json", "-", "--gpus", "8"], ["--json", "-", "--gpus", "8"]),
-        (["--json", "a.json"], ["--json", "a.json"]),
-        (["--gpus", "8"], ["--gpus", "8"]),
-    ],
-)
-def test_json_without_a_file_is_for_the_standard_output(given: list[str], read: list[str]) -> None:
-    assert with_stdout(given) == read
-
-
-def test_a_plan_as_json_without_a_file() -> None:
-    assert json.loads(fleet("plan", "--json", *SMALL).stdout)["asked"]["gpus"] == 256
+def test_a_long_sweep_says_for_how_long_after_its_first_point(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(prints, "SLOW_S", 0.0)
+    said = fleet("plan", "--set", "tp=8", "--set", "pp=1", "--sweep", "detect_s=0:60:+1", "--json", "-").stderr.splitlines()
+    assert said[0].startswith("1 of 61 points, about ") and said[1].startswith("13 of 61 points, about ")

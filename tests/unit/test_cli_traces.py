@@ -60,7 +60,7 @@ def test_import_shows_what_it_understood_and_what_is_wrong(folder: Path) -> None
     shown = fleet("traces", "import", str(folder / "log.csv"))
     assert "4,000 faults of 2,790 nodes in 7 clusters" in shown and "start     Prob Started" in shown
     assert "unknown cause, counted as host_parts" in shown and "month first" in shown
-    answer = json.loads(fleet("traces", "import", str(folder / "slurm.txt"), "--json"))
+    answer = json.loads(fleet("traces", "import", str(folder / "slurm.txt"), "--json", "-"))
     assert answer["faults"] == 3 and answer["found"]["step of a job, left out"] == 1
     assert len(answer["lines"]) == sum(answer["found"].values()), "every line that something was found in is named"
     assert answer["mapping"]["mapping"] == "sacct"
@@ -237,9 +237,9 @@ def test_fleet_run_takes_the_file_beside_its_chaos(folder: Path) -> None:
     path = str(folder / "faults.json")
     found = configured({"chaos": "mtbf=15s"}, over={"chaos.faults": path})
     assert found.chaos.faults == path and found.chaos.plan(seed=1, world=4, nodes=2)
-    assert "nothing says how many" in refused("run", "examples/gpt.py", "--faults", path)
-    assert "no JSON" in refused("run", "examples/gpt.py", "--chaos", "mtbf=15s", "--faults", str(folder / "log.csv"))
-    assert "contradicts trace" in refused("run", "examples/gpt.py", "--chaos", f"trace={folder / 'trace.csv'}", "--faults", path)
+    assert "nothing says how many" in refused("run", "examples/gpt.py", "--config", f"chaos.faults={path}")
+    assert "no JSON" in refused("run", "examples/gpt.py", "--chaos", f"mtbf=15s,faults={folder / 'log.csv'}")
+    assert "contradicts trace" in refused("run", "examples/gpt.py", "--chaos", f"trace={folder / 'trace.csv'},faults={path}")
 
 
 def test_the_log_counts_all_its_systems(folder: Path) -> None:

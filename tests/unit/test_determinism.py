@@ -196,7 +196,7 @@ def test_a_clean_script_ends_with_0(tmp_path: Path) -> None:
         (["--", "a.py"], "ARGUMENTS = ['a.py']: it is about a script"),
         (["-m"], "--module = True: it is about a script"),
         (["--set", "a=1"], "it is about a script, and none is given"),
-        (["--determinism", "a.py", "--set", "steps"], "it has no ="),
+        (["--determinism", "a.py", "--set", "steps"], "not of the form key=value"),
         (["--determinism", "a.py", "--spares", "1"], "tries one rank"),
         (["--determinism", "a.py", "--world", "2"], "tries one rank"),
         (["--shards", "a.py", "--world", "0"], "at least one rank"),

@@ -6,7 +6,7 @@ import dataclasses
 
 import pytest
 
-from fleet.app.live_line import Status, StepPace, forewarning, hung, in_columns, parts
+from fleet.app.live_line import Status, forewarning, hung, in_columns, parts
 
 STATUS = Status(120, 2_000, 8.0, 256, 0.914, 3, 4, 2, {"loss": 3.14159, "val_loss": 3.3})
 WHOLE = "step 120/2,000  loss 3.142  val_loss 3.3  8 steps/s  2,048 samples/s  ETA 3 m 55 s  goodput 91.4%  3 of 4 ranks  2 faults survived"
@@ -28,20 +28,6 @@ def test_what_matters_most_stays_and_nothing_is_cut(width: int) -> None:
 def test_what_is_not_known_is_left_out() -> None:
     early = Status(3, 0, None, 0, 0.0, 4, 4, 1)
     assert in_columns(parts(early)) == "step 3  goodput 0.0%  4 of 4 ranks  1 fault survived"
-
-
-def test_the_pace_is_that_of_the_last_steps_and_falls_when_none_come() -> None:
-    pace = StepPace()
-    assert pace.per_s(0.0) is None
-    for step in range(100):
-        pace.add(0.1 * step, step)
-    assert pace.per_s(9.9) == pytest.approx(10.0)
-    assert pace.per_s(19.8) == pytest.approx(5.0)
-    for step in range(100, 200):
-        pace.add(20.0 + step, step)
-    assert pace.per_s(219.0) == pytest.approx(1.0)
-    pace.add(220.0, 50)
-    assert pace.per_s(220.0) is None, "steps were taken back"
 
 
 def test_a_line_that_is_too_long_for_a_terminal_goes_on_below_itself_and_no_word_is_broken() -> None:

@@ -15,12 +15,12 @@ import pytest
 import requests
 
 from fleet.app.cli import queue as cli_queue
-from fleet.app.cli.queue import ByRules, Submissions, queue_of
+from fleet.app.cli.queue import Submissions, queue_of
 from fleet.app.cli.watch import PRIVATE
 from fleet.app.cluster import queue as queue_module
 from fleet.app.cluster.queue import CANCELLED, ENDED, RUNNING, SUBMITTED, WAITING, Job, OneMachine, RunQueue
 from fleet.app.configuration import configured
-from fleet.app.plans import RunPlan, describe
+from fleet.app.plans import Executed, RunPlan, describe
 from fleet.app.report import build_report, render_table
 from fleet.errors import ConfigError
 from fleet.ledger.report import duration
@@ -71,7 +71,7 @@ def make(tmp_path: Path, noted: Noted) -> Make:
         def note(action: str, job: Job, why: str) -> None:
             noted.append((action, job.name, why))
 
-        return RunQueue(tmp_path / "queue", OneMachine(slots), ByRules(rules), Waits(tmp_path, tries), note)
+        return RunQueue(tmp_path / "queue", OneMachine(slots), rules, Waits(tmp_path, tries), note)
 
     return queue
 
@@ -381,7 +381,7 @@ def test_the_wait_is_in_the_journal_and_in_the_report(tmp_path: Path, monkeypatc
     script.write_text(SCRIPT)
     monkeypatch.setenv(SUBMITTED, repr(cli_run.unix_time_s() - 90.0))
     found = configured("world=2")
-    made: RunPlan = cli_run._plan(cli_run.Executed(str(script)), found, "named", "", tmp_path, 0)
+    made: RunPlan = cli_run._plan(Executed(str(script)), found, "named", "", tmp_path, 0)
     assert made.name == "named" and made.queued_s >= 90
     first, *rest = one_loss().records
     assert isinstance(first, RunStarted)

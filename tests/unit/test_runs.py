@@ -51,7 +51,7 @@ def recorded(plan: plans.RunPlan, status: str = "completed") -> plans.RunPlan:
 
 def test_a_run_is_repeated_from_its_record(tmp_path: Path) -> None:
     plan = recorded(planned(tmp_path, "first"))
-    again = plans.repeated_plan(plan.folder, "", tmp_path)
+    again = plans.repeated_plan(plan.folder, plans.Executed(), tmp_path)
     assert again.name != plan.name
     assert again.folder.parent == tmp_path
     assert not again.resume
@@ -155,8 +155,8 @@ def test_a_script_is_found_from_the_folder_that_the_run_was_started_in(tmp_path:
     (tmp_path / "elsewhere").mkdir()
     monkeypatch.chdir(tmp_path / "elsewhere")
     (tmp_path / "elsewhere" / "job.py").write_text("def train(run):\n    raise ValueError\n")
-    assert plans.repeated_plan(plan.folder, "", tmp_path).script == str(tmp_path / "job.py")
-    assert plans.resumed_plan(plan.folder, "").script == str(tmp_path / "job.py")
+    assert plans.repeated_plan(plan.folder, plans.Executed(), tmp_path).script == str(tmp_path / "job.py")
+    assert plans.resumed_plan(plan.folder, plans.Executed()).script == str(tmp_path / "job.py")
 
 
 def test_a_record_without_provenance_is_repeated_as_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -227,12 +227,12 @@ def test_a_run_that_is_had_again_has_its_arguments_and_its_module(package: str, 
     writer = JournalWriter(plan.journal)
     writer.append(RunStarted(VERSION, "old", 0.0, 0.0, 4, 1, 16, plans.describe(plan)))
     writer.close()
-    for again in (plans.resumed_plan(plan.folder, ""), plans.repeated_plan(plan.folder, "", tmp_path)):
+    for again in (plans.resumed_plan(plan.folder, plans.Executed()), plans.repeated_plan(plan.folder, plans.Executed(), tmp_path)):
         assert (again.train, again.script) == (train, plan.script)
     other = written(tmp_path / "other", "def train(run):\n    pass\n")
-    replaced = plans.resumed_plan(plan.folder, other)
+    replaced = plans.resumed_plan(plan.folder, plans.Executed(other))
     assert (cast(Script, replaced.train).file, cast(Script, replaced.train).arguments) == (other, ("--lr", "3"))
-    assert cast(Script, plans.resumed_plan(plan.folder, other, arguments=("--lr", "4")).train).arguments == ("--lr", "4")
+    assert cast(Script, plans.resumed_plan(plan.folder, plans.Executed(other, ("--lr", "4"))).train).arguments == ("--lr", "4")
     assert dataclasses.replace(train, arguments=()) == found(f"{package}.fit", module=True)
 
 

@@ -16,7 +16,6 @@ from typer.testing import CliRunner
 from fleet.app.cli import config as cli_config
 from fleet.app.cli import main as cli
 from fleet.app.cli import run as cli_run
-from fleet.app.cli.config import FLAGS
 from fleet.app.configuration import Configuration, as_plain, as_toml, configured, differing, every, known
 from fleet.app.plans import RunPlan, describe
 from fleet.app.policy_choice import PORTS, check, completed, make, own_settings
@@ -82,11 +81,13 @@ def test_options_of_the_command_have_no_defaults_of_their_own() -> None:
     from typer.main import get_command
 
     parameters = {each.name: each for each in get_command(cli.app).commands["run"].params}  # type: ignore[attr-defined]
-    for name, key in FLAGS.items():
+    found = cli_config.settings_of_options()
+    assert found["world"] == "world" and found["straggler"] == "straggler.policy" and found["labels"] == "per_rank.labels"
+    for name, key in found.items():
         default = cli_config.KEYS[key].default
         assert parameters[name].default is None
         assert parameters[name].show_default == (str(default) if not isinstance(default, bool) else False)
-        assert parameters[name].help == cli_config.KEYS[key].meaning
+        assert parameters[name].help == (cli_run.CHECKPOINT if name == "checkpoint" else cli_config.KEYS[key].meaning)
 
 
 def _constants(path: Path) -> Iterator[tuple[str, str, object]]:
@@ -143,8 +144,8 @@ def test_later_wins_and_options_win_over_files(tmp_path: Path, monkeypatch: pyte
     assert (plan.settings.straggler.gain, plan.settings.straggler.changes) == (0.4, 2)
     assert plan.settings.options == {"lr": "0.0003", "n": "8"} and plan.settings.checkpoint.interval_s == 30.0
     assert plan.chaos.mtbf_s == 12.0
-    over = ("--world", "2", "--checkpoint", "daly", "--chaos", "off", "--timeout", "progress_s=30", "--set", "n=9", "--verify", "0.1")
-    plan = run_with(monkeypatch, *both, *over)
+    over = ("--world", "2", "--checkpoint", "daly", "--chaos", "off", "--set", "n=9", "--verify", "0.1")
+    plan = run_with(monkeypatch, *both, "--config", "timeouts.progress_s=30", *over)
     assert (plan.settings.world, plan.settings.spares, plan.settings.verify.compute) == (2, 2, 0.1)
     assert (plan.settings.checkpoint.policy, plan.settings.checkpoint.interval_s) == ("daly", None)
     assert not plan.chaos.on and plan.settings.timeouts.progress_s == 30.0 and plan.settings.options["n"] == "9"

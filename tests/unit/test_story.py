@@ -107,14 +107,11 @@ def test_the_newest_loss_of_a_slot_is_meant_by_its_number() -> None:
     assert why([*journal(), again], "3.0").loss.member == GONE
 
 
-@pytest.mark.parametrize(
-    ("name", "reason"),
-    [("0.0", "this rank was not lost"), ("1", "this rank was not lost"), ("9.0", "the run has no such rank"), ("x", "the run has no such")],
-)
-def test_a_rank_that_was_not_lost_is_refused_with_those_that_were(name: str, reason: str) -> None:
-    with pytest.raises(ConfigError, match=rf"--why = '{name}': {reason}.*Lost were 3\.0, 2\.0\."):
+@pytest.mark.parametrize("name", ["0.0", "1", "9.0", "x"])
+def test_a_rank_that_was_not_lost_is_refused_with_those_that_were(name: str) -> None:
+    with pytest.raises(ConfigError, match=rf"--why = '{name}': no such rank was lost.*were lost: 3\.0, 2\.0\."):
         why(journal(), name)
-    with pytest.raises(ConfigError, match="No rank was lost"):
+    with pytest.raises(ConfigError, match="were lost: none"):
         why([record for record in journal() if not isinstance(record, ProcessLost)], name)
 
 

@@ -40,7 +40,6 @@ def attach(
     json_: Annotated[str, typer.Option("--json", help="Write the report as JSON to this file; - for stdout.")] = "",
     html: Annotated[str, typer.Option(help="Write the report as one HTML page.")] = "",
     port: Annotated[int, typer.Option(help="Serve the live page and /metrics on this port; 0: a free one.")] = 0,
-    verbose: Annotated[bool, typer.Option("--verbose", help="Show views and healed faults too, and the whole report at the end.")] = False,
 ) -> None:
     """See RUN on a cluster as if it had been started here, to its end. Ctrl-C stops the run; fleet attach may be killed, and it goes on."""
     from fleet.app import remote
@@ -52,8 +51,8 @@ def attach(
             console.print(Text.assemble((run, "bold"), " was stopped before it began"))
             raise typer.Exit(Exit.STOPPED)
         attached = remote.Attached(plan, there)
-        result = cli_run.one_run(attached, server, verbose)
-    raise typer.Exit(cli_run.close(attached.plan, result, None, cli_run.Show(json_, html, port, verbose), []))
+        result = cli_run.one_run(attached, server)
+    raise typer.Exit(cli_run.close(attached.plan, result, None, cli_run.Show(json_, html, port), []))
 
 
 def stop(run: Name, address: Address = "auto") -> None:

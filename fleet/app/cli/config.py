@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import importlib
 import json
+import typing
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -13,7 +15,7 @@ import typer
 
 from fleet.app.cli import prints as cli_print
 from fleet.errors import ConfigError
-from fleet.settings.fields import Key, from_text, keys, shown
+from fleet.settings.fields import keys, shown
 from fleet.settings.run import RunSettings
 
 if TYPE_CHECKING:
@@ -23,24 +25,23 @@ KEYS = keys(RunSettings)
 RUNS = RunSettings().storage
 """Where runs lie, unless somebody says otherwise."""
 Storage = Annotated[str, typer.Option(help="Folder that holds the runs.")]
-FLAGS = {
-    "world": "world", "spares": "spares", "nodes": "nodes", "shards": "shards", "min_ranks": "min_ranks", "steps": "steps",
-    "peer_copies": "peer_copies", "seed": "seed", "reduction": "reduction", "optimizer_sharding": "optimizer_sharding",
-    "optimizer_copies": "optimizer_copies", "verify": "verify.compute", "preflight": "preflight",
-    "on_store_failure": "checkpoint.on_store_failure", "storage": "storage",
-    "on_partition": "on_partition", "ask_for_nodes": "ask_for_nodes", "grace": "timeouts.grace_s",
-    "max_world": "max_world", "gpus_per_rank": "per_rank.gpus", "cpus_per_rank": "per_rank.cpus",
-    "recovery": "recovery.policy", "placement": "placement.policy", "straggler": "straggler.policy", "corruption": "corruption.policy",
-}  # fmt: skip
-"""Option of ``fleet run`` -> setting. ``--set``, ``--timeout``, ``--checkpoint`` and ``--chaos`` stand for several."""
-LISTS = {"track": "track.to", "resources": "per_rank.resources", "labels": "per_rank.labels"}
-"""Options that may be given several times."""
 
 
 def option(key: str, *names: str, words: str = "") -> Any:
     """An option for setting ``key``. Its value is None where it is not given, so that it wins over a file only where it is."""
     said, default = KEYS[key].meaning, KEYS[key].default
-    return typer.Option(*names, help=words or said, show_default=str(default) if not isinstance(default, bool) else False)
+    made: Any = typer.Option(*names, help=words or said, show_default=str(default) if not isinstance(default, bool) else False)
+    made.setting = key
+    return made
+
+
+@functools.cache
+def settings_of_options() -> Mapping[str, str]:
+    """Parameter of ``fleet run`` -> setting, of those that stand for one."""
+    from fleet.app.cli.run import run
+
+    hints = typing.get_type_hints(run, include_extras=True)
+    return {name: made.setting for name, hint in hints.items() for made in getattr(hint, "__metadata__", ()) if hasattr(made, "setting")}
 
 
 class Default:
@@ -109,9 +110,8 @@ def settings_of(values: Mapping[str, Any], directory: Path) -> Configuration:
 
 def flags(values: Mapping[str, Any]) -> dict[str, Any]:
     """Dotted name -> value, of the options that are given. Raises ConfigError."""
-    found = {key: values[name] for name, key in FLAGS.items() if values[name] is not None}
-    found |= {key: tuple(values[name]) for name, key in LISTS.items() if values[name]}
-    found |= _timeouts(values["timeout"] or [])
+    given = {key: values[name] for name, key in settings_of_options().items()} | {"track.to": values["track"]}
+    found = {key: tuple(value) if isinstance(value, list) else value for key, value in given.items() if value not in (None, [], ())}
     if values["set_"]:
         found["options"] = pairs_of(values["set_"], "--set")
     if values["checkpoint"] is not None:
@@ -120,8 +120,6 @@ def flags(values: Mapping[str, Any]) -> dict[str, Any]:
         from fleet.app.configuration import chaos_of
 
         found |= chaos_of(values["chaos"])
-    if values["faults"] is not None:
-        found["chaos.faults"] = values["faults"]
     return found
 
 
@@ -131,17 +129,6 @@ def pairs_of(pairs: Sequence[str], option: str) -> dict[str, str]:
         if "=" not in pair:
             raise ConfigError(option, pair, "not of the form key=value")
     return dict(pair.split("=", 1) for pair in pairs)
-
-
-def _timeouts(pairs: Sequence[str]) -> dict[str, Any]:
-    known: dict[str, Key] = {name: key for name, key in KEYS.items() if name.startswith("timeouts.")}
-    given: dict[str, Any] = {}
-    for name, text in pairs_of(pairs, "--timeout").items():
-        if f"timeouts.{name}" not in known:
-            names = ", ".join(each.partition(".")[2] for each in known)
-            raise ConfigError("--timeout", f"{name}={text}", "there is no such time-out", f"Known: {names}.")
-        given |= from_text(known, f"timeouts.{name}", text)
-    return given
 
 
 def _checkpoint(text: str) -> dict[str, Any]:

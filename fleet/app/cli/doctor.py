@@ -4,19 +4,18 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import sys
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from fleet.app.cli import prints as cli_print
 from fleet.errors import ConfigError
 
 if TYPE_CHECKING:
     from fleet.ledger.health import HealthCheck, MeasuredFigure
 
 UNITS = (("T", 1e12), ("G", 1e9), ("M", 1e6))
-COLOURS = {"pass": "green", "warn": "yellow", "fail": "red bold"}
 
 
 def doctor(
@@ -101,13 +100,5 @@ def _figure(one: MeasuredFigure) -> str:
 
 
 def _table(checks: list[HealthCheck], action: str, reason: str) -> None:
-    from rich.console import Console
-    from rich.table import Table
-
-    table = Table("check", "where", "value", "verdict", "reason", box=None, pad_edge=False)
-    for check in checks:
-        colour = COLOURS[check.verdict]
-        table.add_row(check.measured.name, check.measured.where, _figure(check.measured), f"[{colour}]{check.verdict}[/]", check.reason)
-    console = Console(file=sys.stdout, highlight=False)
-    console.print(table)
-    console.print(f"{action}: {reason}")
+    rows = [(check.measured.name, check.measured.where, _figure(check.measured), check.verdict, check.reason) for check in checks]
+    cli_print.write(*cli_print.table(("check", "where", "value", "verdict", "reason"), rows), f"{action}: {reason}")

@@ -14,6 +14,7 @@ from rich.text import Text
 from rich.tree import Tree
 
 from fleet.app.cli import prints as cli_print
+from fleet.app.cli.json_out import finite
 from fleet.errors import ConfigError
 from fleet.protocol.exit_codes import Exit
 
@@ -118,13 +119,9 @@ def as_plain(found: ClusterFindings) -> dict[str, Any]:
         "risks": [
             {**dataclasses.asdict(risk), "survives": risk.survives, "sentences": sentences(risk, run)} for risk in found.risks
         ],
-        "links": {"there": found.pairs, "measured": [_finite(dataclasses.asdict(link)) for link in found.links]},
-        "outliers": [_finite(dataclasses.asdict(outlier)) for outlier in found.outliers],
+        "links": {"there": found.pairs, "measured": [finite(dataclasses.asdict(link)) for link in found.links]},
+        "outliers": [finite(dataclasses.asdict(outlier)) for outlier in found.outliers],
     }  # fmt: skip
-
-
-def _finite(values: dict[str, Any]) -> dict[str, Any]:
-    return {name: None if isinstance(value, float) and not math.isfinite(value) else value for name, value in values.items()}
 
 
 def print_found(found: ClusterFindings) -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fleet.app.cli import prints as cli_print
+from fleet.app.cli.config import pairs_of
 from fleet.errors import ConfigError, FleetError
 from fleet.protocol.exit_codes import Exit
 
@@ -29,17 +30,8 @@ def settings_of(values: Mapping[str, Any]) -> RunSettings:
     from fleet.app.configuration import configured
 
     layers = [Path(each) if Path(each).is_file() else each for each in values["config"] or []]
-    world = values["world"]
-    over: dict[str, Any] = {} if world is None else {"world": world}
-    found = configured(*layers, over=over).run
-    return dataclasses.replace(found, options={**found.options, **_options(values["set_"] or [])})
-
-
-def _options(words: Sequence[str]) -> dict[str, str]:
-    for word in words:
-        if "=" not in word:
-            raise ConfigError("--set", word, "it has no =", "Write --set key=value.")
-    return {key: value for key, _, value in (word.partition("=") for word in words)}
+    found = configured(*layers, over={} if values["world"] is None else {"world": values["world"]}).run
+    return dataclasses.replace(found, options={**found.options, **pairs_of(values["set_"] or [], "--set")})
 
 
 # ---- determinism -------------------------------------------------------------------------------------------------------------------------
@@ -66,9 +58,8 @@ def examine_determinism(script: str, values: Mapping[str, Any], as_json: bool) -
         raise FleetError(tried[0].error)
     steps = len({mark.step for mark in tried[0].marks if mark.step >= 0})
     if as_json:
-        cli_print.write(
-            json.dumps({"script": script, "clean": not found, "trials": len(tried), "findings": list(map(_plain, found))}, indent=2)
-        )
+        answer = {"script": script, "clean": not found, "trials": len(tried), "findings": list(map(dataclasses.asdict, found))}
+        cli_print.write(json.dumps(answer, indent=2))
     else:
         cli_print.write("\n\n".join(_report(script, one) for one in found) if found else _clean(script, steps, settings.shards, len(tried)))
     return Exit.FAILED if found else Exit.DONE
@@ -89,10 +80,6 @@ def _clean(script: str, steps: int, shards: int, trials: int) -> str:
 
     varied = "".join(f"\n  - {words}" for words in VARIED.values())
     return f"{script}: the same bits in each of {trials} trials of {steps} steps with {shards} shards, also where{varied}"
-
-
-def _plain(found: DeterminismFinding) -> dict[str, Any]:
-    return dataclasses.asdict(found)
 
 
 def _report(script: str, found: DeterminismFinding) -> str:

@@ -3,34 +3,14 @@
 from __future__ import annotations
 
 import json
+import math
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from typer.core import TyperCommand
 
-Json = Annotated[str, typer.Option("--json", help="Write the answer as JSON to this file; - or no file for stdout.")]
-
-
-class JsonCommand(TyperCommand):
-    """A command whose ``--json`` needs no file where none can be meant: at the end, or before another option."""
-
-    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """See ``click.Command.parse_args``. Typer has no options whose value may be left out."""
-        return super().parse_args(ctx, with_stdout(args))
-
-
-def with_stdout(args: Sequence[str]) -> list[str]:
-    """``args`` with - after each bare ``--json``."""
-    found: list[str] = []
-    for place, word in enumerate(args):
-        found.append(word)
-        following = args[place + 1] if place + 1 < len(args) else "--"
-        if word == "--json" and following.startswith("-") and following != "-":
-            found.append("-")
-    return found
+Json = Annotated[str, typer.Option("--json", help="Write the answer as JSON to this file; - for stdout.")]
 
 
 def write_json(data: dict[str, Any], json_: str) -> None:
@@ -40,3 +20,10 @@ def write_json(data: dict[str, Any], json_: str) -> None:
         sys.stdout.write(text)
     elif json_:
         Path(json_).write_text(text)
+
+
+def finite(value: Any) -> Any:
+    """For JSON: what is not finite becomes None."""
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    return {key: finite(item) for key, item in value.items()} if isinstance(value, dict) else value

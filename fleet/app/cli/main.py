@@ -39,7 +39,6 @@ from fleet.app.cli import track as cli_track
 from fleet.app.cli import up as cli_up
 from fleet.app.cli import watch as cli_watch
 from fleet.app.cli.config import RUNS, Storage
-from fleet.app.cli.json_out import JsonCommand
 from fleet.errors import ConfigError, FleetError
 from fleet.protocol.exit_codes import Exit
 
@@ -125,10 +124,6 @@ GROUPS: Mapping[str, tuple[typer.Typer, Commands]] = {
     "dashboard": (_asks(help="Dashboards and alert rules for Grafana and Prometheus."), (cli_dashboard.push, cli_dashboard.write)),
     "cluster": (_asks(help="Files that bring up a cluster: ray up, Kubernetes, Slurm."), (cli_cluster.write, cli_cluster.check)),
 }
-BARE_JSON = (
-    cli_plan.plan, cli_laws.sweep, cli_simulate.simulate, cli_simulate.compare, cli_traces.import_, cli_traces.fit, cli_rehearse.rehearse,
-)  # fmt: skip
-"""Their ``--json`` takes a file, or none."""
 PASS_ON = (cli_run.resume, cli_queue.submit)
 """They hand to others what they do not know."""
 
@@ -136,8 +131,7 @@ PASS_ON = (cli_run.resume, cli_queue.submit)
 def _with(group: typer.Typer, commands: Commands) -> typer.Typer:
     for command in commands:
         others = {"allow_extra_args": True, "ignore_unknown_options": True} if command in PASS_ON else None
-        kind = JsonCommand if command in BARE_JSON else None
-        group.command(command.__name__.rstrip("_"), cls=kind, context_settings=others)(command)
+        group.command(command.__name__.rstrip("_"), context_settings=others)(command)
     return group
 
 

@@ -20,14 +20,12 @@ if TYPE_CHECKING:
     from fleet.settings.run import RunSettings
 
 TAKEN = {
-    "plain", "script", "arguments", "world", "nodes", "min_ranks", "seed", "chaos", "faults", "storage", "name", "json_", "html", "port",
-    "expect", "verbose", "track",
+    "plain", "script", "arguments", "world", "nodes", "min_ranks", "seed", "chaos", "storage", "name", "json_", "html", "port",
+    "expect", "track",
 }  # fmt: skip
 """Parameters of ``fleet run`` that mean something with ``--plain``."""
 HAS_NOT = {"recovery.policy": "restart", "peer_copies": 0, "verify.replicas": 0.0, "verify.jumps": 0.0}
 """What such a job has of Fleet: nothing."""
-FOR_SCRIPT = {"steps", "set_"}
-"""What a script of Fleet's is told so, and another one by its own arguments."""
 
 
 def plan_of(context: typer.Context) -> RunPlan:
@@ -80,13 +78,9 @@ def _check_options(values: Mapping[str, Any], given: Collection[str]) -> None:
     for name in given:
         if name in TAKEN:
             continue
-        option = "--" + name.rstrip("_").replace("_", "-")
-        value, reason = values[name], "a script that is not Fleet's does not know it"
-        if name in FOR_SCRIPT:
-            way_out = "Write what the script is given after --, e.g. fleet run --plain train.py -- --steps 300."
-        else:
-            way_out = "Leave it out; fleet run without --plain has it, for a script with a function train(run)."
-        raise ConfigError(option, value, reason, way_out)
+        option, reason = "--" + name.rstrip("_").replace("_", "-"), "a script that is not Fleet's does not know it"
+        way_out = "Leave it out. What the script itself is given stands after --: fleet run --plain train.py -- --steps 300."
+        raise ConfigError(option, values[name], reason, way_out)
 
 
 def _checked_script(script: str) -> str:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import sys
-import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -15,18 +13,11 @@ from fleet.app.cli.json_out import Json, write_json
 from fleet.errors import ConfigError
 
 if TYPE_CHECKING:
-    from rich.console import Console
-    from rich.table import Table
-
     from fleet.planning.inputs import PlanInput
     from fleet.planning.plan import FleetPlan
     from fleet.planning.sweep import Point, Sweep
 
 PLAN = "fleet.planning.inputs:PlanInput"
-SLOW_S = 5.0
-"""A sweep that will take longer says so before it starts."""
-TIMED_FROM = 50
-"""Points from which on a sweep may take that long: one takes some ten milliseconds."""
 
 
 def plan(
@@ -116,49 +107,30 @@ def _around(asked: PlanInput) -> Sweep:
 
 
 def _show(answer: FleetPlan) -> None:
-    from rich.console import Console
-
     from fleet.planning.plan import notes
     from fleet.planning.words import sections
 
-    out = Console(highlight=False, width=None if sys.stdout.isatty() else 110)
     for title, rows in sections(answer):
-        out.print(_table(title, rows))
+        width = max(len(row) for row in rows)
+        first, *rest = [(*row, *[""] * (width - len(row))) for row in rows]
+        cli_print.write(title, *(f"  {line}" for line in cli_print.table(first, rest)), "")
     if answer.levers:
-        out.print("\n[bold]What would help most[/]")
-    for number, lever in enumerate(answer.levers, 1):
-        out.print(f"{number:3}. {lever.sentence}", soft_wrap=True)
-    for note in notes(answer):
-        out.print(f"[dim]{note}[/]", soft_wrap=True)
-
-
-def _table(title: str, rows: list[tuple[str, ...]]) -> Table:
-    from rich import box
-    from rich.table import Table
-
-    table = Table(title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, show_header=False, pad_edge=False)
-    for number in range(max(len(row) for row in rows)):
-        table.add_column(justify="right" if number == 1 else "left", overflow="fold")
-    for row in rows:
-        table.add_row(*row)
-    return table
+        cli_print.write("What would help most")
+    cli_print.write(*(f"{number:3}. {lever.sentence}" for number, lever in enumerate(answer.levers, 1)), *notes(answer))
 
 
 def _sweep(asked: PlanInput, text: str, json_: str, html: str) -> None:
-    from fleet.app.cli.prints import Terminal
     from fleet.planning.sweep import parse_sweep, run_sweep
 
     what = parse_sweep(text)
     points: list[Point] = []
-    terminal = Terminal(stderr=True)
-    _forewarn(terminal, asked, what)
-    started_s = time.perf_counter()
+    meter = cli_print.Meter(len(what.values), "points")
     try:
         for point in run_sweep(asked, what):
             points.append(point)
-            _progress(terminal, len(points), len(what.values), time.perf_counter() - started_s)
+            meter.report(len(points))
     except KeyboardInterrupt:
-        terminal.print(f"interrupted: {len(points)} of {len(what.values)} points are kept")
+        cli_print.Terminal(stderr=True).print(f"interrupted: {len(points)} of {len(what.values)} points are kept")
     rows = [{"value": point.value, "plan": point.plan.to_dict() if point.plan else None, "refusal": point.refusal} for point in points]
     write_json({"field": what.field, "complete": len(points) == len(what.values), "points": rows}, json_)
     if json_ != "-":
@@ -172,41 +144,12 @@ def _sweep(asked: PlanInput, text: str, json_: str, html: str) -> None:
         raise typer.Exit(130)
 
 
-def _forewarn(terminal: Console, asked: PlanInput, what: Sweep) -> None:
-    """One point in the middle is timed before a sweep that may be long, so that whoever waits knows for how long."""
-    from fleet.planning.sweep import Sweep, run_sweep
-
-    if len(what.values) < TIMED_FROM:
-        return
-    began_s = time.perf_counter()
-    list(run_sweep(asked, Sweep(what.field, what.values[len(what.values) // 2 :][:1])))
-    whole_s = (time.perf_counter() - began_s) * len(what.values)
-    if whole_s > SLOW_S:
-        terminal.print(f"{len(what.values)} points will take about {whole_s:.0f} s; Ctrl-C keeps what there is")
-
-
-def _progress(terminal: Console, done: int, points: int, elapsed_s: float) -> None:
-    """How long it will still take, every tenth of the way, where that is worth saying."""
-    left_s = elapsed_s / done * (points - done)
-    if elapsed_s + left_s > SLOW_S and done % max(1, points // 10) == 0:
-        terminal.print(f"{done} of {points} points, about {left_s:.0f} s left; Ctrl-C keeps what there is")
-
-
 def _show_sweep(field: str, points: list[Point]) -> None:
-    from rich import box
-    from rich.console import Console
-    from rich.table import Table
-
     from fleet.planning.words import sweep_row
 
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    for name in (field, "tp x pp x dp", "MFU", "MTBF", "goodput", "spares", "tokens/s kept", "days", "USD", "t CO2"):
-        table.add_column(name, justify="right")
-    refused = [point for point in points if point.plan is None]
+    heads = (field, "tp x pp x dp", "MFU", "MTBF", "goodput", "spares", "tokens/s kept", "days", "USD", "t CO2")
+    cli_print.write(*cli_print.table(heads, map(sweep_row, points)))
     for point in points:
-        table.add_row(*sweep_row(point))
-    out = Console(highlight=False, width=None if sys.stdout.isatty() else 120)
-    out.print(table)
-    for point in refused:
-        where = "" if point.refusal.startswith(f"{field} = {point.value}:") else f"{field} = {point.value}: "
-        out.print(f"[dim]{where}{point.refusal}[/]")
+        if point.plan is None:
+            where = "" if point.refusal.startswith(f"{field} = {point.value}:") else f"{field} = {point.value}: "
+            cli_print.write(f"{where}{point.refusal}")

@@ -13,7 +13,6 @@ import urllib.request
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -27,7 +26,7 @@ from fleet.app.cluster.queue import RUNNING, WAITING, Job, OneMachine, QueueRoom
 from fleet.errors import ConfigError, RunFailed
 from fleet.host.clock import unix_time_s
 from fleet.host.processes import calling
-from fleet.protocol.queueing import ONE_SLOT, OTHERS, PRIORITIES, Asked, Decision, Node, Rules, Running
+from fleet.protocol.queueing import ONE_SLOT, OTHERS, PRIORITIES, Rules
 
 if TYPE_CHECKING:
     from dashboards.access import Audit
@@ -56,24 +55,7 @@ def queue_of(
     def noted(action: str, job: Job, why: str) -> None:
         book.done(action, job.name, job.owner, job.team, why)
 
-    return RunQueue(folder / PRIVATE / "queue", room or OneMachine(slots), ByRules(rules), runs, noted)
-
-
-@dataclass(frozen=True)
-class ByRules:
-    """``policies.admission`` with the rules of a service: ``fleet.app.cluster.queue.Policy``."""
-
-    rules: Rules
-
-    def decide(self, waiting: Sequence[Asked], running: Sequence[Running], nodes: Sequence[Node]) -> list[Decision]:
-        from policies.admission import decide
-
-        return decide(waiting, running, nodes, self.rules)
-
-    def never(self, one: Asked, nodes: Sequence[Node]) -> tuple[str, str]:
-        from policies.admission import never
-
-        return never(one, nodes, self.rules)
+    return RunQueue(folder / PRIVATE / "queue", room or OneMachine(slots), rules, runs, noted)
 
 
 @dataclass(frozen=True)
@@ -292,14 +274,8 @@ def submit(
     console.print(f"[bold]{job['name']}[/] waits for {job['slots']} slots")
 
 
-def queue(
-    storage: Storage = RUNS,
-    audit: Annotated[bool, typer.Option("--audit", help="Show who did what instead: the audit log.")] = False,
-) -> None:
+def queue(storage: Storage = RUNS) -> None:
     """The runs that wait, and those that go on; what teams have, and may have."""
-    if audit:
-        _report_audit(Path(storage).absolute() / PRIVATE / AUDIT)
-        return
     answer = _ask(Path(storage), "GET", "/api/queue")
     rows = [_row(job) for job in answer["jobs"] if job["phase"] in (WAITING, RUNNING)]
     lines = cli_print.table(("run", "phase", "slots", "priority", "waited", "owner", "team", "starts"), rows) if rows else []
@@ -314,25 +290,6 @@ def _row(job: Mapping[str, Any]) -> tuple[str, ...]:
     waited_s = job["waited_s"] + (unix_time_s() - since_s if job["phase"] == WAITING else 0.0)
     phase = f"gives way to {job['gives_way_to']}" if job["gives_way_to"] else job["phase"]
     return job["name"], phase, str(job["slots"]), str(job["priority"]), f"{waited_s:.0f} s", job["owner"], job["team"], str(job["starts"])
-
-
-def _report_audit(path: Path) -> None:
-    """Each line of the log; what cannot be read is shown as it is."""
-    if not path.exists():
-        raise ConfigError("--storage", str(path.parents[1]), "there is no audit log: nobody has asked for anything yet")
-    with path.open(encoding="utf-8", errors="replace") as lines:
-        rows = [_audited(line.rstrip("\n")) for line in lines]
-    cli_print.write(*cli_print.table(("when", "who", "team", "action", "run", "what came of it"), rows))
-
-
-def _audited(line: str) -> tuple[str, ...]:
-    try:
-        facts = json.loads(line)
-        when = datetime.fromtimestamp(facts["unix_s"], UTC).strftime("%Y-%m-%d %H:%M:%SZ")
-    except (ValueError, TypeError, KeyError):  # a crash cut it short
-        return "?", "", "", "", "", line[:200]
-    identity = facts.get("who") or facts.get("right", "")
-    return when, identity, facts.get("team", ""), facts.get("action", ""), facts.get("run", ""), str(facts.get("outcome", ""))
 
 
 def cancel(name: Annotated[str, typer.Argument(metavar="RUN", help="Its name.")], storage: Storage = RUNS) -> None:

@@ -6,7 +6,6 @@ import dataclasses
 import itertools
 import json
 import math
-import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -15,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from fleet.app.cli import prints as cli_print
 from fleet.app.cli.config import KEYS, RUNS, option_of
 from fleet.app.cli.json_out import Json, write_json
 from fleet.protocol.exit_codes import Exit
@@ -61,7 +61,6 @@ def rehearse(
     seed: Annotated[int, typer.Option(help="Of faults and predictions.")] = 0,
     storage: Annotated[str, typer.Option(help="Folder for the runs and the frozen prediction.")] = RUNS,
     json_: Json = "",
-    html: Annotated[str, typer.Option(help="Write one self-contained HTML page to this file.")] = "",
 ) -> None:
     """Run a scale model of a fleet under faults, with the prediction written down before the first of them."""
     from fleet.app import plans, recipes
@@ -79,11 +78,6 @@ def rehearse(
             **carry_out(cluster, target, base, folder, faults=count, budget_s=60 * minutes, mtbf_s=mtbf_s, losses=losses),
         )  # fmt: skip
     write_json(found.to_dict(), json_)
-    if html:
-        from dashboards.pages.rehearsal import render_rehearsal
-        from fleet.app.rehearsal import reasons, rows, spans
-
-        Path(html).write_text(render_rehearsal(found.to_dict(), rows(found), reasons(found), spans(found)))
     if json_ != "-":
         _show(found, folder)
     if any(one.verdict == VIOLATED for one in found.measured.checks):
@@ -232,30 +226,13 @@ def _stop_when(live: LiveRun, journal: Path, enough: Callable[[list[Record]], bo
 
 
 def _show(found: Rehearsal, folder: Path) -> None:
-    from rich import box
-    from rich.console import Console
-    from rich.table import Table
-
     from fleet.app.rehearsal import reasons, rows
 
-    out = Console(highlight=False, width=None if sys.stdout.isatty() else 120)
     scale = found.prediction.scale
-    out.print(f"[bold]{found.gpus:,} GPUs for {found.days:g} days[/], recovery {found.recovery}: time runs {scale.compression:,.0f} times "
-              f"faster here, a fault every {scale.mtbf_s:.1f} s")  # fmt: skip
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    for name in ("goodput of", "value", "interval"):
-        table.add_column(name, justify="right" if name == "value" else "left")
-    for row in rows(found):
-        table.add_row(*row)
-    out.print(table)
-    groups = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    for name in ("ratio, over the time between faults", "fleet", "here", "", "why"):
-        groups.add_column(name, justify="right" if name in ("fleet", "here") else "left")
-    for group in scale.groups:
-        groups.add_row(group.name, f"{group.target:.3g}", f"{group.real:.3g}", group.verdict, group.why)
-    out.print(groups)
-    for sentence in reasons(found):
-        out.print(sentence)
-    for one in found.measured.checks:
-        out.print(f"{one.verdict} {one.check}: {one.reason}", markup=False)
-    out.print(f"[dim]the prediction was frozen before the first fault: {folder / 'prediction.json'}, seal {found.prediction.seal[:16]}[/]")
+    fleet = f"{found.gpus:,} GPUs for {found.days:g} days, recovery {found.recovery}"
+    cli_print.write(f"{fleet}: time runs {scale.compression:,.0f} times faster here, a fault every {scale.mtbf_s:.1f} s", "")
+    cli_print.write(*cli_print.table(("goodput of", "value", "interval"), rows(found)), "")
+    groups = [(group.name, f"{group.target:.3g}", f"{group.real:.3g}", group.verdict, group.why) for group in scale.groups]
+    cli_print.write(*cli_print.table(("ratio, over the time between faults", "fleet", "here", "", "why"), groups), "", *reasons(found))
+    cli_print.write(*(f"{one.verdict} {one.check}: {one.reason}" for one in found.measured.checks))
+    cli_print.write(f"the prediction was frozen before the first fault: {folder / 'prediction.json'}, seal {found.prediction.seal[:16]}")

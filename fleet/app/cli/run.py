@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from fleet.app.cli.watch import PageServer
     from fleet.app.configuration import Configuration
     from fleet.app.expects import Expectation
-    from fleet.app.plans import RunPlan, RunResult
+    from fleet.app.plans import Executed, RunPlan, RunResult
     from fleet.app.report import Report
     from fleet.settings.run import RunSettings
 
@@ -78,7 +78,6 @@ def run(
     set_: Annotated[list[str] | None, typer.Option("--set", help="key=value for run.options; repeatable.")] = None,
     config: Annotated[list[str] | None, typer.Option(help="File of settings, or key=value; repeatable. See fleet config.")] = None,
     chaos: Annotated[str | None, typer.Option(help="off, storm, or e.g. mtbf=15s,kinds=kill_rank+hang.", show_default="off")] = None,
-    faults: Annotated[str | None, typer.Option(help="With --chaos: the mix of faults of a log of yours, from fleet traces fit.")] = None,
     reduction: Annotated[str | None, option("reduction")] = None,
     optimizer_sharding: Annotated[str | None, option("optimizer_sharding")] = None,
     optimizer_copies: Annotated[int | None, option("optimizer_copies")] = None,
@@ -92,7 +91,6 @@ def run(
     straggler: Annotated[str | None, option("straggler.policy")] = None,
     placement: Annotated[str | None, option("placement.policy")] = None,
     corruption: Annotated[str | None, option("corruption.policy")] = None,
-    timeout: Annotated[list[str] | None, typer.Option(help="name=seconds, e.g. progress_s=30; repeatable. A wrong one lists all.")] = None,
     grace: Annotated[float | None, option("timeouts.grace_s", "--grace")] = None,
     storage: Annotated[str | None, option("storage")] = None,
     address: Annotated[str, typer.Option(help="Join a Ray cluster: auto, or HOST:PORT; empty: start a local one.")] = "",
@@ -112,17 +110,16 @@ def run(
     html: Annotated[str, typer.Option(help="Write the report as one HTML page.")] = "",
     port: Annotated[int, typer.Option(help="Serve the live page and /metrics on this port; 0: a free one.")] = 0,
     expect: Annotated[list[str] | None, typer.Option(help="e.g. goodput>0.9, faults>=3, twin; repeatable. Else exit code 4.")] = None,
-    verbose: Annotated[bool, typer.Option("--verbose", help="Show views and healed faults too, and the whole report at the end.")] = False,
 ) -> None:
     """Train SCRIPT on a local cluster, or on one that is there, through whatever happens to its ranks."""
     expected = _expected(expect or [], twin and not plain)
     if plain:
-        raise typer.Exit(_execute(cli_plain.plan_of(context), False, 0, Show(json_, html, port, verbose), expected, "", ""))
+        raise typer.Exit(_execute(cli_plain.plan_of(context), False, 0, Show(json_, html, port), expected, "", ""))
     found, root = _settings(context.params)
     name, resume, given_steps = _either(resume_or_start, name, resume, repeat, found.run.storage, root, steps or 0)
     plan = _planned(context.params, found, name, resume, root, given_steps)
     _check_plan(plan, twin_world, address, allow_chaos)
-    shown = Show(json_, html, port, verbose), expected, address, working_dir
+    shown = Show(json_, html, port), expected, address, working_dir
     raise typer.Exit(_leave_to_the_cluster(plan, address, working_dir) if detach else _execute(plan, twin, twin_world, *shown))
 
 
@@ -155,32 +152,6 @@ def _check_plan(plan: RunPlan, twin_world: int, address: str, allow_chaos: bool)
         gpus_for(plan.settings)
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Executed:
-    """The script that ranks execute, as the command line names it: what it finds in ``sys.argv``, and whether it is named as a module."""
-
-    script: str
-    arguments: tuple[str, ...] = ()
-    module: bool = False
-
-    @property
-    def more(self) -> dict[str, Any]:
-        """Beside the script, for functions of ``fleet.app.plans``."""
-        return {"arguments": self.arguments, "module": self.module}
-
-    @property
-    def path(self) -> str:
-        """Where the script lies; empty where none is named. Raises ConfigError: there is no such module."""
-        from actors.rank import script_loading
-
-        return script_loading.found(self.script, module=True).file if self.module and self.script else self.script
-
-
-def _check_code(repeat: str, changed_code: bool) -> None:
-    if changed_code and not repeat:
-        raise ConfigError("--changed-code", "given", "it is about a run that is repeated", "Use it with --repeat RUN.")
-
-
 def _expected(texts: Sequence[str], twin: bool) -> list[Expectation]:
     """What is expected of the run. Raises ConfigError, also where a folder's names stand before those of libraries."""
     from fleet.app import expects
@@ -192,7 +163,8 @@ def _expected(texts: Sequence[str], twin: bool) -> list[Expectation]:
 
 def _settings(given: Mapping[str, Any]) -> tuple[Configuration, Path]:
     """What the options come to, and the folder of the runs. Raises ConfigError."""
-    _check_code(given["repeat"], given["changed_code"])
+    if given["changed_code"] and not given["repeat"]:
+        raise ConfigError("--changed-code", "given", "it is about a run that is repeated", "Use it with --repeat RUN.")
     found = cli_config.settings_of(given, Path())
     return found, _root(found.run.storage, given["address"], given["copy_to"], given["detach"], given["nodes"], given["twin"])
 
@@ -266,8 +238,10 @@ def checked(script: str, arguments: Sequence[str], directory: Path) -> tuple[Run
 
 def _planned(given: Mapping[str, Any], found: Configuration, name: str, resume: str, root: Path, steps: int) -> RunPlan:
     """The run that the options ask for. Raises ConfigError; typer.Exit when there is nothing to resume."""
+    from fleet.app import plans
+
     _leave_if_ended(resume, given["script"], found.run.storage, root, steps)
-    asked = Executed(given["script"], tuple(given["arguments"] or ()), given["module"])
+    asked = plans.Executed(given["script"], tuple(given["arguments"] or ()), given["module"])
     if given["repeat"] and not resume:
         return _repeated(given["repeat"], asked, root, given["changed_code"])
     return _plan(asked, found, name, resume, root, steps)
@@ -284,17 +258,17 @@ def _plan(asked: Executed, found: Configuration, name: str, resume: str, root: P
         folder = plans.find_run(resume, root)
         if plans.is_completed(folder):
             resuming.check_given(folder, found, resuming.BEYOND)
-            return plans.continued_plan(folder, asked.script, name, steps, settings.storage, **asked.more)
+            return plans.continued_plan(folder, asked, name, steps, settings.storage)
         if steps:
             reason = f"run {resume} has not come to its end: it is resumed with the number of steps that it began with"
             raise ConfigError("--steps", steps, reason, "Resume it without --steps; go on beyond its end afterwards.")
         resuming.check(folder, found, asked.path)
         _report_changes(folder, plans.changed_since(folder, asked.path).code)
-        return plans.resumed_plan(folder, asked.script, settings.storage, **asked.more)
+        return plans.resumed_plan(folder, asked, settings.storage)
     if not asked.script:
         raise ConfigError("SCRIPT", "", "missing", "Name a Python file with a function train(run), or use --resume RUN.")
     name = plans.checked_name(name, root) if name else ""
-    train, now_s = script_loading.load_train(asked.script, **asked.more), unix_time_s()
+    train, now_s = script_loading.load_train(asked.script, asked.arguments, asked.module), unix_time_s()
     script = train.file if asked.module else asked.script
     name = name or plans.new_name(script)
     return plans.RunPlan(
@@ -315,37 +289,30 @@ def _either(run: str, name: str, resume: str, repeat: str, storage: str, root: P
             raise ConfigError("--resume-or-start", run, f"{other} = {value} is given, too", "Give one of them.")
     if Path(run).name != run:
         raise ConfigError("--resume-or-start", run, "it is a path, and a run that is to begin has a name", "Give the name alone.")
-    _fetch_journal(run, storage, root)
+    from fleet.app import plans
+
+    plans.fetch_journal(storage, run, root)
     return ("", run, 0) if (root / run / "journal.jsonl").is_file() else (run, "", steps)
 
 
-def _fetch_journal(run: str, storage: str, root: Path) -> None:
-    """Of a run whose journal lies in its store alone."""
-    if "://" in storage:
-        from storage.mirror import fetch_journal
-
-        fetch_journal(f"{storage.rstrip('/')}/{run}", root / run / "journal.jsonl")
-
-
 def _leave_if_ended(run: str, script: str, storage: str, root: Path, steps: int) -> None:
-    """Raises typer.Exit when there is nothing to resume of ``run``; empty: none is to be resumed."""
-    if run and _has_ended(run, script, storage, root, steps):
-        raise typer.Exit(0)
+    """Raises typer.Exit when there is nothing to resume of ``run``, which is said then; empty: none is to be resumed.
 
-
-def _has_ended(run: str, script: str, storage: str, root: Path, steps: int) -> bool:
-    """Whether there is nothing to resume, which is said then. A journal that lies in the run's store alone is fetched first."""
+    A journal that lies in the run's store alone is fetched first.
+    """
     from fleet.app import plans
 
-    _fetch_journal(run, storage, root)
+    if not run:
+        return
+    plans.fetch_journal(storage, run, root)
     folder = plans.find_run(run, root)
     plans.check_fleets(folder, "--resume")
     if steps or not plans.is_completed(folder):
-        return False
+        return
     again = shlex.join(["fleet", "run", *([script] if script else []), "--resume", run])
     console.print(f"{folder.name} is completed: all its steps are committed, and its last state is kept.", highlight=False, soft_wrap=True)
     console.print(f"To go on beyond its end, as a new run: {again} --steps N", markup=False, highlight=False, soft_wrap=True)
-    return True
+    raise typer.Exit(0)
 
 
 def _repeated(run: str, asked: Executed, root: Path, changed_code: bool) -> RunPlan:
@@ -358,7 +325,7 @@ def _repeated(run: str, asked: Executed, root: Path, changed_code: bool) -> RunP
     if not changed_code:
         plans.check_same_code(folder, changes)
     _report_changes(folder, (*changes.code, *changes.around))
-    return plans.repeated_plan(folder, asked.script, root, **asked.more)
+    return plans.repeated_plan(folder, asked, root)
 
 
 def _report_changes(folder: Path, changes: Sequence[str]) -> None:
@@ -369,12 +336,11 @@ def _report_changes(folder: Path, changes: Sequence[str]) -> None:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Show:
-    """Where the report goes, and how much of it is shown; see the options of ``fleet run``."""
+    """Where the report goes; see the options of ``fleet run``."""
 
     json: str
     html: str
     port: int
-    verbose: bool
 
 
 def _execute(
@@ -396,13 +362,13 @@ def _execute(
         if tried is not None and not address:
             tried.check("this machine")
         plan = dataclasses.replace(plan, page=server.read_link(plan.name))
-        result = one_run(launched(plan), server, show.verbose, beginning)
+        result = one_run(launched(plan), server, beginning)
         if result.status == "failed" and _is_refused(plan):
             return Exit.REFUSED
         verdict = None
         if twin and result.completed:
             other = plans.twin_of(plan, twin_world or None)
-            verdict = plans.compare(plan, other, one_run(launched(other), None, show.verbose))
+            verdict = plans.compare(plan, other, one_run(launched(other), None))
         elif twin:
             verdict = twins.not_run(result.status, result.reason, twin_world or plan.settings.world)
     return close(plan, result, verdict, show, expected)
@@ -445,7 +411,7 @@ def close(plan: RunPlan, result: RunResult, verdict: dict[str, Any] | None, show
     report, damage = cli_diagnose.load_report(plan.folder)
     data = report_data(report, damage, verdict)
     if show.json != "-":
-        _sum_up(data, plan, report, show.verbose)
+        _sum_up(data, plan, report)
     emit(data, report, show.json, show.html)
     for line in tracking.in_words(plan.folder, plan.settings.track):
         console.print(line, markup=False, highlight=False, soft_wrap=True)
@@ -455,7 +421,7 @@ def close(plan: RunPlan, result: RunResult, verdict: dict[str, Any] | None, show
     return _exit_code(result, verdict) or (Exit.VIOLATED if checkers.violated(data["checks"]) else Exit.UNMET if unmet else Exit.DONE)
 
 
-def one_run(live: Launch, server: PageServer | None, verbose: bool, beginning: Beginning | None = None) -> RunResult:
+def one_run(live: Launch, server: PageServer | None, beginning: Beginning | None = None) -> RunResult:
     """Train; with a ``server``, its page shows the run, and takes orders. ``beginning`` tells what the first step waits for."""
     from fleet.app.progress import LiveView
     from fleet.app.stopping import stopped_by_signals
@@ -470,7 +436,7 @@ def one_run(live: Launch, server: PageServer | None, verbose: bool, beginning: B
     logs = RunLogs(logs_of(plan.folder), from_start=not plan.resume)
     if beginning is not None:
         beginning.say("ranks are started")
-    view = LiveView(follower, console, time.monotonic, logs, _first_fault_s(plan), verbose, beginning)
+    view = LiveView(follower, console, time.monotonic, logs, _first_fault_s(plan), beginning)
     with view, stopped_by_signals(live.stop, console.print):
         result = live.execute()
     if beginning is not None:
@@ -526,19 +492,18 @@ def print_report(report: Report) -> None:
     cli_print.write(render_table(report, colour=sys.stdout.isatty()).rstrip("\n"))
 
 
-def _sum_up(data: dict[str, Any], plan: RunPlan, report: Report, verbose: bool) -> None:
+def _sum_up(data: dict[str, Any], plan: RunPlan, report: Report) -> None:
     """The last lines: what training came to, what it cost, and what to do next."""
     from fleet.app import ending, plans, resuming
     from fleet.app.live_line import hung
     from storage.backends.urls import redact
 
-    if verbose:
-        print_report(report)
     views = report.history["views"]
     trained_s = report.summary.now_s - views[0]["at_s"] if views else None
     elsewhere = str(plan.folder.parent) if plan.folder.parent != Path(RUNS).resolve() else ""
-    again = plans.again(plan) if plan.plain is not None else ""
-    saved_at = _saved_by_script(data) if again else redact(plans.store_url(plan))
+    again, saved_at = "", redact(plans.store_url(plan))
+    if plan.plain is not None:
+        again, saved_at = plans.again(plan), str(data["checkpoints"][-1]["checkpoint"]) if data["checkpoints"] else ""
     returns = resuming.returns_of(plan.journal) if data["status"] == "failed" else 0
     context = ending.EndContext(plan.name, saved_at, _first_fault_s(plan), elsewhere, again, returns)
     out = cli_print.Terminal()
@@ -547,8 +512,3 @@ def _sum_up(data: dict[str, Any], plan: RunPlan, report: Report, verbose: bool) 
         line = Text(hung(f"{head:8} {words}", width, 9))
         line.stylize("bold", 0, len(head))
         out.print(line)
-
-
-def _saved_by_script(data: dict[str, Any]) -> str:
-    """Where the newest checkpoint lies that was seen; empty without one."""
-    return str(data["checkpoints"][-1]["checkpoint"]) if data["checkpoints"] else ""

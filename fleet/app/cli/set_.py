@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from fleet.app.cli.config import RUNS, Storage
+from fleet.app.cli.config import RUNS, Storage, pairs_of
 from fleet.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -27,10 +27,7 @@ def set_(
     """Change settings of RUN while it goes on. Each change is in its journal."""
     from actors.messages import SettingWanted
 
-    for pair in pairs:
-        key, sign, text = pair.partition("=")
-        if not sign:
-            raise ConfigError("KEY=VALUE", pair, "not of the form key=value")
+    for key, text in pairs_of(pairs, "KEY=VALUE").items():
         have(name, storage, address, SettingWanted(key, text), key, text)
         print(f"{key} = {text}")
 

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import signal
-import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Annotated, Any
@@ -16,17 +15,13 @@ import typer
 
 from fleet.app.cli import prints as cli_print
 from fleet.app.cli.config import RUNS, option_of
-from fleet.app.cli.json_out import Json, write_json
+from fleet.app.cli.json_out import Json, finite, write_json
 
 if TYPE_CHECKING:
-    from fleet.app.cli.prints import Terminal
     from fleet.app.scenarios import Prepared, Scenario
     from fleet.simulation.fleet_model import FleetOutcome, Partial
 
 PLAN, SCENARIO = "fleet.planning.inputs:PlanInput", "fleet.app.scenarios:Scenario"
-SLOW_S = 5.0
-TIMED_FROM_FAULTS, PILOT_SHARE = 1e6, 0.01
-"""Faults of all runs from which on they may take that long: a million of them take some seconds."""
 VECTORISED_FROM = 50
 """Runs from which on they are made side by side, if the scenario allows it."""
 
@@ -88,9 +83,6 @@ def compare(
         list[str] | None,
         typer.Argument(help="Two or more of in-place, restart, each with :INTERVAL if wanted, e.g. restart:daly; or runs, side by side."),
     ] = None,
-    recorded: Annotated[
-        list[str] | None, typer.Option(help="FIRST,SECOND: two recorded runs on the same faults; repeatable, instead of policies.")
-    ] = None,
     gpus: Gpus,
     days: Days,
     model: Model,
@@ -105,37 +97,33 @@ def compare(
 ) -> None:
     """Which policy loses less on the same faults: the difference, with an interval that may be watched, until it is decided."""
     from fleet.app import comparisons
+    from fleet.simulation.compare import PairedVerdict
 
-    if not recorded and (folders := comparisons.runs_named(policies or [], Path(storage))):
+    if folders := comparisons.runs_named(policies or [], Path(storage)):
         _beside_each_other(folders, json_)
         return
+    names, found = comparisons.check_policies(policies or []), dict[str, PairedVerdict]()
+    each = alpha / len(names[1:])  # so that all verdicts are right together with 1 - alpha (Bonferroni)
     with _interruptible() as partial:
-        if recorded:
-            found = {"second": comparisons.of_recorded(recorded, Path(storage), alpha, least)}
-            names, each = ["first", "second"], alpha
-        else:
-            names = comparisons.check_policies(policies or [])
-            each = alpha / len(names[1:])  # so that all verdicts are right together with 1 - alpha (Bonferroni)
-            found = {}
-            for other in names[1:]:
-                if partial.stop:
-                    break
-                made = [
-                    _scenario(gpus, model, comparisons.recovery_of(name), -1, set_, days=days, mttf_hours=mttf_hours,
-                              interval=comparisons.interval_of(name)) for name in (names[0], other)
-                ]  # fmt: skip
-                found[other] = comparisons.of_simulated(made[0], made[1], pairs, seed, each, least, _Pairs(pairs).report, partial)
-    complete = bool(recorded) or comparisons.complete(found, names[1:], pairs)
+        for other in names[1:]:
+            if partial.stop:
+                break
+            made = [
+                _scenario(gpus, model, comparisons.recovery_of(name), -1, set_, days=days, mttf_hours=mttf_hours,
+                          interval=comparisons.interval_of(name)) for name in (names[0], other)
+            ]  # fmt: skip
+            found[other] = comparisons.of_simulated(made[0], made[1], pairs, seed, each, least, _Pairs(pairs).report, partial)
+    complete = comparisons.complete(found, names[1:], pairs)
     answer = {
         "first": names[0], "against": {name: asdict(verdict) for name, verdict in found.items()}, "alpha": alpha, "alpha_each": each,
         "least": least, "complete": complete,
     }  # fmt: skip
-    write_json(comparisons.plain(answer), json_)
+    write_json(finite(answer), json_)
     if json_ != "-":
         for name, verdict in found.items():
             print(comparisons.sentence(names[0], name, verdict, each))
     if not complete:
-        _terminal().print("interrupted: what was compared is kept")
+        cli_print.Terminal(stderr=True).print("interrupted: what was compared is kept")
         raise typer.Exit(130)
 
 
@@ -223,27 +211,23 @@ def _answer(prepared: Prepared, scenario: Scenario, runs: int, seed: int, trace:
 def _events(prepared: Prepared, runs: int, seed: int, trace: Path | None, partial: Partial) -> dict[str, Any]:
     from fleet.app.scenarios import summed_up
 
-    if trace is None:
-        _forewarn(prepared, runs, 1, lambda short: short.run(short.arrivals(seed)))
     outcomes: list[FleetOutcome] = []
-    progress = _Progress(runs)
+    meter = cli_print.Meter(runs, "runs")
     for number in range(runs):
         if partial.stop and outcomes:
             break
         outcomes.append(prepared.run(prepared.arrivals(seed + number, trace), partial))
-        progress.report(number + 1)
+        meter.report(number + 1)
     return summed_up(outcomes, runs, prepared.model.duration_s)
 
 
 def _vectorised(prepared: Prepared, runs: int, seed: int, partial: Partial) -> dict[str, Any]:
-    from fleet.simulation.monte_carlo import BATCH, monte_carlo
+    from fleet.simulation.monte_carlo import monte_carlo
 
-    together = min(runs, BATCH)
-    _forewarn(prepared, runs, together, lambda it: monte_carlo(it.model, it.recovery, it.intervals, runs=together, seed=seed))
-    progress = _Progress(runs)
+    meter = cli_print.Meter(runs, "runs")
 
     def goes_on(done: int) -> bool:
-        progress.report(done)
+        meter.report(done)
         return not partial.stop
 
     sample = monte_carlo(prepared.model, prepared.recovery, prepared.intervals, runs=runs, seed=seed, progress=goes_on)
@@ -254,32 +238,6 @@ def _vectorised(prepared: Prepared, runs: int, seed: int, partial: Partial) -> d
     }  # fmt: skip
 
 
-def _forewarn(prepared: Prepared, runs: int, together: int, run: Callable[[Prepared], object]) -> None:
-    """A hundredth of the duration is run first, for as many as go on ``together``, where all ``runs`` may take long."""
-    model = prepared.model
-    if runs * model.rate_per_s * model.duration_s < TIMED_FROM_FAULTS:
-        return
-    began_s = time.perf_counter()
-    run(replace(prepared, model=replace(model, duration_s=PILOT_SHARE * model.duration_s)))
-    whole_s = (time.perf_counter() - began_s) / PILOT_SHARE * runs / together
-    if whole_s > SLOW_S:
-        _terminal().print(f"{runs} run{'s' if runs > 1 else ''} will take about {whole_s:.0f} s; Ctrl-C keeps what there is")
-
-
-class _Progress:
-    """How long it will take, once that is known and worth saying, and then every tenth of the way."""
-
-    def __init__(self, total: int) -> None:
-        self._total, self._began_s, self._reported = total, time.perf_counter(), 0
-
-    def report(self, done: int) -> None:
-        left_s = (time.perf_counter() - self._began_s) / done * (self._total - done)
-        tenth = 10 * done // self._total
-        if left_s > SLOW_S and (self._reported == 0 or tenth > self._reported):
-            self._reported = max(1, tenth)
-            _terminal().print(f"{done} of {self._total} runs, about {left_s:.0f} s left; Ctrl-C keeps what there is")
-
-
 class _Pairs:
     """How far a comparison is. It stops as soon as it is decided, so nobody knows how long it will take."""
 
@@ -288,39 +246,29 @@ class _Pairs:
 
     def report(self, done: int) -> None:
         now_s = time.perf_counter()
-        if now_s - self._reported_s > SLOW_S:
+        if now_s - self._reported_s > cli_print.SLOW_S:
             self._reported_s = now_s
             pairs = f"{done} pair{'s' if done > 1 else ''}"
-            _terminal().print(f"not decided yet after {pairs}; it goes on to at most {self._most}; Ctrl-C keeps what there is")
-
-
-def _terminal() -> Terminal:
-    from fleet.app.cli.prints import Terminal
-
-    return Terminal(stderr=True)
+            words = f"not decided yet after {pairs}; it goes on to at most {self._most}; Ctrl-C keeps what there is"
+            cli_print.Terminal(stderr=True).print(words)
 
 
 # ---- tables ------------------------------------------------------------------------------------------------------------------------------
 
 
 def _show(answer: dict[str, Any]) -> None:
-    from rich import box
-    from rich.console import Console
-    from rich.table import Table
-
-    out = Console(highlight=False, width=None if sys.stdout.isatty() else 110)
     if not answer["complete"]:
-        out.print(f"[bold]interrupted:[/] {answer['runs']} runs" + (f", to day {answer['days_done']:.1f}" if "days_done" in answer else ""))
-    title = f"{answer['nodes']:,} nodes and {answer['spares']} spares for {answer['days']:g} days, recovery {answer['recovery']}"
-    table = Table(title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, pad_edge=False)
-    for name in ("share of the wall clock x nodes", "simulated", "+-"):
-        table.add_column(name, justify="left" if name.startswith("share") else "right")
-    for name, share in answer["shares"].items():
-        table.add_row(name.replace("_", " "), f"{share['mean']:.3%}", "" if share["halfwidth"] is None else f"{share['halfwidth']:.3%}")
-    out.print(table)
-    out.print(f"faults     {answer['faults']:,.1f} a run, {answer['expected_faults']:,.1f} expected")
-    for name, count in sorted(answer.get("counts", {}).items(), key=lambda item: -item[1]):
-        out.print(f"           {count:8,.1f} {name}")
-    out.print(f"predicted  goodput {answer['expected_goodput']:.2%} by the closed form of fleet plan, which knows no stragglers")
+        to_day = f", to day {answer['days_done']:.1f}" if "days_done" in answer else ""
+        cli_print.write(f"interrupted: {answer['runs']} runs{to_day}")
+    cli_print.write(f"{answer['nodes']:,} nodes and {answer['spares']} spares for {answer['days']:g} days, recovery {answer['recovery']}")
+    rows = [
+        (name.replace("_", " "), f"{share['mean']:.3%}", "" if share["halfwidth"] is None else f"{share['halfwidth']:.3%}")
+        for name, share in answer["shares"].items()
+    ]
+    cli_print.write("", *cli_print.table(("share of the wall clock x nodes", "simulated", "+-"), rows), "")
+    cli_print.write(f"faults     {answer['faults']:,.1f} a run, {answer['expected_faults']:,.1f} expected")
+    counts = sorted(answer.get("counts", {}).items(), key=lambda item: -item[1])
+    cli_print.write(*(f"           {count:8,.1f} {name}" for name, count in counts))
+    cli_print.write(f"predicted  goodput {answer['expected_goodput']:.2%} by the closed form of fleet plan, which knows no stragglers")
     if "events" in answer:
-        out.print(f"[dim]{answer['events']:,.0f} events a run; the policies were asked {answer['asked']:,.0f} times[/]")
+        cli_print.write(f"{answer['events']:,.0f} events a run; the policies were asked {answer['asked']:,.0f} times")

@@ -19,7 +19,7 @@ from types import TracebackType
 from typing import Any
 
 from fleet.app.cluster.quiet import connect
-from fleet.app.cluster.ray_internals import SYSTEM_CONFIG, UNSEEN, has_token, reread_authentication
+from fleet.app.cluster.ray_internals import SYSTEM_CONFIG, has_token, reread_authentication
 from fleet.errors import ConfigError, RunFailed
 from fleet.host import processes
 from fleet.protocol.provider import FOLDER_PREFIX, MEMORY, NodePlace
@@ -30,6 +30,7 @@ RANK_RESOURCE = "fleet_rank"
 HEAD = "head"
 HOST = "127.0.0.1"
 ZYGOTE_FILE = "zygote.sock"
+OBJECT_STORE_BYTES = 80 * 2**20
 
 Zygote = Callable[[Path, Mapping[str, str]], subprocess.Popen[bytes]]
 """Starts it, at a path and with an environment. It ends when its standard input is closed."""
@@ -51,9 +52,6 @@ class LocalCluster:
     Args:
         nodes: worker nodes to start with.
         slots_per_node: units of ``RANK_RESOURCE`` on each worker node.
-        cpus_per_node: CPUs that Ray may schedule on each worker node; by default one for each slot.
-        dashboard: run Ray's dashboard. Nothing in Fleet needs it; it costs seconds of start-up and 140 MB.
-        environment: variables for the nodes' processes and so for the ranks.
         labels: Ray's labels of the first worker nodes, by index: what a rack and its loss are rehearsed with.
         gpus: ids of GPUs of this machine, as ``CUDA_VISIBLE_DEVICES`` has them; each worker node has as many of them, and no two the same.
         gpus_per_rank: of which a rank takes so many.
@@ -61,7 +59,7 @@ class LocalCluster:
         zygote: starts what workers of all nodes are forked off, while the nodes come up.
 
     Raises:
-        ConfigError: a number is impossible, or the system is not Linux.
+        ConfigError: the system is not Linux.
         RunFailed: a node did not come up; its log is quoted.
     """
 
@@ -72,23 +70,15 @@ class LocalCluster:
         nodes: int,
         slots_per_node: int = 1,
         *,
-        cpus_per_node: int | None = None,
-        dashboard: bool = False,
-        environment: dict[str, str] | None = None,
         labels: Sequence[Mapping[str, str]] = (),
         gpus: Sequence[str] = (),
         gpus_per_rank: float = 0.0,
-        object_store_bytes: int = 80 * 2**20,
         start_limit_s: float = 120.0,
         zygote: Zygote | None = None,
     ) -> None:
-        _check(nodes, slots_per_node)
+        _check_platform()
         self._slots_per_node = slots_per_node
-        self._cpus_per_node = slots_per_node if cpus_per_node is None else cpus_per_node
-        self._dashboard = dashboard
-        self._extra_environment = dict(environment or {})
         self._labels = dict(enumerate(labels))
-        self._object_store_bytes = object_store_bytes
         self._start_limit_s = start_limit_s
         self._start_zygote = zygote
         self._zygote: subprocess.Popen[bytes] | None = None
@@ -210,14 +200,13 @@ class LocalCluster:
         return indices
 
     def _launch(self, name: str, settings: dict[str, Any]) -> None:
-        request = json.dumps({"settings": settings, "dashboard": self._dashboard})
         environment = self._environment(name)
         if name != HEAD and self._gpus_per_node:
             self._gpus_of[name], self._gpus_free = self._gpus_free[: self._gpus_per_node], self._gpus_free[self._gpus_per_node :]
             environment[VISIBLE] = ",".join(self._gpus_of[name])
         with open(self._directory / f"host-{name}.log", "wb") as log:
             self._hosts[name] = subprocess.Popen(
-                [sys.executable, "-c", _HOST, request],
+                [sys.executable, "-c", _HOST, json.dumps(settings)],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=log,
@@ -229,7 +218,7 @@ class LocalCluster:
     def _environment(self, node: str) -> dict[str, str]:
         zygote = str(self._directory / ZYGOTE_FILE) if self._zygote is not None else ""
         marks = {processes.CLUSTER_VARIABLE: self.id, processes.NODE_VARIABLE: node, processes.ZYGOTE_VARIABLE: zygote}
-        return {**os.environ, **self._extra_environment, **marks}
+        return {**os.environ, **marks}
 
     @property
     def head_environment(self) -> dict[str, str]:
@@ -269,7 +258,7 @@ class LocalCluster:
             "temp_dir": str(self._directory),
             "plasma_store_socket_name": str(self._directory / f"p{name}"),  # Ray's own choice of names races between nodes
             "raylet_socket_name": str(self._directory / f"r{name}"),
-            "object_store_memory": self._object_store_bytes,
+            "object_store_memory": OBJECT_STORE_BYTES,
             "num_gpus": self._gpus_per_node if name != HEAD else 0,
             "min_worker_port": 0,
             "max_worker_port": 0,
@@ -281,17 +270,17 @@ class LocalCluster:
         return {
             **self._common_settings(HEAD),
             "num_cpus": 0,
-            "include_dashboard": self._dashboard,
+            "include_dashboard": False,
             "dashboard_port": 0,
             "no_monitor": True,
-            "_system_config": SYSTEM_CONFIG if self._dashboard else SYSTEM_CONFIG | UNSEEN,
+            "_system_config": SYSTEM_CONFIG,
         }
 
     def _node_settings(self, index: int) -> dict[str, Any]:
         return {
             **self._common_settings(str(index)),
             "gcs_address": self.address,
-            "num_cpus": self._cpus_per_node,
+            "num_cpus": self._slots_per_node,
             "resources": {RANK_RESOURCE: self._slots_per_node, node_resource(index): 1},
             "labels": dict(self._labels.get(index, {})),
         }
@@ -330,10 +319,6 @@ class LocalCluster:
             ray.shutdown()
 
 
-def _check(nodes: int, slots_per_node: int) -> None:
+def _check_platform() -> None:
     if not sys.platform.startswith("linux"):
         raise ConfigError("platform", sys.platform, "the local cluster finds its processes through /proc", "Use Linux, or a container.")
-    if nodes < 1:
-        raise ConfigError("nodes", nodes, "ranks need a node to run on", "Set it to 1 or more.")
-    if slots_per_node < 1:
-        raise ConfigError("slots_per_node", slots_per_node, "a node without slots holds no rank", "Set it to 1 or more.")

@@ -19,13 +19,13 @@ from fleet.host import processes
 
 def main() -> None:
     """Host the node that the first argument describes, as JSON, until standard input closes."""
-    request = json.loads(sys.argv[1])
+    settings = json.loads(sys.argv[1])
     out = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # what Ray prints goes to the log, so that the answer is the only line
-    node = HostedNode(request["settings"], request["dashboard"])
+    node = HostedNode(settings)
     print(json.dumps({"address": node.address, "node_id": node.id, "raylet": node.raylet.pid}), file=out, flush=True)
     ended = select.select([sys.stdin, os.pidfd_open(node.raylet.pid)], [], [])[0]
     node.raylet.poll()  # reaps it
     processes.kill_all(os.environ[processes.CLUSTER_VARIABLE], os.environ[processes.NODE_VARIABLE])
     if sys.stdin in ended and node.is_head:
-        shutil.rmtree(request["settings"]["temp_dir"], ignore_errors=True)
+        shutil.rmtree(settings["temp_dir"], ignore_errors=True)

@@ -42,12 +42,9 @@ SYSTEM_CONFIG = {
     "gcs_pull_resource_loads_period_milliseconds": 10_000,
     # Ray's default of 15 puts ranks behind everything else on the machine, its own daemons first. Ranks are what the machine is for.
     "worker_niceness": 0,
-}
-UNSEEN = {
-    # Every process tells each second which calls it ran. Only Ray's dashboard shows them.
+    # Every process tells each second which calls it ran. Only Ray's dashboard shows them, which does not run here.
     "task_events_report_interval_ms": 0,
 }
-"""What is not done where Ray's dashboard does not run."""
 
 
 class HostedNode:
@@ -56,16 +53,15 @@ class HostedNode:
     ``settings`` are Ray's own for a node; without ``gcs_address`` it is the head.
     """
 
-    def __init__(self, settings: dict[str, Any], dashboard: bool) -> None:
+    def __init__(self, settings: dict[str, Any]) -> None:
         from ray._private import ray_constants
         from ray._private.parameter import RayParams
 
-        if not dashboard:
-            _leave_out_dashboard()
+        _leave_out_dashboard()
         os.environ[setup_worker.RAYS] = rays_setup_worker()
         parameters = RayParams(**settings, setup_worker_path=setup_worker.__file__)
         head = settings.get("gcs_address") is None
-        self._node = _node_class(dashboard)(parameters, head=head, shutdown_at_exit=False, spawn_reaper=True)
+        self._node = _node_class()(parameters, head=head, shutdown_at_exit=False, spawn_reaper=True)
         self.raylet = self._node.all_processes[ray_constants.PROCESS_TYPE_RAYLET][0].process
         self.address, self.id, self.is_head = self._node.gcs_address, self._node.node_id, head
 
@@ -77,7 +73,7 @@ def rays_setup_worker() -> str:
     return str(Path(workers.__file__).parent / ray_constants.SETUP_WORKER_FILENAME)
 
 
-def _node_class(dashboard: bool) -> Any:
+def _node_class() -> Any:
     from ray._private.node import Node
 
     class Headless(Node):  # type: ignore[misc]
@@ -86,7 +82,7 @@ def _node_class(dashboard: bool) -> Any:
         def start_api_server(self, *, include_dashboard: bool | None, raise_on_failure: bool) -> None:
             self._webui_url = None
 
-    return Node if dashboard else Headless
+    return Headless
 
 
 def _leave_out_dashboard() -> None:
