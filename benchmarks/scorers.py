@@ -10,6 +10,8 @@ from policies.straggler.detectors import Scorer, Scores, Sensitivity, combined
 from policies.straggler.scores import NORMAL_MAD, Array
 
 ROBUST_Z = 2.5
+BEST_SLOWDOWN = 1.25
+"""Against the rank's own best."""
 
 
 def relative_score(own: Array, reference: Array) -> Array:
@@ -36,7 +38,7 @@ def relative(scores_: Scores, limits: Sensitivity) -> Array:
 
 def individual(scores_: Scores, limits: Sensitivity) -> Array:
     """Strength by the individual score alone. It cannot tell a slow rank from a slow world."""
-    return scores_.change / math.log(limits.best_slowdown)
+    return scores_.change / math.log(BEST_SLOWDOWN)
 
 
 def robust_z(scores_: Scores, limits: Sensitivity) -> Array:

@@ -12,13 +12,13 @@ from __future__ import annotations
 
 import functools
 import heapq
-import math
 import random
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from chaos.catalogue import ASSUMPTIONS, Catalogue, Component, Topology
+from chaos.catalogue import ASSUMPTIONS, Component, Topology
 from fleet.errors import ConfigError
 from fleet.laws.reliability import weibull_scale_s
 from fleet.planning.traces.trace import FleetTraceRow, as_text, read_trace
@@ -26,6 +26,9 @@ from fleet.protocol.fault_kinds import KINDS, Cost, FaultKind, FaultPlace, kind_
 from fleet.protocol.fault_parameters import DURATION, NOTICE, SEVERITY
 from fleet.protocol.types import Fault
 from fleet.simulation.rng import stream
+
+if TYPE_CHECKING:
+    from chaos.settings import ChaosSettings
 
 LAWS = ("exponential", "weibull")
 TRACE = "chaos.trace"
@@ -57,8 +60,6 @@ def weibull_arrivals(draw: random.Random, units: int, mean_s: float, shape: floa
 
 def compression_for(components: Iterable[Component], fleet: Topology, nodes: int, mtbf_s: float) -> float:
     """The factor by which fleet time must run faster for a planned fault every ``mtbf_s`` on a world of ``nodes`` nodes."""
-    if not 0 < mtbf_s < math.inf:
-        raise ConfigError("chaos.mtbf", mtbf_s, "the mean time between faults must be greater than 0 s", "Use off for no faults.")
     return 1.0 / (mtbf_s * sum(arrival_rates(components, fleet, nodes).values()))
 
 
@@ -68,59 +69,27 @@ def arrival_rates(components: Iterable[Component], fleet: Topology, nodes: int) 
 
 
 def plan(
-    catalogue: Catalogue,
-    fleet: Topology,
-    seed: int,
-    *,
-    duration_s: float,
-    world: int,
-    nodes: int,
-    compression: float | None = None,
-    mtbf_s: float | None = None,
-    kinds: Iterable[str] | None = None,
-    components: Iterable[str] | None = None,
-    law: str = "exponential",
-    shape: float = 0.7,
-    quiet_start_s: float = 0.0,
-    mean_duration_s: float | None = None,
-    severity: float | None = None,
-    burst: float = 0.0,
-    burst_s: float = 5.0,
-    rack_nodes: int = 4,
-) -> tuple[Fault, ...]:
-    """All faults of one run, by time. Pure: the same arguments give the same faults on any machine.
+    components: Iterable[Component], chaos: ChaosSettings, seed: int, *, world: int, nodes: int, compression: float
+) -> tuple[Fault, ...]:  # fmt: skip
+    """All faults of one run, by time. Pure: the same arguments give the same faults on any machine. Settings have checked them.
 
     Args:
-        catalogue, fleet: what fails, and the large fleet whose rate is wanted.
+        components: what fails.
+        chaos: for how long, by which law, and how far it spreads.
         seed: the run's seed.
-        duration_s: faults come in ``quiet_start_s`` .. ``duration_s`` of the run.
         world, nodes: slots and worker nodes of the small world; targets are drawn uniformly from them.
-        compression: how many seconds of the fleet pass in one of the run; or
-        mtbf_s: mean time between planned faults of the run, from which the compression follows.
-        kinds, components: which faults; None: all but racks.
-        law, shape: ``exponential``, or ``weibull`` lifetimes with that shape.
-        mean_duration_s: mean length of hangs and slowdowns in the run; None: the catalogue's, compressed.
-        severity: of slowdowns; None: the catalogue's.
-        burst: share of lost nodes that take others of their rack along, each other one with this probability, too.
-        burst_s: mean time until each of those is lost.
-        rack_nodes: nodes of a rack, which are neighbours by their index.
-
-    Raises:
-        ConfigError: a setting is unknown or impossible.
+        compression: how many seconds of the fleet pass in one of the run.
     """
-    chosen = catalogue.chosen(components, kinds)
-    _check(duration_s, world, nodes, law, shape, quiet_start_s)
-    factor = _compression(chosen, fleet, nodes, compression, mtbf_s)
-    horizon_s = (duration_s - quiet_start_s) * factor
+    horizon_s = (chaos.duration_s - chaos.quiet_start_s) * compression
     faults: list[Fault] = []
-    for component in chosen:
-        times = _arrivals(component, fleet, nodes, law, shape, horizon_s, stream(seed, "chaos", component.name))
-        aim = _Aim(component, seed, world, nodes, factor, mean_duration_s, severity)
-        injected = [aim.fault(number, quiet_start_s + at_s / factor) for number, at_s in enumerate(times)]
-        if burst and Cost.NODE in kind_of(component.kind).may_cost:
+    for component in components:
+        times = _arrivals(component, chaos, nodes, horizon_s, stream(seed, "chaos", component.name))
+        aim = _Aim(component, chaos, seed, world, nodes, compression)
+        injected = [aim.fault(number, chaos.quiet_start_s + at_s / compression) for number, at_s in enumerate(times)]
+        if chaos.burst and Cost.NODE in kind_of(component.kind).may_cost:
             draw = stream(seed, "chaos", component.name, "burst")
-            injected += [other for fault in injected for other in _burst(fault, nodes, draw, burst, burst_s, rack_nodes)]
-        faults += [fault for fault in injected if fault.at_s < duration_s]
+            injected += [other for fault in injected for other in _burst(fault, nodes, draw, chaos)]
+        faults += [fault for fault in injected if fault.at_s < chaos.duration_s]
     return in_order(faults)
 
 
@@ -129,12 +98,12 @@ def burst_of(name: str) -> str:
     return name.partition("+")[0]
 
 
-def _burst(fault: Fault, nodes: int, draw: random.Random, burst: float, burst_s: float, rack_nodes: int) -> Iterator[Fault]:
+def _burst(fault: Fault, nodes: int, draw: random.Random, chaos: ChaosSettings) -> Iterator[Fault]:
     """The nodes of its rack that a lost node takes along. As many numbers are drawn whether or not they do."""
     assert fault.node is not None
-    first, spreads = fault.node - fault.node % rack_nodes, draw.random() < burst
-    for node in range(first, first + rack_nodes):
-        hit, later_s = draw.random() < burst, draw.expovariate(1.0 / burst_s)
+    first, spreads = fault.node - fault.node % chaos.rack_nodes, draw.random() < chaos.burst
+    for node in range(first, first + chaos.rack_nodes):
+        hit, later_s = draw.random() < chaos.burst, draw.expovariate(1.0 / chaos.burst_s)
         if spreads and hit and node != fault.node and node < nodes:
             yield replace(fault, id=f"{fault.id}+{node}", at_s=fault.at_s + later_s, node=node)
 
@@ -147,17 +116,15 @@ def in_order(faults: Iterable[Fault]) -> tuple[Fault, ...]:
 class _Aim:
     """Draws what one component's faults hit, and for how long, from streams apart from their times."""
 
-    def __init__(
-        self, component: Component, seed: int, world: int, nodes: int, factor: float, mean_s: float | None, severity: float | None
-    ) -> None:
+    def __init__(self, component: Component, chaos: ChaosSettings, seed: int, world: int, nodes: int, compression: float) -> None:
         self._component, self._world, self._nodes = component, world, nodes
         self._target = stream(seed, "chaos", component.name, "target")
         self._length = stream(seed, "chaos", component.name, "duration")
-        assumed = ASSUMPTIONS.get(component.name)
+        assumed, mean_s, severity = ASSUMPTIONS.get(component.name), chaos.mean_duration_s, chaos.severity
         kind = kind_of(component.kind)
         self._only_nodes = kind.targets == (FaultPlace.NODE,)
         self._notice_s = NOTICE.default if kind.announced else 0.0
-        self._mean_s = (assumed.duration_s / factor if mean_s is None else mean_s) if assumed and kind.lasts else 0.0
+        self._mean_s = (assumed.duration_s / compression if mean_s is None else mean_s) if assumed and kind.lasts else 0.0
         self._severity = (assumed.severity if severity is None else severity) if assumed and SEVERITY in kind.parameters else 1.0
 
     def fault(self, number: int, at_s: float) -> Fault:
@@ -180,37 +147,14 @@ def _units(component: Component, fleet: Topology, nodes: int) -> int:
     return nodes if component.per_unit_share else fleet.units(component.per)
 
 
-def _arrivals(
-    component: Component, fleet: Topology, nodes: int, law: str, shape: float, horizon_s: float, draw: random.Random
-) -> Iterator[float]:
-    units, mean_s = _units(component, fleet, nodes), component.mean_s(fleet)
+def _arrivals(component: Component, chaos: ChaosSettings, nodes: int, horizon_s: float, draw: random.Random) -> Iterator[float]:
+    units, mean_s = _units(component, chaos.fleet, nodes), component.mean_s(chaos.fleet)
     if component.shape is not None:
         return weibull_arrivals(draw, units, mean_s, component.shape, horizon_s)
     # An MTTF is a part's lifetime. Shares say nothing about the law between two onsets, so those stay exponential.
-    if law == "weibull" and component.prevalence is None:
-        return weibull_arrivals(draw, units, mean_s, shape, horizon_s)
+    if chaos.law == "weibull" and component.prevalence is None:
+        return weibull_arrivals(draw, units, mean_s, chaos.shape, horizon_s)
     return poisson_arrivals(draw, units / mean_s, horizon_s)
-
-
-def _compression(components: tuple[Component, ...], fleet: Topology, nodes: int, compression: float | None, mtbf_s: float | None) -> float:
-    if (compression is None) == (mtbf_s is None):
-        raise ConfigError("chaos.mtbf", mtbf_s, f"give either mtbf or compression (= {compression}), not both and not neither")
-    if mtbf_s is not None:
-        return compression_for(components, fleet, nodes, mtbf_s)
-    if compression is None or not 0 < compression < math.inf:
-        raise ConfigError("chaos.compression", compression, "must be greater than 0", "1 means the fleet's own rate.")
-    return compression
-
-
-def _check(duration_s: float, world: int, nodes: int, law: str, shape: float, quiet_start_s: float) -> None:
-    for name, count in (("world", world), ("nodes", nodes)):
-        if count < 1:
-            raise ConfigError(name, count, "faults need at least one target")
-    if not 0 < duration_s < math.inf:
-        raise ConfigError("chaos.duration", duration_s, "must be greater than 0 s")
-    if not 0 <= quiet_start_s < duration_s:
-        raise ConfigError("chaos.quiet_start", quiet_start_s, f"must lie between 0 s and the duration of {duration_s:g} s")
-    check_law(law, shape)
 
 
 def check_law(law: str, shape: float) -> None:

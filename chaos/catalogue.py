@@ -59,10 +59,7 @@ class Component:
     mttf_hours: float | None
     prevalence: float | None
     per: str
-    share_of_llama3_pct: float | None
     blast_radius: str
-    signature: str
-    usual_recovery: str
     source: str
     shape: float | None = None
 
@@ -158,13 +155,9 @@ def check_kinds(kinds: Iterable[str]) -> tuple[str, ...]:
     return wanted
 
 
-def load_catalogue(text: str | None = None) -> Catalogue:
-    """The catalogue that Fleet ships, or one from CSV text with the same columns.
-
-    Raises:
-        ConfigError: a row has no known component, an MTTF <= 0, or a prevalence outside 0..1.
-    """
-    source = files("chaos").joinpath("catalogue.csv").read_text(encoding="utf-8") if text is None else text
+def load_catalogue() -> Catalogue:
+    """The catalogue that Fleet ships. Some of its columns are for people alone."""
+    source = files("chaos").joinpath("catalogue.csv").read_text(encoding="utf-8")
     return Catalogue(tuple(_component(row) for row in csv.DictReader(source.splitlines())))
 
 
@@ -186,28 +179,8 @@ def fitted(faults: FittedFaults, base: Catalogue | None = None) -> Catalogue:
 
 
 def _component(row: dict[str, str]) -> Component:
-    name = row["component"]
-    if name not in KIND_OF_COMPONENT:
-        raise ConfigError("catalogue.component", name, "no kind of fault stands for it", f"Known: {', '.join(KIND_OF_COMPONENT)}.")
-    mttf, prevalence = _number(row, "mttf_hours"), _number(row, "prevalence")
-    if mttf is not None and not 0 < mttf < math.inf:
-        raise ConfigError(f"catalogue.{name}.mttf_hours", mttf, "an MTTF must be greater than 0 h")
-    if prevalence is not None and not 0 < prevalence < 1:
-        raise ConfigError(f"catalogue.{name}.prevalence", prevalence, "a share must lie between 0 and 1")
-    if mttf is None and prevalence is None and name not in OFF_BY_DEFAULT:
-        raise ConfigError(f"catalogue.{name}", "", "has neither an MTTF nor a prevalence", "Give one, or delete the row.")
-    share = _number(row, "share_of_llama3_pct")
-    words = (row["blast_radius"], row["signature"], row["usual_recovery"], row["source"])
-    return Component(name, mttf, prevalence, row["per"], share, *words)
-
-
-def _number(row: dict[str, str], column: str) -> float | None:
-    if not row[column]:
-        return None
-    try:
-        return float(row[column])
-    except ValueError as error:
-        raise ConfigError(f"catalogue.{row['component']}.{column}", row[column], "not a number") from error
+    mttf, prevalence = (float(row[column]) if row[column] else None for column in ("mttf_hours", "prevalence"))
+    return Component(row["component"], mttf, prevalence, row["per"], row["blast_radius"], row["source"])
 
 
 def _rack_mttf_s(topology: Topology) -> float:

@@ -7,8 +7,7 @@ import itertools
 import math
 import threading
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from chaos.injector import Injector
 from fleet.errors import ConfigError
@@ -20,29 +19,8 @@ from fleet.protocol.types import Fault
 MOST_WAITING = 32
 
 
-@dataclass(frozen=True, slots=True)
-class StartChaos:
-    """Faults that are planned strike again; when none is left, a storm is planned."""
-
-
-@dataclass(frozen=True, slots=True)
-class StopChaos:
-    """No planned fault strikes until ``StartChaos``."""
-
-
-@dataclass(frozen=True, slots=True)
-class HealAll:
-    """What has struck and lasts is healed now."""
-
-
-@dataclass(frozen=True, slots=True)
-class Injection:
-    """One fault, now. ``fault.at_s`` is filled in when it is carried out."""
-
-    fault: Fault
-
-
-Order = StartChaos | StopChaos | HealAll | Injection
+Order = Literal["start", "stop", "heal"] | Fault
+"""A fault strikes now: its ``at_s`` is filled in when it is carried out."""
 
 
 class ChaosControls:
@@ -62,19 +40,19 @@ class ChaosControls:
 
     def start(self) -> str:
         """Let planned faults strike. Returns what will happen."""
-        self._give(StartChaos())
+        self._give("start")
         self._running = True
         return "planned faults strike; when none is left, a storm is planned"
 
     def stop(self) -> str:
         """Keep planned faults from striking; what has struck heals in its time."""
-        self._give(StopChaos())
+        self._give("stop")
         self._running = False
         return "no planned fault strikes until chaos is started again"
 
     def heal(self) -> str:
         """Heal what has struck and lasts, as far as an order can; a lost node comes back where it would."""
-        self._give(HealAll())
+        self._give("heal")
         return "what has struck and lasts is healed"
 
     def inject(self, kind: str, slot: int | None = None, node: int | None = None, amounts: Mapping[str, float] | None = None) -> str:
@@ -92,7 +70,7 @@ class ChaosControls:
                 raise ConfigError(parameter.name, value, f"{parameter.meaning}: must be {parameter.bounds}")
         name = f"by-hand-{next(self._numbers)}"
         own: dict[str, Any] = {parameter.name: given.get(parameter.name, parameter.default) for parameter in KINDS[kind].parameters}
-        self._give(Injection(Fault(name, 0.0, BY_HAND, kind, **place, **own)))
+        self._give(Fault(name, 0.0, BY_HAND, kind, **place, **own))
         return name
 
     def _checked_place(self, kind: str, slot: int | None, node: int | None) -> dict[str, int]:
@@ -149,15 +127,15 @@ def obey(orders: Iterable[Order], injector: Injector, now_s: float, storm: Calla
     planned: list[FaultRecord] = []
     for order in orders:
         match order:
-            case StopChaos():
+            case "stop":
                 injector.pause(True)
-            case StartChaos():
+            case "start":
                 injector.pause(False)
                 if injector.next_s() == math.inf:
                     later = [dataclasses.replace(f, id=f"{f.id}-at-{now_s:.0f}", at_s=f.at_s + now_s) for f in storm()]
                     planned += injector.add(later, now_s)
-            case HealAll():
+            case "heal":
                 injector.heal_all()
-            case Injection(fault):
-                planned += injector.add([dataclasses.replace(fault, at_s=now_s)], now_s)
+            case Fault():
+                planned += injector.add([dataclasses.replace(order, at_s=now_s)], now_s)
     return planned

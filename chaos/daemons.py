@@ -17,6 +17,7 @@ from chaos import ballast, brake, confine, signaller
 from chaos.processes import opened
 from chaos.programs import begin, ready
 from fleet.host.linux import allowed_cores
+from fleet.protocol.fault_kinds import KINDS
 from fleet.protocol.operations import HEAL, START, Acts, Operation, perform
 
 Finder = Callable[[], psutil.Process]
@@ -194,34 +195,30 @@ def _heal(daemons: Daemons, order: Operation) -> None:
     daemons.heal(order)
 
 
-AGENT_ACTS: Acts = {
+def _healed(starts: Acts) -> Acts:
+    """With the heal of what lasts."""
+    return {**starts, **{(kind, HEAL): _heal for kind, _ in starts if KINDS[kind].lasts}}
+
+
+AGENT_ACTS = _healed({
     ("kill_agent", START): _injection(_this, "KILL"),
     ("stop_agent", START): _injection(_this, "STOP"),
-    ("stop_agent", HEAL): _heal,
     ("stop_raylet", START): _injection(_ray_daemon, "STOP"),
-    ("stop_raylet", HEAL): _heal,
     ("busy_cores", START): lambda daemons, order: daemons.occupy(order),
-    ("busy_cores", HEAL): _heal,
     ("shm_full", START): lambda daemons, order: daemons.fill(order, SHARED, SHARED_MOST_BYTES),
-    ("shm_full", HEAL): _heal,
-}
+})  # fmt: skip
 """What the agent of a node does."""
 CONFINE_ACTS: Acts = {("out_of_memory", START): lambda daemons, order: daemons.confine(order)}
 """What the agent does before the rank's process takes memory."""
-COORDINATOR_ACTS: Acts = {
+COORDINATOR_ACTS = _healed({
     ("kill_coordinator", START): _injection(_this, "KILL"),
     ("stop_coordinator", START): _injection(_this, "STOP"),
-    ("stop_coordinator", HEAL): _heal,
     ("stop_gcs", START): _injection(_gcs, "STOP"),
-    ("stop_gcs", HEAL): _heal,
     ("kill_gcs", START): lambda daemons, order: daemons.end_cluster(order),
     ("kill_controller", START): _injection(_controller, "KILL"),
     ("stop_controller", START): _injection(_controller, "STOP"),
-    ("stop_controller", HEAL): _heal,
     ("store_full", START): lambda daemons, order: daemons.fill_store(order),
-    ("store_full", HEAL): _heal,
     ("disk_slow", START): lambda daemons, order: daemons.slow_store(order),
-    ("disk_slow", HEAL): _heal,
-}
+})  # fmt: skip
 """What the coordinator does."""
 ACTS: Acts = {**AGENT_ACTS, **CONFINE_ACTS, **COORDINATOR_ACTS}

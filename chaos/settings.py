@@ -16,11 +16,7 @@ from fleet.planning.traces.trace import text_of
 from fleet.protocol.fault_kinds import TABLE
 from fleet.protocol.fault_parameters import SEVERITY
 from fleet.protocol.types import Fault
-from fleet.settings.fields import setting
-
-LEAST_STEPS_BETWEEN_FAULTS = 2.0
-"""With a fault in nearly every step nothing commits, and the run measures only its own recovery."""
-
+from fleet.settings.fields import setting, within
 
 STORM_KINDS = "+".join(kind.name for kind in TABLE if kind.in_storm)
 STORM = f"mtbf=12s,duration=150s,quiet_start=3s,kinds={STORM_KINDS},lasts=6s,repair=15s"
@@ -33,49 +29,40 @@ class ChaosSettings:
 
     fleet_gpus: int = setting(Topology().gpus, "GPUs of the large fleet whose mix of faults is wanted.")
     gpus_per_node: int = setting(Topology().gpus_per_node, "GPUs of each of its nodes.")
-    mtbf_s: float | None = setting(None, "Mean time between planned faults of the run; or compression, or trace.")
-    compression: float | None = setting(None, "Seconds of the fleet in one second of the run.")
+    mtbf_s: float | None = setting(None, "Mean time between planned faults of the run; or compression, or trace.", above=0)
+    compression: float | None = setting(None, "Seconds of the fleet in one second of the run.", above=0)
     trace: str | None = setting(None, "CSV file of recorded faults, which needs none of the rest.")
     faults: str | None = setting(None, "File of fleet traces fit: the mix of faults of a log of yours, in place of the catalogue's.")
-    duration_s: float = setting(600.0, "Faults come until then, counted from the start of the run's training.")
+    duration_s: float = setting(600.0, "Faults come until then, counted from the start of the run's training.", above=0)
     quiet_start_s: float = setting(0.0, "None come before.")
     law: str = setting("exponential", "Law of the lifetimes: exponential or weibull.")
     shape: float = setting(0.7, "Shape of the Weibull law.")
     kinds: tuple[str, ...] | None = setting(None, "Kinds of fault to plan; none: every kind that the catalogue has.")
-    mean_duration_s: float | None = setting(None, "Mean length of hangs and slowdowns; none: the catalogue's, compressed as all is.")
+    mean_duration_s: float | None = setting(
+        None, "Mean length of hangs and slowdowns; none: the catalogue's, compressed as all is.", above=0
+    )
     severity: float | None = setting(None, "Of slowdowns (2 = half speed); none: the catalogue's.")
-    repair_s: float | None = setting(30.0, "A lost node comes back after that long; none: never.")
-    step_s: float | None = setting(None, "Estimate of a step, to refuse a rate at which nothing could commit.")
+    repair_s: float | None = setting(30.0, "A lost node comes back after that long; none: never.", above=0)
     seed: int | None = setting(None, "Seed of the faults; none: the run's own.")
     floor: float | None = setting(
-        None, "Share of the run's pace over 30 s below which all faults are healed and no more strike; none: never."
+        None, "Share of the run's pace over 30 s below which all faults are healed and no more strike; none: never.", above=0, below=1
     )
-    burst: float = setting(0.0, "Share of lost nodes that take others of their rack along, each with this probability.")
-    burst_s: float = setting(5.0, "Mean time until each of those is lost.")
-    rack_nodes: int = setting(4, "Nodes of a rack there: neighbours by their index.")
+    burst: float = setting(0.0, "Share of lost nodes that take others of their rack along, each with this probability.", least=0, most=1)
+    burst_s: float = setting(5.0, "Mean time until each of those is lost.", above=0)
+    rack_nodes: int = setting(4, "Nodes of a rack there: neighbours by their index.", least=1)
     lose_all: bool = setting(False, "Faults may take all ranks at once, where a copy or a checkpoint is there to go on from.")
 
     def __post_init__(self) -> None:
-        Topology(gpus=self.fleet_gpus, gpus_per_node=self.gpus_per_node)
+        _ = self.fleet  # it checks its own numbers
         check_law(self.law, self.shape)
         if self.kinds is not None:
             check_kinds(self.kinds)
-        for name in ("mtbf_s", "compression", "duration_s", "mean_duration_s", "repair_s", "step_s", "burst_s"):
-            value = getattr(self, name)
-            if value is not None and not 0 < value < math.inf:
-                raise ConfigError(f"chaos.{name}", value, "must be greater than 0", "Use --chaos off for no faults.")
+        within(self, "chaos.")
         if not 0 <= self.quiet_start_s < self.duration_s:
             raise ConfigError("chaos.quiet_start_s", self.quiet_start_s, f"must lie between 0 and duration_s = {self.duration_s:g}")
-        if not 0 <= self.burst <= 1:
-            raise ConfigError("chaos.burst", self.burst, "is a share: at least 0 and at most 1")
-        if self.rack_nodes < 1:
-            raise ConfigError("chaos.rack_nodes", self.rack_nodes, "a rack has a node at least")
-        if self.floor is not None and not 0 < self.floor < 1:
-            raise ConfigError("chaos.floor", self.floor, "is a share of the run's pace: above 0 and below 1")
         if self.severity is not None and not SEVERITY.holds(self.severity):
             raise ConfigError("chaos.severity", self.severity, f"{SEVERITY.meaning}: must be {SEVERITY.bounds}")
         self._check_source()
-        self._check_rate()
 
     @property
     def on(self) -> bool:
@@ -111,19 +98,16 @@ class ChaosSettings:
         if len(given) > 1:
             raise ConfigError(f"chaos.{given[1]}", getattr(self, given[1]), f"contradicts {given[0]}", "Give only one of them.")
 
-    def _check_rate(self) -> None:
-        if self.step_s is None or self.mtbf_s is None:
-            return
-        if self.mtbf_s < LEAST_STEPS_BETWEEN_FAULTS * self.step_s:
-            least = LEAST_STEPS_BETWEEN_FAULTS * self.step_s
-            reason = f"with steps of {self.step_s:g} s there would be a fault in nearly every step and nothing could commit"
-            raise ConfigError("chaos.mtbf_s", self.mtbf_s, reason, f"Set it to {least:g} s or more.")
-
     def compression_in(self, nodes: int) -> float:
         """How many seconds of the fleet pass in one of a run on ``nodes`` worker nodes; 1 where no chaos is on, or a trace."""
         if self.mtbf_s is None:
             return self.compression or 1.0
-        return compression_for(self._components(), Topology(gpus=self.fleet_gpus, gpus_per_node=self.gpus_per_node), nodes, self.mtbf_s)
+        return compression_for(self._components(), self.fleet, nodes, self.mtbf_s)
+
+    @property
+    def fleet(self) -> Topology:
+        """The large fleet whose mix of faults is wanted."""
+        return Topology(gpus=self.fleet_gpus, gpus_per_node=self.gpus_per_node)
 
     def _components(self) -> tuple[Component, ...]:
         found = self.catalogue()
@@ -145,33 +129,16 @@ class ChaosSettings:
             found[kinds[name]] = found.get(kinds[name], 0.0) + rate * factor
         return found
 
-    def plan(self, *, seed: int, world: int, nodes: int, catalogue: Catalogue | None = None) -> tuple[Fault, ...]:
+    def plan(self, *, seed: int, world: int, nodes: int) -> tuple[Fault, ...]:
         """The faults of a run with ``world`` slots on ``nodes`` worker nodes. ``seed`` counts when the settings have none."""
         if not self.on:
             return ()
         if self.trace is not None:
             return load_trace(self.trace, seed=seed if self.seed is None else self.seed, world=world, nodes=nodes)
         found = self.fitted()
-        return plan(
-            self.catalogue() if catalogue is None else catalogue,
-            Topology(gpus=self.fleet_gpus, gpus_per_node=self.gpus_per_node),
-            seed if self.seed is None else self.seed,
-            duration_s=self.duration_s,
-            world=world,
-            nodes=nodes,
-            compression=self.compression,
-            mtbf_s=self.mtbf_s,
-            kinds=self.kinds,
-            components=None if found is None else tuple(found.components),
-            law=self.law,
-            shape=self.shape,
-            quiet_start_s=self.quiet_start_s,
-            mean_duration_s=self.mean_duration_s,
-            severity=self.severity,
-            burst=self.burst or (found.burst if found else 0.0),
-            burst_s=self.burst_s,
-            rack_nodes=self.rack_nodes,
-        )
+        chaos = self if self.burst or found is None else replace(self, burst=found.burst)
+        seed = seed if self.seed is None else self.seed
+        return plan(self._components(), chaos, seed, world=world, nodes=nodes, compression=self.compression_in(nodes))
 
 
 def seconds(text: str) -> float:
@@ -207,7 +174,6 @@ _KEYS: dict[str, tuple[str, Callable[[str], object], str]] = {
     "lasts": ("mean_duration_s", seconds, "a time such as 20s"),
     "severity": ("severity", float, "a number"),
     "repair": ("repair_s", _repair, "a time such as 30s, or never"),
-    "step": ("step_s", seconds, "a time such as 50ms"),
     "seed": ("seed", int, "a whole number"),
     "burst": ("burst", float, "a share such as 0.3"),
     "burst_within": ("burst_s", seconds, "a time such as 5s"),

@@ -9,16 +9,29 @@ from typing import Any
 from fleet.protocol.fault_kinds import EXECUTABLE
 from fleet.protocol.fault_parameters import PARAMETERS, Parameter
 
-NAME = {"name": "run", "in": "path", "required": True, "schema": {"type": "string", "minLength": 1}}
+TEXT, WHOLE, FLAG = {"type": "string"}, {"type": "integer"}, {"type": "boolean"}
+SOME_TEXT = {**TEXT, "minLength": 1}
+KIND = {**TEXT, "enum": list(EXECUTABLE)}
+NAME = {"name": "run", "in": "path", "required": True, "schema": SOME_TEXT}
 JSON = "application/json"
+
+Schema = dict[str, Any]
+
+
+def _object(required: str, **properties: Schema) -> Schema:
+    return {"type": "object", "required": required.split(), "properties": properties}
+
+
+def _list(items: Schema) -> Schema:
+    return {"type": "array", "items": items}
+
+
+def _said(of: Schema, description: str) -> Schema:
+    return {**of, "description": description}
 
 
 def _problem(what: str) -> dict[str, Any]:
-    schema = {
-        "type": "object",
-        "required": ["status", "detail"],
-        "properties": {"status": {"type": "integer"}, "detail": {"type": "string"}},
-    }
+    schema = _object("status detail", status=WHOLE, detail=TEXT)
     return {"description": what, "content": {"application/problem+json": {"schema": schema}}}
 
 
@@ -26,7 +39,7 @@ NO_TOKEN, NO_RUN = _problem("No token, or a wrong one."), _problem("There is no 
 COMMON = {"401": NO_TOKEN, "421": _problem("The server is called by a name that is not its own.")}
 
 
-def _answers(what: str, schema: dict[str, Any], *more: dict[str, Any], kind: str = JSON) -> dict[str, Any]:
+def _answers(what: str, schema: Schema, *more: dict[str, Any], kind: str = JSON) -> dict[str, Any]:
     answers = {"200": {"description": what, "content": {kind: {"schema": schema}}}, **COMMON}
     return functools.reduce(operator.or_, more, answers)
 
@@ -36,114 +49,77 @@ def _get(summary: str, answers: dict[str, Any], *more: dict[str, Any], named: bo
 
 
 def _number(name: str, place: str, most: int) -> dict[str, Any]:
-    return {"name": name, "in": place, "required": place == "path", "schema": {"type": "integer", "minimum": 0, "maximum": most}}
+    return {"name": name, "in": place, "required": place == "path", "schema": {**WHOLE, "minimum": 0, "maximum": most}}
 
 
-def _bounded(parameter: Parameter) -> dict[str, Any]:
+def _bounded(parameter: Parameter) -> Schema:
     low = {"minimum": parameter.least} if parameter.least is not None else {"exclusiveMinimum": parameter.above}
     return {"type": "number", **low, "maximum": parameter.most, "default": parameter.default, "description": parameter.meaning}
 
 
-CHAOS = {
-    "type": "object",
-    "required": ["running", "ended", "kinds", "places", "slots", "nodes"],
-    "properties": {
-        "running": {"type": "boolean"},
-        "ended": {"type": "boolean"},
-        "kinds": {"type": "array", "items": {"type": "string", "enum": list(EXECUTABLE)}},
-        "places": {
-            "type": "object",
-            "additionalProperties": {"type": "string", "enum": ["slot", "node", ""]},
-            "description": "What an order of each kind has to name; empty: nothing.",
-        },
-        "slots": {"type": "integer"},
-        "nodes": {"type": "integer"},
-        "may": {"type": "boolean"},
-        "said": {"type": "string"},
-    },
-}
-ORDER = {
-    "type": "object",
-    "required": ["action"],
-    "additionalProperties": False,
-    "properties": {
-        "action": {"type": "string", "enum": ["start", "stop", "heal", "inject"]},
-        "kind": {"type": "string", "enum": list(EXECUTABLE)},
-        "slot": {"type": "integer", "minimum": 0},
-        "node": {"type": "integer", "minimum": 0},
-        **{parameter.name: _bounded(parameter) for parameter in PARAMETERS},
-    },
-}
-JOB = {
-    "type": "object",
-    "required": ["name", "script", "slots", "priority", "phase", "submitted_unix_s"],
-    "properties": {
-        "name": {"type": "string"},
-        "slots": {"type": "integer"},
-        "priority": {"type": "integer"},
-        "phase": {"type": "string", "enum": ["waiting", "running", "ended", "cancelled"]},
-        "owner": {"type": "string", "description": "Who handed it in."},
-        "team": {"type": "string", "description": "Whose quota it counts for."},
-        "starts": {"type": "integer", "description": "How often it was started: more than once when it gave way."},
-        "gives_way_to": {"type": "string", "description": "The run for which it is to end; empty: none."},
-        "exit_code": {"type": ["integer", "null"]},
-    },
-}
-TEAM = {
-    "type": "object",
-    "required": ["name", "slots", "quota"],
-    "properties": {
-        "name": {"type": "string"},
-        "slots": {"type": "integer", "description": "That its runs have now."},
-        "quota": {"type": ["integer", "null"], "description": "That they may have at once; null: no limit."},
-    },
-}
-QUEUE = {
-    "type": "object",
-    "required": ["slots", "free", "jobs"],
-    "properties": {
-        "slots": {"type": "integer"},
-        "free": {"type": "integer"},
-        "jobs": {"type": "array", "items": JOB},
-        "teams": {"type": "array", "items": TEAM},
-        "trouble": {"type": "string", "description": "Why nothing can be started now; empty: nothing is wrong."},
-    },
-}
-SUBMISSION = {
-    "type": "object",
-    "required": ["script"],
-    "additionalProperties": False,
-    "properties": {
-        "script": {"type": "string", "minLength": 1},
-        "arguments": {"type": "array", "items": {"type": "string"}, "description": "Options of fleet run."},
-        "directory": {"type": "string", "description": "Where the run starts; that of the service unless given."},
-        "priority": {"type": "integer", "minimum": -100, "maximum": 100},
-        "team": {"type": "string", "description": "Whose quota it counts for; that of the token unless given."},
-    },
-}
-LOG = {
-    "type": "object",
-    "required": ["slot", "incarnation", "bytes"],
-    "properties": {"slot": {"type": "integer"}, "incarnation": {"type": "integer"}, "bytes": {"type": "integer"}},
-}
-LOGS = {"type": "object", "required": ["logs"], "properties": {"logs": {"type": "array", "items": LOG}}}
-PIECE = {
-    "type": "object",
-    "required": ["offset", "next", "bytes", "text"],
-    "properties": {
-        "offset": {"type": "integer", "description": "Where the text begins, in bytes."},
-        "next": {"type": "integer", "description": "The offset to ask for next."},
-        "bytes": {"type": "integer", "description": "Of the whole file."},
-        "text": {"type": "string"},
-    },
-}
-RUNS = {
-    "type": "object",
-    "required": ["runs"],
-    "properties": {"runs": {"type": "array", "items": {"type": "object", "required": ["name", "status"]}}},
-}
-
-
+PLACES = {"type": "object", "additionalProperties": {**TEXT, "enum": ["slot", "node", ""]}}
+CHAOS = _object(
+    "running ended kinds places slots nodes",
+    running=FLAG,
+    ended=FLAG,
+    kinds=_list(KIND),
+    places=_said(PLACES, "What an order of each kind has to name; empty: nothing."),
+    slots=WHOLE,
+    nodes=WHOLE,
+    may=FLAG,
+    said=TEXT,
+)
+ORDER = _object(
+    "action",
+    action={**TEXT, "enum": ["start", "stop", "heal", "inject"]},
+    kind=KIND,
+    slot={**WHOLE, "minimum": 0},
+    node={**WHOLE, "minimum": 0},
+    **{parameter.name: _bounded(parameter) for parameter in PARAMETERS},
+) | {"additionalProperties": False}
+JOB = _object(
+    "name script slots priority phase submitted_unix_s",
+    name=TEXT,
+    slots=WHOLE,
+    priority=WHOLE,
+    phase={**TEXT, "enum": ["waiting", "running", "ended", "cancelled"]},
+    owner=_said(TEXT, "Who handed it in."),
+    team=_said(TEXT, "Whose quota it counts for."),
+    starts=_said(WHOLE, "How often it was started: more than once when it gave way."),
+    gives_way_to=_said(TEXT, "The run for which it is to end; empty: none."),
+    exit_code={"type": ["integer", "null"]},
+)
+TEAM = _object(
+    "name slots quota",
+    name=TEXT,
+    slots=_said(WHOLE, "That its runs have now."),
+    quota=_said({"type": ["integer", "null"]}, "That they may have at once; null: no limit."),
+)
+QUEUE = _object(
+    "slots free jobs",
+    slots=WHOLE,
+    free=WHOLE,
+    jobs=_list(JOB),
+    teams=_list(TEAM),
+    trouble=_said(TEXT, "Why nothing can be started now; empty: nothing is wrong."),
+)
+SUBMISSION = _object(
+    "script",
+    script=SOME_TEXT,
+    arguments=_said(_list(TEXT), "Options of fleet run."),
+    directory=_said(TEXT, "Where the run starts; that of the service unless given."),
+    priority={**WHOLE, "minimum": -100, "maximum": 100},
+    team=_said(TEXT, "Whose quota it counts for; that of the token unless given."),
+) | {"additionalProperties": False}
+LOGS = _object("logs", logs=_list(_object("slot incarnation bytes", slot=WHOLE, incarnation=WHOLE, bytes=WHOLE)))
+PIECE = _object(
+    "offset next bytes text",
+    offset=_said(WHOLE, "Where the text begins, in bytes."),
+    next=_said(WHOLE, "The offset to ask for next."),
+    bytes=_said(WHOLE, "Of the whole file."),
+    text=TEXT,
+)
+RUNS = _object("runs", runs=_list({"type": "object", "required": ["name", "status"]}))
 REFUSALS = {
     "400": _problem("It cannot be done; names the field."),
     "403": _problem("Sent by another site's page."),
@@ -194,7 +170,6 @@ def _logs() -> dict[str, Any]:
 def openapi() -> dict[str, Any]:
     """The document. Do not change what it returns."""
     state, missing = {"type": ["object", "null"]}, {"404": NO_RUN}
-    text = {"type": "string"}
     full = {"503": _problem("Too many pages are open.")}
     chaos = _get("Whether chaos strikes a run, and what may be ordered.", _answers("Chaos of the run.", CHAOS))
     return {
@@ -205,17 +180,17 @@ def openapi() -> dict[str, Any]:
             "/api/runs": _get("All runs, newest first.", _answers("Runs.", RUNS), named=False),
             "/api/runs/{run}": _get("All that the page of a run shows.", _answers("The state; null before it has begun.", state, missing)),
             "/api/runs/{run}/events": _get(
-                "The state whenever it changed.", _answers("Server-sent events.", text, missing, full, kind="text/event-stream")
+                "The state whenever it changed.", _answers("Server-sent events.", TEXT, missing, full, kind="text/event-stream")
             ),
             "/api/runs/{run}/ledger": _get(
                 "Where every rank-second went, as `fleet report --json` has it.",
                 _answers("The ledger; null before it has begun.", state, missing),
             ),
-            "/api/runs/{run}/journal": _get("The journal itself.", _answers("JSON lines.", text, missing, kind="application/jsonl")),
+            "/api/runs/{run}/journal": _get("The journal itself.", _answers("JSON lines.", TEXT, missing, kind="application/jsonl")),
             **_logs(),
             "/api/runs/{run}/chaos": {**chaos, "post": _order()},
             "/api/queue": _queue(),
             "/api/queue/{run}": {"delete": _cancel()},
-            "/metrics": _get("Metrics of the runs that go on, for Prometheus.", _answers("Metrics.", text, kind="text/plain"), named=False),
+            "/metrics": _get("Metrics of the runs that go on, for Prometheus.", _answers("Metrics.", TEXT, kind="text/plain"), named=False),
         },
     }

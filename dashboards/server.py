@@ -16,7 +16,7 @@ import time
 from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 from aiohttp import web
 from prometheus_client import CollectorRegistry
@@ -33,12 +33,9 @@ from fleet.host.scheduling import give_way
 from fleet.protocol.fault_parameters import PARAMETERS
 
 log = logging.getLogger("fleet.dashboards")
+T = TypeVar("T")
 
 STATIC = Path(__file__).parent / "static"
-FILES = {
-    **dict.fromkeys(("run.js", "runs.js", "parts.js", "first.js", "curves.js", "logs.js", "vendor/uPlot.esm.js"), "text/javascript"),
-    **dict.fromkeys(("page.css", "vendor/uPlot.min.css"), "text/css"),
-}
 MAX_BODY_BYTES = 16_384
 BODY_S = 5.0
 """A request's body must be there within so long."""
@@ -191,7 +188,7 @@ class WatchServer:
         app = web.Application(client_max_size=MAX_BODY_BYTES, middlewares=[self._guard])
         app.router.add_get("/", self._shell("runs.html"))
         app.router.add_get("/runs/{run}", self._shell("run.html"))
-        app.router.add_get("/static/{file:.+}", self._static)
+        app.router.add_static("/static", STATIC)
         app.router.add_get("/metrics", self._metrics)
         app.router.add_get("/openapi.json", self._openapi)
         app.router.add_get("/api/runs", self._runs)
@@ -254,12 +251,6 @@ class WatchServer:
 
         return page
 
-    async def _static(self, request: web.Request) -> web.StreamResponse:
-        name = request.match_info["file"]
-        if name not in FILES:
-            raise web.HTTPNotFound(text="there is no such file")
-        return web.Response(text=(STATIC / name).read_text(encoding="utf-8"), content_type=FILES[name])
-
     async def _openapi(self, request: web.Request) -> web.StreamResponse:
         return web.json_response(openapi())
 
@@ -278,37 +269,31 @@ class WatchServer:
         names = {job["name"] for job in waiting}  # one that gave way has a journal, too
         return rows + [row for row in self._feeds.runs() if row["name"] not in names]
 
-    async def _feed(self, request: web.Request) -> RunFeed:
-        feed = await asyncio.to_thread(self._feeds.get, request.match_info["run"])
-        if feed is None:
+    async def _found(self, find: Callable[[str], T | None], request: web.Request) -> T:
+        """What ``find`` gives for the run that is asked for."""
+        found = await asyncio.to_thread(find, request.match_info["run"])
+        if found is None:
             raise web.HTTPNotFound(text="there is no such run")
-        return feed
+        return found
 
     async def _state(self, request: web.Request) -> web.StreamResponse:
-        feed = await self._feed(request)
+        feed = await self._found(self._feeds.get, request)
         return web.Response(body=await asyncio.to_thread(feed.body), content_type="application/json")
 
     async def _ledger(self, request: web.Request) -> web.StreamResponse:
-        feed = await self._feed(request)
+        feed = await self._found(self._feeds.get, request)
         report = await asyncio.to_thread(feed.follower.look, lambda report: report.to_dict())
         return web.json_response(report, dumps=functools.partial(json.dumps, allow_nan=False))
 
-    async def _path(self, request: web.Request) -> Path:
-        """The journal of the run that is asked for."""
-        path = await asyncio.to_thread(self._feeds.journal, request.match_info["run"])
-        if path is None:
-            raise web.HTTPNotFound(text="there is no such run")
-        return path
-
     async def _journal(self, request: web.Request) -> web.StreamResponse:
-        return web.FileResponse(await self._path(request), headers={**HEADERS, "Content-Type": "application/jsonl"})
+        return web.FileResponse(await self._found(self._feeds.journal, request), headers={**HEADERS, "Content-Type": "application/jsonl"})
 
     async def _logs(self, request: web.Request) -> web.StreamResponse:
-        path = await self._path(request)
+        path = await self._found(self._feeds.journal, request)
         return web.json_response({"logs": await asyncio.to_thread(log_files, path.parent)})
 
     async def _log(self, request: web.Request) -> web.StreamResponse:
-        path, offset = await self._path(request), request.query.get("offset", "")
+        path, offset = await self._found(self._feeds.journal, request), request.query.get("offset", "")
         if offset and not OFFSET.fullmatch(offset):
             return problem(400, "offset is a number of bytes", field="offset")
         slot, incarnation = (int(request.match_info[name]) for name in ("slot", "incarnation"))
@@ -319,7 +304,7 @@ class WatchServer:
 
     async def _events(self, request: web.Request) -> web.StreamResponse:
         """Server-sent events: ``state`` whenever it changed, a comment when it has not for a while."""
-        feed = await self._feed(request)
+        feed = await self._found(self._feeds.get, request)
         if self._streams >= MAX_STREAMS:
             raise web.HTTPServiceUnavailable(text=f"{MAX_STREAMS} pages are open; close one")
         self._streams += 1

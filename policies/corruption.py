@@ -1,4 +1,4 @@
-"""Silent corruption: who is wrong when results differ, how often to look, how long until it shows, and which state is still good.
+"""Silent corruption: who is wrong when results differ, and which state is still good.
 
 A flipped bit hits one rank, once. So ranks that hold three different things without a majority, and ranks that differ again right after
 they went on, run a loop that is wrong; nobody is accused then. Nor is anybody when two things are held and no majority tells which one is
@@ -16,10 +16,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Self
 
-from fleet.errors import ConfigError
 from fleet.protocol.decisions import Cleared, Decision, Votes
 from fleet.protocol.types import Member, StateId, Verdict
-from fleet.settings.fields import setting
+from fleet.settings.fields import setting, within
 from fleet.settings.run import RunSettings
 
 AGREED, OUTVOTED, TIE = "agreed", "outvoted", "tie"
@@ -51,82 +50,31 @@ def vote(digests: Mapping[Member, str]) -> Vote:
     return Vote(TIE, (), "", votes)
 
 
-def after_vote(outcome: Vote, idle: Sequence[Member]) -> Decision:
-    """What a vote leads to: ``carry_on``, ``evict``, ``recompute`` on one of ``idle`` (members that have not voted), ``retry`` or ``stop``.
+def after_vote(outcome: Vote) -> Decision:
+    """What a vote leads to: ``carry_on``, ``evict``, ``retry`` or ``stop``.
 
-    A tie that nobody is left to break is no reason to go on: a state is known that may be wrong. With two results all go back to what was
-    the same for all (``retry``); more of them are a mistake of the loop (``stop``).
+    A tie is no reason to go on: a state is known that may be wrong. With two results all go back to what was the same for all (``retry``);
+    more of them are a mistake of the loop (``stop``).
     """
-    votes = Votes(float(len(outcome.votes)), float(sum(count for _, count in outcome.votes)), float(len(idle)))
+    votes = Votes(float(len(outcome.votes)), float(sum(count for _, count in outcome.votes)), 0.0)
     if outcome.outcome == AGREED:
         return Decision("carry_on", "all results are equal", votes)
     if outcome.outcome == OUTVOTED:
         names = ", ".join(map(str, outcome.guilty))
         return Decision("evict", f"{names} differ from the majority, bit for bit", replace(votes, guilty=float(len(outcome.guilty))))
-    if idle:
-        return Decision("recompute", f"no majority: {min(idle)} computes it again", replace(votes, slot=float(min(idle).slot)))
     if len(outcome.votes) > 2:
         return Decision("stop", f"{len(outcome.votes)} different results, and no majority, which is more than a flipped bit does", votes)
     return Decision("retry", "two different results, and no majority names who is wrong: nobody is accused, and all go back", votes)
-
-
-@dataclass(frozen=True, slots=True)
-class Evidence:
-    """What is known when corruption is found.
-
-    Attributes:
-        found: the state on which the wrong result was computed; the step that it belongs to is not committed.
-        weights: replicas' digests differed, and the majority is known: what is wrong never entered a sum.
-        passed: states of the last verifications that the guilty rank passed, oldest first.
-        hit: probability that a verification would have found it.
-    """
-
-    found: StateId
-    weights: bool
-    passed: tuple[StateId, ...] = ()
-    hit: float = 1.0
-
-
-@dataclass(frozen=True, slots=True)
-class Return:
-    """Where the run goes on. ``state`` is None when nothing that is kept is cleared: then it begins anew."""
-
-    decision: Decision
-    state: StateId | None
-
-
-def newest_cleared(evidence: Evidence, kept: Sequence[StateId]) -> Return:
-    """The newest of the ``kept`` states that the evidence clears.
-
-    Wrong weights of one replica: digests are compared before each sum, so what the others hold is good, and nothing is taken back. A wrong
-    computation: every step since the guilty rank's last passed verification is in doubt, since its gradients are in all replicas. States up
-    to that verification are cleared but for ``residual``, at most (1 - p)^n after n of them: sampling bounds the risk, it removes none.
-    """
-    if evidence.weights:
-        reason = "the weights of one replica differ from the majority's, and were not used yet"
-        return Return(Decision("carry_on", reason, Cleared(steps_lost=0.0, residual=0.0)), evidence.found)
-    passed = [state for state in evidence.passed if state.history == evidence.found.history and state <= evidence.found]
-    residual = float((1 - evidence.hit) ** len(passed))
-    good = [state for state in kept if passed and state.history == passed[-1].history and state <= passed[-1]]
-    if not good:
-        sure = Cleared(float(evidence.found.step), residual, float(len(passed)), evidence.hit)
-        why = "no state that is kept is old enough" if passed else "the rank that is wrong never passed a verification"
-        return Return(Decision("begin_anew", f"{why}: nothing is cleared", sure), None)
-    newest = max(good)
-    sure = Cleared(float(evidence.found.step - newest.step), residual, float(len(passed)), evidence.hit, float(newest.step))
-    reason = f"step {newest.step} is the newest kept state before step {passed[-1].step}, where the rank that is wrong last passed"
-    return Return(Decision("go_back", reason, sure), newest)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VoteSettings:
     """What the vote over corruption can be told."""
 
-    hit: float = setting(1.0, "Probability that a verification of a rank finds that it computes wrongly.")
+    hit: float = setting(1.0, "Probability that a verification of a rank finds that it computes wrongly.", above=0, most=1)
 
     def __post_init__(self) -> None:
-        if not 0 < self.hit <= 1:
-            raise ConfigError("corruption.settings.hit", self.hit, "is a probability greater than 0")
+        within(self, "corruption.settings.")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -155,15 +103,33 @@ class MajorityRules:
         if again and wrong:
             return Verdict(Decision("stop", "the ranks differ again, right where they went on, and a flipped bit does not come back"))
         if outcome.outcome == TIE or (wrong and list(held.values()).count(outcome.digest) == 1):
-            return Verdict(after_vote(Vote(TIE, (), "", tuple(Counter(held.values()).most_common())), ()))
+            return Verdict(after_vote(Vote(TIE, (), "", tuple(Counter(held.values()).most_common()))))
         judged = Vote(OUTVOTED if wrong else AGREED, wrong, outcome.digest, outcome.votes)
-        return Verdict(after_vote(judged, ()), wrong)
+        return Verdict(after_vote(judged), wrong)
 
     def go_back(self, found: StateId, cleared: StateId, kept: Sequence[StateId]) -> tuple[Decision, StateId | None]:
-        """All up to ``cleared`` was compared and was alike; so was ``found``, if that is no later: then nothing has to be taken back."""
-        chosen = newest_cleared(Evidence(found, weights=cleared >= found, passed=(cleared,), hit=self.hit), kept)
+        """The newest of the ``kept`` states that is good; None where the run has to begin anew.
+
+        All up to ``cleared`` was compared and was alike. If that is no earlier than ``found``, the weights of one replica are wrong:
+        digests are compared before each sum, so what the others hold is good, and nothing is taken back. Else a computation is wrong:
+        every step since the guilty rank's last passed verification is in doubt, since its gradients are in all replicas. States up to
+        that verification are good but for ``residual``, 1 - hit: sampling bounds the risk, it removes none.
+        """
+        if cleared >= found:
+            reason = "the weights of one replica differ from the majority's, and were not used yet"
+            return Decision("carry_on", reason, Cleared(steps_lost=0.0, residual=0.0)), found
+        passed = cleared.history == found.history
+        residual = float((1 - self.hit) ** passed)
+        good = [state for state in kept if passed and state.history == cleared.history and state <= cleared]
+        if good:
+            newest = max(good)
+            sure = Cleared(float(found.step - newest.step), residual, float(passed), self.hit, float(newest.step))
+            reason = f"step {newest.step} is the newest kept state before step {cleared.step}, where the rank that is wrong last passed"
+            return Decision("go_back", reason, sure), newest
+        sure = Cleared(float(found.step), residual, float(passed), self.hit)
         before = [state for state in kept if state.history < cleared.history]  # what is kept of older histories led to this one
-        if chosen.state is None and before:
+        if before:
             reason = f"step {max(before).step} of history {max(before).history} is the newest kept state before step {cleared.step}"
-            return Decision("go_back", reason, chosen.decision.payload), max(before)
-        return chosen.decision, chosen.state
+            return Decision("go_back", reason, sure), max(before)
+        why = "no state that is kept is old enough" if passed else "the rank that is wrong never passed a verification"
+        return Decision("begin_anew", f"{why}: nothing is cleared", sure), None

@@ -6,7 +6,6 @@ The rate that counts is that of faults which need *this* checkpoint. A rank that
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Self
@@ -16,7 +15,7 @@ from fleet.laws.checkpointing import daly_work_s, exact_work_s, young_work_s
 from fleet.laws.reliability import all_lost_rate_per_s
 from fleet.ledger.rates import PRIOR_EVENTS, prior
 from fleet.protocol.decisions import Decision, Interval
-from fleet.settings.fields import setting
+from fleet.settings.fields import setting, within
 from fleet.settings.run import CheckpointSettings, RunSettings
 
 LAWS: dict[str, Callable[[float, float], float]] = {"young": young_work_s, "daly": daly_work_s, "exact": exact_work_s}
@@ -26,16 +25,15 @@ LAWS: dict[str, Callable[[float, float], float]] = {"young": young_work_s, "daly
 class IntervalSettings:
     """Bounds of the intervals. An operator may want to stop and go on elsewhere also when no fault needs a checkpoint."""
 
-    first_s: float = setting(10.0, "When the first durable checkpoint is due: soon, so that its cost is known.")
-    max_s: float = setting(3600.0, "The longest interval between durable checkpoints.")
-    peer_first_s: float = setting(3.0, "The same as first_s, for copies in the memory of other nodes.")
-    peer_max_s: float = setting(300.0, "The same as max_s, for copies: a fault that needs one costs no more than this, however rare it is.")
+    first_s: float = setting(10.0, "When the first durable checkpoint is due: soon, so that its cost is known.", above=0)
+    max_s: float = setting(3600.0, "The longest interval between durable checkpoints.", above=0)
+    peer_first_s: float = setting(3.0, "The same as first_s, for copies in the memory of other nodes.", above=0)
+    peer_max_s: float = setting(
+        300.0, "The same as max_s, for copies: a fault that needs one costs no more than this, however rare it is.", above=0
+    )
 
     def __post_init__(self) -> None:
-        for name in ("first_s", "max_s", "peer_first_s", "peer_max_s"):
-            if not 0 < getattr(self, name) < math.inf:
-                way_out = "Set it to 1 s or more."
-                raise ConfigError(f"checkpoint.settings.{name}", getattr(self, name), "must be a positive number of seconds", way_out)
+        within(self, "checkpoint.settings.")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -123,27 +121,13 @@ class CheckpointInterval:
         return interval_s, why
 
 
-def checkpoint_rate_per_s(
-    *, fault_rate_per_s: float, world: int, ranks_per_fault: int, repair_s: float, whole_run_rate_per_s: float = 0.0
-) -> float:
-    """Rate of the faults that need the durable checkpoint, for replicated (data-parallel) state.
-
-    State is lost only when no rank holds it any more. ``fault_rate_per_s`` faults, over all ranks, each take ``ranks_per_fault`` ranks
-    (one, or those of a node), which hold the state again after ``repair_s``; all ``world / ranks_per_fault`` groups must be down at once
-    (:func:`fleet.laws.reliability.all_lost_rate_per_s`). Add what takes all ranks at a time: coordinator's node, cluster, job.
-
-    An estimate, with known errors: failures are independent and exponential here, so shared causes (a rack, a switch, a bug that all ranks
-    meet) must go into ``whole_run_rate_per_s``, which in practice dominates; a repair time that varies is taken at its mean.
-    """
-    if world < 1 or ranks_per_fault < 1:
-        raise ValueError(f"world = {world}, ranks_per_fault = {ranks_per_fault}: both must be at least 1")
-    groups = math.ceil(world / ranks_per_fault)
-    return whole_run_rate_per_s + all_lost_rate_per_s(fault_rate_per_s, groups, repair_s)
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LevelRates:
     """How often faults need each level of checkpoints: what was known before the run, and what its losses have taught since.
+
+    State that is replicated is lost only when no rank holds it any more (:func:`fleet.laws.reliability.all_lost_rate_per_s`), or when
+    all ranks go at a time. An estimate: failures are independent and exponential there, so shared causes (a rack, a switch, a bug that
+    all ranks meet) must be in ``whole_per_s``, which in practice dominates; a repair time that varies is taken at its mean.
 
     Args:
         faults_per_s: faults that take a rank, over all ranks, as expected before the run.
@@ -170,13 +154,7 @@ class LevelRates:
         faults_per_s = updated_rate_per_s(self.faults_per_s, losses, exposure_s, PRIOR_EVENTS)
         if self.restarts:
             return faults_per_s + self.head_per_s, faults_per_s if self.copied else 0.0
-        all_ranks_per_s = checkpoint_rate_per_s(
-            fault_rate_per_s=faults_per_s,
-            world=self.world,
-            ranks_per_fault=1,
-            repair_s=self.refill_s,
-            whole_run_rate_per_s=self.whole_per_s,
-        )
+        all_ranks_per_s = self.whole_per_s + all_lost_rate_per_s(faults_per_s, self.world, self.refill_s)
         if self.copies_lost_per_s is None:
             return self.head_per_s + all_ranks_per_s, 0.0
         return self.head_per_s + self.copies_lost_per_s, all_ranks_per_s

@@ -18,7 +18,7 @@ from scipy.special import gammaincc
 from fleet.errors import ConfigError
 from fleet.ledger.health import NodeHistory, NodeIncident
 from fleet.protocol.decisions import Decision, Lemon
-from fleet.settings.fields import setting
+from fleet.settings.fields import setting, within
 
 WEIGHTS = {"lost": 1.0, "hang": 1.0, "straggler": 0.5, "preflight": 1.0, "corruption": 3.0}
 """How many faults an incident counts for. A straggler may be the neighbours' fault; what was outvoted bit by bit is nobody else's."""
@@ -28,23 +28,18 @@ WEIGHTS = {"lost": 1.0, "hang": 1.0, "straggler": 0.5, "preflight": 1.0, "corrup
 class Lemons:
     """Keeps repeat offenders out. Meta's research clusters saw about 6.5 faults a 1,000 node-days (arXiv 2410.21680)."""
 
-    fleet_rate_per_h: float = setting(6.5 / 1000 / 24, "Faults of an ordinary node an hour.")
-    factor: float = setting(5.0, "A lemon fails at least this many times as often.")
-    certainty: float = setting(0.95, "Posterior probability of that from which a node is kept out.")
-    least: float = setting(2.0, "Weighted faults that there must be.")
-    half_life_h: float = setting(60 * 24.0, "Age at which a fault, or an hour without one, counts half.")
-    share_max: float = setting(0.1, "At most this share of the nodes is kept out, the worst first: when many are bad it is not the nodes.")
-    prior_faults: float = setting(0.25, "The faults that the prior is worth.")
+    fleet_rate_per_h: float = setting(6.5 / 1000 / 24, "Faults of an ordinary node an hour.", above=0)
+    factor: float = setting(5.0, "A lemon fails at least this many times as often.", above=1)
+    certainty: float = setting(0.95, "Posterior probability of that from which a node is kept out.", above=0, below=1)
+    least: float = setting(2.0, "Weighted faults that there must be.", above=0)
+    half_life_h: float = setting(60 * 24.0, "Age at which a fault, or an hour without one, counts half.", above=0)
+    share_max: float = setting(
+        0.1, "At most this share of the nodes is kept out, the worst first: when many are bad it is not the nodes.", above=0, below=1
+    )
+    prior_faults: float = setting(0.25, "The faults that the prior is worth.", above=0)
 
     def __post_init__(self) -> None:
-        for name in ("fleet_rate_per_h", "least", "half_life_h", "prior_faults"):
-            if not 0 < getattr(self, name) < math.inf:
-                raise ConfigError(f"lemons.{name}", getattr(self, name), "must be a positive number")
-        if not self.factor > 1:
-            raise ConfigError("lemons.factor", self.factor, "must be greater than 1, or half of all nodes are lemons")
-        for name in ("certainty", "share_max"):
-            if not 0 < getattr(self, name) < 1:
-                raise ConfigError(f"lemons.{name}", getattr(self, name), "must lie between 0 and 1")
+        within(self, "lemons.")
 
     def judge(self, history: NodeHistory, now_h: float) -> Decision:
         """Action ``admit`` or ``keep_out``. Raises ConfigError for an incident of a kind that has no weight."""

@@ -8,12 +8,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Self
 
-from fleet.errors import ConfigError
 from fleet.protocol.decisions import Budget, Candidates, Decision, Survivors
 from fleet.protocol.domains import SEPARATOR
 from fleet.protocol.topology import WINDOW_S
 from fleet.protocol.types import Candidate, Formation, Loss, Situation, outnumbered
-from fleet.settings.fields import setting
+from fleet.settings.fields import setting, within
 from fleet.settings.run import Budgets, RunSettings
 from policies.topology import joining, ordered
 
@@ -22,11 +21,10 @@ from policies.topology import joining, ordered
 class ReformSettings:
     """What recovery can be told besides the run's budgets and time-outs."""
 
-    settle_s: float = setting(0.4, "After a view has formed nobody is taken in for so long: first comes the step that broke.")
+    settle_s: float = setting(0.4, "After a view has formed nobody is taken in for so long: first comes the step that broke.", least=0)
 
     def __post_init__(self) -> None:
-        if not self.settle_s >= 0:
-            raise ConfigError("recovery.settings.settle_s", self.settle_s, "must be at least 0 s")
+        within(self, "recovery.settings.")
 
 
 SETTLE_S = ReformSettings().settle_s

@@ -9,7 +9,7 @@ from typing import Self
 
 from fleet.errors import ConfigError
 from fleet.protocol.decisions import Decision, TimeOut
-from fleet.settings.fields import setting
+from fleet.settings.fields import setting, within
 from fleet.settings.run import RunSettings, Timeouts
 
 
@@ -17,19 +17,17 @@ from fleet.settings.run import RunSettings, Timeouts
 class QuantileSettings:
     """How the progress time-out follows the steps."""
 
-    factor: float = setting(10.0, "Multiple of the quantile: so many times as long as nearly all others a step must take to be a hang.")
-    quantile: float = setting(0.99, "Quantile of the last steps that it is a multiple of.")
+    factor: float = setting(
+        10.0, "Multiple of the quantile: so many times as long as nearly all others a step must take to be a hang.", above=1
+    )
+    quantile: float = setting(0.99, "Quantile of the last steps that it is a multiple of.", above=0, below=1)
     window: int = setting(256, "So many of the last steps are looked at.")
-    least: int = setting(20, "So many steps must be known.")
-    shrink: float = setting(0.1, "It falls by at most this share at a time, and rises at once.")
+    least: int = setting(20, "So many steps must be known.", least=1)
+    shrink: float = setting(0.1, "It falls by at most this share at a time, and rises at once.", above=0, below=1)
 
     def __post_init__(self) -> None:
-        if not self.factor > 1:
-            raise ConfigError("progress.settings.factor", self.factor, "must be greater than 1, or ordinary steps are hangs")
-        for name in ("quantile", "shrink"):
-            if not 0 < getattr(self, name) < 1:
-                raise ConfigError(f"progress.settings.{name}", getattr(self, name), "must lie between 0 and 1")
-        if not 1 <= self.least <= self.window:
+        within(self, "progress.settings.")
+        if self.least > self.window:
             raise ConfigError("progress.settings.least", self.least, f"must be from 1 to window = {self.window}")
 
 

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
-from storage.backends.blocks import BLOCK_BYTES, BlockStream
 from storage.backends.causes import cause_of
-from storage.backends.files import open_files
+from storage.backends.files import copy_in, open_files
 from storage.backends.trial import detail_of, refusal
 
 JOURNAL = "journal.jsonl"
@@ -16,8 +14,8 @@ JOURNAL = "journal.jsonl"
 class JournalMirror:
     """Copies a growing local file to ``URL/journal.jsonl``, whole: object stores cannot append. Does nothing when nothing was added."""
 
-    def __init__(self, url: str, **options: Any) -> None:
-        self._files = open_files(url, **options)
+    def __init__(self, url: str) -> None:
+        self._files = open_files(url)
         self._copied_bytes = -1
 
     def copy(self, journal: Path) -> bool:
@@ -25,10 +23,7 @@ class JournalMirror:
         size = journal.stat().st_size
         if size == self._copied_bytes:
             return False
-        with journal.open("rb") as source, self._files.writing(JOURNAL) as sink, BlockStream(sink) as stream:
-            while chunk := source.read(BLOCK_BYTES):
-                stream.write(chunk)
-            stream.finish()
+        copy_in(self._files, JOURNAL, journal)
         self._copied_bytes = size
         return True
 

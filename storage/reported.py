@@ -6,8 +6,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-from storage.backends.blocks import BLOCK_BYTES, BlockStream
-from storage.backends.files import open_files
+from storage.backends.files import copy_in, open_files
 
 FOLDER = "reported"
 
@@ -26,17 +25,8 @@ class ReportedFolders:
         """Copy all files of a local folder, with those in its subfolders, to ``name``; they are there when this returns."""
         files = sorted(path for path in folder.rglob("*") if path.is_file())
         for path in files:
-            self._put(f"{name}/{path.relative_to(folder).parent.as_posix()}".removesuffix("/."), path)
-
-    def _put(self, folder: str, path: Path) -> None:
-        with (
-            path.open("rb") as file,
-            open_files(f"{self.url}/{folder}").writing(path.name) as sink,
-            BlockStream(sink) as stream,
-        ):
-            while block := file.read(BLOCK_BYTES):
-                stream.write(block)
-            stream.finish()
+            inner = f"{name}/{path.relative_to(folder).parent.as_posix()}".removesuffix("/.")
+            copy_in(open_files(f"{self.url}/{inner}"), path.name, path)
 
     def names(self) -> list[str]:
         """First parts of the names of all folders that are there, whole or not."""

@@ -89,7 +89,6 @@ def build(board: Board, source: str = SOURCE_UID) -> dict[str, Any]:
     model: dict[str, Any] = _without_nothing(json.loads(JSONEncoder(sort_keys=True).encode(built.build())))
     for number, panel_model in enumerate(model["panels"], start=1):
         panel_model["id"] = number
-    model["annotations"]["list"] = [*model["annotations"].get("list", []), _pushed_annotations(board)]
     model["tags"] = [TAG]
     model["tags"].append(STAMP + digest(model))
     return model
@@ -100,14 +99,6 @@ def dashboard_refresh() -> Any:
     from grafana_foundation_sdk.models.dashboard import VariableRefresh
 
     return VariableRefresh.ON_TIME_RANGE_CHANGED
-
-
-def _pushed_annotations(board: Board) -> dict[str, Any]:
-    """Faults with their ids, as ``push_faults`` writes them."""
-    tags = [TAG, "fault", *(["$run"] if board.of_a_run else [])]
-    target = {"type": "tags", "tags": tags, "matchAny": False, "limit": 200}
-    source = {"type": "grafana", "uid": "-- Grafana --"}
-    return {"name": "fault ids", "datasource": source, "enable": True, "iconColor": "orange", "target": target}
 
 
 def _without_nothing(value: Any) -> Any:

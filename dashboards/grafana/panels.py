@@ -8,12 +8,10 @@ from dataclasses import replace
 
 from dashboards.grafana.details import CHAOS, CHECKPOINTS, RANKS
 from dashboards.grafana.first import ALL_RUNS, COST, ONE_RUN
-from dashboards.grafana.parts import BYTES, COUNT, RUN, SECONDS, SHARE, Board, Panel, lines
+from dashboards.grafana.parts import Board, Panel, plain
 from dashboards.metrics.spec import MetricSpec
 from dashboards.metrics.table import METRICS
 
-UNITS = {"seconds": SECONDS, "ratio": SHARE, "bytes": BYTES}
-"""By the last word of a metric's name."""
 FOR_ALERTS = {"fleet_start_timestamp_seconds", "fleet_spares_wanted"}
 """Metrics that only alerts read."""
 
@@ -22,13 +20,7 @@ def shown_nowhere(specs: Iterable[MetricSpec], boards: Iterable[Board]) -> tuple
     """A plain panel for each metric that none of ``boards`` asks for: who adds a metric need not draw it."""
     exprs = [expr for board in boards for row in board.rows.values() for panel in row for expr, _ in panel.queries]
     asked = set(re.findall(r"fleet_[a-z0-9_]+", " ".join(exprs))) | FOR_ALERTS
-    return tuple(_plain(spec) for spec in specs if spec.name not in asked)
-
-
-def _plain(spec: MetricSpec) -> Panel:
-    words = spec.name.removeprefix("fleet_").removesuffix("_total").split("_")
-    legend = " ".join(f"{{{{{label}}}}}" for label in spec.labels)
-    return lines(" ".join(words).capitalize(), spec.question, UNITS.get(words[-1], COUNT), (f"{spec.name}{{{RUN}}}", legend))
+    return tuple(plain(spec) for spec in specs if spec.name not in asked)
 
 
 def _complete(boards: tuple[Board, ...]) -> tuple[Board, ...]:

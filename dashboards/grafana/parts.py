@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+
+from dashboards.metrics.spec import MetricSpec
+from dashboards.metrics.table import METRICS
 
 LINES, NUMBER, BARS = "timeseries", "stat", "bargauge"
 SHARE, SECONDS, BYTES, COUNT = "percentunit", "s", "bytes", "short"
 USD, KWH, KG = "currencyUSD", "kwatth", "masskg"
+UNITS = {"seconds": SECONDS, "ratio": SHARE, "bytes": BYTES}
+"""By the last word of a metric's name."""
 RUN = 'run="$run"'
 HEIGHTS = {NUMBER: 4}
 HEIGHT = 8
@@ -69,3 +75,21 @@ def lines(title: str, question: str, unit: str, *queries: tuple[str, str], stack
 def bars(title: str, question: str, unit: str, *queries: tuple[str, str], width: int = 12, empty: str = "") -> Panel:
     """One bar for each series, as it is now."""
     return Panel(title, question, queries, unit, BARS, width, empty=empty)
+
+
+def drawn(*groups: Sequence[str]) -> tuple[Panel, ...]:
+    """A panel for each group of metrics: title, words and unit are those of the first, as the table of metrics has them."""
+    known = {spec.name: spec for spec in METRICS}
+    return tuple(plain(*(known[name] for name in names)) for names in groups)
+
+
+def plain(*specs: MetricSpec) -> Panel:
+    """Some metrics over time, as they are."""
+    words = _words(specs[0])
+    named = [" ".join([*(_words(spec) if specs[1:] else []), *(f"{{{{{label}}}}}" for label in spec.labels)]) for spec in specs]
+    queries = [(f"{spec.name}{{{RUN}}}", legend) for spec, legend in zip(specs, named, strict=True)]
+    return lines(" ".join(words).capitalize(), specs[0].help, UNITS.get(words[-1], COUNT), *queries)
+
+
+def _words(spec: MetricSpec) -> list[str]:
+    return spec.name.removeprefix("fleet_").removesuffix("_total").split("_")

@@ -1,4 +1,4 @@
-"""Puts Fleet's data source, folder, dashboards and fault annotations into a Grafana, over its HTTP API. May be repeated at any time.
+"""Puts Fleet's data source, folder and dashboards into a Grafana, over its HTTP API. May be repeated at any time.
 
 A dashboard that somebody changed after it was pushed is left alone, and said so; so is one of the same uid that Fleet did not push. Who
 changed it last is known from the message of Grafana's newest version of it: what Grafana gives back differs from what was pushed in ways of
@@ -8,7 +8,7 @@ its own (defaults, migrations), so that comparing contents would either miss a p
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
@@ -16,14 +16,12 @@ import requests
 from grafana_api.grafana_api import GrafanaClientError, GrafanaException, GrafanaServerError
 from grafana_api.grafana_face import GrafanaFace
 
-from dashboards.grafana.boards import FOLDER_TITLE, FOLDER_UID, SOURCE_UID, TAG, all_boards, stamp_of
+from dashboards.grafana.boards import FOLDER_TITLE, FOLDER_UID, SOURCE_UID, all_boards, stamp_of
 from fleet.errors import ConfigError, RunFailed
-from fleet.ledger.summary import LedgerSummary
 
 SOURCE_NAME = "Fleet Prometheus"
 CREATED, UPDATED, UNCHANGED, LEFT_ALONE = "created", "updated", "unchanged", "left alone: it was changed since it was pushed"
 NOT_OURS = "left alone: another dashboard has this uid"
-MAX_FAULTS = 200
 T = TypeVar("T")
 
 
@@ -140,22 +138,3 @@ def _save(grafana: GrafanaFace, model: dict[str, Any], version: int) -> None:
     content = {**model, "id": None, "version": version}
     message = _message(stamp_of(model))
     grafana.dashboard.update_dashboard({"dashboard": content, "folderUid": FOLDER_UID, "message": message, "overwrite": False})
-
-
-def push_faults(grafana: GrafanaFace, summary: LedgerSummary) -> int:
-    """An annotation for each fault that struck, with its id and its cost; returns how many are new. Raises RunFailed as ``push`` does."""
-    incidents = [item for item in summary.incidents if not item.phases or any(phase == "executed" for phase, _, _ in item.phases)]
-    known = _asked("annotations", lambda: _known(grafana, summary.run))
-    new = [item for item in incidents[-MAX_FAULTS:] if item.id not in known]
-    for item in new:
-        at_ms = round(1000 * summary.unix_s(item.at_s))
-        text = f"{item.id}: {item.kind} ({item.component}), {item.cost_s:.2f} rank-seconds"
-        tags = [TAG, "fault", summary.run, item.id]
-        annotation = {"time": at_ms, "tags": tags, "text": text}
-        _asked("annotations", functools.partial(grafana.annotations.api.POST, "/annotations", json=annotation))
-    return len(new)
-
-
-def _known(grafana: GrafanaFace, run: str) -> set[str]:
-    found: Iterable[dict[str, Any]] = grafana.annotations.get_annotation(tags=[TAG, "fault", run], limit=5 * MAX_FAULTS)
-    return {tag for each in found for tag in each.get("tags", [])}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from dashboards.metrics.spec import COUNTER, GAUGE, MetricSpec, Samples, optional
+from dashboards.metrics.spec import MetricSpec, Samples, optional
 from fleet.ledger.summary import LedgerSummary
 
 FACTORS = ("scheduling", "runtime", "program", "product")
@@ -54,80 +54,56 @@ def _factors(summary: LedgerSummary) -> Samples:
 COST_METRICS = (
     MetricSpec(
         "fleet_cost_usd_total",
-        COUNTER,
-        ("category",),
         "USD of the rank-seconds decided so far, by ledger category; where `cost.*` says what a slot costs.",
-        "Where does the money go?",
         _settled("usd"),
+        labels=("category",),
     ),
     MetricSpec(
         "fleet_energy_kwh_total",
-        COUNTER,
-        ("category",),
         "Energy of the rank-seconds decided so far, in kWh, by ledger category; where `cost.*` says what a slot draws.",
-        "Where does the energy go?",
         _settled("kwh"),
+        labels=("category",),
     ),
     MetricSpec(
         "fleet_emissions_kg_total",
-        COUNTER,
-        ("category",),
         "Emissions of the rank-seconds decided so far, in kg of CO2, by ledger category; where `cost.*` says what they are.",
-        "And the carbon?",
         _settled("kg_co2"),
+        labels=("category",),
     ),
     MetricSpec(
         "fleet_spent_usd",
-        GAUGE,
-        (),
         "USD of the run so far, what is not decided yet included.",
-        "What has it cost?",
         _spent("usd"),
     ),
-    MetricSpec("fleet_spent_kwh", GAUGE, (), "The same of energy, in kWh.", "How much energy has it taken?", _spent("kwh")),
-    MetricSpec("fleet_emitted_kg", GAUGE, (), "The same of emissions, in kg of CO2.", "What has it emitted?", _spent("kg_co2")),
+    MetricSpec("fleet_spent_kwh", "The same of energy, in kWh.", _spent("kwh")),
+    MetricSpec("fleet_emitted_kg", "The same of emissions, in kg of CO2.", _spent("kg_co2")),
     MetricSpec(
         "fleet_store_cost_usd",
-        GAUGE,
-        (),
         "USD for the durable store: what lay there, and what was read from it; where `cost.usd_per_gb_*` says what that costs.",
-        "What does the store cost?",
         optional(lambda s: s.store_bill["usd"] if s.store_bill is not None else None),
     ),
     MetricSpec(
         "fleet_fault_cost_usd",
-        GAUGE,
-        ("kind",),
         "USD charged to faults and losses, by kind: what they took in rank-seconds, priced.",
-        "Which kind of fault costs most?",
         _of_faults("usd"),
+        labels=("kind",),
     ),
-    MetricSpec("fleet_fault_energy_kwh", GAUGE, ("kind",), "The same of energy, in kWh.", "And in energy?", _of_faults("kwh")),
-    MetricSpec(
-        "fleet_fault_emissions_kg", GAUGE, ("kind",), "The same of emissions, in kg of CO2.", "And in carbon?", _of_faults("kg_co2")
-    ),
+    MetricSpec("fleet_fault_energy_kwh", "The same of energy, in kWh.", _of_faults("kwh"), labels=("kind",)),
+    MetricSpec("fleet_fault_emissions_kg", "The same of emissions, in kg of CO2.", _of_faults("kg_co2"), labels=("kind",)),
     MetricSpec(
         "fleet_budget_usd",
-        GAUGE,
-        (),
         "What the run may cost: `cost.budget_usd`, as it is now.",
-        "How much may it cost?",
         optional(lambda s: s.budget_usd),
     ),
     MetricSpec(
         "fleet_factor_ratio",
-        GAUGE,
-        ("factor",),
         "The factors of goodput and their product: scheduling x runtime x program. The last is the MFU of kept steps, where it is known.",
-        "How much of what is paid for is used?",
         _factors,
+        labels=("factor",),
     ),
     MetricSpec(
         "fleet_tokens_per_second",
-        GAUGE,
-        (),
         "Tokens a second at the median step, where the train function says how many a sample has.",
-        "How fast does it learn?",
         optional(lambda s: s.tokens_per_s),
     ),
 )

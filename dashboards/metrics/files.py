@@ -33,7 +33,7 @@ def write_prometheus(
         runbook: URL or path of the runbook that alerts link to.
         token_file: holds the token that the server asks readers for; None: it asks for none.
     """
-    rule_file = write_yaml(folder / "fleet.rules.yml", rules(runbook=runbook))
+    rule_file = write_yaml(folder / "fleet.rules.yml", rules(runbook))
     target_file = folder / "fleet.json"
     target_file.write_text(json.dumps([{"targets": [target]}]) + "\n")
     configuration = scrape_configuration([target_file], [Path(ray_targets or RAY_TARGETS)], [rule_file], EVERY_S, token_file)

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 
+from dashboards.metrics.spec import Samples
 from fleet.ledger.forecast import Forecast, MeanInterval, forecast
 from fleet.ledger.summary import LedgerSummary
-
-Samples = Iterable[tuple[tuple[str, ...], float]]
 
 
 def foretold(read: Callable[[Forecast], MeanInterval]) -> Callable[[LedgerSummary], Samples]:

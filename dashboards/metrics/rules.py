@@ -22,12 +22,12 @@ UNENDED = 'and on (run) fleet_run_info{status=~"running|silent"} == 1'
 """Of a run whose driver was killed nobody writes the journal any more: it is silent, and has no end."""
 PAGE, TICKET = "page", "ticket"
 CORRUPT = "evict|stop|go_back|begin_anew"
-WINDOWS_S = {"5m": 300.0, "30m": 1_800.0, "1h": 3_600.0, "6h": 21_600.0}
+WINDOWS = ("5m", "30m", "1h", "6h")
 
 
 @dataclass(frozen=True, slots=True)
 class Alert:
-    """One alert. ``expr`` has its windows as ``{5m}``; ``for_s`` is how long it must hold. ``meaning`` is its sentence in the runbook."""
+    """One alert. ``for_s`` is how long ``expr`` must hold. ``meaning`` is its sentence in the runbook."""
 
     name: str
     expr: str
@@ -66,12 +66,12 @@ ALERTS = (
         "More than 15% of the world's rank-seconds were lost in the last six hours, and are being lost now: three times the budget.",
     ),
     Alert(
-        "FleetNoProgress", _late("commit", f"{{2m}} + {LATE_STEPS} * fleet_step_median_seconds", UNENDED), 0.0, PAGE,
+        "FleetNoProgress", _late("commit", f"{LATE_S:g} + {LATE_STEPS} * fleet_step_median_seconds", UNENDED), 0.0, PAGE,
         "Run {{ $labels.run }} commits no steps.",
         "No step was committed for two minutes and twenty steps' time, and the run has not ended: it hangs, or whoever ran it is gone.",
     ),
     Alert(
-        "FleetCrashLoop", "increase(fleet_worst_slot_losses_total[{10m}]) > 3.5", 0.0, PAGE,
+        "FleetCrashLoop", "increase(fleet_worst_slot_losses_total[10m]) > 3.5", 0.0, PAGE,
         "A slot of run {{ $labels.run }} loses its process again and again.",
         "One slot lost its process four times within ten minutes.",
     ),
@@ -87,13 +87,13 @@ ALERTS = (
     ),
     Alert(
         "FleetStoreFailing",
-        '(increase(fleet_checkpoints_total{phase="failed"}[{15m}]) > 2.5)'
-        ' unless on (run) (increase(fleet_checkpoints_total{phase="durable"}[{15m}]) > 0.5)', 0.0, PAGE,
+        '(increase(fleet_checkpoints_total{phase="failed"}[15m]) > 2.5)'
+        ' unless on (run) (increase(fleet_checkpoints_total{phase="durable"}[15m]) > 0.5)', 0.0, PAGE,
         "The store of run {{ $labels.run }} takes no checkpoints.",
         "Three checkpoints failed within 15 minutes, and none became durable.",
     ),
     Alert(
-        "FleetCorruption", f'sum by (run) (increase(fleet_decisions_total{{policy="corruption",action=~"{CORRUPT}"}}[{{10m}}])) > 0.5',
+        "FleetCorruption", f'sum by (run) (increase(fleet_decisions_total{{policy="corruption",action=~"{CORRUPT}"}}[10m])) > 0.5',
         0.0, PAGE, "Run {{ $labels.run }} found results that are wrong.",
         "A shard that was computed twice gave different bits, and Fleet acted on it within the last ten minutes.",
     ),
@@ -103,7 +103,7 @@ ALERTS = (
         "Measured and predicted goodput have differed by more than ten percentage points for five minutes.",
     ),
     Alert(
-        "FleetStragglerPersists", f"({_rate('straggler_wait', '{5m}')} / {_rate(STEPS, '{5m}')} > 0.25) {RUNNING}", 300.0, TICKET,
+        "FleetStragglerPersists", f"({_rate('straggler_wait', '5m')} / {_rate(STEPS, '5m')} > 0.25) {RUNNING}", 300.0, TICKET,
         "Ranks of run {{ $labels.run }} wait for a slow one.",
         "For five minutes more than a quarter of all step time was waiting for the slowest rank.",
     ),
@@ -113,45 +113,26 @@ ALERTS = (
 def recordings() -> dict[str, str]:
     """Name -> expression of the recording rules: goodput and its complement over each window, for each run."""
     found = {}
-    for window in WINDOWS_S:
-        taken = f"sum by (run) (rate(fleet_reclassified_rank_seconds_total[{{{window}}}]))"
+    for window in WINDOWS:
+        taken = f"sum by (run) (rate(fleet_reclassified_rank_seconds_total[{window}]))"
         # Over the world that was wanted, and not over what the ledger has decided: while nobody is there, it decides nothing.
-        world = f"sum by (run) (rate(fleet_wall_seconds[{{{window}}}]) * fleet_world_size)"
-        found[f"fleet:goodput:ratio_rate{window}"] = f"({_rate(STEPS, f'{{{window}}}')} - {taken}) / ({world} > 0)"
+        world = f"sum by (run) (rate(fleet_wall_seconds[{window}]) * fleet_world_size)"
+        found[f"fleet:goodput:ratio_rate{window}"] = f"({_rate(STEPS, window)} - {taken}) / ({world} > 0)"
         found[f"fleet:loss:ratio_rate{window}"] = f"1 - fleet:goodput:ratio_rate{window}"
     return found
 
 
-TIMES_S = {**WINDOWS_S, "10m": 600.0, "15m": 900.0}
-
-
-def shortened(expr: str, scale: float) -> str:
-    """``expr`` with its times times ``scale``: as ranges in brackets, as seconds elsewhere."""
-    for name, seconds in TIMES_S.items():
-        expr = expr.replace(f"[{{{name}}}]", f"[{_duration(seconds * scale)}]")
-    return expr.replace("{2m}", f"{LATE_S * scale:g}")
-
-
-def _duration(seconds: float) -> str:
-    return f"{round(seconds * 1000)}ms" if seconds % 1 else f"{round(seconds)}s"
-
-
-def rules(scale: float = 1.0, runbook: str = RUNBOOK) -> dict[str, Any]:
-    """The content of a rules file.
-
-    Args:
-        scale: below 1 it shortens every time in the file, for tests against real runs.
-        runbook: URL or path of the runbook, to which each alert links with its own heading.
-    """
+def rules(runbook: str = RUNBOOK) -> dict[str, Any]:
+    """The content of a rules file. ``runbook``: URL or path of the runbook, to which each alert links with its own heading."""
     alerts = [
         {
             "alert": alert.name,
-            "expr": shortened(alert.expr, scale),
-            "for": _duration(alert.for_s * scale),
+            "expr": alert.expr,
+            "for": f"{alert.for_s:g}s",
             "labels": {"severity": alert.severity},
             "annotations": {"summary": alert.summary, "description": alert.meaning, "runbook_url": f"{runbook}#{alert.anchor}"},
         }
         for alert in ALERTS
     ]
-    records = [{"record": name, "expr": shortened(expr, scale)} for name, expr in recordings().items()]
+    records = [{"record": name, "expr": expr} for name, expr in recordings().items()]
     return {"groups": [{"name": "fleet-goodput", "rules": records}, {"name": "fleet-alerts", "rules": alerts}]}

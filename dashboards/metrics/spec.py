@@ -7,21 +7,23 @@ from dataclasses import dataclass
 
 from fleet.ledger.summary import LedgerSummary
 
-COUNTER, GAUGE = "counter", "gauge"
 Samples = Iterable[tuple[tuple[str, ...], float]]
 
 
 @dataclass(frozen=True, slots=True)
 class MetricSpec:
-    """One metric: ``read`` gives its samples, as label values and a number, from a snapshot."""
+    """One metric: ``read`` gives its samples, as label values and a number, from a snapshot. A counter's name ends in ``_total``."""
 
     name: str
-    kind: str
-    labels: tuple[str, ...]
     help: str
-    question: str
     read: Callable[[LedgerSummary], Samples]
+    labels: tuple[str, ...] = ()
     per_rank: bool = False
+
+    @property
+    def counts(self) -> bool:
+        """It is a counter; all others are gauges."""
+        return self.name.endswith("_total")
 
 
 def optional(value: Callable[[LedgerSummary], float | None]) -> Callable[[LedgerSummary], Samples]:

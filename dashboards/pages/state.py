@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -12,7 +11,7 @@ from dashboards.pages.wrong import wrong
 from fleet.ledger.bill import UNITS, for_faults, rests_on, stored_words
 from fleet.ledger.categories import MEANINGS, PENDING
 from fleet.ledger.forecast import FaultCost, forecast, predict
-from fleet.ledger.report import Report, forecast_words, worth_words
+from fleet.ledger.report import Report, finite, forecast_words, worth_words
 from fleet.ledger.step_law import plain_shares
 from fleet.ledger.summary import STEP_NAMES, Incident, LedgerSummary
 from fleet.ledger.tallies import LOST, SlotStatus
@@ -71,19 +70,9 @@ def run_state(
         "meanings": MEANINGS,
         "ledger": {"closes": s.closes, "other": s.other_ratio, "digest": s.digest},
     }
-    plain = _finite(state)
+    plain = finite(state, 6)
     assert isinstance(plain, dict)
     return plain
-
-
-def _finite(value: Any) -> Any:
-    if isinstance(value, float):
-        return round(value, 6) if math.isfinite(value) else None
-    if isinstance(value, Mapping):
-        return {str(key): _finite(item) for key, item in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_finite(item) for item in value]
-    return value
 
 
 def _fields(of: object, names: Sequence[str]) -> dict[str, Any]:

@@ -10,7 +10,6 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-from dashboards.metrics.spec import COUNTER, MetricSpec
 from dashboards.metrics.table import METRICS
 from dashboards.trackers.port import FAULT, LOSS, NOTE, ROLLBACK, Begun, Ended, Item, RunFacts, TrackedFigures, TrackedMark
 from dashboards.trackers.spans import SpanFold
@@ -46,11 +45,7 @@ def values_of(summary: LedgerSummary) -> dict[str, float]:
     """
     specs = [spec for spec in METRICS if not spec.per_rank and spec.name != ITS_OWN]
     read = ((spec, labels, float(value)) for spec in specs for labels, value in spec.read(summary))
-    return {"/".join((spec.name, *labels)): value for spec, labels, value in read if value or not _counts(spec)}
-
-
-def _counts(spec: MetricSpec) -> bool:
-    return spec.kind == COUNTER and bool(spec.labels)
+    return {"/".join((spec.name, *labels)): value for spec, labels, value in read if value or not (spec.counts and spec.labels)}
 
 
 class TrackFold:

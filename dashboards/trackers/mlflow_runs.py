@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from dashboards.trackers.port import Begun, Ended, RunFacts, Span, TrackedFigures, TrackedMark, TrackerAway, TrackerPlace, short
+from dashboards.trackers.port import Begun, Ended, Span, TrackedMark, TrackerAway, TrackerPlace, short
 
 ENVIRONMENT = {
     "MLFLOW_DISABLE_TELEMETRY": "true",  # Fleet sends nothing to anybody whom its user has not named
@@ -38,7 +38,6 @@ NEVER = ("INVALID_PARAMETER_VALUE", "BAD_REQUEST", "MALFORMED_REQUEST")
 class MlflowRuns:
     """One run in the experiment ``place.project`` of the server ``place.url``."""
 
-    wants: tuple[type, ...] = (Begun, TrackedFigures, RunFacts, TrackedMark, Ended)
     anew = False
 
     def __init__(self, place: TrackerPlace) -> None:

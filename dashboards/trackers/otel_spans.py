@@ -22,7 +22,6 @@ SERVICE = "fleet"
 class OtelSpans:
     """One run as one trace. ``place.url`` is where traces go; empty: where OTEL_EXPORTER_OTLP_ENDPOINT and its like say."""
 
-    wants: tuple[type, ...] = (Begun, Span)
     anew = False
 
     def __init__(self, place: TrackerPlace) -> None:

@@ -96,13 +96,11 @@ class Tracker(Protocol):
     doubled by that. A method that the tracker has no use for does nothing.
 
     Attributes:
-        wants: the kinds of items that it has a use for.
         anew: it cannot go on where an earlier process stopped: it removes what that wrote, and is given everything again.
         refused: how many figures and facts the other side will never take, as it has said; ``why`` is what it said last.
         where: what to open to see the run.
     """
 
-    wants: tuple[type, ...]
     anew: bool
     refused: int
     why: str

@@ -183,7 +183,7 @@ class TrackerSession:
             self._begun = self._try(lambda: self._tracker.begin(item))
             if not self._begun:
                 return False
-        elif each.number > self._skip and isinstance(item, self._tracker.wants) and not self._try(lambda: self._say(item)):
+        elif each.number > self._skip and not self._try(lambda: self._say(item)):
             return False
         self._given = each.number
         return self._given - self._kept.standing.sent < BATCH or self._flush()

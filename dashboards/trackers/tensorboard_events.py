@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from dashboards.trackers.port import Begun, Ended, RunFacts, Span, TrackedFigures, TrackedMark, TrackerAway, TrackerPlace
+from dashboards.trackers.port import Begun, Ended, Span, TrackedMark, TrackerAway, TrackerPlace
 
 SUFFIX = ".fleet"
 """Of our files' names: others in the folder are left alone."""
@@ -20,7 +20,6 @@ SUFFIX = ".fleet"
 class TensorBoardEvents:
     """One run in ``place.folder``."""
 
-    wants: tuple[type, ...] = (Begun, TrackedFigures, RunFacts, TrackedMark, Ended)
     anew = True
 
     def __init__(self, place: TrackerPlace) -> None:

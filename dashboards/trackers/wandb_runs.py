@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from dashboards.trackers.port import Begun, Ended, RunFacts, Span, TrackedFigures, TrackedMark, TrackerAway, TrackerPlace, short
+from dashboards.trackers.port import Begun, Ended, Span, TrackedMark, TrackerAway, TrackerPlace, short
 
 ENVIRONMENT = {"WANDB_ERROR_REPORTING": "false", "WANDB_SILENT": "true"}
 """For this process, unless its user has said otherwise: Fleet sends nothing to anybody whom its user has not named."""
@@ -20,8 +20,6 @@ OFFLINE = ("offline", "dryrun")
 
 class WandbRuns:
     """One run in the project ``place.project``. Offline, what an earlier process wrote is removed, and all is written anew."""
-
-    wants: tuple[type, ...] = (Begun, TrackedFigures, RunFacts, TrackedMark, Ended)
 
     def __init__(self, place: TrackerPlace) -> None:
         for name, value in ENVIRONMENT.items():

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import os
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -104,7 +103,7 @@ def scale(asked: ScaleRequest, clock: Clock, report_to: Reporter) -> dict[str, A
     quotas = None if asked.cpu_quota is None else Quotas(asked.cpu_quota)
     from fleet.app import recipes
 
-    widest = dataclasses.replace(settings, world=max(asked.worlds), max_world=0)
+    widest = replace(settings, world=max(asked.worlds), max_world=0)
     with recipes.local_cluster(widest, [train.folder]) as cluster:
         return _Stages(asked, settings, train, cluster, quotas, clock, report_to).go()
 
@@ -156,7 +155,7 @@ class _Stages:
         before = fit([seen.visit for seen in self._seen], shards)
         prediction = before.step_s(asked.hold_out, asked.rounds)
         terms = before.terms_s(asked.hold_out)
-        said = {"world": asked.hold_out, "step_s": prediction.plain(), "terms": terms, "law": fit_plain(before), "unix_s": unix_time_s()}
+        said = {"world": asked.hold_out, "step_s": asdict(prediction), "terms": terms, "law": fit_plain(before), "unix_s": unix_time_s()}
         self._note(prediction=said)  # before anybody knows
         self._visit([asked.hold_out])
         held = [seen.visit for seen in self._seen if seen.visit.world == asked.hold_out]
@@ -186,7 +185,7 @@ class _Stages:
         from fleet.app.recipes import LiveRun
 
         name, root = plans.new_name(f"scale-{world}-{Path(self._asked.script).name}"), plans.root_of(self._settings.storage)
-        settings = dataclasses.replace(self._settings, world=world, max_world=0)
+        settings = replace(self._settings, world=world, max_world=0)
         live = LiveRun(
             plans.RunPlan(name=name, folder=root / name, settings=settings, train=self._train, script=self._asked.script), self._cluster
         )
@@ -199,7 +198,7 @@ class _Stages:
         if result.status == "failed" or watch.error:
             raise RunFailed(f"the run with {world} rank(s), {name}, failed: {watch.error or result.reason}", result.detail)
         seen = seen_in(world, name, seconds, list(read_journal(live.plan.journal)))
-        return dataclasses.replace(seen, load=os.getloadavg()[0])
+        return replace(seen, load=os.getloadavg()[0])
 
     # ---- what follows
 
@@ -209,7 +208,7 @@ class _Stages:
         failures, price = self._failures(), self._price()
         found: list[WorldRow] = rows(law, candidates(self._asked.worlds), self._asked.rounds, failures, price, self._asked.pays)
         return {
-            "failures": dataclasses.asdict(failures), "price": dataclasses.asdict(price), "rows": [row.plain() for row in found],
+            "failures": asdict(failures), "price": asdict(price), "rows": [asdict(row) for row in found],
             "pays_up_to": pays_up_to(found), "pays": self._asked.pays, "fastest": fastest(found),
         }  # fmt: skip
 
@@ -223,7 +222,7 @@ class _Stages:
         """Of a rank-second in USD, where somebody has said what a slot costs."""
         from fleet.planning.scale import RankPrice
 
-        found, first = tariff(dataclasses.asdict(self._settings.cost)), self._seen[0]
+        found, first = tariff(asdict(self._settings.cost)), self._seen[0]
         usd = found.per_s.get("usd") if found is not None else None
         return RankPrice(1.0 if usd is None else usd, "rank-s" if usd is None else "USD", first.per_step, first.goods)
 

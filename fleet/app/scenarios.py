@@ -193,11 +193,12 @@ def fault_classes(scenario: Scenario, catalogue: Catalogue) -> tuple[FaultClass,
 def _fault_class(scenario: Scenario, component: Component, rate_per_s: float, fleet: Topology) -> FaultClass:
     name, asked = component.name, scenario.plan
     kind, need = kind_of(component.kind), NEEDS.get(component.blast_radius, HELD)
-    announced = component.signature == "notice"
-    detect_s = 0.0 if announced else ASSUMPTIONS[name].duration_s if Cost.STILL in kind.may_cost else asked.detect_s
+    detect_s = 0.0 if kind.announced else ASSUMPTIONS[name].duration_s if Cost.STILL in kind.may_cost else asked.detect_s
     nodes = 0 if component.blast_radius == STAYS else max(1, fleet.gpus_per_rack // fleet.gpus_per_node) if component.per == "rack" else 1
     notice_s = scenario.notice_s if Cost.WRONG in kind.may_cost else 0.0
-    return FaultClass(name=name, rate_per_s=rate_per_s, nodes=nodes, need=need, detect_s=detect_s, announced=announced, notice_s=notice_s)
+    return FaultClass(
+        name=name, rate_per_s=rate_per_s, nodes=nodes, need=need, detect_s=detect_s, announced=kind.announced, notice_s=notice_s
+    )
 
 
 def _tiers(plan: FleetPlan) -> tuple[Tier, ...]:

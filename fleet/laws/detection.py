@@ -22,11 +22,10 @@ def phi_exponential(silent_s: NonNegative, mean_s: Positive) -> float:
 
 @law("Hayashibara et al. 2004 (SRDS), normal inter-arrival times", elementwise=True, silent_s=2.0, mean_s=1.0, deviation_s=0.2)
 def phi_normal(silent_s: NonNegative, mean_s: Positive, deviation_s: Positive) -> float:
-    """phi = -log10(1 - F(t)), F normal. Far in the tail by its asymptotic series, where 1 - F would be 0."""
-    z = (silent_s - mean_s) / deviation_s
-    if z < 30.0:
-        return -math.log10(math.erfc(z / math.sqrt(2.0)) / 2.0)
-    return (z * z / 2.0 + math.log(z * math.sqrt(2.0 * math.pi)) - math.log1p(-1.0 / (z * z))) / LN10
+    """phi = -log10(1 - F(t)), F normal, also far in the tail, where 1 - F would be 0."""
+    from scipy.special import log_ndtr
+
+    return -float(log_ndtr((mean_s - silent_s) / deviation_s)) / LN10
 
 
 @law("phi solved for t", phi=8.0, mean_s=1.0)

@@ -26,13 +26,6 @@ from fleet.laws.law import (
     sqrt,
 )
 
-__all__ = [
-    "DAY_S", "all_lost_rate_per_s", "all_survive", "any_slow", "effective_share", "expected_failures", "failure_probability", "mean_down",
-    "mtbf_cascade_s", "mtbf_s", "overhead_goodput", "poisson_halfwidth", "poisson_quantile", "rate_per_unit_day", "recovery_share",
-    "redundant_mttf_s", "renew_all_mtbf_s", "series_mttf_s", "shock_mtbf_s", "straggler_loss", "unit_mttf_s", "weibull_hazard_per_s",
-    "weibull_scale_s", "weibull_survival",
-]  # fmt: skip
-
 GPU_MTTF_S = 50_000.0 * HOUR_S
 """MTTF of one GPU where nothing better is known: 50,677 h at Llama 3's 419 interruptions (arXiv 2407.21783), rounded."""
 

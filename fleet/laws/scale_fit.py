@@ -77,10 +77,6 @@ class Estimate:
     low: float
     high: float
 
-    def plain(self) -> dict[str, float]:
-        """For JSON."""
-        return {"value": self.value, "low": self.low, "high": self.high}
-
     def holds(self, value: float) -> bool:
         """Whether ``value`` is in the interval."""
         return self.low <= value <= self.high

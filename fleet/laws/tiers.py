@@ -15,7 +15,6 @@ from fleet.laws.reliability import weibull_hazard_per_s, weibull_scale_s, weibul
 
 MULTI_LEVEL = "Moody et al. 2010 (SC), SCR; Benoit et al. 2017, IEEE TC 66(7): first order"
 RENEWAL = "renewal reward: Ross 1996, Stochastic Processes, sec. 3.6"
-GOLDEN = (math.sqrt(5.0) - 1.0) / 2.0
 DIRECT_TERMS = 4096
 
 
@@ -70,21 +69,14 @@ def _finished_segments(period_s: float, scale_s: float, shape: float) -> float:
 
 @law(f"{RENEWAL}, maximised", elementwise=True, blocked_s=60.0, mtbf_s=7200.0, shape=0.7)
 def weibull_work_s(blocked_s: Positive, mtbf_s: Positive, shape: Positive) -> float:
-    """Work between equally spaced checkpoints at which :func:`weibull_goodput` is greatest, by golden section around sqrt(2CM)."""
+    """Work between equally spaced checkpoints at which :func:`weibull_goodput` is greatest, by Brent's method around sqrt(2CM)."""
+    from scipy.optimize import minimize_scalar
+
     centre = math.log(young_work_s(blocked_s, mtbf_s))
-    low, high = centre - 3.0, centre + 3.0
-    inner = [high - GOLDEN * (high - low), low + GOLDEN * (high - low)]
-    value = [weibull_goodput(math.exp(x), blocked_s, mtbf_s, shape) for x in inner]
-    for _ in range(40):
-        if value[0] >= value[1]:
-            high, inner, value = inner[1], [0.0, inner[0]], [0.0, value[0]]
-            inner[0] = high - GOLDEN * (high - low)
-            value[0] = weibull_goodput(math.exp(inner[0]), blocked_s, mtbf_s, shape)
-        else:
-            low, inner, value = inner[0], [inner[1], 0.0], [value[1], 0.0]
-            inner[1] = low + GOLDEN * (high - low)
-            value[1] = weibull_goodput(math.exp(inner[1]), blocked_s, mtbf_s, shape)
-    return math.exp((low + high) / 2.0)
+    lost = minimize_scalar(
+        lambda x: -weibull_goodput(math.exp(x), blocked_s, mtbf_s, shape), bounds=(centre - 3.0, centre + 3.0), options={"xatol": 1e-8}
+    )
+    return math.exp(float(lost.x))
 
 
 @law("Young's argument with the hazard of the moment; Ling et al. 2001, IEEE TC 50(7)", blocked_s=60.0, age_s=3600.0, scale_s=5700.0,

@@ -88,7 +88,7 @@ class Report:
             "uncharged": {name: s.uncharged[name] for name in (*COST_NAMES, "init")},
         }
         stragglers = self.history["stragglers"] | {"scorecard": s.tallies.score.plain()}
-        plain = _plain({**head, **self.history, "stragglers": stragglers, "counts": _counts(s)})
+        plain = finite({**head, **self.history, "stragglers": stragglers, "counts": _counts(s)}, 9)
         assert isinstance(plain, dict)
         return plain
 
@@ -242,13 +242,14 @@ def _counts(summary: LedgerSummary) -> dict[str, Any]:
     }
 
 
-def _plain(value: Any) -> Any:
+def finite(value: Any, digits: int | None = None) -> Any:
+    """``value`` for JSON, rounded to so many digits after the point: what is not finite becomes None."""
     if isinstance(value, float):
-        return round(value, 9) if math.isfinite(value) else None
+        return None if not math.isfinite(value) else value if digits is None else round(value, digits)
     if isinstance(value, Mapping):
-        return {str(key): _plain(item) for key, item in value.items()}
+        return {str(key): finite(item, digits) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
-        return [_plain(item) for item in value]
+        return [finite(item, digits) for item in value]
     return value
 
 

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from fleet.errors import ConfigError
 from fleet.laws.scale_fit import slowest
 from fleet.planning.scale import FORMAT, VERSION
+from fleet.settings import fields
 
 OPTION = "--measured"
 WRITE_IT = "Give the file that fleet scale --json has written."
@@ -18,23 +18,16 @@ WRITE_IT = "Give the file that fleet scale --json has written."
 
 @dataclass(frozen=True, slots=True)
 class MeasuredJob:
-    """Of a job that was measured.
+    """Of a job that was measured."""
 
-    Attributes:
-        kernel_efficiency: share of the peak that ranks reached while they computed; None where its FLOPs or the device are not known.
-        overlap: share of the gradient exchange that computing hid; None where that was not measured.
-        spread: standard deviation of a rank's compute time from step to step, as a share of it: what the slowest is waited for.
-        device: on which accelerator; empty where that was not said.
-        cpu_quota: cores of a rank where it had a part of one only.
-        script: what was trained.
-    """
-
-    kernel_efficiency: float | None
-    overlap: float | None
-    spread: float
-    device: str
-    cpu_quota: float | None
-    script: str
+    kernel_efficiency: float | None = fields.setting(
+        None, "Share of the peak that ranks reached while they computed; None: its FLOPs or the device are not known.", least=0, most=1
+    )
+    overlap: float | None = fields.setting(None, "Share of the gradient exchange that computing hid, where measured.", least=0, most=1)
+    spread: float = fields.setting(0.0, "By how much a rank's compute time deviates from step to step, as a share of it.", least=0)
+    device: str = fields.setting("", "On which accelerator; empty where that was not said.")
+    cpu_quota: float | None = fields.setting(None, "Cores of a rank where it had a part of one only.", least=0)
+    script: str = fields.setting("", "What was trained.")
 
 
 def read_measured(text: str) -> MeasuredJob:
@@ -51,55 +44,26 @@ def read_measured(text: str) -> MeasuredJob:
     said = content.get("plan")
     if not isinstance(said, dict):
         raise ConfigError(f"{OPTION}: plan", said, "is not there: fleet scale has not come to its end", "Run it to the end.")
-    return MeasuredJob(
-        kernel_efficiency=_share(said, "kernel_efficiency"),
-        overlap=_share(said, "overlap"),
-        spread=_number(said, "spread"),
-        device=_text(content, "device"),
-        cpu_quota=None if content.get("cpu_quota") is None else _number(content, "cpu_quota"),
-        script=_text(content, "script"),
-    )
-
-
-def _number(content: Mapping[str, Any], name: str) -> float:
-    value = content.get(name)
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < math.inf:
-        raise ConfigError(f"{OPTION}: {name}", value, "must be a finite number, at least 0", WRITE_IT)
-    return float(value)
-
-
-def _share(content: Mapping[str, Any], name: str) -> float | None:
-    if content.get(name) is None:
-        return None
-    value = _number(content, name)
-    if value > 1:
-        raise ConfigError(f"{OPTION}: {name}", value, "is a share, from 0 to 1", WRITE_IT)
-    return value
-
-
-def _text(content: Mapping[str, Any], name: str) -> str:
-    value = content.get(name)
-    if not isinstance(value, str):
-        raise ConfigError(f"{OPTION}: {name}", value, "must be a text", WRITE_IT)
-    return value
+    given = content | said
+    return fields.read(MeasuredJob, {each.name: given.get(each.name) for each in dataclasses.fields(MeasuredJob)}, f"{OPTION}: ")
 
 
 def fields_of(found: MeasuredJob, hardware: str, gpus: int) -> dict[str, float]:
     """Fields of ``PlanInput`` that the measurement takes the place of. Raises ConfigError where it was made on other hardware."""
-    fields: dict[str, float] = {"slowest_speed": 1.0 / (1.0 + found.spread * slowest(gpus))}
+    known: dict[str, float] = {"slowest_speed": 1.0 / (1.0 + found.spread * slowest(gpus))}
     if found.kernel_efficiency:
         if found.device != hardware:
             reason = f"the kernels were measured on {found.device}, and the plan is about {hardware}"
             raise ConfigError(f"{OPTION}: device", found.device, reason, f"Plan with --hardware {found.device}.")
-        fields["kernel_efficiency"] = found.kernel_efficiency
-    return fields if found.overlap is None else fields | {"overlap": found.overlap}
+        known["kernel_efficiency"] = found.kernel_efficiency
+    return known if found.overlap is None else known | {"overlap": found.overlap}
 
 
-def sentences(found: MeasuredJob, fields: Mapping[str, float]) -> list[str]:
+def sentences(found: MeasuredJob, known: Mapping[str, float]) -> list[str]:
     """What of a plan was measured, and what was not."""
-    figures = ", ".join(f"{name} {value:.3g}" for name, value in fields.items())
+    figures = ", ".join(f"{name} {value:.3g}" for name, value in known.items())
     said = [f"Measured with {found.script}, in place of what is assumed: {figures}."]
-    missing = [name for name in ("kernel_efficiency", "overlap") if name not in fields]
+    missing = [name for name in ("kernel_efficiency", "overlap") if name not in known]
     if missing:
         why = "what kernels reach needs cost.device, whose peak counted FLOPs are held against; how much is hidden nobody measures"
         said.append(f"Not measured, and assumed: {', '.join(missing)} ({why}).")

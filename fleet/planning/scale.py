@@ -79,10 +79,6 @@ class WorldRow:
     further_cost: float | None
     pays: bool
 
-    def plain(self) -> dict[str, Any]:
-        """For JSON."""
-        return asdict(self)
-
 
 def candidates(worlds: Sequence[int]) -> list[int]:
     """The worlds that were measured, and larger ones by doubling."""
@@ -175,5 +171,5 @@ def groups(terms: Mapping[str, float]) -> dict[str, float]:
 
 def fit_plain(fit: Fit) -> dict[str, Any]:
     """The law for JSON."""
-    said = {name: estimate.plain() for name, estimate in fit.coefficients().items()}
+    said = {name: asdict(estimate) for name, estimate in fit.coefficients().items()}
     return {"worlds": list(fit.worlds), "confidence": CONFIDENCE, "coefficients_s": said}

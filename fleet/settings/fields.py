@@ -10,6 +10,7 @@ import dataclasses
 import difflib
 import functools
 import math
+import operator
 import tomllib
 import types
 import typing
@@ -28,9 +29,25 @@ TAKES: dict[type, str] = {
 }  # fmt: skip
 
 
-def setting(default: T, meaning: str, *, live: bool = False) -> T:
-    """A field of a settings class. ``live``: it may change while a run goes on, see ``fleet set``."""
-    return dataclasses.field(default=default, metadata={"meaning": meaning, "live": live})
+BOUNDS = {
+    "least": (operator.ge, "at least"), "above": (operator.gt, "greater than"), "most": (operator.le, "at most"),
+    "below": (operator.lt, "less than"),
+}  # fmt: skip
+
+
+def setting(default: T, meaning: str, *, live: bool = False, **bounds: float) -> T:
+    """A field of a settings class. ``live``: it may change while a run goes on, see ``fleet set``. ``bounds``: see :func:`within`."""
+    return dataclasses.field(default=default, metadata={"meaning": meaning, "live": live, "bounds": bounds})
+
+
+def within(settings: Any, prefix: str = "") -> None:
+    """Raises ConfigError for the first number that is not finite, or not within its field's bounds, which are keys of ``BOUNDS``."""
+    for field in dataclasses.fields(settings):
+        value, bounds = getattr(settings, field.name), field.metadata.get("bounds", {})
+        tests = [BOUNDS[name][0](value, bound) for name, bound in bounds.items() if value is not None]
+        if tests and not (all(tests) and math.isfinite(value)):
+            words = " and ".join(f"{BOUNDS[name][1]} {bound:g}" for name, bound in bounds.items())
+            raise ConfigError(f"{prefix}{field.name}", value, f"must be {words}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,10 +216,12 @@ def build(cls: type[T], values: Mapping[str, Any], prefix: str = "") -> T:
     return cls(**given)
 
 
-def read(cls: type[T], given: Mapping[str, Any], prefix: str = "") -> T:
-    """A settings class from nested values. Raises ConfigError: a name is unknown, a value is not of its kind, or impossible."""
+def read(cls: type[T], given: Mapping[str, Any], prefix: str = "", way_out: str = ALL) -> T:
+    """A settings class from nested values. Raises ConfigError: a name is unknown (``way_out``), a value not of its kind, or impossible."""
     known: Mapping[str, Key] = keys(cls, prefix)  # type: ignore[arg-type]  # a class is hashable
-    return build(cls, flat(known, given, prefix), prefix)
+    found = build(cls, flat(known, given, prefix, way_out), prefix)
+    within(found, prefix)
+    return found
 
 
 # ---- to values ---------------------------------------------------------------------------------------------------------------------------

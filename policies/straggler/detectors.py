@@ -17,24 +17,19 @@ A detector sees the steps of a view as they come, and says after each batch of t
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from statistics import NormalDist
-from typing import Protocol
 
 import numpy as np
 
-from fleet.errors import ConfigError
 from fleet.protocol.types import Member
-from fleet.settings.fields import setting
+from fleet.settings.fields import setting, within
 from fleet.settings.run import StragglerSettings
 from policies.straggler.scores import Array
 
 COMPUTE, NETWORK, DATA = "compute", "network", "data"
 KINDS = (COMPUTE, NETWORK, DATA)
-GUILTY, UNKNOWN = "guilty", "unknown"
-"""At the threshold of the robust z alone."""
-RATIO = "a ratio of times: must be greater than 1"
 USUAL = StragglerSettings()
 
 
@@ -73,7 +68,7 @@ class StepTimes:
 
 @dataclass(frozen=True, slots=True)
 class DetectorVerdict:
-    """``status``: guilty, or unknown when the detector could not tell. ``score`` is reference time / own time, 0.5 for half speed.
+    """Who is guilty. ``score`` is reference time / own time, 0.5 for half speed.
 
     ``confidence`` is how probable it is that the rank really is slower than what would clear it, given the noise seen so far.
     ``since_step`` is the first step of the window that made it guilty; ``step`` the last step that was seen.
@@ -81,7 +76,6 @@ class DetectorVerdict:
 
     member: Member
     kind: str
-    status: str
     score: float
     confidence: float
     since_step: int
@@ -90,47 +84,31 @@ class DetectorVerdict:
     reason: str = ""
 
 
-class Detector(Protocol):
-    """Sees every step once, in order. Returns who is guilty after them, not only what changed."""
-
-    def observe(self, times: StepTimes) -> tuple[DetectorVerdict, ...]: ...
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DetectorSettings:
     """Thresholds of the detector but for the slowdowns. ``benchmarks.detect`` chose them on other seeds than it reports."""
 
-    window: int = setting(18, "Steps that a score looks at.")
-    stride: int = setting(2, "Steps from one score to the next.")
-    persistence: int = setting(1, "Scores in a row that make a rank guilty.")
-    release: int = setting(5, "Scores in a row that clear it.")
-    release_ratio: float = setting(0.5, "Share of the threshold below which a score counts for clearing.")
+    window: int = setting(18, "Steps that a score looks at.", least=1)
+    stride: int = setting(2, "Steps from one score to the next.", least=1)
+    persistence: int = setting(1, "Scores in a row that make a rank guilty.", least=1)
+    release: int = setting(5, "Scores in a row that clear it.", least=1)
+    release_ratio: float = setting(0.5, "Share of the threshold below which a score counts for clearing.", least=0, below=1)
     warmup: int = setting(5, "First steps of a rank, or of a view's network, that are not looked at.")
     learn: int = setting(34, "Steps after those until a rank may be accused: how much steps waver has to be seen first.")
-    network_least: float = setting(1.13, "network_slowdown in a small world, where each peer feels a good share of a slow link.")
-    best_slowdown: float = setting(1.25, "A slowdown against the rank's own best, for the individual score alone.")
-    chance: float = setting(1e-5, "Probability that chance alone reaches the threshold in one window, for all ranks of a world together.")
+    network_least: float = setting(1.13, "network_slowdown in a small world, where each peer feels a good share of a slow link.", above=1)
+    chance: float = setting(
+        1e-5, "Probability that chance alone reaches the threshold in one window, for all ranks of a world together.", above=0, below=0.5
+    )
     impact: float = setting(0.01, "Excess time at the threshold, as a share of a step: what costs less is nobody's fault.")
-    noise_floor: float = setting(0.015, "Smallest standard deviation of a step that is believed.")
+    noise_floor: float = setting(0.015, "Smallest standard deviation of a step that is believed.", above=0)
     wait_share: float = setting(0.05, "Share of the wait for the slowest peer that may have been booked as time on the wire.")
-    spread: float = setting(0.03, "Standard deviation of how much machines differ (a logarithm), before anything is seen of them.")
+    spread: float = setting(0.03, "Standard deviation of how much machines differ (a logarithm), before anything is seen of them.", above=0)
     tolerance: float = setting(
         0.06, "What a rank usually takes more or less than the others is its own measure, up to so much (a logarithm)."
     )
 
     def __post_init__(self) -> None:
-        for name in ("window", "stride", "persistence", "release"):
-            self._need(name, getattr(self, name) >= 1, "must be at least 1")
-        for name in ("network_least", "best_slowdown"):
-            self._need(name, getattr(self, name) > 1, RATIO)
-        self._need("release_ratio", 0 <= self.release_ratio < 1, "must be from 0 to below 1, or a verdict would flap")
-        self._need("chance", 0 < self.chance < 0.5, "a probability: must be greater than 0 and below a half")
-        for name in ("noise_floor", "spread"):
-            self._need(name, getattr(self, name) > 0, "must be greater than 0")
-
-    def _need(self, name: str, holds: bool, reason: str) -> None:
-        if not holds:
-            raise ConfigError(f"straggler.settings.{name}", getattr(self, name), reason)
+        within(self, "straggler.settings.")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -140,12 +118,6 @@ class Sensitivity(DetectorSettings):
     compute_slowdown: float = USUAL.compute_slowdown
     network_slowdown: float = USUAL.network_slowdown
     data_slowdown: float = USUAL.data_slowdown
-
-    def __post_init__(self) -> None:
-        DetectorSettings.__post_init__(self)
-        for kind in KINDS:
-            if not self.slowdown(kind) > 1:
-                raise ConfigError(f"straggler.{kind}_slowdown", self.slowdown(kind), RATIO)
 
     def least(self, kind: str, ranks: int) -> float:
         """Own time / the others' at the threshold, in a world of so many ranks.
@@ -194,7 +166,5 @@ def combined(scores_: Scores, limits: Sensitivity) -> Array:
     return np.asarray(np.minimum(np.minimum(large, certain), scores_.impact / limits.impact))
 
 
-class Scorer(Protocol):
-    """What turns the figures of a window into strengths, [ranks]."""
-
-    def __call__(self, scores_: Scores, limits: Sensitivity, /) -> Array: ...
+Scorer = Callable[[Scores, Sensitivity], Array]
+"""What turns the figures of a window into strengths, [ranks]."""

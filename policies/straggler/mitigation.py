@@ -18,18 +18,15 @@ from policies.placement import ranges as even_ranges
 from policies.straggler.detectors import (
     COMPUTE,
     DATA,
-    GUILTY,
     KINDS,
     NETWORK,
-    UNKNOWN,
-    Detector,
     DetectorSettings,
     DetectorVerdict,
     Sensitivity,
     StepTimes,
 )
 from policies.straggler.remedies import REBALANCE, TOLERATE, LeastLoss, Standing, WaysSettings
-from policies.straggler.windows import Guarded, WindowedDetector
+from policies.straggler.windows import WindowedDetector
 
 LEAST_STEPS, TYPICAL_STEPS, FRESH_STEPS = 5, 16, 6
 """Measured steps of a view before it is changed, the last ones that tell what a step takes, and those that tell how slow a rank is whose
@@ -48,10 +45,6 @@ Key = tuple[Member, str]
 class MitigatorSettings(DetectorSettings, WaysSettings):
     """What the detector, and the choice among the ways, can be told besides what a running run can change."""
 
-    def __post_init__(self) -> None:
-        DetectorSettings.__post_init__(self)
-        WaysSettings.__post_init__(self)
-
 
 def sensitivity(settings: StragglerSettings, own: DetectorSettings | None = None) -> Sensitivity:
     """The detector's thresholds."""
@@ -64,17 +57,13 @@ class Mitigator:
 
     Args:
         settings: thresholds, and the budget of view changes; :meth:`configure` changes them in a running run.
-        make_detector: makes the detector from its thresholds.
     """
 
     Settings = MitigatorSettings
 
-    def __init__(
-        self, settings: StragglerSettings | None = None, make_detector: Callable[[Sensitivity], Detector] = WindowedDetector,
-        own: MitigatorSettings | None = None,
-    ) -> None:  # fmt: skip
+    def __init__(self, settings: StragglerSettings | None = None, own: MitigatorSettings | None = None) -> None:
         self.settings, self._own = settings or StragglerSettings(), own or MitigatorSettings()
-        self._detector = make_detector(sensitivity(self.settings, self._own))
+        self._detector = WindowedDetector(sensitivity(self.settings, self._own))
         self._law = LeastLoss(
             gain=self.settings.gain, changes=self.settings.changes, review_s=self._own.review_s, durations=self._own.priors()
         )  # fmt: skip
@@ -95,8 +84,7 @@ class Mitigator:
         """New thresholds hold from the next step on; what was learned of the times stays."""
         self.settings = settings
         self._law = dataclasses.replace(self._law, gain=settings.gain, changes=settings.changes)
-        if isinstance(self._detector, WindowedDetector):
-            self._detector.limits = sensitivity(settings, self._own)
+        self._detector.limits = sensitivity(settings, self._own)
 
     def look(self, timings: Timings | None, circumstances: Circumstances, now_s: float) -> Remedy:
         """See :class:`fleet.protocol.ports.StragglerPolicy`. Disabled, it forgets whom it accused, and shards go back to an even split."""
@@ -115,12 +103,9 @@ class Mitigator:
         self._columns.extend(zip(*timings.rows, strict=True))
         self._seen += len(timings.steps)
         self._watched += len(timings.steps)
-        verdicts = Guarded(self._detector).observe(_arrays(timings, circumstances.view.ranges)) if self.settings.enabled else ()
-        unknown = [verdict.reason for verdict in verdicts if verdict.status == UNKNOWN]
-        if unknown:
-            return self._unknown(unknown[0])
+        verdicts = self._detector.observe(_arrays(timings, circumstances.view.ranges)) if self.settings.enabled else ()
         self._blind = ""
-        guilty = {(verdict.member, verdict.kind): verdict for verdict in verdicts if verdict.status == GUILTY}
+        guilty = {(verdict.member, verdict.kind): verdict for verdict in verdicts}
         return [*self._accused(guilty, now_s), *self._cleared(guilty, circumstances, now_s)]
 
     def _unknown(self, reason: str) -> list[Decision]:

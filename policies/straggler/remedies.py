@@ -12,9 +12,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final, Literal
 
-from fleet.errors import ConfigError
 from fleet.protocol.decisions import Decision, Prices
-from fleet.settings.fields import setting
+from fleet.settings.fields import setting, within
 from fleet.settings.run import StragglerSettings
 from policies.placement import Ranges, ranges, weighted_ranges
 from policies.straggler.detectors import KINDS, NETWORK
@@ -24,6 +23,9 @@ TOLERATE: Final = "tolerate"
 REBALANCE: Final = "rebalance"
 REPLACE: Final = "replace"
 EVICT: Final = "evict"
+
+SHAPE = 2.0
+"""Of the prior of :class:`Durations`."""
 
 _Lost = Callable[[float], float]
 
@@ -38,33 +40,24 @@ class Durations:
     """
 
     mean_s: float
-    shape: float = 2.0
     seen_s: tuple[float, ...] = ()
-
-    def __post_init__(self) -> None:
-        if not 0 < self.mean_s < math.inf:
-            raise ConfigError("straggler.mean_s", self.mean_s, "must be a positive number of seconds")
-        if not self.shape > 1:
-            raise ConfigError("straggler.shape", self.shape, "must be greater than 1, or the prior has no mean")
 
     def left_s(self, elapsed_s: float) -> float:
         """Expected seconds that it still lasts."""
-        return ((self.shape - 1) * self.mean_s + sum(self.seen_s) + elapsed_s) / (self.shape + len(self.seen_s) - 1)
+        return ((SHAPE - 1) * self.mean_s + sum(self.seen_s) + elapsed_s) / (SHAPE + len(self.seen_s) - 1)
 
 
 @dataclass(frozen=True, kw_only=True)
 class WaysSettings:
     """What the choice among the ways can be told."""
 
-    review_s: float = setting(10.0, "How long a decision holds while nothing happens.")
-    compute_mean_s: float = setting(600.0, "How long slow compute lasts on average, before anything is seen.")
-    network_mean_s: float = setting(2880.0, "The same for a slow network.")
-    data_mean_s: float = setting(600.0, "The same for slow data.")
+    review_s: float = setting(10.0, "How long a decision holds while nothing happens.", above=0)
+    compute_mean_s: float = setting(600.0, "How long slow compute lasts on average, before anything is seen.", above=0)
+    network_mean_s: float = setting(2880.0, "The same for a slow network.", above=0)
+    data_mean_s: float = setting(600.0, "The same for slow data.", above=0)
 
     def __post_init__(self) -> None:
-        for name in ("review_s", "compute_mean_s", "network_mean_s", "data_mean_s"):
-            if not 0 < getattr(self, name) < math.inf:
-                raise ConfigError(f"straggler.settings.{name}", getattr(self, name), "must be a positive number of seconds")
+        within(self, "straggler.settings.")
 
     def priors(self) -> dict[str, Durations]:
         """By kind of slowness."""
@@ -166,12 +159,6 @@ class LeastLoss:
     changes: int = USUAL.changes
     review_s: float = WaysSettings().review_s
     durations: Mapping[str, Durations] = field(default_factory=WaysSettings().priors)
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.gain < 1:
-            raise ConfigError("straggler.gain", self.gain, "is a share, from 0 to below 1")
-        if self.changes < 0:
-            raise ConfigError("straggler.changes", self.changes, "must not be below 0")
 
     def decide(self, standing: Standing, now_s: float) -> Mitigation:
         """Action ``tolerate`` (go on as now), ``rebalance``, ``replace`` or ``evict``.

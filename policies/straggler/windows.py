@@ -12,11 +12,8 @@ from numpy.typing import NDArray
 from fleet.protocol.types import Member
 from policies.straggler import scores
 from policies.straggler.detectors import (
-    GUILTY,
     KINDS,
     NETWORK,
-    UNKNOWN,
-    Detector,
     DetectorVerdict,
     Scorer,
     Scores,
@@ -144,7 +141,7 @@ def _beyond(now: Array, usual: Usual) -> _Beyond:
 
 @dataclass(slots=True)
 class WindowedDetector:
-    """A :class:`~policies.straggler.detectors.Detector`. Feeding it the same steps in other portions gives the same verdicts.
+    """Sees every step once, in order. Feeding it the same steps in other portions gives the same verdicts.
 
     Cost of a step: O(ranks x window), and O(ranks x history) every ten steps. Memory: about 320 numbers a rank and kind.
     """
@@ -260,25 +257,9 @@ class WindowedDetector:
         }  # fmt: skip
         reason = f"{kind} takes {math.exp(excess):.2f} times what it takes the other ranks, {beyond / error:.1f} times the noise"
         since, confidence = max(0, int(self._tracks[kind].since[row])), 0.5 * math.erfc((clears - beyond) / error / math.sqrt(2))
-        return DetectorVerdict(self._members[row], kind, GUILTY, math.exp(-excess), confidence, since, step, evidence, reason)
+        return DetectorVerdict(self._members[row], kind, math.exp(-excess), confidence, since, step, evidence, reason)
 
 
 def _typical(values: Array) -> float:
     known = values[np.isfinite(values)]
     return float(scores.median(known)) if known.size else 0.0
-
-
-@dataclass(slots=True)
-class Guarded:
-    """A detector that throws accuses nobody: for these steps every rank is unknown."""
-
-    detector: Detector
-
-    def observe(self, times: StepTimes) -> tuple[DetectorVerdict, ...]:
-        """What the detector says, or an unknown verdict for each member."""
-        try:
-            return self.detector.observe(times)
-        except Exception as error:  # noqa: BLE001 - whatever a detector trips over, it must not pass for evidence
-            reason = f"the detector crashed: {type(error).__name__}: {error}"
-            step = times.first_step + np.shape(times.network_s)[-1] - 1
-            return tuple(DetectorVerdict(m, "", UNKNOWN, math.nan, 0.0, times.first_step, step, {}, reason) for m in times.members)

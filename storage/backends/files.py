@@ -9,8 +9,9 @@ import importlib
 import os
 import socket
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO, Protocol
 
@@ -68,11 +69,9 @@ class Files(Protocol):
         """Remove a file or a directory with all in it; one that is not there is fine."""
         ...
 
-    def unfinished(self) -> list[tuple[str, str]]:
-        """(directory, what :meth:`drop` takes) of everything that a writer who died has left behind, or one who is at it holds."""
+    def unfinished(self) -> list[tuple[str, Callable[[], None]]]:
+        """(directory, what removes it) of everything that a writer who died has left behind, or one who is at it holds."""
         ...
-
-    def drop(self, handle: str) -> None: ...
 
 
 SCHEMES = {
@@ -112,6 +111,14 @@ def put(files: Files, name: str, data: bytes) -> tuple[int, str]:
     with files.writing(name) as sink, BlockStream(sink) as stream:
         stream.write(data)
         return stream.finish()
+
+
+def copy_in(files: Files, name: str, source: Path) -> None:
+    """Write what a local file has; it is there when this returns."""
+    with source.open("rb") as file, files.writing(name) as sink, BlockStream(sink) as stream:
+        while block := file.read(BLOCK_BYTES):
+            stream.write(block)
+        stream.finish()
 
 
 # ---- a directory -------------------------------------------------------------------------------------------------------------------------
@@ -184,11 +191,9 @@ class LocalFiles:
         if path.parent.is_dir():
             sync_directory(path.parent)
 
-    def unfinished(self) -> list[tuple[str, str]]:
-        return [(path.parent.name, f"{path.parent.name}/{path.name}") for path in self._root.glob(f"*/{TEMPORARY}*")]
-
-    def drop(self, handle: str) -> None:
-        self.remove(handle)
+    def unfinished(self) -> list[tuple[str, Callable[[], None]]]:
+        found = self._root.glob(f"*/{TEMPORARY}*")
+        return [(path.parent.name, partial(self.remove, f"{path.parent.name}/{path.name}")) for path in found]
 
 
 class _LocalSink:
@@ -301,11 +306,8 @@ class ObjectFiles:
             if self._system.exists(self._path(name)):
                 self._system.rm(self._path(name), recursive=True)
 
-    def unfinished(self) -> list[tuple[str, str]]:
+    def unfinished(self) -> list[tuple[str, Callable[[], None]]]:
         return []  # fsspec cannot list what was begun and not completed; stores expire that by a rule of the bucket
-
-    def drop(self, handle: str) -> None:
-        self.remove(handle)
 
     def _path(self, name: str) -> str:
         return f"{self._root}/{name}"

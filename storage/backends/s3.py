@@ -10,7 +10,7 @@ import contextlib
 import functools
 import os
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 from urllib.parse import unquote, urlsplit
@@ -34,23 +34,19 @@ class S3Files:
     """Files under ``s3://[KEY:SECRET@]BUCKET/PREFIX``; see :class:`storage.backends.files.Files`.
 
     Credentials, region and endpoint are found as every AWS tool finds them (``AWS_*`` variables, profiles, instance roles);
-    ``FLEET_S3_ENDPOINT`` or ``endpoint_url`` names another endpoint than AWS.
+    ``FLEET_S3_ENDPOINT`` names another endpoint than AWS.
 
     Args:
         connect_timeout_s, read_timeout_s: bounds of one try.
         attempts: tries of one request, the first included; botocore waits longer before each.
     """
 
-    def __init__(
-        self, url: str, *, key: str | None = None, secret: str | None = None, endpoint_url: str | None = None,
-        connect_timeout_s: float = 5.0, read_timeout_s: float = 20.0, attempts: int = 3,
-    ) -> None:  # fmt: skip
+    def __init__(self, url: str, *, connect_timeout_s: float = 5.0, read_timeout_s: float = 20.0, attempts: int = 3) -> None:
         self._url, self._bucket, self._root, user = url, *_parsed(url)
-        key, secret = key or user[0], secret or user[1]
-        endpoint = endpoint_url or os.environ.get(ENDPOINT) or None
+        endpoint = os.environ.get(ENDPOINT) or None
         environment = tuple(os.environ.get(name) for name in CREDENTIALS)
         with self._errors():
-            self._client = _client(environment, endpoint, key, secret, connect_timeout_s, read_timeout_s, attempts)
+            self._client = _client(environment, endpoint, *user, connect_timeout_s, read_timeout_s, attempts)
 
     @property
     def address(self) -> str:
@@ -112,15 +108,19 @@ class S3Files:
                 self._client.delete_object(Bucket=self._bucket, Key=key)
             reach("delete: one file gone")
 
-    def unfinished(self) -> list[tuple[str, str]]:
+    def unfinished(self) -> list[tuple[str, Callable[[], None]]]:
         prefix = f"{self._root}/" if self._root else ""
         with self._errors():
             pages = self._client.get_paginator("list_multipart_uploads").paginate(Bucket=self._bucket, Prefix=prefix)
             found = [(upload["Key"], upload["UploadId"]) for page in pages for upload in page.get("Uploads", ())]
-        return [(key[len(prefix) :].split("/")[0], f"{upload} {key}") for key, upload in found if key.startswith(prefix)]
+        return [
+            (key[len(prefix) :].split("/")[0], functools.partial(self.give_up, key, upload))
+            for key, upload in found
+            if key.startswith(prefix)
+        ]
 
-    def drop(self, handle: str) -> None:
-        upload, _, key = handle.partition(" ")
+    def give_up(self, key: str, upload: str) -> None:
+        """End an upload that is not to be completed."""
         with self._errors():
             self._client.abort_multipart_upload(Bucket=self._bucket, Key=key, UploadId=upload)
 
@@ -198,8 +198,8 @@ class _S3Sink:
     def abort(self) -> None:
         """As far as the store lets us: what stays is found by :meth:`S3Files.unfinished`."""
         if self._upload is not None:
-            with contextlib.suppress(OSError), self._files._errors():
-                self._files._client.abort_multipart_upload(**self._target, UploadId=self._upload)
+            with contextlib.suppress(OSError):
+                self._files.give_up(self._target["Key"], self._upload)
 
 
 class _S3Reader:

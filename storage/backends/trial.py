@@ -18,7 +18,7 @@ from storage.backends.urls import redact
 
 LIMIT_S = 20.0
 """A trial ends after so long, whatever the store does."""
-IMPATIENT = {"connect_timeout_s": 3.0, "read_timeout_s": 6.0, "attempts": 2}
+IMPATIENT: Mapping[str, Any] = {"connect_timeout_s": 3.0, "read_timeout_s": 6.0, "attempts": 2}
 """Of S3, so that what botocore says comes before the limit."""
 OTHER_WAY_OUT = "Choose a folder that you may write to, or a URL such as s3://bucket/runs."
 
@@ -56,21 +56,18 @@ class StoreTrial:
 
     Args:
         url: of the store, as :func:`storage.backends.files.open_files` takes it.
-        limit_s: :meth:`result` waits no longer, counted from its call.
-        options: for the store; by default those of ``IMPATIENT``, which fit S3.
     """
 
-    def __init__(self, url: str, limit_s: float = LIMIT_S, options: Mapping[str, Any] | None = None) -> None:
-        self._url, self._limit_s = url, limit_s
-        self._options = options if options is not None else IMPATIENT if url.startswith("s3://") else {}
+    def __init__(self, url: str) -> None:
+        self._url, self._options = url, IMPATIENT if url.startswith("s3://") else {}
         self._progress = _Progress()
         threading.Thread(target=self._run, name="fleet-store-trial", daemon=True).start()
 
     def result(self) -> Failure | None:
-        """What failed, or None when the store can be used. Never raises what the store raised."""
-        if self._progress.done.wait(self._limit_s) or self._progress.failure is not None:
+        """What failed, or None when the store can be used: it waits for ``LIMIT_S``. Never raises what the store raised."""
+        if self._progress.done.wait(LIMIT_S) or self._progress.failure is not None:
             return self._progress.failure
-        return Failure(redact(self._url), self._progress.operation, "timeout", f"no answer within {self._limit_s:g} s")
+        return Failure(redact(self._url), self._progress.operation, "timeout", f"no answer within {LIMIT_S:g} s")
 
     def check(self, where: str) -> None:
         """Raises ConfigError when something failed; ``where`` says on which machine or node."""

@@ -12,8 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fleet.host.journal import sync_directory
-from storage.backends.blocks import BLOCK_BYTES, BlockStream
-from storage.backends.files import TEMPORARY, open_files
+from storage.backends.files import TEMPORARY, copy_in, open_files
 from storage.checkpoint.names import TensorRef, plain, read_skeleton, weights_of
 from storage.checkpoint.store import CheckpointStore
 
@@ -119,15 +118,8 @@ def export_model(target: str, model: Mapping[str, Any]) -> str:
     folder, _, name = target.rpartition("/")
     with tempfile.TemporaryDirectory(prefix="fleet-save-") as beside:
         _write_model(Path(beside, "model"), Path(name).suffix, model)
-        _upload(Path(beside, "model"), folder, name)
+        copy_in(open_files(folder), name, Path(beside, "model"))
     return target
-
-
-def _upload(source: Path, folder: str, name: str) -> None:
-    with source.open("rb") as file, open_files(folder).writing(name) as sink, BlockStream(sink) as stream:
-        while block := file.read(BLOCK_BYTES):
-            stream.write(block)
-        stream.finish()
 
 
 def _write_model(path: Path, suffix: str, model: Mapping[str, Any]) -> None:

@@ -21,8 +21,8 @@ _log = logging.getLogger(__name__)
 class Parts:
     """A rank's end: writes its part, reads whole checkpoints. ``run`` as for :class:`storage.checkpoint.store.CheckpointStore`."""
 
-    def __init__(self, url: str, run: str = "", **options: Any) -> None:
-        self.url, self.run, self._options = url, run, options
+    def __init__(self, url: str, run: str = "") -> None:
+        self.url, self.run = url, run
 
     def write(
         self, state: StateId, generation: int, index: int, count: int, tensors: Sequence[tuple[Any, ...]], place: str = ""
@@ -35,9 +35,7 @@ class Parts:
 
         checkpoint = checkpoint_id(state, generation)
         pieces = [Piece(*item) if len(item) == 4 else Piece.whole(*item) for item in tensors]
-        if place:
-            return checkpoint, write_part(place, checkpoint, index, count, pieces)
-        return checkpoint, write_part(self.url, checkpoint, index, count, pieces, **self._options)
+        return checkpoint, write_part(place or self.url, checkpoint, index, count, pieces)
 
     def export(self, target: str, model: Mapping[str, Any]) -> str:
         """Write a model to one file; see :func:`storage.checkpoint.export.export_model`."""
@@ -52,7 +50,7 @@ class Parts:
         """
         place, _, name = checkpoint.rpartition("/")
         own = level_at(place) != STORE  # else it is another run's, from which this one goes on
-        store = CheckpointStore(place, run=self.run if own else "") if place else CheckpointStore(self.url, run=self.run, **self._options)
+        store = CheckpointStore(place or self.url, run=self.run if own or not place else "")
         try:
             meta, tensors = store.load(name)
         except (CheckpointDamaged, FileNotFoundError):
@@ -65,8 +63,8 @@ class Parts:
 class RetainingStore:
     """The coordinator's end: a ``CheckpointPort`` that keeps the last ``keep`` checkpoints; in memories the last one."""
 
-    def __init__(self, url: str, keep: int, run: str = "", **options: Any) -> None:
-        self._store, self._keep, self._run = CheckpointStore(url, run=run, **options), keep, run
+    def __init__(self, url: str, keep: int, run: str = "") -> None:
+        self._store, self._keep, self._run = CheckpointStore(url, run=run), keep, run
 
     def commit(self, order: CommitCheckpoint) -> int:
         """Total bytes. What is old is deleted then; a store that fails in that has the checkpoint all the same."""
@@ -82,7 +80,7 @@ class RetainingStore:
         return self._store.newest()
 
 
-def newest_checkpoint(url: str, run: str = "", **options: Any) -> tuple[str, StateId] | None:
+def newest_checkpoint(url: str, run: str = "") -> tuple[str, StateId] | None:
     """Id and state of the newest checkpoint whose files are all sound, or None."""
-    checkpoint = CheckpointStore(url, run=run, **options).newest_valid()
+    checkpoint = CheckpointStore(url, run=run).newest_valid()
     return None if checkpoint is None else (checkpoint, parse_checkpoint_id(checkpoint)[0])

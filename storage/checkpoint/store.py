@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Collection, Iterable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from fleet.protocol.instructions import CommitCheckpoint
 from fleet.protocol.types import Part
@@ -28,14 +28,12 @@ DIRECTORY = "checkpoints"
 _log = logging.getLogger(__name__)
 
 
-def checkpoint_files(url: str, **options: Any) -> Files:
+def checkpoint_files(url: str) -> Files:
     """Where the checkpoints of ``url`` lie."""
-    return open_files(f"{url.rstrip('/')}/{DIRECTORY}", **options)
+    return open_files(f"{url.rstrip('/')}/{DIRECTORY}")
 
 
-def write_part(
-    url: str, checkpoint: str, index: int, count: int, tensors: Iterable[tuple[int, Tensor] | Piece], **options: Any
-) -> Part:  # fmt: skip
+def write_part(url: str, checkpoint: str, index: int, count: int, tensors: Iterable[tuple[int, Tensor] | Piece]) -> Part:
     """Write part ``index`` of ``count`` and return what it is; durable when this returns.
 
     ``tensors`` are (index in the training state, tensor), on any device, or rectangles of tensors; a view into larger storage is written
@@ -48,7 +46,7 @@ def write_part(
 
     if not 0 <= index < count:
         raise ValueError(f"part {index} of {count}")
-    files = checkpoint_files(url, **options)
+    files = checkpoint_files(url)
     if files.size(f"{safe_name(checkpoint)}/{MANIFEST}") is not None:
         raise FileExistsError(f"checkpoint {checkpoint} is committed: its parts must not change")
     pieces = [layout.Piece.whole(*item) if isinstance(item, tuple) else item for item in tensors]
@@ -61,14 +59,13 @@ class CheckpointStore:
     Args:
         run: name of the run; checkpoints of another are refused. "" takes any.
         index: write the index of ``torch.distributed.checkpoint`` at the commit. Without it Fleet alone can load the checkpoint.
-        options: for :func:`storage.backends.files.open_files` (credentials, endpoint, time-outs).
 
     Methods raise OSError when the store fails.
     """
 
-    def __init__(self, url: str, *, run: str = "", index: bool = True, **options: Any) -> None:
+    def __init__(self, url: str, *, run: str = "", index: bool = True) -> None:
         self.url, self.run, self._index = redact(url), run, index
-        self._files = checkpoint_files(url, **options)
+        self._files = checkpoint_files(url)
 
     def commit(self, order: CommitCheckpoint) -> int:
         """Put the manifest, after every part was found with its size. Returns total bytes. To commit the same again changes nothing.
@@ -171,9 +168,9 @@ class CheckpointStore:
 
     def _sweep(self, kept: Sequence[str]) -> None:
         """What writers who died have left in checkpoints that are done, or older than the newest."""
-        for name, handle in self._files.unfinished():
+        for name, remove in self._files.unfinished():
             if kept and name <= kept[0]:
-                self._files.drop(handle)
+                remove()
 
     # ---- inside ------------------------------------------------------------------------------------------------------------------------
 

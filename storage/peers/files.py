@@ -194,11 +194,8 @@ class PeerFiles:
             each.ask(op="remove", name=self._name(name))
             reach("delete: one file gone")
 
-    def unfinished(self) -> list[tuple[str, str]]:
+    def unfinished(self) -> list[tuple[str, Callable[[], None]]]:
         return []  # what a writer that died has left went with its connection
-
-    def drop(self, handle: str) -> None:
-        self.remove(handle)
 
     def _name(self, name: str) -> str:
         return f"{self._series}/{name}"

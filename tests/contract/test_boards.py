@@ -9,7 +9,7 @@ from dashboards.grafana.panels import panels
 from dashboards.metrics.rules import rules
 from fleet.host.clock import unix_time_s
 from fleet.protocol.records import FaultRecord
-from tests.support.prometheus import Server, filled, scraping
+from tests.support.prometheus import Server, filled, quick, scraping
 from tests.support.waiting import until
 from tests.support.watching import watched
 from tests.unit.test_metrics import everything
@@ -31,7 +31,7 @@ def test_every_panel_of_every_dashboard_has_an_answer_while_a_fault_strikes(tmp_
     injected = next(number for number, record in enumerate(records) if isinstance(record, FaultRecord))
     with watched(tmp_path) as served:
         served.write("story", records[:injected])
-        with scraping(tmp_path / "prometheus", [served.url.removeprefix("http://")], rules(0.01)) as prometheus:
+        with scraping(tmp_path / "prometheus", [served.url.removeprefix("http://")], quick(rules(), 0.01)) as prometheus:
             prometheus.until('fleet_faults_total{run="story",kind="kill_rank"} == 0')
             served.write("story", records[injected:])
             prometheus.until('fleet_faults_total{run="story",kind="kill_rank"} == 1')

@@ -27,7 +27,7 @@ from tests.fault.test_bad_luck import FAST, settings
 from tests.support import trains
 from tests.support.plain import PlainFleet
 from tests.support.programs import program
-from tests.support.prometheus import Server, scraping
+from tests.support.prometheus import Server, quick, scraping
 from tests.support.waiting import until
 from tests.support.watching import watched
 
@@ -89,7 +89,7 @@ def staged(folder: Path) -> Iterator[Scene]:
     with (
         PlainFleet(trains.with_waits, chosen, folder / "run", url=f"file://{store}") as fleet,
         watched(folder) as served,
-        scraping(folder / "prometheus", [served.url.removeprefix("http://")], rules(SCALE), 0.25) as prometheus,
+        scraping(folder / "prometheus", [served.url.removeprefix("http://")], quick(rules(), SCALE), 0.25) as prometheus,
     ):
         made = Scene(fleet, store, prometheus, begun_s)
         made.trains()

@@ -33,7 +33,7 @@ from tests.support import trains
 from tests.support.disks import block_disk, small_disk
 from tests.support.journals import durable, records, wait_for_checkpoint
 from tests.support.programs import program
-from tests.support.prometheus import filled, scraping
+from tests.support.prometheus import filled, quick, scraping
 from tests.support.undisturbed import Undisturbed
 from tests.support.waiting import until
 from tests.support.watching import watched
@@ -91,7 +91,10 @@ def test_every_panel_of_every_dashboard_has_an_answer_while_chaos_strikes(cluste
     priced = CostSettings(usd_per_rank_hour=2.0, usd_per_gb_month=0.02, watts_per_rank=700.0, g_co2_per_kwh=300.0, budget_usd=500.0)
     chosen = under_chaos(cluster, tmp_path, pause_s="0.7", tokens="8")  # drift is known after half a minute
     chosen, begun_s = dataclasses.replace(chosen, settings=dataclasses.replace(chosen.settings, cost=priced)), unix_time_s()
-    with watched(tmp_path) as served, scraping(tmp_path / "prometheus", [served.url.removeprefix("http://")], rules(0.01)) as prometheus:
+    with (
+        watched(tmp_path) as served,
+        scraping(tmp_path / "prometheus", [served.url.removeprefix("http://")], quick(rules(), 0.01)) as prometheus,
+    ):
         assert LiveRun(chosen, cluster).execute().status == "completed"
         asked = [(board.title, panel.title, expr) for board, panel in panels() for expr, _ in panel.queries]
         ends_s = unix_time_s()

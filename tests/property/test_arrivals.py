@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import statistics
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.stats import expon, kstest, weibull_min
 
-from chaos.arrivals import burst_of, load_trace, plan, save_trace, weibull_arrivals
+from chaos.arrivals import burst_of, compression_for, load_trace, plan, save_trace, weibull_arrivals
 from chaos.catalogue import Topology, load_catalogue
+from chaos.settings import ChaosSettings
 from fleet.laws.reliability import weibull_scale_s
 from fleet.protocol.types import Fault
 from fleet.simulation.rng import stream
@@ -21,8 +23,11 @@ FAST = settings(max_examples=25, deadline=None, derandomize=True)
 
 
 def storm(seed: int, **changes: object) -> tuple[Fault, ...]:
-    given_ = {"duration_s": 600.0, "world": 4, "nodes": 2, "mtbf_s": 1.0} | changes
-    return plan(CATALOGUE, FLEET, seed, **given_)  # type: ignore[arg-type]
+    given_: dict[str, Any] = {"duration_s": 600.0, "world": 4, "nodes": 2, "mtbf_s": 1.0} | changes
+    chosen = CATALOGUE.chosen(given_.pop("components", None), given_.pop("kinds", None))
+    world, nodes, mtbf_s = (given_.pop(name) for name in ("world", "nodes", "mtbf_s"))
+    compression = given_.pop("compression", None) or compression_for(chosen, FLEET, nodes, mtbf_s)
+    return plan(chosen, ChaosSettings(**given_), seed, world=world, nodes=nodes, compression=compression)
 
 
 def gaps(times: list[float]) -> list[float]:
@@ -90,18 +95,19 @@ def test_weibull_plan_keeps_the_declared_rate() -> None:
 @given(seed=st.integers(0, 2**32), removed=st.sampled_from(["gpu", "hang", "host_parts", "software"]))
 def test_removing_a_component_shifts_no_other(seed: int, removed: str) -> None:
     names = [name for name in CATALOGUE.rates(FLEET) if name != removed]
-    everything = storm(seed, mtbf_s=None, compression=2000.0)
-    without = storm(seed, mtbf_s=None, compression=2000.0, components=names)
+    everything = storm(seed, compression=2000.0)
+    without = storm(seed, compression=2000.0, components=names)
     assert without == tuple(fault for fault in everything if fault.component != removed)
 
 
 @FAST
 @given(seed=st.integers(0, 2**32), law=st.sampled_from(["exponential", "weibull"]), quiet=st.floats(0, 50))
 def test_same_seed_same_plan_in_order_and_in_bounds(seed: int, law: str, quiet: float) -> None:
+    chaos = ChaosSettings(fleet_gpus=64, duration_s=60.0, law=law, quiet_start_s=quiet)
+    compression = compression_for(CATALOGUE.chosen(), chaos.fleet, 3, 2.0)
+
     def make() -> tuple[Fault, ...]:
-        return plan(
-            CATALOGUE, Topology(gpus=64), seed, duration_s=60.0, world=5, nodes=3, mtbf_s=2.0, law=law, quiet_start_s=quiet
-        )  # fmt: skip
+        return plan(CATALOGUE.chosen(), chaos, seed, world=5, nodes=3, compression=compression)
 
     faults = make()
     assert faults == make()

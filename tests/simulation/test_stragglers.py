@@ -13,9 +13,10 @@ from fleet.protocol.records import DecisionMade, ProcessLost, ViewPublished
 from fleet.settings.run import RunSettings, StragglerSettings
 from fleet.simulation.plan import Plan, Trouble, small, with_troubles
 from fleet.simulation.world import MakeMachine, Outcome, World
-from policies.straggler.detectors import DetectorVerdict, Sensitivity, StepTimes
+from policies.straggler.detectors import DetectorVerdict, StepTimes
 from policies.straggler.mitigation import Mitigator
 from policies.straggler.remedies import LeastLoss, Mitigation, Standing
+from policies.straggler.windows import WindowedDetector
 from tests.simulation.runs import make_machine, simulate, simulate_seed
 
 SLOW_SEEDS = max(40, int(os.environ.get("FLEET_SEEDS", "0")) // 20)
@@ -153,11 +154,8 @@ def test_a_node_that_is_evicted_stays_out_for_as_long_as_it_was_expected_to_be_s
     assert all(len(record.view.members) == 2 for record in views if record.at_s < until_s)
 
 
-class Throws:
+class Throws(WindowedDetector):
     """A detector that trips over what it sees."""
-
-    def __init__(self, limits: Sensitivity) -> None:
-        self.limits = limits
 
     def observe(self, times: StepTimes) -> tuple[DetectorVerdict, ...]:
         raise ZeroDivisionError("a detector of the user's own")
@@ -166,7 +164,9 @@ class Throws:
 def test_a_detector_that_throws_accuses_nobody() -> None:
     def throwing(settings: RunSettings, plan: Plan, now_s: float) -> FleetMachine:
         machine = make_machine(settings, plan, now_s)
-        machine.state.stragglers.policy = Mitigator(settings.straggler, Throws)
+        policy = Mitigator(settings.straggler)
+        policy._detector = Throws()
+        machine.state.stragglers.policy = policy
         return machine
 
     outcome = run(slow(2), machine=throwing)

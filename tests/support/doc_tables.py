@@ -59,8 +59,10 @@ def alerts_table() -> str:
 
 
 def metrics_table() -> str:
-    rows = [f"| `{m.name}` | {m.kind} | {', '.join(('run', *m.labels))} | {unit(m)} | {m.help} | {m.question} |" for m in METRICS]
-    return "\n".join(["| metric | kind | labels | unit | meaning | question |", "|---|---|---|---|---|---|", *rows]) + "\n"
+    rows = [
+        f"| `{m.name}` | {'counter' if m.counts else 'gauge'} | {', '.join(('run', *m.labels))} | {unit(m)} | {m.help} |" for m in METRICS
+    ]
+    return "\n".join(["| metric | kind | labels | unit | meaning |", "|---|---|---|---|---|", *rows]) + "\n"
 
 
 def unit(spec: MetricSpec) -> str:

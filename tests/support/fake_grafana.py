@@ -26,7 +26,6 @@ class FakeGrafana:
         self.dashboards: dict[str, dict[str, Any]] = {}
         self.versions: dict[str, list[dict[str, Any]]] = {}
         self.lists_versions = False
-        self.annotations: list[dict[str, Any]] = []
         self.fail: dict[str, int] = {}
         self.writes = 0
         self.meddle: Any = None
@@ -99,13 +98,6 @@ class FakeGrafana:
             return 404, {"message": "Dashboard not found"}
         newest = self.versions[uid][:limit]
         return 200, newest if self.lists_versions else {"continueToken": "", "versions": newest}
-
-    def _annotations(self, method: str, rest: str, body: Any, query: Any) -> Answer:
-        if method == "POST":
-            self.annotations.append(body)
-            return 200, {"message": "Annotation added", "id": len(self.annotations)}
-        wanted = set(query.get("tags", []))
-        return 200, [each for each in self.annotations if wanted <= set(each["tags"])]
 
 
 @contextmanager

@@ -24,7 +24,7 @@ from fleet.protocol import records as r
 from fleet.protocol.decisions import Interval
 from fleet.protocol.types import Member, Process, StateId
 from tests.golden.journals import Story
-from tests.support.prometheus import promtool
+from tests.support.prometheus import promtool, quick
 from tests.tidy import documents
 
 EVERY_S = 15
@@ -235,8 +235,8 @@ def judged(folder: Path, tests: list[dict[str, Any]]) -> None:
 
 
 def test_prometheus_takes_the_rules(tmp_path: Path) -> None:
-    for scale in (1.0, 0.01):
-        (tmp_path / "rules.yml").write_text(json.dumps(rules(scale)))
+    for content in (rules(), quick(rules(), 0.01)):
+        (tmp_path / "rules.yml").write_text(json.dumps(content))
         assert f"{len(ALERTS) + len(recordings())} rules found" in promtool("check", "rules", str(tmp_path / "rules.yml"))
 
 

@@ -16,7 +16,7 @@ from fleet.errors import ConfigError
 from fleet.protocol.types import Member
 from policies.straggler import scores
 from policies.straggler.detectors import KINDS, DetectorVerdict, Sensitivity, StepTimes
-from policies.straggler.windows import Guarded, WindowedDetector
+from policies.straggler.windows import WindowedDetector
 
 SHARE = {"compute": 0.25, "network": 0.3, "data": 0.05}
 STEPS, BEGIN = 120, 60
@@ -59,7 +59,7 @@ def test_the_slow_rank_is_named_with_what_is_slow(kind: str, ranks: int) -> None
     found = seen(seconds)
     assert {(verdict.member.slot, verdict.kind) for _, verdict in found} == {(1, kind)}
     at, first = found[0]
-    assert BEGIN < at <= BEGIN + 20 and first.status == "guilty" and first.since_step >= BEGIN - 14
+    assert BEGIN < at <= BEGIN + 20 and first.since_step >= BEGIN - 14
     last = found[-1][1]
     assert last.score == pytest.approx(1 / 1.5, rel=0.1) and last.confidence > 0.99
     assert last.evidence["individual_score"] < 0.75 < last.evidence["others_individual_score"]
@@ -183,25 +183,12 @@ def test_neither_the_order_of_ranks_nor_the_unit_matters(order: list[int], unit:
     assert {order[verdict.member.slot] for _, verdict in seen(moved, portion=30)} == {2}
 
 
-class Broken:
-    """A detector with a bug."""
-
-    def observe(self, times: StepTimes) -> tuple[DetectorVerdict, ...]:
-        raise ZeroDivisionError("float division by zero")
-
-
-def test_a_detector_that_throws_accuses_nobody() -> None:
-    verdicts = Guarded(Broken()).observe(times(world(), 0, 5))
-    assert [verdict.status for verdict in verdicts] == ["unknown"] * 4 and "ZeroDivisionError" in verdicts[0].reason
-    assert Guarded(WindowedDetector()).observe(times(world(), 0, 5)) == ()
-
-
 def test_times_of_another_shape_are_refused() -> None:
     good = times(world(), 0, 5)
     with pytest.raises(ValueError, match="network_s has shape"):
         replace(good, network_s=good.network_s[:2])
-    for wrong in ({"compute_slowdown": 1.0}, {"release_ratio": 1.0}, {"window": 0}, {"chance": 0.0}):
-        with pytest.raises(ConfigError, match=rf"straggler(\.settings)?\.{next(iter(wrong))} = "):
+    for wrong in ({"release_ratio": 1.0}, {"window": 0}, {"chance": 0.0}):
+        with pytest.raises(ConfigError, match=rf"straggler\.settings\.{next(iter(wrong))} = "):
             Sensitivity(**wrong)  # type: ignore[arg-type]
 
 

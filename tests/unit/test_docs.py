@@ -18,7 +18,7 @@ from typer.main import get_command
 from actors.messages import DOWN, UP
 from benchmarks.tables import BENCHMARKS, NO_FIGURE, NO_RESULT, replaced, section, tables
 from chaos import settings as chaos
-from dashboards.metrics.rules import recordings, shortened
+from dashboards.metrics.rules import recordings
 from fleet.app.cli.main import app
 from fleet.app.configuration import every
 from fleet.app.deploy.spec import spec_keys
@@ -147,7 +147,7 @@ def port_diff() -> str:
 
 
 def recordings_table() -> str:
-    shown = {name: shortened(expr, 1.0).replace("|", "\\|") for name, expr in recordings().items()}
+    shown = {name: expr.replace("|", "\\|") for name, expr in recordings().items()}
     rows = [f"| `{name}` | `{expr}` |" for name, expr in shown.items()]
     return "\n".join(["| rule | expression |", "|---|---|", *rows]) + "\n"
 

@@ -124,5 +124,5 @@ def test_when_the_floor_is_reached_all_is_healed_and_no_more_strikes() -> None:
 
 def test_the_floor_is_a_setting_of_chaos() -> None:
     assert parse_chaos("mtbf=15s,floor=0.3").floor == 0.3 and parse_chaos("storm").floor is None
-    with pytest.raises(ConfigError, match=r"chaos\.floor = 1\.5: is a share"):
+    with pytest.raises(ConfigError, match=r"chaos\.floor = 1\.5: must be greater than 0 and less than 1"):
         parse_chaos("mtbf=15s,floor=1.5")

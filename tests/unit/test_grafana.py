@@ -17,15 +17,12 @@ from dashboards.grafana import boards
 from dashboards.grafana.panels import BOARDS, panels, shown_nowhere
 from dashboards.grafana.parts import FIRST_SCREEN, Board
 from dashboards.grafana.provisioning import write_files
-from dashboards.grafana.push import CREATED, LEFT_ALONE, NOT_OURS, UNCHANGED, UPDATED, connect, push, push_faults
+from dashboards.grafana.push import CREATED, LEFT_ALONE, NOT_OURS, UNCHANGED, UPDATED, connect, push
 from dashboards.metrics.rules import ALERTS, recordings
-from dashboards.metrics.spec import GAUGE, MetricSpec
+from dashboards.metrics.spec import MetricSpec
 from dashboards.metrics.table import METRICS
 from fleet.app.cli.main import app
 from fleet.errors import ConfigError, RunFailed
-from fleet.host.journal import JournalWriter
-from fleet.ledger.goodput import Ledger
-from tests.golden.journals import one_loss
 from tests.support.fake_grafana import TOKEN, FakeGrafana
 from tests.support.fake_grafana import grafana as serving
 from tests.support.prometheus import promtool
@@ -54,7 +51,7 @@ def test_panels_ask_for_metrics_that_exist_and_say_what_they_answer() -> None:
     known = {spec.name for spec in METRICS} | set(recordings()) | {"ALERTS"}
     asked = set()
     for _, panel in panels():
-        assert panel.question.endswith("?")
+        assert panel.question.endswith(("?", "."))
         for expr, _ in panel.queries:
             names = set(re.findall(r"fleet[_:][a-z_:0-9]+|ALERTS", re.sub(r"\{[^}]*\}", "", expr)))
             assert names
@@ -66,10 +63,10 @@ def test_panels_ask_for_metrics_that_exist_and_say_what_they_answer() -> None:
 
 
 def test_a_metric_that_nobody_drew_has_a_panel() -> None:
-    spec = MetricSpec("fleet_tea_seconds", GAUGE, ("kind",), "Time for tea.", "Is there tea?", lambda summary: [])
+    spec = MetricSpec("fleet_tea_seconds", "Time for tea.", lambda summary: [], ("kind",))
     assert shown_nowhere(METRICS, BOARDS) == ()
     [panel] = shown_nowhere([*METRICS, spec], BOARDS)
-    assert (panel.title, panel.question, panel.unit) == ("Tea seconds", "Is there tea?", "s")
+    assert (panel.title, panel.question, panel.unit) == ("Tea seconds", "Time for tea.", "s")
     assert panel.queries == (('fleet_tea_seconds{run="$run"}', "{{kind}}"),)
 
 
@@ -276,29 +273,15 @@ def test_a_wrong_token_or_no_grafana(there: FakeGrafana) -> None:
         connect(there.url, "")
 
 
-def test_faults_become_annotations_once(there: FakeGrafana, face: GrafanaFace) -> None:
-    summary = Ledger().apply_all(one_loss("f1").records).summary()
-    assert push_faults(face, summary) == 1
-    assert push_faults(face, summary) == 0
-    [note] = there.annotations
-    assert note["tags"] == ["fleet", "fault", "story", "f1"]
-    assert note["time"] == round(1000 * (1.7e9 + 2.149))
-    assert "1.54 rank-seconds" in note["text"]
-
-
 def pushed(*arguments: str) -> Result:
     return CliRunner().invoke(app, ["dashboard", "push", *arguments])
 
 
-def test_the_command_pushes_with_the_token_of_the_environment(there: FakeGrafana, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    journal = JournalWriter(tmp_path / "good" / "journal.jsonl")
-    for record in one_loss("f1").records:
-        journal.append(record)
-    journal.close()
+def test_the_command_pushes_with_the_token_of_the_environment(there: FakeGrafana, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GRAFANA_TOKEN", TOKEN)
-    first = pushed("--grafana", there.url, "--prometheus", "http://elsewhere.example", "--run", "good", "--storage", str(tmp_path))
+    first = pushed("--grafana", there.url, "--prometheus", "http://elsewhere.example")
     assert first.exit_code == 0, first.output
-    assert first.output.splitlines() == [*(f"{board.title}: {CREATED}" for board in BOARDS), "1 new annotations of faults"]
+    assert first.output.splitlines() == [f"{board.title}: {CREATED}" for board in BOARDS]
     assert there.sources["Fleet Prometheus"]["url"] == "http://elsewhere.example"
     assert set(there.dashboards) == {board.uid for board in BOARDS}
     again = pushed("--grafana", there.url)

@@ -7,7 +7,7 @@ import pytest
 from fleet.errors import ConfigError
 from fleet.laws.checkpointing import daly_work_s, exact_work_s, young_work_s
 from fleet.laws.tiers import multilevel_work_s
-from policies.interval import CheckpointInterval, checkpoint_rate_per_s, updated_rate_per_s
+from policies.interval import CheckpointInterval, LevelRates, updated_rate_per_s
 
 
 def test_waits_until_the_interval_is_over_and_then_saves() -> None:
@@ -71,13 +71,10 @@ def test_refuses_what_cannot_work(settings: dict[str, object], field: str) -> No
 
 def test_only_losing_every_rank_needs_a_checkpoint() -> None:
     rate, repair = 1 / 15, 5.0
-    alone = checkpoint_rate_per_s(fault_rate_per_s=rate, world=1, ranks_per_fault=1, repair_s=repair)
-    ranks = checkpoint_rate_per_s(fault_rate_per_s=rate, world=4, ranks_per_fault=1, repair_s=repair)
-    nodes = checkpoint_rate_per_s(fault_rate_per_s=rate, world=4, ranks_per_fault=2, repair_s=repair)
+    alone, ranks = (LevelRates(faults_per_s=rate, world=world, refill_s=repair)(0, 0.0)[0] for world in (1, 4))
     assert alone == pytest.approx(rate / (1 + rate * repair))
-    assert ranks < nodes < alone
     assert ranks < rate / 100
-    assert checkpoint_rate_per_s(fault_rate_per_s=0.0, world=4, ranks_per_fault=2, repair_s=5.0, whole_run_rate_per_s=1e-4) == 1e-4
+    assert LevelRates(faults_per_s=0.0, world=4, refill_s=5.0, whole_per_s=1e-4)(0, 0.0)[0] == 1e-4
 
 
 def test_each_level_has_the_interval_of_the_optimum_for_all_levels() -> None:

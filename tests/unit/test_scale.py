@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -204,13 +205,13 @@ def test_fleet_plan_plans_with_the_file(tmp_path: Path) -> None:
 
 def test_all_of_it_can_be_told() -> None:
     found = law(update=0.1, exchange_peers=0.002)
-    said = {"world": 8, "step_s": found.step_s(8).plain(), "law": fit_plain(found)}
+    said = {"world": 8, "step_s": asdict(found.step_s(8)), "law": fit_plain(found)}
     assert "world 8, not measured yet: 239 ms" in prediction_line(said)
     assert "outside" in measured_line(8, {"inside": False, "step_s": 0.3, "off": 0.2})
     assert any("update" in line for line in law_lines(fit_plain(found)))
     at = table(found)
     larger = {
-        "rows": [row.plain() for row in at], "pays_up_to": 4, "pays": 2.0, "fastest": 16, "price": {"goods": "samples", "money": "USD"},
+        "rows": [asdict(row) for row in at], "pays_up_to": 4, "pays": 2.0, "fastest": 16, "price": {"goods": "samples", "money": "USD"},
         "failures": {"rank_mtbf_hours": 5e4, "recover_s": 25.0, "policy": "in-place"},
     }  # fmt: skip
     heads, cells = larger_table(larger)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import http.server
 import logging
@@ -19,6 +20,7 @@ from fleet.protocol.instructions import CommitCheckpoint
 from fleet.protocol.types import StateId
 from storage.backends.blocks import BLOCK_BYTES
 from storage.backends.files import StoreError, open_files
+from storage.backends.s3 import S3Files
 from storage.backends.urls import redact, without_credentials
 from storage.checkpoint.parts import Parts, RetainingStore
 from storage.checkpoint.store import CheckpointStore, checkpoint_files, write_part
@@ -27,6 +29,15 @@ from tests.support.seaweed import SeaweedServer, serving
 
 IMPATIENT = {"connect_timeout_s": 1.0, "read_timeout_s": 1.0, "attempts": 2}
 SECRET = "wJalrXUtnFEMI-K7MDENG"
+
+
+@contextlib.contextmanager
+def impatient() -> Iterator[None]:
+    """Clients that do not wait for long."""
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in IMPATIENT.items():
+            patch.setitem(S3Files.__init__.__kwdefaults__, name, value)
+        yield
 
 
 @pytest.fixture(scope="module")
@@ -43,9 +54,9 @@ def reachable(own: SeaweedServer, monkeypatch: pytest.MonkeyPatch) -> SeaweedSer
     return own
 
 
-def commit(url: str, checkpoint: str, **options: object) -> None:
-    part = write_part(url, checkpoint, 0, 1, [(0, torch.ones(8))], **options)
-    CheckpointStore(url, **options).commit(CommitCheckpoint(checkpoint, StateId(0, 1), (part,), "", 0.0, 0.0))
+def commit(url: str, checkpoint: str) -> None:
+    part = write_part(url, checkpoint, 0, 1, [(0, torch.ones(8))])
+    CheckpointStore(url).commit(CommitCheckpoint(checkpoint, StateId(0, 1), (part,), "", 0.0, 0.0))
 
 
 def cause_of(action: Callable[[], object]) -> str:
@@ -60,10 +71,11 @@ def test_a_server_that_hangs_is_a_time_out_and_all_is_well_when_it_goes_on(reach
     commit(url, "c1")
     reachable.pause()
     try:
-        assert cause_of(lambda: write_part(url, "c2", 0, 1, [(0, torch.ones(8))], **IMPATIENT)) == "timeout"
-        assert cause_of(lambda: CheckpointStore(url, **IMPATIENT).newest()) == "timeout"
-        assert cause_of(lambda: CheckpointStore(url, **IMPATIENT).load("c1")) == "timeout"
-        assert cause_of(lambda: JournalMirror(url, **IMPATIENT).copy(Path(__file__))) == "timeout"
+        with impatient():
+            assert cause_of(lambda: write_part(url, "c2", 0, 1, [(0, torch.ones(8))])) == "timeout"
+            assert cause_of(lambda: CheckpointStore(url).newest()) == "timeout"
+            assert cause_of(lambda: CheckpointStore(url).load("c1")) == "timeout"
+            assert cause_of(lambda: JournalMirror(url).copy(Path(__file__))) == "timeout"
     finally:
         reachable.go_on()
     commit(url, "c2")
@@ -113,8 +125,9 @@ def test_a_server_that_was_killed_is_unreachable(reachable: SeaweedServer) -> No
     url = reachable.url("killed")
     commit(url, "c1")
     reachable.kill()
-    assert cause_of(lambda: write_part(url, "c2", 0, 1, [(0, torch.ones(8))], **IMPATIENT)) == "unreachable"
-    assert cause_of(lambda: CheckpointStore(url, **IMPATIENT).newest_valid()) == "unreachable"
+    with impatient():
+        assert cause_of(lambda: write_part(url, "c2", 0, 1, [(0, torch.ones(8))])) == "unreachable"
+        assert cause_of(lambda: CheckpointStore(url).newest_valid()) == "unreachable"
 
 
 # ---- answers that a healthy server does not give -----------------------------------------------------------------------------------------
@@ -138,8 +151,9 @@ class Bad(http.server.ThreadingHTTPServer):
         self.server_close()
 
     @property
-    def options(self) -> dict[str, object]:
-        return {"endpoint_url": f"http://127.0.0.1:{self.server_port}", "key": "key", "secret": SECRET, **IMPATIENT}
+    def environment(self) -> dict[str, str]:
+        endpoint = f"http://127.0.0.1:{self.server_port}"
+        return {"FLEET_S3_ENDPOINT": endpoint, "AWS_ACCESS_KEY_ID": "key", "AWS_SECRET_ACCESS_KEY": SECRET}
 
 
 class _Answer(http.server.BaseHTTPRequestHandler):
@@ -174,9 +188,13 @@ class _Answer(http.server.BaseHTTPRequestHandler):
         (400, "EntityTooLarge", "refused", 1),
     ],
 )
-def test_what_the_server_says_is_named_and_tries_are_bounded(status: int, code: str, cause: str, tries: int) -> None:
-    with Bad(status, code) as server:
-        store = CheckpointStore("s3://bucket/run", **server.options)
+def test_what_the_server_says_is_named_and_tries_are_bounded(
+    status: int, code: str, cause: str, tries: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with Bad(status, code) as server, impatient():
+        for variable, value in server.environment.items():
+            monkeypatch.setenv(variable, value)
+        store = CheckpointStore("s3://bucket/run")
         with pytest.raises(StoreError, match=code) as caught:
             store.newest()
         assert (caught.value.cause, server.requests) == (cause, tries)

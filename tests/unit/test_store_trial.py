@@ -111,12 +111,12 @@ def test_credentials_that_do_not_fit_are_not_shown(bucket: SeaweedServer) -> Non
     assert SECRET not in reported and bucket.key not in reported
 
 
-def test_a_server_that_is_not_there_and_one_that_never_answers() -> None:
+def test_a_server_that_is_not_there_and_one_that_never_answers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(trial, "IMPATIENT", SOON)
     with socket.create_server(("127.0.0.1", 0)) as silent:
-        port = silent.getsockname()[1]
-        options = {"endpoint_url": f"http://127.0.0.1:{port}", "key": "key", "secret": SECRET, **SOON}
-        assert failed(StoreTrial("s3://bucket/run", options=options).result()) == ("write", "timeout")
-    assert failed(StoreTrial("s3://bucket/run", options=options).result()) == ("write", "unreachable")
+        monkeypatch.setenv("FLEET_S3_ENDPOINT", f"http://127.0.0.1:{silent.getsockname()[1]}")
+        assert failed(StoreTrial(f"s3://key:{SECRET}@bucket/run").result()) == ("write", "timeout")
+    assert failed(StoreTrial(f"s3://key:{SECRET}@bucket/run").result()) == ("write", "unreachable")
 
 
 def test_a_scheme_that_nobody_knows() -> None:
@@ -184,7 +184,8 @@ def test_a_store_that_hangs_is_not_waited_for(tmp_path: Path, monkeypatch: pytes
 
     hanging: Files = Hangs(tmp_path)
     monkeypatch.setattr(trial, "open_files", lambda url: hanging)
-    one = StoreTrial("odd://place", limit_s=0.5)
+    monkeypatch.setattr(trial, "LIMIT_S", 0.5)
+    one = StoreTrial("odd://place")
     failure = one.result()
     assert failure == Failure("odd://place", "read", "timeout", "no answer within 0.5 s")
     free.set()

@@ -8,7 +8,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fleet.errors import ConfigError
 from policies.placement import ranges, weighted_ranges
 from policies.straggler.remedies import Durations, LeastLoss, Standing, ways_out
 
@@ -109,9 +108,5 @@ def test_the_choice_is_never_dearer_than_to_go_on(
 
 
 def test_impossible_settings_are_refused() -> None:
-    with pytest.raises(ConfigError, match="straggler.gain = 1"):
-        LeastLoss(gain=1.0)
-    with pytest.raises(ConfigError, match="straggler.shape = 1"):
-        Durations(mean_s=600.0, shape=1.0)
     with pytest.raises(ValueError, match="slowdowns has 2 entries for 4 ranks"):
         replace(BASE, slowdowns=(1.0, 1.0))

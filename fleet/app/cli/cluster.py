@@ -91,20 +91,11 @@ def _check_free(folder: Path) -> None:
 
 def _check_written(texts: Mapping[str, str], core: bool) -> None:
     """Nothing is written that ``fleet cluster check`` would refuse. Raises ConfigError."""
+    from fleet.app.deploy import checks
+
     for name, text in texts.items():
-        for error in _judged(name, text, core):
+        for error in checks.check(name, text, accepts, core=core) if name.endswith(checks.YAML) else ():
             raise error
-
-
-UNJUDGED = (".md", ".dockerignore")
-
-
-def _judged(name: str, text: str, core: bool) -> list[ConfigError]:
-    from fleet.app.deploy import checks, secrets
-
-    if name.endswith(UNJUDGED):
-        return list(secrets.found(text, name))
-    return checks.check(name, text, accepts, core=core)
 
 
 def _write_all(texts: Mapping[str, str], folder: Path) -> None:
@@ -125,19 +116,25 @@ def _write_all(texts: Mapping[str, str], folder: Path) -> None:
 
 
 def check(
-    files: Annotated[list[Path], typer.Argument(metavar="FILE...", help="Files, or folders of them.", show_default=False)],
+    files: Annotated[list[Path], typer.Argument(metavar="FILE...", help="YAML files, or folders of them.", show_default=False)],
 ) -> None:
     """Say what is wrong in each FILE, and end with 2 if anything is. Nothing is sent anywhere."""
     from fleet.app.deploy import checks
 
     if not checks.has_core():
         console.print(NOT_HELD, markup=False)
-    found = [error for path in _each(files) for error in _judged(str(path), _text(path, "FILE"), checks.has_core())]
+    paths = [inner for path in files for inner in _yaml_of(path)]
+    found = [error for path in paths for error in checks.check(str(path), _text(path, "FILE"), accepts, core=checks.has_core())]
     cli_print.write(*map(str, found))
     if found:
         raise typer.Exit(Exit.REFUSED)
     console.print("nothing is wrong in them that can be seen without a cluster")
 
 
-def _each(paths: Sequence[Path]) -> list[Path]:
-    return [inner for path in paths for inner in (sorted(path.iterdir()) if path.is_dir() else [path])]
+def _yaml_of(path: Path) -> list[Path]:
+    from fleet.app.deploy.checks import KNOWN, YAML
+
+    found = sorted(inner for inner in path.iterdir() if inner.suffix in YAML) if path.is_dir() else [path]
+    if not found:
+        raise ConfigError("FILE", str(path), "there is no YAML in this folder", KNOWN)
+    return found

@@ -10,7 +10,6 @@ from typing import Annotated
 import typer
 
 from fleet.app.cli import prints as cli_print
-from fleet.app.cli.config import RUNS, Storage
 from fleet.host.extras import need
 
 console = cli_print.Terminal()
@@ -19,23 +18,15 @@ console = cli_print.Terminal()
 def push(
     grafana: Annotated[str, typer.Option(help="URL of the Grafana; its token is read from GRAFANA_TOKEN.")],
     prometheus: Annotated[str, typer.Option(help="URL under which Grafana reaches Prometheus.")] = "http://127.0.0.1:9090",
-    run: Annotated[str, typer.Option(help="Write this run's faults as annotations, too.")] = "",
-    storage: Storage = RUNS,
 ) -> None:
-    """Data source, folder, dashboards and faults; what somebody changed is left alone."""
+    """Data source, folder and dashboards; what somebody changed is left alone."""
     need("grafana_foundation_sdk", "grafana", "dashboard", "push")
-    from dashboards.grafana.push import connect, push, push_faults
-    from fleet.app.plans import find_run
-    from fleet.host.follow import Follower
+    from dashboards.grafana.push import connect, push
 
     face = connect(grafana, os.environ.get("GRAFANA_TOKEN", ""))
-    follower = Follower(find_run(run, Path(storage)) / "journal.jsonl").read() if run else None
-    summary = follower.summary() if follower is not None else None
     with closing(face.api.s):
         for title, done in push(face, prometheus).items():
             console.print(f"{title}: {done}")
-        if summary is not None:
-            console.print(f"{push_faults(face, summary)} new annotations of faults")
 
 
 def write(

@@ -107,10 +107,11 @@ def _filling(settings: RunSettings, slots: int) -> RunSettings:
 
 def as_plain(found: ClusterFindings) -> dict[str, Any]:
     """All of it as data for JSON; a figure that is not there is null."""
+    from fleet.ledger.report import finite
     from policies.survival import sentences
 
     run = found.settings
-    return {
+    plain: dict[str, Any] = finite({
         "verdict": "fit" if found.fit else "unfit",
         "run": {"world": run.world, "spares": run.spares, "min_ranks": run.min_ranks, "domains": list(run.domains)},
         "nodes": [dataclasses.asdict(node) for node in found.nodes],
@@ -119,9 +120,10 @@ def as_plain(found: ClusterFindings) -> dict[str, Any]:
         "risks": [
             {**dataclasses.asdict(risk), "survives": risk.survives, "sentences": sentences(risk, run)} for risk in found.risks
         ],
-        "links": {"there": found.pairs, "measured": [finite(dataclasses.asdict(link)) for link in found.links]},
-        "outliers": [finite(dataclasses.asdict(outlier)) for outlier in found.outliers],
-    }  # fmt: skip
+        "links": {"there": found.pairs, "measured": [dataclasses.asdict(link) for link in found.links]},
+        "outliers": [dataclasses.asdict(outlier) for outlier in found.outliers],
+    })  # fmt: skip
+    return plain
 
 
 def print_found(found: ClusterFindings) -> None:

@@ -97,6 +97,7 @@ def compare(
 ) -> None:
     """Which policy loses less on the same faults: the difference, with an interval that may be watched, until it is decided."""
     from fleet.app import comparisons
+    from fleet.ledger.report import finite
     from fleet.simulation.compare import PairedVerdict
 
     if folders := comparisons.runs_named(policies or [], Path(storage)):

@@ -1,6 +1,6 @@
 """What is wrong in the files that bring up a cluster: their texts in, refusals out.
 
-Judges are Ray's schema for ``ray up``, Kubernetes' own for what Kubernetes knows, and the tables of ``rules.py`` for the rest.
+Judges are Ray's schema for ``ray up``, Kubernetes' own for what Kubernetes knows, and the tables of ``rules.py`` for KubeRay's objects.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 import jsonschema
 import yaml
 
-from fleet.app.deploy import batch, entrypoint, kuberay, rules, secrets
+from fleet.app.deploy import entrypoint, kuberay, rules
 from fleet.errors import ConfigError
 
 KUBERNETES = "1.33"
@@ -24,27 +24,22 @@ LEAST_PATIENCE_S = 60
 LEAST_SHARED_B = 64 * 2**20
 """Of `/dev/shm`; what Fleet needs there."""
 EXTRA = "kubernetes_validate"
-KNOWN = "A cluster file of ray up, RayJob, RayCluster, PodDisruptionBudget, a batch script (.sbatch) and a Dockerfile can be checked."
+YAML = (".yaml", ".yml")
+KNOWN = "A cluster file of ray up, RayJob, RayCluster and PodDisruptionBudget can be checked; docs/deploy.md names tools for other files."
 
 
 def check(name: str, text: str, accepts: entrypoint.Accepts, *, core: bool = True) -> list[ConfigError]:
-    """All that is wrong in a file; where it holds a secret in clear text, that alone, so that nothing else shows it.
+    """All that is wrong in a file.
 
     Args:
-        name: of the file, which says what it is where its text does not.
+        name: of the file.
         text: what is in it.
         accepts: Fleet's own command line, which judges the commands in it.
         core: ask Kubernetes' schemas, too. They come with the extra ``kubernetes``.
     """
-    kind = PurePosixPath(name)
-    if kind.suffix in (".yaml", ".yml"):
-        faults = list(_check_yaml(name, text, accepts, core))
-    elif kind.name.startswith("Dockerfile") and kind.suffix != ".dockerignore":
-        faults = list(batch.secrets_in_dockerfile(text)) or list(batch.dockerfile(text))
-    elif kind.suffix in (".sbatch", ".sh"):
-        faults = list(batch.secrets_in_script(text)) or list(batch.script(text, accepts))
-    else:
+    if PurePosixPath(name).suffix not in YAML:
         raise ConfigError("FILE", name, "it is of no kind that is known by its name", KNOWN)
+    faults = _check_yaml(text, accepts, core)
     return [ConfigError(f"{name}: {error.field}", error.value, error.reason, error.way_out) for error in faults]
 
 
@@ -53,7 +48,7 @@ def has_core() -> bool:
     return importlib.util.find_spec(EXTRA) is not None
 
 
-def _check_yaml(name: str, text: str, accepts: entrypoint.Accepts, core: bool) -> Iterator[ConfigError]:
+def _check_yaml(text: str, accepts: entrypoint.Accepts, core: bool) -> Iterator[ConfigError]:
     try:
         documents = [each for each in yaml.safe_load_all(text) if each is not None]
     except (yaml.YAMLError, ValueError, RecursionError) as error:
@@ -72,8 +67,6 @@ def _check_yaml(name: str, text: str, accepts: entrypoint.Accepts, core: bool) -
 def _document(document: Any, accepts: entrypoint.Accepts, core: bool) -> list[ConfigError]:
     if not isinstance(document, Mapping):
         return [ConfigError("YAML", rules.shown(document), "it is a list or a value, and no table", KNOWN)]
-    if found := list(secrets.found(document)):
-        return found
     match document.get("kind"):
         case "RayJob":
             return [*rules.broken(document, rules.METADATA), *_job(document, accepts, core)]
@@ -125,8 +118,17 @@ def _job(document: Mapping[str, Any], accepts: entrypoint.Accepts, core: bool) -
     yield from _cluster(cluster, "spec.rayClusterSpec", core)
     if rules.text(spec.get("entrypoint")):
         room = _room(cluster) if isinstance(cluster, Mapping) else None
-        yield from batch.judged(spec["entrypoint"], "spec.entrypoint", accepts, room, detached=False)
+        yield from _command(spec["entrypoint"], "spec.entrypoint", accepts, room)
         yield from _tries(spec["entrypoint"], spec.get("backoffLimit"))
+
+
+def _command(text: str, field: str, accepts: entrypoint.Accepts, room: int | None) -> Iterator[ConfigError]:
+    """What ``entrypoint.check`` raises, as a refusal of ``field``."""
+    try:
+        entrypoint.check(text, field, accepts, room)
+    except ConfigError as error:
+        reason = error.reason if error.field == field else f"{error.field} = {error.value!r}: {error.reason}"
+        yield ConfigError(field, rules.shown(text), reason, error.way_out)
 
 
 def _tries(command: str, tries: Any) -> Iterator[ConfigError]:
@@ -244,75 +246,4 @@ def _ray_schema() -> Any:
 
 def _ray_up(document: Mapping[str, Any]) -> Iterator[ConfigError]:
     judge = jsonschema.Draft7Validator(_ray_schema())
-    yield from (_schema_fault(error) for error in judge.iter_errors(dict(document)))
-    yield from rules.broken(document, rules.RAY_UP)
-    kind = (document.get("provider") or {}).get("type") if isinstance(document.get("provider"), Mapping) else None
-    yield from rules.broken(document, rules.PROVIDER.get(str(kind), ()))
-    yield from _local(document) if kind == "local" else _kinds(document, str(kind))
-    yield from _starts(document)
-
-
-def _local(document: Mapping[str, Any]) -> Iterator[ConfigError]:
-    provider = document["provider"]
-    addresses = provider.get("worker_ips")
-    if isinstance(addresses, list):
-        if len({str(provider.get("head_ip")), *map(str, addresses)}) <= len(addresses):
-            yield ConfigError("provider.worker_ips", rules.shown(addresses), "a machine is named twice; the head is one of its own")
-        if document.get("max_workers") != len(addresses):
-            yield ConfigError("max_workers", rules.shown(document.get("max_workers")), f"worker_ips names {len(addresses)} machines")
-    for name in ("available_node_types", "head_node_type"):
-        if name in document:
-            yield ConfigError(name, rules.shown(document[name]), "machines that are there have no kinds", "Leave it out.")
-
-
-def _kinds(document: Mapping[str, Any], provider: str) -> Iterator[ConfigError]:
-    kinds, head = document.get("available_node_types"), document.get("head_node_type")
-    if not isinstance(kinds, Mapping) or not isinstance(head, str) or head not in kinds:
-        yield ConfigError("head_node_type", rules.shown(head), "it is none of available_node_types")
-        return
-    workers = {name: kind for name, kind in kinds.items() if name != head and isinstance(kind, Mapping)}
-    for name, kind in kinds.items():
-        for error in rules.broken(kind, rules.MACHINE.get(provider, ())) if isinstance(kind, Mapping) else ():
-            yield ConfigError(f"available_node_types.{name}.{error.field}", error.value, error.reason, error.way_out)
-    yield from _counts(workers, document.get("max_workers"))
-    cpus = [value for _, value in rules.reached(kinds[head], ["resources", "CPU"])]
-    if cpus != [0]:
-        yield ConfigError(f"available_node_types.{head}.resources.CPU", rules.shown(cpus[0]), "it takes 0: the head holds no ranks")
-
-
-def _counts(workers: Mapping[str, Mapping[str, Any]], most: Any) -> Iterator[ConfigError]:
-    if not workers:
-        yield ConfigError("available_node_types", "", "no kind holds ranks")
-    for name, kind in workers.items():
-        at = f"available_node_types.{name}"
-        least, own = kind.get("min_workers"), kind.get("max_workers")
-        if not rules.whole(1)(least) or least != own:
-            reason = f"max_workers is {own}, and all nodes are wanted from the start"
-            yield ConfigError(f"{at}.min_workers", rules.shown(least), reason, "Give both the same number, at least 1.")
-        if not rules.resources(kind.get("resources")):
-            names = ", ".join(map(str, kind["resources"])) if isinstance(kind.get("resources"), Mapping) else ""
-            yield ConfigError(f"{at}.resources", names, f"one of these is nearly one of {', '.join(rules.RESOURCES)}", "Spell it so.")
-        if not any(rules.whole(1)(value) for _, value in rules.reached(kind, ["resources", "CPU"])):
-            yield ConfigError(f"{at}.resources.CPU", rules.shown(kind.get("resources")), "it takes a whole number, at least 1")
-    asked = sum(kind["min_workers"] for kind in workers.values() if rules.whole(0)(kind.get("min_workers")))
-    if most != asked:
-        yield ConfigError("max_workers", rules.shown(most), f"the kinds ask for {asked} nodes")
-
-
-STARTS = {
-    "head_start_ray_commands": (("ray stop",), ("ray start", "--head", "--autoscaling-config=~/ray_bootstrap_config.yaml", "--num-cpus=0")),
-    "worker_start_ray_commands": (("ray stop",), ("ray start", "--address=$RAY_HEAD_IP:")),
-}
-"""What must be in the commands, in this order: those of ``ray up`` itself, and the head's that keep ranks from it."""
-
-
-def _starts(document: Mapping[str, Any]) -> Iterator[ConfigError]:
-    for name, needed in STARTS.items():
-        commands: Any = document.get(name)
-        if not rules.lines(commands):
-            continue
-        for place, words in enumerate(needed):
-            command = commands[place] if place < len(commands) else ""
-            for word in words:
-                if word not in command:
-                    yield ConfigError(f"{name}[{place}]", rules.shown(command), f"{word} is missing from it")
+    return (_schema_fault(error) for error in judge.iter_errors(dict(document)))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import posixpath
 import shlex
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from fleet.app.deploy.spec import Spec
@@ -39,18 +39,14 @@ def line(command: Sequence[str]) -> str:
     return " ".join(f"~/{shlex.quote(word[2:])}" if word.startswith("~/") else shlex.quote(word) for word in command)
 
 
-def check(text: str, field: str, accepts: Accepts, room: int | None = None, *, detached: bool | None = None) -> Mapping[str, str]:
-    """Raises ConfigError where ``text`` is no ``fleet run`` that Fleet takes, and that fits into the cluster.
+def check(text: str, field: str, accepts: Accepts, room: int | None) -> None:
+    """Raises ConfigError where ``text`` is no ``fleet run`` that Fleet takes, that fits into the cluster, and that ends with it.
 
     Args:
         text: a command line.
         field: where it stands.
         accepts: the judge of the options.
         room: how many ranks the cluster holds; None: not known.
-        detached: whether it must be (True), or must not be (False), left to the cluster.
-
-    Returns:
-        option -> its value, of the options that have one.
     """
     found = _split(text, field)
     if found[:2] != ["fleet", "run"]:
@@ -59,14 +55,11 @@ def check(text: str, field: str, accepts: Accepts, room: int | None = None, *, d
     options = dict(itertools.pairwise(found)) | dict(each.split("=", 1) for each in found if each.startswith("--") and "=" in each)
     if "--address" not in options:
         raise ConfigError(field, text, "without --address it starts a cluster of its own on one node", "Add --address auto.")
-    if detached is False and "--detach" in found:
+    if "--detach" in found:
         raise ConfigError(field, text, "the cluster ends with this command, so that the run cannot be left to it", "Leave out --detach.")
-    if detached and "--detach" not in found:
-        raise ConfigError(field, text, "the run would end with the shell", "Add --detach.")
     ranks = int(options.get("--world", "4")) + int(options.get("--spares", "0"))
     if room is not None and ranks > room:
         raise ConfigError(field, text, f"it asks for {ranks} ranks with spares, and the nodes have room for {room}", "Add nodes.")
-    return options
 
 
 def _split(text: str, field: str) -> list[str]:

@@ -5,14 +5,13 @@ A path is the keys from the top, with a space between two; ``*`` is each entry o
 
 from __future__ import annotations
 
-import difflib
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from fleet.app.deploy import kuberay
-from fleet.app.deploy.spec import LABEL, LONGEST_NAME, PROVIDERS, check_pinned, nearest
+from fleet.app.deploy.spec import LABEL, LONGEST_NAME, check_pinned, nearest
 from fleet.errors import ConfigError
 
 MISSING = object()
@@ -99,11 +98,6 @@ def texts(value: Any) -> bool:
     return isinstance(value, Mapping) and all(isinstance(each, str) for pair in value.items() for each in pair)
 
 
-def lines(value: Any) -> bool:
-    """A list of texts."""
-    return isinstance(value, list) and all(map(text, value))
-
-
 def table(value: Any) -> bool:
     """A table."""
     return isinstance(value, Mapping)
@@ -152,15 +146,6 @@ def amount(value: Any) -> float:
 def positive(value: Any) -> bool:
     """A quantity of Kubernetes' above 0."""
     return amount(value) > 0
-
-
-RESOURCES = ("CPU", "GPU", "TPU", "memory", "object_store_memory")
-
-
-def resources(value: Any) -> bool:
-    """Amounts by name. A name of the user's own that is near to one of Ray's is a slip."""
-    names = [each for each in value if each not in RESOURCES] if isinstance(value, Mapping) else [""]
-    return not any(difflib.get_close_matches(str(each), RESOURCES, n=1, cutoff=0.8) or each == "" for each in names)
 
 
 # ---- the tables --------------------------------------------------------------------------------------------------------------------------
@@ -269,94 +254,3 @@ BUDGET: tuple[Rule | Keys, ...] = (
     Rule(f"spec selector matchLabels {kuberay.PART}", one_of("head", "worker"), "head or worker"),
 )  # fmt: skip
 """Of a PodDisruptionBudget, beside Kubernetes' own schema."""
-
-RAY_UP: tuple[Rule | Keys, ...] = (
-    Rule("cluster_name", like(LABEL, LONGEST_NAME), f"small letters, digits and -, at most {LONGEST_NAME}"),
-    Rule("max_workers", whole(1), "a whole number, at least 1"),
-    Rule("provider type", one_of(*PROVIDERS), f"one of {', '.join(PROVIDERS)}"),
-    Rule("auth ssh_user", like(r"[a-z_][a-z0-9_-]*"), "the name of a user"),
-    Rule("auth ssh_private_key", text, "the path of a key", "", False),
-    Rule("docker image", pinned, "an image by its tag or digest", "Name the version that was tested.", False),
-    Rule("docker container_name", like(r"[a-zA-Z0-9][\w.-]*"), "a container's name", "", False),
-    Rule("docker pull_before_run", one_of(True, False), "true or false", "", False),
-    *(Rule(f"docker {name}", lines, "a list of texts", "", False) for name in ("run_options", "head_run_options", "worker_run_options")),
-    Rule("file_mounts", texts, "remote folder: local folder", "", False),
-    Rule("rsync_exclude", lines, "a list of patterns", "", False),
-    Rule("head_start_ray_commands", lines, "commands"),
-    Rule("worker_start_ray_commands", lines, "commands"),
-)  # fmt: skip
-
-ADDRESS = r"(?!127\.)[\w.:-]+"
-PROVIDER: dict[str, tuple[Rule | Keys, ...]] = {
-    "local": (
-        Keys("provider", {"type", "head_ip", "worker_ips"}),
-        Rule("provider head_ip", like(ADDRESS), "an address that the other machines can use"),
-        Rule("provider worker_ips", some(10_000), "a list of addresses"),
-        Rule("provider worker_ips *", like(ADDRESS), "an address that the other machines can use"),
-    ),
-    "aws": (
-        Keys("provider", {"type", "region", "availability_zone", "cache_stopped_nodes", "use_internal_ips", "security_group"}),
-        Rule("provider region", like(r"[a-z]+(-[a-z]+)+-\d"), "a region, such as us-west-2"),
-        Rule("provider cache_stopped_nodes", one_of(False), "false: a stopped machine keeps what was on it, and costs", "", False),
-    ),
-    "gcp": (
-        Keys("provider", {"type", "region", "availability_zone", "project_id", "use_internal_ips"}),
-        Rule("provider region", like(r"[a-z]+-[a-z]+\d"), "a region, such as us-west1"),
-        Rule("provider availability_zone", like(r"[a-z]+-[a-z]+\d-[a-z]"), "a zone, such as us-west1-a"),
-        Rule("provider project_id", like(r"[a-z][a-z0-9-]{4,28}[a-z0-9]"), "a project's id"),
-    ),
-}  # fmt: skip
-
-MACHINE: dict[str, tuple[Rule | Keys, ...]] = {
-    "aws": (
-        Keys("node_config", {
-            "InstanceType", "ImageId", "IamInstanceProfile", "InstanceMarketOptions", "BlockDeviceMappings", "KeyName", "SubnetIds",
-            "SubnetId", "SecurityGroupIds", "NetworkInterfaces", "Placement", "TagSpecifications", "EbsOptimized", "UserData",
-            "CpuOptions", "Monitoring", "CapacityReservationSpecification", "MetadataOptions", "LaunchTemplate",
-        }),
-        Rule("node_config InstanceType", like(r"[a-z0-9-]+\.[a-z0-9-]+"), "a kind of machine, such as m7i.2xlarge"),
-        Rule("node_config ImageId", like(r"ami-[0-9a-f]{8,17}"), "an AMI", "", False),
-        Rule("node_config IamInstanceProfile Name", text, "an instance profile", "", False),
-        Keys("node_config IamInstanceProfile", {"Name", "Arn"}),
-    ),
-    "gcp": (
-        Keys("node_config", {
-            "machineType", "disks", "serviceAccounts", "scheduling", "networkInterfaces", "guestAccelerators", "metadata", "labels", "tags",
-            "minCpuPlatform", "networkPerformanceConfig", "reservationAffinity", "sourceMachineImage",
-        }),
-        Rule("node_config machineType", like(r"[a-z0-9]+-[a-z0-9-]+"), "a kind of machine, such as n2-standard-8"),
-        Rule("node_config disks", some(99), "one disk or more"),
-        Rule("node_config disks * boot", one_of(True, False), "true or false"),
-        Rule("node_config disks * autoDelete", one_of(True), "true: a disk must not outlive its machine"),
-        Rule("node_config disks * type", one_of("PERSISTENT", "SCRATCH"), "PERSISTENT or SCRATCH"),
-        Rule("node_config disks * initializeParams sourceImage", text, "a disk image"),
-        Rule("node_config disks * initializeParams diskSizeGb", whole(10), "GB, at least 10"),
-        Rule("node_config serviceAccounts * email", like(r"[^@\s]+@[^@\s]+"), "the e-mail of a service account"),
-        Rule("node_config serviceAccounts * scopes", lines, "a list of scopes"),
-    ),
-}  # fmt: skip
-"""Of each entry of ``available_node_types``."""
-
-BATCH: tuple[Rule | Keys, ...] = (
-    Keys("", {
-        "job-name", "nodes", "ntasks-per-node", "cpus-per-task", "gpus-per-node", "mem", "time", "partition", "account", "exclusive",
-        "no-kill", "output", "error", "qos", "constraint", "reservation", "exclude", "nodelist", "mail-type", "mail-user", "requeue",
-        "signal", "open-mode", "comment", "licenses", "gres", "switches",
-    }),
-    Rule("job-name", like(LABEL, LONGEST_NAME), f"small letters, digits and -, at most {LONGEST_NAME}"),
-    Rule("nodes", like(r"[1-9]\d*"), "a number of hosts, at least 1"),
-    Rule("ntasks-per-node", one_of("1"), "1: one node of Ray's on each host"),
-    Rule("cpus-per-task", like(r"[1-9]\d*"), "a number of CPUs, at least 1"),
-    Rule("gpus-per-node", like(r"(\w+:)?[1-9]\d*"), "a number of GPUs, at least 1", "Leave it out where there are none.", False),
-    Rule("mem", like(r"[1-9]\d*[KMGT]?"), "an amount of memory, such as 16G", "", False),
-    Rule("time", like(r"(\d+-)?\d{1,2}(:\d{2}){1,2}"), "days-hours:minutes:seconds"),
-    Rule("partition", like(r"[\w.,-]+"), "names of partitions", "", False),
-    Rule("account", like(r"[\w.-]+"), "the name of an account", "", False),
-    Rule("exclusive", one_of(""), "no value: hosts of its own, as all of Ray on them is stopped at the end", "Write #SBATCH --exclusive."),
-    Rule("no-kill", one_of(""), "no value: the job goes on without a host that is lost", "Write #SBATCH --no-kill."),
-    Rule("requeue", one_of(""), "no value: a job whose time is over is queued again, and its run goes on", "Write #SBATCH --requeue."),
-    Rule("open-mode", one_of("append"), "append: what was printed before it was queued again stays"),
-    Rule("signal", like(r"B:USR1@([6-9]\d|[1-9]\d{2,})"), "B:USR1@SECONDS, 60 at least: so long before its end the run is stopped"),
-    Rule("output", like(r"\S+"), "a file", "", False),
-)  # fmt: skip
-"""Of the lines ``#SBATCH --key=value``."""

@@ -9,7 +9,6 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from fleet.app.deploy import secrets
 from fleet.errors import ConfigError
 from fleet.settings import fields
 from fleet.settings.fields import setting
@@ -44,11 +43,13 @@ def _texts(meaning: str) -> Any:
 class Nodes:
     """The worker nodes, all alike."""
 
-    count: int = setting(0, "Worker nodes that hold ranks. The head is one more; on Slurm the first of them is the head, too.")
-    cpus: int = setting(1, "CPUs of each.")
-    gpus: int = setting(0, "GPUs of each.")
-    memory_gib: int = setting(16, "Memory of each, GiB.")
-    shm_gib: int = setting(4, "`/dev/shm` of each, GiB, out of its memory. Half is for Ray's object store, and Fleet needs 64 MiB.")
+    count: int = setting(0, "Worker nodes that hold ranks. The head is one more; on Slurm the first of them is the head, too.", least=1)
+    cpus: int = setting(1, "CPUs of each.", least=1)
+    gpus: int = setting(0, "GPUs of each.", least=0)
+    memory_gib: int = setting(16, "Memory of each, GiB.", least=1)
+    shm_gib: int = setting(
+        4, "`/dev/shm` of each, GiB, out of its memory. Half is for Ray's object store, and Fleet needs 64 MiB.", least=1
+    )
     labels: Mapping[str, str] = _texts("Labels of Ray's that each node gets, such as `rack`.")
 
     @property
@@ -61,8 +62,8 @@ class Nodes:
 class Head:
     """The head node, which holds no ranks: Ray's own processes, the run's coordinator and its driver."""
 
-    cpus: int = setting(2, "CPUs of the head.")
-    memory_gib: int = setting(8, "Memory of the head, GiB.")
+    cpus: int = setting(2, "CPUs of the head.", least=1)
+    memory_gib: int = setting(8, "Memory of the head, GiB.", least=1)
 
     @property
     def shm_gib(self) -> int:
@@ -129,8 +130,8 @@ class Spec:
     name: str = setting("", "Name of cluster and run: small letters, digits and -, at most 47.")
     script: str = setting("", "The Python file with `train(run)`, by its path from the spec's folder. This folder travels.")
     store: str = setting("", "URL of the store that every node reaches.")
-    world: int = setting(0, "Ranks that train.")
-    spares: int = setting(0, "Ranks that stand by.")
+    world: int = setting(0, "Ranks that train.", least=1)
+    spares: int = setting(0, "Ranks that stand by.", least=0)
     arguments: tuple[str, ...] = setting((), "More options of `fleet run`, one word each.")
     image: str = setting("", "Container image that nodes run, with its tag: needed but for Slurm and `local`.")
     base: str = setting("", "Image that the Dockerfile starts from, with its tag; empty: Ray's of the version that Fleet needs.")
@@ -170,7 +171,6 @@ def load(content: Mapping[str, Any], target: str) -> Spec:
     """A spec for ``target`` from what its file holds. Raises ConfigError for the first thing that cannot be."""
     if target not in TARGETS:
         raise ConfigError("--target", target, "there is no such target", nearest(target, TARGETS, f"One of {', '.join(TARGETS)}."))
-    secrets.refuse(content)
     known = spec_keys()
     spec = fields.build(Spec, fields.flat(known, content, way_out=f"A spec has {', '.join(known)}."))
     _check(spec)
@@ -214,11 +214,8 @@ def _check_script(script: str) -> None:
 
 
 def _check_counts(spec: Spec) -> None:
-    least = {"world": 1, "nodes.count": 1, "nodes.cpus": 1, "nodes.memory_gib": 1, "nodes.shm_gib": 1, "head.cpus": 1, "head.memory_gib": 1}
-    values = fields.values_of(spec)
-    for name, value in values.items():
-        if isinstance(value, int) and value < least.get(name, 0):
-            raise ConfigError(name, value, f"it is at least {least.get(name, 0)}")
+    for part, prefix in ((spec, ""), (spec.nodes, "nodes."), (spec.head, "head.")):
+        fields.within(part, prefix)
     if spec.nodes.shm_gib >= spec.nodes.memory_gib:
         raise ConfigError("nodes.shm_gib", spec.nodes.shm_gib, f"it is a part of the {spec.nodes.memory_gib} GiB of a node's memory")
     room, kind = spec.nodes.count * spec.slots, "GPU" if spec.nodes.gpus else "CPU"

@@ -6,7 +6,6 @@ import math
 import re
 from collections.abc import Callable, Iterable
 from datetime import UTC, datetime
-from functools import lru_cache
 
 from fleet.errors import ConfigError
 
@@ -29,28 +28,7 @@ def reader(form: str) -> Callable[[str], float]:
         return _iso
     if form in (UNIX, SECONDS, UNIX_MS):
         return lambda text: _finite(float(text)) * (1e-3 if form == UNIX_MS else 1.0)
-
-    day, _, clock = form.rpartition(" ")
-    if clock not in ("%H:%M", "%H:%M:%S"):
-        return lambda text: _utc(datetime.strptime(text, form))  # noqa: DTZ007 - UTC is added
-
-    @lru_cache(maxsize=100_000)  # a log has the same days over and over, and strptime is slow
-    def began(text: str) -> float:
-        return _utc(datetime.strptime(text, day))  # noqa: DTZ007
-
-    def read(text: str) -> float:
-        date, _, rest = text.rpartition(" ")
-        return began(date) + _of_day(rest, clock.count("%"))
-
-    return read
-
-
-def _of_day(text: str, parts: int) -> float:
-    """Seconds since midnight of ``14:23`` or, of three parts, ``14:23:05``. Raises ValueError."""
-    numbers = [int(part) for part in text.split(":")]
-    if len(numbers) != parts or not all(0 <= number < most for number, most in zip(numbers, (24, 60, 61), strict=False)):
-        raise ValueError(f"{text} is no time of a day")
-    return float(sum(number * unit for number, unit in zip(numbers, (3600, 60, 1), strict=False)))
+    return lambda text: _utc(datetime.strptime(text, form))  # noqa: DTZ007 - UTC is added
 
 
 def _iso(text: str) -> float:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -12,6 +12,7 @@ from typing import Any
 from fleet.errors import ConfigError
 from fleet.planning.traces.trace import text_of
 from fleet.protocol.fault_kinds import KIND_OF_COMPONENT
+from fleet.settings import fields
 
 VERSION = 1
 MARK = "fleet_faults"
@@ -19,32 +20,29 @@ MARK = "fleet_faults"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ComponentFaults:
-    """Faults of one component.
+    """Faults of one component."""
 
-    ``mttf_hours``: node-hours for each fault, with its 95% interval ``low_hours`` .. ``high_hours``; ``faults``: how many were counted.
-    ``shape``: of a Weibull law of a node's times between them, where that law is better than the exponential one; None: exponential.
-    """
-
-    faults: int
-    mttf_hours: float
-    low_hours: float
-    high_hours: float
-    shape: float | None = None
+    mttf_hours: float = fields.setting(0.0, "Node-hours for each fault.", above=0)
+    faults: int = fields.setting(0, "How many were counted.")
+    low_hours: float = fields.setting(0.0, "From where on the 95% interval of mttf_hours is.", least=0)
+    high_hours: float | None = fields.setting(None, "Its end; None: it has none.")
+    shape: float | None = fields.setting(
+        None, "Of the Weibull law of times between them, where it is better; None: exponential.", least=0.1, most=20
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FittedFaults:
-    """What a log came to. ``repair_hours``: until a node is back, the mean; None: the log does not say. ``burst``: share of faults that
-    draw others along. ``lemon_share``, ``lemon_factor``: of nodes that fail that many times as often as the others."""
+    """What a log came to."""
 
-    source: str
-    nodes: int
-    node_hours: float
     components: Mapping[str, ComponentFaults]
-    repair_hours: float | None = None
-    burst: float = 0.0
-    lemon_share: float = 0.0
-    lemon_factor: float = 1.0
+    source: str = ""
+    nodes: int = fields.setting(1, "Of the fleet.", least=1)
+    node_hours: float = fields.setting(0.0, "In which faults would have been seen.", least=0)
+    repair_hours: float | None = fields.setting(None, "Until a node is back, the mean; None: the log does not say.", above=0)
+    burst: float = fields.setting(0.0, "Share of faults that draw others along.", least=0, most=1)
+    lemon_share: float = fields.setting(0.0, "Of nodes that fail more often than the others.", least=0, most=1)
+    lemon_factor: float = fields.setting(1.0, "How many times as often.", least=1)
     about: Mapping[str, Any] = field(default_factory=dict)
 
     @property
@@ -54,18 +52,7 @@ class FittedFaults:
 
     def to_json(self) -> str:
         """The file."""
-        parts = {
-            name: {
-                "faults": each.faults, "mttf_hours": each.mttf_hours, "low_hours": each.low_hours,
-                "high_hours": None if math.isinf(each.high_hours) else each.high_hours, "shape": each.shape,
-            } for name, each in self.components.items()
-        }  # fmt: skip
-        data = {
-            MARK: VERSION, "source": self.source, "nodes": self.nodes, "node_hours": self.node_hours, "components": parts,
-            "repair_hours": self.repair_hours, "burst": self.burst, "lemon_share": self.lemon_share, "lemon_factor": self.lemon_factor,
-            "about": dict(self.about),
-        }  # fmt: skip
-        return json.dumps(data, indent=2, allow_nan=False) + "\n"
+        return json.dumps({MARK: VERSION} | dataclasses.asdict(self), indent=2, allow_nan=False) + "\n"
 
 
 def load_faults(path: Path | str, setting: str = "--faults") -> FittedFaults:
@@ -84,50 +71,17 @@ def load_faults(path: Path | str, setting: str = "--faults") -> FittedFaults:
         raise ConfigError(setting, named, f"it has no {MARK}", "fleet traces fit LOG --output FILE writes such a file.")
     if data[MARK] != VERSION:
         raise ConfigError(setting, data[MARK], f"is no version of {named} that this Fleet reads: {VERSION}", "Fit the log again.")
-    return _Reader(setting, data).faults()
+    parts = data.get("components")
+    if not isinstance(parts, dict) or not parts:
+        raise ConfigError(f"{setting} components", parts, "names no component that fails", "Fit a log with a fault at least.")
+    known = {name: _component(f"{setting} components.{name}", name, each) for name, each in parts.items()}
+    given = {name: value for name, value in data.items() if name != MARK} | {"components": known}
+    return fields.read(FittedFaults, given, f"{setting} ")
 
 
-@dataclass(frozen=True, slots=True)
-class _Reader:
-    setting: str
-    data: Mapping[str, Any]
-
-    def faults(self) -> FittedFaults:
-        parts = self.data.get("components")
-        if not isinstance(parts, dict) or not parts:
-            raise ConfigError(f"{self.setting} components", parts, "names no component that fails", "Fit a log with a fault at least.")
-        repair = self.data.get("repair_hours")
-        return FittedFaults(
-            source=str(self.data.get("source", "")), nodes=int(self._number("nodes", 1.0)), node_hours=self._number("node_hours", 0.0),
-            components={name: self._component(name, each) for name, each in parts.items()},
-            repair_hours=None if repair is None else self._number("repair_hours", 0.0, above=True),
-            burst=self._number("burst", 0.0, 1.0), lemon_share=self._number("lemon_share", 0.0, 1.0),
-            lemon_factor=self._number("lemon_factor", 1.0), about=self.data.get("about", {}),
-        )  # fmt: skip
-
-    def _component(self, name: str, said: Any) -> ComponentFaults:
-        where = f"components.{name}"
-        if name not in KIND_OF_COMPONENT:
-            known = ", ".join(KIND_OF_COMPONENT)
-            raise ConfigError(f"{self.setting} {where}", name, "is no component of the fault catalogue", f"Known: {known}.")
-        if not isinstance(said, dict):
-            raise ConfigError(f"{self.setting} {where}", said, "must be an object with mttf_hours")
-        inside = _Reader(f"{self.setting} {where}", said)
-        mttf = inside._number("mttf_hours", 0.0, above=True)
-        high = said.get("high_hours")
-        shape = None if said.get("shape") is None else inside._number("shape", 0.1, 20.0)
-        return ComponentFaults(
-            faults=int(inside._number("faults", 0.0, empty=0.0)), mttf_hours=mttf, low_hours=inside._number("low_hours", 0.0, empty=mttf),
-            high_hours=math.inf if high is None else inside._number("high_hours", 0.0), shape=shape,
-        )  # fmt: skip
-
-    def _number(self, name: str, least: float, most: float = math.inf, *, above: bool = False, empty: float | None = None) -> float:
-        value = self.data.get(name, least if empty is None and not above else empty)
-        if isinstance(value, bool) or not isinstance(value, int | float):
-            raise ConfigError(f"{self.setting} {name}", value, "must be a number")
-        if not (least < value if above else least <= value) or value > most or math.isinf(value):
-            bound = f"above {least:g}" if above else f"at least {least:g}"
-            raise ConfigError(
-                f"{self.setting} {name}", value, f"must be finite, {bound}" + (f" and at most {most:g}" if most < math.inf else "")
-            )
-        return float(value)
+def _component(where: str, name: str, said: Any) -> ComponentFaults:
+    if name not in KIND_OF_COMPONENT:
+        raise ConfigError(where, name, "is no component of the fault catalogue", f"Known: {', '.join(KIND_OF_COMPONENT)}.")
+    if not isinstance(said, dict):
+        raise ConfigError(where, said, "must be an object with mttf_hours")
+    return fields.read(ComponentFaults, said, f"{where} ")

@@ -13,6 +13,7 @@ import numpy as np
 from scipy.stats import chi2
 
 from fleet.laws.law import HOUR_S
+from fleet.ledger.report import finite
 from fleet.planning.traces import dates, habits
 from fleet.planning.traces.faults import ComponentFaults, FittedFaults
 from fleet.planning.traces.goodness import distance as distance_of
@@ -103,7 +104,7 @@ class TraceFit:
         }  # fmt: skip
         if self.trend:
             said["trend"]["verdict"] = self.trend.verdict
-        plain = _finite(said)
+        plain = finite(said)
         assert isinstance(plain, dict)
         return plain
 
@@ -170,7 +171,8 @@ def _component(rate: ComponentRate, lives: Lives | None) -> ComponentFaults:
     weibull, plain = (lives.of(law) if lives else None for law in (WEIBULL, EXPONENTIAL))
     shape = weibull.parameters["shape"][0] if weibull and plain and weibull.aic < plain.aic else None
     return ComponentFaults(
-        faults=rate.faults, mttf_hours=rate.mttf_hours, low_hours=rate.low_hours, high_hours=rate.high_hours,
+        faults=rate.faults, mttf_hours=rate.mttf_hours, low_hours=rate.low_hours,
+        high_hours=None if math.isinf(rate.high_hours) else rate.high_hours,
         shape=None if shape is None else min(MOST_SHAPE, max(LEAST_SHAPE, shape)),
     )  # fmt: skip
 
@@ -232,12 +234,3 @@ def _law(name: str, lives: Floats, seen: Floats) -> LawFit:
     }
     far = distance_of(name, lives, seen, first, second)
     return LawFit(name, parameters, law.mean(first, second), height, 2 * law.free - 2 * height, far)
-
-
-def _finite(value: Any) -> Any:
-    """``value`` with None for numbers that JSON does not have."""
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    if isinstance(value, dict):
-        return {name: _finite(each) for name, each in value.items()}
-    return [_finite(each) for each in value] if isinstance(value, list | tuple) else value

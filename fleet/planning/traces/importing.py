@@ -236,8 +236,7 @@ class _Reading:
         self.findings: list[LogFinding] = []
         self.sizes: dict[str, int] = {}
         self.mapping, self._time = mapping, dates.reader(mapping.dates)
-        self._at = {part: place.get(getattr(mapping, part), -1) for part in ("start", "end", "duration", "group", "width", "job")}
-        self._nodes = place.get(mapping.nodes, -1) if isinstance(mapping.nodes, str) else -1
+        self._at = {part: place.get(getattr(mapping, part), -1) for part in ("start", "end", "duration", "group", "width", "job", "nodes")}
         self._node = [place[name] for name in mapping.node if name in place]
         self._list = place.get("NodeList", -1) if mapping.jobs else -1
         self._cause = [(name, place[name]) for name in mapping.cause]
@@ -344,9 +343,8 @@ class _Reading:
 
     def _size(self, cells: Sequence[str]) -> None:
         """How many nodes the row says its cluster has."""
-        if self._nodes >= 0:
-            text = cells[self._nodes].strip()
-            group = self._text(cells, "group")
+        if self._at["nodes"] >= 0:
+            text, group = self._text(cells, "nodes"), self._text(cells, "group")
             self.sizes[group] = max(self.sizes.get(group, 0), int(text) if text.isdigit() else 0)
 
     def _count_job(self, cells: Sequence[str], component: str, begin_s: float | None, end_s: float | None) -> None:
@@ -437,7 +435,7 @@ def _span(reading: _Reading, since: str, until: str) -> tuple[float | None, floa
 
 def _groups(ordered: Sequence[LogEntry], reading: _Reading, nodes: int, span: tuple[float | None, float | None]) -> dict[str, LogCluster]:
     """Clusters with their nodes and their time. Nodes that never failed are in no row: their number has to be said."""
-    (begin_s, end_s), said = span, reading.mapping.nodes
+    begin_s, end_s = span
     of_group: dict[str, list[LogEntry]] = {}
     for entry in ordered:
         of_group.setdefault(entry.group, []).append(entry)
@@ -447,21 +445,20 @@ def _groups(ordered: Sequence[LogEntry], reading: _Reading, nodes: int, span: tu
         size = max(reading.sizes.get(name, 0), named, 1)
         first_s = inside[0].at_s if begin_s is None else begin_s
         found[name] = LogCluster(size, first_s, max(inside[-1].at_s if end_s is None else end_s, first_s + 1.0))
-    wanted = nodes or (said if isinstance(said, int) else 0)
-    if not wanted:
+    if not nodes:
         return found
-    if wanted < (least := sum(len({entry.node for entry in inside if entry.node}) for inside in of_group.values())):
-        raise ConfigError("--nodes", wanted, f"the log names {least} nodes", f"The nearest valid value is {least}.")
+    if nodes < (least := sum(len({entry.node for entry in inside if entry.node}) for inside in of_group.values())):
+        raise ConfigError("--nodes", nodes, f"the log names {least} nodes", f"The nearest valid value is {least}.")
     if len(found) > 1:
         reason = f"the log has {len(found)} clusters, and this says nothing of how many nodes each has"
-        raise ConfigError("--nodes", wanted, reason, "Name the column in a mapping: nodes = COLUMN, group = COLUMN.")
-    return {name: replace(group, nodes=wanted) for name, group in found.items()}
+        raise ConfigError("--nodes", nodes, reason, "Name the column in a mapping: nodes = COLUMN, group = COLUMN.")
+    return {name: replace(group, nodes=nodes) for name, group in found.items()}
 
 
 def _notes(mapping: LogMapping, reading: _Reading, nodes: int) -> tuple[str, ...]:
     """What the reader has to know of how the log was understood."""
     said = []
-    if not nodes and not reading.sizes and not isinstance(mapping.nodes, int) and not reading.exposure()[0]:
+    if not nodes and not reading.sizes and not reading.exposure()[0]:
         said.append("The log does not say how many nodes there are: only those that failed are counted. Give --nodes.")
     if reading.failed_jobs_only:
         said.append("The log has failed jobs only, so that the hours of all jobs are not known: rates are for each of --nodes.")

@@ -9,10 +9,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.resources import files
 from pathlib import Path
-from typing import Any
 
 from fleet.errors import ConfigError
 from fleet.planning.traces import components, dates
+from fleet.settings import fields
 
 SHIPPED = ("lanl", "sacct", "acme")
 NAMES: dict[str, tuple[str, ...]] = {
@@ -25,10 +25,6 @@ NAMES: dict[str, tuple[str, ...]] = {
 """Names that columns have in logs, the likeliest first; units and marks in them do not count."""
 SAMPLE = 200
 """Rows that a guess looks at."""
-TAKES: dict[str, tuple[type, ...]] = {
-    "start": (str,), "end": (str,), "duration": (str,), "duration_unit": (str,), "node": (str, list), "cause": (str, list),
-    "dates": (str, list), "nodes": (str, int), "group": (str,), "jobs": (bool,), "width": (str,), "job": (str,), "components": (dict,),
-}  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,7 +38,7 @@ class LogMapping:
         node: columns that name a node together.
         cause: columns that say why; of several the first that is not empty counts, and its name is the category.
         dates: the form of times: ``iso``, ``unix``, ``unix_ms``, ``seconds``, or as for strptime.
-        nodes: column with the number of nodes of the row's group, or that number.
+        nodes: column with the number of nodes of the row's group.
         group: column that names the cluster, where a log has several.
         jobs: each row is a job, faulty or not: a fault is when it ended, and the hours of all jobs are the exposure.
         width: of a log of jobs: column with the number of nodes of a job; ``job``: with its id.
@@ -57,7 +53,7 @@ class LogMapping:
     node: tuple[str, ...] = ()
     cause: tuple[str, ...] = ()
     dates: str = ""
-    nodes: str | int = ""
+    nodes: str = ""
     group: str = ""
     jobs: bool = False
     width: str = ""
@@ -67,9 +63,8 @@ class LogMapping:
     @property
     def columns(self) -> tuple[str, ...]:
         """All columns that are named."""
-        single = (self.start, self.end, self.duration, self.group, self.width, self.job)
-        counted = (self.nodes,) if isinstance(self.nodes, str) else ()
-        return tuple(name for name in (*single, *counted, *self.node, *self.cause) if name)
+        single = (self.start, self.end, self.duration, self.group, self.width, self.job, self.nodes)
+        return tuple(name for name in (*single, *self.node, *self.cause) if name)
 
 
 def from_text(text: str, where: str) -> LogMapping:
@@ -78,38 +73,18 @@ def from_text(text: str, where: str) -> LogMapping:
         data = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
         raise ConfigError("--map", where, f"it is no TOML: {error}") from error
-    for name, value in data.items():
-        if name not in TAKES:
-            raise ConfigError(f"--map {name}", value, f"is nothing that a mapping says ({where})", f"Known: {', '.join(TAKES)}.")
-        if not isinstance(value, TAKES[name]):
-            kinds = " or ".join(each.__name__ for each in TAKES[name])
-            raise ConfigError(f"--map {name}", value, f"must be {kinds} ({where})")
-    return _checked(data, where)
-
-
-def _checked(data: dict[str, Any], where: str) -> LogMapping:
-    for name in ("node", "cause"):
-        data[name] = _names(data.get(name, ()), f"--map {name}")
-    formats = _names(data.get("dates", ()), "--map dates")
-    if not (data.get("start") or data.get("end")):
-        raise ConfigError("--map start", data.get("start", ""), f"no column says when ({where})", 'Write start = "COLUMN".')
-    unit = data.get("duration_unit", "s")
-    if unit not in dates.UNITS:
-        raise ConfigError("--map duration_unit", unit, "is no unit of time", f"Known: {', '.join(dates.UNITS)}.")
-    said = {str(text).lower(): _component(str(value), str(text)) for text, value in data.get("components", {}).items()}
-    return LogMapping(**(data | {"name": where, "dates": formats[0] if formats else "", "components": said}))
+    one = {name: [data[name]] for name in ("node", "cause") if isinstance(data.get(name), str)}
+    found = fields.read(LogMapping, data | one | {"name": where}, "--map ", f"A mapping has {', '.join(fields.keys(LogMapping))}.")
+    if not (found.start or found.end):
+        raise ConfigError("--map start", found.start, f"no column says when ({where})", 'Write start = "COLUMN".')
+    if found.duration_unit not in dates.UNITS:
+        raise ConfigError("--map duration_unit", found.duration_unit, "is no unit of time", f"Known: {', '.join(dates.UNITS)}.")
+    said = {text.lower(): _component(value, text) for text, value in found.components.items()}
+    return dataclasses.replace(found, components=said)
 
 
 def _component(value: str, said: str) -> str:
     return value if value == "unknown" else components.check(value, f"--map components.{said}")
-
-
-def _names(value: str | Sequence[Any], where: str) -> tuple[str, ...]:
-    found = (value,) if isinstance(value, str) else tuple(value)
-    for each in found:
-        if not isinstance(each, str):
-            raise ConfigError(where, each, "must be text")
-    return found
 
 
 def load(named: str) -> LogMapping:

@@ -22,7 +22,7 @@ def understanding(log: Log) -> list[tuple[str, str]]:
     found = log.mapping
     shown = {
         "start": found.start, "end": found.end, "duration": f"{found.duration} ({found.duration_unit})" if found.duration else "",
-        "node": " / ".join(found.node), "cause": ", ".join(found.cause), "cluster": found.group, "nodes": str(found.nodes),
+        "node": " / ".join(found.node), "cause": ", ".join(found.cause), "cluster": found.group, "nodes": found.nodes,
         "dates": found.dates, "not used": ", ".join(log.unused),
     }  # fmt: skip
     return [("mapping", found.name), *((name, text) for name, text in shown.items() if text)]
