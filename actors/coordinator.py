@@ -43,12 +43,11 @@ from fleet.host.clock import Clock
 from fleet.host.refusals import REFUSALS, REPORT_S, refused_lines
 from fleet.host.wire import frame, read_frame
 from fleet.machine.core import FleetMachine
+from fleet.machine.routes import Routes
 from fleet.machine.state import Phase
 from fleet.protocol.causes import EndWhy
 from fleet.protocol.events import (
-    Event,
     FloorReached,
-    Joined,
     NodeJoined,
     NodeLeaves,
     NodeSilent,
@@ -59,7 +58,7 @@ from fleet.protocol.events import (
     StopRequested,
 )
 from fleet.protocol.facts import EvidenceKept, FaultRecord
-from fleet.protocol.instructions import EndRun, Evict, Fence, Inspect, Instruction, Propose, Publish, Welcome
+from fleet.protocol.instructions import EndRun, Instruction, Propose, Publish
 from fleet.protocol.operations import Operation
 from fleet.protocol.ports import CheckpointPort, JournalPort
 from fleet.protocol.proof import ANSWERS_BYTES, LIMITS_BYTES, UNPROVEN_S, Purpose, Reason
@@ -97,34 +96,13 @@ class AgentLines:
     """Implements ``MembersPort``: instructions to the agents whose ranks they concern."""
 
     def __init__(self, machine: FleetMachine) -> None:
-        self.machine = machine
+        self.routes = Routes(machine.state)
         self.by_node: dict[str, AgentLine] = {}
-        self.late: dict[int, str] = {}
-        self.tokens: dict[str, str] = {}
 
     def send(self, instruction: Instruction) -> None:
-        match instruction:
-            case Publish(view=view) | Propose(view=view):
-                self._send_view(view, isinstance(instruction, Propose))
-            case Welcome(token=token) | Fence(token=token):
-                self._to(self.tokens.get(token), instruction)
-            case Evict(process=process):
-                self._to(process.node, instruction)
-            case Inspect(nodes=nodes):
-                for node in nodes:
-                    self._to(node, instruction)
-            case _:
-                for home in {self._node_of(member) for member in getattr(instruction, "members", ())}:
-                    self._to(home, instruction)
-
-    def _node_of(self, member: Member) -> str | None:
-        rank = self.machine.state.roster.current(member)
-        return rank.process.node if rank is not None else self.late.get(member.slot)
-
-    def _to(self, node: str | None, message: Any) -> None:
-        line = self.by_node.get(node or "")
-        if line is not None:
-            line.send(message)
+        for node in self.routes.of(instruction):
+            if (line := self.by_node.get(node)) is not None:
+                line.send(_as_delta(line, instruction))
 
     def to_target(self, order: Operation) -> AgentLine | None:
         """The line to the agent that carries ``order`` out, or passes it on to the process that does."""
@@ -132,17 +110,15 @@ class AgentLines:
             return self.by_node.get(order.process.node)
         return next((line for line in self.by_node.values() if line.index == order.node), None)
 
-    def _send_view(self, view: View, proposal: bool) -> None:
-        """To each node of the view, as a delta to the last view it was sent."""
-        for node in {self._node_of(member) for member in view.members}:
-            line = self.by_node.get(node or "")
-            if line is None:
-                continue
-            if line.seen is None or line.seen.generation >= view.generation:
-                line.send(Propose(view) if proposal else Publish(view))
-            else:
-                line.send(ViewChange(view_delta(line.seen, view), proposal))
-            line.seen = view
+
+def _as_delta(line: AgentLine, instruction: Instruction) -> Instruction | ViewChange:
+    """A view as a delta to the last one that the agent was sent; anything else as it is."""
+    if not isinstance(instruction, Publish | Propose):
+        return instruction
+    view, seen, line.seen = instruction.view, line.seen, instruction.view
+    if seen is None or seen.generation >= view.generation:
+        return instruction
+    return ViewChange(view_delta(seen, view), isinstance(instruction, Propose))
 
 
 class Coordinator:
@@ -320,15 +296,8 @@ class Coordinator:
             case EvidenceGathered():
                 self._keep(message)
             case _:
-                self._learn(line, message)
+                self._lines.routes.learn(message)
                 self._driver.submit(message)
-
-    def _learn(self, line: AgentLine, event: Event) -> None:
-        """Note where a process lives that the machine does not hold: a welcome, a fence or its release must reach it."""
-        if isinstance(event, Joined):
-            self._lines.tokens[event.token] = line.node
-            if self.ended:
-                self._lines.late[event.slot] = line.node
 
     def _keep(self, found: EvidenceGathered) -> None:
         if self._evidence is None:

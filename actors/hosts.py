@@ -20,7 +20,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from actors import control_store, domains, fork_server
 from actors.coordinator import Coordinator, SpanEnd, span_end
 from actors.messages import Operated
-from actors.node import DaemonMaker, LinkMaker, NoDaemons, NodeAgent, NoLinks
+from actors.node import DaemonMaker, LinkMaker, NodeAgent
 from actors.rank.environment import RANK_ENVIRONMENT
 from fleet.host import leftovers, mirroring, secret
 from fleet.host.clock import Clock, MonotonicClock, unix_time_s
@@ -32,7 +32,6 @@ from fleet.host.scheduling import be_prompt
 from fleet.machine.core import FleetMachine
 from fleet.machine.state import Phase
 from fleet.protocol.decisions import Decision
-from fleet.protocol.domains import HOST
 from fleet.protocol.events import FloorReached, NodesWanted, RoomMissing
 from fleet.protocol.facts import FaultRecord
 from fleet.protocol.fault_kinds import Performer, kind_of
@@ -70,7 +69,6 @@ COORDINATOR_FILE = "coordinator"
 """In the folder of a node's agent: the coordinator's address, for an agent that is started again."""
 PREPARE_S = 10.0
 MIRROR_S = 5.0
-NOTICE_S = 30.0
 RAYS_OWN_S = 0.5
 """Ray itself sends SIGTERM to a worker whose job or owner is gone, and SIGKILL a tenth of a second later: who lives on by now is meant."""
 
@@ -92,9 +90,9 @@ class CoordinatorSpec:
     machine: Callable[[float], FleetMachine]
     store: Callable[[], CheckpointPort]
     started: Callable[[float], RunStarted]
-    mirror: Callable[[], Callable[[Path], object]] | None = None
-    daemons: DaemonMaker = NoDaemons
-    answers: Callable[[str, float], bool] = lambda address, limit_s: True
+    mirror: Callable[[], Callable[[Path], object]] | None
+    daemons: DaemonMaker
+    answers: Callable[[str, float], bool]
 
 
 def _port_before(address_file: Path) -> int:
@@ -299,10 +297,6 @@ Listen = Callable[[Callable[[], object]], None]
 """Has what it is given called when this process gets SIGTERM, which ends it no more."""
 
 
-def _deaf(end: Callable[[], object]) -> None:
-    """For agents that SIGTERM ends as any process of Ray's."""
-
-
 def _untried() -> None:
     """For a node that comes later: a run that has begun goes on while its store is away."""
 
@@ -330,7 +324,7 @@ class AgentHost:
         kept = memory() if memory is not None else None
 
         def agent(coordinator: str) -> NodeAgent:
-            return NodeAgent(node, index, folder, coordinator, processes(), kept, unfit, links=links, daemons=daemons)
+            return NodeAgent(node, index, folder, coordinator, processes(), links, daemons, kept, unfit)
 
         self._make = agent
         self._notice_s, self._going = notice_s, list[asyncio.Task[None]]()
@@ -424,8 +418,8 @@ def start_coordinator(spec: CoordinatorSpec, runtime_env: Mapping[str, Any]) -> 
 
 def start_agent(
     node: str, index: int, folder: Path, processes: Callable[[], ProcessPort], memory: Callable[[], MemoryPort] | None,
-    preflight: Preflight | None = None, trial: StoreTrial | None = None, levels: Sequence[str] = (HOST,), links: LinkMaker = NoLinks,
-    daemons: DaemonMaker = NoDaemons, notice_s: float = NOTICE_S, on_sigterm: Listen = _deaf, imports: Sequence[str] = (),
+    preflight: Preflight | None, trial: StoreTrial | None, levels: Sequence[str], links: LinkMaker, daemons: DaemonMaker, notice_s: float,
+    on_sigterm: Listen, imports: Sequence[str],
 ) -> Any:  # fmt: skip
     """Create the agent actor of ``node``; ``memory`` makes what keeps copies for other nodes, ``trial`` tries the store meanwhile.
 

@@ -13,7 +13,7 @@ import signal
 import time
 from collections import deque
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -38,7 +38,7 @@ from actors.messages import (
 )
 from actors.orders import Orders
 from actors.rank.membership.lifeline import TOKEN_BYTES, lifeline_path
-from actors.rank.telemetry.recorder import RingReader
+from actors.rank.telemetry.recorder import RingReader, ring_path
 from actors.rank.telemetry.spans import SpanBuilder
 from actors.rank.telemetry.stacks import stacks_path
 from actors.rank.telemetry.timing import OwnTime, summary, thinned
@@ -53,7 +53,7 @@ from fleet.protocol.causes import ProcessEnded
 from fleet.protocol.events import EVENTS, CopiesHeld, Heartbeat, Joined, Left, NodeLeaves, StepsTimed
 from fleet.protocol.facts import LossExplained, ProcessLost
 from fleet.protocol.instructions import INSTRUCTIONS, Evict, Fence, Inspect, Instruction, Propose, Publish, Quiesce, Welcome
-from fleet.protocol.operations import Operation, perform
+from fleet.protocol.operations import Operation
 from fleet.protocol.ports import DaemonPort, LinkPort, MemoryPort, ProcessPort
 from fleet.protocol.proof import ANSWERS_BYTES, Purpose
 from fleet.protocol.reach import Reach
@@ -76,27 +76,6 @@ EXPLAIN_S, LOOK_S = 5.0, 0.05
 
 def boot_id() -> str:
     return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-
-
-class NoDaemons:
-    """A ``DaemonPort`` where nothing can be done to what is no rank."""
-
-    def operate(self, order: Operation) -> str | None:
-        return perform({}, self, order)
-
-    def close(self) -> None:
-        """There is nothing to end."""
-
-
-class NoLinks(NoDaemons):
-    """A ``LinkPort`` where links cannot be cut."""
-
-    def __init__(self, pids: Callable[[], Iterable[int]], coordinator: str) -> None:
-        """See ``chaos.links.LocalLinks``."""
-
-    def applied(self, fault: str) -> str:
-        """Nothing was done."""
-        return ""
 
 
 LinkMaker = Callable[[Callable[[], Iterable[int]], str], LinkPort]
@@ -127,19 +106,18 @@ class NodeAgent:
         folder: where the socket and the ranks' rings lie (tmpfs).
         coordinator: ``host:port``.
         processes: carries out fault operations.
+        links: makes what cuts the links of this host, of which PIDs say whose connections are the run's.
+        daemons: makes what strikes this process, and what is beside it on its host.
         memory: keeps copies for ranks of other nodes; it lives as long as this agent. ``FLEET_DOMAIN`` names what fails with this node.
         unfit: what the node's pre-flight check has found, empty when it may train.
         report_s: from one regular report to the next.
-        links: makes what cuts the links of this host, of which PIDs say whose connections are the run's.
-        daemons: makes what strikes this process, and what is beside it on its host.
 
     ``dismissed`` is set once the coordinator has told it that the run has lost this node: whoever made the agent ends it then.
     """
 
     def __init__(
-        self, node: str, index: int, folder: Path, coordinator: str, processes: ProcessPort, memory: MemoryPort | None = None,
-        unfit: str = "", report_s: float = REPORT_S, links: LinkMaker = NoLinks,
-        daemons: DaemonMaker = NoDaemons,
+        self, node: str, index: int, folder: Path, coordinator: str, processes: ProcessPort, links: LinkMaker, daemons: DaemonMaker,
+        memory: MemoryPort | None = None, unfit: str = "", report_s: float = REPORT_S,
     ) -> None:  # fmt: skip
         self.node, self.index, self.folder, self.coordinator = node, index, folder, coordinator
         self.unfit, self._report_s = unfit, report_s
@@ -376,7 +354,7 @@ class NodeAgent:
             case ViewChange(delta=delta, proposal=proposal):
                 base = self._views.get(delta.base)
                 if base is None:
-                    self._up.send(ViewWanted(delta.generation))
+                    self._up.send(ViewWanted(delta.view.generation))
                 else:
                     view = apply_delta(base, delta)
                     self._take(Propose(view) if proposal else Publish(view))
@@ -524,22 +502,13 @@ class NodeAgent:
         if not spans:
             return []
         self._up.number += 1
-        shifted = spans if not self._offset_us else [_shift(record, self._offset_us) for record in spans]
+        offset_us = self._offset_us
+        shifted = spans if not offset_us else [replace(record, start_us=record.start_us + offset_us) for record in spans]
         batch = SpanBatch(self._up.number, tuple(shifted))
         self._up.unacked.append(batch)
         return [batch]
 
 
-def _shift(record: Spans, offset_us: int) -> Spans:
-    return Spans(
-        record.member, record.generation, record.history, record.step, record.start_us + offset_us, record.durations_us, record.codes
-    )
-
-
 def socket_path(folder: Path, node: str) -> str:
     """Where the agent of ``node`` listens. Unix socket paths hold about 100 characters."""
     return str(folder / f"agent-{node[-16:]}.sock")
-
-
-def ring_path(folder: Path, token: str) -> Path:
-    return folder / f"ring-{token}"

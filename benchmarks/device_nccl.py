@@ -74,7 +74,9 @@ class Communicators:
             made = nccl.wires(TorchStore(client, "nccl"), 0, size, self._device, LIMIT_S)
         finally:
             client.close()
-        return Group(self._generation, 0, size, self._device, nccl=Wires(made))
+        group = Group(self._generation, 0, size, self._device)
+        group.carry_by(Wires(made))
+        return group
 
     def close(self) -> None:
         self._store.close()

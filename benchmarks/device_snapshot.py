@@ -65,16 +65,16 @@ class FleetSteps:
     """A step with a snapshot of the state before it."""
 
     def __init__(self, training: Training) -> None:
-        self._training, self.snapshots, self._step = training, Snapshotter(), 0
+        self._training, self._snapshots, self._step, self.skipped = training, Snapshotter(), 0, 0
 
     def step(self, samples: Samples, change: Callable[[], object]) -> None:
         """Adds what blocked it: the host in ``begin`` and ``settle``, and the stream between the compute and the change."""
         self._step += 1
         before, after = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-        host_ms = _timed_ms(lambda: self.snapshots.begin(StateId(0, self._step), self._training.state))
+        host_ms = _timed_ms(self._begin)
         self._training.compute()
         before.record()
-        host_ms += _timed_ms(self.snapshots.settle)
+        host_ms += _timed_ms(self._snapshots.settle)
         after.record()
         change()
         torch.cuda.synchronize()
@@ -83,11 +83,14 @@ class FleetSteps:
         samples["fleet_snapshot_stream_ms"].append(stream_ms)
         samples["fleet_snapshot_blocked_ms"].append(host_ms + stream_ms)
 
+    def _begin(self) -> None:
+        self.skipped += not self._snapshots.begin(StateId(0, self._step), self._training.state)
+
     def exact(self, change: Callable[[], object]) -> bool:
         """Whether a snapshot has the bits from before the change that comes right behind it."""
         before = [tensor.clone() for tensor in self._training.tensors]
         self.step({name: [] for name in NAMES}, change)
-        snapshot = self.snapshots.hold_settled()
+        snapshot = self._snapshots.hold_settled()
         if snapshot is None or snapshot.state_id != StateId(0, self._step):
             return False
         with snapshot:
@@ -199,13 +202,11 @@ def measure(blocks: int, rounds: int) -> dict[str, Any]:
     with tempfile.TemporaryDirectory(dir=SHARED) as folder:
         saves = DcpSteps(training, Path(folder))
         for number in range(rounds + 2):
-            _round(training, wire, fleet, saves, first if number < 2 else samples)  # Fleet has memory for two, each taken at its first turn
+            _round(training, wire, fleet, saves, first if number < 2 else samples)
     exact = [fleet.exact(training.optimizer.step) for _ in range(2)]
-    skipped = fleet.snapshots.skipped
-    fleet.snapshots.close()
     dist.destroy_process_group()
     words = ", ".join(f"{name} {', '.join(f'{value:.4g}' for value in values)}" for name, values in first.items() if name in FIRST_TIME)
-    state = f"{training.bytes:,} bytes in {len(training.tensors)} tensors, {skipped} skipped"
+    state = f"{training.bytes:,} bytes in {len(training.tensors)} tensors, {fleet.skipped} skipped"
     note = f"snapshot: {state}; the two rounds before those that count, in which memory is taken and pinned: {words}"
     failed = [left_out(f"dcp_{name}_snapshot", why) for name, why in saves.failed.items()]
     samples = {name: values for name, values in samples.items() if values}

@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 
-from actors.rank.membership.process_group import Group, StoreServer
+from actors.rank.membership.process_group import Forming, Group, StoreServer
 from actors.rank.step.reduction import BUCKET_BYTES, BUCKETS_IN_FLIGHT, Reducer, SideChannel
 from actors.rank.step.sums import ShardSums
 from benchmarks import harness
@@ -65,7 +65,7 @@ def _rank(store: str, rank: int, world: int, repetitions: dict[int, int], parent
     torch.set_num_threads(1)
     torch.manual_seed(rank)
     cpu = torch.device("cpu")
-    group = Group.form(store=store, generation=world, rank=rank, size=world, device=cpu, timeout_s=BOUND_S, host=HOST)
+    group = Forming(store=store, generation=world, rank=rank, size=world, device=cpu, timeout_s=BOUND_S, host=HOST).wait()
     side = SideChannel(group)
     times: dict[tuple[int, str], list[float]] = {}
     for size_mb, count in repetitions.items():

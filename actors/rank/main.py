@@ -20,7 +20,7 @@ from actors.rank.membership.lifeline import Lifeline, lifeline_path
 from actors.rank.membership.process_group import StoreServer, warm_up
 from actors.rank.state.saving import PartsPort
 from actors.rank.telemetry.logs import RankLog
-from actors.rank.telemetry.recorder import Recorder
+from actors.rank.telemetry.recorder import Recorder, ring_path
 from actors.rank.telemetry.stacks import Stacks, stacks_path
 from fleet.errors import Fenced, LoopError, RunOver
 from fleet.host import secret
@@ -57,7 +57,7 @@ def run_rank(
     use_one_arena()
     secret.hold(secret.read(folder))
     token = uuid4().hex
-    recorder = Recorder(folder / f"ring-{token}", now_us())
+    recorder = Recorder(ring_path(folder, token), now_us())
     torch.set_num_threads(settings.threads_per_rank)
     seed_all(settings.seed)
     store = StoreServer(host)

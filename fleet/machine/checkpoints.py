@@ -171,11 +171,8 @@ class Checkpoints:
         return (self.request(view, now_s) if now_s >= self._ask_again_s else []), False
 
     def _when_due(self, view: View, now_s: float) -> list[Instruction]:
-        self._final, self._final_of, self.lost_final = (
-            False,
-            -1,
-            False,
-        )  # it trains: all who held the last state are gone, and the next end has tries of its own
+        # It trains: all who held the last state are gone, and the next end has tries of its own.
+        self._final, self._final_of, self.lost_final = False, -1, False
         exposure_s = now_s - self.since_s
         decision = self.interval.due(
             now_s, self._last_s, self.blocked_s, self.latency_s, self.rate_per_s, events=self.events, exposure_s=exposure_s
@@ -245,13 +242,8 @@ class Checkpoints:
             detail = "it was written before a rank that had a part in it was found to be wrong"
             return [Write(CheckpointRecord(event.checkpoint, "withdrawn", event.state, now_s, detail=detail, level=self.level))]
         self._keep(event.checkpoint, event.state)
-        return [
-            Write(
-                CheckpointRecord(
-                    event.checkpoint, "durable", event.state, now_s, event.bytes, event.blocked_s, event.latency_s, level=self.level
-                )
-            )
-        ]  # fmt: skip
+        cost = event.bytes, event.blocked_s, event.latency_s
+        return [Write(CheckpointRecord(event.checkpoint, "durable", event.state, now_s, *cost, level=self.level))]
 
     def failed(self, reason: str, now_s: float) -> list[Instruction]:
         if self._request is None:

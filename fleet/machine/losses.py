@@ -67,19 +67,8 @@ class Losses:
         if event.phase in ("aimed", "executed"):
             self._injected.update(dict.fromkeys(present, event.fault.id))
         else:
-            self._forget(event.fault.id, event.members)
-
-    def _forget(self, fault: str, members: tuple[Member, ...]) -> None:
-        for member in members:
-            if self._injected.get(member) == fault:
-                del self._injected[member]
+            self.healed(member for member in event.members if self._injected.get(member) == event.fault.id)
 
     def replay_loss(self, record: ProcessLost, rank: Rank, committed: int) -> None:
         self._injected.pop(record.member, None)
         self._count(record, rank.process.node, committed)
-
-    def replay_fault(self, record: FaultRecord) -> None:
-        if record.phase == "executed":
-            self._injected.update(dict.fromkeys(record.members, record.fault.id))
-        else:
-            self._forget(record.fault.id, record.members)

@@ -84,7 +84,7 @@ def _apply(machine: MachineState, record: Record) -> None:
         case Committed(state=state):
             machine.committed = max(machine.committed, state)
         case FaultRecord():
-            machine.losses.replay_fault(record)
+            machine.losses.aimed(record, record.members)
         case DecisionMade(action="enter" | "cancel" as action, payload=OfView(generation=generation)):
             _settle_proposal(machine, action == "enter", generation)
         case DecisionMade(reason=reason, payload=Concluded(kept=kept)):

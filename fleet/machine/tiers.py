@@ -176,10 +176,6 @@ class Tiers:
         wanted = [level for level in self.levels if level is not self.peers or view.copies]
         return [instruction for level in wanted for instruction in level.tick(view, now_s)]
 
-    def request(self, view: View, now_s: float) -> list[Instruction]:
-        """A durable one, now."""
-        return self.store.request(view, now_s)
-
     def abandoned(self, now_s: float) -> list[Instruction]:
         return [instruction for level in self.levels for instruction in level.abandoned(now_s)]
 

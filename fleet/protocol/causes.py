@@ -270,50 +270,42 @@ class EndWhy(StrEnum):
 # ---- words -------------------------------------------------------------------------------------------------------------------------------
 
 
+_WORDS: dict[type[Fact], str] = {
+    TrainRaised: "the train function raised {0.error}",
+    ClusterEnded: "its cluster ended",
+    NotReported: "not heard of since the coordinator restarted",
+    AgentHungUp: "its agent hung up",
+    AgentSilent: "its agent was silent for {0.silence_s:.1f} s",
+    TakenAway: "its node was taken away, as announced",
+    Evicted: "evicted: {0.why}",
+    NoHeartbeat: "no heartbeat for {0.silence_s:.1f} s",
+    NoProgress: "no progress for {0.stuck_s:.1f} s",
+    DidNotLeave: "did not leave its process group when told to",
+    Superseded: "superseded by a newer process of the same slot",
+    TooSlow: "it is slow: {0.reason}",
+    StartsAgain: "{0.reason}",
+    FreshWanted: "a fresh process must begin: no state is left, and there is no checkpoint",
+    GivenUp: "given up earlier, and another may have taken its slot",
+}
+
+
 def sentence(fact: Fact) -> str:
     """A fact in words, for people alone; a clause without a full stop."""
     match fact:
         case ProcessEnded():
             return _ended(fact)
-        case TrainRaised(error=error):
-            return f"the train function raised {error}"
-        case ClusterEnded():
-            return "its cluster ended"
-        case NotReported():
-            return "not heard of since the coordinator restarted"
-        case AgentHungUp(missed=missed):
-            return f"its agent hung up{', and its ranks are missed' if missed else ''}"
-        case AgentSilent(silence_s=silence_s):
-            return f"its agent was silent for {silence_s:.1f} s"
-        case TakenAway():
-            return "its node was taken away, as announced"
-        case Evicted(why=why):
-            return f"evicted: {sentence(why)}"
-    return _of_rule(fact)
-
-
-def _of_rule(fact: Fact) -> str:
-    match fact:
-        case NoHeartbeat(silence_s=silence_s):
-            return f"no heartbeat for {silence_s:.1f} s"
-        case NoProgress(stuck_s=stuck_s, step=step):
-            return f"no progress for {stuck_s:.1f} s{f' at step {step}' if step >= 0 else ''}"
-        case DidNotLeave():
-            return "did not leave its process group when told to"
-        case Superseded():
-            return "superseded by a newer process of the same slot"
-        case TooSlow(reason=reason):
-            return f"it is slow: {reason}"
         case Outvoted(what=what, step=step):
             differs = f"{what} at step {step} differ" if step >= 0 else f"{what} differs"
             return f"silent corruption: {differs} from the majority's"
-        case StartsAgain(reason=reason):
-            return reason
-        case FreshWanted():
-            return "a fresh process must begin: no state is left, and there is no checkpoint"
-        case GivenUp():
-            return "given up earlier, and another may have taken its slot"
-    raise TypeError(f"{type(fact).__name__} has no sentence")
+    if type(fact) not in _WORDS:
+        raise TypeError(f"{type(fact).__name__} has no sentence")
+    words = _WORDS[type(fact)].format(fact)
+    match fact:
+        case AgentHungUp(missed=True):
+            return f"{words}, and its ranks are missed"
+        case NoProgress(step=step) if step >= 0:
+            return f"{words} at step {step}"
+    return words
 
 
 def _ended(fact: ProcessEnded) -> str:

@@ -26,14 +26,14 @@ Action = Literal[RecoveryAction, StragglerAction, CorruptionAction, PlacementAct
 
 
 class Payload(Tagged):
-    """The figures of one kind of decision; what is None is not known."""
+    """The figures of one kind of decision: those of its fields that are numbers; what is None is not known."""
 
     __slots__ = ()
 
     def figures(self) -> dict[str, float]:
         """As people see them."""
         known = {one.name: getattr(self, one.name) for one in dataclasses.fields(self)}  # type: ignore[arg-type]
-        return {name: value for name, value in known.items() if value is not None}
+        return {name: value for name, value in known.items() if isinstance(value, (int, float))}
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,9 +55,6 @@ class Gathering(Payload):
 
     why: GatherWhy
     member: tuple[int, int] | None = None
-
-    def figures(self) -> dict[str, float]:
-        return {}
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,7 +124,7 @@ class Suspect(Payload):
 
 
 @dataclass(frozen=True, slots=True)
-class StepFigures(Tagged):
+class StepFigures(Payload):
     """Seconds: of one shard, of the rest of a step; of a step as shards are split, had nothing ever been done, without slowness, and as
     they would be split."""
 
@@ -137,10 +134,6 @@ class StepFigures(Tagged):
     step_even_s: float
     step_well_s: float
     step_then_s: float | None = None
-
-    def figures(self) -> dict[str, float]:
-        known = {one.name: getattr(self, one.name) for one in dataclasses.fields(self)}
-        return {name: value for name, value in known.items() if value is not None}
 
 
 @dataclass(frozen=True, slots=True)
@@ -248,9 +241,6 @@ class Stopping(Payload):
     """The run is to end in order."""
 
     why: EndWhy
-
-    def figures(self) -> dict[str, float]:
-        return {}
 
 
 @dataclass(frozen=True, slots=True)

@@ -119,23 +119,23 @@ def shared_levels(one: Place, other: Place) -> int:
 
 
 class Crowd:
-    """How many lie in which domain already. ``of`` a place says, from the widest level on, how many share its domain there."""
+    """How many lie in which domain already: ``counts``. ``of`` a place says, from the widest level on, how many share its domain there."""
 
     def __init__(self, places: Iterable[Place] = ()) -> None:
-        self._counts: Counter[tuple[Any, ...]] = Counter()
+        self.counts: Counter[Place] = Counter()
         for place in places:
             self.add(place)
 
     def add(self, place: Place, weight: int = 1) -> None:
         """One more, who counts as ``weight``."""
         for depth in range(1, len(place) + 1):
-            self._counts[place[:depth]] += weight
+            self.counts[place[:depth]] += weight
 
     def of(self, place: Place) -> tuple[int, ...]:
         """The less, the farther apart from all of them. It ends with the narrowest level at which somebody is."""
         found: list[int] = []
         for depth in range(1, len(place) + 1):
-            count = self._counts[place[:depth]]
+            count = self.counts[place[:depth]]
             if not count:  # then nobody is in a narrower one either
                 break
             found.append(count)

@@ -78,7 +78,6 @@ class Facts(Protocol):
 
     def formed(self, generation: int) -> bool:
         """Whether the forming of a group has ended, well or not."""
-        ...
 
 
 # ---- orders ------------------------------------------------------------------------------------------------------------------------------

@@ -93,7 +93,7 @@ class Format:
             raise ProtocolError("this is no text of plain values")
         try:
             return _Reader(self._by_tag, resolve).value(json.loads(text[len(MARK) :], parse_constant=_no_constant))
-        except (ValueError, TypeError, LookupError, AttributeError, RecursionError, OverflowError) as error:
+        except (ValueError, TypeError, LookupError, AttributeError, RecursionError, OverflowError, struct.error) as error:
             raise ProtocolError(f"a text of plain values is damaged: {type(error).__name__}: {str(error)[:200]}") from error
 
     def writer_of(self, kind: type) -> Callable[[_Writer, Any], Tree]:
@@ -256,76 +256,53 @@ class _Reader:
         if type(tree) is not list:
             return tree
         tag, parts = tree[0], tree[1:]
-        own = _READERS.get(tag)
-        if own is not None:
-            return own(self, parts)
-        return self._kinds[tag](*parts)
+        if tag in _OF_VALUES:
+            return _OF_VALUES[tag](*map(self.value, parts))
+        if tag == _REFERENCE:
+            return self._reference(*parts)
+        return (_OF_TEXTS.get(tag) or self._kinds[tag])(*parts)
 
-    def reference(self, parts: list[Tree]) -> Any:
-        [number] = parts
+    def _reference(self, number: Tree) -> Any:
         if self._resolve is None or type(number) is not int or number < 0:
             raise ValueError(f"{number!r} refers to nothing")
         return self._resolve(number)
 
-    def whole(self, parts: list[Tree]) -> int:
-        [text] = parts
-        return int(text, 16)
 
-    def real(self, parts: list[Tree]) -> float:
-        [text] = parts
-        return float(_DOUBLE.unpack(bytes.fromhex(text))[0])
-
-    def text(self, parts: list[Tree]) -> str:
-        return "".join(map(chr, parts))
-
-    def _pairs(self, parts: list[Tree]) -> list[tuple[Any, Any]]:
-        values = [self.value(part) for part in parts]
-        return list(zip(values[::2], values[1::2], strict=True))
-
-    def mapping(self, parts: list[Tree]) -> dict[Any, Any]:
-        return dict(self._pairs(parts))
-
-    def sequence(self, parts: list[Tree]) -> list[Any]:
-        return [self.value(part) for part in parts]
-
-    def fixed(self, parts: list[Tree]) -> tuple[Any, ...]:
-        return tuple(self.sequence(parts))
-
-    def ordered(self, parts: list[Tree]) -> collections.OrderedDict[Any, Any]:
-        found = collections.OrderedDict(self._pairs(parts[1:]))
-        if parts[0] is not None:
-            vars(found).update(self.value(parts[0]))
-        return found
-
-    def default(self, parts: list[Tree]) -> collections.defaultdict[Any, Any]:
-        return collections.defaultdict(_FACTORIES[parts[0]], self._pairs(parts[1:]))
-
-    def counter(self, parts: list[Tree]) -> collections.Counter[Any]:
-        return collections.Counter(dict(self._pairs(parts)))
-
-    def queue(self, parts: list[Tree]) -> collections.deque[Any]:
-        return collections.deque(self.sequence(parts[1:]), parts[0])
-
-    def any_order(self, parts: list[Tree]) -> set[Any]:
-        return set(self.sequence(parts))
-
-    def frozen(self, parts: list[Tree]) -> frozenset[Any]:
-        return frozenset(self.sequence(parts))
-
-    def octets(self, parts: list[Tree]) -> bytes:
-        [text] = parts
-        return base64.b64decode(text, validate=True)
-
-    def array(self, parts: list[Tree]) -> bytearray:
-        return bytearray(self.octets(parts))
-
-    def imaginary(self, parts: list[Tree]) -> complex:
-        real, imaginary = parts
-        return complex(self.real([real]), self.real([imaginary]))
+def _real(text: str) -> float:
+    return float(_DOUBLE.unpack(bytes.fromhex(text))[0])
 
 
-_READERS: dict[str, Callable[[_Reader, list[Tree]], Any]] = {
-    _REFERENCE: _Reader.reference, "i": _Reader.whole, "f": _Reader.real, "s": _Reader.text, "d": _Reader.mapping, "l": _Reader.sequence,
-    "t": _Reader.fixed, "od": _Reader.ordered, "dd": _Reader.default, "count": _Reader.counter, "deque": _Reader.queue,
-    "set": _Reader.any_order, "frozen": _Reader.frozen, "b": _Reader.octets, "ba": _Reader.array, "c": _Reader.imaginary,
-}  # fmt: skip
+def _octets(text: str) -> bytes:
+    return base64.b64decode(text, validate=True)
+
+
+def _pairs(values: Sequence[Any]) -> list[tuple[Any, Any]]:
+    return list(zip(values[::2], values[1::2], strict=True))
+
+
+def _ordered(attributes: dict[str, Any] | None, *values: Any) -> collections.OrderedDict[Any, Any]:
+    found = collections.OrderedDict(_pairs(values))
+    if attributes is not None:
+        vars(found).update(attributes)
+    return found
+
+
+_OF_TEXTS: dict[str, Callable[..., Any]] = {
+    "i": lambda text: int(text, 16),
+    "f": _real,
+    "s": lambda *numbers: "".join(map(chr, numbers)),
+    "b": _octets,
+    "ba": lambda text: bytearray(_octets(text)),
+    "c": lambda real, imaginary: complex(_real(real), _real(imaginary)),
+}
+_OF_VALUES: dict[str, Callable[..., Any]] = {
+    "d": lambda *values: dict(_pairs(values)),
+    "l": lambda *values: list(values),
+    "t": lambda *values: values,
+    "od": _ordered,
+    "dd": lambda made_by, *values: collections.defaultdict(_FACTORIES[made_by], _pairs(values)),
+    "count": lambda *values: collections.Counter(dict(_pairs(values))),
+    "deque": lambda most, *values: collections.deque(values, most),
+    "set": lambda *values: set(values),
+    "frozen": lambda *values: frozenset(values),
+}

@@ -20,13 +20,11 @@ class JournalPort(Protocol):
     @property
     def trouble(self) -> str:
         """What will keep records from being written, or read, in a clause; empty while all is well."""
-        ...
 
     def append(self, record: Record) -> None: ...
 
     def flush(self) -> None:
         """Hand everything appended so far to the operating system: it survives the death of this process. Raises OSError."""
-        ...
 
 
 class MembersPort(Protocol):
@@ -40,11 +38,6 @@ class CheckpointPort(Protocol):
 
     def commit(self, order: CommitCheckpoint) -> int:
         """Put the manifest in place atomically; returns total bytes. Raises OSError when the store fails."""
-        ...
-
-    def newest(self) -> str | None:
-        """Id of the newest committed checkpoint."""
-        ...
 
 
 class ProcessPort(Protocol):
@@ -52,7 +45,6 @@ class ProcessPort(Protocol):
 
     def operate(self, order: Operation) -> str | None:
         """Carry it out. Returns why it was refused, or None when it was done."""
-        ...
 
 
 class DaemonPort(Protocol):
@@ -62,7 +54,6 @@ class DaemonPort(Protocol):
 
     def close(self) -> None:
         """End whatever was done."""
-        ...
 
 
 class LinkPort(Protocol):
@@ -72,11 +63,9 @@ class LinkPort(Protocol):
 
     def applied(self, fault: str) -> str:
         """What was done for a fault that is healed, as it was measured; empty where that says nothing."""
-        ...
 
     def close(self) -> None:
         """End whatever was done."""
-        ...
 
 
 class MemoryPort(Protocol):
@@ -86,7 +75,6 @@ class MemoryPort(Protocol):
 
     def held(self) -> tuple[Copy, ...]:
         """The checkpoints of which parts are here."""
-        ...
 
     def close(self) -> None: ...
 
@@ -106,15 +94,12 @@ class RecoveryPolicy(Protocol):
 
     def form(self, situation: Situation, now_s: float) -> Formation:
         """After a loss, or at the start: who trains on. Action ``form``, ``wait``, or ``restart``: the members are to be ended."""
-        ...
 
     def grow(self, situation: Situation, now_s: float) -> Formation:
         """While the run is healthy: who joins the view at a step boundary. Action ``grow`` or ``wait``."""
-        ...
 
     def judge(self, losses: Sequence[Loss], now_s: float) -> Decision:
         """Whether the run's losses are bad luck (``go_on``) or a crash loop (``give_up``)."""
-        ...
 
 
 class PlacementPolicy(Protocol):
@@ -122,11 +107,9 @@ class PlacementPolicy(Protocol):
 
     def weighted_ranges(self, shards: int, weights: Sequence[float]) -> Ranges:
         """``weights`` are the ranks' speeds, 1 for each that is well."""
-        ...
 
     def copies(self, homes: Sequence[str], domains: Mapping[str, str], copies: int) -> tuple[tuple[str, ...], ...]:
         """Nodes that keep the copies of each view rank, at home on ``homes``, out of those in ``domains`` (node -> failure domain)."""
-        ...
 
 
 class StragglerPolicy(Protocol):
@@ -134,11 +117,9 @@ class StragglerPolicy(Protocol):
 
     def configure(self, settings: StragglerSettings) -> None:
         """New settings hold from now on."""
-        ...
 
     def look(self, timings: Timings | None, circumstances: Circumstances, now_s: float) -> Remedy:
         """Judge the steps that are new, if there are any, and say what to do. Must not raise: one that cannot tell accuses nobody."""
-        ...
 
 
 class ProgressPolicy(Protocol):
@@ -146,7 +127,6 @@ class ProgressPolicy(Protocol):
 
     def decide(self, steps_s: Sequence[float], present_s: float) -> Decision:
         """Action ``keep`` or ``set``; ``payload.progress_s`` is what holds from now on."""
-        ...
 
 
 class IntervalPolicy(Protocol):
@@ -154,7 +134,6 @@ class IntervalPolicy(Protocol):
 
     def configured(self, settings: CheckpointSettings) -> IntervalPolicy:
         """The policy under new settings."""
-        ...
 
     def due(
         self, now_s: float, last_s: float, blocked_s: float, latency_s: float, rate_per_s: float, *,
@@ -170,8 +149,6 @@ class CorruptionPolicy(Protocol):
 
         Action ``carry_on``; ``evict`` those who are guilty; ``retry``: nobody is, and all go back; ``stop``: the loop is wrong.
         """
-        ...
 
     def go_back(self, found: StateId, cleared: StateId, kept: Sequence[StateId]) -> tuple[Decision, StateId | None]:
         """Where to go on: action ``carry_on`` at ``found``, ``go_back`` to one of the ``kept`` states, or ``begin_anew``."""
-        ...

@@ -55,13 +55,10 @@ class Cluster(NodePort, Protocol):
 
     def place(self, index: int, limit_s: float = 30.0) -> NodePlace:
         """The node of this index, once Ray knows it. Raises RunFailed."""
-        ...
 
     def folder(self) -> Path:
         """A new folder in memory for the sockets and rings of one run's ranks. Where no folders are shared, each agent makes its own."""
-        ...
 
     @property
     def head(self) -> str:
         """The address at which nodes reach what lives on the head."""
-        ...

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from fleet.protocol.decisions import Beside, Lacking, Split
-from fleet.protocol.domains import HOST, Place, level_name
+from fleet.protocol.domains import HOST, Crowd, Place, level_name, shared_levels
 
 WINDOW_S = 10.0
 """Nodes of one domain that are lost within so long of each other are lost by one cause: a silent node is known after ``node_s``."""
@@ -24,13 +24,10 @@ def named(domain: Place, levels: Sequence[str], deepest: int) -> tuple[str, str]
     return name, "/".join(domain)
 
 
-def shared(places: Iterable[Place]) -> Place:
+def shared(places: Sequence[Place]) -> Place:
     """The narrowest domain that all of these are in; () where that is none."""
-    found: Place | None = None
-    for place in places:
-        found = place if found is None else found[: next((i for i, (a, b) in enumerate(zip(found, place, strict=False)) if a != b), None)]
-        found = found[: len(place)]
-    return found or ()
+    first: Place = places[0] if places else ()
+    return first[: min((shared_levels(first, place) for place in places), default=0)]
 
 
 DIMENSIONS = ("replicate", "shard")
@@ -61,19 +58,11 @@ def lacking(ranks: Sequence[Place], copies: Sequence[Sequence[Place]], size: int
         levels: as the setting ``domains`` has them.
     """
     deepest = max(map(len, ranks), default=0)
-    narrowest = max((len(domain) for domain, count in _counts(ranks).items() if count >= size), default=0)
+    narrowest = max((len(domain) for domain, count in Crowd(ranks).counts.items() if count >= size), default=0)
     groups = [ranks[start : start + size] for start in range(0, len(ranks) - size + 1, size)]
     split = [_split(number, group, narrowest or 1, levels, deepest) for number, group in enumerate(groups)]
     beside = [Beside(rank, *named(common, levels, deepest)) for rank, common in _besides(ranks, copies)]
     return Lacking(tuple(each for each in split if each is not None) if size > 1 else (), tuple(beside))
-
-
-def _counts(ranks: Sequence[Place]) -> dict[Place, int]:
-    counts = defaultdict[Place, int](int)
-    for place in ranks:
-        for depth in range(1, len(place) + 1):
-            counts[place[:depth]] += 1
-    return counts
 
 
 def _split(number: int, group: Sequence[Place], narrowest: int, levels: Sequence[str], deepest: int) -> Split | None:

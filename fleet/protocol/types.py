@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from fleet.protocol.decisions import Decision
@@ -90,19 +90,12 @@ class View:
 
 @dataclass(frozen=True, slots=True)
 class ViewDelta:
-    """``View`` relative to the view of generation ``base``: what travels to nodes that have seen ``base``."""
+    """A view relative to the view of generation ``base``: what travels to nodes that have seen ``base``. ``view`` has no members."""
 
     base: int
-    generation: int
     removed: tuple[int, ...]
     added: tuple[tuple[int, Member], ...]
-    ranges: Ranges
-    donor: int
-    receivers: tuple[int, ...]
-    state: StateId
-    store: str
-    checkpoint: str | None = None
-    copies: tuple[tuple[str, ...], ...] = ()
+    view: View
 
 
 def _in_order(before: tuple[Member, ...], after: tuple[Member, ...]) -> bool:
@@ -117,10 +110,7 @@ def view_delta(base: View, view: View) -> ViewDelta:
     known = set(base.members) if _in_order(base.members, view.members) else set[Member]()
     removed = tuple(i for i, member in enumerate(base.members) if member not in keep or not known)
     added = tuple((i, member) for i, member in enumerate(view.members) if member not in known)
-    return ViewDelta(
-        base.generation, view.generation, removed, added, view.ranges, view.donor, view.receivers, view.state, view.store, view.checkpoint,
-        view.copies,
-    )  # fmt: skip
+    return ViewDelta(base.generation, removed, added, replace(view, members=()))
 
 
 def apply_delta(base: View, delta: ViewDelta) -> View:
@@ -131,8 +121,7 @@ def apply_delta(base: View, delta: ViewDelta) -> View:
     members = [member for i, member in enumerate(base.members) if i not in gone]
     for index, member in delta.added:
         members.insert(index, member)
-    rest = (delta.ranges, delta.donor, delta.receivers, delta.state, delta.store, delta.checkpoint, delta.copies)
-    return View(delta.generation, tuple(members), *rest)
+    return replace(delta.view, members=tuple(members))
 
 
 @dataclass(frozen=True, slots=True)

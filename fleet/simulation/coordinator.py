@@ -5,12 +5,11 @@ from __future__ import annotations
 import functools
 import random
 from collections.abc import Callable
-from typing import Any
 
 from fleet.machine.core import FleetMachine
-from fleet.protocol.events import Event, Heartbeat, Joined, StepsTimed, Tick
-from fleet.protocol.instructions import CommitCheckpoint, EndRun, Evict, Fence, Inspect, Instruction, Propose, Publish, Welcome, Write
-from fleet.protocol.types import Member
+from fleet.machine.routes import Routes
+from fleet.protocol.events import Event, Heartbeat, StepsTimed, Tick
+from fleet.protocol.instructions import CommitCheckpoint, EndRun, Inspect, Instruction, Write
 from fleet.simulation.clockwork import Stoppable
 from fleet.simulation.links import HEAD, Pipe
 from fleet.simulation.nodes import SimNode
@@ -44,7 +43,7 @@ class Network:
 
     def _deliver(self, node: SimNode, line: int, event: Event, target: SimCoordinator | None) -> None:
         if target is not None and target is self.world.coordinator and node.reachable and node.line == line:
-            target.learn(node, event)
+            target.routes.learn(event)
             target.submit(event)
 
     def down(self, node: SimNode, message: Instruction) -> None:
@@ -94,8 +93,7 @@ class SimCoordinator(Stoppable):
         super().__init__()
         self.world, self.machine = world, machine
         self.dies_in: int | None = None
-        self._tokens: dict[str, SimNode] = {}
-        self._late: dict[int, SimNode] = {}
+        self.routes = Routes(machine.state)
 
     @property
     def alive(self) -> bool:
@@ -126,13 +124,6 @@ class SimCoordinator(Stoppable):
         queued.insert(rng.choice((0, rng.randint(0, len(queued)))), self.tick)
         for call in queued:
             call()
-
-    def learn(self, node: SimNode, event: Event) -> None:
-        """Where a process lives that the machine does not hold, or not yet."""
-        if isinstance(event, Joined):
-            self._tokens[event.token] = node
-            if self.machine.state.ended is not None:
-                self._late[event.slot] = node
 
     def submit(self, event: Event) -> None:
         """As the live driver does: what is written is in the journal before anything after it is performed."""
@@ -165,27 +156,8 @@ class SimCoordinator(Stoppable):
                     self.world.network.down(node, instruction)
 
     def _route(self, instruction: Instruction) -> list[SimNode]:
-        """The nodes that an instruction concerns; each gets it once, however many of its ranks are meant."""
-        match instruction:
-            case Publish(view=view) | Propose(view=view):
-                members: tuple[Member, ...] = view.members
-            case Welcome(token=token) | Fence(token=token):
-                return [self._tokens[token]] if token in self._tokens else []
-            case Inspect(nodes=names):
-                return [node for node in self.world.nodes if node.name in names]
-            case Evict(process=process):
-                return [node for node in self.world.nodes if node.name == process.node]
-            case _:
-                members = getattr(instruction, "members", ())
-        nodes: dict[str, Any] = {}
-        for member in members:
-            node = self._node_of(member)
-            if node is not None:
-                nodes[node.name] = node
-        return list(nodes.values())
-
-    def _node_of(self, member: Member) -> SimNode | None:
-        rank = self.machine.state.roster.current(member)
-        if rank is None:
-            return self._late.get(member.slot)
-        return next((node for node in self.world.nodes if node.name == rank.process.node), None)
+        nodes = {node.name: node for node in self.world.nodes}
+        names = self.routes.of(instruction)
+        if isinstance(instruction, Inspect):  # as the nodes are numbered
+            names.sort(key=list(nodes).index)
+        return [nodes[name] for name in names]

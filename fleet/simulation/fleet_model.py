@@ -204,7 +204,6 @@ class LemonPolicy(Protocol):
 
     def judge(self, node: int, failures_s: Sequence[float], now_s: float) -> Decision:
         """Action ``admit`` or ``keep_out``."""
-        ...
 
 
 SHARES = ("goodput", "straggler_wait", "checkpoint_stall", "rework", "detect", "reform", "restore", "provision")

@@ -36,7 +36,6 @@ class Host(Protocol):
     @property
     def reachable(self) -> bool:
         """Whether the coordinator can talk to it."""
-        ...
 
 
 class Stage(Protocol):
@@ -65,64 +64,48 @@ class Stage(Protocol):
     @property
     def over(self) -> bool:
         """The run has ended."""
-        ...
 
     def stream(self, *path: object) -> random.Random:
         """Random numbers of their own for who names itself so."""
-        ...
 
     def note(self, *words: Any) -> None:
         """A line of the trace."""
-        ...
 
     def make_machine(self) -> FleetMachine:
         """Another life of the coordinator."""
-        ...
 
     def reachable(self) -> Any:
         """The ranks that run, and that the coordinator could talk to."""
-        ...
 
     def end(self, end: EndRun | RunEnded) -> None:
         """The coordinator has ended the run."""
-        ...
 
     def add_node(self) -> None:
         """A node more."""
-        ...
 
     def group(self, view: View) -> SimGroup:
         """The process group in which the members of ``view`` meet."""
-        ...
 
     def memories(self, place: str, host: str = HEAD) -> Any:
         """The nodes in whose memory the copies of ``place`` are, as far as they answer to ``host``."""
-        ...
 
     def part_of(self, nodes: Iterable[Any], checkpoint: str, number: int) -> int | None:
         """The weights in one part of a checkpoint in memory."""
-        ...
 
     def copy(self, host: str, view: View, rank: int, weights: int, event: PartWritten) -> bool:
         """Put a rank's part where its view has copies."""
-        ...
 
     def load(self, host: str, checkpoint: str) -> int | None:
         """The weights in a checkpoint."""
-        ...
 
     def submit(self, event: Event) -> None:
         """Tell the coordinator, if it lives."""
-        ...
 
     def append(self, record: Record) -> None:
         """Write to the journal."""
-        ...
 
     def kill_coordinator(self, after: int, stale: int, absence_s: float) -> None:
         """Its death is near."""
-        ...
 
     def coordinator_died(self) -> None:
         """It is dead now."""
-        ...

@@ -27,11 +27,9 @@ class Asker(Protocol):
 
     def gate(self, call: Callable[[], None]) -> None:
         """``call`` now, or once the process goes on."""
-        ...
 
     def submit(self, event: Event) -> None:
         """What became of a checkpoint."""
-        ...
 
 
 class Store:

@@ -76,9 +76,6 @@ class RetainingStore:
             _log.warning("checkpoint %s is committed; older ones were not deleted, and will be after the next: %s", order.checkpoint, error)
         return size
 
-    def newest(self) -> str | None:
-        return self._store.newest()
-
 
 def newest_checkpoint(url: str, run: str = "") -> tuple[str, StateId] | None:
     """Id and state of the newest checkpoint whose files are all sound, or None."""

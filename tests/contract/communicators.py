@@ -194,7 +194,9 @@ class NcclAlone(Place):
         generation, device = next(self._generations), self.device_of(0)
         with contextlib.closing(StoreClient(self.store.address, generation, BOUND_S)) as client:
             made = nccl.Making(TorchStore(client, "nccl"), 0, 1, device, BOUND_S, "fleet-nccl").wait(BOUND_S)
-        return [Group(generation, 0, 1, device, nccl=made)]
+        group = Group(generation, 0, 1, device)
+        group.carry_by(made)
+        return [group]
 
     def hang(self, groups: Sequence[Group]) -> Callable[[], None]:
         torch.cuda._sleep(SLEEP_CYCLES)

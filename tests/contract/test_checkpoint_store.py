@@ -113,7 +113,7 @@ def test_comes_back_as_it_was(url: str, store: CheckpointStore) -> None:
     port: CheckpointPort = store
     tensors = state(1)
     parts = parts_of(url, "c", tensors)
-    assert port.newest() is None, "parts alone are no checkpoint"
+    assert store.newest() is None, "parts alone are no checkpoint"
     size = port.commit(order("c", parts, meta='{"epoch": 1}'))
     assert size == sum(part.bytes for part in store.manifest("c").all_files) > sum(part.bytes for part in parts)
     meta, loaded = store.load("c")

@@ -207,6 +207,12 @@ def test_what_is_not_plain_is_named_with_the_way_to_it(value: Any, kind: str, pa
     assert refused.value.path == path
 
 
+@pytest.mark.parametrize("tree", [["f", "00"], ["c", "00", "00"], ["dd", "object"], ["i", 3], ["@", -1], ["b", "="]], ids=str)
+def test_parts_that_are_damaged_are_refused(tree: list[Any]) -> None:
+    with pytest.raises(ProtocolError, match="damaged"):
+        PLAIN.read(MARK + json.dumps(tree))
+
+
 def test_a_format_without_kinds_reads_none_of_them() -> None:
     with pytest.raises(ProtocolError, match="size"):
         Format().read(PLAIN.write(torch.Size([1])))

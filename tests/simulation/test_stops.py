@@ -110,7 +110,7 @@ def test_a_run_whose_ranks_went_on_while_the_last_checkpoint_is_written_is_caugh
         assert machine.view is not None and machine.stopping is not None
         if machine.stopping.generation != machine.view.generation:
             machine.stopping.generation = machine.view.generation
-            machine.out += machine.checkpoints.request(machine.view, now_s)
+            machine.out += machine.checkpoints.store.request(machine.view, now_s)
 
     right = stopping.is_over
     monkeypatch.setattr(stopping, "halt", ask)

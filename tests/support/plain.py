@@ -19,7 +19,6 @@ from typing import Any
 from actors.coordinator import Coordinator, SpanEnd, span_end
 from actors.node import NodeAgent, socket_path
 from actors.rank.main import run_rank
-from chaos.processes import LocalProcesses
 from fleet.host import secret
 from fleet.host.clock import MonotonicClock, unix_time_s
 from fleet.host.journal import JournalWriter, read_journal
@@ -37,6 +36,7 @@ from policies.straggler.mitigation import Mitigator
 from policies.timeouts import ProgressTimeout
 from storage.checkpoint.parts import Parts, RetainingStore, newest_checkpoint
 from storage.peers.memory import PeerMemory
+from tests.support.agents import agent_of
 from tests.support.waiting import until
 
 REPORT_S = 0.05
@@ -151,7 +151,7 @@ class PlainFleet:
     async def start_agent(self, index: int) -> None:
         node = f"node{index}"
         memory = PeerMemory("127.0.0.1") if self.settings.peer_copies else None
-        self.agents[node] = NodeAgent(node, index, self.shm, f"127.0.0.1:{self.port}", LocalProcesses(node), memory, report_s=REPORT_S)
+        self.agents[node] = agent_of(node, index, self.shm, f"127.0.0.1:{self.port}", memory, REPORT_S)
         await self.agents[node].start()
 
     async def kill_coordinator(self) -> None:

@@ -10,13 +10,12 @@ import pytest
 from actors.connections import Connections
 from actors.lines import Reception, knock
 from actors.messages import DOWN, UP, AgentHello, AgentWelcome, SpanBatch
-from actors.node import NodeAgent
-from chaos.processes import LocalProcesses
 from fleet.host.wire import frame, read_frame
 from fleet.protocol.events import NodeLeaves
 from fleet.protocol.proof import Purpose
 from fleet.protocol.records import Spans
 from fleet.protocol.types import Member
+from tests.support.agents import agent_of
 
 LIMIT_S = 30.0
 
@@ -48,7 +47,7 @@ async def _numbers_received(folder: Path) -> list[int]:
 
     begin = connections.serving(coordinate)
     server = Reception("127.0.0.1", 0, (Purpose.AGENT,), lambda reader, writer, _: begin(reader, writer))
-    agent = NodeAgent("node0", 0, folder, f"127.0.0.1:{server.port}", LocalProcesses("node0"))
+    agent = agent_of("node0", 0, folder, f"127.0.0.1:{server.port}")
     agent._batch([spans(0)])  # as it is left when a line breaks
     await agent.start()
     try:
@@ -84,7 +83,7 @@ async def _notices_received(folder: Path) -> tuple[NodeLeaves, NodeLeaves]:
 
     begin = connections.serving(coordinate)
     server = Reception("127.0.0.1", 0, (Purpose.AGENT,), lambda reader, writer, _: begin(reader, writer))
-    agent = NodeAgent("node0", 0, folder, f"127.0.0.1:{server.port}", LocalProcesses("node0"))
+    agent = agent_of("node0", 0, folder, f"127.0.0.1:{server.port}")
     await agent.start()
     try:
         agent.leave_in(30.0)

@@ -286,7 +286,7 @@ def test_samples_that_draw_random_numbers_stay_with_the_loop_and_follow_from_the
     source = Source(item=draw)
     found = feed(source)
     batches = run(found, 5)
-    assert found.fetches_ahead is False and source.threads == {"MainThread"}
+    assert found._ahead is False and source.threads == {"MainThread"}
     torch.rand(5)
     other = feed(Source(item=draw), workers=0)
     assert all(
@@ -356,5 +356,5 @@ def test_a_plain_dataset_is_fetched_when_asked() -> None:
     source = Source()
     found = Feed(source, 7, SHARDS, 8)
     run(found, 3)
-    assert source.threads == {"MainThread"} and found.fetches_ahead is False
+    assert source.threads == {"MainThread"} and found._ahead is False
     found.close()

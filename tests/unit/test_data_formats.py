@@ -313,7 +313,7 @@ def test_a_random_transform_follows_from_the_shard(tmp_path: Path) -> None:
         feed = Feed(ShardedDataset(tmp_path, Images(turned), workers=workers), 7, 2, 4)
         feed.expect([(step, shard) for step in range(3) for shard in range(2)])
         found.append([feed.get(step, shard)[0] for step in range(3) for shard in range(2)])
-        assert feed.fetches_ahead is False
+        assert feed._ahead is False
         feed.close()
         torch.rand(3)
     assert all(map(torch.equal, *found))
@@ -351,7 +351,7 @@ def test_a_dataset_on_disk_is_read_by_number(saved: Path, workers: int | None) -
         batches = [feed.get(step, shard) for shard in range(4)]
         assert all(torch.equal(batch["x"][:, 0], batch["y"].float()) for batch in batches)
         seen += [int(number) for batch in batches for number in batch["y"]]
-    assert sorted(seen) == [*range(64)] and feed.fetches_ahead == bool(workers)
+    assert sorted(seen) == [*range(64)] and feed._ahead == bool(workers)
     feed.close()
 
 

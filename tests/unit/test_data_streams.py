@@ -154,7 +154,7 @@ def test_batches_are_the_same_however_they_are_fetched(workers: int) -> None:
         feed.expect([(at, shard) for at in (step, step + 1) for shard in range(SHARDS)])
         for shard in range(SHARDS):
             assert feed.get(step, shard) == [(shard, 0, 2 * step), (shard, 0, 2 * step + 1)]
-    assert feed.fetches_ahead is bool(workers) and feed.samples == 0
+    assert feed._ahead is bool(workers) and feed.samples == 0
     feed.close()
 
 
@@ -210,7 +210,7 @@ def test_a_dataset_that_splits_itself_is_split_by_batch_shards() -> None:
     feed = Feed(Streams(Splits()), 7, SHARDS, BATCH, list)
     seen = [sample for step in range(5) for shard in range(SHARDS) for sample in feed.get(step, shard)]
     assert sorted(seen) == [*range(40)] and seen[:4] == [0, 4, 1, 5]
-    assert feed.get(5, 1) == [1, 5] and feed.fetches_ahead is False
+    assert feed.get(5, 1) == [1, 5] and feed._ahead is False
     assert get_worker_info() is None
     feed.close()
 

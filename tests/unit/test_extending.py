@@ -17,7 +17,7 @@ from tests.support.blocks import ROOT, Block, blocks_of
 from tests.tidy.rules import SHIPPED
 
 PAGE = "docs/extending.md"
-PLACE = re.compile(r'(?P<how>new|into) (?P<path>[\w/.]+\.py)(?: (?P<side>after|before|at) "(?P<line>.+)")?')
+PLACE = re.compile(r'(?P<how>new|into) (?P<path>[\w/.]+\.(?:py|toml))(?: (?P<side>after|before|at) "(?P<line>.+)")?')
 
 
 @dataclass(frozen=True)

@@ -169,7 +169,7 @@ def test_no_other_module_lists_kinds() -> None:
     assert _listed("a = ('hang', 'slow')") and _listed("{'hang': 1, 'slow': 2}") and not _listed("('hang', START, 'hang')")
     shipped = [path for package in ("fleet", "actors", "chaos", "dashboards", "policies") for path in (ROOT / package).rglob("*.py")]
     copies = {str(path.relative_to(ROOT)) for path in shipped if _listed(path.read_text())}
-    assert copies - NAMESAKES == {"fleet/protocol/fault_kinds.py"}
+    assert copies == NAMESAKES
 
 
 NAMESAKES = {"fleet/simulation/plan.py", "fleet/simulation/outages.py", "chaos/catalogue.py"}
@@ -179,18 +179,18 @@ NAMESAKES = {"fleet/simulation/plan.py", "fleet/simulation/outages.py", "chaos/c
 # ---- a new kind is a row and an act ------------------------------------------------------------------------------------------------------
 
 
-ROW = """    FaultKind(
-        name="ask_rank_to_go",
-        sentence="SIGTERM to the process of a rank.",
-        performer=Performer.AGENT,
-        may_cost=(Cost.DEATH,),
-        blast_radius="the rank",
-        survived=Check.RANKS_LEFT,
-        summary="SIGTERM to {ranks}",
-        ends="asked to go (SIGTERM)",
-    ),
-)
-KINDS: Mapping"""
+KINDS_BEGIN = "# The kinds, in the order of the docs.\n"
+ROW = f"""{KINDS_BEGIN}
+[[kinds]]
+name = "ask_rank_to_go"
+sentence = "SIGTERM to the process of a rank."
+performer = "AGENT"
+may_cost = ["DEATH"]
+blast_radius = "the rank"
+survived = "RANKS_LEFT"
+summary = "SIGTERM to {{ranks}}"
+ends = "asked to go (SIGTERM)"
+"""
 ACT = """ACTS: Acts = {
     ("ask_rank_to_go", START): lambda processes, order: processes._signal(order.process, signal.SIGTERM),
 """
@@ -226,7 +226,7 @@ def test_a_new_kind_takes_two_files(tmp_path: Path) -> None:
     for package in ("fleet", "actors", "chaos", "dashboards", "policies", "storage", "tests/support"):
         shutil.copytree(ROOT / package, tmp_path / package, ignore=shutil.ignore_patterns("__pycache__"))
     (tmp_path / "tests/__init__.py").touch()
-    for file, old, new in (("fleet/protocol/fault_kinds.py", ")\nKINDS: Mapping", ROW), ("chaos/processes.py", "ACTS: Acts = {\n", ACT)):
+    for file, old, new in (("fleet/protocol/fault_kinds.toml", KINDS_BEGIN, ROW), ("chaos/processes.py", "ACTS: Acts = {\n", ACT)):
         text = (tmp_path / file).read_text()
         assert text.count(old) == 1
         (tmp_path / file).write_text(text.replace(old, new))

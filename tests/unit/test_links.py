@@ -148,7 +148,6 @@ def test_two_ends_measure_what_is_between_them(end: LinkEnd) -> None:
         here.close()
     assert 0 < round_trip_s < ends.LIMIT_S
     assert there > 1e6 and back > 1e6
-    assert end.refused() == 0
 
 
 def test_an_end_answers_nobody_without_the_secret(end: LinkEnd) -> None:
@@ -165,7 +164,6 @@ def test_an_end_answers_nobody_without_the_secret(end: LinkEnd) -> None:
         while more := _received(line):
             answer += more
     assert len(answer) == ends.NONCE + ends.PROOF, "its own proof, and then the end"
-    assert end.refused() == 1
 
 
 def _received(line: socket.socket) -> bytes:

@@ -10,11 +10,10 @@ from typing import Any
 import pytest
 
 from actors.memory_kills import MemoryKills, kills, memory_groups
-from actors.node import NodeAgent
-from chaos.processes import LocalProcesses
 from fleet.protocol.causes import ProcessEnded
 from fleet.protocol.facts import LossExplained
 from fleet.protocol.types import Member
+from tests.support.agents import agent_of
 
 PID = 42
 
@@ -70,7 +69,7 @@ def test_the_agent_tells_how_a_process_ended_once_that_is_known(
     counted(tmp_path, 5)
 
     async def reported() -> list[Any]:
-        agent, received = NodeAgent("n0", 0, tmp_path, "127.0.0.1:1", LocalProcesses("n0")), list[Any]()
+        agent, received = agent_of("n0", 0, tmp_path, "127.0.0.1:1"), list[Any]()
         agent._kills = MemoryKills(tmp_path, proc(tmp_path, "0::/\n"))
         agent._kills.watch(PID)
         counted(tmp_path, 5 + oom)

@@ -82,7 +82,7 @@ def test_collectives_and_messages(store: StoreServer) -> None:
 
 
 def test_one_rank_needs_no_store() -> None:
-    group = Group.form(store="nowhere:1", generation=3, rank=0, size=1, device=torch.device("cpu"), timeout_s=BOUND_S, host=HOST)
+    group = Forming(store="nowhere:1", generation=3, rank=0, size=1, device=torch.device("cpu"), timeout_s=BOUND_S, host=HOST).wait()
     value = torch.ones(3)
     group.all_reduce(value)
     out = torch.empty(1, 3)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import platform
 import shutil
@@ -64,7 +65,7 @@ def snapshots(monkeypatch: pytest.MonkeyPatch) -> Iterator[Snapshotter]:
     monkeypatch.setattr(snapshot_module, "AT_ONCE_BYTES", 0)
     made = Snapshotter()
     yield made
-    made.close()
+    made._thread.shutdown()
 
 
 def equal(found: list[torch.Tensor], expected: list[torch.Tensor]) -> bool:
@@ -78,9 +79,11 @@ def copied() -> None:
 
 
 def newest(snapshots: Snapshotter) -> Snapshot:
+    """It stays as it is until the next one is begun."""
     copied()
-    found = snapshots.newest
+    found = snapshots.hold_settled()
     assert found is not None
+    found.release()
     return found
 
 
@@ -179,10 +182,10 @@ def test_a_small_state_is_copied_at_once(training: Training) -> None:
     expected = training.copy()
     assert small.begin(StateId(0, 0), training.state)
     training.change()
-    assert equal(newest(small).tensors, expected)
     assert small.settle() >= 0
+    assert equal(newest(small).tensors, expected)
     assert take(small, training, 1)
-    small.close()
+    small._thread.shutdown()
 
 
 def test_a_thread_that_has_not_begun_is_not_waited_for(snapshots: Snapshotter, training: Training) -> None:
@@ -211,18 +214,23 @@ def test_a_large_tensor_is_copied_to_another_half_of_its_page(offset: int) -> No
         copy = next(tensor for tensor in newest(snapshots).tensors if tensor.numel() == SMALL_BYTES)
         assert torch.equal(copy, model.weight.detach())
         assert (copy.data_ptr() - model.weight.data_ptr()) % PAGE_BYTES == PAGE_BYTES // 2
-    snapshots.close()
+    snapshots._thread.shutdown()
 
 
 def test_memory_is_taken_once(snapshots: Snapshotter, training: Training) -> None:
-    seen = []
+    seen, last = [], contextlib.ExitStack()
     for step in range(6):
-        take(snapshots, training, step)
-        seen.append([tensor.data_ptr() for tensor in newest(snapshots).tensors])
+        assert take(snapshots, training, step)
+        copied()
+        held = snapshots.hold_settled()
+        assert held is not None
+        last.close()
+        last.enter_context(held)
+        seen.append([tensor.data_ptr() for tensor in held.tensors])
     size = sum(tensor.nbytes for tensor in training.copy())
     assert seen[0] == seen[2] == seen[4] != seen[1] == seen[3] == seen[5]
-    assert 2 * size <= snapshots.bytes_held < 2 * size + 2 * (64 + PAGE_BYTES) * len(seen[0])
-    assert snapshots.skipped == 0
+    taken = sum(slot.memory.numel() for slot in snapshots._slots)
+    assert 2 * size <= taken < 2 * size + 2 * (64 + PAGE_BYTES) * len(seen[0])
 
 
 def test_it_follows_tensors_that_are_replaced_and_shapes_that_change(snapshots: Snapshotter, training: Training) -> None:
@@ -243,7 +251,7 @@ def test_what_is_held_stays_while_newer_ones_are_taken(snapshots: Snapshotter, t
     expected = training.copy()
     take(snapshots, training, 0)
     copied()
-    held = snapshots.hold()
+    held = snapshots.hold_settled()
     assert held is not None
     with held:
         for step in range(1, 4):
@@ -261,9 +269,8 @@ def test_nothing_is_overwritten_while_both_are_held(snapshots: Snapshotter, trai
     for step in range(2):
         take(snapshots, training, step)
         copied()
-        held.append(snapshots.hold())
+        held.append(snapshots.hold_settled())
     assert not take(snapshots, training, 2)
-    assert snapshots.skipped == 1
     assert newest(snapshots).state_id == StateId(0, 1)
     assert held[0] is not None
     held[0].release()
@@ -274,13 +281,11 @@ def test_nothing_is_overwritten_while_both_are_held(snapshots: Snapshotter, trai
 def test_a_copy_under_way_makes_the_next_one_skip_not_wait(
     snapshots: Snapshotter, training: Training, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert snapshots.newest is None
-    assert snapshots.hold() is None
+    assert snapshots.hold_settled() is None
     gate = Gate(monkeypatch)
     assert snapshots.begin(StateId(0, 0), training.state)
     assert not snapshots.begin(StateId(0, 0), training.state)
-    assert snapshots.skipped == 1
-    assert snapshots.newest is None, "what is not complete is not there"
+    assert snapshots.hold_settled() is None, "what is not settled is not there"
     gate.open.set()
     assert snapshots.settle() > 0
     assert snapshots.settle() == 0
@@ -359,7 +364,6 @@ def test_what_was_settled_is_held_while_a_device_still_copies_it(snapshots: Snap
     expected = training.copy()
     assert snapshots.begin(StateId(0, 4), training.state)
     snapshots.settle()
-    assert snapshots.hold() is None
     held = snapshots.hold_settled()
     assert held is not None and held.state_id == StateId(0, 4)
     held.arrive()
@@ -392,7 +396,7 @@ def test_an_error_of_the_copy_surfaces_and_the_next_one_is_taken(
         assert snapshots.begin(StateId(0, 0), training.state)
         with pytest.raises(OSError, match="no such page"):
             snapshots.settle()
-    assert snapshots.newest is None
+    assert snapshots.hold_settled() is None
     expected = training.copy()
     assert take(snapshots, training, 1)
     assert equal(newest(snapshots).tensors, expected)

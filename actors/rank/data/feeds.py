@@ -483,11 +483,6 @@ class Feed:
             error.add_note(f"while the samples of step {step}, shard {shard} were made into a batch")
             raise
 
-    @property
-    def fetches_ahead(self) -> bool | None:
-        """None until the first batch has shown whether its samples draw random numbers."""
-        return self._ahead
-
     def close(self) -> None:
         """Drop what is under way. Waits for no store."""
         self.expect(())

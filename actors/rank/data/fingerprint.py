@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
+from actors.rank.data.sampling import generators_kept
+
 if TYPE_CHECKING:
     from hashlib import _Hash
 
@@ -64,18 +66,14 @@ def _fingerprint(dataset: Any, named: bool) -> str:
 @contextmanager
 def generators_at(seed: int) -> Iterator[None]:
     """Within, the host's generators begin at this seed, so that samples that draw are the same each time; then all are as before."""
-    kept = torch.get_rng_state(), random.getstate(), np.random.get_state()
-    devices = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else None
-    try:
-        torch.default_generator.manual_seed(seed)
-        random.seed(seed)
-        np.random.seed(seed)
-        yield
-    finally:
-        torch.set_rng_state(kept[0])
-        random.setstate(kept[1])
-        np.random.set_state(kept[2])
-        if devices is not None:
+    devices = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []
+    with generators_kept():
+        try:
+            torch.default_generator.manual_seed(seed)
+            random.seed(seed)
+            np.random.seed(seed)
+            yield
+        finally:
             torch.cuda.set_rng_state_all(devices)
 
 

@@ -114,10 +114,8 @@ class Group:
         size: int,
         device: torch.device,
         gloo: Any = None,
-        nccl: Any = None,
         ends: ConnectionEnds | None = None,
     ) -> None:
-        """``nccl`` is a :class:`nccl.Communicator`; see :meth:`carry_by`."""
         self.generation, self.rank, self.size, self.device = generation, rank, size, device
         self.sites: tuple[str, ...] = ("",) * size
         self.rooms: tuple[RankRoom, ...] = (RankRoom("", math.inf),) * size
@@ -130,35 +128,12 @@ class Group:
         self._turn = threading.Lock()  # of what runs in the background: held but for its waits
         self._detached_thread = 0  # the thread that does
         self._gathered: Work | None = None
-        if nccl is not None:
-            self.carry_by(nccl)
 
     def carry_by(self, nccl: Any) -> None:
-        """From now on NCCL carries what is on the group's device. Ahead of the first operation with such tensors."""
+        """From now on ``nccl``, a :class:`nccl.Communicator`, carries what is on the group's device. Ahead of the first operation with such
+        tensors."""
         self._nccl = nccl
         self._aborts.append(nccl.abort)
-
-    @classmethod
-    def form(
-        cls,
-        *,
-        store: str,
-        generation: int,
-        rank: int,
-        size: int,
-        device: torch.device,
-        timeout_s: float,
-        host: str,
-        backend: str | None = None,
-    ) -> Group:
-        """Meet the other ranks of ``generation`` at ``store`` (``host:port``). Raises GroupBroken within ``timeout_s``.
-
-        ``host`` is the address of this rank's node, on which peers connect to it. ``backend="gloo"`` keeps CUDA tensors off NCCL.
-        ``timeout_s`` bounds each later operation, too. See :class:`Forming` for a forming that can be interrupted.
-        """
-        return Forming(
-            store=store, generation=generation, rank=rank, size=size, device=device, timeout_s=timeout_s, host=host, backend=backend
-        ).wait()
 
     @property
     def peers(self) -> list[int]:
@@ -424,8 +399,10 @@ def _host_like(tensor: torch.Tensor) -> torch.Tensor:
 class Forming:
     """A group being formed, in a thread of its own, so that it can be given up at any moment: also beside running steps.
 
-    ``operation_s`` bounds each operation of the group once it is formed; ``timeout_s`` when it is None. ``site`` is what this rank shares
-    with its neighbours (``fleet.protocol.domains.site_of``), and ``cores`` how many its process may use; all are told both.
+    The ranks of ``generation`` meet at ``store`` (``host:port``); ``host`` is the address of this rank's node, where peers connect to it.
+    ``backend="gloo"`` keeps CUDA tensors off NCCL. ``operation_s`` bounds each operation of the group once it is formed; ``timeout_s`` when
+    it is None. ``site`` is what this rank shares with its neighbours (``fleet.protocol.domains.site_of``), and ``cores`` how many its
+    process may use; all are told both.
     A thread that was given up ends by itself, at once or within ``timeout_s``. It is no daemon: the interpreter cannot end well while a
     thread is inside gloo, so it waits for this one.
     """

@@ -76,15 +76,12 @@ class PartsPort(Protocol):
 
         Raises OSError.
         """
-        ...
 
     def export(self, target: str, model: Mapping[str, Any]) -> str:
         """Write a model to the path or URL ``target``, whole or not at all; returns where it lies. Raises OSError."""
-        ...
 
     def load(self, checkpoint: str) -> tuple[str, list[torch.Tensor]]:
         """(skeleton, tensors) of a committed checkpoint, verified: of the store by id, of memories by URL. Raises OSError."""
-        ...
 
 
 @dataclass(frozen=True)

@@ -66,7 +66,7 @@ class Source(Protocol):
 
 
 class Snapshot:
-    """A copy of the state, in host memory. It is complete, but for one of :meth:`Snapshotter.hold_settled`: :meth:`arrive` there first.
+    """A copy of the state, in host memory. It is complete once it has :meth:`arrived <arrive>`.
 
     Attributes:
         state_id: of the state.
@@ -83,7 +83,7 @@ class Snapshot:
             self._slot.device.wait()
 
     def release(self) -> None:
-        """Its memory may be reused. Once for each :meth:`Snapshotter.hold`; more often raises RuntimeError."""
+        """Its memory may be reused. Once for each :meth:`Snapshotter.hold_settled`; more often raises RuntimeError."""
         with self._owner._lock:
             if not self._slot.holders:
                 raise RuntimeError(f"the snapshot of {self.state_id} was released more often than held")
@@ -100,39 +100,25 @@ class Snapshotter:
     """Takes snapshots, one at a time. ``begin`` and ``settle`` belong to the loop's thread; the rest may be called from any.
 
     At most two snapshots are in memory. While one is held, newer ones are taken into the other; when both are held, or the last copy is not
-    finished, the next is skipped and counted in ``skipped``: ``begin`` never waits, and a step waits once at most, in ``settle``.
+    finished, the next is skipped: ``begin`` never waits, and a step waits once at most, in ``settle``.
     """
 
     def __init__(self) -> None:
-        self.skipped = 0
         self._lock = threading.Lock()
         self._slots: tuple[_Slot, _Slot] = (_Slot(), _Slot())
         self._job: _Job | None = None
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="snapshot")
 
-    @property
-    def bytes_held(self) -> int:
-        """Host memory of the snapshots, at most twice the state."""
-        return sum(slot.memory.numel() for slot in self._slots)
-
-    @property
-    def newest(self) -> Snapshot | None:
-        """The newest complete snapshot, to look at; :meth:`hold` it to read it. While another is held this may be an older one."""
-        with self._lock:
-            self._collect()
-            return self._newest()
-
-    def hold(self) -> Snapshot | None:
-        """The newest complete snapshot, which stays as it is until its ``release``; None when there is none."""
-        with self._lock:
-            self._collect()
-            return self._held(self._newest())
-
     def hold_settled(self) -> Snapshot | None:
-        """As :meth:`hold`, but what :meth:`settle` was last for, though a GPU may still be copying it: see :meth:`Snapshot.arrive`."""
+        """What was begun last, once it is settled; None when there is none. A GPU may still be copying it: see :meth:`Snapshot.arrive`.
+
+        It stays as it is until its ``release``.
+        """
         with self._lock:
-            self._collect()
-            return self._held(self._job.snapshot if self._job is not None and self._job.settled else self._newest())
+            if self._job is None or not self._job.settled:
+                return None
+            self._job.slot.holders += 1
+            return self._job.snapshot
 
     def begin(self, state_id: StateId, state: Source) -> bool:
         """Begin to copy the state; returns at once. From now until :meth:`settle` nothing but a forward may change it.
@@ -140,12 +126,11 @@ class Snapshotter:
         ``state.load`` settles by itself. Returns False when this snapshot is skipped.
         """
         with self._lock:
-            self._collect()
-            slot = None if self._job is not None else self._free_slot()
-            if slot is None:
-                self.skipped += 1
+            under_way = self._job is not None and not self._job.complete
+            slot = next((slot for slot in self._slots if not slot.holders), None)
+            if under_way or slot is None:
                 return False
-            slot.snapshot = None
+            self._job = None
         state.before_load = self.settle
         flat = state.flat()
         try:
@@ -175,42 +160,12 @@ class Snapshotter:
             raise
         return time.perf_counter() - began_s
 
-    def close(self) -> None:
-        """Finish the copy, and end the thread."""
-        self.settle()
-        self._thread.shutdown()
-
-    def _collect(self) -> None:
-        job = self._job
-        if job is not None and job.complete:
-            job.slot.snapshot = job.snapshot
-            self._job = None
-
-    @staticmethod
-    def _held(found: Snapshot | None) -> Snapshot | None:
-        if found is not None:
-            found._slot.holders += 1
-        return found
-
-    def _newest(self) -> Snapshot | None:
-        complete = [slot for slot in self._slots if slot.snapshot is not None]
-        return max(complete, key=lambda slot: slot.turn).snapshot if complete else None
-
-    def _free_slot(self) -> _Slot | None:
-        """The older of those that nobody holds."""
-        free = [slot for slot in self._slots if not slot.holders]
-        chosen = min(free, key=lambda slot: slot.turn, default=None)
-        if chosen is not None:
-            chosen.turn = 1 + max(slot.turn for slot in self._slots)
-        return chosen
-
 
 class _Slot:
     """Memory for one snapshot, and what has to be done to fill it."""
 
     def __init__(self) -> None:
-        self.holders = self.turn = 0
-        self.snapshot: Snapshot | None = None
+        self.holders = 0
         self.memory = _NOTHING
         self.tensors: list[torch.Tensor] = []
         self.device: _DevicePart | None = None

@@ -21,11 +21,9 @@ class Device(Protocol):
 
     def millijoules(self) -> int:
         """Since some time in the past. Raises OSError when it cannot be read."""
-        ...
 
     def processes(self) -> int:
         """How many compute on it now. Raises OSError when it cannot be read."""
-        ...
 
 
 class Nvml:

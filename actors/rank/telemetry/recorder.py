@@ -23,9 +23,14 @@ OWN = "g"
 ROW = struct.Struct("<qqiic7x")
 HEADER_BYTES = 128
 CAPACITY = 1 << 15
-WRITTEN, READ, BEAT, PROGRESS, GENERATION, HISTORY, STEP, SHARD, STEPPING, DROPPED, TOTAL, BETWEEN = range(12)
+WRITTEN, READ, BEAT, PROGRESS, GENERATION, HISTORY, STEP, SHARD, STEPPING, TOTAL, BETWEEN = range(11)
 """Words of the header, of 8 bytes. They are read and written as one: ``struct`` zeroes a word before it fills it byte by byte, and a reader
 in another process that comes in between takes the rank for one that never beat."""
+
+
+def ring_path(folder: Path, token: str) -> Path:
+    """Where a rank's process writes, and the agent of its node reads."""
+    return folder / f"ring-{token}"
 
 
 class Row(NamedTuple):
@@ -151,7 +156,6 @@ class Recorder:
 
     def _append(self, at_us: int, code: str, step: int | None = None) -> None:
         if self._written - self._words[READ] >= CAPACITY:
-            self._words[DROPPED] = self._words[DROPPED] + 1
             return
         offset = HEADER_BYTES + (self._written % CAPACITY) * ROW.size
         ROW.pack_into(self._map, offset, at_us, self.step if step is None else step, self.generation, self.history, code.encode())
@@ -191,6 +195,3 @@ class RingReader:
     def total(self) -> int:
         """Steps of the whole run, 0 before the rank knows."""
         return int(self._words[TOTAL])
-
-    def dropped(self) -> int:
-        return int(self._words[DROPPED])

@@ -14,8 +14,8 @@ from rich.text import Text
 from rich.tree import Tree
 
 from fleet.app.cli import prints as cli_print
-from fleet.app.cli.json_out import finite
 from fleet.errors import ConfigError
+from fleet.ledger.report import finite
 from fleet.protocol.exit_codes import Exit
 
 if TYPE_CHECKING:
@@ -107,7 +107,6 @@ def _filling(settings: RunSettings, slots: int) -> RunSettings:
 
 def as_plain(found: ClusterFindings) -> dict[str, Any]:
     """All of it as data for JSON; a figure that is not there is null."""
-    from fleet.ledger.report import finite
     from policies.survival import sentences
 
     run = found.settings

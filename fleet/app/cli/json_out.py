@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import sys
 from pathlib import Path
 from typing import Annotated, Any
@@ -20,10 +19,3 @@ def write_json(data: dict[str, Any], json_: str) -> None:
         sys.stdout.write(text)
     elif json_:
         Path(json_).write_text(text)
-
-
-def finite(value: Any) -> Any:
-    """For JSON: what is not finite becomes None."""
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    return {key: finite(item) for key, item in value.items()} if isinstance(value, dict) else value

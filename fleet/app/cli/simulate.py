@@ -15,7 +15,8 @@ import typer
 
 from fleet.app.cli import prints as cli_print
 from fleet.app.cli.config import RUNS, option_of
-from fleet.app.cli.json_out import Json, finite, write_json
+from fleet.app.cli.json_out import Json, write_json
+from fleet.ledger.report import finite
 
 if TYPE_CHECKING:
     from fleet.app.scenarios import Prepared, Scenario
@@ -97,7 +98,6 @@ def compare(
 ) -> None:
     """Which policy loses less on the same faults: the difference, with an interval that may be watched, until it is decided."""
     from fleet.app import comparisons
-    from fleet.ledger.report import finite
     from fleet.simulation.compare import PairedVerdict
 
     if folders := comparisons.runs_named(policies or [], Path(storage)):
