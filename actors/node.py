@@ -12,7 +12,7 @@ import os
 import signal
 import time
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Coroutine, Iterable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -70,6 +70,7 @@ UNHEARD_S = 3.0
 ENDED_BY_SIGTERM = "its agent got SIGTERM"
 REFUSED_S = 0.5
 """Until an agent tries again that the coordinator did not understand: it may be restarted, with the secret of its run."""
+KEPT_VIEWS = 8
 EXPLAIN_S, LOOK_S = 5.0, 0.05
 """A killed process frees its memory before who started it hears of its end; it is looked for so long, and so often."""
 
@@ -97,6 +98,39 @@ class Uplink:
             self.writer.write(b"".join(frame(UP.encode(message)) for message in messages))
 
 
+@dataclass(slots=True)
+class PassedViews:
+    """The last views that the coordinator has sent on this line, which it may send the next one as a change of; and the newest of all."""
+
+    by_generation: dict[int, View] = field(default_factory=dict)
+    newest: int = -1
+
+    def add(self, view: View) -> None:
+        self.by_generation[view.generation] = view
+        self.newest = max(self.newest, view.generation)
+        self.by_generation = {key: kept for key, kept in self.by_generation.items() if key > view.generation - KEPT_VIEWS}
+
+
+class MemoryReport:
+    """What the memory of a node holds, for a coordinator that may not know it."""
+
+    def __init__(self, node: str, memory: MemoryPort) -> None:
+        self.node, self.memory = node, memory
+        self._sent: tuple[Copy, ...] | None = None
+
+    def begin(self) -> None:
+        """The coordinator may be a new one."""
+        self._sent = None
+
+    def news(self) -> list[CopiesHeld]:
+        """What is to be said now: once for each change."""
+        held = self.memory.held()
+        if held == self._sent:
+            return []
+        self._sent = held
+        return [CopiesHeld(self.node, self.memory.address, os.environ.get(domains.VARIABLE, ""), held)]
+
+
 class NodeAgent:
     """Serves the ranks of one node on a unix socket and keeps one connection to the coordinator.
 
@@ -121,20 +155,17 @@ class NodeAgent:
     ) -> None:  # fmt: skip
         self.node, self.index, self.folder, self.coordinator = node, index, folder, coordinator
         self.unfit, self._report_s = unfit, report_s
-        self._processes, self._memory = processes, memory
-        self._sent_copies: tuple[Copy, ...] | None = None
+        self._memory = MemoryReport(node, memory) if memory is not None else None
         self._ranks: dict[str, LocalRank] = {}
         self._up = Uplink()
-        self._views: dict[int, View] = {}
-        self._newest = -1
+        self._views = PassedViews()
         self._offset_us = 0
         self._tasks: list[asyncio.Task[None]] = []
         self._kills = MemoryKills()
-        self._explaining: set[asyncio.Task[None]] = set()
+        self._begun: set[asyncio.Task[None]] = set()
         self._inspection: asyncio.Task[EvidenceGathered] | None = None
         self._servers: list[asyncio.AbstractServer] = []
         self._connections = Connections()
-        self._ordered: set[asyncio.Task[None]] = set()
         local_links = links(lambda: [os.getpid(), *(rank.process.pid for rank in list(self._ranks.values()))], coordinator)
         self._orders = Orders(processes, local_links, daemons(), self._have_done)
         self._reach = Reach(time.monotonic(), CONNECT_S)
@@ -151,7 +182,7 @@ class NodeAgent:
         self._tasks = [asyncio.create_task(work()) for work in (self._keep_connected, self._report)]
 
     async def stop(self) -> None:
-        begun = (*self._tasks, *self._explaining, *self._ordered)
+        begun = (*self._tasks, *self._begun)
         for task in begun:
             task.cancel()
         await asyncio.gather(*begun, *([self._inspection] if self._inspection else []), return_exceptions=True)
@@ -159,7 +190,7 @@ class NodeAgent:
             server.close()
         self._orders.close()
         if self._memory is not None:
-            self._memory.close()
+            self._memory.memory.close()
         for rank in self._ranks.values():
             asyncio.get_running_loop().remove_reader(rank.pidfd)
             os.close(rank.pidfd)
@@ -234,8 +265,12 @@ class NodeAgent:
         self._up.send(*self._batch([*rank.builder.add(rank.ring.drain()), *rank.builder.cut(at_us)]))
         rank.ring.path.unlink(missing_ok=True)
         stacks_path(self.folder, rank.token).unlink(missing_ok=True)
-        self._explaining.add(task := asyncio.create_task(self._explain(rank.member, rank.process.pid)))
-        task.add_done_callback(self._explaining.discard)
+        self._begin(self._explain(rank.member, rank.process.pid))
+
+    def _begin(self, work: Coroutine[Any, Any, None]) -> None:
+        """Until it is done, or this agent ends."""
+        self._begun.add(task := asyncio.create_task(work))
+        task.add_done_callback(self._begun.discard)
 
     async def _explain(self, member: Member, pid: int) -> None:
         """How the process has ended: this agent is not its parent, and hears of it from who is, where that is the node's fork server."""
@@ -279,7 +314,7 @@ class NodeAgent:
                 log.info("the coordinator hung up: %s", error)
             finally:
                 self._up.writer = None
-                self._views.clear()
+                self._views.by_generation.clear()
                 writer.close()
 
     async def _converse(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -295,7 +330,8 @@ class NodeAgent:
         self._up.writer = writer  # not before: what is not acknowledged yet goes first, or it counts as never told
         for message in [*self._up.unacked, *self._up.lost.values(), *self._notice()]:
             self._up.send(message)
-        self._sent_copies = None
+        if self._memory is not None:
+            self._memory.begin()
         self._send_copies()
         for rank in self._ranks.values():
             self._hang_up_on(rank)  # it says hello again at once, with its last status: the coordinator may be a new one
@@ -352,16 +388,14 @@ class NodeAgent:
                     self._up.unacked.popleft()
                 self._up.lost.clear()
             case ViewChange(delta=delta, proposal=proposal):
-                base = self._views.get(delta.base)
+                base = self._views.by_generation.get(delta.base)
                 if base is None:
                     self._up.send(ViewWanted(delta.view.generation))
                 else:
                     view = apply_delta(base, delta)
                     self._take(Propose(view) if proposal else Publish(view))
             case Publish(view=view) | Propose(view=view):
-                self._views[view.generation] = view
-                self._newest = max(self._newest, view.generation)
-                self._views = {key: kept for key, kept in self._views.items() if key > view.generation - 8}
+                self._views.add(view)
                 self._pass_on(message, view.members)
             case Welcome(token=token, slot=slot, incarnation=incarnation):
                 if token in self._ranks:
@@ -375,7 +409,7 @@ class NodeAgent:
             case Inspect():
                 self._inspect(message)
             case Operation():
-                self._operate(message)
+                self._begin(self._carry_out(message))
             case AgentDismissed(reason=reason):
                 self._go(reason)
             case _:
@@ -412,11 +446,6 @@ class NodeAgent:
             log.warning("evicting %s (pid %d): %s", message.member, rank.process.pid, message.why)
             self._kill(rank)
 
-    def _operate(self, order: Operation) -> None:
-        task = asyncio.create_task(self._carry_out(order))
-        self._ordered.add(task)
-        task.add_done_callback(self._ordered.discard)
-
     async def _carry_out(self, order: Operation) -> None:
         at_us = now_us()
         refused, said = await self._orders.carry_out(order)
@@ -447,9 +476,11 @@ class NodeAgent:
         if writer is not None and not writer.is_closing():
             self._reach.answered(now_s - unacknowledged_s(writer))
         if self._reach.lapses(now_s):
-            log.warning("the coordinator's host has not answered for %g s: ranks leave generation %d", self._reach.lease_s, self._newest)
+            log.warning(
+                "the coordinator's host has not answered for %g s: ranks leave generation %d", self._reach.lease_s, self._views.newest
+            )
             members = tuple(rank.member for rank in self._ranks.values() if rank.member is not None)
-            self._pass_on(Quiesce(members, self._newest), members)
+            self._pass_on(Quiesce(members, self._views.newest), members)
 
     def _heartbeat(self, slept_s: float) -> list[Heartbeat]:
         """Not right after this agent stood still, and with it most likely its machine: the ranks had no time to show that they live."""
@@ -460,10 +491,8 @@ class NodeAgent:
 
     def _send_copies(self) -> None:
         """What the memory holds, when the coordinator may not know it."""
-        held = self._memory.held() if self._memory is not None else None
-        if self._memory is not None and held is not None and held != self._sent_copies and self._up.writer is not None:
-            self._sent_copies = held
-            self._up.send(CopiesHeld(self.node, self._memory.address, os.environ.get(domains.VARIABLE, ""), held))
+        if self._memory is not None and self._up.writer is not None:
+            self._up.send(*self._memory.news())
 
     @staticmethod
     def _pulse(rank: LocalRank, member: Member) -> Pulse:

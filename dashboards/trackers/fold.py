@@ -127,7 +127,7 @@ class TrackFold:
             kind = KINDS.get(line.mark, NOTE)
             self._marks[kind] += 1
             self.report_lines.append(str(line))
-            yield TrackedMark(kind, self._marks[kind], line.text, self._ledger.step, self._unix_s(self._began_s + line.at_s))
+            yield TrackedMark(kind, self._marks[kind], line.text, self._ledger.steps.step, self._unix_s(self._began_s + line.at_s))
 
     @property
     def _began_s(self) -> float:

@@ -153,6 +153,16 @@ def home_of(plan: RunPlan) -> Home:
     return Home(plan.folder.resolve(), True, work)
 
 
+@dataclasses.dataclass(slots=True)
+class RunSignals:
+    """What the threads of a run tell each other: to ``stop``; the run is ``done``; its cluster is ``forsaken``; ranks have ``left``."""
+
+    stop: threading.Event = dataclasses.field(default_factory=threading.Event)
+    done: threading.Event = dataclasses.field(default_factory=threading.Event)
+    forsaken: threading.Event = dataclasses.field(default_factory=threading.Event)
+    left: bool = False
+
+
 class LiveRun:
     """A run on a cluster, from its first process to its report. Ranks of nodes that are ``unfit`` join no view."""
 
@@ -164,10 +174,9 @@ class LiveRun:
         self.store_url = store_url(plan)
         self.home = home_of(plan) if cluster.shares_folders else Home(plan.folder, base=f"{self.store_url}/saved")
         self._secret = secret.fresh()
-        self._head_forks, self._head_env = None, {}
+        self._head_forks = None
         if isinstance(cluster, LocalCluster):
             self._head_forks = start_head_forks(self.shm, cluster.head_environment, cluster.head_raylet)
-            self._head_env = fork_server.runtime_env(self.shm, {})
         self.coordinator = start_coordinator(self._spec(), self._head_env)
         self.address, self._begun = "", self.coordinator.begin.remote(self._secret)
         self.agents: dict[int, Any] = {}
@@ -181,13 +190,15 @@ class LiveRun:
         self.address = str(ray.get(self._begun, timeout=START_S))
         self.nodes = _Nodes(self)
         self._clock = MonotonicClock()
-        self._stop = threading.Event()
-        self._done = threading.Event()
-        self._forsaken = threading.Event()
-        self._has_left = False
+        self._signals = RunSignals()
         if isinstance(cluster, JoinedCluster):
             cluster.lose_node = self._fell
         self.controls = ChaosControls(plan.settings.slots, plan.settings.nodes, plan.chaos.on)
+
+    @property
+    def _head_env(self) -> Mapping[str, Any]:
+        """Of actors on the head."""
+        return fork_server.runtime_env(self.shm, {}) if self._head_forks is not None else {}
 
     def _spec(self) -> CoordinatorSpec:
         plan, url, name = self.plan, self.store_url, self.plan.name
@@ -288,9 +299,9 @@ class LiveRun:
         try:
             fitted = self._fit_to_the_end() if self._outcome(0.0) is None else None  # it may have been stopped before it began
         finally:
-            self._stop.set()
+            self._signals.stop.set()
             self.controls.close()
-            patience_s = LEFT_S if self._forsaken.is_set() else STOP_S
+            patience_s = LEFT_S if self._signals.forsaken.is_set() else STOP_S
             chaos.join(patience_s)
             watch.join(patience_s)  # it asks Ray, which this process may leave next, as the next one does
             notices.join(patience_s)
@@ -300,7 +311,7 @@ class LiveRun:
         outcome = self._outcome() or self._give_up(error)
         self._close()
         if outcome is None:
-            why = "the cluster was lost" if self._forsaken.is_set() else "Ray Train ended before the run did"
+            why = "the cluster was lost" if self._signals.forsaken.is_set() else "Ray Train ended before the run did"
             return RunResult(plan=self.plan, status="failed", reason=why, detail=error)
         return RunResult(plan=self.plan, status=outcome.status, reason=outcome.reason, detail=outcome.detail)
 
@@ -330,7 +341,7 @@ class LiveRun:
         if not isinstance(self.cluster, JoinedCluster):
             return None
         settings = self.plan.settings
-        return Caretaker(self, self.cluster, self.plan.folder, self._stop.is_set, agents_at_first(settings), settings.ask_for_nodes)
+        return Caretaker(self, self.cluster, self.plan.folder, self._signals.stop.is_set, agents_at_first(settings), settings.ask_for_nodes)
 
     def _fell(self, index: int) -> str | None:
         """All that this run has on a node ends at once: ranks live no longer than what forked them, and that no longer than the agent."""
@@ -400,9 +411,9 @@ class LiveRun:
             selector=self.cluster.selector,
             storage_path=str(self.plan.folder / "ray"),
             name=name,
-            done=self._done.is_set,
-            forsaken=self._forsaken.is_set,
-            backstop_s=lambda: BACKSTOP_S if self._has_left else LEAVE_S,
+            done=self._signals.done.is_set,
+            forsaken=self._signals.forsaken.is_set,
+            backstop_s=lambda: BACKSTOP_S if self._signals.left else LEAVE_S,
             runtime_env=fork_server.runtime_env(self.shm, RANK_ENVIRONMENT, same_paths=shared),
             controller_runtime=self._head_env,
         )
@@ -414,21 +425,21 @@ class LiveRun:
     def _watch(self) -> None:
         """Notice the end of the run, or of its cluster, so that Ray Train is not waited for much longer."""
         address, silence = ray.get_runtime_context().gcs_address, control_store.Silence()
-        while not self._stop.is_set():
+        while not self._signals.stop.is_set():
             outcome = self._outcome(timeout_s=1.0)
-            ended, self._has_left = outcome is not None, outcome is not None and outcome.status in (COMPLETED, UNSAVED)
+            ended, self._signals.left = outcome is not None, outcome is not None and outcome.status in (COMPLETED, UNSAVED)
             silent_s = silence.note(ray_internals.answers(address, control_store.ASK_S), self._clock.now_s())
             if silent_s >= (0.0 if ended else control_store.LOST_S + control_store.END_S) and silence.since_s is not None:
                 log.warning("%s; this process leaves it.", control_store.why_lost(address, silent_s))
-                self._forsaken.set()
-            if ended or self._forsaken.is_set():
-                self._done.set()
+                self._signals.forsaken.set()
+            if ended or self._signals.forsaken.is_set():
+                self._signals.done.set()
                 return
 
     def _report_notices(self) -> None:
         """Of nodes that Ray will take away."""
         notices = Notices()
-        while not self._stop.wait(NOTICES_S):
+        while not self._signals.stop.wait(NOTICES_S):
             try:
                 draining = ray_internals.draining()
             except OSError as error:
@@ -450,7 +461,7 @@ class LiveRun:
         self._remember_nodes()
 
     def _kill_actors(self) -> None:
-        if self._forsaken.is_set():  # they end with the cluster; nobody there could be told to
+        if self._signals.forsaken.is_set():  # they end with the cluster; nobody there could be told to
             shutil.rmtree(self.shm, ignore_errors=True)
             return
         alive = self.cluster.alive()  # the agent of a node that is lost waits for it to come back
@@ -466,7 +477,7 @@ class LiveRun:
     def _inject(self) -> None:
         """Strike as planned, and as an operator orders, until the run is over."""
         live = live_chaos(self.plan.settings, self.plan.chaos, self.controls, _World(self))
-        live.run(MonotonicClock(), lambda seconds: self._stop.wait(seconds) or self._done.is_set())
+        live.run(MonotonicClock(), lambda seconds: self._signals.stop.wait(seconds) or self._signals.done.is_set())
 
 
 class _World:

@@ -106,7 +106,7 @@ class Prepared:
         """Those of ``arrivals`` that strike somebody when these policies run. A trace says what happened: an empty place cannot fail."""
         run = FleetRun(self.model, arrivals, self.recovery, self.intervals, self.lemons)
         run.run()
-        return arrivals.only(run.injected)
+        return arrivals.only(run.counts.injected)
 
 
 def prepare(scenario: Scenario, catalogue: Catalogue | None = None) -> Prepared:

@@ -8,17 +8,22 @@ is the time in which the run was stopped and nobody held a machine: it is nobody
 
 from __future__ import annotations
 
-import statistics
-from collections import Counter, deque
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Self
 
 from fleet.errors import LedgerError
-from fleet.ledger.bill import Tariff, tariff
-from fleet.ledger.costs import CostBook, Floors
-from fleet.ledger.forecast import Terms
+from fleet.ledger.costs import CostBook
+from fleet.ledger.gathered import (
+    NOWHERE,
+    CheckpointsSeen,
+    HappeningCounts,
+    RunSaid,
+    SamplesRead,
+    StepsTaken,
+    Undone,
+    WorldSize,
+)
 from fleet.ledger.met import Met
-from fleet.ledger.samples import StepCover
 from fleet.ledger.slots import (
     CLOCK_NOISE_US,
     DETECT,
@@ -57,19 +62,15 @@ from fleet.protocol.records import (
     Spans,
     Unobserved,
     ViewPublished,
-    configuration,
-    section,
 )
 from fleet.protocol.types import Member
 
 KEPT_BOUNDARIES = 8
 """Durable checkpoints that the ledger can follow a rollback to."""
-GAP_SAMPLES = 4_096
 BUDGET, WORLD = "cost.budget_usd", "world"
 END_NOISE_US = 100_000
 """Spans may end this much after the run, by hosts whose clocks are not quite aligned; the run then ends with the last of them."""
 FINISH_INDEX = NAMES.index("finish")
-NOWHERE = 1 << 62
 
 
 def to_us(seconds: float) -> int:
@@ -89,48 +90,19 @@ class LedgerFold:
     def __init__(self, timeline: Timeline | None = None) -> None:
         self.timeline = timeline
         self.started: RunStarted | None = None
+        self.said: RunSaid | None = None
         self.ended: RunEnded | None = None
         self.slots: list[SlotAccount] = []
         self.book = CostBook()
-        self.history = 0
-        self.reclassified_us = [0] * len(NAMES)
-        self.last_us = 0
+        self.steps, self.undone = StepsTaken(), Undone()
+        self.last_us = self.cold_us = self.stale_us = 0
         self.stretches = Stretches()
-        self.terms = Terms.said({}, 1, 0)
         self.met = Met()
-        self.cold_us = 0
-        self.held: dict[int, list[Abandoned]] = {}
-        self._view_floors, self._history_floors = Floors(), Floors()
-        self._boundaries: list[int] = []
-        self._owed_us = self.stale_us = 0
-        self.step_gaps_us: deque[int] = deque(maxlen=GAP_SAMPLES)
-        self.rank_steps = self.step = self.commits_total = self.rolled_back_total = 0
-        self.productive_us = 0.0
-        self.fault_counts: Counter[tuple[str, str]] = Counter()
-        self.views_total = self.view_size = 0
-        self._checkpoint_counts: Counter[tuple[str, str]] = Counter()
-        self.checkpoint: CheckpointRecord | None = None
-        self.interval_s: float | None = None
-        self.copy_interval_s: float | None = None
+        self.counts, self.checkpoints = HappeningCounts(), CheckpointsSeen()
         self.measurements: dict[str, tuple[int, float]] = {}
-        self.reads: list[DataRead] = []
-        self.said: dict[str, float] = {}
-        self.tariff: Tariff | None = None
-        self.cost: dict[str, Any] = {}
-        self.device = ""
-        self.budget_usd: float | None = None
-        self.world = 0
-        self.resizes: list[tuple[int, int, int]] = []
-        """(ranks more, held until then, trained until then) of each change of the world, in microseconds."""
-        self.rollbacks: list[Rollback] = []
-        self.cover, self.histories = StepCover(), [(0, 0)]
+        self.samples, self.world = SamplesRead(), WorldSize()
         self.tally = Tally()
         self._closed: LedgerFold | None = None
-
-    @property
-    def median_us(self) -> float:
-        """Of the newest steps; 0 before the second."""
-        return statistics.median(self.step_gaps_us) if self.step_gaps_us else 0.0
 
     def __getstate__(self) -> dict[str, Any]:
         """For a snapshot: all but what follows from the rest."""
@@ -157,16 +129,10 @@ class LedgerFold:
         if self.started is not None:
             raise LedgerError(f"a second RunStarted at {record.at_s} s: the run {self.started.run} started at {self.started.at_s} s")
         self.started = record
-        said = configuration(record.config)
-        self.said = _numbers(said, "queued_s")
-        settings = section(said, "settings")
-        self.cost = cost = dict(section(settings, "cost"))
-        self.tally.started(int(_numbers(section(settings, "checkpoint"), "keep").get("keep", 1)))
-        self.tariff, self.device = tariff(cost), str(cost.get("device") or "")
-        self.budget_usd = cost.get("budget_usd")
-        self.world = record.world
-        self.terms = Terms.said(said, record.world, record.spares)
-        self.met = Met(_positive(section(said, "fault_rates")))
+        self.said = said = RunSaid(record)
+        self.tally.started(said.kept)
+        self.world.ranks = record.world
+        self.met = Met(said.fault_rates)
         self.last_us = start_us = to_us(record.at_s)
         self.stretches = Stretches(start_us)
         self.slots = [SlotAccount(slot, start_us) for slot in range(record.world + record.spares)]
@@ -222,23 +188,23 @@ class LedgerFold:
         if not record.codes:
             return
         record = self._enter(slot, record)
-        self.cover.add(record)
+        self.samples.cover.add(record)
         if self.timeline is not None:
             self.timeline.add(slot.slot, record)
-        floor = min(self._view_floors.of(record.generation, NOWHERE), self._history_floors.of(record.history, NOWHERE))
+        floor = min(self.undone.views.of(record.generation, NOWHERE), self.undone.histories.of(record.history, NOWHERE))
         folded = slot.fold(record, floor, self._members(record.generation))
         if folded.first_commit_us is not None and folded.last_commit_us is not None:
             self.book.stepped(record.generation, folded.first_commit_us, folded.last_commit_us)
             self.stretches.stepped(folded.first_step_us, folded.last_commit_us)
-            self.step_gaps_us.extend(folded.gaps_us)
-            self.rank_steps += folded.commits
-            self.productive_us += folded.productive_us
+            self.steps.gaps_us.extend(folded.gaps_us)
+            self.steps.by_ranks += folded.commits
+            self.steps.productive_us += folded.productive_us
         for charge in folded.charges:
             self.book.charge_span(charge)
         for abandoned in folded.abandoned:
             self._abandon(abandoned)
         if len(slot.commits) > MAX_COMMITS:
-            slot.compact(sorted({*self._boundaries, slot.commits[MAX_COMMITS // 2].last}))
+            slot.compact(sorted({*self.undone.boundaries, slot.commits[MAX_COMMITS // 2].last}))
         self.last_us = max(self.last_us, slot.cursor_us)
 
     def _in_life(self, record: Spans) -> Spans:
@@ -252,7 +218,7 @@ class LedgerFold:
 
     def _members(self, generation: int) -> int:
         assert self.started is not None
-        return self.book.members.get(generation, self.world)
+        return self.book.members.get(generation, self.world.ranks)
 
     def _enter(self, slot: SlotAccount, record: Spans) -> Spans:
         """Check that the record follows on what the slot has; a new incarnation fills the time before it."""
@@ -329,7 +295,7 @@ class LedgerFold:
         """Wait with the verdict until the next view: the loss that broke this one may not be on record yet."""
         causes = self.book.causes_after(abandoned.generation)
         if causes is None and not abandoned.rolled_back:
-            self.held.setdefault(abandoned.generation, []).append(abandoned)
+            self.undone.held.setdefault(abandoned.generation, []).append(abandoned)
         else:
             self._resolve(abandoned)
 
@@ -348,8 +314,9 @@ class LedgerFold:
                         self.timeline.recolour(slot.slot, begin_us, stop_us - begin_us, index)
 
     def _resolve_before(self, generation: int) -> None:
-        for earlier in [g for g in self.held if g < generation]:
-            for abandoned in self.held.pop(earlier):
+        held = self.undone.held
+        for earlier in [g for g in held if g < generation]:
+            for abandoned in held.pop(earlier):
                 self._resolve(abandoned)
 
     def resolve_all(self) -> None:
@@ -361,7 +328,7 @@ class LedgerFold:
 
     def _roll_back(self, step: int) -> int:
         """Move all that was committed after ``step`` to rework; returns the microseconds."""
-        self._boundaries = [boundary for boundary in self._boundaries if boundary <= step]
+        self.undone.boundaries = [boundary for boundary in self.undone.boundaries if boundary <= step]
         moved_us = 0
         for slot in self.slots:
             if slot.commits and slot.commits[-1].last > step:
@@ -371,9 +338,9 @@ class LedgerFold:
 
     def _take_back(self, slot: SlotAccount, commit: Commit) -> int:
         for index, duration in enumerate(commit.step_us):
-            self.reclassified_us[index] += duration
-        self.rank_steps -= commit.rank_steps
-        self.productive_us -= commit.productive_us
+            self.undone.reclassified_us[index] += duration
+        self.steps.by_ranks -= commit.rank_steps
+        self.steps.productive_us -= commit.productive_us
         if self.timeline is not None:
             self.timeline.recolour(slot.slot, commit.start_us, commit.end_us - commit.start_us, REWORK)
         return sum(commit.step_us)
@@ -402,38 +369,41 @@ class LedgerFold:
     def _view_published(self, record: ViewPublished) -> None:
         assert self.started is not None
         self._seen(record)
-        self.book.published(record, self.world)
-        self.views_total += 1
-        self.view_size = len(record.view.members)
-        self.history = max(self.history, record.view.state.history)
+        self.book.published(record, self.world.ranks)
+        self.counts.views += 1
+        self.counts.members = len(record.view.members)
+        self.steps.history = max(self.steps.history, record.view.state.history)
         if self.timeline is not None:
-            self.timeline.mark(record.at_s, "view", f"view {record.view.generation}: {self.view_size} members, {record.reason}", None)
+            text = f"view {record.view.generation}: {self.counts.members} members, {record.reason}"
+            self.timeline.mark(record.at_s, "view", text, None)
         if record.graceful:
             return
-        self._view_floors.add(record.view.generation, record.view.state.step)
+        self.undone.views.add(record.view.generation, record.view.state.step)
         self._resolve_before(record.view.generation)
-        moved_us = self._roll_back(record.view.state.step) + self._owed_us
-        self._owed_us = 0
+        moved_us = self._roll_back(record.view.state.step) + self.undone.owed_us
+        self.undone.owed_us = 0
         self.book.charge(REWORK, moved_us, self.book.causes_after(record.view.generation - 1) or ())
 
     def _history_begun(self, record: HistoryBegun) -> None:
         """The view that follows names the losses that are to blame."""
         self._seen(record)
-        self._history_floors.add(record.history, record.from_state.step)
-        self.histories.append((record.history, record.from_state.step))
-        self._owed_us += self._roll_back(record.from_state.step)
-        taken_back = max(0, self.step - record.from_state.step)
-        self.rolled_back_total += taken_back
-        self.rollbacks.append(Rollback(record.at_s, record.from_state.step, taken_back))
-        self.history, self.step = record.history, min(self.step, record.from_state.step)
+        steps, undone, back_to = self.steps, self.undone, record.from_state.step
+        undone.histories.add(record.history, back_to)
+        self.samples.histories.append((record.history, back_to))
+        undone.owed_us += self._roll_back(back_to)
+        taken_back = max(0, steps.step - back_to)
+        steps.rolled_back += taken_back
+        undone.rollbacks.append(Rollback(record.at_s, back_to, taken_back))
+        steps.history, steps.step = record.history, min(steps.step, back_to)
 
     def _committed(self, record: Committed) -> None:
         self._seen(record)
         self.book.committed(record.state, to_us(record.at_s))
         self._trained(record.at_s)
-        self.commits_total += max(0, record.state.step - self.step)
-        self.step = max(self.step, record.state.step)
-        self.history = max(self.history, record.state.history)
+        steps = self.steps
+        steps.commits += max(0, record.state.step - steps.step)
+        steps.step = max(steps.step, record.state.step)
+        steps.history = max(steps.history, record.state.history)
 
     def _trained(self, now_s: float) -> None:
         self.met.trained(self.stretches.trained_us(to_us(now_s), None) / 1e6)
@@ -442,44 +412,42 @@ class LedgerFold:
         self.book.fault(record)
         self._trained(record.at_s)
         self.met.fault(record)
-        self.fault_counts[record.fault.kind, record.phase] += 1
+        self.counts.faults[record.fault.kind, record.phase] += 1
         if self.timeline is not None and record.phase not in ("planned", "aimed"):
             text = f"{record.fault.id} {record.phase}: {record.fault.kind} ({record.fault.component})"
             self.timeline.mark(record.at_s, f"fault-{record.phase}", text, record.fault.slot)
 
     def _checkpointed(self, record: CheckpointRecord) -> None:
         self._seen(record)
-        self._checkpoint_counts[record.level, record.phase] += 1
+        self.checkpoints.counts[record.level, record.phase] += 1
         if record.phase != "durable" or record.level != STORE:
             return  # copies in memory come too often to keep the step of each, and the last is never far back
-        self.checkpoint = record
-        if not self._boundaries or record.state.step > self._boundaries[-1]:
-            self._boundaries = [*self._boundaries, record.state.step][-KEPT_BOUNDARIES:]
+        self.checkpoints.newest, undone = record, self.undone
+        if not undone.boundaries or record.state.step > undone.boundaries[-1]:
+            undone.boundaries = [*undone.boundaries, record.state.step][-KEPT_BOUNDARIES:]
             for slot in self.slots:
-                slot.compact(self._boundaries)
+                slot.compact(undone.boundaries)
 
     def _decided(self, record: DecisionMade) -> None:
         self._seen(record)
         payload = record.payload
         if isinstance(payload, Interval) and record.policy == "interval":
-            self.interval_s = payload.interval_s
+            self.checkpoints.interval_s = payload.interval_s
         elif isinstance(payload, Interval) and record.policy == f"interval of {PEERS}":
-            self.copy_interval_s = payload.interval_s
+            self.checkpoints.copy_interval_s = payload.interval_s
         elif isinstance(payload, DomainLost):
             self.book.domain_lost(payload)
         elif isinstance(payload, SettingTo) and payload.key == BUDGET:
-            self.budget_usd = payload.value
+            assert self.said is not None
+            self.said.budget_usd = payload.value
         elif isinstance(payload, SettingTo) and payload.key == WORLD:
             self._resized(int(payload.value), to_us(record.at_s))
 
     def _resized(self, world: int, at_us: int) -> None:
         """The run is to have another world from now on."""
         held_us = at_us - self.stretches.start_us - self.stretches.down_us
-        self.resizes.append((world - self.world, held_us, self.stretches.trained_us(at_us, None)))
-        self.world = world
-
-    def by_phase(self, level: str) -> dict[str, int]:
-        return {phase: count for (of, phase), count in self._checkpoint_counts.items() if of == level}
+        self.world.changes.append((world - self.world.ranks, held_us, self.stretches.trained_us(at_us, None)))
+        self.world.ranks = world
 
     def _measured(self, record: Measurement) -> None:
         self._seen(record)
@@ -487,7 +455,7 @@ class LedgerFold:
 
     def _read(self, record: DataRead) -> None:
         self._seen(record)
-        self.reads = [read for read in self.reads if read.step < record.step] + [record]
+        self.samples.reads = [read for read in self.samples.reads if read.step < record.step] + [record]
 
     def close_slots(self, end_us: int) -> None:
         """Fill every slot up to the end: released processes finish, other slots are empty."""
@@ -523,12 +491,3 @@ HANDLERS: Mapping[type, Callable[[LedgerFold, Any], None]] = {
     LossExplained: LedgerFold._explained,
 }
 """Of any other record it is known when it was made."""
-
-
-def _positive(said: dict[str, Any]) -> dict[str, float]:
-    return {name: float(value) for name, value in said.items() if isinstance(value, int | float) and 0 < value < NOWHERE}
-
-
-def _numbers(said: dict[str, Any], *names: str) -> dict[str, float]:
-    """Those of ``names`` that were written down at the start."""
-    return {name: float(said[name]) for name in names if isinstance(said.get(name), int | float)}

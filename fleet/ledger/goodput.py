@@ -38,7 +38,7 @@ class Ledger(LedgerFold):
         """A copy that is filled up to the run's end; late spans may still come in, so this ledger stays open."""
         assert self.ended is not None
         closed = copy.copy(self)
-        for name in ("slots", "book", "held", "_owed_us"):
+        for name in ("slots", "book", "undone"):
             setattr(closed, name, copy.deepcopy(getattr(self, name)))
         if self.timeline is not None:
             closed.timeline = copy.deepcopy(self.timeline)

@@ -28,13 +28,15 @@ class Times(NamedTuple):
 
 def summary_of(ledger: LedgerFold, closed: LedgerFold, now_us: int) -> LedgerSummary:
     """``ledger`` holds the counters, ``closed`` the categories: the same ledger while the run goes on."""
-    assert ledger.started is not None
-    started, stretches = ledger.started, ledger.stretches
+    assert ledger.started is not None and ledger.said is not None
+    started, said, stretches = ledger.started, ledger.said, ledger.stretches
     held_us, trained_us = now_us - stretches.start_us - stretches.down_us, stretches.trained_us(now_us, ledger.ended)
     times = _slot_times(closed, now_us)
     pending_us, rank_us = sum(times.pending), len(times.rows) * held_us
     totals, settled = _columns(times.rows), _columns([slot.us for slot in ledger.slots])
-    median_us, stored = closed.median_us, closed.tally.stored
+    steps, counts, checkpoints = closed.steps, closed.counts, closed.checkpoints
+    median_us, stored = steps.median_us, closed.tally.stored
+    samples = ledger.samples
     charged, uncharged = closed.book.charged()
     return LedgerSummary(
         run=started.run,
@@ -47,54 +49,54 @@ def summary_of(ledger: LedgerFold, closed: LedgerFold, now_us: int) -> LedgerSum
         held_s=held_us / 1e6,
         down_s=stretches.down_us / 1e6,
         training_s=trained_us / 1e6,
-        world=ledger.world,
-        spares=len(ledger.slots) - ledger.world,
+        world=ledger.world.ranks,
+        spares=len(ledger.slots) - ledger.world.ranks,
         shards=started.shards,
         categories=seconds(totals),
         slot_us=tuple(times.rows),
         pending_s=pending_us / 1e6,
         cold_provision_s=(closed.cold_us + times.cold) / 1e6,
-        settled=seconds([a + b for a, b in zip(settled, ledger.reclassified_us, strict=True)]),
-        reclassified=seconds(ledger.reclassified_us),
+        settled=seconds([a + b for a, b in zip(settled, ledger.undone.reclassified_us, strict=True)]),
+        reclassified=seconds(ledger.undone.reclassified_us),
         holes=sum(slot.holes for slot in closed.slots),
         stale_s=closed.stale_us / 1e6,
         hole_s=sum(slot.hole_us for slot in closed.slots) / 1e6,
         closes=sum(totals) + pending_us == rank_us,
         **_goodputs(closed, sum(totals[:STEP_KINDS]), held_us, trained_us, times.pending),
         other_ratio=_share(totals[OTHER_INDEX], rank_us - pending_us),
-        steps=closed.step,
-        history=closed.history,
-        commits_total=closed.commits_total,
-        rolled_back_total=closed.rolled_back_total,
+        steps=steps.step,
+        history=steps.history,
+        commits_total=steps.commits,
+        rolled_back_total=steps.rolled_back,
         median_step_s=median_us / 1e6,
-        rank_steps=closed.rank_steps,
+        rank_steps=steps.by_ranks,
         generation=closed.book.generation,
-        view_size=closed.view_size,
-        views_total=closed.views_total,
+        view_size=counts.members,
+        views_total=counts.views,
         losses_total=sum(not name.startswith("outage-") for name in closed.book.losses),
         in_view_losses=sum(loss.generation >= 0 for loss in closed.book.losses.values()),
-        faults_by_kind_phase=dict(closed.fault_counts),
+        faults_by_kind_phase=dict(counts.faults),
         incidents=tuple(incidents(closed.book, charged, median_us)),
         uncharged=seconds(uncharged),
-        checkpoints_by_phase=closed.by_phase(STORE),
-        copies_by_phase=closed.by_phase(PEERS),
-        copy_interval_s=closed.copy_interval_s,
-        checkpoint_interval_s=closed.interval_s,
-        **_newest(closed.checkpoint),
+        checkpoints_by_phase=checkpoints.by_phase(STORE),
+        copies_by_phase=checkpoints.by_phase(PEERS),
+        copy_interval_s=checkpoints.copy_interval_s,
+        checkpoint_interval_s=checkpoints.interval_s,
+        **_newest(checkpoints.newest),
         measurements=dict(closed.measurements),
         tallies=closed.tally.now(),
-        terms=ledger.terms,
+        terms=said.terms,
         met=copy.deepcopy(ledger.met),
         ends=tuple((trained / 1e6, held / 1e6) for trained, held in stretches.ends_us(now_us, ledger.ended)),
-        rollbacks=tuple(ledger.rollbacks),
-        queued_s=ledger.said.get("queued_s", 0.0),
-        tariff=ledger.tariff,
-        cost=ledger.cost,
-        store_bill=store_bill(ledger.cost, stored.byte_s(now_us / 1e6), stored.read_bytes),
-        device=ledger.device,
-        ranks=sum(totals[:STEP_KINDS]) / closed.productive_us if closed.productive_us > 0 else float(ledger.world),
-        budget_usd=ledger.budget_usd,
-        samples=trained_on(ledger.reads, ledger.cover, ledger.histories, ledger.step, ledger.rolled_back_total),
+        rollbacks=tuple(ledger.undone.rollbacks),
+        queued_s=said.queued_s,
+        tariff=said.tariff,
+        cost=said.cost,
+        store_bill=store_bill(said.cost, stored.byte_s(now_us / 1e6), stored.read_bytes),
+        device=said.device,
+        ranks=sum(totals[:STEP_KINDS]) / steps.productive_us if steps.productive_us > 0 else float(ledger.world.ranks),
+        budget_usd=said.budget_usd,
+        samples=trained_on(samples.reads, samples.cover, samples.histories, ledger.steps.step, ledger.steps.rolled_back),
     )
 
 
@@ -102,13 +104,14 @@ def _goodputs(ledger: LedgerFold, step_us: int, held_us: int, trained_us: int, p
     """Shares of the time of which it is known where it went: of the world's slots, of all, while training, and of the wall time."""
     assert ledger.started is not None
     waits_us = _of_the_world(ledger, pending)
-    world_held_us = ledger.world * held_us - sum(more * until_us for more, until_us, _ in ledger.resizes)
-    world_trained_us = ledger.world * trained_us - sum(more * until_us for more, _, until_us in ledger.resizes)
+    world = ledger.world
+    world_held_us = world.ranks * held_us - sum(more * until_us for more, until_us, _ in world.changes)
+    world_trained_us = world.ranks * trained_us - sum(more * until_us for more, _, until_us in world.changes)
     return {
         "goodput": _share(step_us, world_held_us - sum(waits_us)),
         "scheduling_goodput": _share(step_us, len(pending) * held_us - sum(pending)),
         "training_goodput": _share(step_us, world_trained_us - sum(min(each, trained_us) for each in waits_us)),
-        "ettr": _share(ledger.productive_us, held_us - sum(waits_us) / ledger.world),
+        "ettr": _share(ledger.steps.productive_us, held_us - sum(waits_us) / world.ranks),
     }
 
 
@@ -134,7 +137,7 @@ def _columns(rows: Sequence[Sequence[int]]) -> list[int]:
 def _slot_times(ledger: LedgerFold, now_us: int) -> Times:
     """Where each slot's time went, up to ``now_us``."""
     pending = [0] * len(ledger.slots)
-    for held in ledger.held.values():
+    for held in ledger.undone.held.values():
         for item in held:
             pending[item.slot] += sum(duration for _, duration, _ in item.pieces)
     rows, cold_us = [], 0
@@ -154,4 +157,4 @@ def _of_the_world(ledger: LedgerFold, pending: list[int]) -> list[int]:
     assert ledger.started is not None
     joined = {member.slot for member in ledger.book.in_view}
     others = sorted((each for slot, each in enumerate(pending) if slot not in joined), reverse=True)
-    return [pending[slot] for slot in joined] + others[: max(0, ledger.world - len(joined))]
+    return [pending[slot] for slot in joined] + others[: max(0, ledger.world.ranks - len(joined))]

@@ -39,14 +39,31 @@ class CheckpointRequest:
     committing: bool = False
 
 
+@dataclass(slots=True)
+class CheckpointFailures:
+    """What has failed of those after the newest durable one: how many ``in_a_row``; ``since_s`` when, None when all is well: then the first
+    of them was asked for; why the ``last`` one did, and the member that could not write its part of it (``by``), if that was the reason."""
+
+    in_a_row: int = 0
+    since_s: float | None = None
+    last: str = ""
+    by: Member | None = None
+
+
+@dataclass(slots=True)
+class FinalCheckpoint:
+    """That of the run's last state: it is ``wanted``, was asked for in ``generation``, or is ``lost``: it cannot be kept."""
+
+    wanted: bool = False
+    generation: int = -1
+    lost: bool = False
+
+
 class Checkpoints:
     """At most one request is pending; it dies with its view and is asked for again.
 
     Attributes:
         durable_s: when the newest state that is kept was saved; the run's beginning, or that of its cluster, when there is none.
-        failing_since_s: when the first one was asked for that failed, of those after the newest durable one; None when all is well.
-        last_failure: why the last one failed.
-        failed_by: the member that could not write its part of the last one that failed; None: it failed otherwise.
     """
 
     def __init__(
@@ -60,24 +77,19 @@ class Checkpoints:
         sessions: Sessions | None = None,
     ) -> None:
         self._sessions = sessions
-        self.level, self._policy = level, "interval" if level == STORE else f"interval of {level}"
+        self.level = level
         self.settings, self.interval, self.rate_per_s = settings, interval, rate_per_s
         self.place = places(settings).get(level, "")
         self.kept: dict[StateId, str] = {newest[1]: newest[0]} if newest else {}
         self._suspected: tuple[StateId, StateId] | None = None
-        self.interval_s = 0.0
+        self._said_s: float | None = None
         self._request: CheckpointRequest | None = None
         self._count = 0
         self._last_s = now_s
         self._ask_again_s = now_s
-        self._said = False
         self._costs: deque[tuple[float, float]] = deque(maxlen=COSTS)
-        self._failures = 0
-        self._final, self._final_of, self.lost_final = False, -1, False
-        self.last_failure = ""
-        self.failed_by: Member | None = None
+        self.failures, self.final = CheckpointFailures(), FinalCheckpoint()
         self.durable_s = now_s
-        self.failing_since_s: float | None = None
         self.events, self.since_s = 0, now_s
 
     @property
@@ -129,7 +141,7 @@ class Checkpoints:
     def foretell(self, rate_per_s: float, now_s: float) -> None:
         """Faults that need this level are now expected at another rate: the policy is asked again."""
         self.rate_per_s = rate_per_s
-        if self.failing_since_s is None:
+        if self.failures.since_s is None:
             self._ask_again_s = min(self._ask_again_s, now_s)
 
     def configure(self, settings: RunSettings) -> None:
@@ -156,14 +168,14 @@ class Checkpoints:
         return []
 
     def keep_final(self, view: View, now_s: float) -> tuple[list[Instruction], bool]:
-        """All members wait with the run's last state: have it written, until it is kept or :attr:`lost_final` says that it cannot be.
+        """All members wait with the run's last state: have it written, until it is kept, or ``final.lost`` says that it cannot be.
 
         Returns (instructions, whether a member did not write its part in time).
         """
-        if not self._final:
-            self._final, self._failures = True, 0
-        if self._final_of != view.generation:  # other ranks may do what those of the last view could not
-            self._final_of, self._ask_again_s = view.generation, now_s
+        if not self.final.wanted:
+            self.final.wanted, self.failures.in_a_row = True, 0
+        if self.final.generation != view.generation:  # other ranks may do what those of the last view could not
+            self.final.generation, self._ask_again_s = view.generation, now_s
         request = self._request
         late = request is not None and not request.committing and now_s - request.at_s > self.settings.timeouts.checkpoint_s
         if request is not None:
@@ -171,17 +183,17 @@ class Checkpoints:
         return (self.request(view, now_s) if now_s >= self._ask_again_s else []), False
 
     def _when_due(self, view: View, now_s: float) -> list[Instruction]:
-        # It trains: all who held the last state are gone, and the next end has tries of its own.
-        self._final, self._final_of, self.lost_final = False, -1, False
+        self.final = FinalCheckpoint()  # it trains: all who held the last state are gone, and the next end has tries of its own
         exposure_s = now_s - self.since_s
         decision = self.interval.due(
             now_s, self._last_s, self.blocked_s, self.latency_s, self.rate_per_s, events=self.events, exposure_s=exposure_s
         )
         interval_s = decision.payload.interval_s if isinstance(decision.payload, Interval) else 0.0
         out: list[Instruction] = []
-        if not self._said or abs(interval_s - self.interval_s) > CHANGE * self.interval_s:
-            self.interval_s, self._said = interval_s, True
-            out.append(Write(DecisionMade(self._policy, decision.action, decision.reason, decision.payload, now_s)))
+        if self._said_s is None or abs(interval_s - self._said_s) > CHANGE * self._said_s:
+            self._said_s = interval_s
+            policy = "interval" if self.level == STORE else f"interval of {self.level}"
+            out.append(Write(DecisionMade(policy, decision.action, decision.reason, decision.payload, now_s)))
         if decision.action == "save":
             return out + self.request(view, now_s)
         self._ask_again_s = min(decision.valid_until_s, now_s + 60.0)
@@ -230,12 +242,12 @@ class Checkpoints:
         if request is None or event.request != request.number or request.committing:
             return []
         out = self.failed(f"{event.member}: {event.reason}", now_s)
-        self.failed_by = event.member
+        self.failures.by = event.member
         return out
 
     def durable(self, event: CheckpointDurable, now_s: float) -> list[Instruction]:
         self._costs.append((event.blocked_s, event.latency_s))
-        self._failures, self.failing_since_s, self.durable_s = 0, None, now_s - event.latency_s
+        self.failures.in_a_row, self.failures.since_s, self.durable_s = 0, None, now_s - event.latency_s
         self._settle(now_s - event.latency_s)  # an interval is from one state that is kept to the next, however long that took to write
         if self._suspected is not None and self._suspected[0] <= event.state <= self._suspected[1]:
             probe("a checkpoint becomes durable when its state is in doubt")
@@ -248,19 +260,21 @@ class Checkpoints:
     def failed(self, reason: str, now_s: float) -> list[Instruction]:
         if self._request is None:
             return []
-        request, self._request, self.last_failure, self.failed_by = self._request, None, reason, None
-        self.failing_since_s = request.at_s if self.failing_since_s is None else self.failing_since_s
+        request, self._request = self._request, None
+        self.failures.last, self.failures.by = reason, None
+        if self.failures.since_s is None:
+            self.failures.since_s = request.at_s
         return [self._failure(request.number, now_s, reason), *self._after_failure(now_s)]
 
     def _after_failure(self, now_s: float) -> list[Instruction]:
         """Try again soon, then later, then leave it until the next one is due: what fails for a minute costs no interval."""
-        self._failures += 1
-        if self._failures % TRIES:
-            self._ask_again_s = now_s + FIRST_RETRY_S * 2.0 ** (self._failures % TRIES - 1)
+        self.failures.in_a_row += 1
+        if tried := self.failures.in_a_row % TRIES:
+            self._ask_again_s = now_s + FIRST_RETRY_S * 2.0 ** (tried - 1)
             return []
         self._settle(now_s)
-        self.lost_final = self._final
-        if self.lost_final:
+        self.final.lost = self.final.wanted
+        if self.final.lost:
             probe("the final checkpoint cannot be kept")
         reason = f"given up after {TRIES} tries, until the next one is due"
         return [Write(CheckpointRecord("", "skipped", self.newest_state, now_s, detail=reason, level=self.level))]
@@ -294,9 +308,9 @@ class Checkpoints:
             self._count += 1
         elif record.phase == "durable":
             self._keep(record.checkpoint, record.state)
-            self.failing_since_s, self.durable_s = None, record.at_s - record.latency_s
+            self.failures.since_s, self.durable_s = None, record.at_s - record.latency_s
             self._costs.append((record.blocked_s, record.latency_s))
         elif record.phase == "failed":
-            self.last_failure = record.detail
+            self.failures.last = record.detail
         elif record.phase == "withdrawn":
             self.kept.pop(record.state, None)

@@ -8,7 +8,7 @@ same object.
 The life of a view: GATHER (all who were in it report where they stand) -> FORM (a view is published, its members meet and take state
 from the donor) -> RUN -> on any loss GATHER again; after the last step CONCLUDE, see ``ending.py``. ``END`` is final.
 
-All that it knows is in ``state.py``. From "a rank is gone" to "its shards are reassigned": ``leaving.py``, ``ranks.py``, ``views.py``.
+All that it knows is in ``state.py``. From "a rank is gone" to "its shards are reassigned": ``leaving.py``, ``views.py``.
 """
 
 from __future__ import annotations

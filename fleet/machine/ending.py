@@ -35,12 +35,12 @@ def complete(machine: MachineState, now_s: float) -> None:
         return
     machine.ending.digest = digests.pop() or ""
     store = machine.checkpoints.store
-    if machine.stopping is not None and (store.holds(machine.committed) or store.lost_final):
+    if machine.stopping is not None and (store.holds(machine.committed) or store.final.lost):
         end(machine, machine.stopping.why, machine.stopping.reason, "", now_s)
     elif store.holds(machine.committed):
         _conclude(machine, EndWhy.ALL_STEPS, ALL, now_s)
-    elif store.lost_final:
-        _conclude(machine, EndWhy.NOT_SAVED, f"{ALL}, and the final checkpoint could not be kept: {store.last_failure}", now_s)
+    elif store.final.lost:
+        _conclude(machine, EndWhy.NOT_SAVED, f"{ALL}, and the final checkpoint could not be kept: {store.failures.last}", now_s)
     else:
         out, late = store.keep_final(machine.view, now_s)
         machine.out += out

@@ -1,7 +1,7 @@
 """From "a rank is gone" to "everyone who was in the view has left the view": losses, and the call to gather.
 
 A rank that is lost is forgotten at once (``drop``). If it was in the view, the others are called out of it (``gather``): each says where it
-stands, or is given up when its time is over (``press``). What comes after that is in ``views.py``.
+stands (``quiesced``), or is given up when its time is over (``press``). What comes after that is in ``views.py``.
 """
 
 from __future__ import annotations
@@ -9,11 +9,13 @@ from __future__ import annotations
 from fleet.machine import topology
 from fleet.machine.end import end
 from fleet.machine.evidence import inspect
-from fleet.machine.roster import STOOD_STILL_S, Rank
+from fleet.machine.losses import NOWHERE, StepPlace
+from fleet.machine.roster import STOOD_STILL_S, Rank, RankPhase
 from fleet.machine.state import MachineState, Phase
 from fleet.protocol.causes import (
     AgentHungUp,
     Cause,
+    Departure,
     DidNotLeave,
     EndWhy,
     Evicted,
@@ -27,7 +29,7 @@ from fleet.protocol.causes import (
     incident,
 )
 from fleet.protocol.decisions import Gathering, OfView
-from fleet.protocol.events import Heartbeat, NodeLost, NodeSilent, Raised
+from fleet.protocol.events import Heartbeat, NodeLost, NodeSilent, Quiesced, Raised
 from fleet.protocol.facts import FaultRecord, LossExplained, ProcessLost, noted
 from fleet.protocol.instructions import Cancel, Evict, Quiesce
 from fleet.protocol.probes import probe
@@ -44,8 +46,8 @@ def lost(machine: MachineState, event: ProcessLost, now_s: float) -> None:
     rank = machine.current(event.member)
     machine.roster.condemned.pop(event.member, None)
     if rank is not None:
-        rank.step, rank.shard = event.step, event.shard
-        drop(machine, rank, _announced(machine, rank, event.cause), event.at_s, now_s, event.detail)
+        cause = _announced(machine, rank, event.cause)
+        drop(machine, rank, cause, event.at_s, now_s, event.detail, where=(event.step, event.shard))
         machine.roster.condemned.pop(event.member, None)
 
 
@@ -98,7 +100,6 @@ def raised(machine: MachineState, event: Raised, now_s: float) -> None:
     rank = machine.current(event.member)
     if rank is None:
         return
-    rank.step, rank.shard = event.step, event.shard
     if event.mistake:
         end(machine, EndWhy.LOOP_WRONG, f"{LOOP}: {event.error}", event.traceback, now_s)
     elif machine.phase == Phase.CONCLUDE:
@@ -109,7 +110,7 @@ def raised(machine: MachineState, event: Raised, now_s: float) -> None:
     else:
         cause = TrainRaised(event.error)
         machine.say(Evict(rank.member, rank.process, cause))
-        drop(machine, rank, cause, now_s, now_s, event.traceback)
+        drop(machine, rank, cause, now_s, now_s, event.traceback, where=(event.step, event.shard))
 
 
 def evict(machine: MachineState, rank: Rank, why: Rule, now_s: float) -> None:
@@ -144,8 +145,13 @@ def injected(machine: MachineState, event: FaultRecord, now_s: float) -> None:
 # ---- what follows ------------------------------------------------------------------------------------------------------------------------
 
 
-def drop(machine: MachineState, rank: Rank, cause: Cause, at_s: float, now_s: float, detail: str = "", path: str = "") -> None:
-    """Forget a rank; if it was in the view, the others must gather. ``path``: of its node, where it is lost with that."""
+def drop(
+    machine: MachineState, rank: Rank, cause: Cause, at_s: float, now_s: float, detail: str = "", path: str = "", where: StepPlace = NOWHERE
+) -> None:  # fmt: skip
+    """Forget a rank; if it was in the view, the others must gather.
+
+    ``path``: of its node, where it is lost with that. ``where``: at which step and shard it was, as far as that was told.
+    """
     member = rank.member
     if machine.phase == Phase.END or machine.current(member) is None:
         return
@@ -153,7 +159,7 @@ def drop(machine: MachineState, rank: Rank, cause: Cause, at_s: float, now_s: fl
     joined = machine.in_view(member)
     generation = machine.view.generation if machine.view is not None and joined else -1
     domain = path if asked(machine.settings.domains) else ""
-    machine.write(machine.losses.lost(rank, cause, at_s, generation, machine.committed.step, detail, domain))
+    machine.write(machine.losses.lost(rank, cause, at_s, generation, machine.committed.step, detail, domain, where))
     if incident(cause) or cause == Evicted(Superseded()):  # the newer process may be heard of before the silence of the old one is
         machine.losses.note(rank, joined, now_s)
     if incident(cause):
@@ -214,6 +220,29 @@ def press(machine: MachineState, now_s: float) -> None:
             node_lost(machine, node, AgentHungUp(missed=True), machine.roster.silent[node], now_s)
         elif rank is not None and now_s >= machine.deadline_s:
             end_hang(machine, rank, DidNotLeave(), now_s)
+
+
+def quiesced(machine: MachineState, event: Quiesced, now_s: float) -> None:
+    """A rank has left its generation. If that is the present view, the others have to leave it, too."""
+    rank = machine.current(event.member)
+    if rank is None or event.generation < rank.generation:
+        return  # overtaken on the way by a later word of the same rank
+    rank.phase, rank.state, rank.dirty, rank.generation = RankPhase.STANDBY, event.state, event.dirty, event.generation
+    rank.beat_s, rank.reported, rank.engaged = now_s, True, event.engaged
+    machine.learn(event.generation, event.state)
+    machine.doubts.receive(event)
+    machine.roster.quiesced(rank, event.generation)
+    view, proposal = machine.view, machine.proposal
+    if event.why is Departure.INCOMPLETE:
+        found_in = next((known for known in (view, proposal) if known is not None and known.generation == event.generation), None)
+        machine.incomplete = frozenset(found_in.members) if found_in is not None else machine.incomplete
+    runs = machine.phase in (Phase.RUN, Phase.FORM) and view is not None and event.generation >= view.generation
+    if runs and machine.in_view(event.member):
+        reason = f"rank {event.member} left generation {event.generation}: {event.detail or event.why}"
+        gather(machine, now_s, GatherWhy.LEFT, reason, event.member)
+    elif proposal is not None and event.generation >= proposal.generation and event.member in proposal.members:
+        probe("a newcomer cannot form its view")
+        cancel(machine, now_s, f"newcomer {event.member} could not form it: {event.detail or event.why}")
 
 
 def cancel(machine: MachineState, now_s: float, reason: str) -> None:

@@ -10,6 +10,10 @@ from fleet.protocol.facts import FaultRecord, ProcessLost
 from fleet.protocol.topology import WINDOW_S
 from fleet.protocol.types import Loss, Member
 
+StepPlace = tuple[int, int]
+"""Step and shard that a rank was at."""
+NOWHERE: StepPlace = (-1, -1)
+
 
 class Losses:
     """``all`` is every loss of the run, in order; ``causes`` are those that no view has answered yet."""
@@ -21,13 +25,23 @@ class Losses:
         self._recent: list[tuple[float, str, Member, bool]] = []
         self._injected: dict[Member, str] = {}
 
-    def lost(self, rank: Rank, cause: Cause, at_s: float, generation: int, committed: int, detail: str, domain: str = "") -> ProcessLost:
+    def lost(
+        self,
+        rank: Rank,
+        cause: Cause,
+        at_s: float,
+        generation: int,
+        committed: int,
+        detail: str,
+        domain: str = "",
+        where: StepPlace = NOWHERE,
+    ) -> ProcessLost:
         """Note that ``rank`` is gone; returns what the journal should hold. ``generation``: the view it was in, or -1.
 
-        ``domain``: the path of its node, where it is lost with that.
+        ``domain``: the path of its node, where it is lost with that. ``where``: its step and shard.
         """
         fault = self._injected.pop(rank.member, None)
-        record = ProcessLost(rank.member, cause, fault, generation, rank.step, rank.shard, detail, at_s=at_s)
+        record = ProcessLost(rank.member, cause, fault, generation, *where, detail, at_s=at_s)
         self.causes.append(str(rank.member))
         self._count(record, rank.process.node, committed, domain)
         return record

@@ -26,10 +26,10 @@ class Outage:
 
     def tick(self, store: Checkpoints, committed: StateId, now_s: float) -> DecisionMade | None:
         """What is to be journalled, if anything: action warn, stop or recovered. The reason is a sentence for the user."""
-        if store.failing_since_s is None:
+        if store.failures.since_s is None:
             return self._over(store, now_s) if self.reported else None
         if not self.reported:
-            self.since_s, self._next_s = store.failing_since_s, store.failing_since_s + store.settings.timeouts.store_s
+            self.since_s, self._next_s = store.failures.since_s, store.failures.since_s + store.settings.timeouts.store_s
         if now_s < self._next_s:
             return None
         self.reported, self._next_s = True, now_s + (now_s - self.since_s)
@@ -43,12 +43,12 @@ class Outage:
     def _what_is_at_risk(self, store: Checkpoints, steps: int, now_s: float) -> str:
         age = f"{duration(now_s - store.durable_s)}{'' if store.kept else ' since the start'}"
         risk = f"if the cluster were lost now, {count(steps)} would be lost"
-        return f"no durable checkpoint for {age}: {risk}; the store says: {store.last_failure}"
+        return f"no durable checkpoint for {age}: {risk}; the store says: {store.failures.last}"
 
     def _why_it_stops(self, store: Checkpoints, steps: int, now_s: float) -> str:
         lasted = f"durable checkpoints have failed for {duration(now_s - self.since_s)}, and the run was told to stop then"
         newest = f"the newest durable one was {count(steps)} old" if store.kept else "there was none yet"
-        return f"{lasted} (--on-store-failure stop): {newest}; the store says: {store.last_failure}"
+        return f"{lasted} (--on-store-failure stop): {newest}; the store says: {store.failures.last}"
 
     def _over(self, store: Checkpoints, now_s: float) -> DecisionMade:
         self.reported = False
@@ -62,11 +62,11 @@ class Outage:
         self.reported = record.action != "recovered"
         self.since_s = record.payload.since_s
         self._next_s = record.at_s + (record.payload.outage_s if record.action == "warn" else 0.0)
-        store.failing_since_s = self.since_s if self.reported else None
+        store.failures.since_s = self.since_s if self.reported else None
 
     def forget(self, store: Checkpoints, now_s: float) -> None:
         """The run goes on in another cluster, whose store was tried: what failed before says nothing."""
-        self.reported, store.failing_since_s, store.durable_s = False, None, now_s
+        self.reported, store.failures.since_s, store.durable_s = False, None, now_s
 
 
 def count(steps: int) -> str:

@@ -54,8 +54,6 @@ class Rank:
     running_s: float = 0.0
     ready_s: float = 0.0
     reported: bool = True
-    step: int = -1
-    shard: int = -1
     digest: str | None = None
     formed: tuple[int, StateId] | None = None
     stepped: bool = False

@@ -83,8 +83,8 @@ def is_over(machine: MachineState, now_s: float) -> bool:
     store = machine.checkpoints.store
     if _all_wait(machine):
         note_commits(machine, now_s)  # what they wait behind may have been heard of just now
-        failing = store.failing_since_s is not None and now_s > machine.stopping.kept_s
-        return store.holds(machine.committed) or store.lost_final or failing
+        failing = store.failures.since_s is not None and now_s > machine.stopping.kept_s
+        return store.holds(machine.committed) or store.final.lost or failing
     # A coordinator that was away may not have heard of steps that its ranks have taken.
     held = [rank.state.step for rank in machine.roster.in_order() if rank.state is not None]
     untouched = max([machine.committed.step, *held, machine.view.state.step if machine.view is not None else 0]) == 0
@@ -146,7 +146,7 @@ def _keep(machine: MachineState, stopping: Stop, now_s: float) -> None:
 
 def _next_keepers(machine: MachineState, stopping: Stop) -> tuple[StateId | None, tuple[Member, ...]]:
     """A rank that was asked, and could not, is not asked again."""
-    failed = machine.checkpoints.store.failed_by
+    failed = machine.checkpoints.store.failures.by
     if stopping.asked and all(machine.current(member) is not None for member in stopping.asked):
         stopping.tries += 1
         stopping.could_not |= {failed} if failed in stopping.asked else set()

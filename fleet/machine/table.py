@@ -10,7 +10,7 @@ from collections.abc import Callable
 from enum import StrEnum
 from typing import Any, NamedTuple
 
-from fleet.machine import building, departures, leaving, nodes, notes, ranks, saving, settings, stopping, ticks
+from fleet.machine import building, departures, leaving, nodes, notes, ranks, saving, settings, stopping, ticks, views
 from fleet.machine.state import MachineState, Phase
 from fleet.protocol import events as e
 from fleet.protocol import instructions as i
@@ -52,8 +52,8 @@ OF_RANKS: dict[type, EventRow] = {
     e.Joined: EventRow(ranks.joined, (r.ProcessUp, i.Welcome, i.Fence, *LOSS)),
     e.RunBuilt: EventRow(building.received, (r.RunBuilt, r.DecisionMade, *OVER), Of.LIVE),
     e.Ready: EventRow(ranks.ready, of=Of.LIVE),
-    e.Formed: EventRow(ranks.formed, LOSS, Of.LIVE, recorded=True),
-    e.Quiesced: EventRow(ranks.quiesced, LOSS, Of.LIVE, recorded=True),
+    e.Formed: EventRow(views.formed, LOSS, Of.LIVE, recorded=True),
+    e.Quiesced: EventRow(leaving.quiesced, LOSS, Of.LIVE, recorded=True),
     e.Finished: EventRow(ranks.finished, (*LOSS, i.Conclude), Of.LIVE),
     e.Left: EventRow(ranks.finished, (*LOSS, i.Conclude), Of.LIVE),
     e.Raised: EventRow(leaving.raised, LOSS, Of.LIVE, recorded=True),

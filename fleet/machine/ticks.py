@@ -114,7 +114,7 @@ def _look_at_limits(machine: MachineState, now_s: float) -> None:
     """Whether the store fails for too long, or the run has taken too long. Either may end it, in order."""
     tiers = machine.checkpoints
     training = machine.phase == Phase.RUN and not machine.finished  # the tries of a final checkpoint are counted
-    decision = tiers.outage.tick(tiers.store, machine.committed, now_s) if training or tiers.store.failing_since_s is None else None
+    decision = tiers.outage.tick(tiers.store, machine.committed, now_s) if training or tiers.store.failures.since_s is None else None
     if decision is not None:
         machine.write(decision)
     if _spend(machine, now_s):

@@ -12,6 +12,7 @@ from fleet.machine.state import MachineState, Phase
 from fleet.machine.topology import report_lacking
 from fleet.protocol.causes import FreshWanted, GatherWhy, StartsAgain
 from fleet.protocol.decisions import OfView
+from fleet.protocol.events import Formed
 from fleet.protocol.instructions import Publish
 from fleet.protocol.probes import probe
 from fleet.protocol.records import Committed, HistoryBegun, ViewPublished
@@ -143,6 +144,37 @@ def _send(machine: MachineState, now_s: float) -> None:
     for member in machine.view.members:
         machine.roster.sent(member, machine.view.generation)
     machine.say(Publish(machine.view))
+
+
+def formed(machine: MachineState, event: Formed, now_s: float) -> None:
+    """A rank is in the process group of a generation."""
+    is_in(machine, event.member, event.generation, event.state, RankPhase.JOINED, now_s)
+
+
+def is_in(machine: MachineState, member: Member, generation: int, state: StateId, phase: RankPhase, now_s: float) -> bool:
+    """A rank is in ``generation``. False when that word is stale, or ``generation`` is not that of the view."""
+    rank = machine.current(member)
+    if rank is None or not rank.may_be_in(generation):
+        return False
+    if rank.phase == RankPhase.FINISHED and rank.generation == generation:
+        return phase == RankPhase.FINISHED and machine.view is not None and generation == machine.view.generation
+    rank.phase, rank.state, rank.dirty, rank.generation = phase, state, False, generation
+    rank.beat_s = rank.progress_s = now_s
+    rank.reported = True
+    if phase == RankPhase.JOINED:
+        rank.formed = (generation, state)
+    machine.learn(generation, state)
+    machine.roster.sent(member, generation)
+    if machine.proposal is not None and generation == machine.proposal.generation:
+        entered(machine, now_s)
+    if machine.view is not None and generation == machine.view.generation:
+        machine.missing.discard(member)
+        return True
+    if machine.phase != Phase.GATHER:
+        probe("a rank is in a view that was cancelled or forgotten")
+        reason = f"rank {member} is in generation {generation}, which was cancelled or forgotten"
+        gather(machine, now_s, GatherWhy.FORGOTTEN, reason, member)
+    return False
 
 
 def watch_forming(machine: MachineState, now_s: float) -> bool:

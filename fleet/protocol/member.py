@@ -6,7 +6,7 @@ it must say to the coordinator collects in ``outbox``. Nothing here blocks, read
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 
 from fleet.protocol.causes import Departure, Engaged
 from fleet.protocol.events import Event, Finished, Formed, Joined, Left, OnceDone, OnceWanted, PartFailed, PartWritten, Quiesced, Ready
@@ -37,6 +37,32 @@ NO_VIEW, LAST_STEP = -1, -2
 """What it says in place of a proposal's generation: it has none that is formed; it was told to halt."""
 
 
+@dataclass(slots=True)
+class StandingProposal:
+    """A view to form beside the running steps: its group is ``formed``, it was ``offered`` at a boundary, and ``cancelled`` since then."""
+
+    view: View
+    formed: bool = False
+    offered: bool = False
+    cancelled: bool = False
+
+
+@dataclass(slots=True)
+class ViewOrders:
+    """What this rank was told to do in its view, and how far that is.
+
+    ``saves``: of each level the newest checkpoint request; ``served``: those that were done; ``part``: the last one that was written.
+    ``halt``: to stop at a boundary; ``halted``: all do. ``incomplete``: no member holds some of a state that is spread.
+    """
+
+    saves: dict[str, int] = field(default_factory=dict)
+    served: set[int] = field(default_factory=set)
+    part: PartWritten | None = None
+    halt: bool = False
+    halted: bool = False
+    incomplete: bool = False
+
+
 class MemberProtocol:
     """One rank process's side of the protocol.
 
@@ -49,13 +75,12 @@ class MemberProtocol:
     Attributes:
         alone: the loop evaluates, or does what is done once in the run.
         sharded: a part of the state is spread over the ranks, so that it moves whenever the view changes.
-        halted: all members of the view have agreed that the step they have just taken is the last, as the run is to stop.
         concluded: the last step is committed by all and kept: the code behind the loop may run.
         answers: what the coordinator has said of what is done once, by key; see ``fleet.protocol.once``.
     """
 
     def __init__(self, slot: int, token: str, process: Process, store: str) -> None:
-        self.slot, self.token, self.process, self.store = slot, token, process, store
+        self._hello = Joined(slot, token, process, store, None)
         self.incarnation: int | None = None
         self.outbox: list[Event] = []
         self.state: StateId | None = None
@@ -64,32 +89,44 @@ class MemberProtocol:
         self.released: str | None = None
         self.fenced: str | None = None
         self.floor = -1
-        self.forming = False
         self.detached = self.alone = False
         self.sharded = False
-        self.halted = False
         self.concluded = False
         self.answers: dict[str, OnceAnswer] = {}
-        self._testimony: Finding | None = None
-        self._incomplete = False
         self._in_person = False
         self._status: Event | None = None
-        self._part: PartWritten | None = None
         self._pending: View | None = None
-        self._proposal: View | None = None
-        self._proposal_formed = False
-        self._offered = False
-        self._cancelled = False
-        self._halt_ordered = False
-        self._save_requests: dict[str, int] = {}
-        self._saved: set[int] = set()
+        self._proposal: StandingProposal | None = None
+        self._orders = ViewOrders()
         self._to_keep: Keep | None = None
+
+    @property
+    def slot(self) -> int:
+        return self._hello.slot
+
+    @property
+    def token(self) -> str:
+        return self._hello.token
+
+    @property
+    def process(self) -> Process:
+        return self._hello.process
 
     @property
     def member(self) -> Member:
         if self.incarnation is None:
             raise RuntimeError(f"slot {self.slot} was not yet welcomed by the coordinator")
-        return Member(self.slot, self.incarnation)
+        return Member(self._hello.slot, self.incarnation)
+
+    @property
+    def forming(self) -> bool:
+        """It has joined a view, and has not yet said that it is in it."""
+        return self.view is not None and self._status is None
+
+    @property
+    def halted(self) -> bool:
+        """All members of the view have agreed that the step they have just taken is the last, as the run is to stop."""
+        return self._orders.halted
 
     @property
     def generation(self) -> int:
@@ -117,11 +154,11 @@ class MemberProtocol:
 
     def hello(self) -> Joined:
         """First words on every new connection; the last status is repeated after it."""
-        return Joined(self.slot, self.token, self.process, self.store, self.incarnation)
+        return replace(self._hello, incarnation=self.incarnation)
 
     def status(self) -> list[Event]:
         """What the coordinator should know of this rank; repeated while it waits, since messages may be lost."""
-        known = [event for event in (self._status, self._part if isinstance(self._status, Finished) else None) if event is not None]
+        known = [event for event in (self._status, self._orders.part if isinstance(self._status, Finished) else None) if event is not None]
         return [self.hello(), *(known if self.incarnation is not None else [])]
 
     def receive(self, message: Instruction) -> str:
@@ -139,10 +176,10 @@ class MemberProtocol:
                 self._on_cancel(generation)
             case SaveCheckpoint(members=members, generation=generation, request=request) if self._me_in(members):
                 if generation == self.generation:
-                    level = level_of(request)
-                    self._save_requests[level] = max(self._save_requests.get(level, 0), request)
+                    level, saves = level_of(request), self._orders.saves
+                    saves[level] = max(saves.get(level, 0), request)
             case Halt(members=members, generation=generation) if self._me_in(members):
-                self._halt_ordered = self._halt_ordered or generation == self.generation
+                self._orders.halt = self._orders.halt or generation == self.generation
             case Keep(members=members) if self._me_in(members):
                 self._on_keep(message)
             case Conclude(members=members, generation=generation) if self._me_in(members):
@@ -171,10 +208,10 @@ class MemberProtocol:
         self._in_person = in_person
         if self._pending and self._pending.generation <= self.floor:
             self._pending = None
-        if self._proposal and self._proposal.generation <= self.floor:
-            self._drop_proposal()
+        if self._proposal and self._proposal.view.generation <= self.floor:
+            self._proposal = None
         if self.view is None:
-            self._say_quiesced(Departure.IDLE)
+            self._say_quiesced(Departure.IDLE, "", self._testimony)
             return NOTHING
         if self.view.generation > self.floor:
             return NOTHING
@@ -194,10 +231,11 @@ class MemberProtocol:
 
     def _on_keep(self, order: Keep) -> None:
         """Said again until it is answered. In no view nothing changes the state, so that it can be read beside the loop."""
-        if self._part is not None and self._part.request == order.request:
-            self.outbox.append(self._part)
-        elif order.request not in self._saved:
-            self._saved.add(order.request)
+        part, served = self._orders.part, self._orders.served
+        if part is not None and part.request == order.request:
+            self.outbox.append(part)
+        elif order.request not in served:
+            served.add(order.request)
             if self.view is None and not self.dirty and self.state == order.state:
                 self._to_keep = order
             else:
@@ -215,9 +253,8 @@ class MemberProtocol:
     def _on_propose(self, view: View) -> None:
         if view.generation == self.generation:
             self._repeat()  # entered already, and nobody seems to know
-        elif view.generation > self.generation and not self._offered and not self.holds_proposal(view.generation):
-            self._drop_proposal()
-            self._proposal = view
+        elif view.generation > self.generation and not self._offers and not self.holds_proposal(view.generation):
+            self._proposal = StandingProposal(view)
 
     def _repeat(self) -> None:
         if self._status is not None:
@@ -230,13 +267,13 @@ class MemberProtocol:
             self._pending = view
 
     def _on_cancel(self, generation: int) -> None:
-        if self._proposal is None or self._proposal.generation != generation:
+        if self._proposal is None or self._proposal.view.generation != generation:
             return
-        if self._offered:
+        if self._proposal.offered:
             probe("a proposal is cancelled while it is offered")
-            self._cancelled = True  # the other members may have counted on this offer already: the step's outcome decides
+            self._proposal.cancelled = True  # the other members may have counted on this offer already: the step's outcome decides
         else:
-            self._drop_proposal()
+            self._proposal = None
 
     # ---- what happens to the rank ----------------------------------------------------------------------------------------------------
 
@@ -252,11 +289,9 @@ class MemberProtocol:
         return view
 
     def _join(self, view: View) -> None:
-        self.view, self.forming, self._status, self._testimony = view, True, None, None
-        self._save_requests, self._saved, self._part = {}, set(), None
-        self._halt_ordered = self.halted = self._incomplete = False
-        if self._proposal and self._proposal.generation <= view.generation:
-            self._drop_proposal()
+        self.view, self._status, self._orders = view, None, ViewOrders()
+        if self._proposal and self._proposal.view.generation <= view.generation:
+            self._proposal = None
 
     def receiving(self) -> None:
         """State is about to be overwritten."""
@@ -264,7 +299,7 @@ class MemberProtocol:
 
     def incomplete(self) -> None:
         """No member of the view holds some of a sharded state. What this rank holds stays: whoever is missed may only be late."""
-        self._incomplete = True
+        self._orders.incomplete = True
 
     def begun(self, state: StateId) -> None:
         """A new history begins here: the rank holds ``state``, whole. Should its group break before others have theirs, it still does."""
@@ -273,21 +308,20 @@ class MemberProtocol:
     def formed(self, state: StateId) -> None:
         """The process group works and the rank holds ``state``."""
         assert self.view is not None
-        self.state, self.dirty, self.forming = state, False, False
+        self.state, self.dirty = state, False
         self._say(Formed(self.member, self.view.generation, state))
 
     def broken(self, reason: str, testimony: Finding | None = None) -> None:
         """The rank has left its process group: a peer was lost, it was to quiesce, or it has seen that ranks differ (``testimony``)."""
         called = self.view is not None and self.view.generation <= self.floor
+        reported = testimony if self.view is not None else self._testimony
         if self.view is not None:
             self.floor = max(self.floor, self.view.generation)
-            self._testimony = testimony
-        self.view, self.forming = None, False
-        self._drop_proposal()
+        self.view = self._proposal = None
         why = Departure.CALLED if called else Departure.BROKEN
-        if self._incomplete:
-            why, self._incomplete = Departure.INCOMPLETE, False
-        self._say_quiesced(Departure.DIFFERS if testimony is not None else why, reason)
+        if self._orders.incomplete:
+            why, self._orders.incomplete = Departure.INCOMPLETE, False
+        self._say_quiesced(Departure.DIFFERS if testimony is not None else why, reason, reported)
 
     def mutating(self) -> None:
         """The optimizer is about to touch the state."""
@@ -307,13 +341,13 @@ class MemberProtocol:
     @property
     def asked_to_save(self) -> bool:
         """There is a checkpoint to write while this rank waits at the finish barrier."""
-        return isinstance(self._status, Finished) and any(request not in self._saved for request in self._save_requests.values())
+        return isinstance(self._status, Finished) and any(request not in self._orders.served for request in self._orders.saves.values())
 
     def final_request(self) -> int | None:
         """The checkpoint to write at the finish barrier, where all hold the same and nobody moves; None when there is none."""
-        asked = (request for request in self._save_requests.values() if request not in self._saved)
+        asked = (request for request in self._orders.saves.values() if request not in self._orders.served)
         request = next(asked, None) if self.asked_to_save and not self.interrupted else None
-        self._saved.add(request or 0)
+        self._orders.served.add(request or 0)
         return request
 
     def left(self) -> None:
@@ -324,7 +358,7 @@ class MemberProtocol:
 
     def written(self, event: PartWritten) -> None:
         """A part of a checkpoint is written. Repeated at the finish barrier, where the run waits for nothing else."""
-        self._part = event
+        self._orders.part = event
         self.outbox.append(event)
 
     def ask_once(self, key: str) -> None:
@@ -341,15 +375,19 @@ class MemberProtocol:
 
     def proposal(self) -> View | None:
         """A view to form beside the running steps, if any is wanted and not yet formed."""
-        return None if self._proposal_formed else self._proposal
+        return self._proposal.view if self._proposal is not None and not self._proposal.formed else None
 
     def holds_proposal(self, generation: int) -> bool:
         """Whether the proposal of ``generation`` still stands, formed or not."""
-        return self._proposal is not None and self._proposal.generation == generation
+        return self._proposal is not None and self._proposal.view.generation == generation
 
     def proposal_formed(self, generation: int) -> None:
-        if self._proposal is not None and self._proposal.generation == generation:
-            self._proposal_formed = True
+        if self._proposal is not None and self._proposal.view.generation == generation:
+            self._proposal.formed = True
+
+    @property
+    def _offers(self) -> bool:
+        return self._proposal is not None and self._proposal.offered
 
     def offer(self) -> Offer:
         """This rank's part of the agreement that travels with each step's reduction.
@@ -357,10 +395,12 @@ class MemberProtocol:
         (the proposal that it has formed, ``NO_VIEW``, or ``LAST_STEP``; of each level the newest checkpoint request of this view, or 0 once
         it is served).
         """
-        self._offered = self._proposal is not None and self._proposal_formed and not self._halt_ordered
-        offered = self._proposal.generation if self._offered and self._proposal else LAST_STEP if self._halt_ordered else NO_VIEW
-        requests = [self._save_requests.get(level.name, 0) for level in LEVELS]
-        return offered, *(request if request not in self._saved else 0 for request in requests)
+        proposal, orders = self._proposal, self._orders
+        if proposal is not None:
+            proposal.offered = proposal.formed and not orders.halt
+        offered = proposal.view.generation if proposal is not None and proposal.offered else LAST_STEP if orders.halt else NO_VIEW
+        requests = [orders.saves.get(level.name, 0) for level in LEVELS]
+        return offered, *(request if request not in orders.served else 0 for request in requests)
 
     def agree(self, offers: list[Offer]) -> tuple[View | None, int | None]:
         """All members' offers -> (view to enter after this step or None, checkpoint request to serve after this step or None).
@@ -373,18 +413,20 @@ class MemberProtocol:
         """
         generations, *requests = (set(column) for column in zip(*offers, strict=True))
         proposal = self._proposal
-        enter = proposal if proposal is not None and generations == {proposal.generation} else None
+        enter = proposal.view if proposal is not None and generations == {proposal.view.generation} else None
         self.withdraw(entered=enter is not None)
-        self.halted = generations == {LAST_STEP}
+        self._orders.halted = generations == {LAST_STEP}
         save = next((request for level in requests if len(level) == 1 for request in level if request), 0)
-        self._saved.add(save)
+        self._orders.served.add(save)
         return enter, save or None
 
     def withdraw(self, *, entered: bool = False) -> None:
         """The offer has had its answer, or the step whose reduction carried it did not come to an end."""
-        self._offered = False
-        if self._cancelled and not entered:
-            self._drop_proposal()
+        if self._proposal is None:
+            return
+        self._proposal.offered = False
+        if self._proposal.cancelled and not entered:
+            self._proposal = None
 
     def begins(self, view: View) -> bool:
         """A new history begins with the donor of ``view``: it starts from a checkpoint, or from the state that it was built with."""
@@ -408,14 +450,16 @@ class MemberProtocol:
 
     # ---- helpers -------------------------------------------------------------------------------------------------------------------------
 
-    def _drop_proposal(self) -> None:
-        self._proposal, self._proposal_formed, self._offered, self._cancelled = None, False, False, False
+    @property
+    def _testimony(self) -> Finding | None:
+        """What it has said last of how ranks differ, in no view since then."""
+        return self._status.testimony if isinstance(self._status, Quiesced) else None
 
     def _say(self, event: Event) -> None:
         self._status = event
         self.outbox.append(event)
 
-    def _say_quiesced(self, why: Departure, detail: str = "") -> None:
+    def _say_quiesced(self, why: Departure, detail: str, testimony: Finding | None) -> None:
         if self.incarnation is not None:
             engaged = Engaged.ALONE if self.alone else Engaged.COMPUTES if self.detached else Engaged.WAITS
-            self._say(Quiesced(self.member, self.floor, self.state, self.dirty, why, detail, self._testimony, engaged))
+            self._say(Quiesced(self.member, self.floor, self.state, self.dirty, why, detail, testimony, engaged))

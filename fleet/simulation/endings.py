@@ -80,7 +80,7 @@ class InOrder(InvariantChecker):
 
     def _answers(self, rank: SimRank) -> bool:
         """No other rank answers for a loop that hangs within its commit, where the train function may change what is tracked."""
-        still = rank.frozen_s < 0 and rank.thawed_s < self.world.faults.asked_s and (rank.protocol.detached or not rank.hung)
+        still = not rank.still.lasts and rank.still.ended_s < self.world.faults.asked_s and (rank.protocol.detached or not rank.hung)
         return still and rank.node.alive and rank.node.reachable and not self.world.links.was_cut(rank.end, HEAD, within_s=LATELY_S)
 
     def record(self, record: Record) -> None:

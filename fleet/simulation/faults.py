@@ -149,11 +149,11 @@ class Faults:
 
     def _slow(self, trouble: Trouble, victims: list[SimRank]) -> None:
         """The process is slow, and what replaces it is not."""
-        name = "slowness" if trouble.kind == "slow" else "link_slowness"
+        name = "own" if trouble.kind == "slow" else "link"
         for victim in victims:
-            setattr(victim, name, trouble.severity)
-            victim.was_slow = True
-            self.world.clock.after(trouble.duration_s, lambda victim=victim: setattr(victim, name, 1.0))  # type: ignore[misc]
+            setattr(victim.pace, name, trouble.severity)
+            victim.pace.slow = True
+            self.world.clock.after(trouble.duration_s, lambda victim=victim: setattr(victim.pace, name, 1.0))  # type: ignore[misc]
 
     def _stop(self) -> None:
         """The driver asks until it is heard: a coordinator may have died with the word."""

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from heapq import heappop, heappush
 
 from fleet.protocol.ports import IntervalPolicy, RecoveryPolicy
@@ -25,6 +26,66 @@ ROUNDING_S = 1e-6
 """Times late in a run are rounded: a wait that is over must not seem to have a moment left."""
 
 
+@dataclass(slots=True)
+class Places:
+    """Empty places of the job, nodes that are ready for one, spares on their way, and spares that are free."""
+
+    free: int
+    missing: int = 0
+    ready: int = 0
+    coming: int = 0
+
+    def join(self, count: int) -> None:
+        """So many of the nodes that are ready take a place."""
+        self.missing -= count
+        self.ready -= count
+
+
+class RepeatOffenders:
+    """Nodes that have failed, and those of them that stay out for it."""
+
+    def __init__(self, lemons: LemonPolicy | None) -> None:
+        self.out: set[int] = set()
+        self._lemons = lemons
+        self._failures: dict[int, list[float]] = {}
+
+    def stays_out(self, node: int, now_s: float) -> bool:
+        """Whether a node that fails now is never back."""
+        if self._lemons is None or node < 0:
+            return False
+        failures = self._failures.setdefault(node, [])
+        failures.append(now_s)
+        if self._lemons.judge(node, failures, now_s).action != "keep_out":
+            return False
+        self.out.add(node)
+        return True
+
+
+@dataclass(slots=True)
+class WayBack:
+    """From a fault to training: when it struck, until when it is noticed, when training goes on, as far as that is known; which tier is
+    gone back to; whether nodes are waited for, and whether all processes have started again."""
+
+    struck_s: float = 0.0
+    down_until_s: float = 0.0
+    up_s: float = math.inf
+    need: int = HELD
+    waiting: bool = False
+    restarted: bool = False
+
+
+@dataclass(slots=True)
+class RunCounts:
+    """What is counted of a run: faults by kind, what they were lost to, the arrivals that found somebody in their place (``injected``)."""
+
+    faults: list[int]
+    lost: dict[str, float] = field(default_factory=lambda: dict.fromkeys(("rework", "detect", "reform", "restore", "provision"), 0.0))
+    injected: list[int] = field(default_factory=list)
+    recoveries: int = 0
+    rollbacks: int = 0
+    events: int = 0
+
+
 class FleetRun:
     """A simulated run.
 
@@ -33,9 +94,6 @@ class FleetRun:
         recovery, intervals: live policies; one interval policy for each tier of the model.
         lemons: whether repeat offenders stay out; None: nobody does.
         partial: set its ``stop`` to end at the next fault.
-
-    Attributes:
-        injected: indices of the arrivals that found somebody in their place.
     """
 
     def __init__(
@@ -47,7 +105,7 @@ class FleetRun:
         lemons: LemonPolicy | None = None,
         partial: Partial | None = None,
     ) -> None:
-        self.model, self.arrivals, self.partial, self.lemons = model, arrivals, partial, lemons
+        self.model, self.arrivals, self.partial = model, arrivals, partial
         self.recovery = Recovery(recovery, model.nodes, model.min_nodes)
         restarting = self.recovery.restarts
         self.needs = [model.needed(fault, restarting) for fault in model.faults]
@@ -56,23 +114,15 @@ class FleetRun:
         self.stretches = TallyStretches(self.schedules)
         self.points = [(0.0, 0.0)] * len(self.schedules)  # of each tier: the newest safe copy was asked for, and what is kept until
         self.next_s = [at.interval_s for at in self.schedules]
-        self.missing, self.ready, self.coming, self.free = 0, 0, 0, model.spares
-        self.running, self.waiting, self.restarted = True, False, False
-        self.from_s = self.injected_s = self.down_until_s = 0.0
-        self.up_s = math.inf
-        self.need = HELD
+        self.places, self.offenders = Places(model.spares), RepeatOffenders(lemons)
+        self.running, self.from_s, self.way = True, 0.0, WayBack()
         self.heap: list[tuple[float, int, int, float]] = []
         self.crews = [0.0] * (model.crews or 0)
-        self.lost = dict.fromkeys(("rework", "detect", "reform", "restore", "provision"), 0.0)
-        self.counts = [0] * len(model.faults)
-        self.injected: list[int] = []
-        self.recoveries = self.rollbacks = self.events = 0
-        self.failures: dict[int, list[float]] = {}
-        self.kept_out: set[int] = set()
+        self.counts = RunCounts([0] * len(model.faults))
 
     def run(self) -> FleetOutcome:
         """From 0 to the end of the run, or to where it was interrupted."""
-        found, model, heap, partial = self.arrivals, self.model, self.heap, self.partial
+        found, model, heap, partial, counts = self.arrivals, self.model, self.heap, self.partial, self.counts
         columns = (found.times_s, found.kinds, found.nodes, found.repairs_s, found.chances)
         end_s = model.duration_s
         for index, (now_s, kind, node, _, chance) in enumerate(zip(*(column.tolist() for column in columns), strict=True)):
@@ -84,11 +134,11 @@ class FleetRun:
                 end_s = now_s
                 break
             fault = model.faults[kind]
-            if fault.nodes and (chance * model.nodes < self.missing or node in self.kept_out):
+            if fault.nodes and (chance * model.nodes < self.places.missing or node in self.offenders.out):
                 continue  # it would have struck a place where nobody is
-            self.events += 1
-            self.counts[kind] += 1
-            self.injected.append(index)
+            counts.events += 1
+            counts.faults[kind] += 1
+            counts.injected.append(index)
             if fault.notice_s:
                 heappush(heap, (now_s + fault.notice_s, NOTICED, index, now_s))
             else:
@@ -101,45 +151,44 @@ class FleetRun:
 
     def _happen(self, now_s: float, what: int, index: int, since_s: float) -> None:
         """A node is repaired, a spare has arrived, a corruption is noticed, or a recovery policy is to be asked."""
-        self.events += 1
+        places = self.places
+        self.counts.events += 1
         if what == REPAIRED:
-            if self.missing <= self.ready + self.coming:
-                self.free += 1
+            if places.missing <= places.ready + places.coming:
+                places.free += 1
             else:
                 self._offer(now_s)
         elif what == ASK:
-            if since_s == self.injected_s and not self.running and self.up_s == math.inf:
+            if since_s == self.way.struck_s and not self.running and self.way.up_s == math.inf:
                 self._ask(now_s)
         elif what == READY:
-            self.coming -= 1
+            places.coming -= 1
             self._offer(now_s)
         else:
             self._inject(index, now_s, since_s)
 
     def _offer(self, now_s: float) -> None:
         """A node can take an empty place: at a step boundary, with the others who are on their way, or because it was waited for."""
-        self.ready += 1
+        places = self.places
+        places.ready += 1
         self._settle(now_s)
         if self.running:
-            joined = self.recovery.grow(self.missing, self.ready)
+            joined = self.recovery.grow(places.missing, places.ready)
             if joined:
                 self._cut(now_s)
-                self._join(joined)
-        elif self.up_s < math.inf:
-            self._join(min(self.ready, self.missing))
-        elif self.waiting:
+                places.join(joined)
+        elif self.way.up_s < math.inf:
+            places.join(min(places.ready, places.missing))
+        elif self.way.waiting:
             self._ask(now_s)
-
-    def _join(self, count: int) -> None:
-        self.missing -= count
-        self.ready -= count
 
     def _take(self, count: int, index: int, now_s: float) -> None:
         """Nodes go to repair; spares are called for them. A node that stays out is never back."""
         model, node, repair_s = self.model, int(self.arrivals.nodes[index]), float(self.arrivals.repairs_s[index])
-        count = min(count, model.nodes - self.missing)
-        self.missing += count
-        stays_out = self._judged(node, now_s)
+        places = self.places
+        count = min(count, model.nodes - places.missing)
+        places.missing += count
+        stays_out = self.offenders.stays_out(node, now_s)
         for _ in range(count):
             begin_s = now_s
             if self.crews:
@@ -147,23 +196,13 @@ class FleetRun:
                 heappush(self.crews, begin_s + repair_s)
             if not stays_out:
                 heappush(self.heap, (begin_s + repair_s, REPAIRED, 0, 0.0))
-            if self.free:
-                self.free -= 1
+            if places.free:
+                places.free -= 1
                 if model.replace_s:
-                    self.coming += 1
+                    places.coming += 1
                     heappush(self.heap, (now_s + model.replace_s, READY, 0, 0.0))
                 else:
-                    self.ready += 1
-
-    def _judged(self, node: int, now_s: float) -> bool:
-        if self.lemons is None or node < 0:
-            return False
-        failures = self.failures.setdefault(node, [])
-        failures.append(now_s)
-        if self.lemons.judge(node, failures, now_s).action != "keep_out":
-            return False
-        self.kept_out.add(node)
-        return True
+                    places.ready += 1
 
     def _inject(self, index: int, now_s: float, since_s: float) -> None:
         """The job stops. ``since_s``: its state is wrong since then, infinite when it is not."""
@@ -174,26 +213,27 @@ class FleetRun:
             self._cut(now_s)
         if fault.nodes:
             self._take(fault.nodes, index, now_s)
-        if now_s < self.down_until_s:  # it is down already: nothing stops, but the state may be gone now
-            if need > self.need:
+        if now_s < self.way.down_until_s:  # it is down already: nothing stops, but the state may be gone now
+            if need > self.way.need:
                 self._lose(fault, need, now_s, since_s)
             return
+        held = HELD if self.running else self.way.need
         if self.running:
-            self.running, self.need = False, HELD
+            self.running = False
             if need == HELD and not fault.announced:
-                self.lost["rework"] += self.stretches.shorten(0.5 * self.model.step_s)
+                self.counts.lost["rework"] += self.stretches.shorten(0.5 * self.model.step_s)
         else:
             self._book(now_s)
-        self.recoveries += 1
-        self.injected_s, self.down_until_s, self.up_s = now_s, now_s + fault.detect_s, math.inf
-        self.from_s, self.waiting, self.restarted = self.down_until_s, False, False
-        self.lost["detect"] += fault.detect_s
-        self._lose(fault, max(need, self.need), now_s, since_s)
-        heappush(self.heap, (self.down_until_s, ASK, 0, now_s))
+        self.counts.recoveries += 1
+        self.from_s = now_s + fault.detect_s
+        self.way = WayBack(now_s, self.from_s)
+        self.counts.lost["detect"] += fault.detect_s
+        self._lose(fault, max(need, held), now_s, since_s)
+        heappush(self.heap, (self.from_s, ASK, 0, now_s))
 
     def _lose(self, fault: FaultClass, need: int, now_s: float, since_s: float) -> None:
         """Go back to the newest copy that is left, unless peers hold the state, or the fault waited until a copy was made."""
-        self.need = need
+        self.way.need = need
         if fault.announced:
             self.points = [(now_s, now_s)] * len(self.points)
         elif need != HELD:
@@ -208,47 +248,49 @@ class FleetRun:
                 point = (made_s, made_s + self.schedules[tier].blocked_s if made_s > 0.0 else 0.0)
             if point[0] > found[0]:
                 best, found = tier, point
-        self.rollbacks += 1
-        self.need = best
-        self.lost["rework"] += self.stretches.cut_back(found[1])
+        self.counts.rollbacks += 1
+        self.way.need = best
+        self.counts.lost["rework"] += self.stretches.cut_back(found[1])
         self.points = [point if point[0] < found[0] else found for point in self.points]
 
     # ---- the way back --------------------------------------------------------------------------------------------------------------------
 
     def _ask(self, now_s: float) -> None:
         """Ask the recovery policy who goes on. When the state is lost all processes start again first."""
-        answer = self.recovery.form(self.need == HELD, self.missing, self.ready, now_s - self.injected_s)
-        if answer.action == RESTART and self.need == HELD:
+        way, places = self.way, self.places
+        answer = self.recovery.form(way.need == HELD, places.missing, places.ready, now_s - way.struck_s)
+        if answer.action == RESTART and way.need == HELD:
             self._roll_back(len(self.points) - 1, math.inf)
-        if self.need != HELD and not self.restarted:
-            self.restarted = True
-            heappush(self.heap, (now_s + self.model.restart_s, ASK, 0, self.injected_s))
+        if way.need != HELD and not way.restarted:
+            way.restarted = True
+            heappush(self.heap, (now_s + self.model.restart_s, ASK, 0, way.struck_s))
         elif answer.action == FORM:
             self._book(now_s)
-            self.waiting = False
-            back_s = self.model.reform_s if self.need == HELD else self.model.tiers[self.need].restore_s
-            self.up_s = now_s + back_s + (self.model.join_s if answer.joined else 0.0)
-            self._join(answer.joined)
+            way.waiting = False
+            back_s = self.model.reform_s if way.need == HELD else self.model.tiers[way.need].restore_s
+            way.up_s = now_s + back_s + (self.model.join_s if answer.joined else 0.0)
+            places.join(answer.joined)
         else:
             self._book(now_s)
-            self.waiting = True
+            way.waiting = True
             if answer.wait_s < math.inf:
-                heappush(self.heap, (now_s + answer.wait_s + ROUNDING_S, ASK, 0, self.injected_s))
+                heappush(self.heap, (now_s + answer.wait_s + ROUNDING_S, ASK, 0, way.struck_s))
 
     def _book(self, now_s: float) -> None:
         """The job was on its way back, or waited, until now."""
-        name = "provision" if self.waiting else "reform" if self.need == HELD else "restore"
-        self.lost[name] += now_s - self.from_s
+        name = "provision" if self.way.waiting else "reform" if self.way.need == HELD else "restore"
+        self.counts.lost[name] += now_s - self.from_s
         self.from_s = now_s
 
     def _settle(self, now_s: float) -> None:
         """Training has gone on if that was due by now. A state that came from a copy counts as just copied."""
-        if self.running or now_s < self.up_s:
+        way = self.way
+        if self.running or now_s < way.up_s:
             return
-        self._book(self.up_s)
-        if self.need != HELD:
-            self.next_s = [self.up_s + at.interval_s - at.blocked_s for at in self.schedules]
-        self.running, self.from_s, self.up_s = True, self.up_s, math.inf
+        self._book(way.up_s)
+        if way.need != HELD:
+            self.next_s = [way.up_s + at.interval_s - at.blocked_s for at in self.schedules]
+        self.running, self.from_s, way.up_s = True, way.up_s, math.inf
 
     def _cut(self, now_s: float) -> None:
         """End a stretch of training. A copy that is not safe yet is given up, and asked for again at once."""
@@ -263,7 +305,7 @@ class FleetRun:
                     point_s = first_s + safe * at.interval_s
                     self.points[tier] = point_s, point_s + at.blocked_s
                 self.next_s[tier] = last_s + at.interval_s if last_s + at.latency_s <= now_s else now_s
-        absent = min(1.0, self.missing * self.model.replica_nodes / self.model.nodes)
+        absent = min(1.0, self.places.missing * self.model.replica_nodes / self.model.nodes)
         self.stretches.add(begin_s, now_s, 1.0 - absent, tuple(firsts))
         self.from_s = now_s
 
@@ -271,21 +313,21 @@ class FleetRun:
         self._settle(end_s)
         if self.running:
             self._cut(end_s)
-        elif end_s < self.down_until_s:
-            self.lost["detect"] -= self.down_until_s - end_s
+        elif end_s < self.way.down_until_s:
+            self.counts.lost["detect"] -= self.way.down_until_s - end_s
         else:
             self._book(end_s)
-        found, names = self.arrivals, [fault.name for fault in self.model.faults]
+        found, counts, names = self.arrivals, self.counts, [fault.name for fault in self.model.faults]
         slow = (found.slow_from_s, found.slow_until_s, found.slow_severity)
-        shares, saves = shares_of(self.stretches, self.lost, slow, end_s or 1.0)
+        shares, saves = shares_of(self.stretches, counts.lost, slow, end_s or 1.0)
         return FleetOutcome(
             shares=shares,
-            counts=dict(zip(names, self.counts, strict=True)),
+            counts=dict(zip(names, counts.faults, strict=True)),
             saves={tier.name: count for tier, count in zip(self.model.tiers, saves, strict=True)},
-            recoveries=self.recoveries,
-            rollbacks=self.rollbacks,
-            events=self.events,
+            recoveries=counts.recoveries,
+            rollbacks=counts.rollbacks,
+            events=counts.events,
             asked=self.recovery.asked + len(self.schedules),
-            kept_out=tuple(sorted(self.kept_out)),
+            kept_out=tuple(sorted(self.offenders.out)),
             complete_s=end_s,
         )

@@ -444,9 +444,10 @@ class Ends(InvariantChecker):
         plan, world = self.world.plan, self.world
         late_s = world.clock.now_s - plan.quiet_s
         self.require(world.over, f"the run has not ended {late_s:.0f} s after its last trouble, at {world.clock.now_s:.0f} s")
-        explained = world.status != "failed" or world.why in plan.failures
-        fits = world.status in plan.statuses and explained
-        self.require(fits, f"the run ends as {world.status}: {world.reason}; expected {plan.statuses} {plan.failures}")
+        if (ended := world.ended) is not None:
+            explained = ended.status != "failed" or ended.why in plan.failures
+            fits = ended.status in plan.statuses and explained
+            self.require(fits, f"the run ends as {ended.status}: {ended.reason}; expected {plan.statuses} {plan.failures}")
         left = [str(rank) for rank in world.reachable()]
         self.require(not left, f"{left} were never released")
 
@@ -510,7 +511,7 @@ class HealthyStay(InvariantChecker):
 
     def _guilty(self, rank: SimRank) -> bool:
         beside = [other for other in self.world.train.processes if other.node is rank.node] if self._action == "evict" else [rank]
-        return any(other.was_slow for other in beside)
+        return any(other.pace.slow for other in beside)
 
 
 class ChangesBounded(InvariantChecker):

@@ -151,27 +151,43 @@ class _Setting:
         return self.model.spares if self.largest <= 1 else 0
 
 
+class _Copies:
+    """The newest copy of each tier, [tiers, runs]: when it was begun, and what had been trained and stalled by then."""
+
+    def __init__(self, tiers: int, runs: int) -> None:
+        self.point, self.work, self.stall = np.zeros((tiers, runs)), np.zeros((tiers, runs)), np.zeros((tiers, runs))
+
+
+class _Fetched:
+    """Spares that were called, [runs, calls]: when they arrive, and how many."""
+
+    def __init__(self, runs: int, calls: int) -> None:
+        self.at, self.count = np.zeros((runs, calls)), np.zeros((runs, calls))
+
+
 class _Batch:
     """Runs side by side. Every array is [runs], or [tiers, runs], and nodes that are away are counted. Repairs are exponential, so that
     their number is all there is to know, up to ``untold``; beyond, ``rest`` has how long each of them is still away, longest first, for the
-    runs ``short``. ``fetched`` is when spares that were called arrive, and ``called`` how many."""
+    runs ``short``."""
 
     def __init__(self, setting: _Setting, runs: int, rng: np.random.Generator) -> None:
-        self.setting, self.runs, self.rng = setting, runs, rng
+        self.setting, self.rng = setting, rng
         tiers = len(setting.schedules)
         self.now = np.zeros(runs)
         self.down, self.there, self.go, self.up = np.zeros(runs), np.zeros(runs), np.zeros(runs), np.zeros(runs)
         self.need = np.full(runs, HELD)
         self.next = np.tile(np.array([[at.interval_s] for at in setting.schedules]).reshape(tiers, 1), (1, runs))
-        self.point = np.zeros((tiers, runs))
         self.work, self.stall = np.zeros(runs), np.zeros(runs)
-        self.work_at, self.stall_at = np.zeros((tiers, runs)), np.zeros((tiers, runs))
+        self.copies = _Copies(tiers, runs)
         self.lost = {name: np.zeros(runs) for name in ("rework", "detect", "reform", "restore", "provision")}
         self.gone, self.seen, self.absence = np.zeros(runs, dtype=np.int64), np.zeros(runs), np.zeros(runs)
         self.short, self.rest = np.zeros(0, dtype=np.int64), np.zeros((0, 0))
-        self.fetched = np.zeros((runs, 4 if setting.model.replace_s > 0 else 0))
-        self.called = np.zeros(self.fetched.shape)
+        self.fetched = _Fetched(runs, 4 if setting.model.replace_s > 0 else 0)
         self.faults = np.zeros(runs)
+
+    @property
+    def runs(self) -> int:
+        return len(self.now)
 
     def run(self) -> None:
         end_s, rate = self.setting.model.duration_s, self.setting.rate_per_s
@@ -222,8 +238,9 @@ class _Batch:
         self.need = np.where(fresh, np.maximum(need, before), np.where(deeper, need, self.need))
         moved = fresh | deeper
         notified = moved & announced
-        self.point[:, notified] = self.now[notified]
-        self.work_at[:, notified], self.stall_at[:, notified] = self.work[notified], self.stall[notified]
+        copies = self.copies
+        copies.point[:, notified] = self.now[notified]
+        copies.work[:, notified], copies.stall[:, notified] = self.work[notified], self.stall[notified]
         self._roll_back(moved & ~announced & (self.need != HELD))
         detect_s = setting.detect_s[kind]
         self.lost["detect"] += np.where(fresh, detect_s, 0.0)
@@ -258,7 +275,7 @@ class _Batch:
 
     def _stretch(self, running: Flags) -> None:
         """Training from ``up`` to now, with its copies; a copy that is not safe is given up, and asked for again at once."""
-        begin, end = self.up, self.now
+        begin, end, copies = self.up, self.now, self.copies
         first = np.maximum(self.next, begin)
         absent = self._absent(begin, end, running)
         self.absence[running] = 0.0
@@ -271,9 +288,9 @@ class _Batch:
             fresh = point >= 0
             kept = np.minimum(point + at.blocked_s, end)
             stall = self._blocked(first, begin, kept)
-            self.point[tier] = np.where(fresh, point, self.point[tier])
-            self.work_at[tier] = np.where(fresh, self.work + (kept - begin - stall) * (1 - share), self.work_at[tier])
-            self.stall_at[tier] = np.where(fresh, self.stall + stall * (1 - share), self.stall_at[tier])
+            copies.point[tier] = np.where(fresh, point, copies.point[tier])
+            copies.work[tier] = np.where(fresh, self.work + (kept - begin - stall) * (1 - share), copies.work[tier])
+            copies.stall[tier] = np.where(fresh, self.stall + stall * (1 - share), copies.stall[tier])
             number = np.ceil((end - first[tier]) / at.interval_s)
             last = first[tier] + (number - 1) * at.interval_s
             later = np.where(last + at.latency_s <= end, last + at.interval_s, end)
@@ -301,19 +318,19 @@ class _Batch:
 
     def _roll_back(self, runs: Flags) -> None:
         """To the newest copy among the tiers that are left; the nearest of them when there are several."""
-        tiers = len(self.setting.schedules)
+        tiers, copies = len(self.setting.schedules), self.copies
         if not runs.any():
             return
         allowed = np.arange(tiers)[:, None] >= self.need[None, :]
-        best = np.argmax(np.where(allowed, self.point, -1.0), axis=0)
+        best = np.argmax(np.where(allowed, copies.point, -1.0), axis=0)
         index = np.arange(self.runs)
-        point, work, stall = self.point[best, index], self.work_at[best, index], self.stall_at[best, index]
+        point, work, stall = copies.point[best, index], copies.work[best, index], copies.stall[best, index]
         self.need = np.where(runs, best, self.need)
         self.lost["rework"] += np.where(runs, self.work + self.stall - work - stall, 0.0)
         self.work, self.stall = np.where(runs, work, self.work), np.where(runs, stall, self.stall)
-        newer = runs & (self.point > point)
-        self.point, self.work_at = np.where(newer, point, self.point), np.where(newer, work, self.work_at)
-        self.stall_at = np.where(newer, stall, self.stall_at)
+        newer = runs & (copies.point > point)
+        copies.point, copies.work = np.where(newer, point, copies.point), np.where(newer, work, copies.work)
+        copies.stall = np.where(newer, stall, copies.stall)
 
     # ---- nodes that are away -------------------------------------------------------------------------------------------------------------
 
@@ -359,7 +376,7 @@ class _Batch:
             fresh = (column >= known[short, None]) & (column < self.gone[short, None])
             table[fresh] = self._repairs(fresh)
             self.short, self.rest = short, np.sort(table, axis=1)[:, ::-1]
-        if self.fetched.shape[1]:
+        if self.fetched.at.shape[1]:
             self._fetch(np.where(nodes > 0, np.clip(setting.model.spares - before, 0, nodes), 0))
 
     def _repairs(self, fresh: Flags) -> Floats:
@@ -370,21 +387,21 @@ class _Batch:
 
     def _fetch(self, count: Ints) -> None:
         """So many spares of each run are called, in the place of those that arrived longest ago."""
-        asking = np.flatnonzero(count)
-        if np.any(self.fetched[asking].min(axis=1, initial=math.inf) > self.now[asking]):
-            more = np.zeros((self.runs, self.fetched.shape[1]))
-            self.fetched, self.called = np.hstack((self.fetched, more)), np.hstack((self.called, more))
-        oldest = np.argmin(self.fetched[asking], axis=1)
-        self.fetched[asking, oldest] = self.now[asking] + self.setting.model.replace_s
-        self.called[asking, oldest] = count[asking]
+        asking, spares = np.flatnonzero(count), self.fetched
+        if np.any(spares.at[asking].min(axis=1, initial=math.inf) > self.now[asking]):
+            more = np.zeros((self.runs, spares.at.shape[1]))
+            spares.at, spares.count = np.hstack((spares.at, more)), np.hstack((spares.count, more))
+        oldest = np.argmin(spares.at[asking], axis=1)
+        spares.at[asking, oldest] = self.now[asking] + self.setting.model.replace_s
+        spares.count[asking, oldest] = count[asking]
 
     def _missing(self) -> Floats:
-        coming = (self.called * (self.fetched > self.now[:, None])).sum(axis=1)
+        coming = (self.fetched.count * (self.fetched.at > self.now[:, None])).sum(axis=1)
         return np.asarray(np.maximum(0, self.gone - self.setting.model.spares) + coming, dtype=np.float64)
 
     def _full(self) -> Floats:
         """When no place will be empty any more, as far as is known now."""
-        full: Floats = self.fetched.max(axis=1, initial=0.0)
+        full: Floats = self.fetched.at.max(axis=1, initial=0.0)
         if len(self.short):
             rest = self.rest[:, self.setting.model.spares :].max(axis=1, initial=0.0)  # until the last that no spare stands in for is back
             full[self.short] = np.maximum(full[self.short], self.now[self.short] + rest)
@@ -396,6 +413,7 @@ class _Batch:
         if not self.setting.away:
             return np.zeros(self.runs)
         total = self.absence
-        if self.fetched.shape[1]:
-            total = total + (self.called * (np.clip(self.fetched, begin[:, None], end[:, None]) - begin[:, None])).sum(axis=1)
+        if self.fetched.at.shape[1]:
+            waited = np.clip(self.fetched.at, begin[:, None], end[:, None]) - begin[:, None]
+            total = total + (self.fetched.count * waited).sum(axis=1)
         return np.where(running, np.minimum(total * model.replica_nodes / model.nodes, end - begin), 0.0)

@@ -151,9 +151,9 @@ class SimNode(Stoppable):
             self.world.submit(NodeSilent(self.name, self.world.clock.now_s))
 
     def _report_times(self) -> None:
-        timed = [rank for rank in self.ranks.values() if rank.named and rank.times]
-        for generation in sorted({rank.timed_generation for rank in timed}):
-            here = [rank for rank in timed if rank.timed_generation == generation]
+        timed = [rank for rank in self.ranks.values() if rank.named and rank.timed.rows]
+        for generation in sorted({rank.timed.generation for rank in timed}):
+            here = [rank for rank in timed if rank.timed.generation == generation]
             self.up(StepsTimed(self.name, generation, self.world.plan.steps, tuple(rank.take_times() for rank in here)))
 
     def on_death(self, rank: SimRank, cause: str) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from types import GeneratorType
 from typing import Any
 
@@ -31,6 +32,45 @@ class UserError(Exception):
     """The train function raised."""
 
 
+@dataclass(slots=True)
+class Standstill:
+    """A process is stopped since ``since_s`` (-1: it is not), and was until ``ended_s``; what ``waits`` until it goes on."""
+
+    since_s: float = -1.0
+    ended_s: float = -math.inf
+    waits: list[Callable[[], None]] = field(default_factory=list)
+
+    @property
+    def lasts(self) -> bool:
+        return self.since_s >= 0
+
+
+@dataclass(slots=True)
+class RankPace:
+    """How many times as long as others a process takes, for its ``own`` work and on the ``link``; it was made ``slow`` at some time."""
+
+    own: float = 1.0
+    link: float = 1.0
+    slow: bool = False
+
+
+@dataclass(slots=True)
+class TimedSteps:
+    """What a process has measured of its whole steps of one view, and not yet said."""
+
+    generation: int = -1
+    rows: list[tuple[int, ...]] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class Movement:
+    """Where a process is, as its node's agent sees it: it steps, it is between two steps, and has moved last at ``at_s``."""
+
+    at_s: float
+    stepping: bool = False
+    between: bool = False
+
+
 class SimRank:
     """One process. ``where`` is (step, shard), as its node's agent would see it in the rank's shared memory.
 
@@ -41,22 +81,17 @@ class SimRank:
         self.world, self.node, self.rng = world, node, rng
         self.protocol = MemberProtocol(slot, f"token-{number}", Process(node.name, 1000 + number, number), f"{node.name}:{number}")
         self.rank_machine = RankMachine(self.protocol)
-        self.alive, self.frozen_s, self.thawed_s = True, -1.0, -math.inf
+        self.alive, self.still = True, Standstill()
         self.weights = POISON
         self.corrupt = False
         self.spoils = False  # the next gradient that it computes is not finite
         self.where = (-1, -1)
-        self.stepping = self.between = False
         self.hung = False
-        self.progress_s = world.clock.now_s
+        self.movement = Movement(world.clock.now_s)
         self.started_s = world.clock.now_s
-        self.slowness = self.link_slowness = 1.0
-        self.was_slow = False
-        self.times: list[tuple[int, ...]] = []
-        self.timed_generation = -1
+        self.pace, self.timed = RankPace(), TimedSteps()
         self.groups: dict[int, tuple[SimGroup, Future]] = {}
         self._joined_view: View | None = None
-        self._deferred: list[Callable[[], None]] = []
         self._news: list[Future] = []
         world.clock.after(rng.uniform(0.01, 0.3), lambda: self.gate(self._start))
 
@@ -78,7 +113,7 @@ class SimRank:
 
     @property
     def responsive(self) -> bool:
-        return self.frozen_s < 0 and not self.hung
+        return not self.still.lasts and not self.hung
 
     # ---- the process as others see it ----------------------------------------------------------------------------------------------------
 
@@ -86,22 +121,21 @@ class SimRank:
         """Everything that happens in this process comes through here: not when it is dead, later when it is stopped."""
         if not self.alive:
             return
-        if self.frozen_s >= 0:
-            self._deferred.append(call)
+        if self.still.lasts:
+            self.still.waits.append(call)
         else:
             call()
 
     def freeze(self) -> None:
-        if self.alive and self.frozen_s < 0:
-            self.frozen_s = self.world.clock.now_s
+        if self.alive and not self.still.lasts:
+            self.still.since_s = self.world.clock.now_s
             self.world.note("freeze", self)
 
     def thaw(self) -> None:
-        if not self.alive or self.frozen_s < 0:
+        if not self.alive or not self.still.lasts:
             return
-        self.frozen_s, self.thawed_s = -1.0, self.world.clock.now_s
+        calls, self.still = self.still.waits, Standstill(ended_s=self.world.clock.now_s)
         self.world.note("thaw", self)
-        calls, self._deferred = self._deferred, []
         for call in calls:
             self.gate(call)
 
@@ -117,13 +151,14 @@ class SimRank:
 
     def pulse(self) -> Pulse:
         now_s, protocol = self.world.clock.now_s, self.protocol
-        beat_age_s = now_s - self.frozen_s if self.frozen_s >= 0 else 0.0
+        beat_age_s = now_s - self.still.since_s if self.still.lasts else 0.0
         state = protocol.state or StateId(0, 0)
-        return Pulse(self.member, protocol.generation, state, beat_age_s, now_s - self.progress_s, self.stepping, self.between)
+        moved = self.movement
+        return Pulse(self.member, protocol.generation, state, beat_age_s, now_s - moved.at_s, moved.stepping, moved.between)
 
     def take_times(self) -> RankTimes:
         """What it measured since it was asked last; nothing but whole steps of one view."""
-        times, self.times = self.times, []
+        times, self.timed.rows = self.timed.rows, []
         return RankTimes(self.member, *zip(*times, strict=True))
 
     def _leave_groups(self) -> None:
@@ -255,7 +290,7 @@ class SimRank:
         if self.world.faults.at(self, point):
             if not self.alive:
                 raise Dead
-            return self.frozen_s >= 0 or self.hung
+            return self.still.lasts or self.hung
         return False
 
     def _pause(self) -> Future | float:

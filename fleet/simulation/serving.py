@@ -37,7 +37,7 @@ class _Reaches(InvariantChecker):
         return keeper.alive and not self._was_still(keeper) and not cut
 
     def _was_still(self, rank: SimRank) -> bool:
-        return rank.frozen_s >= 0 or self.world.clock.now_s - rank.thawed_s < LATELY_S
+        return rank.still.lasts or self.world.clock.now_s - rank.still.ended_s < LATELY_S
 
 
 class Serves(_Reaches):

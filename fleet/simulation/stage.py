@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterable
 from typing import Any, Protocol
 
 from fleet.machine.core import FleetMachine
-from fleet.protocol.causes import EndWhy
 from fleet.protocol.events import Event, PartWritten
 from fleet.protocol.instructions import EndRun
 from fleet.protocol.records import Record, RunEnded
@@ -42,7 +41,6 @@ class Stage(Protocol):
     """The world, as those in it know it. ``train`` is what starts processes anew; ``watch`` has a method for each hook of a checker."""
 
     plan: Plan
-    settings: RunSettings
     clock: Clockwork
     chain: Chain
     journal: list[Record]
@@ -54,12 +52,15 @@ class Stage(Protocol):
     train: Any
     faults: Any
     coordinator: Any
-    status: str
-    reason: str
-    why: EndWhy
+    ended: EndRun | RunEnded | None
     flipped: bool
     excused: bool
     unseen: set[StateId]
+
+    @property
+    def settings(self) -> RunSettings:
+        """The plan's."""
+        ...
 
     @property
     def over(self) -> bool:

@@ -21,7 +21,7 @@ from fleet.protocol.vote import CommitVote, Doubt, Words
 from fleet.simulation.clockwork import Coroutine, Future, Steps
 from fleet.simulation.groups import Broken, SimGroup
 from fleet.simulation.model import POISON, SPOILED, gradient, updated
-from fleet.simulation.ranks import Dead, SimRank
+from fleet.simulation.ranks import Dead, Movement, SimRank, TimedSteps
 from fleet.simulation.stores import StoreFails
 
 Contribution = tuple[StateId, int | None, dict[int, int], Offer]
@@ -122,7 +122,7 @@ class SteppingRank(SimRank):
 
     def _clear(self, move: moves.Clear) -> Steps:
         self.world.note("broken", self, f"dirty={self.protocol.dirty}")
-        self.stepping = False
+        self.movement.stepping = False
         transfer, self.transfer = self.transfer, None
         if transfer is not None:
             try:
@@ -233,7 +233,7 @@ class SteppingRank(SimRank):
         here = arriving.state if arriving is not None else self.rank_machine.here
         if here != self.duties.at or receives:
             self.held = {}
-        self.stepping, self.between, self.progress_s, self.duties.at = True, False, self.world.clock.now_s, here
+        self.movement, self.duties.at = Movement(self.world.clock.now_s, stepping=True), here
         self.replica_check.join(view.generation, here, receives)
         if not receives:
             group.send(
@@ -260,7 +260,7 @@ class SteppingRank(SimRank):
         self._own = []
         if self.rank_machine.goes_ahead:
             self.world.note("ahead", self, self.rank_machine.assigned)
-        self.stepping = True
+        self.movement.stepping = True
         assigned = self.rank_machine.assigned
         middle, number = len(assigned) // 2, 0
         while pending := self.rank_machine.assigned:  # more may be speculative meanwhile
@@ -277,7 +277,7 @@ class SteppingRank(SimRank):
             self.spoils = False
             if number == middle:
                 began_s = self.world.clock.now_s
-                yield self.rng.uniform(*self.world.plan.jitter) * self.world.plan.shard_s * len(assigned) * self.slowness
+                yield self.rng.uniform(*self.world.plan.jitter) * self.world.plan.shard_s * len(assigned) * self.pace.own
                 self._own = [float(len(assigned)), self.world.clock.now_s - began_s]
             number += 1
         self.where = (move.step, -1)
@@ -311,9 +311,9 @@ class SteppingRank(SimRank):
         self.replica_check.enter(state, str(self.weights))
         values = yield group.reduce(self.member, number, (state, self.weights, dict(self.held), offer))
         took_s = self.world.clock.now_s - group.complete_s
-        if self.link_slowness > 1:
-            yield took_s * (self.link_slowness - 1)
-        self._own.append(took_s * self.link_slowness)
+        if self.pace.link > 1:
+            yield took_s * (self.pace.link - 1)
+        self._own.append(took_s * self.pace.link)
         return values
 
     def _cast_vote(self, move: moves.CastVote) -> Words | Steps:
@@ -343,7 +343,7 @@ class SteppingRank(SimRank):
         here = self.rank_machine.here
         self.duties.at = StateId(here.history, here.step + 1)
         self.duties.begin_step()
-        self.progress_s = self.world.clock.now_s
+        self.movement.at_s = self.world.clock.now_s
 
     def _committed(self, move: moves.StepCommitted) -> Steps:
         self.world.watch.commit(self, self.rank_machine.here)
@@ -356,13 +356,13 @@ class SteppingRank(SimRank):
         here = self.protocol.state
         if every and here is not None and here.step % every == 0 and here != self._rested:
             self._rested = here
-            self.between, self.progress_s = True, self.world.clock.now_s
+            self.movement.between, self.movement.at_s = True, self.world.clock.now_s
             half_s = self.rng.uniform(0.4, 0.6) * lasts_s
             yield half_s
             if self.at("between"):
                 yield self._pause()
             yield half_s
-            self.between = False
+            self.movement.between = False
 
     def _note_times(self, step: int, apply_s: float) -> None:
         """As the agent of a live rank has it: of whole steps alone."""
@@ -371,10 +371,10 @@ class SteppingRank(SimRank):
         if first or not whole:
             return
         view = self.protocol.view
-        if view is not None and view.generation != self.timed_generation:
-            self.timed_generation, self.times = view.generation, []
+        if view is not None and view.generation != self.timed.generation:
+            self.timed = TimedSteps(view.generation)
         shards, compute_s, network_s = self._own
-        self.times.append((step, int(shards), round(compute_s * 1e6), 0, round(network_s * 1e6), round(apply_s * 1e6)))
+        self.timed.rows.append((step, int(shards), round(compute_s * 1e6), 0, round(network_s * 1e6), round(apply_s * 1e6)))
 
     # ---- beside the steps, and after them ------------------------------------------------------------------------------------------------
 
@@ -390,7 +390,7 @@ class SteppingRank(SimRank):
         view = View(order.generation, order.members, (), 0, (), order.state, "")
         self.world.watch.save(self, view, order.request, self.rank_machine.here)
         try:
-            if self.at("saving") and self.frozen_s >= 0:
+            if self.at("saving") and self.still.lasts:
                 yield 0.0
         except Dead:
             return
@@ -419,7 +419,7 @@ class SteppingRank(SimRank):
             self.flush(PartFailed(event.member, event.request, "nobody takes it"))
 
     def _digest(self, move: moves.Digest) -> str:
-        self.stepping = False
+        self.movement.stepping = False
         self.world.note("finished", self)
         return str(self.weights)
 

@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from fleet.machine.core import FleetMachine
-from fleet.protocol.causes import EndWhy
 from fleet.protocol.events import Event, PartWritten
 from fleet.protocol.instructions import EndRun
 from fleet.protocol.levels import PEERS_SCHEME
@@ -53,6 +52,30 @@ class Outcome:
         return "\n".join([what, "the last lines of its trace:", *self.trace, *([f"repeat with: {again}"] if again else [])])
 
 
+class SimGroups:
+    """The process groups of a run: ranks meet by generation and store, whatever they believe the view to be."""
+
+    def __init__(self, rng: random.Random) -> None:
+        self._rng = rng
+        self._found: dict[tuple[int, str], SimGroup] = {}
+
+    def of(self, world: World, view: View) -> SimGroup:
+        group = self._found.get((view.generation, view.store))
+        if group is None:
+            group = SimGroup(world.clock, self._rng, view, world.watch.completed, world.links)
+            self._found[view.generation, view.store] = group
+        return group
+
+
+@dataclass(slots=True)
+class CoordinatorDeaths:
+    """How many there were; the last one takes ``stale`` records with it, and the next life begins ``absence_s`` later."""
+
+    count: int = 0
+    stale: int = 0
+    absence_s: float = 0.05
+
+
 class World:
     """Everything that a run consists of.
 
@@ -63,7 +86,7 @@ class World:
     """
 
     def __init__(self, plan: Plan, make_machine: MakeMachine, keep_trace: bool = False) -> None:
-        self.plan, self.settings = plan, plan.settings
+        self.plan = plan
         self._make_machine = make_machine
         self.clock = Clockwork()
         self.trace: deque[tuple[Any, ...]] = deque(maxlen=None if keep_trace else TRACE_LINES)
@@ -75,27 +98,28 @@ class World:
         self.watch = Watch(self)
         self.nodes: list[SimNode] = []
         self.train = SimTrain(self, self.stream("train"), plan.restart_s)
-        self.status = self.reason = self.detail = ""
-        self.why = EndWhy.OTHER
+        self.ended: EndRun | RunEnded | None = None
         self.coordinator: SimCoordinator | None = None
-        self.coordinator_deaths = 0
+        self.deaths = CoordinatorDeaths()
         self.flipped = False
         """A bit has flipped in what some rank held: without that nothing is excused."""
         self.excused = False
         """What is wrong was held by one rank alone when others were given it, so that nobody could tell."""
         self.unseen: set[StateId] = set()
         """States made of what one rank alone had put in: the others, newcomers, had nothing to compare. They see it in the next step."""
-        self._stale, self._absence_s = 0, 0.05
-        self._groups: dict[tuple[int, str], SimGroup] = {}
-        self._group_rng = self.stream("groups")
+        self._groups = SimGroups(self.stream("groups"))
         self.faults = Faults(self, plan.troubles)
 
     def stream(self, *path: object) -> random.Random:
         return stream(self.plan.seed, *path)
 
     @property
+    def settings(self) -> RunSettings:
+        return self.plan.settings
+
+    @property
     def over(self) -> bool:
-        return bool(self.status)
+        return self.ended is not None
 
     def note(self, *words: Any) -> None:
         """A line of the trace; formatted only when somebody reads it."""
@@ -114,7 +138,8 @@ class World:
         except Exception:  # noqa: BLE001  a crash of the live code is a finding like any other
             broken, complaint = "no exception", traceback.format_exc()
         trace = tuple(f"{line[0]:9.4f} " + " ".join(map(str, line[1:])) for line in self.trace)
-        return Outcome(self.plan.seed, self.status, self.reason, broken, complaint, trace, self)
+        status, reason = (self.ended.status, self.ended.reason) if self.ended is not None else ("", "")
+        return Outcome(self.plan.seed, status, reason, broken, complaint, trace, self)
 
     def _start(self) -> None:
         settings = self.settings
@@ -138,7 +163,7 @@ class World:
         return self._make_machine(self.settings, self.plan, self.clock.now_s)
 
     def end(self, end: EndRun | RunEnded) -> None:
-        self.status, self.reason, self.detail, self.why = end.status, end.reason, end.detail, end.why
+        self.ended = end
         self.note("END", end.status, end.reason)
 
     # ---- parts ---------------------------------------------------------------------------------------------------------------------------
@@ -150,12 +175,8 @@ class World:
         node.connect()
 
     def group(self, view: View) -> SimGroup:
-        """The process group of ``view``: ranks meet by generation and store, whatever they believe the view to be."""
-        group = self._groups.get((view.generation, view.store))
-        if group is None:
-            group = self._groups[view.generation, view.store] = SimGroup(
-                self.clock, self._group_rng, view, self.watch.completed, self.links
-            )
+        """The process group of ``view``."""
+        group = self._groups.of(self, view)
         self.watch.meet(group.view, view)
         return group
 
@@ -209,20 +230,20 @@ class World:
         """Kill it ``after`` more instructions; the last ``stale`` records go with it, but none from before it started."""
         if self.coordinator is not None and self.coordinator.dies_in is None:
             self.coordinator.dies_in = after
-            self._stale, self._absence_s = stale, absence_s
+            self.deaths.stale, self.deaths.absence_s = stale, absence_s
             if self.coordinator.stopped:
                 self.coordinator_died()
 
     def coordinator_died(self) -> None:
-        self.note("coordinator killed", f"{self._stale} records lost")
+        self.note("coordinator killed", f"{self.deaths.stale} records lost")
         self.coordinator = None
-        self.coordinator_deaths += 1
+        self.deaths.count += 1
         fresh = next(i for i, record in enumerate(reversed(self.journal)) if isinstance(record, Resumed | RunStarted))
-        lost = min(self._stale, fresh) if not self.over else 0  # the driver knows how the run ended, whatever is forgotten
+        lost = min(self.deaths.stale, fresh) if not self.over else 0  # the driver knows how the run ended, whatever is forgotten
         if lost:
             del self.journal[-lost:]
             self.watch.truncated(self.journal)
-        self.clock.after(self._absence_s, self._restart_coordinator)
+        self.clock.after(self.deaths.absence_s, self._restart_coordinator)
 
     def _restart_coordinator(self) -> None:
         machine = self.make_machine()

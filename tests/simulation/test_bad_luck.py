@@ -141,7 +141,7 @@ def test_the_coordinator_dies_during_a_view_change() -> None:
             Trouble(kind="kill", point="compute", step=5, slot=1),
             Trouble(kind="coordinator", point="forming", step=5, after=after, duration_s=0.5),
         )
-        assert outcome.world.coordinator_deaths == 1
+        assert outcome.world.deaths.count == 1
 
 
 def test_training_goes_on_while_the_coordinator_is_gone() -> None:

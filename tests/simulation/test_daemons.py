@@ -74,7 +74,7 @@ def test_words_of_a_dead_coordinator_that_come_late_change_nothing(after_s: floa
             Trouble(kind="kill", at_s=2.9, slot=0), Trouble(kind="one_way", at_s=3.0, nodes=(1,), into=True, closes_s=0.3, duration_s=1.0),
             Trouble(kind="coordinator", at_s=3.0 + after_s, duration_s=0.1), seed=seed,
         )  # fmt: skip
-        assert lost(outcome) <= 3 and outcome.world.coordinator_deaths == 1
+        assert lost(outcome) <= 3 and outcome.world.deaths.count == 1
 
 
 # ---- each invariant can fail -------------------------------------------------------------------------------------------------------------

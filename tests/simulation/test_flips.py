@@ -37,7 +37,7 @@ def test_two_that_differ_go_back_once_and_nobody_is_accused() -> None:
 def test_two_that_differ_again_where_they_went_on_run_a_loop_that_is_wrong() -> None:
     outcome = run(*(Trouble(kind="flip", point="compute", step=5 + slot, slot=slot) for slot in (0, 1)), world=4)
     assert outcome.status == "failed"
-    assert outcome.world.why is EndWhy.LOOP_WRONG
+    assert outcome.world.ended is not None and outcome.world.ended.why is EndWhy.LOOP_WRONG
     assert "differ again" in outcome.reason
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from fleet.machine import candidates, ending, leaving, ranks, replay, tiers, views
+from fleet.machine import candidates, ending, leaving, replay, tiers, views
 from fleet.machine.candidates import StateSource
 from fleet.machine.checkpoints import Checkpoints
 from fleet.machine.core import FleetMachine
@@ -65,7 +65,7 @@ def donor_with_the_smallest_state(patch: Patch) -> None:
 
 
 def dirt_goes_unseen(patch: Patch) -> None:
-    right = ranks.quiesced
+    right = leaving.quiesced
     everywhere(patch, right, lambda machine, event, now_s: right(machine, dataclasses.replace(event, dirty=False), now_s))
 
 
@@ -155,7 +155,7 @@ def proposal_is_entered_by_whoever_has_it(patch: Patch) -> None:
     right = MemberProtocol.agree
 
     def wrong(self: MemberProtocol, offers: list[Offer]) -> tuple[View | None, int | None]:
-        proposal = self._proposal if self._proposal_formed else None
+        proposal = self._proposal.view if self._proposal is not None and self._proposal.formed else None
         enter, save = right(self, offers)
         return (enter or proposal), save
 
@@ -166,9 +166,9 @@ def checkpoint_is_written_by_whoever_was_asked(patch: Patch) -> None:
     right = MemberProtocol.agree
 
     def wrong(self: MemberProtocol, offers: list[Offer]) -> tuple[View | None, int | None]:
-        request = max(set(self._save_requests.values()) - self._saved, default=None)
+        request = max(set(self._orders.saves.values()) - self._orders.served, default=None)
         enter, _ = right(self, offers)
-        self._saved.add(request or 0)
+        self._orders.served.add(request or 0)
         return enter, request
 
     patch.setattr(MemberProtocol, "agree", wrong)

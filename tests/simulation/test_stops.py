@@ -124,8 +124,8 @@ def test_a_rank_that_halts_by_itself_is_caught(monkeypatch: pytest.MonkeyPatch) 
     right = MemberProtocol.agree
 
     def wrong(self: MemberProtocol, offers: list[Offer]) -> tuple[View | None, int | None]:
-        agreed, reported = right(self, offers), self._halt_ordered
-        self.halted = reported
+        agreed, reported = right(self, offers), self._orders.halt
+        self._orders.halted = reported
         return agreed
 
     monkeypatch.setattr(MemberProtocol, "agree", wrong)

@@ -177,7 +177,7 @@ def test_a_detector_that_throws_accuses_nobody() -> None:
 
 def test_what_was_decided_survives_the_coordinator() -> None:
     outcome = run(slow(2), Trouble(kind="coordinator", at_s=13.0, duration_s=0.1), Trouble(kind="kill", at_s=16.0, slot=3))
-    assert outcome.world.coordinator_deaths == 1
+    assert outcome.world.deaths.count == 1
     assert all(load[2] < max(load) for load in loads(outcome)[1:])
 
 

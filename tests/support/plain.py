@@ -48,7 +48,15 @@ FORKED.set_forkserver_preload(PRELOADED)
 """Ranks are forked off one process that has imported all and started nothing: most of a test's time went into imports."""
 
 
-def _rank(train: Callable[[Any], None], settings: RunSettings, slot: int, node: str, folder: Path, url: str, logs: Path) -> None:
+def nothing(process: str) -> None:
+    """What a process does first, where the test has no wish."""
+
+
+def _rank(
+    train: Callable[[Any], None], settings: RunSettings, slot: int, node: str, folder: Path, url: str, logs: Path,
+    first: Callable[[str], None],
+) -> None:  # fmt: skip
+    first(f"rank{slot}")
     multiprocessing.set_start_method("fork", force=True)  # as in Ray's workers: DataLoaders of who is killed then end with it
     run_rank(train, settings, slot, node, folder, "127.0.0.1", Parts(url), socket_path(folder, node), logs=logs)
 
@@ -56,13 +64,13 @@ def _rank(train: Callable[[Any], None], settings: RunSettings, slot: int, node: 
 class PlainFleet:
     """``with PlainFleet(train, settings, folder) as fleet: fleet.wait()``. Nodes are agents; slot ``s`` lives on node ``s % nodes``.
     ``begin``: id and state of the checkpoint in its store to begin with. ``resume``: the run whose journal is in ``folder`` goes on, from
-    its newest checkpoint."""
+    its newest checkpoint. ``first``: called with a name before anything else, in each rank, and in the thread of coordinator and agents."""
 
     def __init__(
         self, train: Callable[[Any], None], settings: RunSettings, folder: Path, respawn: bool = True, url: str = "",
-        begin: tuple[str, StateId] | None = None, resume: bool = False,
+        begin: tuple[str, StateId] | None = None, resume: bool = False, first: Callable[[str], None] = nothing,
     ) -> None:  # fmt: skip
-        self.train, self.settings, self.folder, self.respawn = train, settings, folder, respawn
+        self.train, self.settings, self.folder, self.respawn, self.first = train, settings, folder, respawn, first
         self.journal_path = folder / "journal.jsonl"
         self.url, self.resume = url or f"file://{folder}", resume
         self.begin = newest_checkpoint(self.url) if resume else begin
@@ -102,6 +110,7 @@ class PlainFleet:
         return asyncio.run_coroutine_threadsafe(work, self.loop).result(timeout_s)
 
     def _run_loop(self) -> None:
+        self.first("control")
         asyncio.set_event_loop(self.loop)
         self.loop.run_forever()
 
@@ -175,9 +184,8 @@ class PlainFleet:
         self.spawn_on(slot, f"node{slot % self.settings.nodes}")
 
     def spawn_on(self, slot: int, node: str) -> None:
-        process = FORKED.Process(
-            target=_rank, args=(self.train, self.settings, slot, node, self.shm, self.url, logs_of(self.folder)), daemon=False
-        )
+        given = self.train, self.settings, slot, node, self.shm, self.url, logs_of(self.folder), self.first
+        process = FORKED.Process(target=_rank, args=given, daemon=False)
         process.start()
         self.processes[slot] = process
         self._all.append(process)

@@ -245,7 +245,7 @@ def test_a_trace_brings_the_same_run_back(tmp_path: Path) -> None:
     policies = (IN_PLACE, (EXACT, EXACT))
     first = FleetRun(model, arrivals, *policies)
     one = first.run()
-    write_trace(model, arrivals.only(first.injected), tmp_path / "trace.csv")
+    write_trace(model, arrivals.only(first.counts.injected), tmp_path / "trace.csv")
     back = read_arrivals(model, tmp_path / "trace.csv")
     other = FleetRun(model, back, *policies).run()
     assert len(back) == sum(one.counts.values()) < len(arrivals), "some would have struck an empty place, and are no part of what happened"

@@ -86,7 +86,7 @@ def test_views_that_change_are_no_failure_of_the_store() -> None:
     one.quiesce([0], STEP_3)
     one.form([member(0)], STEP_3)
     one.through(100.0)
-    assert one.machine.state.checkpoints.store.failing_since_s is None and not reported(one)
+    assert one.machine.state.checkpoints.store.failures.since_s is None and not reported(one)
 
 
 def test_a_store_that_never_answers_is_told_when_its_checkpoint_is_given_up() -> None:
@@ -146,7 +146,7 @@ def test_a_coordinator_that_restarts_goes_on_counting() -> None:
     one = bench()
     fail_for(one, 75.0)
     one.restart()
-    assert one.machine.state.checkpoints.store.last_failure == f"{SAID_BY}{EXPIRED}"
+    assert one.machine.state.checkpoints.store.failures.last == f"{SAID_BY}{EXPIRED}"
     one.send(*(Heartbeat(f"n{slot}", (Pulse(member(slot), 1, STEP_3, 0.0, 0.0),)) for slot in range(2)))
     one.now_s = 125.0
     outage = one.machine.state.checkpoints.outage

@@ -219,7 +219,7 @@ def arm(run: Run) -> None:
             if step.number >= kill + 3:
                 until(all_there, "somebody in the place of the lost rank", 120.0)
             if step.number >= stop:
-                until(lambda: protocol._halt_ordered, "the word to stop", 120.0)
+                until(lambda: protocol._orders.halt, "the word to stop", 120.0)
         backward(step, *arguments, **named)
 
     Step.backward = injected  # type: ignore[method-assign]

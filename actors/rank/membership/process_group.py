@@ -422,9 +422,9 @@ class Forming:
         site: str = "",
         cores: float = math.inf,
     ) -> None:
-        self._store, self._host, self._device, self._backend = store, host, device, backend
+        self._store, self._device, self._backend = store, device, backend
         self._site, self._sites = site, [""] * size
-        self._cores, self._rooms = cores, [RankRoom("", math.inf)] * size
+        self._room, self._rooms = RankRoom(host, cores), [RankRoom("", math.inf)] * size
         self._generation, self._rank, self._size, self._timeout_s = generation, rank, size, timeout_s
         self._operation_s = operation_s or timeout_s
         self._lock, self._settled = threading.Lock(), threading.Event()
@@ -507,12 +507,12 @@ class Forming:
     def _gloo_wires(self, client: StoreClient) -> Any:
         with _one_device_at_a_time:
             before = listening()
-            device = dist.ProcessGroupGloo.create_device(hostname=self._host)
+            device = dist.ProcessGroupGloo.create_device(hostname=self._room.host)
             mine = listening() - before
         self._ends.near |= mine
         self._go_on()
         name = "" if self._backend == "gloo" else _nccl.device_name(self._device)
-        said = json.dumps([sorted(mine), name, self._rank, self._site, self._host, self._cores]).encode()
+        said = json.dumps([sorted(mine), name, self._rank, self._site, *self._room]).encode()
         return _gloo(Exchange(client, "gloo", self._size, said, self._learn), self._rank, self._size, device, self._operation_s)
 
     def _learn(self, said: bytes) -> None:

@@ -43,6 +43,24 @@ def node_resource(index: int) -> str:
     return f"fleet_node_{index}"
 
 
+class NodeGpus:
+    """GPUs of this machine, by the ids that ``CUDA_VISIBLE_DEVICES`` has: each worker node takes as many, and no two the same."""
+
+    def __init__(self, gpus: Sequence[str], nodes: int) -> None:
+        self.per_node = len(gpus) // nodes
+        self._free = list(gpus)
+        self._taken: dict[str, list[str]] = {}
+
+    def take(self, node: str) -> str:
+        """For a node that comes up."""
+        self._taken[node], self._free = self._free[: self.per_node], self._free[self.per_node :]
+        return ",".join(self._taken[node])
+
+    def give_back(self, node: str) -> None:
+        """It is gone."""
+        self._free += self._taken.pop(node, [])
+
+
 class LocalCluster:
     """Context manager: a head without CPUs and ``nodes`` worker nodes, each a raylet with a process tree of its own.
 
@@ -95,9 +113,7 @@ class LocalCluster:
         """``host:port`` of the cluster, for ``ray.init``, and the process of Ray's daemon on the head."""
         self.slot = {RANK_RESOURCE: 1.0} | ({"GPU": gpus_per_rank} if gpus_per_rank else {})
         self.selector: Mapping[str, str] = {}
-        self._gpus_per_node = len(gpus) // nodes
-        self._gpus_free = list(gpus)
-        self._gpus_of: dict[str, list[str]] = {}
+        self._gpus = NodeGpus(gpus, nodes)
 
     def start(self) -> LocalCluster:
         """Bring all nodes up. On any error everything that was started is stopped."""
@@ -201,9 +217,8 @@ class LocalCluster:
 
     def _launch(self, name: str, settings: dict[str, Any]) -> None:
         environment = self._environment(name)
-        if name != HEAD and self._gpus_per_node:
-            self._gpus_of[name], self._gpus_free = self._gpus_free[: self._gpus_per_node], self._gpus_free[self._gpus_per_node :]
-            environment[VISIBLE] = ",".join(self._gpus_of[name])
+        if name != HEAD and self._gpus.per_node:
+            environment[VISIBLE] = self._gpus.take(name)
         with open(self._directory / f"host-{name}.log", "wb") as log:
             self._hosts[name] = subprocess.Popen(
                 [sys.executable, "-c", _HOST, json.dumps(settings)],
@@ -241,7 +256,7 @@ class LocalCluster:
         return answer
 
     def _reap(self, name: str) -> None:
-        self._gpus_free += self._gpus_of.pop(name, [])
+        self._gpus.give_back(name)
         self._end(self._hosts.pop(name), f"the host of node {name}")
 
     def _end(self, process: subprocess.Popen[Any], what: str) -> None:
@@ -259,7 +274,7 @@ class LocalCluster:
             "plasma_store_socket_name": str(self._directory / f"p{name}"),  # Ray's own choice of names races between nodes
             "raylet_socket_name": str(self._directory / f"r{name}"),
             "object_store_memory": OBJECT_STORE_BYTES,
-            "num_gpus": self._gpus_per_node if name != HEAD else 0,
+            "num_gpus": self._gpus.per_node if name != HEAD else 0,
             "min_worker_port": 0,
             "max_worker_port": 0,
             "include_log_monitor": False,

@@ -1,0 +1,115 @@
+"""What the fold of the ledger gathers on its way: small objects of what belongs together."""
+
+from __future__ import annotations
+
+import statistics
+from collections import Counter, deque
+from dataclasses import dataclass, field
+from typing import Any
+
+from fleet.ledger.bill import tariff
+from fleet.ledger.costs import Floors
+from fleet.ledger.forecast import Terms
+from fleet.ledger.samples import StepCover
+from fleet.ledger.slots import NAMES, Abandoned
+from fleet.ledger.summary import Rollback
+from fleet.protocol.records import CheckpointRecord, DataRead, RunStarted, configuration, section
+
+GAP_SAMPLES = 4_096
+NOWHERE = 1 << 62
+
+
+class RunSaid:
+    """What the run's configuration says that its sums need."""
+
+    def __init__(self, started: RunStarted) -> None:
+        said = configuration(started.config)
+        settings = section(said, "settings")
+        self.cost = dict(section(settings, "cost"))
+        self.queued_s = _numbers(said, "queued_s").get("queued_s", 0.0)
+        self.kept = int(_numbers(section(settings, "checkpoint"), "keep").get("keep", 1))
+        self.tariff, self.device = tariff(self.cost), str(self.cost.get("device") or "")
+        self.budget_usd: float | None = self.cost.get("budget_usd")
+        self.fault_rates = _positive(section(said, "fault_rates"))
+        self.terms = Terms.said(said, started.world, started.spares)
+
+
+@dataclass(slots=True)
+class StepsTaken:
+    """``step`` of ``history`` is committed. ``commits`` and ``rolled_back`` are of all histories; what ranks have said of theirs follows:
+    how many steps of ranks stand, the time that they took, and the gaps between the newest."""
+
+    history: int = 0
+    step: int = 0
+    commits: int = 0
+    rolled_back: int = 0
+    by_ranks: int = 0
+    productive_us: float = 0.0
+    gaps_us: deque[int] = field(default_factory=lambda: deque[int](maxlen=GAP_SAMPLES))
+
+    @property
+    def median_us(self) -> float:
+        """Of the newest steps; 0 before the second."""
+        return statistics.median(self.gaps_us) if self.gaps_us else 0.0
+
+
+@dataclass(slots=True)
+class Undone:
+    """What came to nothing, or may have: attempts ``held`` until it is known, by generation; the steps up to which views and histories
+    count, and ``boundaries`` that they may go back to; rework that is ``owed`` until a view says for what; all that was moved there."""
+
+    held: dict[int, list[Abandoned]] = field(default_factory=dict)
+    views: Floors = field(default_factory=Floors)
+    histories: Floors = field(default_factory=Floors)
+    boundaries: list[int] = field(default_factory=list)
+    owed_us: int = 0
+    reclassified_us: list[int] = field(default_factory=lambda: [0] * len(NAMES))
+    rollbacks: list[Rollback] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class CheckpointsSeen:
+    """How many of each level came how far, the ``newest`` durable one, and the intervals of either level."""
+
+    counts: Counter[tuple[str, str]] = field(default_factory=Counter)
+    newest: CheckpointRecord | None = None
+    interval_s: float | None = None
+    copy_interval_s: float | None = None
+
+    def by_phase(self, level: str) -> dict[str, int]:
+        return {phase: count for (of, phase), count in self.counts.items() if of == level}
+
+
+@dataclass(slots=True)
+class SamplesRead:
+    """What steps were read from, which steps ranks committed, and the histories: (number, the step it went on from)."""
+
+    reads: list[DataRead] = field(default_factory=list)
+    cover: StepCover = field(default_factory=StepCover)
+    histories: list[tuple[int, int]] = field(default_factory=lambda: [(0, 0)])
+
+
+@dataclass(slots=True)
+class WorldSize:
+    """Ranks that the run is to have, and (ranks more, held until then, trained until then) of each change, in microseconds."""
+
+    ranks: int = 0
+    changes: list[tuple[int, int, int]] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class HappeningCounts:
+    """Faults by kind and phase; views, and the members of the last one."""
+
+    faults: Counter[tuple[str, str]] = field(default_factory=Counter)
+    views: int = 0
+    members: int = 0
+
+
+def _positive(said: dict[str, Any]) -> dict[str, float]:
+    return {name: float(value) for name, value in said.items() if isinstance(value, int | float) and 0 < value < NOWHERE}
+
+
+def _numbers(said: dict[str, Any], *names: str) -> dict[str, float]:
+    """Those of ``names`` that were written down at the start."""
+    return {name: float(said[name]) for name in names if isinstance(said.get(name), int | float)}
