@@ -16,7 +16,7 @@ import random
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from chaos.catalogue import ASSUMPTIONS, Component, Topology
 from fleet.errors import ConfigError
@@ -27,11 +27,42 @@ from fleet.protocol.fault_parameters import DURATION, NOTICE, SEVERITY
 from fleet.protocol.types import Fault
 from fleet.simulation.rng import stream
 
-if TYPE_CHECKING:
-    from chaos.settings import ChaosSettings
-
 LAWS = ("exponential", "weibull")
 TRACE = "chaos.trace"
+
+
+class FaultMix(Protocol):
+    """For how long faults come, by which law, and how far they spread: ``chaos.settings.ChaosSettings`` says of each what it means."""
+
+    @property
+    def fleet(self) -> Topology: ...
+
+    @property
+    def duration_s(self) -> float: ...
+
+    @property
+    def quiet_start_s(self) -> float: ...
+
+    @property
+    def law(self) -> str: ...
+
+    @property
+    def shape(self) -> float: ...
+
+    @property
+    def mean_duration_s(self) -> float | None: ...
+
+    @property
+    def severity(self) -> float | None: ...
+
+    @property
+    def burst(self) -> float: ...
+
+    @property
+    def burst_s(self) -> float: ...
+
+    @property
+    def rack_nodes(self) -> int: ...
 
 
 def poisson_arrivals(draw: random.Random, rate_per_s: float, horizon_s: float) -> Iterator[float]:
@@ -69,7 +100,7 @@ def arrival_rates(components: Iterable[Component], fleet: Topology, nodes: int) 
 
 
 def plan(
-    components: Iterable[Component], chaos: ChaosSettings, seed: int, *, world: int, nodes: int, compression: float
+    components: Iterable[Component], chaos: FaultMix, seed: int, *, world: int, nodes: int, compression: float
 ) -> tuple[Fault, ...]:  # fmt: skip
     """All faults of one run, by time. Pure: the same arguments give the same faults on any machine. Settings have checked them.
 
@@ -98,7 +129,7 @@ def burst_of(name: str) -> str:
     return name.partition("+")[0]
 
 
-def _burst(fault: Fault, nodes: int, draw: random.Random, chaos: ChaosSettings) -> Iterator[Fault]:
+def _burst(fault: Fault, nodes: int, draw: random.Random, chaos: FaultMix) -> Iterator[Fault]:
     """The nodes of its rack that a lost node takes along. As many numbers are drawn whether or not they do."""
     assert fault.node is not None
     first, spreads = fault.node - fault.node % chaos.rack_nodes, draw.random() < chaos.burst
@@ -116,7 +147,7 @@ def in_order(faults: Iterable[Fault]) -> tuple[Fault, ...]:
 class _Aim:
     """Draws what one component's faults hit, and for how long, from streams apart from their times."""
 
-    def __init__(self, component: Component, chaos: ChaosSettings, seed: int, world: int, nodes: int, compression: float) -> None:
+    def __init__(self, component: Component, chaos: FaultMix, seed: int, world: int, nodes: int, compression: float) -> None:
         self._component, self._world, self._nodes = component, world, nodes
         self._target = stream(seed, "chaos", component.name, "target")
         self._length = stream(seed, "chaos", component.name, "duration")
@@ -147,7 +178,7 @@ def _units(component: Component, fleet: Topology, nodes: int) -> int:
     return nodes if component.per_unit_share else fleet.units(component.per)
 
 
-def _arrivals(component: Component, chaos: ChaosSettings, nodes: int, horizon_s: float, draw: random.Random) -> Iterator[float]:
+def _arrivals(component: Component, chaos: FaultMix, nodes: int, horizon_s: float, draw: random.Random) -> Iterator[float]:
     units, mean_s = _units(component, chaos.fleet, nodes), component.mean_s(chaos.fleet)
     if component.shape is not None:
         return weibull_arrivals(draw, units, mean_s, component.shape, horizon_s)

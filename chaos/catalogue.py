@@ -15,6 +15,7 @@ from importlib.resources import files
 from fleet.errors import ConfigError
 from fleet.planning.traces.faults import FittedFaults
 from fleet.protocol.fault_kinds import KIND_OF_COMPONENT, KINDS
+from fleet.settings.fields import setting, within
 
 HOUR_S, MINUTE_S, DAY_S = 3600.0, 60.0, 86_400.0
 
@@ -93,17 +94,13 @@ class Component:
 class Topology:
     """The fleet whose faults are wanted. ``rack_mttf_hours`` has no published value, so racks fail only when it is given."""
 
-    gpus: int = 16_384
-    gpus_per_node: int = 8
-    gpus_per_rack: int = 64
-    rack_mttf_hours: float | None = None
+    gpus: int = setting(16_384, "All of them.", least=1)
+    gpus_per_node: int = setting(8, "Of a node.", least=1)
+    gpus_per_rack: int = setting(64, "Of a rack.", least=1)
+    rack_mttf_hours: float | None = setting(None, "MTTF of a rack; None: racks do not fail.", above=0)
 
     def __post_init__(self) -> None:
-        for name in ("gpus", "gpus_per_node", "gpus_per_rack"):
-            if getattr(self, name) < 1:
-                raise ConfigError(f"fleet.{name}", getattr(self, name), "must be at least 1")
-        if self.rack_mttf_hours is not None and not 0 < self.rack_mttf_hours < math.inf:
-            raise ConfigError("fleet.rack_mttf_hours", self.rack_mttf_hours, "an MTTF must be greater than 0 h")
+        within(self, "fleet.")
 
     def units(self, per: str) -> int:
         """How many units of ``per`` (gpu, node, job, rack) this fleet has."""

@@ -1,4 +1,4 @@
-"""Two policies on the same simulated faults. Imports neither Ray nor torch."""
+"""Two policies on the same faults: simulated, or in recorded runs. Imports neither Ray nor torch."""
 
 from __future__ import annotations
 
@@ -8,6 +8,9 @@ from pathlib import Path
 from fleet.app.plans import find_run
 from fleet.app.scenarios import Scenario, prepare
 from fleet.errors import ConfigError
+from fleet.host.journal import read_journal
+from fleet.ledger.goodput import Ledger
+from fleet.ledger.summary import LedgerSummary
 from fleet.simulation.compare import PairedVerdict, Sequential, compare
 from fleet.simulation.fleet_model import Partial
 from policies.recovery import RECOVERIES
@@ -66,6 +69,33 @@ def of_simulated(
 def complete(found: Mapping[str, PairedVerdict], wanted: Sequence[str], pairs: int) -> bool:
     """Whether each of ``wanted`` was compared until it was decided, or with as many pairs as were allowed."""
     return all(name in found and (found[name].decided or found[name].pairs >= pairs) for name in wanted)
+
+
+def of_recorded(texts: Sequence[str], storage: Path, alpha: float, least: float) -> PairedVerdict:
+    """Goodput of recorded runs, pair by pair. Raises ConfigError when a pair is no pair, or its runs did not meet the same faults."""
+    found = []
+    for text in texts:
+        names = [name.strip() for name in text.split(",")]
+        if len(names) != 2 or names[0] == names[1]:
+            raise ConfigError("--recorded", text, "not two different runs joined by a comma", "Write --recorded FIRST,SECOND.")
+        one, other = (_summary(find_run(name, storage)) for name in names)
+        _check_pair(text, one, other)
+        found.append((one.goodput, other.goodput))
+    return list(compare(found, Sequential(alpha, least=least)))[-1]
+
+
+def _summary(folder: Path) -> LedgerSummary:
+    return Ledger().apply_all(read_journal(folder / "journal.jsonl")).summary()
+
+
+def _check_pair(text: str, one: LedgerSummary, other: LedgerSummary) -> None:
+    """The planned faults of both are the same: else the comparison is not paired, and says something about luck."""
+    planned = [
+        sorted((i.id, i.kind) for i in each.incidents if any(phase == "planned" for phase, _, _ in i.phases)) for each in (one, other)
+    ]
+    if planned[0] != planned[1]:
+        reason = f"they were not to meet the same faults: {len(planned[0])} and {len(planned[1])} were planned"
+        raise ConfigError("--recorded", text, reason, "Make both runs with the same --chaos and --seed.")
 
 
 def sentence(first: str, second: str, verdict: PairedVerdict, alpha: float) -> str:

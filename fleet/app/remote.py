@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import os
 import shutil
-import time
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -62,6 +62,7 @@ class RemoteRun:
     def __init__(self, name: str, folder: Path, handle: Any) -> None:
         self.name, self.folder, self._handle = name, folder, handle
         self._copies = MirroredFiles(folder)
+        self._over = threading.Event()
 
     @property
     def journal(self) -> Path:
@@ -87,7 +88,7 @@ class RemoteRun:
 
     def pause(self) -> None:
         """Before the cluster is asked again."""
-        time.sleep(PULL_S)
+        self._over.wait(PULL_S)
 
     def follow(self) -> DriverStanding:
         """Copy until the run has ended. Raises RunFailed when the cluster is gone."""

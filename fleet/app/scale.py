@@ -248,8 +248,8 @@ def seen_in(world: int, run: str, seconds: float, records: Sequence[Record]) -> 
     for record in records:
         terms.add(record)
         ledger.apply(record)
-    summary, told = ledger.summary(), [row for row in terms.rows() if row.ranks == world]
-    rows = settled([row for row in told if row.end_s <= told[0].end_s + seconds])  # later ones belong to the end of the run
+    summary, steps = ledger.summary(), [row for row in terms.rows() if row.ranks == world]
+    rows = settled([row for row in steps if row.end_s <= steps[0].end_s + seconds])  # later ones belong to the end of the run
     if summary.in_view_losses:
         raise RunFailed(f"the run with {world} rank(s), {run}, has lost a rank while it was measured: measure again")
     if len(rows) < LEAST_STEPS:

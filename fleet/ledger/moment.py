@@ -9,8 +9,8 @@ from typing import Any, NamedTuple
 
 from fleet.ledger.fold import LedgerFold
 from fleet.ledger.incidents import incidents, seconds
-from fleet.ledger.samples import trained_on
-from fleet.ledger.slots import NAMES, OTHER_INDEX, STEP_KINDS
+from fleet.ledger.samples import SampleCount, trained_on
+from fleet.ledger.slots import NAMES, OTHER_INDEX, STEP_KINDS, SlotAccount
 from fleet.ledger.stored import store_bill
 from fleet.ledger.summary import LedgerSummary
 from fleet.protocol.levels import PEERS, STORE
@@ -36,7 +36,6 @@ def summary_of(ledger: LedgerFold, closed: LedgerFold, now_us: int) -> LedgerSum
     totals, settled = _columns(times.rows), _columns([slot.us for slot in ledger.slots])
     steps, counts, checkpoints = closed.steps, closed.counts, closed.checkpoints
     median_us, stored = steps.median_us, closed.tally.stored
-    samples = ledger.samples
     charged, uncharged = closed.book.charged()
     return LedgerSummary(
         run=started.run,
@@ -58,9 +57,8 @@ def summary_of(ledger: LedgerFold, closed: LedgerFold, now_us: int) -> LedgerSum
         cold_provision_s=(closed.cold_us + times.cold) / 1e6,
         settled=seconds([a + b for a, b in zip(settled, ledger.undone.reclassified_us, strict=True)]),
         reclassified=seconds(ledger.undone.reclassified_us),
-        holes=sum(slot.holes for slot in closed.slots),
         stale_s=closed.stale_us / 1e6,
-        hole_s=sum(slot.hole_us for slot in closed.slots) / 1e6,
+        **_holes(closed.slots),
         closes=sum(totals) + pending_us == rank_us,
         **_goodputs(closed, sum(totals[:STEP_KINDS]), held_us, trained_us, times.pending),
         other_ratio=_share(totals[OTHER_INDEX], rank_us - pending_us),
@@ -96,8 +94,18 @@ def summary_of(ledger: LedgerFold, closed: LedgerFold, now_us: int) -> LedgerSum
         device=said.device,
         ranks=sum(totals[:STEP_KINDS]) / steps.productive_us if steps.productive_us > 0 else float(ledger.world.ranks),
         budget_usd=said.budget_usd,
-        samples=trained_on(samples.reads, samples.cover, samples.histories, ledger.steps.step, ledger.steps.rolled_back),
+        samples=_samples(ledger),
     )
+
+
+def _holes(slots: Sequence[SlotAccount]) -> dict[str, Any]:
+    """Time that nobody recorded, before a loss."""
+    return {"holes": sum(slot.holes for slot in slots), "hole_s": sum(slot.hole_us for slot in slots) / 1e6}
+
+
+def _samples(ledger: LedgerFold) -> SampleCount | None:
+    samples, steps = ledger.samples, ledger.steps
+    return trained_on(samples.reads, samples.cover, samples.histories, steps.step, steps.rolled_back)
 
 
 def _goodputs(ledger: LedgerFold, step_us: int, held_us: int, trained_us: int, pending: list[int]) -> dict[str, Any]:

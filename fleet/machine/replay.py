@@ -146,7 +146,7 @@ def move(machine: MachineState, records: Iterable[Record], now_s: float) -> list
     """Bring a new machine to where the journal of another cluster ends; all ranks are gone. Returns what is to be written of them."""
     machine.down_s += max(0.0, now_s - rebuild(machine, records, now_s))
     machine.phase, machine.ended, machine.view, machine.proposal = Phase.GATHER, None, None, None
-    machine.stopping = None
+    machine.missing, machine.finished, machine.stopping = set(), set(), None
     machine.checkpoints.moved(now_s)
     gone = []
     for rank in machine.roster.in_order():

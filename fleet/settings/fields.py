@@ -47,7 +47,9 @@ def within(settings: Any, prefix: str = "") -> None:
         tests = [BOUNDS[name][0](value, bound) for name, bound in bounds.items() if value is not None]
         if tests and not (all(tests) and math.isfinite(value)):
             words = " and ".join(f"{BOUNDS[name][1]} {bound:g}" for name, bound in bounds.items())
-            raise ConfigError(f"{prefix}{field.name}", value, f"must be {words}")
+            said, default = field.metadata.get("meaning", ""), field.default
+            way_out = said if default is dataclasses.MISSING else f"{said} The default is {default}.".strip()
+            raise ConfigError(f"{prefix}{field.name}", value, f"must be {words}", way_out)
 
 
 @dataclass(frozen=True, slots=True)

@@ -66,7 +66,7 @@ class WayBack:
     """From a fault to training: when it struck, until when it is noticed, when training goes on, as far as that is known; which tier is
     gone back to; whether nodes are waited for, and whether all processes have started again."""
 
-    struck_s: float = 0.0
+    fault_s: float = 0.0
     down_until_s: float = 0.0
     up_s: float = math.inf
     need: int = HELD
@@ -159,7 +159,7 @@ class FleetRun:
             else:
                 self._offer(now_s)
         elif what == ASK:
-            if since_s == self.way.struck_s and not self.running and self.way.up_s == math.inf:
+            if since_s == self.way.fault_s and not self.running and self.way.up_s == math.inf:
                 self._ask(now_s)
         elif what == READY:
             places.coming -= 1
@@ -258,12 +258,12 @@ class FleetRun:
     def _ask(self, now_s: float) -> None:
         """Ask the recovery policy who goes on. When the state is lost all processes start again first."""
         way, places = self.way, self.places
-        answer = self.recovery.form(way.need == HELD, places.missing, places.ready, now_s - way.struck_s)
+        answer = self.recovery.form(way.need == HELD, places.missing, places.ready, now_s - way.fault_s)
         if answer.action == RESTART and way.need == HELD:
             self._roll_back(len(self.points) - 1, math.inf)
         if way.need != HELD and not way.restarted:
             way.restarted = True
-            heappush(self.heap, (now_s + self.model.restart_s, ASK, 0, way.struck_s))
+            heappush(self.heap, (now_s + self.model.restart_s, ASK, 0, way.fault_s))
         elif answer.action == FORM:
             self._book(now_s)
             way.waiting = False
@@ -274,7 +274,7 @@ class FleetRun:
             self._book(now_s)
             way.waiting = True
             if answer.wait_s < math.inf:
-                heappush(self.heap, (now_s + answer.wait_s + ROUNDING_S, ASK, 0, way.struck_s))
+                heappush(self.heap, (now_s + answer.wait_s + ROUNDING_S, ASK, 0, way.fault_s))
 
     def _book(self, now_s: float) -> None:
         """The job was on its way back, or waited, until now."""

@@ -123,7 +123,9 @@ def decode_manifest(checkpoint: str, data: bytes, run: str = "") -> Manifest:
     try:
         body = json.loads(data)
         digest = body.pop("sha256")
-        _check_version(checkpoint, body)
+        if body["version"] != VERSION:
+            reason = f"has format version {body['version']}, this Fleet reads {VERSION}: use the Fleet that wrote it"
+            raise CheckpointDamaged(f"checkpoint {checkpoint}: the manifest {reason}")
         parts = tuple(Part(p["name"], p["bytes"], p["sha256"], tuple(p["tensors"]), p["layout"]) for p in body["parts"])
         files = tuple(Part(p["name"], p["bytes"], p["sha256"], ()) for p in body["files"])
         manifest = Manifest(body["checkpoint"], StateId(body["history"], body["step"]), parts, body["meta"], body["run"], files)
@@ -137,14 +139,6 @@ def decode_manifest(checkpoint: str, data: bytes, run: str = "") -> Manifest:
         raise CheckpointDamaged(f"checkpoint {checkpoint}: the manifest is that of run {manifest.run!r}, not of {run!r}")
     check_parts(checkpoint, parts)
     return manifest
-
-
-def _check_version(checkpoint: str, body: dict[str, Any]) -> None:
-    version = body["version"]
-    if version == VERSION:
-        return
-    way_out = "use the newer Fleet that wrote it" if isinstance(version, int) and version > VERSION else "it was written by an older Fleet"
-    raise CheckpointDamaged(f"checkpoint {checkpoint}: the manifest has format version {version}, this Fleet reads {VERSION}: {way_out}")
 
 
 def _digest(body: dict[str, Any]) -> str:

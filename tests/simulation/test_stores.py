@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 
 from fleet.machine.core import FleetMachine
-from fleet.machine.tiers import Tiers
 from fleet.protocol.causes import ProcessEnded
 from fleet.protocol.events import CheckpointDurable, CheckpointFailed, Event, PartFailed
 from fleet.protocol.records import CheckpointRecord, HistoryBegun, ProcessLost, ViewPublished
@@ -69,15 +68,15 @@ def test_who_has_to_begin_from_a_store_that_is_away_waits_for_it(kind: str) -> N
 
 
 def test_durable_is_broken_by_a_machine_that_takes_a_failed_checkpoint_for_a_durable_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    right = Tiers.handle
+    right = FleetMachine.handle
 
-    def wrong(self: Tiers, event: Event, view: Any, now_s: float) -> Any:
+    def wrong(self: FleetMachine, event: Event, now_s: float) -> Any:
         if isinstance(event, CheckpointFailed):
             _, step, _, history, *_ = event.checkpoint.split("-")
             event = CheckpointDurable(event.checkpoint, StateId(int(history), int(step)), 1, 0.0, 0.1, event.level)
-        return right(self, event, view, now_s)
+        return right(self, event, now_s)
 
-    monkeypatch.setattr(Tiers, "handle", wrong)
+    monkeypatch.setattr(FleetMachine, "handle", wrong)
     moments_s = [2.0 + 0.1 * each for each in range(12)]  # in some of them the manifest alone is missing
     assert "durable" in {run(Trouble(kind="store_refuses", at_s=at_s, duration_s=6.0)).broken for at_s in moments_s}
 

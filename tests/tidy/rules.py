@@ -405,10 +405,10 @@ def old_word_faults(path: str, source: str) -> list[str]:
 
 
 def twice_defined(sources: Mapping[str, str]) -> list[str]:
-    """Public classes that stand in two modules."""
-    places = defaultdict[str, set[str]](set)
-    for path, source in sources.items():
+    """Public classes of one name, with the places of all of them."""
+    places = defaultdict[str, list[str]](list)
+    for path, source in sorted(sources.items()):
         for node in nodes(parsed(source)):
             if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
-                places[node.name].add(path)
-    return [f"{name}: {', '.join(sorted(found))}" for name, found in sorted(places.items()) if len(found) > 1]
+                places[node.name].append(f"{path}:{node.lineno}")
+    return [f"{name}: {', '.join(found)}: a class has a name of its own" for name, found in sorted(places.items()) if len(found) > 1]

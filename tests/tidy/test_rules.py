@@ -301,6 +301,14 @@ def test_other_identifiers_pass(line: str) -> None:
     assert rules.old_word_faults("fleet/a.py", line) == []
 
 
-def test_public_classes_that_stand_in_two_modules_are_found() -> None:
-    sources = {"fleet/a.py": "class One: pass\nclass _Own: pass", "fleet/b.py": "class One: pass\nclass _Own: pass\nclass Two: pass"}
-    assert rules.twice_defined(sources) == ["One: fleet/a.py, fleet/b.py"]
+def test_public_classes_that_stand_in_two_places_are_found() -> None:
+    sources = {
+        "fleet/a.py": "class One: pass\nclass _Own: pass",
+        "fleet/b.py": "class _Own: pass\nclass One: pass\nclass Two:\n    class Part: pass",
+        "fleet/c.py": "class Three:\n    class Part: pass\nclass Four:\n    class Own: pass\nclass Five:\n    class Own: pass",
+    }
+    assert [fault.rpartition(": ")[0] for fault in rules.twice_defined(sources)] == [
+        "One: fleet/a.py:1, fleet/b.py:2",
+        "Own: fleet/c.py:4, fleet/c.py:6",
+        "Part: fleet/b.py:4, fleet/c.py:2",
+    ]

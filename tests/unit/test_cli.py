@@ -62,7 +62,6 @@ def fleet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Captur
         (("--reduction", "fast"), ("reduction", "fast", "tree")),
         (("--chaos", "mtbf=0s"), ("mtbf", "0")),
         (("--chaos", "mtbf=-3s"), ("mtbf", "-3")),
-        (("--chaos", "mtbf=50ms,step=50ms"), ("mtbf", "nothing could commit")),
         (("--chaos", "kinds=meteor,mtbf=9s"), ("kinds", "meteor")),
         (("--chaos", "nonsense=1"), ("nonsense",)),
         (("--checkpoint", "sometimes"), ("checkpoint", "sometimes")),

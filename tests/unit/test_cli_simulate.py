@@ -10,9 +10,11 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from fleet.app import comparisons
-from fleet.app.cli import prints
+from fleet.app.cli import plan as cli_plan
+from fleet.app.cli import simulate as cli_simulate
 from fleet.app.cli.main import app
 from fleet.errors import ConfigError
+from fleet.planning.inputs import PlanInput
 from fleet.simulation.compare import PairedVerdict, Sequential
 from fleet.simulation.fleet_model import Partial
 
@@ -45,16 +47,15 @@ def test_many_runs_are_made_side_by_side() -> None:
     assert found["faults"] == pytest.approx(found["expected_faults"], rel=0.1)
 
 
-def test_what_set_says_about_faults_holds_for_both() -> None:
-    one, other = (answer("simulate", *SMALL, *said) for said in (("--mttf-hours", "900"), ("--set", "gpu_mttf_hours=900")))
-    assert one == other and one["expected_faults"] == pytest.approx(54 * 24 * 256 / 900)
+def test_how_often_gpus_fail_holds_for_the_closed_form_too() -> None:
+    assert answer("simulate", *SMALL, "--mttf-hours", "900")["expected_faults"] == pytest.approx(54 * 24 * 256 / 900)
 
 
 @pytest.mark.parametrize(
     ("arguments", "field"),
     [
         (("simulate", "--set", "in_place_share=0.5"), "--set in_place_share"),
-        (("simulate", "--set", "gpu_mttf_hours=900", "--mttf-hours", "800"), "--set gpu_mttf_hours"),
+        (("simulate", "--set", "gpu_mttf_hours=900"), "--set gpu_mttf_hours"),
         (("simulate", "--runs", "0"), "runs"), (("simulate", "--days", "0"), "days"), (("simulate", "--mttf-hours", "-1"), "mttf_hours"),
         (("simulate", "--interval", "0"), "checkpoint.interval_s"), (("simulate", "--interval", "-5"), "checkpoint.interval_s"),
         (("compare", "in-place"), "policies"), (("compare", "in-place", "hope"), "policies"),
@@ -126,24 +127,36 @@ def test_an_interrupted_comparison_keeps_what_it_has(monkeypatch: pytest.MonkeyP
     assert found["complete"] is False and list(found["against"]) == ["restart"] and found["against"]["restart"]["pairs"] == 3
 
 
-# ---- what is said of time ---------------------------------------------------------------------------------------------------------------
+# ---- what is said before ---------------------------------------------------------------------------------------------------------------
 
 
-def test_many_runs_say_for_how_long_after_the_first(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_long_runs_say_for_how_long_before_they_start(monkeypatch: pytest.MonkeyPatch) -> None:
     """With a limit of nothing, what is said of a short wait is what is said of a long one."""
-    monkeypatch.setattr(prints, "SLOW_S", 0.0)
-    said = fleet("simulate", *SMALL, "--runs", "3", "--json", "-").stderr.splitlines()
-    assert said[0].startswith("1 of 3 runs, about ") and "Ctrl-C keeps what there is" in said[0]
+    monkeypatch.setattr(cli_simulate, "TIMED_FROM_FAULTS", 0.0)
+    monkeypatch.setattr(cli_simulate, "SLOW_S", 0.0)
+    for runs, words in (("60", "60 runs will take about "), ("1", "1 run will take about ")):
+        said = fleet("simulate", *SMALL, "--runs", runs, "--json", "-").stderr.splitlines()
+        assert said[0].startswith(words) and "Ctrl-C keeps what there is" in said[0]
 
 
 def test_a_comparison_that_stops_when_it_is_decided_promises_no_length(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(prints, "SLOW_S", 0.0)
+    monkeypatch.setattr(cli_simulate, "SLOW_S", 0.0)
     said = fleet("compare", *POLICIES[:2], *SMALL, "--mttf-hours", "500", "--days", "20", "--json", "-").stderr
     assert "not decided yet after 1 pair; it goes on to at most 1000" in said
     assert "left" not in said and "will take" not in said
 
 
-def test_a_long_sweep_says_for_how_long_after_its_first_point(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(prints, "SLOW_S", 0.0)
+def test_a_long_sweep_says_for_how_long_before_its_first_point(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    from fleet.planning import sweep
+
+    real, made = sweep.make_plan, list[float]()
+
+    def counted(asked: PlanInput, levers: bool) -> Any:
+        made.append(asked.detect_s)
+        return real(asked, levers)
+
+    monkeypatch.setattr(sweep, "make_plan", counted)
+    monkeypatch.setattr(cli_plan, "SLOW_S", 0.0)
     said = fleet("plan", "--set", "tp=8", "--set", "pp=1", "--sweep", "detect_s=0:60:+1", "--json", "-").stderr.splitlines()
-    assert said[0].startswith("1 of 61 points, about ") and said[1].startswith("13 of 61 points, about ")
+    assert said[0].startswith("61 points will take about ") and made[:2] == [30.0, 0.0] and len(made) == 62
+    assert said[1].startswith("6 of 61 points, about ")

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import itertools
+from pathlib import Path
 
 import numpy as np
 import pytest
 
-from fleet.app.comparisons import check_policies, of_simulated, sentence
+from fleet.app.comparisons import check_policies, of_recorded, of_simulated, sentence
 from fleet.app.scenarios import PlanInput, Scenario
 from fleet.errors import ConfigError
+from fleet.host.journal import JournalWriter
 from fleet.simulation.compare import Sequential, compare
 from fleet.simulation.fleet_model import Partial
+from tests.golden.journals import Story, one_loss
 
 
 def test_it_is_rarely_wrong_however_often_one_looks() -> None:
@@ -45,6 +48,31 @@ def test_in_place_loses_less_than_a_restart_of_all() -> None:
     verdict = of_simulated(one, other, 400, 0, 0.05, 0.005, lambda done: None, Partial())
     assert verdict.decided == "first" and verdict.pairs < 400 and 0.03 < verdict.mean < 0.2
     assert "in-place loses less than restart" in sentence("in-place", "restart", verdict, 0.05)
+
+
+def recorded(folder: Path, story: Story) -> str:
+    folder.mkdir()
+    writer = JournalWriter(folder / "journal.jsonl")
+    for record in story.records:
+        writer.append(record)
+    writer.close()
+    return str(folder)
+
+
+def test_recorded_runs_are_compared_in_pairs(tmp_path: Path) -> None:
+    def planned(name: str) -> Story:
+        story = one_loss("gpu-1")
+        story.fault(name, "kill_rank", "planned", 0, slot=1)
+        story.records.insert(1, story.records.pop())
+        return story
+
+    one, two, other = (recorded(tmp_path / str(n), planned(name)) for n, name in enumerate(("gpu-1", "gpu-1", "gpu-2")))
+    verdict = of_recorded([f"{one},{two}"], tmp_path, 0.05, 0.01)
+    assert verdict.pairs == 1 and verdict.mean == 0.0 and verdict.decided == ""
+    with pytest.raises(ConfigError, match="not to meet the same faults"):
+        of_recorded([f"{one},{other}"], tmp_path, 0.05, 0.01)
+    with pytest.raises(ConfigError, match="two different runs"):
+        of_recorded([one], tmp_path, 0.05, 0.01)
 
 
 def test_policies_are_checked_by_name() -> None:

@@ -21,7 +21,7 @@ import torch
 from actors.rank.membership import nccl
 from actors.rank.membership.connections import LOCAL_SEND_BYTES
 from actors.rank.membership.process_group import Forming, Group, GroupBroken, StoreServer, Work
-from actors.rank.membership.store import Exchange, StoreClient
+from actors.rank.membership.store import GlooStore, StoreClient
 from fleet.host import secret
 from tests.support.waiting import until
 
@@ -148,7 +148,7 @@ def test_one_round_trip_tells_a_rank_of_all_others(store: StoreServer) -> None:
         contextlib.closing(StoreClient(store.address, 1, BOUND_S)) as two,
     ):
         exchanges = [
-            Exchange(client, "p", 2, mine, reported[rank].append) for rank, (client, mine) in enumerate([(one, b"here"), (two, b"")])
+            GlooStore(client, "p", 2, mine, reported[rank].append) for rank, (client, mine) in enumerate([(one, b"here"), (two, b"")])
         ]
         for rank, exchange in enumerate(exchanges):
             exchange.set(f"g/{rank}", bytes([rank]) * 3)

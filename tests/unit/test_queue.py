@@ -15,7 +15,7 @@ import pytest
 import requests
 
 from fleet.app.cli import queue as cli_queue
-from fleet.app.cli.queue import Submissions, queue_of
+from fleet.app.cli.queue import ByRules, Submissions, queue_of
 from fleet.app.cli.watch import PRIVATE
 from fleet.app.cluster import queue as queue_module
 from fleet.app.cluster.queue import CANCELLED, ENDED, RUNNING, SUBMITTED, WAITING, Job, OneMachine, RunQueue
@@ -71,7 +71,7 @@ def make(tmp_path: Path, noted: Noted) -> Make:
         def note(action: str, job: Job, why: str) -> None:
             noted.append((action, job.name, why))
 
-        return RunQueue(tmp_path / "queue", OneMachine(slots), rules, Waits(tmp_path, tries), note)
+        return RunQueue(tmp_path / "queue", OneMachine(slots), ByRules(rules), Waits(tmp_path, tries), note)
 
     return queue
 

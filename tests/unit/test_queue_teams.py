@@ -19,14 +19,13 @@ from dashboards.identities import Identity, hashed, named_tokens
 from dashboards.server import WatchServer
 from fleet.app.cli import main as cli
 from fleet.app.cli import queue as cli_queue
-from fleet.app.cli.queue import ClusterRuns, LocalRuns, Submissions, queue_of
+from fleet.app.cli.queue import ByRules, ClusterRuns, LocalRuns, Submissions, queue_of
 from fleet.app.cli.watch import PRIVATE
 from fleet.app.cluster import cluster_room
 from fleet.app.cluster.cluster_room import shares
 from fleet.app.cluster.queue import CANCELLED, RUNNING, WAITING, Job
 from fleet.errors import ConfigError, RunFailed
 from fleet.protocol.queueing import Node, Rules
-from policies import admission
 from tests.support.watching import WRITE_TOKEN, Watched
 from tests.unit.test_queue import SCRIPT, ask, job
 
@@ -245,9 +244,10 @@ def test_a_node_never_has_more_than_it_has() -> None:
 def test_room_is_put_aside_for_a_run_that_is_about_to_have_it() -> None:
     nodes, placed = shares(SEEN, [on_cluster("up", 3), on_cluster("starts", 2, placed={"b": 2})])
     assert [each.placed for each in placed] == [{"a": 3}, {"b": 2}]
+    rules = ByRules(Rules())
     running = [each.running(0.0) for each in placed]
     waits = dataclasses.replace(on_cluster("waits", 2), phase=WAITING)
-    assert admission.decide([waits.asked(0.0)], running, nodes, Rules()) == [], "one slot is left"
+    assert rules.decide([waits.asked(0.0)], running, nodes) == [], "one slot is left"
 
 
 def test_a_node_that_is_gone_takes_its_room_along() -> None:

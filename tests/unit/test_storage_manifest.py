@@ -77,12 +77,10 @@ def test_what_is_no_manifest_is_refused(data: bytes) -> None:
 def test_manifest_of_another_checkpoint_or_version_is_refused() -> None:
     with pytest.raises(CheckpointDamaged, match="is that of c"):
         decode_manifest("d", encode_manifest(MANIFEST))
-    newer = json.dumps(json.loads(encode_manifest(MANIFEST)) | {"version": 99}).encode()
-    with pytest.raises(CheckpointDamaged, match="format version 99, this Fleet reads 2: use the newer Fleet"):
-        decode_manifest("c", newer)
-    older = json.dumps(json.loads(encode_manifest(MANIFEST)) | {"version": 1}).encode()
-    with pytest.raises(CheckpointDamaged, match="format version 1, this Fleet reads 2: it was written by an older Fleet"):
-        decode_manifest("c", older)
+    for version in (99, 1):
+        other = json.dumps(json.loads(encode_manifest(MANIFEST)) | {"version": version}).encode()
+        with pytest.raises(CheckpointDamaged, match=f"format version {version}, this Fleet reads 2: use the Fleet that wrote it"):
+            decode_manifest("c", other)
 
 
 def test_a_manifest_of_another_run_is_refused_where_a_run_is_named() -> None:

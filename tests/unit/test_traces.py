@@ -136,7 +136,7 @@ def test_a_mapping_says_what_no_guess_could() -> None:
 
 def test_words_of_causes() -> None:
     said = ("GPU fell off the bus", "IB switch port flap", "Planned maintenance", "NCCL watchdog", "os", "osprey", "silent data corruption")
-    assert [component_of(each, {}) for each in said] == ["gpu", "switch_or_cable", "host_maintenance", "hang", "software", "",
+    assert [component_of(each) for each in said] == ["gpu", "switch_or_cable", "host_maintenance", "hang", "software", "",
                                                          "silent_corruption"]  # fmt: skip
     assert {name for _, name in WORDS} <= set(KIND_OF_COMPONENT)
 

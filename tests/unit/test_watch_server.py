@@ -156,9 +156,9 @@ def test_an_order_is_taken_and_written_down(served: Watched, chaos: ChaosControl
     answer = order(served, {"action": "inject", "kind": "hang", "slot": 2, "duration_s": 3})
     assert answer.status_code == 202
     [inject] = chaos.take()
-    assert inject.fault.kind == "hang"  # type: ignore[union-attr]
+    assert inject.kind == "hang"  # type: ignore[union-attr]
     last = json.loads((served.root / "audit.jsonl").read_text().splitlines()[-1])
-    assert (last["run"], last["asked"]["kind"], last["outcome"]) == ("good", "hang", inject.fault.id)  # type: ignore[union-attr]
+    assert (last["run"], last["asked"]["kind"], last["outcome"]) == ("good", "hang", inject.id)  # type: ignore[union-attr]
     assert (last["remote"], last["right"]) == ("127.0.0.1", "write")
 
 
@@ -205,7 +205,7 @@ def test_orders_reach_the_process_that_runs_the_run(served: Watched, beside: Wat
     answer = order(beside, {"action": "inject", "kind": "kill_rank", "slot": 1})
     assert answer.status_code == 202 and answer.json()["kinds"]
     [inject] = port.take()
-    assert (inject.fault.kind, inject.fault.slot, inject.fault.id) == ("kill_rank", 1, answer.json()["said"])  # type: ignore[union-attr]
+    assert (inject.kind, inject.slot, inject.id) == ("kill_rank", 1, answer.json()["said"])  # type: ignore[union-attr]
     assert get(beside, "/api/runs/good/chaos").json() == get(served, "/api/runs/good/chaos").json()
     refused = order(beside, {"action": "inject", "kind": "meteor"})
     assert refused.status_code == 400 and refused.json()["detail"].startswith("kind = 'meteor': is no fault")

@@ -55,13 +55,14 @@ class Way:
         self.calls: dict[tuple[Place, Place], None] = {}
         self._on = threading.Event()
 
-    @contextmanager
-    def traced(self) -> Iterator[None]:
+    def begin(self) -> None:
+        """From here on."""
         self._on.set()
-        try:
-            yield
-        finally:
-            self._on.clear()
+
+    def end(self, end: Place) -> None:
+        """Nothing behind it belongs to the way."""
+        self.come_to(end)
+        self._on.clear()
 
     def come_to(self, end: Place) -> None:
         """All calls that have led to ``end``."""
@@ -168,16 +169,13 @@ def taken(slot: int, view: View, folder: Path, way: Way, built: Any, over: threa
     threading.Thread(target=publish, daemon=True).start()
     model, optimizer, _ = built
     if slot == 0:
-        optimizer.register_step_pre_hook(lambda *given: way.come_to(("", "optimizer.step")))
+        optimizer.register_step_pre_hook(lambda *given: way.end(("", "optimizer.step")))
     for step in run.steps(run.track(model=model, optimizer=optimizer), total=2):
         for x, y in step.batches(Numbers(), batch_size=4 * SHARDS):
             step.backward((model(x) - y).square().mean())
-        if slot == 0:
-            with way.traced():
-                done = step.commit()
-        else:
-            done = step.commit()
-        if done:
+        if slot == 0 and not run._loop.rehearsing:
+            way.begin()
+        if step.commit():
             break
     over.wait(BOUND_S)
     for group in run._membership._groups.values():

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -30,16 +31,18 @@ def stale_gradient(patch: Patch) -> None:
     before: list[list[torch.Tensor]] = []
 
     def make(right: Any) -> Any:
-        def reduce(self: Any, *arguments: Any) -> None:
-            right(self, *arguments)
+        @contextlib.contextmanager
+        def summed(self: Any) -> Iterator[Any]:
+            with right(self) as found:
+                yield found
             before.append([flat.clone() for flat in self.mean_flats])
             if len(before) == STEP:
                 for flat, stale in zip(self.mean_flats, before[-2], strict=True):
                     flat.copy_(stale)
 
-        return reduce
+        return summed
 
-    instead(patch, GradientBuffers, "reduce", make)
+    instead(patch, GradientBuffers, "summed", make)
 
 
 def left_gradient(patch: Patch) -> None:

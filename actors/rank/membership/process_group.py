@@ -24,7 +24,7 @@ from actors.rank.membership import nccl as _nccl
 from actors.rank.membership.connections import ConnectionEnds, listening
 from actors.rank.membership.errands import Errands, Signal
 from actors.rank.membership.nccl import first_line
-from actors.rank.membership.store import Exchange, StoreClient, StoreServer, TorchStore
+from actors.rank.membership.store import GlooStore, StoreClient, StoreServer, TorchStore
 from actors.rank.tags import Tag
 from actors.rank.telemetry.usage import RECEIVED, SENT
 from fleet.errors import GroupLost
@@ -513,7 +513,7 @@ class Forming:
         self._go_on()
         name = "" if self._backend == "gloo" else _nccl.device_name(self._device)
         said = json.dumps([sorted(mine), name, self._rank, self._site, *self._room]).encode()
-        return _gloo(Exchange(client, "gloo", self._size, said, self._learn), self._rank, self._size, device, self._operation_s)
+        return _gloo(GlooStore(client, "gloo", self._size, said, self._learn), self._rank, self._size, device, self._operation_s)
 
     def _learn(self, said: bytes) -> None:
         """Where a rank listens: known before there is a connection that an interrupt has to end. Which device it has, where it is, and on

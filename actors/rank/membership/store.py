@@ -287,7 +287,7 @@ class TorchStore(dist.Store):
             self.get(key)
 
 
-class Exchange(TorchStore):
+class GlooStore(TorchStore):
     """What gloo wants of a store, in one round trip: it sets one key that ends with its rank, and asks for each rank's, twice.
 
     Beside what gloo says goes ``mine``; ``learn`` is given each rank's, before gloo hears of that rank.

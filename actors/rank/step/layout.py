@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import math
 from collections.abc import Callable, Collection, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from importlib import import_module
 from typing import Any, NamedTuple, cast
 
@@ -52,7 +52,7 @@ class LayoutInputs:
     duties: Duties
     vote: CommitVote
     weights: ShardWeights
-    injections: Injections = field(default_factory=Injections)
+    injections: Injections
     units: Sequence[Any] = ()
     host: str = "127.0.0.1"
     called_away: Callable[[], bool] = lambda: False
@@ -102,7 +102,8 @@ class StateLayout:
         if not self.gradients.parameters:
             raise ConfigError("track", sorted(state.objects), "no module with parameters that require a gradient", "Track model=... too.")
         kind = "native" if settings.reduction == "native" else "ordered"
-        two_levels = settings.two_level_sums and not settings.verify.compute and not self.leave  # checked ones say who has added what
+        # Not in two levels where sums are checked: the owner would be blamed for what another rank has combined.
+        two_levels = settings.two_level_sums and not settings.verify.compute and not self.leave
         cores = settings.overlap_cores if watched and settings.threads_per_rank == 1 else math.inf
         self.reducer = self.sums(settings.shards, kind, two_levels=two_levels, overlap_cores=cores)
         self._norms: list[torch.Tensor] = []

@@ -380,7 +380,7 @@ class Reducer:
         group.complete(returning)
         self._buckets_before = [*buckets]
 
-    def _await_peers(self, group: Group, number: int, buckets: Sequence[Bucket], local: Local, early: Early | None) -> None:  # fmt: skip
+    def _await_peers(self, group: Group, number: int, buckets: Sequence[Bucket], local: Local, early: Early | None) -> None:
         """All that is added up of one bucket is here."""
         arrival = buckets[number].arrival
         assert arrival is not None

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 import importlib
 import json
-import typing
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -25,23 +23,24 @@ KEYS = keys(RunSettings)
 RUNS = RunSettings().storage
 """Where runs lie, unless somebody says otherwise."""
 Storage = Annotated[str, typer.Option(help="Folder that holds the runs.")]
+FLAGS = {
+    "world": "world", "spares": "spares", "nodes": "nodes", "shards": "shards", "min_ranks": "min_ranks", "steps": "steps",
+    "peer_copies": "peer_copies", "seed": "seed", "reduction": "reduction", "optimizer_sharding": "optimizer_sharding",
+    "optimizer_copies": "optimizer_copies", "verify": "verify.compute", "preflight": "preflight",
+    "on_store_failure": "checkpoint.on_store_failure", "storage": "storage",
+    "on_partition": "on_partition", "ask_for_nodes": "ask_for_nodes", "grace": "timeouts.grace_s",
+    "max_world": "max_world", "gpus_per_rank": "per_rank.gpus", "cpus_per_rank": "per_rank.cpus",
+    "recovery": "recovery.policy", "placement": "placement.policy", "straggler": "straggler.policy", "corruption": "corruption.policy",
+}  # fmt: skip
+"""Option of ``fleet run`` -> setting. ``--set``, ``--checkpoint`` and ``--chaos`` stand for several."""
+LISTS = {"track": "track.to", "resources": "per_rank.resources", "labels": "per_rank.labels"}
+"""Options that may be given several times."""
 
 
 def option(key: str, *names: str, words: str = "") -> Any:
     """An option for setting ``key``. Its value is None where it is not given, so that it wins over a file only where it is."""
     said, default = KEYS[key].meaning, KEYS[key].default
-    made: Any = typer.Option(*names, help=words or said, show_default=str(default) if not isinstance(default, bool) else False)
-    made.setting = key
-    return made
-
-
-@functools.cache
-def settings_of_options() -> Mapping[str, str]:
-    """Parameter of ``fleet run`` -> setting, of those that stand for one."""
-    from fleet.app.cli.run import run
-
-    hints = typing.get_type_hints(run, include_extras=True)
-    return {name: made.setting for name, hint in hints.items() for made in getattr(hint, "__metadata__", ()) if hasattr(made, "setting")}
+    return typer.Option(*names, help=words or said, show_default=str(default) if not isinstance(default, bool) else False)
 
 
 class Default:
@@ -110,8 +109,8 @@ def settings_of(values: Mapping[str, Any], directory: Path) -> Configuration:
 
 def flags(values: Mapping[str, Any]) -> dict[str, Any]:
     """Dotted name -> value, of the options that are given. Raises ConfigError."""
-    given = {key: values[name] for name, key in settings_of_options().items()} | {"track.to": values["track"]}
-    found = {key: tuple(value) if isinstance(value, list) else value for key, value in given.items() if value not in (None, [], ())}
+    found = {key: values[name] for name, key in FLAGS.items() if values[name] is not None}
+    found |= {key: tuple(values[name]) for name, key in LISTS.items() if values[name]}
     if values["set_"]:
         found["options"] = pairs_of(values["set_"], "--set")
     if values["checkpoint"] is not None:

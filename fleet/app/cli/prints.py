@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import sys
-import time
 from collections.abc import Iterable, Sequence
 
 from rich.console import Console
@@ -24,31 +23,6 @@ class Terminal(Console):
     def on_broken_pipe(self) -> None:
         self.quiet = True
         leave_to_nobody(self.file.fileno())
-
-
-SLOW_S = 5.0
-"""What takes longer says for how long."""
-
-
-class Meter:
-    """How long work will take, once that is known and worth saying, and then every tenth of the way.
-
-    Args:
-        total: pieces of the work.
-        of: what a piece is called.
-    """
-
-    def __init__(self, total: int, of: str) -> None:
-        self._total, self._of, self._began_s, self._reported = total, of, time.perf_counter(), 0
-
-    def report(self, done: int) -> None:
-        """So many pieces are done."""
-        left_s = (time.perf_counter() - self._began_s) / done * (self._total - done)
-        tenth = 10 * done // self._total
-        if left_s > SLOW_S and (self._reported == 0 or tenth > self._reported):
-            self._reported = max(1, tenth)
-            words = f"{done} of {self._total} {self._of}, about {left_s:.0f} s left; Ctrl-C keeps what there is"
-            Terminal(stderr=True).print(words)
 
 
 def leave_to_nobody(descriptor: int) -> None:

@@ -26,7 +26,7 @@ from fleet.app.cluster.queue import RUNNING, WAITING, Job, OneMachine, QueueRoom
 from fleet.errors import ConfigError, RunFailed
 from fleet.host.clock import unix_time_s
 from fleet.host.processes import calling
-from fleet.protocol.queueing import ONE_SLOT, OTHERS, PRIORITIES, Rules
+from fleet.protocol.queueing import ONE_SLOT, OTHERS, PRIORITIES, Asked, Decision, Node, Rules, Running
 
 if TYPE_CHECKING:
     from dashboards.access import Audit
@@ -55,7 +55,24 @@ def queue_of(
     def noted(action: str, job: Job, why: str) -> None:
         book.done(action, job.name, job.owner, job.team, why)
 
-    return RunQueue(folder / PRIVATE / "queue", room or OneMachine(slots), rules, runs, noted)
+    return RunQueue(folder / PRIVATE / "queue", room or OneMachine(slots), ByRules(rules), runs, noted)
+
+
+@dataclass(frozen=True)
+class ByRules:
+    """``policies.admission`` with the rules of a service: ``fleet.app.cluster.queue.Policy``."""
+
+    rules: Rules
+
+    def decide(self, waiting: Sequence[Asked], running: Sequence[Running], nodes: Sequence[Node]) -> list[Decision]:
+        from policies.admission import decide
+
+        return decide(waiting, running, nodes, self.rules)
+
+    def never(self, one: Asked, nodes: Sequence[Node]) -> tuple[str, str]:
+        from policies.admission import never
+
+        return never(one, nodes, self.rules)
 
 
 @dataclass(frozen=True)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import signal
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Annotated, Any
@@ -19,10 +19,14 @@ from fleet.app.cli.json_out import Json, write_json
 from fleet.ledger.report import finite
 
 if TYPE_CHECKING:
+    from fleet.app.cli.prints import Terminal
     from fleet.app.scenarios import Prepared, Scenario
     from fleet.simulation.fleet_model import FleetOutcome, Partial
 
 PLAN, SCENARIO = "fleet.planning.inputs:PlanInput", "fleet.app.scenarios:Scenario"
+SLOW_S = 5.0
+TIMED_FROM_FAULTS, PILOT_SHARE = 1e6, 0.01
+"""Faults of all runs from which on they may take that long: a million of them take some seconds."""
 VECTORISED_FROM = 50
 """Runs from which on they are made side by side, if the scenario allows it."""
 
@@ -84,6 +88,9 @@ def compare(
         list[str] | None,
         typer.Argument(help="Two or more of in-place, restart, each with :INTERVAL if wanted, e.g. restart:daly; or runs, side by side."),
     ] = None,
+    recorded: Annotated[
+        list[str] | None, typer.Option(help="FIRST,SECOND: two recorded runs on the same faults; repeatable, instead of policies.")
+    ] = None,
     gpus: Gpus,
     days: Days,
     model: Model,
@@ -98,23 +105,27 @@ def compare(
 ) -> None:
     """Which policy loses less on the same faults: the difference, with an interval that may be watched, until it is decided."""
     from fleet.app import comparisons
-    from fleet.simulation.compare import PairedVerdict
 
-    if folders := comparisons.runs_named(policies or [], Path(storage)):
+    if not recorded and (folders := comparisons.runs_named(policies or [], Path(storage))):
         _beside_each_other(folders, json_)
         return
-    names, found = comparisons.check_policies(policies or []), dict[str, PairedVerdict]()
-    each = alpha / len(names[1:])  # so that all verdicts are right together with 1 - alpha (Bonferroni)
     with _interruptible() as partial:
-        for other in names[1:]:
-            if partial.stop:
-                break
-            made = [
-                _scenario(gpus, model, comparisons.recovery_of(name), -1, set_, days=days, mttf_hours=mttf_hours,
-                          interval=comparisons.interval_of(name)) for name in (names[0], other)
-            ]  # fmt: skip
-            found[other] = comparisons.of_simulated(made[0], made[1], pairs, seed, each, least, _Pairs(pairs).report, partial)
-    complete = comparisons.complete(found, names[1:], pairs)
+        if recorded:
+            found = {"second": comparisons.of_recorded(recorded, Path(storage), alpha, least)}
+            names, each = ["first", "second"], alpha
+        else:
+            names = comparisons.check_policies(policies or [])
+            each = alpha / len(names[1:])  # so that all verdicts are right together with 1 - alpha (Bonferroni)
+            found = {}
+            for other in names[1:]:
+                if partial.stop:
+                    break
+                made = [
+                    _scenario(gpus, model, comparisons.recovery_of(name), -1, set_, days=days, mttf_hours=mttf_hours,
+                              interval=comparisons.interval_of(name)) for name in (names[0], other)
+                ]  # fmt: skip
+                found[other] = comparisons.of_simulated(made[0], made[1], pairs, seed, each, least, _Pairs(pairs).report, partial)
+    complete = bool(recorded) or comparisons.complete(found, names[1:], pairs)
     answer = {
         "first": names[0], "against": {name: asdict(verdict) for name, verdict in found.items()}, "alpha": alpha, "alpha_each": each,
         "least": least, "complete": complete,
@@ -124,7 +135,7 @@ def compare(
         for name, verdict in found.items():
             print(comparisons.sentence(names[0], name, verdict, each))
     if not complete:
-        cli_print.Terminal(stderr=True).print("interrupted: what was compared is kept")
+        _terminal().print("interrupted: what was compared is kept")
         raise typer.Exit(130)
 
 
@@ -146,28 +157,20 @@ def _beside_each_other(folders: Sequence[Path], json_: str) -> None:
 def _scenario(
     gpus: int, model: str, recovery: str, spares: int, set_: list[str] | None, *, faults: Path | None = None, **rest: Any
 ) -> Scenario:
-    from fleet.app.scenarios import Scenario, repaired_with
+    from fleet.app.scenarios import RATES, Scenario, repaired_with
+    from fleet.errors import ConfigError
     from fleet.planning.inputs import PlanInput, parse_pairs
     from fleet.planning.traces.faults import load_faults
 
     named: dict[str, Any] = {"gpus": gpus, "model": model, "recovery": recovery, "spares": spares}
     given = parse_pairs(set_ or [])
+    for name in RATES:
+        if name in given:
+            reason = "it would hold for the closed form alone, and not for the faults that are simulated"
+            raise ConfigError(f"--set {name}", given[name], reason, "Use --mttf-hours or --faults.")
     plan, seen = PlanInput(**(named | given)), load_faults(faults) if faults is not None else None
     plan = plan if seen is None else repaired_with(plan, seen, given)
-    return Scenario(plan=plan, faults=seen, **(rest | _rates(given, rest["mttf_hours"])))
-
-
-def _rates(given: dict[str, Any], mttf_hours: float) -> dict[str, float]:
-    """What ``--set`` says about faults. It must hold for those that are simulated, and not only for the closed form beside them."""
-    from fleet.errors import ConfigError
-
-    for name in ("in_place_share", "durable_share"):
-        if name in given:
-            raise ConfigError(f"--set {name}", given[name], "the fault catalogue says what each fault needs", "fleet plan takes it.")
-    hours = given.get("gpu_mttf_hours", 0.0)
-    if hours and mttf_hours not in (0.0, hours):
-        raise ConfigError("--set gpu_mttf_hours", hours, f"--mttf-hours is {mttf_hours:g}: they are the same", "Leave one of them out.")
-    return {"mttf_hours": hours or mttf_hours}
+    return Scenario(plan=plan, faults=seen, **rest)
 
 
 @contextmanager
@@ -212,23 +215,27 @@ def _answer(prepared: Prepared, scenario: Scenario, runs: int, seed: int, trace:
 def _events(prepared: Prepared, runs: int, seed: int, trace: Path | None, partial: Partial) -> dict[str, Any]:
     from fleet.app.scenarios import summed_up
 
+    if trace is None:
+        _forewarn(prepared, runs, 1, lambda short: short.run(short.arrivals(seed)))
     outcomes: list[FleetOutcome] = []
-    meter = cli_print.Meter(runs, "runs")
+    progress = _Progress(runs)
     for number in range(runs):
         if partial.stop and outcomes:
             break
         outcomes.append(prepared.run(prepared.arrivals(seed + number, trace), partial))
-        meter.report(number + 1)
+        progress.report(number + 1)
     return summed_up(outcomes, runs, prepared.model.duration_s)
 
 
 def _vectorised(prepared: Prepared, runs: int, seed: int, partial: Partial) -> dict[str, Any]:
-    from fleet.simulation.monte_carlo import monte_carlo
+    from fleet.simulation.monte_carlo import BATCH, monte_carlo
 
-    meter = cli_print.Meter(runs, "runs")
+    together = min(runs, BATCH)
+    _forewarn(prepared, runs, together, lambda it: monte_carlo(it.model, it.recovery, it.intervals, runs=together, seed=seed))
+    progress = _Progress(runs)
 
     def goes_on(done: int) -> bool:
-        meter.report(done)
+        progress.report(done)
         return not partial.stop
 
     sample = monte_carlo(prepared.model, prepared.recovery, prepared.intervals, runs=runs, seed=seed, progress=goes_on)
@@ -239,6 +246,32 @@ def _vectorised(prepared: Prepared, runs: int, seed: int, partial: Partial) -> d
     }  # fmt: skip
 
 
+def _forewarn(prepared: Prepared, runs: int, together: int, run: Callable[[Prepared], object]) -> None:
+    """A hundredth of the duration is run first, for as many as go on ``together``, where all ``runs`` may take long."""
+    model = prepared.model
+    if runs * model.rate_per_s * model.duration_s < TIMED_FROM_FAULTS:
+        return
+    began_s = time.perf_counter()
+    run(replace(prepared, model=replace(model, duration_s=PILOT_SHARE * model.duration_s)))
+    whole_s = (time.perf_counter() - began_s) / PILOT_SHARE * runs / together
+    if whole_s > SLOW_S:
+        _terminal().print(f"{runs} run{'s' if runs > 1 else ''} will take about {whole_s:.0f} s; Ctrl-C keeps what there is")
+
+
+class _Progress:
+    """How long it will take, once that is known and worth saying, and then every tenth of the way."""
+
+    def __init__(self, total: int) -> None:
+        self._total, self._began_s, self._reported = total, time.perf_counter(), 0
+
+    def report(self, done: int) -> None:
+        left_s = (time.perf_counter() - self._began_s) / done * (self._total - done)
+        tenth = 10 * done // self._total
+        if left_s > SLOW_S and (self._reported == 0 or tenth > self._reported):
+            self._reported = max(1, tenth)
+            _terminal().print(f"{done} of {self._total} runs, about {left_s:.0f} s left; Ctrl-C keeps what there is")
+
+
 class _Pairs:
     """How far a comparison is. It stops as soon as it is decided, so nobody knows how long it will take."""
 
@@ -247,11 +280,16 @@ class _Pairs:
 
     def report(self, done: int) -> None:
         now_s = time.perf_counter()
-        if now_s - self._reported_s > cli_print.SLOW_S:
+        if now_s - self._reported_s > SLOW_S:
             self._reported_s = now_s
             pairs = f"{done} pair{'s' if done > 1 else ''}"
-            words = f"not decided yet after {pairs}; it goes on to at most {self._most}; Ctrl-C keeps what there is"
-            cli_print.Terminal(stderr=True).print(words)
+            _terminal().print(f"not decided yet after {pairs}; it goes on to at most {self._most}; Ctrl-C keeps what there is")
+
+
+def _terminal() -> Terminal:
+    from fleet.app.cli.prints import Terminal
+
+    return Terminal(stderr=True)
 
 
 # ---- tables ------------------------------------------------------------------------------------------------------------------------------

@@ -77,7 +77,7 @@ class LocalCluster:
         zygote: starts what workers of all nodes are forked off, while the nodes come up.
 
     Raises:
-        ConfigError: the system is not Linux.
+        ConfigError: the system is not Linux, or a number is impossible.
         RunFailed: a node did not come up; its log is quoted.
     """
 

@@ -21,8 +21,7 @@ from fleet.errors import ConfigError, RunFailed
 from fleet.host.clock import unix_time_s
 from fleet.host.proc import start_ticks, stat_fields
 from fleet.protocol.exit_codes import Exit
-from fleet.protocol.queueing import ONE_SLOT, SLOT, Asked, Decision, Node, Preempt, Rules, Running, Start
-from policies import admission
+from fleet.protocol.queueing import ONE_SLOT, SLOT, Asked, Decision, Node, Preempt, Running, Start
 
 SUBMITTED = "FLEET_SUBMITTED_UNIX_S"
 """Tells a run when it was handed in, so that its journal has how long it waited."""
@@ -153,6 +152,14 @@ class Runs(Protocol):
         """End a run at once that was told to end in order, and has not."""
 
 
+class Policy(Protocol):
+    """Who starts, and who gives way: ``policies.admission`` with its rules."""
+
+    def decide(self, waiting: Sequence[Asked], running: Sequence[Running], nodes: Sequence[Node]) -> list[Decision]: ...
+
+    def never(self, one: Asked, nodes: Sequence[Node]) -> tuple[str, str]: ...
+
+
 def nobody_notes(action: str, job: Job, why: str) -> None:
     """For a queue that keeps no book."""
 
@@ -163,14 +170,14 @@ class RunQueue:
     Args:
         folder: where jobs and their output are kept.
         room: the slots that there are.
-        rules: of ``policies.admission``, which says who starts now, and who gives way.
+        policy: who starts now.
         runs: how they are started and ended.
         noted: is told of all that is done.
     """
 
-    def __init__(self, folder: Path, room: QueueRoom, rules: Rules, runs: Runs, noted: Noted = nobody_notes) -> None:
+    def __init__(self, folder: Path, room: QueueRoom, policy: Policy, runs: Runs, noted: Noted = nobody_notes) -> None:
         self.folder, self.room = folder, room
-        self._rules, self._runs, self._noted = rules, runs, noted
+        self._policy, self._runs, self._noted = policy, runs, noted
         self._lock = threading.Lock()
         self._children: dict[str, subprocess.Popen[bytes]] = {}
         self._stop = threading.Event()
@@ -191,7 +198,7 @@ class RunQueue:
 
     def submit(self, job: Job) -> None:
         """Let it wait for its turn. Raises ConfigError, RunFailed."""
-        reason, way_out = admission.never(job.asked(job.submitted_unix_s), self.room.most(), self._rules)
+        reason, way_out = self._policy.never(job.asked(job.submitted_unix_s), self.room.most())
         if reason:
             raise ConfigError("slots", job.slots, reason, way_out)
         with self._lock:
@@ -251,8 +258,7 @@ class RunQueue:
             self.trouble = error.reason
             return []
         self.trouble, now_s = "", unix_time_s()
-        waiting = [job.asked(now_s) for job in self._in(WAITING)]
-        return admission.decide(waiting, [job.running(now_s) for job in running], nodes, self._rules)
+        return self._policy.decide([job.asked(now_s) for job in self._in(WAITING)], [job.running(now_s) for job in running], nodes)
 
     def _carry_out(self, decision: Decision) -> None:
         job = self._jobs[decision.name]

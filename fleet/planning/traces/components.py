@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 from fleet.errors import ConfigError
 from fleet.protocol.fault_kinds import KIND_OF_COMPONENT
 
@@ -41,11 +39,9 @@ def check(name: str, where: str) -> str:
     return name
 
 
-def component_of(said: str, known: Mapping[str, str]) -> str:
-    """The component for a cause as a log says it, or "" when neither ``known`` (lower case) nor the words above have it."""
+def component_of(said: str) -> str:
+    """The component for a cause as a log says it, or "" when the words above do not have it."""
     text = " ".join(said.lower().replace("_", " ").split())
-    if text in known:
-        return known[text]
     if said in KIND_OF_COMPONENT:
         return said
     padded = f" {text} "

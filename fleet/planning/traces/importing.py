@@ -311,7 +311,7 @@ class _Reading:
             known = self.mapping.components
             exact = known.get(said.lower()) or known.get(said.lower().partition(" ")[0]) or known.get(name.lower())
             several = len(self._cause) > 1
-            words = components.component_of(said, {}) or (components.component_of(name, {}) if several else "")
+            words = components.component_of(said) or (components.component_of(name) if several else "")
             self._known[name, said] = exact or words
         return self._known[name, said]
 
