@@ -52,6 +52,7 @@ IMPORTED_ONCE = (
     "torch.profiler",
     "actors.node",
     "actors.rank.main",
+    "actors.rank.fsdp.layout",
     "storage.checkpoint.parts",
     FORMAT,
     "pydantic.v1",
