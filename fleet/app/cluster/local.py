@@ -94,7 +94,7 @@ class LocalCluster:
         start_limit_s: float = 120.0,
         zygote: Zygote | None = None,
     ) -> None:
-        _check_platform()
+        _check(nodes, slots_per_node)
         self._slots_per_node = slots_per_node
         self._labels = dict(enumerate(labels))
         self._start_limit_s = start_limit_s
@@ -334,6 +334,10 @@ class LocalCluster:
             ray.shutdown()
 
 
-def _check_platform() -> None:
+def _check(nodes: int, slots_per_node: int) -> None:
     if not sys.platform.startswith("linux"):
         raise ConfigError("platform", sys.platform, "the local cluster finds its processes through /proc", "Use Linux, or a container.")
+    if nodes < 1:
+        raise ConfigError("nodes", nodes, "ranks need a node to run on", "Set it to 1 or more.")
+    if slots_per_node < 1:
+        raise ConfigError("slots_per_node", slots_per_node, "a node without slots holds no rank", "Set it to 1 or more.")
