@@ -86,6 +86,8 @@ NIGHTLY: dict[str, dict[str, str]] = {
         "tests/fault/test_experiments.py::test_an_experiment_is_held_and_one_whose_fault_hits_nobody_is_not":
             "an experiment takes a minute, and its parts are unit tests",
         "tests/fault/test_gpus.py::test_each_rank_has_its_own_gpu_and_so_has_who_replaces_it": "a cluster with GPUs that are made up",
+        "tests/fault/test_shield.py::test_a_node_with_two_ranks_is_lost":
+            "a run of its own; each change loses a node in tests/fault/test_ray_runs.py",
         "tests/fault/test_nobody_in.py::test_the_secret_is_where_it_has_to_be_and_nowhere_else": "it reads all memory and files of a run",
         "tests/fault/test_on_purpose.py": "a run is resized and paused, and waits each time",
         "tests/fault/test_output.py::test_in_a_file_there_are_whole_lines_and_a_reader_that_leaves_stops_nothing":
