@@ -123,7 +123,7 @@ class MemoryReport:
         self._sent = None
 
     def news(self) -> list[CopiesHeld]:
-        """What is to be said now: once for each change."""
+        """The report that is due now: one for each change."""
         held = self.memory.held()
         if held == self._sent:
             return []

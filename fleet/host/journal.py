@@ -50,7 +50,7 @@ def read_journal(path: str | os.PathLike[str], *, spans: bool = True, on_torn: C
 
     Args:
         path: the journal file.
-        spans: when False, ``Spans`` are skipped unread. What is left is all that the protocol needs, and bounds a coordinator's replay.
+        spans: when False, ``Spans`` are skipped unread. The other records are all that the protocol needs; they bound a replay.
         on_torn: called with a sentence when the last line is incomplete; that line is left out.
 
     Raises:

@@ -41,7 +41,7 @@ class CheckpointRequest:
 
 @dataclass(slots=True)
 class CheckpointFailures:
-    """What has failed of those after the newest durable one: how many ``in_a_row``; ``since_s`` when, None when all is well: then the first
+    """Checkpoints that failed after the newest durable one: how many ``in_a_row``; ``since_s`` when, None when all is well: then the first
     of them was asked for; why the ``last`` one did, and the member that could not write its part of it (``by``), if that was the reason."""
 
     in_a_row: int = 0

@@ -1,4 +1,4 @@
-"""What is journalled as it was said, or nearly so: no rank's place in the run changes by it."""
+"""Events that are journalled as they were said, or nearly so: no rank's place in the run changes by them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is said of checkpoints: by ranks of their parts, by memories of what they hold, by the store of a whole one."""
+"""Events of checkpoints: ranks tell of their parts, memories of what they hold, the store of a whole one."""
 
 from __future__ import annotations
 

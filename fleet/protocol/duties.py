@@ -37,7 +37,7 @@ class Duties:
         self.mine, self._rank = (0,), 0
 
     def join(self, view: View, rank: int, held: Sequence[Collection[int]], idle: Collection[int] = ()) -> Shares:
-        """Who brings what in ``view``: these go together, also when the next view breaks before it is known who brings what there.
+        """The ranks that bring each shard in ``view``: these go together, also when the next view breaks before its own are known.
 
         Args:
             rank: this rank's place in the view.

@@ -1,6 +1,6 @@
 """What a process says of the world, and the journal keeps as it was said: events and records at once.
 
-Whoever says one leaves ``at_s`` and ``event`` alone, where the words of a class do not say else: the coordinator puts them in.
+A sender leaves ``at_s`` and ``event`` alone, where the words of a class do not say else: the coordinator puts them in.
 """
 
 from __future__ import annotations

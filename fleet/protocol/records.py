@@ -1,5 +1,5 @@
 """What the journal holds. ``docs/journal.md`` describes the file; ``goodput.py`` folds it; ``machine.py`` is rebuilt from it.
-What is kept as it was said is in ``facts.py``.
+Facts that are kept as they were said are in ``facts.py``.
 
 All ``at_s`` are seconds on the run's clock: the coordinator's monotonic clock, to which agents align theirs. ``event`` is the number of the
 event that a record follows from, as the coordinator counted it; 0: none.

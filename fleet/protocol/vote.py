@@ -41,7 +41,7 @@ class Doubt:
 
 @dataclass(frozen=True, slots=True)
 class Words:
-    """What was said of the sums of a step.
+    """The ranks' words on the sums of a step.
 
     Attributes:
         finite: of each who was asked, whether all that it has summed is.
@@ -60,7 +60,7 @@ class CommitVote:
     """One rank's vote, on one step after the other.
 
     Ranks that have all of the sum have the same, so that each knows by itself what the others find. Where the state is ``spread``, a rank
-    has the sums of its own chunks alone: nobody takes the step before all have said that they have theirs. Whoever has said so
+    has the sums of its own chunks alone: nobody takes the step before all have said that they have theirs. A rank that has said so
     keeps them until it is clear what became of the step, and takes it behind those who have.
 
     Attributes:
@@ -71,7 +71,7 @@ class CommitVote:
         self.spread, self.phase, self.factor = spread, VotePhase.OPEN, 1.0
 
     def begin(self) -> None:
-        """Another step, or another attempt at it. What was said of the last one is over, but for its factor: who follows asks for that."""
+        """Another step, or another attempt at it. The last vote is over, but for its factor: a rank that follows asks for that."""
         self.phase = VotePhase.OPEN
 
     def voters(self, size: int) -> tuple[int, ...]:
@@ -101,7 +101,7 @@ class CommitVote:
         return None
 
     def lost(self) -> None:
-        """The group is gone. Whoever has said that it is ready may have been heard: others may take the step by that."""
+        """The group is gone. A rank's word that it is ready may have been received: others may take the step by it."""
         if not self.keeps:
             self.phase = VotePhase.OPEN
 

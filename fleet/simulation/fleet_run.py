@@ -76,7 +76,7 @@ class WayBack:
 
 @dataclass(slots=True)
 class RunCounts:
-    """What is counted of a run: faults by kind, what they were lost to, the arrivals that found somebody in their place (``injected``)."""
+    """Counts of a run: faults by kind, what they were lost to, the arrivals that found somebody in their place (``injected``)."""
 
     faults: list[int]
     lost: dict[str, float] = field(default_factory=lambda: dict.fromkeys(("rework", "detect", "reform", "restore", "provision"), 0.0))

@@ -12,7 +12,7 @@ from tests.support.plain import PlainFleet
 
 PATIENT = Timeouts(heartbeat_s=10.0, node_s=15.0, quiesce_s=20.0, form_s=30.0, progress_s=60.0, start_s=120.0)
 BORNE = StragglerSettings(enabled=False)
-"""What is traced is slow, and the loss is to be the only thing that happens."""
+"""Traced code is slow, and the loss is to be the only thing that happens."""
 BOUND_S = 120.0
 
 

@@ -22,7 +22,7 @@ from tests.unit.test_machine import STEP_3, STEP_4, member
 
 
 class Watched(Run):
-    """What is kept of a state is in ``kept``."""
+    """The text that is kept of a state is in ``kept``."""
 
     def __init__(self) -> None:
         super().__init__()

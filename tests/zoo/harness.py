@@ -94,7 +94,7 @@ def all_of(done: Done) -> dict[str, Any]:
 
 
 class Quiet(Reports):
-    """What is strange about a step is not reported: there is no view whose ranks could be named."""
+    """A strange step is not reported: there is no view whose ranks could be named."""
 
     def doubted(self, train: TrainStep, why: str, doubt: Doubt | None = None) -> None:
         """See :class:`Reports`."""

@@ -128,7 +128,7 @@ class Contributions:
         return max(map(len, self.duties.contributed))
 
     def forget_lost(self) -> None:
-        """What is no longer in the sums is due again."""
+        """A shard that is no longer in the sums is due again."""
         held = self._gradients.held
         self.losses = {shard: loss for shard, loss in self.losses.items() if shard in held}
 

@@ -54,7 +54,7 @@ class Observer:
         return lambda: None
 
     def doubted(self, train: TrainStep, why: str, doubt: Doubt | None = None) -> None:
-        """What is strange about a step that is summed; without ``doubt`` it is taken all the same."""
+        """A summed step is strange, for this reason; without ``doubt`` it is taken all the same."""
 
 
 class TrainStep:

@@ -63,7 +63,7 @@ class KeptChunks:
         self._given.duties.at, self.complete, self._then = state, True, []
 
     def lose(self) -> None:
-        """What is held here is of no use: all is taken from others."""
+        """The chunks held here are of no use: all are taken from others."""
         self.chunks.drop()
         self._given.duties.at, self._then = None, []
 
