@@ -110,7 +110,7 @@ class Snapshotter:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="snapshot")
 
     def hold_settled(self) -> Snapshot | None:
-        """The snapshot that was begun last, once it is settled; None without one. A GPU may still be copying it: see :meth:`Snapshot.arrive`.
+        """The snapshot that was begun last, once it is settled; None without one. A GPU may copy it yet: see :meth:`Snapshot.arrive`.
 
         It stays as it is until its ``release``.
         """
