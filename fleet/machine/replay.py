@@ -144,7 +144,8 @@ def _settle_proposal(machine: MachineState, entered: bool, generation: int) -> N
 
 def move(machine: MachineState, records: Iterable[Record], now_s: float) -> list[ProcessLost]:
     """Bring a new machine to where the journal of another cluster ends; all ranks are gone. Returns what is to be written of them."""
-    machine.down_s += max(0.0, now_s - rebuild(machine, records, now_s))
+    last_s = rebuild(machine, records, now_s)  # it counts gaps by itself: first it, then what is added to them
+    machine.down_s += max(0.0, now_s - last_s)
     machine.phase, machine.ended, machine.view, machine.proposal = Phase.GATHER, None, None, None
     machine.missing, machine.finished, machine.stopping = set(), set(), None
     machine.checkpoints.moved(now_s)
