@@ -23,7 +23,7 @@ from fleet.ledger.report import build_report
 from fleet.protocol.records import COMMIT, COMPLETED, CheckpointRecord, Committed, HistoryBegun, ProcessUp, Record, Spans, ViewPublished
 from fleet.settings.run import RunSettings
 from tests.support.processes import begin
-from tests.support.waiting import until
+from tests.support.waiting import lives, until
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "ddp_plain.py"
 STEPS, SAVE_EVERY = 240, 20
@@ -141,13 +141,6 @@ def test_nothing_is_left_of_a_run_whose_command_is_killed(tmp_path: Path) -> Non
     os.kill(child.pid, signal.SIGKILL)
     child.wait()
     until(lambda: not any(lives(pid, ticks) for pid, ticks in processes.items()), "the end of all processes")
-
-
-def lives(pid: int, ticks: int) -> bool:
-    try:
-        return start_ticks(pid) == ticks and stat_fields(pid)[0] != "Z"
-    except ProcessLookupError:
-        return False
 
 
 def test_a_script_that_always_fails_is_not_started_for_ever(tmp_path: Path) -> None:

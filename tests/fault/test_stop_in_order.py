@@ -8,7 +8,6 @@ import threading
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
 
 from fleet.app.cluster.local import LocalCluster
@@ -22,7 +21,7 @@ from tests.support.journals import records
 from tests.support.long_loops import AT, trains_long
 from tests.support.plain import PlainFleet
 from tests.support.undisturbed import Undisturbed
-from tests.support.waiting import until
+from tests.support.waiting import lives, until
 
 pytestmark = pytest.mark.timeout(200)
 SEASON = {"steps": "12", "pause_s": "0.01"}
@@ -123,13 +122,13 @@ def test_on_a_cluster_ranks_that_compute_are_gone_when_the_run_has_stopped(clust
     assert result.status == "stopped"
     kept = records(tmp_path / "run")
     ended(kept, AT)
-    pids = [record.process.pid for record in of(ProcessUp, kept)]
-    assert len(pids) >= 2
-    until(lambda: not any(map(lives, pids)), "the kernel has taken back all that they held", 10.0)
-
-
-def lives(pid: int) -> bool:
-    return psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    processes = [record.process for record in of(ProcessUp, kept)]
+    assert len(processes) >= 2
+    until(
+        lambda: not any(lives(process.pid, process.start_ticks) for process in processes),
+        "the kernel has taken back all that they held",
+        10.0,
+    )
 
 
 @pytest.mark.parametrize("sharding", ["zero1", "fsdp"])

@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from fleet.host.proc import start_ticks, stat_fields
+
 LIMIT_S = 90.0
 TICK_S = 0.02
 
@@ -55,3 +57,11 @@ def until(condition: Callable[[], object], what: str, limit_s: float = LIMIT_S, 
             return
         pause.wait(tick_s)
     raise TimeoutError(f"{what}: not within {limit_s:g} s")
+
+
+def lives(pid: int, ticks: int) -> bool:
+    """Whether the process that started ``ticks`` after boot is still there, and no zombie."""
+    try:
+        return start_ticks(pid) == ticks and stat_fields(pid)[0] != "Z"
+    except ProcessLookupError:
+        return False
