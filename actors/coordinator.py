@@ -328,7 +328,7 @@ class Coordinator:
     def _repeat_view(self, line: AgentLine) -> None:
         line.seen = None
         machine = self.machine
-        for view, kind in ((machine.state.view, Publish), (machine.state.proposal, Propose)):
+        for view, kind in ((machine.state.view, Publish), (machine.state.growth.proposal, Propose)):
             if view is not None:
                 line.send(kind(view))
                 line.seen = view

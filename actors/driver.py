@@ -86,7 +86,7 @@ class Driver:
     def _look_at_journal(self) -> None:
         """A disk that is full, and a journal that is gone, end the run in order while that can still be written."""
         now_s = self.clock.now_s()
-        if now_s - self._looked_s < LOOK_S or self._lost or self.machine.state.ended is not None:
+        if now_s - self._looked_s < LOOK_S or self._lost or self.machine.state.ending.record is not None:
             return
         self._looked_s = now_s
         if trouble := self._journal.trouble:
@@ -95,7 +95,7 @@ class Driver:
     def _look_at_state(self) -> None:
         """A state that contradicts itself ends the run in order, by name; at once, where that does not come about within the grace."""
         state, now_s = self.machine.state, self.clock.now_s()
-        if state.ended is not None or not self._audit.due(now_s):
+        if state.ending.record is not None or not self._audit.due(now_s):
             return
         if self._wrong:
             self.submit(StopRequested(self._wrong, self._wrong, EndWhy.CONTRADICTION))

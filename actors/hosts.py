@@ -221,7 +221,7 @@ class CoordinatorHost:
         else:
             journal.append(Resumed(now_s, unix_time_s(), "the coordinator was restarted", spec.cluster, gap=False))
             machine.replay(records, now_s)
-            if (ended := machine.state.ended) is not None:
+            if (ended := machine.state.ending.record) is not None:
                 self.outcome = EndRun(ended.status, ended.reason, ended.detail, ended.why)
         journal.flush()
 
@@ -252,7 +252,7 @@ class CoordinatorHost:
     async def committed_step(self) -> int | None:
         """The newest step that is committed; None once the first rank has committed the last one."""
         state = self._coordinator.machine.state
-        return None if state.finished or state.phase in (Phase.CONCLUDE, Phase.END) else state.committed.step
+        return None if state.attendance.finished or state.phase in (Phase.CONCLUDE, Phase.END) else state.committed.step
 
     async def census(self) -> tuple[str, list[tuple[Member, Process, bool]], bool]:
         """(phase, live ranks, whether a run that lost all of them could go on from a later state than its first)."""

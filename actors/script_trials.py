@@ -151,8 +151,8 @@ def _step_on_request(end: Connection, script: Script, settings: RunSettings, wor
 
     settle(settings)
     with tempfile.TemporaryDirectory(prefix="fleet-trial-") as folder:
-        plan = TrialPlan(steps=NEVER, before=wanted, after=taken, share=world)
-        run = Trying(settings, Path(folder), TrialRequest(timed=True), Book(timed=True), plan)
+        plan = TrialPlan(TrialRequest(timed=True), steps=NEVER, before=wanted, after=taken, share=world)
+        run = Trying(settings, Path(folder), Book(timed=True), plan)
         with within(run):
             play(run, train_of(script))
     end.recv()  # the script has fewer steps than were asked for

@@ -222,7 +222,7 @@ def through(settings: RunSettings, folder: Path, trains: Callable[[Any], None], 
         killed = _kill(fleet, kills, pause_s)
         (folder / "calm").touch()
         outcome = fleet.wait(RUN_S)
-        ended = fleet.coordinator.machine.state.ended
+        ended = fleet.coordinator.machine.state.ending.record
         digest = ended.digest if ended is not None else ""
         return Ran(outcome.status, digest, killed, fleet.records(), Timeline(folder / "events"), fleet.timed_ms, _walls(folder))
 

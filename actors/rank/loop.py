@@ -19,7 +19,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from actors.rank.data.feeds import Feeds
 from actors.rank.data.sampling import seed_step, seeded_alone
 from actors.rank.device import rank_device
-from actors.rank.fsdp.taken import Unit, mesh_of_one, take_over
+from actors.rank.fsdp.taken import mesh_of_one, take_over
 from actors.rank.home import Home
 from actors.rank.membership.client import Client
 from actors.rank.membership.membership import Membership
@@ -73,28 +73,22 @@ class Run:
     ) -> None:  # fmt: skip
         self.options: Mapping[str, str] = settings.options
         self.slot, self.seed, self.shards = client.protocol.slot, settings.seed, settings.shards
-        self._client, self._recorder, self._settings = client, recorder, settings
-        home = home or Home()
-        self.folder, self.is_twin = home.folder, home.is_twin
-        self._home, self._parts = home, parts
+        self._settings, self._parts, self._home = settings, parts, home or Home()
+        self.folder, self.is_twin = self._home.folder, self._home.is_twin
         self._saver = Saver(client, recorder, parts, places(settings))
         self._membership = Membership(client, recorder, parts, host, settings.timeouts)
-        self._rank_machine = self._membership.rank_machine
         self._train_step: TrainStep | None = None
-        self._host, self._units = host, tuple[Unit, ...]()
         self._one = OneOfAll(self._membership, recorder)
-        self._owed: list[tuple[int, Callable[[], object]]] = []
         self._joined: tuple[View, int] | None = None
-        feeds = Feeds(self.seed, self.shards, recorder)
-        attempt = functools.partial(self._membership.carry, self._rank_machine.run(), (Rehearse, Compute, Attempted))
-        self._loop = Loop(self.seed, client, recorder, self._rank_machine, feeds, attempt)
+        feeds, rank_machine = Feeds(self.seed, self.shards, recorder), self._membership.rank_machine
+        attempt = functools.partial(self._membership.carry, rank_machine.run(), (Rehearse, Compute, Attempted))
+        self._loop = Loop(self.seed, client, recorder, rank_machine, feeds, attempt)
         self._reports = Reports(self._loop, settings, self._membership, self._saver)
-        self._step: Step | None = None
 
     @property
     def generation(self) -> int:
         """Number of the view that this rank is in, or was in last."""
-        return self._client.protocol.generation
+        return self._loop.client.protocol.generation
 
     @property
     def device(self) -> torch.device:
@@ -140,12 +134,10 @@ class Run:
         """
         modules = {name: one for name, one in objects.items() if isinstance(one, torch.nn.Module)}
         optimizers = {name: one for name, one in objects.items() if isinstance(one, torch.optim.Optimizer)}
-        self._units = take_over(modules, optimizers)
-        if self._units and self._settings.optimizer_sharding != "fsdp" and self.slot == 0:
-            log.warning(
-                "fully_shard has cut the model in %d units, and each rank has it whole: see --optimizer-sharding fsdp", len(self._units)
-            )
-        return tracked(objects, self._units, weights, self._settings, lambda: self.device)
+        units = take_over(modules, optimizers)
+        if units and self._settings.optimizer_sharding != "fsdp" and self.slot == 0:
+            log.warning("fully_shard has cut the model in %d units, and each rank has it whole: see --optimizer-sharding fsdp", len(units))
+        return tracked(objects, units, weights, self._settings, lambda: self.device)
 
     def steps(self, state: TrackedState, *, total: int, clip_norm: float | None = None, flops: float = 0.0) -> Iterator[Step]:
         """Yield steps until ``total`` are committed; the same step again, for the lost shards, when a peer was lost in it.
@@ -173,16 +165,16 @@ class Run:
         self._loop.total, self._loop.flops = total, FlopCount(flops)
         train = self._train_step = self._make_train_step(state, clip_norm)
         self._membership.carriers |= self._carriers(train)
-        self._recorder.total(total)
-        self._client.on_operation = RankInjector(train).operate
+        self._loop.recorder.total(total)
+        self._loop.client.on_operation = RankInjector(train).operate
         while isinstance(move := self._loop.attempt(), Rehearse | Compute | Attempted):
             match move:
                 case Rehearse():
                     yield from self._rehearse(train)
                 case Compute(number):
-                    step = self._step = Step(self._loop, train, number)
+                    step = self._loop.step = Step(self._loop, train, number)
                     yield step
-                    self._recorder.between(False)
+                    self._loop.recorder.between(False)
                     if not step.closed:
                         raise LoopError(f"step {step.number}: the loop body ended without step.commit()")
         if not move:  # what the steps have come to: whether the code behind the loop is to run
@@ -194,17 +186,16 @@ class Run:
         train = TrainStep(
             state,
             self._settings,
-            self._recorder,
+            self._loop.recorder,
             clip_norm,
             observer=self._reports,
-            units=self._units,
-            host=self._host,
-            called_away=lambda: self._rank_machine.wanted,
+            host=self._membership.host,
+            called_away=lambda: self._loop.rank_machine.wanted,
         )
         resharding = None
         if self._settings.spread:
             copies, levels = self._settings.optimizer_copies, len(self._settings.domains)
-            resharding = Resharding(train, self._client.protocol, copies, self._advance, levels, self._settings.replica_ranks)
+            resharding = Resharding(train, self._loop.client.protocol, copies, self._advance, levels, self._settings.replica_ranks)
         self._membership.serve(state, train, self._loop.total, resharding)
         return train
 
@@ -214,8 +205,8 @@ class Run:
         It would do all for the first time otherwise while everyone waits for it: imports, compilation, memory.
         """
         with rehearsing(train, self._loop):
-            self._step = Step(self._loop, train, 0)
-            yield self._step
+            step = self._loop.step = Step(self._loop, train, 0)
+            yield step
 
     @property
     def rank(self) -> int:
@@ -231,7 +222,7 @@ class Run:
     @property
     def steps_taken(self) -> int:
         """How many steps the state at hand has taken."""
-        state = self._here_or_none()
+        state = self._loop.client.protocol.state
         return state.step if state is not None else 0
 
     @property
@@ -240,7 +231,7 @@ class Run:
 
         What must happen, whoever is lost, is for ``once``.
         """
-        return self._loop.rank == 0 if self._here_or_none() is not None else self.slot == 0
+        return self._loop.rank == 0 if self._loop.client.protocol.state is not None else self.slot == 0
 
     def once(self, fn: Callable[[], Any], *, name: str = "") -> Any:
         """Run ``fn()`` on one rank, and return what it returns on all ranks; they wait for it.
@@ -320,8 +311,8 @@ class Run:
         Returns:
             Whether ``fn`` may still be called here.
         """
-        if self._step is not None and not self._step.closed:
-            self._step.behind.append(lambda: self.once_behind(fn, name=name))
+        if (step := self._loop.step) is not None and not step.closed:
+            step.behind.append(lambda: self.once_behind(fn, name=name))
             return True
         if (place := self._place()) is None:
             return False
@@ -338,16 +329,13 @@ class Run:
     # ---- inside --------------------------------------------------------------------------------------------------------------------------
 
     def _here(self) -> StateId:
-        state = self._client.protocol.state
+        state = self._loop.client.protocol.state
         assert state is not None
         return state
 
-    def _here_or_none(self) -> StateId | None:
-        return self._client.protocol.state
-
     def _place(self) -> str | StateId | None:
         """Where in the run this is, for what is done once. None: nowhere, as this attempt at a step is a rehearsal, or will be repeated."""
-        if self._client.protocol.concluded:
+        if self._loop.client.protocol.concluded:
             return END
         if self._train_step is None:
             return BEGIN
@@ -355,39 +343,27 @@ class Run:
         return self._here() if self._loop.committed else None
 
     def _check_closed(self, call: str) -> None:
-        if self._step is not None and not self._step.closed:
-            raise LoopError(f"step {self._step.number}: {call} stands before step.commit(). Put it behind, where the step is done.")
+        if (step := self._loop.step) is not None and not step.closed:
+            raise LoopError(f"step {step.number}: {call} stands before step.commit(). Put it behind, where the step is done.")
 
     def _owe(self, do: Callable[[], object]) -> bool:
-        """The first rank that is at this step does it, now. The others remember it while they stand here: should that rank be lost before
-        it is done, one of them does it before anybody takes another step. Whether this is one of them."""
-        step = self._here().step
-        self._owed = [each for each in self._owed if each[0] == step]
-        if self.rank == 0:
-            do()
-            return False
-        self._owed.append((step, do))
-        return True
+        """See :meth:`OneOfAll.owe`."""
+        return self._one.owe(self._here().step, self.rank == 0, do)
 
-    def _pay(self, view: View) -> None:
-        """ViewJoined in another view: the first that was in the step, and so knows what is owed, does that. Twice begun is once done."""
+    def _pay(self, move: moves.ViewJoined) -> None:
+        """See :meth:`OneOfAll.pay`."""
         here = self._here().step
-        owed, self._owed = [each for each in self._owed if each[0] == here], []
-        if rank_of_those_behind(view, here, here, self._loop.rank):
-            self._owed = owed
-            return
-        for _, do in owed:
-            do()
+        self._one.pay(here, rank_of_those_behind(move.view, here, here, self._loop.rank) == 0)
 
     def _alone(self, fn: Callable[[], T]) -> T:
         """What ``fn`` gives, which runs on this rank alone. In the loop all is left as on the other ranks: what is tracked, the modes of
         modules (``model.eval()``), and the random generators, which are the same for ``fn`` on whichever rank it runs."""
-        if self._train_step is None or self._client.protocol.concluded:
+        if self._train_step is None or self._loop.client.protocol.concluded:
             return fn()
         parts = [part for module in self._train_step.state.modules.values() for part in module.modules()]
         modes = [part.training for part in parts]
         try:
-            with self._client.alone(), seeded_alone(self.seed, self._here().step):
+            with self._loop.client.alone(), seeded_alone(self.seed, self._here().step):
                 return self._train_step.body.during(fn)
         finally:
             for part, mode in zip(parts, modes, strict=True):
@@ -400,16 +376,16 @@ class Run:
 
     def close(self) -> None:
         """The train function has returned. Returns when the run is over. Raises LoopError when it has not come to the end of its loop."""
-        protocol = self._client.protocol
+        protocol = self._loop.client.protocol
         if not protocol.concluded and protocol.released is None:
             raise LoopError(self._unfinished())
-        self._membership.carry(self._rank_machine.close())
+        self._membership.carry(self._loop.rank_machine.close())
 
     def _unfinished(self) -> str:
         use = "Iterate `for step in run.steps(state, total=...)` to its end: it ends by itself after the last step."
         if self._train_step is None:
             return f"the train function has returned and took no step. {use}"
-        here = self._here_or_none()
+        here = self._loop.client.protocol.state
         return f"the train function has returned at step {here.step if here else 0} of {self._loop.total}, before the loop's end. {use}"
 
     # ---- moves ---------------------------------------------------------------------------------------------------------------------------
@@ -420,7 +396,7 @@ class Run:
             moves.Hold: lambda move: train.hold(),
             moves.Reset: lambda move: train.reset(),
             moves.AssignShards: self._share,
-            moves.ViewJoined: lambda move: self._pay(move.view),
+            moves.ViewJoined: self._pay,
             moves.Reduce: train.reduce,
             moves.CastVote: train.cast_vote,
             moves.Repeat: train.repeat,
@@ -439,23 +415,23 @@ class Run:
 
     def _share(self, move: moves.AssignShards) -> None:
         self._membership.joined()
-        view, arriving = move.view, self._rank_machine.arriving
+        view, arriving = move.view, self._loop.rank_machine.arriving
         here = arriving.state if arriving is not None else self._here()
-        self._joined, self._loop.rank = (view, here.step), view.rank_of(self._client.protocol.member)
+        self._joined, self._loop.rank = (view, here.step), view.rank_of(self._loop.client.protocol.member)
         self._trained.join(self._membership.group, view, self._loop.rank, here, move.begun)
         if arriving is None:
-            self._recorder.switch(COMPUTE)
-        self._recorder.place(view.generation, here.history, here.step)
+            self._loop.recorder.switch(COMPUTE)
+        self._loop.recorder.place(view.generation, here.history, here.step)
 
     def _advance(self) -> None:
         """Others took the step that this rank was about to take when its view broke: it takes it too."""
-        before = self._recorder.code
-        self._membership.carry(self._rank_machine.take_step(Advance()))
+        before = self._loop.recorder.code
+        self._membership.carry(self._loop.rank_machine.take_step(Advance()))
         self._trained.publish_later()
-        self._recorder.switch(before)
+        self._loop.recorder.switch(before)
 
     def _save(self, move: moves.Save) -> None:
-        self._saver.begin(move.request, self._here(), self._rank_machine.view, self._trained.layout.share())
+        self._saver.begin(move.request, self._here(), self._loop.rank_machine.view, self._trained.layout.share())
         if move.still:
             self._saver.settle()
 
@@ -463,6 +439,6 @@ class Run:
         """Wait at the barrier until all hold the last state, and it is kept."""
         self._trained.body.leave()
         self._saver.settle()
-        self._recorder.switch(FINISH)
+        self._loop.recorder.switch(FINISH)
         seed_step(self.seed, self._here().step)  # as the next step would: whoever came after the last commit has drawn no numbers in it
         return self._trained.layout.digest(self._here().step)

@@ -33,6 +33,7 @@ class OneOfAll:
         self._fn: Callable[[Any], Any] = lambda before: None
         self._place: str | StateId = ""
         self._calls: Counter[str] = Counter()
+        self._owed: list[tuple[int, Callable[[], object]]] = []
 
     def key(self, place: str | StateId, name: str) -> str:
         """The key of the next thing of this name at ``place``: all ranks come to the same ones, in the same order."""
@@ -50,6 +51,23 @@ class OneOfAll:
         finally:
             self._recorder.stepping(stepping)
             self._recorder.switch(code)
+
+    def owe(self, step: int, first: bool, do: Callable[[], object]) -> bool:
+        """The first rank that is at this step does it, now. The others remember it while they stand here: should that rank be lost before
+        it is done, one of them does it before anybody takes another step. Whether this is one of them."""
+        self._owed = [each for each in self._owed if each[0] == step]
+        if first:
+            do()
+            return False
+        self._owed.append((step, do))
+        return True
+
+    def pay(self, step: int, first: bool) -> None:
+        """In another view: the first that was in the step, and so knows what is owed, does that. Twice begun is once done."""
+        owed = [each for each in self._owed if each[0] == step]
+        self._owed = [] if first else owed
+        for _, do in owed if first else ():
+            do()
 
     def _carry_out(self, move: CarryOut) -> str:
         return _plain(move.key, self._fn(json.loads(move.before or "null")))

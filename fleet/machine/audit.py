@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterator
+from typing import Any
 
 from fleet.machine.state import Contradiction, MachineState
 
@@ -48,6 +50,16 @@ def reason(found: str, where: str) -> str:
 
 def in_text(state: MachineState) -> str:
     """All that it knows, an attribute or a rank a line."""
-    known = [f"{field.name} = {getattr(state, field.name)!r}"[:LINE] for field in dataclasses.fields(state)]
+    known = [f"{name} = {value!r}"[:LINE] for name, value in _attributes(state)]
     known += [f"{rank!r}"[:LINE] for rank in state.roster.in_order()]
     return "\n".join(known)[:MOST] + "\n"
+
+
+def _attributes(whole: Any, within: str = "") -> Iterator[tuple[str, object]]:
+    """Name and value of each attribute, and of those of the parts that it is made of."""
+    for field in dataclasses.fields(whole):
+        name, value = f"{within}{field.name}", getattr(whole, field.name)
+        if dataclasses.is_dataclass(value) and type(value).__module__.startswith(f"{__package__}."):
+            yield from _attributes(value, f"{name}.")
+        else:
+            yield name, value

@@ -22,8 +22,8 @@ WAY_OUT = "Give it what it had; or begin a new run from its weights, with run.tr
 
 def received(machine: MachineState, event: RunBuilt, now_s: float) -> None:
     """A rank is built. The first one of a session is compared with the sessions before; the others with the first."""
-    before, build = machine.build, event.build
-    if machine.compared:
+    before, build = machine.trained.build, event.build
+    if machine.trained.compared:
         if before is not None and (build.data, build.samples) == (before.data, before.samples) and build.data_sha256 != before.data_sha256:
             _write(machine, event, replace(before, data_sha256=""), now_s)  # it is another one in each process: it tells nothing
         return
@@ -36,9 +36,7 @@ def received(machine: MachineState, event: RunBuilt, now_s: float) -> None:
 
 
 def _write(machine: MachineState, event: RunBuilt, build: Build, now_s: float) -> None:
-    machine.compared = True
-    if build != machine.build:
-        machine.build = build
+    if machine.trained.note_build(build):
         machine.write(noted(event, now_s, build=build))
 
 

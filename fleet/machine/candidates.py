@@ -62,14 +62,14 @@ def _since_s(machine: MachineState, ranks: Sequence[Rank]) -> float:
     """Since when the run has no view; where nobody holds a state, not before the first rank could be in one: what comes before that is the
     start of processes, which takes as long as it takes."""
     if machine.phase == Phase.RUN or any(rank.state is not None for rank in ranks):
-        return machine.since_s
-    return max(machine.since_s, min((rank.ready_s for rank in ranks), default=machine.since_s))
+        return machine.assembly.since_s
+    return max(machine.assembly.since_s, min((rank.ready_s for rank in ranks), default=machine.assembly.since_s))
 
 
 def _least(machine: MachineState, joined: Collection[Member]) -> int:
     """How many ranks of a view that is to be smaller have to stay in it at first: the others have copies of what those that go hold."""
     settings = machine.settings
-    return len(joined) - settings.optimizer_copies if machine.resized and settings.spread else 0
+    return len(joined) - settings.optimizer_copies if machine.growth.resized and settings.spread else 0
 
 
 def room(machine: MachineState, going: int) -> int:
@@ -79,8 +79,8 @@ def room(machine: MachineState, going: int) -> int:
 
 def is_incomplete(machine: MachineState, ranks: Sequence[Rank]) -> bool:
     """Whether some of a sharded state is with none of ``ranks``: all of them that hold a state were in the view that has found so."""
-    return bool(machine.incomplete) and all(
-        rank.member in machine.incomplete for rank in ranks if rank.state is not None and not rank.dirty
+    return bool(machine.assembly.incomplete) and all(
+        rank.member in machine.assembly.incomplete for rank in ranks if rank.state is not None and not rank.dirty
     )
 
 

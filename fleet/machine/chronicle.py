@@ -26,22 +26,23 @@ DETAIL = 160
 
 def news(machine: MachineState, event: Event, now_s: float) -> Received | None:
     """``event``, which is told whatever it leads to, in short; None if it is said again. To be asked before it is handled."""
+    number = machine.output.event
     match event:
         case Quiesced(member=member, generation=generation):
             rank = machine.current(member)
             if rank is not None and rank.may_be_in(generation):
                 step = event.state.step if event.state is not None else -1
                 words = f"{event.why}: {event.detail}" if event.detail else str(event.why)
-                return Received(machine.event, "Quiesced", now_s, member, rank.process.node, generation, step, words[:DETAIL])
+                return Received(number, "Quiesced", now_s, member, rank.process.node, generation, step, words[:DETAIL])
         case Formed(member=member, generation=generation, state=state):
             rank = machine.current(member)
             if rank is not None and rank.may_be_in(generation) and (rank.generation, rank.phase) != (generation, RankPhase.JOINED):
-                return Received(machine.event, "Formed", now_s, member, rank.process.node, generation, state.step)
+                return Received(number, "Formed", now_s, member, rank.process.node, generation, state.step)
         case ProcessLost(member=member) | Raised(member=member) if (rank := machine.current(member)) is not None:
             said = event.error[:DETAIL] if isinstance(event, Raised) else ""
-            return Received(machine.event, type(event).__name__, now_s, member, rank.process.node, rank.generation, event.step, said)
+            return Received(number, type(event).__name__, now_s, member, rank.process.node, rank.generation, event.step, said)
         case NodeSilent(node=node) | NodeLost(node=node):
-            return Received(machine.event, type(event).__name__, now_s, None, node)
+            return Received(number, type(event).__name__, now_s, None, node)
     return None
 
 

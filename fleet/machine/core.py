@@ -23,7 +23,7 @@ from fleet.machine.end import end
 from fleet.machine.figures import ShardFigures
 from fleet.machine.progress import ProgressLimit
 from fleet.machine.roster import Roster
-from fleet.machine.state import MachineState, Phase
+from fleet.machine.state import Assembly, Growth, MachineState, Phase, RunPolicies, Trained, Uptime
 from fleet.machine.stragglers import Stragglers
 from fleet.machine.table import TABLE, EventRow, Of
 from fleet.machine.tiers import FaultRates, Tiers
@@ -71,13 +71,14 @@ class FleetMachine:
         rates: FaultRates = lambda losses, exposure_s: (0.0, 0.0),
         now_s: float = 0.0,
     ) -> None:
-        roster = Roster()
+        roster = Roster(lemons or {})
         committed, history = (checkpoint[1], checkpoint[1].history) if checkpoint else (StateId(0, 0), -1)
         self.state = MachineState(
-            settings, recovery, placement, lemons or {}, roster=roster, committed=committed, history=history, started_s=now_s,
-            checkpoints=Tiers(settings, roster, interval, peers, checkpoint, rates, now_s), doubts=Doubts(corruption),
-            stragglers=Stragglers(straggler), progress=ProgressLimit(progress, settings.timeouts.progress_s, now_s),
-            budget=BudgetWatch(settings.checkpoint.keep), figures=ShardFigures(settings.shards), build=build,
+            settings, RunPolicies(recovery, placement), Tiers(settings, roster, interval, peers, checkpoint, rates, now_s), roster,
+            doubts=Doubts(corruption), stragglers=Stragglers(straggler),
+            progress=ProgressLimit(progress, settings.timeouts.progress_s, now_s), committed=committed,
+            assembly=Assembly(history, now_s), growth=Growth(now_s), uptime=Uptime(now_s, BudgetWatch(settings.checkpoint.keep)),
+            trained=Trained(ShardFigures(settings.shards), build),
         )  # fmt: skip
 
     # ---- the one entry -------------------------------------------------------------------------------------------------------------------
@@ -85,13 +86,14 @@ class FleetMachine:
     def handle(self, event: Event, now_s: float) -> list[Instruction]:
         """Take one event at ``now_s`` on the run's clock; returns what is to be done, in order."""
         machine, row = self.state, TABLE[type(event)]
-        machine.event, machine.out = machine.event + 1, []
-        received = chronicle.news(machine, event, now_s) if row.recorded and machine.ended is None else None
+        machine.output.begin()
+        received = chronicle.news(machine, event, now_s) if row.recorded and machine.ending.record is None else None
         if machine.phase == Phase.END:
             ending.after_end(machine, event, now_s)
         else:
             _take(machine, event, row, now_s)
-        return chronicle.recorded(event, machine.event, received, machine.out, now_s) if machine.out or received is not None else []
+        number, out = machine.output.event, machine.output.instructions
+        return chronicle.recorded(event, number, received, out, now_s) if out or received is not None else []
 
     # ---- after the coordinator died ------------------------------------------------------------------------------------------------------
 
@@ -99,16 +101,16 @@ class FleetMachine:
         """Rebuild from the journal of this very run. Ranks may train meanwhile: they get ``node_s`` to report before any is given up."""
         machine = self.state
         replay.rebuild(machine, records, now_s)
-        machine.grace_until_s = now_s + machine.settings.timeouts.node_s if machine.phase != Phase.END else None
+        machine.liveness.grace_until_s = now_s + machine.settings.timeouts.node_s if machine.phase != Phase.END else None
 
     def resume(self, records: Iterable[Record], now_s: float) -> list[Instruction]:
         """Go on in a new cluster, from the journal of a run whose ranks are all gone, up to ``Resumed``; returns what is to be written
         first."""
         machine = self.state
-        machine.out = [Write(record) for record in replay.move(machine, records, now_s)]
-        machine.out += machine.checkpoints.step_back(now_s)
-        machine.deadline_s = now_s
-        return machine.out
+        machine.output.instructions = [Write(record) for record in replay.move(machine, records, now_s)]
+        machine.say(*machine.checkpoints.step_back(now_s))
+        machine.assembly.deadline_s = now_s
+        return machine.output.instructions
 
 
 # ---- what an event says ------------------------------------------------------------------------------------------------------------------
@@ -118,7 +120,7 @@ def _take(machine: MachineState, event: Event, row: EventRow, now_s: float) -> N
     outstanding = bool(machine.roster.outstanding)
     if _counts(machine, event, row.of):
         row.do(machine, event, now_s)
-    if row.reconciles and machine.ended is None:
+    if row.reconciles and machine.ending.record is None:
         # Policies look at all ranks: they are asked at ticks, and when the last rank has answered, not for each word of each rank.
         _reconcile(machine, now_s, isinstance(event, Tick) or (outstanding and not machine.roster.outstanding))
 
@@ -127,7 +129,7 @@ def _counts(machine: MachineState, event: Any, of: Of) -> bool:
     if of is Of.ANYBODY:
         return True
     lives = event.member is not None and machine.current(event.member) is not None
-    return lives and (of is Of.LIVE or machine.in_view(event.member))
+    return lives and (of is Of.LIVE or event.member in machine.attendance.members)
 
 
 # ---- what should be ----------------------------------------------------------------------------------------------------------------------
@@ -135,9 +137,10 @@ def _counts(machine: MachineState, event: Any, of: Of) -> bool:
 
 def _reconcile(machine: MachineState, now_s: float, ask: bool) -> None:
     """Do something about the difference between what is and what should be; ``ask`` the policies too."""
-    if machine.stopping is not None and stopping.is_over(machine, now_s):
-        end(machine, machine.stopping.why, machine.stopping.reason, "", now_s)
-    elif machine.grace_until_s is not None or (machine.stopping is not None and stopping.takes(machine, now_s)):
+    stop = machine.ending.stopping
+    if stop is not None and stopping.is_over(machine, stop, now_s):
+        end(machine, stop.why, stop.reason, "", now_s)
+    elif machine.liveness.grace_until_s is not None or (stop is not None and stopping.takes(machine, stop, now_s)):
         return
     elif machine.phase == Phase.GATHER:
         views.try_form(machine, now_s, ask)
@@ -153,21 +156,21 @@ def _reconcile(machine: MachineState, now_s: float, ask: bool) -> None:
 def _while_running(machine: MachineState, now_s: float, ask: bool) -> None:
     view = machine.view
     assert view is not None
-    if len(machine.finished) == len(view.members):
+    if machine.attendance.all_finished():
         ending.complete(machine, now_s)
-    elif machine.finished:
+    elif machine.attendance.finished:
         return
-    elif machine.stopping is not None:
+    elif machine.ending.stopping is not None:
         stopping.halt(machine, now_s)
         return
-    elif machine.proposal is not None:
+    elif machine.growth.proposal is not None:
         proposals.watch(machine, now_s)
     elif ask and proposals.try_grow(machine, now_s):
         return
     if ask:
         departures.tick(machine, view, now_s)
         resizing.tick(machine, view, now_s)
-    if ask and machine.phase == Phase.RUN and machine.proposal is None:
-        machine.out += machine.checkpoints.tick(view, now_s)
-        machine.out += machine.progress.tick(machine.stragglers.steps_s, now_s)
+    if ask and machine.phase == Phase.RUN and machine.growth.proposal is None:
+        machine.say(*machine.checkpoints.tick(view, now_s))
+        machine.say(*machine.progress.tick(machine.stragglers.steps_s, now_s))
         remedies.tick(machine, now_s)

@@ -97,7 +97,7 @@ def _give_up(machine: MachineState, found: Finding, said: dict[Member, Finding],
     if machine.doubts.policy is not None:
         why = 'with optimizer_sharding = "zero1" most ranks have a parameter from its owner, so that a majority proves nothing'
     reason = f"{found.what} of the ranks differ at step {found.state.step}, and {why}"
-    machine.out += machine.checkpoints.withdraw(StateId(cleared.history, max(0, cleared.step - 1)), found.state, now_s, reason)
+    machine.say(*machine.checkpoints.withdraw(StateId(cleared.history, max(0, cleared.step - 1)), found.state, now_s, reason))
     end(machine, EndWhy.UNJUDGED, reason, _table(said), now_s)
 
 
@@ -173,7 +173,7 @@ def _take_back(machine: MachineState, found: Finding, cleared: StateId, now_s: f
     policy = machine.doubts.policy
     assert policy is not None
     reason = f"a rank is wrong in {found.what} at step {found.state.step}"
-    machine.out += machine.checkpoints.withdraw(min(cleared, found.state), found.state, now_s, reason)
+    machine.say(*machine.checkpoints.withdraw(min(cleared, found.state), found.state, now_s, reason))
     decision, state = policy.go_back(found.state, cleared, machine.checkpoints.kept)
     first = min(cleared, found.state)
     if decision.action != "carry_on":
@@ -181,7 +181,7 @@ def _take_back(machine: MachineState, found: Finding, cleared: StateId, now_s: f
             probe("no kept state is cleared of doubt")
         machine.doubts.tainted = found.state
         first = StateId(0, 0) if state is None else StateId(state.history, state.step + 1)
-        machine.out += machine.checkpoints.withdraw(first, found.state, now_s, reason)
+        machine.say(*machine.checkpoints.withdraw(first, found.state, now_s, reason))
     machine.doubts.judged(found.generation)
     resumed = None
     if counts:

@@ -57,7 +57,7 @@ def wanted(machine: MachineState, view: View) -> int:
 
 def tick(machine: MachineState, view: View, now_s: float) -> None:
     """While a view runs: let go whom others stand in for, and whose time is up."""
-    if not machine.roster.leaving or machine.phase != Phase.RUN or machine.proposal is not None:
+    if not machine.roster.leaving or machine.phase != Phase.RUN or machine.growth.proposal is not None:
         return
     going = _leaving_slots(machine, view)
     left = len(view.members) - len(going)

@@ -16,16 +16,16 @@ def end(machine: MachineState, why: EndWhy, reason: str, detail: str, now_s: flo
     if machine.phase == Phase.END:
         return
     machine.phase = Phase.END
-    machine.ended = RunEnded(status_of(why), reason, now_s, digest, detail, why)
-    machine.write(machine.ended)
+    machine.ending.record = record = RunEnded(status_of(why), reason, now_s, digest, detail, why)
+    machine.write(record)
     release(machine, (rank.member for rank in machine.roster.in_order()), now_s)
     machine.say(EndRun(status_of(why), reason, detail, why))
 
 
 def release(machine: MachineState, members: Iterable[Member], now_s: float) -> None:
     """The run is over for these. Each rank is told once within ``resend_s``, however many words of it come at once."""
-    sent_s, again_s = machine.released_s, machine.settings.timeouts.resend_s
+    record, sent_s, again_s = machine.ending.record, machine.ending.released_s, machine.settings.timeouts.resend_s
     due = tuple(member for member in members if member not in sent_s or now_s - sent_s[member] >= again_s)
-    if due and machine.ended is not None:
+    if due and record is not None:
         sent_s.update(dict.fromkeys(due, now_s))
-        machine.say(Release(due, machine.ended.reason))
+        machine.say(Release(due, record.reason))

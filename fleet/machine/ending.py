@@ -34,16 +34,16 @@ def complete(machine: MachineState, now_s: float) -> None:
             end(machine, EndWhy.ENDS_DIFFER, "the ranks end with different states, which is silent corruption or a bug", held, now_s)
         return
     machine.ending.digest = digests.pop() or ""
-    store = machine.checkpoints.store
-    if machine.stopping is not None and (store.holds(machine.committed) or store.final.lost):
-        end(machine, machine.stopping.why, machine.stopping.reason, "", now_s)
+    store, stop = machine.checkpoints.store, machine.ending.stopping
+    if stop is not None and (store.holds(machine.committed) or store.final.lost):
+        end(machine, stop.why, stop.reason, "", now_s)
     elif store.holds(machine.committed):
         _conclude(machine, EndWhy.ALL_STEPS, ALL, now_s)
     elif store.final.lost:
         _conclude(machine, EndWhy.NOT_SAVED, f"{ALL}, and the final checkpoint could not be kept: {store.failures.last}", now_s)
     else:
         out, late = store.keep_final(machine.view, now_s)
-        machine.out += out
+        machine.say(*out)
         if late:
             probe("a rank does not write its part of the final checkpoint")
             gather(machine, now_s, GatherWhy.PART_MISSING, "a rank did not write its part of the final checkpoint", in_person=True)
@@ -51,8 +51,8 @@ def complete(machine: MachineState, now_s: float) -> None:
 
 def _conclude(machine: MachineState, why: EndWhy, reason: str, now_s: float) -> None:
     assert machine.view is not None
-    machine.phase, ending = Phase.CONCLUDE, machine.ending
-    ending.why, ending.reason, ending.since_s = why, reason, now_s
+    machine.phase = Phase.CONCLUDE
+    machine.ending.conclude(why, reason, now_s)
     generation = machine.view.generation
     machine.decide("ending", "conclude", reason, Concluded(float(generation), why is EndWhy.ALL_STEPS), now_s)
     machine.say(Conclude(machine.view.members, generation))
@@ -60,8 +60,8 @@ def _conclude(machine: MachineState, why: EndWhy, reason: str, now_s: float) -> 
 
 def take_up(machine: MachineState, reason: str, kept: bool, now_s: float) -> None:
     """A coordinator that died had come so far."""
-    machine.phase, ending = Phase.CONCLUDE, machine.ending
-    ending.why, ending.reason, ending.since_s = EndWhy.ALL_STEPS if kept else EndWhy.NOT_SAVED, reason, now_s
+    machine.phase = Phase.CONCLUDE
+    machine.ending.conclude(EndWhy.ALL_STEPS if kept else EndWhy.NOT_SAVED, reason, now_s)
 
 
 def seen(machine: MachineState, event: Finished | Left, now_s: float) -> None:

@@ -10,5 +10,6 @@ def inspect(machine: MachineState, reason: str, now_s: float) -> None:
     """Have the agents gather evidence of all ranks in the view; they do so before they evict any."""
     ranks = [machine.current(member) for member in (machine.view.members if machine.view else ())]
     nodes = sorted({rank.process.node for rank in ranks if rank is not None})
-    if nodes and machine.evidence.wanted(now_s):
-        machine.say(Inspect(tuple(nodes), f"hang-{machine.evidence.number}", reason))
+    hangs = machine.liveness.hangs
+    if nodes and hangs.wanted(now_s):
+        machine.say(Inspect(tuple(nodes), f"hang-{hangs.number}", reason))

@@ -71,7 +71,7 @@ def node_lost(machine: MachineState, node: str, cause: NodeCause, at_s: float, n
 def _announced(machine: MachineState, rank: Rank, cause: Cause) -> Cause:
     """Why a rank is lost: who had left the view of a node that was about to be taken away is missed by nobody."""
     roster, node = machine.roster, rank.process.node
-    released = node in roster.released or not machine.in_view(rank.member)
+    released = node in roster.released or rank.member not in machine.attendance.members
     return TakenAway() if node in roster.leaving and released else cause
 
 
@@ -82,7 +82,7 @@ def hung_up(machine: MachineState, event: NodeSilent, now_s: float) -> None:
         probe("an old line breaks after a silence")
         return
     machine.roster.silent[node] = event.at_s
-    if machine.phase == Phase.GATHER and machine.grace_until_s is None:
+    if machine.phase == Phase.GATHER and machine.liveness.grace_until_s is None:
         press(machine, now_s)
 
 
@@ -156,7 +156,7 @@ def drop(
     if machine.phase == Phase.END or machine.current(member) is None:
         return
     machine.roster.remove(rank)
-    joined = machine.in_view(member)
+    joined = member in machine.attendance.members
     generation = machine.view.generation if machine.view is not None and joined else -1
     domain = path if asked(machine.settings.domains) else ""
     machine.write(machine.losses.lost(rank, cause, at_s, generation, machine.committed.step, detail, domain, where))
@@ -168,7 +168,7 @@ def drop(
         probe("a rank is lost while its view forms")
     if joined and machine.phase in (Phase.RUN, Phase.FORM):
         gather(machine, now_s, GatherWhy.LOST, f"rank {member} lost: {cause}", member, in_person=False)
-    elif machine.proposal is not None and member in machine.proposal.members:
+    elif machine.growth.proposal is not None and member in machine.growth.proposal.members:
         probe("a newcomer is lost before its view is entered")
         cancel(machine, now_s, f"newcomer {member} lost: {cause}")
     judge_losses(machine, now_s)
@@ -178,7 +178,7 @@ def judge_losses(machine: MachineState, now_s: float) -> None:
     """End the run when its losses say that it cannot go on: a crash loop."""
     if not machine.losses.all:
         return
-    decision = machine.recovery.judge(machine.losses.all, now_s)
+    decision = machine.policies.recovery.judge(machine.losses.all, now_s)
     if decision.action == "give_up":
         machine.decide("recovery", decision.action, decision.reason, decision.payload, now_s)
         end(machine, EndWhy.CRASH_LOOP, decision.reason, machine.losses.all[-1].detail, now_s)
@@ -188,27 +188,27 @@ def gather(
     machine: MachineState, now_s: float, why: GatherWhy, reason: str, about: Member | None = None, *, in_person: bool | None = None
 ) -> None:
     """Everyone who is in the view must leave and say where it stands. In person where one may hang: no view forms, or nothing moves."""
-    machine.in_person = machine.phase == Phase.FORM if in_person is None else in_person
+    machine.assembly.in_person = machine.phase == Phase.FORM if in_person is None else in_person
     payload = Gathering(why, (about.slot, about.incarnation) if about is not None else None)
     machine.decide("recovery", "gather", reason, payload, now_s)
     if machine.phase == Phase.RUN:
-        machine.since_s = now_s
+        machine.assembly.since_s = now_s
     machine.phase = Phase.GATHER
-    if machine.proposal is not None:
+    if machine.growth.proposal is not None:
         probe("a proposal falls with the view that was to change")
-    machine.proposal = None
-    machine.deadline_s = now_s + machine.settings.timeouts.quiesce_s
-    machine.out += machine.checkpoints.abandoned(now_s)
+        machine.growth.proposal = None
+    machine.assembly.deadline_s = now_s + machine.settings.timeouts.quiesce_s
+    machine.say(*machine.checkpoints.abandoned(now_s))
     quiesce(machine, now_s)
-    if machine.grace_until_s is None:
+    if machine.liveness.grace_until_s is None:
         press(machine, now_s)
 
 
 def quiesce(machine: MachineState, now_s: float) -> None:
     """Tell all that may still step in a view to leave it; repeated until they have."""
-    machine.sent_s = now_s
+    machine.assembly.sent_s = now_s
     if members := tuple(machine.roster.by_slot[slot].member for slot in sorted(machine.roster.outstanding)):
-        machine.say(Quiesce(members, machine.generation, machine.in_person))
+        machine.say(Quiesce(members, machine.assembly.generation, machine.assembly.in_person))
 
 
 def press(machine: MachineState, now_s: float) -> None:
@@ -218,7 +218,7 @@ def press(machine: MachineState, now_s: float) -> None:
         node = rank.process.node if rank is not None else ""
         if node in machine.roster.silent:
             node_lost(machine, node, AgentHungUp(missed=True), machine.roster.silent[node], now_s)
-        elif rank is not None and now_s >= machine.deadline_s:
+        elif rank is not None and now_s >= machine.assembly.deadline_s:
             end_hang(machine, rank, DidNotLeave(), now_s)
 
 
@@ -229,15 +229,16 @@ def quiesced(machine: MachineState, event: Quiesced, now_s: float) -> None:
         return  # overtaken on the way by a later word of the same rank
     rank.phase, rank.state, rank.dirty, rank.generation = RankPhase.STANDBY, event.state, event.dirty, event.generation
     rank.beat_s, rank.reported, rank.engaged = now_s, True, event.engaged
-    machine.learn(event.generation, event.state)
+    machine.assembly.learn(event.generation, event.state)
     machine.doubts.receive(event)
     machine.roster.quiesced(rank, event.generation)
-    view, proposal = machine.view, machine.proposal
+    view, proposal = machine.view, machine.growth.proposal
     if event.why is Departure.INCOMPLETE:
         found_in = next((known for known in (view, proposal) if known is not None and known.generation == event.generation), None)
-        machine.incomplete = frozenset(found_in.members) if found_in is not None else machine.incomplete
+        if found_in is not None:
+            machine.assembly.incomplete = frozenset(found_in.members)
     runs = machine.phase in (Phase.RUN, Phase.FORM) and view is not None and event.generation >= view.generation
-    if runs and machine.in_view(event.member):
+    if runs and event.member in machine.attendance.members:
         reason = f"rank {event.member} left generation {event.generation}: {event.detail or event.why}"
         gather(machine, now_s, GatherWhy.LEFT, reason, event.member)
     elif proposal is not None and event.generation >= proposal.generation and event.member in proposal.members:
@@ -247,11 +248,11 @@ def quiesced(machine: MachineState, event: Quiesced, now_s: float) -> None:
 
 def cancel(machine: MachineState, now_s: float, reason: str) -> None:
     """Forget the proposal, unless it was entered already: then its members will say so."""
-    assert machine.proposal is not None
-    proposal, machine.proposal = machine.proposal, None
+    assert machine.growth.proposal is not None
+    proposal, machine.growth.proposal = machine.growth.proposal, None
     machine.decide("recovery", "cancel", f"generation {proposal.generation}: {reason}", OfView(proposal.generation), now_s)
     joined = set(machine.view.members) if machine.view else set()
-    machine.no_growth_until_s = now_s + machine.settings.timeouts.resend_s
+    machine.growth.not_before_s = now_s + machine.settings.timeouts.resend_s
     machine.say(Cancel(tuple(member for member in proposal.members if member in joined), proposal.generation))
     newcomers = tuple(member for member in proposal.members if member not in joined and machine.current(member))
     if newcomers:

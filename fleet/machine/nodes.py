@@ -16,7 +16,7 @@ def joined(machine: MachineState, event: NodeJoined, now_s: float) -> None:
         roster.domains[event.node] = event.domain
     if event.node in roster.kept_out:
         return
-    lemon = machine.lemons.get(event.index)
+    lemon = machine.roster.lemons.get(event.index)
     if event.unfit:
         _keep_out(machine, event, "preflight", Decision("keep_out", event.unfit), now_s)
     elif lemon is not None:

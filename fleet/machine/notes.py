@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from fleet.ledger import floor
 from fleet.machine.state import MachineState
 from fleet.protocol.decisions import Doubtful, Figures, NodesAsked
@@ -20,7 +18,6 @@ from fleet.protocol.events import (
 )
 from fleet.protocol.facts import DataFiles, DataRead, EvidenceKept, Measurement, RefusedLines, Usage, noted
 from fleet.protocol.records import DecisionMade
-from fleet.protocol.types import Member
 
 
 def keep(machine: MachineState, event: EvidenceKept | Measurement | RefusedLines | Usage, now_s: float) -> None:
@@ -30,28 +27,20 @@ def keep(machine: MachineState, event: EvidenceKept | Measurement | RefusedLines
 
 def logged(machine: MachineState, event: Logged, now_s: float) -> None:
     """The mean of each figure over all shards, once all of a step were told."""
-    for name, value in machine.figures.receive(event):
+    for name, value in machine.trained.figures.receive(event):
         machine.write(Measurement(None, event.state, name, value, at_s=now_s))
 
 
 def data_read(machine: MachineState, event: DataRead, now_s: float) -> None:
     """Once for each history, as its steps may be read otherwise than those that it took back."""
-    if data_of(machine.data) != data_of(event):
-        machine.data = noted(event, now_s)
-        machine.write(machine.data)
-
-
-def data_of(read: DataRead | None) -> DataRead | None:
-    """What of it is news when it changes."""
-    return replace(read, member=Member(0, 0), at_s=0.0, step=0) if read is not None else None
+    record = noted(event, now_s)
+    if machine.trained.note_data(record):
+        machine.write(record)
 
 
 def data_files(machine: MachineState, event: DataFiles, now_s: float) -> None:
     """Once, and again when their digests are known."""
-    digested = all(file.digest for file in event.files)
-    key = event.data_sha256, event.first
-    if key not in machine.files or (digested and not machine.files[key]):
-        machine.files[key] = digested
+    if machine.trained.note_files(event):
         machine.write(noted(event, now_s))
 
 
@@ -96,9 +85,9 @@ def floor_reached(machine: MachineState, event: FloorReached, now_s: float) -> N
 
 def once_wanted(machine: MachineState, event: OnceWanted, now_s: float) -> None:
     """A rank has come to what is done once in the run."""
-    machine.out += machine.once.ask(event.member, event.key, lambda other: machine.current(other) is not None, now_s)
+    machine.say(*machine.once.ask(event.member, event.key, lambda other: machine.current(other) is not None, now_s))
 
 
 def once_done(machine: MachineState, event: OnceDone, now_s: float) -> None:
     """A rank has done it."""
-    machine.out += machine.once.done(event.member, event.key, event.result, now_s)
+    machine.say(*machine.once.done(event.member, event.key, event.result, now_s))

@@ -18,23 +18,23 @@ from fleet.protocol.probes import probe
 
 def waits(machine: MachineState) -> bool:
     """Whether the run waits for nodes that are silent."""
-    return machine.alone or machine.settings.on_partition == "stall"
+    return machine.liveness.alone or machine.settings.on_partition == "stall"
 
 
 def look_around(machine: MachineState, now_s: float) -> None:
     """Note whether the coordinator hears nobody. Once it hears somebody again, the others have time to call: not all come at once."""
-    roster, was_alone = machine.roster, machine.alone
-    silent = roster.unheard(STOOD_STILL_S, now_s)
-    machine.alone = bool(roster.nodes) and len(silent) == len(roster.nodes)
-    if machine.alone and not was_alone:
+    roster, liveness = machine.roster, machine.liveness
+    silent, was_alone = roster.unheard(STOOD_STILL_S, now_s), liveness.alone
+    liveness.alone = bool(roster.nodes) and len(silent) == len(roster.nodes)
+    if liveness.alone and not was_alone:
         probe("the coordinator hears nobody")
-    if was_alone and not machine.alone:
+    if was_alone and not liveness.alone:
         roster.receive_later(silent, now_s)
 
 
 def hold(machine: MachineState, now_s: float) -> None:
     """At a tick: have everyone leave the view while nodes are away, once, and give them time to answer when they are back."""
-    if machine.ended is not None:
+    if machine.ending.record is not None:
         return
     roster, node_s = machine.roster, machine.settings.timeouts.node_s
     away = roster.unheard(node_s, now_s) & roster.with_ranks() if waits(machine) else frozenset()
@@ -43,15 +43,15 @@ def hold(machine: MachineState, now_s: float) -> None:
         return
     if machine.phase in (Phase.RUN, Phase.FORM):
         gather(machine, now_s, GatherWhy.PARTITION, f"{_named(away)}: all wait", in_person=False)
-    machine.deadline_s = now_s + machine.settings.timeouts.quiesce_s
+    machine.assembly.deadline_s = now_s + machine.settings.timeouts.quiesce_s
 
 
 def _report(machine: MachineState, away: frozenset[str], now_s: float) -> None:
     """Once when nodes fall silent, however many follow, and once when all are back or given up."""
-    if bool(away) != bool(machine.away):
+    if bool(away) != bool(machine.liveness.away):
         reason = f"{_named(away)}: all wait for as long as timeouts.stall_s" if away else "nobody is waited for any more"
         machine.decide("partition", "wait" if away else "recovered", reason, Figures({"nodes": float(len(away))}), now_s)
-    machine.away = away
+    machine.liveness.away = away
 
 
 def _named(away: frozenset[str]) -> str:

@@ -11,7 +11,7 @@ from fleet.machine import departures
 from fleet.machine.candidates import StateSource, grown, situation
 from fleet.machine.leaving import cancel
 from fleet.machine.state import MachineState
-from fleet.machine.views import announce, make_view
+from fleet.machine.views import announce, make_view, send
 from fleet.protocol.instructions import Propose
 from fleet.protocol.types import Formation, Ranges, View
 
@@ -23,9 +23,9 @@ def try_grow(machine: MachineState, now_s: float) -> bool:
     """
     view = machine.view
     assert view is not None
-    if len(view.members) >= departures.wanted(machine, view) or now_s < machine.no_growth_until_s:
+    if len(view.members) >= departures.wanted(machine, view) or now_s < machine.growth.not_before_s:
         return False
-    formation = machine.recovery.grow(situation(machine, now_s), now_s)
+    formation = machine.policies.recovery.grow(situation(machine, now_s), now_s)
     if formation.decision.action != "grow":
         return formation.decision.valid_until_s < math.inf
     if machine.checkpoints.pending or not set(view.members) <= set(formation.members):
@@ -44,24 +44,17 @@ def reshare(machine: MachineState, ranges: Ranges, formation: Formation, now_s: 
 
 def propose(machine: MachineState, proposal: View, formation: Formation, now_s: float) -> None:
     """Let its members form it beside the running steps."""
-    machine.proposal = proposal
+    machine.growth.proposal = proposal
     announce(machine, proposal, formation, True, now_s)
-    machine.proposed_s = now_s
-    _send(machine, proposal, now_s)
-
-
-def _send(machine: MachineState, proposal: View, now_s: float) -> None:
-    machine.sent_s = now_s
-    for member in proposal.members:
-        machine.roster.sent(member, proposal.generation)
-    machine.say(Propose(proposal))
+    machine.growth.proposed_s = now_s
+    send(machine, Propose(proposal), now_s)
 
 
 def watch(machine: MachineState, now_s: float) -> None:
     """Repeat what may have been lost, and give up what nobody enters."""
-    limits = machine.settings.timeouts
-    assert machine.proposal is not None
-    if now_s - machine.proposed_s > limits.form_s + limits.progress_s:
+    limits, proposal = machine.settings.timeouts, machine.growth.proposal
+    assert proposal is not None
+    if now_s - machine.growth.proposed_s > limits.form_s + limits.progress_s:
         cancel(machine, now_s, "it was not entered in time")
-    elif now_s - machine.sent_s >= limits.resend_s:
-        _send(machine, machine.proposal, now_s)
+    elif now_s - machine.assembly.sent_s >= limits.resend_s:
+        send(machine, Propose(proposal), now_s)

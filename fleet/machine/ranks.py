@@ -53,5 +53,5 @@ def finished(machine: MachineState, event: Finished | Left, now_s: float) -> Non
     """It has committed the last step, or has left the train function behind it."""
     if is_in(machine, event.member, event.generation, event.state, RankPhase.FINISHED, now_s):
         machine.roster.by_slot[event.member.slot].digest = event.digest
-        machine.finished.add(event.member)
+        machine.attendance.finished.add(event.member)
         ending.seen(machine, event, now_s)

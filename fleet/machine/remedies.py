@@ -39,7 +39,7 @@ def _circumstances(machine: MachineState, view: View, now_s: float) -> Circumsta
     standby = (rank for rank in roster.in_order() if rank.phase == RankPhase.STANDBY and rank.member not in joined)
     spares = tuple((rank.member, rank.process.node) for rank in standby if slow.admits(rank.process.node, now_s))
     left = max(0, slow.total - machine.committed.step) if slow.total else float("inf")
-    rate_per_s = len(machine.losses.all) / max(now_s - machine.started_s, 1.0)
+    rate_per_s = len(machine.losses.all) / max(now_s - machine.uptime.started_s, 1.0)
     return Circumstances(view, nodes, machine.settings.shards, spares, left, len(slow.acted_s), rate_per_s)
 
 

@@ -43,27 +43,26 @@ def rebuild(machine: MachineState, records: Iterable[Record], now_s: float) -> f
     """
     last_s = now_s
     for record in records:
-        machine.event = max(machine.event, getattr(record, "event", 0))
+        machine.output.event = max(machine.output.event, getattr(record, "event", 0))
         if isinstance(record, Resumed) and record.gap:
-            machine.down_s += max(0.0, record.at_s - last_s)
+            machine.uptime.down_s += max(0.0, record.at_s - last_s)
         last_s = getattr(record, "at_s", last_s)
         _apply(machine, record)
-    machine.since_s = now_s
-    machine.generation += FORGOTTEN
+    machine.assembly.since_s = now_s
+    machine.assembly.generation += FORGOTTEN
     for rank in machine.roster.by_slot.values():
         rank.beat_s = rank.progress_s = now_s
         rank.reported = False
     if machine.phase not in (Phase.CONCLUDE, Phase.END):
         machine.phase = Phase.RUN if machine.view is not None else Phase.GATHER
-    if machine.stopping is not None:
-        give_time(machine, machine.stopping, now_s)
+    if machine.ending.stopping is not None:
+        give_time(machine, machine.ending.stopping, now_s)
     machine.checkpoints.restarted(now_s)
     return last_s
 
 
 def _apply(machine: MachineState, record: Record) -> None:
-    machine.budget.note(record)
-    machine.checkpoints.sessions.note(record)
+    machine.note(record)
     match record:
         case ProcessUp(member=member, process=process, token=token):
             machine.roster.grant(member.slot, member.incarnation)
@@ -77,7 +76,7 @@ def _apply(machine: MachineState, record: Record) -> None:
             _apply_view(machine, record)
             machine.checkpoints.replay(record)
         case HistoryBegun(history=history, from_state=start):
-            machine.history = max(machine.history, history)
+            machine.assembly.history = max(machine.assembly.history, history)
             machine.once.roll_back(start)
         case OnceRecord():
             machine.once.replay(record)
@@ -90,11 +89,11 @@ def _apply(machine: MachineState, record: Record) -> None:
         case DecisionMade(reason=reason, payload=Concluded(kept=kept)):
             ending.take_up(machine, reason, kept, record.at_s)
         case DecisionMade(reason=reason, payload=Stopping(why=why)):
-            machine.stopping = Stop(why, reason)
+            machine.ending.stopping = Stop(why, reason)
         case DecisionMade(payload=SettingTo(key=key, value=value)):
             configure(machine, key, value)
         case DecisionMade(payload=Lacking() as lacking):
-            machine.lacking = lacking
+            machine.assembly.lacking = lacking
         case DecisionMade(payload=Notice() as notice):
             departures.replay(machine, notice)
         case DecisionMade(policy="corruption"):
@@ -104,50 +103,50 @@ def _apply(machine: MachineState, record: Record) -> None:
             machine.progress.replay(record)
             machine.checkpoints.replay(record)
         case DataRead():
-            machine.data = record
+            machine.trained.note_data(record)
         case RunBuilt(build=build):
-            machine.build, machine.compared = build, True
-        case DataFiles(data_sha256=data, first=first, files=files):
-            machine.files[data, first] = all(file.digest for file in files)
+            machine.trained.note_build(build)
+        case DataFiles():
+            machine.trained.note_files(record)
         case RunStarted(at_s=at_s):
-            machine.started_s = at_s
+            machine.uptime.started_s = at_s
         case Resumed(gap=gap):
-            machine.generation += FORGOTTEN
-            machine.compared = machine.compared and not gap
+            machine.assembly.generation += FORGOTTEN
+            machine.trained.compared = machine.trained.compared and not gap
         case RunEnded():
-            machine.phase, machine.ended = Phase.END, record
+            machine.phase, machine.ending.record = Phase.END, record
         case _:
             machine.checkpoints.replay(record)
 
 
 def _apply_view(machine: MachineState, record: ViewPublished) -> None:
     view = record.view
-    machine.generation = max(machine.generation, view.generation)
-    machine.history = max(machine.history, view.state.history)
+    machine.assembly.generation = max(machine.assembly.generation, view.generation)
+    machine.assembly.history = max(machine.assembly.history, view.state.history)
     if record.graceful:
-        machine.proposal = view
+        machine.growth.proposal = view
     else:
-        machine.view, machine.proposal, machine.phase = view, None, Phase.RUN
-        machine.missing = set(view.members)
+        machine.enter(view)
+        machine.phase = Phase.RUN
     for member in view.members:
         machine.roster.sent(member, view.generation)
 
 
 def _settle_proposal(machine: MachineState, entered: bool, generation: int) -> None:
-    proposal = machine.proposal
+    proposal = machine.growth.proposal
     if proposal is None or proposal.generation != generation:
         return
-    machine.proposal = None
+    machine.growth.proposal = None
     if entered:
-        machine.view, machine.missing = proposal, set(proposal.members)
+        machine.enter(proposal)
 
 
 def move(machine: MachineState, records: Iterable[Record], now_s: float) -> list[ProcessLost]:
     """Bring a new machine to where the journal of another cluster ends; all ranks are gone. Returns what is to be written of them."""
     last_s = rebuild(machine, records, now_s)  # it counts gaps by itself: first it, then what is added to them
-    machine.down_s += max(0.0, now_s - last_s)
-    machine.phase, machine.ended, machine.view, machine.proposal = Phase.GATHER, None, None, None
-    machine.missing, machine.finished, machine.stopping = set(), set(), None
+    machine.uptime.down_s += max(0.0, now_s - last_s)
+    machine.phase, machine.ending.record, machine.ending.stopping = Phase.GATHER, None, None
+    machine.enter(None)
     machine.checkpoints.moved(now_s)
     gone = []
     for rank in machine.roster.in_order():

@@ -16,9 +16,9 @@ from fleet.protocol.types import View
 
 def tick(machine: MachineState, view: View, now_s: float) -> None:
     """While a view runs: if it was made larger than the world is to be now, all leave it; once what is being saved is saved."""
-    if not machine.resized or machine.phase != Phase.RUN or machine.checkpoints.pending:
+    if not machine.growth.resized or machine.phase != Phase.RUN or machine.checkpoints.pending:
         return
     wanted = departures.wanted(machine, view)
-    machine.resized = len(view.members) > wanted
-    if machine.resized:
+    machine.growth.resized = len(view.members) > wanted
+    if machine.growth.resized:
         gather(machine, now_s, GatherWhy.RESIZED, f"the world is to have {wanted} ranks, and {len(view.members)} train")

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 
 from fleet.protocol.causes import AgentHungUp, AgentSilent, Engaged, NodeCause
+from fleet.protocol.decisions import Decision
 from fleet.protocol.events import Heartbeat
 from fleet.protocol.topology import Gone
 from fleet.protocol.types import Member, Process, StateId
@@ -68,10 +69,25 @@ class Rank:
 class Roster:
     """The live rank of each slot, and what is known of the dead.
 
-    ``domains``: the domain path of each node that has said it, ``lost_nodes`` those that were lost of late. ``leaving``: nodes that will be
-    taken away, and when; ``released``: those of them that no view has ranks of any more.
+    Attributes:
+        lemons: index of a node -> why it stays out for what it did in earlier runs.
+        by_slot: the live ranks.
+        nodes: when the agent of each was heard last.
+        kept_out: nodes whose ranks stay out of every view.
+        leaving: nodes that will be taken away, and when.
+        released: those of them that no view has ranks of any more.
+        domains: the domain path of each node that has said it.
+        lost_nodes: those that were lost of late, with the places they had.
+        silent: nodes whose agent has hung up, and when.
+        late: nodes that may call again, since the coordinator had heard nobody.
+        incarnations: the newest that was granted, of each slot.
+        dead_tokens: processes that were given up.
+        condemned: ranks that were given up, and may live on.
+        outstanding: slots of ranks that may still step in a view, and have to leave it.
+        long_call_s: when a rank of the view was last known to be in a long call.
     """
 
+    lemons: Mapping[int, Decision] = field(default_factory=dict)
     by_slot: dict[int, Rank] = field(default_factory=dict)
     nodes: dict[str, float] = field(default_factory=dict)
     kept_out: set[str] = field(default_factory=set)

@@ -22,7 +22,7 @@ class Routes:
         """Note where a process lives that the machine does not hold: a welcome, a fence or its release must reach it."""
         if isinstance(event, Joined):
             self._tokens[event.token] = event.process.node
-            if self._state.ended is not None:
+            if self._state.ending.record is not None:
                 self._late[event.slot] = event.process.node
 
     def of(self, instruction: Instruction) -> list[str]:

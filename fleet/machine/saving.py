@@ -13,22 +13,22 @@ from fleet.protocol.probes import probe
 def part_written(machine: MachineState, event: PartWritten, now_s: float) -> None:
     """With the last part the manifest can be put in place."""
     assert machine.view is not None
-    machine.out += machine.checkpoints.of(level_of(event.request)).part(event, machine.view)
+    machine.say(*machine.checkpoints.of(level_of(event.request)).part(event, machine.view))
 
 
 def part_failed(machine: MachineState, event: PartFailed, now_s: float) -> None:
     """There is no use in waiting for the other parts."""
-    machine.out += machine.checkpoints.of(level_of(event.request)).part_failed(event, now_s)
+    machine.say(*machine.checkpoints.of(level_of(event.request)).part_failed(event, now_s))
 
 
 def durable(machine: MachineState, event: CheckpointDurable, now_s: float) -> None:
     """A whole one is kept."""
-    machine.out += machine.checkpoints.of(event.level).durable(event, now_s)
+    machine.say(*machine.checkpoints.of(event.level).durable(event, now_s))
 
 
 def failed(machine: MachineState, event: CheckpointFailed, now_s: float) -> None:
     """It is tried again, or skipped."""
-    machine.out += machine.checkpoints.of(event.level).failed(event.reason, now_s)
+    machine.say(*machine.checkpoints.of(event.level).failed(event.reason, now_s))
 
 
 def copies_held(machine: MachineState, event: CopiesHeld, now_s: float) -> None:

@@ -20,7 +20,7 @@ def configure(machine: MachineState, key: str, value: float) -> None:
     """Let a setting have a new value from now on. Raises ConfigError when it must not have it."""
     machine.settings = settings = changed(machine.settings, key, value)
     if key == WORLD:
-        machine.resized = True
+        machine.growth.resized = True
     if key.startswith("checkpoint."):
         machine.checkpoints.configure(settings)
     if key == "timeouts.progress_s":

@@ -37,13 +37,13 @@ def stop(machine: MachineState, event: StopRequested, now_s: float) -> None:
     """End at once what has failed already; else in order."""
     if event.error:
         end(machine, EndWhy.DRIVER_FAILED if event.why is EndWhy.STOPPED else event.why, event.reason, event.error, now_s)
-    elif machine.stopping is None:
+    elif machine.ending.stopping is None:
         machine.decide("ending", "stop", event.reason, Stopping(event.why), now_s)
-        machine.stopping = Stop(event.why, event.reason)
-        give_time(machine, machine.stopping, now_s)
-        if machine.phase == Phase.GATHER and machine.in_person:
+        machine.ending.stopping = stopping = Stop(event.why, event.reason)
+        give_time(machine, stopping, now_s)
+        if machine.phase == Phase.GATHER and machine.assembly.in_person:
             probe("a run is told to stop while its ranks are called out in person")
-            machine.in_person = False  # who hangs is of no matter any more: what it holds is, and whoever listens can tell
+            machine.assembly.in_person = False  # who hangs is of no matter any more: what it holds is, and whoever listens can tell
             quiesce(machine, now_s)
 
 
@@ -64,42 +64,39 @@ def write_s(machine: MachineState) -> float:
 
 def waits_unasked(machine: MachineState, now_s: float) -> None:
     """Ranks have halted that were told so by a coordinator whose journal has lost it: the run does not go on, and is not completed."""
-    if machine.stopping is None:
+    if machine.ending.stopping is None:
         stop(machine, StopRequested("it was told to stop"), now_s)
 
 
 def halt(machine: MachineState, now_s: float) -> None:
     """Tell all members of the view that runs; repeated until they wait."""
-    view, stopping = machine.view, machine.stopping
+    view, stopping = machine.view, machine.ending.stopping
     assert view is not None and stopping is not None
     if stopping.generation != view.generation or now_s - stopping.sent_s >= machine.settings.timeouts.resend_s:
         stopping.generation, stopping.sent_s = view.generation, now_s
         machine.say(Halt(view.members, view.generation))
 
 
-def is_over(machine: MachineState, now_s: float) -> bool:
+def is_over(machine: MachineState, stopping: Stop, now_s: float) -> bool:
     """Whether there is nothing that a stop still waits for."""
-    assert machine.stopping is not None
     store = machine.checkpoints.store
     if _all_wait(machine):
         note_commits(machine, now_s)  # what they wait behind may have been heard of just now
-        failing = store.failures.since_s is not None and now_s > machine.stopping.kept_s
+        failing = store.failures.since_s is not None and now_s > stopping.kept_s
         return store.holds(machine.committed) or store.final.lost or failing
     # A coordinator that was away may not have heard of steps that its ranks have taken.
     held = [rank.state.step for rank in machine.roster.in_order() if rank.state is not None]
     untouched = max([machine.committed.step, *held, machine.view.state.step if machine.view is not None else 0]) == 0
-    late = now_s > machine.stopping.until_s
+    late = now_s > stopping.until_s
     return (machine.phase == Phase.CONCLUDE and late) or (machine.phase in (Phase.GATHER, Phase.FORM) and untouched)
 
 
 def _all_wait(machine: MachineState) -> bool:
-    return machine.phase == Phase.RUN and machine.view is not None and len(machine.finished) == len(machine.view.members)
+    return machine.phase == Phase.RUN and machine.attendance.all_finished()
 
 
-def takes(machine: MachineState, now_s: float) -> bool:
+def takes(machine: MachineState, stopping: Stop, now_s: float) -> bool:
     """Ranks have been waited for long enough: what they hold is kept beside what they do, and the run ends. Whether it has come to that."""
-    stopping = machine.stopping
-    assert stopping is not None
     if now_s <= stopping.until_s or _all_wait(machine):
         return False
     if machine.phase in (Phase.RUN, Phase.FORM):
@@ -111,7 +108,7 @@ def takes(machine: MachineState, now_s: float) -> bool:
     if stopping.answer_s is None:
         stopping.answer_s = now_s + ANSWER_S
     if machine.roster.outstanding and now_s < stopping.answer_s:
-        if now_s - machine.sent_s >= machine.settings.timeouts.resend_s:
+        if now_s - machine.assembly.sent_s >= machine.settings.timeouts.resend_s:
             quiesce(machine, now_s)
         return True
     judge(machine, now_s)
@@ -125,9 +122,9 @@ def _keep(machine: MachineState, stopping: Stop, now_s: float) -> None:
     store = machine.checkpoints.store
     if stopping.asked and any(machine.current(member) is None for member in stopping.asked):
         probe("a rank is lost that keeps the state of a run that stops")
-        machine.out += store.abandoned(now_s)
+        machine.say(*store.abandoned(now_s))
     if store.pending:
-        machine.out += store.repeat(now_s)
+        machine.say(*store.repeat(now_s))
         if store.pending:
             return
     state, members = _next_keepers(machine, stopping)
@@ -136,12 +133,12 @@ def _keep(machine: MachineState, stopping: Stop, now_s: float) -> None:
             probe("a run stops and the state that its ranks hold is not kept")
         end(machine, stopping.why, stopping.reason, "", now_s)
         return
-    machine.generation += 1
+    machine.assembly.generation += 1
     stopping.asked = members
     if state > machine.committed and machine.view is not None and set(members) == set(machine.view.members):
         machine.committed = state
         machine.write(Committed(state, now_s))
-    machine.out += store.keep(members, machine.generation, state, now_s)
+    machine.say(*store.keep(members, machine.assembly.generation, state, now_s))
 
 
 def _next_keepers(machine: MachineState, stopping: Stop) -> tuple[StateId | None, tuple[Member, ...]]:

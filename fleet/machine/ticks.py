@@ -17,10 +17,10 @@ from fleet.protocol.probes import probe
 
 def tick(machine: MachineState, event: Tick, now_s: float) -> None:
     """Give up whoever was silent for too long, or does not move; note what was committed."""
-    gap_s, machine.ticked_s = now_s - machine.ticked_s, now_s
+    gap_s, machine.uptime.ticked_s = now_s - machine.uptime.ticked_s, now_s
     if gap_s > min(STOOD_STILL_S, STOOD_STILL * machine.settings.timeouts.heartbeat_s):
         _excuse(machine, gap_s, now_s)
-    if machine.grace_until_s is not None:
+    if machine.liveness.grace_until_s is not None:
         settle(machine, now_s)
         return
     partitions.look_around(machine, now_s)
@@ -30,7 +30,8 @@ def tick(machine: MachineState, event: Tick, now_s: float) -> None:
     partitions.hold(machine, now_s)
     for rank, silence_s in machine.roster.silent_ranks(limits, now_s, by_its_agent=waits):
         end_hang(machine, rank, NoHeartbeat(silence_s), now_s)
-    moves = machine.phase == Phase.RUN and machine.stopping is None and not (waits and machine.roster.unheard(STOOD_STILL_S, now_s))
+    goes_on = machine.phase == Phase.RUN and machine.ending.stopping is None
+    moves = goes_on and not (waits and machine.roster.unheard(STOOD_STILL_S, now_s))
     limit_s = machine.progress.ceiling_s if machine.roster.first_step else machine.progress.limit_s
     stuck = machine.roster.stuck_rank(limit_s, now_s) if moves else None
     if stuck is not None:
@@ -43,9 +44,9 @@ def tick(machine: MachineState, event: Tick, now_s: float) -> None:
 
 def _spend(machine: MachineState, now_s: float) -> bool:
     """Whether the run ends as its budget is spent."""
-    decision = (
-        machine.budget.tick(machine.settings, now_s - machine.started_s - machine.down_s, now_s) if machine.stopping is None else None
-    )
+    if machine.ending.stopping is not None:
+        return False
+    decision = machine.uptime.budget.tick(machine.settings, machine.uptime.held_s(now_s), now_s)
     if decision is None:
         return False
     machine.write(decision)
@@ -60,17 +61,17 @@ def _excuse(machine: MachineState, gap_s: float, now_s: float) -> None:
     reason = f"the coordinator stood still for {gap_s:.1f} s: nobody's silence counts"
     machine.decide("recovery", "excuse", reason, StoodStill(gap_s), now_s)
     machine.roster.excuse(gap_s, now_s)
-    machine.deadline_s += gap_s
+    machine.assembly.deadline_s += gap_s
 
 
 def _unstick(machine: MachineState, rank: Rank, now_s: float) -> None:
     """Nobody in the view moves. All are called out: whoever hangs does not answer. If all do and it happens again, one has to go."""
     why = NoProgress(now_s - rank.progress_s, rank.state.step if rank.state is not None else -1)
-    if machine.stuck_at == machine.committed:
+    if machine.liveness.stuck_at == machine.committed:
         end_hang(machine, rank, why, now_s)
     else:
         probe("nobody moves in a view")
-        machine.stuck_at = machine.committed
+        machine.liveness.stuck_at = machine.committed
         inspect(machine, str(why), now_s)
         gather(machine, now_s, GatherWhy.STUCK, str(why), rank.member, in_person=True)
 
@@ -78,10 +79,10 @@ def _unstick(machine: MachineState, rank: Rank, now_s: float) -> None:
 def settle(machine: MachineState, now_s: float) -> None:
     """End of the grace after a restart: whoever reported is there, whoever did not is lost; a view that is whole goes on undisturbed."""
     ranks = machine.roster.in_order()
-    waited = machine.grace_until_s is None or now_s >= machine.grace_until_s
-    if not waited and machine.missing and not all(rank.reported and rank.phase != RankPhase.STARTING for rank in ranks):
+    waited = machine.liveness.grace_until_s is None or now_s >= machine.liveness.grace_until_s
+    if not waited and machine.attendance.missing and not all(rank.reported and rank.phase != RankPhase.STARTING for rank in ranks):
         return
-    machine.grace_until_s = None
+    machine.liveness.grace_until_s = None
     _mark(machine)
     judge_losses(machine, now_s)  # the last coordinator may have died with the verdict
     silent = {rank.process.node for rank in ranks} - machine.roster.nodes.keys()
@@ -93,16 +94,16 @@ def settle(machine: MachineState, now_s: float) -> None:
     for rank in ranks:
         if not rank.reported and not (waits and rank.process.node in silent):
             drop(machine, rank, NotReported(), now_s, now_s)
-    if machine.phase == Phase.RUN and machine.missing:
+    if machine.phase == Phase.RUN and machine.attendance.missing:
         probe("a view is not whole after the coordinator restarts")
         gather(machine, now_s, GatherWhy.RESTARTED, "the coordinator restarted and the view is not whole")
 
 
 def _mark(machine: MachineState) -> None:
     """What the last coordinator was at when it died."""
-    if machine.proposal is not None:
+    if machine.growth.proposal is not None:
         probe("the coordinator restarts within a proposal")
-    if machine.stopping is not None:
+    if machine.ending.stopping is not None:
         probe("the coordinator restarts while the run stops")
     if machine.phase == Phase.CONCLUDE:
         probe("the coordinator restarts behind the loop")
@@ -113,7 +114,7 @@ def _mark(machine: MachineState) -> None:
 def _look_at_limits(machine: MachineState, now_s: float) -> None:
     """Whether the store fails for too long, or the run has taken too long. Either may end it, in order."""
     tiers = machine.checkpoints
-    training = machine.phase == Phase.RUN and not machine.finished  # the tries of a final checkpoint are counted
+    training = machine.phase == Phase.RUN and not machine.attendance.finished  # the tries of a final checkpoint are counted
     decision = tiers.outage.tick(tiers.store, machine.committed, now_s) if training or tiers.store.failures.since_s is None else None
     if decision is not None:
         machine.write(decision)
@@ -122,5 +123,5 @@ def _look_at_limits(machine: MachineState, now_s: float) -> None:
     limit_s = machine.settings.timeouts.run_s
     if decision is not None and decision.action == "stop":
         stop(machine, StopRequested(decision.reason, why=EndWhy.STORE_FAILED), now_s)
-    elif limit_s is not None and now_s - machine.started_s > limit_s:
+    elif limit_s is not None and now_s - machine.uptime.started_s > limit_s:
         stop(machine, StopRequested(f"it has run for timeouts.run_s = {limit_s:g} s", why=EndWhy.TIME_IS_UP), now_s)

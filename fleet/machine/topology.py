@@ -23,8 +23,8 @@ def report_lacking(machine: MachineState, view: View, now_s: float) -> None:
     ranks = [place_of(paths.get(node, "")) for node in homes]
     copies = [[memories.get(address, ()) for address in kept] for kept in view.copies] if asked(settings.domains) else []
     found = topology.lacking(ranks, copies, settings.replica_size, settings.domains)
-    if found != machine.lacking:
-        machine.lacking = found
+    if found != machine.assembly.lacking:
+        machine.assembly.lacking = found
         action: PlacementAction = "loosen" if found != Lacking() else "meet"
         machine.write(DecisionMade("placement", action, topology.in_words(found), found, now_s))
 

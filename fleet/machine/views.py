@@ -13,7 +13,7 @@ from fleet.machine.topology import report_lacking
 from fleet.protocol.causes import FreshWanted, GatherWhy, StartsAgain
 from fleet.protocol.decisions import OfView
 from fleet.protocol.events import Formed
-from fleet.protocol.instructions import Publish
+from fleet.protocol.instructions import Propose, Publish
 from fleet.protocol.probes import probe
 from fleet.protocol.records import Committed, HistoryBegun, ViewPublished
 from fleet.protocol.types import Formation, Member, Ranges, StateId, View
@@ -22,12 +22,12 @@ from fleet.protocol.types import Formation, Member, Ranges, StateId, View
 def try_form(machine: MachineState, now_s: float, ask: bool) -> None:
     """Once all have left: evict whoever was wrong, and form the next view of those whom the recovery policy names."""
     if machine.roster.outstanding:
-        if now_s - machine.sent_s >= machine.settings.timeouts.resend_s:
+        if now_s - machine.assembly.sent_s >= machine.settings.timeouts.resend_s:
             quiesce(machine, now_s)
-    elif ask and not (machine.away or machine.alone):
+    elif ask and not (machine.liveness.away or machine.liveness.alone):
         judge(machine, now_s)
         if machine.phase == Phase.GATHER:
-            form(machine, machine.recovery.form(situation(machine, now_s), now_s), now_s)
+            form(machine, machine.policies.recovery.form(situation(machine, now_s), now_s), now_s)
 
 
 def form(machine: MachineState, formation: Formation, now_s: float) -> None:
@@ -54,9 +54,9 @@ def _refresh(machine: MachineState, rank: Rank, now_s: float) -> None:
 
     One that is there already is waited for, however long it takes to start.
     """
-    if now_s >= machine.fresh_until_s and not any(each.phase is RankPhase.STARTING for each in machine.roster.by_slot.values()):
+    if now_s >= machine.assembly.fresh_until_s and not any(each.phase is RankPhase.STARTING for each in machine.roster.by_slot.values()):
         probe("nobody has the initial state any more")
-        machine.fresh_until_s = now_s + machine.settings.timeouts.start_s
+        machine.assembly.fresh_until_s = now_s + machine.settings.timeouts.start_s
         evict(machine, rank, FreshWanted(), now_s)
 
 
@@ -64,12 +64,12 @@ def publish(machine: MachineState, formation: Formation, chosen: StateSource, no
     """Make a view of these, journal it, and tell it to its members."""
     checkpoint = machine.checkpoints.newest_id if chosen.state is None else None
     if chosen.state is None:
-        machine.incomplete = frozenset()
+        machine.assembly.incomplete = frozenset()
     state = chosen.state or begin_history(machine, now_s)
     view = make_view(machine, formation.members, chosen, state, checkpoint)
     announce(machine, view, formation, False, now_s)
     adopt(machine, view, now_s)
-    _send(machine, now_s)
+    send(machine, Publish(view), now_s)
 
 
 def make_view(
@@ -81,14 +81,14 @@ def make_view(
     ranges: Ranges | None = None,
 ) -> View:
     """The view of the next generation. Without ``ranges`` each member has as many shards as its speed allows."""
-    machine.generation += 1
+    machine.assembly.generation += 1
     if ranges is None:
         speeds = [machine.stragglers.speeds.get(member, 1.0) for member in members]
-        ranges = machine.placement.weighted_ranges(machine.settings.shards, speeds)
+        ranges = machine.policies.placement.weighted_ranges(machine.settings.shards, speeds)
     ranks = [machine.roster.by_slot[member.slot] for member in members]
-    copies = machine.checkpoints.targets(machine.placement, [rank.process.node for rank in ranks])
+    copies = machine.checkpoints.targets(machine.policies.placement, [rank.process.node for rank in ranks])
     rest = (chosen.donor, chosen.receivers, state, ranks[chosen.donor].store, checkpoint, copies)
-    return View(machine.generation, tuple(members), ranges, *rest)
+    return View(machine.assembly.generation, tuple(members), ranges, *rest)
 
 
 def announce(machine: MachineState, view: View, formation: Formation, graceful: bool, now_s: float) -> None:
@@ -102,15 +102,15 @@ def announce(machine: MachineState, view: View, formation: Formation, graceful: 
 
 def begin_history(machine: MachineState, now_s: float) -> StateId:
     """Nobody holds a usable state: a new history begins from the newest checkpoint, or from the initial state."""
-    rolled_back = machine.history >= 0
+    rolled_back = machine.assembly.history >= 0
     start = machine.checkpoints.begin(rolled_back)
-    machine.history += 1
+    machine.assembly.history += 1
     if rolled_back:
         if start == StateId(0, 0):
             probe("a new history begins from the initial state")
         machine.once.roll_back(start)
-        machine.write(HistoryBegun(machine.history, start, now_s, _why_back(machine)))
-    return StateId(machine.history, start.step)
+        machine.write(HistoryBegun(machine.assembly.history, start, now_s, _why_back(machine)))
+    return StateId(machine.assembly.history, start.step)
 
 
 def _why_back(machine: MachineState) -> str:
@@ -124,26 +124,26 @@ def _why_back(machine: MachineState) -> str:
 
 def adopt(machine: MachineState, view: View, now_s: float) -> None:
     """``view`` is the one from here on; its members have to say that they are in it."""
-    machine.view, machine.proposal, machine.phase = view, None, Phase.FORM
-    machine.missing, machine.finished = set(view.members), set()
-    machine.deadline_s = now_s + machine.settings.timeouts.form_s
+    machine.enter(view)
+    machine.phase = Phase.FORM
+    machine.assembly.deadline_s = now_s + machine.settings.timeouts.form_s
 
 
 def entered(machine: MachineState, now_s: float) -> None:
     """The members have agreed among themselves and entered the proposal."""
-    proposal = machine.proposal
+    proposal = machine.growth.proposal
     assert proposal is not None
     machine.decide("recovery", "enter", f"generation {proposal.generation}", OfView(proposal.generation), now_s)
     adopt(machine, proposal, now_s)
-    machine.out += machine.checkpoints.abandoned(now_s)
+    machine.say(*machine.checkpoints.abandoned(now_s))
 
 
-def _send(machine: MachineState, now_s: float) -> None:
-    assert machine.view is not None
-    machine.sent_s = now_s
-    for member in machine.view.members:
-        machine.roster.sent(member, machine.view.generation)
-    machine.say(Publish(machine.view))
+def send(machine: MachineState, word: Publish | Propose, now_s: float) -> None:
+    """Let the members of a view form it; repeated until they have."""
+    machine.assembly.sent_s = now_s
+    for member in word.view.members:
+        machine.roster.sent(member, word.view.generation)
+    machine.say(word)
 
 
 def formed(machine: MachineState, event: Formed, now_s: float) -> None:
@@ -163,12 +163,12 @@ def is_in(machine: MachineState, member: Member, generation: int, state: StateId
     rank.reported = True
     if phase == RankPhase.JOINED:
         rank.formed = (generation, state)
-    machine.learn(generation, state)
+    machine.assembly.learn(generation, state)
     machine.roster.sent(member, generation)
-    if machine.proposal is not None and generation == machine.proposal.generation:
+    if machine.growth.proposal is not None and generation == machine.growth.proposal.generation:
         entered(machine, now_s)
     if machine.view is not None and generation == machine.view.generation:
-        machine.missing.discard(member)
+        machine.attendance.missing.discard(member)
         return True
     if machine.phase != Phase.GATHER:
         probe("a rank is in a view that was cancelled or forgotten")
@@ -180,19 +180,19 @@ def is_in(machine: MachineState, member: Member, generation: int, state: StateId
 def watch_forming(machine: MachineState, now_s: float) -> bool:
     """The view runs once all its members are in it, then this is true; when they are not in time, everybody is called out again."""
     assert machine.view is not None
-    if not machine.missing:
-        machine.phase, machine.since_s, machine.incomplete = Phase.RUN, now_s, frozenset()
+    if not machine.attendance.missing:
+        machine.phase, machine.assembly.since_s, machine.assembly.incomplete = Phase.RUN, now_s, frozenset()
         for member in machine.view.members:
             rank = machine.roster.by_slot[member.slot]
             rank.progress_s = rank.running_s = now_s
         note_commits(machine, now_s)
         return True
-    if now_s >= machine.deadline_s:
+    if now_s >= machine.assembly.deadline_s:
         probe("a view did not form in time")
-        late = ", ".join(map(str, sorted(machine.missing)))
+        late = ", ".join(map(str, sorted(machine.attendance.missing)))
         gather(machine, now_s, GatherWhy.NOT_FORMED, f"generation {machine.view.generation} did not form: waiting for {late}")
-    elif now_s - machine.sent_s >= machine.settings.timeouts.resend_s:
-        _send(machine, now_s)
+    elif now_s - machine.assembly.sent_s >= machine.settings.timeouts.resend_s:
+        send(machine, Publish(machine.view), now_s)
     return False
 
 

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
-from fleet.protocol.chunks import Claim, follows
+from fleet.protocol.chunks import Chunk, Claim, follows
 from fleet.protocol.types import StateId
 
 
@@ -109,6 +109,13 @@ class CommitVote:
     def keeps(self) -> bool:
         """The sums are kept: this rank can take the step without any peer."""
         return self.phase in (VotePhase.READY, VotePhase.COMMIT)
+
+    def claim(self, at: StateId | None, chunks: tuple[Chunk, ...], beside: tuple[Chunk, ...], *, complete: bool, node: int) -> Claim:
+        """What this rank says when a view begins, where it keeps ``chunks`` of the state ``at``; ``beside`` came for a view that did not
+        come about. Whoever can take the step takes it with the first ones alone. ``complete`` and ``node``: see :class:`Claim`."""
+        if at is None:
+            return Claim(None, node=node)
+        return Claim(at, self.keeps, self.factor, complete, node, chunks + (() if self.keeps else beside))
 
     def follow(self, claims: Sequence[Claim], me: int, target: StateId) -> bool:
         """Whether others have taken a step to ``target`` that this rank is to take now, from the sums that it keeps, with their factor.

@@ -91,10 +91,13 @@ class Coroutine:
 
 
 class Stoppable:
-    """A process that may stand still (SIGSTOP): what happens in it comes through ``gate``, later while it is ``stopped``."""
+    """A process that may stand still (SIGSTOP): what happens in it comes through ``gate``, later while it is ``stopped``.
+
+    ``went_on_s``: when it went on last.
+    """
 
     def __init__(self) -> None:
-        self.stopped, self._went_on_s = False, -math.inf
+        self.stopped, self.went_on_s = False, -math.inf
         self._queued: list[Callable[[], None]] = []
 
     def gate(self, call: Callable[[], None]) -> None:
@@ -106,5 +109,5 @@ class Stoppable:
 
     def went_on(self, now_s: float) -> list[Callable[[], None]]:
         """It goes on (SIGCONT). Returns what has come meanwhile, in order, for it to be called."""
-        queued, self._queued, self.stopped, self._went_on_s = self._queued, [], False, now_s
+        queued, self._queued, self.stopped, self.went_on_s = self._queued, [], False, now_s
         return queued

@@ -114,7 +114,7 @@ class SimCoordinator(Stoppable):
 
     def stood_still(self, within_s: float) -> bool:
         """Whether it was stopped within the last ``within_s``."""
-        return self.world.clock.now_s - self._went_on_s <= within_s
+        return self.world.clock.now_s - self.went_on_s <= within_s
 
     def _go_on(self) -> None:
         if not self.alive:

@@ -19,8 +19,8 @@ class Corruption(InvariantChecker):
     name = "corruption"
 
     def commit(self, rank: SimRank, state: StateId) -> None:
-        excused = not self.world.flipped or rank.corrupt  # what went wrong without a flip is for ``Identical``
-        right = excused or self.fault_free(rank.weights, state)
+        excused = not self.world.flipped or rank.layout.corrupt  # what went wrong without a flip is for ``Identical``
+        right = excused or self.fault_free(rank.layout.weights, state)
         self.require(right, f"{rank}, which is sound, commits {state} from what a corrupt rank has put in")
 
     def completed(self, view: View, values: Mapping[Member, Any]) -> None:
@@ -34,7 +34,7 @@ class Corruption(InvariantChecker):
         self.require(excused or not unseen, f"all of generation {view.generation} go on from {state} with what is wrong")
 
     def save(self, rank: SimRank, view: View, request: int, state: StateId) -> None:
-        if rank.corrupt and len(view.members) == 1:
+        if rank.layout.corrupt and len(view.members) == 1:
             self._undecidable(state, alone=True)
 
     def _undecidable(self, state: StateId, alone: bool) -> None:

@@ -34,7 +34,7 @@ class FinalKept(InvariantChecker):
         state = rank.protocol.state
         self.require(state is not None and state.step == self.world.plan.steps, f"{rank} goes on behind the loop with {state}")
         assert state is not None
-        right = rank.corrupt or self.fault_free(rank.weights, state)
+        right = rank.layout.corrupt or self.fault_free(rank.layout.weights, state)
         self.require(right and not rank.protocol.dirty, f"{rank} goes on behind the loop with other weights than the fault-free run's")
 
 
@@ -80,7 +80,7 @@ class InOrder(InvariantChecker):
 
     def _answers(self, rank: SimRank) -> bool:
         """No other rank answers for a loop that hangs within its commit, where the train function may change what is tracked."""
-        still = not rank.still.lasts and rank.still.ended_s < self.world.faults.asked_s and (rank.protocol.detached or not rank.hung)
+        still = not rank.still.stopped and rank.still.went_on_s < self.world.faults.asked_s and (rank.protocol.detached or not rank.hung)
         return still and rank.node.alive and rank.node.reachable and not self.world.links.was_cut(rank.end, HEAD, within_s=LATELY_S)
 
     def record(self, record: Record) -> None:

@@ -132,8 +132,9 @@ class Faults:
 
     def _flip(self, victim: SimRank) -> None:
         """A bit of what it holds. Nothing flips in what is half written: that is not used."""
-        if victim.alive and victim.weights != POISON:
-            victim.weights, victim.corrupt = hash((victim.weights, zlib.crc32(victim.protocol.token.encode()), FLIPPED)), True
+        held = victim.layout
+        if victim.alive and held.weights != POISON:
+            held.weights, held.corrupt = hash((held.weights, zlib.crc32(victim.protocol.token.encode()), FLIPPED)), True
             self.world.flipped = True
             self.world.note("flipped", victim, victim.protocol.state)
 

@@ -6,6 +6,7 @@ They see the truth (every process's own state), not only what the coordinator wa
 from __future__ import annotations
 
 import dataclasses
+import operator
 from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -94,10 +95,10 @@ class Dirty(InvariantChecker):
     name = "dirty"
 
     def contribute(self, rank: SimRank, view: View, state: StateId, dirty: bool) -> None:
-        self.require(not dirty and rank.weights != POISON, f"{rank} steps from {state} with a half-written state")
+        self.require(not dirty and rank.layout.weights != POISON, f"{rank} steps from {state} with a half-written state")
 
     def joined(self, rank: SimRank, view: View, state: StateId) -> None:
-        self.require(not rank.protocol.dirty and rank.weights != POISON, f"{rank} joined with a half-written state")
+        self.require(not rank.protocol.dirty and rank.layout.weights != POISON, f"{rank} joined with a half-written state")
 
     def checkpoint(self, order: CommitCheckpoint, parts: Sequence[int | None]) -> None:
         self.require(POISON not in parts, f"checkpoint {order.checkpoint} holds a half-written state")
@@ -143,7 +144,7 @@ class Repeats(InvariantChecker):
     def reduced(self, rank: SimRank, view: View, number: int, values: Mapping[Member, Any]) -> None:
         for member, (state, weights, contributions, _) in values.items():
             process = self.process(member)
-            if process is None or process.corrupt:
+            if process is None or process.layout.corrupt:
                 continue
             chain = self.world.chain.weights(state.step)
             if weights is None:
@@ -220,11 +221,11 @@ class Identical(InvariantChecker):
     name = "identical"
 
     def commit(self, rank: SimRank, state: StateId) -> None:
-        right = rank.corrupt or self.fault_free(rank.weights, state)
+        right = rank.layout.corrupt or self.fault_free(rank.layout.weights, state)
         self.require(right, f"{rank} commits {state} with other weights than the fault-free run")
 
     def joined(self, rank: SimRank, view: View, state: StateId) -> None:
-        right = rank.corrupt or self.fault_free(rank.weights, state)
+        right = rank.layout.corrupt or self.fault_free(rank.layout.weights, state)
         self.require(right, f"{rank} joined at {state} with weights of another state")
 
     def end(self) -> None:
@@ -237,7 +238,7 @@ class Identical(InvariantChecker):
         """One rank was left at the end, a bit had flipped in what it holds, and nobody could tell."""
         views = [record.view for record in self.world.journal if isinstance(record, ViewPublished)]
         last = self.process(views[-1].members[0]) if views else None
-        return last is not None and last.corrupt and len(views[-1].members) == 1
+        return last is not None and last.layout.corrupt and len(views[-1].members) == 1
 
 
 class Agreement(InvariantChecker):
@@ -403,10 +404,10 @@ class Rebuilt(InvariantChecker):
 
     def __init__(self, world: Stage) -> None:
         super().__init__(world)
-        self._compared = ["committed", "ended", "history"]
+        self._compared = ["committed", "ending.record", "assembly.history"]
 
     def truncated(self, journal: Sequence[Record]) -> None:
-        self._compared = ["committed", "ended"]  # what was lost of histories, ranks told the living machine
+        self._compared = ["committed", "ending.record"]  # what was lost of histories, ranks told the living machine
 
     def end(self) -> None:
         coordinator = self.world.coordinator
@@ -415,15 +416,14 @@ class Rebuilt(InvariantChecker):
         reborn = self.world.make_machine()
         reborn.replay(list(self.world.journal), self.world.clock.now_s)
         living, rebuilt = coordinator.machine.state, reborn.state
-        self.require(rebuilt.generation >= living.generation, f"generation is {living.generation}, rebuilt it is {rebuilt.generation}")
+        greatest, again = living.assembly.generation, rebuilt.assembly.generation
+        self.require(again >= greatest, f"generation is {greatest}, rebuilt it is {again}")
         for what in self._compared:
-            one, other = getattr(living, what), getattr(rebuilt, what)
+            one, other = map(operator.attrgetter(what), (living, rebuilt))
             self.require(one == other, f"{what} is {one}, rebuilt it is {other}")
-        stopping = [machine.stopping is not None for machine in (living, rebuilt)]
-        self.require(
-            stopping[0] == stopping[1] or "history" not in self._compared,
-            f"whether it is told to stop: {stopping[0]}, rebuilt {stopping[1]}",
-        )
+        stops, again_stops = (machine.ending.stopping is not None for machine in (living, rebuilt))
+        same = stops == again_stops or "assembly.history" not in self._compared
+        self.require(same, f"whether it is told to stop: {stops}, rebuilt {again_stops}")
         for what in ("newest_id", "newest_state"):
             one, other = getattr(living.checkpoints.store, what), getattr(rebuilt.checkpoints.store, what)
             self.require(one == other, f"{what} of the checkpoints is {one}, rebuilt it is {other}")
@@ -572,11 +572,11 @@ class Watch:
         if isinstance(event, CopiesHeld):
             self.reported(event)
         after = None if isinstance(event, Heartbeat | Joined) else self._stale.handle(machine, event)
-        before, stops = machine.state.phase, machine.state.stopping is not None
+        before, stops = machine.state.phase, machine.state.ending.stopping is not None
         out = machine.handle(event, now_s)
         if after is not None:
             after()
-        named = allowed(type(event), before, machine.state.phase, stops or machine.state.stopping is not None)
+        named = allowed(type(event), before, machine.state.phase, stops or machine.state.ending.stopping is not None)
         came = {type(one.record) if isinstance(one, Write) else type(one) for one in out} - {Received}
         self.came |= {(type(event), kind) for kind in came}
         for kind in came - named:

@@ -13,16 +13,16 @@ from fleet.protocol.instructions import Evict, Fence, Instruction, Propose, Publ
 from fleet.protocol.reach import LEASE, Reach
 from fleet.protocol.types import Copy, Member
 from fleet.simulation.clockwork import Stoppable
-from fleet.simulation.gathering import GatheringRank
+from fleet.simulation.gathering import SimFsdpLayout
 from fleet.simulation.links import AGAIN_S, HEAD
 from fleet.simulation.memory import SimMemory
-from fleet.simulation.ranks import SimRank
-from fleet.simulation.sharded import ShardedRank
+from fleet.simulation.ranks import SimLayout, SimRank
+from fleet.simulation.sharded import SimZero1Layout
 from fleet.simulation.stage import Stage
-from fleet.simulation.steps import SteppingRank
+from fleet.simulation.steps import SimStep
 
-KINDS = {"none": SteppingRank, "zero1": ShardedRank, "fsdp": GatheringRank}
-"""Of ranks, by how their state is spread."""
+SIMULATED = {"none": SimLayout, "zero1": SimZero1Layout, "fsdp": SimFsdpLayout}
+"""Layouts of ranks, by how their state is spread."""
 BEAT_S = 0.2
 KEPT_LOST = 64
 UNHEARD_S = 1.2
@@ -180,13 +180,13 @@ class SimNode(Stoppable):
         if life != self._life:
             return
         queued = self.went_on(self.world.clock.now_s)
-        self._stopped_s = self._went_on_s - began_s
+        self._stopped_s = self.went_on_s - began_s
         for call in queued:
             call()
 
     def stood_still(self, within_s: float) -> bool:
         """Whether the agent is stopped, or was within the last ``within_s``."""
-        return self.stopped or self.world.clock.now_s - self._went_on_s <= within_s
+        return self.stopped or self.world.clock.now_s - self.went_on_s <= within_s
 
     def kill_agent(self, absence_s: float) -> None:
         """SIGKILL to the agent. Its ranks and the copies in its memory end with it; it is there again after ``absence_s``."""
@@ -271,8 +271,9 @@ class SimTrain:
             return
         node = min(nodes, key=lambda node: (self._used(node), node.index))
         self._numbers += 1
-        kind = KINDS[self.world.settings.optimizer_sharding]
-        rank = kind(self.world, slot, node, self._numbers, self.world.stream("rank", self._numbers))
+        layout = SIMULATED[self.world.settings.optimizer_sharding]
+        rank = SimRank(self.world, slot, node, self._numbers, self.world.stream("rank", self._numbers), layout)
+        SimStep(rank)
         self.current[slot] = rank
         self.processes.append(rank)
         node.ranks[rank.protocol.token] = rank

@@ -22,7 +22,7 @@ class Silences(Homes):
     def well(self, member: Member) -> bool:
         """Nothing is wrong with the process itself."""
         rank = self.process(member)
-        return rank is not None and rank.alive and rank.responsive and self.world.clock.now_s - rank.still.ended_s > SETTLED_S
+        return rank is not None and rank.alive and rank.responsive and self.world.clock.now_s - rank.still.went_on_s > SETTLED_S
 
     def away(self, member: Member) -> bool:
         """Its node is cut off from the coordinator, in whatever way, or its agent stands still; or that is over since a moment."""

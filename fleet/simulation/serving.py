@@ -7,9 +7,8 @@ from collections.abc import Sequence
 from fleet.protocol.chunks import Chunk
 from fleet.protocol.types import StateId, View
 from fleet.simulation.checker import InvariantChecker
-from fleet.simulation.gathering import Fetched, GatheringRank
+from fleet.simulation.gathering import Fetched
 from fleet.simulation.ranks import SimRank
-from fleet.simulation.sharded import ShardedRank
 
 LATELY_S = 12.0
 """A keeper that stood still, or could not be reached, within so long may have been asked then."""
@@ -20,12 +19,12 @@ class Gathers(InvariantChecker):
 
     name = "gathers"
 
-    def served(self, rank: GatheringRank, server: GatheringRank, state: StateId, fetched: Fetched, chunk: Chunk) -> None:
+    def served(self, rank: SimRank, server: SimRank, state: StateId, fetched: Fetched, chunk: Chunk) -> None:
         """``rank`` has what it asked ``server`` for: parameters of ``state``."""
         here = rank.protocol.state
         self.require(state == here, f"{rank} begins a step from {here}, and gathers parameters of {state}")
         self.require(fetched.state == state, f"{server} is at {fetched.state} and serves {rank} parameters of {state}")
-        right = self.fault_free(fetched.value, state) or server.corrupt
+        right = self.fault_free(fetched.value, state) or server.layout.corrupt
         self.require(right, f"{server} serves {rank} what are no parameters of {state}")
 
 
@@ -37,7 +36,7 @@ class _Reaches(InvariantChecker):
         return keeper.alive and not self._was_still(keeper) and not cut
 
     def _was_still(self, rank: SimRank) -> bool:
-        return rank.still.lasts or self.world.clock.now_s - rank.still.ended_s < LATELY_S
+        return rank.still.stopped or self.world.clock.now_s - rank.still.went_on_s < LATELY_S
 
 
 class Serves(_Reaches):
@@ -45,15 +44,15 @@ class Serves(_Reaches):
 
     name = "serves"
 
-    def missed(self, rank: GatheringRank, state: StateId, keepers: Sequence[GatheringRank], chunk: Chunk) -> None:
+    def missed(self, rank: SimRank, state: StateId, keepers: Sequence[SimRank], chunk: Chunk) -> None:
         """Nobody has given ``rank`` what ``keepers`` keep; but who is in another view by now has other chunks, of the same state."""
         if rank.rank_machine.wanted or self._was_still(rank):
             return
-        there = [keeper for keeper in keepers if keeper is not rank and keeper.at_state == state and keeper.has(chunk)]
+        there = [one for one in keepers if one is not rank and one.layout.kept.at == state and one.layout.kept.has(chunk)]
         can = [keeper for keeper in there if self._could(rank, keeper)]
         self.require(not can, f"{rank} computes nothing, as nobody serves it parameters of {state}; {', '.join(map(str, can))} could")
 
-    def cut(self, rank: GatheringRank, generation: int, view: View) -> None:
+    def cut(self, rank: SimRank, generation: int, view: View) -> None:
         """``rank`` leaves ``view``, as it missed a part of the parameters in ``generation``."""
         self.require(generation == view.generation, f"{rank} breaks generation {view.generation} for what it missed in {generation}")
 
@@ -63,7 +62,7 @@ class Near(_Reaches):
 
     name = "near"
 
-    def served(self, rank: GatheringRank, server: GatheringRank, state: StateId, fetched: Fetched, chunk: Chunk) -> None:
+    def served(self, rank: SimRank, server: SimRank, state: StateId, fetched: Fetched, chunk: Chunk) -> None:
         view, groups, (size, owner) = rank.protocol.view, self.world.settings.replica_ranks, chunk
         if groups == 1 or view is None or rank.rank_machine.wanted or self._was_still(rank):
             return
@@ -71,7 +70,7 @@ class Near(_Reaches):
         if group >= size // groups or view.rank_of(server.member) // groups == group:
             return
         near = self.process(view.members[group * groups + owner % groups])
-        can = isinstance(near, GatheringRank) and near.at_state == state and near.protocol.view == view and self._could(rank, near)
+        can = near is not None and near.layout.kept.at == state and near.protocol.view == view and self._could(rank, near)
         self.require(not can, f"{rank} is served chunk {owner} by {server}, of another group, while {near} of its own could serve it")
 
 
@@ -84,18 +83,18 @@ class Copies(InvariantChecker):
     def commit(self, rank: SimRank, state: StateId) -> None:
         """All members of the view have taken this step, or are about to: what they hold is what was promised when it formed."""
         view = rank.protocol.view
-        if not isinstance(rank, ShardedRank) or view is None or rank.protocol.forming:
+        if not rank.protocol.sharded or view is None or rank.protocol.forming:
             return
-        members = [self.process(member) for member in view.members]
-        there = [one for one in members if isinstance(one, ShardedRank) and one.alive and one.protocol.view == view]
-        size = len(members)
+        members = map(self.process, view.members)
+        there = [one for one in members if one is not None and one.alive and one.protocol.view == view]
+        size = len(view.members)
         if len(there) < size:
             return  # somebody is lost already, or called away: the next view is about to form
         copies, groups = min(self.world.settings.optimizer_copies, size - 1), self.world.settings.replica_ranks
         full = size // groups if groups > 1 else 0
-        near = (state, StateId(state.history, state.step - 1))
+        near, here = (state, StateId(state.history, state.step - 1)), [one.layout.kept for one in there]
         for owner in range(size):
-            keep = [place for place, one in enumerate(there) if one.at_state in near and (size, owner) in one.chunks]
+            keep = [place for place, kept in enumerate(here) if kept.at in near and (size, owner) in kept.chunks]
             expected = 1 + max(copies, full - (owner // groups < full))
             few = f"of chunk {owner} of {size} in generation {view.generation} there are {len(keep)} at {state}, {expected} are due"
             self.require(len(keep) >= expected, few)

@@ -1,212 +1,183 @@
-"""A simulated rank with sharded optimizer state, driven as the live one is in :mod:`actors.rank.zero1`."""
+"""Simulated ranks with sharded optimizer state, driven as live ones are in :mod:`actors.rank.zero1`."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from fleet.protocol import moves
-from fleet.protocol.chunks import BLOCK, WHOLE, Chunk, Claim, guards, kept, lost, route, settled
+from fleet.protocol.chunks import BLOCK, WHOLE, Chunk, Claim, bounds, guards, kept, lost, route, settled
 from fleet.protocol.domains import Place, number, numbered, place_of
-from fleet.protocol.types import StateId, View
-from fleet.protocol.vote import Words
+from fleet.protocol.moves import Advance, Begin
+from fleet.protocol.types import Member, StateId, View
 from fleet.simulation.clockwork import Future, Steps
 from fleet.simulation.groups import Broken, SimGroup
-from fleet.simulation.model import POISON, SPOILED, updated
-from fleet.simulation.steps import SteppingRank, Sum
+from fleet.simulation.model import POISON, SPOILED
+from fleet.simulation.ranks import SimLayout, SimRank
 
 LENGTH = 60 * BLOCK
 """Of the one flat buffer: a number of blocks that all world sizes of the simulator divide."""
 
 
-class ShardedRank(SteppingRank):
-    """``value`` stands for all chunks that the rank holds, at ``at``; ``weights`` for the parameters, poison while they are incomplete.
+class SimChunks:
+    """The chunks of a spread state that one rank keeps, and how they come to their places when a view begins.
 
-    ``log`` is what all shards have contributed to the step that is voted on: with it the step can be taken alone.
+    Attributes:
+        chunks: its own and copies of others'; ``value`` stands for all of them, at the state ``at``. None: it holds none.
+        beside: what came for a view that did not come about.
+        places: by rank of the last view, where it is.
     """
 
-    spares_newcomers = False
-    spread = True
-
-    def __init__(self, *arguments: Any) -> None:
-        super().__init__(*arguments)
-        self.protocol.sharded = True
-        self._depth = len(self.world.settings.domains) + 1
+    def __init__(self, layout: SimLayout) -> None:
+        self.layout, self.rank = layout, layout.rank
+        self._depth = len(self.rank.world.settings.domains) + 1
         self.places: Sequence[Place] = ()
-        self.chunks: tuple[Chunk, ...] = ()
-        self.beside_chunks: tuple[Chunk, ...] = ()
-        self.value = POISON
-        self.at_state: StateId | None = None
-        self.log: dict[int, int] = {}
-        self._carriers |= {moves.Resettle: self._resettle, moves.Advance: self._advance}
+        self.hold((), POISON, None)
 
-    # ---- a view begins -----------------------------------------------------------------------------------------------------------------
+    def hold(self, chunks: tuple[Chunk, ...], value: int, at: StateId | None) -> None:
+        """These, and nothing else."""
+        self.chunks, self.value, self.at = chunks, value, at
+        self.beside: tuple[Chunk, ...] = ()
+
+    def has(self, chunk: Chunk) -> bool:
+        lo, hi = bounds(LENGTH, chunk)
+        return any(start <= lo and hi <= stop for start, stop in (bounds(LENGTH, one) for one in self.chunks))
 
     def claim(self) -> Claim:
-        node = number(place_of(self.node.domain, self.node.name), self._depth)
-        if self.at_state is None:
-            return Claim(None, node=node)
-        chunks = self.chunks + (() if self.vote.keeps else self.beside_chunks)
-        return Claim(self.at_state, self.vote.keeps, self.vote.factor, self.weights != POISON, node, chunks)
+        """What this rank holds."""
+        complete, node = self.layout.weights != POISON, number(place_of(self.rank.node.domain, self.rank.node.name), self._depth)
+        return self.rank.rank_machine.vote.claim(self.at, self.chunks, self.beside, complete=complete, node=node)
 
-    def _begin(self, move: moves.Begin) -> Steps:
-        yield from super()._begin(move)
-        self.chunks, self.value, self.at_state, self.log, self.beside_chunks = (WHOLE,), self.weights, move.view.state, {}, ()
+    # ---- a step --------------------------------------------------------------------------------------------------------------------------
 
-    def _resettle(self, move: moves.Resettle) -> Steps:
-        view, group = move.view, self.group
-        rank = view.rank_of(self.member)
-        received: dict[Any, Claim] = yield group.exchange(self.member, "claims", self.claim())
+    def word(self, sums: Mapping[int, int]) -> bool:
+        """Of this rank's own chunk, to which so many shards bring what is not finite."""
+        view = self.rank.rank_machine.view
+        size, mine = len(view.members), view.rank_of(self.rank.member)
+        return not any(value == SPOILED and shard % size == mine for shard, value in sums.items())
+
+    def take_out(self) -> int:
+        """The chunks are about to be stepped. Gives what they were."""
+        before, self.value, self.layout.weights, self.beside = self.value, POISON, POISON, ()
+        return before
+
+    # ---- a view begins -------------------------------------------------------------------------------------------------------------------
+
+    def resettle(self, view: View) -> Steps:
+        """Gives the state that all hold now. Raises Broken: each is what it was, or a step further, and nothing is lost by it."""
+        rank, group, layout, me = self.rank, self.rank.group, self.layout, view.rank_of(self.rank.member)
+        received: dict[Member, Claim] = yield group.exchange(rank.member, "claims", self.claim())
         claims = [received[member] for member in view.members]
         target = claims[view.donor].state
         if target is None:
-            if rank == view.donor:
-                self.protocol.receiving()
+            if me == view.donor:
+                rank.protocol.receiving()
             raise Broken("the donor holds no state")
-        if self.vote.follow(claims, rank, target):
-            self.world.note("AT advancing", self, target)
-            if self.at("advancing"):
-                yield self._pause()
-            yield from self.carry(self.rank_machine.take_step(moves.Advance()))
+        if rank.rank_machine.vote.follow(claims, me, target):
+            rank.world.note("AT advancing", rank, target)
+            yield from rank.point("advancing")
+            yield from rank.carry(rank.rank_machine.take_step(Advance()))
         there = settled(claims, target)
-        self._check_lost(view, there)
-        yield from self._complete(group, there)
+        if lost([claim.chunks for claim in there], LENGTH):
+            rank.world.note("lost", rank, view.generation)
+            rank.protocol.incomplete()
+            raise Broken("no member holds some of the state")
+        yield from layout.gather(group, there)
         yield from self._rest(group, there, target)
-        yield from self._move(group, there, target)
-        self.world.note("moved", self, view.generation, target)
+        with layout.moving():
+            yield from layout.introduce(group)
+            yield from self._move(group, there, target)
+        rank.world.note("moved", rank, view.generation, target)
         return target
-
-    def _check_lost(self, view: View, there: Sequence[Claim]) -> None:
-        if not lost([claim.chunks for claim in there], LENGTH):
-            return
-        self.world.note("lost", self, view.generation)
-        self.protocol.incomplete()
-        raise Broken("no member holds some of the state")
-
-    def _drop(self) -> None:
-        self.chunks, self.value, self.at_state, self.log, self.beside_chunks = (), POISON, None, {}, ()
-        self.held, self.weights = {}, POISON
-        self.vote.begin()
-
-    def _complete(self, group: SimGroup, there: Sequence[Claim]) -> Steps:
-        """Parameters that were on their way when a view broke."""
-        if all(claim.complete for claim in there if claim.state is not None):
-            return
-        if self.at("gathering"):
-            yield self._pause()
-        received = yield group.exchange(self.member, "parameters", (self.weights, self.value))
-        rank = group.view.rank_of(self.member)
-        if there[rank].state is not None:
-            held = [(WHOLE,) if claim.complete else claim.chunks for claim in there]
-            values = [
-                received[member][0] if claim.complete else received[member][1]
-                for member, claim in zip(group.view.members, there, strict=True)
-            ]
-            if self.weights == POISON:
-                self.weights = self._assembled(held, values, (WHOLE,), rank)
-                self._note_commit()
-
-    def _note_commit(self) -> None:
-        assert self.at_state is not None
-        self.world.watch.commit(self, self.at_state)
-
-    @staticmethod
-    def _assembled(
-        held: Sequence[Sequence[Chunk]], values: Sequence[int], wanted: Sequence[Chunk], rank: int, places: Sequence[Place] = ()
-    ) -> int:  # fmt: skip
-        """What ``wanted`` holds once all its stretches have come; poison when they are not of one state."""
-        stretches = [one for one in route(held, wanted, LENGTH, rank, places) if one.lo < one.hi]
-        found = {values[one.source] if one.source >= 0 else POISON for one in stretches}
-        return found.pop() if len(found) == 1 else POISON
 
     def _rest(self, group: SimGroup, there: Sequence[Claim], target: StateId) -> Steps:
         """All but the chunks comes from the donor, to whoever holds nothing."""
-        rank = group.view.rank_of(self.member)
-        if rank == group.view.donor and any(claim.state is None for claim in there):
-            yield from self._post(group, target, Future())
-        elif there[rank].state is None:
-            self.protocol.receiving()
-            self._drop()
-            yield from self._put_in_place(group, *(yield group.receive_state(self.member)))
+        rank, layout, me = self.rank, self.layout, group.view.rank_of(self.rank.member)
+        if me == group.view.donor and any(claim.state is None for claim in there):
+            yield from layout.post(group, target, Future())
+        elif there[me].state is None:
+            rank.protocol.receiving()
+            self.hold((), POISON, None)
+            layout.reset()
+            layout.weights = POISON
+            rank.rank_machine.vote.begin()
+            yield from layout.put_in_place(group, *(yield group.receive_state(rank.member)))
 
     def _move(self, group: SimGroup, there: Sequence[Claim], target: StateId) -> Steps:
         """Each chunk to its owner and its guards; the old ones are dropped once all have the new."""
-        view = group.view
-        rank = view.rank_of(self.member)
+        rank, view, settings = self.rank, group.view, self.rank.world.settings
+        me = view.rank_of(rank.member)
         places = [numbered(claim.node, self._depth) for claim in there]
-        guarded = guards(places, self.world.settings.optimizer_copies, self.world.settings.replica_ranks)
-        received = yield group.exchange(self.member, "pieces", self.value)
-        wanted = kept(guarded, rank)
+        guarded = guards(places, settings.optimizer_copies, settings.replica_ranks)
+        received: dict[Member, int] = yield group.exchange(rank.member, "pieces", self.value)
+        wanted = kept(guarded, me)
         values = [received[member] for member in view.members]
-        value = self._assembled([claim.chunks for claim in there], values, wanted, rank, places)
-        if self.at("placing"):
-            yield self._pause()
-        yield self.rng.uniform(0.01, 0.1)
+        value = assembled([claim.chunks for claim in there], values, wanted, me, places)
+        yield from rank.point("placing")
+        yield rank.rng.uniform(0.01, 0.1)
         try:
-            yield group.exchange(self.member, "placed", None)
+            yield group.exchange(rank.member, "placed", None)
         except Broken:
-            if there[rank].state is not None:  # somebody may have dropped what it had
-                self._keep_beside(wanted)
+            if there[me].state is not None:  # somebody may have dropped what it had
+                self.beside = tuple(chunk for chunk in dict.fromkeys(self.beside + wanted) if chunk not in self.chunks)
             raise
         self.places = places
-        self._adopt(view, guarded, value, target)
-        if self.at("placed"):
-            yield self._pause()
+        self.hold(kept(guarded, me), value, target)
+        rank.world.watch.placed(rank, view, guarded, target, value)
+        self.layout.place(view, guarded)
+        yield from rank.point("placed")
 
-    def _keep_beside(self, wanted: tuple[Chunk, ...]) -> None:
-        self.beside_chunks = tuple(chunk for chunk in dict.fromkeys(self.beside_chunks + wanted) if chunk not in self.chunks)
 
-    def _adopt(self, view: View, guarded: Sequence[Sequence[int]], value: int, target: StateId) -> None:
-        self.chunks = kept(guarded, view.rank_of(self.member))
-        self.value, self.at_state, self.log, self.beside_chunks = value, target, {}, ()
-        self.world.watch.placed(self, view, guarded, target, value)
+def assembled(
+    held: Sequence[Sequence[Chunk]], values: Sequence[int], wanted: Sequence[Chunk], rank: int, places: Sequence[Place] = ()
+) -> int:  # fmt: skip
+    """What ``wanted`` holds once all its stretches have come; poison when they are not of one state."""
+    stretches = [one for one in route(held, wanted, LENGTH, rank, places) if one.lo < one.hi]
+    found = {values[one.source] if one.source >= 0 else POISON for one in stretches}
+    return found.pop() if len(found) == 1 else POISON
 
-    # ---- a step ------------------------------------------------------------------------------------------------------------------------
 
-    def _cast_vote(self, move: moves.CastVote) -> Steps:
-        assert isinstance(move.reduced, Sum)
-        members, reduced = self.rank_machine.view.members, move.reduced
-        self.log = reduced.merged
-        if self.at("ready"):
-            yield self._pause()
-        said: dict[Any, bool] = {}
-        if voters := self.vote.voters(len(members)):
-            said = yield self.group.exchange(self.member, ("ready", reduced.number), self._is_finite())
-        if self.at("decided"):
-            yield self._pause()
-        return Words(tuple(said[members[rank]] for rank in voters))
+class SimZero1Layout(SimLayout):
+    """Each rank steps its chunks, and has the parameters whole: ``weights`` are incomplete until all have sent theirs."""
 
-    def _is_finite(self) -> bool:
-        """In this rank's own chunk, to which so many shards bring what is not."""
-        view = self.rank_machine.view
-        size, mine = len(view.members), view.rank_of(self.member)
-        return not any(value == SPOILED and shard % size == mine for shard, value in self.log.items())
+    kept: SimChunks
+    spares_newcomers = False
 
-    def _apply(self, move: moves.Apply) -> Steps:
-        assert isinstance(move.reduced, Sum)
-        self.world.watch.agreed(self, self.rank_machine.view, move.reduced.number, move.enter, move.save)
-        yield from self._advance(move)
+    def __init__(self, rank: SimRank) -> None:
+        super().__init__(rank)
+        self.kept = SimChunks(self)
 
-    def _advance(self, move: moves.Apply | moves.Advance) -> Steps:
-        """Each steps its chunks by itself."""
-        contributions, before = self.log, self.value
-        self.value = self.weights = POISON
-        self.held, self.log, self.beside_chunks = {}, {}, ()
-        if self.at("mutating"):
-            yield self._pause()
-        yield self.rng.uniform(0.001, 0.02)
-        self.value = updated(before, contributions, self.world.settings.shards)
-        self._take_up()
-        self.at_state = self.duties.at
+    def begin(self, move: Begin) -> Steps:
+        yield from super().begin(move)
+        self.kept.hold((WHOLE,), self.weights, move.view.state)
 
-    def _committed(self, move: moves.StepCommitted) -> Steps:
-        if self.at("gathering"):
-            yield self._pause()
-        view = self.rank_machine.view
-        received = yield self.group.exchange(self.member, "parameters", (self.chunks, self.value))
-        ranked = [received[member] for member in view.members]
-        held, parts = [chunks for chunks, _ in ranked], [value for _, value in ranked]
-        self.weights = self._assembled(held, parts, (WHOLE,), view.rank_of(self.member))
-        self._note_commit()
-        if self.at("committed"):
-            yield self._pause()
+    def word(self, sums: Mapping[int, int]) -> bool:
+        return self.kept.word(sums)
+
+    def take_out(self) -> int:
+        return self.kept.take_out()
+
+    def put_back(self, value: int, at: StateId) -> None:
+        self.kept.hold(self.kept.chunks, value, at)
+
+    def publish(self) -> Steps:
+        yield from self.rank.point("gathering")
+        self.weights = yield from self._gathered(self.rank.group, self.kept.chunks, self.kept.value)
+        self.rank.world.watch.commit(self.rank, self.kept.at)
+
+    def gather(self, group: SimGroup, there: Sequence[Claim]) -> Steps:
+        """Parameters that were on their way when a view broke."""
+        if all(claim.complete for claim in there if claim.state is not None):
+            return
+        yield from self.rank.point("gathering")
+        mine = there[group.view.rank_of(self.rank.member)]
+        held = ((WHOLE,), self.weights) if mine.complete else (mine.chunks, self.kept.value)
+        weights = yield from self._gathered(group, *held)
+        if mine.state is not None and self.weights == POISON:
+            self.weights = weights
+            self.rank.world.watch.commit(self.rank, self.kept.at)
+
+    def _gathered(self, group: SimGroup, chunks: Sequence[Chunk], value: int) -> Steps:
+        """All parameters. Each gives those of ``chunks``."""
+        received: dict[Member, Any] = yield group.exchange(self.rank.member, "parameters", (chunks, value))
+        told = [received[member] for member in group.view.members]
+        return assembled([one[0] for one in told], [one[1] for one in told], (WHOLE,), group.view.rank_of(self.rank.member))

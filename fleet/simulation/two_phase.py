@@ -7,7 +7,7 @@ from fleet.protocol.records import Committed, Record, ViewPublished
 from fleet.protocol.types import StateId, View
 from fleet.simulation.checker import InvariantChecker
 from fleet.simulation.ranks import SimRank
-from fleet.simulation.sharded import LENGTH, ShardedRank
+from fleet.simulation.sharded import LENGTH
 from fleet.simulation.stage import Stage
 
 
@@ -38,8 +38,8 @@ class TwoPhase(InvariantChecker):
             return
         view, last = record.view, self._history
         self._history = max(last, view.state.history)
-        members = [rank for member in view.members if isinstance(rank := self.process(member), ShardedRank) and rank.alive]
-        claims = [rank.claim() for rank in members]
+        members = [rank for rank in map(self.process, view.members) if rank is not None and rank.protocol.sharded and rank.alive]
+        claims = [rank.layout.kept.claim() for rank in members]
         target = max((claim.state for claim in claims if claim.state is not None), default=None)
         if target is None or target.history != last or view.state.history == last or target < self._committed():
             return

@@ -250,8 +250,8 @@ class World:
         machine.replay(list(self.journal), self.clock.now_s)
         self.append(Resumed(self.clock.now_s, 0.0, "the coordinator was restarted", gap=False))
         self._raise_coordinator(machine)
-        if machine.state.ended is not None and not self.over:
-            self.end(machine.state.ended)
+        if machine.state.ending.record is not None and not self.over:
+            self.end(machine.state.ending.record)
         for node in self.nodes:
             self.clock.after(self.network.rng.uniform(0.01, 0.5), lambda node=node: node.gate(node.connect))  # type: ignore[misc]
 

@@ -299,7 +299,7 @@ def test_chunks_of_a_sharded_optimizer_are_an_unsharded_checkpoint(url: str, sto
         of_rank, its_optimizer = module_and_optimizer()
         buffers = GradientBuffers({"model": of_rank}, 4)
         state = TrackedState(model=of_rank, optimizer=its_optimizer)
-        chunks = ChunkedOptimizer(its_optimizer, buffers.parameters, buffers.places, buffers.extents)
+        chunks = ChunkedOptimizer(its_optimizer, buffers.parameters, buffers.layout.places, buffers.layout.extents)
         state.replace(its_optimizer, chunks)
         own = (count, index)
         chunks.adopt((own,), [piece for flat, extent in enumerate(chunks.extents) for piece in chunks.cut(flat, *bounds(extent, own))])

@@ -32,7 +32,8 @@ from fleet.settings.run import RunSettings, Timeouts
 from fleet.simulation.clockwork import Coroutine, Future, Steps
 from fleet.simulation.nodes import SimNode
 from fleet.simulation.plan import Plan, small
-from fleet.simulation.steps import SteppingRank
+from fleet.simulation.ranks import SimLayout, SimRank
+from fleet.simulation.steps import SimStep
 from fleet.simulation.world import World
 from tests.simulation.runs import make_machine
 
@@ -170,7 +171,8 @@ class SimulatedDriver(Driver):
         super().__init__()
         self._world = world = World(Plan(seed=1, settings=small(world=1), steps=TOTAL), make_machine)
         node = SimNode(world, 0, 1)
-        self._rank = rank = SteppingRank(world, 0, node, 1, world.stream("rank"))
+        self._rank = rank = SimRank(world, 0, node, 1, world.stream("rank"), SimLayout)
+        SimStep(rank)
         self.rank_machine = rank.rank_machine
         node.from_rank = lambda rank, event: self.say(event)  # type: ignore[method-assign]
         self._body = Future()
@@ -184,7 +186,7 @@ class SimulatedDriver(Driver):
             return (yield from right(move))
 
         rank._perform = perform  # type: ignore[method-assign]
-        rank._carriers[moves.CarryOut] = lambda move: '"did"'
+        rank.carriers[moves.CarryOut] = lambda move: '"did"'
         rank._live = self._live  # type: ignore[method-assign]
         self._pass_time()
 

@@ -54,7 +54,7 @@ def train_through(
     with PlainFleet(train, chosen, folder) as fleet:
         misfortune(fleet)
         outcome = fleet.wait()
-        digest = fleet.coordinator.machine.state.ended.digest
+        digest = fleet.coordinator.machine.state.ending.record.digest
         return outcome, fleet.records(), digest
 
 
@@ -119,7 +119,7 @@ def test_a_newcomer_that_enters_after_the_last_step_ends_with_the_same_state(tmp
         fleet.wait_for(lambda: fleet.step == STEPS - 4)
         fleet.kill(0)
         (tmp_path / "flags" / "almost").touch()  # the others are in the last step long before its replacement is there
-        fleet.wait_for(lambda: fleet.step == STEPS - 1 and machine.state.proposal is not None)
+        fleet.wait_for(lambda: fleet.step == STEPS - 1 and machine.state.growth.proposal is not None)
         fleet.wait_for(lambda: machine.state.roster.by_slot[0].member.incarnation == 1)
         time.sleep(0.5)  # the members form it beside the step; if they should not have, the test is the ordinary one
         (tmp_path / "flags" / "end").touch()
@@ -208,7 +208,7 @@ def test_a_rank_that_dies_while_it_receives(tmp_path: Path) -> None:
     def misfortune(fleet: PlainFleet) -> None:
         after(3)(fleet)
         fleet.kill(1)
-        fleet.wait_for(lambda: fleet.coordinator.machine.state.proposal is not None)
+        fleet.wait_for(lambda: fleet.coordinator.machine.state.growth.proposal is not None)
         fleet.wait_for(lambda: fleet.coordinator.machine.state.phase == "form")
         fleet.kill(1)
 
@@ -349,7 +349,7 @@ def test_a_stale_journal(tmp_path: Path, fault_free: str) -> None:
     def misfortune(fleet: PlainFleet) -> None:
         after(8)(fleet)
         fleet.kill(1)
-        fleet.wait_for(lambda: fleet.coordinator.machine.state.generation >= 2 and fleet.coordinator.machine.state.phase == "run")
+        fleet.wait_for(lambda: fleet.coordinator.machine.state.assembly.generation >= 2 and fleet.coordinator.machine.state.phase == "run")
         fleet.call(forget(fleet))
 
     outcome, records, digest = train_through(trains.plain, settings(tmp_path), tmp_path, misfortune)

@@ -58,7 +58,7 @@ def count_in_step(train: Any, file: Path) -> None:
         return stepping()
 
     train.layout.stepping = applying
-    if not train.gradients.leaving:
+    if not train.gradients.layout.leaving:
         train.reducer.reduce = reducing
 
 

@@ -79,7 +79,7 @@ def goes_on(run: RunSettings, folder: Path, url: str) -> str:
     assert name is not None
     with PlainFleet(trains.plain, run, folder, url=url, begin=(name, store.manifest(name).state)) as fleet:
         assert fleet.wait().status == "completed"
-        return str(fleet.coordinator.machine.state.ended.digest)
+        return str(fleet.coordinator.machine.state.ending.record.digest)
 
 
 def test_a_journal_that_cannot_grow_ends_the_run_in_order_and_its_last_commit_is_kept(disk: Disk, tmp_path: Path, truth: str) -> None:

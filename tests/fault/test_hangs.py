@@ -59,14 +59,14 @@ def test_what_a_loop_does_of_its_own_behind_a_commit_is_a_long_call(tmp_path: Pa
     chosen, flags = settings(tmp_path), tmp_path / "flags"
     with PlainFleet(validates_in_slot_1, chosen, tmp_path) as fleet:
         until((flags / "validates").exists, "it validates", 60.0)
-        began_s, roster = fleet.coordinator.machine.state.ticked_s, fleet.coordinator.machine.state.roster
+        began_s, roster = fleet.coordinator.machine.state.uptime.ticked_s, fleet.coordinator.machine.state.roster
         until(lambda: roster.long_call_s > began_s + 1.0, "the coordinator knows that it is behind a commit", 20.0)
         (flags / "seen").touch()
         assert fleet.wait().status == "completed"
-        ended = fleet.coordinator.machine.state.ended
+        ended = fleet.coordinator.machine.state.ending.record
         assert ended is not None and ended.digest == fault_free
         assert not of(ProcessLost, fleet.records())
-        assert roster.long_call_s < fleet.coordinator.machine.state.ticked_s, "and that it steps again"
+        assert roster.long_call_s < fleet.coordinator.machine.state.uptime.ticked_s, "and that it steps again"
 
 
 def holds_the_interpreter_in_slot_1(run: Any) -> None:

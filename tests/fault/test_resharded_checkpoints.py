@@ -68,7 +68,7 @@ def goes_on(kept: Kept, sharding: str, world: int, folder: Path) -> str:
     shutil.copytree(Path(url.removeprefix("file://"), "checkpoints"), folder / "checkpoints")
     with PlainFleet(trains.plain, chosen(folder, sharding, world, ALL), folder, begin=begin) as fleet:
         assert fleet.wait().status == "completed"
-        return fleet.coordinator.machine.state.ended.digest
+        return fleet.coordinator.machine.state.ending.record.digest
 
 
 @pytest.mark.parametrize(("sharding", "world"), [("fsdp", 2), ("fsdp", 3), ("none", 2), ("zero1", 3)])

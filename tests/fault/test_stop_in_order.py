@@ -67,7 +67,7 @@ def goes_on(run: RunSettings, folder: Path, begin: tuple[str, Any]) -> str:
     shutil.move(folder / "journal.jsonl", folder / "first.jsonl")
     with PlainFleet(trains_long, run, folder, begin=begin) as fleet:
         assert fleet.wait().status == "completed"
-        return str(fleet.coordinator.machine.state.ended.digest)
+        return str(fleet.coordinator.machine.state.ending.record.digest)
 
 
 @pytest.mark.parametrize(("where", "ranks"), [("evaluation", 1), ("backward", 2)])
@@ -143,5 +143,5 @@ def test_a_state_that_is_spread_is_written_by_all_who_hold_a_part(tmp_path: Path
     alone = dataclasses.replace(other, options={**other.options, "flags": str(whole / "flags")})
     with PlainFleet(trains_long, alone, whole) as fleet:
         assert fleet.wait().status == "completed"
-        truth = str(fleet.coordinator.machine.state.ended.digest)
+        truth = str(fleet.coordinator.machine.state.ending.record.digest)
     assert goes_on(other, tmp_path, begin) == truth

@@ -27,7 +27,7 @@ class InPairs(PlainFleet):
 def train(chosen: RunSettings, folder: Path, kind: type[PlainFleet] = InPairs) -> tuple[Any, list[Any], str]:
     with kind(sums_in_levels, chosen, folder) as fleet:
         outcome = fleet.wait()
-        digest = fleet.coordinator.machine.state.ended.digest
+        digest = fleet.coordinator.machine.state.ending.record.digest
         return outcome, fleet.records(), digest
 
 

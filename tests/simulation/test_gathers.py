@@ -14,7 +14,7 @@ from fleet.protocol.types import StateId
 from fleet.simulation import gathering as gathering_module
 from fleet.simulation import sharded as sharded_module
 from fleet.simulation.clockwork import Clockwork, Timer
-from fleet.simulation.gathering import GatheringRank
+from fleet.simulation.gathering import SimFsdpLayout
 from fleet.simulation.plan import Plan, Trouble, small
 from fleet.simulation.world import Outcome
 from tests.simulation.runs import completed, rollbacks, simulate_seed
@@ -175,14 +175,14 @@ def asks_the_owner_alone(patch: Patch) -> None:
 
 
 def what_was_missed_is_missed_for_ever(patch: Patch) -> None:
-    right = GatheringRank._adopt
+    right = SimFsdpLayout.place
 
-    def wrong(self: GatheringRank, *arguments: Any) -> None:
-        missed = self.missed
+    def wrong(self: SimFsdpLayout, *arguments: Any) -> None:
+        missed = self.useless
         right(self, *arguments)
-        self.missed = missed
+        self.useless = missed
 
-    patch.setattr(GatheringRank, "_adopt", wrong)
+    patch.setattr(SimFsdpLayout, "place", wrong)
 
 
 def asks_other_groups_first(patch: Patch) -> None:
@@ -229,11 +229,11 @@ def test_a_mutation_is_caught(mutation: Callable[[Patch], None], names: tuple[st
 def test_a_guard_is_asked_where_the_owner_is_lost_and_the_shard_is_computed(monkeypatch: Patch) -> None:
     """When guards are not asked, it shows where no checker looks, too: more shards are missed."""
     right = runs_that_missed()
-    monkeypatch.setattr(gathering_module.GatheringRank, "_miss", _missing_unseen)
+    monkeypatch.setattr(SimFsdpLayout, "_miss", _missing_unseen)
     asks_the_owner_alone(monkeypatch)
     assert runs_that_missed() >= right + 3
 
 
-def _missing_unseen(self: GatheringRank, state: StateId, chunk: Chunk) -> None:
-    self.world.note("missed", self, state, chunk)
-    self.missed, self._missed_in = "nobody gives it", self.protocol.generation
+def _missing_unseen(self: SimFsdpLayout, state: StateId, chunk: Chunk) -> None:
+    self.rank.world.note("missed", self.rank, state, chunk)
+    self.useless, self._missed_in = "nobody gives it", self.rank.protocol.generation

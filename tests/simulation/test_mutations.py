@@ -26,7 +26,7 @@ from fleet.protocol.member import MemberProtocol, Offer
 from fleet.protocol.moves import HoldStill, Reduce
 from fleet.protocol.once import Once
 from fleet.protocol.rank_machine import Moves, RankMachine
-from fleet.protocol.records import Committed, ViewPublished
+from fleet.protocol.records import Committed, ProcessLost, ViewPublished
 from fleet.protocol.shards import Shares
 from fleet.protocol.types import Member, StateId, View
 from fleet.simulation.groups import SimGroup
@@ -119,7 +119,7 @@ def generation_is_used_twice(patch: Patch) -> None:
 
     def wrong(machine: MachineState, *arguments: Any, **named: Any) -> View:
         view = right(machine, *arguments, **named)
-        machine.generation = max(1, view.generation - 1) if view.generation > 2 else view.generation
+        machine.assembly.generation = max(1, view.generation - 1) if view.generation > 2 else view.generation
         return view
 
     everywhere(patch, right, wrong)
@@ -145,8 +145,8 @@ def committed_steps_are_taken_back(patch: Patch) -> None:
     """The rollback does not begin a new history."""
 
     def wrong(machine: MachineState, now_s: float) -> StateId:
-        machine.history = max(machine.history, 0)
-        return StateId(machine.history, machine.checkpoints.newest_state.step)
+        machine.assembly.history = max(machine.assembly.history, 0)
+        return StateId(machine.assembly.history, machine.checkpoints.newest_state.step)
 
     everywhere(patch, views.begin_history, wrong)
 
@@ -202,8 +202,8 @@ def view_is_repeated_at_every_tick(patch: Patch) -> None:
 
     def wrong(self: FleetMachine, event: Event, now_s: float) -> list[Instruction]:
         out = right(self, event, now_s)
-        machine = self.state
-        return [*out, Publish(machine.view)] if isinstance(event, Tick) and machine.view is not None and machine.ended is None else out
+        view, goes_on = self.state.view, self.state.ending.record is None
+        return [*out, Publish(view)] if isinstance(event, Tick) and view is not None and goes_on else out
 
     patch.setattr(FleetMachine, "handle", wrong)
 
@@ -213,7 +213,8 @@ def processes_are_not_written_down(patch: Patch) -> None:
 
     def wrong(machine: MachineState, event: Any, now_s: float) -> None:
         right(machine, event, now_s)
-        machine.out = [one for one in machine.out if not (isinstance(one, Write) and type(one.record).__name__ == "ProcessLost")]
+        out = machine.output
+        out.instructions = [each for each in out.instructions if not (isinstance(each, Write) and isinstance(each.record, ProcessLost))]
 
     everywhere(patch, right, wrong)
 
@@ -227,7 +228,7 @@ def writing_goes_on_after_the_end(patch: Patch) -> None:
 
     def wrong(machine: MachineState, *how: Any) -> None:
         right(machine, *how)
-        machine.write(Committed(StateId(machine.committed.history, machine.committed.step + 1), machine.started_s))
+        machine.write(Committed(StateId(machine.committed.history, machine.committed.step + 1), machine.uptime.started_s))
 
     everywhere(patch, right, wrong)
 

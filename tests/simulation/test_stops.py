@@ -107,15 +107,16 @@ def test_a_coordinator_that_is_killed_remembers_that_the_run_stops() -> None:
 
 def test_a_run_whose_ranks_went_on_while_the_last_checkpoint_is_written_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     def ask(machine: MachineState, now_s: float) -> None:
-        assert machine.view is not None and machine.stopping is not None
-        if machine.stopping.generation != machine.view.generation:
-            machine.stopping.generation = machine.view.generation
-            machine.out += machine.checkpoints.store.request(machine.view, now_s)
+        view, stop = machine.view, machine.ending.stopping
+        assert view is not None and stop is not None
+        if stop.generation != view.generation:
+            stop.generation = view.generation
+            machine.say(*machine.checkpoints.store.request(view, now_s))
 
     right = stopping.is_over
     monkeypatch.setattr(stopping, "halt", ask)
-    monkeypatch.setattr(stopping, "is_over", lambda machine, now_s: right(machine, now_s) or (
-        machine.stopping.generation == machine.view.generation and not machine.checkpoints.pending))  # fmt: skip
+    monkeypatch.setattr(stopping, "is_over", lambda machine, stop, now_s: right(machine, stop, now_s) or (
+        stop.generation == machine.view.generation and not machine.checkpoints.pending))  # fmt: skip
     assert any(simulate(stops_plan(seed)).broken == "in order" for seed in range(MOST))
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import pytest
 
@@ -11,7 +11,7 @@ from fleet.protocol.chunks import Claim
 from fleet.protocol.types import StateId
 from fleet.protocol.vote import CommitVote, Doubt, Words
 from fleet.simulation.plan import Plan, Trouble, small, with_troubles
-from fleet.simulation.sharded import ShardedRank
+from fleet.simulation.sharded import SimChunks
 from fleet.simulation.world import Outcome
 from tests.simulation.runs import completed, rollbacks, simulate, simulate_seed
 
@@ -68,16 +68,17 @@ def one_word_is_enough(patch: Patch) -> None:
 
 
 def own_word_is_enough(patch: Patch) -> None:
-    right, finds, own = CommitVote.decide, ShardedRank._is_finite, dict[CommitVote, bool]()
+    right, finds, own = CommitVote.decide, SimChunks.word, dict[CommitVote, bool]()
 
-    def found(self: ShardedRank) -> bool:
-        own[self.vote] = finds(self)
-        return own[self.vote]
+    def found(self: SimChunks, sums: Mapping[int, int]) -> bool:
+        vote = self.rank.rank_machine.vote
+        own[vote] = finds(self, sums)
+        return own[vote]
 
     def wrong(self: CommitVote, words: Words, norm_limit: float) -> Doubt | None:
         return right(self, dataclasses.replace(words, finite=(own[self],)), norm_limit)
 
-    patch.setattr(ShardedRank, "_is_finite", found)
+    patch.setattr(SimChunks, "word", found)
     patch.setattr(CommitVote, "decide", wrong)
 
 

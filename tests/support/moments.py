@@ -126,7 +126,7 @@ def _inject(run: Any, name: str, slot: int | None, moment: Moment, also: Callabl
     right = getattr(owner, method)
 
     def due(*arguments: Any, **named: Any) -> bool:
-        here = run._here_or_none()
+        here = run._loop.client.protocol.state
         there = at < 0 or (here is not None and here.step >= at)
         return (slot is None or run.slot == slot) and there and also() and moment.when(*arguments, **named)
 

@@ -220,7 +220,7 @@ def dies_in_forward(run: Any) -> None:
 
     def gather(self: Any) -> None:
         original(self)
-        if run.slot == 1 and run._step.number == 10 and run._step.shard >= 0 and once(run, "forward"):
+        if run.slot == 1 and run._loop.step.number == 10 and run._loop.step.shard >= 0 and once(run, "forward"):
             die()
 
     Gathered.gather = gather  # type: ignore[method-assign]
@@ -235,7 +235,7 @@ def dies_in_backward(run: Any) -> None:
 
     def before(self: Any, gradient: Tensor) -> None:
         original(self, gradient)
-        if run.slot == 1 and run._step.number == 10 and once(run, "backward"):
+        if run.slot == 1 and run._loop.step.number == 10 and once(run, "backward"):
             die()
 
     Gathered._before_backward = before  # type: ignore[method-assign]
@@ -250,7 +250,7 @@ def dies_after_its_first_buckets(run: Any) -> None:
 
     def give(self: Any) -> None:
         original(self)
-        if run.slot == 1 and run._step.number == 10 and 0 < self._given < len(self._order.portions) and once(run, "first buckets"):
+        if run.slot == 1 and run._loop.step.number == 10 and 0 < self._given < len(self._order.portions) and once(run, "first buckets"):
             die()
 
     Ahead._give = give  # type: ignore[method-assign]

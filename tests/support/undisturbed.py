@@ -54,4 +54,4 @@ def _trained(train: Callable[[Any], None], make: Callable[[Path], RunSettings], 
     with PlainFleet(train, make(folder), folder) as fleet:
         outcome = fleet.wait()
         assert outcome.status == "completed", outcome
-        return str(fleet.coordinator.machine.state.ended.digest)
+        return str(fleet.coordinator.machine.state.ending.record.digest)

@@ -59,11 +59,11 @@ def test_time_without_machines_is_not_paid_and_a_restarted_coordinator_does_not_
     assert not said(again, 18.7)
     resumed = machine(settings())
     resumed.replay([*journal, Resumed(1000.5, 0.0, "its user", gap=True)], 1000.6)
-    assert not said(resumed, 1001.0) and resumed.state.down_s == pytest.approx(982.0)
+    assert not said(resumed, 1001.0) and resumed.state.uptime.down_s == pytest.approx(982.0)
     assert said(resumed, 1002.5)[-1].action == "stop"
     elsewhere = machine(settings())
     elsewhere.resume([*journal, Resumed(1000.5, 0.0, "its user", gap=True)], 1000.5)
-    assert elsewhere.state.down_s == pytest.approx(982.0), "in a new cluster, too"
+    assert elsewhere.state.uptime.down_s == pytest.approx(982.0), "in a new cluster, too"
 
 
 def test_without_a_budget_nothing_is_said() -> None:

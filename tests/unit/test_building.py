@@ -87,7 +87,8 @@ def test_a_schedule_of_another_length_goes_on_as_it_was_saved_and_that_is_told()
 def test_a_run_that_goes_on_beyond_another_ones_end_is_compared_with_that() -> None:
     bench = Bench(world=1)
     settings = bench.settings
-    policies = bench.machine.state.recovery, bench.machine.state.placement, bench.machine.state.checkpoints.store.interval
+    state = bench.machine.state
+    policies = state.policies.recovery, state.policies.placement, state.checkpoints.store.interval
     machine = FleetMachine(settings, *policies, checkpoint=("file:///runs/one/c50", StateId(0, 50)), build=SGD)
     bench.machine = machine
     bench.join(0)
@@ -136,4 +137,4 @@ def test_a_coordinator_that_restarts_knows_what_the_run_was_built_of() -> None:
     written = [one.record for one in bench.machine.handle(RunBuilt(member(0), SGD), 0.0) if isinstance(one, Write)]
     again = bench.new_machine()
     again.replay([RunStarted(VERSION, "run", 0.0, 0.0, 1, 0, 16, "{}"), *written], 1.0)
-    assert (again.state.build, again.state.compared) == (SGD, True)
+    assert (again.state.trained.build, again.state.trained.compared) == (SGD, True)

@@ -49,7 +49,7 @@ class Ranks:
     def _chunked(kind: type[torch.optim.Optimizer], buffers: GradientBuffers) -> ChunkedOptimizer:
         optimizer = kind(buffers.parameters, **OPTIONS.get(kind.__name__, {}))  # type: ignore[call-arg]
         check(optimizer, buffers.parameters, 1)
-        return ChunkedOptimizer(optimizer, buffers.parameters, buffers.places, buffers.extents)
+        return ChunkedOptimizer(optimizer, buffers.parameters, buffers.layout.places, buffers.layout.extents)
 
     def place(self, count: int) -> None:
         """Each rank owns a chunk and guards the next one's; pieces travel packed."""
@@ -74,8 +74,8 @@ class Ranks:
 
     def step(self, number: int, count: int) -> None:
         for buffers, chunks in list(zip(self.buffers, self.chunks, strict=True))[:count]:
-            flats = [torch.zeros(length, dtype=dtype) for (dtype, *_), length in buffers._lengths.items()]
-            for place, value in zip(buffers._places, gradients(buffers.parameters, number), strict=True):
+            flats = [torch.zeros(length, dtype=dtype) for (dtype, *_), length in buffers.layout.lengths.items()]
+            for place, value in zip(buffers.layout.gradients, gradients(buffers.parameters, number), strict=True):
                 place.view(flats).copy_(value)
             chunks.point(flats, ALL)
             chunks.optimizer.step()

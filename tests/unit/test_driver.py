@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -63,7 +64,7 @@ REACH: dict[Phase, Callable[[Watched], None]] = {
 
 
 def committed_in_no_history(state: MachineState) -> None:
-    state.committed = StateId(state.history + 5, state.committed.step)
+    state.committed = StateId(state.assembly.history + 5, state.committed.step)
 
 
 @pytest.mark.parametrize("phase", REACH)
@@ -72,7 +73,7 @@ def test_a_state_that_contradicts_itself_ends_the_run_by_name_within_the_grace(p
     REACH[phase](run)
     assert run.state.phase == phase
     run.tick(LEAST_S)
-    assert run.state.stopping is None and run.state.ended is None, "nothing is wrong yet"
+    assert run.state.ending.stopping is None and run.state.ending.record is None, "nothing is wrong yet"
     committed_in_no_history(run.state)
     run.tick(LEAST_S)
     assert len(run.kept) == 1 and "committed = StateId(history=5" in run.kept[0]
@@ -88,7 +89,7 @@ def test_a_state_that_contradicts_itself_ends_the_run_by_name_within_the_grace(p
 
 def test_ranks_are_told_to_halt_behind_a_step_once_that_is_written() -> None:
     run = Watched()
-    run.state.generation = 0
+    run.state.assembly.generation = 0
     run.tick(LEAST_S)
     assert Halt in run.kinds() and not run.ended
     [stop] = [record for record in run.journal.records if isinstance(record, DecisionMade) and record.action == "stop"]
@@ -104,10 +105,11 @@ def test_ranks_are_told_to_halt_behind_a_step_once_that_is_written() -> None:
 def test_a_run_that_stops_for_another_reason_ends_at_once_when_it_does_not_end_in_time() -> None:
     run = Watched()
     run.driver.submit(StopRequested("enough"))
-    run.state.generation = 0
+    run.state.assembly.generation = 0
     run.tick(LEAST_S)
-    assert run.state.stopping is not None and run.state.stopping.why is EndWhy.STOPPED and not run.ended
-    run.state.stopping.until_s = float("inf")
+    stop = run.state.ending.stopping
+    assert stop is not None and stop.why is EndWhy.STOPPED and not run.ended
+    stop.until_s = float("inf")
     run.tick(run.state.settings.timeouts.grace_s)
     assert [end.why for end in run.ended] == [EndWhy.CONTRADICTION]
 
@@ -140,7 +142,18 @@ def test_a_look_takes_at_most_a_hundredth_of_the_time() -> None:
 
 def test_a_state_is_kept_as_text_of_bounded_length() -> None:
     run = Watched()
-    run.state.files = {(f"{number:064}", number): True for number in range(10_000)}
+    run.state.trained.files = {(f"{number:064}", number): True for number in range(10_000)}
     text = in_text(run.state)
     assert "phase = <Phase.RUN: 'run'>" in text and "member=Member(slot=1, incarnation=0)" in text and f"committed = {STEP_3!r}" in text
     assert len(text) < min(MOST, 100_000)
+
+
+def test_the_text_of_a_state_has_every_attribute_of_each_of_its_parts() -> None:
+    run = Watched()
+    run.driver.submit(StopRequested("enough"))
+    lines = in_text(run.state).splitlines()
+    for said in ("ending.stopping.reason = 'enough'", "attendance.missing = set()", "liveness.hangs.number = 0", "growth.proposal = None"):
+        assert said in lines
+    for part in ("ending", "liveness", "uptime", "policies", "attendance", "assembly", "growth", "trained", "output", "roster"):
+        for field in dataclasses.fields(getattr(run.state, part)):
+            assert any(line.startswith((f"{part}.{field.name} = ", f"{part}.{field.name}.")) for line in lines), field.name

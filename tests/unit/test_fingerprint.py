@@ -24,8 +24,8 @@ from actors.rank.step.step import Step
 from fleet.data import Fixed, Lines
 from fleet.machine import notes
 from fleet.machine import replay as machine_replay
-from fleet.machine.budget import BudgetWatch
-from fleet.machine.sessions import Sessions
+from fleet.machine.figures import ShardFigures
+from fleet.machine.state import Trained
 from fleet.protocol.journal import decode_line, encode_line
 from fleet.protocol.records import COMPUTE, PERMUTED, DataRead
 from fleet.protocol.types import Member, StateId
@@ -204,14 +204,14 @@ def test_rank_0_tells_once_on_what_it_trains() -> None:
 
 def test_what_is_told_is_written_when_it_is_news() -> None:
     written: list[Any] = []
-    machine: Any = SimpleNamespace(data=None, current=lambda member: True, write=written.append)
+    machine: Any = SimpleNamespace(trained=Trained(ShardFigures(1)), write=written.append)
     for sha256 in ("aa", "aa", "bb"):
         notes.data_read(machine, DataRead(MEMBER, 100, 10, sha256), 1.0)
     assert written == [DataRead(MEMBER, 100, 10, "aa", at_s=1.0), DataRead(MEMBER, 100, 10, "bb", at_s=1.0)]
 
-    again: Any = SimpleNamespace(data=None, budget=BudgetWatch(), checkpoints=SimpleNamespace(sessions=Sessions()))
+    again: Any = SimpleNamespace(trained=Trained(ShardFigures(1)), note=lambda record: None)
     machine_replay._apply(again, written[-1])
-    assert again.data == machine.data  # a coordinator that starts again writes it no second time
+    assert again.trained.data == machine.trained.data  # a coordinator that starts again writes it no second time
 
 
 def test_a_record_with_another_number_of_fields_is_refused() -> None:

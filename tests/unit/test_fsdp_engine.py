@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
 from actors.rank.fsdp.layout import FsdpLayout
-from actors.rank.fsdp.taken import Unit, mesh_of_one, numbers, take_over
+from actors.rank.fsdp.taken import mesh_of_one, take_over
 from actors.rank.membership.process_group import Group
 from actors.rank.state.tracked import TrackedState
 from actors.rank.step.train_step import TrainStep
@@ -25,7 +25,7 @@ ONE_AT_A_TIME = threading.Lock()
 CPU = torch.device("cpu")
 
 
-def tracked() -> tuple[TrackedState, tuple[Unit, ...]]:
+def tracked() -> TrackedState:
     """Three units, of prime widths, one of which has batch norm, whose statistics go to all ranks."""
     with ONE_AT_A_TIME, torch.random.fork_rng():
         torch.manual_seed(1)
@@ -36,16 +36,14 @@ def tracked() -> tuple[TrackedState, tuple[Unit, ...]]:
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.05)
     units = take_over({"model": model}, {"optimizer": optimizer})
     state = TrackedState(model=model, optimizer=optimizer, scheduler=torch.optim.lr_scheduler.StepLR(optimizer, 2))
-    state.units = numbers(units)
-    return state, units
+    state.units = units
+    return state
 
 
-def make(
-    sharding: str, size: int, ring: Path, build: Callable[[], tuple[TrackedState, tuple[Unit, ...]]] = tracked
-) -> tuple[TrainStep, TrackedState]:
+def make(sharding: str, size: int, ring: Path, build: Callable[[], TrackedState] = tracked) -> tuple[TrainStep, TrackedState]:
     settings = RunSettings(world=size, shards=SHARDS, optimizer_sharding=sharding)
-    state, units = build()
-    return TrainStep(state, settings, Recorder(ring, 0), 0.5, units=units), state
+    state = build()
+    return TrainStep(state, settings, Recorder(ring, 0), 0.5), state
 
 
 def close(train: TrainStep) -> None:
@@ -84,10 +82,10 @@ def test_the_bits_are_those_of_whole_replicas(size: int, tmp_path: Path, whole: 
 
 
 def test_what_is_frozen_behind_run_track_may_be_thawed(tmp_path: Path) -> None:
-    def build() -> tuple[TrackedState, tuple[Unit, ...]]:
-        state, units = tracked()
+    def build() -> TrackedState:
+        state = tracked()
         state.objects["model"][1].requires_grad_(False)
-        return state, units
+        return state
 
     train, state = make("fsdp", 1, tmp_path / "ring", build)
     assert isinstance(train.layout, FsdpLayout)
@@ -102,7 +100,7 @@ def test_what_is_frozen_behind_run_track_may_be_thawed(tmp_path: Path) -> None:
 
 
 def test_parameters_that_are_cast_have_the_gradients_of_what_stands_in_for_them(tmp_path: Path) -> None:
-    def build() -> tuple[TrackedState, tuple[Unit, ...]]:
+    def build() -> TrackedState:
         with torch.random.fork_rng():
             model = nn.Sequential(nn.Linear(16, 251), nn.Tanh(), nn.Linear(251, 1))
         for each in (model[0], model):
@@ -110,8 +108,8 @@ def test_parameters_that_are_cast_have_the_gradients_of_what_stands_in_for_them(
         optimizer = torch.optim.AdamW(model.parameters())
         units = take_over({"model": model}, {"optimizer": optimizer})
         state = TrackedState(model=model, optimizer=optimizer)
-        state.units = numbers(units)
-        return state, units
+        state.units = units
+        return state
 
     train, state = make("fsdp", 1, tmp_path / "ring", build)
     assert isinstance(train.layout, FsdpLayout)
@@ -206,7 +204,7 @@ class Words(nn.Module):
         return self.head(self.inner(self.embedding(words)))
 
 
-def words() -> tuple[TrackedState, tuple[Unit, ...]]:
+def words() -> TrackedState:
     with ONE_AT_A_TIME, torch.random.fork_rng():
         torch.manual_seed(2)
         model = Words()
@@ -215,8 +213,8 @@ def words() -> tuple[TrackedState, tuple[Unit, ...]]:
     optimizer = torch.optim.AdamW([each for each in model.parameters() if each.requires_grad], lr=1e-3)
     units = take_over({"model": model}, {"optimizer": optimizer})
     state = TrackedState(model=model, optimizer=optimizer)
-    state.units = numbers(units)
-    return state, units
+    state.units = units
+    return state
 
 
 def digest_of_words(sharding: str, size: int, folder: Path) -> str:

@@ -67,9 +67,11 @@ def test_an_optimizer_that_is_not_element_wise(tmp_path: Path) -> None:
     fully_shard(model, mesh=mesh_of_one(CPU))
     optimizer = torch.optim.LBFGS(model.parameters())
     units = take_over({"model": model}, {"optimizer": optimizer})
+    state = TrackedState(model=model, optimizer=optimizer)
+    state.units = units
     settings = RunSettings(optimizer_sharding="fsdp")
     with pytest.raises(ConfigError, match=r"LBFGS.*element by element.*Use one of SGD, Adam"):
-        TrainStep(TrackedState(model=model, optimizer=optimizer), settings, Recorder(tmp_path / "ring", 0), None, units=units)
+        TrainStep(state, settings, Recorder(tmp_path / "ring", 0), None)
 
 
 # ---- room for it -------------------------------------------------------------------------------------------------------------------------

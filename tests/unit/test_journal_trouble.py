@@ -81,7 +81,7 @@ class Run:
         asyncio.run(once())
 
     def quiesce(self, slot: int) -> None:
-        generation = self.bench.machine.state.generation
+        generation = self.bench.machine.state.assembly.generation
         self.driver.submit(Quiesced(member(slot), generation, STEP_3, False, Departure.CALLED))
         self.driver.submit(Tick())
 
@@ -90,7 +90,7 @@ class Run:
         until_s = self.clock.at_s + stopping.patience_s(self.bench.machine.state) + 0.1
         while self.clock.at_s < until_s:
             self.clock.at_s += 0.5
-            pulse = Pulse(member(0), self.bench.machine.state.generation, STEP_3, 0.0, 0.0)
+            pulse = Pulse(member(0), self.bench.machine.state.assembly.generation, STEP_3, 0.0, 0.0)
             self.driver.submit(Heartbeat("n0", (pulse,)))
             self.driver.submit(Tick())
 
@@ -102,7 +102,7 @@ def test_after_a_record_that_cannot_be_written_no_view_is_published_and_the_run_
     run = Run()
     run.journal.fails = True
     run.driver.submit(ProcessLost(member(1), ProcessEnded(), at_s=run.clock.at_s))
-    reported = run.bench.machine.state.stopping
+    reported = run.bench.machine.state.ending.stopping
     assert reported is not None and reported.why is EndWhy.JOURNAL_FAILED
     run.quiesce(0)
     assert run.bench.machine.state.view is not None and len(run.bench.machine.state.view.members) == 1, "there would be one"
@@ -142,7 +142,7 @@ def test_a_journal_in_trouble_stops_the_run_in_order_while_its_end_can_still_be_
     assert Halt not in run.kinds(), "it is looked at now and then"
     run.tick(LOOK_S)
     assert Halt in run.kinds() and not run.ended
-    reported = run.bench.machine.state.stopping
+    reported = run.bench.machine.state.ending.stopping
     assert reported is not None and reported.why is EndWhy.JOURNAL_FAILED
     assert reported.reason.startswith(run.journal.trouble) and "Make room" in reported.reason
 

@@ -123,10 +123,10 @@ class Bench:
         return self
 
     def form(self, members: Iterable[Member], state: StateId) -> list[Instruction]:
-        return self.send(*(Formed(each, self.machine.state.generation, state) for each in members))
+        return self.send(*(Formed(each, self.machine.state.assembly.generation, state) for each in members))
 
     def quiesce(self, slots: Iterable[int], state: StateId | None, dirty: bool = False) -> list[Instruction]:
-        generation = self.machine.state.generation
+        generation = self.machine.state.assembly.generation
         ranks = [self.machine.state.roster.by_slot[slot] for slot in slots]
         return self.send(*(Quiesced(rank.member, generation, state, dirty, Departure.CALLED) for rank in ranks))
 
@@ -393,7 +393,7 @@ def test_what_the_coordinator_finds_of_a_loss_is_not_what_an_agent_says_of_it() 
     bench.send(ProcessLost(member(1), ProcessEnded(), "made-up", 77, 5, 2, "said", at_s=0.5, event=99))
     [lost] = bench.of(ProcessLost)
     assert (lost.fault, lost.generation, lost.step, lost.shard, lost.detail, lost.at_s) == (None, 1, 5, 2, "said", 0.5)
-    assert lost.event == bench.machine.state.event
+    assert lost.event == bench.machine.state.output.event
 
 
 def test_a_restart_leaves_a_whole_view_alone() -> None:
@@ -423,7 +423,7 @@ def test_generations_go_on_above_what_ranks_report() -> None:
         bench.send(hello(slot, incarnation=0), Quiesced(member(slot), 5_000, StateId(7, 3), False, Departure.CALLED))
     view = only(Publish, bench.after(bench.settings.timeouts.node_s + 0.1)).view
     assert view.generation > 5_000
-    assert bench.machine.state.history == 7
+    assert bench.machine.state.assembly.history == 7
 
 
 def test_a_new_cluster_goes_on_from_the_checkpoint_and_owes_nothing_for_the_old_one() -> None:

@@ -27,7 +27,7 @@ class Court(Bench):
 
     def testify(self, *digests: str, cleared: StateId = AT, given: tuple[int, ...] = (), what: str = "weights") -> list[object]:
         """All ranks leave at ``AT``; slot ``i`` says ``digests[i]``, or nothing when that is empty."""
-        generation = self.machine.state.generation
+        generation = self.machine.state.assembly.generation
         out: list[object] = []
         for slot, digest in enumerate(digests):
             said = Finding(what, generation, AT, digest, cleared, slot not in given) if digest else None
@@ -95,7 +95,7 @@ def test_a_newcomer_that_differs_from_the_one_who_gave_it_its_state_goes() -> No
 
 def test_a_receiver_without_a_state_does_not_keep_the_others_from_being_judged() -> None:
     court = Court(world=4).start(AT)
-    generation = court.machine.state.generation
+    generation = court.machine.state.assembly.generation
     court.send(Quiesced(member(3), generation, None, True, Departure.BROKEN, "a peer is gone"))
     [evicted] = of(Evict, court.testify("a", "b", "a"))
     assert evicted.member.slot == 1  # type: ignore[attr-defined]
@@ -104,8 +104,8 @@ def test_a_receiver_without_a_state_does_not_keep_the_others_from_being_judged()
 def again(court: Court, found: StateId, *digests: str) -> list[object]:
     """The ranks differ once more, at ``found``, in the view that they are in by now."""
     for rank in list(court.machine.state.roster.by_slot.values()):
-        court.send(Formed(rank.member, court.machine.state.generation, found))
-    generation, out = court.machine.state.generation, list[object]()
+        court.send(Formed(rank.member, court.machine.state.assembly.generation, found))
+    generation, out = court.machine.state.assembly.generation, list[object]()
     for slot, digest in enumerate(digests):
         said = Finding("weights", generation, found, digest, found)
         out += court.send(
@@ -138,7 +138,7 @@ def test_what_is_said_twice_of_one_view_is_judged_once() -> None:
     said = [Finding("weights", 1, AT, digest, AT) for digest in "ab"]
     court.send(
         *(
-            Quiesced(Member(slot, 0), court.machine.state.generation, AT, False, Departure.DIFFERS, "differ", one)
+            Quiesced(Member(slot, 0), court.machine.state.assembly.generation, AT, False, Departure.DIFFERS, "differ", one)
             for slot, one in enumerate(said)
         )
     )
@@ -186,7 +186,9 @@ def test_with_sharded_state_gradients_are_judged_all_the_same() -> None:
 
 def test_with_sharded_state_nobody_is_evicted_at_the_finish_barrier() -> None:
     court = Court(optimizer_sharding="zero1").start(AT)
-    out = court.send(*(Finished(Member(slot, 0), court.machine.state.generation, AT, "b" if slot == 1 else "a") for slot in range(4)))
+    out = court.send(
+        *(Finished(Member(slot, 0), court.machine.state.assembly.generation, AT, "b" if slot == 1 else "a") for slot in range(4))
+    )
     assert not of(Evict, out)
     assert "different states" in of(EndRun, out)[0].reason  # type: ignore[attr-defined]
 
@@ -251,7 +253,7 @@ def test_a_coordinator_that_dies_after_the_verdict_does_not_forget_what_is_taint
 
 def test_ranks_of_a_node_that_is_kept_out_wait_beside_the_run() -> None:
     court = Court(min_ranks=1)
-    court.machine.state.lemons = {1: Decision("keep_out", "it fails 9 times as often", Figures({"faults": 7.0}))}
+    court.machine.state.roster.lemons = {1: Decision("keep_out", "it fails 9 times as often", Figures({"faults": 7.0}))}
     court.send(NodeJoined("n0", 0), NodeJoined("n1", 1), NodeJoined("n1", 1), NodeJoined("n2", 2, "matmul_wrong on cuda:3"))
     for slot in range(4):
         court.join(slot)

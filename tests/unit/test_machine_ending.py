@@ -42,7 +42,7 @@ def test_the_run_is_complete_when_its_last_state_is_kept_and_all_have_left() -> 
     said = left(bench, 1)
     assert only(EndRun, said).status == "completed"
     assert only(Release, said).members == (member(0), member(1))
-    assert bench.machine.state.ended is not None and bench.machine.state.ended.digest == "digest"
+    assert bench.machine.state.ending.record is not None and bench.machine.state.ending.record.digest == "digest"
     assert bench.machine.state.committed == STEP_4
 
 
@@ -127,8 +127,8 @@ def test_a_coordinator_that_dies_meanwhile_goes_on_from_there(reported: bool) ->
     assert not left(bench, 0)
     left(bench, 1)
     bench.through(bench.settings.timeouts.node_s + 1.0)
-    assert bench.machine.state.ended is not None and bench.machine.state.ended.status == "completed"
-    assert bench.machine.state.ended.digest == "digest"
+    assert bench.machine.state.ending.record is not None and bench.machine.state.ending.record.status == "completed"
+    assert bench.machine.state.ending.record.digest == "digest"
 
 
 def test_different_final_states_are_a_failure() -> None:
@@ -161,5 +161,5 @@ def test_who_has_finished_in_a_view_that_the_journal_lost_has_not_finished_the_p
     bench = Bench().start(STEP_3)
     for _ in range(2):
         bench.send(Finished(member(0), 7, STEP_4, "digest"))
-    assert not bench.machine.state.finished
+    assert not bench.machine.state.attendance.finished
     bench.machine.state.validate()

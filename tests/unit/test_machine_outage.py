@@ -31,7 +31,7 @@ def bench(on_store_failure: str = "go-on", interval_s: float = 10.0) -> Bench:
 
 def step_to(one: Bench, step: int) -> None:
     for slot in range(2):
-        one.send(Heartbeat(f"n{slot % 2}", (Pulse(member(slot), one.machine.state.generation, StateId(0, step), 0.0, 0.0),)))
+        one.send(Heartbeat(f"n{slot % 2}", (Pulse(member(slot), one.machine.state.assembly.generation, StateId(0, step), 0.0, 0.0),)))
 
 
 def fail_for(one: Bench, seconds: float, reason: str = EXPIRED) -> None:

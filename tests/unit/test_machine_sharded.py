@@ -14,7 +14,7 @@ from tests.unit.test_machine import STEP_3, STEP_4, Bench, member, only
 
 
 def leave(bench: Bench, states: dict[int, StateId], incomplete: Iterable[int]) -> list[Instruction]:
-    generation = bench.machine.state.generation
+    generation = bench.machine.state.assembly.generation
     why = [Departure.INCOMPLETE if slot in incomplete else Departure.CALLED for slot in states]
     return bench.send(
         *(Quiesced(member(slot), generation, state, False, one) for (slot, state), one in zip(states.items(), why, strict=True))

@@ -77,7 +77,7 @@ def late(world: int = 2, **settings: Any) -> Bench:
 def out(
     bench: Bench, slot: int, state: StateId | None = STEP_3, engaged: Engaged = Engaged.COMPUTES, dirty: bool = False
 ) -> list[Instruction]:
-    return bench.send(Quiesced(member(slot), bench.machine.state.generation, state, dirty, Departure.CALLED, engaged=engaged))
+    return bench.send(Quiesced(member(slot), bench.machine.state.assembly.generation, state, dirty, Departure.CALLED, engaged=engaged))
 
 
 def wrote(bench: Bench, order: Keep, slot: int) -> list[Instruction]:

@@ -90,7 +90,7 @@ class Rank:
 
     def reduce(self) -> list[torch.Tensor]:
         sum_up(self.gradients, self.reducer)
-        found = [flat.clone() for flat in self.gradients.mean_flats]
+        found = [flat.clone() for flat in self.gradients.mean.flats]
         self.gradients.commit()
         return found
 
@@ -182,12 +182,12 @@ def test_a_gradient_that_changes_after_it_was_sent_breaks_the_group_and_no_sum(
         one = ranks[group.rank] = Rank(group, Reducer(SHARDS, "ordered", 1 << 13), True, assigned)
         for step in range(STEPS):
             one.compute(step, backward)
-            again = tuple(shard for shard in one.mine if shard not in one.gradients.held)
+            again = tuple(shard for shard in one.mine if shard not in one.gradients.sums.held)
             lost.extend(again)
             if again:
                 assert one.gradients.habits.off
                 one.compute(step, backward, again)
-            assert one.gradients.held == set(one.mine)
+            assert one.gradients.sums.held == set(one.mine)
             try:
                 assert same([one.reduce()], [expected[step]])
             except GroupBroken:
@@ -233,7 +233,7 @@ def test_what_a_rank_has_computed_stays_when_its_group_breaks(when: str) -> None
         with pytest.raises(GroupBroken):
             one.reduce()
         one.gradients.hold()
-        return one.overlapped >= STEPS - 3 and one.gradients.held == set(one.mine)
+        return one.overlapped >= STEPS - 3 and one.gradients.sums.held == set(one.mine)
 
     def goes_on(group: Group) -> bool:
         one = ranks[group.rank]
@@ -255,7 +255,7 @@ def test_who_leaves_in_the_middle_of_a_shard_loses_the_sums_it_was_added_to() ->
         one.gradients.overlap(one.reducer, one.mine[-1])
         once(one.model, one.mine[-1], 2)
         one.gradients.hold()
-        return one.gradients.held
+        return one.gradients.sums.held
 
     assert with_groups(2, rank) == [frozenset(), frozenset()]
 
@@ -279,7 +279,7 @@ def test_what_a_broken_exchange_has_left_in_memory_is_in_no_later_sum() -> None:
         one.bind(Group(0, 0, 1, torch.device("cpu")))
         one.compute(2, once)
         found = one.reduce()
-        free = [flat for each in one.gradients._sums._free for flat in each.flats]
+        free = [flat for each in one.gradients.sums._free for flat in each.flats]
         return same([found], [expected[2]]), all(bool(torch.isfinite(flat).all()) for flat in free)
 
     assert with_groups(2, rank) == [(True, True), (True, True)]
@@ -324,7 +324,7 @@ def test_a_gradient_is_held_once() -> None:
         for step in range(3):
             one.compute(step, once)
             gradients = [parameter.grad for parameter in one.gradients.parameters if parameter.grad is not None]
-            own = {flat.untyped_storage().data_ptr() for flat in one.gradients._sums.partials(one.reducer.blocks)[0].flats}
+            own = {flat.untyped_storage().data_ptr() for flat in one.gradients.sums.partials(one.reducer.blocks)[0].flats}
             held_once = all(gradient.untyped_storage().data_ptr() in own for gradient in gradients)
             one.reduce()
         return held_once

@@ -181,10 +181,11 @@ def test_who_is_done_early_sends_while_others_compute(bucket_bytes: int) -> None
     def rank(group: Group) -> bool:
         reducer, mean = Reducer(SHARDS, "ordered", bucket_bytes), Buffers(30_001)
         sums = summed(group, 30_001, reducer)
-        reducer._stages[group.device] = torch.zeros(1 << 20, dtype=torch.uint8)
+        reducer._staging._stages[group.device] = torch.zeros(1 << 20, dtype=torch.uint8)
         reducer.expect(mean.flats)
         if group.rank == 0:
-            coming = [part for bucket in reducer._expected for part in bucket.incoming]
+            assert reducer._expected is not None
+            coming = [part for bucket in reducer._expected.buckets for part in bucket.incoming]
             bound_s = time.monotonic() + BOUND_S / 2
             while not all(bool(part.all()) for part in coming) and time.monotonic() < bound_s:
                 time.sleep(0.001)
@@ -208,7 +209,7 @@ def test_what_is_gathered_meanwhile_is_not_taken_for_what_was_expected() -> None
     def rank(group: Group) -> bool:
         reducer, mean, ranks = Reducer(SHARDS, "ordered", 1 << 14), Buffers(30_001), torch.empty(group.size, 1)
         sums = summed(group, 30_001, reducer)
-        reducer._stages[group.device] = torch.zeros(1 << 20, dtype=torch.uint8)
+        reducer._staging._stages[group.device] = torch.zeros(1 << 20, dtype=torch.uint8)
         reducer.expect(mean.flats)
         group.all_gather(ranks, torch.tensor([float(group.rank)]))
         reducer.reduce(sums, mean)
@@ -429,7 +430,7 @@ def test_what_was_computed_outlives_a_broken_reduction() -> None:
     buffers.begin_shard()
     model(torch.ones(4, 6)).sum().backward()
     buffers.hold()
-    assert buffers.held == set(range(5))
+    assert buffers.sums.held == set(range(5))
     assert all(parameter.grad is None for parameter in model.parameters())
     compute(buffers, model, (5, SHARDS))
     sum_up(buffers, reducer)
@@ -446,7 +447,7 @@ def test_buffers_of_a_broken_reduction_hold_nothing_until_a_step_is_committed() 
     broken = []
 
     def breaks() -> list[Any]:
-        broken.append(buffers.mean_flats)
+        broken.append(buffers.mean.flats)
         raise group.broken("a peer is lost")
 
     for _ in range(2):

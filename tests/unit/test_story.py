@@ -145,7 +145,7 @@ def written(bench: Bench, event: object) -> list[Record]:
 
 def test_whatever_follows_from_an_event_names_it() -> None:
     bench = Bench(world=3).start(StateId(0, 5))
-    before = bench.machine.state.event
+    before = bench.machine.state.output.event
     out = bench.machine.handle(ProcessLost(member(2), ProcessEnded(), step=5, shard=1, at_s=bench.now_s), bench.now_s)
     records = [each.record for each in out if isinstance(each, Write)]
     assert [type(record) for record in records][:2] == [Received, ProcessLost]
@@ -166,7 +166,7 @@ def test_what_ranks_say_is_told_once_and_what_changes_nothing_never() -> None:
 def test_numbers_go_on_after_a_restart() -> None:
     bench = Bench(world=2).start(StateId(0, 5))
     records = written(bench, ProcessLost(member(1), ProcessEnded(), step=5, shard=1, at_s=bench.now_s))
-    newest = bench.machine.state.event
+    newest = bench.machine.state.output.event
     again = bench.new_machine()
     again.replay([*bench.journal, *records], bench.now_s)
-    assert newest > 1 and again.state.event == newest
+    assert newest > 1 and again.state.output.event == newest

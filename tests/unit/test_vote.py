@@ -128,6 +128,15 @@ def test_a_rank_that_is_lost_within_the_vote_ends_where_the_others_do(data: st.D
         assert len({str(vote.factor) for vote in votes}) == 1, "all have clipped alike"
 
 
+def test_whoever_may_take_a_step_alone_claims_no_chunks_that_came_for_another_view() -> None:
+    own, beside, vote = ((2, 0),), ((3, 1),), CommitVote(spread=True)
+    assert vote.claim(None, own, beside, complete=True, node=4) == Claim(None, node=4)
+    assert vote.claim(HERE, own, beside, complete=True, node=4) == Claim(HERE, complete=True, node=4, chunks=own + beside)
+    assert voting().claim(HERE, own, beside, complete=False, node=4) == Claim(HERE, ready=True, node=4, chunks=own)
+    assert vote.follow([Claim(HERE, ready=True), Claim(NEXT, factor=0.25)], 0, NEXT)
+    assert vote.claim(HERE, own, beside, complete=True, node=4).factor == 0.25
+
+
 def test_nobody_follows_where_nobody_has_stepped_or_without_sums_or_into_another_history() -> None:
     ready = Claim(HERE, ready=True)
     for claims, target in (

@@ -124,12 +124,12 @@ class Alone(Run):
     def steps(self, state: TrackedState, *, total: int, clip_norm: float | None = None, flops: float = 0.0) -> Iterator[Step]:
         """See :class:`Run`."""
         self._loop.total, self._loop.flops = total, FlopCount(1.0)
-        train = self._train_step = TrainStep(state, self._settings, self._recorder, clip_norm, observer=Quiet(*self._around))
+        train = self._train_step = TrainStep(state, self._settings, self._loop.recorder, clip_norm, observer=Quiet(*self._around))
         view = View(1, (Member(0, 0),), ((0, self.shards),), 0, (), StateId(0, 0), "")
         train.join(Group(1, 0, 1, train.device), view, 0, StateId(0, 0), False)
         while (number := self._here().step) < total:
-            self._step = Step(self._loop, train, number)
-            yield self._step
+            step = self._loop.step = Step(self._loop, train, number)
+            yield step
         seed_step(self.seed, total)
         self.digest = train.layout.digest(total)
 
@@ -143,7 +143,7 @@ class Alone(Run):
             return
         self._tries = 0
         train.apply(Apply(outcome))
-        self._client.protocol.committed()
+        self._loop.client.protocol.committed()
         self.losses.append(outcome.loss)
         train.publish(StepCommitted(outcome))
 
@@ -204,10 +204,10 @@ def arm(run: Run) -> None:
     this step. From step ``stop`` on they wait until they were told to stop.
     """
     kill, stop = (int(run.options.get(name, "1000000")) for name in ("kill", "stop"))
-    backward, protocol, rank_machine = Step.backward, run._client.protocol, run._rank_machine
+    backward, protocol, rank_machine = Step.backward, run._loop.client.protocol, run._loop.rank_machine
 
     def all_there() -> bool:
-        with run._client.lock:
+        with run._loop.client.lock:
             view, ahead = protocol.view, rank_machine.ahead
             complete = view is not None and len(view.members) == run.config.world
             return complete or (ahead is not None and rank_machine.facts.formed(ahead.generation))
@@ -265,7 +265,7 @@ def completed(chosen: RunSettings, folder: Path, begin: tuple[str, StateId] | No
     with PlainFleet(play, chosen, folder, begin=begin) as fleet:
         outcome = fleet.wait(240.0)
         assert outcome.status == "completed", outcome
-        digest, records = fleet.coordinator.machine.state.ended.digest, fleet.records()
+        digest, records = fleet.coordinator.machine.state.ending.record.digest, fleet.records()
     return Ran(digest, records, torch.load(folder / "flags" / "model.pt", weights_only=True))
 
 

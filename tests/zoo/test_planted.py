@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +12,7 @@ import torch
 
 from actors.rank.step.gradients import GradientBuffers
 from actors.rank.step.layout import StateLayout
+from actors.rank.step.module_buffers import ModuleBuffers
 from actors.rank.step.step import Step
 from actors.rank.step.train_step import TrainStep
 from tests.zoo.harness import all_of, alone, differences, plain
@@ -35,9 +36,9 @@ def stale_gradient(patch: Patch) -> None:
         def summed(self: Any) -> Iterator[Any]:
             with right(self) as found:
                 yield found
-            before.append([flat.clone() for flat in self.mean_flats])
+            before.append([flat.clone() for flat in self.mean.flats])
             if len(before) == STEP:
-                for flat, stale in zip(self.mean_flats, before[-2], strict=True):
+                for flat, stale in zip(self.mean.flats, before[-2], strict=True):
                     flat.copy_(stale)
 
         return summed
@@ -98,25 +99,20 @@ def dropped_weight(patch: Patch) -> None:
 
 def zeros_for_none(patch: Patch) -> None:
     """A parameter that no shard has used has a gradient, of zeros."""
-    patch.setattr(GradientBuffers, "keep_present", lambda self, present: setattr(self._mean, "present", present))
+    patch.setattr(GradientBuffers, "keep_present", lambda self, present: setattr(self.mean, "present", present))
 
 
 def lost_buffers(patch: Patch) -> None:
     """What forwards have done to buffers is lost in one step."""
 
     def make(right: Any) -> Any:
-        def commit(self: Any, **named: Any) -> None:
+        def commit(self: Any, changes: Sequence[torch.Tensor]) -> None:
             self._steps = getattr(self, "_steps", 0) + 1
-            if self._steps == STEP:
-                self._averaged, kept = [], self._averaged
-                right(self, **named)
-                self._averaged = kept
-            else:
-                right(self, **named)
+            right(self, [torch.zeros_like(change) for change in changes] if self._steps == STEP else changes)
 
         return commit
 
-    instead(patch, GradientBuffers, "commit", make)
+    instead(patch, ModuleBuffers, "commit", make)
 
 
 def left_out_callback(patch: Patch) -> None:

@@ -117,7 +117,8 @@ class PeerExchange:
 
     def _stretches(self, owner: int) -> list[Stretch]:
         """The chunk of a rank of the view, in all flat buffers whose gradients leave."""
-        spans = [(flat, *bounds(self._chunks.extents[flat], (len(self._guarded), owner))) for flat in sorted(self._gradients.leaving)]
+        chunk, leaving = (len(self._guarded), owner), sorted(self._gradients.layout.leaving)
+        spans = [(flat, *bounds(self._chunks.extents[flat], chunk)) for flat in leaving]
         return [(flat, lo, hi) for flat, lo, hi in spans if lo < hi]
 
     def begin_step(self) -> None:
@@ -221,11 +222,11 @@ class PeerExchange:
     # ---- what comes here: from any thread ------------------------------------------------------------------------------------------------
 
     def room(self, request: PeerRequest) -> torch.Tensor:
-        if request.flat not in self._gradients.leaving or not 0 <= request.lo < request.hi <= self._chunks.extents[request.flat]:
+        if request.flat not in self._gradients.layout.leaving or not 0 <= request.lo < request.hi <= self._chunks.extents[request.flat]:
             raise ConnectionError(
                 f"a contribution of elements {request.lo} to {request.hi} of flat buffer {request.flat}, which is none here"
             )
-        return torch.empty(request.hi - request.lo, dtype=self._gradients.layout[request.flat].dtype, device="cpu")
+        return torch.empty(request.hi - request.lo, dtype=self._gradients.layout.meta[request.flat].dtype, device="cpu")
 
     def take(self, request: PeerRequest, elements: torch.Tensor) -> bool:
         stretch = (request.flat, request.lo, request.hi)
@@ -262,7 +263,7 @@ class PeerExchange:
                 flat, lo, hi = missing[0] if missing else (0, 0, 0)
                 raise GroupBroken(error or f"no mean of elements {lo} to {hi} of flat buffer {flat} has come", group.generation)
             found = self._sums.means(divisor)
-        layout, extents = self._gradients.layout, self._chunks.extents
+        layout, extents = self._gradients.layout.meta, self._chunks.extents
         device = self._gradients.parameters[0].device
         return {
             flat: Means(
@@ -270,5 +271,5 @@ class PeerExchange:
                 {(lo, hi): mean.to(device) for (number, lo, hi), mean in found.items() if number == flat},
                 torch.empty(0, dtype=layout[flat].dtype, device=device),
             )
-            for flat in sorted(self._gradients.leaving)
+            for flat in sorted(self._gradients.layout.leaving)
         }

@@ -66,14 +66,14 @@ class FsdpLayout(StateLayout):
         self._shard, self._gone, self._early = -1, set[int](), True
         state.apart = frozenset(map(id, self.gradients.parameters))
         state.load_parameter, state.free = chunks.load_parameter, self.free
-        self.units = [self._gathering(unit) for unit in self._with_rest(given.units)]
-        cast = [unit for unit in given.units if unit.precision.parameters is not None]
+        self.units = [self._gathering(unit) for unit in self._with_rest(state.units)]
+        cast = [unit for unit in state.units if unit.precision.parameters is not None]
         self.uncast = [self._gathering(dataclasses.replace(unit, modules=(), precision=Precision())) for unit in cast]
 
     def _cut(self) -> ChunkedModel:
         gradients, readers = self.gradients, self.given.state.readers
         read = [readers[id(parameter)] for parameter in gradients.parameters] if readers else []
-        return ChunkedModel(self.given.update.optimizer, gradients.parameters, gradients.places, gradients.extents, read)
+        return ChunkedModel(self.given.update.optimizer, gradients.parameters, gradients.layout.places, gradients.layout.extents, read)
 
     def _with_rest(self, units: Sequence[Unit]) -> list[Unit]:
         inside = {id(parameter) for unit in units for parameter in unit.parameters}
@@ -82,10 +82,10 @@ class FsdpLayout(StateLayout):
 
     def _gathering(self, unit: Unit) -> Gathered:
         gradients = self.gradients
-        where = {id(parameter): place for parameter, place in zip(gradients.parameters, gradients.places, strict=True)}
+        where = {id(parameter): place for parameter, place in zip(gradients.parameters, gradients.layout.places, strict=True)}
         places = [(parameter, *where[id(parameter)]) for parameter in unit.parameters if id(parameter) in where]
         flats = dict.fromkeys(flat for _, flat, _ in places)
-        return Gathered(unit, [(flat, gradients.extents[flat]) for flat in flats], places, self.exchange.fill, self._behind_backward)
+        return Gathered(unit, [(flat, gradients.layout.extents[flat]) for flat in flats], places, self.exchange.fill, self._behind_backward)
 
     def close(self) -> None:
         """Nothing is served, fetched or contributed any more."""
@@ -163,7 +163,7 @@ class FsdpLayout(StateLayout):
             self._send(unit)
 
     def _leaves(self, unit: Gathered) -> bool:
-        return all(flat in self.gradients.leaving for flat in unit.flats)
+        return all(flat in self.gradients.layout.leaving for flat in unit.flats)
 
     def _came_again(self, unit: Gathered) -> None:
         """A second backward of one shard. Half of its gradient has left already, so this attempt at the step is given up."""
@@ -192,7 +192,8 @@ class FsdpLayout(StateLayout):
         self.exchange.flush(self.group)
 
     def settle(self, divisor: float) -> None:
-        self.gradients.put_means(self.exchange.means(self.group, divisor))
+        for flat, mean in self.exchange.means(self.group, divisor).items():
+            self.gradients.mean.flats[flat] = mean
 
     def word(self) -> OwnWord:
         return self.kept.word(self.group)

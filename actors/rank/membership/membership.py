@@ -63,7 +63,7 @@ class Membership:
     """
 
     def __init__(self, client: Client, recorder: Recorder, parts: PartsPort, host: str, timeouts: Timeouts) -> None:
-        self._client, self._recorder, self._parts, self._host, self._timeouts = client, recorder, parts, host, timeouts
+        self._client, self._recorder, self._parts, self.host, self._timeouts = client, recorder, parts, host, timeouts
         self._protocol = client.protocol
         self.rank_machine = RankMachine(client.protocol)
         self._groups: dict[int, Forming | Group] = {}
@@ -105,7 +105,7 @@ class Membership:
 
     @property
     def steady(self) -> bool:
-        return self._served.gradients.constant
+        return self._served.gradients.buffers.constant
 
     @property
     def spares_newcomers(self) -> bool:
@@ -202,7 +202,7 @@ class Membership:
             device=self._served.device,
             timeout_s=self._timeouts.progress_s,
             operation_s=self._timeouts.collective_s,
-            host=self._host,
+            host=self.host,
             site=site_of(os.environ.get(VARIABLE, ""), self._protocol.process.node),
             cores=self._cores,
         )
@@ -312,12 +312,12 @@ class Membership:
         assert state is not None
         if not isinstance(group, Group):
             raise GroupBroken("told to leave", move.view.generation)
-        if not train.gradients.constant:
+        if not train.gradients.buffers.constant:
             self._recorder.switch(RESTORE)
 
         def give() -> None:
             for receiver in move.view.receivers:
-                group.send(torch.tensor([move.state.history, move.state.step, train.gradients.trained], device="cpu"), receiver)
+                group.send(torch.tensor([move.state.history, move.state.step, train.gradients.trained.checksum], device="cpu"), receiver)
             for receiver in move.view.receivers:
                 send_state(group, receiver, state)
 
@@ -345,7 +345,7 @@ class Membership:
             self._client.say()
 
         self._receives, self._transfer = True, Transfer(take, "fleet-take")
-        return Arriving(StateId(history, step), trained == train.gradients.trained)
+        return Arriving(StateId(history, step), trained == train.gradients.trained.checksum)
 
     def _load(self, move: moves.Load) -> tuple[str, list[torch.Tensor]]:
         """A memory may go while it is read, and a store may be away for a while: the coordinator will say from what to begin instead, or

@@ -57,10 +57,10 @@ def _check(train: TrainStep) -> None:
 
 def _copied(train: TrainStep, share: Share) -> tuple[Flat, list[Slice]]:
     """This rank's part, in host memory. A forward that begins meanwhile has kept what buffers were: then they are read again."""
-    before = train.gradients.as_committed()
+    before = train.gradients.buffers.as_committed()
     flat = share.flat()
     copies = _part(share, flat, before)
-    if not before and (begun := train.gradients.as_committed()):
+    if not before and (begun := train.gradients.buffers.as_committed()):
         copies = _part(share, flat, begun)
     return flat, copies
 

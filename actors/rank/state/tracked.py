@@ -15,12 +15,13 @@ import torch
 import xxhash
 from torch import nn
 
+from actors.rank.fsdp.taken import Unit
 from actors.rank.membership.process_group import Group, GroupBroken, Work
 from actors.rank.plain_kinds import PLAIN
 from actors.rank.skeletons import Skeletons, read_skeleton
 from actors.rank.state import optimizers
 from actors.rank.state.weights import Read
-from actors.rank.step.gradients import AVERAGED_BUFFER_LIMIT
+from actors.rank.step.module_buffers import AVERAGED_BUFFER_LIMIT
 from actors.rank.tags import Tag
 from fleet.errors import ConfigError
 
@@ -56,7 +57,7 @@ class TrackedState:
 
     Attributes:
         before_load: called when the state is about to be replaced; who still reads the old one waits there until it has.
-        units: by ``id`` of a parameter, the unit in which ``fully_shard`` has put it, from 1 on.
+        units: into which ``fully_shard`` has cut the modules.
         apart: by ``id``, the parameters that ranks have in chunks: they are no part of what :meth:`flat` gives.
         readers: by ``id``, of parameters that are to be in chunks, what reads their first value: see :mod:`actors.rank.state.weights`.
         load_parameter: takes each of those that are apart, (parameter, value), out of a state that is loaded and has them.
@@ -75,7 +76,7 @@ class TrackedState:
                 )
         self.objects = dict(objects)
         self.before_load: Callable[[], object] = lambda: None
-        self.units: Mapping[int, int] = {}
+        self.units: Sequence[Unit] = ()
         self.apart: frozenset[int] = frozenset()
         self.readers: Mapping[int, Read] = {}
         self.load_parameter: Callable[[torch.Tensor, torch.Tensor], object] = lambda parameter, value: None
@@ -193,7 +194,7 @@ def _at(module: nn.Module, path: str) -> Any:
 
 
 def _is_volatile(name: str, value: Any) -> bool:
-    """Whether a forward may change this entry of a module's state, as far as :mod:`actors.rank.step.gradients` allows it."""
+    """Whether a forward may change this entry of a module's state, as far as :mod:`actors.rank.step.module_buffers` allows it."""
     if not isinstance(value, torch.Tensor) or isinstance(value, nn.Parameter):
         return False
     small = not value.is_floating_point() or value.numel() <= AVERAGED_BUFFER_LIMIT

@@ -12,7 +12,7 @@ import torch
 from actors.rank.fsdp import room
 from actors.rank.fsdp.copies import check_copies
 from actors.rank.fsdp.gathered import cast_whole
-from actors.rank.fsdp.taken import Unit, numbers
+from actors.rank.fsdp.taken import Unit
 from actors.rank.state.tracked import TrackedState
 from actors.rank.state.weights import WeightFiles, load_weights
 from actors.rank.zero1.chunked import check_tracked
@@ -41,7 +41,7 @@ def tracked(
     device = device_of() if weights is not None or (units and chunked) else torch.device("cpu")
     readers = load_weights(modules, WeightFiles(weights) if weights is not None else None, device, chunked=chunked)
     state = TrackedState(**objects)
-    state.readers, state.units = readers, numbers(units)
+    state.readers, state.units = readers, units
     state.casts = any(unit.precision.parameters is not None for unit in units)
     if units and chunked:
         room.check(units, room.free_bytes(device))

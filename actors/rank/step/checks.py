@@ -79,7 +79,7 @@ class Checks:
         if not self.replicas.width or alone:
             return [0.0] * self.replicas.width
         self._recorder.switch(VERIFY)
-        self._gradients.settle()
+        self._gradients.buffers.restore()
         return self.replicas.look(here)
 
     def compare(self, said: Sequence[Numbers], group: Group, reducer: Reducer) -> bool:
@@ -90,7 +90,8 @@ class Checks:
         disputed = self.recheck.compare(recheck)
         if self.recheck.verifies and not disputed:
             self._recorder.switch(VERIFY)
-            self.recheck.check_sums(group, reducer, self._gradients.partials(reducer), self._gradients.mean_flats)
+            partials = [one.flats for one in self._gradients.sums.partials(reducer.blocks)]
+            self.recheck.check_sums(group, reducer, partials, self._gradients.mean.flats)
             self._recorder.switch(COMM)
         return disputed
 

@@ -94,10 +94,10 @@ class Contributions:
 
     def _share(self, shares: Shares) -> None:
         kept = {shard for lo, hi in shares.kept[self.rank] for shard in range(lo, hi)}
-        held = self._gradients.held
+        held = self._gradients.sums.held
         if not held <= kept:
             self._recorder.abandon()
-            self._gradients.keep(cover(held & kept, self._shards))
+            self._gradients.sums.keep(cover(held & kept, self._shards))
             self.losses = {shard: loss for shard, loss in self.losses.items() if shard in kept}
             self.weights.keep(kept)
             self.log.keep(kept)
@@ -129,7 +129,7 @@ class Contributions:
 
     def forget_lost(self) -> None:
         """A shard that is no longer in the sums is due again."""
-        held = self._gradients.held
+        held = self._gradients.sums.held
         self.losses = {shard: loss for shard, loss in self.losses.items() if shard in held}
 
     def forget(self) -> None:

@@ -1,16 +1,21 @@
-"""One set of flat gradient buffers, with the views in it, and how gradients come into them."""
+"""Sets of flat gradient buffers: how they are laid out, the views in them, and how gradients come into them."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
+ALIGNMENT = 64
+"""Elements; each parameter's part of a flat buffer begins at a multiple of it. No vector register is longer, so a stretch of a parameter
+between two multiples is computed by the same instructions as in the whole: in 16-bit types what is left over at an end rounds otherwise."""
+
 ALL = -1
 """As bits: all parameters."""
 
+Tensors = Sequence[torch.Tensor]
 Key = tuple[torch.dtype, torch.device, int]
 """What shares a flat buffer: also of one unit, as ``fully_shard`` has cut the model, so that a unit is gathered by itself."""
 
@@ -22,15 +27,48 @@ class FlatPlace:
     shape: torch.Size
     strides: tuple[int, ...]
 
-    def view(self, flats: Sequence[torch.Tensor]) -> torch.Tensor:
+    def view(self, flats: Tensors) -> torch.Tensor:
         """This place in ``flats``, with the strides of the tensor that it stands for."""
         return flats[self.flat].as_strided(self.shape, self.strides, self.start)
+
+
+class FlatLayout:
+    """How gradients lie in a set of flat buffers, and behind them what forwards change in buffers of the modules.
+
+    Args:
+        units: by ``id`` of a parameter, the unit that it belongs to, where that is not the first one, 0.
+        leave: gradients of units leave the rank in the backward: they are summed elsewhere, and are not kept here.
+
+    Attributes:
+        lengths: of the flat buffers, by what shares one.
+        gradients, changes: where each lies, by parameter and by averaged buffer.
+        places: by parameter, (flat buffer, element) at which its gradient begins, in the order of its memory.
+        extents: by flat buffer, how many of its first elements are gradients; what comes after them are changes of buffers.
+        leaving: the flat buffers whose gradients are summed elsewhere.
+        meta: one set of flat buffers, without memory.
+    """
+
+    def __init__(self, parameters: Tensors, averaged: Tensors, units: Mapping[int, int], *, leave: bool) -> None:
+        self.lengths: dict[Key, int] = {}
+        self.gradients = [self._place(parameter, units.get(id(parameter), 0)) for parameter in parameters]
+        self.places = [(place.flat, place.start) for place in self.gradients]
+        self.extents = list(self.lengths.values())
+        self.changes = [self._place(buffer) for buffer in averaged]
+        self.extents += [0] * (len(self.lengths) - len(self.extents))
+        self.leaving = frozenset(flat for flat, (*_, unit) in enumerate(self.lengths) if leave and unit)
+        self.meta = [torch.empty(length, dtype=dtype, device="meta") for (dtype, *_), length in self.lengths.items()]
+
+    def _place(self, like: torch.Tensor, unit: int = 0) -> FlatPlace:
+        key = (like.dtype, like.device, unit)
+        start = self.lengths.get(key, 0)
+        self.lengths[key] = start + -(-like.numel() // ALIGNMENT) * ALIGNMENT
+        return FlatPlace(list(self.lengths).index(key), start, like.shape, torch.empty_like(like, device="meta").stride())
 
 
 class GradientSet:
     """One set of flat buffers, and its views in order of parameters and of averaged buffers.
 
-    Flat buffers whose gradients leave the rank in the backward (``leave``) are empty, and their parameters have no view.
+    Flat buffers whose gradients leave the rank in the backward are empty, and their parameters have no view.
 
     Attributes:
         present: of a mean, the parameters that have a gradient, as bits: of some shard at least. That of all others is None.
@@ -38,15 +76,19 @@ class GradientSet:
 
     present = ALL
 
-    def __init__(
-        self, lengths: Mapping[Key, int], parameters: Sequence[FlatPlace], averaged: Sequence[FlatPlace], leave: Collection[int] = ()
-    ) -> None:
-        found = enumerate(lengths.items())
+    def __init__(self, layout: FlatLayout) -> None:
+        found = enumerate(layout.lengths.items())
         self.flats: list[Any] = [
-            torch.zeros(0 if flat in leave else length, dtype=dtype, device=device) for flat, ((dtype, device, _), length) in found
+            torch.zeros(0 if flat in layout.leaving else length, dtype=dtype, device=device) for flat, ((dtype, device, _), length) in found
         ]
-        self.gradients = [None if place.flat in leave else place.view(self.flats) for place in parameters]
-        self.changes = [place.view(self.flats) for place in averaged]
+        self.gradients = [None if place.flat in layout.leaving else place.view(self.flats) for place in layout.gradients]
+        self.changes = [place.view(self.flats) for place in layout.changes]
+
+    def divide(self, divisor: float) -> None:
+        """All that can be divided."""
+        for flat in self.flats:
+            if flat.is_floating_point() or flat.is_complex():
+                flat.div_(divisor)
 
 
 def collect(values: Sequence[torch.Tensor | None], into: Sequence[torch.Tensor], add: bool, times: float = 1.0) -> None:

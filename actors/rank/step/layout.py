@@ -15,6 +15,7 @@ from typing import Any, NamedTuple, cast
 
 import torch
 
+from actors.rank.fsdp.taken import numbers
 from actors.rank.membership.process_group import Group
 from actors.rank.state.saving import Share, WholeTensors
 from actors.rank.state.tracked import TrackedState
@@ -40,7 +41,6 @@ class LayoutInputs:
     Attributes:
         update: of the tracked objects; ``duties`` has the state that the step at hand begins from.
         weights: of the shard at hand.
-        units: what is gathered together, see :class:`actors.rank.fsdp.taken.Unit`.
         host: at which this rank serves its peers.
         called_away: whether the view is about to change.
     """
@@ -53,7 +53,6 @@ class LayoutInputs:
     vote: CommitVote
     weights: ShardWeights
     injections: Injections
-    units: Sequence[Any] = ()
     host: str = "127.0.0.1"
     called_away: Callable[[], bool] = lambda: False
 
@@ -96,9 +95,9 @@ class StateLayout:
         known = state.trained if self.fixed else ()  # a loop may freeze them behind run.track, and thaw them later
         watched = settings.overlap and not self.leave and not state.casts
         self.gradients = GradientBuffers(
-            state.modules, settings.shards, state.units, leave=self.leave, watched=watched, fixed=self.fixed, known=known
+            state.modules, settings.shards, numbers(state.units), leave=self.leave, watched=watched, fixed=self.fixed, known=known
         )
-        state.marks, state.mark = self.gradients.marks, self.gradients.mark
+        state.marks, state.mark = self.gradients.trained.marks, self.gradients.mark
         if not self.gradients.parameters:
             raise ConfigError("track", sorted(state.objects), "no module with parameters that require a gradient", "Track model=... too.")
         kind = "native" if settings.reduction == "native" else "ordered"
@@ -122,7 +121,7 @@ class StateLayout:
     @property
     def spares_newcomers(self) -> bool:
         """Whether a rank can take a step of which it has computed nothing: not when a forward counts something that only it knows."""
-        return self.gradients.constant
+        return self.gradients.buffers.constant
 
     def counts(self, held: Collection[int]) -> Collection[int]:
         """Which of the shards that this rank holds count in a view that begins within the step."""
@@ -165,8 +164,8 @@ class StateLayout:
         gradients = self.gradients
         if self._split_of is not gradients.parameters:
             beside = self.given.update.scaler is None and self.kept is None
-            parts = self.reducer.parts(gradients.layout) if beside else [[] for _ in range(self.group.size)]
-            self._split, self._split_of = SplitNorms(parts, gradients.extents), gradients.parameters
+            parts = self.reducer.parts(gradients.layout.meta) if beside else [[] for _ in range(self.group.size)]
+            self._split, self._split_of = SplitNorms(parts, gradients.layout.extents), gradients.parameters
         return self._split
 
     def keep_norms(self, norms: Sequence[torch.Tensor]) -> None:
@@ -182,7 +181,7 @@ class StateLayout:
         """What this rank finds of its sums. With a gradient scaler infinite ones are its business: it skips the update."""
         if self.given.update.scaler is not None:
             return OwnWord(True)
-        flats, extents = self.gradients.mean_flats, self.gradients.extents
+        flats, extents = self.gradients.mean.flats, self.gradients.layout.extents
         self._norms = self._norms or [block_norms(flat[:extent]) for flat, extent in zip(flats, extents, strict=True)]
         norm = total_norm(self._norms)
         cuts = [(flat, extent) for flat, extent in zip(flats, extents, strict=True) if flat.is_floating_point()]
@@ -195,7 +194,7 @@ class StateLayout:
     def stepping(self) -> Iterator[list[torch.Tensor]]:
         """Around all that changes the state by a step, from the sums that are here. Gives the gradients that the optimizer steps with."""
         gradients = self.gradients
-        yield [flat[:extent] for flat, extent in zip(gradients.mean_flats, gradients.extents, strict=True)]
+        yield [flat[:extent] for flat, extent in zip(gradients.mean.flats, gradients.layout.extents, strict=True)]
 
     def clip_factor(self) -> float:
         """By what these are clipped, where the ranks' words do not say it. Behind the scaler, which has unscaled them."""
@@ -206,7 +205,7 @@ class StateLayout:
             return plain_factor(gradients_there(gradients), update.clip_norm)
         if update.scaler is None:
             return clip_factor(self._norms, update.clip_norm)
-        parts = zip(gradients.mean_flats, gradients.extents, strict=True)
+        parts = zip(gradients.mean.flats, gradients.layout.extents, strict=True)
         return clip_factor((block_norms(flat[:extent]) for flat, extent in parts), update.clip_norm)
 
     # ---- publish -------------------------------------------------------------------------------------------------------------------------

@@ -24,6 +24,7 @@ from actors.rank.membership.process_group import Group, Transfer, Work
 from actors.rank.step.early import BACK, Added, Early
 from actors.rank.step.landed import Landing
 from actors.rank.step.levels import Leveled, Levels, add_in_place
+from actors.rank.step.staging import Staging
 from actors.rank.step.sums import Set, ShardSums
 from actors.rank.tags import Tag, bucket_back, bucket_there
 from fleet.errors import ConfigError, ProtocolError
@@ -44,7 +45,6 @@ SWAPS_KEPT = 8
 BUCKETS_AT_LEAST, LEAST_BYTES = 4, 1 << 20
 """Into so many a flat buffer is cut, unless they would be smaller than that: what is exchanged at once hides behind no backward."""
 
-LINE_BYTES = 64
 BUCKETS_IN_FLIGHT = 2
 IN_FLIGHT_IN_LEVELS = 3
 """What was combined of one more bucket is still on its way to owners on other hosts."""
@@ -61,11 +61,6 @@ Local = Sequence[Flats]
 
 def _layout(flats: Flats) -> Layout:
     return [(flat.numel(), flat.dtype) for flat in flats]
-
-
-def _aligned(size: int) -> int:
-    """Whole cache lines, and at least one."""
-    return max(1, -(-size // LINE_BYTES)) * LINE_BYTES
 
 
 def _stretches(flat: torch.Tensor, most_bytes: int) -> list[tuple[int, int]]:
@@ -124,6 +119,14 @@ class _Cut(NamedTuple):
     pieces: list[_Piece]
 
 
+class _Expected(NamedTuple):
+    """What was asked for ahead of a reduction."""
+
+    buckets: list[Bucket]
+    layout: Layout
+    landing: Landing | None  # of those that come first, where it can be told
+
+
 class Reducer:
     """Sums over all shards of all ranks. One object for the run; :meth:`bind` it to each view's group.
 
@@ -152,23 +155,19 @@ class Reducer:
         self.shards, self.kind, self._bucket_bytes, self._two_levels = shards, kind, bucket_bytes, two_levels
         self._overlap_cores, self.beside = overlap_cores, False
         self._levels: Levels | None = None
-        self._stages: dict[torch.device, torch.Tensor] = {}
-        self._stages_before: dict[torch.device, torch.Tensor] = {}
-        self._room = 0  # bytes of a buffer in them
-        self._expected: list[Bucket] = []
-        self._expected_of: Layout = []
-        self._landing_ahead: Landing | None = None
+        self._staging = Staging()
+        self._expected: _Expected | None = None
         self._cut: dict[tuple[int, ...], _Cut] = {}
         self._group: Group | None = None
         self._buckets_before: list[Bucket] = []  # whose sends nobody has waited for: they have arrived when the next ones have
 
     def bind(self, group: Group, leaves: Sequence[Sequence[Block]]) -> None:
         """Use ``group`` from now on; ``leaves[r]`` are the blocks whose sums view rank r brings, from left to right."""
-        if group is not self._group:  # what was asked for in the last one may still be coming
-            self._stages, self._stages_before = self._stages_before, self._stages
-        elif self._expected:
+        if group is not self._group:
+            self._staging.begin_group()
+        elif self._expected is not None:
             raise ProtocolError("bind() to the same group after expect()")
-        self._group, self._expected, self._landing_ahead, self._cut = group, [], None, {}
+        self._group, self._expected, self._cut = group, None, {}
         self.blocks = tuple(leaves[group.rank])
         self.counts = [len(blocks) for blocks in leaves]
         order = sorted((block, rank, number) for rank, blocks in enumerate(leaves) for number, block in enumerate(blocks))
@@ -202,8 +201,7 @@ class Reducer:
             raise ProtocolError("reduce() before bind()")
         local, flats = [partial.flats for partial in sums.partials(self.blocks)], out.flats
         if self._splits(flats):
-            buckets = self._as_expected(group, flats) or self._open(group, flats)
-            group.in_background(functools.partial(self._carry, group, buckets, local, flats, added))
+            group.in_background(functools.partial(self._carry, group, self._open(group, flats), local, flats, added))
         else:
             group.in_background(functools.partial(self._sum_at_once, group, local, flats, added))
 
@@ -237,42 +235,25 @@ class Reducer:
         with others, reduce() raises GroupBroken, as what was asked for cannot be taken back.
         """
         group = self._group
-        if group is not None and group.receives_ahead and self._splits(like) and not self._expected:
-            buckets = self._open(group, like)
+        if group is not None and group.receives_ahead and self._splits(like) and self._expected is None:
+            buckets = self._new_buckets(group, like)
             first = buckets[:BUCKETS_IN_FLIGHT]
             asked = [self._incoming(number, bucket, like, ahead=True) for number, bucket in enumerate(first)]
-            if group.device.type == "cpu":  # elsewhere it lands in memory that only the group knows
-                both = [*asked, *(bucket.leveled.asked for bucket in first)]
-                self._landing_ahead = Landing([message for receives in both for message, _ in receives])
+            both = [*asked, *(bucket.leveled.asked for bucket in first)]
+            known = group.device.type == "cpu"  # elsewhere it lands in memory that only the group knows
+            landing = Landing([message for receives in both for message, _ in receives]) if known else None
             for number, (bucket, receives) in enumerate(zip(first, asked, strict=True)):
                 bucket.arrival = group.start([], receives, bucket_there(number))
                 if self._levels is not None:
                     self._levels.gather(group, number, bucket.leveled)
-            self._expected, self._expected_of = buckets, _layout(like)
+            self._expected = _Expected(buckets, _layout(like), landing) if buckets else None
 
     def ahead(self) -> tuple[int, int] | None:
         """Of what :meth:`expect` has asked for: (bytes in all, bytes that are here). None where that cannot be told."""
-        if not self._expected:
+        if self._expected is None:
             return 0, 0
-        landing = self._landing_ahead
+        landing = self._expected.landing
         return None if landing is None else (landing.asked_bytes, landing.landed_bytes)
-
-    def _as_expected(self, group: Group, out: Flats) -> list[Bucket]:
-        expected, self._expected, self._landing_ahead = self._expected, [], None
-        if expected and self._expected_of != _layout(out):
-            raise group.broken("other parameters train in this step than in the last")
-        return expected
-
-    def buckets(self, out: Flats) -> int:
-        """In how many buckets buffers like ``out`` are exchanged."""
-        assert self._group is not None
-        return len(self._buckets(out, self._group.size))
-
-    def chunks(self, out: Flats, number: int) -> list[Chunk]:
-        """By view rank, what it adds up of one bucket: the buckets are numbered round and round."""
-        assert self._group is not None
-        buckets = self._buckets(out, self._group.size)
-        return [buckets[number % len(buckets)].place(rank) for rank in range(self._group.size)]
 
     def in_order(self, found: Mapping[int, Flats]) -> tuple[list[torch.Tensor], list[bool]]:
         """All ranks' partial sums of one stretch, by view rank, as :meth:`add_up` wants them."""
@@ -333,9 +314,10 @@ class Reducer:
         return self._cut[key].pieces
 
     def _cut_up(self, peer: int, local: Local, out: Flats) -> list[_Piece]:
-        self._room, pieces = _aligned(max(whole.nbytes for whole in out)), []
+        self._staging.fit(whole.nbytes for whole in out)
+        pieces: list[_Piece] = []
         for number, whole in enumerate(out):
-            landing = self._landing(whole, number, self.counts[peer])
+            landing = self._landing(whole, number, self.counts[peer], ahead=False)
             for lo, hi in _stretches(whole, SWAP_BYTES):
                 theirs = [flat[lo:hi] for flat in landing]
                 mine = [flats[number][lo:hi] for flats in local]
@@ -419,12 +401,21 @@ class Reducer:
         """Of a bucket: where they travel beside a backward, a few of them are to be complete before it is over."""
         return self._bucket_bytes if not self.beside else min(self._bucket_bytes, max(LEAST_BYTES, -(-flat.nbytes // BUCKETS_AT_LEAST)))
 
-    def _open(self, group: Group, flats: Flats) -> list[Bucket]:
-        """The buckets of a reduction, and room for what arrives of them."""
-        buckets = self._buckets(flats, group.size)
-        levels = self._levels
-        sizes = (bucket.chunk(flats, group.rank).nbytes if levels is None else levels.room_bytes(bucket, flats) for bucket in buckets)
-        self._room = _aligned(max(sizes, default=0))
+    def _open(self, group: Group, out: Flats) -> list[Bucket]:
+        """The buckets of a reduction: those that were asked for ahead, if any were."""
+        expected, self._expected = self._expected, None
+        if expected is None:
+            return self._new_buckets(group, out)
+        if expected.layout != _layout(out):
+            raise group.broken("other parameters train in this step than in the last")
+        return expected.buckets
+
+    def _new_buckets(self, group: Group, flats: Flats) -> list[Bucket]:
+        """Buckets, and room for what arrives of them."""
+        buckets, levels = self._buckets(flats, group.size), self._levels
+        self._staging.fit(
+            bucket.chunk(flats, group.rank).nbytes if levels is None else levels.room_bytes(bucket, flats) for bucket in buckets
+        )
         return buckets
 
     def _incoming(self, number: int, bucket: Bucket, flats: Flats, *, ahead: bool) -> list[Transfer]:
@@ -432,11 +423,10 @@ class Reducer:
         assert self._group is not None
         mine = bucket.chunk(flats, self._group.rank)
         if self._levels is not None:
-            rooms = self._rooms(mine.device, number % IN_FLIGHT_IN_LEVELS, IN_FLIGHT_IN_LEVELS, self._levels.count)
+            rooms = self._staging.buffers(mine.device, number % IN_FLIGHT_IN_LEVELS, IN_FLIGHT_IN_LEVELS, self._levels.count)
             return self._levels.make_room(bucket, flats, iter(rooms))
         sources = [peer for peer in reversed(self._peers) for _ in range(self.counts[peer])]
-        room = self._stage if ahead else self._landing
-        bucket.incoming = room(mine, number % BUCKETS_IN_FLIGHT, len(sources))
+        bucket.incoming = self._landing(mine, number % BUCKETS_IN_FLIGHT, len(sources), ahead=ahead)
         return list(zip(bucket.incoming, sources, strict=True))
 
     def _next(self, group: Group, number: int, bucket: Bucket, local: Local, out: Flats, early: Early | None) -> tuple[list[Transfer], ...]:
@@ -475,7 +465,7 @@ class Reducer:
         group = self._group
         if group is None or not (self.beside and group.works_in_background and group.receives_ahead and self._splits(like)):
             return False
-        return not self._expected or self._expected_of == _layout(like)
+        return self._expected is None or self._expected.layout == _layout(like)
 
     def stretches(self, like: Flats) -> list[list[Chunk]]:
         """By bucket, in the order in which they are exchanged: where it lies in buffers like these."""
@@ -486,9 +476,9 @@ class Reducer:
     def begin(self, local: Local, out: Flats) -> Early:
         """A reduction into ``out`` that begins before it is called for. ``local``: the flat buffers of the partial sums of this rank's
         blocks, which are not complete yet: whoever completes them gives bucket after bucket, and finishes. See :class:`Early`."""
-        group, ahead = self._group, self._landing_ahead
+        group, expected = self._group, self._expected
         assert group is not None
-        buckets = self._as_expected(group, out) or self._open(group, out)
+        buckets = self._open(group, out)
 
         def send(number: int) -> None:
             buckets[number].departure = group.start(self._sends(buckets[number], local), [], bucket_there(number))
@@ -496,8 +486,8 @@ class Reducer:
                 self._levels.give(group, number, buckets[number], local)
 
         early = Early(group, len(buckets), send)
-        if ahead is not None:
-            early.asked(min(BUCKETS_IN_FLIGHT, len(buckets)) - 1, ahead)
+        if expected is not None and expected.landing is not None:
+            early.asked(min(BUCKETS_IN_FLIGHT, len(buckets)) - 1, expected.landing)
         early.run(lambda: self._carry(group, buckets, local, out, early.added, early))
         return early
 
@@ -510,23 +500,11 @@ class Reducer:
         found[group.rank] = [bucket.chunk(flats, group.rank) for flats in local]
         return self.in_order(found)
 
-    def _landing(self, mine: torch.Tensor, half: int, count: int) -> list[torch.Tensor]:
-        """Where ``count`` partial sums of ``mine`` go, the first one right there: the others are added to it in place."""
-        return [mine, *self._stage(mine, half, count)[1:]] if count else []
-
-    def _stage(self, like: torch.Tensor, half: int, count: int) -> list[torch.Tensor]:
-        """``count`` buffers like ``like``, from memory that is kept for the run; each half serves one of the buckets in flight."""
-        return [room[: like.nbytes].view(like.dtype) for room in self._rooms(like.device, half, BUCKETS_IN_FLIGHT, count)]
-
-    def _rooms(self, device: torch.device, slot: int, slots: int, count: int) -> list[torch.Tensor]:
-        """The memory of one of the ``slots``."""
-        room = self._room
-        needed = slots * count * room
-        stage = self._stages.get(device)
-        if stage is None or stage.numel() < needed:
-            room_for_losses = 2 * needed  # after a loss the sums are finer, and there are more of them
-            stage = self._stages[device] = torch.empty(room_for_losses, dtype=torch.uint8, device=device)
-        return [stage[start : start + room] for start in range(slot * count * room, (slot + 1) * count * room, room)]
+    def _landing(self, mine: torch.Tensor, half: int, count: int, *, ahead: bool) -> list[torch.Tensor]:
+        """Where ``count`` partial sums of ``mine`` go, the first one right there unless ``ahead``: the others are added to it in place."""
+        staged = self._staging.buffers(mine.device, half, BUCKETS_IN_FLIGHT, count)
+        buffers = [room[: mine.nbytes].view(mine.dtype) for room in staged]
+        return [mine, *buffers[1:]] if count and not ahead else buffers
 
 
 class SideChannel:

@@ -30,7 +30,7 @@ class Loop:
 
     Attributes:
         attempt: carries out moves up to the next one that is the loop's own: see :meth:`Membership.carry`.
-        attempted: the step whose commit was called last.
+        step: the one at hand; ``attempted``: whose commit was called last.
         rank: the view rank of this process; ``reporter`` what the run was told of its data.
         rehearsing: the step at hand is computed for practice, and forgotten; ``rehearsed``: its data, and how many samples a step has.
         committed: the step at hand is committed.
@@ -44,6 +44,7 @@ class Loop:
     rank_machine: RankMachine
     feeds: Feeds
     attempt: Callable[[], Any]
+    step: Step | None = None
     attempted: Step | None = None
     rank: int = 0
     reporter: DataReporter = field(default_factory=DataReporter)

@@ -164,7 +164,7 @@ class TrainStep:
 
             def added() -> list[Work]:
                 """What this rank has added up is in its caches now."""
-                return [side.start(torch.cat([row, split.take(gradients.mean_flats, self.contributions.rank)]))]
+                return [side.start(torch.cat([row, split.take(gradients.mean.flats, self.contributions.rank)]))]
 
             with gradients.summed() as (sums, mean, early):
                 if early is None:
@@ -210,7 +210,7 @@ class TrainStep:
         weights = agreed(given)
         divided_by = divisor(weights)
         if divided_by not in (0.0, 1.0):
-            self.gradients.divide(divided_by)
+            self.gradients.mean.divide(divided_by)
             self.layout.keep_norms(())
         doubt, norm_limit = (None, math.inf) if disputed else self.verify.judge(checks, losses, weights)
         self._reduced = ReductionOutcome(said.offers, mean_of(losses, weights), doubt, norm_limit, disputed, weights)
@@ -266,7 +266,7 @@ class TrainStep:
         self.state.free()
         self._recorder.measured(self._stopwatch.take_us())
         with self.layout.stepping() as gradients:
-            scaler = update.scaler if self.gradients.mean_present else None  # without any gradient one raises
+            scaler = update.scaler if self.gradients.mean.present else None  # without any gradient one raises
             if scaler is not None:
                 scaler.unscale_(update.optimizer)
             clip(gradients, self.vote.factor if self.vote.spread else self.layout.clip_factor())
@@ -329,10 +329,10 @@ class TrainStep:
         if here != self.duties.at or receiver:
             self.reset()
         self.duties.at = here
-        self.gradients.settle()
+        self.gradients.buffers.restore()
         self.verify.join(view, here, receiver)
         idle = view.idle if self.layout.spares_newcomers else ()
-        self.contributions.assign(self.layout.counts(self.gradients.held), idle, begun=begun)
+        self.contributions.assign(self.layout.counts(self.gradients.sums.held), idle, begun=begun)
         self.verify.recheck.join(view.generation, rank, here, receiver, view.ranges, whole=self.duties.shares is self.duties.whole)
 
     def promise(self, group: Group, shards: Collection[int]) -> None:

@@ -35,14 +35,30 @@ OF_MODULES = frozenset(vars(nn.Module()))
 LIBRARIES = ("site-packages", "dist-packages", "<")
 
 
-def kept_by(train: Any) -> tuple[KeptValue, ...]:
-    """What the script of the train function keeps at this moment. Called within one of its calls."""
-    code = getattr(train, "__code__", None)
-    if not isinstance(code, CodeType):
-        return ()
-    census = _Census(os.path.dirname(code.co_filename))
-    census.look()
-    return tuple(census.found)
+class KeptValues:
+    """What a script keeps at one moment of its trial.
+
+    Args:
+        at: when this (step, shard) begins; a shard of -1: the first of the step. None: at no moment.
+
+    Attributes:
+        train: the train function, once the script is loaded.
+        found: what it keeps.
+    """
+
+    def __init__(self, at: tuple[int, int] | None) -> None:
+        self._at = at
+        self.train: Any = None
+        self.found: tuple[KeptValue, ...] = ()
+
+    def look(self, step: int, shard: int) -> None:
+        """This shard begins. Called within one of the train function's calls."""
+        code = getattr(self.train, "__code__", None)
+        wanted = self._at is not None and self._at[0] == step and self._at[1] in (shard, -1)
+        if wanted and not self.found and isinstance(code, CodeType):
+            census = _Census(os.path.dirname(code.co_filename))
+            census.look()
+            self.found = tuple(census.found)
 
 
 class _Census:

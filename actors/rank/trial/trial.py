@@ -8,7 +8,7 @@ import math
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, SupportsFloat
 
@@ -27,7 +27,7 @@ from actors.rank.step.layout import LayoutInputs, StateLayout
 from actors.rank.step.step import Step
 from actors.rank.step.train_step import TrainStep
 from actors.rank.telemetry.recorder import Recorder
-from actors.rank.trial.carried import kept_by
+from actors.rank.trial.carried import KeptValues
 from actors.rank.trial.recording import Book
 from actors.rank.trial.surroundings import Surroundings
 from fleet.errors import ConfigError, LoopError, RunOver
@@ -44,7 +44,6 @@ from fleet.ledger.sameness import (
     UPDATED,
     WRITTEN,
     Call,
-    KeptValue,
     Trial,
     TrialRequest,
 )
@@ -60,9 +59,9 @@ STEPS, TIMED_STEPS, LATE_BY = 2, 6, 1
 class TrialLayout(StateLayout):
     """Marks what each shard has left, and what a step has."""
 
-    def __init__(self, given: LayoutInputs, book: Book, on_shard: Callable[[int], object]) -> None:
+    def __init__(self, given: LayoutInputs, book: Book, kept: KeptValues) -> None:
         super().__init__(given)
-        self.book, self._on_shard = book, on_shard
+        self.book, self._kept = book, kept
         modules = given.state.modules
         self._named = {f"{root}.{name}": one for root, module in modules.items() for name, one in module.named_parameters()}
         for name, tensor in [*self._named.items(), *self._buffers()]:
@@ -75,7 +74,7 @@ class TrialLayout(StateLayout):
 
     def begin_shard(self, shard: int) -> None:
         """See :class:`StateLayout`, here and below."""
-        self._on_shard(shard)
+        self._kept.look(self.book.step, shard)
         self._versions = {} if self.book.timed else {name: one._version for name, one in self._named.items()}
 
     def end_shard(self, shard: int, loss: float) -> None:
@@ -133,6 +132,7 @@ class TrialPlan:
     """What a trial run is to do.
 
     Attributes:
+        asked: what is otherwise than in a run.
         steps: how many; the loop ends behind them.
         before: called ahead of each step, with its number; what it returns ends the loop where that is False.
         after: called behind each step, with its seconds and the batch size that it asked for.
@@ -141,6 +141,7 @@ class TrialPlan:
         ends: where the state lies when the first step was taken, with which the trial ends; None: nowhere.
     """
 
+    asked: TrialRequest = field(default_factory=TrialRequest)
     steps: int = STEPS
     before: Callable[[int], bool] = lambda number: True
     after: Callable[[float, int], None] = lambda seconds, batch_size: None
@@ -152,26 +153,23 @@ class TrialPlan:
 class Trying(Run):
     """A run of one rank that nobody else knows of. What is for all ranks together is done here, and nothing is saved or evaluated."""
 
-    def __init__(self, settings: RunSettings, folder: Path, asked: TrialRequest, book: Book, plan: TrialPlan) -> None:
+    def __init__(self, settings: RunSettings, folder: Path, book: Book, plan: TrialPlan) -> None:
+        self._book, self._plan = book, plan
         recorder = Recorder(folder / "ring", now_us())
-        rank = 1 if RANK in asked.varied else 0
-        client = Client(rank, "trial", "trial", str(folder / "nobody"), "nowhere:1", recorder)
+        client = Client(self.rank, "trial", "trial", str(folder / "nobody"), "nowhere:1", recorder)
         super().__init__(client, recorder, _NoParts(), settings, "127.0.0.1", Home(folder, is_twin=True, work=folder))
-        self._asked, self._book, self._plan, self._rank = asked, book, plan, rank
         self._loop.attempt = self._attempt
         self._loop.rank = 1  # it has no run to tell of its data
-        self._taken = 0
-        self.train: Train | None = None
-        self.kept: tuple[KeptValue, ...] = ()
+        self.kept, self._taken = KeptValues(plan.asked.at), 0
 
     def steps(self, state: TrackedState, *, total: int, clip_norm: float | None = None, flops: float = 0.0) -> Iterator[Step]:
         """See :class:`Run`. Code behind the loop does not run."""
         self._loop.total, self._loop.flops = total, FlopCount(1.0)
-        make = functools.partial(TrialLayout, book=self._book, on_shard=self._look)
-        train = self._train_step = TrainStep(state, self._settings, self._recorder, clip_norm, layout=make)
+        make = functools.partial(TrialLayout, book=self._book, kept=self.kept)
+        train = self._train_step = TrainStep(state, self._settings, self._loop.recorder, clip_norm, layout=make)
         view = View(1, (Member(0, 0),), ((0, self.shards),), 0, (), StateId(0, 0), "")
         train.join(Group(1, 0, 1, train.device), view, 0, StateId(0, 0), False)
-        if ORDER in self._asked.varied:
+        if ORDER in self._plan.asked.varied:
             train.duties.mine = train.duties.mine[::-1]
         for number in range(self._found(state), min(total, self._plan.steps)):
             if not self._plan.before(number):
@@ -192,16 +190,10 @@ class Trying(Run):
         self._taken = LATE_BY
         return LATE_BY
 
-    def _look(self, shard: int) -> None:
-        """What the script keeps, at the moment that is asked for."""
-        wanted = self._asked.at
-        if not self.kept and wanted is not None and wanted[0] == self._book.step and wanted[1] in (shard, -1):
-            self.kept = kept_by(self.train)
-
     def _one_step(self, train: TrainStep, number: int) -> Iterator[Step]:
         book = self._book
         book.step, book.shard = number, -1
-        step = self._step = TrialStep(self._loop, train, number)
+        step = self._loop.step = TrialStep(self._loop, train, number)
         step.book, step.share = book, self._plan.share
         begun_s = time.perf_counter()
         yield step
@@ -230,12 +222,12 @@ class Trying(Run):
     @property
     def rank(self) -> int:
         """See :class:`Run`."""
-        return self._rank
+        return int(RANK in self._plan.asked.varied)
 
     @property
     def is_main(self) -> bool:
         """See :class:`Run`."""
-        return self._rank == 0
+        return self.rank == 0
 
     @property
     def steps_taken(self) -> int:
@@ -270,7 +262,7 @@ class _NoParts:
 
 
 Attempted = Callable[[TrialRequest, Path | None, Path | None], Trial]
-"""One process of a trial: what is asked, and two files, see ``Plan.begins`` and ``Plan.ends``."""
+"""One process of a trial: what is asked, and two files, see :class:`TrialPlan`."""
 
 
 def tried(attempted: Attempted, asked: TrialRequest) -> Trial:
@@ -295,13 +287,13 @@ def attempt(
     """
     book, calls, error, step_s = Book(asked.inside, asked.timed), list[Call](), "", list[float]()
     steps = TIMED_STEPS if asked.timed else STEPS
-    plan = TrialPlan(steps, after=lambda seconds, size: step_s.append(seconds), begins=begins, ends=ends)
+    plan = TrialPlan(asked, steps, after=lambda seconds, size: step_s.append(seconds), begins=begins, ends=ends)
     around = Surroundings(asked, book, calls)
     with tempfile.TemporaryDirectory(prefix="fleet-trial-") as folder, around():
         settle(settings)
-        run = Trying(settings, Path(folder), asked, book, plan)
+        run = Trying(settings, Path(folder), book, plan)
         with within(run):
-            train = run.train = load()
+            train = run.kept.train = load()
             around.adopt(getattr(train, "__globals__", {}))
             try:
                 play(run, train)
@@ -309,7 +301,7 @@ def attempt(
                 error = str(mistake)
         threads = torch.get_num_threads()
     timed = {name: seconds / max(1, len(step_s)) for name, seconds in book.seconds.items()}
-    return Trial(tuple(book.marks), tuple(calls), error, tuple(step_s[1:]), timed, threads, around.set_threads, run.kept)
+    return Trial(tuple(book.marks), tuple(calls), error, tuple(step_s[1:]), timed, threads, around.set_threads, run.kept.found)
 
 
 def settle(settings: RunSettings) -> None:

@@ -34,7 +34,8 @@ class SumCheck:
     def __init__(self, group: Group, reducer: Reducer, checked: Sequence[int], number: int, partials: Sequence[Flats], out: Flats) -> None:
         self._group, self._reducer, self._checked = group, reducer, checked
         self._partials, self._out = partials, out
-        self._slices = [_slice(chunk, number // reducer.buckets(out)) for chunk in reducer.chunks(out, number)]
+        buckets = reducer.stretches(out)
+        self._slices = [_slice(chunk, number // len(buckets)) for chunk in buckets[number % len(buckets)]]
 
     def differs(self) -> int | None:
         """The view rank whose sum is in dispute, the same on all ranks; None when all are right. Raises GroupBroken."""

@@ -1,7 +1,7 @@
 """An optimizer of which each rank keeps a few chunks: it steps stretches of the parameters, in place, and has state for these alone.
 
 Element-wise optimizers give each element the same bits in a stretch as in the whole, as long as stretches begin where vector registers do
-(``actors.rank.step.gradients.ALIGNMENT``). Others are refused by name.
+(``actors.rank.step.flats.ALIGNMENT``). Others are refused by name.
 """
 
 from __future__ import annotations

@@ -40,7 +40,7 @@ class KeptChunks:
 
     def __init__(self, given: LayoutInputs, gradients: GradientBuffers, chunks: ChunkedOptimizer) -> None:
         self._given, self._gradients, self.chunks = given, gradients, chunks
-        chunks.stepped = lambda: gradients.stepped
+        chunks.stepped = lambda: gradients.trained.stepped
         given.state.replace(given.update.optimizer, chunks)
         self.complete = True
         self._sums: GradientSet | None = None
@@ -51,11 +51,8 @@ class KeptChunks:
 
     def claim(self, node: int) -> Claim:
         """What this rank holds."""
-        at, vote = self._given.duties.at, self._given.vote
-        if at is None:
-            return Claim(None, node=node)
-        chunks = self.chunks.chunks + (() if vote.keeps else self.chunks.beside)  # whoever steps, steps the first ones alone
-        return Claim(at, vote.keeps, vote.factor, self.complete, node, chunks)
+        chunks = self.chunks
+        return self._given.vote.claim(self._given.duties.at, chunks.chunks, chunks.beside, complete=self.complete, node=node)
 
     def begin(self, state: StateId) -> None:
         """All of ``state`` was loaded or built here."""
@@ -101,7 +98,7 @@ class KeptChunks:
 
     def word(self, group: Group) -> OwnWord:
         """The sums of this rank's chunks are here: whether they are finite, and how large they are."""
-        flats, extents = self._gradients.mean_flats, self.chunks.extents
+        flats, extents = self._gradients.mean.flats, self.chunks.extents
         mine = [flat[slice(*bounds(extent, (group.size, group.rank)))] for flat, extent in zip(flats, extents, strict=True)]
         rest = [flat[extent:] for flat, extent in zip(flats, extents, strict=True)]
         finite, self._norms = all_finite([*mine, *rest]), self._split(group.size)
@@ -112,7 +109,7 @@ class KeptChunks:
         update = self._given.update
         if update.clip_norm is None:
             return 1.0
-        if self._given.settings.shards == 1 and not self._gradients.leaving:
+        if self._given.settings.shards == 1 and not self._gradients.layout.leaving:
             return plain_factor([gradient * update.unscaling for gradient in gradients_there(self._gradients)], update.clip_norm)
         return clip_factor(self._norms.in_order(rows), update.clip_norm)
 
@@ -126,7 +123,7 @@ class KeptChunks:
     def stepping(self, *, complete: bool) -> Iterator[list[torch.Tensor]]:
         """The chunks that are here are stepped meanwhile. ``complete``: all ranks have the parameters that they need then."""
         gradients, skipped = self._gradients, math.isnan(self._given.vote.factor)
-        yield self.chunks.point(gradients.mean_flats, gradients.mean_present, skipped=skipped)
+        yield self.chunks.point(gradients.mean.flats, gradients.mean.present, skipped=skipped)
         self.complete = complete
         self.chunks.forget_gradients()
         for parameter in gradients.parameters:

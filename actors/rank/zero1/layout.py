@@ -94,7 +94,7 @@ def sharded(layout: StateLayout) -> ShardedReducer:
     """Its reducer, which sums all that does not leave a rank in the backward."""
     reducer, gradients = layout.reducer, layout.gradients
     assert isinstance(reducer, ShardedReducer)
-    reducer.extents = [0 if flat in gradients.leaving else extent for flat, extent in enumerate(gradients.extents)]
+    reducer.extents = [0 if flat in gradients.layout.leaving else extent for flat, extent in enumerate(gradients.layout.extents)]
     return reducer
 
 
@@ -110,7 +110,7 @@ class Zero1Layout(StateLayout):
         check_tracked(given.state, given.settings.threads_per_rank)
         super().__init__(given)
         gradients, self._sharded = self.gradients, sharded(self)
-        chunks = ChunkedOptimizer(given.update.optimizer, gradients.parameters, gradients.places, gradients.extents)
+        chunks = ChunkedOptimizer(given.update.optimizer, gradients.parameters, gradients.layout.places, gradients.layout.extents)
         self.kept = KeptChunks(given, gradients, chunks)
         self._routes: Routes = []
 
@@ -160,11 +160,11 @@ class Zero1Layout(StateLayout):
 
     def gather(self, group: Group, routes: Routes) -> None:
         """Give the stretches of the parameters that others need from here, and take those that this rank needs."""
-        staging = self.gradients.take()
+        staging = self.gradients.sums.take()
         try:
             self._exchange(group, routes, staging.flats)
         finally:
-            self.gradients.give_back(staging)
+            self.gradients.sums.put_back(staging)
 
     def _exchange(self, group: Group, routes: Routes, staging: Sequence[torch.Tensor]) -> None:
         me = group.rank

@@ -1,0 +1,128 @@
+"""Buffers of modules that a forward changes, such as BatchNorm's statistics: their committed values, and what a step makes of them.
+
+They start each shard from their committed value. What each shard changed is summed with the gradients, in the same order, and its mean is
+added to the committed value; so such models train bit-identically, too. With one shard there is no mean: a buffer is what the forward has
+left, since a difference that is added again may round.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+from actors.rank.step.flats import collect
+from fleet.errors import ConfigError
+
+AVERAGED_BUFFER_LIMIT = 1 << 16
+"""Elements; floating-point buffers up to this size are averaged over shards. Larger ones (masks, tables) have to stay constant."""
+
+
+@dataclass
+class _Buffer:
+    """One buffer of a module; looked up anew each time, as a forward may replace it."""
+
+    name: str
+    module: nn.Module
+    key: str
+
+    @property
+    def tensor(self) -> torch.Tensor:
+        found = self.module._buffers[self.key]
+        assert found is not None
+        return found
+
+
+def _named_buffers(modules: Mapping[str, nn.Module]) -> Iterator[_Buffer]:
+    seen: set[int] = set()
+    for root, module in modules.items():
+        for path, child in module.named_modules():
+            for key, tensor in child._buffers.items():
+                if tensor is not None and id(tensor) not in seen:
+                    seen.add(id(tensor))
+                    yield _Buffer(".".join(filter(None, (root, path, key))), child, key)
+
+
+class ModuleBuffers:
+    """Those of ``modules``, by name, in a run with so many ``shards``.
+
+    For each step: :meth:`begin_step`, then :meth:`restore` ahead of each shard and :meth:`collect` behind it, then :meth:`commit`.
+    """
+
+    def __init__(self, modules: Mapping[str, nn.Module], shards: int) -> None:
+        self._modules, self._shards = modules, shards
+        self._committed: list[torch.Tensor] = []  # of those that a forward changes; none between steps
+        self.find()
+
+    def find(self) -> None:
+        """See which there are."""
+        found = list(_named_buffers(self._modules))
+        floating = [buffer for buffer in found if buffer.tensor.is_floating_point()]
+        # Batch norm's kernels change its statistics without counting up their version, so no check would see it: always averaged.
+        averaged = [isinstance(b.module, nn.modules.batchnorm._NormBase) or b.tensor.numel() <= AVERAGED_BUFFER_LIMIT for b in floating]
+        self._averaged = [buffer for buffer, yes in zip(floating, averaged, strict=True) if yes]
+        self._constant = [buffer for buffer, yes in zip(floating, averaged, strict=True) if not yes]
+        self._counted = [buffer for buffer in found if not buffer.tensor.is_floating_point()]
+
+    @property
+    def averaged(self) -> list[torch.Tensor]:
+        """Those whose changes are averaged over shards."""
+        return [buffer.tensor for buffer in self._averaged]
+
+    @property
+    def constant(self) -> bool:
+        """True when no forward changes any, as far as is known: then the state is as committed between commits."""
+        return not self._averaged and not self._counted
+
+    def begin_step(self) -> None:
+        """They hold their committed values."""
+        self._versions = [(id(buffer.tensor), buffer.tensor._version) for buffer in self._constant]
+        self._first_count: list[torch.Tensor] = []  # what the first shard has left of integer ones
+        self._left: list[torch.Tensor] | None = None  # what the only shard has left of the others
+        self._committed = [buffer.tensor.clone() for buffer in (*self._averaged, *self._counted)]
+
+    def as_committed(self) -> list[tuple[torch.Tensor, torch.Tensor]]:
+        """Within a step, the buffers that a forward changes, and what each was when the step began. From any thread."""
+        committed = self._committed
+        return list(zip([buffer.tensor for buffer in (*self._averaged, *self._counted)], committed, strict=True)) if committed else []
+
+    def restore(self) -> None:
+        """They are as committed, if a step has begun."""
+        with torch.no_grad():
+            for tensor, value in self.as_committed():
+                tensor.copy_(value)
+
+    def check(self) -> None:
+        """Raises ConfigError: a forward has changed one that is too large."""
+        for buffer, version in zip(self._constant, self._versions, strict=True):
+            if (id(buffer.tensor), buffer.tensor._version) != version:
+                reason = f"the forward changed this buffer; only those of up to {AVERAGED_BUFFER_LIMIT} elements are averaged over shards"
+                raise ConfigError("model", buffer.name, reason, "Make it a parameter, or keep it out of the forward.")
+
+    @torch.no_grad()
+    def collect(self, into: Sequence[torch.Tensor], add: bool, weight: float) -> None:
+        """What a shard's forward has changed, times ``weight``, is copied or added to its places."""
+        # An equal value counts as no change also where subtracting would not give zero: infinities in a mask.
+        pairs = zip(self.averaged, self._committed[: len(self._averaged)], strict=True)
+        changes: list[torch.Tensor | None] = [torch.where(now == was, torch.zeros_like(was), now - was) for now, was in pairs]
+        if weight != 1.0:  # a shard without weight counts nothing, also where its forward has left no numbers
+            changes = [change * weight if change is not None and weight else None for change in changes]
+        collect(changes, into, add)
+        if not self._first_count:
+            self._first_count = [buffer.tensor.clone() for buffer in self._counted]
+        if self._shards == 1 and weight:
+            self._left = [tensor.clone() for tensor in self.averaged]
+
+    @torch.no_grad()
+    def commit(self, changes: Sequence[torch.Tensor]) -> None:
+        """Give them their new value: as committed, plus the mean of the shards' ``changes``. One shard's, and integer ones: as after it."""
+        for tensor, value in zip(self.averaged, changes if self._left is None else self._left, strict=True):
+            tensor.add_(value) if self._left is None else tensor.copy_(value)
+        for buffer, value in zip(self._counted, self._first_count, strict=True):
+            buffer.tensor.copy_(value)
+
+    def end_step(self) -> None:
+        """What they hold are their committed values from now on."""
+        self._committed = []

@@ -1,0 +1,96 @@
+"""Which parameters of the tracked modules train: a loop may freeze and thaw them between steps."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Collection, Mapping
+
+from torch import nn
+
+from actors.rank.step.flats import ALL
+from fleet.errors import ConfigError
+
+PLACED, NEVER = 2, 4
+"""Of a parameter's mark; see :meth:`TrainedParameters.marks`."""
+
+
+class TrainedParameters:
+    """Those of ``modules``, by name, that have required a gradient once.
+
+    Args:
+        fixed: why no other parameter than these and ``known`` ones may require a gradient later; empty where one may.
+        known: by ``id``, parameters that are taken, too, though they require no gradient now.
+
+    Attributes:
+        parameters: in order. Another list once there are others.
+        stepped: those that have had a gradient in a step, as bits; all before the first step.
+    """
+
+    def __init__(self, modules: Mapping[str, nn.Module], fixed: str, known: Collection[int]) -> None:
+        self._modules, self._fixed, self._placed, self.stepped = modules, fixed, set(known), ALL
+        self._find()
+        self._first = self._marks()
+
+    def _find(self) -> None:
+        named = {f"{root}.{name}": p for root, module in self._modules.items() for name, p in module.named_parameters()}
+        for name, parameter in named.items():
+            if nn.parameter.is_lazy(parameter):
+                raise ConfigError("model", name, "this parameter has no shape yet", "Run the model once before it is tracked.")
+        unique = {id(parameter): parameter for parameter in named.values()}
+        self._names = {id(parameter): name for name, parameter in reversed(named.items())}
+        self._all = list(unique.values())
+        self._flags = [parameter.requires_grad for parameter in self._all]
+        self._placed |= {id(parameter) for parameter in self._all if parameter.requires_grad}
+        self.parameters = [parameter for parameter in self._all if id(parameter) in self._placed]
+
+    @property
+    def checksum(self) -> int:
+        """Names them, so that two ranks can compare theirs: a loop body may change that."""
+        return zlib.crc32(bytes(id(parameter) in self._placed for parameter in self._all))
+
+    def look(self) -> bool:
+        """Whether the loop body has frozen parameters, or thawed them. Raises ConfigError: one may not train."""
+        flags = [parameter.requires_grad for parameter in self._all]
+        if flags == self._flags:
+            return False
+        new = [one for one in self._all if one.requires_grad and id(one) not in self._placed]
+        if new and self._fixed:
+            way_out = 'Let it require a gradient at run.track, and freeze it right behind that; or set optimizer_sharding = "none".'
+            raise ConfigError("requires_grad", self._names[id(new[0])], self._fixed, way_out)
+        if new:
+            self._find()
+        self._flags = flags
+        return True
+
+    def marks(self) -> str | None:
+        """By parameter, whether it requires a gradient, whether it has done so once, and whether it alone had none in any step yet: for
+        :meth:`mark`. None while all are as at first."""
+        marks = self._marks()
+        return None if marks == self._first else marks
+
+    def _marks(self) -> str:
+        numbers = {id(one): number for number, one in enumerate(self.parameters)}
+        never = [id(one) in numbers and not self.stepped >> numbers[id(one)] & 1 for one in self._all]
+        found = zip(self._all, never, strict=True)
+        return "".join(str(one.requires_grad + PLACED * (id(one) in self._placed) + NEVER * no) for one, no in found)
+
+    def mark(self, marks: str | None) -> bool:
+        """Another rank's parameters, or those of a checkpoint, were so. Whether here they were not. Raises ConfigError: another model."""
+        marks = self._first if marks is None else marks
+        if marks == self._marks():
+            return False
+        if len(marks) != len(self._all):
+            raise ConfigError(
+                "model", f"{len(self._all)} parameters", f"the state to load is of {len(marks)}", "Load one of the same model."
+            )
+        found = [(one, int(mark)) for one, mark in zip(self._all, marks, strict=True)]
+        for one, mark in found:
+            one.requires_grad_(bool(mark & 1))
+        before, self._placed = self._placed, {id(one) for one, mark in found if mark & PLACED}
+        if self._placed == before:
+            self._flags = [one.requires_grad for one, _ in found]
+        else:
+            self._find()
+        never = {id(one) for one, mark in found if mark & NEVER}
+        self.stepped = ALL & ~sum(1 << number for number, one in enumerate(self.parameters) if id(one) in never)
+        return True
