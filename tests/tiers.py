@@ -110,6 +110,9 @@ NIGHTLY: dict[str, dict[str, str]] = {
         "tests/fault/test_ray_runs.py::test_every_panel_of_every_dashboard_has_an_answer_while_chaos_strikes":
             "a Prometheus for a minute; tests/contract/test_boards.py has the panels with each change",
         "tests/fault/test_shield.py::test_what_hangs_and_is_not_killed_by_others": "it waits for time-outs",
+        "tests/unit/test_determinism.py::test_what_is_another_in_each_process_is_found_by_processes":
+            "four processes of a script; each change has those of the command",
+        "tests/unit/test_determinism.py::test_an_example_is_clean[digits]": "a second example; each change has a smaller one",
         "tests/unit/test_determinism.py::test_a_clean_script_ends_with_0": "four processes of a script; each change has what it finds",
         "tests/unit/test_replay.py::test_a_run_is_the_same_in_every_process": "a tool for refactorings, of which each change has one test",
         "tests/unit/test_replay.py::test_what_was_renamed_on_purpose_is_no_difference": "of the same tool",

@@ -37,7 +37,7 @@ from tests.simulation import plans
 from tests.simulation.runs import Placement, simulate, simulate_seed
 
 Patch = pytest.MonkeyPatch
-MOST, DIRECTED = 600, 60
+MOST, DIRECTED = 600, 20
 
 
 def everywhere(patch: Patch, right: Any, wrong: Any) -> None:
