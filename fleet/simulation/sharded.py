@@ -179,5 +179,5 @@ class SimZero1Layout(SimLayout):
     def _gathered(self, group: SimGroup, chunks: Sequence[Chunk], value: int) -> Steps:
         """All parameters. Each gives those of ``chunks``."""
         received: dict[Member, Any] = yield group.exchange(self.rank.member, "parameters", (chunks, value))
-        told = [received[member] for member in group.view.members]
-        return assembled([one[0] for one in told], [one[1] for one in told], (WHOLE,), group.view.rank_of(self.rank.member))
+        shares = [received[member] for member in group.view.members]
+        return assembled([one[0] for one in shares], [one[1] for one in shares], (WHOLE,), group.view.rank_of(self.rank.member))

@@ -27,6 +27,8 @@ from fleet.app.cli.main import app
 from fleet.data import Fixed, Images, JsonLines, Parquet, Place, Tokens, Whole
 from fleet.errors import ConfigError
 from fleet.ledger.lineage import DataHistory
+from fleet.machine.figures import ShardFigures
+from fleet.machine.state import Trained
 from fleet.machine.table import TABLE
 from fleet.protocol import records as r
 from fleet.protocol.facts import DataFiles, DataRead
@@ -86,7 +88,7 @@ class Kept:
 
     def __init__(self) -> None:
         self.records: list[Any] = [r.RunStarted(r.VERSION, "story", 0.0, 1.7e9, 2, 0, SHARDS, json.dumps({"settings": {"seed": SEED}}))]
-        self.machine: Any = SimpleNamespace(data=None, files={}, current=lambda member: True, write=self.records.append)
+        self.machine: Any = SimpleNamespace(trained=Trained(ShardFigures(SHARDS)), current=lambda member: True, write=self.records.append)
 
     def say(self, event: Any) -> None:
         TABLE[type(event)].do(self.machine, event, 1.0)
