@@ -37,6 +37,7 @@ from actors.fork_client import LENGTH
 from fleet.host import processes
 from fleet.host.lines import user_of
 from fleet.host.linux import die_with_parent
+from fleet.host.whole_files import write_whole
 from fleet.host.wire import checked
 
 log = logging.getLogger("fleet.fork_server")
@@ -62,7 +63,7 @@ def exit_status(folder: Path, pid: int) -> int | None:
 
     None while that is not known.
     """
-    with contextlib.suppress(FileNotFoundError, ValueError):
+    with contextlib.suppress(FileNotFoundError):
         return int(_exit_path(folder, pid).read_text())
     return None
 
@@ -86,10 +87,8 @@ def _call() -> str:
 
 
 def write_call(folder: Path) -> None:
-    """How the client is called on this node, for :func:`runtime_env`. It is there whole or not at all."""
-    draft = folder / f"{CALL_FILE}.{os.getpid()}"
-    draft.write_text(_call())
-    draft.replace(folder / CALL_FILE)
+    """How the client is called on this node, for :func:`runtime_env`."""
+    write_whole(folder / CALL_FILE, _call())
 
 
 class ForkServer:
@@ -245,7 +244,7 @@ class _Server:
             _, status = os.waitpid(pid, 0)
             if self._folder is not None:
                 with contextlib.suppress(OSError):  # the run is over, and its folder gone
-                    _exit_path(self._folder, pid).write_text(str(os.waitstatus_to_exitcode(status)))
+                    write_whole(_exit_path(self._folder, pid), str(os.waitstatus_to_exitcode(status)))
             self._ready.unregister(pidfd)
             os.close(pidfd)
             if stream.fileno() >= 0:

@@ -29,6 +29,7 @@ from fleet.host.linux import die_with_parent
 from fleet.host.ports import free_port
 from fleet.host.rank_logs import FOLDER
 from fleet.host.scheduling import be_prompt
+from fleet.host.whole_files import write_whole
 from fleet.machine.core import FleetMachine
 from fleet.machine.state import Phase
 from fleet.protocol.decisions import Decision
@@ -183,7 +184,7 @@ class CoordinatorHost:
             host = self._spec.host
             port = await self._coordinator.start(host, _port_before(self._address_file) or free_port(host))
             self._address = f"{host}:{port}"
-            self._address_file.write_text(self._address)
+            write_whole(self._address_file, self._address)
 
     async def _mirror_forever(self) -> None:
         while self._copy is not None:
@@ -339,9 +340,7 @@ class AgentHost:
         """Speak, and have this node's ranks speak, to those who can prove ``run_secret``; see :meth:`CoordinatorHost.begin`, which gives
         the address of the ``coordinator``."""
         secret.hold(run_secret)
-        draft = self._folder / f"{COORDINATOR_FILE}.{os.getpid()}"  # agents of one host share the folder
-        draft.write_text(coordinator)
-        draft.replace(self._folder / COORDINATOR_FILE)
+        write_whole(self._folder / COORDINATOR_FILE, coordinator)  # agents of one host share the folder
         secret.keep(self._folder, run_secret)
         if not self._begun.is_set():
             self._agent = self._make(coordinator)

@@ -26,6 +26,7 @@ from fleet.app.plans import RunPlan, store_url
 from fleet.app.recipes import LiveRun
 from fleet.app.stopping import stopped_by_signals
 from fleet.errors import ConfigError, FleetError
+from fleet.host.whole_files import write_whole
 
 log = logging.getLogger("fleet.app.in_cluster")
 
@@ -47,9 +48,7 @@ def main() -> None:
         log.exception("the run could not be driven")
         outcome = {"status": "failed", "reason": f"{type(error).__name__}: {' '.join(str(error).split())[:300]}", "detail": ""}
     home.mkdir(parents=True, exist_ok=True)  # of a run that was refused nothing is left, but for this
-    draft = home / f"{OUTCOME}.draft"
-    draft.write_text(json.dumps(outcome))
-    draft.replace(home / OUTCOME)
+    write_whole(home / OUTCOME, json.dumps(outcome))
 
 
 def _drive(address: str, folder: Path, resume: bool) -> dict[str, str]:

@@ -26,6 +26,7 @@ from fleet.app.cli.watch import PRIVATE, PerRank, read_token_path, serving, wait
 from fleet.app.cluster.cluster_room import ClusterRoom
 from fleet.errors import ConfigError, RunFailed
 from fleet.host.processes import calling
+from fleet.host.whole_files import write_whole
 from fleet.protocol.queueing import OTHERS, Rules
 from fleet.settings.per_rank import room
 from storage.backends.urls import redact
@@ -112,7 +113,7 @@ def serve() -> None:
         watch.server.queue = _submissions(stack, root, chosen)
         note = {"pid": os.getpid(), "url": watch.server.url, "host": settings["host"]}
         note["prometheus"] = _prometheus(stack, root, watch.server.url, settings)
-        note_path(root).write_text(json.dumps(note))
+        write_whole(note_path(root), json.dumps(note))
         stack.callback(note_path(root).unlink, missing_ok=True)
         wait_for_a_signal()
 

@@ -20,6 +20,7 @@ from typing import Any, Protocol
 from fleet.errors import ConfigError, RunFailed
 from fleet.host.clock import unix_time_s
 from fleet.host.proc import start_ticks, stat_fields
+from fleet.host.whole_files import write_whole
 from fleet.protocol.exit_codes import Exit
 from fleet.protocol.queueing import ONE_SLOT, SLOT, Asked, Decision, Node, Preempt, Running, Start
 
@@ -338,9 +339,7 @@ class RunQueue:
             (self.folder / f"{job.name}.json").unlink(missing_ok=True)
 
     def _put(self, job: Job) -> None:
-        path = self.folder / f"{job.name}.json"
-        path.with_suffix(".new").write_text(json.dumps(job.plain()) + "\n")
-        os.replace(path.with_suffix(".new"), path)
+        write_whole(self.folder / f"{job.name}.json", json.dumps(job.plain()) + "\n")
         self._jobs[job.name] = job
 
 
