@@ -109,7 +109,8 @@ def _try(end: Connection, script: Script, settings: RunSettings, asked: TrialReq
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Taken:
-    """One step: its seconds, the samples in the batch of all ranks, and the memory that the process had at most, and before its first step.
+    """One step: its seconds, the samples in the batch of all ranks, and the memory that the process had at most, and before its first step;
+    of the seconds, those of first passes (``step.gather``).
 
     On a GPU the memory is that of torch's tensors there.
     """
@@ -118,6 +119,7 @@ class Taken:
     batch_size: int
     peak_bytes: int
     before_bytes: int
+    looked_s: float
 
 
 class Stepping:
@@ -146,8 +148,8 @@ def _step_on_request(end: Connection, script: Script, settings: RunSettings, wor
         before[0] = before[0] or _peak_bytes()
         return bool(end.recv())
 
-    def taken(seconds: float, batch_size: int) -> None:
-        end.send(Taken(seconds, batch_size, _peak_bytes(), before[0]))
+    def taken(seconds: float, batch_size: int, looked_s: float) -> None:
+        end.send(Taken(seconds, batch_size, _peak_bytes(), before[0], looked_s))
 
     settle(settings)
     with tempfile.TemporaryDirectory(prefix="fleet-trial-") as folder:

@@ -42,6 +42,9 @@ class Tag(IntEnum):
     VERDICT = SIDE + 8
     """Whether each checker found another sum."""
 
+    GATHERED = SIDE + 9
+    """Representations of shards that the loss of other shards needs."""
+
     STATE = 1 << 25
     """The state that a donor gives: its plan, its chunks, their sums."""
 

@@ -17,6 +17,7 @@ class ShardPrice:
     Attributes:
         shards: of a step, of all ranks together; ``per_rank`` of each; ``samples`` in one.
         step_s: median seconds of a rank's part of a step; ``times`` as long as with the fewest shards.
+        first_pass_s: median seconds of it that compute representations for ``step.gather``, ahead of the loss.
         peak_bytes: memory of the process at most, ``step_bytes`` of it since its first step began.
     """
 
@@ -25,6 +26,7 @@ class ShardPrice:
     samples: int
     step_s: float
     times: float
+    first_pass_s: float
     peak_bytes: int
     step_bytes: int
 
@@ -34,14 +36,14 @@ def candidates(world: int, batch_size: int) -> list[int]:
     return [world * factor for factor in FACTORS if batch_size % (world * factor) == 0]
 
 
-def prices(world: int, batch_size: int, measured: Sequence[tuple[int, Sequence[float], int, int]]) -> list[ShardPrice]:
-    """Of each (shards, seconds of its steps, peak bytes, bytes before the first step), in order."""
-    medians = {shards: statistics.median(seconds) for shards, seconds, _, _ in measured}
+def prices(world: int, batch_size: int, measured: Sequence[tuple[int, Sequence[float], Sequence[float], int, int]]) -> list[ShardPrice]:
+    """Of each (shards, seconds of its steps, of their first passes, peak bytes, bytes before the first step), in order."""
+    medians = {shards: statistics.median(seconds) for shards, seconds, *_ in measured}
     least = medians[min(medians)] if medians else 0.0
     return [
         ShardPrice(
-            shards, shards // world, batch_size // shards, medians[shards], medians[shards] / least if least else 1.0, peak,
-            max(0, peak - before),
+            shards, shards // world, batch_size // shards, medians[shards], medians[shards] / least if least else 1.0,
+            statistics.median(first), peak, max(0, peak - before),
         )
-        for shards, _, peak, before in measured
+        for shards, _, first, peak, before in measured
     ]  # fmt: skip

@@ -26,8 +26,8 @@ def test_multiples_of_the_world_that_divide_the_batch(world: int, batch_size: in
 
 
 def test_a_price_is_a_median_and_told_against_the_fewest_shards() -> None:
-    rows = [(2, [1.0, 9.0, 2.0], 300, 100), (4, [3.0, 3.0, 30.0], 250, 260)]
-    assert prices(2, 16, rows) == [ShardPrice(2, 1, 8, 2.0, 1.0, 300, 200), ShardPrice(4, 2, 4, 3.0, 1.5, 250, 0)]
+    rows = [(2, [1.0, 9.0, 2.0], [0.5, 0.1, 0.2], 300, 100), (4, [3.0, 3.0, 30.0], [0.0] * 3, 250, 260)]
+    assert prices(2, 16, rows) == [ShardPrice(2, 1, 8, 2.0, 1.0, 0.2, 300, 200), ShardPrice(4, 2, 4, 3.0, 1.5, 0.0, 250, 0)]
 
 
 def test_the_command_measures_each_number_of_shards(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ from actors.rank.membership.process_group import Group, Work
 from actors.rank.step.gradients import GradientBuffers
 from actors.rank.step.logged import ShardLog
 from actors.rank.step.reduction import Reducer, SideChannel
+from actors.rank.step.representations import Representations
 from actors.rank.step.weights import ShardWeights
 from actors.rank.tags import Tag
 from actors.rank.telemetry.recorder import Recorder
@@ -27,6 +28,7 @@ class Contributions:
         losses: by shard, of those that this rank has computed and that count; ``weights`` are theirs, ``log`` what the loop has logged.
         group, view, rank: where it brings them.
         side: carries a few numbers beside the gradients.
+        gathered: representations of shards, for a loss over the whole batch.
     """
 
     view: View
@@ -35,17 +37,19 @@ class Contributions:
         self, settings: RunSettings, duties: Duties, weights: ShardWeights, gradients: GradientBuffers, reducer: Reducer, recorder: Recorder
     ) -> None:
         self.duties, self.weights, self.log = duties, weights, ShardLog(settings.world)
+        self.gathered = Representations(settings.shards)
         self._shards, self._gradients, self._reducer, self._recorder = settings.shards, gradients, reducer, recorder
         self.losses: dict[int, float] = {}
         self.group, self.rank = Group(0, 0, 1, gradients.parameters[0].device), 0
         self.side = SideChannel(self.group)
         self._sent: list[tuple[Work, torch.Tensor]] = []  # memory of what is on its way to the peers
-        self._promise: tuple[Group, Collection[int]] | None = None
+        self._promise: tuple[Group, Collection[int], Collection[int]] | None = None
 
     def rehearse(self) -> None:
         """Alone, for one shard."""
         self.group, self.rank = Group(0, 0, 1, self.group.device), 0
         self.duties.rehearse()
+        self.gathered.rehearse()
 
     def join(self, group: Group, view: View, rank: int) -> None:
         """From now on they are brought there: :meth:`assign` them."""
@@ -59,37 +63,42 @@ class Contributions:
 
         From the thread that joins while the loop computes. So whoever is done goes on with what was lost, and waits for nobody.
         """
-        self._promise = group, shards
-        self._send_held(group, group.peers, shards)
+        representations = self.gathered.held
+        self._promise = group, shards, representations
+        self._send_held(group, group.peers, shards, representations)
 
-    def _send_held(self, group: Group, peers: Sequence[int], shards: Collection[int]) -> None:
-        mask = torch.zeros(self._shards, dtype=torch.uint8, device="cpu")
-        mask[sorted(shards)] = 1
+    def _send_held(self, group: Group, peers: Sequence[int], shards: Collection[int], representations: Collection[int]) -> None:
+        mask = torch.zeros(2, self._shards, dtype=torch.uint8, device="cpu")
+        mask[0, sorted(shards)] = mask[1, sorted(representations)] = 1
         self._sent = [*self._sent[-1:], (group.start([(mask, peer) for peer in peers], [], Tag.HELD), mask)]
 
     def assign(self, held: Collection[int], idle: Collection[int], *, begun: bool) -> None:
         """In the view that is joined. ``held``: what this rank has that counts there; ``begun``: also of what others have. ``idle`` view
         ranks bring nothing. Raises GroupBroken."""
-        contributed = self._contributed_by_all(held, begun)
+        contributed = self._contributed_by_all(held, begun, idle)
         self._share(self.duties.join(self.view, self.rank, contributed, idle))
 
-    def _contributed_by_all(self, held: Collection[int], begun: bool) -> list[frozenset[int]]:
+    def _contributed_by_all(self, held: Collection[int], begun: bool, idle: Collection[int]) -> list[frozenset[int]]:
         """By view rank, what it has or has promised of the step at hand. Receivers of the state have nothing, and nobody waits for them."""
         group, receivers = self.group, self.view.receivers
         promise, self._promise = self._promise, None
+        representations: Collection[int] = self.gathered.held
         if promise is not None and promise[0] is group:
-            held = promise[1]
+            held, representations = promise[1:]
         else:
             asking = group.peers if begun else [peer for peer in group.peers if peer in receivers]
-            self._send_held(group, [] if self.rank in receivers else asking, held)
-        masks = torch.zeros(group.size, self._shards, dtype=torch.uint8, device="cpu")
+            self._send_held(group, [] if self.rank in receivers else asking, held, representations)
+        masks = torch.zeros(group.size, 2, self._shards, dtype=torch.uint8, device="cpu")
         givers = [peer for peer in group.peers if peer not in receivers] if begun else []
         group.start([], [(masks[peer], peer) for peer in givers], Tag.HELD).wait()
-        received = [frozenset(mask.nonzero().flatten().tolist()) for mask in masks]
-        return [frozenset(held) if rank == self.rank else shards for rank, shards in enumerate(received)]
+        received = [[frozenset(row.nonzero().flatten().tolist()) for row in mask] for mask in masks]
+        received[self.rank] = [frozenset(held), frozenset(representations)]
+        self.gathered.join([one[1] for one in received], idle)
+        return [one[0] for one in received]
 
     def assign_anew(self) -> None:
         """Nothing is computed of the step at hand: it is the next one, or is computed once more."""
+        self.gathered.begin_step()
         self._share(self.duties.begin_step())
 
     def _share(self, shares: Shares) -> None:
@@ -132,13 +141,23 @@ class Contributions:
         held = self._gradients.sums.held
         self.losses = {shard: loss for shard, loss in self.losses.items() if shard in held}
 
+    def gather(self) -> None:
+        """Representations of all shards are here behind it. Raises GroupBroken."""
+        self.gathered.exchange(self.group, self.duties.contributed)
+
+    def finish_gather(self) -> None:
+        """Ahead of the sum. Raises GroupBroken."""
+        self.gathered.finish(self.group, self.duties.contributed)
+
     def forget(self) -> None:
         """Nothing of the present attempt remains."""
         self.losses = {}
+        self.gathered.forget()
         self.weights.forget()
         self.log.forget()
 
     def take(self) -> None:
         """The step is taken."""
         self.losses = {}
+        self.gathered.begin_step()
         self.log.take(self.weights.taken())

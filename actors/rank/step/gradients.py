@@ -143,6 +143,11 @@ class GradientBuffers:
         self._in_shard = self._watched
         self.habits.begin()
 
+    def begin_look(self) -> None:
+        """Buffers are as committed, and nothing that follows is a shard's. Call it right before a forward that makes no gradients."""
+        self._leave_ahead("this rank computes one more shard")
+        self.buffers.restore()
+
     def overlap(self, reducer: Reducer, shard: int) -> None:
         """``shard``, which begins, is this rank's last of the step: the exchange goes on beside its backward, if that can be.
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, SupportsFloat
 
@@ -13,12 +14,13 @@ from actors.rank.data.feeds import Feed, Feeds
 from actors.rank.data.reporting import DataReporter
 from actors.rank.data.sampling import seed_shard, seed_step
 from actors.rank.membership.client import Client
+from actors.rank.membership.process_group import GroupBroken
 from actors.rank.step.flops import FlopCount
 from actors.rank.step.train_step import TrainStep
 from actors.rank.telemetry.recorder import Recorder
 from fleet.errors import LoopError
 from fleet.protocol.rank_machine import RankMachine
-from fleet.protocol.records import COMPUTE, DATA, PROGRAM, TOKENS, VERIFY
+from fleet.protocol.records import COMM, COMPUTE, DATA, PROGRAM, TOKENS, VERIFY
 
 RESERVED = {"loss", *PROGRAM}
 """Figures of each step that a run has without being asked."""
@@ -76,7 +78,7 @@ class Step:
         self._logged: dict[str, SupportsFloat] = {}
         self.callbacks: list[Callable[[], None]] = []
         self.behind: list[Callable[[], object]] = []
-        self._loop, self._train = loop, train
+        self._loop, self._train, self._gathered = loop, train, train.contributions.gathered
         self.shard, self.shards = -1, train.assigned
         loop.committed = False
         train.body.enter(number)
@@ -116,15 +118,21 @@ class Step:
             self._report_data(feed, batch_size)
         now = [(self.number, shard) for shard in self.shards + self._train.checks]
         feed.expect(now + [(self.number + 1, shard) for shard in self._train.duties.next_assigned])
+        kept: dict[int, Any] = {}  # batches of shards that are computed twice
         while pending := self._pending():
-            if loop.rank_machine.wanted or self._train.layout.useless:
+            if loop.rank_machine.wanted or self._train.layout.useless or not self._gather(pending):
                 self._cut = True
                 return
-            shard = pending[0]
+            lacking = self._gathered.lacking(pending)
+            shard = (lacking or pending)[0]
             recorder.switch(DATA)
-            batch = feed.get(self.number, shard)
+            batch = kept.pop(shard) if shard in kept else feed.get(self.number, shard)
             recorder.switch(COMPUTE)
-            yield from self._compute(shard, batch, self._train.end_shard)
+            if lacking:
+                kept[shard] = copy.deepcopy(batch)
+                yield from self._look(shard, batch)
+            else:
+                yield from self._compute(shard, batch, self._train.end_shard)
         recorder.worked()
         for shard in self._train.checks:
             if loop.rank_machine.wanted or self._train.layout.useless:
@@ -149,17 +157,50 @@ class Step:
         self._loop.reporter.report(feed, self.number, self._loop.client, self._loop.total)
         recorder.switch(before)
 
+    def _gather(self, pending: Sequence[int]) -> bool:
+        """Whether a batch can be computed now. Where the loss needs representations of all shards, those of others are waited for."""
+        if self._gathered.complete or self._gathered.lacking(pending):
+            return True
+        recorder = self._loop.recorder
+        recorder.switch(COMM)
+        try:
+            self._train.contributions.gather()
+        except GroupBroken:
+            return False
+        return True
+
+    def _look(self, shard: int, batch: Any) -> Iterator[Any]:
+        """The first of two passes, see :mod:`actors.rank.step.representations`."""
+        recorder = self._loop.recorder
+        recorder.shard(shard)
+        seed_shard(self._loop.seed, self.number, shard)
+        self._train.begin_look(shard)
+        self._gathered.begin(shard, looking=True)
+        self.shard = shard
+        begun_us = recorder.now_us()
+        with torch.no_grad():
+            yield batch
+        self.shard = -1
+        self._gathered.end()
+        self._gathered.looked_us += recorder.now_us() - begun_us
+        self._train.end_look()
+        recorder.shard(-1)
+
     def _compute(self, shard: int, batch: Any, end: Callable[[int, float], None]) -> Iterator[Any]:
         recorder = self._loop.recorder
         recorder.shard(shard)
         seed_shard(self._loop.seed, self.number, shard)
         self.losses.pop(shard, None)
         self._train.begin_shard(shard)
+        self._gathered.begin(shard, looking=False)
         self.shard = shard
         with self._loop.flops.shard():
             yield batch
         self.shard = -1
         self._loop.flops.shard_ends()
+        if self._gathered.end():  # this process learns by it that the loop gathers
+            self._train.end_look()
+            return
         if shard not in self.losses:
             reason = "the loop body did not call step.backward(loss) for this batch; it stands in the place of loss.backward()"
             raise LoopError(f"step {self.number}, shard {shard}: {reason}")
@@ -184,6 +225,12 @@ class Step:
         """
         if self.shard < 0:
             raise LoopError("step.backward() belongs inside `for batch in step.batches(...)`")
+        if self._gathered.looking:
+            return
+        if weight is not None and self._gathered.used:
+            raise LoopError(
+                f"step {self.number}: step.backward(weight=...) with step.gather(): its loss is that of the whole batch already"
+            )
         given = None if weight is None else float(weight)
         begin = self._train.scaled(loss, given)
         value = float(loss.detach()) if begin is not None else 0.0
@@ -192,6 +239,26 @@ class Step:
         if begin is not None:
             begin.backward()
         self._train.body.computed()
+
+    def gather(self, tensor: torch.Tensor) -> torch.Tensor:
+        """The same tensor of all shards of the step, for a loss that compares all samples of the batch, such as SimCLR's and CLIP's.
+
+        The loop body runs twice for each shard then: first without gradients, for what it gives here, and for the loss when that of all
+        shards is there. Each shard computes the loss of the whole batch; Fleet adds up what follows from each shard's own rows.
+
+        Args:
+            tensor: of shape (samples of the shard, ...), the same shape and type in each shard of the step. At most eight calls a shard.
+
+        Returns:
+            Shape (samples of the step, ...), in the order of the shards. This shard's rows have gradients.
+
+        Raises:
+            LoopError: it is called outside ``for batch in step.batches(...)``, the tensors of two shards have other shapes or types, or
+                a shard calls it more or less often than another one.
+        """
+        if self.shard < 0:
+            raise LoopError("step.gather() belongs inside `for batch in step.batches(...)`")
+        return self._gathered.gather(tensor)
 
     def log(self, *, local: bool = False, **figures: SupportsFloat) -> None:
         """Figures of this step, such as ``step.log(entropy=1.2)``, for the run's journal, report, page and metrics, once it is committed.
@@ -210,6 +277,8 @@ class Step:
             raise LoopError(f"step {self.number}: step.log() belongs before step.commit()")
         if taken := RESERVED & figures.keys():
             raise LoopError(f"step {self.number}: step.log({min(taken)}=...): Fleet notes that by itself; choose another name")
+        if self._gathered.looking:
+            return
         if local:
             self.figures.update({f"local/{name}": value for name, value in figures.items()})
         elif self.shard >= 0:

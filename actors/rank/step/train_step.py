@@ -116,6 +116,17 @@ class TrainStep:
             self._early_us = self._recorder.now_us()
         self.layout.begin_shard(shard)
 
+    def begin_look(self, shard: int) -> None:
+        """Right before a forward of ``shard`` of which only representations count: :meth:`end_look`."""
+        self.state.free()
+        self.gradients.begin_step()
+        self.gradients.begin_look()
+        self.layout.begin_shard(shard)
+
+    def end_look(self) -> None:
+        """Its representations are there."""
+        self.state.free()
+
     def scaled(self, loss: torch.Tensor, weight: float | None = None) -> torch.Tensor | None:
         """What the backward begins with; None where the weight is zero, and nothing of it counts. Raises LoopError."""
         factor = self.shard_weights.add(weight)
@@ -156,6 +167,7 @@ class TrainStep:
         self._recorder.paused |= move.early
         try:
             self.layout.flush()
+            self.contributions.finish_gather()
             row, form, exchanged = self._say(move)
             gradients, side = self.gradients, self.contributions.side
             gradients.begin_step()
@@ -368,6 +380,7 @@ class TrainStep:
         self.gradients.abandon()
         self._stopwatch.forget()
         self.contributions.losses = {}
+        self.contributions.gathered.forget()
 
     def before_sum(self, change: Change) -> None:
         """See :meth:`Injections.add`."""

@@ -135,7 +135,7 @@ class TrialPlan:
         asked: what is otherwise than in a run.
         steps: how many; the loop ends behind them.
         before: called ahead of each step, with its number; what it returns ends the loop where that is False.
-        after: called behind each step, with its seconds and the batch size that it asked for.
+        after: called behind each step, with its seconds, the batch size that it asked for, and the seconds of its first passes.
         share: how many ranks share the batch, of which this one computes its part.
         begins: a file with the state in which the run is found, as a process finds it that comes when a step was taken; None: it begins.
         ends: where the state lies when the first step was taken, with which the trial ends; None: nowhere.
@@ -144,7 +144,7 @@ class TrialPlan:
     asked: TrialRequest = field(default_factory=TrialRequest)
     steps: int = STEPS
     before: Callable[[int], bool] = lambda number: True
-    after: Callable[[float, int], None] = lambda seconds, batch_size: None
+    after: Callable[[float, int, float], None] = lambda seconds, batch_size, looked_s: None
     share: int = 1
     begins: Path | None = None
     ends: Path | None = None
@@ -169,6 +169,7 @@ class Trying(Run):
         train = self._train_step = TrainStep(state, self._settings, self._loop.recorder, clip_norm, layout=make)
         view = View(1, (Member(0, 0),), ((0, self.shards),), 0, (), StateId(0, 0), "")
         train.join(Group(1, 0, 1, train.device), view, 0, StateId(0, 0), False)
+        train.contributions.gathered.times = self._plan.share
         if ORDER in self._plan.asked.varied:
             train.duties.mine = train.duties.mine[::-1]
         for number in range(self._found(state), min(total, self._plan.steps)):
@@ -195,13 +196,14 @@ class Trying(Run):
         book.step, book.shard = number, -1
         step = self._loop.step = TrialStep(self._loop, train, number)
         step.book, step.share = book, self._plan.share
-        begun_s = time.perf_counter()
+        begun_s, looked_us = time.perf_counter(), train.contributions.gathered.looked_us
         yield step
         if not step.closed:
             raise LoopError(f"step {number}: the loop body ended without step.commit()")
         if train.device.type == "cuda":
             torch.cuda.synchronize()
-        self._plan.after(time.perf_counter() - begun_s, step.batch_size)
+        looked_s = 1e-6 * (train.contributions.gathered.looked_us - looked_us)
+        self._plan.after(time.perf_counter() - begun_s, step.batch_size, looked_s)
 
     def _attempt(self) -> None:
         train, step = self._trained, self._loop.attempted
@@ -287,7 +289,7 @@ def attempt(
     """
     book, calls, error, step_s = Book(asked.inside, asked.timed), list[Call](), "", list[float]()
     steps = TIMED_STEPS if asked.timed else STEPS
-    plan = TrialPlan(asked, steps, after=lambda seconds, size: step_s.append(seconds), begins=begins, ends=ends)
+    plan = TrialPlan(asked, steps, after=lambda seconds, size, looked_s: step_s.append(seconds), begins=begins, ends=ends)
     around = Surroundings(asked, book, calls)
     with tempfile.TemporaryDirectory(prefix="fleet-trial-") as folder, around():
         settle(settings)

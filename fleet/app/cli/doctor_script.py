@@ -164,7 +164,10 @@ def measured(script: Script, settings: RunSettings, world: int) -> tuple[int, li
         for rank in ranks:
             rank.close()
     taken = {rank.shards: steps for rank, steps in zip(ranks, zip(*rounds, strict=True), strict=True)}
-    rows = [(shards, [one.seconds for one in steps], steps[-1].peak_bytes, steps[-1].before_bytes) for shards, steps in taken.items()]
+    rows = [
+        (shards, [one.seconds for one in steps], [one.looked_s for one in steps], steps[-1].peak_bytes, steps[-1].before_bytes)
+        for shards, steps in taken.items()
+    ]
     return batch_size, prices(world, batch_size, rows)
 
 
@@ -179,6 +182,9 @@ def _table(found: Sequence[ShardPrice], world: int, batch_size: int) -> None:
     ]  # fmt: skip
     part = f"The part of one rank of {world} in" if world > 1 else "One rank takes"
     cli_print.write(*cli_print.table(heads, rows), f"{part} a step of {batch_size} samples: medians of {ROUNDS} steps of each, in turns.")
+    if any(one.first_pass_s for one in found):
+        said = ", ".join(f"{_ms(one.first_pass_s)} with {one.shards}" for one in found)
+        cli_print.write(f"step.gather has each shard computed twice. Of a step its first pass, without gradients, takes {said} shards.")
 
 
 def _mib(count: int) -> str:

@@ -7,8 +7,10 @@ from tests.zoo.loops import (
     bf16,
     checkpointed,
     classifier,
+    clip,
     codebook,
     compiled,
+    contrastive,
     ema,
     groups,
     heads,
@@ -25,5 +27,6 @@ LOOPS: dict[str, Twice | Usual] = {
     each.__name__.rpartition(".")[2]: each.LOOP
     for each in (
         classifier, language_model, padded, thawed, unused, heads, ema, lora, bf16, scaled, checkpointed, compiled, groups, codebook,
+        contrastive, clip,
     )
 }  # fmt: skip
