@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from actors.rank.current import current_run as current_run
     from actors.rank.current import is_main as is_main
     from actors.rank.loop import Run as Run
+    from actors.rank.step.shard_state import ShardState as ShardState
     from actors.rank.step.step import Step as Step
     from fleet.app.configuration import configured as configured
     from fleet.app.launching import launch as launch
@@ -20,11 +21,12 @@ if TYPE_CHECKING:
     from fleet.app.result import Result as Result
 
 __version__ = "0.1.0"
-__all__ = ["Progress", "Result", "Run", "Step", "Trainer", "__version__", "configured", "current_run", "is_main", "launch"]
+__all__ = ["Progress", "Result", "Run", "ShardState", "Step", "Trainer", "__version__", "configured", "current_run", "is_main", "launch"]
 _WHERE = {
     "Progress": "fleet.app.progress_calls",
     "Result": "fleet.app.result",
     "Run": "actors.rank.loop",
+    "ShardState": "actors.rank.step.shard_state",
     "Step": "actors.rank.loop",
     "Trainer": "fleet.app.ray_trainer",
     "configured": "fleet.app.configuration",

@@ -252,7 +252,7 @@ OTHERWISE: dict[str, Likely] = {
     LATE: (
         "carried",
         "it keeps something from step to step that is not tracked, and a process that takes the place of a lost one has none of it",
-        "Compute it from the batch, or make it a registered buffer: see What is kept from step to step in docs/determinism.md.",
+        "Compute it from the batch, or track it, such as by fleet.ShardState: see docs/determinism.md, state that a script keeps.",
         (),
     ),
     RANK: (

@@ -32,6 +32,7 @@ from actors.rank.state.tracking import tracked
 from actors.rank.state.weights import hollow
 from actors.rank.step.flops import FlopCount
 from actors.rank.step.reports import Reports
+from actors.rank.step.shard_state import ShardState
 from actors.rank.step.step import Loop, Step
 from actors.rank.step.train_step import TrainStep
 from actors.rank.telemetry.recorder import Recorder
@@ -132,6 +133,9 @@ class Run:
             ConfigError: an object has no ``state_dict``, the optimizer cannot be sharded as ``--optimizer-sharding`` asks, a unit of
                 ``fully_shard`` is too large for this rank, the weights are those of another model, or something on ``meta`` has none.
         """
+        for each in objects.values():
+            if isinstance(each, ShardState):
+                each.begin(self.shards)
         modules = {name: one for name, one in objects.items() if isinstance(one, torch.nn.Module)}
         optimizers = {name: one for name, one in objects.items() if isinstance(one, torch.optim.Optimizer)}
         units = take_over(modules, optimizers)

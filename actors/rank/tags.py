@@ -45,6 +45,9 @@ class Tag(IntEnum):
     GATHERED = SIDE + 9
     """Representations of shards that the loss of other shards needs."""
 
+    CARRIED = SIDE + 10
+    """What shards carry to the next step."""
+
     STATE = 1 << 25
     """The state that a donor gives: its plan, its chunks, their sums."""
 

@@ -1,4 +1,7 @@
-"""A loss over the whole batch, through a kill at each moment of a step: no bit changes, with whole replicas and with spread states."""
+"""A loss over the whole batch, and state that shards carry, through a kill at each moment of a step: no bit changes.
+
+With whole replicas, and with states that are spread.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +13,7 @@ import torch
 from torch import nn
 from torch.distributed.fsdp import fully_shard
 
+import fleet
 from actors.rank.step.representations import Representations
 from fleet.protocol.records import HistoryBegun, ProcessLost
 from fleet.settings.run import RunSettings
@@ -34,7 +38,8 @@ def build(run: Any) -> tuple[nn.Module, torch.optim.Optimizer]:
 
 def train(run: Any) -> None:
     model, optimizer = build(run)
-    state = run.track(model=model, optimizer=optimizer)
+    seen = fleet.ShardState(lambda shard: torch.zeros(2, dtype=torch.float64))
+    state = run.track(model=model, optimizer=optimizer, seen=seen)
     moment = run.options.get("moment", "")
 
     def killed_at(now: str, step: Any) -> None:
@@ -51,7 +56,8 @@ def train(run: Any) -> None:
     for step in run.steps(state, total=STEPS):
         steps.append(step)
         for batch in step.batches(DATA, batch_size=32):
-            everyone = step.gather(views(model, batch))
+            everyone = step.gather(views(model, batch) + seen.value[1])
+            seen.value = seen.value + torch.stack([torch.ones(()), batch.mean()])
             killed_at(FIRST if step._gathered.looking else SECOND, step)
             step.backward(nt_xent(everyone))
         step.commit()

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
 
 import torch
 
@@ -11,6 +12,7 @@ from actors.rank.step.gradients import GradientBuffers
 from actors.rank.step.logged import ShardLog
 from actors.rank.step.reduction import Reducer, SideChannel
 from actors.rank.step.representations import Representations
+from actors.rank.step.shard_state import ShardStates
 from actors.rank.step.weights import ShardWeights
 from actors.rank.tags import Tag
 from actors.rank.telemetry.recorder import Recorder
@@ -28,16 +30,23 @@ class Contributions:
         losses: by shard, of those that this rank has computed and that count; ``weights`` are theirs, ``log`` what the loop has logged.
         group, view, rank: where it brings them.
         side: carries a few numbers beside the gradients.
-        gathered: representations of shards, for a loss over the whole batch.
+        gathered: representations of shards, for a loss over the whole batch; ``carried`` is what they leave for the next step.
     """
 
     view: View
 
     def __init__(
-        self, settings: RunSettings, duties: Duties, weights: ShardWeights, gradients: GradientBuffers, reducer: Reducer, recorder: Recorder
+        self,
+        settings: RunSettings,
+        objects: Mapping[str, Any],
+        duties: Duties,
+        weights: ShardWeights,
+        gradients: GradientBuffers,
+        reducer: Reducer,
+        recorder: Recorder,
     ) -> None:
         self.duties, self.weights, self.log = duties, weights, ShardLog(settings.world)
-        self.gathered = Representations(settings.shards)
+        self.gathered, self.carried = Representations(settings.shards), ShardStates(objects)
         self._shards, self._gradients, self._reducer, self._recorder = settings.shards, gradients, reducer, recorder
         self.losses: dict[int, float] = {}
         self.group, self.rank = Group(0, 0, 1, gradients.parameters[0].device), 0
@@ -141,6 +150,14 @@ class Contributions:
         held = self._gradients.sums.held
         self.losses = {shard: loss for shard, loss in self.losses.items() if shard in held}
 
+    def send_carried(self) -> None:
+        """Ahead of the sum: what this rank's shards leave for the next step is on its way."""
+        self.carried.send(self.group, self.duties.contributed)
+
+    def receive_carried(self) -> None:
+        """Behind the sum: what all shards leave is here. Raises GroupBroken."""
+        self.carried.receive(self.group, self.duties.contributed)
+
     def gather(self) -> None:
         """Representations of all shards are here behind it. Raises GroupBroken."""
         self.gathered.exchange(self.group, self.duties.contributed)
@@ -153,6 +170,7 @@ class Contributions:
         """Nothing of the present attempt remains."""
         self.losses = {}
         self.gathered.forget()
+        self.carried.forget()
         self.weights.forget()
         self.log.forget()
 
@@ -160,4 +178,5 @@ class Contributions:
         """The step is taken."""
         self.losses = {}
         self.gathered.begin_step()
+        self.carried.take()
         self.log.take(self.weights.taken())

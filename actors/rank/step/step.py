@@ -169,6 +169,11 @@ class Step:
             return False
         return True
 
+    def _enter(self, shard: int) -> None:
+        """The loop body computes ``shard`` from here on."""
+        self.shard = shard
+        self._train.contributions.carried.enter(shard)
+
     def _look(self, shard: int, batch: Any) -> Iterator[Any]:
         """The first of two passes, see :mod:`actors.rank.step.representations`."""
         recorder = self._loop.recorder
@@ -176,11 +181,11 @@ class Step:
         seed_shard(self._loop.seed, self.number, shard)
         self._train.begin_look(shard)
         self._gathered.begin(shard, looking=True)
-        self.shard = shard
+        self._enter(shard)
         begun_us = recorder.now_us()
         with torch.no_grad():
             yield batch
-        self.shard = -1
+        self._enter(-1)
         self._gathered.end()
         self._gathered.looked_us += recorder.now_us() - begun_us
         self._train.end_look()
@@ -193,10 +198,10 @@ class Step:
         self.losses.pop(shard, None)
         self._train.begin_shard(shard)
         self._gathered.begin(shard, looking=False)
-        self.shard = shard
+        self._enter(shard)
         with self._loop.flops.shard():
             yield batch
-        self.shard = -1
+        self._enter(-1)
         self._loop.flops.shard_ends()
         if self._gathered.end():  # this process learns by it that the loop gathers
             self._train.end_look()

@@ -90,7 +90,7 @@ class TrainStep:
         self.gradients, self.reducer = self.layout.gradients, self.layout.reducer
         self.device = self.gradients.parameters[0].device
         self.verify = Checks(state, settings, recorder, self.gradients, self.update)
-        self.contributions = Contributions(settings, self.duties, self.shard_weights, self.gradients, self.reducer, recorder)
+        self.contributions = Contributions(settings, state.objects, self.duties, self.shard_weights, self.gradients, self.reducer, recorder)
         self._stopwatch = Stopwatch(self.device)
         self._early_us = 0  # when the last exchange began that did so beside a shard
         self._reduced = ReductionOutcome([], math.nan)
@@ -168,6 +168,7 @@ class TrainStep:
         try:
             self.layout.flush()
             self.contributions.finish_gather()
+            self.contributions.send_carried()
             row, form, exchanged = self._say(move)
             gradients, side = self.gradients, self.contributions.side
             gradients.begin_step()
@@ -184,6 +185,7 @@ class TrainStep:
                 else:
                     early.finish(added)
             rows = side.take()
+            self.contributions.receive_carried()
             self.layout.keep_norms(split.in_order(rows[:, form.width :]))
             said = Rows(form, rows[:, : form.width].tolist(), self.duties.contributed)
             self.contributions.log.look(said.arrivals_us[0], some=said.some_log)
@@ -381,6 +383,7 @@ class TrainStep:
         self._stopwatch.forget()
         self.contributions.losses = {}
         self.contributions.gathered.forget()
+        self.contributions.carried.forget()
 
     def before_sum(self, change: Change) -> None:
         """See :meth:`Injections.add`."""

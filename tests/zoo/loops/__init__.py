@@ -17,7 +17,9 @@ from tests.zoo.loops import (
     language_model,
     lora,
     padded,
+    rollouts,
     scaled,
+    tbptt,
     thawed,
     unused,
 )
@@ -27,6 +29,6 @@ LOOPS: dict[str, Twice | Usual] = {
     each.__name__.rpartition(".")[2]: each.LOOP
     for each in (
         classifier, language_model, padded, thawed, unused, heads, ema, lora, bf16, scaled, checkpointed, compiled, groups, codebook,
-        contrastive, clip,
+        contrastive, clip, tbptt, rollouts,
     )
 }  # fmt: skip
