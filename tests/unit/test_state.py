@@ -319,4 +319,8 @@ def test_what_a_commit_has_nothing_to_step_with_is_refused_by_name() -> None:
         tracked({"model": model, "optimizer": usual, "rates": plateau}, (), None, RunSettings(), lambda: rank_device(0.0))
     with pytest.raises(ConfigError, match="optimizer.*LBFGS.*needs closure.*Take another optimizer"):
         tracked({"model": model, "optimizer": torch.optim.LBFGS(model.parameters())}, (), None, RunSettings(), lambda: rank_device(0.0))
+    with pytest.raises(ConfigError, match="optimizer.*SparseAdam.*as dense ones.*sparse=True"):
+        tracked(
+            {"model": model, "optimizer": torch.optim.SparseAdam(model.parameters())}, (), None, RunSettings(), lambda: rank_device(0.0)
+        )
     assert tracked({"model": model, "optimizer": usual, "rates": cosine}, (), None, RunSettings(), lambda: rank_device(0.0)).optimizers

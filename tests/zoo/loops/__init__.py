@@ -11,6 +11,9 @@ from tests.zoo.loops import (
     codebook,
     compiled,
     contrastive,
+    curriculum,
+    diffusion,
+    distillation,
     ema,
     groups,
     heads,
@@ -19,6 +22,8 @@ from tests.zoo.loops import (
     padded,
     rollouts,
     scaled,
+    sparse,
+    swa,
     tbptt,
     thawed,
     unused,
@@ -29,6 +34,7 @@ LOOPS: dict[str, Twice | Usual] = {
     each.__name__.rpartition(".")[2]: each.LOOP
     for each in (
         classifier, language_model, padded, thawed, unused, heads, ema, lora, bf16, scaled, checkpointed, compiled, groups, codebook,
-        contrastive, clip, tbptt, rollouts,
+        contrastive, clip, tbptt, rollouts, distillation, swa, diffusion,
+        curriculum, sparse,
     )
 }  # fmt: skip
