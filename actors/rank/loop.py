@@ -421,8 +421,10 @@ class Run:
         self._membership.joined()
         view, arriving = move.view, self._loop.rank_machine.arriving
         here = arriving.state if arriving is not None else self._here()
-        self._joined, self._loop.rank = (view, here.step), view.rank_of(self._loop.client.protocol.member)
-        self._trained.join(self._membership.group, view, self._loop.rank, here, move.begun)
+        member = self._loop.client.protocol.member
+        column = view.column_of(member)
+        self._joined, self._loop.rank = (view, here.step), view.rank_of(member)
+        self._trained.join(self._membership.group, column, column.rank_of(member), here, move.begun)
         if arriving is None:
             self._loop.recorder.switch(COMPUTE)
         self._loop.recorder.place(view.generation, here.history, here.step)

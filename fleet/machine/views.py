@@ -16,7 +16,7 @@ from fleet.protocol.events import Formed
 from fleet.protocol.instructions import Propose, Publish
 from fleet.protocol.probes import probe
 from fleet.protocol.records import Committed, HistoryBegun, ViewPublished
-from fleet.protocol.types import Formation, Member, Ranges, StateId, View
+from fleet.protocol.types import Formation, Member, Ranges, StateId, View, assigned_by_column
 
 
 def try_form(machine: MachineState, now_s: float, ask: bool) -> None:
@@ -80,11 +80,12 @@ def make_view(
     checkpoint: str | None = None,
     ranges: Ranges | None = None,
 ) -> View:
-    """The view of the next generation. Without ``ranges`` each member has as many shards as its speed allows."""
+    """The view of the next generation. Without ``ranges`` each member has as many shards of its column as its speed allows."""
     machine.assembly.generation += 1
     if ranges is None:
         speeds = [machine.stragglers.speeds.get(member, 1.0) for member in members]
-        ranges = machine.policies.placement.weighted_ranges(machine.settings.shards, speeds)
+        placement, shards = machine.policies.placement, machine.settings.shards
+        ranges = assigned_by_column(members, lambda places: placement.weighted_ranges(shards, [speeds[place] for place in places]))
     ranks = [machine.roster.by_slot[member.slot] for member in members]
     copies = machine.checkpoints.targets(machine.policies.placement, [rank.process.node for rank in ranks])
     rest = (chosen.donor, chosen.receivers, state, ranks[chosen.donor].store, checkpoint, copies)

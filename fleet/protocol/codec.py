@@ -2,7 +2,8 @@
 
 A value is written as ``["ClassName", field, field, ...]``; nested dataclasses and tuples are rebuilt from the class's own annotations, so a
 record that lost a field or came from another version is refused by name instead of being half read. Nested ones are written without their
-name, but for a :class:`Tagged` one: a field may hold any of several kinds of these.
+name, but for a :class:`Tagged` one: a field may hold any of several kinds of these. A last field that is :data:`LEFT_OUT` is not written
+where it is empty, and what lacks it is read.
 """
 
 from __future__ import annotations
@@ -20,6 +21,8 @@ from fleet.errors import ProtocolError
 
 Decoder = Callable[[Any], Any]
 BARE = frozenset((str, int, float, bool, type(None)))
+LEFT_OUT = {"left_out": True}
+"""Metadata of a last field whose default is an empty tuple."""
 COMPACT = json.JSONEncoder(separators=(",", ":"))
 """``json.dumps`` would make one for each message, which takes longer than to encode it."""
 
@@ -36,6 +39,8 @@ def plain(value: Any) -> Any:
         return value
     if dataclasses.is_dataclass(kind):
         parts = [plain(getattr(value, name)) for name in _names(kind)]
+        if parts and parts[-1] == [] and _leaves_out(kind):
+            parts.pop()
         return [kind.__name__, *parts] if issubclass(kind, Tagged) else parts
     if isinstance(value, (tuple, list)):
         return [plain(item) for item in value]
@@ -55,6 +60,12 @@ def _names(kind: type) -> tuple[str, ...]:
     return tuple(field.name for field in fields(kind))
 
 
+@functools.cache
+def _leaves_out(kind: type) -> bool:
+    """Whether its last field is left out where it is empty."""
+    return any("left_out" in field.metadata for field in fields(kind)[-1:])
+
+
 def _same(value: Any) -> Any:
     return value
 
@@ -64,9 +75,11 @@ def _dataclass_decoder(kind: type) -> Decoder:
     hints = typing.get_type_hints(kind)
     parts = [_decoder(hints[name]) for name in _names(kind)]
     named = tuple(field.name for field in fields(kind) if field.kw_only)
-    own = len(parts) - len(named)
+    own, leaves_out = len(parts) - len(named), _leaves_out(kind)
 
     def decode(value: Any) -> Any:
+        if leaves_out and len(value) == len(parts) - 1:
+            value = [*value, ()]
         if len(value) != len(parts):
             raise ProtocolError(f"{kind.__name__} has {len(parts)} fields, the message has {len(value)}: is it from another version?")
         found = [part(item) for part, item in zip(parts, value, strict=True)]
@@ -131,6 +144,11 @@ def _decoder(hint: Any) -> Decoder:
     return _dataclass_decoder(hint) if dataclasses.is_dataclass(hint) else _same
 
 
+def rebuilt(kind: type, value: Any) -> Any:
+    """Inverse of :func:`plain`, for a value of ``kind``. Raises ProtocolError."""
+    return _decoder(kind)(value)
+
+
 class Codec:
     """Encodes and decodes one closed set of dataclasses, by class name."""
 
@@ -147,7 +165,7 @@ class Codec:
         kind = self._kinds.get(value[0])
         if kind is None:
             raise ProtocolError(f"unknown message {value[0]!r}: is it from another version?")
-        return _decoder(kind)(value[1:])
+        return rebuilt(kind, value[1:])
 
     def encode(self, value: Any) -> bytes:
         return COMPACT.encode(self.to_json(value)).encode()

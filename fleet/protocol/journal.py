@@ -7,6 +7,7 @@ import re
 from typing import Any
 
 from fleet.errors import ProtocolError
+from fleet.protocol.codec import rebuilt
 from fleet.protocol.records import COMMIT, RECORDS, VERSION, Record, Spans
 from fleet.protocol.types import Member
 
@@ -22,7 +23,8 @@ def encode_line(record: Record) -> bytes:
     """The line that holds ``record``, with its newline. ``Spans``, most of a journal, take a shorter way to the same text."""
     if type(record) is not Spans:
         return RECORDS.encode(record) + b"\n"
-    member = [record.member.slot, record.member.incarnation]
+    slot, incarnation, coordinate = record.member.slot, record.member.incarnation, record.member.coordinate
+    member = [slot, incarnation, coordinate] if coordinate else [slot, incarnation]
     where = (record.generation, record.history, record.step, record.start_us)
     codes, durations_us = (record.codes, record.durations_us) if _MANY not in record.codes else _shortened(record)
     return (_dumps(["Spans", member, *where, durations_us, codes]) + "\n").encode()
@@ -50,10 +52,11 @@ def decode_line(line: bytes) -> Record:
 
 
 def _spans(value: list[Any]) -> Spans:
-    _, (slot, incarnation), generation, history, step, start_us, durations_us, codes = value
+    _, named, generation, history, step, start_us, durations_us, codes = value
     if not codes.isalpha() and codes:
         codes, durations_us = _spelled_out(codes, durations_us)
-    return Spans(Member(slot, incarnation), generation, history, step, start_us, tuple(durations_us), codes)
+    member = Member(*named) if len(named) == 2 else rebuilt(Member, named)
+    return Spans(member, generation, history, step, start_us, tuple(durations_us), codes)
 
 
 def _spelled_out(codes: str, durations_us: list[int]) -> tuple[str, list[int]]:

@@ -433,8 +433,9 @@ class MemberProtocol:
         return view.checkpoint is not None or self.state is None or self.state.history != view.state.history
 
     def gives(self, view: View) -> bool:
-        """This rank is the donor of ``view``, and some of its members need the state."""
-        return view.rank_of(self.member) == view.donor and bool(view.receivers)
+        """This rank is the donor of its column of ``view``, and some of its members need the state."""
+        column = view.column_of(self.member)
+        return column.rank_of(self.member) == column.giver
 
     def settles_detached(self, view: View, *, steady: bool) -> bool:
         """Whether the view can be joined while the loop computes: its state does not change, or change under a transfer.

@@ -191,8 +191,9 @@ class RankMachine:
         state, member = self.protocol.state, self.protocol.member
         if state is None or state.step >= self.total:
             return False
-        idle = view.idle if self.facts.spares_newcomers else ()
-        return self.duties.speculate(view, member, state, idle) and bool(self.assigned)
+        column = view.column_of(member)
+        idle = column.idle if self.facts.spares_newcomers else ()
+        return self.duties.speculate(column, member, state, idle) and bool(self.assigned)
 
     def settle(self, joining: Joining) -> Moves:
         """Join beside the loop: it goes on with what is due, and need not come before that is done."""

@@ -2,21 +2,29 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
+from fleet.protocol.codec import LEFT_OUT
 from fleet.protocol.decisions import Decision
 
 Ranges = tuple[tuple[int, int], ...]
 """Half-open ranges of batch shards, by view rank."""
+Coordinate = tuple[tuple[str, int], ...]
+"""Where a rank is among those that compute a shard together: names and numbers, ``(("tensor", 1),)``. Empty: each computes it alone."""
 
 
 @dataclass(frozen=True, slots=True, order=True)
 class Member:
-    """One process that fills a slot: ``(slot, incarnation)``. A replacement has the next incarnation."""
+    """One process that fills a slot: ``(slot, incarnation)``. A replacement has the next incarnation.
+
+    ``coordinate`` is known of the members of a view. It is the same process with or without: members are compared by the other two.
+    """
 
     slot: int
     incarnation: int
+    coordinate: Coordinate = field(default=(), compare=False, metadata=LEFT_OUT)
 
     def __str__(self) -> str:
         return f"{self.slot}.{self.incarnation}"
@@ -52,12 +60,55 @@ def outnumbered(newcomers: int, members: int) -> bool:
     return 2 * newcomers > members
 
 
+def columns(members: Sequence[Member]) -> dict[Coordinate, tuple[int, ...]]:
+    """By coordinate, the places of the members that have it, in order."""
+    found: dict[Coordinate, list[int]] = {}
+    for place, member in enumerate(members):
+        found.setdefault(member.coordinate, []).append(place)
+    return {coordinate: tuple(places) for coordinate, places in found.items()}
+
+
+def assigned_by_column(members: Sequence[Member], assign: Callable[[Sequence[int]], Ranges]) -> Ranges:
+    """By view rank, the shards of each: all of them are assigned within each column, by ``assign``, to the members at these places."""
+    found = {place: span for places in columns(members).values() for place, span in zip(places, assign(places), strict=True)}
+    return tuple(found[place] for place in range(len(members)))
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """The members of a view that have one coordinate: what "the ranks" are to all that assigns shards, sums, owners and guards.
+
+    What it has is that of the view for these members alone, in the view's order: a rank here is a place among them. ``donor`` is the view's
+    where that is one of them, else the first that receives nothing.
+    """
+
+    generation: int
+    members: tuple[Member, ...]
+    ranges: Ranges
+    donor: int
+    receivers: tuple[int, ...]
+
+    def rank_of(self, member: Member) -> int:
+        """Place of ``member``, or -1."""
+        return self.members.index(member) if member in self.members else -1
+
+    @property
+    def idle(self) -> tuple[int, ...]:
+        """Ranks that compute nothing in the view's first step, as the state is on its way to them; none if they are more than half."""
+        return () if outnumbered(len(self.receivers), len(self.members)) else self.receivers
+
+    @property
+    def giver(self) -> int:
+        """The donor where it gives its state to somebody, beside the view's first step; else -1."""
+        return self.donor if self.receivers else -1
+
+
 @dataclass(frozen=True, slots=True)
 class View:
     """Who trains together, and on what.
 
-    ``members`` are in order of view rank. ``ranges[r]`` is the half-open range of batch shards that view rank ``r`` computes; together
-    they tile ``0..shards``. ``donor`` is the view rank that gives its state to the view ranks in ``receivers``. With ``checkpoint`` set
+    ``members`` are in order of view rank. ``ranges[r]`` is the half-open range of batch shards that view rank ``r`` computes; those of a
+    column tile ``0..shards``. ``donor`` is the view rank that gives its state to the view ranks in ``receivers``. With ``checkpoint`` set
     the donor first loads that durable checkpoint; ``state`` is what every member holds once formed.
     ``store`` is the ``host:port`` of the key-value store on which the process group meets. ``copies`` says where each view rank sends
     redundant copies of its part: addresses of memories on other nodes; () when there is nowhere to send them.
@@ -77,15 +128,13 @@ class View:
         """View rank of ``member``, or -1."""
         return self.members.index(member) if member in self.members else -1
 
-    @property
-    def idle(self) -> tuple[int, ...]:
-        """View ranks that compute nothing in the view's first step, as the state is on its way to them; none if they are more than half."""
-        return () if outnumbered(len(self.receivers), len(self.members)) else self.receivers
-
-    @property
-    def giver(self) -> int:
-        """The donor where it gives its state to somebody, beside the view's first step; else -1."""
-        return self.donor if self.receivers else -1
+    def column_of(self, member: Member) -> Column:
+        """That of one of the members."""
+        ranks = columns(self.members)[self.members[self.members.index(member)].coordinate]
+        members, ranges = tuple(self.members[rank] for rank in ranks), tuple(self.ranges[rank] for rank in ranks)
+        receivers = tuple(place for place, rank in enumerate(ranks) if rank in self.receivers)
+        donor = min(range(len(ranks)), key=lambda place: (ranks[place] != self.donor, place in receivers))
+        return Column(self.generation, members, ranges, donor, receivers)
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from fleet.protocol.chunks import LATEST_S, SILENT_S, WHOLE, Chunk, Readiness, can_serve, servers
 from fleet.protocol.moves import Begin
-from fleet.protocol.types import Member, StateId, View
+from fleet.protocol.types import Column, Member, StateId
 from fleet.simulation.clockwork import Future, Steps
 from fleet.simulation.groups import Broken, SimGroup
 from fleet.simulation.model import POISON
@@ -92,9 +92,9 @@ class SimFsdpLayout(SimLayout):
         self._addresses = yield group.exchange(self.rank.member, "addresses", self)
         yield from self.rank.point("introduced")
 
-    def place(self, view: View, guarded: Sequence[Sequence[int]]) -> None:
-        self.guarded, self._place, self.useless = guarded, view.rank_of(self.rank.member), ""
-        self._servers = [self._addresses[member] for member in view.members]
+    def place(self, column: Column, guarded: Sequence[Sequence[int]]) -> None:
+        self.guarded, self._place, self.useless = guarded, column.rank_of(self.rank.member), ""
+        self._servers = [self._addresses[member] for member in column.members]
         self._settle()
 
     def counts(self, shards: Collection[int]) -> list[int]:

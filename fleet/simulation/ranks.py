@@ -24,7 +24,7 @@ from fleet.protocol.member import MemberProtocol
 from fleet.protocol.moves import Awaited, Begin, Drop, Form, KeepBeside, Move, Parting, Settle, Wait, Wake
 from fleet.protocol.rank_machine import Moves, RankMachine
 from fleet.protocol.slowness import RankTimes
-from fleet.protocol.types import Member, Process, Pulse, StateId, View
+from fleet.protocol.types import Column, Member, Process, Pulse, StateId, View
 from fleet.simulation.clockwork import Coroutine, Future, Steps, Stoppable
 from fleet.simulation.groups import Broken, SimGroup
 from fleet.simulation.model import POISON, SPOILED
@@ -177,7 +177,7 @@ class SimLayout:
         """The members of a view are about to be placed: what they have to know of each other for it. Raises Broken."""
         yield from ()
 
-    def place(self, view: View, guarded: Sequence[Sequence[int]]) -> None:
+    def place(self, column: Column, guarded: Sequence[Sequence[int]]) -> None:
         """The chunks of the view are here."""
 
     def died(self) -> None:

@@ -66,10 +66,11 @@ class Near(_Reaches):
         view, groups, (size, owner) = rank.protocol.view, self.world.settings.replica_ranks, chunk
         if groups == 1 or view is None or rank.rank_machine.wanted or self._was_still(rank):
             return
-        group = view.rank_of(rank.member) // groups
-        if group >= size // groups or view.rank_of(server.member) // groups == group:
+        column = view.column_of(rank.member)
+        group = column.rank_of(rank.member) // groups
+        if group >= size // groups or column.rank_of(server.member) // groups == group:
             return
-        near = self.process(view.members[group * groups + owner % groups])
+        near = self.process(column.members[group * groups + owner % groups])
         can = near is not None and near.layout.kept.at == state and near.protocol.view == view and self._could(rank, near)
         self.require(not can, f"{rank} is served chunk {owner} by {server}, of another group, while {near} of its own could serve it")
 
@@ -85,9 +86,9 @@ class Copies(InvariantChecker):
         view = rank.protocol.view
         if not rank.protocol.sharded or view is None or rank.protocol.forming:
             return
-        members = map(self.process, view.members)
-        there = [one for one in members if one is not None and one.alive and one.protocol.view == view]
-        size = len(view.members)
+        column = view.column_of(rank.member).members
+        there = [one for one in map(self.process, column) if one is not None and one.alive and one.protocol.view == view]
+        size = len(column)
         if len(there) < size:
             return  # somebody is lost already, or called away: the next view is about to form
         copies, groups = min(self.world.settings.optimizer_copies, size - 1), self.world.settings.replica_ranks

@@ -24,7 +24,7 @@ class SimChunks:
     Attributes:
         chunks: its own and copies of others'; ``value`` stands for all of them, at the state ``at``. None: it holds none.
         beside: what came for a view that did not come about.
-        places: by rank of the last view, where it is.
+        places: by rank of the last column, where it is.
     """
 
     def __init__(self, layout: SimLayout) -> None:
@@ -51,8 +51,8 @@ class SimChunks:
 
     def word(self, sums: Mapping[int, int]) -> bool:
         """Of this rank's own chunk, to which so many shards bring what is not finite."""
-        view = self.rank.rank_machine.view
-        size, mine = len(view.members), view.rank_of(self.rank.member)
+        column = self.rank.rank_machine.view.column_of(self.rank.member)
+        size, mine = len(column.members), column.rank_of(self.rank.member)
         return not any(value == SPOILED and shard % size == mine for shard, value in sums.items())
 
     def take_out(self) -> int:
@@ -64,12 +64,13 @@ class SimChunks:
 
     def resettle(self, view: View) -> Steps:
         """Gives the state that all hold now. Raises Broken: each is what it was, or a step further, and nothing is lost by it."""
-        rank, group, layout, me = self.rank, self.rank.group, self.layout, view.rank_of(self.rank.member)
+        rank, group, layout, column = self.rank, self.rank.group, self.layout, view.column_of(self.rank.member)
+        me = column.rank_of(rank.member)
         received: dict[Member, Claim] = yield group.exchange(rank.member, "claims", self.claim())
-        claims = [received[member] for member in view.members]
-        target = claims[view.donor].state
+        claims = [received[member] for member in column.members]
+        target = claims[column.donor].state
         if target is None:
-            if me == view.donor:
+            if me == column.donor:
                 rank.protocol.receiving()
             raise Broken("the donor holds no state")
         if rank.rank_machine.vote.follow(claims, me, target):
@@ -91,8 +92,9 @@ class SimChunks:
 
     def _rest(self, group: SimGroup, there: Sequence[Claim], target: StateId) -> Steps:
         """All but the chunks comes from the donor, to whoever holds nothing."""
-        rank, layout, me = self.rank, self.layout, group.view.rank_of(self.rank.member)
-        if me == group.view.donor and any(claim.state is None for claim in there):
+        rank, layout, column = self.rank, self.layout, group.view.column_of(self.rank.member)
+        me = column.rank_of(rank.member)
+        if me == column.donor and any(claim.state is None for claim in there):
             yield from layout.post(group, target, Future())
         elif there[me].state is None:
             rank.protocol.receiving()
@@ -104,13 +106,13 @@ class SimChunks:
 
     def _move(self, group: SimGroup, there: Sequence[Claim], target: StateId) -> Steps:
         """Each chunk to its owner and its guards; the old ones are dropped once all have the new."""
-        rank, view, settings = self.rank, group.view, self.rank.world.settings
-        me = view.rank_of(rank.member)
+        rank, column, settings = self.rank, group.view.column_of(self.rank.member), self.rank.world.settings
+        me = column.rank_of(rank.member)
         places = [numbered(claim.node, self._depth) for claim in there]
         guarded = guards(places, settings.optimizer_copies, settings.replica_ranks)
         received: dict[Member, int] = yield group.exchange(rank.member, "pieces", self.value)
         wanted = kept(guarded, me)
-        values = [received[member] for member in view.members]
+        values = [received[member] for member in column.members]
         value = assembled([claim.chunks for claim in there], values, wanted, me, places)
         yield from rank.point("placing")
         yield rank.rng.uniform(0.01, 0.1)
@@ -122,8 +124,8 @@ class SimChunks:
             raise
         self.places = places
         self.hold(kept(guarded, me), value, target)
-        rank.world.watch.placed(rank, view, guarded, target, value)
-        self.layout.place(view, guarded)
+        rank.world.watch.placed(rank, group.view, guarded, target, value)
+        self.layout.place(column, guarded)
         yield from rank.point("placed")
 
 
@@ -169,7 +171,7 @@ class SimZero1Layout(SimLayout):
         if all(claim.complete for claim in there if claim.state is not None):
             return
         yield from self.rank.point("gathering")
-        mine = there[group.view.rank_of(self.rank.member)]
+        mine = there[group.view.column_of(self.rank.member).rank_of(self.rank.member)]
         held = ((WHOLE,), self.weights) if mine.complete else (mine.chunks, self.kept.value)
         weights = yield from self._gathered(group, *held)
         if mine.state is not None and self.weights == POISON:
@@ -179,5 +181,6 @@ class SimZero1Layout(SimLayout):
     def _gathered(self, group: SimGroup, chunks: Sequence[Chunk], value: int) -> Steps:
         """All parameters. Each gives those of ``chunks``."""
         received: dict[Member, Any] = yield group.exchange(self.rank.member, "parameters", (chunks, value))
-        shares = [received[member] for member in group.view.members]
-        return assembled([one[0] for one in shares], [one[1] for one in shares], (WHOLE,), group.view.rank_of(self.rank.member))
+        column = group.view.column_of(self.rank.member)
+        shares = [received[member] for member in column.members]
+        return assembled([one[0] for one in shares], [one[1] for one in shares], (WHOLE,), column.rank_of(self.rank.member))

@@ -200,19 +200,20 @@ class SimStep:
 
     def _share(self, move: moves.AssignShards) -> Steps:
         """What each has or has promised of the step at hand counts, the rest is dealt anew. Nobody waits for a receiver: it has nothing."""
-        view, group, layout, place = move.view, self.rank.group, self.layout, move.view.rank_of(self.rank.member)
-        arriving, receives = self.machine.arriving, place in view.receivers
+        column, group, layout = move.view.column_of(self.rank.member), self.rank.group, self.layout
+        place = column.rank_of(self.rank.member)
+        arriving, receives = self.machine.arriving, place in column.receivers
         here = arriving.state if arriving is not None else self.machine.here
         if here != self.duties.at or receives:
             layout.reset()
         self.rank.movement, self.duties.at = Movement(self.world.clock.now_s, stepping=True), here
-        self.replica_check.join(view.generation, here, receives)
+        self.replica_check.join(column.generation, here, receives)
         if not receives:  # between steps the newcomers ask, and members know that nothing has begun
             group.send(self.rank.member, layout.counts(layout.held))
-        givers = [member for rank, member in enumerate(view.members) if rank not in view.receivers and move.begun]
+        givers = [member for rank, member in enumerate(column.members) if rank not in column.receivers and move.begun]
         received: dict[Member, Any] = (yield group.received(self.rank.member, givers)) if givers else {}
-        contributed = [received.get(member, ()) for member in view.members]
-        shares = self.duties.join(view, place, contributed, view.idle if layout.spares_newcomers else ())
+        contributed = [received.get(member, ()) for member in column.members]
+        shares = self.duties.join(column, place, contributed, column.idle if layout.spares_newcomers else ())
         kept = {shard for lo, hi in shares.kept[place] for shard in range(lo, hi)}
         layout.held = {shard: value for shard, value in layout.held.items() if shard in kept}
 

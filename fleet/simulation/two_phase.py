@@ -27,7 +27,7 @@ class TwoPhase(InvariantChecker):
         self.require(state == target, f"{rank} begins generation {view.generation} at {state}, another at {target}")
         right = self.world.chain.weights(state.step)
         self.require(value == right, f"{rank} has chunks of another state than {state} in generation {view.generation}")
-        copies = min(self.world.settings.optimizer_copies, len(view.members) - 1)
+        copies = min(self.world.settings.optimizer_copies, len(view.column_of(rank.member).members) - 1)
         for owner, guards in enumerate(guarded):
             few = len(set(guards) - {owner}) < copies
             self.require(not few, f"rank {owner} of generation {view.generation} has {guards} for guards, {copies} are due")

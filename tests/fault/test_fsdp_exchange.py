@@ -14,7 +14,7 @@ import torch
 from torch import nn
 from torch.distributed.fsdp import fully_shard
 
-from actors.rank.fsdp.sending import Sender
+from actors.rank.fsdp.exchange import Sender
 from actors.rank.fsdp.serving import PeerFetcher
 from actors.rank.membership.process_group import Group
 from actors.rank.tags import Tag

@@ -10,7 +10,7 @@ from actors.rank.membership.process_group import Group, GroupBroken
 from actors.rank.state.tracked import TrackedState
 from actors.rank.step.train_step import TrainStep
 from actors.rank.telemetry.recorder import Recorder
-from fleet.protocol.types import Member, StateId, View
+from fleet.protocol.types import Column, Member, StateId, View
 from fleet.settings.run import RunSettings
 from policies.placement import ranges
 from tests.unit.test_reduction import with_groups
@@ -22,15 +22,16 @@ COMPUTED = {1: (8,), 3: (3, 1, 1)}
 Begun = tuple[TrainStep, TrackedState]
 
 
-def view_of(generation: int, size: int) -> View:
-    return View(generation, tuple(Member(slot, 0) for slot in range(size)), ranges(SHARDS, size), 0, (), START, "")
+def column_of(generation: int, size: int) -> Column:
+    view = View(generation, tuple(Member(slot, 0) for slot in range(size)), ranges(SHARDS, size), 0, (), START, "")
+    return view.column_of(Member(0, 0))
 
 
 def begun(group: Group, folder: Path) -> Begun:
     """A rank that sits in its first view."""
     state, size = tracked(), group.size
     train = TrainStep(state, RunSettings(world=size, shards=SHARDS), Recorder(folder / f"{size}-{group.rank}", 0), 0.5)
-    train.join(group, view_of(1, size), group.rank, START, False)
+    train.join(group, column_of(1, size), group.rank, START, False)
     return train, state
 
 
@@ -40,9 +41,9 @@ def ended(train: TrainStep, state: TrackedState) -> str:
     return train.layout.digest(1)
 
 
-def speculates(train: TrainStep, view: View, member: Member, here: StateId) -> bool:
+def speculates(train: TrainStep, column: Column, member: Member, here: StateId) -> bool:
     """As the rank machine asks."""
-    return train.duties.speculate(view, member, here, view.idle) and bool(train.assigned)
+    return train.duties.speculate(column, member, here, column.idle) and bool(train.assigned)
 
 
 def one_step(size: int, folder: Path) -> list[tuple[str, tuple[int, ...], tuple[int, ...]]]:
@@ -55,7 +56,7 @@ def one_step(size: int, folder: Path) -> list[tuple[str, tuple[int, ...], tuple[
         train.hold()
         if group.rank < 2:
             train.promise(group, train.duties.promised)
-        train.join(group, view_of(1, size), group.rank, START, True)
+        train.join(group, column_of(1, size), group.rank, START, True)
         second = train.assigned
         return ended(train, state), first, second
 
@@ -88,16 +89,16 @@ def test_what_a_lost_rank_had_is_computed_before_the_others_meet_again(tmp_path:
 
     def second(group: Group) -> tuple[str, set[int], set[int]]:
         train, state = ranks[group.rank]
-        view, speculative = view_of(2, 2), set[int]()
-        member = view.members[group.rank]
-        assert train.assigned == () and not speculates(train, view, member, StateId(0, 1))  # of another state it knows nothing
+        column, speculative = column_of(2, 2), set[int]()
+        member = column.members[group.rank]
+        assert train.assigned == () and not speculates(train, column, member, StateId(0, 1))  # of another state it knows nothing
         if knows or group.rank == 0:
-            assert speculates(train, view, member, START)
+            assert speculates(train, column, member, START)
             speculative = set(train.assigned)
             compute(train, state, 0, train.assigned)
-            assert not speculates(train, view, member, START)
+            assert not speculates(train, column, member, START)
         train.promise(group, train.duties.promised)
-        train.join(group, view, group.rank, START, True)
+        train.join(group, column, group.rank, START, True)
         expected = set(train.assigned)
         return ended(train, state), speculative, expected
 
@@ -115,9 +116,9 @@ def test_a_view_that_breaks_before_it_is_known_who_brings_what_changes_nothing_o
         train, _ = ranks[group.rank]
         group.interrupt("a member is lost")
         with pytest.raises(GroupBroken):
-            train.join(group, view_of(2, 2), group.rank, START, True)
-        view = view_of(3, 2)
-        assert speculates(train, view, view.members[group.rank], START)
+            train.join(group, column_of(2, 2), group.rank, START, True)
+        column = column_of(3, 2)
+        assert speculates(train, column, column.members[group.rank], START)
         return set(train.assigned)
 
     own, other = with_groups(2, rank)

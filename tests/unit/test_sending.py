@@ -10,7 +10,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from actors.rank.fsdp.sending import UNDER_WAY_BYTES, Means, Sender, Sums
+from actors.rank.fsdp.exchange import UNDER_WAY_BYTES, Means, Sender, Sums
 from actors.rank.fsdp.serving import Address, PeerRequest, PeerServer
 from actors.rank.step.reduction import Reducer
 from fleet.protocol.chunks import Readiness, Turn, can_accept

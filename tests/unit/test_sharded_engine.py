@@ -21,7 +21,7 @@ from actors.rank.telemetry.recorder import Recorder
 from actors.rank.zero1.resharding import Resharding
 from fleet.errors import ConfigError
 from fleet.protocol.moves import Advance, Apply, CastVote, Reduce
-from fleet.protocol.types import Member, StateId, View
+from fleet.protocol.types import Column, Member, StateId, View
 from fleet.settings.run import RunSettings
 from policies.placement import ranges
 from tests.unit.test_reduction import with_groups
@@ -68,21 +68,22 @@ def take_all(train: TrainStep, state: TrackedState) -> list[int]:
     return reported
 
 
-def reshard(train: TrainStep, group: Group, view: View, replica_size: int = 1) -> StateId:
+def reshard(train: TrainStep, group: Group, column: Column, replica_size: int = 1) -> StateId:
     """Where all are then."""
     protocol = cast(Any, SimpleNamespace(process=SimpleNamespace(node=f"node-{group.rank % 2}"), receiving=lambda: None))
-    return Resharding(train, protocol, 1, lambda: train.apply(Advance()), replica_size=replica_size).exchange(group, view)
+    return Resharding(train, protocol, 1, lambda: train.apply(Advance()), replica_size=replica_size).exchange(group, column)
 
 
-def join(train: TrainStep, group: Group, replica_size: int = 1, shards: int = SHARDS) -> View:
+def join(train: TrainStep, group: Group, replica_size: int = 1, shards: int = SHARDS) -> Column:
     members = tuple(Member(slot, 0) for slot in range(group.size))
     view = View(1, members, ranges(shards, group.size), 0, tuple(range(1, group.size)), START, "")
+    column = view.column_of(members[group.rank])
     if train.vote.spread:
         if group.rank == 0:
             train.begin(START)
-        assert reshard(train, group, view, replica_size) == START
-    train.join(group, view, group.rank, START, True)
-    return view
+        assert reshard(train, group, column, replica_size) == START
+    train.join(group, column, group.rank, START, True)
+    return column
 
 
 def trained(sharding: str, size: int, folder: Path) -> list[tuple[str, int]]:
@@ -121,7 +122,7 @@ def test_a_rank_that_missed_the_vote_takes_the_step_behind_the_others(informed: 
     def rank(group: Group) -> tuple[str, float]:
         state, settings = tracked(), RunSettings(world=group.size, shards=SHARDS, optimizer_sharding="zero1" if group.size > 1 else "none")
         train = TrainStep(state, settings, Recorder(tmp_path / f"{group.size}-{group.rank}", 0), 0.5)
-        view = join(train, group)
+        column = join(train, group)
         compute(train, state, 0, train.assigned)
         reduced = train.reduce(Reduce((-1, 0, 0)))
         assert reduced.doubt is None
@@ -136,7 +137,7 @@ def test_a_rank_that_missed_the_vote_takes_the_step_behind_the_others(informed: 
             train.hold()
         if train.vote.spread:
             assert train.layout.kept.claim(0).ready == (group.rank not in informed)
-            assert reshard(train, group, view) == StateId(0, 1)
+            assert reshard(train, group, column) == StateId(0, 1)
         return train.layout.digest(1), train.vote.factor
 
     [(right, _)] = cast(list[tuple[str, float]], with_groups(1, rank))

@@ -126,7 +126,7 @@ class Alone(Run):
         self._loop.total, self._loop.flops = total, FlopCount(1.0)
         train = self._train_step = TrainStep(state, self._settings, self._loop.recorder, clip_norm, observer=Quiet(*self._around))
         view = View(1, (Member(0, 0),), ((0, self.shards),), 0, (), StateId(0, 0), "")
-        train.join(Group(1, 0, 1, train.device), view, 0, StateId(0, 0), False)
+        train.join(Group(1, 0, 1, train.device), view.column_of(Member(0, 0)), 0, StateId(0, 0), False)
         while (number := self._here().step) < total:
             step = self._loop.step = Step(self._loop, train, number)
             yield step

@@ -305,7 +305,7 @@ class Membership:
     def _resettle(self, move: moves.Resettle) -> StateId:
         assert self._resharding is not None
         self._recorder.switch(RESTORE)
-        return self._resharding.exchange(self.group, move.view)
+        return self._resharding.exchange(self.group, move.view.column_of(self._protocol.member))
 
     def _give(self, move: moves.Give) -> None:
         state, train, group = self._state, self._served, self._groups.get(move.view.generation)
@@ -315,10 +315,12 @@ class Membership:
         if not train.gradients.buffers.constant:
             self._recorder.switch(RESTORE)
 
+        receivers = move.view.column_of(self._protocol.member).receivers
+
         def give() -> None:
-            for receiver in move.view.receivers:
+            for receiver in receivers:
                 group.send(torch.tensor([move.state.history, move.state.step, train.gradients.trained.checksum], device="cpu"), receiver)
-            for receiver in move.view.receivers:
+            for receiver in receivers:
                 send_state(group, receiver, state)
 
         self._receives, self._transfer = False, Transfer(give, "fleet-give")
@@ -326,7 +328,7 @@ class Membership:
     def _receive(self, move: moves.Receive) -> Arriving:
         """Learn which state it will be, and begin to receive it."""
         state, train, group = self._state, self._served, self.group
-        view, donor = move.view, move.view.donor
+        view, donor = move.view, move.view.column_of(self._protocol.member).donor
         assert state is not None
         self._recorder.switch(RESTORE)
         train.reset()

@@ -19,7 +19,7 @@ from actors.rank.verify.body import Body
 from actors.rank.verify.recheck import Recheck
 from actors.rank.verify.replicas import Replicas
 from fleet.protocol.records import COMM, VERIFY
-from fleet.protocol.types import Finding, StateId, View
+from fleet.protocol.types import Column, Finding, StateId
 from fleet.protocol.vote import Doubt
 from fleet.settings.run import RunSettings
 
@@ -57,12 +57,12 @@ class Checks:
         """What this rank tells when it leaves its group now: its end of a comparison that did not come to a good end."""
         return self.recheck.open or self.replicas.testimony
 
-    def join(self, view: View, here: StateId, receiver: bool) -> None:
+    def join(self, column: Column, here: StateId, receiver: bool) -> None:
         """A view begins at state ``here``, which this rank was given in it if it is a ``receiver``."""
         if here.history != self._history:
             self.jumps.begin()
         self._history = here.history
-        self.replicas.join(view.generation, here, receiver)
+        self.replicas.join(column.generation, here, receiver)
 
     def repeat(self) -> None:
         """The step is computed anew, and what comes out is believed."""

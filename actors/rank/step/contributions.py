@@ -18,7 +18,7 @@ from actors.rank.tags import Tag
 from actors.rank.telemetry.recorder import Recorder
 from fleet.protocol.duties import Duties
 from fleet.protocol.shards import Shares, cover
-from fleet.protocol.types import View
+from fleet.protocol.types import Column, Member
 from fleet.settings.run import RunSettings
 
 
@@ -28,12 +28,12 @@ class Contributions:
     Attributes:
         duties: which shards are whose.
         losses: by shard, of those that this rank has computed and that count; ``weights`` are theirs, ``log`` what the loop has logged.
-        group, view, rank: where it brings them.
+        group, column, rank: where it brings them.
         side: carries a few numbers beside the gradients.
         gathered: representations of shards, for a loss over the whole batch; ``carried`` is what they leave for the next step.
     """
 
-    view: View
+    column: Column
 
     def __init__(
         self,
@@ -60,9 +60,9 @@ class Contributions:
         self.duties.rehearse()
         self.gathered.rehearse()
 
-    def join(self, group: Group, view: View, rank: int) -> None:
-        """From now on they are brought there: :meth:`assign` them."""
-        self.group, self.view, self.rank = group, view, rank
+    def join(self, group: Group, column: Column, rank: int) -> None:
+        """From now on they are brought there: :meth:`assign` them. ``group``: of the ranks of ``column``."""
+        self.group, self.column, self.rank = group, column, rank
         self.log.begin_view()
 
     # ---- who brings what -----------------------------------------------------------------------------------------------------------------
@@ -82,14 +82,14 @@ class Contributions:
         self._sent = [*self._sent[-1:], (group.start([(mask, peer) for peer in peers], [], Tag.HELD), mask)]
 
     def assign(self, held: Collection[int], idle: Collection[int], *, begun: bool) -> None:
-        """In the view that is joined. ``held``: what this rank has that counts there; ``begun``: also of what others have. ``idle`` view
-        ranks bring nothing. Raises GroupBroken."""
+        """In the view that is joined. ``held``: what this rank has that counts there; ``begun``: also of what others have. ``idle`` ranks
+        bring nothing. Raises GroupBroken."""
         contributed = self._contributed_by_all(held, begun, idle)
-        self._share(self.duties.join(self.view, self.rank, contributed, idle))
+        self._share(self.duties.join(self.column, self.rank, contributed, idle))
 
     def _contributed_by_all(self, held: Collection[int], begun: bool, idle: Collection[int]) -> list[frozenset[int]]:
-        """By view rank, what it has or has promised of the step at hand. Receivers of the state have nothing, and nobody waits for them."""
-        group, receivers = self.group, self.view.receivers
+        """By rank, what it has or has promised of the step at hand. Receivers of the state have nothing, and nobody waits for them."""
+        group, receivers = self.group, self.column.receivers
         promise, self._promise = self._promise, None
         representations: Collection[int] = self.gathered.held
         if promise is not None and promise[0] is group:
@@ -123,9 +123,9 @@ class Contributions:
         self._gradients.watch(self._reducer.beside)
         self.side = SideChannel(self.group)
 
-    def owner(self, shard: int) -> int:
-        """The view rank that has computed ``shard``; -1: nobody."""
-        return next((rank for rank, shards in enumerate(self.duties.contributed) if shard in shards), -1)
+    def computed_by(self, shard: int) -> Member | None:
+        """Whoever brings ``shard``; None: nobody."""
+        return next((member for member, shards in self.duties.had.items() if shard in shards), None)
 
     # ---- what is computed ----------------------------------------------------------------------------------------------------------------
 

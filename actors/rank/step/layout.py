@@ -75,7 +75,7 @@ class StateLayout:
     """One rank's part of a state, as a step needs it.
 
     This one is of whole replicas: each rank has all of the state, and all of the sum, so that it finds what the others find, by itself. A
-    layout in which ranks keep parts, or keep them elsewhere, overrides what is otherwise there. It knows the ranks of its view.
+    layout in which ranks keep parts, or keep them elsewhere, overrides what is otherwise there. It knows the ranks of one column.
 
     Attributes:
         gradients: by shard, and their mean; ``reducer`` sums them.
@@ -131,7 +131,7 @@ class StateLayout:
         """All of ``state`` was loaded or built here."""
 
     def join(self, group: Group) -> None:
-        """Steps are taken with these ranks from now on."""
+        """Steps are taken with these ranks, those of one column, from now on."""
         self.group, self._split_of = group, []
 
     # ---- compute -------------------------------------------------------------------------------------------------------------------------

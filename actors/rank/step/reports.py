@@ -58,8 +58,7 @@ class Reports(Observer):
         assert here is not None
         if self._loop.rank == 0:
             shard = -1 if doubt is None else doubt.shard
-            owner = train.contributions.owner(shard)
-            computed_by = self._loop.rank_machine.view.members[owner] if owner >= 0 else None
+            computed_by = train.contributions.computed_by(shard)
             self._client.say(Implausible(self._protocol.member, here, shard, computed_by, why, accepted=doubt is None))
 
     def _taken(self, train: TrainStep, step: Step, loss: float) -> None:

@@ -38,7 +38,7 @@ from fleet.protocol.layouts import LAYOUTS
 from fleet.protocol.member import NO_VIEW
 from fleet.protocol.moves import Advance, Apply, CastVote, Reduce, Repeat, StepCommitted
 from fleet.protocol.records import COMM, GRAD_NORM, LEARNING_RATE, STRAGGLER
-from fleet.protocol.types import StateId, View
+from fleet.protocol.types import Column, StateId
 from fleet.protocol.vote import CommitVote, Doubt, Words
 from fleet.settings.run import RunSettings
 
@@ -331,23 +331,23 @@ class TrainStep:
         self.verify.jumps.begin()
         self.layout.begin(state)
 
-    def join(self, group: Group, view: View, rank: int, here: StateId, begun: bool) -> None:
-        """Compute with this group from now on, at state ``here``. Raises GroupBroken.
+    def join(self, group: Group, column: Column, rank: int, here: StateId, begun: bool) -> None:
+        """Compute with this group, of the ranks of ``column``, from now on, at state ``here``. Raises GroupBroken.
 
         With ``begun`` the view may come in the middle of a step: what its members have computed of it counts, and only the rest is due.
         Without, this rank knows that it comes between steps.
         """
-        receiver = rank in view.receivers
-        self.contributions.join(group, view, rank)
+        receiver = rank in column.receivers
+        self.contributions.join(group, column, rank)
         self.layout.join(group)
         if here != self.duties.at or receiver:
             self.reset()
         self.duties.at = here
         self.gradients.buffers.restore()
-        self.verify.join(view, here, receiver)
-        idle = view.idle if self.layout.spares_newcomers else ()
+        self.verify.join(column, here, receiver)
+        idle = column.idle if self.layout.spares_newcomers else ()
         self.contributions.assign(self.layout.counts(self.gradients.sums.held), idle, begun=begun)
-        self.verify.recheck.join(view.generation, rank, here, receiver, view.ranges, whole=self.duties.shares is self.duties.whole)
+        self.verify.recheck.join(column.generation, rank, here, receiver, column.ranges, whole=self.duties.shares is self.duties.whole)
 
     def promise(self, group: Group, shards: Collection[int]) -> None:
         """See :meth:`Contributions.promise`."""

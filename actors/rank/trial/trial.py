@@ -168,7 +168,7 @@ class Trying(Run):
         make = functools.partial(TrialLayout, book=self._book, kept=self.kept)
         train = self._train_step = TrainStep(state, self._settings, self._loop.recorder, clip_norm, layout=make)
         view = View(1, (Member(0, 0),), ((0, self.shards),), 0, (), StateId(0, 0), "")
-        train.join(Group(1, 0, 1, train.device), view, 0, StateId(0, 0), False)
+        train.join(Group(1, 0, 1, train.device), view.column_of(Member(0, 0)), 0, StateId(0, 0), False)
         train.contributions.gathered.times = self._plan.share
         if ORDER in self._plan.asked.varied:
             train.duties.mine = train.duties.mine[::-1]

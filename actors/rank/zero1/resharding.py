@@ -32,11 +32,11 @@ from fleet.protocol.chunks import (
 )
 from fleet.protocol.domains import VARIABLE, Place, number, numbered, place_of
 from fleet.protocol.member import MemberProtocol
-from fleet.protocol.types import StateId, View
+from fleet.protocol.types import Column, StateId
 
 
 def exchange_claims(group: Group, mine: Claim) -> list[Claim]:
-    """Every member's claim, by view rank. Raises GroupBroken."""
+    """Every member's claim, by rank. Raises GroupBroken."""
     history, step = (mine.state.history, mine.state.step) if mine.state is not None else (-1, -1)
     claimed = runs(mine.chunks)
     flags = [history, step, mine.ready, mine.factor, mine.complete, mine.node, len(claimed)]
@@ -57,13 +57,13 @@ def _claim(row: list[float]) -> Claim:
 
 
 class Resharding:
-    """Brings a view's members to one state, each with its chunks.
+    """Brings the members of a column to one state, each with its chunks.
 
     Args:
         copies: how many ranks guard each chunk.
         advance: takes the step that the others have taken, from what is here, and says so to whom it concerns.
         levels: how many levels failure domains have; in which ones this process is, :data:`fleet.protocol.domains.VARIABLE` says.
-        replica_size: so many ranks of a view, one after the other, keep all chunks among them; 1: no groups.
+        replica_size: so many ranks of a column, one after the other, keep all chunks among them; 1: no groups.
     """
 
     def __init__(
@@ -81,22 +81,23 @@ class Resharding:
         self._depth, self._replica_size = levels + 1, replica_size
         self._node = number(place_of(os.environ.get(VARIABLE, ""), protocol.process.node), self._depth)
 
-    def exchange(self, group: Group, view: View) -> StateId:
-        """Returns the state that all hold now. Raises GroupBroken: each is what it was, or a step further, and nothing is lost by it.
+    def exchange(self, group: Group, column: Column) -> StateId:
+        """With this group, of the column's ranks. Returns the state that all hold now.
 
+        Raises GroupBroken: each is what it was, or a step further, and nothing is lost by it.
         When a chunk is with no member, all find so and say so. A later view may have it; if none has, a new history begins.
         """
         with self._layout.moving():
-            return self._exchange(group, view)
+            return self._exchange(group, column)
 
-    def _exchange(self, group: Group, view: View) -> StateId:
+    def _exchange(self, group: Group, column: Column) -> StateId:
         kept_here, me = self._kept, group.rank
         claims = exchange_claims(group, kept_here.claim(self._node))
-        target = claims[view.donor].state
+        target = claims[column.donor].state
         if target is None:
-            if me == view.donor:
+            if me == column.donor:
                 self._protocol.receiving()  # the coordinator thought otherwise; now it will look for another
-            raise GroupBroken(f"the donor, rank {view.donor}, holds no state", group.generation)
+            raise GroupBroken(f"the donor, rank {column.donor}, holds no state", group.generation)
         if self._train.vote.follow(claims, me, target):
             self._advance()
         there = settled(claims, target)
@@ -104,7 +105,7 @@ class Resharding:
         if not reads:
             self._check_lost(group, there)
         self._complete(group, there)
-        self._give_the_rest(group, view, there)
+        self._give_the_rest(group, column, there)
         places = [numbered(claim.node, self._depth) for claim in claims]
         guarded = guards(places, self._copies, self._replica_size)
         self._layout.introduce(group)  # before chunks move: whoever has moved his is placed
@@ -136,17 +137,17 @@ class Resharding:
         if there[group.rank].state is not None:
             self._kept.conclude()
 
-    def _give_the_rest(self, group: Group, view: View, there: Sequence[Claim]) -> None:
+    def _give_the_rest(self, group: Group, column: Column, there: Sequence[Claim]) -> None:
         """All but the optimizer's chunks comes from the donor."""
         newcomers = [rank for rank, claim in enumerate(there) if claim.state is None]
-        if group.rank == view.donor:
+        if group.rank == column.donor:
             for rank in newcomers:
                 send_state(group, rank, self._train.state)
         elif group.rank in newcomers:
             self._protocol.receiving()
             self._train.reset()
             self._kept.lose()
-            receive_state(group, view.donor, self._train.state)
+            receive_state(group, column.donor, self._train.state)
 
     def _move(self, group: Group, there: Sequence[Claim], guarded: Sequence[Sequence[int]], places: Sequence[Place]) -> None:
         """Each chunk to its owner and its guards. The old ones are dropped once all have the new."""

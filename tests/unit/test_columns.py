@@ -1,0 +1,114 @@
+"""Members with a coordinate: how they are written, and what the ranks of a column do as if there were no others."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from actors.rank.membership.process_group import Group
+from actors.rank.step.train_step import TrainStep
+from actors.rank.telemetry.recorder import Recorder
+from fleet.machine.candidates import StateSource
+from fleet.machine.views import make_view
+from fleet.protocol.events import EVENTS, Ready
+from fleet.protocol.instructions import INSTRUCTIONS, Publish
+from fleet.protocol.journal import decode_line, encode_line
+from fleet.protocol.records import RECORDS, Spans
+from fleet.protocol.types import Coordinate, Member, View, apply_delta, assigned_by_column, view_delta
+from fleet.settings.run import RunSettings
+from policies.placement import ranges
+from tests.unit.test_machine import START, Bench
+from tests.unit.test_reduction import with_groups
+from tests.unit.test_sharded_engine import SHARDS, STEPS, reshard, take_all, tracked, trained
+
+LEFT: Coordinate = (("tensor", 0),)
+RIGHT: Coordinate = (("tensor", 1),)
+MEMBERS = tuple(Member(slot, 0, (LEFT, RIGHT)[slot % 2]) for slot in range(4))
+"""Two replicas of two coordinates."""
+
+
+def view_of(*receivers: int, shards: int = SHARDS) -> View:
+    split = assigned_by_column(MEMBERS, lambda places: ranges(shards, len(places)))
+    return View(1, MEMBERS, split, 0, receivers, START, "")
+
+
+# ---- on the wire and in the journal ------------------------------------------------------------------------------------------------------
+
+
+def test_an_empty_coordinate_is_not_written_and_one_that_is_absent_is_empty() -> None:
+    assert EVENTS.to_json(Ready(Member(2, 1))) == ["Ready", [2, 1]]
+    assert EVENTS.decode(b'["Ready", [2, 1]]').member.coordinate == ()
+    assert EVENTS.decode(b'["Ready", [2, 1, []]]').member.coordinate == ()
+
+
+def test_a_coordinate_comes_back() -> None:
+    assert EVENTS.to_json(Ready(MEMBERS[1])) == ["Ready", [1, 0, [["tensor", 1]]]]
+    again = INSTRUCTIONS.decode(INSTRUCTIONS.encode(Publish(view_of())))
+    assert [member.coordinate for member in again.view.members] == [LEFT, RIGHT, LEFT, RIGHT]
+
+
+@pytest.mark.parametrize("member", [Member(1, 0), MEMBERS[1]])
+def test_spans_are_the_same_text_by_the_shorter_way(member: Member) -> None:
+    spans = Spans(member, 3, 1, 7, 500, (10, 20, 0), "cxK")
+    assert encode_line(spans) == RECORDS.encode(spans) + b"\n"
+    again = decode_line(encode_line(spans))
+    assert again == spans and isinstance(again, Spans) and again.member.coordinate == member.coordinate
+
+
+def test_a_member_is_the_same_process_with_or_without() -> None:
+    assert Member(1, 0) == MEMBERS[1] and hash(Member(1, 0)) == hash(MEMBERS[1])
+    assert view_of().rank_of(Member(3, 0)) == 3
+    assert view_of().column_of(Member(3, 0)).members == (MEMBERS[1], MEMBERS[3])
+
+
+def test_a_delta_brings_the_coordinates_of_newcomers() -> None:
+    spare = Member(4, 0, RIGHT)
+    base = view_of()
+    later = View(2, (*MEMBERS[:3], spare), base.ranges, 0, (3,), START, "")
+    again = apply_delta(base, view_delta(base, later))
+    assert again == later and again.members[3].coordinate == RIGHT
+
+
+# ---- what is assigned within a column ----------------------------------------------------------------------------------------------------
+
+
+def test_the_coordinator_assigns_shards_within_each_column() -> None:
+    bench = Bench(world=4)
+    bench.start()
+    state = bench.machine.state
+    view = make_view(state, MEMBERS, StateSource(0, (), START), START)
+    assert view.ranges == ((0, 8), (0, 8), (8, 16), (8, 16))
+    state.stragglers.speeds = {MEMBERS[3]: 1 / 3}
+    view = make_view(state, MEMBERS, StateSource(0, (), START), START)
+    assert view.ranges == ((0, 8), (0, 12), (8, 16), (12, 16)), "a slow rank's shards go to those of its column"
+
+
+def steps_in(view: View, rank: int, group: Group, sharding: str, ring: Path) -> tuple[str, int]:
+    """(digest, bytes of optimizer state) of a rank of a view, which has a group of the ranks of its column."""
+    member, state = view.members[rank], tracked()
+    column = view.column_of(member)
+    assert column.rank_of(member) == group.rank
+    settings = RunSettings(world=len(view.members), shards=SHARDS, optimizer_sharding=sharding)
+    train = TrainStep(state, settings, Recorder(ring, 0), 0.5)
+    if train.vote.spread:
+        if group.rank == column.donor:
+            train.begin(START)
+        assert reshard(train, group, column) == START
+    train.join(group, column, group.rank, START, True)
+    assert take_all(train, state) == list(range(STEPS))
+    values = train.update.optimizer.state.values()
+    return train.layout.digest(STEPS), sum(value.nbytes for each in values for value in each.values())
+
+
+@pytest.mark.parametrize("sharding", ["none", "zero1"])
+def test_a_column_takes_the_steps_of_a_run_of_its_size(sharding: str, tmp_path: Path) -> None:
+    """Shards, sums, owners and guards are among its ranks alone."""
+    plain = trained(sharding, 2, tmp_path)
+    for first in (0, 1):
+
+        def rank(group: Group, first: int = first) -> tuple[str, int]:
+            place = first + 2 * group.rank
+            return steps_in(view_of(2, 3), place, group, sharding, tmp_path / f"column-{place}")
+
+        assert with_groups(2, rank) == plain
