@@ -14,7 +14,7 @@ import select
 import signal
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -40,22 +40,26 @@ def memory_group(groups: str, root: Path = ROOT) -> Path:
 
 
 class BoundGroup:
-    """A group below ``parent`` that is bounded in some way, and has the PID of its maker in its name. Raises OSError where it cannot be."""
+    """A group below ``parent`` that is bounded, and has the PID of its maker in its name. Raises OSError where it cannot be.
 
-    prefix = PREFIX
+    Args:
+        prefix: of its name.
+        of: what is bounded, in words.
+        limits: file of the group -> what it is to say; of several such tables the first whose files the kernel has.
+    """
 
-    def __init__(self, parent: Path) -> None:
-        self.parent, self.folder = parent, parent / f"{self.prefix}{os.getpid()}-{os.urandom(3).hex()}"
+    def __init__(self, parent: Path, prefix: str, of: str, limits: Sequence[Mapping[str, str]]) -> None:
+        self.parent, self.folder = parent, parent / f"{prefix}{os.getpid()}-{os.urandom(3).hex()}"
         self.folder.mkdir()
         try:
-            self.bound()
+            known = next((each for each in limits if all((self.folder / name).exists() for name in each)), None)
+            if known is None:
+                raise OSError(f"groups below {parent} have no limit of {of}: the controller is not enabled for them")
+            for name, value in known.items():
+                (self.folder / name).write_text(value)
         except OSError:
             self.folder.rmdir()
             raise
-
-    def bound(self) -> None:
-        """Set the limit. Raises OSError where groups here have none."""
-        raise NotImplementedError
 
     def take(self, pid: int) -> None:
         """Move a process into the group, with its threads and what it starts from now on. Raises OSError when it has ended."""
@@ -78,19 +82,9 @@ class BoundGroup:
             yield from map(int, (self.folder / "cgroup.procs").read_text().split())
 
 
-class LimitedGroup(BoundGroup):
-    """With a limit of memory."""
-
-    def __init__(self, parent: Path, limit_bytes: int) -> None:
-        self._limit_bytes = limit_bytes
-        super().__init__(parent)
-
-    def bound(self) -> None:
-        """In either version."""
-        limits = [self.folder / name for name in LIMITS if (self.folder / name).exists()]
-        if not limits:
-            raise OSError(f"groups below {self.parent} have no limit of memory: the controller is not enabled for them")
-        limits[0].write_text(str(self._limit_bytes))
+def confined(parent: Path) -> BoundGroup:
+    """A group without any memory, in either version."""
+    return BoundGroup(parent, PREFIX, "memory", [{name: str(LIMIT_BYTES)} for name in LIMITS])
 
 
 def sweep(parent: Path, prefix: str = PREFIX) -> None:
@@ -107,7 +101,7 @@ def main(pidfd: str, pid: str, lasts_s: str) -> None:
     signal.set_wakeup_fd(writer)
     signal.signal(signal.SIGTERM, lambda *_: None)
     try:
-        group = LimitedGroup(memory_group(Path(f"/proc/{pid}/cgroup").read_text()), LIMIT_BYTES)
+        group = confined(memory_group(Path(f"/proc/{pid}/cgroup").read_text()))
     except OSError as error:
         print(error, flush=True)
         raise SystemExit(1) from None

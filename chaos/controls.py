@@ -38,6 +38,20 @@ class ChaosControls:
         self._numbers = itertools.count(1)
         self._lock = threading.Lock()
 
+    def order(self, asked: Mapping[str, Any]) -> str:
+        """What the page's API was asked for, whose description has the fields. Returns what will happen. Raises ConfigError."""
+        match asked["action"]:
+            case "start":
+                return self.start()
+            case "stop":
+                return self.stop()
+            case "heal":
+                return self.heal()
+            case _:
+                amounts = {parameter.name: float(asked[parameter.name]) for parameter in PARAMETERS if parameter.name in asked}
+                places = {place: int(asked[place]) for place in ("slot", "node") if place in asked}
+                return self.inject(asked.get("kind", ""), amounts=amounts, **places)
+
     def start(self) -> str:
         """Let planned faults strike. Returns what will happen."""
         self._give("start")

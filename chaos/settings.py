@@ -1,25 +1,36 @@
-"""Settings of chaos, and the text form that the command line takes."""
+"""Settings of chaos: catalogue x fleet x compression -> the list of faults of one run, before it starts.
+
+Time is drawn at the rate of the large fleet and divided by ``compression``. Every component draws from streams of its own, named
+``chaos:COMPONENT...``, so that adding or removing one shifts no other (with a stated compression; one that follows from ``mtbf_s`` changes
+with the total rate, and scales all times alike).
+
+What stops a job strikes it wherever in the fleet it happens: those rows arrive at the rate of the whole fleet. A share of slow nodes is
+kept as a share instead: a synchronous job with ten slow nodes is as slow as with one, so the small world gets its own nodes' arrivals.
+"""
 
 from __future__ import annotations
 
 import math
+import random
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
-from chaos.arrivals import arrival_rates, check_law, compression_for, load_trace, plan
-from chaos.catalogue import Catalogue, Component, Topology, check_kinds, fitted, load_catalogue
+from chaos.arrivals import arrival_rates, compression_for, in_order, load_trace, poisson_arrivals, units, weibull_arrivals
+from chaos.catalogue import ASSUMPTIONS, Catalogue, Component, Topology, check_kinds, fitted, load_catalogue
 from fleet.errors import ConfigError
 from fleet.planning.traces.faults import FittedFaults, load_faults
 from fleet.planning.traces.trace import text_of
-from fleet.protocol.fault_kinds import TABLE
-from fleet.protocol.fault_parameters import SEVERITY
+from fleet.protocol.fault_kinds import TABLE, Cost, FaultPlace, kind_of
+from fleet.protocol.fault_parameters import NOTICE, SEVERITY
 from fleet.protocol.types import Fault
-from fleet.settings.fields import setting, within
+from fleet.settings.fields import NONE, build, from_text, keys, seconds, setting, within
+from fleet.simulation.rng import stream
 
+LAWS = ("exponential", "weibull")
 STORM_KINDS = "+".join(kind.name for kind in TABLE if kind.in_storm)
-STORM = f"mtbf=12s,duration=150s,quiet_start=3s,kinds={STORM_KINDS},lasts=6s,repair=15s"
+STORM = f"mtbf=12s,duration=150s,quiet_start=3s,kinds={STORM_KINDS},mean_duration=6s,repair=15s"
 """What ``--chaos storm`` stands for: the Llama 3 fleet's mix of faults, one every 12 s."""
 
 
@@ -36,7 +47,7 @@ class ChaosSettings:
     duration_s: float = setting(600.0, "Faults come until then, counted from the start of the run's training.", above=0)
     quiet_start_s: float = setting(0.0, "None come before.")
     law: str = setting("exponential", "Law of the lifetimes: exponential or weibull.")
-    shape: float = setting(0.7, "Shape of the Weibull law.")
+    shape: float = setting(0.7, "Shape of the Weibull law: 0.7 falls with age, 1 is exponential.", least=0.1, most=20)
     kinds: tuple[str, ...] | None = setting(None, "Kinds of fault to plan; none: every kind that the catalogue has.")
     mean_duration_s: float | None = setting(
         None, "Mean length of hangs and slowdowns; none: the catalogue's, compressed as all is.", above=0
@@ -54,7 +65,8 @@ class ChaosSettings:
 
     def __post_init__(self) -> None:
         _ = self.fleet  # it checks its own numbers
-        check_law(self.law, self.shape)
+        if self.law not in LAWS:
+            raise ConfigError("chaos.law", self.law, "unknown law of arrivals", f"Known: {', '.join(LAWS)}; or give a trace.")
         if self.kinds is not None:
             check_kinds(self.kinds)
         within(self, "chaos.")
@@ -141,46 +153,88 @@ class ChaosSettings:
         return plan(self._components(), chaos, seed, world=world, nodes=nodes, compression=self.compression_in(nodes))
 
 
-def seconds(text: str) -> float:
-    """``15``, ``15s``, ``250ms``, ``5m``, ``2h`` in seconds. Raises ValueError."""
-    for unit, factor in (("ms", 1e-3), ("s", 1.0), ("m", 60.0), ("h", 3600.0)):
-        if text.endswith(unit):
-            return float(text[: -len(unit)]) * factor
-    return float(text)
+# ---- the plan ----------------------------------------------------------------------------------------------------------------------------
 
 
-def _repair(text: str) -> float | None:
-    return None if text == "never" else seconds(text)
+def plan(
+    components: Iterable[Component], chaos: ChaosSettings, seed: int, *, world: int, nodes: int, compression: float
+) -> tuple[Fault, ...]:  # fmt: skip
+    """All faults of one run, by time. Pure: the same arguments give the same faults on any machine. Settings have checked them.
+
+    Args:
+        components: what fails.
+        chaos: for how long, by which law, and how far it spreads.
+        seed: the run's seed.
+        world, nodes: slots and worker nodes of the small world; targets are drawn uniformly from them.
+        compression: how many seconds of the fleet pass in one of the run.
+    """
+    horizon_s = (chaos.duration_s - chaos.quiet_start_s) * compression
+    faults: list[Fault] = []
+    for component in components:
+        times = _arrivals(component, chaos, nodes, horizon_s, stream(seed, "chaos", component.name))
+        aim = _Aim(component, chaos, seed, world, nodes, compression)
+        injected = [aim.fault(number, chaos.quiet_start_s + at_s / compression) for number, at_s in enumerate(times)]
+        if chaos.burst and Cost.NODE in kind_of(component.kind).may_cost:
+            draw = stream(seed, "chaos", component.name, "burst")
+            injected += [other for fault in injected for other in _burst(fault, nodes, draw, chaos)]
+        faults += [fault for fault in injected if fault.at_s < chaos.duration_s]
+    return in_order(faults)
 
 
-def _yes(text: str) -> bool:
-    if text not in ("yes", "no"):
-        raise ValueError(text)
-    return text == "yes"
+def _burst(fault: Fault, nodes: int, draw: random.Random, chaos: ChaosSettings) -> Iterator[Fault]:
+    """The nodes of its rack that a lost node takes along. As many numbers are drawn whether or not they do."""
+    assert fault.node is not None
+    first, spreads = fault.node - fault.node % chaos.rack_nodes, draw.random() < chaos.burst
+    for node in range(first, first + chaos.rack_nodes):
+        hit, later_s = draw.random() < chaos.burst, draw.expovariate(1.0 / chaos.burst_s)
+        if spreads and hit and node != fault.node and node < nodes:
+            yield replace(fault, id=f"{fault.id}+{node}", at_s=fault.at_s + later_s, node=node)
 
 
-_KEYS: dict[str, tuple[str, Callable[[str], object], str]] = {
-    "mtbf": ("mtbf_s", seconds, "a time such as 15s or 5m"),
-    "compression": ("compression", float, "a number"),
-    "trace": ("trace", str, "a file"),
-    "faults": ("faults", str, "a file"),
-    "fleet": ("fleet_gpus", int, "a number of GPUs"),
-    "gpus_per_node": ("gpus_per_node", int, "a number of GPUs"),
-    "duration": ("duration_s", seconds, "a time such as 10m"),
-    "quiet_start": ("quiet_start_s", seconds, "a time such as 5s"),
-    "law": ("law", str, "exponential or weibull"),
-    "shape": ("shape", float, "a number"),
-    "kinds": ("kinds", lambda text: tuple(text.split("+")), "kinds of fault, joined by +"),
-    "lasts": ("mean_duration_s", seconds, "a time such as 20s"),
-    "severity": ("severity", float, "a number"),
-    "repair": ("repair_s", _repair, "a time such as 30s, or never"),
-    "seed": ("seed", int, "a whole number"),
-    "burst": ("burst", float, "a share such as 0.3"),
-    "burst_within": ("burst_s", seconds, "a time such as 5s"),
-    "rack_nodes": ("rack_nodes", int, "a number of nodes"),
-    "lose_all": ("lose_all", _yes, "yes or no"),
-    "floor": ("floor", float, "a share such as 0.3"),
-}
+class _Aim:
+    """Draws what one component's faults hit, and for how long, from streams apart from their times."""
+
+    def __init__(self, component: Component, chaos: ChaosSettings, seed: int, world: int, nodes: int, compression: float) -> None:
+        self._component, self._world, self._nodes = component, world, nodes
+        self._target = stream(seed, "chaos", component.name, "target")
+        self._length = stream(seed, "chaos", component.name, "duration")
+        assumed, mean_s, severity = ASSUMPTIONS.get(component.name), chaos.mean_duration_s, chaos.severity
+        kind = kind_of(component.kind)
+        self._only_nodes = kind.targets == (FaultPlace.NODE,)
+        self._notice_s = NOTICE.default if kind.announced else 0.0
+        self._mean_s = (assumed.duration_s / compression if mean_s is None else mean_s) if assumed and kind.lasts else 0.0
+        self._severity = (assumed.severity if severity is None else severity) if assumed and SEVERITY in kind.parameters else 1.0
+
+    def fault(self, number: int, at_s: float) -> Fault:
+        on_node = self._only_nodes or self._component.per_unit_share
+        place = self._target.randrange(self._nodes if on_node else self._world)
+        duration_s = self._length.expovariate(1.0 / self._mean_s) if self._mean_s else self._notice_s
+        return Fault(
+            id=f"{self._component.name}-{number:04d}",
+            at_s=at_s,
+            component=self._component.name,
+            kind=self._component.kind,
+            slot=None if on_node else place,
+            node=place if on_node else None,
+            duration_s=duration_s,
+            severity=self._severity,
+        )
+
+
+def _arrivals(component: Component, chaos: ChaosSettings, nodes: int, horizon_s: float, draw: random.Random) -> Iterator[float]:
+    count, mean_s = units(component, chaos.fleet, nodes), component.mean_s(chaos.fleet)
+    if component.shape is not None:
+        return weibull_arrivals(draw, count, mean_s, component.shape, horizon_s)
+    # An MTTF is a part's lifetime. Shares say nothing about the law between two onsets, so those stay exponential.
+    if chaos.law == "weibull" and component.prevalence is None:
+        return weibull_arrivals(draw, count, mean_s, chaos.shape, horizon_s)
+    return poisson_arrivals(draw, count / mean_s, horizon_s)
+
+
+# ---- as text -----------------------------------------------------------------------------------------------------------------------------
+
+KNOWN = keys(ChaosSettings, "chaos.")
+"""By name. What is a time may be written without the ``_s`` of its setting."""
 
 
 def parse_chaos(text: str) -> ChaosSettings:
@@ -195,16 +249,17 @@ def parse_chaos(text: str) -> ChaosSettings:
     values: dict[str, object] = {}
     for item in text.split(","):
         key, equals, value = (part.strip() for part in item.partition("="))
-        if not equals or key not in _KEYS:
-            raise ConfigError("chaos", item, "is not a setting of chaos", f"Write key=value with one of: {', '.join(_KEYS)}; or off.")
-        name, read, takes = _KEYS[key]
+        name = f"chaos.{key}" if f"chaos.{key}" in KNOWN else f"chaos.{key}_s"
+        if not equals or name not in KNOWN:
+            known = ", ".join(each.removeprefix("chaos.") for each in KNOWN)
+            raise ConfigError("chaos", item, "is not a setting of chaos", f"Write key=value with one of: {known}; or off.")
         if name in values:
             raise ConfigError(f"chaos.{key}", value, "is given twice")
-        try:
-            values[name] = read(value)
-        except ValueError as error:
-            raise ConfigError(f"chaos.{key}", value, f"is not {takes}") from error
-    settings = ChaosSettings(**values)  # type: ignore[arg-type]
+        if name.endswith("_s") and value != NONE:
+            values[name] = seconds(value, f"chaos.{key}")
+        else:
+            values |= from_text(KNOWN, name, value.replace("+", ",") if name == "chaos.kinds" else value)
+    settings = build(ChaosSettings, values, "chaos.")
     if not settings.on:
         raise ConfigError("chaos", text, "says which faults but not how many", "Add mtbf=..., compression=... or trace=...; or write off.")
     return settings

@@ -67,24 +67,11 @@ class DistantChaos:
     def __init__(self, url: str, token: str) -> None:
         self._url, self._headers = url, {"Authorization": f"Bearer {token}"}
 
-    def start(self) -> str:
-        return self._order({"action": "start"})
-
-    def stop(self) -> str:
-        return self._order({"action": "stop"})
-
-    def heal(self) -> str:
-        return self._order({"action": "heal"})
-
-    def inject(self, kind: str, slot: int | None, node: int | None, amounts: Mapping[str, float]) -> str:
-        order = {"action": "inject", "kind": kind, "slot": slot, "node": node, **amounts}
-        return self._order({name: value for name, value in order.items() if value is not None})
+    def order(self, asked: Mapping[str, Any]) -> str:
+        return str(self._asked("POST", dict(asked))["said"])
 
     def status(self) -> dict[str, Any]:
         return self._asked("GET", None)
-
-    def _order(self, order: dict[str, Any]) -> str:
-        return str(self._asked("POST", order)["said"])
 
     def _asked(self, method: str, body: dict[str, Any] | None) -> dict[str, Any]:
         try:

@@ -19,6 +19,8 @@ from types import TracebackType
 from typing import Any, Protocol, TypeVar
 
 from aiohttp import web
+from jsonschema import Draft202012Validator
+from jsonschema.exceptions import best_match
 from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import choose_encoder
 
@@ -26,11 +28,10 @@ from dashboards.access import NOBODY, QUEUE, WRITE, Access, Audit
 from dashboards.control_registry import ControlRegistry, RunGone
 from dashboards.feeds import RunFeed, RunFeeds
 from dashboards.identities import Identity
-from dashboards.openapi import openapi
+from dashboards.openapi import ORDER, Schema, openapi
 from dashboards.pages.logs import log_files, log_piece
 from fleet.errors import ConfigError, RunFailed
 from fleet.host.scheduling import give_way
-from fleet.protocol.fault_parameters import PARAMETERS
 
 log = logging.getLogger("fleet.dashboards")
 T = TypeVar("T")
@@ -61,10 +62,7 @@ Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 class ChaosPort(Protocol):
     """What the page may order of a run's chaos; ``chaos.controls.ChaosControls`` is one. Each raises ConfigError when it cannot be."""
 
-    def start(self) -> str: ...
-    def stop(self) -> str: ...
-    def heal(self) -> str: ...
-    def inject(self, kind: str, slot: int | None, node: int | None, amounts: Mapping[str, float]) -> str: ...
+    def order(self, asked: Mapping[str, Any]) -> str: ...
     def status(self) -> dict[str, Any]: ...
 
 
@@ -357,7 +355,8 @@ class WatchServer:
         if port is None:
             raise self._deaf(request)
         try:
-            said, status = await asyncio.to_thread(lambda: (_order(port, asked), port.status()))
+            check_body(asked, ORDER)
+            said, status = await asyncio.to_thread(lambda: (port.order(asked), port.status()))
         except ConfigError as error:
             return self._refused(request, "chaos", asked, error)
         except RunGone:
@@ -455,39 +454,10 @@ async def _json_body(request: web.Request) -> dict[str, Any]:
     return body
 
 
-FIELDS: dict[str, tuple[type, ...]] = {
-    "action": (str,), "kind": (str,), "slot": (int,), "node": (int,), **{parameter.name: (int, float) for parameter in PARAMETERS},
-}  # fmt: skip
-
-
-def check_fields(asked: Mapping[str, Any], fields: Mapping[str, tuple[type, ...]], of: str) -> None:
-    """Refuse what is no field of a body, or not of its types. Raises ConfigError."""
-    for name, value in asked.items():
-        if name not in fields:
-            raise ConfigError(name[:80], "", f"is no field of {of}", f"Fields are {', '.join(fields)}.")
-        if isinstance(value, bool) or not isinstance(value, fields[name]):
-            raise ConfigError(name, str(value)[:80], f"is not of type {fields[name][-1].__name__}")
-
-
-def _order(port: ChaosPort, asked: Mapping[str, Any]) -> str:
-    """Carry out a checked order. Raises ConfigError."""
-    check_fields(asked, FIELDS, "an order")
-    match asked.get("action"):
-        case "start":
-            return port.start()
-        case "stop":
-            return port.stop()
-        case "heal":
-            return port.heal()
-        case "inject":
-            amounts = {parameter.name: _number(asked, parameter.name) for parameter in PARAMETERS if parameter.name in asked}
-            return port.inject(asked.get("kind", ""), asked.get("slot"), asked.get("node"), amounts)
-        case other:
-            raise ConfigError("action", str(other)[:80], "is no order", "Choose one of start, stop, heal, inject.")
-
-
-def _number(asked: Mapping[str, Any], name: str) -> float:
-    try:
-        return float(asked[name])
-    except OverflowError:
-        raise ConfigError(name, "a very large number", "does not fit") from None
+def check_body(asked: Mapping[str, Any], schema: Schema) -> None:
+    """Refuse a body that is not as the API's description has it. Raises ConfigError."""
+    error = best_match(Draft202012Validator(schema).iter_errors(asked))
+    if error is not None:
+        unknown, missing = asked.keys() - schema["properties"].keys(), set(schema["required"]) - asked.keys()
+        field = str([*error.absolute_path, *sorted(unknown), *sorted(missing)][0])
+        raise ConfigError(field[:80], str(error.instance)[:80], error.message[:200], "See /openapi.json.")

@@ -117,27 +117,18 @@ class SimulatedResult:
         return "\n".join([f"seed {self.seed}: {self.violated or self.status}: {self.why or self.reason}", *self.trace])
 
 
-class Results(Sequence[SimulatedResult]):
+class Results(tuple[SimulatedResult, ...]):
     """Simulated runs, in order of their seeds."""
-
-    def __init__(self, runs: Iterable[SimulatedResult]) -> None:
-        self._runs = tuple(runs)
-
-    def __len__(self) -> int:
-        return len(self._runs)
-
-    def __getitem__(self, index: int) -> SimulatedResult:  # type: ignore[override]
-        return self._runs[index]
 
     @property
     def violated(self) -> list[SimulatedResult]:
         """The runs in which an invariant did not hold: there the policy, or Fleet, is wrong."""
-        return [run for run in self._runs if run.violated]
+        return [run for run in self if run.violated]
 
     @property
     def goodput(self) -> float:
         """The mean over all runs."""
-        return statistics.fmean(run.goodput for run in self._runs)
+        return statistics.fmean(run.goodput for run in self)
 
     def report(self, most: int = 3) -> str:
         """The first ``most`` violations."""

@@ -26,7 +26,6 @@ from dashboards.metrics.rules import RUNNING, STEPS
 from fleet.protocol.records import FLOPS, PEAK, TOKENS
 
 WELL, COSTS, WRONG = "Is it well?", "What does it cost?", "What is wrong?"
-DETAILS = ("fleet-ranks", "fleet-checkpoints", "fleet-chaos")
 HALF, LATE_S, FEW = Limit(BELOW, 0.5), Limit(ABOVE, 120.0), Limit(BELOW, 0.1)
 ANY = Limit(ABOVE, 1.0)
 NO_PRICE, NO_COUNT, NO_BUDGET = "nobody says", "not counted", "no budget"
@@ -84,7 +83,7 @@ SPENT = (
 ONE_RUN = Board(
     "fleet-run",
     "Fleet: one run",
-    links=("fleet-overview", "fleet-cost", *DETAILS),
+    links=("fleet-overview", "fleet-cost", "fleet-details"),
     rows={
         WELL: (
             now("Goodput", "How much of the run is training?", _of_run("fleet_goodput_ratio"), SHARE, bad=HALF),

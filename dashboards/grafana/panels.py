@@ -1,4 +1,4 @@
-"""Fleet's Grafana dashboards: three that people look at, and three for whoever looks for the reason. ``boards.py`` builds them."""
+"""Fleet's Grafana dashboards: three that people look at, and one for whoever looks for the reason. ``boards.py`` builds them."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable
 from dataclasses import replace
 
-from dashboards.grafana.details import CHAOS, CHECKPOINTS, RANKS
+from dashboards.grafana.details import DETAILS
 from dashboards.grafana.first import ALL_RUNS, COST, ONE_RUN
 from dashboards.grafana.parts import Board, Panel, plain
 from dashboards.metrics.spec import MetricSpec
@@ -23,13 +23,8 @@ def shown_nowhere(specs: Iterable[MetricSpec], boards: Iterable[Board]) -> tuple
     return tuple(plain(spec) for spec in specs if spec.name not in asked)
 
 
-def _complete(boards: tuple[Board, ...]) -> tuple[Board, ...]:
-    """With the metrics that no panel was made for on the board of ranks, which nobody looks at first."""
-    rest = shown_nowhere(METRICS, boards)
-    return tuple(replace(board, rows={**board.rows, "Others": rest}) if rest and board is RANKS else board for board in boards)
-
-
-BOARDS = _complete((ONE_RUN, ALL_RUNS, COST, RANKS, CHECKPOINTS, CHAOS))
+FIRST = (ONE_RUN, ALL_RUNS, COST)
+BOARDS = (*FIRST, replace(DETAILS, rows={**DETAILS.rows, "All other metrics": shown_nowhere(METRICS, (*FIRST, DETAILS))}))
 
 
 def panels() -> list[tuple[Board, Panel]]:

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from dashboards.metrics.spec import MetricSpec
-from dashboards.metrics.table import METRICS
 
 LINES, NUMBER, BARS = "timeseries", "stat", "bargauge"
 SHARE, SECONDS, BYTES, COUNT = "percentunit", "s", "bytes", "short"
@@ -77,19 +75,8 @@ def bars(title: str, question: str, unit: str, *queries: tuple[str, str], width:
     return Panel(title, question, queries, unit, BARS, width, empty=empty)
 
 
-def drawn(*groups: Sequence[str]) -> tuple[Panel, ...]:
-    """A panel for each group of metrics: title, words and unit are those of the first, as the table of metrics has them."""
-    known = {spec.name: spec for spec in METRICS}
-    return tuple(plain(*(known[name] for name in names)) for names in groups)
-
-
-def plain(*specs: MetricSpec) -> Panel:
-    """Some metrics over time, as they are."""
-    words = _words(specs[0])
-    named = [" ".join([*(_words(spec) if specs[1:] else []), *(f"{{{{{label}}}}}" for label in spec.labels)]) for spec in specs]
-    queries = [(f"{spec.name}{{{RUN}}}", legend) for spec, legend in zip(specs, named, strict=True)]
-    return lines(" ".join(words).capitalize(), specs[0].help, UNITS.get(words[-1], COUNT), *queries)
-
-
-def _words(spec: MetricSpec) -> list[str]:
-    return spec.name.removeprefix("fleet_").removesuffix("_total").split("_")
+def plain(spec: MetricSpec) -> Panel:
+    """A metric over time, as it is."""
+    words = spec.name.removeprefix("fleet_").removesuffix("_total").split("_")
+    legend = " ".join(f"{{{{{label}}}}}" for label in spec.labels)
+    return lines(" ".join(words).capitalize(), spec.help, UNITS.get(words[-1], COUNT), (f"{spec.name}{{{RUN}}}", legend))

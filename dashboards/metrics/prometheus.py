@@ -7,12 +7,12 @@ import shutil
 import signal
 import subprocess
 import time
-import urllib.error
-import urllib.request
 from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any
+
+import requests
 
 from fleet.errors import ConfigError, RunFailed
 from fleet.host.ports import free_port
@@ -115,9 +115,8 @@ class Prometheus:
 
     def _is_ready(self) -> bool:
         try:
-            with urllib.request.urlopen(f"{self.url}/-/ready", timeout=2) as answer:
-                return bool(answer.status == 200)
-        except (urllib.error.URLError, OSError):
+            return requests.get(f"{self.url}/-/ready", timeout=2).ok
+        except requests.RequestException:
             return False
 
     def stop(self) -> None:

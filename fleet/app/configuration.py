@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 from chaos.settings import ChaosSettings, parse_chaos
-from fleet.app.cost_tables import with_rows
 from fleet.app.policy_choice import PORTS, completed, declare_alike, own_keys
 from fleet.errors import ConfigError
 from fleet.settings.fields import Key, build, flat, from_text, keys, merged, shown, values_of
@@ -54,7 +53,7 @@ def configured(*layers: Mapping[str, Any] | Path | str, over: Mapping[str, Any] 
     every_layer = [*map(_layer, layers), over or {}]
     names, first = merged(*every_layer), known()
     chosen = {table: names.get(f"{table}.policy", first[f"{table}.policy"].default) for table in PORTS}
-    values = with_rows(merged(*(_less_foreign(layer, chosen) for layer in every_layer)))
+    values = merged(*(_less_foreign(layer, chosen) for layer in every_layer))
     parts: dict[str, Any] = {table: build(kind, values, f"{table}.") for table, kind in TABLES.items()}
     found = Configuration(run=build(RunSettings, values), given=tuple(names), **parts)
     wanted = next((name for name, value in values_of(found.chaos, "chaos.").items() if value != known()[name].default), None)

@@ -22,7 +22,6 @@ from fleet.app.shipping import ship
 from fleet.app.stopping import stopped_by_signals
 from fleet.errors import ConfigError, RunFailed
 from fleet.host import packages
-from fleet.settings.fields import unknown
 from fleet.settings.run import RunSettings
 
 if TYPE_CHECKING:
@@ -48,7 +47,6 @@ def launch(
     working_dir: str | None = None,
     allow_chaos: bool = False,
     chaos: str | Mapping[str, Any] | None = None,
-    policies: Mapping[str, Any] | None = None,
     options: Mapping[str, Any] | None = None,
     config: Layer | Sequence[Layer] = (),
     name: str = "",
@@ -77,8 +75,6 @@ def launch(
             function brings only its own module.
         allow_chaos: with ``address``: faults may strike the run on that cluster.
         chaos: ``off`` (the default), ``storm``, or e.g. ``mtbf=15s,kinds=kill_rank+hang``; or a mapping of its settings.
-        policies: table (``recovery``, ``checkpoint``, ``straggler``, ...) -> name of a policy, ``package.module:Class``, the class itself,
-            or a mapping of the table's settings.
         options: what the train function reads as ``run.options``; values become text.
         config: files of settings, ``key=value`` texts, or mappings; later over earlier, and arguments over all of them.
         name: of the run; empty: the function's, with the time.
@@ -86,14 +82,15 @@ def launch(
         twin: run again without faults when the run is completed, and compare the final bits; a number is the twin's world size.
         progress: is called about once a second, in a thread of its own, and once at the end. What it raises is logged once.
         check: raise ``RunFailed`` when the run fails.
-        settings: any other setting of a run by name, such as ``shards=32`` or ``timeouts={"progress_s": 30}``.
+        settings: any other setting of a run by name, such as ``shards=32`` or ``timeouts={"progress_s": 30}``,
+            or ``recovery={"policy": "package.module:Class"}``.
 
     Raises:
         ConfigError: something is impossible. No rank was started, and nothing is left of the run.
         RunFailed: the run failed, and ``check`` is true. Its ``result`` is what would have been returned.
     """
     named: dict[str, Any] = {"world": world, "spares": spares, "nodes": nodes, "steps": steps, "seed": seed, "storage": storage}
-    named |= {"chaos": chaos, "policies": policies, "options": options}
+    named |= {"chaos": chaos, "options": options}
     given = {key: value for key, value in named.items() if value is not None}
     layers = layers_of({**settings, **given, "config": config})
     sent = train if isinstance(train, Script) else ship(train)
@@ -103,10 +100,10 @@ def launch(
 def layers_of(given: Mapping[str, Any]) -> list[Layer]:
     """Settings as :func:`launch` takes them, as layers of a configuration. Raises ConfigError."""
     rest = dict(given)
-    config, policies = rest.pop("config", ()), rest.pop("policies", {})
+    config = rest.pop("config", ())
     layers = [config] if isinstance(config, Mapping | Path | str) else list(config)
     named = [layer_of(each, Path()) if isinstance(each, str) else each for each in layers]
-    return [*named, policy_tables(policies), rest]
+    return [*named, rest]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -138,24 +135,6 @@ def launched(train: Callable[[Any], None], layers: Sequence[Layer], asked: Launc
 
 
 # ---- what is asked for -------------------------------------------------------------------------------------------------------------------
-
-
-def policy_tables(policies: Mapping[str, Any]) -> dict[str, Any]:
-    """``policies=`` as settings have it. Raises ConfigError."""
-    for table in policies:
-        if table not in policy_choice.PORTS:
-            raise unknown(f"policies.{table}", policies[table], [f"policies.{each}" for each in policy_choice.PORTS])
-    return {table: chosen if isinstance(chosen, Mapping) else {"policy": _named(table, chosen)} for table, chosen in policies.items()}
-
-
-def _named(table: str, chosen: Any) -> str:
-    if isinstance(chosen, str):
-        return chosen
-    module, name = getattr(chosen, "__module__", "__main__"), getattr(chosen, "__qualname__", "")
-    if module == "__main__" or not name or "<" in name:
-        reason = "the coordinator, another process, could not import it"
-        raise ConfigError(f"policies.{table}", chosen, reason, "Put the class into a module, and give it, or its package.module:Class.")
-    return f"{module}:{name}"
 
 
 def plan_of(train: Callable[[Any], None], found: Configuration, asked: LaunchRequest) -> RunPlan:

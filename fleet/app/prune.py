@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import shutil
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
@@ -13,8 +12,8 @@ from fleet.errors import ConfigError
 from fleet.host.folds import is_written
 from fleet.host.follow import SILENT_S, last_words
 from fleet.protocol.records import RunEnded, RunStarted, configuration
+from fleet.settings.fields import seconds
 
-UNITS_S = {"m": 60.0, "h": 3_600.0, "d": 86_400.0, "w": 604_800.0}
 SILENT = "silent"
 """A run without an end, which nobody writes any more."""
 STATUSES = ("completed", "completed, not saved", "stopped", "failed", SILENT)
@@ -56,11 +55,10 @@ class Judged:
 
 
 def duration_s(text: str) -> float:
-    """Seconds of ``30d``, ``12h``, ``90m`` or ``2w``. Raises ConfigError."""
-    found = re.fullmatch(r"(\d+(?:\.\d+)?)([mhdw])", text.strip())
-    if found is None:
-        raise ConfigError("--older-than", text, "it is a number and a unit: m, h, d or w", "As in 30d.")
-    return float(found[1]) * UNITS_S[found[2]]
+    """Seconds of ``30d``, ``12h``, ``90m`` or ``2w``. Raises ConfigError, also for a number alone: it might be meant as days."""
+    if text[-1:].isdigit():
+        raise ConfigError("--older-than", text, "it is a number and a unit", "As in 30d.")
+    return seconds(text, "--older-than")
 
 
 def judge(root: Path, rule: PruneRule, now_unix_s: float) -> list[Judged]:

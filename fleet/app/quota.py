@@ -26,25 +26,11 @@ def limit(cores: float) -> tuple[int, int]:
     return max(LEAST_QUOTA_US, round(cores * period_us)), period_us
 
 
-class CpuGroup(BoundGroup):
-    """With ``cores`` of CPU time."""
-
-    prefix = PREFIX
-
-    def __init__(self, parent: Path, cores: float) -> None:
-        self._limit_us = limit(cores)
-        super().__init__(parent)
-
-    def bound(self) -> None:
-        """In either version."""
-        quota_us, period_us = self._limit_us
-        if (self.folder / V2_LIMIT).exists():
-            (self.folder / V2_LIMIT).write_text(f"{quota_us} {period_us}")
-        elif (self.folder / V1_QUOTA).exists():
-            (self.folder / V1_PERIOD).write_text(str(period_us))
-            (self.folder / V1_QUOTA).write_text(str(quota_us))
-        else:
-            raise OSError(f"groups below {self.parent} have no limit of CPU time: the controller is not enabled for them")
+def cpu_part(parent: Path, cores: float) -> BoundGroup:
+    """A group with ``cores`` of CPU time, in either version. Raises ConfigError, and OSError where groups have no such limit."""
+    quota_us, period_us = limit(cores)
+    limits = [{V2_LIMIT: f"{quota_us} {period_us}"}, {V1_PERIOD: str(period_us), V1_QUOTA: str(quota_us)}]
+    return BoundGroup(parent, PREFIX, "CPU time", limits)
 
 
 class Quotas:
@@ -55,19 +41,19 @@ class Quotas:
     """
 
     def __init__(self, cores: float) -> None:
-        self._cores, self._groups = cores, list[CpuGroup]()
+        self._cores, self._groups = cores, list[BoundGroup]()
         limit(cores)
         try:
             self._parent = own_group()
             sweep(self._parent, PREFIX)
-            CpuGroup(self._parent, cores).close()
+            cpu_part(self._parent, cores).close()
         except OSError as error:
             way_out = "Run as root on a host with cgroups, or leave it out and use worlds that have a core for each thread."
             raise ConfigError("--cpu-quota", cores, f"no process can be given a part of a core here: {error}", way_out) from error
 
     def hold(self, pid: int) -> None:
         """From now on the process has its part, and no more. Raises OSError when it has ended."""
-        self._groups.append(group := CpuGroup(self._parent, self._cores))
+        self._groups.append(group := cpu_part(self._parent, self._cores))
         group.take(pid)
 
     def close(self) -> None:

@@ -88,7 +88,8 @@ def _on_energy(cost: Mapping[str, Any], watts: float) -> dict[str, float]:
     """What a slot's second takes in energy, and costs for it."""
     from fleet.laws.energy import carbon_kg, energy_kwh, energy_usd, facility_w
 
-    price, grid = cost.get("usd_per_kwh"), cost.get("g_co2_per_kwh")
+    hours = [float(each) for each in cost.get("g_co2_per_kwh_by_hour") or ()]
+    price, grid = cost.get("usd_per_kwh"), sum(hours) / len(hours) if hours else cost.get("g_co2_per_kwh")
     kwh = energy_kwh(facility_w(watts, cost.get("pue", 1.0)), 1.0)
     amounts = {"kwh": kwh}
     if price is not None:

@@ -197,6 +197,18 @@ def _toml(text: str) -> Any:
         return text
 
 
+UNITS_S = {"": 1.0, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86_400.0, "w": 604_800.0}
+
+
+def seconds(text: str, name: str) -> float:
+    """``15``, ``15s``, ``250ms``, ``5m``, ``2h``, ``30d`` or ``2w`` in seconds. Raises ConfigError about ``name``."""
+    number = text.strip().rstrip("mshdw")
+    try:
+        return float(number) * UNITS_S[text.strip().removeprefix(number)]
+    except (KeyError, ValueError):
+        raise ConfigError(name, text, "is not a time", "Write e.g. 15s, 250ms or 5m.") from None
+
+
 def merged(*layers: Mapping[str, Any]) -> dict[str, Any]:
     """Flat values, later over earlier; tables of free names are united."""
     found: dict[str, Any] = {}

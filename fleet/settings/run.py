@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -12,7 +11,7 @@ from fleet.errors import ConfigError
 from fleet.protocol.domains import HOST, check_levels
 from fleet.protocol.layouts import LAYOUTS
 from fleet.settings.cost import CostSettings
-from fleet.settings.fields import setting
+from fleet.settings.fields import setting, within
 from fleet.settings.per_rank import PerRankSettings
 from fleet.settings.track import TrackSettings
 
@@ -86,17 +85,15 @@ class Timeouts:
 class Budgets:
     """How many losses that chaos did not inject end the run."""
 
-    slot: int = setting(8, "Losses of one slot.")
-    node: int = setting(12, "Losses of ranks of one node.")
-    shard: int = setting(3, "Losses of whoever computed one shard of one step.")
-    total: int = setting(64, "Losses in all.")
-    slot_fruitless: int = setting(4, "Losses of one slot with no step committed by the run in between.")
-    window_s: float = setting(600.0, "The time in which they are counted.")
+    slot: int = setting(8, "Losses of one slot.", least=1)
+    node: int = setting(12, "Losses of ranks of one node.", least=1)
+    shard: int = setting(3, "Losses of whoever computed one shard of one step.", least=1)
+    total: int = setting(64, "Losses in all.", least=1)
+    slot_fruitless: int = setting(4, "Losses of one slot with no step committed by the run in between.", least=1)
+    window_s: float = setting(600.0, "The time in which they are counted.", above=0)
 
     def __post_init__(self) -> None:
-        for name in self.__slots__:
-            if not getattr(self, name) > 0:
-                raise ConfigError(f"budgets.{name}", getattr(self, name), "a budget must be greater than 0")
+        within(self, "budgets.")
 
 
 OWN = "What the policy itself can be told; see the policy."
@@ -139,11 +136,11 @@ class CheckpointSettings:
     """When checkpoints are made, and what happens when that fails."""
 
     policy: str = setting("exact", "Interval policy: exact, daly, young, fixed (needs interval_s), or package.module:Class.")
-    interval_s: float | None = setting(None, "From one durable checkpoint to the next; for policy fixed only.", live=True)
+    interval_s: float | None = setting(None, "From one durable checkpoint to the next; for policy fixed only.", live=True, above=0)
     peer_interval_s: float | None = setting(
-        None, "From one copy in the memory of other nodes to the next; none: it follows from cost and rate, whatever the policy."
+        None, "From one copy in the memory of other nodes to the next; none: it follows from cost and rate, whatever the policy.", above=0
     )
-    keep: int = setting(3, "How many durable checkpoints are kept, beside the last one that a resume led on from.")
+    keep: int = setting(3, "How many durable checkpoints are kept, beside the last one that a resume led on from.", least=1)
     on_store_failure: str = setting("go-on", "When checkpoints fail for timeouts.store_s: go-on, or stop (in order).")
     settings: Mapping[str, Any] = field(default_factory=dict, metadata={"meaning": OWN})
 
@@ -151,12 +148,7 @@ class CheckpointSettings:
         if self.on_store_failure not in ("go-on", "stop"):
             way_out = "Choose go-on, or stop (the run ends in order)."
             raise ConfigError("checkpoint.on_store_failure", self.on_store_failure, "unknown", way_out)
-        if self.keep < 1:
-            raise ConfigError("checkpoint.keep", self.keep, "a run without a checkpoint could not go on", "Keep 1 or more.")
-        for name in ("interval_s", "peer_interval_s"):
-            value = getattr(self, name)
-            if value is not None and not 0 < value < math.inf:
-                raise ConfigError(f"checkpoint.{name}", value, "must be a positive number of seconds", "Set it to 1 s or more.")
+        within(self, "checkpoint.")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -165,64 +157,56 @@ class StragglerSettings:
 
     policy: str = setting("least-loss", "least-loss (the cheapest of bearing, rebalancing, replacing, evicting), or package.module:Class.")
     enabled: bool = setting(True, "Off: slow ranks are borne.", live=True)
-    compute_slowdown: float = setting(1.10, "Own compute time / the others' from which a rank may be called slow.", live=True)
-    network_slowdown: float = setting(1.18, "The same for time on the wire.", live=True)
-    data_slowdown: float = setting(1.21, "The same for waiting for samples.", live=True)
-    gain: float = setting(0.1, "Share of what it costs to go on as now that another way must save: measured slowness wavers.", live=True)
-    changes: int = setting(6, "So many view changes for slow ranks' sake are made in window_s at most.", live=True)
-    window_s: float = setting(600.0, "The time in which they are counted.", live=True)
+    compute_slowdown: float = setting(1.10, "Own compute time / the others' from which a rank may be called slow.", live=True, above=1)
+    network_slowdown: float = setting(1.18, "The same for time on the wire.", live=True, above=1)
+    data_slowdown: float = setting(1.21, "The same for waiting for samples.", live=True, above=1)
+    gain: float = setting(
+        0.1, "Share of what it costs to go on as now that another way must save: measured slowness wavers.", live=True, least=0, below=1
+    )
+    changes: int = setting(6, "So many view changes for slow ranks' sake are made in window_s at most.", live=True, least=0)
+    window_s: float = setting(600.0, "The time in which they are counted.", live=True, above=0)
     settings: Mapping[str, Any] = field(default_factory=dict, metadata={"meaning": OWN})
 
     def __post_init__(self) -> None:
-        for name in ("compute_slowdown", "network_slowdown", "data_slowdown"):
-            if not getattr(self, name) > 1:
-                raise ConfigError(f"straggler.{name}", getattr(self, name), "a ratio of times: must be greater than 1")
-        if not 0 <= self.gain < 1:
-            raise ConfigError("straggler.gain", self.gain, "is a share, from 0 to below 1")
-        if self.changes < 0:
-            raise ConfigError("straggler.changes", self.changes, "must not be below 0")
-        if not self.window_s > 0:
-            raise ConfigError("straggler.window_s", self.window_s, "must be greater than 0 s")
+        within(self, "straggler.")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VerifySettings:
     """What silent corruption is looked for with. 0 turns each off, and costs nothing."""
 
-    replicas: float = setting(0.01, "Share of a step for comparing digests of the state that all ranks hold, before each reduction.")
-    compute: float = setting(0.0, "Share of compute for computing shards again elsewhere; 0: off.")
-    jumps: float = setting(10.0, "A step whose loss or gradient is so many spreads above what is usual is computed once more.")
+    replicas: float = setting(
+        0.01, "Share of a step for comparing digests of the state that all ranks hold, before each reduction.", least=0, most=1
+    )
+    compute: float = setting(0.0, "Share of compute for computing shards again elsewhere; 0: off.", least=0, most=1)
+    jumps: float = setting(10.0, "A step whose loss or gradient is so many spreads above what is usual is computed once more.", least=0)
 
     def __post_init__(self) -> None:
-        if not 0 <= self.jumps < math.inf:
-            raise ConfigError("verify.jumps", self.jumps, "is a number of spreads above the median, or 0 (off)")
-        for name in ("replicas", "compute"):
-            if not 0 <= getattr(self, name) <= 1:
-                raise ConfigError(f"verify.{name}", getattr(self, name), "is a share of a step, from 0 (off) to 1")
+        within(self, "verify.")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunSettings:
     """Everything that defines a run, but for the train function and chaos."""
 
-    world: int = setting(4, "Ranks that train.", live=True)
+    world: int = setting(4, "Ranks that train.", live=True, least=1)
     max_world: int = setting(0, "Up to so many ranks fleet resize may have train; their slots are held all the time. 0: world.")
-    spares: int = setting(0, "Ranks that stand by.")
-    nodes: int = setting(2, "Worker nodes of the local cluster.")
+    spares: int = setting(0, "Ranks that stand by.", least=0)
+    nodes: int = setting(2, "Worker nodes of the local cluster.", least=1)
     shards: int = setting(16, "Batch shards of each step; fixed for the whole run.")
-    min_ranks: int = setting(1, "Wait instead of training with fewer.")
+    min_ranks: int = setting(1, "Wait instead of training with fewer.", least=1)
     on_partition: str = setting(
         "go-on", "When nodes fall silent: go-on (without them), or stall (all wait for them, up to timeouts.stall_s)."
     )
-    steps: int = setting(0, "Optimizer steps of the run, whatever the train function says; 0: as it says.")
-    peer_copies: int = setting(1, "On how many other nodes the memory keeps a copy of the state; 0: on none.")
+    steps: int = setting(0, "Optimizer steps of the run, whatever the train function says; 0: as it says.", least=0)
+    peer_copies: int = setting(1, "On how many other nodes the memory keeps a copy of the state; 0: on none.", least=0)
     seed: int = setting(0, "Seed of model, data and chaos.")
     reduction: str = setting("tree", "tree (bit-identical) or native (plain all-reduce).")
     optimizer_sharding: str = setting(
         "none", "none; zero1: each rank has a part of the optimizer's state; fsdp: and of the parameters, as fully_shard cuts the model."
     )
     optimizer_copies: int = setting(
-        1, "With zero1 and fsdp: so many other ranks keep each part, up to 3; 0: any loss goes back to a checkpoint."
+        1, "With zero1 and fsdp: so many other ranks keep each part, up to 3; 0: any loss goes back to a checkpoint.", least=0, most=3
     )
     overlap: bool = setting(True, "Without fsdp: gradients travel while a rank's last backward of a step runs: docs/decisions/0051.")
     overlap_cores: float = setting(
@@ -232,12 +216,14 @@ class RunSettings:
     two_level_sums: bool = setting(
         False, "Without fsdp: ranks of one host (domains: the narrowest) add up gradients before they cross: docs/decisions/0056."
     )
-    threads_per_rank: int = setting(1, "Threads that a rank computes with.")
-    form_delay_s: float = setting(0.0, "Put in before survivors go on; see fleet rehearse.")
+    threads_per_rank: int = setting(1, "Threads that a rank computes with.", least=1)
+    form_delay_s: float = setting(0.0, "Put in before survivors go on; see fleet rehearse.", least=0)
     domains: tuple[str, ...] = setting(
         (HOST,), "Labels of Ray nodes (or NAME=LABEL) that say what fails together, from narrow to wide; host: the host. docs/placement.md."
     )
-    replica_size: int = setting(1, "So many ranks, one after the other, are a group in one domain, with fsdp a replica; 1: no groups.")
+    replica_size: int = setting(
+        1, "So many ranks, one after the other, are a group in one domain, with fsdp a replica; 1: no groups.", least=1
+    )
     storage: str = setting("runs", "Folder or fsspec URL for journals and checkpoints.")
     ask_for_nodes: bool = setting(
         False, "Ask the autoscaler of a cluster that was joined for nodes that the run lacks, and let go of those it does without."
@@ -280,13 +266,7 @@ class RunSettings:
         return self.max_world or self.world
 
     def __post_init__(self) -> None:
-        self._at_least("world", 1)
-        self._at_least("spares", 0)
-        self._at_least("nodes", 1)
-        self._at_least("threads_per_rank", 1)
-        self._at_least("min_ranks", 1)
-        self._at_least("peer_copies", 0)
-        self._at_least("steps", 0)
+        within(self)
         if self.max_world and self.world > self.max_world:
             reason = f"more than max_world = {self.max_world}, which is fixed when a run begins"
             raise ConfigError("world", self.world, reason, f"Choose {self.min_ranks} to {self.max_world} ranks, or begin with --max-world.")
@@ -298,8 +278,6 @@ class RunSettings:
         self._check_groups()
         if self.min_ranks > self.world:
             raise ConfigError("min_ranks", self.min_ranks, f"more than the world of {self.world} ranks: the run could never start")
-        if not 0 <= self.form_delay_s < float("inf"):
-            raise ConfigError("form_delay_s", self.form_delay_s, "must be finite and at least 0 s")
         if self.reduction not in ("tree", "native"):
             raise ConfigError("reduction", self.reduction, "unknown", "Choose tree (bit-identical) or native (plain all-reduce).")
         if self.on_partition not in ("go-on", "stall"):
@@ -309,7 +287,6 @@ class RunSettings:
         self._check_sharding()
 
     def _check_groups(self) -> None:
-        self._at_least("replica_size", 1)
         for name in ("world", "max_world"):
             if getattr(self, name) % self.replica_size:
                 reason = f"does not divide {name} = {getattr(self, name)}: one group would be smaller than the others"
@@ -327,12 +304,3 @@ class RunSettings:
         if chosen == "fsdp" and self.verify.compute:
             reason = 'with optimizer_sharding "fsdp" gradients leave a rank in the backward, and are not there to be compared'
             raise ConfigError("verify.compute", self.verify.compute, reason, "Set it to 0, or optimizer_sharding to none or zero1.")
-        if not 0 <= self.optimizer_copies <= 3:
-            reason = "each chunk of the optimizer's state is kept by its owner and by up to 3 other ranks"
-            raise ConfigError(
-                "optimizer_copies", self.optimizer_copies, reason, "Choose 0 to 3; with 0 any loss goes back to a checkpoint."
-            )
-
-    def _at_least(self, name: str, least: int) -> None:
-        if getattr(self, name) < least:
-            raise ConfigError(name, getattr(self, name), f"must be at least {least}")

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from urllib.parse import urlsplit
 
 from fleet.errors import ConfigError
-from fleet.settings.fields import setting
+from fleet.settings.fields import setting, within
 
 TRACKERS = ("tensorboard", "mlflow", "wandb", "otel")
 
@@ -17,8 +16,8 @@ class TrackSettings:
     """Trackers that the run is sent to while it goes on."""
 
     to: tuple[str, ...] = setting((), f"Of {', '.join(TRACKERS)}: where the run is sent.")
-    every_s: float = setting(10.0, "From one sample of all metrics to the next; of a long run, 0.2% of its age.")
-    end_s: float = setting(30.0, "So long the end of the run waits for trackers; what is not sent then, fleet track sends later.")
+    every_s: float = setting(10.0, "From one sample of all metrics to the next; of a long run, 0.2% of its age.", above=0)
+    end_s: float = setting(30.0, "So long the end of the run waits for trackers; what is not sent then, fleet track sends later.", least=0)
     project: str = setting("fleet", "Experiment of MLflow, project of Weights & Biases.")
     folder: str = setting("", "Folder for TensorBoard, with one of the run's name in it; empty: tensorboard in the run's folder.")
     mlflow_url: str = setting("", "Server of MLflow; empty: as MLFLOW_TRACKING_URI says.")
@@ -30,10 +29,7 @@ class TrackSettings:
                 raise ConfigError("track.to", name, "there is no such tracker", f"Choose of {', '.join(TRACKERS)}.")
         if len(set(self.to)) != len(self.to):
             raise ConfigError("track.to", ", ".join(self.to), "names a tracker twice", "Name each once.")
-        if not 0 < self.every_s < math.inf:
-            raise ConfigError("track.every_s", self.every_s, "must be greater than 0 s")
-        if not 0 <= self.end_s < math.inf:
-            raise ConfigError("track.end_s", self.end_s, "must be a number of seconds, at least 0")
+        within(self, "track.")
         if not self.project:
             raise ConfigError("track.project", self.project, "a tracker needs a name for it", "Leave it out: it is fleet then.")
         for name in ("mlflow_url", "otlp_url"):

@@ -10,9 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.stats import expon, kstest, weibull_min
 
-from chaos.arrivals import burst_of, compression_for, load_trace, plan, save_trace, weibull_arrivals
+from chaos.arrivals import burst_of, compression_for, load_trace, save_trace, weibull_arrivals
 from chaos.catalogue import Topology, load_catalogue
-from chaos.settings import ChaosSettings
+from chaos.settings import ChaosSettings, plan
 from fleet.laws.reliability import weibull_scale_s
 from fleet.protocol.types import Fault
 from fleet.simulation.rng import stream

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
 from prometheus_client import CollectorRegistry
 
 from dashboards.metrics.table import RunsCollector
+from fleet.app.configuration import configured, layer_of
 from fleet.app.ending import EndContext, ending
 from fleet.errors import ConfigError
 from fleet.ledger.bill import DATA_SHEET, DECLARED, Tariff, in_units, rests_on, tariff
@@ -17,6 +19,8 @@ from fleet.ledger.report import build_report
 from fleet.protocol.records import Record, RunStarted
 from fleet.settings.cost import CostSettings
 from tests.golden.journals import one_loss
+
+EXAMPLES = Path(__file__).parents[2] / "examples" / "cost"
 
 
 def plain(**figures: Any) -> dict[str, Any]:
@@ -121,3 +125,34 @@ def test_the_last_lines_say_what_it_cost_and_what_of_it_faults_took() -> None:
     assert words == "0.147 USD, 0.0147 kWh, 0.00734 kg CO2 (declared); of it for faults 0.0154 USD, 0.00154 kWh, 0.00077 kg CO2"
     del data["bill"]
     assert "cost" not in [head for head, _ in ending(data, EndContext("story", "runs"))]
+
+
+def test_a_run_pays_for_the_hours_that_it_took() -> None:
+    """At noon less than at midnight, and over whole days the mean."""
+    layers = [EXAMPLES / "spot.toml", EXAMPLES / "sunny.toml", "cost.watts_per_rank=1000", "cost.embodied_g_co2_per_rank_hour=0"]
+    found = tariff(dataclasses.asdict(configured(*layers).run.cost))
+    assert found is not None and set(found.per_s) == {"usd", "kwh", "kg_co2"}
+    hour_s, day_s, kwh = 3600.0, 86400.0, 1.2
+    midnight = 1_800_000_000 // 86400 * 86400.0
+
+    def of_an_hour(unix_s: float, seconds: float) -> float:
+        return found.between(unix_s, seconds).of(hour_s)["kg_co2"]
+
+    assert of_an_hour(midnight + 12 * hour_s, hour_s) == pytest.approx(0.100 * kwh)
+    assert of_an_hour(midnight + 23.5 * hour_s, hour_s) == pytest.approx(0.420 * kwh)
+    assert of_an_hour(midnight + 7.5 * hour_s, hour_s) == pytest.approx((0.300 + 0.220) / 2 * kwh)
+    assert of_an_hour(midnight + 5.25 * hour_s, 3 * day_s) == pytest.approx(found.of(hour_s)["kg_co2"])
+    assert found.between(midnight, hour_s).of(hour_s)["kwh"] == found.of(hour_s)["kwh"]
+
+
+def test_a_day_has_all_of_its_hours() -> None:
+    with pytest.raises(ConfigError, match="24 finite numbers"):
+        configured("cost.g_co2_per_kwh_by_hour=1,2")
+
+
+def test_a_value_may_be_a_path(tmp_path: Path) -> None:
+    """A file of settings is one that is there, or whose name looks like no ``key=value``."""
+    assert layer_of("chaos.trace=some/faults.csv", tmp_path) == "chaos.trace=some/faults.csv"
+    assert layer_of("folder/run.toml", tmp_path) == tmp_path / "folder" / "run.toml"
+    (tmp_path / "a=b").touch()
+    assert layer_of("a=b", tmp_path) == tmp_path / "a=b"

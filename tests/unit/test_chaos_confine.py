@@ -13,7 +13,7 @@ import psutil
 import pytest
 
 from chaos import confine
-from chaos.confine import LimitedGroup, memory_group, sweep
+from chaos.confine import confined, memory_group, sweep
 from chaos.daemons import Daemons
 from fleet.protocol.operations import START, Operation
 from tests.support.injected import this_process
@@ -58,7 +58,7 @@ def test_the_group_is_found_and_given_no_memory_in_both_versions(
             (self / file).write_text("")
 
     monkeypatch.setattr(Path, "mkdir", mkdir)
-    group = LimitedGroup(parent, 0)
+    group = confined(parent)
     assert (group.folder / limit).read_text() == "0" and str(os.getpid()) in group.folder.name
     group.take(7)
     assert (group.folder / "cgroup.procs").read_text() == "7"
@@ -67,7 +67,7 @@ def test_the_group_is_found_and_given_no_memory_in_both_versions(
 def test_where_groups_have_no_limit_it_is_refused_and_nothing_is_left(tmp_path: Path) -> None:
     (tmp_path / "job").mkdir()
     with pytest.raises(OSError, match="have no limit of memory"):
-        LimitedGroup(tmp_path / "job", 0)
+        confined(tmp_path / "job")
     assert list((tmp_path / "job").iterdir()) == []
     with pytest.raises(OSError, match="in no memory group"):
         memory_group("9:name=systemd:/x\n", tmp_path)
@@ -94,7 +94,7 @@ def target() -> Iterator[subprocess.Popen[str]]:
 def able() -> str:
     """Why no process can be confined on this machine; empty where it can. Where it cannot, the order must be refused."""
     try:
-        group = LimitedGroup(memory_group(Path("/proc/self/cgroup").read_text()), 0)
+        group = confined(memory_group(Path("/proc/self/cgroup").read_text()))
         group.close()
     except OSError as error:
         return str(error)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import dataclasses
 import difflib
 import json
 import re
@@ -93,11 +92,12 @@ def _default(key: Key) -> str:
 
 
 def chaos_settings() -> str:
-    defaults = {field.name: field.default for field in dataclasses.fields(chaos.ChaosSettings)}
     rows = ["| setting | takes | default |", "|---|---|---|"]
-    for key, (field, _, takes) in chaos._KEYS.items():
-        default = defaults[field]
-        rows.append(f"| `{key}` | {takes} | {f'{default:g}' if isinstance(default, float) else '' if default is None else default} |")
+    for name, key in chaos.KNOWN.items():
+        short = name.removesuffix("_s") if name.removesuffix("_s") not in chaos.KNOWN else name
+        takes = key.takes.replace("a number", "a time such as 250ms, 15s or 5m") if name.endswith("_s") else key.takes
+        takes = "kinds of fault, joined by +" if name == "chaos.kinds" else takes
+        rows.append(f"| `{short.removeprefix('chaos.')}` | {takes} | `{shown(key.default)}` |")
     return "\n".join(rows) + f"\n\n`storm` stands for `{chaos.STORM}`.\n"
 
 
@@ -174,7 +174,6 @@ PARTS = {
         "diff": lambda: options_of("diff"),
         "track": lambda: options_of("track"),
         "dashboard push": lambda: options_of("dashboard push"),
-        "dashboard write": lambda: options_of("dashboard write"),
         "diagnose": lambda: options_of("diagnose"),
         "set": lambda: options_of("set"),
         "doctor": lambda: options_of("doctor"),

@@ -16,8 +16,8 @@ from typer.testing import CliRunner, Result
 from dashboards.grafana import boards
 from dashboards.grafana.panels import BOARDS, panels, shown_nowhere
 from dashboards.grafana.parts import FIRST_SCREEN, Board
-from dashboards.grafana.provisioning import write_files
 from dashboards.grafana.push import CREATED, LEFT_ALONE, NOT_OURS, UNCHANGED, UPDATED, connect, push
+from dashboards.metrics.files import write_prometheus
 from dashboards.metrics.rules import ALERTS, recordings
 from dashboards.metrics.spec import MetricSpec
 from dashboards.metrics.table import METRICS
@@ -212,11 +212,11 @@ def test_an_old_version_that_somebody_restored_is_left_alone(
 
 
 def test_what_somebody_made_is_left_alone(there: FakeGrafana, face: GrafanaFace) -> None:
-    there.edited("fleet-chaos", lambda model: model.update({"title": "mine", "tags": []}))
+    there.edited("fleet-details", lambda model: model.update({"title": "mine", "tags": []}))
     done = push(face, PROMETHEUS)
-    assert done.pop("Fleet: chaos experiment") == NOT_OURS
+    assert done.pop("Fleet: ranks, checkpoints, chaos") == NOT_OURS
     assert set(done.values()) == {CREATED}
-    assert there.dashboards["fleet-chaos"]["title"] == "mine"
+    assert there.dashboards["fleet-details"]["title"] == "mine"
 
 
 def test_a_source_and_a_folder_that_are_there_are_used(there: FakeGrafana, face: GrafanaFace) -> None:
@@ -306,22 +306,8 @@ def links(folder: Path) -> set[str]:
 
 
 def test_alerts_link_to_the_runbook_that_is_asked_for(tmp_path: Path) -> None:
-    done = CliRunner().invoke(app, ["dashboard", "write", str(tmp_path), "--runbook", "https://docs.example/run"])
-    assert done.exit_code == 0, done.output
-    assert links(tmp_path) == {f"https://docs.example/run#{alert.anchor}" for alert in ALERTS}
-    assert CliRunner().invoke(app, ["dashboard", "write", str(tmp_path)]).exit_code == 0
-    assert links(tmp_path) == {f"docs/runbook.md#{alert.anchor}" for alert in ALERTS}
-
-
-def test_files_for_those_who_provision(tmp_path: Path) -> None:
-    write_files(tmp_path, "127.0.0.1:8700", None)
+    write_prometheus(tmp_path / "prometheus", "127.0.0.1:8700", None, "https://docs.example/run")
     promtool("check", "config", str(tmp_path / "prometheus" / "prometheus.yml"))
-    assert json.loads((tmp_path / "grafana" / "dashboards" / "fleet-run.json").read_text())["uid"] == "fleet-run"
-    [source] = yaml.safe_load((tmp_path / "grafana" / "provisioning" / "datasources" / "fleet.yml").read_text())["datasources"]
-    assert source["uid"] == boards.SOURCE_UID
-    compose = yaml.safe_load((tmp_path / "compose.yml").read_text())
-    assert set(compose["services"]) == {"prometheus", "grafana"}, "what Fleet does not use, it does not start"
-    for service in compose["services"].values():
-        assert re.fullmatch(r"[a-z]+/[a-z]+:v?\d+\.\d+\.\d+", service["image"])
-        for volume in service.get("volumes", []):
-            assert (tmp_path / volume.split(":")[0]).exists() or not volume.startswith("./")
+    assert links(tmp_path) == {f"https://docs.example/run#{alert.anchor}" for alert in ALERTS}
+    write_prometheus(tmp_path / "prometheus", "127.0.0.1:8700", None)
+    assert links(tmp_path) == {f"docs/runbook.md#{alert.anchor}" for alert in ALERTS}

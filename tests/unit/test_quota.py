@@ -13,7 +13,7 @@ import pytest
 
 from chaos.confine import sweep
 from fleet.app import quota
-from fleet.app.quota import CpuGroup, Quotas, limit
+from fleet.app.quota import Quotas, cpu_part, limit
 from fleet.errors import ConfigError
 from fleet.host import processor_time
 from fleet.host.processor_time import cores_of_host, cpu_group, own_group
@@ -46,7 +46,7 @@ def test_the_group_is_found_and_bounded_in_both_versions(tmp_path: Path, version
         files(self, version)
 
     monkeypatch.setattr(Path, "mkdir", mkdir)
-    group = CpuGroup(parent, 0.2)
+    group = cpu_part(parent, 0.2)
     found = [(group.folder / name).read_text() for name in FILES[version][:-1]]
     assert found == (["1000", "5000"] if version == 1 else ["1000 5000"])
     group.take(7)
@@ -75,7 +75,7 @@ def test_parts_that_the_kernel_cannot_give_are_refused() -> None:
 
 def test_where_groups_have_no_limit_it_is_refused_and_nothing_is_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(OSError, match="have no limit of CPU time"):
-        CpuGroup(tmp_path, 0.2)
+        cpu_part(tmp_path, 0.2)
     monkeypatch.setattr(quota, "own_group", lambda: tmp_path)
     with pytest.raises(ConfigError, match="no process can be given a part of a core here"):
         Quotas(0.2)

@@ -207,7 +207,7 @@ WRONG = {
     "storage = 7": ("storage = 7", "it takes text"),
     "straggler = 7": ("straggler = 7", "table of settings", "straggler.gain"),
     "straggler.gain = nan": ("straggler.gain = nan", "it takes a number"),
-    "straggler.gain = 1.5": ("straggler.gain = 1.5", "a share"),
+    "straggler.gain = 1.5": ("straggler.gain = 1.5", "less than 1"),
     "straggler.settings.window = 0": ("straggler.settings.window = 0", "at least 1"),
     'chaos.kinds = "hang"\nchaos.mtbf_s = 9': ("chaos.kinds = 'hang'", "a list of texts"),
     "options.n = true": ("options.n = True", "it takes text", "in quotes"),
@@ -245,7 +245,7 @@ def test_a_wrong_file_is_refused_by_name_before_anything_starts(text: str, tmp_p
         ("straggler.gian=0.2", ("straggler.gian", "Nearest: straggler.gain")),
         ("straggler.gain=much", ("straggler.gain", "it takes a number")),
         ("straggler=on", ("straggler", "table of settings")),
-        ("chaos=mtbf=often", ("chaos.mtbf", "a time such as")),
+        ("chaos=mtbf=often", ("chaos.mtbf", "is not a time")),
         ("chaos.mtbf_s=often", ("chaos.mtbf_s", "a number, or none")),
     ],
 )

@@ -13,7 +13,7 @@ import typer
 
 from fleet.app.cli import prints as cli_print
 from fleet.errors import ConfigError
-from fleet.settings.fields import keys, shown
+from fleet.settings.fields import keys, seconds, shown
 from fleet.settings.run import RunSettings
 
 if TYPE_CHECKING:
@@ -131,9 +131,7 @@ def pairs_of(pairs: Sequence[str], option: str) -> dict[str, str]:
 
 
 def _checkpoint(text: str) -> dict[str, Any]:
-    from chaos.settings import seconds
-
     try:
-        return {"checkpoint.policy": "fixed", "checkpoint.interval_s": seconds(text)}
-    except ValueError:
+        return {"checkpoint.policy": "fixed", "checkpoint.interval_s": seconds(text, "--checkpoint")}
+    except ConfigError:
         return {"checkpoint.policy": text, "checkpoint.interval_s": None}

@@ -1,10 +1,9 @@
-"""``fleet dashboard``: Grafana's dashboards, pushed or written as files."""
+"""``fleet dashboard``: Grafana's dashboards, pushed."""
 
 from __future__ import annotations
 
 import os
 from contextlib import closing
-from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -27,17 +26,3 @@ def push(
     with closing(face.api.s):
         for title, done in push(face, prometheus).items():
             console.print(f"{title}: {done}")
-
-
-def write(
-    folder: Annotated[str, typer.Argument(help="Where to write; files of the same names are replaced.")],
-    target: Annotated[str, typer.Option(help="host:port of `fleet up`.")] = "127.0.0.1:8700",
-    ray_targets: Annotated[str, typer.Option(help="Ray's service-discovery file; empty: where Ray puts it.")] = "",
-    runbook: Annotated[str, typer.Option(help="URL or path of the runbook that alerts link to.")] = "docs/runbook.md",
-) -> None:
-    """Rules, scrape configuration, dashboards, provisioning and a compose file."""
-    need("grafana_foundation_sdk", "grafana", "dashboard", "write")
-    from dashboards.grafana.provisioning import write_files
-
-    write_files(Path(folder), target, ray_targets or None, runbook)
-    console.print(f"written to {folder}; `docker compose up` there starts Prometheus and Grafana")

@@ -9,6 +9,7 @@ import typer
 from fleet.app.cli.config import RUNS, Storage
 from fleet.app.cli.set_ import Address, Name, have
 from fleet.errors import ConfigError
+from fleet.settings.fields import seconds
 
 NOTICE = "30s"
 
@@ -34,12 +35,7 @@ def drain(
 
 
 def _notice_s(text: str) -> float:
-    from chaos.settings import seconds
-
-    try:
-        notice_s = seconds(text)
-    except ValueError as error:
-        raise ConfigError("--notice", text, "not a time", "Write e.g. 30s or 5m.") from error
+    notice_s = seconds(text, "--notice")
     if not 0 < notice_s < float("inf"):
         raise ConfigError("--notice", text, "must be more than 0 s", f"Leave it out for {NOTICE}.")
     return notice_s

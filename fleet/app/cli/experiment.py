@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -11,6 +9,7 @@ from rich.text import Text
 
 from fleet.app.cli import config as cli_config
 from fleet.app.cli import prints as cli_print
+from fleet.app.cli.json_out import Json, write_json
 from fleet.host.clock import MonotonicClock
 
 if TYPE_CHECKING:
@@ -22,22 +21,18 @@ STYLES = {"held": "green", "violated": "red", "could not be told": "yellow"}
 File = Annotated[str, typer.Argument(metavar="FILE", help="An experiment in Chaos Toolkit's format: JSON or YAML.")]
 
 
-def run(
-    file: File,
-    json_: Annotated[str, typer.Option("--json", help="Write the verdicts as JSON to this file; - for stdout.")] = "",
-) -> None:
+def run(file: File, json_: Json = "") -> None:
     """Carry out the experiment in FILE and say of each probe whether it was held. Exit code 0: all were; 1: not; 2: it was not started;
     3: its faults cost more than it allows, and were called off."""
     from fleet.app import experiment
+    from fleet.ledger.report import finite
 
     found = experiment.load(file)
     console.print(Text(found["title"], style="bold"))
     console.print(Text(f"{found['steady-state-hypothesis']['title']} It takes as long as its runs do; fleet watch shows them."))
     outcome = experiment.run(found)
     show(outcome)
-    if json_:
-        text = json.dumps(outcome.to_dict(), indent=2)
-        cli_print.write(text) if json_ == "-" else Path(json_).write_text(text + "\n")
+    write_json(finite(outcome.to_dict()), json_)
     raise typer.Exit(outcome.exit_code)
 
 

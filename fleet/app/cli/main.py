@@ -121,7 +121,7 @@ GROUPS: Mapping[str, tuple[typer.Typer, Commands]] = {
         (cli_checkpoint.list_, cli_checkpoint.verify, cli_checkpoint.export, cli_checkpoint.delete),
     ),
     "runs": (typer.Typer(invoke_without_command=True, callback=cli_runs.runs), (cli_runs.prune, cli_runs.fold)),
-    "dashboard": (_asks(help="Dashboards and alert rules for Grafana and Prometheus."), (cli_dashboard.push, cli_dashboard.write)),
+    "dashboard": (_asks(help="Dashboards for Grafana."), (cli_dashboard.push,)),
     "cluster": (_asks(help="Files that bring up a cluster: ray up, Kubernetes, Slurm."), (cli_cluster.write, cli_cluster.check)),
 }
 PASS_ON = (cli_run.resume, cli_queue.submit)

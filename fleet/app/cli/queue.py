@@ -8,8 +8,6 @@ import math
 import os
 import signal
 import subprocess
-import urllib.error
-import urllib.request
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -26,7 +24,7 @@ from fleet.app.cluster.queue import RUNNING, WAITING, Job, OneMachine, QueueRoom
 from fleet.errors import ConfigError, RunFailed
 from fleet.host.clock import unix_time_s
 from fleet.host.processes import calling
-from fleet.protocol.queueing import ONE_SLOT, OTHERS, PRIORITIES, Asked, Decision, Node, Rules, Running
+from fleet.protocol.queueing import ONE_SLOT, OTHERS, Asked, Decision, Node, Rules, Running
 
 if TYPE_CHECKING:
     from dashboards.access import Audit
@@ -193,16 +191,14 @@ class Submissions:
 
 
 def _fields(asked: Mapping[str, Any]) -> dict[str, Any]:
-    from dashboards.server import check_fields
+    from dashboards.openapi import SUBMISSION
+    from dashboards.server import check_body
 
-    usual: dict[str, Any] = {"script": "", "arguments": [], "directory": os.getcwd(), "priority": 0, "team": ""}
-    check_fields(asked, {name: (type(value),) for name, value in usual.items()}, "a submission")
-    known = usual | dict(asked)
+    check_body(asked, SUBMISSION)
+    known: dict[str, Any] = {"arguments": [], "directory": os.getcwd(), "priority": 0, "team": ""} | dict(asked)
     words = [known["script"], known["directory"], *known["arguments"]]
-    if not all(isinstance(word, str) and "\0" not in word for word in words):
+    if any("\0" in word for word in words):
         raise ConfigError("arguments", str(words)[:200], "are not words")
-    if known["priority"] not in PRIORITIES:
-        raise ConfigError("priority", known["priority"], f"must be from {PRIORITIES[0]} to {PRIORITIES[-1]}")
     if not Path(known["directory"]).is_dir():
         raise ConfigError("directory", known["directory"][:200], "no such folder")
     return known
@@ -316,24 +312,22 @@ def cancel(name: Annotated[str, typer.Argument(metavar="RUN", help="Its name.")]
 
 
 def _ask(folder: Path, method: str, path: str, body: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    import requests
+
     root = folder.absolute()
     note = running(root)
     if note is None:
         raise ConfigError("--storage", str(root), "nothing is up for this folder", "Start it with fleet up.")
     token = _token(root / PRIVATE / "token")
-    data = json.dumps(body).encode() if body is not None else None
-    headers = {"Authorization": f"Bearer {token}", "Content-Type": "application/json"}
     try:
-        with urllib.request.urlopen(urllib.request.Request(note["url"] + path, data, headers, method=method), timeout=ANSWER_S) as answer:
-            found: dict[str, Any] = json.load(answer)
-            return found
-    except urllib.error.HTTPError as refusal:
-        facts = json.load(refusal)
-        raise ConfigError(
-            facts.get("field", path), facts.get("value", ""), facts.get("reason", facts["detail"]), facts.get("way_out", "")
-        ) from None
-    except OSError as error:
+        answer = requests.request(method, note["url"] + path, json=body, headers={"Authorization": f"Bearer {token}"}, timeout=ANSWER_S)
+        facts: dict[str, Any] = answer.json()
+    except requests.RequestException as error:
         raise RunFailed(f"the service at {note['url']} does not answer", str(error)) from error
+    if not answer.ok:
+        reason = facts.get("reason", facts["detail"])
+        raise ConfigError(facts.get("field", path), facts.get("value", ""), reason, facts.get("way_out", ""))
+    return facts
 
 
 def _token(path: Path) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import os
 import shlex
 import sys
@@ -22,6 +21,7 @@ from fleet.app.cli import plain as cli_plain
 from fleet.app.cli import prints as cli_print
 from fleet.app.cli import watch as cli_watch
 from fleet.app.cli.config import RUNS, option
+from fleet.app.cli.json_out import write_json
 from fleet.errors import ConfigError
 from fleet.host.clock import unix_time_s
 from fleet.protocol.causes import EndWhy
@@ -475,10 +475,7 @@ def _exit_code(result: RunResult, verdict: dict[str, Any] | None) -> int:
 
 def emit(data: dict[str, Any], report: Report, json_: str, html: str) -> None:
     """The report to where it was asked for."""
-    if json_ == "-":
-        cli_print.write(json.dumps(data, indent=2))
-    elif json_:
-        Path(json_).write_text(json.dumps(data, indent=2) + "\n")
+    write_json(data, json_)
     if html:
         from dashboards.pages.run import render_html
 

@@ -28,6 +28,7 @@ from fleet.errors import ConfigError, RunFailed
 from fleet.host.processes import calling
 from fleet.host.whole_files import write_whole
 from fleet.protocol.queueing import OTHERS, Rules
+from fleet.settings.fields import seconds
 from fleet.settings.per_rank import room
 from storage.backends.urls import redact
 
@@ -76,8 +77,9 @@ def up(
         raise ConfigError("--slots", slots, "runs go to a cluster, which has what its nodes have", "Leave it out.")
     shared = bool(address or quota or tokens)
     queue = {
-        "slots": slots or 4 * (os.cpu_count() or 1), "address": address, "quotas": _quotas(quota or ()), "ageing_s": _ageing_s(ageing),
-        "preempts": shared if preempt is None else preempt, "tokens": str(Path(tokens).absolute()) if tokens else "",
+        "slots": slots or 4 * (os.cpu_count() or 1), "address": address, "quotas": _quotas(quota or ()),
+        "ageing_s": seconds(ageing, "--ageing"), "preempts": shared if preempt is None else preempt,
+        "tokens": str(Path(tokens).absolute()) if tokens else "",
     }  # fmt: skip
     _check_queue(queue)
     settings = {
@@ -143,15 +145,6 @@ def _quotas(texts: Sequence[str]) -> dict[str, int]:
             raise ConfigError("--quota", text, f"team {team} has {found[team]} already", "Give each team once.")
         found[team] = int(slots)
     return found
-
-
-def _ageing_s(text: str) -> float:
-    from chaos.settings import seconds
-
-    try:
-        return seconds(text)
-    except ValueError as error:
-        raise ConfigError("--ageing", text, "not a time", "Write e.g. 15m; 0: nobody rises by waiting.") from error
 
 
 def _check_queue(chosen: Mapping[str, Any]) -> None:

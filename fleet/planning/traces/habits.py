@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 from scipy.special import ndtr
-from scipy.stats import chi2, poisson
+from scipy.stats import poisson
 
 from fleet.planning.traces.importing import Log, LogCluster, LogEntry
 from fleet.planning.traces.lives import Floats
@@ -73,19 +73,11 @@ class Offenders:
 
 @dataclass(frozen=True, slots=True)
 class Trend:
-    """Whether faults become more (``laplace`` > 0) or fewer (< 0) with time.
+    """Whether faults become more (``lewis_robinson`` > 0) or fewer (< 0) with time, and the ``p`` of that: Laplace's statistic over the
+    spread of the times between faults, which bursts do not mislead; about standard normal of a steady stream."""
 
-    ``laplace`` is Laplace's statistic, about standard normal of a steady Poisson stream, with its ``laplace_p``; ``lewis_robinson`` the
-    same over the spread of the times between faults, which bursts do not mislead, with its ``p``; ``beta`` the growth of the power law of
-    MIL-HDBK-189 (1: steady; below: fewer and fewer), with its ``beta_p``.
-    """
-
-    laplace: float
-    laplace_p: float
     lewis_robinson: float
     p: float
-    beta: float
-    beta_p: float
 
     @property
     def verdict(self) -> str:
@@ -207,29 +199,20 @@ def _usual(counts: Sequence[int], size: int) -> float:
 def trend(log: Log, clusters: Parts) -> Trend | None:
     """Of all clusters together, each in its own time; None with fewer than ten faults. Laplace's statistic adds up over clusters: it is
     the sum of (t - T/2) over sqrt(n T^2 / 12)."""
-    above, spread, logs, counted, gaps = 0.0, 0.0, 0.0, 0, list[Floats]()
+    above, counted, gaps = 0.0, 0, list[Floats]()
     for name, entries in clusters.items():
         group = log.groups[name]
         span_s = max(1.0, group.ended_s - group.began_s)
         share = (np.array([entry.at_s for entry in entries]) - group.began_s) / span_s
-        share = np.clip(share, 1e-9, 1.0)
         above += float((share - 0.5).sum())
-        spread += len(share) / 12.0
-        logs += float(-np.log(share).sum())
         counted += len(share)
         between = np.diff(share)
         gaps += [between / between.mean()] if len(between) > 1 and between.mean() > 0 else []
     if counted < 10:
         return None
-    laplace = above / math.sqrt(spread)
     together = np.concatenate(gaps) if gaps else np.ones(1)
-    robust = laplace / max(1e-9, float(together.std()))
-    upper = float(chi2.sf(2 * logs, 2 * counted))
-    return Trend(laplace, _two_sided(laplace), robust, _two_sided(robust), counted / logs, min(1.0, 2 * min(upper, 1 - upper)))
-
-
-def _two_sided(z: float) -> float:
-    return float(2 * ndtr(-abs(z)))
+    robust = above / math.sqrt(counted / 12) / max(1e-9, float(together.std()))
+    return Trend(robust, float(2 * ndtr(-abs(robust))))
 
 
 def dispersion(log: Log, clusters: Parts) -> float:

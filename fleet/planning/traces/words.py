@@ -93,8 +93,7 @@ def sentences(fit: TraceFit) -> Iterator[str]:
     yield from _offenders(fit)
     if fit.trend:
         found = fit.trend
-        yield (f"Trend: {found.verdict} (Lewis and Robinson p = {found.p:.2g}, Laplace {found.laplace:+.1f}, p = {found.laplace_p:.2g}; "
-               f"MIL-HDBK-189 growth {found.beta:.2f}, p = {found.beta_p:.2g}).")  # fmt: skip
+        yield f"Trend: {found.verdict} (Lewis and Robinson {found.lewis_robinson:+.1f}, p = {found.p:.2g})."
         if found.verdict != "steady":
             yield "A rate that changes is no constant: fit the last part alone with --since."
 
