@@ -40,7 +40,7 @@ from actors.messages import (
 from actors.node import boot_id
 from fleet.errors import ConfigError, LineRefused, ProtocolError
 from fleet.host.clock import Clock
-from fleet.host.refusals import REFUSALS, REPORT_S, refused_lines
+from fleet.host.refusals import REFUSALS, REPORT_S
 from fleet.host.wire import frame, read_frame
 from fleet.machine.core import FleetMachine
 from fleet.machine.routes import Routes
@@ -175,7 +175,7 @@ class Coordinator:
         """What this process has refused goes into the journal, too."""
         while True:
             await asyncio.sleep(REPORT_S)
-            for event in refused_lines("coordinator"):
+            for event in REFUSALS.take("coordinator"):
                 self._driver.submit(event)
 
     async def stop(self) -> None:

@@ -14,7 +14,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from actors import links
 from actors.links import LinkEnd
-from fleet.ledger.links import Link
+from fleet.ledger.health import Link
 
 START_S = 60.0
 """How long the actors of all nodes may take to be there."""

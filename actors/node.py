@@ -44,7 +44,7 @@ from actors.rank.telemetry.stacks import stacks_path
 from actors.rank.telemetry.timing import OwnTime, summary, thinned
 from fleet.errors import LineRefused
 from fleet.host.clock import now_us
-from fleet.host.refusals import refused_lines
+from fleet.host.refusals import REFUSALS
 from fleet.host.scheduling import bow_out
 from fleet.host.wire import frame, read_frame
 from fleet.machine.roster import STOOD_STILL_S
@@ -467,7 +467,7 @@ class NodeAgent:
             await asyncio.sleep(self._report_s)
             slept_s += time.monotonic()
             self._mind_the_coordinator()
-            self._up.send(*self._heartbeat(slept_s), *self._spans(), *self._times(), *refused_lines(self.node))
+            self._up.send(*self._heartbeat(slept_s), *self._spans(), *self._times(), *REFUSALS.take(self.node))
             self._send_copies()
 
     def _mind_the_coordinator(self) -> None:

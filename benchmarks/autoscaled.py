@@ -23,7 +23,7 @@ from benchmarks.harness import Form, on_the_way, run
 from fleet.errors import FleetError
 from fleet.host.clock import unix_time_s
 from fleet.host.journal import read_journal
-from fleet.protocol.decisions import NodesAsked, OfView
+from fleet.protocol.decisions import OfView
 from fleet.protocol.records import Committed, DecisionMade, ProcessUp, Record, RunStarted, ViewPublished
 from tests.support.autoscaled import Autoscaled, autoscaled
 
@@ -142,8 +142,8 @@ def _replaced(found: Sequence[Record], killed_unix_s: float) -> bool:
 
 def _came_s(found: Sequence[Record]) -> list[float]:
     """How long the run waited for nodes that it had asked for and that came."""
-    asked = [one.payload for one in found if isinstance(one, DecisionMade) and isinstance(one.payload, NodesAsked)]
-    return [one.waited_s for one in asked if one.waited_s is not None]
+    asked = [one.fields for one in found if isinstance(one, DecisionMade) and one.policy == "nodes"]
+    return [one["waited_s"] for one in asked if "waited_s" in one]
 
 
 def measure(form: Form) -> dict[str, Any]:

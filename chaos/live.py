@@ -11,7 +11,7 @@ from chaos.controls import ChaosControls, obey
 from chaos.injector import ChaosView, FaultAction, Injector
 from chaos.settings import ChaosSettings, parse_chaos
 from fleet.host.clock import Clock
-from fleet.ledger.floor import Floor
+from fleet.ledger.pace import Floor
 from fleet.protocol.events import FloorReached
 from fleet.protocol.facts import FaultRecord
 from fleet.protocol.operations import Operation

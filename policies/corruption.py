@@ -13,10 +13,10 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Self
 
-from fleet.protocol.decisions import Cleared, Decision, Votes
+from fleet.protocol.decisions import Decision, Figures
 from fleet.protocol.types import Member, StateId, Verdict
 from fleet.settings.fields import setting, within
 from fleet.settings.run import RunSettings
@@ -56,12 +56,13 @@ def after_vote(outcome: Vote) -> Decision:
     A tie is no reason to go on: a state is known that may be wrong. With two results all go back to what was the same for all (``retry``);
     more of them are a mistake of the loop (``stop``).
     """
-    votes = Votes(float(len(outcome.votes)), float(sum(count for _, count in outcome.votes)), 0.0)
+    votes = Figures({"digests": float(len(outcome.votes)), "voters": float(sum(count for _, count in outcome.votes)), "idle": 0.0})
     if outcome.outcome == AGREED:
         return Decision("carry_on", "all results are equal", votes)
     if outcome.outcome == OUTVOTED:
         names = ", ".join(map(str, outcome.guilty))
-        return Decision("evict", f"{names} differ from the majority, bit for bit", replace(votes, guilty=float(len(outcome.guilty))))
+        guilty = Figures({**votes.values, "guilty": float(len(outcome.guilty))})
+        return Decision("evict", f"{names} differ from the majority, bit for bit", guilty)
     if len(outcome.votes) > 2:
         return Decision("stop", f"{len(outcome.votes)} different results, and no majority, which is more than a flipped bit does", votes)
     return Decision("retry", "two different results, and no majority names who is wrong: nobody is accused, and all go back", votes)
@@ -117,16 +118,16 @@ class MajorityRules:
         """
         if cleared >= found:
             reason = "the weights of one replica differ from the majority's, and were not used yet"
-            return Decision("carry_on", reason, Cleared(steps_lost=0.0, residual=0.0)), found
+            return Decision("carry_on", reason, Figures({"steps_lost": 0.0, "residual": 0.0})), found
         passed = cleared.history == found.history
         residual = float((1 - self.hit) ** passed)
+        sure = Figures({"steps_lost": float(found.step), "residual": residual, "passed": float(passed), "hit": self.hit})
         good = [state for state in kept if passed and state.history == cleared.history and state <= cleared]
         if good:
             newest = max(good)
-            sure = Cleared(float(found.step - newest.step), residual, float(passed), self.hit, float(newest.step))
+            sure = Figures({**sure.values, "steps_lost": float(found.step - newest.step), "step": float(newest.step)})
             reason = f"step {newest.step} is the newest kept state before step {cleared.step}, where the rank that is wrong last passed"
             return Decision("go_back", reason, sure), newest
-        sure = Cleared(float(found.step), residual, float(passed), self.hit)
         before = [state for state in kept if state.history < cleared.history]  # what is kept of older histories led to this one
         if before:
             reason = f"step {max(before).step} of history {max(before).history} is the newest kept state before step {cleared.step}"

@@ -12,9 +12,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from random import Random
 
-from fleet.ledger.links import Link
-from fleet.protocol.decisions import Checked, Decision
-from fleet.protocol.domains import Place
+from fleet.ledger.health import Link
+from fleet.protocol.decisions import Decision, Figures
+from fleet.protocol.domains import Place, shared_levels
 
 SLOWER = {"round trip": 4.0, "bandwidth": 3.0}
 """From so many times slower than the others on a node or a link is named. Racks may be far apart, and a shared core wavers."""
@@ -100,7 +100,7 @@ def _good(values: Sequence[float]) -> float:
 
 def _shared(ends: tuple[str, str], places: Mapping[str, Place]) -> int:
     one, other = (places.get(end, ()) for end in ends)
-    return sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], zip(one, other, strict=False)))
+    return shared_levels(one, other)
 
 
 def _of_figure(slow: Slowness, figure: str) -> list[Outlier]:
@@ -168,7 +168,7 @@ def admit(node: str, links: Sequence[Link], places: Mapping[str, Place] | None =
     mine = [link for link in links if node in link.ends]
     broken = [link for link in mine if link.error]
     named = [outlier.reason for outlier in judge(links, places) if outlier.nodes == (node,)]
-    checked = Checked(float(len(mine)), float(len(broken) + len(named)))
+    checked = Figures({"checks": float(len(mine)), "failed": float(len(broken) + len(named))})
     if mine and len(broken) == len(mine):
         return Decision("keep_out", f"node {node} reaches none of the {len(mine)} nodes that it was tried with: {broken[0].error}", checked)
     return Decision("keep_out", "; ".join(named), checked) if named else Decision("admit", "it is not slow to all others", checked)

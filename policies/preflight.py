@@ -6,7 +6,7 @@ import statistics
 from collections.abc import Iterable, Sequence
 
 from fleet.ledger.health import FAIL, PASS, WARN, HealthCheck, MeasuredFigure
-from fleet.protocol.decisions import Checked, Decision
+from fleet.protocol.decisions import Decision, Figures
 
 MUST_BE_ZERO = {
     "matmul_wrong": "the same product came out differently: the device computes wrongly",
@@ -55,7 +55,7 @@ def admit(checks: Iterable[HealthCheck]) -> Decision:
     """Action ``admit`` or ``keep_out``: a node with a failed check joins no view; a warning is only told."""
     checks = list(checks)
     failed = [check for check in checks if check.verdict == FAIL]
-    checked = Checked(float(len(checks)), float(len(failed)))
+    checked = Figures({"checks": float(len(checks)), "failed": float(len(failed))})
     if not failed:
         return Decision("admit", "no check failed", checked)
     what = "; ".join(f"{check.measured.name} on {check.measured.where}: {check.reason}" for check in failed)

@@ -1,4 +1,4 @@
-"""Who trains on after a loss, who joins later, and when bad luck has become a crash loop."""
+"""Who trains on after a loss, who joins later, and when bad luck has become a crash loop; and a policy that takes its time on purpose."""
 
 from __future__ import annotations
 
@@ -8,8 +8,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Self
 
-from fleet.protocol.decisions import Budget, Candidates, Decision, Survivors
+from fleet.protocol.decisions import Decision, Figures
 from fleet.protocol.domains import SEPARATOR
+from fleet.protocol.ports import RecoveryPolicy
 from fleet.protocol.topology import WINDOW_S
 from fleet.protocol.types import Candidate, Formation, Loss, Situation, outnumbered
 from fleet.settings.fields import setting, within
@@ -50,7 +51,7 @@ class ReformPromoteRegrow:
 
     def form(self, situation: Situation, now_s: float) -> Formation:
         chosen = _first(situation)
-        there = Candidates(float(len(situation.candidates)), float(situation.world))
+        there = Figures({"candidates": float(len(situation.candidates)), "world": float(situation.world)})
         if len(chosen) < situation.min_ranks:
             reason = f"{len(chosen)} ranks are there, min_ranks is {situation.min_ranks}"
             return Formation(Decision("wait", reason, there))
@@ -84,7 +85,7 @@ class ReformPromoteRegrow:
             if count >= limit:
                 often = f"{count} times in {self.budgets.window_s:g} s (limit {limit})"
                 reason = f"crash loop: {what} was lost {often}; last error: {recent[-1].detail}"
-                return Decision("give_up", reason, Budget(float(count), float(limit)))
+                return Decision("give_up", reason, Figures({"count": float(count), "limit": float(limit)}))
         return Decision("go_on", "within all budgets")
 
     def _counts(self, recent: Sequence[Loss]) -> list[tuple[str, int, int]]:
@@ -120,7 +121,7 @@ class RestartAll(ReformPromoteRegrow):
         """Action ``restart`` names those who are left and have to go; later as the base class, which waits for the full world."""
         left = tuple(candidate.member for candidate in situation.candidates if candidate.in_view)
         if left:
-            survivors = Survivors(float(len(left)), float(situation.world))
+            survivors = Figures({"survivors": float(len(left)), "world": float(situation.world)})
             return Formation(Decision("restart", f"a rank was lost: the {len(left)} that are left start again with it", survivors), left)
         return super().form(situation, now_s)
 
@@ -157,3 +158,27 @@ def _preferred(candidates: Sequence[Candidate], size: int) -> list[Candidate]:
         return (not _holds_state(candidate), *held, not candidate.in_view, group, candidate.member.slot)
 
     return sorted(candidates, key=rank)
+
+
+@dataclass(frozen=True, slots=True)
+class Delayed:
+    """As ``policy``, but survivors wait ``delay_s`` from the loss before they form a view. A first view is not delayed."""
+
+    policy: RecoveryPolicy
+    delay_s: float
+
+    def form(self, situation: Situation, now_s: float) -> Formation:
+        """See ``RecoveryPolicy``."""
+        until_s = situation.since_s + self.delay_s
+        if now_s < until_s and any(candidate.in_view for candidate in situation.candidates):
+            reason = f"as a fleet would that takes {self.delay_s:g} s longer to detect a loss and to form groups"
+            return Formation(Decision("wait", reason, Figures({"delay_s": self.delay_s}), until_s))
+        return self.policy.form(situation, now_s)
+
+    def grow(self, situation: Situation, now_s: float) -> Formation:
+        """See ``RecoveryPolicy``."""
+        return self.policy.grow(situation, now_s)
+
+    def judge(self, losses: Sequence[Loss], now_s: float) -> Decision:
+        """See ``RecoveryPolicy``."""
+        return self.policy.judge(losses, now_s)

@@ -12,11 +12,11 @@ from __future__ import annotations
 
 import math
 from collections import Counter, defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from fleet.protocol.domains import Crowd, Place, place_of
+from fleet.protocol.topology import shared
 from fleet.protocol.types import Candidate, Member
-from policies.spread import promoted
 
 Group = tuple[int, ...]
 """Indices of its members."""
@@ -45,17 +45,9 @@ def together(places: Sequence[Place], size: int) -> list[Group]:
 
 def whole(places: Sequence[Place], groups: Sequence[Group], size: int) -> tuple[int, ...]:
     """How many groups lie within one domain, at each level from none to the narrowest."""
-    counts = Counter(_shared([places[index] for index in group]) for group in groups if len(group) == size)
+    counts = Counter(len(shared([places[index] for index in group])) for group in groups if len(group) == size)
     depth = max(map(len, places), default=0)
     return tuple(sum(count for level, count in counts.items() if level >= least) for least in range(depth + 1))
-
-
-def _shared(places: Sequence[Place]) -> int:
-    """At how many levels, from the widest on, these are in one domain."""
-    depth = 0
-    while all(len(place) > depth for place in places) and len({place[: depth + 1] for place in places}) == 1:
-        depth += 1
-    return depth
 
 
 # ---- who is which rank -------------------------------------------------------------------------------------------------------------------
@@ -89,7 +81,7 @@ def _filled(ranked: Sequence[Candidate], places: Sequence[Place], size: int) -> 
     found = list[Group]()
     for _, group in sorted(before.items(), key=lambda item: (-len(item[1]), item[0])):
         here = [places[index] for index in group]
-        near = sorted(newcomers, key=lambda index: (-_shared([*here, places[index]]), index))[: size - len(group)]
+        near = sorted(newcomers, key=lambda index: (-len(shared([*here, places[index]])), index))[: size - len(group)]
         if len(group) + len(near) == size:
             found.append((*group, *near))
             newcomers = [index for index in newcomers if index not in near]
@@ -131,10 +123,27 @@ def _in_group(group: Sequence[Candidate], size: int) -> list[Candidate]:
 # ---- who trains, and who stands by -------------------------------------------------------------------------------------------------------
 
 
+def promoted(waiting: Iterable[Candidate], members: Sequence[Candidate], room: int) -> list[Candidate]:
+    """Up to ``room`` of ``waiting``, one after the other: of the widest domain that has fewest ``members``, down to the node; then by slot.
+
+    Without members there is nothing to be apart from, and they come by slot.
+    """
+    left = sorted(waiting, key=lambda candidate: candidate.member)
+    if not members:
+        return left[: max(0, room)]
+    crowd, chosen = Crowd(map(_place, members)), list[Candidate]()
+    while left and len(chosen) < room:
+        best = min(left, key=lambda candidate: crowd.of(_place(candidate)))
+        left.remove(best)
+        chosen.append(best)
+        crowd.add(_place(best))
+    return chosen
+
+
 def joining(waiting: Sequence[Candidate], members: Sequence[Candidate], room: int, size: int) -> list[Candidate]:
     """Up to ``room`` of ``waiting``: those that make a group whole again in its domain, then whole groups, each in the domain with fewest.
 
-    Groups of one: as :func:`policies.spread.promoted` has it.
+    Groups of one: as :func:`promoted` has it.
     """
     if size == 1:
         return promoted(waiting, members, room)

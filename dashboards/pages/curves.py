@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from fleet.ledger.floor import Floor
+from fleet.ledger.pace import Floor
 from fleet.ledger.report import Report
 from fleet.ledger.summary import Incident
 from fleet.protocol.records import STEADY

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 
 from actors.link_survey import LinkSurvey
-from fleet.ledger.links import Link
+from fleet.ledger.health import Link
 from fleet.protocol.decisions import Decision
 from fleet.protocol.domains import Place as Domain
 from fleet.protocol.provider import NodePlace

@@ -10,8 +10,8 @@ from fleet.protocol.decisions import Decision
 from fleet.protocol.ports import RecoveryPolicy
 from fleet.protocol.types import Build
 from fleet.settings.run import RunSettings
-from policies.delays import Delayed
 from policies.interval import CheckpointInterval, IntervalSettings, LevelRates
+from policies.recovery import Delayed
 from storage.checkpoint.manifest import parse_checkpoint_id
 from storage.checkpoint.parts import newest_checkpoint
 

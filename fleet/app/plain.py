@@ -17,10 +17,9 @@ from fleet.host.clock import MonotonicClock, unix_time_s
 from fleet.host.journal import JournalWriter
 from fleet.host.provenance import code_of
 from fleet.host.rank_logs import logs_of
-from fleet.ledger import floor
+from fleet.ledger import pace
 from fleet.machine.plain.job import Limits, PlainJob
-from fleet.machine.plain.kinds import INJECTABLE, why_not
-from fleet.machine.plain.nodes import PlainNodes
+from fleet.machine.plain.nodes import INJECTABLE, PlainNodes, why_not
 from fleet.protocol.causes import EndWhy
 from fleet.protocol.events import FloorReached
 from fleet.protocol.facts import FaultRecord
@@ -190,7 +189,7 @@ class _World:
 
     def report_floor(self, event: FloorReached) -> None:
         with self._run.lock:
-            self._run.write([floor.stops(event, self._run.clock.now_s())])
+            self._run.write([pace.stops(event, self._run.clock.now_s())])
 
     def report(self, event: FaultRecord) -> None:
         with self._run.lock:

@@ -10,9 +10,9 @@ from typing import Any
 from fleet.ledger.bill import in_units, rests_on, stored_words
 from fleet.ledger.checkers import OK, VIOLATED
 from fleet.ledger.report import Report, build_report, duration, forecast_words, losses_by_size, prediction_words, rank_time, worth_words
-from fleet.ledger.scorecard import Score
 from fleet.ledger.step_law import hidden_words, in_shares
 from fleet.ledger.summary import COST_NAMES, Incident, LedgerSummary
+from fleet.ledger.verdicts import Score
 from fleet.ledger.verification import in_words
 
 __all__ = ["Report", "build_report", "render_table"]

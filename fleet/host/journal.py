@@ -34,11 +34,14 @@ _BLOCK_BYTES = 64 * 1024
 
 def _decode_at(path: Path, number: int, line: bytes) -> Record:
     try:
-        return decode_line(line)
+        record = decode_line(line)
     except (ProtocolError, ValueError, TypeError, IndexError, AttributeError) as error:
         raise JournalError(
             f"{path}:{number}: not a record of a journal of version {VERSION}: {error} (line begins {line[:60]!r})"
         ) from error
+    if number == 1 and not isinstance(record, RunStarted):
+        raise JournalError(f"{path}:1: a journal starts with RunStarted, this one with {type(record).__name__}")
+    return record
 
 
 def _log_torn(message: str) -> None:
@@ -65,14 +68,7 @@ def read_journal(path: str | os.PathLike[str], *, spans: bool = True, on_torn: C
                 )
                 return
             if spans or not line.startswith(_SPANS_PREFIX):
-                record = _decode_at(path, number, line)
-                _check_first(path, number, record)
-                yield record
-
-
-def _check_first(path: Path, number: int, record: Record) -> None:
-    if number == 1 and not isinstance(record, RunStarted):
-        raise JournalError(f"{path}:1: a journal starts with RunStarted, this one with {type(record).__name__}")
+                yield _decode_at(path, number, line)
 
 
 class JournalTail:
@@ -98,7 +94,7 @@ class JournalTail:
         records: list[Record] = []
         for line in data.splitlines(keepends=True):
             try:
-                records.append(self._decode(line))
+                records.append(_decode_at(self._path, self._line + 1, line))
             except JournalError:
                 if not records:
                     raise
@@ -125,11 +121,6 @@ class JournalTail:
             if b"\n" not in data:
                 data += file.readline()
         return data[: data.rfind(b"\n") + 1]
-
-    def _decode(self, line: bytes) -> Record:
-        record = _decode_at(self._path, self._line + 1, line)
-        _check_first(self._path, self._line + 1, record)
-        return record
 
 
 def take_lock(file: IO[Any]) -> bool:

@@ -11,6 +11,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+from fleet.ledger.forecast import numbers, timeouts_said
+from fleet.ledger.samples import StepCover
 from fleet.ledger.summary import LedgerSummary
 from fleet.protocol.fault_kinds import BY_HAND, Check, Cost, kind_of
 from fleet.protocol.records import (
@@ -60,18 +62,9 @@ class Bounds:
     @classmethod
     def of(cls, settings: Mapping[str, Any]) -> Bounds:
         """From what a run has said of its settings; any text may stand there."""
-        try:
-            given = settings["timeouts"]
-            node_s, quiesce_s, form_s, start_s, hang_s = (float(given.get(name, USUAL_S[name])) for name in USUAL_S)
-            delay_s = float(settings.get("form_delay_s", 0.0))
-        except (KeyError, TypeError, ValueError, AttributeError):
-            (node_s, quiesce_s, form_s, start_s, hang_s), delay_s = USUAL_S.values(), 0.0
-        react_s = node_s + quiesce_s + form_s + start_s + delay_s
-        return cls(react_s, react_s + start_s, hang_s)
-
-
-USUAL_S = {"node_s": 4.0, "quiesce_s": 5.0, "form_s": 10.0, "start_s": 60.0, "progress_s": 60.0}
-"""What holds where a journal does not say."""
+        limits = timeouts_said(settings)
+        react_s = sum(limits[name] for name in ("node_s", "quiesce_s", "form_s", "start_s")) + numbers(settings).get("form_delay_s", 0.0)
+        return cls(react_s, react_s + limits["start_s"], limits["progress_s"])
 
 
 class Checker(ABC):
@@ -344,7 +337,7 @@ class CommitsExact(Checker):
         self._wrong = ""
         self._newest: dict[int, int] = {}
         self._base: dict[int, int] = {}
-        self._done: dict[int, StepStretch] = {}
+        self._done = StepCover()
         self._next_of: dict[tuple[Member, int], int] = {}
 
     def take(self, record: Spans | Committed | HistoryBegun | ViewPublished) -> None:
@@ -368,15 +361,10 @@ class CommitsExact(Checker):
 
     def _spans(self, record: Spans) -> None:
         commits, key = record.codes.count(COMMIT), (record.member, record.history)
-        end = record.step + commits
-        if commits:
-            if record.step < self._next_of.get(key, record.step):
-                self._say(f"{record.member} committed step {record.step} of history {record.history} twice")
-            done = self._done.get(record.history)
-            if done is None:
-                done = self._done[record.history] = StepStretch(self._base.get(record.history, 0))
-            done.add(record.step, end)
-        self._next_of[key] = end
+        if commits and record.step < self._next_of.get(key, record.step):
+            self._say(f"{record.member} committed step {record.step} of history {record.history} twice")
+        self._next_of[key] = record.step + commits
+        self._done.add(record)
 
     def verdict(self, now_s: float) -> tuple[str, str]:
         if self._wrong:
@@ -387,30 +375,10 @@ class CommitsExact(Checker):
             return UNKNOWN, "the journal has no time lines of ranks"
         last = max(self._newest)
         first, end = self._base.get(last, 0), self._newest[last]
-        upto = self._done[last].upto if last in self._done else first
+        upto = self._done.first_gap(last, first)
         if upto < end:
             return VIOLATED, f"no rank committed step {upto} of history {last}"
         return OK, f"{end - first} steps of history {last}, each committed, none twice by one process"
-
-
-class StepStretch:
-    """Steps that were done, from a first one on without a gap up to ``upto``, and those ahead of the gap."""
-
-    def __init__(self, upto: int) -> None:
-        self.upto = upto
-        self._ahead: list[tuple[int, int]] = []
-
-    def add(self, step: int, end: int) -> None:
-        """Steps ``step`` to before ``end`` were done."""
-        if end <= self.upto:
-            return
-        if step > self.upto:
-            self._ahead.append((step, end))
-            return
-        self.upto = end
-        for other in sorted(self._ahead):
-            self.upto = max(self.upto, other[1]) if other[0] <= self.upto else self.upto
-        self._ahead = [other for other in self._ahead if other[1] > self.upto]
 
 
 class LedgerCloses(Checker):

@@ -10,7 +10,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 
 from fleet.errors import LedgerError
-from fleet.ledger.met import looks_like
+from fleet.ledger.rates import looks_like
 from fleet.ledger.slots import CODES, Charge
 from fleet.protocol.decisions import DomainLost
 from fleet.protocol.fault_kinds import Cost, kind_of

@@ -23,7 +23,7 @@ from fleet.ledger.gathered import (
     Undone,
     WorldSize,
 )
-from fleet.ledger.met import Met
+from fleet.ledger.rates import Met
 from fleet.ledger.slots import (
     CLOCK_NOISE_US,
     DETECT,

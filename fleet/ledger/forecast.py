@@ -19,8 +19,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from fleet.ledger.met import Met
-from fleet.ledger.rates import Gamma, Rate, count_interval, together
+from fleet.ledger.rates import Gamma, Met, Rate, count_interval, together
 from fleet.protocol.fault_kinds import Cost, FaultKind, FaultPlace, kind_of
 from fleet.protocol.records import section
 from fleet.settings.run import RunSettings, Timeouts
@@ -70,12 +69,12 @@ class Terms:
     def said(cls, config: Mapping[str, Any], world: int, spares: int) -> Terms:
         """As a run wrote them down when it started. What it has not written, or any text in its place, is taken as it is by default."""
         run = section(config, "settings")
-        own, verify = RunSettings(), _numbers(section(run, "verify"))
+        own, verify = RunSettings(), numbers(section(run, "verify"))
         return cls(
-            world=world, spares=spares, nodes=max(1, int(_numbers(run).get("nodes", own.nodes))),
+            world=world, spares=spares, nodes=max(1, int(numbers(run).get("nodes", own.nodes))),
             stalls=run.get("on_partition") == "stall",
             verify=verify.get("replicas", own.verify.replicas) + verify.get("compute", own.verify.compute),
-            timeouts=_numbers(dataclasses.asdict(Timeouts())) | _numbers(section(run, "timeouts")),
+            timeouts=timeouts_said(run),
         )  # fmt: skip
 
     def noticed_s(self, kind: FaultKind) -> float:
@@ -97,7 +96,13 @@ class Terms:
         return math.ceil(self.world / self.nodes) if whole else 1
 
 
-def _numbers(found: Mapping[str, Any]) -> dict[str, float]:
+def timeouts_said(run: Mapping[str, Any]) -> dict[str, float]:
+    """Seconds by name, of a run's settings as it wrote them down; what it has not written, or any text in its place, is the default."""
+    return numbers(dataclasses.asdict(Timeouts())) | numbers(section(run, "timeouts"))
+
+
+def numbers(found: Mapping[str, Any]) -> dict[str, float]:
+    """Those of the values that are numbers."""
     return {name: float(value) for name, value in found.items() if isinstance(value, int | float)}
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from fleet.ledger.bill import tariff
 from fleet.ledger.costs import Floors
-from fleet.ledger.forecast import Terms
+from fleet.ledger.forecast import Terms, numbers
 from fleet.ledger.samples import StepCover
 from fleet.ledger.slots import NAMES, Abandoned
 from fleet.ledger.summary import Rollback
@@ -26,8 +26,8 @@ class RunSaid:
         said = configuration(started.config)
         settings = section(said, "settings")
         self.cost = dict(section(settings, "cost"))
-        self.queued_s = _numbers(said, "queued_s").get("queued_s", 0.0)
-        self.kept = int(_numbers(section(settings, "checkpoint"), "keep").get("keep", 1))
+        self.queued_s = numbers(said).get("queued_s", 0.0)
+        self.kept = int(numbers(section(settings, "checkpoint")).get("keep", 1))
         self.tariff, self.device = tariff(self.cost), str(self.cost.get("device") or "")
         self.budget_usd: float | None = self.cost.get("budget_usd")
         self.fault_rates = _positive(section(said, "fault_rates"))
@@ -107,9 +107,4 @@ class HappeningCounts:
 
 
 def _positive(said: dict[str, Any]) -> dict[str, float]:
-    return {name: float(value) for name, value in said.items() if isinstance(value, int | float) and 0 < value < NOWHERE}
-
-
-def _numbers(said: dict[str, Any], *names: str) -> dict[str, float]:
-    """Those of ``names`` that were written down at the start."""
-    return {name: float(said[name]) for name in names if isinstance(said.get(name), int | float)}
+    return {name: value for name, value in numbers(said).items() if 0 < value < NOWHERE}

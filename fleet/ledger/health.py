@@ -1,7 +1,8 @@
-"""The state of a node's health: what a check came to, and what a node did in earlier runs."""
+"""The state of a node's health: what a check came to, what was measured of its links, and what it did in earlier runs."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
@@ -90,3 +91,19 @@ def histories(records: Iterable[Record], names: Mapping[str, str]) -> list[NodeH
 
 def _but_corruption(incidents: Mapping[tuple[str, int], NodeIncident]) -> dict[tuple[str, int], NodeIncident]:
     return {key: incident for key, incident in incidents.items() if incident.kind != "corruption"}
+
+
+@dataclass(frozen=True, slots=True)
+class Link:
+    """The round trip of a small message in seconds, and the bytes per second each way. ``error``: why there is nothing, a sentence."""
+
+    one: str
+    other: str
+    round_trip_s: float = math.nan
+    there_bytes_per_s: float = math.nan
+    back_bytes_per_s: float = math.nan
+    error: str = ""
+
+    @property
+    def ends(self) -> tuple[str, str]:
+        return self.one, self.other

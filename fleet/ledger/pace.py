@@ -1,11 +1,16 @@
-"""How far a run was when: steps over time in a bounded number of points, for curves and for the time that is left."""
+"""How far a run was when: steps over time in a bounded number of points, for curves and for the time that is left. And a limit to what
+chaos may cost: the share of the pace that is left over a trailing window, below which it stops. Pure.
+"""
 
 from __future__ import annotations
 
 import statistics
+from collections import deque
 from itertools import pairwise
 
-from fleet.protocol.records import Committed, HistoryBegun, Record
+from fleet.protocol.decisions import Figures
+from fleet.protocol.events import FloorReached
+from fleet.protocol.records import Committed, DecisionMade, HistoryBegun, Record
 
 MOST = 2_000
 RECENT = 64
@@ -47,3 +52,60 @@ def remaining_s(steps: int, total_steps: int | None, step_s: float | None, goodp
     if total_steps is None or step_s is None or goodput <= 0.0:
         return None
     return max(0, total_steps - steps) * step_s / min(1.0, goodput)
+
+
+WINDOW_S = 30.0
+"""What was committed in the last so many seconds is compared with the run's own pace."""
+LEAST_STEPS = 10
+"""So many steps without a fault are what the pace is learned from."""
+
+
+class Floor:
+    """Told of committed steps as they come; says when too little is left of the pace.
+
+    The pace is the median step before the first fault, or of the first steps, where a fault came before there were enough: so that faults
+    cannot lower what they are measured by. A long evaluation counts as a stall.
+
+    Args:
+        share: from 0 to 1; the run goes on without faults once less than that is left.
+    """
+
+    def __init__(self, share: float) -> None:
+        self.share = share
+        self._seen: deque[tuple[float, int]] = deque()
+        self._gaps_s: list[float] = []
+        self._injected = False
+
+    def injected(self) -> None:
+        """A fault was carried out: what comes from now on says nothing about the pace."""
+        self._injected = True
+
+    def see(self, at_s: float, step: int) -> None:
+        """``step`` is the newest that is committed, at ``at_s``."""
+        last_s, last = self._seen[-1] if self._seen else (at_s, -1)
+        if step <= last:
+            return
+        if self._seen and (not self._injected or len(self._gaps_s) < LEAST_STEPS):
+            self._gaps_s.append((at_s - last_s) / (step - last))
+        self._seen.append((at_s, step))
+        while at_s - self._seen[0][0] > 2 * WINDOW_S:
+            self._seen.popleft()
+
+    def kept(self, now_s: float) -> float | None:
+        """Share of the pace over the trailing window: steps in it, times the usual step, over its length. None: not known yet."""
+        if len(self._gaps_s) < LEAST_STEPS or not self._seen or now_s - self._seen[0][0] < WINDOW_S:
+            return None
+        before = [step for at_s, step in self._seen if at_s <= now_s - WINDOW_S]
+        steps = self._seen[-1][1] - (before[-1] if before else self._seen[0][1])
+        return steps * statistics.median(self._gaps_s) / WINDOW_S
+
+    def broken(self, now_s: float) -> bool:
+        """Whether less is left than ``share``, and a fault may be why."""
+        kept = self.kept(now_s) if self._injected else None
+        return kept is not None and kept < self.share
+
+
+def stops(event: FloorReached, now_s: float) -> DecisionMade:
+    """What is journalled once it is reached."""
+    reason = f"{event.kept:.0%} of the pace is left, less than {event.floor:.0%}: all faults are healed, and no more strike"
+    return DecisionMade("floor", "stop", reason, Figures({"kept": event.kept, "floor": event.floor}), now_s)

@@ -67,6 +67,14 @@ class StepCover:
         """The step after the newest that was committed in that history."""
         return self._ends.get(history, [0])[-1]
 
+    def __bool__(self) -> bool:
+        return bool(self._last)
+
+    def first_gap(self, history: int, begin: int) -> int:
+        """The first step from ``begin`` on that no rank committed in that history."""
+        at = bisect_right(self._begins.get(history, []), begin) - 1
+        return max(begin, self._ends[history][at]) if at >= 0 else begin
+
     def missing(self, history: int, begin: int, end: int) -> int:
         """Steps of ``[begin, end)`` that no rank committed in that history."""
         stretches = zip(self._begins.get(history, ()), self._ends.get(history, ()), strict=True)

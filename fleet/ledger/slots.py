@@ -6,7 +6,7 @@ Times are whole microseconds on the run's clock, so that sums close exactly.
 from __future__ import annotations
 
 from bisect import bisect_left
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from fleet.errors import LedgerError
@@ -110,39 +110,31 @@ def merge(commits: list[Commit]) -> Commit:
     return Commit(commits[0].first, commits[-1].last, commits[0].start_us, commits[-1].end_us, *sums)
 
 
+@dataclass(slots=True, eq=False)
 class SlotAccount:
-    """Where one slot's time went. ``us[i]`` are the microseconds in category ``NAMES[i]``, up to ``cursor_us``, less ``attempt``."""
+    """Where one slot's time went. ``us[i]`` are the microseconds in category ``NAMES[i]``, up to ``cursor_us``, less ``attempt``.
 
-    __slots__ = (
-        "attempt",
-        "away",
-        "commits",
-        "cursor_us",
-        "generation",
-        "history",
-        "hole_us",
-        "holes",
-        "incarnation",
-        "last_commit_us",
-        "lost_us",
-        "slot",
-        "stepped",
-        "stopped",
-        "us",
-    )
+    Attributes:
+        stepped: the generation that it has stepped in last; -2: none, not even generation -1, that of a process without a view.
+        away: its process left with a node that was taken away, and it has no other since.
+        stopped: its process ended with the cluster, and it has no other since.
+    """
 
-    def __init__(self, slot: int, start_us: int) -> None:
-        self.slot, self.cursor_us = slot, start_us
-        self.us = [0] * len(CODES)
-        self.incarnation = self.generation = self.history = -1
-        self.stepped = -2  # not even in generation -1, that of a process without a view
-        self.lost_us: int | None = None
-        self.away = False  # its process left with a node that was taken away, and it has no other since
-        self.stopped = False  # its process ended with the cluster, and it has no other since
-        self.attempt: list[Piece] = []
-        self.commits: list[Commit] = []
-        self.last_commit_us: int | None = None
-        self.holes = self.hole_us = 0
+    slot: int
+    cursor_us: int
+    us: list[int] = field(default_factory=lambda: [0] * len(CODES))
+    incarnation: int = -1
+    generation: int = -1
+    history: int = -1
+    stepped: int = -2
+    lost_us: int | None = None
+    away: bool = False
+    stopped: bool = False
+    attempt: list[Piece] = field(default_factory=list)
+    commits: list[Commit] = field(default_factory=list)
+    last_commit_us: int | None = None
+    holes: int = 0
+    hole_us: int = 0
 
     @property
     def member(self) -> Member:

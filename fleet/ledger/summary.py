@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from fleet.ledger.bill import Tariff, bill, tariff
 from fleet.ledger.factors import Factors, factors
-from fleet.ledger.scorecard import Score
 from fleet.ledger.step_law import StepLaw, run_shares, step_law
+from fleet.ledger.verdicts import Score
 from fleet.protocol.records import TOKENS
 
 if TYPE_CHECKING:
     from fleet.ledger.forecast import Terms
-    from fleet.ledger.met import Met
+    from fleet.ledger.rates import Met
     from fleet.ledger.samples import SampleCount
 
 T = TypeVar("T")

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass, replace
 
-from fleet.ledger.scorecard import Scorecard
-from fleet.ledger.stored import Stored
+from fleet.ledger.bill import Stored
 from fleet.ledger.summary import SlotUsage, Tallies
+from fleet.ledger.verdicts import Scorecard
 from fleet.protocol.fault_kinds import kind_of
 from fleet.protocol.records import (
     STANDBY,

@@ -6,9 +6,8 @@ import dataclasses
 import functools
 from typing import Any
 
-from fleet.ledger.bill import tariff
+from fleet.ledger.bill import Stored, store_bill, tariff
 from fleet.ledger.health import HOUR_S
-from fleet.ledger.stored import Stored, store_bill
 from fleet.protocol.decisions import Figures
 from fleet.protocol.records import DecisionMade, Record
 from fleet.settings.cost import CostSettings

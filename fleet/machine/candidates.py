@@ -25,7 +25,7 @@ def situation(machine: MachineState, now_s: float) -> Situation:
     """What the recovery policy is asked about. Candidates are built, and were heard of since the coordinator started: they have a store.
 
     Those of a node that is shunned come only when there would not be enough without them, or they hold a state. Those of a node that is
-    about to be taken away stay where they are, and the world is larger by them, until others stand in; see ``departures.py``. One that was
+    about to be taken away stay where they are, and the world is larger by them, until others stand in; see ``nodes.py``. One that was
     taken back is as if it was half written when there is no checkpoint: it cannot go on before a fresh process has come.
     """
     joined = frozenset(machine.view.members) if machine.view else frozenset()

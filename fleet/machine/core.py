@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from fleet.machine import chronicle, departures, ending, proposals, remedies, replay, resizing, stopping, views
+from fleet.machine import chronicle, ending, nodes, proposals, remedies, replay, stopping, views
 from fleet.machine.budget import BudgetWatch
 from fleet.machine.doubts import Doubts
 from fleet.machine.end import end
@@ -168,8 +168,8 @@ def _while_running(machine: MachineState, now_s: float, ask: bool) -> None:
     elif ask and proposals.try_grow(machine, now_s):
         return
     if ask:
-        departures.tick(machine, view, now_s)
-        resizing.tick(machine, view, now_s)
+        nodes.tick(machine, view, now_s)
+        proposals.shrink(machine, view, now_s)
     if ask and machine.phase == Phase.RUN and machine.growth.proposal is None:
         machine.say(*machine.checkpoints.tick(view, now_s))
         machine.say(*machine.progress.tick(machine.stragglers.steps_s, now_s))

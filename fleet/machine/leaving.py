@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from fleet.machine import topology
 from fleet.machine.end import end
-from fleet.machine.evidence import inspect
 from fleet.machine.losses import NOWHERE, StepPlace
 from fleet.machine.roster import STOOD_STILL_S, Rank, RankPhase
 from fleet.machine.state import MachineState, Phase
@@ -31,7 +30,7 @@ from fleet.protocol.causes import (
 from fleet.protocol.decisions import Gathering, OfView
 from fleet.protocol.events import Heartbeat, NodeLost, NodeSilent, Quiesced, Raised
 from fleet.protocol.facts import FaultRecord, LossExplained, ProcessLost, noted
-from fleet.protocol.instructions import Cancel, Evict, Quiesce
+from fleet.protocol.instructions import Cancel, Evict, Inspect, Quiesce
 from fleet.protocol.probes import probe
 from fleet.protocol.topology import asked
 from fleet.protocol.types import Member
@@ -257,3 +256,12 @@ def cancel(machine: MachineState, now_s: float, reason: str) -> None:
     newcomers = tuple(member for member in proposal.members if member not in joined and machine.current(member))
     if newcomers:
         machine.say(Quiesce(newcomers, proposal.generation))
+
+
+def inspect(machine: MachineState, reason: str, now_s: float) -> None:
+    """Have the agents gather evidence of all ranks in the view; they do so before they evict any."""
+    ranks = [machine.current(member) for member in (machine.view.members if machine.view else ())]
+    nodes = sorted({rank.process.node for rank in ranks if rank is not None})
+    hangs = machine.liveness.hangs
+    if nodes and hangs.wanted(now_s):
+        machine.say(Inspect(tuple(nodes), f"hang-{hangs.number}", reason))

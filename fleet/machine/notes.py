@@ -1,11 +1,16 @@
-"""Events that are journalled as they were said, or nearly so: no rank's place in the run changes by them."""
+"""Events that are journalled as they were said, or nearly so, and those of checkpoints: no rank's place in the run changes by them."""
 
 from __future__ import annotations
 
-from fleet.ledger import floor
-from fleet.machine.state import MachineState
-from fleet.protocol.decisions import Doubtful, Figures, NodesAsked
+from fleet.ledger import pace
+from fleet.machine.leaving import gather
+from fleet.machine.state import MachineState, Phase
+from fleet.protocol.causes import GatherWhy
+from fleet.protocol.decisions import Figures
 from fleet.protocol.events import (
+    CheckpointDurable,
+    CheckpointFailed,
+    CopiesHeld,
     FloorReached,
     Implausible,
     Logged,
@@ -13,10 +18,14 @@ from fleet.protocol.events import (
     OnceDone,
     OnceWanted,
     OutputDropped,
+    PartFailed,
+    PartWritten,
     RoomMissing,
     StepsTimed,
 )
 from fleet.protocol.facts import DataFiles, DataRead, EvidenceKept, Measurement, RefusedLines, Usage, noted
+from fleet.protocol.levels import level_of
+from fleet.protocol.probes import probe
 from fleet.protocol.records import DecisionMade
 
 
@@ -47,7 +56,8 @@ def data_files(machine: MachineState, event: DataFiles, now_s: float) -> None:
 def implausible(machine: MachineState, event: Implausible, now_s: float) -> None:
     """A device that is wrong shows there again and again."""
     where = f"shard {event.shard}, computed by {event.owner}" if event.owner is not None else "no shard by itself"
-    doubtful = Doubtful(float(event.state.step), float(event.shard), float(event.owner.slot if event.owner else -1))
+    slot = event.owner.slot if event.owner else -1
+    doubtful = Figures({"step": float(event.state.step), "shard": float(event.shard), "slot": float(slot)})
     if event.accepted:
         reason = f"step {event.state.step}: {event.why}; it is the model or the data, not the hardware, and counts"
         machine.decide("corruption", "carry_on", reason, doubtful, now_s)
@@ -75,12 +85,13 @@ def room_missing(machine: MachineState, event: RoomMissing, now_s: float) -> Non
 
 def nodes_wanted(machine: MachineState, event: NodesWanted, now_s: float) -> None:
     """What the cluster was asked for."""
-    machine.write(DecisionMade("nodes", event.action, event.detail, NodesAsked(float(event.ranks), event.waited_s), now_s))
+    waited = {} if event.waited_s is None else {"waited_s": event.waited_s}
+    machine.write(DecisionMade("nodes", event.action, event.detail, Figures({"ranks": float(event.ranks), **waited}), now_s))
 
 
 def floor_reached(machine: MachineState, event: FloorReached, now_s: float) -> None:
     """Chaos stops."""
-    machine.write(floor.stops(event, now_s))
+    machine.write(pace.stops(event, now_s))
 
 
 def once_wanted(machine: MachineState, event: OnceWanted, now_s: float) -> None:
@@ -91,3 +102,31 @@ def once_wanted(machine: MachineState, event: OnceWanted, now_s: float) -> None:
 def once_done(machine: MachineState, event: OnceDone, now_s: float) -> None:
     """A rank has done it."""
     machine.say(*machine.once.done(event.member, event.key, event.result, now_s))
+
+
+def part_written(machine: MachineState, event: PartWritten, now_s: float) -> None:
+    """With the last part the manifest can be put in place."""
+    assert machine.view is not None
+    machine.say(*machine.checkpoints.of(level_of(event.request)).part(event, machine.view))
+
+
+def part_failed(machine: MachineState, event: PartFailed, now_s: float) -> None:
+    """There is no use in waiting for the other parts."""
+    machine.say(*machine.checkpoints.of(level_of(event.request)).part_failed(event, now_s))
+
+
+def durable(machine: MachineState, event: CheckpointDurable, now_s: float) -> None:
+    """A whole one is kept."""
+    machine.say(*machine.checkpoints.of(event.level).durable(event, now_s))
+
+
+def failed(machine: MachineState, event: CheckpointFailed, now_s: float) -> None:
+    """It is tried again, or skipped."""
+    machine.say(*machine.checkpoints.of(event.level).failed(event.reason, now_s))
+
+
+def copies_held(machine: MachineState, event: CopiesHeld, now_s: float) -> None:
+    """Members of the view that send their copies to a memory that began anew have to hear where it is now."""
+    if machine.checkpoints.hold(event, machine.view) and machine.phase == Phase.RUN:
+        probe("a memory that kept copies of the view begins anew")
+        gather(machine, now_s, GatherWhy.MEMORY, f"the memory of {event.node}, which kept copies, began anew")

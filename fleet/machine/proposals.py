@@ -1,17 +1,22 @@
 """The part of ``FleetMachine`` that changes a view beside the running steps: its members form the next one and enter it at a boundary.
 
 A proposal takes in newcomers, or gives the same members other shards. Nobody leaves a running view by one.
+
+To a smaller world all leave the view together, and it forms again without some, who stand by from then on: nobody is lost, and no step.
+What was computed of the step at hand is computed again. Where each rank holds a part of the optimizer's state, no more go at a time than
+there are copies of each part.
 """
 
 from __future__ import annotations
 
 import math
 
-from fleet.machine import departures
+from fleet.machine import nodes
 from fleet.machine.candidates import StateSource, grown, situation
-from fleet.machine.leaving import cancel
-from fleet.machine.state import MachineState
+from fleet.machine.leaving import cancel, gather
+from fleet.machine.state import MachineState, Phase
 from fleet.machine.views import announce, make_view, send
+from fleet.protocol.causes import GatherWhy
 from fleet.protocol.instructions import Propose
 from fleet.protocol.types import Formation, Ranges, View
 
@@ -23,7 +28,7 @@ def try_grow(machine: MachineState, now_s: float) -> bool:
     """
     view = machine.view
     assert view is not None
-    if len(view.members) >= departures.wanted(machine, view) or now_s < machine.growth.not_before_s:
+    if len(view.members) >= nodes.wanted(machine, view) or now_s < machine.growth.not_before_s:
         return False
     formation = machine.policies.recovery.grow(situation(machine, now_s), now_s)
     if formation.decision.action != "grow":
@@ -58,3 +63,13 @@ def watch(machine: MachineState, now_s: float) -> None:
         cancel(machine, now_s, "it was not entered in time")
     elif now_s - machine.assembly.sent_s >= limits.resend_s:
         send(machine, Propose(proposal), now_s)
+
+
+def shrink(machine: MachineState, view: View, now_s: float) -> None:
+    """While a view runs: if it was made larger than the world is to be now, all leave it; once what is being saved is saved."""
+    if not machine.growth.resized or machine.phase != Phase.RUN or machine.checkpoints.pending:
+        return
+    wanted = nodes.wanted(machine, view)
+    machine.growth.resized = len(view.members) > wanted
+    if machine.growth.resized:
+        gather(machine, now_s, GatherWhy.RESIZED, f"the world is to have {wanted} ranks, and {len(view.members)} train")

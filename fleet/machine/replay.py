@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from fleet.machine import departures, ending
+from fleet.machine import ending, nodes
 from fleet.machine.corruption import replay
 from fleet.machine.losses import Losses
 from fleet.machine.roster import Rank
@@ -95,7 +95,7 @@ def _apply(machine: MachineState, record: Record) -> None:
         case DecisionMade(payload=Lacking() as lacking):
             machine.assembly.lacking = lacking
         case DecisionMade(payload=Notice() as notice):
-            departures.replay(machine, notice)
+            nodes.replay(machine, notice)
         case DecisionMade(policy="corruption"):
             replay(machine, record)
         case DecisionMade():

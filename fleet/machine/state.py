@@ -235,7 +235,7 @@ class Assembly:
 
 @dataclass(slots=True)
 class Growth:
-    """How a view is changed beside the running steps, or made smaller; see ``proposals.py`` and ``resizing.py``.
+    """How a view is changed beside the running steps, or made smaller; see ``proposals.py``.
 
     Attributes:
         proposed_s: when the last view was proposed.

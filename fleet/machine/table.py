@@ -10,7 +10,7 @@ from collections.abc import Callable
 from enum import StrEnum
 from typing import Any, NamedTuple
 
-from fleet.machine import building, departures, leaving, nodes, notes, ranks, saving, settings, stopping, ticks, views
+from fleet.machine import building, leaving, nodes, notes, ranks, settings, stopping, ticks, views
 from fleet.machine.state import MachineState, Phase
 from fleet.protocol import events as e
 from fleet.protocol import instructions as i
@@ -57,8 +57,8 @@ OF_RANKS: dict[type, EventRow] = {
     e.Finished: EventRow(ranks.finished, (*LOSS, i.Conclude), Of.LIVE),
     e.Left: EventRow(ranks.finished, (*LOSS, i.Conclude), Of.LIVE),
     e.Raised: EventRow(leaving.raised, LOSS, Of.LIVE, recorded=True),
-    e.PartWritten: EventRow(saving.part_written, (i.CommitCheckpoint,), Of.IN_VIEW),
-    e.PartFailed: EventRow(saving.part_failed, (r.CheckpointRecord,), Of.IN_VIEW),
+    e.PartWritten: EventRow(notes.part_written, (i.CommitCheckpoint,), Of.IN_VIEW),
+    e.PartFailed: EventRow(notes.part_failed, (r.CheckpointRecord,), Of.IN_VIEW),
     e.OnceWanted: EventRow(notes.once_wanted, (r.OnceRecord, i.OnceAnswer), Of.LIVE),
     e.OnceDone: EventRow(notes.once_done, (r.OnceRecord, i.OnceAnswer), Of.LIVE),
     e.Implausible: EventRow(notes.implausible, (r.DecisionMade,)),
@@ -76,7 +76,7 @@ OF_AGENTS: dict[type, EventRow] = {
     e.ProcessLost: EventRow(leaving.lost, LOSS, recorded=True),
     e.LossExplained: EventRow(leaving.explained, (r.LossExplained,)),
     e.StepsTimed: EventRow(notes.steps_timed, reconciles=False),
-    e.CopiesHeld: EventRow(saving.copies_held, LOSS),
+    e.CopiesHeld: EventRow(notes.copies_held, LOSS),
     e.RefusedLines: EventRow(notes.keep, (r.RefusedLines,), reconciles=False),
 }
 """What agents say, for their node."""
@@ -86,10 +86,10 @@ OF_THE_RUN: dict[type, EventRow] = {
     e.NodeJoined: EventRow(nodes.joined, (r.DecisionMade,)),
     e.NodeSilent: EventRow(leaving.hung_up, LOSS, recorded=True),
     e.NodeLost: EventRow(leaving.given_up, LOSS, recorded=True),
-    e.NodeLeaves: EventRow(departures.announced, (r.DecisionMade,)),
-    e.NodeStays: EventRow(departures.withdrawn, (r.DecisionMade,)),
-    e.CheckpointDurable: EventRow(saving.durable, (r.CheckpointRecord,)),
-    e.CheckpointFailed: EventRow(saving.failed, (r.CheckpointRecord,)),
+    e.NodeLeaves: EventRow(nodes.announced, (r.DecisionMade,)),
+    e.NodeStays: EventRow(nodes.withdrawn, (r.DecisionMade,)),
+    e.CheckpointDurable: EventRow(notes.durable, (r.CheckpointRecord,)),
+    e.CheckpointFailed: EventRow(notes.failed, (r.CheckpointRecord,)),
     e.EvidenceKept: EventRow(notes.keep, (r.EvidenceKept,)),
     e.FaultRecord: EventRow(leaving.injected, (r.FaultRecord,)),
     e.FloorReached: EventRow(notes.floor_reached, (r.DecisionMade,)),

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from fleet.machine import partitions
-from fleet.machine.evidence import inspect
-from fleet.machine.leaving import drop, end_hang, gather, judge_losses, node_lost, press
+from fleet.machine.leaving import drop, end_hang, gather, inspect, judge_losses, node_lost, press
 from fleet.machine.roster import STOOD_STILL, STOOD_STILL_S, Rank, RankPhase
 from fleet.machine.state import MachineState, Phase
 from fleet.machine.stopping import stop
 from fleet.machine.views import note_commits
 from fleet.protocol.causes import EndWhy, GatherWhy, NoHeartbeat, NoProgress, NotReported
-from fleet.protocol.decisions import StoodStill
+from fleet.protocol.decisions import Figures
 from fleet.protocol.events import StopRequested, Tick
 from fleet.protocol.probes import probe
 
@@ -59,7 +58,7 @@ def _excuse(machine: MachineState, gap_s: float, now_s: float) -> None:
     """This process stood still, and most likely its whole machine: that it heard of nobody meanwhile says nothing about them."""
     probe("the coordinator stood still")
     reason = f"the coordinator stood still for {gap_s:.1f} s: nobody's silence counts"
-    machine.decide("recovery", "excuse", reason, StoodStill(gap_s), now_s)
+    machine.decide("recovery", "excuse", reason, Figures({"gap_s": gap_s}), now_s)
     machine.roster.excuse(gap_s, now_s)
     machine.assembly.deadline_s += gap_s
 

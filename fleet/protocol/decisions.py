@@ -58,48 +58,10 @@ class Gathering(Payload):
 
 
 @dataclass(frozen=True, slots=True)
-class Candidates(Payload):
-    """So many ranks could be in the next view."""
-
-    candidates: float
-    world: float
-
-
-@dataclass(frozen=True, slots=True)
-class Survivors(Payload):
-    """So many ranks are left."""
-
-    survivors: float
-    world: float
-
-
-@dataclass(frozen=True, slots=True)
-class Budget(Payload):
-    """It happened so often, and may so often."""
-
-    count: float
-    limit: float
-
-
-@dataclass(frozen=True, slots=True)
 class OfView(Payload):
     """It is about the view of this generation."""
 
     generation: int
-
-
-@dataclass(frozen=True, slots=True)
-class StoodStill(Payload):
-    """The coordinator did nothing for so long."""
-
-    gap_s: float
-
-
-@dataclass(frozen=True, slots=True)
-class Delay(Payload):
-    """It waits for so long on purpose."""
-
-    delay_s: float
 
 
 # ---- stragglers --------------------------------------------------------------------------------------------------------------------------
@@ -170,28 +132,6 @@ class Prices(Payload):
 
 
 @dataclass(frozen=True, slots=True)
-class Votes(Payload):
-    """How many different results there are, how many ranks have voted, and how many could have; ``slot`` computes it again."""
-
-    digests: float
-    voters: float
-    idle: float
-    guilty: float | None = None
-    slot: float | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Cleared(Payload):
-    """What is taken back, and how sure it is that the rest is sound; see ``policies.corruption``."""
-
-    steps_lost: float
-    residual: float
-    passed: float | None = None
-    hit: float | None = None
-    step: float | None = None
-
-
-@dataclass(frozen=True, slots=True)
 class TakenBack(Payload):
     """Ranks differed in the view ``generation``, at ``found``; no checkpoint from ``doubted`` to there is used. States are (history, step).
 
@@ -211,15 +151,6 @@ class TakenBack(Payload):
             "doubted_history": suspected_history, "doubted_step": suspected_step,
         }  # fmt: skip
         return self.others | own | ({} if self.resumed is None else {"resumed": self.resumed})
-
-
-@dataclass(frozen=True, slots=True)
-class Doubtful(Payload):
-    """A loss or gradient that is not to be believed. ``shard`` and ``slot`` are -1 when no shard is wrong by itself."""
-
-    step: float
-    shard: float
-    slot: float
 
 
 # ---- the rest ----------------------------------------------------------------------------------------------------------------------------
@@ -288,38 +219,6 @@ class StoreOutage(Payload):
 
 
 @dataclass(frozen=True, slots=True)
-class Lemon(Payload):
-    """What a node did in earlier runs; see ``policies.lemons``."""
-
-    faults: float
-    hours: float
-    lemon_probability: float
-    rate_ratio: float
-    factor: float
-    certainty: float
-    runs: float
-
-
-@dataclass(frozen=True, slots=True)
-class Checked(Payload):
-    """Checks of a node, and how many of them failed."""
-
-    checks: float
-    failed: float
-
-
-@dataclass(frozen=True, slots=True)
-class KeptOut(Payload):
-    """The node of this index trains not in this run."""
-
-    node: float
-    others: dict[str, float]
-
-    def figures(self) -> dict[str, float]:
-        return self.others | {"node": self.node}
-
-
-@dataclass(frozen=True, slots=True)
 class Notice(Payload):
     """A node will be taken away at ``until_s`` on the run's clock; None: it stays. ``released``: no view has ranks of it any more."""
 
@@ -329,14 +228,6 @@ class Notice(Payload):
 
     def figures(self) -> dict[str, float]:
         return {} if self.until_s is None else {"until_s": self.until_s}
-
-
-@dataclass(frozen=True, slots=True)
-class NodesAsked(Payload):
-    """So many ranks lack a place on the cluster, for which nodes are asked; or did so for ``waited_s``."""
-
-    ranks: float
-    waited_s: float | None = None
 
 
 # ---- placement ---------------------------------------------------------------------------------------------------------------------------
@@ -387,9 +278,8 @@ class DomainLost(Payload):
 
 
 AnyPayload = (
-    Figures | Gathering | Candidates | Survivors | Budget | OfView | StoodStill | Delay | Suspect | Prices | Votes | Cleared | TakenBack
-    | Doubtful | Concluded | SettingTo | TimeOut | Interval | StoreOutage | Lemon | Checked | KeptOut
-    | Notice | Stopping | Lacking | DomainLost | NodesAsked
+    Figures | Gathering | OfView | Suspect | Prices | TakenBack | Concluded | SettingTo | TimeOut | Interval | StoreOutage | Notice
+    | Stopping | Lacking | DomainLost
 )  # fmt: skip
 
 

@@ -5,27 +5,27 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from fleet.protocol.causes import EndWhy, Rule
 from fleet.protocol.codec import Codec
+from fleet.protocol.facts import Numbered
 from fleet.protocol.operations import Operation
 from fleet.protocol.records import EndStatus, Record
 from fleet.protocol.types import Member, Part, Process, StateId, View
 
 
 @dataclass(frozen=True, slots=True)
-class Welcome:
+class Welcome(Numbered):
     """Answer to ``Joined``: the incarnation under which the process may speak."""
 
     slot: int
     token: str
     incarnation: int
-    event: int = field(default=0, compare=False)
 
 
 @dataclass(frozen=True, slots=True)
-class Quiesce:
+class Quiesce(Numbered):
     """Leave every generation up to ``generation`` now, and report ``Quiesced``.
 
     ``in_person``: the training loop itself has to answer; else whoever listens may do so while the loop computes, without stopping it.
@@ -34,46 +34,41 @@ class Quiesce:
     members: tuple[Member, ...]
     generation: int
     in_person: bool = False
-    event: int = field(default=0, compare=False)
 
 
 @dataclass(frozen=True, slots=True)
-class Publish:
+class Publish(Numbered):
     """A new view to its members, all of which are quiesced or fresh."""
 
     view: View
-    event: int = field(default=0, compare=False)
 
 
 @dataclass(frozen=True, slots=True)
-class Propose:
+class Propose(Numbered):
     """A view that its members form beside the running steps and enter together at a step boundary."""
 
     view: View
-    event: int = field(default=0, compare=False)
 
 
 @dataclass(frozen=True, slots=True)
-class Cancel:
+class Cancel(Numbered):
     """Forget the proposal of ``generation``, unless it was entered already."""
 
     members: tuple[Member, ...]
     generation: int
-    event: int = field(default=0, compare=False)
 
 
 @dataclass(frozen=True, slots=True)
-class SaveCheckpoint:
+class SaveCheckpoint(Numbered):
     """Write a checkpoint at the next step boundary on which all members agree. ``request`` names its level, and grows within it."""
 
     members: tuple[Member, ...]
     generation: int
     request: int
-    event: int = field(default=0, compare=False)
 
 
 @dataclass(frozen=True, slots=True)
-class CommitCheckpoint:
+class CommitCheckpoint(Numbered):
     """All parts are written: put the manifest in place, then report ``CheckpointDurable``. ``place``: URL of the memories, "" the store.
 
     ``guarded``: older checkpoints that stay, however many newer ones there are.
@@ -87,20 +82,18 @@ class CommitCheckpoint:
     requested_at_s: float
     place: str = ""
     guarded: tuple[str, ...] = ()
-    event: int = field(default=0, compare=False)
 
 
 @dataclass(frozen=True, slots=True)
-class Halt:
+class Halt(Numbered):
     """The run is told to stop: the next step after which all members agree on it is the last. Wait there, as after the run's last step."""
 
     members: tuple[Member, ...]
     generation: int
-    event: int = field(default=0, compare=False)
 
 
 @dataclass(frozen=True, slots=True)
-class Keep:
+class Keep(Numbered):
     """The run stops, and its ranks did not come to one step in time: write ``state``, which these members hold, whatever their loops do.
 
     Each writes one part of as many as there are members, under ``generation``, that of no view. If it cannot, it reports ``PartFailed``.
@@ -110,20 +103,18 @@ class Keep:
     generation: int
     state: StateId
     request: int
-    event: int = field(default=0, compare=False)
 
 
 @dataclass(frozen=True, slots=True)
-class Conclude:
+class Conclude(Numbered):
     """The last step is committed by all, and kept: run the code behind the loop, then report ``Left``."""
 
     members: tuple[Member, ...]
     generation: int
-    event: int = field(default=0, compare=False)
 
 
 @dataclass(frozen=True, slots=True)
-class OnceAnswer:
+class OnceAnswer(Numbered):
     """To ``OnceWanted`` or ``OnceDone``: do it, or it is done, and this came of it.
 
     ``result`` is None when the member is to do ``key`` itself, else what came of it, as JSON text. ``before``: what came of the same thing
@@ -134,46 +125,41 @@ class OnceAnswer:
     key: str
     result: str | None
     before: str = ""
-    event: int = field(default=0, compare=False)
 
 
 @dataclass(frozen=True, slots=True)
-class Release:
+class Release(Numbered):
     """The run is over for these members: return from the train function."""
 
     members: tuple[Member, ...]
     reason: str
-    event: int = field(default=0, compare=False)
 
 
 @dataclass(frozen=True, slots=True)
-class Fence:
+class Fence(Numbered):
     """A stale process: it must exit and touch nothing."""
 
     slot: int
     token: str
     reason: str
-    event: int = field(default=0, compare=False)
 
 
 @dataclass(frozen=True, slots=True)
-class Evict:
+class Evict(Numbered):
     """SIGKILL this process, and report ``ProcessLost`` when it is confirmed dead."""
 
     member: Member
     process: Process
     why: Rule
-    event: int = field(default=0, compare=False)
 
 
 @dataclass(frozen=True, slots=True)
-class Inspect:
+class Inspect(Numbered):
     """To the agents of these nodes: gather evidence of what their ranks do, within a bound, and before any is evicted."""
 
     nodes: tuple[str, ...]
     incident: str
     reason: str
-    event: int = field(default=0, compare=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,14 +170,13 @@ class Write:
 
 
 @dataclass(frozen=True, slots=True)
-class EndRun:
+class EndRun(Numbered):
     """To the driver: the run has ended. ``status``, ``reason`` and ``why`` are those of its last record."""
 
     status: EndStatus
     reason: str
     detail: str = ""
     why: EndWhy = EndWhy.OTHER
-    event: int = field(default=0, compare=False)
 
 
 Instruction = (

@@ -156,7 +156,7 @@ class _Writer:
         return value if -_LARGE_INT < value < _LARGE_INT else ["i", hex(value)]
 
     def real(self, value: float) -> Tree:
-        return value if math.isfinite(value) else ["f", _DOUBLE.pack(value).hex()]
+        return value if math.isfinite(value) else ["f", _hex(value)]
 
     def text(self, value: str) -> Tree:
         """Halves of a surrogate pair, which JSON would join, are written by their numbers."""
@@ -173,62 +173,10 @@ class _Writer:
         items = map(self.tree, value.values())
         if set(map(type, value)) <= _TEXT and set(map(type, keys)) <= _TEXT:
             return dict(zip(keys, items, strict=True))
-        return ["d", *_alternating(keys, items)]
-
-    def _pairs(self, value: Mapping[Any, Any]) -> list[Tree]:
-        return _alternating(map(self.tree, value), map(self.tree, value.values()))
-
-    def sequence(self, value: list[Any]) -> Tree:
-        return ["l", *map(self.tree, value)]
-
-    def fixed(self, value: tuple[Any, ...]) -> Tree:
-        return ["t", *map(self.tree, value)]
-
-    def ordered(self, value: collections.OrderedDict[Any, Any]) -> Tree:
-        """With its attributes: a module's state dict has the versions of its modules there."""
-        return ["od", self.tree(vars(value)) if getattr(value, "__dict__", None) else None, *self._pairs(value)]
-
-    def default(self, value: collections.defaultdict[Any, Any]) -> Tree:
-        name = _FACTORY_NAMES.get(value.default_factory)
-        if name is None:
-            raise NotPlain("collections.defaultdict", f"its default is made by {value.default_factory!r}, which is not plain")
-        return ["dd", name, *self._pairs(value)]
-
-    def counter(self, value: collections.Counter[Any]) -> Tree:
-        return ["count", *self._pairs(value)]
-
-    def queue(self, value: collections.deque[Any]) -> Tree:
-        return ["deque", value.maxlen, *map(self.tree, value)]
-
-    def any_order(self, value: set[Any]) -> Tree:
-        return ["set", *sorted(map(self.tree, value), key=_dump)]
-
-    def frozen(self, value: frozenset[Any]) -> Tree:
-        return ["frozen", *sorted(map(self.tree, value), key=_dump)]
-
-    def octets(self, value: bytes) -> Tree:
-        return ["b", base64.b64encode(value).decode()]
-
-    def array(self, value: bytearray) -> Tree:
-        return ["ba", base64.b64encode(value).decode()]
-
-    def imaginary(self, value: complex) -> Tree:
-        return ["c", _DOUBLE.pack(value.real).hex(), _DOUBLE.pack(value.imag).hex()]
+        return ["d", *itertools.chain.from_iterable(zip(keys, items, strict=True))]
 
 
 _TEXT = {str}
-
-
-def _alternating(keys: Iterable[Tree], items: Iterable[Tree]) -> list[Tree]:
-    return list(itertools.chain.from_iterable(zip(keys, items, strict=True)))
-
-
-_WRITERS: dict[type, Callable[[_Writer, Any], Tree]] = {
-    type(None): _Writer.same, bool: _Writer.same, int: _Writer.whole, float: _Writer.real, str: _Writer.text, dict: _Writer.mapping,
-    list: _Writer.sequence, tuple: _Writer.fixed, set: _Writer.any_order, frozenset: _Writer.frozen, bytes: _Writer.octets,
-    bytearray: _Writer.array, complex: _Writer.imaginary, collections.OrderedDict: _Writer.ordered,
-    collections.defaultdict: _Writer.default, collections.Counter: _Writer.counter, collections.deque: _Writer.queue,
-}  # fmt: skip
 
 
 def _inside(value: Any) -> Iterable[tuple[str, Any]]:
@@ -256,16 +204,21 @@ class _Reader:
         if type(tree) is not list:
             return tree
         tag, parts = tree[0], tree[1:]
-        if tag in _OF_VALUES:
-            return _OF_VALUES[tag](*map(self.value, parts))
-        if tag == _REFERENCE:
-            return self._reference(*parts)
-        return (_OF_TEXTS.get(tag) or self._kinds[tag])(*parts)
+        if tag in _READERS:
+            return _READERS[tag](*map(self.value, parts))
+        return self._reference(*parts) if tag == _REFERENCE else self._kinds[tag](*parts)
 
     def _reference(self, number: Tree) -> Any:
         if self._resolve is None or type(number) is not int or number < 0:
             raise ValueError(f"{number!r} refers to nothing")
         return self._resolve(number)
+
+
+# ---- the kinds that are always there -----------------------------------------------------------------------------------------------------
+
+
+def _hex(value: float) -> str:
+    return _DOUBLE.pack(value).hex()
 
 
 def _real(text: str) -> float:
@@ -276,33 +229,60 @@ def _octets(text: str) -> bytes:
     return base64.b64decode(text, validate=True)
 
 
+def _flat(value: Mapping[Any, Any]) -> Iterable[Any]:
+    return itertools.chain.from_iterable(value.items())
+
+
 def _pairs(values: Sequence[Any]) -> list[tuple[Any, Any]]:
     return list(zip(values[::2], values[1::2], strict=True))
 
 
 def _ordered(attributes: dict[str, Any] | None, *values: Any) -> collections.OrderedDict[Any, Any]:
+    """With its attributes: a module's state dict has the versions of its modules there."""
     found = collections.OrderedDict(_pairs(values))
-    if attributes is not None:
-        vars(found).update(attributes)
+    vars(found).update(attributes or {})
     return found
 
 
-_OF_TEXTS: dict[str, Callable[..., Any]] = {
+def _made_by(value: collections.defaultdict[Any, Any]) -> str:
+    name = _FACTORY_NAMES.get(value.default_factory)
+    if name is None:
+        raise NotPlain("collections.defaultdict", f"its default is made by {value.default_factory!r}, which is not plain")
+    return name
+
+
+_ROWS: tuple[tuple[str, type, Callable[[Any], Iterable[Any]], Callable[..., Any]], ...] = (
+    ("l", list, iter, lambda *values: list(values)),
+    ("t", tuple, iter, lambda *values: values),
+    ("set", set, iter, lambda *values: set(values)),
+    ("frozen", frozenset, iter, lambda *values: frozenset(values)),
+    ("deque", collections.deque, lambda value: (value.maxlen, *value), lambda most, *values: collections.deque(values, most)),
+    ("count", collections.Counter, _flat, lambda *values: collections.Counter(dict(_pairs(values)))),
+    ("od", collections.OrderedDict, lambda value: (vars(value) or None, *_flat(value)), _ordered),
+    (
+        "dd", collections.defaultdict, lambda value: (_made_by(value), *_flat(value)),
+        lambda made_by, *values: collections.defaultdict(_FACTORIES[made_by], _pairs(values)),
+    ),
+    ("b", bytes, lambda value: (base64.b64encode(value).decode(),), _octets),
+    ("ba", bytearray, lambda value: (base64.b64encode(value).decode(),), lambda text: bytearray(_octets(text))),
+    ("c", complex, lambda value: map(_hex, (value.real, value.imag)), lambda real, imaginary: complex(_real(real), _real(imaginary))),
+)  # fmt: skip
+"""Tag, class, the values that are written of one, and the inverse of that."""
+
+
+def _writer(tag: str, kind: type, parts: Callable[[Any], Iterable[Any]]) -> Callable[[_Writer, Any], Tree]:
+    if kind in (set, frozenset):  # two that are equal are the same text
+        return lambda writer, value: [tag, *sorted(map(writer.tree, value), key=_dump)]
+    return lambda writer, value: [tag, *map(writer.tree, parts(value))]
+
+
+_WRITERS: dict[type, Callable[[_Writer, Any], Tree]] = {
+    type(None): _Writer.same, bool: _Writer.same, int: _Writer.whole, float: _Writer.real, str: _Writer.text, dict: _Writer.mapping,
+} | {kind: _writer(tag, kind, parts) for tag, kind, parts, _ in _ROWS}  # fmt: skip
+_READERS: dict[str, Callable[..., Any]] = {
     "i": lambda text: int(text, 16),
     "f": _real,
     "s": lambda *numbers: "".join(map(chr, numbers)),
-    "b": _octets,
-    "ba": lambda text: bytearray(_octets(text)),
-    "c": lambda real, imaginary: complex(_real(real), _real(imaginary)),
-}
-_OF_VALUES: dict[str, Callable[..., Any]] = {
     "d": lambda *values: dict(_pairs(values)),
-    "l": lambda *values: list(values),
-    "t": lambda *values: values,
-    "od": _ordered,
-    "dd": lambda made_by, *values: collections.defaultdict(_FACTORIES[made_by], _pairs(values)),
-    "count": lambda *values: collections.Counter(dict(_pairs(values))),
-    "deque": lambda most, *values: collections.deque(values, most),
-    "set": lambda *values: set(values),
-    "frozen": lambda *values: frozenset(values),
+    **{tag: read for tag, _, _, read in _ROWS},
 }

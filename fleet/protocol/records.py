@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Final, Literal
 
 from fleet.protocol.causes import EndWhy
@@ -23,6 +23,7 @@ from fleet.protocol.facts import (
     FaultRecord,
     LossExplained,
     Measurement,
+    Numbered,
     ProcessLost,
     RefusedLines,
     RunBuilt,
@@ -111,14 +112,13 @@ class Resumed:
 
 
 @dataclass(frozen=True, slots=True)
-class ProcessUp:
+class ProcessUp(Numbered):
     """A process was granted an incarnation of a slot."""
 
     member: Member
     process: Process
     token: str
     at_s: float
-    event: int = field(default=0, compare=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,7 +137,7 @@ class Received:
 
 
 @dataclass(frozen=True, slots=True)
-class ViewPublished:
+class ViewPublished(Numbered):
     """``graceful``: entered at a step boundary, beside running steps. ``causes``: the losses (``slot.incarnation``) that led to it."""
 
     view: View
@@ -145,27 +145,24 @@ class ViewPublished:
     reason: str
     graceful: bool
     causes: tuple[str, ...]
-    event: int = field(default=0, compare=False)
 
 
 @dataclass(frozen=True, slots=True)
-class Committed:
+class Committed(Numbered):
     """Every member of the view has reported ``state``."""
 
     state: StateId
     at_s: float
-    event: int = field(default=0, compare=False)
 
 
 @dataclass(frozen=True, slots=True)
-class HistoryBegun:
+class HistoryBegun(Numbered):
     """History ``history`` starts from ``from_state``: what an older history did after that step is rolled back."""
 
     history: int
     from_state: StateId
     at_s: float
     reason: str
-    event: int = field(default=0, compare=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,7 +194,7 @@ class Unobserved:
 
 
 @dataclass(frozen=True, slots=True)
-class DecisionMade:
+class DecisionMade(Numbered):
     """A policy's decision, with its reason in words, and what it was decided on: one of the dataclasses of ``fleet.protocol.decisions``."""
 
     policy: str
@@ -205,7 +202,6 @@ class DecisionMade:
     reason: str
     payload: AnyPayload | None
     at_s: float
-    event: int = field(default=0, compare=False)
 
     @property
     def fields(self) -> dict[str, float]:
@@ -214,7 +210,7 @@ class DecisionMade:
 
 
 @dataclass(frozen=True, slots=True)
-class CheckpointRecord:
+class CheckpointRecord(Numbered):
     """``phase``: requested, durable, failed, skipped after several failures, or withdrawn: a rank that was found to be wrong had a part in
     it, so it is not used.
 
@@ -231,11 +227,10 @@ class CheckpointRecord:
     detail: str = ""
     level: str = STORE
     view_changed: bool = False
-    event: int = field(default=0, compare=False)
 
 
 @dataclass(frozen=True, slots=True)
-class OnceRecord:
+class OnceRecord(Numbered):
     """What is done once in the run, see ``fleet.protocol.once``. ``phase``: begun by ``member``, or done, with ``result`` as JSON text."""
 
     phase: OncePhase
@@ -243,7 +238,6 @@ class OnceRecord:
     member: Member
     at_s: float
     result: str
-    event: int = field(default=0, compare=False)
 
 
 COMPLETED: Final = "completed"
@@ -254,7 +248,7 @@ STOPPED: Final = "stopped"
 
 
 @dataclass(frozen=True, slots=True)
-class RunEnded:
+class RunEnded(Numbered):
     """Last record. ``digest`` is the SHA-256 over the final training state, empty when the run did not complete.
 
     ``status``: completed; "completed, not saved", when the final checkpoint could not be kept; stopped; or failed. ``why`` says it in more
@@ -267,7 +261,6 @@ class RunEnded:
     digest: str
     detail: str
     why: EndWhy = EndWhy.OTHER
-    event: int = field(default=0, compare=False)
 
 
 def status_of(why: EndWhy) -> EndStatus:

@@ -36,15 +36,12 @@ from fleet.protocol.records import (
 from fleet.protocol.slowness import ACTIONS
 from fleet.protocol.types import Member, StateId, View
 from fleet.simulation.checker import Homes, InvariantChecker, Violation
-from fleet.simulation.corruption import Corruption
 from fleet.simulation.endings import DoneOnce, FinalKept, InOrder
 from fleet.simulation.model import POISON, SPOILED, gradient
-from fleet.simulation.outages import Durable, SavesAlone
-from fleet.simulation.partitions import AllWait, Excused, OneHistory
+from fleet.simulation.outages import AllWait, Corruption, Durable, Excused, OneHistory, SavesAlone
 from fleet.simulation.ranks import SimRank
-from fleet.simulation.serving import Copies, Gathers, Near, Serves
+from fleet.simulation.serving import Copies, Gathers, Near, Serves, TwoPhase
 from fleet.simulation.stage import Stage
-from fleet.simulation.two_phase import TwoPhase
 
 
 class Donor(InvariantChecker):

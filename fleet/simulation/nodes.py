@@ -15,11 +15,11 @@ from fleet.protocol.types import Copy, Member
 from fleet.simulation.clockwork import Stoppable
 from fleet.simulation.gathering import SimFsdpLayout
 from fleet.simulation.links import AGAIN_S, HEAD
-from fleet.simulation.memory import SimMemory
 from fleet.simulation.ranks import SimLayout, SimRank
 from fleet.simulation.sharded import SimZero1Layout
 from fleet.simulation.stage import Stage
 from fleet.simulation.steps import SimStep
+from fleet.simulation.stores import SimMemory
 
 SIMULATED = {"none": SimLayout, "zero1": SimZero1Layout, "fsdp": SimFsdpLayout}
 """Layouts of ranks, by how their state is spread."""

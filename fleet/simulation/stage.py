@@ -1,26 +1,33 @@
 """What ranks, nodes, the coordinator and the checkers see of the simulated world that they are in.
 
-``fleet.simulation.world.World`` is made of all of them, and each of them looks at it: they name this instead, so that no two modules need
-each other. What a part of the world is made of is known where it is made.
+``fleet.simulation.world.World`` adds all of them, and each of them looks at it: they name this instead, so that no two modules need each
+other. What a part of the world is made of is known where it is made.
 """
 
 from __future__ import annotations
 
 import random
+from abc import ABC, abstractmethod
+from collections import deque
 from collections.abc import Callable, Iterable
 from typing import Any, Protocol
 
 from fleet.machine.core import FleetMachine
 from fleet.protocol.events import Event, PartWritten
 from fleet.protocol.instructions import EndRun
+from fleet.protocol.levels import PEERS_SCHEME
 from fleet.protocol.records import Record, RunEnded
 from fleet.protocol.types import StateId, View
 from fleet.settings.run import RunSettings
 from fleet.simulation.clockwork import Clockwork
 from fleet.simulation.groups import SimGroup
 from fleet.simulation.links import HEAD, Links
-from fleet.simulation.model import Chain
+from fleet.simulation.model import POISON, Chain
 from fleet.simulation.plan import Plan
+from fleet.simulation.rng import stream
+
+MakeMachine = Callable[[RunSettings, Plan, float], FleetMachine]
+TRACE_LINES = 30
 
 
 class Host(Protocol):
@@ -37,76 +44,135 @@ class Host(Protocol):
         """Whether the coordinator can talk to it."""
 
 
-class Stage(Protocol):
+class SimGroups:
+    """The process groups of a run: ranks meet by generation and store, whatever they believe the view to be."""
+
+    def __init__(self, rng: random.Random) -> None:
+        self._rng = rng
+        self._found: dict[tuple[int, str], SimGroup] = {}
+
+    def of(self, world: Stage, view: View) -> SimGroup:
+        group = self._found.get((view.generation, view.store))
+        if group is None:
+            group = SimGroup(world.clock, self._rng, view, world.watch.completed, world.links)
+            self._found[view.generation, view.store] = group
+        return group
+
+
+class Stage(ABC):
     """The world, as those in it know it. ``train`` is what starts processes anew; ``watch`` has a method for each hook of a checker."""
 
-    plan: Plan
-    clock: Clockwork
-    chain: Chain
-    journal: list[Record]
-    links: Links
     network: Any
     store: Any
     watch: Any
-    nodes: Any
     train: Any
     faults: Any
-    coordinator: Any
-    ended: EndRun | RunEnded | None
-    flipped: bool
-    excused: bool
-    unseen: set[StateId]
+
+    def __init__(self, plan: Plan, make_machine: MakeMachine, keep_trace: bool = False) -> None:
+        self.plan, self._make_machine = plan, make_machine
+        self.trace: deque[tuple[Any, ...]] = deque(maxlen=None if keep_trace else TRACE_LINES)
+        self.clock = Clockwork()
+        self.chain = Chain(plan.seed, plan.settings.shards)
+        self.journal: list[Record] = []
+        self.links = Links(self.clock, self.stream("links"))
+        self.nodes: list[Any] = []
+        self.ended: EndRun | RunEnded | None = None
+        self.coordinator: Any = None
+        self.flipped = False
+        """A bit has flipped in what some rank held: without that nothing is excused."""
+        self.excused = False
+        """What is wrong was held by one rank alone when others were given it, so that nobody could tell."""
+        self.unseen: set[StateId] = set()
+        """States made of what one rank alone had put in: the others, newcomers, had nothing to compare. They see it in the next step."""
+        self._groups = SimGroups(self.stream("groups"))
+
+    def stream(self, *path: object) -> random.Random:
+        return stream(self.plan.seed, *path)
 
     @property
     def settings(self) -> RunSettings:
-        """The plan's."""
-        ...
+        return self.plan.settings
 
     @property
     def over(self) -> bool:
-        """The run has ended."""
-
-    def stream(self, *path: object) -> random.Random:
-        """Random numbers of their own for who names itself so."""
+        return self.ended is not None
 
     def note(self, *words: Any) -> None:
-        """A line of the trace."""
+        """A line of the trace; formatted only when somebody reads it."""
+        self.trace.append((self.clock.now_s, *words))
+
+    def reachable(self) -> list[Any]:
+        """The processes that run, and that the coordinator could talk to."""
+        return [rank for rank in self.train.processes if rank.alive and rank.responsive and rank.node.alive and rank.node.reachable]
 
     def make_machine(self) -> FleetMachine:
-        """Another life of the coordinator."""
-
-    def reachable(self) -> Any:
-        """The ranks that run, and that the coordinator could talk to."""
+        return self._make_machine(self.settings, self.plan, self.clock.now_s)
 
     def end(self, end: EndRun | RunEnded) -> None:
-        """The coordinator has ended the run."""
+        self.ended = end
+        self.note("END", end.status, end.reason)
 
+    def group(self, view: View) -> SimGroup:
+        """The process group of ``view``."""
+        group = self._groups.of(self, view)
+        self.watch.meet(group.view, view)
+        return group
+
+    # ---- memories ------------------------------------------------------------------------------------------------------------------------
+
+    def memories(self, place: str, host: str = HEAD) -> list[Any]:
+        """The nodes whose memories a URL names, as far as they answer to ``host``."""
+        addresses = place.removeprefix(PEERS_SCHEME).split(",")
+        there = [node for node in self.nodes if node.memory.address in addresses and node.alive and node.reachable]
+        return [node for node in there if self.links.answers(host, node.name)]
+
+    @staticmethod
+    def part_of(nodes: Iterable[Any], checkpoint: str, number: int) -> int | None:
+        held = (node.memory.checkpoints.get(checkpoint) for node in nodes)
+        return next((one.parts[number] for one in held if one is not None and number in one.parts), None)
+
+    def copy(self, host: str, view: View, rank: int, weights: int, event: PartWritten) -> bool:
+        """A rank on ``host`` sends its part to the memories that keep it. False when one of them does not answer, or refuses."""
+        addresses = view.copies[rank]
+        nodes = self.memories(",".join(addresses), host)
+        taken = [node.memory.put(event.checkpoint, event.state, view.generation, rank, weights) for node in nodes]
+        return len(taken) == len(addresses) and all(taken)
+
+    def load(self, host: str, checkpoint: str) -> int | None:
+        """The weights of a checkpoint, read on ``host``; poison when its parts are not of one state, None when one cannot be had."""
+        if not checkpoint.startswith(PEERS_SCHEME):
+            stored: int | None = self.store.load(checkpoint)
+            return stored
+        place, _, name = checkpoint.rpartition("/")
+        nodes = self.memories(place, host)
+        count = max((node.memory.checkpoints[name].count for node in nodes if name in node.memory.checkpoints), default=0)
+        parts = [self.part_of(nodes, name, number) for number in range(count)]
+        if not parts or None in parts:
+            return None
+        if len(set(parts)) > 1 and self.flipped:
+            return hash(tuple(parts))  # one saved what was wrong in it: not half written, and not right
+        return parts[0] if len(set(parts)) == 1 else POISON
+
+    # ---- the coordinator -----------------------------------------------------------------------------------------------------------------
+
+    def submit(self, event: Event) -> None:
+        """From the driver process, whose calls are reliable while there is a coordinator."""
+        if self.coordinator is not None:
+            self.coordinator.submit(event)
+
+    def append(self, record: Record) -> None:
+        self.note("   journal", record)
+        self.journal.append(record)
+        self.watch.record(record)
+
+    @abstractmethod
     def add_node(self) -> None:
         """A node more."""
 
-    def group(self, view: View) -> SimGroup:
-        """The process group in which the members of ``view`` meet."""
-
-    def memories(self, place: str, host: str = HEAD) -> Any:
-        """The nodes in whose memory the copies of ``place`` are, as far as they answer to ``host``."""
-
-    def part_of(self, nodes: Iterable[Any], checkpoint: str, number: int) -> int | None:
-        """The weights in one part of a checkpoint in memory."""
-
-    def copy(self, host: str, view: View, rank: int, weights: int, event: PartWritten) -> bool:
-        """Put a rank's part where its view has copies."""
-
-    def load(self, host: str, checkpoint: str) -> int | None:
-        """The weights in a checkpoint."""
-
-    def submit(self, event: Event) -> None:
-        """Tell the coordinator, if it lives."""
-
-    def append(self, record: Record) -> None:
-        """Write to the journal."""
-
+    @abstractmethod
     def kill_coordinator(self, after: int, stale: int, absence_s: float) -> None:
-        """Its death is near."""
+        """Kill it ``after`` more instructions; the last ``stale`` records go with it, but none from before it started."""
 
+    @abstractmethod
     def coordinator_died(self) -> None:
         """It is dead now."""

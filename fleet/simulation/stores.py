@@ -1,15 +1,17 @@
-"""The store of the simulated world: durable checkpoints, and what keeps ranks and the coordinator from them."""
+"""The store of the simulated world, and the memories of its nodes: checkpoints, and what keeps ranks and the coordinator from them."""
 
 from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from fleet.errors import FleetError
 from fleet.protocol.events import CheckpointDurable, CheckpointFailed, Event
 from fleet.protocol.instructions import CommitCheckpoint
 from fleet.protocol.levels import PEERS, level_at
+from fleet.protocol.types import Copy, StateId
 from fleet.simulation.clockwork import Future
 from fleet.simulation.links import HEAD, STORE
 from fleet.simulation.stage import Stage
@@ -150,3 +152,47 @@ class Store:
         for node in nodes:
             node.memory.commit(order.checkpoint, order.state, generation, len(parts))
         return True
+
+
+@dataclass(slots=True)
+class Held:
+    """What is here of one checkpoint: parts by their number, and how many there must be once it is committed."""
+
+    state: StateId
+    generation: int
+    parts: dict[int, int] = field(default_factory=dict)
+    count: int = 0
+
+
+class SimMemory:
+    """Two checkpoints at most: the newest committed one, and the one being written."""
+
+    def __init__(self, address: str) -> None:
+        self.address = address
+        self.checkpoints: dict[str, Held] = {}
+        self._fence = (-1, -1)
+
+    def put(self, name: str, state: StateId, generation: int, part: int, weights: int) -> bool:
+        """False for a writer that was overtaken."""
+        if (state.history, generation) < self._fence:
+            return False
+        self._fence = (state.history, generation)
+        if name not in self.checkpoints:
+            self._make_room()
+            self.checkpoints[name] = Held(state, generation)
+        self.checkpoints[name].parts[part] = weights
+        return True
+
+    def _make_room(self) -> None:
+        order = sorted(self.checkpoints, key=lambda name: (self.checkpoints[name].state, self.checkpoints[name].generation))
+        committed = [name for name in order if self.checkpoints[name].count]
+        spared = committed[-1:] or order[-1:]
+        self.checkpoints = {name: self.checkpoints[name] for name in spared}
+
+    def commit(self, name: str, state: StateId, generation: int, count: int) -> None:
+        self.checkpoints.setdefault(name, Held(state, generation)).count = count
+
+    def held(self) -> tuple[Copy, ...]:
+        return tuple(
+            Copy(name, held.state, tuple(sorted(held.parts)), held.count) for name, held in sorted(self.checkpoints.items())
+        )  # fmt: skip

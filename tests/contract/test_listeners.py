@@ -194,7 +194,7 @@ def fresh_counts() -> None:
 
 
 def refused(purpose: str) -> dict[str, int]:
-    return {why: count for (listener, why), count in REFUSALS.counts().items() if listener == purpose}
+    return {why: one.count for (listener, why), one in REFUSALS._counted.items() if listener == purpose}
 
 
 def hangs_up(stream: socket.socket) -> bool:

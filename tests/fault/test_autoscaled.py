@@ -12,7 +12,6 @@ from tempfile import TemporaryDirectory
 
 import pytest
 
-from fleet.protocol.decisions import NodesAsked
 from fleet.protocol.records import Committed, DecisionMade, ProcessUp, Record, ViewPublished
 from tests.support.autoscaled import Autoscaled, autoscaled
 from tests.support.journals import NAME, records
@@ -59,7 +58,7 @@ def kept(folder: Path) -> list[Record]:
 
 
 def asked(found: list[Record]) -> list[DecisionMade]:
-    return [one for one in found if isinstance(one, DecisionMade) and isinstance(one.payload, NodesAsked)]
+    return [one for one in found if isinstance(one, DecisionMade) and one.policy == "nodes"]
 
 
 def home_of_the_last(found: list[Record]) -> str:

@@ -15,7 +15,7 @@ from fleet.protocol.domains import Crowd, Place, locate, number, numbered, place
 from fleet.protocol.types import Candidate, Member
 from fleet.settings.run import RunSettings
 from policies.placement import copies
-from policies.spread import promoted
+from policies.topology import promoted
 
 LEVELS = ("host", "rack", "row")
 NAMES = st.sampled_from(["a", "b", "c"])

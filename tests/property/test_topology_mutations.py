@@ -11,7 +11,7 @@ import pytest
 from fleet.protocol.domains import Place
 from fleet.protocol.types import Candidate, Member
 from policies import topology
-from policies.spread import promoted
+from policies.topology import promoted
 from tests.property.test_topology import candidate, groups_of, most, spot
 
 SEEDS = range(150)

@@ -59,6 +59,10 @@ OF_THE_RECORD = ("at_s", "event", "fault", "generation")
 """Fields that such an event has since then, and nobody reads of an event."""
 OF_THE_EVENT = dict.fromkeys(("Measurement", "DataRead", "DataFiles", "RunBuilt"), ("member",))
 """Fields that such a record has since then, and nobody reads of a record."""
+FOR_PEOPLE = (
+    "Candidates", "Survivors", "Budget", "StoodStill", "Delay", "Votes", "Cleared", "Doubtful", "Lemon", "Checked", "KeptOut", "NodesAsked",
+)  # fmt: skip
+"""Payloads of older commits that no code reads: since then each is ``Figures`` of the same names and numbers."""
 FORMAT = {"RunStarted": ("version",)}
 """Fields that say in which format a journal is."""
 
@@ -67,6 +71,8 @@ def shown(value: Any) -> str:
     """A value with the names of its classes and fields; floats with all digits, sets in order."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         name = type(value).__name__
+        if name in FOR_PEOPLE:
+            return f"Figures(values={shown(value.figures())})"
         return _shown(value, name, OF_THE_EVENT.get(name, FORMAT.get(name, ())))
     if isinstance(value, (tuple, list)):
         return f"[{', '.join(map(shown, value))}]"
@@ -78,9 +84,9 @@ def shown(value: Any) -> str:
 
 
 def _shown(value: Any, name: str, left_out: Sequence[str]) -> str:
-    """Of what was two classes fields come by their names, as each had an order of its own."""
+    """Fields come by their names: in which order a class has them is no decision."""
     fields = [field.name for field in dataclasses.fields(value) if field.name not in left_out]
-    said = {each: getattr(value, each) for each in (sorted(fields) if name in TWINS.values() else fields)}
+    said = {each: getattr(value, each) for each in sorted(fields)}
     if name in ("Received", "Heard"):
         said["what"] = TWINS.get(said["what"], said["what"])
     return f"{name}({', '.join(f'{each}={shown(what)}' for each, what in said.items())})"

@@ -50,6 +50,7 @@ from fleet.protocol.records import (
     ViewPublished,
 )
 from fleet.protocol.types import Fault, Member, StateId, View
+from fleet.settings.run import Timeouts
 from tests.unit.test_report import golden_story
 
 START = RunStarted(1, "run", 0.0, 0.0, 3, 0, 16, "{}")
@@ -310,7 +311,7 @@ def test_a_run_without_chaos_is_not_judged() -> None:
 
 @pytest.mark.parametrize("settings", [{"timeouts": 5}, {"timeouts": {"node_s": "x"}}, {}])
 def test_bounds_are_the_usual_ones_where_a_journal_says_nonsense(settings: dict[str, Any]) -> None:
-    assert Bounds.of(settings) == Bounds(79.0, 139.0, 60.0)
+    assert Bounds.of(settings) == Bounds(79.0, 139.0, Timeouts().progress_s)
 
 
 def test_bounds_are_the_runs_own() -> None:

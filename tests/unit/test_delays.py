@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from fleet.protocol.types import Candidate, Member, Situation, StateId
 from fleet.settings.run import Budgets
-from policies.delays import Delayed
-from policies.recovery import ReformPromoteRegrow
+from policies.recovery import Delayed, ReformPromoteRegrow
 
 
 def test_a_delay_holds_survivors_back_and_no_first_view() -> None:

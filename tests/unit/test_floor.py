@@ -11,7 +11,7 @@ from chaos.injector import ChaosView, Injector
 from chaos.live import LiveChaos
 from chaos.settings import parse_chaos
 from fleet.errors import ConfigError
-from fleet.ledger.floor import LEAST_STEPS, WINDOW_S, Floor
+from fleet.ledger.pace import LEAST_STEPS, WINDOW_S, Floor
 from fleet.protocol.events import FloorReached
 from fleet.protocol.facts import FaultRecord
 from fleet.protocol.operations import HEAL, START, Operation

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from actors import links as ends
 from actors.links import LinkEnd
-from fleet.ledger.links import Link
+from fleet.ledger.health import Link
 from policies.links import MOST_PAIRS, admit, again, best, judge, pairs, rounds
 
 HOST = "127.0.0.1"

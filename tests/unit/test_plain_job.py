@@ -10,10 +10,9 @@ import pytest
 from fleet.app import side_by_side
 from fleet.errors import ProtocolError
 from fleet.ledger.report import build_report
-from fleet.machine.plain import kinds
 from fleet.machine.plain.files import SavedFiles
 from fleet.machine.plain.job import Limits, PlainJob
-from fleet.machine.plain.nodes import PlainNodes
+from fleet.machine.plain.nodes import INJECTABLE, PlainNodes, why_not
 from fleet.machine.plain.words import What, Word, read
 from fleet.protocol.causes import EndWhy, Evicted, ProcessEnded, TrainRaised
 from fleet.protocol.facts import FaultRecord
@@ -273,8 +272,8 @@ def test_nodes_are_groups_of_ranks_that_are_lost_and_come_back() -> None:
 
 
 def test_only_signals_to_processes_strike_a_job_that_is_not_fleets() -> None:
-    assert set(kinds.INJECTABLE) == {"kill_rank", "lose_node", "maintenance", "hang", "slow"}
-    assert kinds.why_not("flip_weight").startswith("flip_weight is done by the rank's process")
+    assert set(INJECTABLE) == {"kill_rank", "lose_node", "maintenance", "hang", "slow"}
+    assert why_not("flip_weight").startswith("flip_weight is done by the rank's process")
 
 
 def test_two_runs_stand_side_by_side() -> None:

@@ -10,7 +10,7 @@ from fleet.app.cluster import joined
 from fleet.app.plans import check_asks
 from fleet.errors import ConfigError
 from fleet.ledger.happenings import Narrator
-from fleet.protocol.decisions import NodesAsked
+from fleet.protocol.decisions import Figures
 from fleet.protocol.events import NodesWanted, RoomMissing
 from fleet.protocol.records import DecisionMade
 from fleet.settings.per_rank import room
@@ -91,7 +91,7 @@ def test_nodes_that_are_asked_for_are_journalled_with_the_time_that_they_took() 
     events = (NodesWanted("ask", 2, "nodes are asked for"), NodesWanted("came", 2, "nodes came", 4.5))
     records = [one for event in events for one in written(list(run.handle(event, 1.0))) if isinstance(one, DecisionMade)]
     assert [(one.policy, one.action, one.payload) for one in records] == [
-        ("nodes", "ask", NodesAsked(2.0)), ("nodes", "came", NodesAsked(2.0, 4.5))
+        ("nodes", "ask", Figures({"ranks": 2.0})), ("nodes", "came", Figures({"ranks": 2.0, "waited_s": 4.5}))
     ]  # fmt: skip
     narrator = Narrator()
     reported = [str(line) for record in [*Story(world=3).records, *records] for line in narrator.take(record, 0.0)]

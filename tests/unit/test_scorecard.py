@@ -6,7 +6,7 @@ import pytest
 
 from fleet.app.report import render_table
 from fleet.ledger.report import build_report
-from fleet.ledger.scorecard import AFTER_S, Score, Scorecard
+from fleet.ledger.verdicts import AFTER_S, Score, Scorecard
 from fleet.protocol.decisions import Suspect
 from fleet.protocol.records import DecisionMade, FaultRecord, ProcessLost, Record
 from fleet.protocol.types import Fault, FaultPhase, Member

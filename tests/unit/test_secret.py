@@ -101,7 +101,7 @@ def test_another_user_is_refused_and_counted(tmp_path: Path, monkeypatch: pytest
     (tmp_path / "socket").unlink()
     monkeypatch.setattr(os, "geteuid", lambda: 4711)
     assert asyncio.run(answered()) == b""
-    assert refusals.counts() == {("agent socket", Reason.USER): 1}
+    assert [(one.listener, one.reason, one.count) for one in refusals.take("node-0")] == [("agent socket", Reason.USER, 1)]
 
 
 def test_what_is_refused_is_logged_at_a_bounded_rate(caplog: pytest.LogCaptureFixture) -> None:
@@ -110,7 +110,7 @@ def test_what_is_refused_is_logged_at_a_bounded_rate(caplog: pytest.LogCaptureFi
         refusals.note("store", Reason.SECRET, "10.0.0.9:1", "it does not hold this run's secret")
     assert len(caplog.records) <= 3
     assert "store: a connection from 10.0.0.9:1 was refused: secret: it does not hold" in caplog.records[0].getMessage()
-    [counted] = refusals.take()
+    [counted] = refusals.take("node-0")
     assert (counted.listener, counted.reason, counted.count) == ("store", "secret", 1000)
     refusals.note("store", Reason.SECRET, "10.0.0.9:1")
-    assert refusals.take() == [], "it was told just now"
+    assert refusals.take("node-0") == [], "it was told just now"

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from fleet.ledger.bill import GB, MONTH_S, Stored, store_bill
 from fleet.ledger.goodput import Ledger
-from fleet.ledger.stored import GB, MONTH_S, Stored, store_bill
 from fleet.machine.budget import BudgetWatch
 from fleet.protocol.decisions import Figures
 from fleet.protocol.levels import PEERS

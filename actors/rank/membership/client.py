@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from actors.rank.telemetry.recorder import Recorder
 from fleet.errors import Fenced
 from fleet.host.proc import start_ticks
-from fleet.host.refusals import refused_lines
+from fleet.host.refusals import REFUSALS
 from fleet.host.scheduling import be_prompt
 from fleet.host.wire import FrameBuffer, connect_unix, frame
 from fleet.protocol.events import EVENTS, Event
@@ -176,7 +176,7 @@ class Client:
                 self.protocol.outbox.extend(self.protocol.status())
                 self._said_s = time.monotonic()
             if self.protocol.incarnation is not None:
-                self.protocol.outbox.extend(refused_lines(str(self.protocol.member)))
+                self.protocol.outbox.extend(REFUSALS.take(str(self.protocol.member)))
             if self.protocol.outbox:
                 self.say()
         for message in messages:

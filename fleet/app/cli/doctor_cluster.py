@@ -20,7 +20,7 @@ from fleet.protocol.exit_codes import Exit
 
 if TYPE_CHECKING:
     from fleet.app.cluster.reach import ReachedNode
-    from fleet.ledger.links import Link
+    from fleet.ledger.health import Link
     from fleet.settings.run import RunSettings
     from policies.links import Outlier
     from policies.survival import Risk

@@ -12,7 +12,7 @@ import typer
 from fleet.app.cli import config as cli_config
 from fleet.app.cli.config import RUNS
 from fleet.errors import ConfigError
-from fleet.machine.plain.kinds import INJECTABLE
+from fleet.machine.plain.nodes import INJECTABLE
 
 if TYPE_CHECKING:
     from fleet.app.configuration import Configuration

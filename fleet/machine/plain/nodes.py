@@ -1,6 +1,11 @@
-"""Nodes of a job that runs on one machine: groups of ranks that are lost together. Pure."""
+"""Nodes of a job that runs on one machine, groups of ranks that are lost together, and which faults may strike it. Pure.
+
+Those that need neither Fleet's agents nor Ray.
+"""
 
 from __future__ import annotations
+
+from fleet.protocol.fault_kinds import TABLE, Performer, kind_of
 
 
 class PlainNodes:
@@ -33,3 +38,14 @@ class PlainNodes:
     def restore(self) -> int:
         """The one that was lost first, which is returned. Raises IndexError when none is lost."""
         return self._down.pop(0)
+
+
+INJECTABLE = tuple(kind.name for kind in TABLE if kind.performer in (Performer.AGENT, Performer.LAUNCHER) and not kind.whole_rack)
+"""Signals to processes of this machine."""
+
+
+def why_not(kind: str) -> str:
+    """Why a fault of another kind does not strike."""
+    performer = kind_of(kind).performer
+    needed = f"{kind} is done by {performer}" if performer is not None else f"{kind} has no operation"
+    return f"{needed}, and a job that is not Fleet's has none: what can strike it is {', '.join(INJECTABLE)}"
