@@ -136,9 +136,9 @@ class Coordinator:
         journal: JournalPort,
         checkpoints: CheckpointPort,
         on_end: Callable[[EndRun], None],
+        evidence_folder: Path,
         span_ends: dict[Member, SpanEnd] | None = None,
         offset_us: int = 0,
-        evidence_folder: Path | None = None,
     ) -> None:
         self._offset_us, self._evidence = offset_us, evidence_folder
         self._lines = AgentLines(machine)
@@ -300,8 +300,6 @@ class Coordinator:
                 self._driver.submit(message)
 
     def _keep(self, found: EvidenceGathered) -> None:
-        if self._evidence is None:
-            return
         members = tuple(rank.member for rank in found.ranks)
         detail = "; ".join(f"{rank.member}: {rank.where}, {rank.process}" for rank in found.ranks)
         try:
@@ -313,8 +311,6 @@ class Coordinator:
 
     def _keep_state(self, text: str) -> str:
         """The state of a machine that contradicts itself; that of the first, where several did. Returns where, or ""."""
-        if self._evidence is None:
-            return ""
         path = self._evidence / CONTRADICTION
         try:
             self._evidence.mkdir(parents=True, exist_ok=True)

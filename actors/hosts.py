@@ -138,7 +138,7 @@ class CoordinatorHost:
         machine = spec.machine(clock.now_s())
         self._rebuild(spec, machine, records, journal, clock)
         self._coordinator = Coordinator(
-            machine, clock, journal, spec.store(), self._on_end, ends, round(clock.offset_s * 1e6), spec.journal.parent / "evidence"
+            machine, clock, journal, spec.store(), self._on_end, spec.journal.parent / "evidence", ends, round(clock.offset_s * 1e6)
         )
         self._coordinator.on_failure = lambda: os._exit(1)  # an exception would end Ray's loop in here, and leave the process
         self._spec, self._begun, self._daemons, self._clock = spec, asyncio.Event(), spec.daemons(), clock
@@ -299,10 +299,6 @@ Listen = Callable[[Callable[[], object]], None]
 """Has what it is given called when this process gets SIGTERM, which ends it no more."""
 
 
-def _untried() -> None:
-    """For a node that comes later: a run that has begun goes on while its store is away."""
-
-
 class AgentHost:
     """The actor of one node's agent."""
 
@@ -313,7 +309,7 @@ class AgentHost:
     ) -> None:  # fmt: skip
         be_prompt(children=False)
         domains.settle(levels)
-        self._trial = asyncio.create_task(asyncio.to_thread(trial or _untried))
+        self._trial = asyncio.create_task(asyncio.to_thread(trial or (lambda: None)))  # a run that has begun goes on without its store
         if not die_with_parent():
             log.warning("This agent could not be bound to its node's life.")
         self._folder, self._begun = secret.private(folder), asyncio.Event()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from types import TracebackType
 from typing import Any
 
@@ -66,17 +66,14 @@ class LinkSurvey:
         ray.wait(list(asked.values()), num_returns=max(1, len(asked)), timeout=START_S) if asked else None
         return {name: _got(reference, 1.0) for name, reference in asked.items()}
 
-    def measure(
-        self, rounds: Sequence[Sequence[Pair]], *, trips: int = 100, bulk_s: float = 0.5, report: Callable[[Link], None] = lambda link: None
-    ) -> list[Link]:
-        """Measure pairs of nodes, those of a round at once; see :func:`policies.links.rounds`. ``report`` is told each link as it comes."""
+    def measure(self, rounds: Sequence[Sequence[Pair]], *, trips: int = 100, bulk_s: float = 0.5) -> list[Link]:
+        """Measure pairs of nodes, those of a round at once; see :func:`policies.links.rounds`."""
         found: list[Link] = []
         for pairs in rounds:
             asked = {pair: self._ask(pair, trips, bulk_s) for pair in pairs}
             for pair, answer in asked.items():
                 figures = answer if isinstance(answer, str) else _got(answer, MEASURE_S)
                 found.append(Link(*pair, error=figures) if isinstance(figures, str) else Link(*pair, *figures))
-                report(found[-1])
         return found
 
     def _ask(self, pair: Pair, trips: int, bulk_s: float) -> Any:

@@ -64,7 +64,7 @@ class RunSupervisor:
 
     async def begin(self, plan: bytes) -> str:
         """Start the driver of ``plan``, as :mod:`fleet.app.in_cluster` reads it. Returns why not, or "": the folder holds a run already."""
-        if self._has_journal and self._watching is None and not self._is_resumed(plan):
+        if self._has_journal and self._watching is None and not ray.cloudpickle.loads(plan).resume:
             return f"{self.folder} is there already on the head"
         self.folder.mkdir(parents=True, exist_ok=True)
         for name in (OUTCOME, LOG):
@@ -84,10 +84,6 @@ class RunSupervisor:
     def _has_journal(self) -> bool:
         return (self.folder / "journal.jsonl").exists()
 
-    @staticmethod
-    def _is_resumed(plan: bytes) -> bool:
-        return bool(ray.cloudpickle.loads(plan).resume)
-
     async def _keep_going(self, resume: bool) -> None:
         """A driver that is killed takes its cluster's processes along: another one goes on from the newest durable checkpoint."""
         while True:
@@ -106,7 +102,7 @@ class RunSupervisor:
         command = [sys.executable, "-m", DRIVER, str(context.gcs_address), str(self.folder), "resume" if resume else "begin"]
         with (self.folder / LOG).open("ab") as log:
             self._process = await asyncio.create_subprocess_exec(
-                *command, stdin=asyncio.subprocess.DEVNULL, stdout=log, stderr=log, env=environment, preexec_fn=_bound
+                *command, stdin=asyncio.subprocess.DEVNULL, stdout=log, stderr=log, env=environment, preexec_fn=die_with_parent
             )
 
     async def standing(self) -> DriverStanding:
@@ -144,10 +140,6 @@ class RunSupervisor:
             if forget:
                 await asyncio.to_thread(shutil.rmtree, self.folder, ignore_errors=True)
             ray.actor.exit_actor()
-
-
-def _bound() -> None:
-    die_with_parent()
 
 
 def start(name: str, root: str, inside: str, environment: Mapping[str, Any]) -> Any:

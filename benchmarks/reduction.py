@@ -61,6 +61,11 @@ def _all_reduce(group: Group, length: int) -> tuple[Callable[[], object], list[t
     return lambda: group.all_reduce(buffer), [buffer]
 
 
+def _exchange(side: SideChannel, numbers: list[float]) -> torch.Tensor:
+    side.start(numbers).arrived()
+    return side.take()
+
+
 def _rank(store: str, rank: int, world: int, repetitions: dict[int, int], parent: Connection) -> None:
     torch.set_num_threads(1)
     torch.manual_seed(rank)
@@ -76,15 +81,15 @@ def _rank(store: str, rank: int, world: int, repetitions: dict[int, int], parent
             for name, (operation, buffers) in systems.items():
                 for buffer, value in zip(buffers, kept[name], strict=True):
                     buffer.copy_(value)
-                side.exchange([0.0])
+                _exchange(side, [0.0])
                 begin_s = time.perf_counter()
                 operation()
-                slowest_s = float(side.exchange([time.perf_counter() - begin_s]).max())
+                slowest_s = float(_exchange(side, [time.perf_counter() - begin_s]).max())
                 if repetition >= WARM_UPS:
                     times.setdefault((size_mb, name), []).append(slowest_s * 1e3)
     if rank == 0:
         parent.send(times)
-    side.exchange([0.0])
+    _exchange(side, [0.0])
     group.close()
 
 

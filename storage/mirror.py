@@ -27,18 +27,18 @@ class JournalMirror:
         self._copied_bytes = size
         return True
 
-    def fetch(self, journal: Path) -> bool:
-        """Bring the copy back to ``journal`` when there is none; for a run that is resumed on another machine."""
-        if journal.exists() or self._files.size(JOURNAL) is None:
-            return False
-        journal.parent.mkdir(parents=True, exist_ok=True)
-        journal.write_bytes(self._files.read(JOURNAL))
-        return True
-
 
 def fetch_journal(url: str, journal: Path) -> bool:
-    """:meth:`JournalMirror.fetch` for the user who resumes a run. Raises ConfigError when the store fails."""
+    """Bring the copy back to ``journal`` when there is none: for the user who resumes a run on another machine. Whether it was brought.
+
+    Raises ConfigError when the store fails.
+    """
     try:
-        return JournalMirror(url).fetch(journal)
+        files = open_files(url)
+        if journal.exists() or files.size(JOURNAL) is None:
+            return False
+        journal.parent.mkdir(parents=True, exist_ok=True)
+        journal.write_bytes(files.read(JOURNAL))
+        return True
     except OSError as error:
         raise refusal(url, "this machine could not read the run's journal there", cause_of(error), detail_of(error)) from error

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable
+from dataclasses import astuple
 from pathlib import Path
 
 from fleet.errors import ConfigError
@@ -28,17 +29,12 @@ def load(path: Path) -> list[NodeHistory]:
 def append(path: Path, histories: Iterable[NodeHistory]) -> None:
     """Add what nodes did in one run. One write, so that two runs that end together do not mix their lines."""
     lines = [
-        json.dumps({"node": one.node, "stretches": one.stretches, "incidents": [_plain(each) for each in one.incidents]})
-        for one in histories
+        json.dumps({"node": one.node, "stretches": one.stretches, "incidents": list(map(astuple, one.incidents))}) for one in histories
     ]
     if lines:
         path.parent.mkdir(parents=True, exist_ok=True)
         with path.open("a", encoding="utf-8") as file:
             file.write("".join(line + "\n" for line in lines))
-
-
-def _plain(incident: NodeIncident) -> list[object]:
-    return [incident.at_h, incident.kind, incident.run]
 
 
 def _decoded(line: dict[str, object]) -> NodeHistory:

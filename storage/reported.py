@@ -42,8 +42,6 @@ class ReportedFolders:
 
     def there(self, name: str) -> bool:
         """Whether it is there."""
-        if self._local is not None:
-            return (self._local / name).is_dir()
         return name.partition("/")[0] in self.names()
 
     def where(self, name: str) -> tuple[str, Any]:

@@ -117,7 +117,7 @@ NIGHTLY: dict[str, dict[str, str]] = {
         "tests/unit/test_replay.py::test_a_run_is_the_same_in_every_process": "a tool for refactorings, of which each change has one test",
         "tests/unit/test_replay.py::test_what_was_renamed_on_purpose_is_no_difference": "of the same tool",
         "tests/unit/test_shard_prices.py::test_the_command_measures_each_number_of_shards": "three worlds are measured for seconds each",
-        "tests/unit/test_storage_crash.py::test_a_crash_at_each_point_on_an_object_store":
+        "tests/unit/test_storage_crash.py::test_a_crash_before_each_operation_on_an_object_store":
             "each point on a real store; each change has them on a disk, and processes that are killed while they upload",
         "tests/unit/test_storage_outage.py::test_a_server_that_hangs_is_a_time_out_and_all_is_well_when_it_goes_on":
             "it waits for four time-outs",

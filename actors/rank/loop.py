@@ -431,10 +431,9 @@ class Run:
 
     def _advance(self) -> None:
         """Others took the step that this rank was about to take when its view broke: it takes it too."""
-        before = self._loop.recorder.code
-        self._membership.carry(self._loop.rank_machine.take_step(Advance()))
-        self._trained.publish_later()
-        self._loop.recorder.switch(before)
+        with self._loop.recorder.during(self._loop.recorder.code):
+            self._membership.carry(self._loop.rank_machine.take_step(Advance()))
+            self._trained.publish_later()
 
     def _save(self, move: moves.Save) -> None:
         self._saver.begin(move.request, self._here(), self._loop.rank_machine.view, self._trained.layout.share())

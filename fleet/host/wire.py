@@ -6,12 +6,13 @@ import asyncio
 import os
 import socket
 import struct
+from collections.abc import Sequence
 
 from fleet.errors import LineRefused
+from fleet.host.lines import user_of
 from fleet.protocol.proof import MIB, Reason
 
 LENGTH = struct.Struct("<I")
-_CREDENTIALS = struct.Struct("3i")
 LARGEST_BYTES = 64 * MIB
 """Of a frame between processes of one user on one machine. Listeners that others reach have limits of their own."""
 
@@ -53,13 +54,23 @@ class FrameBuffer:
         return frames
 
 
+def receive_into(connection: socket.socket, views: Sequence[memoryview]) -> None:
+    """Fill ``views``, one after the other. Raises ConnectionResetError when the stream ends before."""
+    for view in views:
+        while len(view):
+            count = connection.recv_into(view, 0, socket.MSG_WAITALL)
+            if not count:
+                raise ConnectionResetError("the peer has closed the connection")
+            view = view[count:]
+
+
 def connect_unix(path: str, timeout_s: float) -> socket.socket:
     """A connected stream socket that children do not inherit across exec. Raises LineRefused where another user listens."""
     stream = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     stream.settimeout(timeout_s)
     try:
         stream.connect(path)
-        _, user, _ = _CREDENTIALS.unpack(stream.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size))
+        _, user = user_of(stream)
         if user != os.geteuid():
             raise LineRefused(Reason.USER, f"{path} is served by user {user}")
     except OSError:

@@ -12,12 +12,11 @@ import threading
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from contextlib import AbstractContextManager
 from typing import Protocol
 
 import numpy as np
 import xxhash
-
-from storage.failpoints import reach
 
 BLOCK_BYTES = 16 << 20
 PIECE_BYTES = 4096
@@ -62,7 +61,7 @@ def digest_of(blocks: Iterable[bytes]) -> str:
     return hashlib.sha256(b"".join(blocks)).hexdigest()
 
 
-class BlockStream:
+class BlockStream(AbstractContextManager["BlockStream", None]):
     """A file object that is only written to, in order.
 
     What lies in memory that stays as it is until :meth:`finish` is stored from there: ``bytes``, and ``stable`` stretches of (address,
@@ -81,9 +80,6 @@ class BlockStream:
         self._failed: BaseException | None = None
         self.pieces: dict[int, int] = {}
         """Offset -> bytes of every write of at least PIECE_BYTES."""
-
-    def __enter__(self) -> BlockStream:
-        return self
 
     def __exit__(self, *error: object) -> None:
         self._pool.shutdown(wait=True, cancel_futures=True)
@@ -180,15 +176,12 @@ class Extents:
                 at = end
 
 
-class BlockReader:
+class BlockReader(AbstractContextManager["BlockReader", None]):
     """Reads whole files into memory by several threads, and returns their digests."""
 
-    def __init__(self, workers: int = READ_WORKERS) -> None:
-        self._pool = ThreadPoolExecutor(workers, thread_name_prefix="fleet-blocks")
+    def __init__(self) -> None:
+        self._pool = ThreadPoolExecutor(READ_WORKERS, thread_name_prefix="fleet-blocks")
         self._local = threading.local()
-
-    def __enter__(self) -> BlockReader:
-        return self
 
     def __exit__(self, *error: object) -> None:
         self._pool.shutdown(wait=True, cancel_futures=True)
@@ -201,9 +194,7 @@ class BlockReader:
     def _one(self, reader: SharedReader, start: int, stop: int, into: Extents) -> bytes:
         views = list(into.views(start, stop, self._scratch()))
         reader.into(start, views)
-        digest = block_digest(views)
-        reach("restore: block read")
-        return digest
+        return block_digest(views)
 
     def _scratch(self) -> memoryview:
         if not hasattr(self._local, "scratch"):

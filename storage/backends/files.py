@@ -23,7 +23,6 @@ from fleet.host.journal import sync_directory
 from storage.backends.blocks import BLOCK_BYTES, BlockStream, Segments, SharedReader, Sink
 from storage.backends.direct import DirectWriter, past_the_cache
 from storage.backends.urls import redact
-from storage.failpoints import reach
 
 TEMPORARY = ".writing-"
 IOV_MAX = 1024
@@ -137,21 +136,17 @@ class LocalFiles:
         beside = path.parent / f"{TEMPORARY}{uuid.uuid4().hex}"
         try:
             with beside.open("xb", buffering=0) as file:
-                reach("save: file opened")
                 direct = DirectWriter(beside, file.fileno())
                 try:
                     yield _LocalSink(file.fileno(), direct)
                 finally:
                     direct.close()
-                reach("save: about to flush")
                 os.fsync(file.fileno())
-            reach("save: about to be placed")
             beside.replace(path)
         except Exception:
             beside.unlink(missing_ok=True)
             raise
         sync_directory(path.parent)
-        reach("save: placed")
 
     def _make(self, directory: Path) -> None:
         missing = [d for d in (directory, *directory.parents) if not d.exists()]
@@ -184,7 +179,6 @@ class LocalFiles:
         if path.is_dir():
             for file in sorted(path.iterdir()):
                 file.unlink(missing_ok=True)
-                reach("delete: one file gone")
             path.rmdir()
         else:
             path.unlink(missing_ok=True)
@@ -203,7 +197,6 @@ class _LocalSink:
     def block(self, number: int, data: Segments) -> None:
         if not self._direct.write(number * BLOCK_BYTES, data):
             self._through_the_cache(number, data)
-        reach("save: block stored")
 
     def _through_the_cache(self, number: int, data: Segments) -> None:
         at, left = number * BLOCK_BYTES, [memoryview(segment) for segment in data]
@@ -215,7 +208,6 @@ class _LocalSink:
 
     def whole(self, data: Segments) -> None:
         self._through_the_cache(0, data)
-        reach("save: block stored")
 
 
 class _LocalReader:
@@ -258,17 +250,14 @@ class ObjectFiles:
         # A plain `with` would complete the upload of a half written object when the block raises.
         with _as_os_error(self._url):
             file = self._system.open(self._path(name), "wb", autocommit=False)
-        reach("save: file opened")
         try:
             yield _ObjectSink(file, self._url)
-            reach("save: about to be placed")
         except Exception:
             file.discard()
             raise
         with _as_os_error(self._url):
             file.close()
             file.commit()
-        reach("save: placed")
 
     @contextmanager
     def reading(self, name: str) -> Iterator[SharedReader]:
@@ -325,7 +314,6 @@ class _ObjectSink:
         with _as_os_error(self._url):
             for segment in data:
                 self._file.write(segment)
-        reach("save: block stored")
 
     def whole(self, data: Segments) -> None:
         self.block(0, data)

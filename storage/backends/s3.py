@@ -17,7 +17,6 @@ from urllib.parse import unquote, urlsplit
 
 from storage.backends.blocks import Segments, SharedReader, Sink
 from storage.backends.files import StoreError
-from storage.failpoints import reach
 
 ENDPOINT = "FLEET_S3_ENDPOINT"
 WORKERS = 4
@@ -65,7 +64,6 @@ class S3Files:
         except Exception:
             sink.abort()
             raise
-        reach("upload: completed")
 
     # ---- reading -------------------------------------------------------------------------------------------------------------------------
 
@@ -106,7 +104,6 @@ class S3Files:
         for key in [whole, *(f"{whole}/{file}" for file in self.sizes(name)), f"{whole}/"]:
             with self._errors(name):
                 self._client.delete_object(Bucket=self._bucket, Key=key)
-            reach("delete: one file gone")
 
     def unfinished(self) -> list[tuple[str, Callable[[], None]]]:
         prefix = f"{self._root}/" if self._root else ""
@@ -172,7 +169,6 @@ class _S3Sink:
             if self._upload is None:
                 with self._files._errors():
                     self._upload = str(self._files._client.create_multipart_upload(**self._target)["UploadId"])
-                reach("upload: begun")
             return self._upload
 
     def block(self, number: int, data: Segments) -> None:
@@ -180,7 +176,6 @@ class _S3Sink:
         with self._files._errors():
             sent = self._files._client.upload_part(**self._target, UploadId=upload, PartNumber=number + 1, Body=b"".join(data))
         self._etags[number + 1] = sent["ETag"]
-        reach("upload: block sent")
 
     def whole(self, data: Segments) -> None:
         with self._files._errors():
@@ -190,7 +185,6 @@ class _S3Sink:
     def complete(self) -> None:
         if self._whole:
             return
-        reach("upload: about to complete")
         parts = [{"PartNumber": number, "ETag": self._etags[number]} for number in sorted(self._etags)]
         with self._files._errors():
             self._files._client.complete_multipart_upload(**self._target, UploadId=self._upload, MultipartUpload={"Parts": parts})

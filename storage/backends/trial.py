@@ -7,7 +7,7 @@ import dataclasses
 import secrets
 import threading
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -42,15 +42,6 @@ def refusal(url: str, what: str, cause: str, detail: str) -> ConfigError:
     return ConfigError("--storage", redact(url), f"{what}: {cause}: {redact(detail)}", WAYS_OUT.get(cause, OTHER_WAY_OUT))
 
 
-@dataclass(slots=True)
-class _Progress:
-    """How far a trial has come. The thread writes it, and who waits reads it."""
-
-    operation: str = "write"
-    failure: Failure | None = None
-    done: threading.Event = field(default_factory=threading.Event)
-
-
 class StoreTrial:
     """One trial, in a thread of its own from the start on. It leaves nothing behind, unless the store lets nothing be deleted.
 
@@ -60,14 +51,15 @@ class StoreTrial:
 
     def __init__(self, url: str) -> None:
         self._url, self._options = url, IMPATIENT if url.startswith("s3://") else {}
-        self._progress = _Progress()
+        self._operation, self._done = "write", threading.Event()  # the thread says how far it has come, and who waits reads it
+        self._failure: Failure | None = None
         threading.Thread(target=self._run, name="fleet-store-trial", daemon=True).start()
 
     def result(self) -> Failure | None:
         """What failed, or None when the store can be used: it waits for ``LIMIT_S``. Never raises what the store raised."""
-        if self._progress.done.wait(LIMIT_S) or self._progress.failure is not None:
-            return self._progress.failure
-        return Failure(redact(self._url), self._progress.operation, "timeout", f"no answer within {LIMIT_S:g} s")
+        if self._done.wait(LIMIT_S) or self._failure is not None:
+            return self._failure
+        return Failure(redact(self._url), self._operation, "timeout", f"no answer within {LIMIT_S:g} s")
 
     def check(self, where: str) -> None:
         """Raises ConfigError when something failed; ``where`` says on which machine or node."""
@@ -86,23 +78,23 @@ class StoreTrial:
         except Exception as error:  # noqa: BLE001 - whatever a client library raises, the store cannot be used
             self._fail(error)
         finally:
-            self._progress.done.set()
+            self._done.set()
 
     def _fail(self, error: Exception) -> None:
         """The first one counts: what fails in tidying up follows from it."""
-        if self._progress.failure is None:
-            self._progress.failure = Failure(redact(self._url), self._progress.operation, cause_of(error), redact(detail_of(error)))
+        if self._failure is None:
+            self._failure = Failure(redact(self._url), self._operation, cause_of(error), redact(detail_of(error)))
 
     def _try(self, files: Files, folder: str) -> None:
         content = secrets.token_bytes(64)
         put(files, f"{folder}/object", content)
-        self._progress.operation = "read"
+        self._operation = "read"
         if files.read(f"{folder}/object") != content:
             raise OSError("other bytes came back than were written")
-        self._progress.operation = "list"
+        self._operation = "list"
         if files.sizes(folder) != {"object": len(content)}:
             raise OSError("what was written is not listed")
-        self._progress.operation = "delete"
+        self._operation = "delete"
         files.remove(folder)
         if files.size(f"{folder}/object") is not None:
             raise OSError("what was deleted is still there")

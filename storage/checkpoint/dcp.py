@@ -25,7 +25,6 @@ from storage.backends.files import Files
 from storage.checkpoint.layout import Entry, Piece, decode_layout, encode_layout
 from storage.checkpoint.manifest import METADATA
 from storage.checkpoint.names import TensorRef, named, refs
-from storage.failpoints import reach
 
 # torch.load compares no CRC, and the store has a digest of its own; to compute them halves the rate of torch.save.
 _NO_CRC = {"save.compute_crc32": False}
@@ -71,13 +70,11 @@ def write_index(files: Files, checkpoint: str, parts: Sequence[Part], meta: str)
         with files.writing(f"{checkpoint}/{file_name(len(parts))}") as sink, BlockStream(sink) as stream:
             chunks += _write(values, len(parts), stream)
             written = [Part(file_name(len(parts)), *stream.finish(), ())]
-    reach("commit: values written")
     with files.writing(f"{checkpoint}/{METADATA}") as sink, BlockStream(sink) as stream:
         writer = _Writer(stream)
         writer.save_id = checkpoint
         writer.finish(metadata, [chunks])
         written.append(Part(METADATA, *stream.finish(), ()))
-    reach("commit: metadata written")
     return tuple(written)
 
 

@@ -93,11 +93,14 @@ def _write_index(path: Path, files: Mapping[str, Sequence[str]], weights: Mappin
 
 def load_state(store: CheckpointStore, checkpoint: str, device: Any = "cpu") -> tuple[dict[str, Any], list[str]]:
     """({tracked name: its state dict} in memory, with tensors on ``device``; the classes that were left out). See :func:`export_state`."""
+    from torch.utils._pytree import tree_map_only
+
     meta, tensors = store.load(checkpoint)
     dropped: list[str] = []
     skeleton = read_skeleton(meta)
     state = {"tensors": [TensorRef(index) for index in sorted(tensors)]} if skeleton is None else plain(skeleton, dropped.append)
-    return _filled(state, {index: tensor.to(device) for index, tensor in tensors.items()}), sorted(set(dropped))
+    there = {index: tensor.to(device) for index, tensor in tensors.items()}
+    return tree_map_only(TensorRef, lambda ref: there[ref.index], state), sorted(set(dropped))
 
 
 def export_model(target: str, model: Mapping[str, Any]) -> str:
@@ -162,12 +165,3 @@ def _whole(target: Path) -> Iterator[Path]:
         sync_directory(target.parent)
     finally:
         beside.unlink(missing_ok=True)
-
-
-def _filled(state: Any, tensors: dict[int, Tensor]) -> Any:
-    """``state`` with tensors in their places."""
-    if isinstance(state, TensorRef):
-        return tensors[state.index]
-    if isinstance(state, dict):
-        return {key: _filled(value, tensors) for key, value in state.items()}
-    return type(state)(_filled(value, tensors) for value in state) if type(state) in (list, tuple) else state

@@ -16,7 +16,6 @@ from fleet.protocol.types import Part
 from storage.backends.files import Files, open_files, put
 from storage.backends.urls import redact
 from storage.checkpoint.manifest import MANIFEST, CheckpointDamaged, Manifest, check_parts, decode_manifest, encode_manifest, safe_name
-from storage.failpoints import reach
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -80,13 +79,11 @@ class CheckpointStore:
         check_parts(checkpoint, order.parts)
         layout.check_cover(checkpoint, (entry for part in order.parts for entry in layout.decode_layout(checkpoint, part)))
         restore.check_sizes(self._files, checkpoint, order.parts)
-        reach("commit: parts checked")
         if self._committed(checkpoint):
             return self._again(order)
         files = dcp.write_index(self._files, checkpoint, order.parts, order.meta) if self._index else ()
         manifest = Manifest(checkpoint, order.state, order.parts, order.meta, self.run, files)
         put(self._files, f"{checkpoint}/{MANIFEST}", encode_manifest(manifest))
-        reach("commit: manifest written")
         return manifest.bytes
 
     def _again(self, order: CommitCheckpoint) -> int:
@@ -94,10 +91,6 @@ class CheckpointStore:
         if (there.state, there.parts, there.meta) != (order.state, order.parts, order.meta):
             raise FileExistsError(f"checkpoint {order.checkpoint} is committed already, with other parts")
         return there.bytes
-
-    def newest(self) -> str | None:
-        """Id of the newest committed checkpoint, damaged or not."""
-        return next((name for name in self._names() if self._committed(name)), None)
 
     def list(self) -> tuple[str, ...]:
         """Ids of all committed checkpoints, oldest first."""
@@ -116,7 +109,6 @@ class CheckpointStore:
         from storage.checkpoint.restore import load_tensors
 
         manifest = self.manifest(checkpoint)
-        reach("restore: manifest read")
         wanted = only(manifest.meta) if only is not None else None
         return manifest.meta, load_tensors(self._files, checkpoint, manifest.parts, wanted)
 
@@ -125,7 +117,6 @@ class CheckpointStore:
         from storage.checkpoint.restore import read_verified
 
         manifest = self.manifest(checkpoint)
-        reach("restore: manifest read")
         read_verified(self._files, checkpoint, manifest.all_files, {})
         return manifest
 
@@ -144,7 +135,6 @@ class CheckpointStore:
     def delete(self, checkpoint: str) -> None:
         """The manifest first: a deletion that is cut short leaves no checkpoint, never half of one."""
         self._files.remove(f"{safe_name(checkpoint)}/{MANIFEST}")
-        reach("delete: manifest gone")
         self._files.remove(checkpoint)
 
     def retain(self, keep: int, guarded: Collection[str] = ()) -> tuple[str, ...]:
@@ -158,12 +148,9 @@ class CheckpointStore:
         committed = [name for name in names if self._committed(name)]
         kept = committed[:keep]
         doomed = [name for name in names if kept and name < kept[0] and name not in kept and name not in guarded]
-        reach("retain: looked around")
         self._sweep(kept)
         for name in doomed:
-            reach("retain: about to delete")
             self.delete(name)
-        reach("retain: swept")
         return tuple(doomed)
 
     def _sweep(self, kept: Sequence[str]) -> None:

@@ -1,4 +1,4 @@
-"""Files in the memories of nodes, ``peers://HOST:PORT,HOST:PORT/SERIES``: written to all of them, read from whichever has them.
+"""Files in the memories of nodes, ``peers://HOST:PORT,HOST:PORT``: written to all of them, read from whichever has them.
 
 A write succeeds when every memory that was named holds the file, verified. A memory that does not answer is passed over by reads.
 """
@@ -18,12 +18,12 @@ from typing import Any, TypeVar
 import numpy as np
 
 from fleet.host.lines import Knock
+from fleet.host.wire import receive_into
 from fleet.protocol.levels import PEERS_SCHEME
 from fleet.protocol.proof import ANSWERS_BYTES, Purpose
 from storage.backends.blocks import Segments, SharedReader, Sink, block_digest
 from storage.backends.files import StoreError
-from storage.failpoints import reach
-from storage.peers.memory import CHECKPOINTS, LARGEST_BLOCK_BYTES, Refused, receive_header, receive_into, send
+from storage.peers.memory import LARGEST_BLOCK_BYTES, Refused, receive_header, send
 
 CONNECT_S, ANSWER_S = 3.0, 20.0
 WORKERS = 2
@@ -114,11 +114,10 @@ def peer(address: str) -> Peer:
 
 
 class PeerFiles:
-    """Files under ``peers://HOST:PORT,.../SERIES``; see :class:`storage.backends.files.Files`."""
+    """Files under ``peers://HOST:PORT,...``, of which a memory has checkpoints alone; see :class:`storage.backends.files.Files`."""
 
     def __init__(self, url: str) -> None:
-        hosts, _, series = url.removeprefix(PEERS_SCHEME).partition("/")
-        self._url, self._series = url, series.strip("/") or CHECKPOINTS
+        hosts, self._url = url.removeprefix(PEERS_SCHEME).partition("/")[0], url
         self._peers = [peer(address) for address in hosts.split(",") if address]
         if not self._peers:
             raise StoreError(url, "bucket", f"it must be {PEERS_SCHEME}HOST:PORT, or several of them")
@@ -130,47 +129,42 @@ class PeerFiles:
         with contextlib.ExitStack() as stack:
             streams = [(each, stack.enter_context(each.connection())) for each in self._peers]
             for _, stream in streams:
-                send(stream, {"op": "write", "name": self._name(name)})
+                send(stream, {"op": "write", "name": name})
             for each, stream in streams:
                 each.answer(stream)
-            reach("save: file opened")
             yield _PeerSink([stream for _, stream in streams])
-            reach("save: about to be placed")
             for _, stream in streams:
                 send(stream, {"op": "complete"})
             for each, stream in streams:
                 each.answer(stream)
-        reach("save: placed")
 
     # ---- reading -------------------------------------------------------------------------------------------------------------------------
 
     @contextmanager
     def reading(self, name: str) -> Iterator[SharedReader]:
-        yield _PeerReader(self._holders(name), self._name(name))
+        yield _PeerReader(self._holders(name), name)
 
     def read(self, name: str) -> bytes:
         return b"".join(bytes(block) for block in self.fetch(name))
 
     def fetch(self, name: str) -> list[np.ndarray[Any, np.dtype[np.uint8]]]:
         """The blocks as they were written, each compared with its digest. A memory that fails is passed over while another has the file."""
-        return _first(self._holders(name), lambda holder: _fetched(holder, self._name(name)))
+        return _first(self._holders(name), lambda holder: _fetched(holder, name))
 
     def size(self, name: str) -> int | None:
-        sizes = [sizes[self._name(name)] for _, sizes in self._listings() if self._name(name) in sizes]
+        sizes = [sizes[name] for _, sizes in self._listings() if name in sizes]
         return sizes[0] if sizes else None
 
     def sizes(self, directory: str) -> dict[str, int]:
-        prefix = f"{self._name(directory)}/"
+        prefix = f"{directory}/"
         listings = [sizes for _, sizes in self._listings()]
         return {name[len(prefix) :]: size for sizes in listings for name, size in sizes.items() if name.startswith(prefix)}
 
     def directories(self) -> list[str]:
-        prefix = f"{self._series}/"
-        names = [name for _, sizes in self._listings() for name in sizes if name.startswith(prefix)]
-        return sorted({name[len(prefix) :].split("/")[0] for name in names})
+        return sorted({name.split("/")[0] for _, sizes in self._listings() for name in sizes})
 
     def _holders(self, name: str) -> list[Peer]:
-        holders = [each for each, sizes in self._listings() if self._name(name) in sizes]
+        holders = [each for each, sizes in self._listings() if name in sizes]
         if not holders:
             raise FileNotFoundError(f"{name} is in none of the memories at {self._url}")
         return holders
@@ -191,14 +185,10 @@ class PeerFiles:
 
     def remove(self, name: str) -> None:
         for each, _ in self._listings():
-            each.ask(op="remove", name=self._name(name))
-            reach("delete: one file gone")
+            each.ask(op="remove", name=name)
 
     def unfinished(self) -> list[tuple[str, Callable[[], None]]]:
         return []  # what a writer that died has left went with its connection
-
-    def _name(self, name: str) -> str:
-        return f"{self._series}/{name}"
 
 
 class _PeerSink:
@@ -214,7 +204,6 @@ class _PeerSink:
         for stream, lock in self._streams:
             with lock:
                 send(stream, header, data)
-        reach("save: block stored")
 
     def whole(self, data: Segments) -> None:
         self.block(0, data)

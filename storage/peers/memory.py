@@ -1,7 +1,7 @@
 """The memory of one node in which ranks of other nodes keep copies of their parts, served over TCP.
 
-Files are named ``series/ID/file``, ID as :mod:`storage.checkpoint.manifest` has it; ``checkpoints`` is the series of a run's. Of a series
-the last ``STEPS`` IDs are kept: the newest committed one (which has a manifest; or the newest, where none has), and the one being written.
+Files are named ``ID/file``, ID as :mod:`storage.checkpoint.manifest` has it. The last ``STEPS`` IDs are kept: the newest committed one
+(which has a manifest; or the newest, where none has), and the one being written.
 A writer of an older history or generation than one already seen is refused, so what wakes after its replacement cannot push out what its
 successors wrote.
 
@@ -28,7 +28,7 @@ import numpy as np
 from fleet.errors import LineRefused
 from fleet.host.lines import Door, peer_of
 from fleet.host.refusals import REFUSALS
-from fleet.host.wire import LENGTH, checked, frame
+from fleet.host.wire import LENGTH, checked, frame, receive_into
 from fleet.protocol.proof import LIMITS_BYTES, Purpose, Reason
 from fleet.protocol.types import Copy
 from storage.backends.blocks import BLOCK_BYTES, Segments, block_digest
@@ -36,7 +36,6 @@ from storage.backends.files import StoreError, skip
 from storage.checkpoint.manifest import MANIFEST, parse_checkpoint_id
 
 STEPS = 2
-CHECKPOINTS = "checkpoints"
 LARGEST_BLOCK_BYTES = 4 * BLOCK_BYTES
 PIECE_BYTES = 256 << 10
 """What is not taken is read and dropped in pieces of it."""
@@ -95,7 +94,7 @@ class PeerMemory:
 
     Args:
         host: the address at which others reach this node; the port is a free one.
-        steps: how many IDs of a series are kept; None: all.
+        steps: how many IDs are kept; None: all.
         capacity_bytes: files beyond it are refused; None: half of the host's memory.
     """
 
@@ -105,7 +104,7 @@ class PeerMemory:
         self._files: dict[str, StoredFile] = {}
         self._staged: set[int] = set()
         self._sending = 0
-        self._fence: dict[str, tuple[int, int]] = {}
+        self._fence = (-1, -1)
         self._counts: dict[str, int] = {}
         self._lock = threading.Lock()
         self._connections: set[socket.socket] = set()
@@ -116,19 +115,13 @@ class PeerMemory:
         self._thread = threading.Thread(target=self._let_in, name="fleet-memory", daemon=True)
         self._thread.start()
 
-    @property
-    def bytes_held(self) -> int:
-        """Bytes of all files, those under way included."""
-        with self._lock:
-            return self._held()
-
     def held(self) -> tuple[Copy, ...]:
         """The checkpoints of which parts are here, oldest first."""
         found: dict[str, set[int]] = {}
         with self._lock:
             for name in self._files:
-                series, directory, file = name.split("/")
-                if series == CHECKPOINTS and _parsed(directory) is not None:
+                directory, file = name.split("/")
+                if _parsed(directory) is not None:
                     found.setdefault(directory, set()).update(_part_number(file))
             counts = {directory: self._counts.get(directory, 0) for directory in found}
         return tuple(Copy(each, parse_checkpoint_id(each)[0], tuple(sorted(found[each])), counts[each]) for each in sorted(found))
@@ -148,29 +141,29 @@ class PeerMemory:
     # ---- what is kept --------------------------------------------------------------------------------------------------------------------
 
     def _held(self) -> int:
+        """Bytes of all files, those under way included."""
         return self._sending + sum(stored.size for stored in self._files.values())
 
     def _begin(self, name: str) -> Staged:
         """A writer comes: refuse one that is overtaken, and make room for another step."""
-        series, directory, file = name.split("/")
+        directory, file = name.split("/")
         parsed = _parsed(directory)
         with self._lock:
             if self._steps is not None and parsed is not None and file != MANIFEST:
                 state, generation = parsed
-                newest = self._fence.get(series, (-1, -1))
-                if (state.history, generation) < newest:
-                    raise Refused(name, "stale", f"history {newest[0]}, generation {newest[1]} has written here")
-                self._fence[series] = (state.history, generation)
-                self._evict(series, directory, self._steps)
+                if (state.history, generation) < self._fence:
+                    raise Refused(name, "stale", f"history {self._fence[0]}, generation {self._fence[1]} has written here")
+                self._fence = (state.history, generation)
+                self._evict(directory, self._steps)
         return Staged(name)
 
-    def _evict(self, series: str, writing: str, steps: int) -> None:
-        present = sorted({name.split("/")[1] for name in self._files if name.startswith(f"{series}/")} - {writing})
-        committed = [directory for directory in present if f"{series}/{directory}/{MANIFEST}" in self._files]
+    def _evict(self, writing: str, steps: int) -> None:
+        present = sorted({name.split("/")[0] for name in self._files} - {writing})
+        committed = [directory for directory in present if f"{directory}/{MANIFEST}" in self._files]
         spared = committed[-1:] or present[-1:]
         doomed = [directory for directory in present if directory not in spared][: max(0, len(present) + 1 - steps)]
         for directory in doomed:
-            self._drop(f"{series}/{directory}")
+            self._drop(directory)
 
     def _take(self, staged: Staged, number: int, block: memoryview, digest: bytes) -> None:
         if block_digest([block]) != digest:
@@ -192,13 +185,13 @@ class PeerMemory:
         with self._lock:
             self._files[staged.name] = stored
             if file == MANIFEST:
-                self._counts[directory.rpartition("/")[2]] = count
+                self._counts[directory] = count
 
     def _drop(self, name: str) -> None:
         for each in [each for each in self._files if each == name or each.startswith(f"{name}/")]:
             del self._files[each]
             if each.endswith(f"/{MANIFEST}"):
-                self._counts.pop(each.split("/")[-2], None)
+                self._counts.pop(each.split("/")[0], None)
 
     # ---- connections ---------------------------------------------------------------------------------------------------------------------
 
@@ -421,13 +414,3 @@ def _drain(connection: socket.socket, size: int) -> None:
         taken = min(size, len(piece))
         receive_into(connection, [piece[:taken]])
         size -= taken
-
-
-def receive_into(connection: socket.socket, views: Sequence[memoryview]) -> None:
-    """Fill ``views``. Raises ConnectionResetError when the stream ends before."""
-    for view in views:
-        while len(view):
-            count = connection.recv_into(view, 0, socket.MSG_WAITALL)
-            if not count:
-                raise ConnectionResetError("the peer has closed the connection")
-            view = view[count:]

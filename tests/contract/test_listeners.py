@@ -143,7 +143,7 @@ class OfCoordinator(Listener):
         )  # fmt: skip
         self._writer = JournalWriter(self.journal)
         self._writer.append(RunStarted(VERSION, "test", clock.now_s(), 0.0, 1, 0, 1, "{}"))
-        self._coordinator = Coordinator(machine, clock, self._writer, RetainingStore(f"file://{folder}", 1), self._end)
+        self._coordinator = Coordinator(machine, clock, self._writer, RetainingStore(f"file://{folder}", 1), self._end, folder)
         return await self._coordinator.start(HOST, 0)
 
     def _end(self, outcome: EndRun) -> None:
@@ -334,7 +334,7 @@ def test_a_memory_takes_no_room_for_a_block_of_an_impossible_size(announced: obj
     with contextlib.closing(OfMemory(Path())) as memory, memory.proven() as stream:
         stream.sendall(frame(json.dumps({"op": "block", "number": 0, "bytes": announced, "digest": "00"}).encode()))
         assert hangs_up(stream)
-        assert memory._memory.bytes_held == 0
+        assert memory._memory._held() == 0
     until(lambda: refused(Purpose.MEMORY) == {Reason.SIZE: 1}, "the refusal is counted")
 
 

@@ -76,7 +76,7 @@ def test_what_is_beyond_the_capacity_is_refused_and_counted_no_longer() -> None:
     with contextlib.closing(PeerMemory("127.0.0.1", capacity_bytes=50_000)) as memory:
         with pytest.raises(Refused, match="full"):
             put_parts([memory, memory], StateId(0, 1), size=20_000)
-        assert memory.bytes_held < 50_000
+        assert memory._held() < 50_000
         with pytest.raises(Refused, match="full"):
             write_part(peers_url([memory.address]), "c", 0, 1, [(0, torch.zeros(20_000))])
 
@@ -85,10 +85,10 @@ def test_a_writer_that_dies_leaves_nothing(memories: list[PeerMemory]) -> None:
     host, port = memories[0].address.split(":")
     with socket.create_connection((host, int(port))) as stream:
         stream.sendall(Knock(stream, Purpose.MEMORY).proof())
-        send(stream, {"op": "write", "name": f"checkpoints/{checkpoint_id(StateId(0, 1), 1)}/__0_0.distcp"})
+        send(stream, {"op": "write", "name": f"{checkpoint_id(StateId(0, 1), 1)}/__0_0.distcp"})
         send(stream, {"op": "block", "number": 0, "bytes": 1000, "digest": "00"}, [memoryview(bytes(10))])
-        until(lambda: memories[0].bytes_held == 1000, "the block has begun")
-    until(lambda: memories[0].bytes_held == 0, "what was sent is gone")
+        until(lambda: memories[0]._held() == 1000, "the block has begun")
+    until(lambda: memories[0]._held() == 0, "what was sent is gone")
     assert memories[0].held() == ()
 
 
@@ -108,7 +108,7 @@ def read(memories: list[PeerMemory], name: str) -> bytes:
 def test_a_byte_that_flips_in_a_memory_is_found_and_the_other_copy_is_used(memories: list[PeerMemory]) -> None:
     sent = torch.randn(5_000_000).numpy().tobytes()
     name = write(memories, StateId(0, 3), sent)
-    memories[0]._files[f"checkpoints/{name}"].blocks[1][77] ^= 1
+    memories[0]._files[f"{name}"].blocks[1][77] ^= 1
     with pytest.raises(Refused, match="damaged: block 1"):
         read(memories[:1], name)
     assert read(memories, name) == sent
@@ -117,7 +117,7 @@ def test_a_byte_that_flips_in_a_memory_is_found_and_the_other_copy_is_used(memor
 def test_a_flipped_byte_of_a_checkpoint_is_named(memories: list[PeerMemory]) -> None:
     order = put_parts(memories, StateId(0, 7))
     store_of(memories).commit(order)
-    memories[1]._files[f"checkpoints/{order.checkpoint}/__1_0.distcp"].blocks[0][500] ^= 1
+    memories[1]._files[f"{order.checkpoint}/__1_0.distcp"].blocks[0][500] ^= 1
     with pytest.raises(CheckpointDamaged, match="__1_0.distcp does not match"):
         store_of(memories).load(order.checkpoint)
 

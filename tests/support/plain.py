@@ -153,7 +153,7 @@ class PlainFleet:
             started = RunStarted(VERSION, "test", clock.now_s(), unix_time_s(), settings.world, settings.spares, settings.shards, "{}")
             self.journal.append(started)
         self.coordinator = Coordinator(
-            machine, clock, self.journal, RetainingStore(self.url, 3), self._on_end, ends, 0, self.folder / "evidence"
+            machine, clock, self.journal, RetainingStore(self.url, 3), self._on_end, self.folder / "evidence", ends
         )
         return await self.coordinator.start("127.0.0.1", port)
 

@@ -155,7 +155,7 @@ def coordinator(folder: Path) -> Iterator[None]:
     folder.mkdir()
     (folder / "journal.jsonl").touch()
     journal = JournalWriter(folder / "journal.jsonl")
-    asked = Coordinator(machine, MonotonicClock(), journal, RetainingStore(f"file://{folder}", 3), print)
+    asked = Coordinator(machine, MonotonicClock(), journal, RetainingStore(f"file://{folder}", 3), print, folder)
     loop = asyncio.new_event_loop()
     thread = threading.Thread(target=loop.run_forever)
     thread.start()

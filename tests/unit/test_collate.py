@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from contextlib import nullcontext
 from types import SimpleNamespace
 from typing import Any
 
@@ -14,7 +15,7 @@ from actors.rank.data.sampling import samples_of
 from fleet.errors import ConfigError
 
 SHARDS, BATCH = 2, 8
-RECORDER: Any = SimpleNamespace(code="", switch=str, stepping=bool)
+RECORDER: Any = SimpleNamespace(during=nullcontext, stepping=bool)
 
 
 def ragged(samples: list[int]) -> torch.Tensor:
@@ -113,7 +114,7 @@ def test_a_method_stays_the_same_function() -> None:
 def test_a_new_function_in_each_step_makes_no_new_feed() -> None:
     feeds, data = Feeds(7, SHARDS, RECORDER), ShardedDataset(range(64))
     made = {id(feeds.of(data, BATCH, lambda samples, step=step: samples)) for step in range(20)}
-    assert len(made) == len(feeds) == 1
+    assert len(made) == len(feeds._feeds) == 1
     feeds.of(data, BATCH, None).close()
 
 
@@ -122,7 +123,7 @@ def test_a_dataset_in_each_step_does_not_fill_the_memory() -> None:
     kept = [[step] for step in range(2 * FEEDS)]
     for dataset in kept:
         feeds.of(dataset, BATCH, None)
-    assert len(feeds) == FEEDS
+    assert len(feeds._feeds) == FEEDS
 
 
 def test_its_error_says_where() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import random
 from collections.abc import Callable, Iterable, Iterator
@@ -17,6 +18,7 @@ from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 from actors.rank.data.feeds import Feed, Feeds, ShardedDataset
 from actors.rank.data.sampling import samples_of
 from actors.rank.data.streams import PASSED, Stream
+from actors.rank.telemetry.recorder import Recorder
 from fleet.data import Streams
 from fleet.errors import ConfigError
 from fleet.protocol.records import COMPUTE, DATA
@@ -181,6 +183,7 @@ def test_another_batch_size_is_refused() -> None:
 def test_to_pass_over_what_others_read_is_no_hang(workers: int) -> None:
     reported: list[Any] = []
     recorder: Any = SimpleNamespace(code=COMPUTE, switch=reported.append, stepping=lambda yes: reported.append(yes) or True)
+    recorder.during = functools.partial(Recorder.during, recorder)
     feed = Feeds(7, SHARDS, recorder).of(Streams(numbers, workers=workers), BATCH, list)
     assert reported == [DATA, False, True, COMPUTE], "the first samples are read, to see whether the streams can be taken up"
     reported.clear()

@@ -21,6 +21,7 @@ from actors.rank.data.feeds import Feed, ShardedDataset, _generators
 from actors.rank.data.fingerprint import fingerprint, samples_fingerprint
 from actors.rank.data.reporting import DataReporter
 from actors.rank.step.step import Step
+from actors.rank.telemetry import recorder as rank_recorder
 from fleet.data import Fixed, Lines
 from fleet.machine import notes
 from fleet.machine import replay as machine_replay
@@ -170,6 +171,8 @@ class Recorder:
 
     def __init__(self) -> None:
         self.code = COMPUTE
+
+    during = rank_recorder.Recorder.during
 
     def switch(self, code: str) -> None:
         self.code = code

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 from actors.rank.data import reporting
-from actors.rank.data.catalogue import CatalogueReporter, Digests, FileCatalogue, catalogue_of, pieces
+from actors.rank.data.catalogue import Digests, FileCatalogue, catalogue_of, pieces, report_files
 from actors.rank.data.feeds import Feed, ShardedDataset
 from actors.rank.data.lineage import Lineage
 from actors.rank.data.sampling import permuted_many, positions_many
@@ -97,8 +97,9 @@ class Kept:
         client: Any = SimpleNamespace(say=self.say, protocol=SimpleNamespace(member=RANK))
         if reported.is_news(feed, batch_size, history):
             reported.report(feed, step, client, 100)
-            for reporter in reported.reporters.values():
-                assert reporter.wait(BOUND_S)
+            for thread in reported.reporting.values():
+                thread.join(BOUND_S)
+                assert not thread.is_alive()
 
     def begin(self, history: int, step: int) -> None:
         self.records.append(r.HistoryBegun(history, StateId(history - 1, step), 1.0, "because"))
@@ -247,9 +248,7 @@ def test_digests_are_those_of_the_files_and_are_read_once(tmp_path: Path) -> Non
 
     def reported() -> list[DataFile]:
         said: list[tuple[DataFile, ...]] = []
-        reporter = CatalogueReporter(catalogue, data.files, lambda first, files: said.append(files), cache)
-        reporter.start()
-        assert reporter.wait(BOUND_S)
+        report_files(catalogue, data.files, lambda first, files: said.append(files), cache)
         assert [file.digest for file in said[0]] == [""] * 3
         return list(said[1])
 
@@ -270,9 +269,7 @@ def test_a_file_that_changes_meanwhile_gets_no_digest(tmp_path: Path) -> None:
     assert catalogue is not None
     (tmp_path / "data" / "b.bin").write_bytes(b"another content!")
     said: list[tuple[DataFile, ...]] = []
-    reporter = CatalogueReporter(catalogue, data.files, lambda first, files: said.append(files), tmp_path / "digests")
-    reporter.start()
-    assert reporter.wait(BOUND_S)
+    report_files(catalogue, data.files, lambda first, files: said.append(files), tmp_path / "digests")
     assert [bool(file.digest) for file in said[1]] == [True, False, True]
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import fsspec
 
-from storage.mirror import JournalMirror
+from storage.mirror import JournalMirror, fetch_journal
 
 
 def test_what_is_added_is_copied_and_comes_back(tmp_path: Path) -> None:
@@ -19,7 +19,7 @@ def test_what_is_added_is_copied_and_comes_back(tmp_path: Path) -> None:
     assert not mirror.copy(journal)
     journal.write_text("one\ntwo\n")
     assert mirror.copy(journal)
-    assert JournalMirror(url).fetch(back)
+    assert fetch_journal(url, back)
     assert back.read_text() == "one\ntwo\n"
-    assert not JournalMirror(url).fetch(back)
+    assert not fetch_journal(url, back)
     fsspec.filesystem("memory").rm(url, recursive=True)

@@ -458,16 +458,6 @@ def test_a_peer_that_is_lost_while_nccl_waits_ends_the_forming(store: StoreServe
     comes.set()
 
 
-@pytest.mark.parametrize("backend", ["gloo", None])
-def test_one_rank_that_keeps_to_gloo_has_all_do_so(store: StoreServer, monkeypatch: pytest.MonkeyPatch, backend: str | None) -> None:
-    fake_nccl(monkeypatch, ["a", "b"])
-    reported = {"generation": 1, "size": 2, "device": torch.device("cuda"), "timeout_s": BOUND_S, "host": HOST}
-    parts = [Forming(store=store.address, rank=rank, backend=backend if rank else None, **reported) for rank in range(2)]  # type: ignore[arg-type]
-    groups = [part.wait() for part in parts]
-    assert [group.receives_ahead for group in groups] == [backend == "gloo"] * 2
-    close_all(groups)
-
-
 def rank_that_waits(store: str, rank: int, size: int, parent: Connection) -> None:
     """In a process: form, say so, then wait in an all-reduce that cannot end, and report how it ended."""
     group = forming(store, rank, size).wait()

@@ -345,7 +345,7 @@ def test_a_checkpoint_is_written_of_what_a_device_still_copies(monkeypatch: pyte
 
     protocol = SimpleNamespace(written=reported.append, member=Member(0, 0))
     client: Any = SimpleNamespace(protocol=protocol, lock=threading.RLock(), say=lambda event=None: None)
-    recorder: Any = SimpleNamespace(now_us=lambda: 0, code="c", switch=lambda code: 0)
+    recorder: Any = SimpleNamespace(now_us=lambda: 0, during=contextlib.nullcontext)
     parts: Any = SimpleNamespace(write=write)
     saver, expected = Saver(client, recorder, parts, {}), training.copy()
     view: Any = SimpleNamespace(generation=1)

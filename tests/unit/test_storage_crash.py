@@ -1,19 +1,23 @@
-"""Writers and readers that die at every labelled point: what was committed restores, nothing partial is listed, what is left is swept."""
+"""Writers and readers that die before any call that a store gets: what was committed restores, no part is listed, what is left is swept."""
 
 from __future__ import annotations
 
+import functools
+import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+from botocore.client import BaseClient
 
 from fleet.protocol.instructions import CommitCheckpoint
 from fleet.protocol.types import StateId
-from storage import failpoints
 from storage.backends.blocks import BLOCK_BYTES, BlockStream
 from storage.backends.files import TEMPORARY, LocalFiles
 from storage.checkpoint.manifest import CheckpointDamaged, checkpoint_id
@@ -22,14 +26,17 @@ from tests.support.seaweed import SeaweedServer
 
 ROOT = Path(__file__).parents[2]
 KEEP = 2
-LABELS = (
-    "save: file opened", "save: block stored", "save: about to flush", "save: about to be placed", "save: placed",
-    "upload: begun", "upload: block sent", "upload: about to complete", "upload: completed",
-    "commit: parts checked", "commit: values written", "commit: metadata written", "commit: manifest written",
-    "retain: looked around", "retain: about to delete", "delete: manifest gone", "delete: one file gone", "retain: swept",
-    "restore: manifest read", "restore: block read", "restore: verified",
-)  # fmt: skip
-"""Every label, so that a sweep over them can show that it left none out."""
+CALLS = (
+    *((os, name) for name in ("pwritev", "fsync", "preadv")),
+    *((Path, name) for name in ("mkdir", "open", "replace", "unlink", "rmdir")),
+)
+"""By which a store on a disk changes it, or reads it. All of them are made, as a sweep over them shows."""
+
+OPERATIONS = {
+    "PutObject", "CreateMultipartUpload", "UploadPart", "CompleteMultipartUpload", "HeadObject", "GetObject", "ListObjectsV2",
+    "DeleteObject", "ListMultipartUploads",
+}  # fmt: skip
+"""The same of an object store."""
 
 LARGE = BLOCK_BYTES // 4 + 1
 
@@ -59,8 +66,8 @@ def save(url: str, step: int) -> None:
 def restore(url: str) -> int:
     """The step of the newest checkpoint, which must be as it was saved."""
     store = CheckpointStore(url)
-    newest = store.newest()
-    assert newest is not None and store.newest_valid() == newest
+    newest = store.list()[-1]
+    assert store.newest_valid() == newest
     _, tensors = store.load(newest)
     step = int(tensors[2])
     assert newest == name(step)
@@ -74,34 +81,47 @@ def life(url: str) -> None:
 
 
 class Killer:
-    """Counts the points that are reached, and dies at one of them; a dead process reaches nothing."""
+    """Counts the calls, and dies before one of them; a dead process makes none."""
 
     def __init__(self, at: int | None) -> None:
         self.at, self.seen = at, list[str]()
 
-    def __call__(self, label: str) -> None:
+    def __call__(self, call: str) -> None:
+        self.seen.append(call)
         if self.at is not None and len(self.seen) > self.at:
-            raise Died(label)
-        self.seen.append(label)
-        if len(self.seen) - 1 == self.at:
-            raise Died(label)
+            raise Died(call)
 
 
-def reached(url: str, monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Labels in the order in which a life without a crash comes to them."""
+@contextmanager
+def watched(note: Callable[[str], object]) -> Iterator[None]:
+    """Within, ``note`` hears the name of each call to a disk or an object store before it is made."""
+
+    def noting(right: Callable[..., Any], name: Callable[..., str]) -> Callable[..., Any]:
+        @functools.wraps(right)
+        def call(*args: Any, **kwargs: Any) -> Any:
+            note(name(*args))
+            return right(*args, **kwargs)
+
+        return call
+
+    with pytest.MonkeyPatch.context() as patch:
+        for owner, name in CALLS:
+            patch.setattr(owner, name, noting(getattr(owner, name), lambda *_, name=name: name))
+        patch.setattr(BaseClient, "_make_api_call", noting(BaseClient._make_api_call, lambda client, operation, *_: operation))
+        yield
+
+
+def made(url: str) -> list[str]:
+    """The calls of a life without a crash, in order."""
     killer = Killer(None)
-    monkeypatch.setattr(failpoints, "listener", killer)
-    life(url)
-    monkeypatch.setattr(failpoints, "listener", None)
+    with watched(killer):
+        life(url)
     return killer.seen
 
 
-def die_and_check(url: str, at: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    killer = Killer(at)
-    monkeypatch.setattr(failpoints, "listener", killer)
-    with pytest.raises(Died):
+def die_and_check(url: str, at: int) -> None:
+    with watched(Killer(at)), pytest.raises(Died):
         life(url)
-    monkeypatch.setattr(failpoints, "listener", None)
     check_what_is_left(url)
 
 
@@ -133,11 +153,11 @@ def two_saved(tmp_path: Path) -> Callable[[int], str]:
     return copy
 
 
-def test_a_crash_at_any_point_on_a_disk(two_saved: Callable[[int], str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    labels = reached(two_saved(0), monkeypatch)
-    assert {label for label in LABELS if not label.startswith("upload")} <= set(labels)
-    for at in range(len(labels)):
-        die_and_check(two_saved(at + 1), at, monkeypatch)
+def test_a_crash_before_any_call_on_a_disk(two_saved: Callable[[int], str], tmp_path: Path) -> None:
+    calls = made(two_saved(0))
+    assert {name for _, name in CALLS} == set(calls)
+    for at in range(len(calls)):
+        die_and_check(two_saved(at + 1), at)
         shutil.rmtree(tmp_path / str(at + 1))
 
 
@@ -155,13 +175,14 @@ def s3_urls(s3: SeaweedServer, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) 
     return fresh
 
 
-def test_a_crash_at_each_point_on_an_object_store(s3_urls: Callable[[int], str], monkeypatch: pytest.MonkeyPatch) -> None:
-    """The first and the last time that each label is reached: all times would take minutes."""
-    labels = reached(s3_urls(0), monkeypatch)
-    assert {label for label in LABELS if not label.startswith("save")} <= set(labels)
-    last = {label: at for at, label in enumerate(labels)}
-    for at in sorted({labels.index(label) for label in labels} | set(last.values())):
-        die_and_check(s3_urls(at + 1), at, monkeypatch)
+def test_a_crash_before_each_operation_on_an_object_store(s3_urls: Callable[[int], str]) -> None:
+    """Whenever a file is put, and the first and the last time of all others: all times would take minutes."""
+    calls = made(s3_urls(0))
+    assert set(calls) >= OPERATIONS
+    last = {call: at for at, call in enumerate(calls)}
+    some = {calls.index(call) for call in calls} | set(last.values()) | {at for at, call in enumerate(calls) if call == "PutObject"}
+    for at in sorted(some):
+        die_and_check(s3_urls(at + 1), at)
 
 
 # ---- for real ----------------------------------------------------------------------------------------------------------------------------
@@ -169,30 +190,36 @@ def test_a_crash_at_each_point_on_an_object_store(s3_urls: Callable[[int], str],
 
 KILLED = """
 import os, signal, sys
-from storage import failpoints
-from tests.unit.test_storage_crash import life
-url, label = sys.argv[1:]
-failpoints.listener = lambda reached: os.kill(os.getpid(), signal.SIGKILL) if reached == label else None
-life(url)
+from tests.unit.test_storage_crash import life, watched
+url, last, times = sys.argv[1], sys.argv[2], int(sys.argv[3])
+calls = []
+def note(call):
+    calls.append(call)
+    if calls.count(last) == times:
+        os.kill(os.getpid(), signal.SIGKILL)
+with watched(note):
+    life(url)
 """
 
 
-def killed_at(url: str, label: str) -> None:
-    ended = subprocess.run([sys.executable, "-c", KILLED, url, label], cwd=ROOT, timeout=120, check=False, capture_output=True)
+def killed_before(url: str, call: str, times: int) -> None:
+    """Before ``call`` is made for the n-th time."""
+    words = [sys.executable, "-c", KILLED, url, call, str(times)]
+    ended = subprocess.run(words, cwd=ROOT, timeout=120, check=False, capture_output=True)
     assert ended.returncode == -9, ended.stderr.decode()
 
 
-@pytest.mark.parametrize("label", ["save: block stored", "commit: metadata written", "delete: manifest gone"])
-def test_a_process_that_is_killed(two_saved: Callable[[int], str], label: str) -> None:
+@pytest.mark.parametrize(("call", "times"), [("pwritev", 2), ("replace", 4), ("unlink", 2)], ids=["a block", "the manifest", "a part"])
+def test_a_process_that_is_killed(two_saved: Callable[[int], str], call: str, times: int) -> None:
     url = two_saved(0)
-    killed_at(url, label)
+    killed_before(url, call, times)
     check_what_is_left(url)
 
 
-@pytest.mark.parametrize("label", ["upload: block sent", "upload: about to complete"])
-def test_a_process_that_is_killed_while_it_uploads(s3_urls: Callable[[int], str], label: str) -> None:
+@pytest.mark.parametrize(("call", "times"), [("UploadPart", 2), ("CompleteMultipartUpload", 1)])
+def test_a_process_that_is_killed_while_it_uploads(s3_urls: Callable[[int], str], call: str, times: int) -> None:
     url = s3_urls(0)
-    killed_at(url, label)
+    killed_before(url, call, times)
     assert checkpoint_files(url).unfinished(), "it died with an upload begun"
     check_what_is_left(url)
 

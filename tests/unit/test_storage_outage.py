@@ -73,7 +73,7 @@ def test_a_server_that_hangs_is_a_time_out_and_all_is_well_when_it_goes_on(reach
     try:
         with impatient():
             assert cause_of(lambda: write_part(url, "c2", 0, 1, [(0, torch.ones(8))])) == "timeout"
-            assert cause_of(lambda: CheckpointStore(url).newest()) == "timeout"
+            assert cause_of(lambda: CheckpointStore(url).list()) == "timeout"
             assert cause_of(lambda: CheckpointStore(url).load("c1")) == "timeout"
             assert cause_of(lambda: JournalMirror(url).copy(Path(__file__))) == "timeout"
     finally:
@@ -83,7 +83,7 @@ def test_a_server_that_hangs_is_a_time_out_and_all_is_well_when_it_goes_on(reach
 
 
 def test_a_bucket_that_is_not_there_is_named(reachable: SeaweedServer) -> None:
-    assert cause_of(lambda: CheckpointStore("s3://no-such-bucket/run").newest()) == "bucket"
+    assert cause_of(lambda: CheckpointStore("s3://no-such-bucket/run").list()) == "bucket"
     with pytest.raises(StoreError, match="s3://no-such-bucket/run/checkpoints: bucket: NoSuchBucket"):
         write_part("s3://no-such-bucket/run", "c", 0, 1, [(0, torch.ones(8))])
     with pytest.raises(StoreError, match="names no bucket"):
@@ -196,7 +196,7 @@ def test_what_the_server_says_is_named_and_tries_are_bounded(
             monkeypatch.setenv(variable, value)
         store = CheckpointStore("s3://bucket/run")
         with pytest.raises(StoreError, match=code) as caught:
-            store.newest()
+            store.list()
         assert (caught.value.cause, server.requests) == (cause, tries)
 
 

@@ -6,7 +6,7 @@ import hashlib
 import json
 import logging
 import os
-import threading
+import time
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -20,7 +20,6 @@ import numpy as np
 from actors.rank.data.readers import File, Grouped, Lines, Records, shown
 from actors.rank.data.windows import Windows
 from fleet.host.clock import now_us
-from fleet.host.scheduling import give_way
 from fleet.protocol.records import GROUPS, LINES, OWN, STRIDED
 from fleet.protocol.types import DataFile
 
@@ -221,8 +220,10 @@ def default_cache(environment: Mapping[str, str]) -> Path:
     return Path(environment.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "fleet" / "digests.jsonl"
 
 
-class CatalogueReporter:
-    """Tells of a data set's files and, as they become known, of their digests, in a thread that takes what others leave.
+def report_files(
+    catalogue: FileCatalogue, opened: Sequence[File], say: Callable[[int, tuple[DataFile, ...]], object], cache: Path
+) -> None:  # fmt: skip
+    """Tell of a data set's files and, as they become known, of their digests; for a thread that takes what others leave.
 
     Args:
         catalogue: the files.
@@ -230,85 +231,46 @@ class CatalogueReporter:
         say: takes each record's files, with the number of the first.
         cache: of digests.
     """
-
-    def __init__(
-        self, catalogue: FileCatalogue, opened: Sequence[File], say: Callable[[int, tuple[DataFile, ...]], object], cache: Path
-    ) -> None:
-        self._catalogue, self._opened, self._say, self._cache = catalogue, opened, say, cache
-        self._closing = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="fleet-digests", daemon=True)
-
-    def start(self) -> None:
-        self._thread.start()
-
-    def close(self, timeout_s: float = 5.0) -> None:
-        """Reads no further. What is not told by then is not known."""
-        self._closing.set()
-        self._thread.join(timeout_s)
-
-    def wait(self, timeout_s: float) -> bool:
-        """Whether all is told within that time."""
-        self._thread.join(timeout_s)
-        return not self._thread.is_alive()
-
-    def _run(self) -> None:
-        give_way()
-        try:
-            self._report()
-        except OSError as error:
-            log.info("the digests of the data's files end here: %s", error)
-
-    def _report(self) -> None:
-        found = list(pieces(self._catalogue))
+    try:
+        found = list(pieces(catalogue))
         for first, files in found:
-            self._say(first, files)
-        digests, left = Digests(self._cache), DIGEST_BYTES
+            say(first, files)
+        digests, left = Digests(cache), DIGEST_BYTES
         for first, files in found:
             hashed = []
             for number, file in enumerate(files, first):
-                digest, read = self._digest(file, self._opened[number], digests, left)
+                digest, read = _digest(file, opened[number], digests, left)
                 left -= read
                 hashed.append(replace(file, digest=digest))
-                if self._closing.is_set():
-                    return
-            self._say(first, tuple(hashed))
+            say(first, tuple(hashed))
+    except OSError as error:
+        log.info("the digests of the data's files end here: %s", error)
 
-    def _digest(self, file: DataFile, opened: File, digests: Digests, left: int) -> tuple[str, int]:
-        """(digest, bytes that were read for it). Nothing is fetched from a store for it."""
-        if not is_local(opened):
-            said = opened.system.info(opened.path)
-            tag = next((str(said[name]).strip('"') for name in TAGS if said.get(name)), "")
-            return (f"etag:{tag}" if tag else ""), 0
-        if known := digests.known(file):
-            return known, 0
-        if file.size_bytes > left:
-            return "", 0
-        digest = self._read(opened)
-        if digest and modified_s(opened) == file.modified_s:
-            digests.keep(file, digest)
-            return digest, file.size_bytes
+
+def _digest(file: DataFile, opened: File, digests: Digests, left: int) -> tuple[str, int]:
+    """(digest, bytes that were read for it). Nothing is fetched from a store for it."""
+    if not is_local(opened):
+        said = opened.system.info(opened.path)
+        tag = next((str(said[name]).strip('"') for name in TAGS if said.get(name)), "")
+        return (f"etag:{tag}" if tag else ""), 0
+    if known := digests.known(file):
+        return known, 0
+    if file.size_bytes > left:
+        return "", 0
+    digest = _read(opened)
+    if modified_s(opened) != file.modified_s:
         return "", file.size_bytes
-
-    def _read(self, opened: File) -> str:
-        """Empty when there was no time left."""
-        found, clock = hashlib.sha256(), Rest(self._closing)
-        with open(opened.path, "rb", buffering=0) as file:
-            while chunk := file.read(CHUNK_BYTES):
-                found.update(chunk)
-                if clock.rest():
-                    return ""
-        return f"sha256:{found.hexdigest()}"
+    digests.keep(file, digest)
+    return digest, file.size_bytes
 
 
-class Rest:
-    """Pauses after each piece of work, ``REST`` times as long as it took."""
-
-    def __init__(self, closing: threading.Event) -> None:
-        self._closing = closing
-        self._since_us = now_us()
-
-    def rest(self) -> bool:
-        """Whether it is over."""
-        over = self._closing.wait(REST * (now_us() - self._since_us) / 1e6)
-        self._since_us = now_us()
-        return over
+def _read(opened: File) -> str:
+    """With a pause after each piece, ``REST`` times as long as it took."""
+    found = hashlib.sha256()
+    with open(opened.path, "rb", buffering=0) as file:
+        since_us = now_us()
+        while chunk := file.read(CHUNK_BYTES):
+            found.update(chunk)
+            time.sleep(REST * (now_us() - since_us) / 1e6)
+            since_us = now_us()
+    return f"sha256:{found.hexdigest()}"

@@ -501,9 +501,6 @@ class Feeds:
         self._seed, self._shards, self._recorder = seed, shards, recorder
         self._feeds: dict[tuple[int, int], Feed] = {}
 
-    def __len__(self) -> int:
-        return len(self._feeds)
-
     def of(self, dataset: Any, batch_size: int, collate_fn: Callable[[list[Any]], Any] | None) -> Feed:
         """The feed of this dataset. Raises ConfigError as :class:`Feed` does."""
         feed = self._feeds.get((id(dataset), batch_size))
@@ -516,12 +513,8 @@ class Feeds:
 
     def _make(self, dataset: Any, batch_size: int, collate_fn: Callable[[list[Any]], Any] | None) -> Feed:
         """Streams are read for it, which is neither compute nor a hang."""
-        recorder, code = self._recorder, self._recorder.code
-        recorder.switch(DATA)
-        with long_call(recorder.stepping):
-            feed = Feed(dataset, self._seed, self._shards, batch_size, collate_fn, recorder.stepping)
-        recorder.switch(code)
-        return feed
+        with self._recorder.during(DATA), long_call(self._recorder.stepping):
+            return Feed(dataset, self._seed, self._shards, batch_size, collate_fn, self._recorder.stepping)
 
 
 @contextmanager

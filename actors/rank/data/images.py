@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import io
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -10,7 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from actors.rank.data.readers import File, needed
+from actors.rank.data.readers import File, Records, Whole, needed
 
 SUFFIXES = (".png", ".jpg", ".jpeg", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".ppm", ".pgm")
 
@@ -41,51 +42,34 @@ class Images:
         classes = self.classes or tuple(sorted({_folder(file) for file in files}))
         return dataclasses.replace(self, classes=classes, numbers={name: number for number, name in enumerate(classes)})
 
-    def records(self, file: File) -> OneImage:
+    def records(self, file: File) -> Records:
         """Raises ConfigError when the file lies in a folder that ``classes`` does not name."""
         label = self.numbers.get(_folder(file))
         if label is None:
             reason = f"it lies in the folder {_folder(file)!r}, which is none of the classes {', '.join(self.classes)}"
             raise file.refused(reason, "Name it in classes=(...), or leave the file out.")
-        return OneImage(file, self, label)
+        return Whole(functools.partial(_decoded, file, self, label)).records(file)
 
 
 def _folder(file: File) -> str:
     return ("/" + file.path).split("/")[-2]
 
 
-class OneImage:
-    """The one record of a file."""
+def _decoded(file: File, reader: Images, label: int, data: bytes) -> tuple[Any, int]:
+    """(image, label). Raises ConfigError with the file's name when Pillow cannot read it."""
+    image = _opened(file, reader.mode, data)
+    return (_tensor(image) if reader.transform is None else reader.transform(image)), label
 
-    def __init__(self, file: File, reader: Images, label: int) -> None:
-        self._file, self._reader, self._label = file, reader, label
 
-    def __len__(self) -> int:
-        return 1
+def _opened(file: File, mode: str | None, data: bytes) -> Any:
+    from PIL import Image
 
-    @property
-    def layout(self) -> tuple[int, int, int]:
-        """Where the record lies, as ``DataFile`` has it."""
-        return 0, self._file.size, self._file.size
-
-    def span(self, index: int) -> tuple[int, int]:
-        """All of the file."""
-        return 0, self._file.size
-
-    def decode(self, data: bytes) -> Any:
-        """(image, label). Raises ConfigError with the file's name when Pillow cannot read it."""
-        image = self._open(data)
-        return (_tensor(image) if self._reader.transform is None else self._reader.transform(image)), self._label
-
-    def _open(self, data: bytes) -> Any:
-        from PIL import Image
-
-        try:
-            image = Image.open(io.BytesIO(data))
-            image.load()
-            return image if self._reader.mode is None else image.convert(self._reader.mode)
-        except Exception as error:  # of a damaged image nearly anything: OSError, SyntaxError, ValueError, struct.error
-            raise self._file.refused(f"Pillow cannot read it: {error}", "Repair it, or leave it out.") from error
+    try:
+        image = Image.open(io.BytesIO(data))
+        image.load()
+        return image if mode is None else image.convert(mode)
+    except Exception as error:  # of a damaged image nearly anything: OSError, SyntaxError, ValueError, struct.error
+        raise file.refused(f"Pillow cannot read it: {error}", "Repair it, or leave it out.") from error
 
 
 def _tensor(image: Any) -> torch.Tensor:

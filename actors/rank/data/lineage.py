@@ -96,7 +96,7 @@ class Lineage:
 
     def _indices(self, read: DataRead, step: int, shard: int) -> tuple[Sequence[int], str]:
         seed, shards = self._history.seed, self._history.shards
-        if read.order == PERMUTED or (not read.order and not self._is_grouped(read)):
+        if read.order == PERMUTED or (not read.order and getattr(self._dataset, "order", "") != WINDOWS):
             return sample_indices(seed, step, shard, shards, read.batch_size, read.samples), ""
         if (own := getattr(self._dataset, "indices_of", None)) is not None:
             return own(seed, step, shard, shards, read.batch_size), ""
@@ -105,9 +105,6 @@ class Lineage:
             return (), "the order is that of row groups, of which the journal has no list: give the data set with --data"
         size = read.batch_size // shards
         return windows.indices(seed, step * read.batch_size + shard * size, size), ""
-
-    def _is_grouped(self, read: DataRead) -> bool:
-        return getattr(self._dataset, "order", "") == WINDOWS
 
     def _windows(self, read: DataRead) -> Windows | None:
         catalogue = self.catalogue(read)

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
+import threading
 from pathlib import Path
 
-from actors.rank.data.catalogue import CatalogueReporter, FileCatalogue, default_cache
+from actors.rank.data.catalogue import FileCatalogue, default_cache, report_files
 from actors.rank.data.feeds import Feed
 from actors.rank.membership.client import Client
+from fleet.host.scheduling import give_way
 from fleet.protocol.facts import DataFiles, DataRead
 from fleet.protocol.types import DataFile
 
@@ -27,7 +29,7 @@ class DataReporter:
         self._last: tuple[Feed, int] | None = None
         self._sizes = (0, 0, -1)
         self._history, self._count = -1, 0
-        self.reporters: dict[str, CatalogueReporter] = {}
+        self.reporting: dict[str, threading.Thread] = {}
 
     def is_news(self, feed: Feed, batch_size: int, history: int) -> bool:
         """Whether the step that begins is read otherwise than the last one, or is the first of its history."""
@@ -43,14 +45,18 @@ class DataReporter:
         member, sha256 = client.protocol.member, feed.data_sha256
         samples, batch_size, _ = self._sizes
         client.say(DataRead(member, samples, batch_size, sha256, total_steps, self._history, step, feed.order))
-        if sha256 in self.reporters or (catalogue := feed.catalogue) is None:
+        if sha256 in self.reporting or (catalogue := feed.catalogue) is None:
             return
 
         def say(first: int, files: tuple[DataFile, ...]) -> None:
             client.say(_found(client, catalogue, first, files))
 
-        self.reporters[sha256] = CatalogueReporter(catalogue, feed.files, say, self._cache)
-        self.reporters[sha256].start()
+        def run() -> None:
+            give_way()
+            report_files(catalogue, feed.files, say, self._cache)
+
+        self.reporting[sha256] = threading.Thread(target=run, name="fleet-digests", daemon=True)
+        self.reporting[sha256].start()
 
 
 def _found(client: Client, catalogue: FileCatalogue, first: int, files: tuple[DataFile, ...]) -> DataFiles:

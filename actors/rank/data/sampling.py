@@ -196,34 +196,28 @@ def _many(seed: int, first: int, count: int, length: int) -> list[int]:
 
 def permuted_many(seed: int, epoch: int, positions: NDArray[np.uint64], length: int) -> NDArray[np.uint64]:
     """:func:`_permuted` of many uint64 positions of one epoch at once; they are overwritten."""
-    keys = [np.uint64(key) for key in _round_keys(seed, epoch)]
-    bits = max(1, ((length - 1).bit_length() + 1) // 2)
-    half, mask = np.uint64(bits), np.uint64((1 << bits) - 1)
-    outside = np.arange(len(positions))
-    while len(outside):
-        walking = positions[outside]
-        left, right = walking >> half, walking & mask
-        for key in keys:
-            left, right = right, left ^ (_mix_many(right ^ key) & mask)
-        positions[outside] = left << half | right
-        outside = outside[positions[outside] >= length]
-    return positions
+    return _walked(positions, _round_keys(seed, epoch), length, back=False)
 
 
 def positions_many(seed: int, epoch: int, samples: NDArray[np.uint64], length: int) -> NDArray[np.uint64]:
     """Inverse of :func:`permuted_many`: at which positions of the epoch these samples come; they are overwritten."""
-    keys = [np.uint64(key) for key in reversed(_round_keys(seed, epoch))]
+    return _walked(samples, _round_keys(seed, epoch)[::-1], length, back=True)
+
+
+def _walked(values: NDArray[np.uint64], keys: Sequence[int], length: int, *, back: bool) -> NDArray[np.uint64]:
+    """The rounds with ``keys`` in turn. A Feistel network goes ``back`` when its halves change places before and afterwards."""
+    mixed = [np.uint64(key) for key in keys]
     bits = max(1, ((length - 1).bit_length() + 1) // 2)
     half, mask = np.uint64(bits), np.uint64((1 << bits) - 1)
-    outside = np.arange(len(samples))
+    outside = np.arange(len(values))
     while len(outside):
-        walking = samples[outside]
-        left, right = walking >> half, walking & mask
-        for key in keys:
-            left, right = right ^ (_mix_many(left ^ key) & mask), left
-        samples[outside] = left << half | right
-        outside = outside[samples[outside] >= length]
-    return samples
+        walking = values[outside]
+        left, right = (walking & mask, walking >> half) if back else (walking >> half, walking & mask)
+        for key in mixed:
+            left, right = right, left ^ (_mix_many(right ^ key) & mask)
+        values[outside] = right << half | left if back else left << half | right
+        outside = outside[values[outside] >= length]
+    return values
 
 
 def _mix_many(values: NDArray[np.uint64]) -> NDArray[np.uint64]:

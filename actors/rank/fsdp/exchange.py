@@ -163,13 +163,8 @@ class PeerExchange:
 
     def fill(self, flat: int, memory: torch.Tensor) -> None:
         """All of a flat buffer's parameters, into ``memory``."""
-        timed = threading.get_ident() == self._loop
-        before = self._recorder.code
-        if timed:
-            self._recorder.switch(COMM)
-        self._gather_flat(flat, memory)
-        if timed:
-            self._recorder.switch(before)
+        with self._recorder.during(COMM) if threading.get_ident() == self._loop else contextlib.nullcontext():
+            self._gather_flat(flat, memory)
 
     def _gather_flat(self, flat: int, memory: torch.Tensor) -> None:
         """From this rank's own chunks, and from those who serve the others."""

@@ -26,6 +26,7 @@ import torch
 
 from actors.rank.telemetry.usage import RECEIVED, SENT
 from fleet.host.scheduling import be_prompt
+from fleet.host.wire import receive_into
 from fleet.protocol.chunks import Turn
 from fleet.protocol.types import StateId
 
@@ -157,7 +158,8 @@ class PeerServer:
         with contextlib.suppress(OSError), connection:
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             data = bytearray(WIRE.size)
-            while _receive(connection, memoryview(data)):
+            while True:
+                receive_into(connection, [memoryview(data)])
                 token, request = PeerRequest.unpacked(data)
                 if not secrets.compare_digest(token, self._token) or request.kind >= len(TYPES):
                     return
@@ -180,21 +182,9 @@ class PeerServer:
 
     def _accept_contribution(self, connection: socket.socket, request: PeerRequest) -> None:
         room = self._keep.room(request)
-        if not _receive(connection, bytes_of(room)):
-            raise ConnectionError("the connection ended within a contribution")
+        receive_into(connection, [bytes_of(room)])
         RECEIVED.count(room.nbytes)
         connection.sendall(YES if self._keep.take(request, room) else NO)
-
-
-def _receive(connection: socket.socket, into: memoryview) -> bool:
-    """Fill ``into``. False: the peer has ended the connection."""
-    at = 0
-    while at < len(into):
-        count = connection.recv_into(into[at:])
-        if not count:
-            return False
-        at += count
-    return True
 
 
 class PeerFetcher:

@@ -2,7 +2,7 @@
 
 Ranks do not use ``torch.distributed``'s default group, which cannot be left once a peer has died. A :class:`Group` always has gloo for
 tensors in host memory. On CUDA it has NCCL beside it where each rank has a GPU of its own: NCCL refuses two ranks on one. Where they share
-one, when any rank was asked for ``backend="gloo"``, and when any could not make its communicator, all stage through pinned host memory.
+one, and when any could not make its communicator, all stage through pinned host memory.
 """
 
 from __future__ import annotations
@@ -333,36 +333,32 @@ class Group:
     def recv(self, tensor: torch.Tensor, source: int, tag: int = Tag.PLAIN) -> None:
         self.start([], [(tensor, source)], tag).wait()
 
-    def start_all_gather(self, out: torch.Tensor, inp: torch.Tensor, tag: int = Tag.PLAIN) -> Work:
-        """``out[r]`` becomes rank r's ``inp``: ``out`` has one more dimension, of length ``size``, in front. For small tensors."""
-        out[self.rank].copy_(inp)
-        return self.start([(inp, peer) for peer in self.peers], [(out[peer], peer) for peer in self.peers], tag)
-
     def all_gather(self, out: torch.Tensor, inp: torch.Tensor, tag: int = Tag.PLAIN) -> None:
-        """Leave ``inp`` as it is until the next one: what arrives in that one says that all have got this one's."""
-        work = self.start_all_gather(out, inp, tag)
+        """``out[r]`` becomes rank r's ``inp``: ``out`` has one more dimension, of length ``size``, in front. For small tensors.
+
+        Leave ``inp`` as it is until the next one: what arrives in that one says that all have got this one's.
+        """
+        out[self.rank].copy_(inp)
+        work = self.start([(inp, peer) for peer in self.peers], [(out[peer], peer) for peer in self.peers], tag)
         work.arrived()
         self._gathered = work
 
-    def start_all_reduce(self, tensor: torch.Tensor) -> Work:
+    def all_reduce(self, tensor: torch.Tensor) -> None:
         """Sum over ranks, in place, in the library's own order: its bits depend on the world size."""
         gloo, nccl = self._wires(tensor)
         if self.size == 1 and nccl is None:
-            return Work(self, ())
+            return
         by_a_ring = 2 * (self.size - 1) * tensor.nbytes // self.size
         SENT.count(by_a_ring)
         RECEIVED.count(by_a_ring)
         try:
-            if nccl is not None:
-                return self._watching(nccl.all_reduce(tensor))
-            host = _host_like(tensor).copy_(tensor) if self._staged(tensor) else tensor
-            work = gloo.allreduce([host])
+            host = _host_like(tensor).copy_(tensor) if nccl is None and self._staged(tensor) else tensor
+            work = Work(self, [gloo.allreduce([host])]) if nccl is None else self._watching(nccl.all_reduce(tensor))
         except RuntimeError as error:
             raise self.broken(first_line(error)) from error
-        return Work(self, [work], after=None if host is tensor else lambda: _discard(tensor.copy_(host)))
-
-    def all_reduce(self, tensor: torch.Tensor) -> None:
-        self.start_all_reduce(tensor).wait()
+        work.wait()
+        if host is not tensor:
+            tensor.copy_(host)
 
     def interrupt(self, reason: str = "interrupted") -> None:
         """Make every operation under way here, and every later one, raise GroupBroken. From any thread, at any time, at once.
@@ -384,10 +380,6 @@ class Group:
         self._gloo = self._nccl = self._ends = self._gathered = None
 
 
-def _discard(_: object) -> None:
-    return None
-
-
 def _nothing() -> None:
     """There is nothing to wait for."""
 
@@ -400,9 +392,8 @@ class Forming:
     """A group being formed, in a thread of its own, so that it can be given up at any moment: also beside running steps.
 
     The ranks of ``generation`` meet at ``store`` (``host:port``); ``host`` is the address of this rank's node, where peers connect to it.
-    ``backend="gloo"`` keeps CUDA tensors off NCCL. ``operation_s`` bounds each operation of the group once it is formed; ``timeout_s`` when
-    it is None. ``site`` is what this rank shares with its neighbours (``fleet.protocol.domains.site_of``), and ``cores`` how many its
-    process may use; all are told both.
+    ``operation_s`` bounds each operation of the group once it is formed; ``timeout_s`` when it is None. ``site`` is what this rank shares
+    with its neighbours (``fleet.protocol.domains.site_of``), and ``cores`` how many its process may use; all are told both.
     A thread that was given up ends by itself, at once or within ``timeout_s``. It is no daemon: the interpreter cannot end well while a
     thread is inside gloo, so it waits for this one.
     """
@@ -417,12 +408,11 @@ class Forming:
         device: torch.device,
         timeout_s: float,
         host: str,
-        backend: str | None = None,
         operation_s: float | None = None,
         site: str = "",
         cores: float = math.inf,
     ) -> None:
-        self._store, self._device, self._backend = store, device, backend
+        self._store, self._device = store, device
         self._site, self._sites = site, [""] * size
         self._room, self._rooms = RankRoom(host, cores), [RankRoom("", math.inf)] * size
         self._generation, self._rank, self._size, self._timeout_s = generation, rank, size, timeout_s
@@ -511,8 +501,7 @@ class Forming:
             mine = listening() - before
         self._ends.near |= mine
         self._go_on()
-        name = "" if self._backend == "gloo" else _nccl.device_name(self._device)
-        said = json.dumps([sorted(mine), name, self._rank, self._site, *self._room]).encode()
+        said = json.dumps([sorted(mine), _nccl.device_name(self._device), self._rank, self._site, *self._room]).encode()
         return _gloo(GlooStore(client, "gloo", self._size, said, self._learn), self._rank, self._size, device, self._operation_s)
 
     def _learn(self, said: bytes) -> None:

@@ -28,6 +28,7 @@ from fleet.errors import LineRefused
 from fleet.host.lines import Door, Knock, peer_of
 from fleet.host.refusals import REFUSALS
 from fleet.host.scheduling import be_prompt
+from fleet.host.wire import receive_into
 from fleet.protocol.proof import ANSWERS_BYTES, LIMITS_BYTES, MIB, Purpose, Reason
 
 _REQUEST = struct.Struct("!cII")
@@ -37,14 +38,6 @@ KEPT_GENERATIONS = 3
 _SEND_S = 5.0
 """A rank that takes nothing of its answer for so long is dropped."""
 _MOST_UNSENT_BYTES = 64 * MIB
-
-
-def parse_address(store: str) -> tuple[str, int]:
-    """``host:port`` -> (host, port). Raises OSError, like the connection that it is for, when it is not of this form."""
-    host, _, port = store.rpartition(":")
-    if not host or not port.isdigit():
-        raise OSError(f"{store!r} is no host:port")
-    return host, int(port)
 
 
 @dataclass(slots=True)
@@ -223,7 +216,8 @@ class StoreClient:
 
     def __init__(self, store: str, generation: int, timeout_s: float) -> None:
         self._generation = generation
-        self._socket = socket.create_connection(parse_address(store), timeout_s)
+        host, _, port = store.rpartition(":")
+        self._socket = socket.create_connection((host, int(port)), timeout_s)
         self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         try:
             self._knock: Knock | None = Knock(self._socket, Purpose.STORE, limit_s=timeout_s)
@@ -252,12 +246,8 @@ class StoreClient:
     def _receive(self, length: int) -> bytes:
         if length > ANSWERS_BYTES[Purpose.STORE]:
             raise LineRefused(Reason.SIZE, f"a value of {length} bytes: this is no store")
-        data = bytearray()
-        while len(data) < length:
-            piece = self._socket.recv(length - len(data))
-            if not piece:
-                raise ConnectionResetError("the store has closed the connection")
-            data += piece
+        data = bytearray(length)
+        receive_into(self._socket, [memoryview(data)])
         return bytes(data)
 
     def interrupt(self) -> None:

@@ -7,9 +7,8 @@ state. From then on a thread of its own writes the part, and says so when it is 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -33,12 +32,12 @@ class Share(Protocol):
 
     Attributes:
         index, count: which part of the checkpoint it is, and of how many.
-        before_load: see :class:`actors.rank.state.tracked.TrackedState`.
+        state: of which it is a part.
     """
 
     index: int
     count: int
-    before_load: Callable[[], object]
+    state: TrackedState
 
     def flat(self) -> Flat: ...
 
@@ -50,14 +49,6 @@ class WholeTensors:
 
     def __init__(self, state: TrackedState, index: int, count: int) -> None:
         self.state, self.index, self.count = state, index, count
-
-    @property
-    def before_load(self) -> Callable[[], object]:
-        return self.state.before_load
-
-    @before_load.setter
-    def before_load(self, settle: Callable[[], object]) -> None:
-        self.state.before_load = settle
 
     def flat(self) -> Flat:
         return self.state.flat()
@@ -112,9 +103,9 @@ class Saver:
     def begin(self, request: int, here: StateId, view: View, share: Share) -> None:
         """Take the state as it is now, for ``request``. It may change after :meth:`settle`."""
         self.settle()
-        with self._blocked():
+        with self._recorder.during(CHECKPOINT):
             before_us = self._recorder.now_us()
-            if self._snapshots.begin(here, share):
+            if self._snapshots.begin(here, share.state, share.flat):
                 level = level_of(request)
                 place = peers_url(view.copies[share.index]) if level == PEERS else self._places.get(level, "")
                 self._order = SaveOrder(request, here, view.generation, share, place)
@@ -127,7 +118,7 @@ class Saver:
         order, self._order = self._order, None
         if order is None:
             return
-        with self._blocked():
+        with self._recorder.during(CHECKPOINT):
             blocked_s = self._begun_s + self._snapshots.settle()
         snapshot = self._snapshots.hold_settled()
         if snapshot is not None and snapshot.state_id == order.state:
@@ -138,15 +129,6 @@ class Saver:
     def _give_up(self, request: int, here: StateId, reason: str) -> None:
         log.warning("the state at step %d was not saved for the %s: %s", here.step, level_of(request), reason)
         self._client.say(PartFailed(self._client.protocol.member, request, reason))
-
-    @contextmanager
-    def _blocked(self) -> Iterator[None]:
-        before = self._recorder.code
-        self._recorder.switch(CHECKPOINT)
-        try:
-            yield
-        finally:
-            self._recorder.switch(before)
 
     def _write(self, order: SaveOrder, snapshot: Snapshot, blocked_s: float) -> None:
         try:

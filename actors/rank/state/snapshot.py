@@ -20,12 +20,12 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
 
-from actors.rank.state.tracked import Flat
+from actors.rank.state.tracked import Flat, TrackedState
 from fleet.host.cores import BesideThread
 from fleet.protocol.types import StateId
 
@@ -55,14 +55,6 @@ _NOTHING = torch.empty(0, dtype=torch.uint8, device="cpu")
 
 Task = Callable[[], Any]
 Pair = tuple[torch.Tensor, torch.Tensor]
-
-
-class Source(Protocol):
-    """What a snapshot is taken of: a :class:`TrackedState`, or a part of one."""
-
-    before_load: Callable[[], object]
-
-    def flat(self) -> Flat: ...
 
 
 class Snapshot:
@@ -120,8 +112,8 @@ class Snapshotter:
             self._job.slot.holders += 1
             return self._job.snapshot
 
-    def begin(self, state_id: StateId, state: Source) -> bool:
-        """Begin to copy the state; returns at once. From now until :meth:`settle` nothing but a forward may change it.
+    def begin(self, state_id: StateId, state: TrackedState, part: Callable[[], Flat] | None = None) -> bool:
+        """Begin to copy the state, or what ``part`` names of it; returns at once. Until :meth:`settle` nothing but a forward may change it.
 
         ``state.load`` settles by itself. Returns False when this snapshot is skipped.
         """
@@ -132,7 +124,7 @@ class Snapshotter:
                 return False
             self._job = None
         state.before_load = self.settle
-        flat = state.flat()
+        flat = (part or state.flat)()
         try:
             slot.aim(flat)
             job = _Job(slot, Snapshot(self, slot, state_id, flat.skeleton), flat.tensors)
@@ -320,7 +312,7 @@ def _host_tasks(pairs: Sequence[Pair]) -> list[Task]:
     chunked = {id(into) for into, _ in large}
     others = [pair for pair in pairs if id(pair[0]) not in chunked]
     groups = [others[start : start + GROUP] for start in range(0, len(others), GROUP)]
-    chunks = [(into.data_ptr() + at, source.data_ptr() + at, size) for into, source in large for at, size in _stretches(_bytes(source))]
+    chunks = [(into.data_ptr() + at, source.data_ptr() + at, size) for into, source in large for at, size in _stretches(source.nbytes)]
     return [*(partial(copy, *chunk) for chunk in chunks), *(partial(torch._foreach_copy_, *_unzip(group)) for group in groups)]
 
 
@@ -328,15 +320,9 @@ def _stretches(size: int) -> list[tuple[int, int]]:
     return [(start, min(CHUNK_BYTES, size - start)) for start in range(0, size, CHUNK_BYTES)]
 
 
-def _bytes(tensor: torch.Tensor) -> int:
-    return tensor.numel() * tensor.element_size()
-
-
 def _dense(tensor: torch.Tensor) -> bool:
     """Whether its elements fill one stretch of memory, in whatever order."""
-    formats = {4: torch.channels_last, 5: torch.channels_last_3d}
-    last = formats.get(tensor.ndim)
-    return tensor.is_contiguous() or (last is not None and tensor.is_contiguous(memory_format=last))
+    return tensor.is_contiguous() or torch.empty_like(tensor, device="meta").stride() == tensor.stride()
 
 
 def _allocate(size: int, pinned: bool) -> torch.Tensor:
@@ -351,12 +337,12 @@ def _allocate(size: int, pinned: bool) -> torch.Tensor:
 
 def _moves(tensor: torch.Tensor) -> bool:
     """Whether it is copied by the C library, in chunks."""
-    return _bytes(tensor) > SMALL_BYTES and not tensor.is_cuda and _dense(tensor)
+    return tensor.nbytes > SMALL_BYTES and not tensor.is_cuda and _dense(tensor)
 
 
 def _room(tensor: torch.Tensor) -> int:
     """Bytes to keep for a copy of it, with a page to choose from where it begins."""
-    return -(-_bytes(tensor) // ALIGNMENT) * ALIGNMENT + (PAGE_BYTES if _moves(tensor) else 0)
+    return -(-tensor.nbytes // ALIGNMENT) * ALIGNMENT + (PAGE_BYTES if _moves(tensor) else 0)
 
 
 def _spread(memory: torch.Tensor, like: Sequence[torch.Tensor]) -> list[torch.Tensor]:
@@ -367,7 +353,7 @@ def _spread(memory: torch.Tensor, like: Sequence[torch.Tensor]) -> list[torch.Te
         if _moves(tensor):
             off = (tensor.data_ptr() + PAGE_BYTES // 2 - memory.data_ptr() - at) % PAGE_BYTES
             begin += off - off % tensor.element_size()
-        tensors.append(_place(memory[begin : begin + _bytes(tensor)], tensor))
+        tensors.append(_place(memory[begin : begin + tensor.nbytes], tensor))
         at += _room(tensor)
     return tensors
 

@@ -237,8 +237,8 @@ def _see(tensor: torch.Tensor) -> _Seen:
     return _Seen(tensor, tensor.data_ptr(), detached, key)
 
 
-def _bytes_of(tensor: torch.Tensor) -> torch.Tensor:
-    """The tensor's memory as a flat uint8 tensor: a view when it is contiguous, else a copy."""
+def flat_bytes(tensor: torch.Tensor) -> torch.Tensor:
+    """Its values in logical order, flat, as uint8: a view when they lie so, else a copy. (A rank may have been given another layout.)"""
     return tensor.detach().contiguous().reshape(-1).view(torch.uint8)
 
 
@@ -255,7 +255,7 @@ def _update(found: Any, value: Any) -> None:
     """Feed ``value`` in canonical form: keys sorted, types and lengths said, tensors with dtype and shape."""
     if isinstance(value, torch.Tensor):
         found.update(f"tensor {value.dtype} {tuple(value.shape)} ".encode())
-        found.update(_bytes_of(value.cpu()).numpy())
+        found.update(flat_bytes(value.cpu()).numpy())
     elif isinstance(value, np.ndarray):
         found.update(f"array {value.dtype} {value.shape} ".encode() + np.ascontiguousarray(value).tobytes())
     elif isinstance(value, Mapping):
@@ -290,10 +290,10 @@ def slices(tensors: Sequence[torch.Tensor], count: int) -> list[list[Slice]]:
     Where a part begins is rounded to a row, so that one part has at most a row of a tensor more than its share, or less.
     """
     parts: list[list[Slice]] = [[] for _ in range(count)]
-    share = sum(_size(tensor) for tensor in tensors) / count
+    share = sum(tensor.nbytes for tensor in tensors) / count
     start = 0
     for index, tensor in enumerate(tensors):
-        size = _size(tensor)
+        size = tensor.nbytes
         rows = tensor.shape[0] if tensor.ndim and size > CUT_BYTES else 1
         cuts = [round((min(max(share * part, start), start + size) - start) / max(size, 1) * rows) for part in range(1, count)]
         for part, (low, high) in enumerate(itertools.pairwise([0, *cuts, rows])):
@@ -303,10 +303,6 @@ def slices(tensors: Sequence[torch.Tensor], count: int) -> list[list[Slice]]:
                 parts[part].append((index, tensor, (0,) * tensor.ndim, tuple(tensor.shape)))
         start += size
     return parts
-
-
-def _size(tensor: torch.Tensor) -> int:
-    return tensor.numel() * tensor.element_size()
 
 
 # ---- transfer ----------------------------------------------------------------------------------------------------------------------------
@@ -385,7 +381,7 @@ def _in_place(views: Sequence[torch.Tensor]) -> bool:
 def send_state(group: Group, to: int, state: TrackedState) -> None:
     """Give ``state`` to view rank ``to``, which calls :func:`receive_state`. Raises GroupBroken."""
     skeleton, tensors = state.flatten()
-    memory = [_bytes_of(tensor) for tensor in tensors]
+    memory = [flat_bytes(tensor) for tensor in tensors]
     plan = PLAIN.write((skeleton, [(tensor.dtype, tensor.shape) for tensor in tensors])).encode()
     group.send(torch.tensor([len(plan)], device="cpu"), to, Tag.STATE)
     group.send(torch.frombuffer(bytearray(plan), dtype=torch.uint8), to, Tag.STATE)
@@ -394,26 +390,18 @@ def send_state(group: Group, to: int, state: TrackedState) -> None:
     for number, chunk in enumerate(_chunks([data.numel() for data in memory])):
         window.make_room()
         views = _views(chunk, memory)
-        data = views[0] if _in_place(views) else _pack(views, staging.get(number, sum(view.numel() for view in views)))
+        data = views[0] if _in_place(views) else staging.get(number, sum(view.numel() for view in views))
+        if not _in_place(views):
+            torch._foreach_copy_(_apart(data, views), views)
         window.push(number, group.start([(data, to)], [], Tag.STATE))
         sums.append(checksum(data))
     window.make_room(CHUNKS_IN_FLIGHT)
     group.send(torch.tensor([0, *sums], device="cpu"), to, Tag.STATE)
 
 
-def _pack(views: Sequence[torch.Tensor], into: torch.Tensor) -> torch.Tensor:
-    start = 0
-    for view in views:
-        into[start : start + view.numel()].copy_(view)
-        start += view.numel()
-    return into
-
-
-def _unpack(data: torch.Tensor, views: Sequence[torch.Tensor]) -> None:
-    start = 0
-    for view in views:
-        view.copy_(data[start : start + view.numel()])
-        start += view.numel()
+def _apart(data: torch.Tensor, views: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """``data``, in which ``views`` lie one after the other, in pieces of their lengths."""
+    return list(data.split([view.numel() for view in views]))
 
 
 def receive_state(group: Group, source: int, state: TrackedState, before_load: Callable[[], None] = lambda: None) -> None:
@@ -430,7 +418,7 @@ def receive_state(group: Group, source: int, state: TrackedState, before_load: C
     group.recv(plan, source, Tag.STATE)
     skeleton, shapes = PLAIN.read(plan.numpy().tobytes().decode())
     shadow = [_fresh(dtype, shape) for dtype, shape in shapes]
-    _receive_tensors(group, source, [_bytes_of(tensor) for tensor in shadow])
+    _receive_tensors(group, source, [flat_bytes(tensor) for tensor in shadow])
     before_load()
     state.load(skeleton, shadow)
 
@@ -450,7 +438,7 @@ def _receive_tensors(group: Group, source: int, memory: Sequence[torch.Tensor]) 
         data, views = buffers.pop(number), _views(chunks[number], memory)
         sums.append(checksum(data))
         if not _in_place(views):
-            _unpack(data, views)
+            torch._foreach_copy_(views, _apart(data, views))
 
     staging, window = _Staging(), _Window(arrived)
     for number, chunk in enumerate(chunks):

@@ -106,12 +106,12 @@ def _joined(spans: Sequence[Chunk]) -> tuple[Chunk, ...]:
 
 
 class Countdown:
-    """Of one shard: how many buckets are complete, in their order. ``expected``: parameters whose gradients will come."""
+    """Of one shard: how many buckets are :attr:`complete`, in their order. ``expected``: parameters whose gradients will come."""
 
     def __init__(self, order: BucketOrder, expected: Collection[int]) -> None:
         self._order = order
         self._missing = [len(need & frozenset(expected)) for need in order.needs]
-        self._pending, self._next = set(expected), 0
+        self._pending, self.complete = set(expected), 0
         self._advance()
 
     def came(self, parameter: int) -> None:
@@ -122,11 +122,6 @@ class Countdown:
                 self._missing[bucket] -= 1
             self._advance()
 
-    @property
-    def complete(self) -> int:
-        """So many of the first buckets are."""
-        return self._next
-
     def _advance(self) -> None:
-        while self._next < len(self._missing) and not self._missing[self._next]:
-            self._next += 1
+        while self.complete < len(self._missing) and not self._missing[self.complete]:
+            self.complete += 1

@@ -3,19 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from typing import NamedTuple, SupportsFloat
+from typing import SupportsFloat
 
 EVERY_US = 500_000
 RANKS_A_SECOND = 400
 """So many tell the coordinator what was logged: in a run of 10,000 ranks, figures come every 25 s."""
-
-
-class LoggedFigures(NamedTuple):
-    """As :class:`fleet.protocol.events.Logged` has them."""
-
-    shards: tuple[int, ...]
-    weights: tuple[float, ...]
-    figures: tuple[tuple[str, tuple[float | None, ...]], ...]
 
 
 class ShardLog:
@@ -60,11 +52,11 @@ class ShardLog:
         self._before, self._now = (weights, self._now), {}
 
     @property
-    def reported(self) -> LoggedFigures:
-        """Of the step that was taken last."""
+    def reported(self) -> tuple[tuple[int, ...], tuple[float, ...], tuple[tuple[str, tuple[float | None, ...]], ...]]:
+        """Shards, weights and figures of the step that was taken last, as :class:`fleet.protocol.events.Logged` has them."""
         weights, logged = self._before
         shards = tuple(sorted(weights))
         names = dict.fromkeys(name for shard in shards for name in logged.get(shard, {}))
         values = {(shard, name): float(value) for shard in shards for name, value in logged.get(shard, {}).items()}
         figures = tuple((name, tuple(values.get((shard, name)) for shard in shards)) for name in names)
-        return LoggedFigures(shards, tuple(weights[shard] for shard in shards), figures)
+        return shards, tuple(weights[shard] for shard in shards), figures

@@ -510,17 +510,16 @@ class Reducer:
 class SideChannel:
     """A few numbers from every rank to every rank, travelling beside the gradients: flags, arrival times, losses."""
 
-    def __init__(self, group: Group, dtype: torch.dtype = torch.float64) -> None:
+    def __init__(self, group: Group) -> None:
         self._group = group
-        self._dtype = dtype
-        self._all = torch.zeros(group.size, 0, dtype=dtype, device="cpu")
+        self._all = torch.zeros(group.size, 0, dtype=torch.float64, device="cpu")
         self._work: Work | None = None
         self._before: deque[Work] = deque(maxlen=2)  # nobody waits for their sends: two exchanges later they have arrived
 
     def listen(self, count: int) -> None:
         """Ask for ``count`` numbers of every rank, ahead of :meth:`start`: gloo sends nothing before it knows of the receive."""
         if self._all.shape[1] != count:
-            self._all = torch.zeros(self._group.size, count, dtype=self._dtype, device="cpu")
+            self._all = torch.zeros(self._group.size, count, dtype=torch.float64, device="cpu")
         self._work = self._group.start([], [(self._all[peer], peer) for peer in self._group.peers], Tag.SIDE)
 
     def start(self, values: Sequence[float] | torch.Tensor) -> Work:
@@ -528,8 +527,7 @@ class SideChannel:
         if self._work is None:
             self.listen(len(values))
         assert self._work is not None
-        numbers = values if isinstance(values, torch.Tensor) else torch.tensor(values, dtype=self._dtype, device="cpu")
-        mine = numbers.to(self._dtype)
+        mine = torch.as_tensor(values, dtype=torch.float64, device="cpu")
         self._all[self._group.rank].copy_(mine)
         self._before.append(self._group.start([(mine, peer) for peer in self._group.peers], [], Tag.SIDE))
         return self._work
@@ -540,8 +538,3 @@ class SideChannel:
             raise ProtocolError("SideChannel.take() before start()")
         self._work = None
         return self._all
-
-    def exchange(self, values: Sequence[float] | torch.Tensor) -> torch.Tensor:
-        """Both, and the wait in between. Raises GroupBroken."""
-        self.start(values).arrived()
-        return self.take()

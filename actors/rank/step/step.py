@@ -152,10 +152,8 @@ class Step:
         here = self._loop.client.protocol.state
         if not self._loop.reporter.is_news(feed, batch_size, here.history if here is not None else -1):
             return
-        recorder, before = self._loop.recorder, self._loop.recorder.code
-        recorder.switch(DATA)
-        self._loop.reporter.report(feed, self.number, self._loop.client, self._loop.total)
-        recorder.switch(before)
+        with self._loop.recorder.during(DATA):
+            self._loop.reporter.report(feed, self.number, self._loop.client, self._loop.total)
 
     def _gather(self, pending: Sequence[int]) -> bool:
         """Whether a batch can be computed now. Where the loss needs representations of all shards, those of others are waited for."""

@@ -10,7 +10,8 @@ from __future__ import annotations
 import mmap
 import os
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
@@ -70,7 +71,7 @@ class Recorder:
     """The writing end. One thread records spans; ``beat`` may be called from another. While ``paused``, what goes on stays one span."""
 
     def __init__(self, path: Path, start_us: int, clock: Callable[[], int] = now_us) -> None:
-        self._clock = clock
+        self.now_us = clock
         with open(path, "w+b") as file:
             # All of it now: a page that the kernel has no memory for later, as /dev/shm is full, would be the end of this process (SIGBUS).
             os.posix_fallocate(file.fileno(), 0, HEADER_BYTES + CAPACITY * ROW.size)
@@ -87,24 +88,29 @@ class Recorder:
         self.beat()
         self._append(start_us, INIT)
 
-    def now_us(self) -> int:
-        return self._clock()
-
     def switch(self, code: str, at_us: int | None = None) -> int:
         """From now (or ``at_us``, never before the last row) on the rank does ``code``. Returns the time."""
-        at_us = self._clock() if at_us is None else at_us
+        at_us = self.now_us() if at_us is None else at_us
         if code != self.code and not self.paused:
             at_us = max(at_us, self._last_us)
             self._append(at_us, code)
             self.code = code
         return at_us
 
+    @contextmanager
+    def during(self, code: str) -> Iterator[None]:
+        """Within, the rank does ``code``; then what it did before. When what is within raises, ``code`` goes on."""
+        before = self.code
+        self.switch(code)
+        yield
+        self.switch(before)
+
     def place(self, generation: int, history: int, step: int) -> None:
         """The rank now stands at ``step`` of ``history``, in ``generation``."""
         self.generation, self.history, self.step = generation, history, step
-        for word, value in ((GENERATION, generation), (HISTORY, history), (STEP, step), (PROGRESS, self._clock())):
+        for word, value in ((GENERATION, generation), (HISTORY, history), (STEP, step), (PROGRESS, self.now_us())):
             self._words[word] = value
-        self._append(max(self._clock(), self._last_us), self.code)
+        self._append(max(self.now_us(), self._last_us), self.code)
 
     def commit(self, at_us: int) -> None:
         """The step attempt ends well; the step number goes up."""
@@ -115,16 +121,16 @@ class Recorder:
 
     def abandon(self) -> None:
         """The step attempt ends without a commit."""
-        self._append(max(self._clock(), self._last_us), ABANDON)
+        self._append(max(self.now_us(), self._last_us), ABANDON)
 
     def hold(self) -> None:
         """The step attempt stops for a lost peer; what it has computed counts, what it has waited does not."""
-        self._append(max(self._clock(), self._last_us), HOLD)
+        self._append(max(self.now_us(), self._last_us), HOLD)
 
     def worked(self) -> None:
         """The shards of this step are computed; what follows is the step's own work, whoever computes how many of them."""
         if not self.paused:
-            self._append(max(self._clock(), self._last_us), self.code)
+            self._append(max(self.now_us(), self._last_us), self.code)
 
     def measured(self, us: int) -> None:
         """The accelerator took so long for the shards of this step; 0 says nothing."""
@@ -149,7 +155,7 @@ class Recorder:
         self._words[BETWEEN] = int(yes)
 
     def beat(self) -> None:
-        self._words[BEAT] = self._clock()
+        self._words[BEAT] = self.now_us()
 
     def where(self) -> Position:
         return read_position(self._words)

@@ -109,8 +109,6 @@ class Book:
             self._gradients(OUT_GRADIENT, name, output)
 
     def _gradients(self, kind: str, name: str, value: Any) -> None:
-        if self.timed:
-            return
         for tensor in tensors_in(value):
             if tensor.requires_grad and not tensor.is_leaf:
                 tensor.register_hook(partial(self.value, kind, name))

@@ -17,7 +17,7 @@ import time
 import uuid
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -206,21 +206,15 @@ def _seeded_rng(right: Callable[..., Any], seed: Any = None) -> Any:
     return right(int(np.random.randint(1 << 31)) if seed is None else seed)
 
 
-class Backwards:
+class Backwards(Iterator[Any], AbstractContextManager[Any]):
     """``os.scandir``'s entries, the last one first."""
 
     def __init__(self, entries: Any) -> None:
         with entries:
             self._entries = iter(list(entries)[::-1])
 
-    def __iter__(self) -> Iterator[Any]:
-        return self._entries
-
     def __next__(self) -> Any:
         return next(self._entries)
-
-    def __enter__(self) -> Backwards:
-        return self
 
     def __exit__(self, *exc: object) -> None:
         self.close()

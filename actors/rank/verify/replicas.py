@@ -16,7 +16,7 @@ import torch
 import xxhash
 
 from actors.rank.membership.process_group import GroupBroken
-from actors.rank.state.tracked import TrackedState
+from actors.rank.state.tracked import TrackedState, flat_bytes
 from fleet.protocol.replica_check import ReplicaCheck
 from fleet.protocol.types import Finding, StateId
 
@@ -133,7 +133,7 @@ class Replicas:
             _walk(common[name], found, tensors)
         self._plain, self._fresh = found.intdigest(), step
         # Flat views are kept; what has another layout is copied for each digest.
-        self._memory = [_bytes_of(tensor) if tensor.is_contiguous() else tensor for tensor in tensors if tensor.numel()]
+        self._memory = [flat_bytes(tensor) if tensor.is_contiguous() else tensor for tensor in tensors if tensor.numel()]
         flat = all(data.dtype == torch.uint8 and data.dim() == 1 and data.device.type == "cpu" for data in self._memory)
         self._arrays = [data.numpy() for data in self._memory] if flat else None
         self._bytes = sum(tensor.numel() * tensor.element_size() for tensor in self._memory)
@@ -145,11 +145,6 @@ def first_parts(size: int) -> int:
     while size > parts * FIRST_PART_BYTES and parts < MOST_PARTS:
         parts *= 2
     return parts
-
-
-def _bytes_of(tensor: torch.Tensor) -> torch.Tensor:
-    """Its values in logical order, flat, as uint8: a copy unless they lie so. (A rank that was given its state may have another layout.)"""
-    return tensor.detach().contiguous().reshape(-1).view(torch.uint8)
 
 
 def _walk(value: Any, found: Any, tensors: list[torch.Tensor]) -> None:
@@ -191,7 +186,7 @@ def _stretches(memory: Sequence[torch.Tensor], begin: int, end: int) -> Iterator
         length = tensor.numel() * tensor.element_size()
         lo, hi = max(begin, start), min(end, start + length)
         if lo < hi:
-            data = tensor if tensor.dtype == torch.uint8 and tensor.dim() == 1 else _bytes_of(tensor)
+            data = tensor if tensor.dtype == torch.uint8 and tensor.dim() == 1 else flat_bytes(tensor)
             yield data if hi - lo == length else data[lo - start : hi - start]
         start += length
 

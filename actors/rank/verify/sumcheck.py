@@ -47,7 +47,7 @@ class SumCheck:
         sent.wait()
         wrong = not torch.equal(given.view(torch.uint8), self._again.view(torch.uint8))  # the bits: no NaN equals itself
         said = torch.zeros(self._group.size, 1, dtype=torch.float32, device="cpu")
-        self._group.start_all_gather(said, torch.tensor([float(wrong)], dtype=torch.float32, device="cpu"), Tag.VERDICT).wait()
+        self._group.all_gather(said, torch.tensor([float(wrong)], dtype=torch.float32, device="cpu"), Tag.VERDICT)
         return next((self._checked[rank] for rank, yes in enumerate(said.flatten().tolist()) if yes), None)
 
     def testify(self, owner: int) -> str:

@@ -136,11 +136,8 @@ class Zero1Layout(StateLayout):
     def publish(self, then: Callable[[], None]) -> None:
         self.kept.afterwards(then)
         if not self.kept.complete:
-            recorder = self.given.recorder
-            before = recorder.code
-            recorder.switch(COMM)
-            self.gather(self.group, self._routes)
-            recorder.switch(before)
+            with self.given.recorder.during(COMM):
+                self.gather(self.group, self._routes)
         self.kept.conclude()
 
     def digest(self, step: int) -> str:

@@ -9,7 +9,7 @@ import torch
 
 from actors.rank.membership.process_group import Group, GroupBroken
 from actors.rank.plain_kinds import PLAIN
-from actors.rank.state.tracked import checksum
+from actors.rank.state.tracked import checksum, flat_bytes
 from actors.rank.tags import Tag
 
 ROOM = 16
@@ -37,7 +37,7 @@ def pack(pieces: Sequence[StatePiece]) -> tuple[torch.Tensor, torch.Tensor]:
         for key, value in piece.values.items():
             is_tensor = isinstance(value, torch.Tensor)
             fields[key] = (is_tensor, (value.dtype, value.shape, value.is_cpu) if is_tensor else value)
-            tensors += [value.detach().contiguous().reshape(-1).view(torch.uint8)] if is_tensor else []
+            tensors += [flat_bytes(value)] if is_tensor else []
         described.append((piece.parameter, piece.lo, piece.hi, fields))
     header = torch.frombuffer(bytearray(PLAIN.write(described).encode()), dtype=torch.uint8)
     payload = torch.empty(sum(map(_room, tensors)), dtype=torch.uint8, device="cpu")
