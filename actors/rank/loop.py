@@ -35,9 +35,10 @@ from actors.rank.step.reports import Reports
 from actors.rank.step.shard_state import ShardState
 from actors.rank.step.step import Loop, Step
 from actors.rank.step.train_step import TrainStep
+from actors.rank.step.update import ClipNorm
 from actors.rank.telemetry.recorder import Recorder
 from actors.rank.zero1.resharding import Resharding
-from fleet.errors import FleetError, LoopError, RunOver
+from fleet.errors import ConfigError, FleetError, LoopError, RunOver
 from fleet.protocol import moves
 from fleet.protocol.levels import places
 from fleet.protocol.moves import Advance, Attempted, Compute, Move, Rehearse
@@ -126,11 +127,11 @@ class Run:
         Args:
             weights: a safetensors file, the index of several, or a folder with either: what the modules begin with. They may have been
                 built within ``torch.device("meta")`` then; with ``--optimizer-sharding fsdp`` each rank reads the part that it keeps.
-            objects: one or more modules, exactly one optimizer, and whatever else has ``state_dict`` and ``load_state_dict``. Tracked
+            objects: one or more modules, one or more optimizers, and whatever else has ``state_dict`` and ``load_state_dict``. Tracked
                 schedulers and a ``torch.amp.GradScaler`` are stepped by ``commit``. The same names in every run of a script.
 
         Raises:
-            ConfigError: an object has no ``state_dict``, the optimizer cannot be sharded as ``--optimizer-sharding`` asks, a unit of
+            ConfigError: an object has no ``state_dict``, an optimizer cannot be sharded as ``--optimizer-sharding`` asks, a unit of
                 ``fully_shard`` is too large for this rank, the weights are those of another model, or something on ``meta`` has none.
         """
         for each in objects.values():
@@ -143,7 +144,9 @@ class Run:
             log.warning("fully_shard has cut the model in %d units, and each rank has it whole: see --optimizer-sharding fsdp", len(units))
         return tracked(objects, units, weights, self._settings, lambda: self.device)
 
-    def steps(self, state: TrackedState, *, total: int, clip_norm: float | None = None, flops: float = 0.0) -> Iterator[Step]:
+    def steps(
+        self, state: TrackedState, *, total: int, clip_norm: ClipNorm = None, together: int = 1, flops: float = 0.0
+    ) -> Iterator[Step]:  # fmt: skip
         """Yield steps until ``total`` are committed; the same step again, for the lost shards, when a peer was lost in it.
 
         Each process rehearses before it is called: the first step it is given is not committed. Code behind the loop runs on the ranks that
@@ -153,21 +156,27 @@ class Run:
         Args:
             state: from ``track``.
             total: number of optimizer steps of the whole run, at least 1; ``--steps`` replaces it.
-            clip_norm: clip the L2 norm of the step's whole gradient to this, inside the commit.
+            clip_norm: clip the L2 norm of the step's whole gradient to this, inside the commit: of all optimizers that take the step. Or by
+                optimizer, ``{optimizer: 1.0}``: each one's by itself, and that of others is not clipped.
+            together: so many steps, one after the other, belong together: no checkpoint, no stop and no end comes between two of them.
             flops: of the model in a step, forward and backward of all its samples: the report has the MFU, where ``cost.device`` is set; 0:
                 PyTorch's counter counts them in one shard, where nothing is compiled.
 
         Raises:
             FleetError: ``total`` is below 1, there was a loop before, or the loop body misses a call or makes one twice.
+            ConfigError: ``total`` is no multiple of ``together``, or ``clip_norm`` names an optimizer that is not tracked.
             NonFiniteError: a loss or the gradient is not a finite number, and again when it was computed once more.
         """
         total = self._settings.steps or total
         if total < 1:
             raise FleetError(f"total = {total}: a run has at least one step")
+        if together < 1 or total % together:
+            way_out = f"Take a multiple of {max(together, 1)} steps: total, or --steps."
+            raise ConfigError("together", together, f"the {total} steps of the run do not divide into such groups", way_out)
         if self._train_step is not None:
             raise FleetError("run.steps() was called twice: a run has one loop; give it the number of all steps")
         self._loop.total, self._loop.flops = total, FlopCount(flops)
-        train = self._train_step = self._make_train_step(state, clip_norm)
+        train = self._train_step = self._make_train_step(state, clip_norm, together)
         self._membership.carriers |= self._carriers(train)
         self._loop.recorder.total(total)
         self._loop.client.on_operation = RankInjector(train).operate
@@ -184,7 +193,7 @@ class Run:
         if not move:  # what the steps have come to: whether the code behind the loop is to run
             raise RunOver
 
-    def _make_train_step(self, state: TrackedState, clip_norm: float | None) -> TrainStep:
+    def _make_train_step(self, state: TrackedState, clip_norm: ClipNorm, together: int) -> TrainStep:
         if self._settings.optimizer_sharding == "fsdp":
             hollow(state.modules, self.device)
         train = TrainStep(
@@ -200,7 +209,7 @@ class Run:
         if self._settings.spread:
             copies, levels = self._settings.optimizer_copies, len(self._settings.domains)
             resharding = Resharding(train, self._loop.client.protocol, copies, self._advance, levels, self._settings.replica_ranks)
-        self._membership.serve(state, train, self._loop.total, resharding)
+        self._membership.serve(state, train, self._loop.total, resharding, together)
         return train
 
     def _rehearse(self, train: TrainStep) -> Iterator[Step]:

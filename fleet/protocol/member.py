@@ -389,17 +389,19 @@ class MemberProtocol:
     def _offers(self) -> bool:
         return self._proposal is not None and self._proposal.offered
 
-    def offer(self) -> Offer:
+    def offer(self, *, between: bool = False) -> Offer:
         """This rank's part of the agreement that travels with each step's reduction.
 
         (the proposal that it has formed, ``NO_VIEW``, or ``LAST_STEP``; of each level the newest checkpoint request of this view, or 0 once
-        it is served).
+        it is served). ``between``: the step that follows belongs to this one, so that the rank neither keeps its state here nor halts.
         """
         proposal, orders = self._proposal, self._orders
         if proposal is not None:
             proposal.offered = proposal.formed and not orders.halt
-        offered = proposal.view.generation if proposal is not None and proposal.offered else LAST_STEP if orders.halt else NO_VIEW
-        requests = [orders.saves.get(level.name, 0) for level in LEVELS]
+        offered = LAST_STEP if orders.halt and not between else NO_VIEW
+        if proposal is not None and proposal.offered:
+            offered = proposal.view.generation
+        requests = [0 if between else orders.saves.get(level.name, 0) for level in LEVELS]
         return offered, *(request if request not in orders.served else 0 for request in requests)
 
     def agree(self, offers: list[Offer]) -> tuple[View | None, int | None]:

@@ -78,14 +78,14 @@ class RankMachine:
         ahead: the proposal whose group forms beside the running steps.
         arriving: the state that is on its way to it.
         goes_ahead: the loop computes what it speculates on, before it has joined.
-        total: steps of the run.
+        total: steps of the run; so many belong ``together``, and no checkpoint and no stop comes between two of them.
     """
 
     def __init__(self, protocol: MemberProtocol) -> None:
         self.protocol = protocol
         self.duties, self.vote = Duties(0), CommitVote(spread=False)
         self.facts: Facts
-        self.total = 0
+        self.total, self.together = 0, 1
         self.orders: list[Order] = []
         self.membership: View | None = None
         self.joining: Joining | None = None
@@ -94,7 +94,7 @@ class RankMachine:
         self.goes_ahead = False
         self._early: Reduced | None = None
 
-    def serve(self, facts: Facts, duties: Duties, vote: CommitVote, total: int) -> None:
+    def serve(self, facts: Facts, duties: Duties, vote: CommitVote, total: int, together: int = 1) -> None:
         """There is something to train, for ``total`` steps. Nobody is called into a view before :meth:`run`.
 
         Args:
@@ -102,7 +102,7 @@ class RankMachine:
             duties: which shards it brings; the driver assigns them where it is asked to (:class:`AssignShards`).
             vote: its vote; the driver brings the words, and goes by what the vote says of sums and factor.
         """
-        self.facts, self.duties, self.vote, self.total = facts, duties, vote, total
+        self.facts, self.duties, self.vote, self.total, self.together = facts, duties, vote, total, together
 
     @property
     def over(self) -> bool:
@@ -396,7 +396,8 @@ class RankMachine:
         """What this rank says at the next step boundary; see ``MemberProtocol.offer``."""
         if self.ahead is not None and self.facts.formed(self.ahead.generation):
             self.protocol.proposal_formed(self.ahead.generation)
-        return self.protocol.offer()
+        here = self.arriving.state if self.arriving is not None else self.here
+        return self.protocol.offer(between=bool((here.step + 1) % self.together))
 
     # ---- a step --------------------------------------------------------------------------------------------------------------------------
 

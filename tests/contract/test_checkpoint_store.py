@@ -18,7 +18,7 @@ import torch
 
 from actors.rank.state.tracked import TrackedState
 from actors.rank.step.gradients import GradientBuffers
-from actors.rank.zero1.chunked import ChunkedOptimizer
+from actors.rank.zero1.chunked import OptimizerChunks
 from actors.rank.zero1.whole import ShardedTensors
 from fleet.protocol.chunks import bounds
 from fleet.protocol.instructions import CommitCheckpoint
@@ -299,11 +299,11 @@ def test_chunks_of_a_sharded_optimizer_are_an_unsharded_checkpoint(url: str, sto
         of_rank, its_optimizer = module_and_optimizer()
         buffers = GradientBuffers({"model": of_rank}, 4)
         state = TrackedState(model=of_rank, optimizer=its_optimizer)
-        chunks = ChunkedOptimizer(its_optimizer, buffers.parameters, buffers.layout.places, buffers.layout.extents)
-        state.replace(its_optimizer, chunks)
+        chunks = OptimizerChunks([its_optimizer], buffers.parameters, buffers.layout.places, buffers.layout.extents)
+        state.replace(its_optimizer, chunks.tracked[0])
         own = (count, index)
         chunks.adopt((own,), [piece for flat, extent in enumerate(chunks.extents) for piece in chunks.cut(flat, *bounds(extent, own))])
-        share = ShardedTensors(state, "optimizer", chunks, index, count)
+        share = ShardedTensors(state, chunks, index, count)
         flat = share.flat()
         assert sum(tensor.nbytes for tensor in flat.tensors) < 0.5 * whole_bytes
         written = Parts(url).write(StateId(0, 1), 1, index, count, share.items(flat.tensors))

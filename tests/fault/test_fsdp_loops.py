@@ -69,7 +69,7 @@ def test_a_kill_changes_no_bit(build: str, sharding: str, tmp_path: Path, truth:
         ("average", "a copy of the parameter first.weight"),
         ("averaged model", "an AveragedModel reads all of the parameters"),
         ("untracked average", "a function given to step.on_commit read model.first.weight"),
-        ("second optimizer", "Track exactly one optimizer"),
+        ("second optimizer", "Give each parameter to one optimizer"),
     ],
 )
 def test_what_cannot_be_had_is_refused_by_name(mistake: str, said: str, tmp_path: Path) -> None:

@@ -22,7 +22,7 @@ class Bench:
         self.backward()
         self.optimizer.step()
         self.scaler = torch.amp.GradScaler("cpu")
-        self.body = Body({"model": self.model}, self.optimizer, [self.scheduler], self.scaler, samples)
+        self.body = Body({"model": self.model}, [self.optimizer], [self.scheduler], self.scaler, samples)
 
     def backward(self) -> None:
         self.model(torch.ones(4, trains.FEATURES)).sum().backward()
@@ -102,7 +102,7 @@ def test_a_write_that_autograd_counts_is_named_at_once(written: str) -> None:
 
 def test_each_of_many_parameters_has_its_turn() -> None:
     model = torch.nn.ParameterList([torch.zeros(1) for _ in range(3 * COUNTED - 5)])
-    body = Body({"model": model}, torch.optim.SGD(model.parameters()), [], None, samples=False)
+    body = Body({"model": model}, [torch.optim.SGD(model.parameters())], [], None, samples=False)
 
     def seen() -> bool:
         body.enter(0)

@@ -11,7 +11,7 @@ from torch import nn
 
 from actors.rank.step.flats import ALL
 from actors.rank.step.gradients import GradientBuffers
-from actors.rank.zero1.chunked import ELEMENTWISE, ChunkedOptimizer, check
+from actors.rank.zero1.chunked import ELEMENTWISE, OptimizerChunks, check
 from actors.rank.zero1.pieces import pack, unpack
 from fleet.errors import ConfigError
 from fleet.protocol.chunks import WHOLE, bounds
@@ -46,10 +46,10 @@ class Ranks:
         self.place(count)
 
     @staticmethod
-    def _chunked(kind: type[torch.optim.Optimizer], buffers: GradientBuffers) -> ChunkedOptimizer:
+    def _chunked(kind: type[torch.optim.Optimizer], buffers: GradientBuffers) -> OptimizerChunks:
         optimizer = kind(buffers.parameters, **OPTIONS.get(kind.__name__, {}))  # type: ignore[call-arg]
         check(optimizer, buffers.parameters, 1)
-        return ChunkedOptimizer(optimizer, buffers.parameters, buffers.layout.places, buffers.layout.extents)
+        return OptimizerChunks([optimizer], buffers.parameters, buffers.layout.places, buffers.layout.extents)
 
     def place(self, count: int) -> None:
         """Each rank owns a chunk and guards the next one's; pieces travel packed."""
@@ -78,7 +78,7 @@ class Ranks:
             for place, value in zip(buffers.layout.gradients, gradients(buffers.parameters, number), strict=True):
                 place.view(flats).copy_(value)
             chunks.point(flats, ALL)
-            chunks.optimizer.step()
+            chunks.tracked[0].optimizer.step()
 
     def assembled(self, count: int) -> list[torch.Tensor]:
         """The parameters, each element from the owner of its chunk; what guards have must be the same."""
@@ -154,7 +154,7 @@ def test_a_whole_state_is_taken_over_in_its_own_types(kind: type[torch.optim.Opt
     for parameter, gradient in zip(whole.parameters(), gradients(list(whole.parameters()), 0), strict=True):
         parameter.grad = torch.empty_like(parameter).copy_(gradient)
     optimizer.step()
-    chunks = Ranks(kind, torch.bfloat16, 1).chunks[0]
+    chunks = Ranks(kind, torch.bfloat16, 1).chunks[0].tracked[0]
     chunks.load_state_dict(optimizer.state_dict())
     taken = {key: value.dtype for key, value in chunks.optimizer.state[chunks.optimizer.param_groups[0]["params"][0]].items()}
     assert taken == {key: value.dtype for key, value in optimizer.state[whole.wide].items()}

@@ -42,6 +42,19 @@ def test_counting_leaves_activations_their_kernels(kind: type[nn.Module]) -> Non
     assert all(torch.equal(plain, each) for each in seen)
 
 
+def test_the_gradient_of_a_gradient_is_counted_too() -> None:
+    model, x = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 1)), torch.ones(2, 4, requires_grad=True)
+
+    def plainly() -> None:
+        model(x).sum().backward()
+
+    def twice() -> None:
+        (slope,) = torch.autograd.grad(model(x).sum(), x, create_graph=True)
+        slope.square().sum().backward()
+
+    assert counted(twice) > counted(plainly) > 0
+
+
 def test_one_shard_of_the_second_step_is_counted_and_no_other() -> None:
     loss, _, _ = perceptron()
     count, found = FlopCount(), []

@@ -95,7 +95,7 @@ def trained(sharding: str, size: int, folder: Path) -> list[tuple[str, int]]:
         train = TrainStep(state, settings, Recorder(folder / f"{sharding}-{size}-{group.rank}", 0), 0.5)
         join(train, group)
         assert take_all(train, state) == list(range(STEPS))
-        values = train.update.optimizer.state.values()
+        values = train.update.optimizers[0].state.values()
         return train.layout.digest(STEPS), sum(value.nbytes for each in values for value in each.values())
 
     return with_groups(size, rank)  # type: ignore[return-value]

@@ -24,6 +24,7 @@ from actors.rank.step.flops import FlopCount
 from actors.rank.step.reports import Reports
 from actors.rank.step.step import Step
 from actors.rank.step.train_step import TrainStep
+from actors.rank.step.update import ClipNorm
 from actors.rank.telemetry.recorder import Recorder
 from fleet.host.clock import now_us
 from fleet.protocol.moves import Apply, Repeat, StepCommitted
@@ -121,7 +122,9 @@ class Alone(Run):
         self._tries, self._loop.attempt = 0, self._attempt
         self._around = self._loop, settings, self._membership, self._saver
 
-    def steps(self, state: TrackedState, *, total: int, clip_norm: float | None = None, flops: float = 0.0) -> Iterator[Step]:
+    def steps(
+        self, state: TrackedState, *, total: int, clip_norm: ClipNorm = None, together: int = 1, flops: float = 0.0
+    ) -> Iterator[Step]:  # fmt: skip
         """See :class:`Run`."""
         self._loop.total, self._loop.flops = total, FlopCount(1.0)
         train = self._train_step = TrainStep(state, self._settings, self._loop.recorder, clip_norm, observer=Quiet(*self._around))

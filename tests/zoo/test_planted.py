@@ -72,7 +72,7 @@ def doubled_update(patch: Patch) -> None:
         def apply(self: Any, move: Any) -> None:
             taken.append(None)
             if len(taken) == STEP:
-                self.update.optimizer.step()
+                self.update.optimizers[0].step()
             right(self, move)
 
         return apply
@@ -126,7 +126,7 @@ def left_out_callback(patch: Patch) -> None:
 
 def unclipped(patch: Patch) -> None:
     """The gradient is not clipped."""
-    patch.setattr(StateLayout, "clip_factor", lambda self: 1.0)
+    patch.setattr(StateLayout, "clip", lambda self, gradients: None)
 
 
 def other_draws(patch: Patch) -> None:

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import torch
 
 from actors.rank.state.weights import Read
-from actors.rank.zero1.chunked import ChunkedOptimizer, joined, like_parameter, probe_of
+from actors.rank.zero1.chunked import ChunkedOptimizer, OptimizerChunks, joined, like_parameter
 from actors.rank.zero1.pieces import PARAMETER, StatePiece
 from fleet.protocol.chunks import WHOLE, Chunk, bounds
 
@@ -22,10 +22,10 @@ class _Memory(NamedTuple):
     elements: torch.Tensor
 
 
-class ChunkedModel(ChunkedOptimizer):
-    """A :class:`ChunkedOptimizer` that also keeps the parameters themselves, of its chunks alone.
+class ChunkedModel(OptimizerChunks):
+    """:class:`OptimizerChunks` that also keeps the parameters themselves, of its chunks alone.
 
-    A piece of it has the parameter's elements beside the optimizer's state, under :data:`actors.rank.zero1.pieces.PARAMETER`. So chunks
+    A piece of them has the parameter's elements beside the optimizer's state, under :data:`actors.rank.zero1.pieces.PARAMETER`. So chunks
     move, are written and are joined as those of an optimizer are. The memory of one chunk of a flat buffer is one stretch: it can be
     served as it is.
 
@@ -36,12 +36,12 @@ class ChunkedModel(ChunkedOptimizer):
 
     _memory: Sequence[_Memory] = ()
     _by_flat: Mapping[int, Sequence[_Memory]] = MappingProxyType({})
-    _loaded: dict[str, Any] | None = None
+    _loaded: Sequence[tuple[ChunkedOptimizer, dict[str, Any]]] = ()
     _unread = False
 
     def __init__(
         self,
-        optimizer: torch.optim.Optimizer,
+        optimizers: Sequence[torch.optim.Optimizer],
         parameters: Sequence[torch.nn.Parameter],
         places: Sequence[tuple[int, int]],
         extents: Sequence[int],
@@ -49,16 +49,16 @@ class ChunkedModel(ChunkedOptimizer):
     ) -> None:
         self._readers, self.readable = readers, bool(readers)
         self._values: dict[int, torch.Tensor] = dict(enumerate(parameters))
-        super().__init__(optimizer, parameters, places, extents)
+        super().__init__(optimizers, parameters, places, extents)
         self._values = {}
 
     # ---- what can be read ----------------------------------------------------------------------------------------------------------------
 
     def _cut_whole(self) -> None:
-        if not self.readable or self._loaded is not None:
+        if not self.readable or self._loaded:
             super()._cut_whole()
             return
-        self._probes = [probe_of(whole) for whole in self.wholes]
+        self._probe()
         self.adopt((), ())
         self.chunks, self._unread = (WHOLE,), True
 
@@ -75,15 +75,15 @@ class ChunkedModel(ChunkedOptimizer):
         """Of a whole state that is loaded: what ``parameter`` is in it. See :meth:`settle`."""
         self._values[self._numbers[id(parameter)]] = value
 
-    def _load_whole(self, state: dict[str, Any]) -> None:
-        """The optimizer's part; the parameters may come before it or behind it."""
-        self._loaded = state
+    def _load_whole(self, tracked: ChunkedOptimizer, state: dict[str, Any]) -> None:
+        """An optimizer's part; the parameters may come before it or behind it."""
+        self._loaded = [*self._loaded, (tracked, state)]
 
     def settle(self) -> None:
         """All of a whole state was loaded: it is the one chunk that is held here."""
-        if self._loaded is not None:
-            super()._load_whole(self._loaded)
-        self._loaded, self._values = None, {}
+        for tracked, state in self._loaded:
+            super()._load_whole(tracked, state)
+        self._loaded, self._values = (), {}
 
     def _whole_pieces(self) -> list[StatePiece]:
         state = {piece.parameter: piece.values for piece in super()._whole_pieces()}

@@ -73,7 +73,7 @@ class FsdpLayout(StateLayout):
     def _cut(self) -> ChunkedModel:
         gradients, readers = self.gradients, self.given.state.readers
         read = [readers[id(parameter)] for parameter in gradients.parameters] if readers else []
-        return ChunkedModel(self.given.update.optimizer, gradients.parameters, gradients.layout.places, gradients.layout.extents, read)
+        return ChunkedModel(self.given.update.optimizers, gradients.parameters, gradients.layout.places, gradients.layout.extents, read)
 
     def _with_rest(self, units: Sequence[Unit]) -> list[Unit]:
         inside = {id(parameter) for unit in units for parameter in unit.parameters}

@@ -90,11 +90,13 @@ class Membership:
         }
         client.on_messages = self._receive_instructions
 
-    def serve(self, state: TrackedState, train: TrainStep, total: int, resharding: Resharding | None = None) -> None:
+    def serve(
+        self, state: TrackedState, train: TrainStep, total: int, resharding: Resharding | None = None, together: int = 1
+    ) -> None:  # fmt: skip
         """What is given to newcomers, and taken from donors; ``resharding`` of what is spread over all."""
         self._state, self._train_step, self._resharding = state, train, resharding
         self._protocol.sharded = resharding is not None
-        self.rank_machine.serve(self, train.duties, train.vote, total)
+        self.rank_machine.serve(self, train.duties, train.vote, total, together)
 
     # ---- facts ---------------------------------------------------------------------------------------------------------------------------
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import math
+from collections import defaultdict
 from collections.abc import Sequence
 
 import torch
@@ -40,7 +42,8 @@ class Checks:
         self.replicas, self.recheck = Replicas(state, settings.verify.replicas), Recheck(settings.verify.compute, settings.shards)
         modules = {name: one for name, one in state.objects.items() if isinstance(one, torch.nn.Module)}
         samples = settings.verify.replicas > 0
-        self.jumps, self.body = Jumps(settings.verify.jumps), Body(modules, update.optimizer, update.schedulers, update.scaler, samples)
+        self._update, self._jumps = update, defaultdict[int, Jumps](functools.partial(Jumps, settings.verify.jumps))
+        self.body = Body(modules, update.optimizers, update.schedulers, update.scaler, samples)
         self.body.apart = state.apart
         self.norm = self._largest = math.nan
         self._before: tuple[float, float] | None = None
@@ -50,28 +53,34 @@ class Checks:
     @property
     def widths(self) -> list[int]:
         """How many numbers each sends."""
-        return [self.replicas.width, self.recheck.width, self.jumps.width, self.body.width]
+        return [self.replicas.width, self.recheck.width, self._jumps[0].width, self.body.width, self._update.width]
 
     @property
     def testimony(self) -> Finding | None:
         """What this rank tells when it leaves its group now: its end of a comparison that did not come to a good end."""
         return self.recheck.open or self.replicas.testimony
 
+    def begin(self) -> None:
+        """Another history begins."""
+        self._jumps.clear()
+
     def join(self, column: Column, here: StateId, receiver: bool) -> None:
         """A view begins at state ``here``, which this rank was given in it if it is a ``receiver``."""
         if here.history != self._history:
-            self.jumps.begin()
+            self.begin()
         self._history = here.history
         self.replicas.join(column.generation, here, receiver)
 
     def repeat(self) -> None:
         """The step is computed anew, and what comes out is believed."""
-        self.jumps.accept()
+        self._jumps[self._update.taken].accept()
         self._before = self._largest, self.norm
 
     def say(self, here: StateId, *, early: bool, alone: bool) -> list[float]:
         """What this rank sends, of state ``here``. ``early``: that is still on its way to it."""
-        return [*self._replicas(here, early, alone), *self.recheck.look(), *self.jumps.limits(), *self.body.said()]
+        choice = self._update.said(early=early)
+        limits = self._jumps[-1 if early and choice else self._update.asked].limits()  # which steps are usual depends on what they take
+        return [*self._replicas(here, early, alone), *self.recheck.look(), *limits, *self.body.said(), *choice]
 
     def _replicas(self, here: StateId, early: bool, alone: bool) -> list[float]:
         if early:
@@ -84,9 +93,10 @@ class Checks:
 
     def compare(self, said: Sequence[Numbers], group: Group, reducer: Reducer) -> bool:
         """What all have sent. True: a shard is in dispute, and is computed again. Raises GroupBroken: a rank is wrong."""
-        replicas, recheck, _, bodies = said
+        replicas, recheck, _, bodies, choices = said
         self.body.compare([row[0] for row in bodies] if self.body.width else [], group.generation)
         self.replicas.compare(replicas)
+        self._update.agree(choices)
         disputed = self.recheck.compare(recheck)
         if self.recheck.verifies and not disputed:
             self._recorder.switch(VERIFY)
@@ -116,5 +126,5 @@ class Checks:
 
     def take(self, here: StateId) -> None:
         """The step is taken, to state ``here``."""
-        self.jumps.seen(self._largest, self.norm)
+        self._jumps[self._update.taken].seen(self._largest, self.norm)
         self.recheck.begin(here)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -22,6 +23,13 @@ def block_norms(flat: torch.Tensor) -> torch.Tensor:
     if whole < flat.numel():
         norms.append(torch.linalg.vector_norm(flat[whole:]).reshape(1))
     return torch.cat([norm.double().cpu() for norm in norms]) if norms else torch.zeros(0, dtype=torch.float64, device="cpu")
+
+
+class FlatNorms(NamedTuple):
+    """The norms of some blocks of one flat buffer."""
+
+    flat: int
+    norms: torch.Tensor
 
 
 class SplitNorms:
@@ -46,22 +54,23 @@ class SplitNorms:
         parts = [flats[flat][lo:hi] for flat, lo, hi in self._parts[rank]]
         return torch.cat([*(block_norms(part if factor == 1.0 else part * factor) for part in parts), missing])
 
-    def in_order(self, rows: torch.Tensor) -> list[torch.Tensor]:
+    def in_order(self, rows: torch.Tensor) -> list[FlatNorms]:
         """The norms of all blocks, in the order of the flat buffers, from what all ranks told: ``[size, width]``."""
         found: dict[Chunk, torch.Tensor] = {}
         for row, part, counts in zip(rows, self._parts, self._counts, strict=True):
             found |= zip(part, row[: sum(counts)].split(counts), strict=True)
-        return [found[chunk] for chunk in sorted(found)]
+        return [FlatNorms(chunk.flat, found[chunk]) for chunk in sorted(found)]
 
 
-def total_norm(norms: Iterable[torch.Tensor]) -> float:
-    """Of a gradient whose blocks, in the order of its flat buffers, have these norms."""
-    return math.sqrt(float((np.concatenate([norm.numpy() for norm in norms]) ** 2).sum()))
+def total_norm(norms: Iterable[FlatNorms], flats: Collection[int]) -> float:
+    """Of the part in ``flats`` of a gradient whose blocks, in the order of its flat buffers, have these norms."""
+    counted = [one.norms.numpy() for one in norms if one.flat in flats]
+    return math.sqrt(float((np.concatenate(counted) ** 2).sum())) if counted else 0.0
 
 
-def clip_factor(norms: Iterable[torch.Tensor], clip_norm: float) -> float:
-    """By what to multiply such a gradient; as ``clip_grad_norm_`` of torch."""
-    return min(1.0, clip_norm / (total_norm(norms) + 1e-6))
+def clip_factor(norms: Iterable[FlatNorms], flats: Collection[int], clip_norm: float) -> float:
+    """By what to multiply such a part; as ``clip_grad_norm_`` of torch."""
+    return min(1.0, clip_norm / (total_norm(norms, flats) + 1e-6))
 
 
 def plain_factor(gradients: Sequence[torch.Tensor], clip_norm: float) -> float:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -16,8 +17,10 @@ ALL = -1
 """As bits: all parameters."""
 
 Tensors = Sequence[torch.Tensor]
-Key = tuple[torch.dtype, torch.device, int]
-"""What shares a flat buffer: also of one unit, as ``fully_shard`` has cut the model, so that a unit is gathered by itself."""
+ONE_OWNER: Mapping[int, int] = MappingProxyType({})
+Key = tuple[torch.dtype, torch.device, int, int]
+"""What shares a flat buffer: also of one unit, as ``fully_shard`` has cut the model, so that a unit is gathered by itself; and of one
+optimizer, as a step may take one alone."""
 
 
 @dataclass(frozen=True)
@@ -38,6 +41,7 @@ class FlatLayout:
     Args:
         units: by ``id`` of a parameter, the unit that it belongs to, where that is not the first one, 0.
         leave: gradients of units leave the rank in the backward: they are summed elsewhere, and are not kept here.
+        owners: by ``id`` of a parameter, the number of its optimizer, where that is not the first one, 0.
 
     Attributes:
         lengths: of the flat buffers, by what shares one.
@@ -45,21 +49,37 @@ class FlatLayout:
         places: by parameter, (flat buffer, element) at which its gradient begins, in the order of its memory.
         extents: by flat buffer, how many of its first elements are gradients; what comes after them are changes of buffers.
         leaving: the flat buffers whose gradients are summed elsewhere.
+        optimizers: by flat buffer, the number of the optimizer that its gradients are for.
         meta: one set of flat buffers, without memory.
     """
 
-    def __init__(self, parameters: Tensors, averaged: Tensors, units: Mapping[int, int], *, leave: bool) -> None:
+    def __init__(
+        self, parameters: Tensors, averaged: Tensors, units: Mapping[int, int], *, leave: bool, owners: Mapping[int, int] = ONE_OWNER
+    ) -> None:  # fmt: skip
         self.lengths: dict[Key, int] = {}
-        self.gradients = [self._place(parameter, units.get(id(parameter), 0)) for parameter in parameters]
+        self.gradients = [self._place(one, units.get(id(one), 0), owners.get(id(one), 0)) for one in parameters]
         self.places = [(place.flat, place.start) for place in self.gradients]
         self.extents = list(self.lengths.values())
         self.changes = [self._place(buffer) for buffer in averaged]
         self.extents += [0] * (len(self.lengths) - len(self.extents))
-        self.leaving = frozenset(flat for flat, (*_, unit) in enumerate(self.lengths) if leave and unit)
+        self.leaving = frozenset(flat for flat, (*_, unit, _) in enumerate(self.lengths) if leave and unit)
+        self._parameters_of: dict[int, int] = {}
+        self.optimizers = [optimizer for *_, optimizer in self.lengths]
         self.meta = [torch.empty(length, dtype=dtype, device="meta") for (dtype, *_), length in self.lengths.items()]
 
-    def _place(self, like: torch.Tensor, unit: int = 0) -> FlatPlace:
-        key = (like.dtype, like.device, unit)
+    def flats_of(self, optimizers: int) -> list[int]:
+        """The flat buffers that have gradients for these optimizers, which are bits."""
+        return [flat for flat, owner in enumerate(self.optimizers) if optimizers >> owner & 1]
+
+    def parameters_of(self, optimizers: int) -> int:
+        """The parameters of these optimizers, as bits too."""
+        if optimizers not in self._parameters_of:
+            owners = [self.optimizers[place.flat] for place in self.gradients]
+            self._parameters_of[optimizers] = sum(1 << number for number, owner in enumerate(owners) if optimizers >> owner & 1)
+        return self._parameters_of[optimizers]
+
+    def _place(self, like: torch.Tensor, unit: int = 0, optimizer: int = 0) -> FlatPlace:
+        key = (like.dtype, like.device, unit, optimizer)
         start = self.lengths.get(key, 0)
         self.lengths[key] = start + -(-like.numel() // ALIGNMENT) * ALIGNMENT
         return FlatPlace(list(self.lengths).index(key), start, like.shape, torch.empty_like(like, device="meta").stride())
@@ -79,7 +99,8 @@ class GradientSet:
     def __init__(self, layout: FlatLayout) -> None:
         found = enumerate(layout.lengths.items())
         self.flats: list[Any] = [
-            torch.zeros(0 if flat in layout.leaving else length, dtype=dtype, device=device) for flat, ((dtype, device, _), length) in found
+            torch.zeros(0 if flat in layout.leaving else length, dtype=dtype, device=device)
+            for flat, ((dtype, device, *_), length) in found
         ]
         self.gradients = [None if place.flat in layout.leaving else place.view(self.flats) for place in layout.gradients]
         self.changes = [place.view(self.flats) for place in layout.changes]

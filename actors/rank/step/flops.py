@@ -70,6 +70,7 @@ class FlopCount:
         from torch.utils.flop_counter import FlopCounterMode  # a process that counts nothing goes without it
 
         self._counter = FlopCounterMode(display=False, custom_mapping=_attention() | _left_as_they_are())
+        self._counter.mod_tracker = _OneModule()
         return self._counter  # type: ignore[no-any-return]  # torch gives it no type
 
     def shard_ends(self) -> None:
@@ -77,6 +78,18 @@ class FlopCount:
         if self._counter is not None:
             self._of_shard = float(self._counter.get_total_flops())
             self._counter = None
+
+
+class _OneModule:
+    """In the place of the counter's tracker of modules, of which the total has no need: its hooks forbid the gradient of a gradient."""
+
+    parents = frozenset({"Global"})
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, *_: object) -> None:
+        pass
 
 
 def peak_flop_per_s(device: torch.device) -> float:

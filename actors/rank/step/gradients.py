@@ -17,7 +17,7 @@ from torch import nn
 
 from actors.rank.step.ahead import Ahead
 from actors.rank.step.early import Early
-from actors.rank.step.flats import FlatLayout, GradientSet, collect
+from actors.rank.step.flats import ONE_OWNER, FlatLayout, GradientSet, collect
 from actors.rank.step.habits import BucketOrder, Habits
 from actors.rank.step.module_buffers import ModuleBuffers
 from actors.rank.step.reduction import Reducer
@@ -40,7 +40,7 @@ class GradientBuffers:
     Args:
         modules: by name, for messages; all parameters that require a gradient are taken, in order.
         shards: number of shards of the run.
-        units, leave: see :class:`FlatLayout`; ``fixed``, ``known``: see :class:`TrainedParameters`.
+        units, leave, owners: see :class:`FlatLayout`; ``fixed``, ``known``: see :class:`TrainedParameters`.
         watched: whether it is watched when gradients come, for :meth:`overlap`; see :meth:`watch`.
 
     Attributes:
@@ -61,8 +61,9 @@ class GradientBuffers:
         watched: bool = False,
         fixed: str = "",
         known: Collection[int] = (),
+        owners: Mapping[int, int] = ONE_OWNER,
     ) -> None:
-        self._shards, self._units, self._leave, self._watched = shards, units or {}, leave, watched
+        self._shards, self._units, self._leave, self._watched, self._owners = shards, units or {}, leave, watched, owners
         self.trained, self.buffers = TrainedParameters(modules, fixed, known), ModuleBuffers(modules, shards)
         self._present: dict[int, int] = {}  # by shard, which parameters have a gradient in it
         self._mean: GradientSet | None = None
@@ -75,7 +76,7 @@ class GradientBuffers:
     def _place(self) -> None:
         """Each parameter that trains gets its place."""
         self.parameters = self.trained.parameters
-        self.layout = FlatLayout(self.parameters, self.buffers.averaged, self._units, leave=self._leave)
+        self.layout = FlatLayout(self.parameters, self.buffers.averaged, self._units, leave=self._leave, owners=self._owners)
         self._tainted: GradientSet | None = None  # what a lost group was to bring may still be written there
         self.sums = ShardSums(self._shards, functools.partial(GradientSet, self.layout))
         self._watch()

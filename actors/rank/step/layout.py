@@ -19,7 +19,7 @@ from actors.rank.fsdp.taken import numbers
 from actors.rank.membership.process_group import Group
 from actors.rank.state.saving import Share, WholeTensors
 from actors.rank.state.tracked import TrackedState
-from actors.rank.step.clipping import SplitNorms, block_norms, clip_factor, plain_factor, total_norm
+from actors.rank.step.clipping import FlatNorms, SplitNorms, block_norms, clip, clip_factor, plain_factor, total_norm
 from actors.rank.step.gradients import GradientBuffers
 from actors.rank.step.injections import Injections
 from actors.rank.step.reduction import Reducer
@@ -95,7 +95,14 @@ class StateLayout:
         known = state.trained if self.fixed else ()  # a loop may freeze them behind run.track, and thaw them later
         watched = settings.overlap and not self.leave and not state.casts
         self.gradients = GradientBuffers(
-            state.modules, settings.shards, numbers(state.units), leave=self.leave, watched=watched, fixed=self.fixed, known=known
+            state.modules,
+            settings.shards,
+            numbers(state.units),
+            leave=self.leave,
+            watched=watched,
+            fixed=self.fixed,
+            known=known,
+            owners=given.update.owners,
         )
         state.marks, state.mark = self.gradients.trained.marks, self.gradients.mark
         if not self.gradients.parameters:
@@ -105,7 +112,7 @@ class StateLayout:
         two_levels = settings.two_level_sums and not settings.verify.compute and not self.leave
         cores = settings.overlap_cores if watched and settings.threads_per_rank == 1 else math.inf
         self.reducer = self.sums(settings.shards, kind, two_levels=two_levels, overlap_cores=cores)
-        self._norms: list[torch.Tensor] = []
+        self._norms: list[FlatNorms] = []
         self._split, self._split_of = SplitNorms((), ()), list[torch.nn.Parameter]()
 
     @property
@@ -168,7 +175,7 @@ class StateLayout:
             self._split, self._split_of = SplitNorms(parts, gradients.layout.extents), gradients.parameters
         return self._split
 
-    def keep_norms(self, norms: Sequence[torch.Tensor]) -> None:
+    def keep_norms(self, norms: Sequence[FlatNorms]) -> None:
         """What came of that: of all blocks, in order. Empty where the mean has changed since."""
         self._norms = list(norms)
 
@@ -182,31 +189,39 @@ class StateLayout:
         if self.given.update.scaler is not None:
             return OwnWord(True)
         flats, extents = self.gradients.mean.flats, self.gradients.layout.extents
-        self._norms = self._norms or [block_norms(flat[:extent]) for flat, extent in zip(flats, extents, strict=True)]
-        norm = total_norm(self._norms)
+        self._norms = self._norms or self._all_norms()
+        stepping = self.gradients.layout.flats_of(self.given.update.taken)
+        norm = total_norm(self._norms, stepping)
         cuts = [(flat, extent) for flat, extent in zip(flats, extents, strict=True) if flat.is_floating_point()]
         rest = [flat[extent:] for flat, extent in cuts if extent < flat.numel()]
-        return OwnWord((math.isfinite(norm) and all_finite(rest)) or all_finite(flats), norm)
+        counted = [whole if flat in stepping else whole[extents[flat] :] for flat, whole in enumerate(flats)]
+        return OwnWord((math.isfinite(norm) and all_finite(rest)) or all_finite(counted), norm)
+
+    def _all_norms(self) -> list[FlatNorms]:
+        parts = zip(self.gradients.mean.flats, self.gradients.layout.extents, strict=True)
+        return [FlatNorms(flat, block_norms(whole[:extent])) for flat, (whole, extent) in enumerate(parts)]
 
     # ---- apply ---------------------------------------------------------------------------------------------------------------------------
 
     @contextlib.contextmanager
     def stepping(self) -> Iterator[list[torch.Tensor]]:
-        """Around all that changes the state by a step, from the sums that are here. Gives the gradients that the optimizer steps with."""
+        """Around all that changes the state by a step, from the sums that are here. Gives the gradients that the optimizers step with."""
         gradients = self.gradients
         yield [flat[:extent] for flat, extent in zip(gradients.mean.flats, gradients.layout.extents, strict=True)]
 
-    def clip_factor(self) -> float:
-        """By what these are clipped, where the ranks' words do not say it. Behind the scaler, which has unscaled them."""
-        update, gradients = self.given.update, self.gradients
-        if update.clip_norm is None:
-            return 1.0
+    def clip(self, gradients: list[torch.Tensor]) -> None:
+        """Those of :meth:`stepping`. Behind the scaler, which has unscaled them."""
+        if self.given.vote.spread:
+            clip(gradients, self.given.vote.factor)
+            return
+        for clipped in self.given.update.clipped:
+            flats = self.gradients.layout.flats_of(clipped.optimizers)
+            clip([gradients[flat] for flat in flats], self._clip_factor(flats, clipped.norm))
+
+    def _clip_factor(self, flats: Collection[int], norm: float) -> float:
         if self.given.settings.shards == 1:
-            return plain_factor(gradients_there(gradients), update.clip_norm)
-        if update.scaler is None:
-            return clip_factor(self._norms, update.clip_norm)
-        parts = zip(gradients.mean.flats, gradients.layout.extents, strict=True)
-        return clip_factor((block_norms(flat[:extent]) for flat, extent in parts), update.clip_norm)
+            return plain_factor(gradients_there(self.gradients, flats), norm)
+        return clip_factor(self._norms if self.given.update.scaler is None else self._all_norms(), flats, norm)
 
     # ---- publish -------------------------------------------------------------------------------------------------------------------------
 
@@ -257,9 +272,10 @@ def layout_of(name: str) -> MakeLayout:
     return cast(MakeLayout, getattr(import_module(module), kind))
 
 
-def gradients_there(gradients: GradientBuffers) -> list[torch.Tensor]:
-    """Of the parameters that have one."""
-    return [parameter.grad for parameter in gradients.parameters if parameter.grad is not None]
+def gradients_there(gradients: GradientBuffers, flats: Collection[int]) -> list[torch.Tensor]:
+    """Of the parameters in ``flats`` that have one."""
+    found = zip(gradients.parameters, gradients.layout.gradients, strict=True)
+    return [parameter.grad for parameter, place in found if parameter.grad is not None and place.flat in flats]
 
 
 def all_finite(flats: Sequence[torch.Tensor]) -> bool:

@@ -297,15 +297,22 @@ class Step:
         """
         self.callbacks.append(fn)
 
-    def commit(self) -> bool:
-        """Sum the gradients in fixed order, clip, step optimizer, scaler and scheduler.
+    def commit(self, *optimizers: torch.optim.Optimizer) -> bool:
+        """Sum the gradients in fixed order, clip, step optimizers, scaler and schedulers.
+
+        Args:
+            optimizers: those of the tracked ones that take this step, and their schedulers with them; none named: all. Parameters of
+                others do not move, and gradients that have come to them are dropped. All ranks name the same.
 
         Returns:
             False when the step will be repeated, or was a rehearsal: nothing has changed.
 
         Raises:
-            LoopError: it is called twice, or before all batches of the step were computed.
+            LoopError: it is called twice, or before all batches of the step were computed, or it names what is not tracked, or not what
+                other ranks name.
+            ConfigError: an optimizer is tracked that none of the run's first steps has taken.
         """
+        taken = self._train.update.of(optimizers)
         if self.closed:
             raise LoopError(f"step {self.number} was committed twice")
         self.closed = True
@@ -320,7 +327,7 @@ class Step:
             self._train.contributions.log.note(shard, self._logged)
         self._train.body.check()
         self._loop.attempted = self
-        self._train.begin_attempt()
+        self._train.begin_attempt(taken)
         self._loop.attempt()
         self._loop.recorder.between(self._loop.committed)
         outcome = self._train.taken
@@ -328,6 +335,7 @@ class Step:
         if outcome is None:
             return False
         self.loss = outcome.loss
+        self._train.update.check_named(self.number + 1, self._loop.total)
         for fn in self.behind:
             fn()
         return True

@@ -19,14 +19,14 @@ import torch
 from actors.rank.membership.process_group import Group, GroupBroken, Work
 from actors.rank.state.tracked import TrackedState
 from actors.rank.step.checks import Checks
-from actors.rank.step.clipping import clip
 from actors.rank.step.contributions import Contributions
+from actors.rank.step.flats import ALL
 from actors.rank.step.injections import Change, Injections
 from actors.rank.step.layout import LayoutInputs, MakeLayout, layout_of
 from actors.rank.step.outcome import NonFiniteError, ReductionOutcome
 from actors.rank.step.rows import OFFER, RowFormat, Rows
 from actors.rank.step.stopwatch import Stopwatch
-from actors.rank.step.update import Update
+from actors.rank.step.update import ClipNorm, Update
 from actors.rank.step.weights import ShardWeights, agreed, divisor, mean_of
 from actors.rank.tags import Tag
 from actors.rank.telemetry.exchanged import EXCHANGED, Before
@@ -61,8 +61,8 @@ class TrainStep:
     """Steps of the tracked objects, one after the other.
 
     Args:
-        state: of which the modules are trained by its one optimizer; a learning-rate scheduler and a gradient scaler are stepped with it.
-        clip_norm: the gradient's norm is clipped to this.
+        state: of which the modules are trained by its optimizers; learning-rate schedulers and a gradient scaler are stepped with them.
+        clip_norm: see :class:`Update`.
         layout: makes another layout than that of the settings.
         more: for the layout, see :class:`LayoutInputs`.
 
@@ -75,15 +75,16 @@ class TrainStep:
         state: TrackedState,
         settings: RunSettings,
         recorder: Recorder,
-        clip_norm: float | None,
+        clip_norm: ClipNorm,
         *,
         observer: Observer | None = None,
         layout: MakeLayout | None = None,
         **more: Any,
     ) -> None:
         self.state, self._recorder, self.observer = state, recorder, observer or Observer()
-        self.update, self.duties = Update(state, clip_norm), Duties(settings.shards)
-        self.vote = CommitVote(spread=bool(LAYOUTS[settings.optimizer_sharding].spread))
+        spread = bool(LAYOUTS[settings.optimizer_sharding].spread)
+        self.update, self.duties = Update(state, clip_norm, spread=spread), Duties(settings.shards)
+        self.vote = CommitVote(spread=spread)
         self.shard_weights, self._injections = ShardWeights(settings.shards), Injections()
         given = (state, settings, recorder, self.update, self.duties, self.vote, self.shard_weights, self._injections)
         self.layout = (layout or layout_of(settings.optimizer_sharding))(LayoutInputs(*given, **more))
@@ -97,9 +98,9 @@ class TrainStep:
         self._suspect = -1  # the step that was repeated last
         self.taken: ReductionOutcome | None = None
 
-    def begin_attempt(self) -> None:
-        """The loop body has computed what it was assigned; nothing is taken yet."""
-        self.taken = None
+    def begin_attempt(self, optimizers: int) -> None:
+        """The loop body has computed what it was assigned, for a step of these; nothing is taken yet."""
+        self.update.asked, self.taken = optimizers, None
 
     # ---- compute -------------------------------------------------------------------------------------------------------------------------
 
@@ -219,7 +220,7 @@ class TrainStep:
         """The sum is used if all hold the same and have computed the same: it becomes one that was divided by the sum of the weights."""
         checks = said.checks
         disputed = self.verify.compare(checks, self.contributions.group, self.reducer)
-        self.gradients.keep_present(said.present)
+        self.gradients.keep_present(said.present & self._stepping)
         losses, given = said.by_shard(self.duties.shards)
         weights = agreed(given)
         divided_by = divisor(weights)
@@ -231,6 +232,12 @@ class TrainStep:
         if doubt is None and not disputed:
             self.layout.settle(divided_by)
         return self._reduced
+
+    @property
+    def _stepping(self) -> int:
+        """The parameters of the optimizers that the step takes, as bits; those of others have no gradient in it."""
+        update = self.update
+        return self.gradients.layout.parameters_of(update.taken) if update.several else ALL
 
     # ---- vote ----------------------------------------------------------------------------------------------------------------------------
 
@@ -266,7 +273,7 @@ class TrainStep:
     # ---- apply ---------------------------------------------------------------------------------------------------------------------------
 
     def apply(self, move: Apply | Advance) -> None:
-        """Clip, step optimizer, scaler and schedulers, give buffers their new values. The state is dirty meanwhile.
+        """Clip, step optimizers, scaler and schedulers, give buffers their new values. The state is dirty meanwhile.
 
         With ``Advance`` others have taken the step already: it is taken from the sums that are still here.
         """
@@ -279,18 +286,23 @@ class TrainStep:
             self.layout.kept.resume()
         self.state.free()
         self._recorder.measured(self._stopwatch.take_us())
+        update.note(here.step)
         with self.layout.stepping() as gradients:
-            scaler = update.scaler if self.gradients.mean.present else None  # without any gradient one raises
+            scaler, present = update.scaler, self.gradients.mean.present
+            some = [one for number, one in update.stepping if scaler is None or self.gradients.layout.parameters_of(1 << number) & present]
             if scaler is not None:
-                scaler.unscale_(update.optimizer)
-            clip(gradients, self.vote.factor if self.vote.spread else self.layout.clip_factor())
-            update.rate = float(update.optimizer.param_groups[0]["lr"])
-            if scaler is not None:
-                scaler.step(update.optimizer)
+                for optimizer in some:
+                    scaler.unscale_(optimizer)  # it raises where there is no gradient at all
+            self.layout.clip(gradients)
+            update.rate = float(update.stepping[0][1].param_groups[0]["lr"])
+            for optimizer in some:
+                if scaler is None:
+                    optimizer.step()
+                else:
+                    scaler.step(optimizer)
+            if scaler is not None and some:
                 scaler.update()
-            elif update.scaler is None:
-                update.optimizer.step()
-            for scheduler in update.schedulers:
+            for scheduler in update.following:
                 scheduler.step()
             self.gradients.commit(first=here.step == 0)
             self.duties.at = StateId(here.history, here.step + 1)
@@ -328,7 +340,7 @@ class TrainStep:
 
     def begin(self, state: StateId) -> None:
         """All of ``state`` was loaded or built here."""
-        self.verify.jumps.begin()
+        self.verify.begin()
         self.layout.begin(state)
 
     def join(self, group: Group, column: Column, rank: int, here: StateId, begun: bool) -> None:

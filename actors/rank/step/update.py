@@ -1,32 +1,173 @@
-"""What changes the state by a step: the optimizer, the schedulers and the scaler that are tracked, and to what the gradient is clipped."""
+"""What changes the state by a step: the optimizers that it takes, their schedulers, the scaler, and to what their gradients are clipped."""
 
 from __future__ import annotations
 
 import math
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import torch
 
 from actors.rank.state.tracked import TrackedState
-from fleet.errors import ConfigError
+from actors.rank.step import bits
+from fleet.errors import ConfigError, LoopError
+
+ClipNorm = float | Mapping[torch.optim.Optimizer, float] | None
+"""To what a step's gradient is clipped: all of it together, or that of each optimizer by itself."""
+
+NONE = 'Or set optimizer_sharding = "none".'
+
+NAMED_WITHIN = 100
+"""Steps: an optimizer that none of the run's first ones has taken is not trained by mistake."""
+
+
+class Clipped(NamedTuple):
+    """Gradients of these ``optimizers``, as bits, are clipped together, to this ``norm``."""
+
+    optimizers: int
+    norm: float
 
 
 class Update:
     """Of one rank.
 
     Args:
-        clip_norm: the gradient's norm is clipped to this; None: it is not.
+        clip_norm: what a step clips its gradient to; None: it does not.
+        spread: the state is spread over ranks, so that all gradients of a step are clipped, or skipped, together.
 
     Attributes:
+        optimizers: all that are tracked, in order; ``names`` are theirs. Sets of them are bits.
+        owners: by ``id`` of a parameter, the number of its optimizer where there are several; of others one more than the last.
+        asked: those that the loop body has named for the step at hand.
+        taken: those that all ranks take in it.
         rate: the learning rate of the first group in the step that was taken last.
     """
 
-    def __init__(self, state: TrackedState, clip_norm: float | None) -> None:
+    def __init__(self, state: TrackedState, clip_norm: ClipNorm, *, spread: bool = False) -> None:
         objects = state.objects.values()
-        self.optimizer = _only(state, torch.optim.Optimizer, "optimizer")
+        self.optimizers: list[Any] = list(state.optimizers.values())
+        self.names = list(state.optimizers)
+        if not self.optimizers:
+            raise ConfigError("track", sorted(state.objects), "none of its objects is an optimizer", "Track the optimizer, too.")
         self.schedulers = [one for one in objects if isinstance(one, torch.optim.lr_scheduler.LRScheduler)]
         self.scaler = next((one for one in objects if isinstance(one, torch.amp.GradScaler)), None)
-        self.clip_norm, self.rate = clip_norm, math.nan
+        self.asked = self.taken = self.all = (1 << len(self.optimizers)) - 1
+        self.rate, self._spread = math.nan, spread
+        self.owners = self._owned(state) if len(self.optimizers) > 1 else {}
+        self._clip_norm = self._checked(clip_norm)
+        self._begun: int | None = None  # the first step that this process has taken
+        self._named = 0
+
+    # ---- what is tracked -----------------------------------------------------------------------------------------------------------------
+
+    def _owned(self, state: TrackedState) -> dict[int, int]:
+        found: dict[int, int] = {}
+        for number, (name, optimizer) in enumerate(state.optimizers.items()):
+            for one in (one for group in optimizer.param_groups for one in group["params"]):
+                if found.setdefault(id(one), number) != number:
+                    both = f"a parameter of shape {tuple(one.shape)} is also in {self.names[found[id(one)]]}"
+                    raise ConfigError(name, type(optimizer).__name__, both, "Give each parameter to one optimizer.")
+        if self._spread and self.scaler is not None:
+            reason = "with a state that is spread over ranks it is the scaler of one optimizer"
+            raise ConfigError("track", sorted(self.names), reason, f"Train in bfloat16, without a scaler. {NONE}")
+        for name, tracked in state.objects.items():
+            if isinstance(tracked, torch.optim.lr_scheduler.LRScheduler) and self._number(tracked.optimizer) is None:
+                raise ConfigError(name, type(tracked).__name__, "its optimizer is not tracked", "Track that, too.")
+        others = (one for module in state.modules.values() for one in module.parameters())
+        return {id(one): len(self.optimizers) for one in others} | found
+
+    def _number(self, optimizer: object) -> int | None:
+        return next((number for number, one in enumerate(self.optimizers) if one is optimizer), None)
+
+    def _checked(self, clip_norm: ClipNorm) -> ClipNorm:
+        for one in clip_norm if isinstance(clip_norm, Mapping) else ():
+            if self._number(one) is None:
+                reason = "this optimizer is not tracked"
+                raise ConfigError("clip_norm", type(one).__name__, reason, f"Name tracked ones: {', '.join(self.names)}.")
+        return clip_norm
+
+    @property
+    def several(self) -> bool:
+        """There is something to choose."""
+        return len(self.optimizers) > 1
+
+    # ---- which ones a step takes ---------------------------------------------------------------------------------------------------------
+
+    def of(self, optimizers: Sequence[Any]) -> int:
+        """These as bits; none: all. Raises LoopError: one is not tracked."""
+        found = 0
+        for one in optimizers:
+            number = self._number(one)
+            if number is None:
+                tracked = ", ".join(self.names)
+                raise LoopError(f"step.commit({type(one).__name__}): that is no tracked optimizer. Name one of run.track's: {tracked}.")
+            found |= 1 << number
+        found = found or self.all
+        if self._spread and isinstance(self._clip_norm, Mapping) and found & (found - 1):
+            reason = f"{self.words(found)} take one step, and with a state that is spread over ranks it is clipped as a whole"
+            raise ConfigError("clip_norm", "of each optimizer", reason, f"Give one number for all. {NONE}")
+        return found
+
+    @property
+    def width(self) -> int:
+        """How many numbers each rank sends of its choice: none where there is nothing to choose."""
+        return bits.width(len(self.optimizers)) if self.several else 0
+
+    def said(self, *, early: bool) -> list[float]:
+        """The numbers to send with the gradients. ``early``: the loop body of this rank has yet to come to the step."""
+        return bits.numbers_of(0 if early else self.asked, len(self.optimizers))[: self.width]
+
+    def agree(self, said: Sequence[Sequence[float]]) -> None:
+        """What all ranks take, by what all have sent. Raises LoopError: they do not take the same."""
+        if not self.several:
+            return
+        named = {rank: found for rank, row in enumerate(said) if (found := bits.any_of([row]))}
+        self.taken = next(iter(named.values()))
+        other = next((rank for rank, found in named.items() if found != self.taken), None)
+        if other is not None:
+            first, taken = next(iter(named)), f"{self.words(self.taken)} and rank {other} {self.words(named[other])}"
+            raise LoopError(f"step.commit(): rank {first} takes {taken}. All ranks take the same step: choose by step.number.")
+
+    def words(self, taken: int) -> str:
+        """Their names."""
+        return " with ".join(name for number, name in enumerate(self.names) if taken >> number & 1)
+
+    @property
+    def stepping(self) -> list[tuple[int, Any]]:
+        """(number, optimizer) of those that the step takes."""
+        return [(number, one) for number, one in enumerate(self.optimizers) if self.taken >> number & 1]
+
+    @property
+    def following(self) -> list[Any]:
+        """The schedulers that are stepped with them."""
+        return [one for one in self.schedulers if not self.several or self.taken >> (self._number(one.optimizer) or 0) & 1]
+
+    def note(self, step: int) -> None:
+        """The step from ``step`` on is taken."""
+        self._begun = step if self._begun is None else self._begun
+        self._named |= self.taken
+
+    def check_named(self, steps: int, total: int) -> None:
+        """So many steps are taken, of ``total``. Raises ConfigError: none of them has taken one of the optimizers."""
+        missing = self.all & ~self._named
+        if missing and self._begun == 0 and steps == min(total, NAMED_WITHIN):
+            name = next(name for number, name in enumerate(self.names) if missing >> number & 1)
+            reason = f"none of the first {steps} steps has taken this optimizer, so that nothing of it is trained"
+            way_out = "Name it in one of them, alone or with another: step.commit(OPTIMIZER, OTHER). Or do not track it."
+            raise ConfigError("track", name, reason, way_out)
+
+    # ---- clipping ------------------------------------------------------------------------------------------------------------------------
+
+    @property
+    def clipped(self) -> Iterator[Clipped]:
+        """Of the step at hand."""
+        if isinstance(self._clip_norm, Mapping):
+            norms = ((number, self._clip_norm.get(one)) for number, one in self.stepping)
+            yield from (Clipped(1 << number, norm) for number, norm in norms if norm is not None)
+        elif self._clip_norm is not None:
+            yield Clipped(self.taken, self._clip_norm)
+
+    # ---- what they hold ------------------------------------------------------------------------------------------------------------------
 
     @property
     def unscaling(self) -> float:
@@ -35,18 +176,6 @@ class Update:
 
     @property
     def moments(self) -> list[torch.Tensor]:
-        """The tensors of the optimizer's state."""
-        states = self.optimizer.state.values()
+        """The tensors of the optimizers' states."""
+        states = [one for optimizer in self.optimizers for one in optimizer.state.values()]
         return [value for one in states for value in one.values() if isinstance(value, torch.Tensor) and value.dim()]
-
-
-def _only(state: TrackedState, kind: type, name: str) -> Any:
-    found = [one for one in state.objects.values() if isinstance(one, kind)]
-    if len(found) != 1:
-        raise ConfigError(
-            "track",
-            sorted(state.objects),
-            f"{len(found)} of its objects are an {name}",
-            f"Track exactly one {name}; its groups may have other options.",
-        )
-    return found[0]

@@ -26,6 +26,7 @@ from actors.rank.step.flops import FlopCount
 from actors.rank.step.layout import LayoutInputs, StateLayout
 from actors.rank.step.step import Step
 from actors.rank.step.train_step import TrainStep
+from actors.rank.step.update import ClipNorm
 from actors.rank.telemetry.recorder import Recorder
 from actors.rank.trial.carried import KeptValues
 from actors.rank.trial.recording import Book
@@ -92,15 +93,15 @@ class TrialLayout(StateLayout):
 
     @contextlib.contextmanager
     def stepping(self) -> Iterator[list[torch.Tensor]]:
-        book, optimizer = self.book, self.given.update.optimizer
-        for number, group in enumerate(optimizer.param_groups):
+        book, optimizers = self.book, self.given.update.optimizers
+        for number, group in enumerate(group for optimizer in optimizers for group in optimizer.param_groups):
             book.value(RATE, f"learning rate of group {number}", float(group["lr"]))
         with super().stepping() as gradients:
             yield gradients
         for name, tensor in [*self._named.items(), *self._buffers()]:
             book.value(UPDATED, name, tensor)
         for name, one in self._named.items():
-            held = optimizer.state.get(one, {})
+            held: Mapping[str, Any] = next((found for optimizer in optimizers if (found := optimizer.state.get(one))), {})
             book.value(UPDATED, f"{name} in the optimizer", [held[key] for key in sorted(held)])
 
 
@@ -162,7 +163,9 @@ class Trying(Run):
         self._loop.rank = 1  # it has no run to tell of its data
         self.kept, self._taken = KeptValues(plan.asked.at), 0
 
-    def steps(self, state: TrackedState, *, total: int, clip_norm: float | None = None, flops: float = 0.0) -> Iterator[Step]:
+    def steps(
+        self, state: TrackedState, *, total: int, clip_norm: ClipNorm = None, together: int = 1, flops: float = 0.0
+    ) -> Iterator[Step]:  # fmt: skip
         """See :class:`Run`. Code behind the loop does not run."""
         self._loop.total, self._loop.flops = total, FlopCount(1.0)
         make = functools.partial(TrialLayout, book=self._book, kept=self.kept)

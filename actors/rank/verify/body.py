@@ -44,8 +44,8 @@ class Body:
     """Watches one rank's loop body.
 
     Args:
-        modules, optimizer, schedulers, scaler: what is tracked. The optimizer, schedulers and scaler refuse from now on to be stepped in a
-            loop body.
+        modules, optimizers, schedulers, scaler: what is tracked. The optimizers, schedulers and scaler refuse from now on to be stepped in
+            a loop body.
         samples: also take digests, and tell the other ranks of a change (:meth:`said`, :meth:`compare`).
 
     Attributes:
@@ -57,14 +57,14 @@ class Body:
     def __init__(
         self,
         modules: Mapping[str, torch.nn.Module],
-        optimizer: torch.optim.Optimizer,
+        optimizers: Sequence[torch.optim.Optimizer],
         schedulers: Sequence[Any],
         scaler: Any,
         samples: bool,
     ) -> None:
         named = {f"{root}.{name}": one for root, module in modules.items() for name, one in module.named_parameters()}
         self._names, self._parameters = list(named), list(named.values())
-        self._optimizer, self._inside, self._step = optimizer, False, -1
+        self._optimizers, self._inside, self._step = optimizers, False, -1
         self.width = 1 if samples else 0
         self._begun = self._first = 0
         self._counted = range(0)
@@ -73,9 +73,10 @@ class Body:
         self._changed, self._before = "", False
         self._gradient: torch.nn.Parameter | None = None
         self._alone: dict[tuple[int, str], int] | None = None
-        optimizer.register_step_pre_hook(lambda *_: self._refuse("optimizer.step()"))
-        _before(optimizer, "zero_grad", self._on_zero_grad)
-        _before(optimizer, "add_param_group", self._on_add_param_group)
+        for optimizer in optimizers:
+            optimizer.register_step_pre_hook(lambda *_: self._refuse("optimizer.step()"))
+            _before(optimizer, "zero_grad", self._on_zero_grad)
+            _before(optimizer, "add_param_group", self._on_add_param_group)
         for scheduler in schedulers:
             _override(scheduler, "scheduler", ["step"], self._refuse)
         if scaler is not None:
@@ -184,7 +185,7 @@ class Body:
     def _held(self, index: int) -> dict[str, torch.Tensor]:
         """A parameter, under the empty name, and the tensors that the optimizer holds of it."""
         parameter = self._parameters[index]
-        state = self._optimizer.state.get(parameter, {})
+        state: Mapping[str, Any] = next((found for one in self._optimizers if (found := one.state.get(parameter))), {})
         own = {} if id(parameter) in self.apart else {"": parameter}
         return own | {key: value for key, value in state.items() if isinstance(value, torch.Tensor)}
 

@@ -1,4 +1,4 @@
-"""An optimizer of which each rank keeps a few chunks: it steps stretches of the parameters, in place, and has state for these alone.
+"""Optimizers of whose state each rank keeps a few chunks: they step stretches of the parameters, in place, and have state for these alone.
 
 Element-wise optimizers give each element the same bits in a stretch as in the whole, as long as stretches begin where vector registers do
 (``actors.rank.step.flats.ALIGNMENT``). Others are refused by name.
@@ -40,6 +40,7 @@ class _Slice(NamedTuple):
     lo: int
     hi: int
     tensor: torch.Tensor
+    optimizer: torch.optim.Optimizer
 
 
 def check(optimizer: torch.optim.Optimizer, parameters: Sequence[torch.nn.Parameter], threads: int) -> None:
@@ -91,10 +92,51 @@ def like_parameter(value: torch.Tensor, strides: tuple[int, ...]) -> torch.Tenso
 
 
 class ChunkedOptimizer:
-    """What is tracked in the optimizer's place. Its ``state_dict`` is what all ranks have in common: the options of the groups.
+    """What is tracked in an optimizer's place. Its ``state_dict`` is what all ranks have in common: the options of the groups.
 
-    It begins with all chunks. The user's optimizer, its groups, and so its schedulers, stay the objects that they are; the parameters of
-    the groups become stretches of the model's parameters, views of the same memory.
+    The user's optimizer, its groups, and so its schedulers, stay the objects that they are; the parameters of the groups become stretches
+    of the model's parameters, views of the same memory.
+
+    Args:
+        load_whole: takes over a whole state of it, as the optimizer would have it unsharded.
+
+    Attributes:
+        wholes: by group, the parameters that the user gave it.
+        probes: by group, see :func:`probe_of`.
+    """
+
+    def __init__(self, optimizer: torch.optim.Optimizer, load_whole: Callable[[ChunkedOptimizer, dict[str, Any]], None]) -> None:
+        self.optimizer, self._load_whole = optimizer, load_whole
+        self.wholes: list[list[torch.Tensor]] = [list(group["params"]) for group in optimizer.param_groups]
+        self.probes: list[torch.Tensor] = []
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"param_groups": [{key: value for key, value in group.items() if key != "params"} for group in self.optimizer.param_groups]}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Take over the options of the groups; or a whole state, as the user's optimizer would have it unsharded."""
+        if "state" in state:
+            self._load_whole(self, dict(state))
+            return
+        for group, options in zip(self.optimizer.param_groups, state["param_groups"], strict=True):
+            group.update(options)
+
+    @property
+    def packed_groups(self) -> list[dict[str, Any]]:
+        """``param_groups`` of the optimizer's state dict: parameters by their number."""
+        numbers = itertools.count()
+        groups = self.state_dict()["param_groups"]
+        return [{**options, "params": [next(numbers) for _ in whole]} for options, whole in zip(groups, self.wholes, strict=True)]
+
+    def example(self, key: int) -> tuple[torch.Tensor, Mapping[str, Any]]:
+        """A parameter of the group of parameter ``key`` of the state dict, and its state: that of all others has the same fields."""
+        ends = itertools.accumulate(map(len, self.wholes))
+        probe = self.probes[next(number for number, end in enumerate(ends) if key < end)]
+        return probe, self.optimizer.state.get(probe, {})
+
+
+class OptimizerChunks:
+    """Chunks of the state of all optimizers that are tracked. It begins with all of them.
 
     Args:
         parameters: all that require a gradient, in the order of the flat buffers.
@@ -102,6 +144,7 @@ class ChunkedOptimizer:
         extents: by flat buffer, its length.
 
     Attributes:
+        tracked: in the place of each optimizer.
         stepped: tells which parameters have had a gradient in a step, as bits.
         readable: the first state of all chunks can be read here, see :meth:`first`.
     """
@@ -110,53 +153,48 @@ class ChunkedOptimizer:
 
     def __init__(
         self,
-        optimizer: torch.optim.Optimizer,
+        optimizers: Sequence[torch.optim.Optimizer],
         parameters: Sequence[torch.nn.Parameter],
         places: Sequence[tuple[int, int]],
         extents: Sequence[int],
     ) -> None:
-        self.optimizer, self.extents = optimizer, list(extents)
+        self.tracked, self.extents = [ChunkedOptimizer(one, self._load_whole) for one in optimizers], list(extents)
         self.parameters, self.places = list(parameters), list(places)
         self.strides = [parameter.stride() for parameter in parameters]  # where ranks have chunks of them, they lose theirs
         self._numbers = {id(parameter): number for number, parameter in enumerate(parameters)}
-        self.wholes: list[list[torch.Tensor]] = [list(group["params"]) for group in optimizer.param_groups]
         self._slices: list[_Slice] = []
-        self._probes: list[torch.Tensor] = []
+        self._whole: list[ChunkedOptimizer] = []  # those that a state is loaded into, until all are
         self._spare: list[StatePiece] = []
         self.stepped: Callable[[], int] = lambda: -1
         self.chunks: tuple[Chunk, ...] = ()
         self.beside: tuple[Chunk, ...] = ()
         self._cut_whole()
 
-    # ---- what all have in common -------------------------------------------------------------------------------------------------------
+    # ---- the whole -----------------------------------------------------------------------------------------------------------------------
 
-    def state_dict(self) -> dict[str, Any]:
-        return {"param_groups": [{key: value for key, value in group.items() if key != "params"} for group in self.optimizer.param_groups]}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take over the options of the groups; or a whole state, as the user's optimizer would have it unsharded."""
-        if "state" in state:
-            self._load_whole(dict(state))
-            return
-        for group, options in zip(self.optimizer.param_groups, state["param_groups"], strict=True):
-            group.update(options)
-
-    def _load_whole(self, state: dict[str, Any]) -> None:
-        self.optimizer.state = defaultdict(dict)
-        for group, whole in zip(self.optimizer.param_groups, self.wholes, strict=True):
+    def _load_whole(self, tracked: ChunkedOptimizer, state: dict[str, Any]) -> None:
+        tracked.optimizer.state = defaultdict(dict)
+        for group, whole in zip(tracked.optimizer.param_groups, tracked.wholes, strict=True):
             group["params"] = whole
-        optimizers.load(self.optimizer, state)
-        self._cut_whole()
+        optimizers.load(tracked.optimizer, state)
+        self._whole.append(tracked)
+        if len(self._whole) == len(self.tracked):
+            self._whole = []
+            self._cut_whole()
 
     def _cut_whole(self) -> None:
         """From the state of whole parameters to that of one chunk, which is all."""
         pieces = self._whole_pieces()
-        self._probes = [probe_of(whole) for whole in self.wholes]
+        self._probe()
         self.adopt((WHOLE,), pieces)
+
+    def _probe(self) -> None:
+        for tracked in self.tracked:
+            tracked.probes = [probe_of(whole) for whole in tracked.wholes]
 
     def _whole_pieces(self) -> list[StatePiece]:
         pieces = []
-        for parameter, state in self.optimizer.state.items():
+        for parameter, state in (item for tracked in self.tracked for item in tracked.optimizer.state.items()):
             number = self._numbers[id(parameter)]
             start = self.places[number][1]
             strides = self.strides[number]
@@ -173,26 +211,20 @@ class ChunkedOptimizer:
     @property
     def state_bytes(self) -> int:
         """Memory of the optimizer's state that this rank keeps, its copies of others' chunks included."""
-        values = [value for state in self.optimizer.state.values() for value in state.values()]
+        states = [state for tracked in self.tracked for state in tracked.optimizer.state.values()]
+        values = [value for state in states for value in state.values()]
         return sum(value.nbytes for value in values if isinstance(value, torch.Tensor))
 
-    @property
-    def numbered(self) -> dict[int, int]:
+    def numbered(self, tracked: ChunkedOptimizer) -> dict[int, int]:
         """By number in the optimizer's state dict, the number here, of the parameters that have a state: they were stepped once."""
-        parameters = [parameter for whole in self.wholes for parameter in whole]
+        parameters = [parameter for whole in tracked.wholes for parameter in whole]
         numbers = ((key, self._numbers[id(p)]) for key, p in enumerate(parameters) if id(p) in self._numbers)
         return {key: number for key, number in numbers if self.stepped() >> number & 1}
-
-    def example(self, key: int) -> tuple[torch.Tensor, Mapping[str, Any]]:
-        """A parameter of the group of parameter ``key`` of the state dict, and its state: that of all others has the same fields."""
-        ends = itertools.accumulate(map(len, self.wholes))
-        probe = self._probes[next(number for number, end in enumerate(ends) if key < end)]
-        return probe, self.optimizer.state.get(probe, {})
 
     @property
     def known(self) -> set[int]:
         """The parameters of which there is state here."""
-        return {one.parameter for one in self._slices if self.optimizer.state.get(one.tensor)}
+        return {one.parameter for one in self._slices if one.optimizer.state.get(one.tensor)}
 
     def own(self, number: int, chunk: Chunk) -> list[StatePiece]:
         """The state of a parameter's elements in ``chunk``, which this rank holds."""
@@ -227,23 +259,27 @@ class ChunkedOptimizer:
         by_parameter: dict[int, list[StatePiece]] = defaultdict(list)
         for piece in pieces:
             by_parameter[piece.parameter].append(piece)
-        probed = [self.optimizer.state.get(probe) for probe in self._probes]
         self._ground(chunks, by_parameter)
         self.drop_beside()
         self._slices, self.chunks = [], chunks
-        state: dict[torch.Tensor, Any] = defaultdict(dict)
-        for number, whole in enumerate(self.wholes):
+        for tracked in self.tracked:
+            self._adopt(tracked, self._parts_of(chunks), by_parameter)
+
+    def _adopt(self, tracked: ChunkedOptimizer, parts: Sequence[tuple[int, int, int]], pieces: Mapping[int, list[StatePiece]]) -> None:
+        """What one optimizer steps of ``parts``, with the state of them."""
+        optimizer, state = tracked.optimizer, defaultdict[torch.Tensor, Any](dict)
+        for group, whole, probe in zip(optimizer.param_groups, tracked.wholes, tracked.probes, strict=True):
             numbers = {self._numbers[id(parameter)] for parameter in whole if id(parameter) in self._numbers}
-            mine = [_Slice(*part, self.view(*part)) for part in self._parts_of(chunks) if part[0] in numbers]
+            mine = [_Slice(*part, self.view(*part), optimizer) for part in parts if part[0] in numbers]
             for one in mine:
-                if values := _of_optimizer(joined(by_parameter[one.parameter], one.lo, one.hi)):
+                if values := _of_optimizer(joined(pieces.get(one.parameter, ()), one.lo, one.hi)):
                     state[one.tensor] = values
-            seen = probed[number] or next((found for n in numbers for piece in by_parameter[n] if (found := _one_of(piece))), None)
-            if seen:
-                state[self._probes[number]] = seen
-            self.optimizer.param_groups[number]["params"] = [*(one.tensor for one in mine), self._probes[number]]
+            held = (found for number in numbers for piece in pieces.get(number, ()) if (found := _one_of(piece)))
+            if seen := optimizer.state.get(probe) or next(held, None):
+                state[probe] = seen
+            group["params"] = [*(one.tensor for one in mine), probe]
             self._slices += mine
-        self.optimizer.state = state  # type: ignore[assignment]
+        optimizer.state = state
 
     def _ground(self, chunks: tuple[Chunk, ...], pieces: Mapping[int, Sequence[StatePiece]]) -> None:
         """Make room for what :meth:`view` gives of ``chunks``. All of the parameters are here, so there is nothing to do."""
@@ -277,7 +313,7 @@ class ChunkedOptimizer:
         for one in self._slices:
             there = present >> one.parameter & 1
             one.tensor.grad = flats[self.places[one.parameter][0]][one.lo : one.hi] if there else None
-        for probe in self._probes:
+        for probe in (probe for tracked in self.tracked for probe in tracked.probes):
             probe.grad = torch.full_like(probe, math.inf if skipped else 0.0)
         return [one.tensor.grad for one in self._slices if one.tensor.grad is not None]
 
@@ -293,10 +329,9 @@ class ChunkedOptimizer:
 
     def _held(self) -> Mapping[int, Sequence[StatePiece]]:
         """By parameter, all pieces that are here, as views."""
-        state = self.optimizer.state
         have: dict[int, list[StatePiece]] = defaultdict(list)
         for one in self._slices:
-            have[one.parameter].append(StatePiece(one.parameter, one.lo, one.hi, state.get(one.tensor, {})))
+            have[one.parameter].append(StatePiece(one.parameter, one.lo, one.hi, one.optimizer.state.get(one.tensor, {})))
         for piece in self._spare:
             have[piece.parameter].append(piece)
         return have

@@ -19,8 +19,8 @@ from actors.rank.step.flats import GradientSet
 from actors.rank.step.gradients import GradientBuffers
 from actors.rank.step.layout import LayoutInputs, OwnWord, all_finite, gradients_there
 from actors.rank.step.reduction import Chunk
-from actors.rank.zero1.chunked import ChunkedOptimizer
-from actors.rank.zero1.whole import ShardedTensors, WholeModule, whole_state
+from actors.rank.zero1.chunked import OptimizerChunks
+from actors.rank.zero1.whole import ShardedTensors, WholeModule, named, whole_state
 from fleet.protocol.chunks import Claim, bounds
 from fleet.protocol.types import StateId
 
@@ -32,16 +32,17 @@ class KeptChunks:
     """Of one rank.
 
     Args:
-        chunks: the optimizer, which is tracked in the place of the user's.
+        chunks: of the optimizers, each of which is tracked in the place of the user's.
 
     Attributes:
         complete: the parameters are of the state everywhere, not in this rank's chunks alone.
     """
 
-    def __init__(self, given: LayoutInputs, gradients: GradientBuffers, chunks: ChunkedOptimizer) -> None:
+    def __init__(self, given: LayoutInputs, gradients: GradientBuffers, chunks: OptimizerChunks) -> None:
         self._given, self._gradients, self.chunks = given, gradients, chunks
         chunks.stepped = lambda: gradients.trained.stepped
-        given.state.replace(given.update.optimizer, chunks)
+        for tracked in chunks.tracked:
+            given.state.replace(tracked.optimizer, tracked)
         self.complete = True
         self._sums: GradientSet | None = None
         self._norms = SplitNorms((), ())
@@ -99,7 +100,8 @@ class KeptChunks:
     def word(self, group: Group) -> OwnWord:
         """The sums of this rank's chunks are here: whether they are finite, and how large they are."""
         flats, extents = self._gradients.mean.flats, self.chunks.extents
-        mine = [flat[slice(*bounds(extent, (group.size, group.rank)))] for flat, extent in zip(flats, extents, strict=True)]
+        stepping = self._gradients.layout.flats_of(self._given.update.taken)
+        mine = [flats[flat][slice(*bounds(extents[flat], (group.size, group.rank)))] for flat in stepping]
         rest = [flat[extent:] for flat, extent in zip(flats, extents, strict=True)]
         finite, self._norms = all_finite([*mine, *rest]), self._split(group.size)
         return OwnWord(finite, norms=self._norms.take(flats, group.rank, self._given.update.unscaling))
@@ -107,17 +109,20 @@ class KeptChunks:
     def agree(self, rows: torch.Tensor) -> float:
         """By which the gradients are clipped: ``rows`` are all ranks' norms."""
         update = self._given.update
-        if update.clip_norm is None:
+        clipped = next(update.clipped, None)
+        if clipped is None:
             return 1.0
+        flats = self._gradients.layout.flats_of(clipped.optimizers)
         if self._given.settings.shards == 1 and not self._gradients.layout.leaving:
-            return plain_factor([gradient * update.unscaling for gradient in gradients_there(self._gradients)], update.clip_norm)
-        return clip_factor(self._norms.in_order(rows), update.clip_norm)
+            return plain_factor([gradient * update.unscaling for gradient in gradients_there(self._gradients, flats)], clipped.norm)
+        return clip_factor(self._norms.in_order(rows), flats, clipped.norm)
 
     def _split(self, size: int) -> SplitNorms:
         """Norms of each rank's chunks, when there is something to clip."""
         extents = self.chunks.extents
         chunks = [[Chunk(flat, *bounds(extent, (size, index))) for flat, extent in enumerate(extents)] for index in range(size)]
-        return SplitNorms(chunks if self._given.update.clip_norm is not None else [()] * size, extents)
+        clips = next(self._given.update.clipped, None) is not None
+        return SplitNorms(chunks if clips else [()] * size, extents)
 
     @contextlib.contextmanager
     def stepping(self, *, complete: bool) -> Iterator[list[torch.Tensor]]:
@@ -142,16 +147,13 @@ class KeptChunks:
 
     # ---- all of the state ----------------------------------------------------------------------------------------------------------------
 
-    @property
-    def _name(self) -> str:
-        return next(name for name, one in self._given.state.objects.items() if one is self.chunks)
-
     def digest(self, group: Group, step: int) -> str:
         """All ranks call it together. Raises GroupBroken."""
         state, device = self._given.state, self._gradients.parameters[0].device
         whole = {name: WholeModule(group, self.chunks, device, live) for name, live in state.spread().items()}
-        return state.digest(step, {**whole, self._name: whole_state(group, self.chunks, device)})
+        spread = {name: whole_state(group, self.chunks, one, device) for name, one in named(state, self.chunks).items()}
+        return state.digest(step, {**whole, **spread})
 
     def share(self, group: Group) -> Share:
         """What this rank writes of a checkpoint."""
-        return ShardedTensors(self._given.state, self._name, self.chunks, group.rank, group.size)
+        return ShardedTensors(self._given.state, self.chunks, group.rank, group.size)

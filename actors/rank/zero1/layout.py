@@ -23,7 +23,7 @@ from actors.rank.state.saving import Share
 from actors.rank.step.layout import LayoutInputs, OwnWord, StateLayout
 from actors.rank.step.reduction import Bucket, Chunk, Reducer
 from actors.rank.tags import Tag
-from actors.rank.zero1.chunked import ChunkedOptimizer, check_tracked
+from actors.rank.zero1.chunked import OptimizerChunks, check_tracked
 from actors.rank.zero1.kept import FIXED, KeptChunks
 from fleet.protocol.chunks import WHOLE, Stretch, bounds, cut_points, kept, route
 from fleet.protocol.records import COMM
@@ -110,7 +110,7 @@ class Zero1Layout(StateLayout):
         check_tracked(given.state, given.settings.threads_per_rank)
         super().__init__(given)
         gradients, self._sharded = self.gradients, sharded(self)
-        chunks = ChunkedOptimizer(given.update.optimizer, gradients.parameters, gradients.layout.places, gradients.layout.extents)
+        chunks = OptimizerChunks(given.update.optimizers, gradients.parameters, gradients.layout.places, gradients.layout.extents)
         self.kept = KeptChunks(given, gradients, chunks)
         self._routes: Routes = []
 

@@ -10,21 +10,19 @@ import torch
 from actors.rank.membership.process_group import Group
 from actors.rank.state.saving import WholeTensors
 from actors.rank.state.tracked import Flat, Slice, TrackedState, slices
-from actors.rank.zero1.chunked import ChunkedOptimizer, is_cut, is_stretch, joined
+from actors.rank.zero1.chunked import ChunkedOptimizer, OptimizerChunks, is_cut, is_stretch, joined
 from actors.rank.zero1.pieces import PARAMETER, exchange_pieces
 from fleet.protocol.chunks import Chunk, rectangles
 
 
-def packed_groups(chunks: ChunkedOptimizer) -> list[dict[str, Any]]:
-    """``param_groups`` of the optimizer's state dict: parameters by their number."""
-    numbers = iter(range(sum(map(len, chunks.wholes))))
-    groups = chunks.state_dict()["param_groups"]
-    return [{**options, "params": [next(numbers) for _ in whole]} for options, whole in zip(groups, chunks.wholes, strict=True)]
+def whole_state(group: Group, chunks: OptimizerChunks, tracked: ChunkedOptimizer, device: torch.device) -> dict[str, Any]:
+    """An optimizer's state dict. All ranks of the group read its entries, in the same order: each comes from its owners as it is read."""
+    return {"param_groups": tracked.packed_groups, "state": _Walk(group, chunks, tracked, device)}
 
 
-def whole_state(group: Group, chunks: ChunkedOptimizer, device: torch.device) -> dict[str, Any]:
-    """The optimizer's state dict. All ranks of the group read its entries, in the same order: each comes from its owners as it is read."""
-    return {"param_groups": packed_groups(chunks), "state": _Walk(group, chunks, device)}
+def named(state: TrackedState, chunks: OptimizerChunks) -> dict[str, ChunkedOptimizer]:
+    """The optimizers of ``chunks``, by the names that they are tracked by."""
+    return {name: tracked for name, one in state.objects.items() for tracked in chunks.tracked if tracked is one}
 
 
 class ShardedTensors(WholeTensors):
@@ -33,17 +31,18 @@ class ShardedTensors(WholeTensors):
     The state that the parts make up is that of an unsharded run, and can be loaded by one, or by any other number of ranks.
     """
 
-    def __init__(self, state: TrackedState, name: str, chunks: ChunkedOptimizer, index: int, count: int) -> None:
+    def __init__(self, state: TrackedState, chunks: OptimizerChunks, index: int, count: int) -> None:
         super().__init__(state, index, count)
-        self._name, self._chunks = name, chunks
+        self._named, self._chunks = named(state, chunks), chunks
         self._places: list[tuple[int, tuple[int, ...], tuple[int, ...]]] = []
 
     def flat(self) -> Flat:
         """This rank's tensors alone, and the skeleton of all."""
         chunks = self._chunks
-        stand_ins = _stand_ins(chunks)
+        stand_ins = {name: _stand_ins(chunks, one) for name, one in self._named.items()}
         modules = self._modules()
-        whole = {**modules, self._name: {"param_groups": packed_groups(chunks), "state": stand_ins}}
+        spread = {name: {"param_groups": one.packed_groups, "state": stand_ins[name]} for name, one in self._named.items()}
+        whole = {**modules, **spread}
         skeleton, tensors, volatile = self.state.flat(whole)
         held = [index for index, tensor in enumerate(tensors) if not tensor.is_meta]
         assigned = slices([tensors[index] for index in held], self.count)[self.index]
@@ -68,7 +67,9 @@ class ShardedTensors(WholeTensors):
             found[name] = live
         return found
 
-    def _absent(self, modules: Mapping[str, Mapping[str, Any]], stand_ins: Mapping[int, Mapping[str, Any]]) -> dict[int, tuple[int, str]]:
+    def _absent(
+        self, modules: Mapping[str, Mapping[str, Any]], stand_ins: Mapping[str, Mapping[int, Mapping[str, Any]]]
+    ) -> dict[int, tuple[int, str]]:  # fmt: skip
         """By ``id``, what each tensor without memory stands for (parameter, name of its value), in the order in which a state is walked."""
         found: dict[int, tuple[int, str]] = {}
         for name in self.state.objects:
@@ -77,8 +78,9 @@ class ShardedTensors(WholeTensors):
                     number = self._chunks.number_of(self.state.objects[name].get_parameter(key))
                     assert number is not None
                     found.setdefault(id(value), (number, PARAMETER))
-            for index, values in stand_ins.items() if name == self._name else ():
-                found |= {id(value): (self._chunks.numbered[index], at) for at, value in values.items() if isinstance(value, torch.Tensor)}
+            numbers = self._chunks.numbered(self._named[name]) if name in self._named else {}
+            for index, values in stand_ins.get(name, {}).items():
+                found |= {id(value): (numbers[index], at) for at, value in values.items() if isinstance(value, torch.Tensor)}
         return found
 
     def items(self, tensors: Sequence[torch.Tensor]) -> list[Slice]:
@@ -87,9 +89,9 @@ class ShardedTensors(WholeTensors):
 
 
 class _Walk(Mapping[int, Any]):
-    def __init__(self, group: Group, chunks: ChunkedOptimizer, device: torch.device) -> None:
+    def __init__(self, group: Group, chunks: OptimizerChunks, tracked: ChunkedOptimizer, device: torch.device) -> None:
         self._group, self._chunks, self._device = group, chunks, device
-        self._numbers = chunks.numbered
+        self._numbers = chunks.numbered(tracked)
         known = torch.zeros(group.size, len(chunks.parameters), dtype=torch.uint8, device="cpu")
         known[group.rank, list(chunks.known)] = 1
         group.all_gather(known, known[group.rank].clone())
@@ -110,7 +112,7 @@ class _Walk(Mapping[int, Any]):
 class WholeModule(Mapping[str, Any]):
     """A module's state dict, of which ranks have the parameters in chunks. All ranks read its entries, in the same order."""
 
-    def __init__(self, group: Group, chunks: ChunkedOptimizer, device: torch.device, live: Mapping[str, Any]) -> None:
+    def __init__(self, group: Group, chunks: OptimizerChunks, device: torch.device, live: Mapping[str, Any]) -> None:
         self._group, self._chunks, self._device, self._live = group, chunks, device, live
 
     def __len__(self) -> int:
@@ -127,7 +129,7 @@ class WholeModule(Mapping[str, Any]):
         return self._chunks.shaped(PARAMETER, values[PARAMETER], number)
 
 
-def _gathered(group: Group, chunks: ChunkedOptimizer, number: int, device: torch.device) -> dict[str, Any]:
+def _gathered(group: Group, chunks: OptimizerChunks, number: int, device: torch.device) -> dict[str, Any]:
     """All values of one parameter, flat, from their owners. All ranks call it together."""
     mine = chunks.own(number, (group.size, group.rank))
     pieces = mine + exchange_pieces(group, {peer: mine for peer in range(group.size) if peer != group.rank and mine}, device)
@@ -135,11 +137,11 @@ def _gathered(group: Group, chunks: ChunkedOptimizer, number: int, device: torch
     return joined(pieces, start, start + chunks.parameters[number].numel())
 
 
-def _stand_ins(chunks: ChunkedOptimizer) -> dict[int, dict[str, Any]]:
-    """The ``state`` of the optimizer's state dict, with tensors that have a shape and no memory."""
+def _stand_ins(chunks: OptimizerChunks, tracked: ChunkedOptimizer) -> dict[int, dict[str, Any]]:
+    """The ``state`` of an optimizer's state dict, with tensors that have a shape and no memory."""
     found: dict[int, dict[str, Any]] = {}
-    for key, number in chunks.numbered.items():
-        probe, state = chunks.example(key)
+    for key, number in chunks.numbered(tracked).items():
+        probe, state = tracked.example(key)
         parameter = chunks.parameters[number]
         if state:
             found[key] = {name: _stand_in(name, value, probe, parameter) for name, value in state.items()}
@@ -153,7 +155,7 @@ def _stand_in(name: str, value: Any, probe: torch.Tensor, parameter: torch.Tenso
     return torch.empty(shape, dtype=parameter.dtype if value.dtype == probe.dtype else value.dtype, device="meta")
 
 
-def _own(chunks: ChunkedOptimizer, number: int, name: str, chunk: Chunk) -> Iterator[tuple[tuple[int, ...], torch.Tensor]]:
+def _own(chunks: OptimizerChunks, number: int, name: str, chunk: Chunk) -> Iterator[tuple[tuple[int, ...], torch.Tensor]]:
     """(offsets, tensor) of what ``chunk`` has of one value of a parameter's state; offsets are those in the whole."""
     start, parameter = chunks.places[number][1], chunks.parameters[number]
     for piece in chunks.own(number, chunk):

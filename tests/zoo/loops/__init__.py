@@ -11,15 +11,19 @@ from tests.zoo.loops import (
     codebook,
     compiled,
     contrastive,
+    critics,
     curriculum,
     diffusion,
     distillation,
     ema,
+    gan,
     groups,
     heads,
     language_model,
     lora,
     padded,
+    pair,
+    penalty,
     rollouts,
     scaled,
     sparse,
@@ -33,8 +37,8 @@ from tests.zoo.usual import Usual
 LOOPS: dict[str, Twice | Usual] = {
     each.__name__.rpartition(".")[2]: each.LOOP
     for each in (
-        classifier, language_model, padded, thawed, unused, heads, ema, lora, bf16, scaled, checkpointed, compiled, groups, codebook,
-        contrastive, clip, tbptt, rollouts, distillation, swa, diffusion,
-        curriculum, sparse,
+        classifier, language_model, padded, thawed, unused, heads, ema, lora, bf16, scaled, checkpointed, compiled,
+        groups, codebook, contrastive, clip, tbptt, rollouts, distillation, swa, diffusion, curriculum, sparse, gan,
+        critics, pair, penalty,
     )
 }  # fmt: skip
