@@ -152,13 +152,14 @@ BENCHMARKS: dict[str, Benchmark] = {
         },
     ),
     "simulate": Benchmark(
-        "How long does it take to simulate 100,000 GPUs for 26 days with policies, and to plan 16,384?",
+        "How long does it take to simulate 100,000 GPUs for 26 days with policies, once and 10,000 times, and to plan 16,384?",
         {
             "fleet_run_100k_ms": Target("<=", 20.0),
             "fleet_run_100k_events": None,
             "fleet_plain_run_100k_ms": None,
             "simpy_run_100k_ms": None,
             "fleet_over_simpy_run_ratio": Target("<=", 0.1, why="the same model, event for event"),
+            "fleet_10k_runs_s": Target("<=", 10.0),
             "fleet_peak_bytes": Target("<=", 10_000_000),
             "fleet_plan_s": Target("<=", 1.0, why="a new process, 16,384 GPUs"),
         },

@@ -17,7 +17,7 @@ from scipy.special import gammaincc
 
 from fleet.errors import ConfigError
 from fleet.ledger.health import NodeHistory, NodeIncident
-from fleet.protocol.decisions import Decision, Figures
+from fleet.protocol.decisions import Decision, Lemon
 from fleet.settings.fields import setting, within
 
 WEIGHTS = {"lost": 1.0, "hang": 1.0, "straggler": 0.5, "preflight": 1.0, "corruption": 3.0}
@@ -48,10 +48,7 @@ class Lemons:
         certain = self.probability(faults, hours)
         rate = (self.prior_faults + faults) / (self.prior_faults / self.fleet_rate_per_h + hours)
         runs = float(len({incident.run for incident in history.incidents}))
-        lemon = Figures({
-            "faults": faults, "hours": hours, "lemon_probability": certain, "rate_ratio": rate / self.fleet_rate_per_h,
-            "factor": self.factor, "certainty": self.certainty, "runs": runs,
-        })  # fmt: skip
+        lemon = Lemon(faults, hours, certain, rate / self.fleet_rate_per_h, self.factor, self.certainty, runs)
         words = f"{faults:.2g} faults in {hours:.4g} h: a lemon with probability {certain:.3f}"
         if faults < self.least:
             return Decision("admit", f"{words}; fewer than {self.least:g} faults are bad luck", lemon)
@@ -69,7 +66,7 @@ class Lemons:
     def keep_out(self, histories: Sequence[NodeHistory], now_h: float) -> dict[str, Decision]:
         """Node -> decision for each node that stays out; the most certain first, no more than ``share_max`` of all."""
         judged = [(self.judge(history, now_h), history.node) for history in histories]
-        bad = [(-decision.fields["lemon_probability"], node, decision) for decision, node in judged if decision.action == "keep_out"]
+        bad = [(-_certain(decision), node, decision) for decision, node in judged if decision.action == "keep_out"]
         room = math.floor(self.share_max * len(histories))
         return {node: decision for _, node, decision in sorted(bad, key=lambda item: item[:2])[:room]}
 
@@ -84,3 +81,7 @@ class Lemons:
     def _faded_hours(self, youngest_h: float, oldest_h: float) -> float:
         """Integral of the fading over the ages of a stretch."""
         return self.half_life_h / math.log(2) * (self._fade(youngest_h) - self._fade(oldest_h))
+
+
+def _certain(decision: Decision) -> float:
+    return decision.payload.lemon_probability if isinstance(decision.payload, Lemon) else 1.0

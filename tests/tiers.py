@@ -74,7 +74,8 @@ NIGHTLY: dict[str, dict[str, str]] = {
         "tests/fault/test_hsdp.py::test_a_whole_group_may_be_lost_at_once": "each group in turn, of which one is in CI",
         "tests/fault/test_resharded_checkpoints.py::test_others_go_on_from_what_four_ranks_have_written": "products of modes and worlds",
         "tests/fault/test_resharded_checkpoints.py::test_plain_fsdp_reads_it_at_another_world_size_and_mesh": "products of meshes",
-        "tests/fault/test_several_optimizers.py::test_a_kill_changes_no_bit": "loops times ways to spread a state, of which each change has two",
+        "tests/fault/test_several_optimizers.py::test_a_kill_changes_no_bit":
+            "loops times ways to spread a state, of which each change has two",
         "tests/fault/test_several_optimizers.py::test_a_run_stops_between_groups_and_goes_on_there":
             "each way to spread a state; that no rank halts within a group is a unit test",
         "tests/fault/test_sharded_optimizer.py::test_a_storm_changes_no_bit": "eleven more storms beside one of each change",

@@ -32,6 +32,7 @@ from fleet.settings.run import Budgets
 from fleet.simulation.fleet_arrivals import Arrivals
 from fleet.simulation.fleet_model import FaultClass, FleetModel, Tier
 from fleet.simulation.fleet_run import FleetRun
+from fleet.simulation.monte_carlo import monte_carlo
 from fleet.simulation.rng import derive_seed
 from policies.interval import CheckpointInterval
 from policies.recovery import RECOVERIES
@@ -39,8 +40,7 @@ from policies.recovery import RECOVERIES
 MATCHED, IMPOSED, UNMATCHED = "matched", "imposed", "unmatched"
 CLOSE = 1.25
 """Ratios within this factor of each other are matched."""
-DRAWS, FLEETS = 400, 100
-"""So often the small run and the fleet are simulated for a prediction."""
+DRAWS = 400
 DRIFT = 0.08
 """How much faster or slower a machine is as a whole in a run than a few minutes before, when it was calibrated (a logarithm): of nine pairs
 on one machine that was shared with others, mean times of recovery differed by 0 to 2% in six, and by 5, 10 and 21% in the others."""
@@ -240,17 +240,15 @@ def predict(
     target: Prepared, real: Constants, scale: ScaleModel, faults: Sequence[Fault], world: int, recovery: str, seed: int
 ) -> RehearsalPrediction:
     """Closed form of the fleet, simulation of the fleet at full size, and simulation of the small run under the very faults to come."""
-    fleet = _with_interval([target.run(target.arrivals(seed + number)).goodput for number in range(FLEETS)])
+    sample = monte_carlo(target.model, target.recovery, target.intervals, runs=100, seed=seed)
+    values = np.sort(sample.shares["goodput"])
+    fleet = float(values.mean()), float(np.quantile(values, 0.025)), float(np.quantile(values, 0.975))
     rng = np.random.Generator(np.random.PCG64(derive_seed(seed, "rehearsal")))
-    run = _with_interval([_small_run(real, scale, faults, world, recovery, rng) for _ in range(DRAWS)])
+    drawn = np.sort([_small_run(real, scale, faults, world, recovery, rng) for _ in range(DRAWS)])
+    run = float(drawn.mean()), float(np.quantile(drawn, 0.025)), float(np.quantile(drawn, 0.975))
     return RehearsalPrediction(
         closed_form=target.plan.faults.goodput, fleet=fleet, run=run, faults=len(faults), constants=real, scale=scale
     ).sealed()  # fmt: skip
-
-
-def _with_interval(goodputs: Sequence[float]) -> tuple[float, float, float]:
-    """(mean, low and high end of the middle 95%)."""
-    return float(np.mean(goodputs)), float(np.quantile(goodputs, 0.025)), float(np.quantile(goodputs, 0.975))
 
 
 def _small_run(

@@ -230,6 +230,19 @@ class Notice(Payload):
         return {} if self.until_s is None else {"until_s": self.until_s}
 
 
+@dataclass(frozen=True, slots=True)
+class Lemon(Payload):
+    """What a node did in earlier runs; see ``policies.lemons``."""
+
+    faults: float
+    hours: float
+    lemon_probability: float
+    rate_ratio: float
+    factor: float
+    certainty: float
+    runs: float
+
+
 # ---- placement ---------------------------------------------------------------------------------------------------------------------------
 
 
@@ -279,7 +292,7 @@ class DomainLost(Payload):
 
 AnyPayload = (
     Figures | Gathering | OfView | Suspect | Prices | TakenBack | Concluded | SettingTo | TimeOut | Interval | StoreOutage | Notice
-    | Stopping | Lacking | DomainLost
+    | Stopping | Lemon | Lacking | DomainLost
 )  # fmt: skip
 
 

@@ -13,7 +13,7 @@ from fleet.protocol.types import Build, DataFile, Fault, FaultPhase, Member, Sta
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Numbered:
+class FromEvent:
     """``event`` is the number of the event that an instruction or a record follows from, as the coordinator counted it; 0: none."""
 
     event: int = field(default=0, compare=False)

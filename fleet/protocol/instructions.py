@@ -9,14 +9,14 @@ from dataclasses import dataclass
 
 from fleet.protocol.causes import EndWhy, Rule
 from fleet.protocol.codec import Codec
-from fleet.protocol.facts import Numbered
+from fleet.protocol.facts import FromEvent
 from fleet.protocol.operations import Operation
 from fleet.protocol.records import EndStatus, Record
 from fleet.protocol.types import Member, Part, Process, StateId, View
 
 
 @dataclass(frozen=True, slots=True)
-class Welcome(Numbered):
+class Welcome(FromEvent):
     """Answer to ``Joined``: the incarnation under which the process may speak."""
 
     slot: int
@@ -25,7 +25,7 @@ class Welcome(Numbered):
 
 
 @dataclass(frozen=True, slots=True)
-class Quiesce(Numbered):
+class Quiesce(FromEvent):
     """Leave every generation up to ``generation`` now, and report ``Quiesced``.
 
     ``in_person``: the training loop itself has to answer; else whoever listens may do so while the loop computes, without stopping it.
@@ -37,21 +37,21 @@ class Quiesce(Numbered):
 
 
 @dataclass(frozen=True, slots=True)
-class Publish(Numbered):
+class Publish(FromEvent):
     """A new view to its members, all of which are quiesced or fresh."""
 
     view: View
 
 
 @dataclass(frozen=True, slots=True)
-class Propose(Numbered):
+class Propose(FromEvent):
     """A view that its members form beside the running steps and enter together at a step boundary."""
 
     view: View
 
 
 @dataclass(frozen=True, slots=True)
-class Cancel(Numbered):
+class Cancel(FromEvent):
     """Forget the proposal of ``generation``, unless it was entered already."""
 
     members: tuple[Member, ...]
@@ -59,7 +59,7 @@ class Cancel(Numbered):
 
 
 @dataclass(frozen=True, slots=True)
-class SaveCheckpoint(Numbered):
+class SaveCheckpoint(FromEvent):
     """Write a checkpoint at the next step boundary on which all members agree. ``request`` names its level, and grows within it."""
 
     members: tuple[Member, ...]
@@ -68,7 +68,7 @@ class SaveCheckpoint(Numbered):
 
 
 @dataclass(frozen=True, slots=True)
-class CommitCheckpoint(Numbered):
+class CommitCheckpoint(FromEvent):
     """All parts are written: put the manifest in place, then report ``CheckpointDurable``. ``place``: URL of the memories, "" the store.
 
     ``guarded``: older checkpoints that stay, however many newer ones there are.
@@ -85,7 +85,7 @@ class CommitCheckpoint(Numbered):
 
 
 @dataclass(frozen=True, slots=True)
-class Halt(Numbered):
+class Halt(FromEvent):
     """The run is told to stop: the next step after which all members agree on it is the last. Wait there, as after the run's last step."""
 
     members: tuple[Member, ...]
@@ -93,7 +93,7 @@ class Halt(Numbered):
 
 
 @dataclass(frozen=True, slots=True)
-class Keep(Numbered):
+class Keep(FromEvent):
     """The run stops, and its ranks did not come to one step in time: write ``state``, which these members hold, whatever their loops do.
 
     Each writes one part of as many as there are members, under ``generation``, that of no view. If it cannot, it reports ``PartFailed``.
@@ -106,7 +106,7 @@ class Keep(Numbered):
 
 
 @dataclass(frozen=True, slots=True)
-class Conclude(Numbered):
+class Conclude(FromEvent):
     """The last step is committed by all, and kept: run the code behind the loop, then report ``Left``."""
 
     members: tuple[Member, ...]
@@ -114,7 +114,7 @@ class Conclude(Numbered):
 
 
 @dataclass(frozen=True, slots=True)
-class OnceAnswer(Numbered):
+class OnceAnswer(FromEvent):
     """To ``OnceWanted`` or ``OnceDone``: do it, or it is done, and this came of it.
 
     ``result`` is None when the member is to do ``key`` itself, else what came of it, as JSON text. ``before``: what came of the same thing
@@ -128,7 +128,7 @@ class OnceAnswer(Numbered):
 
 
 @dataclass(frozen=True, slots=True)
-class Release(Numbered):
+class Release(FromEvent):
     """The run is over for these members: return from the train function."""
 
     members: tuple[Member, ...]
@@ -136,7 +136,7 @@ class Release(Numbered):
 
 
 @dataclass(frozen=True, slots=True)
-class Fence(Numbered):
+class Fence(FromEvent):
     """A stale process: it must exit and touch nothing."""
 
     slot: int
@@ -145,7 +145,7 @@ class Fence(Numbered):
 
 
 @dataclass(frozen=True, slots=True)
-class Evict(Numbered):
+class Evict(FromEvent):
     """SIGKILL this process, and report ``ProcessLost`` when it is confirmed dead."""
 
     member: Member
@@ -154,7 +154,7 @@ class Evict(Numbered):
 
 
 @dataclass(frozen=True, slots=True)
-class Inspect(Numbered):
+class Inspect(FromEvent):
     """To the agents of these nodes: gather evidence of what their ranks do, within a bound, and before any is evicted."""
 
     nodes: tuple[str, ...]
@@ -170,7 +170,7 @@ class Write:
 
 
 @dataclass(frozen=True, slots=True)
-class EndRun(Numbered):
+class EndRun(FromEvent):
     """To the driver: the run has ended. ``status``, ``reason`` and ``why`` are those of its last record."""
 
     status: EndStatus

@@ -21,9 +21,9 @@ from fleet.protocol.facts import (
     DataRead,
     EvidenceKept,
     FaultRecord,
+    FromEvent,
     LossExplained,
     Measurement,
-    Numbered,
     ProcessLost,
     RefusedLines,
     RunBuilt,
@@ -112,7 +112,7 @@ class Resumed:
 
 
 @dataclass(frozen=True, slots=True)
-class ProcessUp(Numbered):
+class ProcessUp(FromEvent):
     """A process was granted an incarnation of a slot."""
 
     member: Member
@@ -137,7 +137,7 @@ class Received:
 
 
 @dataclass(frozen=True, slots=True)
-class ViewPublished(Numbered):
+class ViewPublished(FromEvent):
     """``graceful``: entered at a step boundary, beside running steps. ``causes``: the losses (``slot.incarnation``) that led to it."""
 
     view: View
@@ -148,7 +148,7 @@ class ViewPublished(Numbered):
 
 
 @dataclass(frozen=True, slots=True)
-class Committed(Numbered):
+class Committed(FromEvent):
     """Every member of the view has reported ``state``."""
 
     state: StateId
@@ -156,7 +156,7 @@ class Committed(Numbered):
 
 
 @dataclass(frozen=True, slots=True)
-class HistoryBegun(Numbered):
+class HistoryBegun(FromEvent):
     """History ``history`` starts from ``from_state``: what an older history did after that step is rolled back."""
 
     history: int
@@ -194,7 +194,7 @@ class Unobserved:
 
 
 @dataclass(frozen=True, slots=True)
-class DecisionMade(Numbered):
+class DecisionMade(FromEvent):
     """A policy's decision, with its reason in words, and what it was decided on: one of the dataclasses of ``fleet.protocol.decisions``."""
 
     policy: str
@@ -210,7 +210,7 @@ class DecisionMade(Numbered):
 
 
 @dataclass(frozen=True, slots=True)
-class CheckpointRecord(Numbered):
+class CheckpointRecord(FromEvent):
     """``phase``: requested, durable, failed, skipped after several failures, or withdrawn: a rank that was found to be wrong had a part in
     it, so it is not used.
 
@@ -230,7 +230,7 @@ class CheckpointRecord(Numbered):
 
 
 @dataclass(frozen=True, slots=True)
-class OnceRecord(Numbered):
+class OnceRecord(FromEvent):
     """What is done once in the run, see ``fleet.protocol.once``. ``phase``: begun by ``member``, or done, with ``result`` as JSON text."""
 
     phase: OncePhase
@@ -248,7 +248,7 @@ STOPPED: Final = "stopped"
 
 
 @dataclass(frozen=True, slots=True)
-class RunEnded(Numbered):
+class RunEnded(FromEvent):
     """Last record. ``digest`` is the SHA-256 over the final training state, empty when the run did not complete.
 
     ``status``: completed; "completed, not saved", when the final checkpoint could not be kept; stopped; or failed. ``why`` says it in more

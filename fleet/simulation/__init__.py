@@ -4,5 +4,5 @@
 a store and a simulated Ray Train surrounds them, and ``invariants`` watches. Policies are handed in.
 
 Beside it stands the simulation of whole fleets of any size, which runs the policies and not the protocol: ``fleet_model`` (what it is),
-``fleet_arrivals`` (what strikes it), ``fleet_run`` (one run, from fault to fault), ``compare``.
+``fleet_arrivals`` (what strikes it), ``fleet_run`` (one run, from fault to fault), ``monte_carlo`` (many side by side), ``compare``.
 """

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from fleet.protocol.duties import Duties
@@ -12,6 +12,8 @@ from fleet.protocol.types import Coordinate, Member, StateId, View, assigned_by_
 from policies.placement import ranges
 
 SHARDS = 12
+unhurried = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
+"""A machine may be busy with other things."""
 COORDINATES: list[Coordinate] = [(("tensor", 0),), (("tensor", 1),), (("stage", 1), ("tensor", 0))]
 
 
@@ -26,6 +28,7 @@ def views(draw: st.DrawFn, coordinates: tuple[Coordinate, ...] = tuple(COORDINAT
     return View(3, members, split, donor, receivers, StateId(0, 4), "store:1")
 
 
+@unhurried
 @given(views(((),)))
 def test_without_coordinates_a_column_is_the_whole_view(view: View) -> None:
     assert view.ranges == ranges(SHARDS, len(view.members)), "as they were assigned before there were columns"
@@ -36,6 +39,7 @@ def test_without_coordinates_a_column_is_the_whole_view(view: View) -> None:
         assert column.rank_of(member) == view.rank_of(member)
 
 
+@unhurried
 @given(views())
 def test_each_member_is_in_one_column_in_the_order_of_the_view(view: View) -> None:
     found = columns(view.members)
@@ -51,6 +55,7 @@ def test_each_member_is_in_one_column_in_the_order_of_the_view(view: View) -> No
         assert all(column.rank_of(each) == -1 for each in others)
 
 
+@unhurried
 @given(views())
 def test_the_donor_of_a_column_holds_the_state_where_one_of_it_does(view: View) -> None:
     for member in view.members:
@@ -61,6 +66,7 @@ def test_the_donor_of_a_column_holds_the_state_where_one_of_it_does(view: View) 
         assert column.donor not in column.receivers or len(column.receivers) == len(column.members)
 
 
+@unhurried
 @given(views(), st.data())
 def test_shards_are_assigned_within_each_column(view: View, data: st.DataObject) -> None:
     """Also where some of a step is computed: each column brings each shard once."""

@@ -60,7 +60,7 @@ OF_THE_RECORD = ("at_s", "event", "fault", "generation")
 OF_THE_EVENT = dict.fromkeys(("Measurement", "DataRead", "DataFiles", "RunBuilt"), ("member",))
 """Fields that such a record has since then, and nobody reads of a record."""
 FOR_PEOPLE = (
-    "Candidates", "Survivors", "Budget", "StoodStill", "Delay", "Votes", "Cleared", "Doubtful", "Lemon", "Checked", "KeptOut", "NodesAsked",
+    "Candidates", "Survivors", "Budget", "StoodStill", "Delay", "Votes", "Cleared", "Doubtful", "Checked", "KeptOut", "NodesAsked",
 )  # fmt: skip
 """Payloads of older commits that no code reads: since then each is ``Figures`` of the same names and numbers."""
 FORMAT = {"RunStarted": ("version",)}

@@ -10,9 +10,11 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from fleet.app import comparisons
+from fleet.app.cli import plan as cli_plan
 from fleet.app.cli import simulate as cli_simulate
 from fleet.app.cli.main import app
 from fleet.errors import ConfigError
+from fleet.planning.inputs import PlanInput
 from fleet.simulation.compare import PairedVerdict, Sequential
 from fleet.simulation.fleet_model import Partial
 
@@ -34,13 +36,13 @@ def test_one_run_as_a_table_and_as_json() -> None:
     done = fleet("simulate", *SMALL, "--days", "5")
     assert done.exit_code == 0 and "goodput" in done.stdout and "32 nodes" in done.stdout
     found = answer("simulate", *SMALL, "--days", "5")
-    assert found["complete"] and found["nodes"] == 32
+    assert found["complete"] and found["method"] == "events" and found["nodes"] == 32
     assert sum(share["mean"] for share in found["shares"].values()) == pytest.approx(1.0)
 
 
-def test_many_runs_come_to_the_closed_form() -> None:
+def test_many_runs_are_made_side_by_side() -> None:
     found = answer("simulate", *SMALL, "--days", "60", "--runs", "60", "--no-stragglers", "--mttf-hours", "5000")
-    assert found["runs"] == 60 and found["complete"]
+    assert found["method"] == "vectorised" and found["runs"] == 60 and found["complete"]
     assert found["shares"]["goodput"]["mean"] == pytest.approx(found["expected_goodput"], abs=0.02)
     assert found["faults"] == pytest.approx(found["expected_faults"], rel=0.1)
 
@@ -125,10 +127,36 @@ def test_an_interrupted_comparison_keeps_what_it_has(monkeypatch: pytest.MonkeyP
     assert found["complete"] is False and list(found["against"]) == ["restart"] and found["against"]["restart"]["pairs"] == 3
 
 
-# ---- what is said meanwhile --------------------------------------------------------------------------------------------------------------
+# ---- what is said before ---------------------------------------------------------------------------------------------------------------
+
+
+def test_long_runs_say_for_how_long_before_they_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With a limit of nothing, what is said of a short wait is what is said of a long one."""
+    monkeypatch.setattr(cli_simulate, "TIMED_FROM_FAULTS", 0.0)
+    monkeypatch.setattr(cli_simulate, "SLOW_S", 0.0)
+    for runs, words in (("60", "60 runs will take about "), ("1", "1 run will take about ")):
+        said = fleet("simulate", *SMALL, "--runs", runs, "--json", "-").stderr.splitlines()
+        assert said[0].startswith(words) and "Ctrl-C keeps what there is" in said[0]
 
 
 def test_a_comparison_that_stops_when_it_is_decided_promises_no_length(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cli_simulate, "SLOW_S", 0.0)
     said = fleet("compare", *POLICIES[:2], *SMALL, "--mttf-hours", "500", "--days", "20", "--json", "-").stderr
     assert "not decided yet after 1 pair; it goes on to at most 1000" in said
+    assert "left" not in said and "will take" not in said
+
+
+def test_a_long_sweep_says_for_how_long_before_its_first_point(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    from fleet.planning import sweep
+
+    real, made = sweep.make_plan, list[float]()
+
+    def counted(asked: PlanInput, levers: bool) -> Any:
+        made.append(asked.detect_s)
+        return real(asked, levers)
+
+    monkeypatch.setattr(sweep, "make_plan", counted)
+    monkeypatch.setattr(cli_plan, "SLOW_S", 0.0)
+    said = fleet("plan", "--set", "tp=8", "--set", "pp=1", "--sweep", "detect_s=0:60:+1", "--json", "-").stderr.splitlines()
+    assert said[0].startswith("61 points will take about ") and made[:2] == [30.0, 0.0] and len(made) == 62
+    assert said[1].startswith("6 of 61 points, about ")

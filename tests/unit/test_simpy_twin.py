@@ -15,8 +15,7 @@ from tests.unit.test_fleet_simulation import ALL, EXACT, IN_PLACE, random_model
 @pytest.mark.parametrize("seed", range(12))
 def test_event_for_event(seed: int) -> None:
     base = random_model(seed)
-    together = tuple(replace(fault, nodes=fault.nodes and 1 + 2 * (seed % 3)) for fault in base.faults)
-    model = replace(base, faults=together, duration_s=60 / base.rate_per_s, replace_s=(0.0, 300.0)[seed % 2], replica_nodes=1 + seed % 3)
+    model = replace(base, duration_s=60 / base.rate_per_s, replace_s=(0.0, 300.0)[seed % 2], replica_nodes=1 + seed % 3)
     arrivals, policies = draw_arrivals(model, seed), (ALL if seed % 4 == 3 else IN_PLACE, (EXACT, EXACT))
     twin = SimpyFleet(model, arrivals, *policies).run()
     assert FleetRun(model, arrivals, *policies).run().shares == pytest.approx(twin, abs=1e-7)

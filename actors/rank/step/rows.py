@@ -2,7 +2,7 @@
 
 First come the offer and the time of arrival; then what replicas, recheck and body of :mod:`actors.rank.verify` and
 :mod:`actors.rank.step.jumps` compare, which of several optimizers step, whether something is logged, and which parameters have a gradient;
-then the losses of the rank's shards, and their weights. A row is as long as that of the rank which brings the most shards, with zeros at its
+then losses and weights of the rank's shards. A row is as long as that of the rank which brings the most shards, with zeros at its
 end.
 """
 

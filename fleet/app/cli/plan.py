@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -13,11 +14,17 @@ from fleet.app.cli.json_out import Json, write_json
 from fleet.errors import ConfigError
 
 if TYPE_CHECKING:
+    from rich.console import Console
+
     from fleet.planning.inputs import PlanInput
     from fleet.planning.plan import FleetPlan
     from fleet.planning.sweep import Point, Sweep
 
 PLAN = "fleet.planning.inputs:PlanInput"
+SLOW_S = 5.0
+"""A sweep that will take longer says so before it starts."""
+TIMED_FROM = 50
+"""Points from which on a sweep may take that long: one takes some ten milliseconds."""
 
 
 def plan(
@@ -120,14 +127,20 @@ def _show(answer: FleetPlan) -> None:
 
 
 def _sweep(asked: PlanInput, text: str, json_: str, html: str) -> None:
+    from fleet.app.cli.prints import Terminal
     from fleet.planning.sweep import parse_sweep, run_sweep
 
     what = parse_sweep(text)
     points: list[Point] = []
+    terminal = Terminal(stderr=True)
+    _forewarn(terminal, asked, what)
+    started_s = time.perf_counter()
     try:
-        points.extend(cli_print.tracked(run_sweep(asked, what), len(what.values), "points"))
+        for point in run_sweep(asked, what):
+            points.append(point)
+            _progress(terminal, len(points), len(what.values), time.perf_counter() - started_s)
     except KeyboardInterrupt:
-        cli_print.Terminal(stderr=True).print(f"interrupted: {len(points)} of {len(what.values)} points are kept")
+        terminal.print(f"interrupted: {len(points)} of {len(what.values)} points are kept")
     rows = [{"value": point.value, "plan": point.plan.to_dict() if point.plan else None, "refusal": point.refusal} for point in points]
     write_json({"field": what.field, "complete": len(points) == len(what.values), "points": rows}, json_)
     if json_ != "-":
@@ -139,6 +152,26 @@ def _sweep(asked: PlanInput, text: str, json_: str, html: str) -> None:
         Path(html).write_text(render_plan(best, what.field, points))
     if len(points) < len(what.values):
         raise typer.Exit(130)
+
+
+def _forewarn(terminal: Console, asked: PlanInput, what: Sweep) -> None:
+    """One point in the middle is timed before a sweep that may be long, so that whoever waits knows for how long."""
+    from fleet.planning.sweep import Sweep, run_sweep
+
+    if len(what.values) < TIMED_FROM:
+        return
+    began_s = time.perf_counter()
+    list(run_sweep(asked, Sweep(what.field, what.values[len(what.values) // 2 :][:1])))
+    whole_s = (time.perf_counter() - began_s) * len(what.values)
+    if whole_s > SLOW_S:
+        terminal.print(f"{len(what.values)} points will take about {whole_s:.0f} s; Ctrl-C keeps what there is")
+
+
+def _progress(terminal: Console, done: int, points: int, elapsed_s: float) -> None:
+    """How long it will still take, every tenth of the way, where that is worth saying."""
+    left_s = elapsed_s / done * (points - done)
+    if elapsed_s + left_s > SLOW_S and done % max(1, points // 10) == 0:
+        terminal.print(f"{done} of {points} points, about {left_s:.0f} s left; Ctrl-C keeps what there is")
 
 
 def _show_sweep(field: str, points: list[Point]) -> None:

@@ -5,11 +5,8 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Iterable, Sequence
-from typing import TypeVar
 
 from rich.console import Console
-
-Item = TypeVar("Item")
 
 
 class Terminal(Console):
@@ -44,13 +41,6 @@ def write(*lines: str) -> bool:
         leave_to_nobody(sys.stdout.fileno())
         return False
     return True
-
-
-def tracked(items: Iterable[Item], total: int, what: str) -> Iterable[Item]:
-    """``items``, with a bar and the time that is left on the terminal meanwhile."""
-    from rich.progress import track
-
-    return track(items, f"{what}; Ctrl-C keeps what there is", total, console=Terminal(stderr=True), transient=True)
 
 
 def table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:

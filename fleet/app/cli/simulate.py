@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import signal
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Annotated, Any
@@ -25,7 +25,10 @@ if TYPE_CHECKING:
 
 PLAN, SCENARIO = "fleet.planning.inputs:PlanInput", "fleet.app.scenarios:Scenario"
 SLOW_S = 5.0
-"""A comparison that takes longer says how far it is, so often."""
+TIMED_FROM_FAULTS, PILOT_SHARE = 1e6, 0.01
+"""Faults of all runs from which on they may take that long: a million of them take some seconds."""
+VECTORISED_FROM = 50
+"""Runs from which on they are made side by side, if the scenario allows it."""
 
 Gpus = Annotated[int, option_of(PLAN, "gpus", "GPUs that train.")]
 Days = Annotated[float, option_of(SCENARIO, "days", "Length of the run.")]
@@ -50,7 +53,7 @@ def simulate(
     lemon_factor: Annotated[float, option_of(SCENARIO, "lemon_factor", "How many times as often 1.2% of the nodes fail; 1: none do.")],
     crews: Annotated[int, option_of(SCENARIO, "crews", "Repairs at a time; 0: any number.")],
     stragglers: Annotated[bool, option_of(SCENARIO, "stragglers", "Whether nodes and networks are slow at times.")],
-    runs: Annotated[int, typer.Option(help="Runs, one after the other.")] = 1,
+    runs: Annotated[int, typer.Option(help="Runs; from 50 on side by side, where the scenario allows it.")] = 1,
     seed: Annotated[int, typer.Option(help="Of the first run.")] = 0,
     faults: FaultsFile = None,
     trace: Trace = None,
@@ -200,22 +203,73 @@ def _answer(prepared: Prepared, scenario: Scenario, runs: int, seed: int, trace:
     if trace is not None and runs > 1:
         raise ConfigError("runs", runs, "a trace has happened once", "Leave out --runs, or --trace.")
     model = prepared.model
+    side_by_side = runs >= VECTORISED_FROM and not (scenario.notice_s or scenario.crews or scenario.lemons > 1)
+    found = _vectorised(prepared, runs, seed, partial) if side_by_side else _events(prepared, runs, seed, trace, partial)
     return {
         "gpus": scenario.plan.gpus, "nodes": model.nodes, "spares": model.spares, "days": scenario.days, "recovery": scenario.plan.recovery,
         "expected_goodput": prepared.plan.faults.goodput, "expected_faults": model.rate_per_s * model.duration_s,
-        "seed": seed, **_made(prepared, runs, seed, trace, partial),
+        "method": "vectorised" if side_by_side else "events", "seed": seed, **found,
     }  # fmt: skip
 
 
-def _made(prepared: Prepared, runs: int, seed: int, trace: Path | None, partial: Partial) -> dict[str, Any]:
+def _events(prepared: Prepared, runs: int, seed: int, trace: Path | None, partial: Partial) -> dict[str, Any]:
     from fleet.app.scenarios import summed_up
 
+    if trace is None:
+        _forewarn(prepared, runs, 1, lambda short: short.run(short.arrivals(seed)))
     outcomes: list[FleetOutcome] = []
-    for number in cli_print.tracked(range(runs), runs, "runs"):
+    progress = _Progress(runs)
+    for number in range(runs):
         if partial.stop and outcomes:
             break
         outcomes.append(prepared.run(prepared.arrivals(seed + number, trace), partial))
+        progress.report(number + 1)
     return summed_up(outcomes, runs, prepared.model.duration_s)
+
+
+def _vectorised(prepared: Prepared, runs: int, seed: int, partial: Partial) -> dict[str, Any]:
+    from fleet.simulation.monte_carlo import BATCH, monte_carlo
+
+    together = min(runs, BATCH)
+    _forewarn(prepared, runs, together, lambda it: monte_carlo(it.model, it.recovery, it.intervals, runs=together, seed=seed))
+    progress = _Progress(runs)
+
+    def goes_on(done: int) -> bool:
+        progress.report(done)
+        return not partial.stop
+
+    sample = monte_carlo(prepared.model, prepared.recovery, prepared.intervals, runs=runs, seed=seed, progress=goes_on)
+    shares = {name: sample.interval(name) for name in sample.shares}
+    return {
+        "runs": len(sample.faults), "complete": len(sample.faults) == runs, "faults": float(sample.faults.mean()),
+        "shares": {name: {"mean": mean, "halfwidth": half} for name, (mean, half) in shares.items()},
+    }  # fmt: skip
+
+
+def _forewarn(prepared: Prepared, runs: int, together: int, run: Callable[[Prepared], object]) -> None:
+    """A hundredth of the duration is run first, for as many as go on ``together``, where all ``runs`` may take long."""
+    model = prepared.model
+    if runs * model.rate_per_s * model.duration_s < TIMED_FROM_FAULTS:
+        return
+    began_s = time.perf_counter()
+    run(replace(prepared, model=replace(model, duration_s=PILOT_SHARE * model.duration_s)))
+    whole_s = (time.perf_counter() - began_s) / PILOT_SHARE * runs / together
+    if whole_s > SLOW_S:
+        _terminal().print(f"{runs} run{'s' if runs > 1 else ''} will take about {whole_s:.0f} s; Ctrl-C keeps what there is")
+
+
+class _Progress:
+    """How long it will take, once that is known and worth saying, and then every tenth of the way."""
+
+    def __init__(self, total: int) -> None:
+        self._total, self._began_s, self._reported = total, time.perf_counter(), 0
+
+    def report(self, done: int) -> None:
+        left_s = (time.perf_counter() - self._began_s) / done * (self._total - done)
+        tenth = 10 * done // self._total
+        if left_s > SLOW_S and (self._reported == 0 or tenth > self._reported):
+            self._reported = max(1, tenth)
+            _terminal().print(f"{done} of {self._total} runs, about {left_s:.0f} s left; Ctrl-C keeps what there is")
 
 
 class _Pairs:
