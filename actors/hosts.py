@@ -32,7 +32,7 @@ from fleet.host.scheduling import be_prompt
 from fleet.host.whole_files import write_whole
 from fleet.machine.core import FleetMachine
 from fleet.machine.state import Phase
-from fleet.protocol.decisions import Decision
+from fleet.protocol.decisions import Decision, GoneBack
 from fleet.protocol.events import FloorReached, NodesWanted, RoomMissing
 from fleet.protocol.facts import FaultRecord
 from fleet.protocol.fault_kinds import Performer, kind_of
@@ -83,7 +83,7 @@ class CoordinatorSpec:
     ``mirror`` makes what copies the journal to the run's storage, where that is elsewhere. ``host`` is the address to listen on.
     ``cluster`` names this cluster: a journal that was written under another one belongs to a run that is being resumed. ``daemons`` makes
     what strikes this process, and what is beside it on its host. ``answers`` tells whether the control store at an address answers within
-    so many seconds.
+    so many seconds. ``back``: to which checkpoint a run that is resumed goes back; None: to the newest.
     """
 
     journal: Path
@@ -95,6 +95,7 @@ class CoordinatorSpec:
     mirror: Callable[[], Callable[[Path], object]] | None
     daemons: DaemonMaker
     answers: Callable[[str, float], bool]
+    back: GoneBack | None = None
 
 
 def _port_before(address_file: Path) -> int:
@@ -216,7 +217,7 @@ class CoordinatorHost:
             script = section(configuration(spec.started(now_s).config), "made_of").get("script_sha256", "")
             again = Resumed(now_s, unix_time_s(), "resumed in a new cluster", spec.cluster, script_sha256=script)
             journal.append(again)
-            for instruction in machine.resume([*records, again], now_s):
+            for instruction in machine.resume([*records, again], now_s, spec.back):
                 if isinstance(instruction, Write):
                     journal.append(instruction.record)
         else:

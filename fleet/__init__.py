@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from actors.rank.current import current_run as current_run
     from actors.rank.current import is_main as is_main
+    from actors.rank.early_stopping import EarlyStopping as EarlyStopping
     from actors.rank.loop import Run as Run
     from actors.rank.step.shard_state import ShardState as ShardState
     from actors.rank.step.step import Step as Step
@@ -21,8 +22,22 @@ if TYPE_CHECKING:
     from fleet.app.result import Result as Result
 
 __version__ = "0.1.0"
-__all__ = ["Progress", "Result", "Run", "ShardState", "Step", "Trainer", "__version__", "configured", "current_run", "is_main", "launch"]
+__all__ = [
+    "EarlyStopping",
+    "Progress",
+    "Result",
+    "Run",
+    "ShardState",
+    "Step",
+    "Trainer",
+    "__version__",
+    "configured",
+    "current_run",
+    "is_main",
+    "launch",
+]
 _WHERE = {
+    "EarlyStopping": "actors.rank.early_stopping",
     "Progress": "fleet.app.progress_calls",
     "Result": "fleet.app.result",
     "Run": "actors.rank.loop",

@@ -35,7 +35,7 @@ TIERS: dict[str, tuple[str, ...]] = {
         "tests/fault/test_several_optimizers.py::test_a_kill_changes_no_bit[in_turn-fsdp]",
         "tests/fault/test_several_optimizers.py::test_a_kill_changes_no_bit[in_turn-zero1]",
         "tests/fault/test_sharded_optimizer.py::test_a_storm_changes_no_bit[0]",
-        "tests/zoo/test_zoo.py",
+        "tests/zoo/test_zoo.py", "tests/zoo/test_left_out.py",
     ),
     "hosts": (
         "tests/hosts/test_join.py::test_what_a_run_saves_and_prints_is_where_its_user_looks",

@@ -40,6 +40,7 @@ from actors.rank.telemetry.recorder import Recorder
 from actors.rank.zero1.resharding import Resharding
 from fleet.errors import ConfigError, FleetError, LoopError, RunOver
 from fleet.protocol import moves
+from fleet.protocol.draws import left_out_of
 from fleet.protocol.levels import places
 from fleet.protocol.moves import Advance, Attempted, Compute, Move, Rehearse
 from fleet.protocol.once import BEGIN, END
@@ -50,6 +51,8 @@ from fleet.settings.run import RunSettings
 
 log = logging.getLogger("fleet.rank")
 T = TypeVar("T")
+MOST_REASON = 500
+BREAK = "Leave it where a step is committed, `if step.commit() and ...: break`, or say run.stop(reason), which may stand in any attempt."
 
 
 def rank_of_those_behind(view: View, began: int, step: int, rank: int) -> int:
@@ -82,7 +85,7 @@ class Run:
         self._train_step: TrainStep | None = None
         self._one = OneOfAll(self._membership, recorder)
         self._joined: tuple[View, int] | None = None
-        feeds, rank_machine = Feeds(self.seed, self.shards, recorder), self._membership.rank_machine
+        feeds, rank_machine = Feeds(self.seed, self.shards, recorder, left_out_of(settings.left_out)), self._membership.rank_machine
         attempt = functools.partial(self._membership.carry, rank_machine.run(), (Rehearse, Compute, Attempted))
         self._loop = Loop(self.seed, client, recorder, rank_machine, feeds, attempt)
         self._reports = Reports(self._loop, settings, self._membership, self._saver)
@@ -180,18 +183,30 @@ class Run:
         self._membership.carriers |= self._carriers(train)
         self._loop.recorder.total(total)
         self._loop.client.on_operation = RankInjector(train).operate
-        while isinstance(move := self._loop.attempt(), Rehearse | Compute | Attempted):
-            match move:
-                case Rehearse():
-                    yield from self._rehearse(train)
-                case Compute(number):
-                    step = self._loop.step = Step(self._loop, train, number)
-                    yield step
-                    self._loop.recorder.between(False)
-                    if not step.closed:
-                        raise LoopError(f"step {step.number}: the loop body ended without step.commit()")
+        try:
+            while isinstance(move := self._loop.attempt(), Rehearse | Compute | Attempted):
+                match move:
+                    case Rehearse():
+                        yield from self._rehearse(train)
+                    case Compute(number):
+                        yield self._begin_step(train, number)
+                        self._end_step()
+        except GeneratorExit:  # by ``break``; or an exception is on its way, which is told: what may follow comes with the next call
+            self._loop.left = True
+            raise
         if not move:  # what the steps have come to: whether the code behind the loop is to run
             raise RunOver
+
+    def _begin_step(self, train: TrainStep, number: int) -> Step:
+        self._one.begin_body()
+        step = self._loop.step = Step(self._loop, train, number)
+        return step
+
+    def _end_step(self) -> None:
+        step = self._loop.step
+        self._loop.recorder.between(False)
+        if step is not None and not step.closed and not self._loop.client.protocol.ends_here:
+            raise LoopError(f"step {step.number}: the loop body ended without step.commit()")
 
     def _make_train_step(self, state: TrackedState, clip_norm: ClipNorm, together: int) -> TrainStep:
         if self._settings.optimizer_sharding == "fsdp":
@@ -293,8 +308,8 @@ class Run:
     def evaluate(self, fn: Callable[[], Mapping[str, float]], *, every: int = 1) -> EvaluationFigures | None:
         """Once every ``every`` committed steps, ``fn()`` runs on one rank; its figures go to the journal, and to all ranks.
 
-        Call it on all ranks, after ``commit``. The others go on, and wait in their next reduction, or when they look at a figure. It may
-        take long: no rank is taken for hung meanwhile.
+        Call it on all ranks, after ``commit``, or before ``step.batches`` of the next step. The others go on, and wait in their next
+        reduction, or when they look at a figure. It may take long: no rank is taken for hung meanwhile.
 
         Args:
             fn: name -> number, such as ``{"val_loss": 1.23}``. When its rank is lost before it has returned, another one runs it.
@@ -303,13 +318,51 @@ class Run:
         Returns:
             The figures, which can be looked at on every rank. None after other steps.
         """
-        self._check_closed("run.evaluate()")
-        if not self._loop.committed or self._here().step % every:
+        here = self._between("run.evaluate()")
+        if here is None or here.step == 0 or here.step % every:
             return None
-        key = self._one.key(self._here(), name_of(fn))
+        key = self._one.key(here, name_of(fn))
         figures = EvaluationFigures(lambda: self._one.do(key, lambda before: self._judged(self._alone(fn), before)))
         self._owe(figures.fetch)
         return figures
+
+    def stop(self, reason: str) -> None:
+        """End the run here: the state at hand is its last one. It is kept, the code behind the loop runs, and the run is completed.
+
+        Call it on all ranks at the same step: after ``commit``, or before ``step.batches`` of the next step. No further step is taken.
+        Where the attempt at a step is to be repeated it does nothing, as the loop body comes there again.
+
+        Args:
+            reason: for people, at most 500 characters; the journal and the report have it.
+
+        Raises:
+            LoopError: it is called before the loop, behind it, or within a step; or another rank goes on from here.
+            ConfigError: there is no reason, or it is too long.
+        """
+        words = " ".join(reason.split()) if isinstance(reason, str) else ""
+        if not words or len(words) > MOST_REASON:
+            why = f"it is told to people, and has 1 to {MOST_REASON} characters"
+            raise ConfigError("reason", reason if not words else f"{words[:40]}...", why, 'Give a few words: run.stop("the loss is flat").')
+        if self._train_step is None or self._loop.client.protocol.concluded:
+            way_out = "Leave out the loop, or return from the train function." if self._train_step is None else "The run ends by itself."
+            raise LoopError(f"run.stop({words!r}) stands outside of the loop over run.steps. {way_out}")
+        if self._between("run.stop()") is not None:
+            self._membership.carry(self._loop.rank_machine.end(words))
+
+    def recalled(self, fn: Callable[[Any, int], Any], *, name: str) -> Any:
+        """``fn(what it returned the last time before in this run, steps taken)`` on one rank; all ranks get what it returns.
+
+        It stands where ``evaluate`` does. What it returns is in the journal: a resume goes on from it; what was taken back is forgotten.
+
+        Args:
+            fn: is given None the first time; returns plain data, as for ``once``.
+            name: tells it apart from others; the same on all ranks.
+
+        Returns:
+            What ``fn`` returned. None in an attempt at a step that is not committed, where ``fn`` does not run.
+        """
+        here = self._between(name)
+        return None if here is None else self._one.do(self._one.key(here, name), lambda before: fn(before, here.step))
 
     def once_behind(self, fn: Callable[[Any], Any], *, name: str) -> bool:
         """Once this step is committed, ``fn`` runs on one rank, as in ``once``; the others go on, and nobody is told what it returns.
@@ -348,12 +401,47 @@ class Run:
 
     def _place(self) -> str | StateId | None:
         """Where in the run this is, for what is done once. None: nowhere, as this attempt at a step is a rehearsal, or will be repeated."""
+        self._settle_left()
         if self._loop.client.protocol.concluded:
             return END
         if self._train_step is None:
             return BEGIN
         self._check_closed("run.once() and run.save()")
         return self._here() if self._loop.committed else None
+
+    def _between(self, call: str) -> StateId | None:
+        """The state between two steps, which all ranks hold there. None in a rehearsal, and in an attempt that will be repeated.
+
+        Raises:
+            LoopError: ``call`` stands within a step.
+        """
+        step = self._loop.step
+        if step is None or self._loop.rehearsing:
+            return None
+        if step.closed:
+            return self._here() if self._loop.committed else None
+        if step.begun:
+            raise LoopError(f"step {step.number}: {call} stands within the step. Put it behind step.commit(), or before step.batches().")
+        return self._here()
+
+    def _settle_left(self) -> None:
+        """The loop was left by ``break``: the run ends with the step that was committed there, as by ``stop``."""
+        loop, protocol = self._loop, self._loop.client.protocol
+        if not loop.left or protocol.released is not None:
+            return
+        step, loop.left = loop.step, False
+        if not protocol.ends_here:
+            if step is None or loop.rehearsing or not (step.closed and loop.committed):
+                where = "its rehearsal" if step is None or loop.rehearsing else f"an attempt at step {step.number} that is not committed"
+                raise LoopError(f"the loop was left by break in {where}. {BREAK}")
+            if self._here().step < loop.total:
+                self._membership.carry(loop.rank_machine.end("it was left by break"))
+        while isinstance(move := loop.attempt(), Attempted):
+            pass
+        if isinstance(move, Compute):
+            raise FleetError(f"the loop was left by break, and the run has gone back to step {move.step}. {BREAK}")
+        if not move:
+            raise RunOver
 
     def _check_closed(self, call: str) -> None:
         if (step := self._loop.step) is not None and not step.closed:
@@ -385,11 +473,12 @@ class Run:
     def _judged(self, figures: Mapping[str, float], before: Any) -> dict[str, Any]:
         for name, value in figures.items():
             self.measure(name, float(value))
-        return EvaluationFigures.judged(figures, before)
+        return EvaluationFigures.judged(figures, before, self._here().step)
 
     def close(self) -> None:
         """The train function has returned. Returns when the run is over. Raises LoopError when it has not come to the end of its loop."""
         protocol = self._loop.client.protocol
+        self._settle_left()
         if not protocol.concluded and protocol.released is None:
             raise LoopError(self._unfinished())
         self._membership.carry(self._loop.rank_machine.close())
@@ -453,6 +542,8 @@ class Run:
         """Wait at the barrier until all hold the last state, and it is kept."""
         self._trained.body.leave()
         self._saver.settle()
+        if self._loop.client.protocol.ends_here:
+            self._reports.ended()
         self._loop.recorder.switch(FINISH)
         seed_step(self.seed, self._here().step)  # as the next step would: whoever came after the last commit has drawn no numbers in it
         return self._trained.layout.digest(self._here().step)

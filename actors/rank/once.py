@@ -35,6 +35,10 @@ class OneOfAll:
         self._calls: Counter[str] = Counter()
         self._owed: list[tuple[int, Callable[[], object]]] = []
 
+    def begin_body(self) -> None:
+        """The loop body begins: what was begun in an attempt that did not come to an end has the same key when it comes again."""
+        self._place = ""
+
     def key(self, place: str | StateId, name: str) -> str:
         """The key of the next thing of this name at ``place``: all ranks come to the same ones, in the same order."""
         if place != self._place:
@@ -89,11 +93,17 @@ class EvaluationFigures(Mapping[str, float]):
         return self._found
 
     @staticmethod
-    def judged(figures: Mapping[str, float], before: dict[str, Any] | None) -> dict[str, Any]:
-        """The result that all hear: the figures, the best of each so far, and which of them are better than ever."""
+    def judged(figures: Mapping[str, float], before: dict[str, Any] | None, step: int) -> dict[str, Any]:
+        """The result that all hear: the figures, the best of each so far, and which of them are better than ever.
+
+        Where ``before`` is of the same ``step``, from which the run has begun again, it is the result: it is no evaluation before this one.
+        """
+        if before is not None and before.get("step") == step:
+            return before
         now = {name: float(value) for name, value in figures.items()}
         low, high = ((before or {}).get(name, {}) for name in ("low", "high"))
         return {
+            "step": step,
             "figures": now,
             "low": {**low, **{name: min(value, low.get(name, math.inf)) for name, value in now.items()}},
             "high": {**high, **{name: max(value, high.get(name, -math.inf)) for name, value in now.items()}},

@@ -46,7 +46,7 @@ class EndContext:
 
 
 def ending(data: Mapping[str, Any], context: EndContext) -> list[tuple[str, str]]:
-    """(head, words) of each line. ``data`` is the report's JSON, with ``twin`` where one has run."""
+    """(head, words) of each line. ``data`` is the report's JSON, with ``twin`` where one has run, and ``total_steps`` of its loop."""
     lines = [
         ("run", _happened(data)),
         ("goodput", _goodput(data)),
@@ -65,7 +65,8 @@ def ending(data: Mapping[str, Any], context: EndContext) -> list[tuple[str, str]
 
 
 def _happened(data: Mapping[str, Any]) -> str:
-    why = f": {data['reason']}" if data["reason"] and data["status"] != COMPLETED else ""
+    before_its_last_step = data["steps"] < (data.get("total_steps") or 0)
+    why = f": {data['reason']}" if data["reason"] and (data["status"] != COMPLETED or before_its_last_step) else ""
     figures = [
         f"{name} {points[0][1]:.4g} -> {points[-1][1]:.4g}"
         for name, points in data["measurements"].items()

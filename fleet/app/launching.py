@@ -164,7 +164,7 @@ def _resumed(train: Callable[[Any], None], root: Path, found: Configuration, ask
     plans.fetch_journal(settings.storage, asked.resume, root)
     folder = plans.find_run(asked.resume, root)
     if plans.is_completed(folder):
-        raise ConfigError("resume", asked.resume, "it is completed: all its steps are committed", "Start a new run.")
+        raise ConfigError("resume", asked.resume, f"it is completed: {plans.why_completed(folder)}", "Start a new run.")
     resuming.check(folder, found)
     return plans.resumed_plan(folder, plans.Executed(), settings.storage, train)
 

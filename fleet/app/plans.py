@@ -21,6 +21,9 @@ from fleet.errors import ConfigError, RunFailed
 from fleet.host.follow import last_words
 from fleet.host.journal import read_journal
 from fleet.host.provenance import PATCH, Code, code_of, provenance
+from fleet.ledger.lineage import DataHistory
+from fleet.protocol.decisions import GoneBack
+from fleet.protocol.draws import in_texts
 from fleet.protocol.records import COMPLETED, PLAIN, RUN_NAME, UNSAVED, RunBuilt, RunEnded, RunStarted, configuration
 from fleet.protocol.types import Build
 from fleet.settings.fields import read
@@ -40,6 +43,7 @@ class RunPlan:
         twin_since_s: of a twin, when the run began that it repeats, by the calendar; None: it is no twin.
         chaos_token: what its user shows for chaos on a cluster of others, see ``fleet.app.chaos_token``.
         made_of: what the run is made of, where the script lies on another machine than its driver; None: it is found out here.
+        back: of a run that is resumed, to which checkpoint it goes back, and what it leaves out from there; None: it does not.
         page: address of the run's live page; empty: nobody serves it.
         plain: the arguments of a script that is run as it is, without Fleet's loop; None: it is a script of Fleet's.
     """
@@ -58,6 +62,7 @@ class RunPlan:
     twin_since_s: float | None = None
     made_of: Mapping[str, Any] | None = None
     chaos_token: str = ""
+    back: GoneBack | None = None
     page: str = ""
     plain: tuple[str, ...] | None = None
 
@@ -90,7 +95,7 @@ class RunResult:
 
     @property
     def completed(self) -> bool:
-        """Whether all steps are committed."""
+        """Whether it has come to its end: all steps are committed, or its loop has ended it."""
         return self.status in (COMPLETED, UNSAVED)
 
 
@@ -197,9 +202,15 @@ def _check_copies(settings: RunSettings) -> None:
 
 
 def is_completed(folder: Path) -> bool:
-    """Whether the run in ``folder`` has committed all its steps, and kept its last state."""
+    """Whether the run in ``folder`` has come to its end, by its last step or by its loop, and has kept its last state."""
     ended = last_words(folder / "journal.jsonl")[1]
     return ended is not None and ended.status == COMPLETED
+
+
+def why_completed(folder: Path) -> str:
+    """Of such a run: what its journal says."""
+    ended = last_words(folder / "journal.jsonl")[1]
+    return ended.reason if ended is not None else ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -226,7 +237,13 @@ def _again(folder: Path, asked: Executed, storage: str = "", train: Callable[[An
     train = train or _loaded(content, asked)
     script = asked.script or script_in(content)
     script = train.file if isinstance(train, Script) and train.is_module else script
-    return RunPlan(name=run, folder=folder, settings=settings_in(content, storage), train=train, script=script)
+    settings = dataclasses.replace(settings_in(content, storage), left_out=left_out_in(folder))
+    return RunPlan(name=run, folder=folder, settings=settings, train=train, script=script)
+
+
+def left_out_in(folder: Path) -> tuple[str, ...]:
+    """What the steps of the run in ``folder`` leave out of its data now, as the setting has it; see :mod:`fleet.protocol.draws`."""
+    return in_texts(DataHistory().apply_all(read_journal(folder / "journal.jsonl", spans=False)).left_out)
 
 
 def resumed_plan(folder: Path, asked: Executed, storage: str = "", train: Callable[[Any], None] | None = None) -> RunPlan:

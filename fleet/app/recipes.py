@@ -219,6 +219,7 @@ class LiveRun:
             mirror=(lambda: JournalMirror(url).copy) if not url.startswith("file://") else None,
             daemons=functools.partial(Daemons, url, self.cluster.shares_folders),
             answers=ray_internals.answers,
+            back=plan.back,
         )
 
     def _lemons(self) -> dict[int, Decision]:

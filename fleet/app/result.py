@@ -84,7 +84,7 @@ class Result:
 
     @property
     def completed(self) -> bool:
-        """Whether all steps are committed."""
+        """Whether it has come to its end: all steps are committed, or its loop has ended it."""
         return self.status in (COMPLETED, UNSAVED)
 
     def state(self, map_location: Any = "cpu") -> dict[str, Any]:

@@ -2,23 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+import dataclasses
+import secrets
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
 from chaos.settings import ChaosSettings
 from fleet.app import plans
 from fleet.app.configuration import Configuration
+from fleet.app.plans import RunPlan
 from fleet.app.policy_choice import completed
 from fleet.errors import ConfigError
 from fleet.host.folds import is_written
 from fleet.host.journal import read_journal
 from fleet.host.provenance import digest_of_script
 from fleet.machine.sessions import MOST, Sessions, in_words
-from fleet.protocol.records import Resumed
+from fleet.protocol.decisions import GoneBack
+from fleet.protocol.draws import in_texts, left_out_of, range_of, without
+from fleet.protocol.levels import STORE
+from fleet.protocol.records import CheckpointRecord, Record, Resumed
+from fleet.protocol.types import StateId
 from fleet.settings.fields import read, values_of
 from fleet.settings.run import RunSettings
 from policies.lemons import Lemons
+from storage.backends.urls import redact
 
 FREE = ("storage",)
 """It may have credentials now."""
@@ -80,6 +88,47 @@ def check_returns(folder: Path, script: str = "") -> None:
     if len(sessions.returns) >= MOST:
         way_out = f"Change what fails in the script, and resume it then; fleet diagnose {folder.name} shows where it failed."
         raise ConfigError("--resume", folder.name, in_words(sessions.returns), way_out)
+
+
+def going_back(plan: RunPlan, from_step: int, skip_steps: Sequence[str]) -> RunPlan:
+    """The plan of a run that goes back to its checkpoint of step ``from_step``, and leaves out the samples of these steps from there on.
+
+    Raises ConfigError: there is no such checkpoint, or not all of these steps come behind it.
+    """
+    ranges = [range_of("--skip-steps", text) for text in skip_steps]
+    for text, (first, _) in zip(skip_steps, ranges, strict=True):
+        if first < from_step:
+            reason = f"the run goes back to step {from_step}, and has taken step {first} there"
+            raise ConfigError("--skip-steps", text, reason, f"Begin with step {from_step} or a later one, or go back further.")
+    state = _checkpoint_of(plan, from_step)
+    left_out = in_texts(without(left_out_of(plan.settings.left_out), ranges))
+    back = GoneBack(state.history, state.step, left_out, secrets.token_hex(4))
+    return dataclasses.replace(plan, back=back, settings=dataclasses.replace(plan.settings, left_out=left_out))
+
+
+def _checkpoint_of(plan: RunPlan, step: int) -> StateId:
+    """The newest one of that step that the run still uses. Raises ConfigError, which names the nearest ones."""
+    from storage.checkpoint.manifest import CheckpointDamaged, parse_checkpoint_id
+    from storage.checkpoint.store import CheckpointStore
+
+    store = CheckpointStore(plans.store_url(plan), run=plan.name, index=False)
+    withdrawn = {each.checkpoint for each in read_journal(plan.journal, spans=False) if _is_withdrawn(each)}
+    known = {parse_checkpoint_id(name)[0]: name for name in store.list() if name not in withdrawn}
+    found = max((state for state in known if state.step == step), default=None)
+    if found is None:
+        steps = sorted({state.step for state in known})
+        near = [*[each for each in steps if each < step][-1:], *[each for each in steps if each > step][:1]]
+        way_out = f"The nearest are of step {' and '.join(map(str, near))}." if near else "There is none at all."
+        raise ConfigError("--from-step", step, f"no checkpoint of that step is kept in {redact(plans.store_url(plan))}", way_out)
+    try:
+        store.verify(known[found])
+    except CheckpointDamaged as error:
+        raise ConfigError("--from-step", step, str(error), "Name another step; see fleet checkpoint verify.") from error
+    return found
+
+
+def _is_withdrawn(record: Record) -> TypeGuard[CheckpointRecord]:
+    return isinstance(record, CheckpointRecord) and record.phase == "withdrawn" and record.level == STORE
 
 
 def returns_of(journal: Path) -> int:

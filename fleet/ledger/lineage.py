@@ -9,11 +9,14 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from itertools import pairwise
 
+from fleet.protocol.decisions import GoneBack
+from fleet.protocol.draws import LeftOut, left_out_of
 from fleet.protocol.records import (
     PLAIN,
     Committed,
     DataFiles,
     DataRead,
+    DecisionMade,
     HistoryBegun,
     Record,
     RunStarted,
@@ -29,7 +32,7 @@ NEVER = 1 << 62
 class ReadStretch:
     """Steps ``first`` to ``end``, without that, of one history, all read alike. ``read`` is None where the journal does not say how.
 
-    ``counts``: they are part of what the run has become; else they were rolled back.
+    ``counts``: they are part of what the run has become; else they were rolled back. ``left_out``: what was left out in this history.
     """
 
     history: int
@@ -37,6 +40,7 @@ class ReadStretch:
     end: int
     read: DataRead | None
     counts: bool
+    left_out: LeftOut = ()
 
 
 @dataclass(slots=True)
@@ -67,6 +71,8 @@ class DataHistory:
         self.run, self.seed, self.shards, self.origin = "", 0, 0, ""
         self.is_plain = False
         self.files: dict[str, FilesOf] = {}
+        self._left_out: LeftOut = ()
+        self._without: dict[int, LeftOut] = {}
         self._begun: list[tuple[int, int]] = [(0, 0)]
         self._committed: dict[int, int] = {}
         self._reads: dict[int, list[DataRead]] = {}
@@ -83,7 +89,12 @@ class DataHistory:
                 said = configuration(config)
                 self.run, self.shards, self.origin = run, shards, str(said.get("origin", ""))
                 self.seed, self.is_plain = int(section(said, "settings").get("seed", 0)), PLAIN in said
+                self._left_out = left_out_of(section(said, "settings").get("left_out", ()))
+                self._without[0] = self._left_out
+            case DecisionMade(payload=GoneBack(left_out=left_out)):
+                self._left_out = left_out_of(left_out)
             case HistoryBegun(history=history, from_state=start):
+                self._without[history] = self._left_out
                 self._begun = [begun for begun in self._begun if begun[0] != history] + [(history, start.step)]
             case Committed(state=state):
                 self._committed[state.history] = max(state.step, self._committed.get(state.history, 0))
@@ -116,8 +127,13 @@ class DataHistory:
         for begin, stop in pairwise(begins):
             if begin < stop:
                 read = next((read for read in reversed(reads) if read.step <= begin), None)
-                found.append(ReadStretch(history, begin, stop, read, counts))
+                found.append(ReadStretch(history, begin, stop, read, counts, self._without.get(history, ())))
         return found
+
+    @property
+    def left_out(self) -> LeftOut:
+        """Draws that no step takes from now on, see :mod:`fleet.protocol.draws`."""
+        return self._left_out
 
     @property
     def reads(self) -> list[DataRead]:

@@ -13,7 +13,7 @@ All that it knows is in ``state.py``. From "a rank is gone" to "its shards are r
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from fleet.machine import chronicle, ending, nodes, proposals, remedies, replay, stopping, views
@@ -27,7 +27,7 @@ from fleet.machine.state import Assembly, Growth, MachineState, Phase, RunPolici
 from fleet.machine.stragglers import Stragglers
 from fleet.machine.table import TABLE, EventRow, Of
 from fleet.machine.tiers import FaultRates, Tiers
-from fleet.protocol.decisions import Decision
+from fleet.protocol.decisions import Decision, GoneBack
 from fleet.protocol.events import Event, Tick
 from fleet.protocol.instructions import Instruction, Write
 from fleet.protocol.ports import CorruptionPolicy, IntervalPolicy, PlacementPolicy, ProgressPolicy, RecoveryPolicy, StragglerPolicy
@@ -103,12 +103,15 @@ class FleetMachine:
         replay.rebuild(machine, records, now_s)
         machine.liveness.grace_until_s = now_s + machine.settings.timeouts.node_s if machine.phase != Phase.END else None
 
-    def resume(self, records: Iterable[Record], now_s: float) -> list[Instruction]:
+    def resume(self, records: Sequence[Record], now_s: float, back: GoneBack | None = None) -> list[Instruction]:
         """Go on in a new cluster, from the journal of a run whose ranks are all gone, up to ``Resumed``; returns what is to be written
-        first."""
+        first. ``back``: to which checkpoint its user has it go back; without, it goes on from the newest."""
         machine = self.state
         machine.output.instructions = [Write(record) for record in replay.move(machine, records, now_s)]
-        machine.say(*machine.checkpoints.step_back(now_s))
+        if back is not None and not replay.has_gone_back(records, back):
+            replay.go_back(machine, back, now_s)
+        else:
+            machine.say(*machine.checkpoints.step_back(now_s))
         machine.assembly.deadline_s = now_s
         return machine.output.instructions
 
@@ -138,6 +141,8 @@ def _counts(machine: MachineState, event: Any, of: Of) -> bool:
 def _reconcile(machine: MachineState, now_s: float, ask: bool) -> None:
     """Do something about the difference between what is and what should be; ``ask`` the policies too."""
     stop = machine.ending.stopping
+    if machine.phase in (Phase.FORM, Phase.RUN):
+        ending.tell(machine, now_s)
     if stop is not None and stopping.is_over(machine, stop, now_s):
         end(machine, stop.why, stop.reason, "", now_s)
     elif machine.liveness.grace_until_s is not None or (stop is not None and stopping.takes(machine, stop, now_s)):

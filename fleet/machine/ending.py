@@ -3,6 +3,9 @@
 RUN -> all members have finished, with one digest -> their final checkpoint is durable, or was given up -> CONCLUDE: they run the code
 behind the loop -> each has left -> END. When a rank is lost on the way, the others go on; when none is left, the run goes back to its
 final checkpoint, and the code behind the loop runs again.
+
+They have finished behind the run's last step, or earlier, where their loops have ended the run. Each says so with ``Finished``. A member
+that has come to this state from a donor has not been through that loop body: it is told by ``EndAt``, and so is one whose loop goes on.
 """
 
 from __future__ import annotations
@@ -11,15 +14,15 @@ from fleet.machine.corruption import judge_the_end
 from fleet.machine.end import end, release
 from fleet.machine.leaving import gather, heartbeat
 from fleet.machine.roster import Rank, RankPhase
-from fleet.machine.state import ALL, MachineState, Phase
+from fleet.machine.state import ALL, EndOrder, MachineState, Phase
 from fleet.machine.stopping import waits_unasked
 from fleet.machine.views import note_commits
 from fleet.protocol.causes import EndWhy, GatherWhy
-from fleet.protocol.decisions import Concluded
+from fleet.protocol.decisions import Concluded, LoopEnded
 from fleet.protocol.events import Event, Finished, Formed, Heartbeat, Joined, Left, Quiesced, Ready
-from fleet.protocol.instructions import Conclude, Welcome
+from fleet.protocol.instructions import Conclude, EndAt, Welcome
 from fleet.protocol.probes import probe
-from fleet.protocol.types import Member
+from fleet.protocol.types import Member, StateId
 
 
 def complete(machine: MachineState, now_s: float) -> None:
@@ -35,12 +38,13 @@ def complete(machine: MachineState, now_s: float) -> None:
         return
     machine.ending.digest = digests.pop() or ""
     store, stop = machine.checkpoints.store, machine.ending.stopping
+    why, reason = _whole(machine)
     if stop is not None and (store.holds(machine.committed) or store.final.lost):
         end(machine, stop.why, stop.reason, "", now_s)
     elif store.holds(machine.committed):
-        _conclude(machine, EndWhy.ALL_STEPS, ALL, now_s)
+        _conclude(machine, why, reason, now_s)
     elif store.final.lost:
-        _conclude(machine, EndWhy.NOT_SAVED, f"{ALL}, and the final checkpoint could not be kept: {store.failures.last}", now_s)
+        _conclude(machine, EndWhy.NOT_SAVED, f"{reason}, and the final checkpoint could not be kept: {store.failures.last}", now_s)
     else:
         out, late = store.keep_final(machine.view, now_s)
         machine.say(*out)
@@ -49,34 +53,69 @@ def complete(machine: MachineState, now_s: float) -> None:
             gather(machine, now_s, GatherWhy.PART_MISSING, "a rank did not write its part of the final checkpoint", in_person=True)
 
 
+def _whole(machine: MachineState) -> tuple[EndWhy, str]:
+    """Why the run is completed once its last state is kept."""
+    order = machine.ending.order
+    if order is None:
+        return EndWhy.ALL_STEPS, ALL
+    return EndWhy.LOOP_ENDED, f"its loop ended it behind step {order.state.step}: {order.reason}"
+
+
 def _conclude(machine: MachineState, why: EndWhy, reason: str, now_s: float) -> None:
     assert machine.view is not None
     machine.phase = Phase.CONCLUDE
     machine.ending.conclude(why, reason, now_s)
     generation = machine.view.generation
-    machine.decide("ending", "conclude", reason, Concluded(float(generation), why is EndWhy.ALL_STEPS), now_s)
+    machine.decide("ending", "conclude", reason, Concluded(float(generation), why is not EndWhy.NOT_SAVED), now_s)
     machine.say(Conclude(machine.view.members, generation))
 
 
 def take_up(machine: MachineState, reason: str, kept: bool, now_s: float) -> None:
     """A coordinator that died had come so far."""
     machine.phase = Phase.CONCLUDE
-    machine.ending.conclude(EndWhy.ALL_STEPS if kept else EndWhy.NOT_SAVED, reason, now_s)
+    machine.ending.conclude(_whole(machine)[0] if kept else EndWhy.NOT_SAVED, reason, now_s)
 
 
 def seen(machine: MachineState, event: Finished | Left, now_s: float) -> None:
     """A member of the view has the run's last state, and may be behind the loop already: a coordinator that died may have let it go on."""
     concluded = isinstance(event, Left) or event.concluded
+    if isinstance(event, Finished) and event.ended:
+        _end_at(machine, event, now_s)
     if isinstance(event, Finished) and event.halted:
         waits_unasked(machine, now_s)
     if machine.phase != Phase.CONCLUDE and concluded:
-        _conclude(machine, EndWhy.ALL_STEPS, ALL, now_s)
+        _conclude(machine, *_whole(machine), now_s)
     if machine.phase == Phase.CONCLUDE:
         machine.ending.digest = event.digest
     if isinstance(event, Left):
         machine.ending.left.add(event.member)
     elif machine.phase == Phase.CONCLUDE and not concluded:
         machine.say(Conclude((event.member,), event.generation))
+
+
+def _end_at(machine: MachineState, event: Finished, now_s: float) -> None:
+    """The loop of a member has ended the run. It is in the journal before any other member hears of it."""
+    order = machine.ending.order
+    if order is None or order.state != event.state:
+        machine.ending.order = EndOrder(event.state, event.member, event.ended)
+        where = LoopEnded(event.state.history, event.state.step, (event.member.slot, event.member.incarnation))
+        machine.decide("ending", "end", event.ended, where, now_s)
+
+
+def end_again(machine: MachineState, where: LoopEnded, reason: str) -> None:
+    """A coordinator that died has heard so."""
+    machine.ending.order = EndOrder(StateId(where.history, where.step), Member(*where.member), reason)
+
+
+def tell(machine: MachineState, now_s: float) -> None:
+    """Those members of the view that do not wait behind the last step hear that it is the last; repeated until they do."""
+    view, order = machine.view, machine.ending.order
+    if view is None or order is None:
+        return
+    if order.generation != view.generation or now_s - order.sent_s >= machine.settings.timeouts.resend_s:
+        order.generation, order.sent_s = view.generation, now_s
+        if members := tuple(member for member in view.members if member not in machine.attendance.finished):
+            machine.say(EndAt(members, order.state, order.by, order.reason))
 
 
 def watch(machine: MachineState, now_s: float) -> None:

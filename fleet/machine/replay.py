@@ -12,7 +12,7 @@ from fleet.machine.settings import configure
 from fleet.machine.state import MachineState, Phase, Stop
 from fleet.machine.stopping import give_time
 from fleet.protocol.causes import ClusterEnded
-from fleet.protocol.decisions import Concluded, Lacking, Notice, OfView, SettingTo, Stopping
+from fleet.protocol.decisions import Concluded, GoneBack, Lacking, LoopEnded, Notice, OfView, SettingTo, Stopping
 from fleet.protocol.records import (
     Committed,
     DataFiles,
@@ -30,6 +30,7 @@ from fleet.protocol.records import (
     RunStarted,
     ViewPublished,
 )
+from fleet.protocol.types import StateId
 
 FORGOTTEN = 100
 """How many views a journal's end may have held that was lost with its disk. Their numbers are skipped, whether or not ranks report them: a
@@ -78,6 +79,7 @@ def _apply(machine: MachineState, record: Record) -> None:
         case HistoryBegun(history=history, from_state=start):
             machine.assembly.history = max(machine.assembly.history, history)
             machine.once.roll_back(start)
+            machine.ending.roll_back(start, history)
         case OnceRecord():
             machine.once.replay(record)
         case Committed(state=state):
@@ -88,6 +90,8 @@ def _apply(machine: MachineState, record: Record) -> None:
             _settle_proposal(machine, action == "enter", generation)
         case DecisionMade(reason=reason, payload=Concluded(kept=kept)):
             ending.take_up(machine, reason, kept, record.at_s)
+        case DecisionMade(reason=reason, payload=LoopEnded() as where):
+            ending.end_again(machine, where, reason)
         case DecisionMade(reason=reason, payload=Stopping(why=why)):
             machine.ending.stopping = Stop(why, reason)
         case DecisionMade(payload=SettingTo(key=key, value=value)):
@@ -154,3 +158,19 @@ def move(machine: MachineState, records: Iterable[Record], now_s: float) -> list
         gone.append(machine.losses.lost(rank, ClusterEnded(), now_s, -1, machine.committed.step, ""))
     machine.losses = Losses()
     return gone
+
+
+def has_gone_back(records: Iterable[Record], back: GoneBack) -> bool:
+    """Whether the run has done so already: whoever resumes it was started again with the same word."""
+    payloads = [record.payload for record in records if isinstance(record, DecisionMade)]
+    return any(isinstance(payload, GoneBack) and payload.asked == back.asked for payload in payloads)
+
+
+def go_back(machine: MachineState, back: GoneBack, now_s: float) -> None:
+    """Newer checkpoints are used no more, so that the next history begins from that one. It is what its user wants, and no failure."""
+    state, newest = StateId(back.history, back.step), max(machine.checkpoints.kept, default=None)
+    left = f", without the samples of {', '.join(back.left_out)}" if back.left_out else ""
+    reason = f"its user has it go back to step {back.step}{left}"
+    if newest is not None and newest > state:
+        machine.say(*machine.checkpoints.withdraw(StateId(state.history, state.step + 1), newest, now_s, reason))
+    machine.decide("data", "go_back", reason, back, now_s)

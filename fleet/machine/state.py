@@ -76,6 +76,23 @@ class Stop:
 
 
 @dataclass(slots=True)
+class EndOrder:
+    """A loop has ended the run.
+
+    Attributes:
+        state: behind which no step follows.
+        by, reason: whose loop, and why.
+        generation, sent_s: the view that was told last, and when.
+    """
+
+    state: StateId
+    by: Member
+    reason: str
+    generation: int = -1
+    sent_s: float = 0.0
+
+
+@dataclass(slots=True)
 class Ending:
     """What is known of the end.
 
@@ -85,6 +102,7 @@ class Ending:
         left: members whose train function has returned.
         since_s: when they went on behind the loop.
         stopping: once the run is told to stop; see ``stopping.py``.
+        order: once a loop has ended the run.
         record: the last one of the journal, once it is written.
         released_s: when each rank was told last that the run is over.
     """
@@ -95,12 +113,19 @@ class Ending:
     left: set[Member] = field(default_factory=set)
     since_s: float = 0.0
     stopping: Stop | None = None
+    order: EndOrder | None = None
     record: RunEnded | None = None
     released_s: dict[Member, float] = field(default_factory=dict)
 
     def conclude(self, why: EndWhy, reason: str, now_s: float) -> None:
         """The code behind the loop runs; if nothing comes between, the run ends for this reason."""
         self.why, self.reason, self.since_s = why, reason, now_s
+
+    def roll_back(self, start: StateId, history: int) -> None:
+        """Another history begins at ``start``. Where a loop has ended the run there it is over there still; else it may yet come there."""
+        if self.order is not None:
+            at_the_end = start.step == self.order.state.step
+            self.order = replace(self.order, state=StateId(history, start.step), generation=-1) if at_the_end else None
 
 
 @dataclass(slots=True)

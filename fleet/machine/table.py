@@ -102,7 +102,7 @@ OF_THE_RUN: dict[type, EventRow] = {
 
 TABLE = OF_RANKS | OF_AGENTS | OF_THE_RUN
 
-_RUNS = (*LOSS, r.Committed, r.ViewPublished, i.Propose, i.SaveCheckpoint, i.Halt, i.Conclude)
+_RUNS = (*LOSS, r.Committed, r.ViewPublished, i.Propose, i.SaveCheckpoint, i.Halt, i.EndAt, i.Conclude)
 RECONCILES: dict[Phase, tuple[type, ...]] = {
     Phase.GATHER: (*LOSS, r.HistoryBegun, r.ViewPublished, i.Publish),
     Phase.FORM: (*_RUNS, i.Publish),

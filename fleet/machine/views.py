@@ -110,6 +110,7 @@ def begin_history(machine: MachineState, now_s: float) -> StateId:
         if start == StateId(0, 0):
             probe("a new history begins from the initial state")
         machine.once.roll_back(start)
+        machine.ending.roll_back(start, machine.assembly.history)
         machine.write(HistoryBegun(machine.assembly.history, start, now_s, _why_back(machine)))
     return StateId(machine.assembly.history, start.step)
 

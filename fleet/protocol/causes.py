@@ -237,6 +237,8 @@ class EndWhy(StrEnum):
     """Why a run is over."""
 
     ALL_STEPS = "all steps"
+    LOOP_ENDED = "ended by its loop"
+    """The train function has called ``run.stop``, or left its loop by ``break``, at the same step on all ranks."""
     NOT_SAVED = "not saved"
     """All steps, and the final checkpoint could not be kept."""
     STOPPED = "stopped"

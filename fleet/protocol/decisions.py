@@ -19,10 +19,11 @@ RecoveryAction = Literal[
 ]  # fmt: skip
 StragglerAction = Literal["accuse", "clear", "unknown", "tolerate", "rebalance", "replace", "evict"]
 CorruptionAction = Literal["carry_on", "evict", "recompute", "retry", "stop", "go_back", "begin_anew"]
-OtherAction = Literal["conclude", "stop", "set", "keep", "save", "warn", "recovered", "keep_out", "admit", "leave", "stay", "released"]
+EndAction = Literal["conclude", "stop", "end"]
+OtherAction = Literal["set", "keep", "save", "warn", "recovered", "keep_out", "admit", "leave", "stay", "released"]
 PlacementAction = Literal["loosen", "meet", "lost"]
 AskAction = Literal["ask", "came", "withdraw"]
-Action = Literal[RecoveryAction, StragglerAction, CorruptionAction, PlacementAction, OtherAction, AskAction]
+Action = Literal[RecoveryAction, StragglerAction, CorruptionAction, PlacementAction, EndAction, OtherAction, AskAction]
 
 
 class Payload(Tagged):
@@ -168,6 +169,28 @@ class Concluded(Payload):
 
 
 @dataclass(frozen=True, slots=True)
+class GoneBack(Payload):
+    """Its user has the run go back to the checkpoint of ``step`` of ``history``, and from there on leave out what ``left_out`` says.
+
+    ``left_out`` is all that is left out then, as the setting has it. ``asked`` tells this word from others: it holds once.
+    """
+
+    history: int
+    step: int
+    left_out: tuple[str, ...]
+    asked: str
+
+
+@dataclass(frozen=True, slots=True)
+class LoopEnded(Payload):
+    """The loop of a rank, ``member`` by slot and incarnation, has ended the run behind this state."""
+
+    history: int
+    step: int
+    member: tuple[int, int]
+
+
+@dataclass(frozen=True, slots=True)
 class Stopping(Payload):
     """The run is to end in order."""
 
@@ -292,7 +315,7 @@ class DomainLost(Payload):
 
 AnyPayload = (
     Figures | Gathering | OfView | Suspect | Prices | TakenBack | Concluded | SettingTo | TimeOut | Interval | StoreOutage | Notice
-    | Stopping | Lemon | Lacking | DomainLost
+    | Stopping | GoneBack | LoopEnded | Lemon | Lacking | DomainLost
 )  # fmt: skip
 
 

@@ -148,7 +148,7 @@ class Raised:
 class Finished:
     """The rank has committed the run's last step and waits at the finish barrier. ``concluded``: it was told to go on behind the loop.
 
-    ``halted``: it is the last step before a stop, and more were to follow.
+    ``halted``: it is the last step before a stop, and more were to follow. ``ended``: why a loop has ended the run here; empty: none has.
     """
 
     member: Member
@@ -157,6 +157,7 @@ class Finished:
     digest: str
     concluded: bool = False
     halted: bool = False
+    ended: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -93,6 +93,19 @@ class Halt(FromEvent):
 
 
 @dataclass(frozen=True, slots=True)
+class EndAt(FromEvent):
+    """The loop of ``by`` has ended the run behind ``state``, for this ``reason``: no rank takes a step from there.
+
+    A rank that has come to this state without taking its last step waits there, too. One whose loop goes on from it has a mistake.
+    """
+
+    members: tuple[Member, ...]
+    state: StateId
+    by: Member
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
 class Keep(FromEvent):
     """The run stops, and its ranks did not come to one step in time: write ``state``, which these members hold, whatever their loops do.
 
@@ -180,7 +193,7 @@ class EndRun(FromEvent):
 
 
 Instruction = (
-    Welcome | Quiesce | Publish | Propose | Cancel | SaveCheckpoint | CommitCheckpoint | Halt | Keep | Conclude | OnceAnswer | Release
-    | Fence | Evict | Inspect | Operation | Write | EndRun
+    Welcome | Quiesce | Publish | Propose | Cancel | SaveCheckpoint | CommitCheckpoint | Halt | EndAt | Keep | Conclude | OnceAnswer
+    | Release | Fence | Evict | Inspect | Operation | Write | EndRun
 )  # fmt: skip
 INSTRUCTIONS = Codec(Instruction.__args__)

@@ -13,6 +13,7 @@ from fleet.protocol.events import Event, Finished, Formed, Joined, Left, OnceDon
 from fleet.protocol.instructions import (
     Cancel,
     Conclude,
+    EndAt,
     Fence,
     Halt,
     Instruction,
@@ -52,7 +53,8 @@ class ViewOrders:
     """What this rank was told to do in its view, and how far that is.
 
     ``saves``: of each level the newest checkpoint request; ``served``: those that were done; ``part``: the last one that was written.
-    ``halt``: to stop at a boundary; ``halted``: all do. ``incomplete``: no member holds some of a state that is spread.
+    ``halt``: to stop at a boundary; ``halted``: all do. ``incomplete``: no member holds some of a state that is spread. ``keep``: what is
+    to be written beside the loop now.
     """
 
     saves: dict[str, int] = field(default_factory=dict)
@@ -61,6 +63,17 @@ class ViewOrders:
     halt: bool = False
     halted: bool = False
     incomplete: bool = False
+    keep: Keep | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class LoopEnd:
+    """The loop of ``by`` has ended the run behind ``state``. ``own``: that is this rank's loop."""
+
+    state: StateId
+    by: Member
+    reason: str
+    own: bool
 
 
 class MemberProtocol:
@@ -76,6 +89,7 @@ class MemberProtocol:
         alone: the loop evaluates, or does what is done once in the run.
         sharded: a part of the state is spread over the ranks, so that it moves whenever the view changes.
         concluded: the last step is committed by all and kept: the code behind the loop may run.
+        ended: behind which state the run was ended by a loop; None: by none. It outlives views: another one may begin at that state.
         answers: what the coordinator has said of what is done once, by key; see ``fleet.protocol.once``.
     """
 
@@ -92,13 +106,13 @@ class MemberProtocol:
         self.detached = self.alone = False
         self.sharded = False
         self.concluded = False
+        self.ended: LoopEnd | None = None
         self.answers: dict[str, OnceAnswer] = {}
         self._in_person = False
         self._status: Event | None = None
         self._pending: View | None = None
         self._proposal: StandingProposal | None = None
         self._orders = ViewOrders()
-        self._to_keep: Keep | None = None
 
     @property
     def slot(self) -> int:
@@ -127,6 +141,11 @@ class MemberProtocol:
     def halted(self) -> bool:
         """All members of the view have agreed that the step they have just taken is the last, as the run is to stop."""
         return self._orders.halted
+
+    @property
+    def ends_here(self) -> bool:
+        """The state that this rank holds is the one behind which a loop has ended the run."""
+        return self.ended is not None and self.ended.state == self.state and not self.dirty
 
     @property
     def generation(self) -> int:
@@ -180,6 +199,8 @@ class MemberProtocol:
                     saves[level] = max(saves.get(level, 0), request)
             case Halt(members=members, generation=generation) if self._me_in(members):
                 self._orders.halt = self._orders.halt or generation == self.generation
+            case EndAt(members=members) if self._me_in(members):
+                self._on_end(message)
             case Keep(members=members) if self._me_in(members):
                 self._on_keep(message)
             case Conclude(members=members, generation=generation) if self._me_in(members):
@@ -237,13 +258,17 @@ class MemberProtocol:
         elif order.request not in served:
             served.add(order.request)
             if self.view is None and not self.dirty and self.state == order.state:
-                self._to_keep = order
+                self._orders.keep = order
             else:
                 self.outbox.append(PartFailed(self.member, order.request, f"it holds {self.state}{', half changed' if self.dirty else ''}"))
 
+    def _on_end(self, word: EndAt) -> None:
+        if self.ended is None or self.ended.state != word.state:
+            self.ended = LoopEnd(word.state, word.by, word.reason, own=False)
+
     def to_keep(self) -> Keep | None:
         """What to write beside the loop now; it is given once."""
-        order, self._to_keep = self._to_keep, None
+        order, self._orders.keep = self._orders.keep, None
         return order
 
     def _on_conclude(self, generation: int) -> None:
@@ -333,10 +358,16 @@ class MemberProtocol:
         self.state, self.dirty = StateId(self.state.history, self.state.step + 1), False
         return self.state
 
+    def end(self, reason: str) -> None:
+        """This rank's loop ends the run behind the state at hand."""
+        assert self.state is not None
+        self.ended = LoopEnd(self.state, self.member, reason, own=True)
+
     def finished(self, digest: str) -> None:
-        """The last step is committed, of the run or before a stop; wait at the barrier."""
+        """The last step is committed, of the run, before a stop, or as a loop has ended the run; wait at the barrier."""
         assert self.view is not None and self.state is not None
-        self._say(Finished(self.member, self.view.generation, self.state, digest, halted=self.halted))
+        ended = self.ended.reason if self.ended is not None and self.ends_here else ""
+        self._say(Finished(self.member, self.view.generation, self.state, digest, halted=self.halted, ended=ended))
 
     @property
     def asked_to_save(self) -> bool:

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Generator
 from typing import Any
 
-from fleet.errors import FleetError, GroupLost
+from fleet.errors import FleetError, GroupLost, LoopError
 from fleet.protocol.duties import Duties
 from fleet.protocol.instructions import Instruction
 from fleet.protocol.member import INTERRUPT, MemberProtocol, Offer
@@ -93,6 +93,9 @@ class RankMachine:
         self.arriving: Arriving | None = None
         self.goes_ahead = False
         self._early: Reduced | None = None
+        self._summing = False
+        self._taken: StateId | None = None
+        self._passed: StateId | None = None
 
     def serve(self, facts: Facts, duties: Duties, vote: CommitVote, total: int, together: int = 1) -> None:
         """There is something to train, for ``total`` steps. Nobody is called into a view before :meth:`run`.
@@ -112,7 +115,8 @@ class RankMachine:
     @property
     def wanted(self) -> bool:
         """The loop should come, with what it has computed: nobody can answer for it."""
-        return self.protocol.interrupted or (self.joining is not None and not self.joining.beside)
+        joins = self.joining is not None and not self.joining.beside
+        return self.protocol.interrupted or (self.protocol.ends_here and self.protocol.detached) or joins
 
     @property
     def assigned(self) -> tuple[int, ...]:
@@ -139,10 +143,26 @@ class RankMachine:
         self.look_ahead()
         if (order := self.protocol.to_keep()) is not None:
             self.orders.append(KeepBeside(order))
+        self._wake_at_the_end()
         if interrupt and self.protocol.interrupted:  # the loop is in there: wake it, it will leave
             for view in (self.membership, self.joining.view if self.joining is not None else None):
                 if view is not None:
                     self.orders.append(Wake(view.generation))
+
+    def _wake_at_the_end(self) -> None:
+        """Who waits in a sum waits in vain where another rank's loop has ended the run: that one takes no further step."""
+        if self._summing and self.protocol.ends_here and self.membership is not None:
+            probe("a rank is woken as another one has ended the run")
+            self.orders.append(Wake(self.membership.generation))
+
+    def _sum(self, *, early: bool = False) -> Moves:
+        """Raises GroupLost, also where the run was ended meanwhile at the state at hand."""
+        self._summing = True
+        try:
+            self._wake_at_the_end()
+            return (yield Reduce(self._offer(), early=early))
+        finally:
+            self._summing = False
 
     def look_ahead(self) -> None:
         """Begin at once what can go on beside the loop: the group of a proposal, or joining the next view for a rank that is detached."""
@@ -189,7 +209,7 @@ class RankMachine:
     def _speculates(self, view: View) -> bool:
         """Whether there is something to compute of the step at hand while the group of ``view`` forms: then it is ``assigned``."""
         state, member = self.protocol.state, self.protocol.member
-        if state is None or state.step >= self.total:
+        if state is None or state.step >= self.total or self.protocol.ends_here:
             return False
         column = view.column_of(member)
         idle = column.idle if self.facts.spares_newcomers else ()
@@ -227,6 +247,7 @@ class RankMachine:
         """The state is here, whole. Raises GroupLost."""
         self._check_joined(view)
         self.protocol.formed(state)
+        self._wake_at_the_end()
 
     def _check_joined(self, view: View) -> None:
         if self.protocol.view is not view:
@@ -248,14 +269,21 @@ class RankMachine:
                 yield Compute(step)
                 yield from self._attempt(step)
                 yield Attempted()
+                self._passed = self._taken
             if not self.over and (yield from self._finish()):
                 return True
         return False
 
     @property
     def _at_the_end(self) -> bool:
-        """No step follows: the run's last one is taken, or all have agreed to halt here."""
-        return self.here.step >= self.total or self.protocol.halted
+        """No step follows: the run's last one is taken, all have agreed to halt here, or the run is ended here."""
+        return self.here.step >= self.total or self.protocol.halted or (self.protocol.ends_here and not self._contradicts)
+
+    @property
+    def _contradicts(self) -> bool:
+        """Another rank's loop has ended the run here, and this one's has gone on from here. It may yet end it before it commits."""
+        ended = self.protocol.ended
+        return ended is not None and not ended.own and self._passed == self.here
 
     def detach(self) -> None:
         """The loop goes on without need of its group."""
@@ -387,8 +415,9 @@ class RankMachine:
         arriving, early = self.arriving, None
         if arriving is None:
             return
-        if arriving.alike and not self.duties.mine and arriving.state.step < self.total:
-            early = yield Reduce(self._offer(), early=True)
+        ended = self.protocol.ended is not None and self.protocol.ended.state == arriving.state
+        if arriving.alike and not self.duties.mine and arriving.state.step < self.total and not ended:
+            early = yield from self._sum(early=True)
         yield HoldStill()
         self.arriving, self._early = None, early
 
@@ -407,13 +436,16 @@ class RankMachine:
         A view may break and another begin in here: this rank waits for it with what it has computed, which counts there.
         """
         while True:
+            if self.protocol.ends_here:
+                self._check_end()
+                return
             if not self.claim():
                 joined = yield from self._join_next()
                 if not joined or self.assigned or self.here.step != step:
                     return
                 continue
             try:
-                reduced = self._early or (yield Reduce(self._offer()))
+                reduced = self._early or (yield from self._sum())
                 self._early = None
                 yield HoldStill()
                 doubt = None if reduced.disputed else (yield from self._vote(reduced))
@@ -430,6 +462,23 @@ class RankMachine:
             if self.facts.checks:
                 self.detach()
                 return
+
+    def end(self, reason: str) -> Moves:
+        """The loop ends the run behind the state at hand: no step follows, on any rank."""
+        self.protocol.end(reason)
+        yield from ()
+
+    def _check_end(self) -> None:
+        """Raises LoopError where another rank's loop has ended the run at this state, and this one's brings it a further step."""
+        ended = self.protocol.ended
+        if ended is None or not self._contradicts:
+            return
+        probe("a loop goes on from where another one has ended the run")
+        raise LoopError(
+            f"step {ended.state.step}: the loop of rank {ended.by} has ended the run there ({ended.reason}), and that of rank "
+            f"{self.protocol.member} goes on. All ranks have to end it at the same step. Decide by what is the same on all of them, as "
+            "step.loss, the figures of run.evaluate or fleet.EarlyStopping, and by no clock, random number or loss of one rank"
+        )
 
     def _vote(self, reduced: Reduced) -> Moves:
         """Why the step is not to be taken, or None, and it is. Raises GroupLost: once this rank was ready, only the next view tells."""
@@ -469,7 +518,7 @@ class RankMachine:
         """``move`` changes the state by one step."""
         self.protocol.mutating()
         yield move
-        self.protocol.committed()
+        self._taken = self.protocol.committed()
         self.vote.begin()
 
     def _enter(self, view: View) -> Moves:

@@ -242,7 +242,7 @@ class OnceRecord(FromEvent):
 
 COMPLETED: Final = "completed"
 UNSAVED: Final = "completed, not saved"
-"""How a run ends that has committed all its steps: with its final checkpoint, or without."""
+"""How a run ends that has come to its last step, or was ended by its loop: with its final checkpoint, or without."""
 STOPPED: Final = "stopped"
 """How a run ends that was told to, in order."""
 
@@ -266,7 +266,7 @@ class RunEnded(FromEvent):
 def status_of(why: EndWhy) -> EndStatus:
     """How a run ends for that."""
     match why:
-        case EndWhy.ALL_STEPS:
+        case EndWhy.ALL_STEPS | EndWhy.LOOP_ENDED:
             return COMPLETED
         case EndWhy.NOT_SAVED:
             return UNSAVED

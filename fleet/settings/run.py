@@ -9,6 +9,7 @@ from typing import Any
 
 from fleet.errors import ConfigError
 from fleet.protocol.domains import HOST, check_levels
+from fleet.protocol.draws import left_out_of
 from fleet.protocol.layouts import LAYOUTS
 from fleet.settings.cost import CostSettings
 from fleet.settings.fields import setting, within
@@ -201,6 +202,7 @@ class RunSettings:
     steps: int = setting(0, "Optimizer steps of the run, whatever the train function says; 0: as it says.", least=0)
     peer_copies: int = setting(1, "On how many other nodes the memory keeps a copy of the state; 0: on none.", least=0)
     seed: int = setting(0, "Seed of model, data and chaos.")
+    left_out: tuple[str, ...] = setting((), "FIRST:END: no step takes the samples that these steps would take; see fleet run --skip-steps.")
     reduction: str = setting("tree", "tree (bit-identical) or native (plain all-reduce).")
     optimizer_sharding: str = setting(
         "none", "none; zero1: each rank has a part of the optimizer's state; fsdp: and of the parameters, as fully_shard cuts the model."
@@ -284,6 +286,7 @@ class RunSettings:
             way_out = "Choose go-on, or stall (all wait for nodes that are silent)."
             raise ConfigError("on_partition", self.on_partition, "unknown", way_out)
         check_levels(self.domains)
+        left_out_of(self.left_out)
         self._check_sharding()
 
     def _check_groups(self) -> None:

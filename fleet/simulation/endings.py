@@ -28,11 +28,11 @@ class FinalKept(InvariantChecker):
             (self._durable if record.phase == "durable" else self._withdrawn).add(record.state)
         elif isinstance(record, RunEnded) and record.status == COMPLETED:
             steps = [state.step for state in self._durable - self._withdrawn]
-            self.require(self.world.plan.steps in steps, f"the run is completed, and its durable checkpoints are of {sorted(steps)}")
+            self.require(self.world.plan.last in steps, f"the run is completed, and its durable checkpoints are of {sorted(steps)}")
 
     def behind(self, rank: SimRank) -> None:
         state = rank.protocol.state
-        self.require(state is not None and state.step == self.world.plan.steps, f"{rank} goes on behind the loop with {state}")
+        self.require(state is not None and state.step == self.world.plan.last, f"{rank} goes on behind the loop with {state}")
         assert state is not None
         right = rank.layout.corrupt or self.fault_free(rank.layout.weights, state)
         self.require(right and not rank.protocol.dirty, f"{rank} goes on behind the loop with other weights than the fault-free run's")

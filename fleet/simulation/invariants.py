@@ -228,7 +228,7 @@ class Identical(InvariantChecker):
     def end(self) -> None:
         ended = next((record for record in self.world.journal if isinstance(record, RunEnded)), None)
         if ended is not None and ended.status == "completed" and not (self.world.excused or self._alone()):
-            digest = str(self.world.chain.weights(self.world.plan.steps))
+            digest = str(self.world.chain.weights(self.world.plan.last))
             self.require(ended.digest == digest, "the run completes with a digest other than the fault-free run's")
 
     def _alone(self) -> bool:

@@ -94,6 +94,9 @@ class Plan:
 
     ``between_s``: (a number of steps, seconds); behind each so many commits the loop body does something of its own for so long.
 
+    ``ended_at``: the loop ends the run behind so many steps; 0: behind the last one. It says so behind the commit, or ``on_top`` of the
+    next body; ``ended_by``: in these slots alone, where not in all.
+
     ``jitter`` are the least and the most that computing takes, as a share of ``shard_s`` for each shard.
 
     So many nodes as ``rack`` says, one after the other, are in one failure domain; 0: it is not known what fails together.
@@ -117,6 +120,9 @@ class Plan:
     build_s: tuple[float, float] = (0.1, 1.0)
     rehearse_s: tuple[float, float] = (0.0, 0.0)
     between_s: tuple[int, float] = (0, 0.0)
+    ended_at: int = 0
+    on_top: bool = False
+    ended_by: tuple[int, ...] = ()
     save_every_s: float = 1.5
     copy_every_s: float | None = None
     troubles: tuple[Trouble, ...] = ()
@@ -127,6 +133,15 @@ class Plan:
     @property
     def deadline_s(self) -> float:
         return self.quiet_s + BOUND_S
+
+    @property
+    def last(self) -> int:
+        """How many steps the run has when it is completed."""
+        return self.ended_at or self.steps
+
+    def ends(self, step: int, slot: int, *, on_top: bool = False) -> bool:
+        """Whether the loop in ``slot`` ends the run at this place behind ``step``."""
+        return step == self.ended_at > 0 and on_top == self.on_top and (not self.ended_by or slot in self.ended_by)
 
 
 def small(world: int = 4, spares: int = 0, nodes: int = 2, budgets: Budgets = PATIENT, min_ranks: int = 1) -> RunSettings:

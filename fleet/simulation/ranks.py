@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from types import GeneratorType
 from typing import Any
 
-from fleet.errors import Fenced, FleetError, GroupLost, RunOver
+from fleet.errors import Fenced, FleetError, GroupLost, LoopError, RunOver
 from fleet.protocol.chunks import Claim
 from fleet.protocol.events import Event, Raised
 from fleet.protocol.instructions import Instruction, Quiesce
@@ -421,7 +421,7 @@ class SimRank:
             self.die("exited")
         except (UserError, FleetError) as error:
             step, shard = self.where
-            self.flush(Raised(self.member, step, shard, str(error), "traceback of the user's code"))
+            self.flush(Raised(self.member, step, shard, str(error), "traceback of the user's code", isinstance(error, LoopError)))
             yield 0.01
             self.die("exited after an error")
         except Dead:

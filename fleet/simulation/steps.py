@@ -71,7 +71,7 @@ class SimStep:
         self.transfer: Future | None = None
         self._number = 0
         self._own: list[float] = []
-        self._rested = StateId(0, 0)
+        self._rested = self._changed = StateId(0, 0)
         self._first = True
         rank.carriers = {
             moves.KeepBeside: self._keep_beside,
@@ -226,7 +226,9 @@ class SimStep:
 
     def _compute(self, move: moves.Compute) -> Steps:
         """The shards that are due of this rank; it stops early when it is wanted."""
-        if self.layout.useless:
+        if self.world.plan.ends(move.step, self.rank.protocol.slot, on_top=True):
+            yield from self.machine.end("on top of the next step")
+        if self.layout.useless or self.rank.protocol.ends_here:
             return
         rank, machine, plan, self._own = self.rank, self.machine, self.world.plan, []
         if machine.goes_ahead:
@@ -328,6 +330,7 @@ class SimStep:
         self.duties.begin_step()
         self.rank.movement.at_s = self.world.clock.now_s
         self.layout.put_back(value, self.duties.at)
+        self._changed = self.duties.at
         return apply_s
 
     def _committed(self, move: moves.StepCommitted) -> Steps:
@@ -338,6 +341,9 @@ class SimStep:
         """What a loop body does of its own behind a commit."""
         every, lasts_s = self.world.plan.between_s
         here, moved = self.rank.protocol.state, self.rank.movement
+        if here is not None and here == self._changed and self.world.plan.ends(here.step, self.rank.protocol.slot):
+            yield from self.rank.point("ending")
+            yield from self.machine.end("behind the step")
         if every and here is not None and here.step % every == 0 and here != self._rested:
             self._rested = here
             moved.between, moved.at_s = True, self.world.clock.now_s

@@ -119,6 +119,20 @@ def stops_plan(seed: int, *, sharded: bool = False) -> Plan:
     return with_troubles(plan, (*rest, *_long_loops(plan, stop, stream(seed, "long loops"))))
 
 
+def ended_plan(seed: int, *, sharded: bool = False) -> Plan:
+    """As :func:`random_plan`; the loops end the run before its last step, and in half of the seeds all ranks or some are struck there."""
+    rng, plan = stream(seed, "ended plan"), random_plan(seed, sharded=sharded)
+    plan = replace(plan, ended_at=rng.randint(1, plan.steps - 1), on_top=rng.random() < 0.5)
+    if rng.random() < 0.5:
+        return plan
+    everyone = range(plan.settings.slots)
+    victims = tuple(rng.sample(everyone, rng.choice((1, 1, 2, len(everyone)))))
+    point = rng.choice(("ending", "finished", "committed", "behind", "saving", "reducing"))
+    kind = rng.choice(("kill", "kill", "freeze", "coordinator"))
+    strike = Trouble(kind=kind, point=point, step=plan.ended_at, slot=victims[0], slots=victims[1:], duration_s=rng.uniform(0.2, 3.0))
+    return with_troubles(plan, (*plan.troubles, strike))
+
+
 def _long_loops(plan: Plan, stop: Trouble, rng: random.Random) -> Sequence[Trouble]:
     """A stop, in half of the seeds right after loops have begun something long, or so long after that that they pass for hung."""
     everyone = range(plan.settings.slots)

@@ -14,6 +14,7 @@ from tests.simulation.families import (
     cold_plan,
     cut_plan,
     daemons_plan,
+    ended_plan,
     gathers_plan,
     links_plan,
     notices_plan,
@@ -46,6 +47,7 @@ FAMILIES: dict[str, Callable[[int], Plan]] = {
     "resizes": _odd_sharded(resizes_plan),
     "stops": _odd_sharded(stops_plan),
     "cold": _odd_sharded(cold_plan),
+    "ended": _odd_sharded(ended_plan),
     "gathers": gathers_plan,
     "overflows": overflows_plan,
 }

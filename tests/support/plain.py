@@ -24,6 +24,7 @@ from fleet.host.clock import MonotonicClock, unix_time_s
 from fleet.host.journal import JournalWriter, read_journal
 from fleet.host.rank_logs import logs_of
 from fleet.machine.core import FleetMachine
+from fleet.protocol.decisions import GoneBack
 from fleet.protocol.instructions import EndRun, Write
 from fleet.protocol.records import VERSION, Record, Resumed, RunStarted, Spans
 from fleet.protocol.types import Member, Process, StateId
@@ -64,12 +65,15 @@ def _rank(
 class PlainFleet:
     """``with PlainFleet(train, settings, folder) as fleet: fleet.wait()``. Nodes are agents; slot ``s`` lives on node ``s % nodes``.
     ``begin``: id and state of the checkpoint in its store to begin with. ``resume``: the run whose journal is in ``folder`` goes on, from
-    its newest checkpoint. ``first``: called with a name before anything else, in each rank, and in the thread of coordinator and agents."""
+    its newest checkpoint, or ``back`` to another one. ``first``: called with a name before anything else, in each rank, and in the thread
+    of coordinator and agents."""
 
     def __init__(
         self, train: Callable[[Any], None], settings: RunSettings, folder: Path, respawn: bool = True, url: str = "",
         begin: tuple[str, StateId] | None = None, resume: bool = False, first: Callable[[str], None] = nothing,
+        back: GoneBack | None = None,
     ) -> None:  # fmt: skip
+        self.back = back
         self.train, self.settings, self.folder, self.respawn, self.first = train, settings, folder, respawn, first
         self.journal_path = folder / "journal.jsonl"
         self.url, self.resume = url or f"file://{folder}", resume
@@ -144,7 +148,7 @@ class PlainFleet:
         if records and self.resume:
             self.resume, again = False, Resumed(clock.now_s(), unix_time_s(), "resumed in a new cluster", "again")
             self.journal.append(again)
-            for instruction in machine.resume([*records, again], clock.now_s()):
+            for instruction in machine.resume([*records, again], clock.now_s(), self.back):
                 assert isinstance(instruction, Write)
                 self.journal.append(instruction.record)
         elif records:

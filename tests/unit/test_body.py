@@ -9,6 +9,8 @@ import pytest
 import torch
 
 from actors.rank.membership.process_group import GroupBroken
+from actors.rank.state.tracked import TrackedState
+from actors.rank.step.update import Update
 from actors.rank.verify.body import COUNTED, Body
 from fleet.errors import LoopError
 from tests.support import trains
@@ -22,7 +24,8 @@ class Bench:
         self.backward()
         self.optimizer.step()
         self.scaler = torch.amp.GradScaler("cpu")
-        self.body = Body({"model": self.model}, [self.optimizer], [self.scheduler], self.scaler, samples)
+        state = TrackedState(model=self.model, optimizer=self.optimizer, scheduler=self.scheduler, scaler=self.scaler)
+        self.body = Body({"model": self.model}, Update(state, None), samples)
 
     def backward(self) -> None:
         self.model(torch.ones(4, trains.FEATURES)).sum().backward()
@@ -53,6 +56,18 @@ def _call(bench: Bench, call: str) -> None:
     name, _, rest = call.partition(".")
     arguments = [bench.optimizer] if "(optimizer)" in rest else []
     getattr(getattr(bench, name), rest.partition("(")[0])(*arguments)
+
+
+def test_a_scheduler_that_a_figure_steps_is_refused_with_where_that_figure_goes() -> None:
+    model = torch.nn.Linear(2, 1)
+    optimizer = torch.optim.SGD(model.parameters())
+    plateau = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer)
+    body = Body({"model": model}, Update(TrackedState(model=model, optimizer=optimizer, plateau=plateau), None), samples=False)
+    body.enter(0)
+    with pytest.raises(LoopError, match=r"scheduler\.step\(\) was called in the loop body, at test_body\.py:\d+: .*step\.plateau\(value\)"):
+        plateau.step(1.0)
+    body.leave()
+    plateau.step(1.0)
 
 
 def test_no_group_of_parameters_comes_behind_the_beginning_of_the_loop() -> None:
@@ -102,7 +117,8 @@ def test_a_write_that_autograd_counts_is_named_at_once(written: str) -> None:
 
 def test_each_of_many_parameters_has_its_turn() -> None:
     model = torch.nn.ParameterList([torch.zeros(1) for _ in range(3 * COUNTED - 5)])
-    body = Body({"model": model}, [torch.optim.SGD(model.parameters())], [], None, samples=False)
+    state = TrackedState(model=model, optimizer=torch.optim.SGD(model.parameters()))
+    body = Body({"model": model}, Update(state, None), samples=False)
 
     def seen() -> bool:
         body.enter(0)

@@ -4,11 +4,24 @@ from __future__ import annotations
 
 import pytest
 
-from fleet.protocol.causes import ProcessEnded
+from fleet.protocol.causes import EndWhy, ProcessEnded
+from fleet.protocol.decisions import LoopEnded
 from fleet.protocol.events import CheckpointDurable, Finished, Left, PartFailed, PartWritten, Raised, Ready
 from fleet.protocol.facts import ProcessLost
-from fleet.protocol.instructions import CommitCheckpoint, Conclude, EndRun, Instruction, Publish, Quiesce, Release, SaveCheckpoint, Welcome
-from fleet.protocol.types import Part
+from fleet.protocol.instructions import (
+    CommitCheckpoint,
+    Conclude,
+    EndAt,
+    EndRun,
+    Instruction,
+    Publish,
+    Quiesce,
+    Release,
+    SaveCheckpoint,
+    Welcome,
+)
+from fleet.protocol.records import DecisionMade
+from fleet.protocol.types import Part, StateId
 from tests.unit.test_machine import STEP_3, STEP_4, Bench, member, only
 
 
@@ -163,3 +176,68 @@ def test_who_has_finished_in_a_view_that_the_journal_lost_has_not_finished_the_p
         bench.send(Finished(member(0), 7, STEP_4, "digest"))
     assert not bench.machine.state.attendance.finished
     bench.machine.state.validate()
+
+
+# ---- a loop ends the run -----------------------------------------------------------------------------------------------------------------
+
+
+def by_loop(slot: int, why: str = "flat") -> Finished:
+    return Finished(member(slot), 1, STEP_4, "digest", ended=why)
+
+
+def test_who_has_not_come_there_is_told_where_the_run_ends_and_again_until_it_waits() -> None:
+    bench = Bench(world=3).start(STEP_3)
+    said = bench.send(by_loop(1))
+    assert only(EndAt, said) == EndAt((member(0), member(2)), STEP_4, member(1), "flat")
+    (word,) = [record for record in bench.of(DecisionMade) if record.payload == LoopEnded(0, 4, (1, 0))]
+    assert (word.policy, word.action, word.reason) == ("ending", "end", "flat")
+    assert not [one for one in bench.send(by_loop(0)) if isinstance(one, EndAt)], "it was said just now"
+    assert only(EndAt, bench.after(bench.settings.timeouts.resend_s)).members == (member(2),)
+
+
+def ended_by_loop(bench: Bench) -> list[Instruction]:
+    """All wait behind step 4, which is kept, and leave the code behind the loop."""
+    bench.send(CheckpointDurable("c4", STEP_4, 2, 0.1, 0.2))
+    assert only(Conclude, bench.send(by_loop(0), by_loop(1, "as flat"))).members == (member(0), member(1))
+    return left(bench, 0, 1)
+
+
+def test_the_run_is_completed_with_the_first_reason() -> None:
+    end = only(EndRun, ended_by_loop(Bench(world=2).start(STEP_3)))
+    assert (end.status, end.why, end.reason) == ("completed", EndWhy.LOOP_ENDED, "its loop ended it behind step 4: flat")
+
+
+def test_a_store_that_fails_leaves_it_completed_and_not_saved() -> None:
+    bench = Bench(world=1).start(STEP_3)
+    said = bench.send(by_loop(0))
+    for _ in range(60):
+        for save in [one for one in said if isinstance(one, SaveCheckpoint)]:
+            said = bench.send(PartFailed(member(0), save.request, "disk full"))
+        said = bench.after(1.0)
+        if any(isinstance(one, Conclude) for one in bench.said):
+            break
+    end = only(EndRun, left(bench, 0))
+    assert end.status == "completed, not saved" and "behind step 4: flat, and the final checkpoint could not be kept" in end.reason
+
+
+def test_a_coordinator_that_died_knows_that_the_loop_has_ended_the_run() -> None:
+    bench = Bench(world=2).start(STEP_3)
+    bench.send(by_loop(1))
+    bench.restart()
+    order = bench.machine.state.ending.order
+    assert order is not None and (order.state, order.by, order.reason) == (STEP_4, member(1), "flat")
+
+
+def test_a_history_that_begins_at_that_step_is_over_there_still_and_an_older_one_is_not() -> None:
+    for step, kept in ((4, True), (3, False)):
+        bench = Bench(world=1).start(STEP_3)
+        bench.send(CheckpointDurable(f"c{step}", StateId(0, step), 1, 0.1, 0.2), by_loop(0))
+        bench.send(ProcessLost(member(0), ProcessEnded()))
+        bench.join(0, "again")
+        bench.send(Ready(member(0, 1)))
+        bench.after(1.0)
+        order = bench.machine.state.ending.order
+        assert (order.state if order is not None else None) == (StateId(1, 4) if kept else None)
+        bench.restart()
+        again = bench.machine.state.ending.order
+        assert (again.state if again is not None else None) == (StateId(1, 4) if kept else None)

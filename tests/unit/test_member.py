@@ -8,7 +8,7 @@ import pytest
 
 from fleet.protocol.causes import Departure, Engaged
 from fleet.protocol.events import Finished, Formed, Joined, Quiesced, Ready
-from fleet.protocol.instructions import Cancel, Fence, Halt, Propose, Publish, Quiesce, Release, SaveCheckpoint, Welcome
+from fleet.protocol.instructions import Cancel, EndAt, Fence, Halt, Propose, Publish, Quiesce, Release, SaveCheckpoint, Welcome
 from fleet.protocol.member import INTERRUPT, LAST_STEP, NOTHING, MemberProtocol
 from fleet.protocol.types import Member, Process, StateId, View
 
@@ -301,3 +301,26 @@ def test_it_waits_at_the_finish(joined: MemberProtocol) -> None:
     joined.finished("digest")
     assert joined.outbox == [Finished(ME, 5, HERE, "digest")]
     assert joined.waits
+
+
+def test_where_a_loop_has_ended_the_run_outlives_views_and_another_word_of_that_state_changes_nothing(joined: MemberProtocol) -> None:
+    joined.receive(EndAt((ME,), HERE, PEER, "flat"))
+    assert joined.ends_here and joined.ended is not None and not joined.ended.own
+    joined.receive(EndAt((ME,), HERE, NEW, "as flat"))
+    assert joined.ended.by == PEER
+    joined.broken("its group broke")
+    assert joined.ends_here
+    joined.receive(EndAt((ME,), StateId(1, 7), PEER, "flat"))
+    assert not joined.ends_here, "of another history"
+
+
+def test_a_rank_that_ends_the_run_says_why_and_of_another_state_it_says_nothing(joined: MemberProtocol) -> None:
+    joined.end("flat")
+    joined.mutating()
+    assert not joined.ends_here, "half changed"
+    joined.committed()
+    joined.finished("digest")
+    assert joined.outbox[-1] == Finished(ME, 5, StateId(0, 8), "digest")
+    joined.end("flat")
+    joined.finished("digest")
+    assert joined.outbox[-1] == Finished(ME, 5, StateId(0, 8), "digest", ended="flat")

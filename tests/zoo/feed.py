@@ -59,10 +59,13 @@ class Feed:
     Args:
         shards: into how many micro-batches a step's batch is cut.
         options: as ``run.options``.
+        order: the number of the batch of the data's own order that each step takes; that of the step.
     """
 
-    def __init__(self, shards: int, options: Mapping[str, str] | None = None) -> None:
-        self.shards, self.options = shards, options or {}
+    def __init__(
+        self, shards: int, options: Mapping[str, str] | None = None, order: Callable[[int], int] = lambda step: step
+    ) -> None:  # fmt: skip
+        self.shards, self.options, self._order = shards, options or {}, order
 
     def steps(self, total: int) -> Iterator[int]:
         for step in range(total):
@@ -72,7 +75,7 @@ class Feed:
     def batches(self, step: int, data: Any, batch_size: int, collate: Callable[[list[Any]], Any] = default_collate) -> Iterator[Any]:
         for shard in range(self.shards):
             seed_data(SEED, step, shard)
-            batch = collate(samples_of(data, SEED, step, shard, self.shards, batch_size))
+            batch = collate(samples_of(data, SEED, self._order(step), shard, self.shards, batch_size))
             seed_shard(SEED, step, shard)
             yield batch
 

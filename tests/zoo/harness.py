@@ -6,7 +6,7 @@ import contextlib
 import dataclasses
 import math
 import shutil
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -106,19 +106,21 @@ class Alone(Run):
 
     Attributes:
         losses, figures: see :class:`Done`.
+        known: what is recalled, by name.
         digest: of the final state, as the ranks of a run have it.
     """
 
     digest = ""
 
-    def __init__(self, shards: int, folder: Path, options: Mapping[str, str]) -> None:
-        settings = RunSettings(world=1, shards=shards, seed=SEED, options=options)
+    def __init__(self, shards: int, folder: Path, options: Mapping[str, str], left_out: Sequence[str] = ()) -> None:
+        settings = RunSettings(world=1, shards=shards, seed=SEED, options=options, left_out=tuple(left_out))
         recorder = Recorder(folder / "ring", now_us())
         client = Client(0, "alone", "alone", str(folder / "nobody"), "nowhere:1", recorder)
         client.protocol.incarnation, client.protocol.state = 0, StateId(0, 0)
         super().__init__(client, recorder, Parts(f"file://{folder}"), settings, "127.0.0.1", Home(folder, work=folder))
         self.losses: list[float] = []
         self.figures: dict[str, dict[int, float]] = {}
+        self.known: dict[str, Any] = {}
         self._tries, self._loop.attempt = 0, self._attempt
         self._around = self._loop, settings, self._membership, self._saver
 
@@ -130,11 +132,14 @@ class Alone(Run):
         train = self._train_step = TrainStep(state, self._settings, self._loop.recorder, clip_norm, observer=Quiet(*self._around))
         view = View(1, (Member(0, 0),), ((0, self.shards),), 0, (), StateId(0, 0), "")
         train.join(Group(1, 0, 1, train.device), view.column_of(Member(0, 0)), 0, StateId(0, 0), False)
-        while (number := self._here().step) < total:
-            step = self._loop.step = Step(self._loop, train, number)
-            yield step
-        seed_step(self.seed, total)
-        self.digest = train.layout.digest(total)
+        protocol = self._loop.client.protocol
+        try:
+            while (number := self._here().step) < total and not protocol.ends_here:
+                step = self._loop.step = Step(self._loop, train, number)
+                yield step
+        finally:  # its loop may be left by break
+            seed_step(self.seed, self._here().step)
+            self.digest = train.layout.digest(self._here().step)
 
     def _attempt(self) -> None:
         train, self._tries = self._trained, self._tries + 1
@@ -152,11 +157,20 @@ class Alone(Run):
 
     def evaluate(self, fn: Callable[[], Mapping[str, float]], *, every: int = 1) -> EvaluationFigures | None:
         """See :class:`Run`."""
-        here = self._here().step
-        if self._loop.committed and here % every == 0:
-            for name, value in self._alone(fn).items():
-                self.figures.setdefault(name, {})[here] = value
-        return None
+        here = self._between("run.evaluate()")
+        if here is None or not here.step or here.step % every:
+            return None
+        found = self._alone(fn)
+        for name, value in found.items():
+            self.figures.setdefault(name, {})[here.step] = value
+        return EvaluationFigures(lambda: EvaluationFigures.judged(found, None, here.step))
+
+    def recalled(self, fn: Callable[[Any, int], Any], *, name: str) -> Any:
+        """See :class:`Run`."""
+        if (here := self._between(name)) is None:
+            return None
+        self.known[name] = fn(self.known.get(name), here.step)
+        return self.known[name]
 
 
 @contextlib.contextmanager
@@ -176,9 +190,11 @@ def plain(name: str, shards: int, options: Mapping[str, str] | None = None) -> D
         return LOOPS[name].plain(Feed(shards, options))
 
 
-def by_one_rank(train: Callable[[Any], None], shards: int, folder: Path, options: Mapping[str, str] | None = None) -> Alone:
-    """The run of a train function."""
-    run = Alone(shards, folder, options or {})
+def by_one_rank(
+    train: Callable[[Any], None], shards: int, folder: Path, options: Mapping[str, str] | None = None, left_out: Sequence[str] = ()
+) -> Alone:  # fmt: skip
+    """The run of a train function; ``left_out``: see the setting."""
+    run = Alone(shards, folder, options or {}, left_out)
     with one_thread(), within(run):
         train(run)
     return run

@@ -30,6 +30,7 @@ from actors.rank.data.readers import File, Grouped, Reader, Records, shown
 from actors.rank.data.sampling import Ordered, read_many, sample_indices, samples_of, seed_data, shard_size
 from actors.rank.telemetry.recorder import Recorder
 from fleet.errors import ConfigError
+from fleet.protocol.draws import LeftOut, draw_of
 from fleet.protocol.records import DATA, PERMUTED, WINDOWS
 
 Key = tuple[int, int]
@@ -345,6 +346,7 @@ class Feed:
         batch_size: samples of a step.
         collate_fn: list of samples -> batch; None: as torch's DataLoader does.
         stepping: is told False before what may take longer than any step, and then what it was, which it returns.
+        left_out: draws that no step takes, see :mod:`fleet.protocol.draws`.
 
     Raises ConfigError when the batch does not divide into the shards, the run began with another, or the dataset cannot be read by number.
     """
@@ -357,8 +359,9 @@ class Feed:
         batch_size: int,
         collate_fn: Callable[[list[Any]], Any] | None = None,
         stepping: Callable[[bool], bool] = bool,
+        left_out: LeftOut = (),
     ) -> None:
-        self._stepping = stepping
+        self._stepping, self._left_out = stepping, left_out
         self._dataset, self._seed, self._shards, self._batch_size = dataset, seed, shards, batch_size
         if collate_fn is not None and not callable(collate_fn):
             raise ConfigError("collate_fn", collate_fn, "it is no function", "Give one that makes a batch of a list of samples.")
@@ -442,7 +445,8 @@ class Feed:
             return self._get(step, shard)
 
     def _is_far(self, step: int, shard: int) -> bool:
-        return isinstance(self._dataset, Ordered) and self._dataset.far(step, shard, self._shards, self._batch_size)
+        draw = draw_of(self._left_out, step)
+        return isinstance(self._dataset, Ordered) and self._dataset.far(draw, shard, self._shards, self._batch_size)
 
     def _get(self, step: int, shard: int) -> Any:
         self._keys.pop((step, shard), None)
@@ -470,7 +474,8 @@ class Feed:
 
     def _fetch(self, step: int, shard: int, collate: bool) -> Any:
         try:
-            samples = samples_of(self._dataset, self._seed, step, shard, self._shards, self._batch_size)
+            draw = draw_of(self._left_out, step)
+            samples = samples_of(self._dataset, self._seed, draw, shard, self._shards, self._batch_size)
         except Exception as error:
             error.add_note(f"while the samples of step {step}, shard {shard} were fetched")
             raise
@@ -493,12 +498,12 @@ class Feeds:
     """The feeds of a run's datasets, each made once, whatever becomes of its ``collate_fn``: it fetches ahead over steps.
 
     Args:
-        seed, shards: of the run.
+        seed, shards, left_out: of the run.
         recorder: of the rank's time.
     """
 
-    def __init__(self, seed: int, shards: int, recorder: Recorder) -> None:
-        self._seed, self._shards, self._recorder = seed, shards, recorder
+    def __init__(self, seed: int, shards: int, recorder: Recorder, left_out: LeftOut = ()) -> None:
+        self._seed, self._shards, self._recorder, self._left_out = seed, shards, recorder, left_out
         self._feeds: dict[tuple[int, int], Feed] = {}
 
     def of(self, dataset: Any, batch_size: int, collate_fn: Callable[[list[Any]], Any] | None) -> Feed:
@@ -514,7 +519,7 @@ class Feeds:
     def _make(self, dataset: Any, batch_size: int, collate_fn: Callable[[list[Any]], Any] | None) -> Feed:
         """Streams are read for it, which is neither compute nor a hang."""
         with self._recorder.during(DATA), long_call(self._recorder.stepping):
-            return Feed(dataset, self._seed, self._shards, batch_size, collate_fn, self._recorder.stepping)
+            return Feed(dataset, self._seed, self._shards, batch_size, collate_fn, self._recorder.stepping, self._left_out)
 
 
 @contextmanager

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -13,6 +13,7 @@ from actors.rank.data.sampling import positions_many, sample_indices, shard_size
 from actors.rank.data.windows import Windows
 from fleet.errors import ConfigError
 from fleet.ledger.lineage import DataHistory, FilesOf, ReadStretch
+from fleet.protocol.draws import draw_of, step_of
 from fleet.protocol.records import PERMUTED, STREAMS, WINDOWS, DataRead
 
 AT_ONCE = 1 << 16
@@ -86,25 +87,25 @@ class Lineage:
         read = stretch.read
         if read is None:
             return Took(step, shard, stretch, (), (), "the journal does not say from what this step was read")
-        size = shard_size(read.batch_size, self._history.shards, read.samples or 1)
+        size, draw = shard_size(read.batch_size, self._history.shards, read.samples or 1), draw_of(stretch.left_out, step)
         if read.order == STREAMS or not read.samples:
-            positions = tuple(range(step * size, (step + 1) * size))
+            positions = tuple(range(draw * size, (draw + 1) * size))
             return Took(step, shard, stretch, positions, (None,) * size, f"they are numbers in stream {shard}, which the script makes")
-        indices, unknown = self._indices(read, step, shard)
+        indices, unknown = self._indices(read, draw, shard)
         places, lost = self._places(read, indices)
         return Took(step, shard, stretch, tuple(indices), places, unknown or lost)
 
-    def _indices(self, read: DataRead, step: int, shard: int) -> tuple[Sequence[int], str]:
+    def _indices(self, read: DataRead, draw: int, shard: int) -> tuple[Sequence[int], str]:
         seed, shards = self._history.seed, self._history.shards
         if read.order == PERMUTED or (not read.order and getattr(self._dataset, "order", "") != WINDOWS):
-            return sample_indices(seed, step, shard, shards, read.batch_size, read.samples), ""
+            return sample_indices(seed, draw, shard, shards, read.batch_size, read.samples), ""
         if (own := getattr(self._dataset, "indices_of", None)) is not None:
-            return own(seed, step, shard, shards, read.batch_size), ""
+            return own(seed, draw, shard, shards, read.batch_size), ""
         windows = self._windows(read)
         if windows is None:
             return (), "the order is that of row groups, of which the journal has no list: give the data set with --data"
         size = read.batch_size // shards
-        return windows.indices(seed, step * read.batch_size + shard * size, size), ""
+        return windows.indices(seed, draw * read.batch_size + shard * size, size), ""
 
     def _windows(self, read: DataRead) -> Windows | None:
         catalogue = self.catalogue(read)
@@ -137,7 +138,8 @@ class Lineage:
                 continue
             samples = self._samples_in(stretch.read, paths[0])
             if samples is not None and len(samples):
-                yield from self._used(stretch, stretch.read, samples)
+                uses = self._used(stretch, stretch.read, samples)
+                yield from (replace(use, step=step) for use in uses if (step := step_of(stretch.left_out, use.step)) is not None)
 
     def unanswerable(self) -> list[ReadStretch]:
         """Steps of which ``uses`` can say nothing."""
@@ -180,9 +182,10 @@ class Lineage:
         return np.concatenate(mine) if mine else np.empty(0, np.uint64)
 
     def _used(self, stretch: ReadStretch, read: DataRead, samples: np.ndarray) -> Iterator[Use]:
-        """By epochs: where in each the samples come."""
+        """By epochs: where in each the samples come. Steps are draws here, those that are left out among them."""
         batch, length = read.batch_size, read.samples
-        first, end = stretch.first * batch, stretch.end * batch
+        first, last = draw_of(stretch.left_out, stretch.first), draw_of(stretch.left_out, stretch.end - 1)
+        first, end = first * batch, (last + 1) * batch
         size = batch // self._history.shards
         pending: dict[int, dict[int, int]] = {}
         for epoch in range(first // length, -(-end // length)):

@@ -346,7 +346,7 @@ class Membership:
             receive_state(group, donor, state, dirty)
             with self._client.lock:
                 self.rank_machine.received(view, StateId(history, step))
-            self._client.say()
+                self._obey()
 
         self._receives, self._transfer = True, Transfer(take, "fleet-take")
         return Arriving(StateId(history, step), trained == train.gradients.trained.checksum)

@@ -60,6 +60,8 @@ def _check_stepped(objects: Mapping[str, Any]) -> None:
         if isinstance(one, torch.optim.SparseAdam):
             reason = "it takes sparse gradients, and gradients are summed over ranks as dense ones"
             raise ConfigError(name, type(one).__name__, reason, "Take Adam or SGD: embeddings with sparse=True train with them, too.")
+        if isinstance(one, torch.optim.lr_scheduler.ReduceLROnPlateau):
+            continue  # by what step.plateau() is given
         if isinstance(one, torch.optim.Optimizer | torch.optim.lr_scheduler.LRScheduler):
             given = list(inspect.signature(type(one).step).parameters.values())[1:]
             needs = [each.name for each in given if each.default is each.empty and each.kind not in (each.VAR_POSITIONAL, each.VAR_KEYWORD)]

@@ -43,7 +43,7 @@ class Checks:
         modules = {name: one for name, one in state.objects.items() if isinstance(one, torch.nn.Module)}
         samples = settings.verify.replicas > 0
         self._update, self._jumps = update, defaultdict[int, Jumps](functools.partial(Jumps, settings.verify.jumps))
-        self.body = Body(modules, update.optimizers, update.schedulers, update.scaler, samples)
+        self.body = Body(modules, update, samples)
         self.body.apart = state.apart
         self.norm = self._largest = math.nan
         self._before: tuple[float, float] | None = None

@@ -31,6 +31,7 @@ class Reports(Observer):
         self._loop, self._settings, self._membership, self._saver = loop, settings, membership, saver
         self._client, self._protocol = loop.client, loop.client.protocol
         self._measured_us = self._used_us = self._changing_us = 0
+        self._untold: list[Callable[[], None]] = []
 
     def changing(self, number: int) -> None:
         """See :class:`Observer`, here and below."""
@@ -69,12 +70,30 @@ class Reports(Observer):
         last, here = step.number + 1 == self._loop.total, self._protocol.state
         assert here is not None
         self._used(last)
-        if self._loop.rank == 0 and (last or now_us() - self._measured_us > MEASURE_EVERY_US):
-            self._measured_us = now_us()
-            counted = self._loop.flops.figures(self._settings.shards, train.device, last)
-            self.measure({"loss": loss, **train.figures, **counted, **step.figures})
-        if (log := train.contributions.log).some and (last or log.due):
-            self._client.say(Logged(self._protocol.member, here, *log.reported))
+        self._untold = []
+        if self._loop.rank == 0:
+            due = last or now_us() - self._measured_us > MEASURE_EVERY_US
+            self._tell(due, lambda: self._measure_step(train, step, loss, last))
+        if (log := train.contributions.log).some:
+            self._tell(last or log.due, lambda: self._client.say(Logged(self._protocol.member, here, *log.reported)))
+
+    def _tell(self, due: bool, tell: Callable[[], None]) -> None:
+        """Now where it is due; else only if no step follows."""
+        if due:
+            tell()
+        else:
+            self._untold.append(tell)
+
+    def _measure_step(self, train: TrainStep, step: Step, loss: float, last: bool) -> None:
+        self._measured_us = now_us()
+        counted = self._loop.flops.figures(self._settings.shards, train.device, last)
+        self.measure({"loss": loss, **train.figures, **counted, **step.figures})
+
+    def ended(self) -> None:
+        """No step follows: what was not told of the last one is."""
+        untold, self._untold = self._untold, []
+        for tell in untold:
+            tell()
 
     def _used(self, last: bool) -> None:
         if last or now_us() - self._used_us > usage.every_us(self._settings.world):

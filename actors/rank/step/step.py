@@ -36,6 +36,7 @@ class Loop:
         rank: the view rank of this process; ``reporter`` what the run was told of its data.
         rehearsing: the step at hand is computed for practice, and forgotten; ``rehearsed``: its data, and how many samples a step has.
         committed: the step at hand is committed.
+        left: the loop body was left, and its steps are not at their end.
         total: number of steps of the whole run.
         flops: of the model, which are counted once.
     """
@@ -53,6 +54,7 @@ class Loop:
     rehearsing: bool = False
     rehearsed: tuple[Feed, int] | None = None
     committed: bool = False
+    left: bool = False
     total: int = 0
     flops: FlopCount = field(default_factory=FlopCount)
 
@@ -65,6 +67,7 @@ class Step:
         shards: the numbers of this rank's micro-batches (batch shards), to which a loss of another rank may add.
         shard: the number of the one at hand; -1 outside ``batches``.
         loss: mean loss over all shards of all ranks, once committed; not a number before.
+        begun: its batches were asked for. ``closed``: its commit was called.
         behind: what is to be done as if it stood right behind ``commit``, where that says True.
 
     When a rank is lost, the others keep what they have computed; the step comes again for the lost shards alone, shared out among all.
@@ -72,10 +75,11 @@ class Step:
 
     def __init__(self, loop: Loop, train: TrainStep, number: int) -> None:
         self.number, self.loss = number, math.nan
-        self.closed = self._cut = self._begun = False
+        self.closed = self._cut = self.begun = False
         self.losses: dict[int, float] = {}
         self.figures: dict[str, SupportsFloat] = {}
         self._logged: dict[str, SupportsFloat] = {}
+        self._judged: float | None = None
         self.callbacks: list[Callable[[], None]] = []
         self.behind: list[Callable[[], object]] = []
         self._loop, self._train, self._gathered = loop, train, train.contributions.gathered
@@ -106,9 +110,9 @@ class Step:
             LoopError: it is called twice in a step, or the loop body does not call ``backward`` for a batch.
         """
         loop, recorder = self._loop, self._loop.recorder
-        if self._begun:
+        if self.begun:
             raise LoopError(f"step {self.number}: step.batches() was called twice; a dataset of both together gives each shard one batch")
-        self._begun = True
+        self.begun = True
         if tokens:
             self.figures[TOKENS] = batch_size * tokens
         feed = loop.feeds.of(dataset, batch_size, collate_fn)
@@ -289,6 +293,21 @@ class Step:
         else:
             self._logged.update(figures)
 
+    def plateau(self, value: SupportsFloat) -> None:
+        """Each tracked ``ReduceLROnPlateau`` is stepped by ``value`` in this step's commit, before the optimizer: its rate counts in it.
+
+        Call it before ``commit``, on all ranks alike, with a figure that ``run.evaluate`` has given before ``step.batches``.
+
+        Raises:
+            LoopError: it is called after ``commit``, or no such scheduler is tracked.
+        """
+        if self.closed:
+            way_out = "Put run.evaluate and it before step.batches() of the next step."
+            raise LoopError(f"step {self.number}: step.plateau() stands behind step.commit(). {way_out}")
+        if not self._train.update.plateaus:
+            raise LoopError(f"step {self.number}: step.plateau() was called, and no ReduceLROnPlateau is tracked. Give it to run.track().")
+        self._judged = float(value)
+
     def on_commit(self, fn: Callable[[], None]) -> None:
         """``fn`` runs right after this step is committed, exactly once on each rank that commits it. Call it before ``commit``.
 
@@ -327,6 +346,7 @@ class Step:
             self._train.contributions.log.note(shard, self._logged)
         self._train.body.check()
         self._loop.attempted = self
+        self._train.update.judged = self._judged
         self._train.begin_attempt(taken)
         self._loop.attempt()
         self._loop.recorder.between(self._loop.committed)

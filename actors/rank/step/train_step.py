@@ -287,6 +287,9 @@ class TrainStep:
         self.state.free()
         self._recorder.measured(self._stopwatch.take_us())
         update.note(here.step)
+        if (judged := update.judged) is not None:
+            for plateau in update.judging:
+                plateau.step(judged)
         with self.layout.stepping() as gradients:
             scaler, present = update.scaler, self.gradients.mean.present
             some = [one for number, one in update.stepping if scaler is None or self.gradients.layout.parameters_of(1 << number) & present]

@@ -40,6 +40,7 @@ class Update:
         owners: by ``id`` of a parameter, the number of its optimizer where there are several; of others one more than the last.
         asked: those that the loop body has named for the step at hand.
         taken: those that all ranks take in it.
+        plateaus: schedulers that a figure steps; ``judged`` is that figure, for the step at hand; None: they are not stepped in it.
         rate: the learning rate of the first group in the step that was taken last.
     """
 
@@ -49,7 +50,10 @@ class Update:
         self.names = list(state.optimizers)
         if not self.optimizers:
             raise ConfigError("track", sorted(state.objects), "none of its objects is an optimizer", "Track the optimizer, too.")
-        self.schedulers = [one for one in objects if isinstance(one, torch.optim.lr_scheduler.LRScheduler)]
+        schedulers = [one for one in objects if isinstance(one, torch.optim.lr_scheduler.LRScheduler)]
+        self.plateaus = [one for one in schedulers if isinstance(one, torch.optim.lr_scheduler.ReduceLROnPlateau)]
+        self.schedulers = [one for one in schedulers if one not in self.plateaus]
+        self.judged: float | None = None
         self.scaler = next((one for one in objects if isinstance(one, torch.amp.GradScaler)), None)
         self.asked = self.taken = self.all = (1 << len(self.optimizers)) - 1
         self.rate, self._spread = math.nan, spread
@@ -140,7 +144,15 @@ class Update:
     @property
     def following(self) -> list[Any]:
         """The schedulers that are stepped with them."""
-        return [one for one in self.schedulers if not self.several or self.taken >> (self._number(one.optimizer) or 0) & 1]
+        return [one for one in self.schedulers if self._steps(one)]
+
+    @property
+    def judging(self) -> list[Any]:
+        """The schedulers that a figure steps with them."""
+        return [one for one in self.plateaus if self._steps(one)]
+
+    def _steps(self, scheduler: Any) -> bool:
+        return not self.several or bool(self.taken >> (self._number(scheduler.optimizer) or 0) & 1)
 
     def note(self, step: int) -> None:
         """The step from ``step`` on is taken."""

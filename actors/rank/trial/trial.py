@@ -251,6 +251,13 @@ class Trying(Run):
         """See :class:`Run`. As after a step in which nothing is evaluated."""
         return None
 
+    def stop(self, reason: str) -> None:
+        """See :class:`Run`. The trial has its own end."""
+
+    def recalled(self, fn: Callable[[Any, int], Any], *, name: str) -> Any:
+        """See :class:`Run`. There is no journal."""
+        return None
+
     def once_behind(self, fn: Callable[[Any], Any], *, name: str) -> bool:
         """See :class:`Run`. Not done."""
         return False

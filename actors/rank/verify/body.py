@@ -21,6 +21,7 @@ from typing import Any, TypeVar
 import torch
 
 from actors.rank.membership.process_group import GroupBroken
+from actors.rank.step.update import Update
 from actors.rank.verify.replicas import REFRESH_STEPS, digest
 from fleet.errors import LoopError
 
@@ -32,6 +33,7 @@ SAMPLE_BYTES, SAMPLED = 16 << 20, 4
 
 OURS = str(Path(__file__).parents[2])
 ONLY_COMMIT = "step.commit() does that, once on every rank. Remove the line."
+BY_PLATEAU = "step.commit() does that, once on every rank. Give the figure to step.plateau(value), before step.commit()."
 CHANGES = "What is tracked changes in step.commit() only. Give this change to step.on_commit(fn), or do not track what it changes."
 GROUPS = "A rank that joins later would lack the group. Make all groups before run.track, and freeze what is not to train yet."
 CLEARED = "Gradients are collected when the loop asks for its next batch, and Fleet clears them then. Remove the line."
@@ -44,8 +46,7 @@ class Body:
     """Watches one rank's loop body.
 
     Args:
-        modules, optimizers, schedulers, scaler: what is tracked. The optimizers, schedulers and scaler refuse from now on to be stepped in
-            a loop body.
+        modules, update: what is tracked. The optimizers, schedulers and scaler refuse from now on to be stepped in a loop body.
         samples: also take digests, and tell the other ranks of a change (:meth:`said`, :meth:`compare`).
 
     Attributes:
@@ -57,14 +58,12 @@ class Body:
     def __init__(
         self,
         modules: Mapping[str, torch.nn.Module],
-        optimizers: Sequence[torch.optim.Optimizer],
-        schedulers: Sequence[Any],
-        scaler: Any,
+        update: Update,
         samples: bool,
     ) -> None:
         named = {f"{root}.{name}": one for root, module in modules.items() for name, one in module.named_parameters()}
         self._names, self._parameters = list(named), list(named.values())
-        self._optimizers, self._inside, self._step = optimizers, False, -1
+        self._optimizers, self._inside, self._step = update.optimizers, False, -1
         self.width = 1 if samples else 0
         self._begun = self._first = 0
         self._counted = range(0)
@@ -73,14 +72,16 @@ class Body:
         self._changed, self._before = "", False
         self._gradient: torch.nn.Parameter | None = None
         self._alone: dict[tuple[int, str], int] | None = None
-        for optimizer in optimizers:
+        for optimizer in update.optimizers:
             optimizer.register_step_pre_hook(lambda *_: self._refuse("optimizer.step()"))
             _before(optimizer, "zero_grad", self._on_zero_grad)
             _before(optimizer, "add_param_group", self._on_add_param_group)
-        for scheduler in schedulers:
+        for scheduler in update.schedulers:
             _override(scheduler, "scheduler", ["step"], self._refuse)
-        if scaler is not None:
-            _override(scaler, "scaler", ["step", "update", "unscale_"], self._refuse)
+        for plateau in update.plateaus:
+            _override(plateau, "scheduler", ["step"], functools.partial(self._refuse, way_out=BY_PLATEAU))
+        if update.scaler is not None:
+            _override(update.scaler, "scaler", ["step", "update", "unscale_"], self._refuse)
 
     # ---- a body begins, and ends ---------------------------------------------------------------------------------------------------------
 
@@ -199,9 +200,9 @@ class Body:
 
     # ---- what is refused -----------------------------------------------------------------------------------------------------------------
 
-    def _refuse(self, call: str) -> None:
+    def _refuse(self, call: str, way_out: str = ONLY_COMMIT) -> None:
         if self._inside:
-            raise LoopError(f"{call} was called in the loop body, at {users_line()}: {ONLY_COMMIT}")
+            raise LoopError(f"{call} was called in the loop body, at {users_line()}: {way_out}")
 
     def computed(self) -> None:
         """A backward has left gradients, which are collected when the body asks for its next batch."""

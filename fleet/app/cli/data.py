@@ -159,6 +159,9 @@ def _report_all(history: DataHistory, json_: bool) -> None:
     cli_print.write(f"run {history.run}: seed {history.seed}, {history.shards} shards a step", "")
     heads = ("steps", "history", "samples", "a step", "epochs", "order", "data")
     cli_print.write(*cli_print.table(heads, map(_stretch_cells, history.stretches())))
+    if history.left_out:
+        stretches = ", ".join(f"{first} to {end - 1}" for first, end in history.left_out)
+        cli_print.write(f"Left out now: the samples that steps {stretches} would take if nothing were left out. Later steps take the next.")
     if history.origin:
         cli_print.write(f"What came before is in the run that this one went on from: {history.origin}")
     for sha256, known in history.files.items():
@@ -169,7 +172,14 @@ def _report_all(history: DataHistory, json_: bool) -> None:
 
 def _plain(history: DataHistory) -> dict[str, Any]:
     steps = [
-        {"history": one.history, "first": one.first, "end": one.end, "counts": one.counts, "read": asdict(one.read) if one.read else None}
+        {
+            "history": one.history,
+            "first": one.first,
+            "end": one.end,
+            "counts": one.counts,
+            "left_out": one.left_out,
+            "read": asdict(one.read) if one.read else None,
+        }
         for one in history.stretches()
     ]
     files = {sha256: {**asdict(known), "files": [asdict(file) for file in known.in_order]} for sha256, known in history.files.items()}

@@ -103,6 +103,13 @@ def run(
     twin_world: Annotated[int, typer.Option(help="World size of the twin; 0: the same.")] = 0,
     name: Annotated[str, typer.Option(help="Name of the run; empty: the script's, with the time.")] = "",
     resume: Annotated[str, typer.Option(help="Go on with this run from its newest durable checkpoint.")] = "",
+    from_step: Annotated[
+        int | None, typer.Option(help="With --resume: go back to the checkpoint of this step.", show_default=False)
+    ] = None,
+    skip_steps: Annotated[
+        list[str] | None,
+        typer.Option(metavar="FIRST:END", help="With --from-step: leave out the samples of steps FIRST to END - 1; repeatable."),
+    ] = None,
     resume_or_start: Annotated[str, typer.Option(help="Go on with this run if there is one, here or in the store; else begin it.")] = "",
     repeat: Annotated[str, typer.Option(help="Run this run once more, as its journal has it: settings, seed, chaos.")] = "",
     changed_code: Annotated[bool, typer.Option("--changed-code", help="With --repeat: although the code is another now.")] = False,
@@ -238,16 +245,34 @@ def checked(script: str, arguments: Sequence[str], directory: Path) -> tuple[Run
 
 def _planned(given: Mapping[str, Any], found: Configuration, name: str, resume: str, root: Path, steps: int) -> RunPlan:
     """The run that the options ask for. Raises ConfigError; typer.Exit when there is nothing to resume."""
-    from fleet.app import plans
+    from fleet.app import plans, resuming
 
-    _leave_if_ended(resume, given["script"], found.run.storage, root, steps)
+    back = _back(given, resume)
+    if back is None:
+        _leave_if_ended(resume, given["script"], found.run.storage, root, steps)
     asked = plans.Executed(given["script"], tuple(given["arguments"] or ()), given["module"])
     if given["repeat"] and not resume:
         return _repeated(given["repeat"], asked, root, given["changed_code"])
-    return _plan(asked, found, name, resume, root, steps)
+    plan = _plan(asked, found, name, resume, root, steps, goes_back=back is not None)
+    return plan if back is None else resuming.going_back(plan, *back)
 
 
-def _plan(asked: Executed, found: Configuration, name: str, resume: str, root: Path, steps: int) -> RunPlan:
+def _back(given: Mapping[str, Any], resume: str) -> tuple[int, Sequence[str]] | None:
+    """(the step that a run is to go back to, steps whose samples it is to leave out); None: to none. Raises ConfigError."""
+    from_step, skipped = given["from_step"], tuple(given["skip_steps"] or ())
+    if from_step is None and skipped:
+        way_out = f"Say where it goes back to: --from-step STEP --skip-steps {skipped[0]}."
+        raise ConfigError("--skip-steps", skipped[0], "a run leaves samples out from a checkpoint on", way_out)
+    if from_step is None:
+        return None
+    if not resume or given["resume_or_start"]:
+        raise ConfigError("--from-step", from_step, "it is about a run that is resumed, by its name", "Use it with --resume RUN.")
+    if from_step < 1:
+        raise ConfigError("--from-step", from_step, "a checkpoint is of a step from 1 on", "To begin anew, repeat the run: --repeat RUN.")
+    return from_step, skipped
+
+
+def _plan(asked: Executed, found: Configuration, name: str, resume: str, root: Path, steps: int, *, goes_back: bool = False) -> RunPlan:
     from actors.rank import script_loading
     from fleet.app import plans, resuming
     from fleet.app.cluster.queue import SUBMITTED
@@ -256,11 +281,12 @@ def _plan(asked: Executed, found: Configuration, name: str, resume: str, root: P
     plans.check(settings, found.chaos)
     if resume:
         folder = plans.find_run(resume, root)
-        if plans.is_completed(folder):
+        if plans.is_completed(folder) and not goes_back:
             resuming.check_given(folder, found, resuming.BEYOND)
             return plans.continued_plan(folder, asked, name, steps, settings.storage)
         if steps:
-            reason = f"run {resume} has not come to its end: it is resumed with the number of steps that it began with"
+            why = "goes back" if goes_back else "has not come to its end"
+            reason = f"run {resume} {why}: it is resumed with the number of steps that it began with"
             raise ConfigError("--steps", steps, reason, "Resume it without --steps; go on beyond its end afterwards.")
         resuming.check(folder, found, asked.path)
         _report_changes(folder, plans.changed_since(folder, asked.path).code)
@@ -310,7 +336,8 @@ def _leave_if_ended(run: str, script: str, storage: str, root: Path, steps: int)
     if steps or not plans.is_completed(folder):
         return
     again = shlex.join(["fleet", "run", *([script] if script else []), "--resume", run])
-    console.print(f"{folder.name} is completed: all its steps are committed, and its last state is kept.", highlight=False, soft_wrap=True)
+    why = plans.why_completed(folder)
+    console.print(f"{folder.name} is completed: {why}, and its last state is kept.", markup=False, highlight=False, soft_wrap=True)
     console.print(f"To go on beyond its end, as a new run: {again} --steps N", markup=False, highlight=False, soft_wrap=True)
     raise typer.Exit(0)
 
@@ -505,7 +532,7 @@ def _sum_up(data: dict[str, Any], plan: RunPlan, report: Report) -> None:
     context = ending.EndContext(plan.name, saved_at, _first_fault_s(plan), elsewhere, again, returns)
     out = cli_print.Terminal()
     width = out.width if out.is_terminal else None
-    for head, words in ending.ending(data | {"trained_s": trained_s}, context):
+    for head, words in ending.ending(data | {"trained_s": trained_s, "total_steps": report.total_steps}, context):
         line = Text(hung(f"{head:8} {words}", width, 9))
         line.stylize("bold", 0, len(head))
         out.print(line)

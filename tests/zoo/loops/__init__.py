@@ -27,6 +27,7 @@ from tests.zoo.loops import (
     rollouts,
     scaled,
     sparse,
+    stopped_early,
     swa,
     tbptt,
     thawed,
@@ -39,6 +40,6 @@ LOOPS: dict[str, Twice | Usual] = {
     for each in (
         classifier, language_model, padded, thawed, unused, heads, ema, lora, bf16, scaled, checkpointed, compiled,
         groups, codebook, contrastive, clip, tbptt, rollouts, distillation, swa, diffusion, curriculum, sparse, gan,
-        critics, pair, penalty,
+        critics, pair, penalty, stopped_early,
     )
 }  # fmt: skip
