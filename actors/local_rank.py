@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from actors.rank.telemetry.recorder import RingReader
 from actors.rank.telemetry.spans import SpanBuilder
 from actors.rank.telemetry.timing import StepTimer
+from fleet.host.proc import core_wait_us
 from fleet.protocol.types import Member, Process
 
 
@@ -23,3 +24,9 @@ class LocalRank:
     member: Member | None = None
     builder: SpanBuilder | None = None
     timer: StepTimer = field(default_factory=StepTimer)
+    waited_us: int | None = None
+
+    def waited(self, steps: int) -> int:
+        """For how long it had no core to run on, microseconds in each of the ``steps`` since this was asked last; 0 the first time."""
+        before, self.waited_us = self.waited_us, core_wait_us(self.process.pid)
+        return (self.waited_us - before) // steps if before is not None and self.waited_us > before else 0

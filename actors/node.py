@@ -516,13 +516,15 @@ class NodeAgent:
     def _times(self) -> list[StepsTimed]:
         """How long the steps took that were committed since; one message for each view that they were of. What is lost is not missed."""
         found: dict[int, list[tuple[LocalRank, list[OwnTime]]]] = {}
+        waited_us: dict[str, int] = {}
         for rank in self._ranks.values():
-            done = rank.timer.take()
+            if done := rank.timer.take():
+                waited_us[rank.token] = rank.waited(len(done))
             for generation in dict.fromkeys(own.generation for own in done):
                 found.setdefault(generation, []).append((rank, [own for own in done if own.generation == generation]))
         reports: list[StepsTimed] = []
         for generation, timed in sorted(found.items()):
-            ranks = tuple(summary(rank.member, thinned(steps)) for rank, steps in timed if rank.member is not None)
+            ranks = tuple(summary(rank.member, thinned(steps), waited_us[rank.token]) for rank, steps in timed if rank.member is not None)
             reports.append(StepsTimed(self.node, generation, max(rank.ring.total() for rank, _ in timed), ranks))
         return reports
 

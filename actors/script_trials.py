@@ -20,7 +20,7 @@ from actors.rank.main import user_traceback
 from actors.rank.script import Script
 from actors.rank.script_loading import train_of
 from actors.rank.trial.recording import Book
-from actors.rank.trial.trial import TrialPlan, Trying, attempt, play, settle, tried
+from actors.rank.trial.trial import TrialPlan, Trying, alone, attempt, play, settle, tried
 from fleet.errors import FleetError
 from fleet.host.proc import peak_bytes
 from fleet.ledger.sameness import HASH, Trial, TrialRequest
@@ -29,13 +29,6 @@ from fleet.settings.run import RunSettings
 HASHES = "PYTHONHASHSEED"
 LEAVE_S = 10.0
 NEVER = 10**9
-
-
-def alone(settings: RunSettings, shards: int) -> RunSettings:
-    """The settings of a rank that is tried without any other one."""
-    return dataclasses.replace(
-        settings, world=1, max_world=0, min_ranks=1, spares=0, shards=shards, replica_size=1, optimizer_sharding="none", steps=0
-    )
 
 
 class InProcesses:

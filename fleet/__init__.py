@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from actors.rank.loop import Run as Run
     from actors.rank.step.shard_state import ShardState as ShardState
     from actors.rank.step.step import Step as Step
+    from fleet import data as data
     from fleet.app.configuration import configured as configured
     from fleet.app.launching import launch as launch
     from fleet.app.progress_calls import Progress as Progress
@@ -52,10 +53,12 @@ _WHERE = {
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+    return sorted({*globals(), *__all__, "data"})
 
 
 def __getattr__(name: str) -> Any:
+    if name == "data":  # so that `import fleet` is enough for fleet.data.Tokens
+        return importlib.import_module("fleet.data")
     if name not in _WHERE:
         raise AttributeError(f"module 'fleet' has no attribute {name!r}")
     return getattr(importlib.import_module(_WHERE[name]), name)

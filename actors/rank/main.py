@@ -30,7 +30,7 @@ from fleet.host.rank_logs import log_path
 from fleet.protocol.events import OutputDropped, Raised
 from fleet.settings.run import RunSettings
 
-OURS = (str(Path(__file__).parent), os.sep + "ray" + os.sep)
+OURS = (str(Path(__file__).parents[1]), os.sep + "ray" + os.sep)
 LAST_WORDS_S = 10.0
 
 

@@ -11,6 +11,7 @@ from fleet.app import twins
 from fleet.ledger.bill import for_faults, in_units, rests_on, stored_words
 from fleet.ledger.checkers import UNKNOWN, violated
 from fleet.ledger.factors import Factors
+from fleet.ledger.figures import figure
 from fleet.ledger.report import duration
 from fleet.ledger.summary import STEP_NAMES
 from fleet.machine.sessions import MOST
@@ -68,7 +69,7 @@ def _happened(data: Mapping[str, Any]) -> str:
     before_its_last_step = data["steps"] < (data.get("total_steps") or 0)
     why = f": {data['reason']}" if data["reason"] and (data["status"] != COMPLETED or before_its_last_step) else ""
     figures = [
-        f"{name} {points[0][1]:.4g} -> {points[-1][1]:.4g}"
+        f"{name} {figure(points[0][1])} -> {figure(points[-1][1])}"
         for name, points in data["measurements"].items()
         if name not in PROGRAM and points and None not in (points[0][1], points[-1][1])
     ]

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib
+import logging
 import os
 import re
 import sys
 import sysconfig
 import threading
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -93,8 +96,17 @@ def launch(
     named |= {"chaos": chaos, "options": options}
     given = {key: value for key, value in named.items() if value is not None}
     layers = layers_of({**settings, **given, "config": config})
+    _load_ray()
     sent = train if isinstance(train, Script) else ship(train)
     return launched(sent, layers, LaunchRequest(name, resume, address, twin, progress, check, working_dir, allow_chaos))
+
+
+def _load_ray() -> None:
+    """Ray tells a notebook, in red, which widgets it lacks; Fleet shows none of them."""
+    logging.getLogger("ray.widgets.util").setLevel(logging.WARNING)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="IProgress not found")
+        importlib.import_module("ray")
 
 
 def layers_of(given: Mapping[str, Any]) -> list[Layer]:

@@ -6,6 +6,7 @@ import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from fleet.ledger.figures import figure
 from fleet.ledger.report import duration
 
 MARGIN = 1.2
@@ -37,7 +38,7 @@ def parts(status: Status) -> list[tuple[int, str]]:
     """The line's parts in their order, each with its rank: what has the highest goes first where there is no room."""
     faults = f"{status.survived} fault{'' if status.survived == 1 else 's'} survived"
     found = [(0, f"step {status.step:,}/{status.total:,}" if status.total else f"step {status.step:,}")]
-    found += [(1 if name == "loss" else 6, f"{name} {value:.4g}") for name, value in status.figures.items()]
+    found += [(1 if name == "loss" else 6, f"{name} {figure(value)}") for name, value in status.figures.items()]
     if status.per_s is not None:
         found.append((4, f"{status.per_s:.3g} steps/s"))
         found += [(7, f"{status.per_s * status.batch_size:,.0f} samples/s")] if status.batch_size else []

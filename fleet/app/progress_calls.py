@@ -13,7 +13,10 @@ from types import TracebackType
 from typing import Self
 
 from fleet.host.follow import Follower
+from fleet.host.rank_logs import RunLogs, logs_of
+from fleet.ledger.figures import figure
 from fleet.ledger.happenings import Line, Narrator
+from fleet.ledger.report import duration
 from fleet.protocol.records import PROGRAM, Measurement, Record
 
 log = logging.getLogger("fleet.launch")
@@ -35,6 +38,7 @@ class Progress:
         loss: the last one that was noted; None before the first.
         event: what happened last, as the command line tells it; empty before anything did.
         ended: this is the last call.
+        printed: what ranks have printed since the last call, each line with its rank.
     """
 
     step: int
@@ -45,6 +49,14 @@ class Progress:
     loss: float | None
     event: str
     ended: bool = False
+    printed: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        """For people, as ``progress=print`` shows it: what ranks have printed, then one line."""
+        steps = f"step {self.step:,}/{self.total:,}" if self.total else f"step {self.step:,}"
+        loss = [f"loss {figure(self.loss)}"] if self.loss is not None else []
+        said = [f"{duration(self.wall_s):>9}", steps, *loss, f"goodput {self.goodput:.1%}", f"{self.world} ranks", self.event.strip()]
+        return "\n".join([*self.printed, "  ".join(filter(None, said))])
 
 
 class Watching:
@@ -115,6 +127,7 @@ class _Calls(Watching):
     def __init__(self, follower: Follower, report: Callable[[Progress], object]) -> None:
         super().__init__(follower, EVERY_S, time.monotonic, Narrator())
         self._report, self._event, self._raised = report, "", False
+        self._logs = RunLogs(logs_of(follower.journal.parent), from_start=False)
 
     def _say(self, lines: Iterable[Line]) -> None:
         for line in lines:
@@ -124,10 +137,12 @@ class _Calls(Watching):
         s = self._follower.summary() if self._follower.caught_up else None
         if s is None:
             return
-        loss = self._figures.get("loss")
+        loss, printed = self._figures.get("loss"), tuple(self._logs.poll(last=ended))
         try:
-            self._report(Progress(s.steps, self._total(), s.view_size, s.goodput, s.wall_s, loss, self._event, ended))
+            self._report(Progress(s.steps, self._total(), s.view_size, s.goodput, s.wall_s, loss, self._event, ended, printed))
         except Exception:  # the run is not to end for it
             if not self._raised:
                 log.exception("progress= raised an error, which is told once; the run goes on.")
             self._raised = True
+        if ended:
+            self._logs.close()

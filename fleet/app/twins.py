@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from enum import StrEnum
 from typing import Any
 
+SHOWN_DIGITS = 12
+
 
 class Sameness(StrEnum):
     """The verdict on the bits of a run and its twin. The last two say nothing about them."""
@@ -52,10 +54,15 @@ def in_words(twin: Mapping[str, Any]) -> str:
     why = ": ".join(filter(None, (twin["status"], twin["reason"])))
     match found_in(twin):
         case Sameness.EQUAL:
-            return f"equal, bit for bit, without faults, world {twin['world']}: sha256 {twin['run_digest']}"
+            return f"equal, bit for bit, without faults, world {twin['world']}: sha256 {_short(twin['run_digest'])}"
         case Sameness.DIFFERENT:
-            return f"DIFFERENT, world {twin['world']}: run {twin['run_digest']}, twin {twin['twin_digest']}"
+            return f"DIFFERENT, world {twin['world']}: run {_short(twin['run_digest'])}, twin {_short(twin['twin_digest'])}"
         case Sameness.NOT_COMPLETED:
             return f"not completed, so nothing was compared: it ended as {why}"
         case Sameness.NOT_RUN:
             return f"not run: this run ended as {why}"
+
+
+def _short(digest: str) -> str:
+    """As much as a person compares; the report's JSON has all of it."""
+    return digest[:SHOWN_DIGITS] + ("..." if len(digest) > SHOWN_DIGITS else "")

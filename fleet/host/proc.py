@@ -45,3 +45,11 @@ def peak_bytes() -> int:
     """The most memory that this process has had at a time; 0 where the kernel does not say. What it was forked off does not count."""
     lines = Path("/proc/self/status").read_text(encoding="utf-8").splitlines()
     return next((int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM:")), 0)
+
+
+def core_wait_us(pid: int) -> int:
+    """How long the main thread of a process could run and had to wait for a core, since it began; 0 where the kernel does not say."""
+    try:
+        return int(Path(f"/proc/{pid}/schedstat").read_text(encoding="utf-8").split()[1]) // 1000
+    except (FileNotFoundError, ProcessLookupError):
+        return 0

@@ -99,6 +99,10 @@ class Tail:
             yield f"... {self._unshown:,} lines more in {self.path}".encode()
             self._unshown = self._looks = 0
 
+    def forget(self) -> None:
+        """What has not been shown so far is not missed."""
+        self._unshown = self._looks = 0
+
     def _pieces(self) -> Iterator[bytes]:
         if self._descriptor is None:
             with suppress(FileNotFoundError):
@@ -139,6 +143,8 @@ class RunLogs:
         if not from_start:
             for _ in self.poll(0):
                 pass
+            for tail in self._tails.values():
+                tail.forget()
 
     def poll(self, most: int | None = MOST_LINES, last: bool = False) -> Iterator[str]:
         """What has been printed since the last poll, each line with its rank.

@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from fleet.ledger.figures import figure
 from fleet.ledger.health import HOUR_S
 from fleet.protocol.levels import STORE
 from fleet.protocol.records import CheckpointRecord, Record, Usage
@@ -134,14 +135,15 @@ def for_faults(found: Mapping[str, Any]) -> dict[str, float]:
 
 def in_units(amounts: Mapping[str, float]) -> str:
     """``0.42 USD, 1.2 kWh, 0.58 kg CO2``."""
-    return ", ".join(f"{amounts[name]:.3g} {unit}" for name, unit in UNITS.items() if name in amounts)
+    return ", ".join(f"{figure(amounts[name], 3)} {unit}" for name, unit in UNITS.items() if name in amounts)
 
 
 def stored_words(store: Mapping[str, float] | None) -> str:
     """What of a :func:`bill` the store has cost, as a part of its line; empty where nobody has said what a store costs."""
     if store is None:
         return ""
-    return f"; of it for the store {store['usd']:.3g} USD ({store['gb_months']:.3g} GB-months, {store['gb_read']:.3g} GB read)"
+    usd, kept, read = (figure(store[name], 3) for name in ("usd", "gb_months", "gb_read"))
+    return f"; of it for the store {usd} USD ({kept} GB-months, {read} GB read)"
 
 
 def rests_on(basis: Mapping[str, str]) -> str:

@@ -11,6 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from fleet.ledger.figures import share, with_prefix
 from fleet.protocol.records import FLOPS, PEAK
 
 
@@ -34,8 +35,8 @@ class Factors:
         return shares | {"rests_on": self.rests_on}
 
     def __str__(self) -> str:
-        program = f" x program {self.program:.1%} ({self.rests_on})" if self.program is not None else ""
-        return f"scheduling {self.scheduling:.1%} x runtime {self.runtime:.1%}{program} = {self.product:.1%}"
+        program = f" x program {share(self.program)} ({self.rests_on})" if self.program is not None else ""
+        return f"scheduling {self.scheduling:.1%} x runtime {self.runtime:.1%}{program} = {share(self.product)}"
 
 
 def factors(s: Any) -> Factors | None:
@@ -52,7 +53,7 @@ def _program(s: Any, kept_s: float) -> tuple[float | None, str]:
     if FLOPS not in s.measurements or not peak or kept_s <= 0:
         return None, ""
     used: float = s.measurements[FLOPS][1] * s.steps
-    return used / (kept_s * peak), f"of the {rests_on} peak of {peak / 1e12:.3g} TFLOP/s"
+    return used / (kept_s * peak), f"of the {rests_on} peak of {with_prefix(peak, 'FLOP/s')}"
 
 
 def _peak(s: Any) -> tuple[float, str]:

@@ -88,6 +88,7 @@ class Stragglers:
 
 
 def _by_step(times: RankTimes) -> list[tuple[int, StepTime]]:
-    columns = (times.compute_us, times.data_us, times.network_us, times.fixed_us)
+    waited_us = times.waited_us or (0,) * len(times.steps)
+    columns = (times.compute_us, times.data_us, times.network_us, times.fixed_us, waited_us)
     seconds = zip(*([us / 1e6 for us in column] for column in columns), strict=True)
     return [(step, StepTime(shards, *each)) for step, shards, each in zip(times.steps, times.shards, seconds, strict=True)]

@@ -16,7 +16,8 @@ class RankTimes:
     """One rank's own time in some of its committed steps; all sequences are one entry a step.
 
     ``compute_us`` and ``data_us`` are what its ``shards`` took together; ``network_us`` the exchange, counted from when the last peer was
-    there; ``fixed_us`` the step's own work, whoever computes how many shards. Waiting for peers is in none of them.
+    there; ``fixed_us`` the step's own work, whoever computes how many shards. Waiting for peers is in none of them. ``waited_us`` is how
+    long it could have run and had no core, which is in whichever of them it was; empty: nobody knows.
     """
 
     member: Member
@@ -26,6 +27,7 @@ class RankTimes:
     data_us: tuple[int, ...]
     network_us: tuple[int, ...]
     fixed_us: tuple[int, ...]
+    waited_us: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +39,7 @@ class StepTime:
     data_s: float
     network_s: float
     fixed_s: float
+    waited_s: float = 0.0
 
     @property
     def own_s(self) -> float:

@@ -87,7 +87,7 @@ class Faults:
             case "hang":
                 for victim in self._victims(trouble, rank):
                     victim.hung = True
-            case "slow" | "slow_link":
+            case "slow" | "slow_link" | "busy":
                 self._slow(trouble, self._victims(trouble, rank))
             case "flip":
                 for victim in self._victims(trouble, rank):
@@ -149,11 +149,11 @@ class Faults:
             victim.die("killed")
 
     def _slow(self, trouble: Trouble, victims: list[SimRank]) -> None:
-        """The process is slow, and what replaces it is not."""
-        name = "own" if trouble.kind == "slow" else "link"
+        """The process is slow, and what replaces it is not; or its machine is busy with other things, which is not the process's doing."""
+        name = "machine" if trouble.kind == "busy" else "own" if trouble.kind == "slow" else "link"
         for victim in victims:
             setattr(victim.pace, name, trouble.severity)
-            victim.pace.slow = True
+            victim.pace.slow = victim.pace.slow or trouble.kind != "busy"
             self.world.clock.after(trouble.duration_s, lambda victim=victim: setattr(victim.pace, name, 1.0))  # type: ignore[misc]
 
     def _stop(self) -> None:

@@ -41,7 +41,7 @@ class Trouble:
     ``duration_s`` later, as is announced at once); amnesia (its agent begins anew, with an empty memory); forget (Ray Train takes a living
     process for dead); flip (a bit of what a rank holds); overflow (the next gradient that it computes is not finite); coordinator; store;
     stop; cut (links between ``nodes`` and the others); shard (kills whoever computes it), nan (everyone raises); slow, slow_link (the
-    victims' compute, or exchange, takes ``severity`` times as long).
+    victims' compute, or exchange, takes ``severity`` times as long); busy (their compute does, as other programs have their cores).
 
     Of links, too: one_way (what ``nodes`` send is held up, or what they are sent), flap (cut for a second of every two), isolate_rank
     (the victim's process from all other hosts), bad_link (messages of ``nodes`` are late, or lose packets). Of the store: store_gone

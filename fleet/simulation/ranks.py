@@ -41,10 +41,12 @@ class UserError(Exception):
 
 @dataclass(slots=True)
 class RankPace:
-    """How many times as long as others a process takes, for its ``own`` work and on the ``link``; it was made ``slow`` at some time."""
+    """How many times as long as others a process takes, for its ``own`` work and on the ``link``, and for its work while it waits for cores
+    that its ``machine`` has not; it was made ``slow`` at some time."""
 
     own: float = 1.0
     link: float = 1.0
+    machine: float = 1.0
     slow: bool = False
 
 

@@ -71,6 +71,7 @@ class SimStep:
         self.transfer: Future | None = None
         self._number = 0
         self._own: list[float] = []
+        self._waited_s = 0.0
         self._rested = self._changed = StateId(0, 0)
         self._first = True
         rank.carriers = {
@@ -249,7 +250,9 @@ class SimStep:
             rank.spoils = False
             if number == middle:
                 began_s = self.world.clock.now_s
-                yield rank.rng.uniform(*plan.jitter) * plan.shard_s * len(assigned) * rank.pace.own
+                took_s = rank.rng.uniform(*plan.jitter) * plan.shard_s * len(assigned) * rank.pace.own
+                self._waited_s = took_s * (rank.pace.machine - 1)
+                yield took_s + self._waited_s
                 self._own = [float(len(assigned)), self.world.clock.now_s - began_s]
             number += 1
         rank.where = (move.step, -1)
@@ -363,7 +366,8 @@ class SimStep:
         if view is not None and view.generation != self.rank.timed.generation:
             self.rank.timed = TimedSteps(view.generation)
         shards, compute_s, network_s = self._own
-        self.rank.timed.rows.append((step, int(shards), round(compute_s * 1e6), 0, round(network_s * 1e6), round(apply_s * 1e6)))
+        seconds = (compute_s, 0.0, network_s, apply_s, self._waited_s)
+        self.rank.timed.rows.append((step, int(shards), *(round(each * 1e6) for each in seconds)))
 
     # ---- beside the steps, and after them ------------------------------------------------------------------------------------------------
 

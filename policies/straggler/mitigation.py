@@ -35,6 +35,9 @@ slowness is so new that a detector's window still holds steps from before it."""
 STEADY_STEPS, STEADY = 4, 0.15
 """A slowdown is acted on once it has changed by less than this (as a logarithm) in so many steps: it may still be coming or going."""
 
+MOSTLY = 0.5
+"""Of what a rank took longer than the others, so much has to be time without a core, for its machine to be what is slow."""
+
 WELL_STEPS = 60
 """A process that was presumed slow, as the one before it in its slot was, is presumed no longer after so many steps of good conduct."""
 
@@ -200,8 +203,29 @@ class Mitigator:
             nodes=circumstances.nodes, shard_s=shard_s, fixed_s=network_s + fixed_s,
             elapsed_s=max((now_s - since_s for since_s in self._since_s.values()), default=0.0), remaining_s=remaining_s,
             spares=tuple(self._presumed.get(member.slot, 1.0) for member, _ in circumstances.spares), changes=circumstances.changes,
-            spare_rate_per_s=circumstances.losses_per_s,
+            spare_rate_per_s=circumstances.losses_per_s, waiting=self._waiting(view.members),
         )  # fmt: skip
+
+    def _waiting(self, members: Sequence[Member]) -> tuple[int, ...]:
+        """View ranks that are accused, and that had no core to run on for most of what they took longer than the others."""
+        accused = {member for member, _ in self._guilty}
+        others = [rank for rank, member in enumerate(members) if member not in accused]
+        found = []
+        for rank, member in enumerate(members):
+            kinds = [kind for who, kind in self._guilty if who == member]
+            beyond = [(self._beyond(rank, others, _took(kind)), self._beyond(rank, others, _waited(kind))) for kind in kinds]
+            if kinds and all(0 < took_s and waited_s >= MOSTLY * took_s for took_s, waited_s in beyond):
+                found.append(rank)
+        return tuple(found)
+
+    def _beyond(self, rank: int, others: Sequence[int], seconds: Callable[[StepTime], float]) -> float:
+        """By how much the rank's seconds were above the others' median, in all of the last steps together."""
+        total = 0.0
+        for column in self._columns:
+            rest = [seconds(time) for other in others if (time := column[other]) is not None]
+            if rest and (own := column[rank]) is not None:
+                total += seconds(own) - _median(rest)
+        return total
 
     def _slowdown(self, rank: int, kind: str, verdict: DetectorVerdict) -> float:
         """As the detector has it; of a fresh verdict as the very last steps have it, if that is more."""
@@ -225,6 +249,16 @@ class Mitigator:
             _median([time.data_s / time.shards for time in known]),
         )
         return compute_s, data_s, _median([time.network_s for time in known]), _median([time.fixed_s for time in known]), step_s
+
+
+def _took(kind: str) -> Callable[[StepTime], float]:
+    """What a rank is accused of: seconds of a shard, or of a step's exchange."""
+    return lambda time: time.network_s if kind == NETWORK else (time.compute_s + time.data_s) / time.shards
+
+
+def _waited(kind: str) -> Callable[[StepTime], float]:
+    """The same of the time in which it had no core to run on."""
+    return lambda time: time.waited_s if kind == NETWORK else time.waited_s / time.shards
 
 
 def _median(values: Sequence[float]) -> float:

@@ -85,6 +85,7 @@ class Standing:
         rebalance_s, replace_s, evict_s: what the view change of each way stalls all ranks for.
         provision_s: until a lost slot is filled again; infinite when there is no room for a replacement.
         spare_rate_per_s: rate of the faults that would need a spare.
+        waiting: ranks that are slow only as they wait for cores. Their machine is busy, which is no reason to end a process.
     """
 
     shards: int
@@ -103,6 +104,7 @@ class Standing:
     evict_s: float = 1.0
     provision_s: float = 60.0
     spare_rate_per_s: float = 0.0
+    waiting: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         for name in ("slowdowns", "nodes"):
@@ -110,6 +112,11 @@ class Standing:
                 raise ValueError(f"{name} has {len(getattr(self, name))} entries for {len(self.ranges)} ranks")
         if not all(0 < value < math.inf for value in (*self.slowdowns, *self.spares)):
             raise ValueError(f"slowdowns must be positive numbers: {self.slowdowns}, spares {self.spares}")
+
+    @property
+    def blamed(self) -> list[int]:
+        """Ranks whose slowness, if they are slow, is not that of a busy machine."""
+        return [rank for rank in range(len(self.slowdowns)) if rank not in self.waiting]
 
     def step_s(self, split: Ranges, slowdowns: Sequence[float]) -> float:
         """Seconds of a step: as long as the slowest rank takes."""
@@ -169,16 +176,25 @@ class LeastLoss:
         left_s = min(self.durations[standing.kind].left_s(standing.elapsed_s) if slow else math.inf, standing.remaining_s)
         ways = ways_out(standing, left_s)
         now, best = ways[0], min(ways, key=lambda way: way.cost)
+        waits = _in_words(standing.waiting)
         prices = _prices(standing, ways, left_s)
         until_s = now_s + self.review_s
         if best is now or now.cost - best.cost <= self.gain * now.cost:
             why = "nothing is slow" if now.per_s <= 0 else f"no way saves over {self.gain:.0%} of the {now.cost:.3g} rank-seconds it costs"
-            return Mitigation(Decision(TOLERATE, why, prices, until_s))
+            return Mitigation(Decision(TOLERATE, why + waits, prices, until_s))
         if standing.changes >= self.changes:
             why = f"{best.action} would save {now.cost - best.cost:.3g} rank-seconds, but {standing.changes} view changes are used up"
             return Mitigation(Decision(TOLERATE, why, replace(prices, limit=float(self.changes)), until_s))
         reason = f"{best.action} costs {best.cost:.3g} rank-seconds, going on as now {now.cost:.3g}: slow for {left_s:.3g} s more, expected"
-        return Mitigation(Decision(best.action, reason, replace(prices, saved=now.cost - best.cost), until_s), best.ranges, best.slots)
+        return Mitigation(
+            Decision(best.action, reason + waits, replace(prices, saved=now.cost - best.cost), until_s), best.ranges, best.slots
+        )
+
+
+def _in_words(waiting: Sequence[int]) -> str:
+    """A clause of a reason; empty where no rank waits for a core."""
+    ranks = "one slow rank waits" if len(waiting) == 1 else f"{len(waiting)} slow ranks wait"
+    return f"; {ranks} for cores that other programs have: no process is ended for that" if waiting else ""
 
 
 def ways_out(standing: Standing, left_s: float) -> list[Way]:
@@ -207,7 +223,7 @@ def _rebalance(standing: Standing, left_s: float, lost: _Lost) -> Way | None:
 
 def _replace(standing: Standing, lost: _Lost) -> Way | None:
     """The slowest ranks by the best spares, as far as that helps. A spare may be slow itself, for as long as the run lasts."""
-    slowest = sorted(range(len(standing.slowdowns)), key=lambda rank: -standing.slowdowns[rank])
+    slowest = sorted(standing.blamed, key=lambda rank: -standing.slowdowns[rank])
     pairs = zip(slowest, sorted(standing.spares), strict=False)
     swaps = {rank: spare for rank, spare in pairs if standing.slowdowns[rank] > 1 and spare < standing.slowdowns[rank]}
     if not swaps:
@@ -222,11 +238,11 @@ def _replace(standing: Standing, lost: _Lost) -> Way | None:
 def _evict(standing: Standing, left_s: float, lost: _Lost) -> Way | None:
     """The node of the slowest rank: its ranks are gone; spares take their place at once, replacements later, or they themselves when the
     slowness is expected to be over."""
-    worst = max(range(len(standing.slowdowns)), key=standing.slowdowns.__getitem__)
+    worst = max(standing.blamed, key=standing.slowdowns.__getitem__, default=0)
     gone = tuple(rank for rank, node in enumerate(standing.nodes) if node == standing.nodes[worst])
     stay = [slow for rank, slow in enumerate(standing.slowdowns) if rank not in gone]
     after = [*stay, *sorted(standing.spares)[: len(gone)]]
-    if standing.slowdowns[worst] <= 1 or not stay:
+    if worst in standing.waiting or standing.slowdowns[worst] <= 1 or not stay:
         return None
     step_s = standing.step_s(ranges(standing.shards, len(after)), after)
     used = len(after) - len(stay)

@@ -75,7 +75,7 @@ def test_an_address_without_a_cluster(shell: Shell) -> None:
 
 
 def test_a_cluster_with_another_token_or_another_ray(guarded: Head) -> None:
-    shell, run = guarded.host, ["fleet", "run", SCRIPT, "--address", guarded.address]
+    shell, run = guarded.host, ["fleet", "run", SCRIPT, "--no-trial", "--address", guarded.address]
     shell.run(["sh", "-c", f"echo 'def train(run): pass' >{SCRIPT}"])
     env = dict(guarded.env)
     wrong = shell.run(run, 240, check=False, env=env | {"RAY_AUTH_TOKEN": "another-token-0123456789"})

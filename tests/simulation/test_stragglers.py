@@ -107,6 +107,22 @@ def test_a_spare_takes_the_place_of_a_straggler() -> None:
     assert loads(outcome)[2] == [4, 4, 4, 4]
 
 
+def test_a_rank_whose_machine_is_busy_keeps_its_place(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A spare of the same machine would have no more of its cores. Shards are moved, as that ends no process."""
+    busy = slow(2, kind="busy")
+    outcome = run(busy, spares=1)
+    assert accused(outcome) == [2] and not lost(outcome) and not decisions(outcome, "replace", "evict")
+    [moved] = decisions(outcome, "rebalance")
+    assert "one slow rank waits for cores that other programs have" in moved.reason
+    monkeypatch.setattr(Mitigator, "_waiting", lambda self, members: ())
+    assert simulate(plan_of(busy, spares=1)).broken == "healthy stay", "it is not the rank that is slow"
+
+
+def test_a_rank_that_is_slow_on_a_busy_machine_is_replaced() -> None:
+    outcome = run(slow(2, severity=3.0), slow(0, 1, 2, 3, kind="busy", severity=1.5), spares=1)
+    assert lost(outcome)[0] == 2 and decisions(outcome, "replace")
+
+
 def test_a_slow_spare_is_found_out_and_not_tried_again() -> None:
     """The spare is slower than the rank that it replaced. That one's successor in the slot is presumed slow: shards are moved instead."""
     first = next(record.view for record in run(spares=1, steps=5).world.journal if isinstance(record, ViewPublished))

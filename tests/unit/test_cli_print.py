@@ -16,7 +16,7 @@ from fleet.app.progress import LiveView
 from fleet.app.progress_calls import Progress, reporting
 from fleet.host.follow import Follower
 from fleet.host.processes import calling
-from fleet.host.rank_logs import RunLogs, log_path, logs_of
+from fleet.host.rank_logs import RunLogs, log_path, logs_of, prefix
 from fleet.protocol.journal import encode_line
 from fleet.protocol.types import Member
 from tests.golden.journals import one_loss
@@ -99,6 +99,21 @@ def test_a_function_is_told_how_far_a_run_is_and_what_it_raises_ends_nothing(jou
         until(lambda: len(seen) > 1, "it is called again and again")
     assert [one.ended for one in seen] == [*[False] * (len(seen) - 1), True]
     assert {one.step for one in seen} == {60} and seen[0].event and seen[-1].event
+    assert str(seen[-1]).startswith("    7.3 s  step 60") and "goodput" in str(seen[-1])
     assert len([one for one in caplog.records if "progress= raised" in one.getMessage()]) == 1
     with reporting(journal, None):
         pass
+
+
+def test_what_ranks_print_comes_with_how_far_the_run_is(journal: Path) -> None:
+    path = log_path(logs_of(journal.parent), Member(1, 0))
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("before\n")
+    seen: list[Progress] = []
+    with reporting(journal, seen.append):
+        with path.open("a") as printed:
+            printed.write("hello\n")
+        until(lambda: any(one.printed for one in seen), "it is told")
+    assert [line for one in seen for line in one.printed] == [prefix(Member(1, 0)) + "hello"]
+    told = next(one for one in seen if one.printed)
+    assert str(told).splitlines()[0] == prefix(Member(1, 0)) + "hello"

@@ -16,6 +16,8 @@ from fleet.app.plans import RunPlan, RunResult
 from fleet.app.result import report_data
 from fleet.errors import ConfigError
 from fleet.ledger.checkers import violated
+from fleet.ledger.factors import Factors
+from fleet.ledger.figures import figure, share, with_prefix
 from fleet.ledger.report import build_report
 from fleet.ledger.summary import STEP_NAMES
 from fleet.protocol.exit_codes import Exit
@@ -48,6 +50,18 @@ def test_a_run_that_completed_ends_with_eight_lines_at_most_and_how_to_load_its_
     assert reported["twin"] == "equal, bit for bit, without faults, world 2: sha256 ab"
     load = 'torch.load("model.pt", weights_only=True)["model"]'
     assert reported["next"] == f"fleet checkpoint export story --output model.pt, then {load}"
+
+
+def test_its_figures_can_be_read() -> None:
+    assert [figure(value) for value in (0.0, 1.43217, 0.00612345, 12345.678, 6.1e-5, -2500.4)] == [
+        "0", "1.432", "0.006123", "12,346", "6.1e-05", "-2,500",
+    ]  # fmt: skip
+    assert (with_prefix(5.32e10, "FLOP/s"), with_prefix(12.0, "B/s")) == ("53.2 GFLOP/s", "12 B/s")
+    assert (share(0.9123), share(0.00042), share(0.0)) == ("91.2%", "0.042%", "0.0%")
+    said = str(Factors(0.95, 0.91, 0.00042, "measured"))
+    assert said == "scheduling 95.0% x runtime 91.0% x program 0.042% (measured) = 0.036%"
+    twin = twins.verdict("ab" * 32, "ab" * 32, True, "completed", "", 2)
+    assert lines(data(twin=twin))["twin"].endswith("sha256 abababababab...")
 
 
 def test_a_check_that_is_violated_is_named() -> None:

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 import pytest
 
 from actors.rank.telemetry.stacks import STACKS_SIGNAL
-from fleet.host.proc import handles
+from fleet.host.proc import core_wait_us, handles
 
 BOUND_S = 20.0
 DEEP = f"""
@@ -52,3 +52,10 @@ def test_a_process_handles_a_signal_until_all_stacks_are_written(child: subproce
     child.kill()
     child.wait(BOUND_S)
     assert not handles(child.pid, STACKS_SIGNAL), "it is gone"
+
+
+def test_what_a_process_waits_for_a_core_grows_and_is_nothing_once_it_is_gone(child: subprocess.Popen[bytes]) -> None:
+    assert core_wait_us(os.getpid()) <= core_wait_us(os.getpid())
+    child.kill()
+    child.wait(BOUND_S)
+    assert core_wait_us(child.pid) == 0

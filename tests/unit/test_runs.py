@@ -20,10 +20,12 @@ from fleet.app.cli import main as cli
 from fleet.app.cli import run as cli_run
 from fleet.app.cli.runs import differences, list_runs, record_of
 from fleet.app.policy_choice import completed
+from fleet.errors import ConfigError
 from fleet.host import provenance as provenance_of
 from fleet.host.journal import JournalWriter
 from fleet.host.provenance import code_of, provenance
-from fleet.protocol.records import VERSION, RunEnded, RunStarted
+from fleet.protocol.records import VERSION, ProcessUp, RunEnded, RunStarted
+from fleet.protocol.types import Member, Process
 from fleet.settings.run import CheckpointSettings, RunSettings, Timeouts
 
 GIT = ["git", "-c", "user.name=t", "-c", "user.email=t@example.org"]
@@ -222,3 +224,22 @@ def test_a_run_is_begun_or_gone_on_with_by_one_name(tmp_path: Path, words: list[
 def test_a_run_that_may_have_to_begin_has_a_name_and_no_path(tmp_path: Path) -> None:
     done = CliRunner().invoke(cli.app, ["run", "train.py", "--storage", str(tmp_path), "--resume-or-start", "runs/job"])
     assert "--resume-or-start = 'runs/job': it is a path" in str(done.exception)
+
+
+def test_the_ranks_of_a_run_are_listed_with_their_processes(tmp_path: Path) -> None:
+    plan = planned(tmp_path, "listed")
+    writer = JournalWriter(plan.journal)
+    writer.append(RunStarted(VERSION, plan.name, 0.0, 1.7e9, 2, 0, 16, plans.describe(plan)))
+    for slot in range(2):
+        writer.append(ProcessUp(Member(slot, 0), Process("node-a", 4000 + slot, 1), f"token-{slot}", 1.0))
+    writer.close()
+
+    def asked(*arguments: str) -> Any:
+        return CliRunner().invoke(cli.app, ["status", *arguments, "--storage", str(tmp_path)])
+
+    rows = [line.split()[:3] for line in asked("listed").output.splitlines()[1:]]
+    assert rows == [["0.0", "starts", "4000"], ["1.0", "starts", "4001"]]
+    answer = json.loads(asked("listed", "--json").output)
+    assert answer["run"] == "listed" and [rank["pid"] for rank in answer["ranks"]] == [4000, 4001]
+    assert isinstance(asked("--json").exception, ConfigError)
+    assert isinstance(asked("listed", "--address", "auto").exception, ConfigError)

@@ -46,6 +46,16 @@ def test_two_slow_ranks_of_one_node_may_cost_the_node() -> None:
     assert chosen.decision.action == "evict" and chosen.slots == (2, 3)
 
 
+def test_no_process_is_ended_for_a_machine_that_is_busy() -> None:
+    busy = replace(BASE, spares=(1.0,), waiting=(2,))
+    assert {way.action for way in ways_out(busy, 600.0)} == {"tolerate", "rebalance"}
+    chosen = POLICY.decide(busy, 0.0)
+    assert chosen.decision.action == "rebalance" and "one slow rank waits for cores" in chosen.decision.reason
+    both = replace(busy, slowdowns=(1.0, 3.0, 9.0, 1.0))
+    replaced = next(way for way in ways_out(both, 600.0) if way.action == "replace")
+    assert replaced.slots == (1,), "the other one is slow by itself"
+
+
 def test_no_node_is_evicted_when_it_is_the_only_one() -> None:
     ways = ways_out(replace(BASE, nodes=("a",) * 4), 600.0)
     assert {way.action for way in ways} == {"tolerate", "rebalance"}

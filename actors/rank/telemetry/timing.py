@@ -105,7 +105,7 @@ def thinned(steps: list[OwnTime], most: int = MOST) -> list[OwnTime]:
     return [time for time in steps if time.step % stride == 0][-most:]
 
 
-def summary(member: Member, steps: list[OwnTime]) -> RankTimes:
-    """The report on one rank, of steps of one view."""
+def summary(member: Member, steps: list[OwnTime], waited_us: int = 0) -> RankTimes:
+    """The report on one rank, of steps of one view, in each of which it had no core to run on for ``waited_us``."""
     columns = ("step", "shards", "compute_us", "data_us", "network_us", "fixed_us")
-    return RankTimes(member, *(tuple(getattr(time, name) for time in steps) for name in columns))
+    return RankTimes(member, *(tuple(getattr(time, name) for time in steps) for name in columns), waited_us=(waited_us,) * len(steps))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import functools
 import math
 import tempfile
@@ -15,7 +16,7 @@ from typing import Any, SupportsFloat
 import torch
 
 from actors.rank.current import within
-from actors.rank.data.sampling import seed_all, seed_step
+from actors.rank.data.sampling import seed_all, seed_step, shard_size
 from actors.rank.home import Home
 from actors.rank.loop import Run
 from actors.rank.membership.client import Client
@@ -106,15 +107,17 @@ class TrialLayout(StateLayout):
 
 
 class TrialStep(Step):
-    """A step whose batches are marked. ``share``: a rank computes one of so many parts of them."""
+    """A step whose batches are marked. ``share``: one of so many parts of them is computed. ``of_shards``: see :class:`TrialPlan`."""
 
     book: Book
-    share = 1
+    share, of_shards = 1, 0
     batch_size = 0
 
     def batches(self, dataset: Any, batch_size: int, collate_fn: Any = None, *, tokens: int = 0) -> Iterator[Any]:
         """See :class:`Step`."""
         self.batch_size = batch_size
+        if self.of_shards:
+            shard_size(batch_size, self.of_shards, batch_size)
         if batch_size % self.share:
             raise ConfigError("batch_size", batch_size, f"the batch does not divide into {self.share} ranks", "Choose another --world.")
         for batch in super().batches(dataset, batch_size // self.share, collate_fn, tokens=tokens):
@@ -138,6 +141,10 @@ class TrialPlan:
         before: called ahead of each step, with its number; what it returns ends the loop where that is False.
         after: called behind each step, with its seconds, the batch size that it asked for, and the seconds of its first passes.
         share: how many ranks share the batch, of which this one computes its part.
+        of_shards: into so many shards the run divides a batch; 0: that is not looked at.
+        main: whether this is the process for what one of all does.
+        once: carries out what is to be done once.
+        tracking: is called ahead of what the script tracks, with that.
         begins: a file with the state in which the run is found, as a process finds it that comes when a step was taken; None: it begins.
         ends: where the state lies when the first step was taken, with which the trial ends; None: nowhere.
     """
@@ -147,6 +154,10 @@ class TrialPlan:
     before: Callable[[int], bool] = lambda number: True
     after: Callable[[float, int, float], None] = lambda seconds, batch_size, looked_s: None
     share: int = 1
+    of_shards: int = 0
+    main: bool = True
+    once: Callable[[Callable[[], Any]], Any] = lambda fn: fn()
+    tracking: Callable[[Mapping[str, Any]], None] = lambda objects: None
     begins: Path | None = None
     ends: Path | None = None
 
@@ -162,6 +173,11 @@ class Trying(Run):
         self._loop.attempt = self._attempt
         self._loop.rank = 1  # it has no run to tell of its data
         self.kept, self._taken = KeptValues(plan.asked.at), 0
+
+    def track(self, *, weights: Any = None, **objects: Any) -> TrackedState:
+        """See :class:`Run`."""
+        self._plan.tracking(objects)
+        return super().track(weights=weights, **objects)
 
     def steps(
         self, state: TrackedState, *, total: int, clip_norm: ClipNorm = None, together: int = 1, flops: float = 0.0
@@ -198,7 +214,7 @@ class Trying(Run):
         book = self._book
         book.step, book.shard = number, -1
         step = self._loop.step = TrialStep(self._loop, train, number)
-        step.book, step.share = book, self._plan.share
+        step.book, step.share, step.of_shards = book, self._plan.share, self._plan.of_shards
         begun_s, looked_us = time.perf_counter(), train.contributions.gathered.looked_us
         yield step
         if not step.closed:
@@ -232,7 +248,7 @@ class Trying(Run):
     @property
     def is_main(self) -> bool:
         """See :class:`Run`."""
-        return self.rank == 0
+        return self.rank == 0 and self._plan.main
 
     @property
     def steps_taken(self) -> int:
@@ -241,7 +257,7 @@ class Trying(Run):
 
     def once(self, fn: Callable[[], Any], *, name: str = "") -> Any:
         """See :class:`Run`. This rank does it."""
-        return fn()
+        return self._plan.once(fn)
 
     def save(self, path: Any, model: Any = None) -> str | None:
         """See :class:`Run`. Nothing is written."""
@@ -314,6 +330,13 @@ def attempt(
         threads = torch.get_num_threads()
     timed = {name: seconds / max(1, len(step_s)) for name, seconds in book.seconds.items()}
     return Trial(tuple(book.marks), tuple(calls), error, tuple(step_s[1:]), timed, threads, around.set_threads, run.kept.found)
+
+
+def alone(settings: RunSettings, shards: int) -> RunSettings:
+    """The settings of a rank that is tried without any other one."""
+    return dataclasses.replace(
+        settings, world=1, max_world=0, min_ranks=1, spares=0, shards=shards, replica_size=1, optimizer_sharding="none", steps=0
+    )
 
 
 def settle(settings: RunSettings) -> None:

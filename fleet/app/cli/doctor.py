@@ -11,11 +11,10 @@ import typer
 
 from fleet.app.cli import prints as cli_print
 from fleet.errors import ConfigError
+from fleet.ledger.figures import with_prefix
 
 if TYPE_CHECKING:
     from fleet.ledger.health import HealthCheck, MeasuredFigure
-
-UNITS = (("T", 1e12), ("G", 1e9), ("M", 1e6))
 
 
 def doctor(
@@ -95,8 +94,7 @@ def _plain(check: HealthCheck) -> dict[str, object]:
 def _figure(one: MeasuredFigure) -> str:
     if one.unit not in ("FLOP/s", "B/s"):
         return f"{one.value:g} {one.unit}".strip()
-    prefix, factor = next(((prefix, factor) for prefix, factor in UNITS if one.value >= factor), ("", 1.0))
-    return f"{one.value / factor:.2f} {prefix}{one.unit}"
+    return with_prefix(one.value, one.unit)
 
 
 def _table(checks: list[HealthCheck], action: str, reason: str) -> None:

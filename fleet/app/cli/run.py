@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib
 import os
 import shlex
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Protocol
 
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
     from fleet.app.cli.watch import PageServer
     from fleet.app.configuration import Configuration
     from fleet.app.expects import Expectation
+    from fleet.app.first_steps import Wait
     from fleet.app.plans import Executed, RunPlan, RunResult
     from fleet.app.report import Report
     from fleet.settings.run import RunSettings
@@ -99,6 +101,7 @@ def run(
     detach: Annotated[bool, typer.Option("--detach", help="With --address: begin the run and leave it to the cluster.")] = False,
     allow_chaos: Annotated[bool, typer.Option("--allow-chaos", help="With --address: faults may strike the run on that cluster.")] = False,
     track: Annotated[list[str] | None, typer.Option(help="tensorboard, mlflow, wandb or otel; repeatable. See docs/tracking.md.")] = None,
+    no_trial: Annotated[bool, typer.Option("--no-trial", help="Do not have one process try two steps of SCRIPT first.")] = False,
     twin: Annotated[bool, typer.Option("--twin", help="Run again without faults, and compare the final bits.")] = False,
     twin_world: Annotated[int, typer.Option(help="World size of the twin; 0: the same.")] = 0,
     name: Annotated[str, typer.Option(help="Name of the run; empty: the script's, with the time.")] = "",
@@ -121,13 +124,15 @@ def run(
     """Train SCRIPT on a local cluster, or on one that is there, through whatever happens to its ranks."""
     expected = _expected(expect or [], twin and not plain)
     if plain:
-        raise typer.Exit(_execute(cli_plain.plan_of(context), False, 0, Show(json_, html, port), expected, "", ""))
+        raise typer.Exit(_execute(cli_plain.plan_of(context), True, False, 0, Show(json_, html, port), expected, "", ""))
     found, root = _settings(context.params)
     name, resume, given_steps = _either(resume_or_start, name, resume, repeat, found.run.storage, root, steps or 0)
     plan = _planned(context.params, found, name, resume, root, given_steps)
     _check_plan(plan, twin_world, address, allow_chaos)
     shown = Show(json_, html, port), expected, address, working_dir
-    raise typer.Exit(_leave_to_the_cluster(plan, address, working_dir) if detach else _execute(plan, twin, twin_world, *shown))
+    if detach:
+        raise typer.Exit(_leave_to_the_cluster(plan, no_trial, address, working_dir))
+    raise typer.Exit(_execute(plan, no_trial, twin, twin_world, *shown))
 
 
 def resume(
@@ -208,9 +213,20 @@ def code_folder(plan: RunPlan, working_dir: str) -> Path:
     return folder
 
 
-def _leave_to_the_cluster(plan: RunPlan, address: str, working_dir: str) -> int:
-    from fleet.app import remote
+def _tried_first(plan: RunPlan, no_trial: bool, address: str) -> AbstractContextManager[Wait]:
+    """The trial of the plan's script, see :func:`fleet.app.first_steps.tried_first`; of a script that is not Fleet's there is none."""
+    from fleet.app import first_steps
 
+    if no_trial or plan.plain is not None:
+        return nullcontext(lambda until_s: None)
+    return first_steps.tried_first(plan, bool(address), time.monotonic, lambda line: console.print(line, style="dim", highlight=False))
+
+
+def _leave_to_the_cluster(plan: RunPlan, no_trial: bool, address: str, working_dir: str) -> int:
+    from fleet.app import first_steps, remote
+
+    with _tried_first(plan, no_trial, address) as wait:
+        wait(first_steps.LIMIT_S)
     with remote.connected(address):
         remote.begin(plan, plan.folder.parent, code_folder(plan, working_dir))
     console.print(Text.assemble((plan.name, "bold"), " goes on without this shell"))
@@ -371,10 +387,17 @@ class Show:
 
 
 def _execute(
-    plan: RunPlan, twin: bool, twin_world: int, show: Show, expected: Sequence[Expectation], address: str, working_dir: str
+    plan: RunPlan,
+    no_trial: bool,
+    twin: bool,
+    twin_world: int,
+    show: Show,
+    expected: Sequence[Expectation],
+    address: str,
+    working_dir: str,
 ) -> int:
     from dashboards.trackers import choice
-    from fleet.app import plans, policy_choice, twins
+    from fleet.app import first_steps, plans, policy_choice, twins
     from fleet.app.beginning import Beginning
     from storage.backends.trial import StoreTrial, check_folder
 
@@ -383,11 +406,19 @@ def _execute(
         choice.check(plan.settings.track, os.environ)
     policy_choice.look_in(Path(plan.script).resolve().parent, Path.cwd())
     policy_choice.check(plan.settings)
-    check_folder(plan.folder if plan.resume else root)
-    tried = StoreTrial(plans.store_url(plan)) if "://" in plan.settings.storage else None  # beside the cluster's start
-    with beginning, cli_watch.serving(root, "127.0.0.1", show.port) as server, _ground(plan, address, working_dir, beginning) as launched:
-        if tried is not None and not address:
-            tried.check("this machine")
+    with ExitStack() as stack:
+        wait = stack.enter_context(_tried_first(plan, no_trial, address))
+        if plan.plain is None:  # what is loaded next takes as long as most trials: beside one it costs nothing
+            importlib.import_module("fleet.app.remote" if address else "fleet.app.recipes")
+        wait(first_steps.ALONE_S)
+        check_folder(plan.folder if plan.resume else root)
+        store = StoreTrial(plans.store_url(plan)) if "://" in plan.settings.storage else None  # beside the cluster's start
+        stack.enter_context(beginning)
+        server = stack.enter_context(cli_watch.serving(root, "127.0.0.1", show.port))
+        launched = stack.enter_context(_ground(plan, address, working_dir, beginning))
+        if store is not None and not address:
+            store.check("this machine")
+        wait(first_steps.LIMIT_S)
         plan = dataclasses.replace(plan, page=server.read_link(plan.name))
         result = one_run(launched(plan), server, beginning)
         if result.status == "failed" and _is_refused(plan):

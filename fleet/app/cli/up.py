@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import re
@@ -196,14 +197,37 @@ def _report_status(root: Path) -> None:
 
 
 def status(
+    name: Annotated[str, typer.Argument(metavar="RUN", help="A run's folder, or its name under --storage: list its ranks instead.")] = "",
+    json_: Annotated[bool, typer.Option("--json", help="With RUN: print JSON instead of a table.")] = False,
     storage: Storage = RUNS,
     address: Annotated[str, typer.Option(help="List the runs of this Ray cluster instead: auto, or HOST:PORT.")] = "",
 ) -> None:
-    """Where the service of this folder is, or which runs a cluster has."""
-    if address:
+    """Where the service of this folder is, which ranks RUN has and in which processes, or which runs a cluster has."""
+    if name and address:
+        raise ConfigError("--address", address, f"RUN = {name} is given, too", "Leave one of them out.")
+    if json_ and not name:
+        raise ConfigError("--json", "given", "it is about the ranks of a run, and none is named", "Name a run, or leave it out.")
+    if name:
+        _list_ranks(name, Path(storage), json_)
+    elif address:
         cli_attach.print_runs(address)
     else:
         _report_status(Path(storage).absolute())
+
+
+def _list_ranks(name: str, root: Path, json_: bool) -> None:
+    """Of each slot of a run: who fills it, where, and as which process there."""
+    from fleet.app.plans import find_run
+    from fleet.host.follow import Follower
+
+    follower = Follower(find_run(name, root) / "journal.jsonl").read()
+    found = follower.slots()
+    if json_:
+        ranks = [dataclasses.asdict(one) for one in found]
+        cli_print.write(json.dumps({"run": follower.started.run if follower.started is not None else "", "ranks": ranks}, indent=2))
+        return
+    rows = [(str(one.member), one.state, str(one.pid or ""), one.node[:12], one.cause) for one in found]
+    cli_print.write(*cli_print.table(("rank", "state", "process", "node", "why it was lost"), rows))
 
 
 def down(storage: Storage = RUNS) -> None:

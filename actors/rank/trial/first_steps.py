@@ -1,0 +1,122 @@
+"""Two steps of a script before a run of it begins, in a process that ends with them: does it raise? Nothing is left behind."""
+
+from __future__ import annotations
+
+import math
+import os
+import sys
+import tempfile
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from actors.rank.current import within
+from actors.rank.device import rank_device
+from actors.rank.fsdp.room import GIB, free_bytes
+from actors.rank.main import user_traceback
+from actors.rank.trial.held_back import HeldBack, Untried
+from actors.rank.trial.recording import Book
+from actors.rank.trial.trial import TrialPlan, Trying, alone, play, settle
+from fleet.errors import ConfigError, LoopError
+from fleet.ledger.sameness import TrialRequest
+from fleet.settings.run import RunSettings
+
+Train = Callable[[Any], None]
+SHARDS = 2
+"""A step of one shard would not show what the first leaves behind for the second."""
+COPIES = 4
+"""Of the parameters: they, their gradients, and two moments."""
+TRACKERS_OFF = {"WANDB_MODE": "disabled", "OTEL_SDK_DISABLED": "true", "MLFLOW_TRACKING_URI": "file:mlruns"}
+"""A script may have trackers of its own."""
+WORK = "work"
+NO_MEMORY = ("can't allocate memory", "out of memory")
+FORKED = "in forked subprocess"
+"""What torch says of a GPU to a process that was forked off one which had asked for it."""
+
+
+def take_first_steps(load: Callable[[], Train], file: str, run: RunSettings, folder: Path, joins: bool) -> ConfigError | None:
+    """What is wrong with the script; None: nothing that two steps show.
+
+    Args:
+        load: gives the train function, within the trial.
+        file: where the script lies.
+        run: the run's settings.
+        folder: for the trial's files; it is the caller's to delete.
+        joins: the run is to be on a cluster of other machines, which may have files that this one lacks.
+
+    Raises:
+        Untried: it cannot be told, for the reason that is given.
+    """
+    if joins and run.per_rank.gpus and not torch.cuda.is_available():
+        raise Untried("its ranks have GPUs, and this machine has none")
+    here, settings = Path.cwd(), alone(run, math.gcd(run.shards, SHARDS))
+    held = _settle_in(folder, here)
+    settle(settings)
+    plan = TrialPlan(
+        TrialRequest(timed=True), share=run.shards // settings.shards, of_shards=run.shards, main=False, once=held.once,
+        tracking=lambda objects: _check_room(objects, settings),
+    )  # fmt: skip
+    trying = Trying(settings, folder, Book(timed=True), plan)
+    try:
+        with within(trying):
+            play(trying, load())
+    except ConfigError as refused:
+        return refused
+    except LoopError as mistake:
+        return _mistaken(file, mistake)
+    except Exception as error:  # noqa: BLE001 - whatever the script raises is what is told
+        _check_blame(error, here, joins)
+        return _raising(file, error)
+    except SystemExit as end:
+        return _raising(file, end)
+    return None
+
+
+def _raising(file: str, error: BaseException) -> ConfigError:
+    reason = "it raises in its first steps, which one process has tried before anything was started (--no-trial leaves that out)"
+    return ConfigError("script", file, reason, f"\n\n{user_traceback(error).rstrip()}")
+
+
+def _mistaken(file: str, mistake: LoopError) -> ConfigError:
+    """Of a train function that has returned there is no line."""
+    lines = user_traceback(mistake).rstrip()
+    return ConfigError("script", file, str(mistake).rstrip("."), f"\n\n{lines}" if file in lines else "")
+
+
+def _settle_in(folder: Path, here: Path) -> HeldBack:
+    """The working directory shows what is ``here``, and new files do not come there. From now on nothing else is changed."""
+    work = folder / WORK
+    work.mkdir()
+    for entry in os.scandir(here):
+        (work / entry.name).symlink_to(Path(entry.path).absolute())
+    os.chdir(work)
+    tempfile.tempdir = str(folder)
+    os.environ |= {**TRACKERS_OFF, "TMPDIR": str(folder)}
+    sys.dont_write_bytecode = True
+    return HeldBack(folder)
+
+
+def _check_room(tracked: Mapping[str, Any], settings: RunSettings) -> None:
+    """Raises Untried: one process cannot hold the whole model, with what a step needs."""
+    modules = [one for one in tracked.values() if isinstance(one, torch.nn.Module)]
+    parameters = [one for module in modules for one in module.parameters()]
+    size = sum(one.nbytes for one in parameters)
+    needed = COPIES * size - sum(one.nbytes for one in parameters if not one.is_meta)
+    free = free_bytes(rank_device(settings.per_rank.gpus))
+    if needed > free:
+        raise Untried(f"a model of {size / GIB:.3g} GiB with its gradients and its optimizer does not fit into one process here")
+
+
+def _check_blame(error: Exception, here: Path, joins: bool) -> None:
+    """Raises Untried for an error that a rank would not meet."""
+    said = str(error)
+    if isinstance(error, MemoryError | torch.OutOfMemoryError) or any(words in said for words in NO_MEMORY):
+        raise Untried("it does not fit into the memory of one process here") from error
+    if FORKED in said:
+        raise Untried("its first lines have asked for a GPU, which a trial of ranks without one cannot have") from error
+    if isinstance(error, OSError):
+        elsewhere = isinstance(error.filename, str) and Path(here, error.filename).exists()
+        if joins or elsewhere:
+            raise Untried(f"it asks for what the trial does not have: {error}") from error
