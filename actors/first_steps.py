@@ -120,7 +120,7 @@ def _take_steps(end: Connection, script: Script, settings: RunSettings, folder: 
 def _loading(script: Script, forked: bool) -> Callable[[], Callable[[Any], None]]:
     """The train function. A process that was forked has it: what the script registers, for example, cannot be registered twice."""
     if forked:
-        return lambda: getattr(sys.modules[script.name], FUNCTION)  # type: ignore[no-any-return]
+        return lambda: getattr(sys.modules[script.name], FUNCTION)
     return lambda: train_of(script)
 
 

@@ -234,7 +234,7 @@ def _arrivals(component: Component, chaos: ChaosSettings, nodes: int, horizon_s:
 # ---- as text -----------------------------------------------------------------------------------------------------------------------------
 
 KNOWN = keys(ChaosSettings, "chaos.")
-"""By name. What is a time may be written without the ``_s`` of its setting."""
+"""By name. A time may be written without the ``_s`` of its setting."""
 
 
 def parse_chaos(text: str) -> ChaosSettings:

@@ -1,4 +1,4 @@
-"""Who trains on after a loss, who joins later, and when bad luck has become a crash loop; and a policy that takes its time on purpose."""
+"""The ranks that train on after a loss, those that join later, and when losses are a crash loop; and a policy that takes its time."""
 
 from __future__ import annotations
 

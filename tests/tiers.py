@@ -86,6 +86,8 @@ NIGHTLY: dict[str, dict[str, str]] = {
             "each way to spread a state; who writes what is a unit test",
         "tests/zoo/test_zoo.py::test_a_compiled_loop_changes_no_bit_either_where_it_is_compiled_to_machine_code":
             "a compiler runs in each rank; each change has a loop that torch.compile traces",
+        "tests/fault/test_hugging_face.py::test_patience_goes_on_where_the_run_was_stopped":
+            "two runs that import transformers in each rank; each change has one with a kill",
         "tests/zoo/test_zoo.py::test_a_kill_a_stop_and_a_resume_change_no_bit": "loops times worlds; each change has a kill of each loop",
     },
     "shown": {

@@ -1,4 +1,4 @@
-"""When nothing gets better any more. What is remembered of it is in the run's journal, and not on a rank that may be lost."""
+"""When nothing gets better any more. The run's journal remembers what was seen, and no rank, which may be lost."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ class EarlyStopping:
         return self.waited >= self._patience
 
     def _after(self, before: Any, step: int, value: float) -> dict[str, Any]:
-        """What is known with ``value``. The same step twice is one: the run has begun again from there."""
+        """The figures that are known with ``value``. The same step twice is one: the run has begun again from there."""
         if before is not None and before["step"] == step:
             return dict(before)
         best, waited = (None, 0) if before is None else (before["best"], before["waited"])

@@ -31,7 +31,7 @@ def wrong(s: LedgerSummary, slots: Sequence[SlotStatus], *, silent: bool = False
         found = ["It has no end, and nobody writes its journal any more: its driver is gone."]
     else:
         found = [*_progress(s), *_world(s), *_injected(slots, injected), *_checkpoint(s)]
-    return [*found, *_money(s), *_results(s)]
+    return [*found, *_money(s), *_outcomes_of(s)]
 
 
 def _progress(s: LedgerSummary) -> list[str]:
@@ -92,7 +92,7 @@ def _money(s: LedgerSummary) -> list[str]:
     return [f"{spent / s.budget_usd:.0%} of the budget of {s.budget_usd:g} USD is spent."]
 
 
-def _results(s: LedgerSummary) -> list[str]:
+def _outcomes_of(s: LedgerSummary) -> list[str]:
     astray = [name for name, (_, value) in s.measurements.items() if name not in PROGRAM and not math.isfinite(value)]
     found = [f"Not finite: {_some(astray)}."] if astray else []
     acted = sum(count for (policy, action), count in s.tallies.decisions.items() if policy == "corruption" and action in CORRUPT.split("|"))

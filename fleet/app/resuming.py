@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import secrets
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeGuard
@@ -90,7 +89,7 @@ def check_returns(folder: Path, script: str = "") -> None:
         raise ConfigError("--resume", folder.name, in_words(sessions.returns), way_out)
 
 
-def going_back(plan: RunPlan, from_step: int, skip_steps: Sequence[str]) -> RunPlan:
+def going_back(plan: RunPlan, token: str, from_step: int, skip_steps: Sequence[str]) -> RunPlan:
     """The plan of a run that goes back to its checkpoint of step ``from_step``, and leaves out the samples of these steps from there on.
 
     Raises ConfigError: there is no such checkpoint, or not all of these steps come behind it.
@@ -102,7 +101,7 @@ def going_back(plan: RunPlan, from_step: int, skip_steps: Sequence[str]) -> RunP
             raise ConfigError("--skip-steps", text, reason, f"Begin with step {from_step} or a later one, or go back further.")
     state = _checkpoint_of(plan, from_step)
     left_out = in_texts(without(left_out_of(plan.settings.left_out), ranges))
-    back = GoneBack(state.history, state.step, left_out, secrets.token_hex(4))
+    back = GoneBack(state.history, state.step, left_out, token)
     return dataclasses.replace(plan, back=back, settings=dataclasses.replace(plan.settings, left_out=left_out))
 
 

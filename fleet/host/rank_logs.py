@@ -100,7 +100,7 @@ class Tail:
             self._unshown = self._looks = 0
 
     def forget(self) -> None:
-        """What has not been shown so far is not missed."""
+        """Lines that were not shown so far are not missed."""
         self._unshown = self._looks = 0
 
     def _pieces(self) -> Iterator[bytes]:

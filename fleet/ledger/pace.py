@@ -55,7 +55,7 @@ def remaining_s(steps: int, total_steps: int | None, step_s: float | None, goodp
 
 
 WINDOW_S = 30.0
-"""What was committed in the last so many seconds is compared with the run's own pace."""
+"""The steps that were committed in the last so many seconds are compared with the run's own pace."""
 LEAST_STEPS = 10
 """So many steps without a fault are what the pace is learned from."""
 
@@ -106,6 +106,6 @@ class Floor:
 
 
 def stops(event: FloorReached, now_s: float) -> DecisionMade:
-    """What is journalled once it is reached."""
+    """The decision that the journal has once the floor is reached."""
     reason = f"{event.kept:.0%} of the pace is left, less than {event.floor:.0%}: all faults are healed, and no more strike"
     return DecisionMade("floor", "stop", reason, Figures({"kept": event.kept, "floor": event.floor}), now_s)

@@ -69,7 +69,7 @@ class Gamma:
 
 @dataclass(frozen=True, slots=True)
 class Rate:
-    """What is believed of a rate, in events a second: Gamma laws, each with its weight."""
+    """The belief of a rate, in events a second: Gamma laws, each with its weight."""
 
     parts: tuple[tuple[float, Gamma], ...]
 
@@ -86,7 +86,7 @@ class Rate:
         return sum(weight * law.below(rate_per_s) for weight, law in self.parts)
 
     def after(self, events: int, exposure_s: float) -> Rate:
-        """What is believed once so many have come in so long: each part learns, and the one that had said so gains weight."""
+        """The belief once so many have come in so long: each part learns, and the one that had said so gains weight."""
         if not events and not exposure_s:
             return self
         logs = [math.log(weight) + _log_chance(law, events, exposure_s) for weight, law in self.parts]
@@ -110,7 +110,7 @@ VAGUE = Gamma(0.5, 10.0)
 
 
 def prior(rate_per_s: float, events: float = PRIOR_EVENTS) -> Rate:
-    """What is believed before the run, of a kind whose rate elsewhere is ``rate_per_s``; 0: nothing is known of it.
+    """The belief before the run, of a kind whose rate elsewhere is ``rate_per_s``; 0: nothing is known of it.
 
     Args:
         rate_per_s: events a second of this run, at least 0.
@@ -205,7 +205,7 @@ class Met:
     """The least and the most faults in all by then."""
 
     def rates(self, exposure_s: float) -> dict[str, Rate]:
-        """What is believed of each kind after so much training."""
+        """The belief of each kind after so much training."""
         kinds = dict.fromkeys([*self.before, *self.events]) or {UNKNOWN: None}
         return {kind: prior(self.before.get(kind, 0.0)).after(self.events[kind], exposure_s) for kind in kinds}
 

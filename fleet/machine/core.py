@@ -142,7 +142,7 @@ def _reconcile(machine: MachineState, now_s: float, ask: bool) -> None:
     """Do something about the difference between what is and what should be; ``ask`` the policies too."""
     stop = machine.ending.stopping
     if machine.phase in (Phase.FORM, Phase.RUN):
-        ending.tell(machine, now_s)
+        ending.say_where(machine, now_s)
     if stop is not None and stopping.is_over(machine, stop, now_s):
         end(machine, stop.why, stop.reason, "", now_s)
     elif machine.liveness.grace_until_s is not None or (stop is not None and stopping.takes(machine, stop, now_s)):

@@ -107,7 +107,7 @@ def end_again(machine: MachineState, where: LoopEnded, reason: str) -> None:
     machine.ending.order = EndOrder(StateId(where.history, where.step), Member(*where.member), reason)
 
 
-def tell(machine: MachineState, now_s: float) -> None:
+def say_where(machine: MachineState, now_s: float) -> None:
     """Those members of the view that do not wait behind the last step hear that it is the last; repeated until they do."""
     view, order = machine.view, machine.ending.order
     if view is None or order is None:

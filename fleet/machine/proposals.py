@@ -3,7 +3,7 @@
 A proposal takes in newcomers, or gives the same members other shards. Nobody leaves a running view by one.
 
 To a smaller world all leave the view together, and it forms again without some, who stand by from then on: nobody is lost, and no step.
-What was computed of the step at hand is computed again. Where each rank holds a part of the optimizer's state, no more go at a time than
+The shards of the step at hand are computed again. Where each rank holds a part of the optimizer's state, no more go at a time than
 there are copies of each part.
 """
 

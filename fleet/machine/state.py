@@ -280,7 +280,7 @@ class Growth:
 
 @dataclass(slots=True)
 class Trained:
-    """What is trained, and on what, as ranks have said.
+    """The model that is trained, and its data, as ranks have said.
 
     Attributes:
         figures: what they have computed of the shards of steps.

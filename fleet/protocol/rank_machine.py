@@ -150,7 +150,7 @@ class RankMachine:
                     self.orders.append(Wake(view.generation))
 
     def _wake_at_the_end(self) -> None:
-        """Who waits in a sum waits in vain where another rank's loop has ended the run: that one takes no further step."""
+        """A rank waits in vain in a sum where another rank's loop has ended the run: that one takes no further step."""
         if self._summing and self.protocol.ends_here and self.membership is not None:
             probe("a rank is woken as another one has ended the run")
             self.orders.append(Wake(self.membership.generation))

@@ -105,7 +105,7 @@ class Column:
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """Who trains together, and on what.
+    """The ranks that train together, and the state that they train.
 
     ``members`` are in order of view rank. ``ranges[r]`` is the half-open range of batch shards that view rank ``r`` computes; those of a
     column tile ``0..shards``. ``donor`` is the view rank that gives its state to the view ranks in ``receivers``. With ``checkpoint`` set

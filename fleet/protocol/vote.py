@@ -112,7 +112,7 @@ class CommitVote:
 
     def claim(self, at: StateId | None, chunks: tuple[Chunk, ...], beside: tuple[Chunk, ...], *, complete: bool, node: int) -> Claim:
         """What this rank says when a view begins, where it keeps ``chunks`` of the state ``at``; ``beside`` came for a view that did not
-        come about. Whoever can take the step takes it with the first ones alone. ``complete`` and ``node``: see :class:`Claim`."""
+        come about. A rank that can take the step takes it with the first ones alone. ``complete`` and ``node``: see :class:`Claim`."""
         if at is None:
             return Claim(None, node=node)
         return Claim(at, self.keeps, self.factor, complete, node, chunks + (() if self.keeps else beside))

@@ -348,7 +348,7 @@ class TallyStretches:
     absent: float = 0.0
 
     def add(self, begin_s: float, end_s: float, present: float, firsts: tuple[float, ...]) -> None:
-        """The job ran from ``begin_s`` to ``end_s``. What was missing then is lost whether the stretch is kept or not."""
+        """The job ran from ``begin_s`` to ``end_s``. The ranks that were missing then are lost whether the stretch is kept or not."""
         self.begin.append(begin_s)
         self.end.append(end_s)
         self.present.append(present)

@@ -53,7 +53,7 @@ class SimGroup:
         self.ends: dict[Member, End] = {}
         self._arrivals: dict[Member, Future] = {}
         self._values: dict[Any, dict[Member, Any]] = {}
-        self._results: dict[Any, dict[Member, Future]] = {}
+        self._outcomes: dict[Any, dict[Member, Future]] = {}
         self._received: dict[Member, Any] = {}
         self._listening: list[tuple[Member, Future, Sequence[Member]]] = []
         self._state: Any = None
@@ -96,14 +96,14 @@ class SimGroup:
         if any(other.left for other in self.ends.values()):
             self._break_soon(member, "a peer has left")
             return future  # its chunks cannot be summed any more, whatever the others sent before it left
-        values, results = self._values.setdefault(what, {}), self._results.setdefault(what, {})
+        values, results = self._values.setdefault(what, {}), self._outcomes.setdefault(what, {})
         values[member], results[member] = value, future
         if len(values) == len(self.view.members):
             ordered = {each: values[each] for each in self.view.members}
             completed(self.view, ordered)
             for each, waiting in results.items():
                 self._resolve_after(each, waiting, self.rng.uniform(0.002, 0.03), ordered)
-            del self._values[what], self._results[what]
+            del self._values[what], self._outcomes[what]
         return future
 
     def send(self, member: Member, value: Any) -> None:

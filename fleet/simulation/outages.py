@@ -61,7 +61,7 @@ class SavesAlone(InvariantChecker):
 
 
 class Corruption(InvariantChecker):
-    """What is wrong in one replica never gets into a sum that is used, nor into what others hold, while another one could tell.
+    """A wrong value in one replica never gets into a sum that is used, nor into what others hold, while another one could tell.
 
     A rank knows by itself of no flipped bit: it is ``corrupt`` in the simulator's own books.
     """

@@ -124,7 +124,7 @@ class SimLayout:
         given.resolve(error=Broken(broken) if broken is not None else None)
 
     def put_in_place(self, group: SimGroup, state: StateId, weights: int) -> Steps:
-        """What was received takes the place of what was here. Raises Broken."""
+        """The state that was received takes the place of the old one. Raises Broken."""
         rank, self.weights = self.rank, POISON
         yield from rank.point("receiving")
         yield rank.rng.uniform(0.02, 0.25)
@@ -149,7 +149,7 @@ class SimLayout:
         return SPOILED not in sums.values()
 
     def take_out(self) -> int:
-        """What is stepped is about to change. Gives what it was."""
+        """The state is about to change. Gives the old one."""
         before, self.weights = self.weights, POISON
         return before
 

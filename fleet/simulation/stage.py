@@ -81,7 +81,7 @@ class Stage(ABC):
         self.flipped = False
         """A bit has flipped in what some rank held: without that nothing is excused."""
         self.excused = False
-        """What is wrong was held by one rank alone when others were given it, so that nobody could tell."""
+        """One rank alone held the wrong state when others were given it, so that no other rank could tell."""
         self.unseen: set[StateId] = set()
         """States made of what one rank alone had put in: the others, newcomers, had nothing to compare. They see it in the next step."""
         self._groups = SimGroups(self.stream("groups"))

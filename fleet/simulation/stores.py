@@ -156,7 +156,7 @@ class Store:
 
 @dataclass(slots=True)
 class Held:
-    """What is here of one checkpoint: parts by their number, and how many there must be once it is committed."""
+    """The parts of one checkpoint that are here: parts by their number, and how many there must be once it is committed."""
 
     state: StateId
     generation: int

@@ -129,8 +129,8 @@ def ended_plan(seed: int, *, sharded: bool = False) -> Plan:
     victims = tuple(rng.sample(everyone, rng.choice((1, 1, 2, len(everyone)))))
     point = rng.choice(("ending", "finished", "committed", "behind", "saving", "reducing"))
     kind = rng.choice(("kill", "kill", "freeze", "coordinator"))
-    strike = Trouble(kind=kind, point=point, step=plan.ended_at, slot=victims[0], slots=victims[1:], duration_s=rng.uniform(0.2, 3.0))
-    return with_troubles(plan, (*plan.troubles, strike))
+    fault = Trouble(kind=kind, point=point, step=plan.ended_at, slot=victims[0], slots=victims[1:], duration_s=rng.uniform(0.2, 3.0))
+    return with_troubles(plan, (*plan.troubles, fault))
 
 
 def _long_loops(plan: Plan, stop: Trouble, rng: random.Random) -> Sequence[Trouble]:

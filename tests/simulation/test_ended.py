@@ -45,7 +45,7 @@ def test_all_ranks_end_at_one_step_and_say_why(on_top: bool, sharding: str) -> N
 @pytest.mark.parametrize("sharding", ["none", "zero1", "fsdp"])
 @pytest.mark.parametrize("point", ["ending", "finished", "saving", "behind", "committed"])
 def test_a_rank_that_is_lost_on_the_way_changes_nothing(point: str, sharding: str) -> None:
-    """Whoever takes its place comes to the state from a donor, and has been through no loop body that could have ended the run."""
+    """The rank in its place comes to the state from a donor, and has been through no loop body that could have ended the run."""
     outcome = run(Trouble(kind="kill", point=point, step=AT, slot=1), sharding=sharding)
     assert end_of(outcome).why is EndWhy.LOOP_ENDED
 

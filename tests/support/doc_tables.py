@@ -20,7 +20,7 @@ from fleet.protocol.instructions import Instruction
 from tests.tidy.rules import SHIPPED
 
 ROOT = Path(__file__).parents[2]
-KINDS = {"fleet/app": "roof", "fleet/host": "ground", "fleet": "pure", "policies": "pure"}
+KINDS = {"fleet/app": "roof", "fleet/host": "ground", "fleet/integrations": "front", "fleet": "pure", "policies": "pure"}
 """Folder -> what kind of room it and those below it are; the longest that fits."""
 
 MEANINGS = {

@@ -19,7 +19,7 @@ ANY = ("*",)
 ROOF, GROUND = "fleet.app", "fleet.host"
 """What composes: it may import all, and the fronts of the package alone import it. What touches the machine: it decides nothing."""
 
-FRONTS = ("fleet/__init__.py", "fleet/__main__.py", "fleet/data.py", "fleet/testing.py")
+FRONTS = ("fleet/__init__.py", "fleet/__main__.py", "fleet/data.py", "fleet/integrations/", "fleet/testing.py")
 """What users import or call. What lies behind it is loaded on first use."""
 
 

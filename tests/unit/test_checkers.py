@@ -404,7 +404,7 @@ def test_a_violated_check_changes_the_exit_code(mutate: Any, code: Exit, tmp_pat
     monkeypatch.setattr(recipes, "local_cluster", lambda settings, script: nullcontext())
     monkeypatch.setattr(recipes, "LiveRun", Replayed)
     monkeypatch.setattr(Replayed, "records", mutate(golden_story().records))
-    arguments = ["run", str(script), "--storage", str(tmp_path / "runs"), "--chaos", "mtbf=15s", "--json", str(report)]
+    arguments = ["run", str(script), "--storage", str(tmp_path / "runs"), "--chaos", "mtbf=15s", "--json", str(report), "--no-trial"]
     done = CliRunner().invoke(app, arguments)
     assert done.exit_code == code, done.output
     reported = json.loads(report.read_text())["checks"]

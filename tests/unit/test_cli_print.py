@@ -115,5 +115,5 @@ def test_what_ranks_print_comes_with_how_far_the_run_is(journal: Path) -> None:
             printed.write("hello\n")
         until(lambda: any(one.printed for one in seen), "it is told")
     assert [line for one in seen for line in one.printed] == [prefix(Member(1, 0)) + "hello"]
-    told = next(one for one in seen if one.printed)
-    assert str(told).splitlines()[0] == prefix(Member(1, 0)) + "hello"
+    shown = next(one for one in seen if one.printed)
+    assert str(shown).splitlines()[0] == prefix(Member(1, 0)) + "hello"

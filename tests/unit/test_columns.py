@@ -97,7 +97,7 @@ def steps_in(view: View, rank: int, group: Group, sharding: str, ring: Path) -> 
         assert reshard(train, group, column) == START
     train.join(group, column, group.rank, START, True)
     assert take_all(train, state) == list(range(STEPS))
-    values = train.update.optimizer.state.values()
+    values = train.update.optimizers[0].state.values()
     return train.layout.digest(STEPS), sum(value.nbytes for each in values for value in each.values())
 
 

@@ -34,6 +34,7 @@ MADE_LATER = {"train.py", "mine/own.py", "mine/use.py"}
 def made_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What the reader has written on the way."""
     (tmp_path / "fleet.toml").write_text(as_toml())
+    (tmp_path / "examples").symlink_to(ROOT / "examples")
     monkeypatch.setitem(globals(), "FOLDER", tmp_path)
 
 

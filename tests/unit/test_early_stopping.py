@@ -43,7 +43,7 @@ def run() -> Iterator[Any]:
         yield one
 
 
-def told(run: Any, stopping: fleet.EarlyStopping, values: list[float], first: int = 1) -> list[bool]:
+def said(run: Any, stopping: fleet.EarlyStopping, values: list[float], first: int = 1) -> list[bool]:
     found = []
     for step, value in enumerate(values, first):
         run.here = StateId(run.here.history, step)
@@ -53,31 +53,31 @@ def told(run: Any, stopping: fleet.EarlyStopping, values: list[float], first: in
 
 def test_patience_counts_values_in_a_row_that_are_no_better(run: Any) -> None:
     stopping = fleet.EarlyStopping(2, min_delta=0.1)
-    assert told(run, stopping, [1.0, 0.95, 0.85, 0.8, math.nan]) == [False, False, False, False, True]
+    assert said(run, stopping, [1.0, 0.95, 0.85, 0.8, math.nan]) == [False, False, False, False, True]
     assert (stopping.best, stopping.waited) == (0.85, 2)
 
 
 def test_more_is_better_where_it_is_said(run: Any) -> None:
-    assert told(run, fleet.EarlyStopping(1, mode="max"), [0.5, 0.6, 0.6]) == [False, False, True]
+    assert said(run, fleet.EarlyStopping(1, mode="max"), [0.5, 0.6, 0.6]) == [False, False, True]
 
 
 def test_a_process_that_comes_later_hears_what_the_others_hear(run: Any) -> None:
-    told(run, fleet.EarlyStopping(3), [1.0, 2.0, 2.0])
-    assert told(run, fleet.EarlyStopping(3), [2.0], first=4) == [True]
+    said(run, fleet.EarlyStopping(3), [1.0, 2.0, 2.0])
+    assert said(run, fleet.EarlyStopping(3), [2.0], first=4) == [True]
 
 
 def test_a_resume_goes_on_and_what_was_taken_back_is_forgotten(run: Any) -> None:
-    told(run, fleet.EarlyStopping(3), [1.0, 2.0, 2.0])
+    said(run, fleet.EarlyStopping(3), [1.0, 2.0, 2.0])
     run.once.roll_back(StateId(0, 2))
     run.here = StateId(1, 0)
-    assert told(run, fleet.EarlyStopping(3), [2.0, 2.0, 2.0], first=2) == [False, False, True], "step 2 is evaluated again, and counts once"
+    assert said(run, fleet.EarlyStopping(3), [2.0, 2.0, 2.0], first=2) == [False, False, True], "step 2 is evaluated again, and counts once"
 
 
 def test_in_an_attempt_that_is_repeated_it_is_false_and_remembers_nothing(run: Any) -> None:
     stopping = fleet.EarlyStopping(1)
-    told(run, stopping, [1.0])
+    said(run, stopping, [1.0])
     run.repeated = True
-    assert told(run, stopping, [9.0]) == [False] and stopping.waited == 0
+    assert said(run, stopping, [9.0]) == [False] and stopping.waited == 0
 
 
 @pytest.mark.parametrize(

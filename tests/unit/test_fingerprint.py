@@ -20,6 +20,8 @@ import torch
 from actors.rank.data.feeds import Feed, ShardedDataset, _generators
 from actors.rank.data.fingerprint import fingerprint, samples_fingerprint
 from actors.rank.data.reporting import DataReporter
+from actors.rank.step.representations import Representations
+from actors.rank.step.shard_state import ShardStates
 from actors.rank.step.step import Step
 from actors.rank.telemetry import recorder as rank_recorder
 from fleet.data import Fixed, Lines
@@ -197,7 +199,8 @@ def test_rank_0_tells_once_on_what_it_trains() -> None:
         feeds=SimpleNamespace(of=lambda *what: feed),
     )
     body, duties = SimpleNamespace(enter=lambda step: None), SimpleNamespace(next_assigned=[])
-    train: Any = SimpleNamespace(assigned=[], checks=[], duties=duties, body=body)
+    contributions = SimpleNamespace(gathered=Representations(1), carried=ShardStates({}))
+    train: Any = SimpleNamespace(assigned=[], checks=[], duties=duties, body=body, contributions=contributions)
     for number in range(3):
         assert list(Step(run, train, number).batches(source, 8)) == []
     assert said == [DataRead(MEMBER, 8, 8, fingerprint(Source(length=8)), 3, 0, 0, PERMUTED)]

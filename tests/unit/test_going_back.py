@@ -43,7 +43,7 @@ def kept(tmp_path: Path, steps: tuple[int, ...] = (40, 60, 80), *more: Any) -> p
 
 
 def test_the_plan_names_the_checkpoint_and_what_is_left_out(tmp_path: Path) -> None:
-    plan = resuming.going_back(kept(tmp_path), 60, ["70:75", "90:91"])
+    plan = resuming.going_back(kept(tmp_path), "token", 60, ["70:75", "90:91"])
     assert plan.back is not None
     assert (plan.back.history, plan.back.step, plan.back.left_out) == (0, 60, ("70:75", "90:91"))
     assert plan.settings.left_out == plan.back.left_out
@@ -55,7 +55,7 @@ def test_a_later_resume_knows_what_is_left_out_and_so_does_a_repeated_run(tmp_pa
     plan = kept(tmp_path, (40, 60), DecisionMade("data", "go_back", "as told", GoneBack(0, 40, ("50:55",), "x"), 2.0))
     assert plan.settings.left_out == ("50:55",)
     assert plans.repeated_plan(plan.folder, plans.Executed(), tmp_path).settings.left_out == ("50:55",)
-    again = resuming.going_back(plan, 60, ["61:63"])
+    again = resuming.going_back(plan, "token", 60, ["61:63"])
     assert again.settings.left_out == ("50:55", "66:68"), "what steps 61 and 62 take by now"
 
 
@@ -71,7 +71,7 @@ def test_a_later_resume_knows_what_is_left_out_and_so_does_a_repeated_run(tmp_pa
 )
 def test_what_cannot_be_is_refused_with_the_nearest_that_can(step: int, skipped: list[str], words: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=words):
-        resuming.going_back(kept(tmp_path), step, skipped)
+        resuming.going_back(kept(tmp_path), "token", step, skipped)
 
 
 def test_a_checkpoint_that_was_withdrawn_is_none(tmp_path: Path) -> None:
@@ -82,7 +82,7 @@ def test_a_checkpoint_that_was_withdrawn_is_none(tmp_path: Path) -> None:
     writer.append(CheckpointRecord(found, "withdrawn", StateId(0, 60), 11.0, detail=name))
     writer.close()
     with pytest.raises(ConfigError, match=r"The nearest are of step 40\."):
-        resuming.going_back(plan, 60, [])
+        resuming.going_back(plan, "token", 60, [])
 
 
 @pytest.mark.parametrize(

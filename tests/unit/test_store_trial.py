@@ -223,12 +223,12 @@ def test_no_run_begins_with_a_folder_that_takes_nothing(
 ) -> None:
     (tmp_path / "file").write_text("")
     for storage in ("/proc/nope", str(tmp_path / "file")):
-        code, reported = fleet("run", "train.py", "--storage", storage)
+        code, reported = fleet("run", "train.py", "--no-trial", "--storage", storage)
         assert code == 2 and reported.startswith(f"fleet: --storage = '{storage}': this machine could not write"), reported
         assert "Traceback" not in reported
     with monkeypatch.context() as patch:
         patch.setattr(os, "pwritev", full)
-        code, reported = fleet("run", "train.py")
+        code, reported = fleet("run", "train.py", "--no-trial")
     assert code == 2 and "no space: OSError: [Errno 28] No space left on device. Free some space there" in reported, reported
     assert not (tmp_path / "runs").exists()
 
@@ -237,7 +237,7 @@ def test_no_run_begins_with_an_object_store_that_takes_nothing(
     fleet: Callable[..., tuple[int, str]], bucket: SeaweedServer, tmp_path: Path
 ) -> None:
     storage = f"s3://{bucket.key}:{SECRET}@{bucket.bucket}/runs"
-    code, reported = fleet("run", "train.py", "--storage", storage, "--name", "one")
+    code, reported = fleet("run", "train.py", "--no-trial", "--storage", storage, "--name", "one")
     assert code == 2, reported
     assert "--storage = 's3://***@fleet/runs/one': this machine could not write a small object there: credentials: " in reported
     assert SECRET not in reported and not (tmp_path / "runs" / "one").exists()

@@ -165,6 +165,10 @@ class Alone(Run):
             self.figures.setdefault(name, {})[here.step] = value
         return EvaluationFigures(lambda: EvaluationFigures.judged(found, None, here.step))
 
+    def once(self, fn: Callable[[], Any], *, name: str = "") -> Any:
+        """See :class:`Run`."""
+        return fn()
+
     def recalled(self, fn: Callable[[Any, int], Any], *, name: str) -> Any:
         """See :class:`Run`."""
         if (here := self._between(name)) is None:

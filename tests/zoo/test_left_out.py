@@ -50,6 +50,8 @@ def test_from_the_checkpoint_on_it_is_the_plain_loop_without_these_samples(kill:
     order = [step for step in range(1000) if not first <= step < end]
     with one_thread():
         right = LOOPS[NAME].plain(Feed(SHARDS, order=order.__getitem__))
+    for name in ("one", "other"):
+        (tmp_path / name).mkdir()
     one = by_one_rank(LOOPS[NAME].train, SHARDS, tmp_path / "one", left_out=back.left_out)
     assert ran.digest == one.digest
     state = harness.state_of(one._trained.state.objects)

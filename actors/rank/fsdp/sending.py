@@ -1,6 +1,6 @@
 """Contributions on their way to one rank, over a connection of their own: parts of gradients, for the owner of their chunk or its guards.
 
-What is sent to whom, and what becomes of it there, says :mod:`actors.rank.fsdp.exchange`.
+:mod:`actors.rank.fsdp.exchange` says which contribution goes to which rank, and how it counts there.
 """
 
 from __future__ import annotations

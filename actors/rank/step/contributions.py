@@ -77,8 +77,9 @@ class Contributions:
         self._send_held(group, group.peers, shards, representations)
 
     def _send_held(self, group: Group, peers: Sequence[int], shards: Collection[int], representations: Collection[int]) -> None:
-        mask = torch.zeros(2, self._shards, dtype=torch.uint8, device="cpu")
+        mask = torch.zeros(3, self._shards, dtype=torch.uint8, device="cpu")
         mask[0, sorted(shards)] = mask[1, sorted(representations)] = 1
+        mask[2, 0] = self.gathered.used
         self._sent = [*self._sent[-1:], (group.start([(mask, peer) for peer in peers], [], Tag.HELD), mask)]
 
     def assign(self, held: Collection[int], idle: Collection[int], *, begun: bool) -> None:
@@ -97,11 +98,12 @@ class Contributions:
         else:
             asking = group.peers if begun else [peer for peer in group.peers if peer in receivers]
             self._send_held(group, [] if self.rank in receivers else asking, held, representations)
-        masks = torch.zeros(group.size, 2, self._shards, dtype=torch.uint8, device="cpu")
+        masks = torch.zeros(group.size, 3, self._shards, dtype=torch.uint8, device="cpu")
         givers = [peer for peer in group.peers if peer not in receivers] if begun else []
         group.start([], [(masks[peer], peer) for peer in givers], Tag.HELD).wait()
         received = [[frozenset(row.nonzero().flatten().tolist()) for row in mask] for mask in masks]
         received[self.rank] = [frozenset(held), frozenset(representations)]
+        self.gathered.used = self.gathered.used or bool(masks[:, 2].any())  # a rank that has run no body with it yet
         self.gathered.join([one[1] for one in received], idle)
         return [one[0] for one in received]
 
@@ -124,7 +126,7 @@ class Contributions:
         self.side = SideChannel(self.group)
 
     def computed_by(self, shard: int) -> Member | None:
-        """Whoever brings ``shard``; None: nobody."""
+        """The member that brings ``shard``; None: no member does."""
         return next((member for member, shards in self.duties.had.items() if shard in shards), None)
 
     # ---- what is computed ----------------------------------------------------------------------------------------------------------------

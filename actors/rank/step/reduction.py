@@ -120,7 +120,7 @@ class _Cut(NamedTuple):
 
 
 class _Expected(NamedTuple):
-    """What was asked for ahead of a reduction."""
+    """Receives that began ahead of a reduction."""
 
     buckets: list[Bucket]
     layout: Layout

@@ -17,7 +17,7 @@ from actors.rank.telemetry.exchanged import EXCHANGED
 from fleet.host.clock import now_us
 from fleet.protocol.events import Implausible, Logged
 from fleet.protocol.facts import Measurement, Usage
-from fleet.protocol.records import COMPUTE
+from fleet.protocol.records import COMPUTE, GRAD_NORM
 from fleet.protocol.vote import Doubt
 from fleet.settings.run import RunSettings
 
@@ -31,7 +31,7 @@ class Reports(Observer):
         self._loop, self._settings, self._membership, self._saver = loop, settings, membership, saver
         self._client, self._protocol = loop.client, loop.client.protocol
         self._measured_us = self._used_us = self._changing_us = 0
-        self._untold: list[Callable[[], None]] = []
+        self._unreported: list[Callable[[], None]] = []
 
     def changing(self, number: int) -> None:
         """See :class:`Observer`, here and below."""
@@ -45,6 +45,7 @@ class Reports(Observer):
         self._membership.settled()
         self._loop.recorder.commit(max(self._changing_us, now_us()))
         self._loop.committed = True
+        step.loss, step.grad_norm = taken.loss, train.figures[GRAD_NORM]
         return lambda: self._taken(train, step, taken.loss)
 
     def measure(self, figures: Mapping[str, SupportsFloat]) -> None:
@@ -70,19 +71,19 @@ class Reports(Observer):
         last, here = step.number + 1 == self._loop.total, self._protocol.state
         assert here is not None
         self._used(last)
-        self._untold = []
+        self._unreported = []
         if self._loop.rank == 0:
             due = last or now_us() - self._measured_us > MEASURE_EVERY_US
-            self._tell(due, lambda: self._measure_step(train, step, loss, last))
+            self._report(due, lambda: self._measure_step(train, step, loss, last))
         if (log := train.contributions.log).some:
-            self._tell(last or log.due, lambda: self._client.say(Logged(self._protocol.member, here, *log.reported)))
+            self._report(last or log.due, lambda: self._client.say(Logged(self._protocol.member, here, *log.reported)))
 
-    def _tell(self, due: bool, tell: Callable[[], None]) -> None:
+    def _report(self, due: bool, report: Callable[[], None]) -> None:
         """Now where it is due; else only if no step follows."""
         if due:
-            tell()
+            report()
         else:
-            self._untold.append(tell)
+            self._unreported.append(report)
 
     def _measure_step(self, train: TrainStep, step: Step, loss: float, last: bool) -> None:
         self._measured_us = now_us()
@@ -91,9 +92,9 @@ class Reports(Observer):
 
     def ended(self) -> None:
         """No step follows: what was not told of the last one is."""
-        untold, self._untold = self._untold, []
-        for tell in untold:
-            tell()
+        unreported, self._unreported = self._unreported, []
+        for report in unreported:
+            report()
 
     def _used(self, last: bool) -> None:
         if last or now_us() - self._used_us > usage.every_us(self._settings.world):

@@ -66,7 +66,9 @@ class Step:
         number: how many steps were committed before it: 0 in the first. The same on all ranks.
         shards: the numbers of this rank's micro-batches (batch shards), to which a loss of another rank may add.
         shard: the number of the one at hand; -1 outside ``batches``.
-        loss: mean loss over all shards of all ranks, once committed; not a number before.
+        loss: mean loss over all shards of all ranks, once committed; not a number before. Functions of ``on_commit`` see it, too.
+        grad_norm: the norm of the step's whole gradient before it was clipped, when ``loss`` is there.
+        rehearsal: the loop body is run for practice: the step will not be committed. See ``Run.steps``.
         begun: its batches were asked for. ``closed``: its commit was called.
         behind: what is to be done as if it stood right behind ``commit``, where that says True.
 
@@ -74,7 +76,8 @@ class Step:
     """
 
     def __init__(self, loop: Loop, train: TrainStep, number: int) -> None:
-        self.number, self.loss = number, math.nan
+        self.number, self.rehearsal = number, loop.rehearsing
+        self.loss = self.grad_norm = math.nan
         self.closed = self._cut = self.begun = False
         self.losses: dict[int, float] = {}
         self.figures: dict[str, SupportsFloat] = {}
@@ -350,11 +353,10 @@ class Step:
         self._train.begin_attempt(taken)
         self._loop.attempt()
         self._loop.recorder.between(self._loop.committed)
-        outcome = self._train.taken
-        self._train.body.enter(self.number + (outcome is not None))
-        if outcome is None:
+        committed = self._train.taken is not None
+        self._train.body.enter(self.number + committed)
+        if not committed:
             return False
-        self.loss = outcome.loss
         self._train.update.check_named(self.number + 1, self._loop.total)
         for fn in self.behind:
             fn()

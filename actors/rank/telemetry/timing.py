@@ -108,4 +108,5 @@ def thinned(steps: list[OwnTime], most: int = MOST) -> list[OwnTime]:
 def summary(member: Member, steps: list[OwnTime], waited_us: int = 0) -> RankTimes:
     """The report on one rank, of steps of one view, in each of which it had no core to run on for ``waited_us``."""
     columns = ("step", "shards", "compute_us", "data_us", "network_us", "fixed_us")
-    return RankTimes(member, *(tuple(getattr(time, name) for time in steps) for name in columns), waited_us=(waited_us,) * len(steps))
+    step, shards, compute_us, data_us, network_us, fixed_us = (tuple(getattr(time, name) for time in steps) for name in columns)
+    return RankTimes(member, step, shards, compute_us, data_us, network_us, fixed_us, (waited_us,) * len(steps))

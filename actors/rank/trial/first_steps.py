@@ -37,7 +37,7 @@ FORKED = "in forked subprocess"
 
 
 def take_first_steps(load: Callable[[], Train], file: str, run: RunSettings, folder: Path, joins: bool) -> ConfigError | None:
-    """What is wrong with the script; None: nothing that two steps show.
+    """The fault of the script; None: two steps show none.
 
     Args:
         load: gives the train function, within the trial.

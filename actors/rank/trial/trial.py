@@ -50,6 +50,7 @@ from fleet.ledger.sameness import (
     TrialRequest,
 )
 from fleet.protocol.moves import Apply
+from fleet.protocol.records import GRAD_NORM
 from fleet.protocol.types import Member, StateId, View
 from fleet.settings.run import RunSettings
 
@@ -234,6 +235,7 @@ class Trying(Run):
         seed_step(self.seed, step.number)
         train.apply(Apply(outcome))
         self._loop.committed = True
+        step.loss, step.grad_norm = outcome.loss, train.figures[GRAD_NORM]
         for fn in step.callbacks:
             fn()
         self._taken = step.number + 1

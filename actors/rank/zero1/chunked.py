@@ -92,7 +92,7 @@ def like_parameter(value: torch.Tensor, strides: tuple[int, ...]) -> torch.Tenso
 
 
 class ChunkedOptimizer:
-    """What is tracked in an optimizer's place. Its ``state_dict`` is what all ranks have in common: the options of the groups.
+    """Stands in an optimizer's place where it is tracked. Its ``state_dict`` is what all ranks have in common: the options of the groups.
 
     The user's optimizer, its groups, and so its schedulers, stay the objects that they are; the parameters of the groups become stretches
     of the model's parameters, views of the same memory.

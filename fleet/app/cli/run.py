@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import importlib
 import os
+import secrets
 import shlex
 import sys
 import time
@@ -106,13 +107,8 @@ def run(
     twin_world: Annotated[int, typer.Option(help="World size of the twin; 0: the same.")] = 0,
     name: Annotated[str, typer.Option(help="Name of the run; empty: the script's, with the time.")] = "",
     resume: Annotated[str, typer.Option(help="Go on with this run from its newest durable checkpoint.")] = "",
-    from_step: Annotated[
-        int | None, typer.Option(help="With --resume: go back to the checkpoint of this step.", show_default=False)
-    ] = None,
-    skip_steps: Annotated[
-        list[str] | None,
-        typer.Option(metavar="FIRST:END", help="With --from-step: leave out the samples of steps FIRST to END - 1; repeatable."),
-    ] = None,
+    from_step: Annotated[int | None, typer.Option(help="With --resume: go back to the checkpoint of this step.")] = None,
+    skip_steps: Annotated[list[str] | None, typer.Option(metavar="FIRST:END", help="With --from-step: leave out their samples.")] = None,
     resume_or_start: Annotated[str, typer.Option(help="Go on with this run if there is one, here or in the store; else begin it.")] = "",
     repeat: Annotated[str, typer.Option(help="Run this run once more, as its journal has it: settings, seed, chaos.")] = "",
     changed_code: Annotated[bool, typer.Option("--changed-code", help="With --repeat: although the code is another now.")] = False,
@@ -122,17 +118,23 @@ def run(
     expect: Annotated[list[str] | None, typer.Option(help="e.g. goodput>0.9, faults>=3, twin; repeatable. Else exit code 4.")] = None,
 ) -> None:
     """Train SCRIPT on a local cluster, or on one that is there, through whatever happens to its ranks."""
-    expected = _expected(expect or [], twin and not plain)
+    expected, shown = _expected(expect or [], twin and not plain), Show(json_, html, port)
     if plain:
-        raise typer.Exit(_execute(cli_plain.plan_of(context), True, False, 0, Show(json_, html, port), expected, "", ""))
-    found, root = _settings(context.params)
-    name, resume, given_steps = _either(resume_or_start, name, resume, repeat, found.run.storage, root, steps or 0)
-    plan = _planned(context.params, found, name, resume, root, given_steps)
-    _check_plan(plan, twin_world, address, allow_chaos)
-    shown = Show(json_, html, port), expected, address, working_dir
+        raise typer.Exit(_execute(cli_plain.plan_of(context), True, False, 0, shown, expected, "", ""))
+    plan = _plan_of(context.params)
     if detach:
         raise typer.Exit(_leave_to_the_cluster(plan, no_trial, address, working_dir))
-    raise typer.Exit(_execute(plan, no_trial, twin, twin_world, *shown))
+    raise typer.Exit(_execute(plan, no_trial, twin, twin_world, shown, expected, address, working_dir))
+
+
+def _plan_of(given: dict[str, Any]) -> RunPlan:
+    """What these options ask for. Raises ConfigError."""
+    found, root = _settings(given)
+    names = given["resume_or_start"], given["name"], given["resume"], given["repeat"]
+    name, resumed, steps = _either(*names, found.run.storage, root, given["steps"] or 0)
+    plan = _planned(given, found, name, resumed, root, steps)
+    _check_plan(plan, given["twin_world"], given["address"], given["allow_chaos"])
+    return plan
 
 
 def resume(
@@ -270,7 +272,7 @@ def _planned(given: Mapping[str, Any], found: Configuration, name: str, resume: 
     if given["repeat"] and not resume:
         return _repeated(given["repeat"], asked, root, given["changed_code"])
     plan = _plan(asked, found, name, resume, root, steps, goes_back=back is not None)
-    return plan if back is None else resuming.going_back(plan, *back)
+    return plan if back is None else resuming.going_back(plan, secrets.token_hex(4), *back)
 
 
 def _back(given: Mapping[str, Any], resume: str) -> tuple[int, Sequence[str]] | None:
