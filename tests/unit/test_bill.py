@@ -156,3 +156,7 @@ def test_a_value_may_be_a_path(tmp_path: Path) -> None:
     assert layer_of("folder/run.toml", tmp_path) == tmp_path / "folder" / "run.toml"
     (tmp_path / "a=b").touch()
     assert layer_of("a=b", tmp_path) == tmp_path / "a=b"
+
+
+def test_what_the_demo_is_told_is_settings() -> None:
+    assert configured(EXAMPLES.parent / "demo.toml").run.cost.usd_per_rank_hour == 0.05
