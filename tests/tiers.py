@@ -19,6 +19,12 @@ TIERS: dict[str, tuple[str, ...]] = {
         "tests/contract/test_rank_machine.py", "tests/contract/test_peer_memory.py", "tests/zoo",
         "tests/contract/test_checkpoint_store.py::test_plain_pytorch_loads_it_in_a_process_that_cannot_import_fleet[1-file]",
         "tests/contract/test_checkpoint_store.py::test_plain_pytorch_loads_it_in_a_process_that_cannot_import_fleet[3-s3]",
+        "tests/property/test_scale_fit.py::test_the_interval_of_the_held_out_world_holds_it_as_often_as_it_says[worlds0-2-8-0.01]",
+        "tests/simulation/test_cuts.py::test_when_the_coordinator_is_cut_off_nothing_is_lost[3.0-go-on]",
+        "tests/simulation/test_cuts.py::test_when_the_coordinator_is_cut_off_nothing_is_lost[0.3-stall]",
+        "tests/unit/test_extending.py::test_an_example_works_and_takes_as_many_files_as_it_says[A metric]",
+        "tests/unit/test_extending.py::test_an_example_works_and_takes_as_many_files_as_it_says[A layout of the state]",
+        "tests/unit/test_folding.py::test_a_journal_grows_by_so_much_and_its_old_part_by_next_to_nothing[1.0-6.0]",
     ),
     "processes": (
         "tests/contract", "tests/fault",
@@ -29,6 +35,22 @@ TIERS: dict[str, tuple[str, ...]] = {
         "tests/fault/test_fsdp.py::test_no_world_size_changes_a_bit[3]",
         "tests/fault/test_fsdp_memory.py::test_a_rank_holds_what_the_law_says[4-1]",
         "tests/fault/test_fsdp_loops.py::test_a_kill_changes_no_bit[scaled-fsdp]",
+        "tests/fault/test_fsdp_moments.py::test_a_rank_is_killed[before-the-first-gather-moment0]",
+        "tests/fault/test_fsdp_moments.py::test_a_rank_is_killed[serves-a-stretch-moment2]",
+        "tests/fault/test_fsdp_moments.py::test_a_rank_is_killed[in-a-forward-moment3]",
+        "tests/fault/test_fsdp_moments.py::test_a_rank_is_killed[in-a-backward-moment5]",
+        "tests/fault/test_fsdp_moments.py::test_a_rank_is_killed[a-gradient-has-come-moment9]",
+        "tests/fault/test_fsdp_moments.py::test_a_rank_is_killed[means-travel-moment10]",
+        "tests/fault/test_fsdp_moments.py::test_a_rank_is_killed[behind-ready-moment12]",
+        "tests/fault/test_fsdp_moments.py::test_a_rank_is_killed[in-apply-moment14]",
+        "tests/fault/test_fsdp_moments.py::test_a_rank_is_killed[behind-apply-moment15]",
+        "tests/fault/test_fsdp_moments.py::test_a_rank_is_killed[writes-a-checkpoint-moment17]",
+        "tests/fault/test_gather.py::test_a_kill_changes_no_bit[none-first pass]",
+        "tests/fault/test_gather.py::test_a_kill_changes_no_bit[fsdp-exchange]",
+        "tests/fault/test_gather.py::test_a_kill_changes_no_bit[zero1-second pass]",
+        "tests/fault/test_ended_by_loop.py::test_a_run_is_completed_at_one_step_and_a_kill_in_it_changes_nothing[stop-none]",
+        "tests/fault/test_ended_by_loop.py::test_a_run_is_completed_at_one_step_and_a_kill_in_it_changes_nothing[break-none]",
+        "tests/fault/test_ended_by_loop.py::test_a_run_is_completed_at_one_step_and_a_kill_in_it_changes_nothing[on top-zero1]",
         "tests/fault/test_hsdp.py::test_a_spare_takes_the_place_of_a_member_that_is_lost[3]",
         "tests/fault/test_hsdp.py::test_a_whole_group_may_be_lost_at_once[places0]",
         "tests/fault/test_resharded_checkpoints.py::test_others_go_on_from_what_four_ranks_have_written[fsdp-3]",
@@ -52,6 +74,21 @@ NIGHTLY: dict[str, dict[str, str]] = {
             "every event of a step in turn takes minutes; each change tries every twelfth",
         "tests/simulation/test_daemons.py::test_in_these_seeds_coordinators_and_agents_stand_still_and_are_killed":
             "whether a family has what it is for changes with its generator alone; each change tries seeds of the day",
+        "tests/simulation/test_cuts.py::test_when_the_coordinator_is_cut_off_nothing_is_lost":
+            "lengths of a cut times what a run does then, of which each change has two",
+        "tests/simulation/test_flips.py::test_a_mutation_is_caught[nobody_judges-names2]":
+            "many seeds until no rank can be judged; each change has the other mutations",
+        "tests/simulation/test_gathers.py::test_a_mutation_is_caught[what_was_missed_is_missed_for_ever]":
+            "the same of a gather that is missed",
+        "tests/property/test_traces.py::test_lives_that_follow_the_law_are_seldom_said_not_to_and_others_mostly":
+            "how often a test of a law errs takes many samples, and changes with its formula alone",
+        "tests/property/test_scale_fit.py::test_the_interval_of_the_held_out_world_holds_it_as_often_as_it_says":
+            "the same of more worlds and noises, of which each change has one",
+        "tests/property/test_admission.py::test_a_stream_of_urgent_runs_starves_nobody":
+            "queues of many hours; each change has the promises",
+        "tests/property/test_topology.py::test_the_bound_is_what_the_best_of_all_ways_reaches": "it tries all ways to place ranks",
+        "tests/unit/test_folding.py::test_a_journal_grows_by_so_much_and_its_old_part_by_next_to_nothing":
+            "a longer journal; each change has a shorter one",
         "tests/simulation/test_resizes.py::test_in_these_seeds_worlds_shrink_and_grow": "the same of another family",
         "tests/simulation/test_stops.py::test_in_these_seeds_runs_stop_in_time_and_through_other_troubles": "the same of another family",
         "tests/simulation/test_stores.py::test_in_these_seeds_checkpoints_fail_and_histories_begin_from_the_store":
@@ -59,6 +96,20 @@ NIGHTLY: dict[str, dict[str, str]] = {
         "tests/simulation/test_stragglers.py::test_in_these_seeds_something_is_done_about_slow_ranks": "the same of another family",
     },
     "products": {
+        "tests/fault/test_fsdp_moments.py::test_a_rank_is_killed": "each moment of a step, of which each change has ten",
+        "tests/fault/test_fsdp.py::test_a_rank_lost_at_a_moment_of_the_step":
+            "moments of a step of a larger model; each change has ten of a smaller one",
+        "tests/fault/test_gather.py::test_a_kill_changes_no_bit":
+            "three moments times three ways to spread a state, of which each change has three",
+        "tests/fault/test_ended_by_loop.py::test_a_run_is_completed_at_one_step_and_a_kill_in_it_changes_nothing":
+            "ways to end times ways to spread a state, of which each change has three",
+        "tests/fault/test_bad_luck.py::test_a_newcomer_computes_nothing_in_its_first_step_where_that_can_be[layer-False]":
+            "the second kind of norm; each change has the first",
+        "tests/fault/test_overlap.py::test_death_in_a_backward_whose_first_buckets_were_sent[zero1]": "a second way to spread a state",
+        "tests/fault/test_two_levels.py::test_two_levels_are_used_and_end_with_the_bits_of_one[in turns]":
+            "a second order of ranks on hosts",
+        "tests/zoo/test_left_out.py::test_from_the_checkpoint_on_it_is_the_plain_loop_without_these_samples[]":
+            "without a kill; each change has it with one behind it",
         "tests/fault/test_fsdp.py::test_a_second_backward_of_a_shard_is_not_lost": "two runs, one for each way",
         "tests/fault/test_hsdp.py::test_one_of_each_group_may_be_lost_unless_they_are_at_one_place": "pairs of places of two groups",
         "tests/fault/test_bit_identity.py::test_faults_and_world_size_change_no_bit": "eighteen more storms beside two of each change",
@@ -80,8 +131,6 @@ NIGHTLY: dict[str, dict[str, str]] = {
             "each way to spread a state; that no rank halts within a group is a unit test",
         "tests/fault/test_sharded_optimizer.py::test_a_storm_changes_no_bit": "eleven more storms beside one of each change",
         "tests/fault/test_two_levels.py::test_death_at_either_level_of_a_sum": "three modes times three moments",
-        "tests/fault/test_scripts_executed.py::test_each_rank_executes_the_script_and_so_does_who_replaces_it[module]":
-            "a run on a cluster for each way to name a script; each change has that of a file",
         "tests/fault/test_stop_in_order.py::test_a_state_that_is_spread_is_written_by_all_who_hold_a_part":
             "each way to spread a state; who writes what is a unit test",
         "tests/zoo/test_zoo.py::test_a_compiled_loop_changes_no_bit_either_where_it_is_compiled_to_machine_code":
@@ -91,6 +140,34 @@ NIGHTLY: dict[str, dict[str, str]] = {
         "tests/zoo/test_zoo.py::test_a_kill_a_stop_and_a_resume_change_no_bit": "loops times worlds; each change has a kill of each loop",
     },
     "shown": {
+        "tests/fault/test_nobody_in.py::test_coordinator_and_agent_are_killed_and_find_the_secret_again":
+            "a run of its own; each change kills a coordinator in tests/fault/test_bad_luck.py",
+        "tests/fault/test_ended_runs.py::test_what_is_saved_behind_the_loop_is_the_trained_model":
+            "a run of its own; each change has it without Ray in tests/fault/test_end_of_run.py",
+        "tests/fault/test_scripts_executed.py":
+            "a run on a cluster for each way to name a script; each change executes scripts in tests/fault/test_drivers.py",
+        "tests/fault/test_object_store.py::test_a_bucket_that_is_not_there_ends_the_command_before_a_run_begins":
+            "a command that fails; each change has the store itself",
+        "tests/fault/test_ray_runs.py::test_a_barrier_of_ray_train_is_refused_at_its_line": "a run of its own that has to fail",
+        "tests/fault/test_cluster_doctor.py": "a cluster of its own; what is said of what it finds are unit tests",
+        "tests/fault/test_shield.py::test_whoever_forsakes_a_cluster_has_no_thread_left_in_ray": "what Ray keeps changes with its pin",
+        "tests/fault/test_shield.py::test_two_ranks_lost_in_one_poll": "what Ray Train polls changes with its pin",
+        "tests/fault/test_shield.py::test_fit_returns_early_on_request": "each change stops runs in tests/fault/test_stop_in_order.py",
+        "tests/contract/test_trackers.py::test_what_is_away_gets_all_of_it_when_it_is_back[mlflow]":
+            "mlflow's server is slow; each change has two other trackers",
+        "tests/contract/test_trackers.py::test_what_is_sent_twice_is_there_once[mlflow]": "the same of what is sent twice",
+        "tests/contract/test_trackers.py::test_when_the_time_is_up_it_says_what_it_lacks_and_the_rest_is_sent_later[mlflow]":
+            "the same of what is late",
+        "tests/contract/test_trackers.py::test_a_journal_that_was_written_anew_is_counted_anew[mlflow]":
+            "the same of a journal that was written anew",
+        "tests/contract/test_live_page.py::test_it_fits_a_phone_and_can_be_read[dark]": "a second scheme; each change has the other one",
+        "tests/contract/test_live_page.py::test_every_curve_has_axes_and_the_values_under_the_mouse[narrow]":
+            "a second width; each change has the other one",
+        "tests/contract/test_live_page.py::test_categories_are_explained_to_whoever_has_only_a_keyboard":
+            "words that change with the page alone",
+        "tests/contract/test_live_page.py::test_the_arrow_keys_go_along_a_curve": "the same of a curve",
+        "tests/contract/test_live_page.py::test_whoever_scrolls_up_in_a_log_stays_there": "a reader waits for lines that come",
+        "tests/contract/test_live_page.py::test_whoever_reads_a_word_stays_there_while_the_run_goes_on": "the same of a word",
         "tests/fault/test_experiments.py::test_an_experiment_is_held_and_one_whose_fault_hits_nobody_is_not":
             "an experiment takes a minute, and its parts are unit tests",
         "tests/fault/test_gpus.py::test_each_rank_has_its_own_gpu_and_so_has_who_replaces_it": "a cluster with GPUs that are made up",
@@ -122,6 +199,8 @@ NIGHTLY: dict[str, dict[str, str]] = {
             "four processes of a script; each change has those of the command",
         "tests/unit/test_determinism.py::test_an_example_is_clean[digits]": "a second example; each change has a smaller one",
         "tests/unit/test_determinism.py::test_a_clean_script_ends_with_0": "four processes of a script; each change has what it finds",
+        "tests/unit/test_extending.py::test_an_example_works_and_takes_as_many_files_as_it_says":
+            "copies of all packages and their tests; each change has a metric and a layout of the state",
         "tests/unit/test_replay.py::test_a_run_is_the_same_in_every_process": "a tool for refactorings, of which each change has one test",
         "tests/unit/test_replay.py::test_what_was_renamed_on_purpose_is_no_difference": "of the same tool",
         "tests/unit/test_shard_prices.py::test_the_command_measures_each_number_of_shards": "three worlds are measured for seconds each",
