@@ -23,6 +23,7 @@ from actors.rank.fsdp.taken import mesh_of_one, take_over
 from actors.rank.home import Home
 from actors.rank.membership.client import Client
 from actors.rank.membership.membership import Membership
+from actors.rank.membership.process_group import GroupBroken, Interrupted
 from actors.rank.once import EvaluationFigures, OneOfAll, name_of
 from actors.rank.rank_injector import RankInjector
 from actors.rank.rehearsing import rehearsing
@@ -219,6 +220,8 @@ class Run:
             observer=self._reports,
             host=self._membership.host,
             called_away=lambda: self._loop.rank_machine.wanted,
+            outside=lambda: self._loop.rank_machine.outside,
+            alone=lambda: self._loop.client.protocol.alone,
         )
         resharding = None
         if self._settings.spread:
@@ -466,6 +469,8 @@ class Run:
         try:
             with self._loop.client.alone(), seeded_alone(self.seed, self._here().step):
                 return self._train_step.body.during(fn)
+        except Interrupted as error:
+            raise GroupBroken(str(error), self.generation) from error
         finally:
             for part, mode in zip(parts, modes, strict=True):
                 part.training = mode

@@ -226,6 +226,7 @@ def quiesced(machine: MachineState, event: Quiesced, now_s: float) -> None:
     rank = machine.current(event.member)
     if rank is None or event.generation < rank.generation:
         return  # overtaken on the way by a later word of the same rank
+    later = event.generation > rank.generation
     rank.phase, rank.state, rank.dirty, rank.generation = RankPhase.STANDBY, event.state, event.dirty, event.generation
     rank.beat_s, rank.reported, rank.engaged = now_s, True, event.engaged
     machine.assembly.learn(event.generation, event.state)
@@ -236,6 +237,9 @@ def quiesced(machine: MachineState, event: Quiesced, now_s: float) -> None:
         found_in = next((known for known in (view, proposal) if known is not None and known.generation == event.generation), None)
         if found_in is not None:
             machine.assembly.incomplete = frozenset(found_in.members)
+    elif later and event.member in machine.assembly.incomplete:
+        probe("a rank that lacked some of the state may have got it in a later view")
+        machine.assembly.incomplete -= {event.member}
     runs = machine.phase in (Phase.RUN, Phase.FORM) and view is not None and event.generation >= view.generation
     if runs and event.member in machine.attendance.members:
         reason = f"rank {event.member} left generation {event.generation}: {event.detail or event.why}"

@@ -132,7 +132,7 @@ class Readiness(Enum):
     NEVER = "never"
 
 
-def can_serve(here: StateId | None, wanted: StateId, *, still: bool = True) -> Readiness:
+def can_serve(here: StateId | None, wanted: StateId, *, still: bool = True, left: bool = False) -> Readiness:
     """A rank that is at ``here`` is asked for parameters of ``wanted``. Only what is committed is served.
 
     A rank that has taken a step before its peer knows of it asks early: it is given what it asks for once the peer has taken that step too.
@@ -140,6 +140,8 @@ def can_serve(here: StateId | None, wanted: StateId, *, still: bool = True) -> R
     Args:
         still: false while what the rank holds changes: it takes a step, or the chunks of a view come to their places. Whoever is done first
             asks then; and of a step that is being taken there is nothing whole to give.
+        left: the rank is out of its view. Where it is a step behind its peer, it takes that step in the next view, for which that peer has
+            to come.
     """
     if not still:
         return Readiness.LATER
@@ -148,7 +150,9 @@ def can_serve(here: StateId | None, wanted: StateId, *, still: bool = True) -> R
     behind = here is not None and here.history == wanted.history and here.step + 1 == wanted.step
     if not behind:
         probe("a server is asked for a state that it does not hold")
-    return Readiness.LATER if behind else Readiness.NEVER
+    if behind and left:
+        probe("a server is asked for a step that it takes in the next view alone")
+    return Readiness.LATER if behind and not left else Readiness.NEVER
 
 
 class Turn(NamedTuple):

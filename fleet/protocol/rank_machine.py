@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Generator
 from typing import Any
 
-from fleet.errors import FleetError, GroupLost, LoopError
+from fleet.errors import FleetError, GroupLost, LoopError, RunOver
 from fleet.protocol.duties import Duties
 from fleet.protocol.instructions import Instruction
 from fleet.protocol.member import INTERRUPT, MemberProtocol, Offer
@@ -117,6 +117,18 @@ class RankMachine:
         """The loop should come, with what it has computed: nobody can answer for it."""
         joins = self.joining is not None and not self.joining.beside
         return self.protocol.interrupted or (self.protocol.ends_here and self.protocol.detached) or joins
+
+    @property
+    def called_in(self) -> bool:
+        """Between two steps of a run whose state is spread, the next view waits for this rank's loop: its chunks move there."""
+        joins = self.joining is not None and not self.joining.beside
+        between = self.protocol.sharded and self.protocol.state is not None and not self.protocol.concluded
+        return between and (self.protocol.interrupted or joins)
+
+    @property
+    def outside(self) -> bool:
+        """This rank is in no group, and waits for its next view."""
+        return self.membership is None
 
     @property
     def assigned(self) -> tuple[int, ...]:
@@ -302,6 +314,13 @@ class RankMachine:
         self.arriving = None
         self.protocol.broken(reason, testimony)
         yield Clear(within_step)
+
+    def rejoin(self, reason: str) -> Moves:
+        """Between two steps the group is of no use any more: into the next view. Raises RunOver where there is none for this rank."""
+        if self.claim() or self.protocol.view is not None:
+            yield from self.leave(reason)
+        if not (yield from self._join_next()):
+            raise RunOver
 
     def _join_next(self) -> Moves:
         """Into a view, with its group and the shards of the step at hand, or with shards to compute first. False: the run is over here."""

@@ -60,7 +60,7 @@ class SimFsdpLayout(SimLayout):
         self._early: list[StretchRequest] = []
         self._servers: list[SimFsdpLayout] = []
         self._addresses: dict[Member, SimFsdpLayout] = {}
-        self._place, self._still, self._missed_in = 0, True, -1
+        self._place, self._still, self._missed_in, self._in_step = 0, True, -1, True
         self._hops = rank.world.stream("loans", rank.protocol.token)
 
     @property
@@ -143,6 +143,17 @@ class SimFsdpLayout(SimLayout):
         self.useless = f"no rank of the view gives chunk {chunk} of the parameters"
         self._missed_in = rank.protocol.generation
 
+    def evaluate(self) -> Steps:
+        """Between two steps this rank alone gathers all parameters. Raises Broken where they cannot be had in this view."""
+        self.useless, self._in_step = "", False
+        try:
+            yield from self._gather()
+            missed = self.useless
+        finally:
+            self.useless, self._in_step = "", True
+        if missed:
+            raise Broken(missed)
+
     def flush(self) -> None:
         missed, self.useless = self.useless, ""
         if missed:
@@ -178,7 +189,7 @@ class SimFsdpLayout(SimLayout):
         rank, clock = self.rank, self.rank.world.clock
         if request.answer.done:
             return
-        if rank.rank_machine.wanted or clock.now_s > request.until_s:
+        if (self._in_step and rank.rank_machine.wanted) or clock.now_s > request.until_s:
             request.answer.resolve(None)
         clock.after(LOOK_S, lambda: rank.gate(lambda: self._look(request)))
 
@@ -202,6 +213,10 @@ class SimFsdpLayout(SimLayout):
     def _settle(self) -> None:
         """This rank may be at another state: those who were early may be given theirs now."""
         self._still = True
+        self.look_again()
+
+    def look_again(self) -> None:
+        """Those who were early ask again."""
         early, self._early = self._early, []
         for request in early:
             self._serve(request)
@@ -213,7 +228,7 @@ class SimFsdpLayout(SimLayout):
 
     def _serve(self, request: StretchRequest) -> None:
         try:
-            match can_serve(self.kept.at, request.state, still=self._still):
+            match can_serve(self.kept.at, request.state, still=self._still, left=self.rank.rank_machine.outside):
                 case Readiness.LATER:
                     self._early.append(request)
                 case Readiness.NOW if self.kept.has(request.chunk):

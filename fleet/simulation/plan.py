@@ -93,6 +93,8 @@ class Plan:
     ``rehearse_s`` what its first step takes, in which it loads and compiles.
 
     ``between_s``: (a number of steps, seconds); behind each so many commits the loop body does something of its own for so long.
+    ``evaluates``: (a number of steps, whether all look); behind each so many commits the first rank evaluates, for which it needs all
+    parameters, and the others wait for what comes of it, or do not.
 
     ``ended_at``: the loop ends the run behind so many steps; 0: behind the last one. It says so behind the commit, or ``on_top`` of the
     next body; ``ended_by``: in these slots alone, where not in all.
@@ -120,6 +122,7 @@ class Plan:
     build_s: tuple[float, float] = (0.1, 1.0)
     rehearse_s: tuple[float, float] = (0.0, 0.0)
     between_s: tuple[int, float] = (0, 0.0)
+    evaluates: tuple[int, bool] = (0, False)
     ended_at: int = 0
     on_top: bool = False
     ended_by: tuple[int, ...] = ()

@@ -141,6 +141,13 @@ class SimLayout:
         yield from ()
         return self.weights
 
+    def look_again(self) -> None:
+        """This rank has left its view: what others wait for here may not come."""
+
+    def evaluate(self) -> Steps:
+        """Between two steps this rank alone needs all parameters."""
+        yield from ()
+
     def flush(self) -> None:
         """Raises Broken where what this rank has computed does not count."""
 

@@ -15,9 +15,11 @@ from fleet.protocol import moves
 from fleet.protocol.duties import Duties
 from fleet.protocol.events import PartFailed, PartWritten
 from fleet.protocol.instructions import Keep
+from fleet.protocol.lease import Lease
 from fleet.protocol.levels import PEERS, STORE, level_at, level_of
 from fleet.protocol.member import Offer
 from fleet.protocol.moves import Arriving
+from fleet.protocol.once import key_of
 from fleet.protocol.replica_check import ReplicaCheck
 from fleet.protocol.types import Finding, Member, Part, StateId, View
 from fleet.protocol.vote import CommitVote, Doubt, Words
@@ -26,6 +28,8 @@ from fleet.simulation.groups import Broken, SimGroup
 from fleet.simulation.model import SPOILED, gradient, updated
 from fleet.simulation.ranks import Dead, Movement, SimRank, TimedSteps
 from fleet.simulation.stores import StoreFails
+
+EVALUATION = "evaluate"
 
 Contribution = tuple[StateId, int | None, dict[int, int], Offer]
 """What a rank brings into a reduction: the state it steps from, its weights (None: they are on their way to it), shards, offer."""
@@ -72,7 +76,7 @@ class SimStep:
         self._number = 0
         self._own: list[float] = []
         self._waited_s = 0.0
-        self._rested = self._changed = StateId(0, 0)
+        self._rested = self._changed = self._evaluated = StateId(0, 0)
         self._first = True
         rank.carriers = {
             moves.KeepBeside: self._keep_beside,
@@ -132,6 +136,7 @@ class SimStep:
     def _clear(self, move: moves.Clear) -> Steps:
         self.world.note("broken", self.rank, f"dirty={self.rank.protocol.dirty}")
         self.rank.movement.stepping = False
+        self.layout.look_again()
         transfer, self.transfer = self.transfer, None
         if transfer is not None:
             try:
@@ -347,6 +352,12 @@ class SimStep:
         if here is not None and here == self._changed and self.world.plan.ends(here.step, self.rank.protocol.slot):
             yield from self.rank.point("ending")
             yield from self.machine.end("behind the step")
+        evaluates, all_look = self.world.plan.evaluates
+        if evaluates and here is not None and here == self._changed != self._evaluated and here.step % evaluates == 0:
+            self._evaluated = here
+            if all_look or self._is_first:
+                lease = Lease(self.machine, self.world.settings.timeouts.resend_s)
+                yield from self.rank.carry(lease.do(key_of(here, EVALUATION)))
         if every and here is not None and here.step % every == 0 and here != self._rested:
             self._rested = here
             moved.between, moved.at_s = True, self.world.clock.now_s
@@ -355,6 +366,11 @@ class SimStep:
             yield from self.rank.point("between")
             yield half_s
             self.rank.movement.between = False
+
+    @property
+    def _is_first(self) -> bool:
+        view = self.rank.protocol.view
+        return view is not None and view.rank_of(self.rank.member) == 0
 
     def _note_times(self, step: int, apply_s: float) -> None:
         """As the agent of a live rank has it: of whole steps alone."""
@@ -417,6 +433,8 @@ class SimStep:
         return str(self.layout.weights)
 
     def _carry_out(self, move: moves.CarryOut) -> Steps:
+        if EVALUATION in move.key:
+            yield from self.layout.evaluate()
         yield self.rank.rng.uniform(0.01, 0.3)
         self.world.watch.did(self.rank, move.key)
         return str(self.layout.weights)

@@ -45,6 +45,11 @@ def test_a_rank_is_killed(name: str, moment: Moment, tmp_path: Path, whole: str)
     held(moments.dies_at, cut(tmp_path, name, world=3, nodes=1, **changes), tmp_path, whole)
 
 
+def test_an_owner_is_lost_that_an_evaluation_asks_and_its_guard_has_yet_to_take_the_step(tmp_path: Path, whole: str) -> None:
+    """The evaluation begins again in the next view. It waited for the guard, which waited for its rank to come there."""
+    held(moments.first_evaluates, cut(tmp_path, world=3, nodes=1), tmp_path, whole, "lost")
+
+
 @pytest.mark.parametrize("name", [name for name, moment in MOMENTS.items() if moment.second])
 def test_a_second_one_is_killed_in_the_view_that_follows(name: str, tmp_path: Path, whole: str) -> None:
     """Two copies: of what both kept there is a third."""

@@ -169,6 +169,7 @@ def gathers_plan(seed: int, *, sharded: bool = True) -> Plan:
     if stream(seed, "replicas").random() < 0.4:
         plan = _in_groups(plan, stream(seed, "replicas plan"))
     ill = [_while_serving(plan, rng) for _ in range(rng.choice((0, 1, 1, 2)))]
+    plan = replace(plan, evaluates=stream(seed, "evaluations").choice(((0, False), (1, False), (1, True), (3, True))))
     return with_troubles(plan, (*plan.troubles, *ill))
 
 

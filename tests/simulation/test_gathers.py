@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from fleet.protocol.chunks import Chunk, Readiness
-from fleet.protocol.records import Committed
+from fleet.protocol.records import Committed, ProcessLost
 from fleet.protocol.types import StateId
 from fleet.simulation import gathering as gathering_module
 from fleet.simulation import sharded as sharded_module
@@ -23,11 +23,12 @@ Patch = pytest.MonkeyPatch
 MOST = 120
 
 
-def run(*troubles: Trouble, copies: int = 1, seed: int = 1, replica_size: int = 1, spares: int = 0) -> Outcome:
+def run(*troubles: Trouble, copies: int = 1, seed: int = 1, replica_size: int = 1, spares: int = 0, looks: bool | None = None) -> Outcome:
     """Three nodes of two ranks: what is on one node has its copies on another."""
     settings = small(6, spares, nodes=3)
     settings = dataclasses.replace(settings, optimizer_sharding="fsdp", optimizer_copies=copies, replica_size=replica_size)
-    return completed(Plan(seed=seed, settings=settings, steps=12, capacity=6, save_every_s=0.3), *troubles)
+    evaluates = (0, False) if looks is None else (1, looks)
+    return completed(Plan(seed=seed, settings=settings, steps=12, capacity=6, save_every_s=0.3, evaluates=evaluates), *troubles)
 
 
 def missed(outcome: Outcome) -> int:
@@ -42,6 +43,17 @@ def test_without_a_loss_every_rank_has_what_it_asks_for() -> None:
 @pytest.mark.parametrize("point", ["gathering", "serving", "reducing", "ready", "decided", "mutating", "committed"])
 def test_one_rank_lost_anywhere_in_a_step_costs_no_state(point: str) -> None:
     assert not any(rollbacks(run(Trouble(kind="kill", point=point, step=5), seed=seed)) for seed in range(6))
+
+
+@pytest.mark.parametrize("looks", [False, True])
+@pytest.mark.parametrize("point", ["ready", "decided", "mutating", "committed", "serving"])
+def test_one_rank_lost_while_the_first_one_evaluates_costs_no_state(point: str, looks: bool) -> None:
+    """The first rank has taken the step, and asks a guard that takes it in the next view alone, for which it waits."""
+    for slot in range(6):
+        outcomes = [run(Trouble(kind="kill", point=point, step=5, slot=slot), seed=seed, looks=looks) for seed in range(3)]
+        assert not any(rollbacks(outcome) for outcome in outcomes), f"slot {slot}"
+        lost = [record.member.slot for outcome in outcomes for record in outcome.world.journal if isinstance(record, ProcessLost)]
+        assert set(lost) == {slot}
 
 
 @pytest.mark.parametrize("point", ["introduced", "placing", "placed"])
@@ -140,8 +152,8 @@ def test_all_siblings_lost_at_once_go_back_to_the_checkpoint() -> None:
 def serves_what_is_a_step_behind(patch: Patch) -> None:
     right = gathering_module.can_serve
 
-    def wrong(here: StateId | None, wanted: StateId, *, still: bool = True) -> Readiness:
-        found = right(here, wanted, still=still)
+    def wrong(here: StateId | None, wanted: StateId, *, still: bool = True, left: bool = False) -> Readiness:
+        found = right(here, wanted, still=still, left=left)
         return Readiness.NOW if found is Readiness.LATER and still else found
 
     patch.setattr(gathering_module, "can_serve", wrong)
@@ -150,8 +162,8 @@ def serves_what_is_a_step_behind(patch: Patch) -> None:
 def serves_while_it_changes(patch: Patch) -> None:
     right = gathering_module.can_serve
 
-    def wrong(here: StateId | None, wanted: StateId, *, still: bool = True) -> Readiness:
-        return right(here, wanted, still=True)
+    def wrong(here: StateId | None, wanted: StateId, *, still: bool = True, left: bool = False) -> Readiness:
+        return right(here, wanted, still=True, left=left)
 
     patch.setattr(gathering_module, "can_serve", wrong)
 

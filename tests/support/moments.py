@@ -6,12 +6,16 @@ in slot 1, at or after step :data:`AT`. A test goes through :data:`MOMENTS`; ``d
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from functools import wraps
 from importlib import import_module
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import torch
+
+from actors.rank.membership.process_group import Group, GroupBroken
 from actors.rank.tags import Tag
 from tests.support import trains
 
@@ -112,6 +116,34 @@ def a_giver_dies(run: Any) -> None:
     _inject(run, "first", VICTIM, MOMENTS["in-a-forward"], lambda: True)
     _inject(run, "second", 2, gives, (Path(run.options["flags"]) / "first").exists)
     trains.plain(run)
+
+
+def first_evaluates(run: Any) -> None:
+    """Slot 1 dies where all have decided on a step, and slot 2 has lost its group before it could take it. Slot 0 has, and evaluates.
+
+    What slot 1 had slot 2 guards, one step behind: it takes that step in the next view, for which slot 0 has to come.
+    """
+    right = Group.all_gather
+    died = Path(run.options["flags"]) / "second"
+
+    def lost(group: Group, out: Any, inp: Any, under: int = 0) -> Any:
+        found = right(group, out, inp, under)
+        here = run._loop.client.protocol.state
+        if under == Tag.READY and run.slot == 2 and here.step >= AT and trains.once(run, "lost"):
+            trains.until(died)
+            raise GroupBroken("a test has cut it off", group.generation)
+        return found
+
+    Group.all_gather = lost  # type: ignore[assignment]
+    _inject(run, "second", VICTIM, MOMENTS["behind-ready"], lambda: True)
+
+    def judge() -> dict[str, float]:
+        (model,) = run._train_step.state.modules.values()
+        time.sleep(0.1)  # slot 2 has left its view meanwhile
+        with torch.no_grad():
+            return {"first": float(model.eval()(trains.Numbers()[0][0][None])[0, 0])}
+
+    trains.plain(run, lambda run, step, committed: run.evaluate(judge))
 
 
 def _with_a_newcomer(resharding: Any, group: Any, view: Any, there: Any) -> bool:

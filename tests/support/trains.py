@@ -94,9 +94,9 @@ def _loop(run: Any, in_shard: Callable[..., None] | None = None, tail: Callable[
             tail(run, step, committed)
 
 
-def plain(run: Any) -> None:
+def plain(run: Any, tail: Callable[..., None] | None = None) -> None:
     """No misfortune."""
-    _loop(run)
+    _loop(run, tail=tail)
 
 
 def in_halves(run: Any) -> None:

@@ -21,7 +21,7 @@ import torch
 from actors.rank.fsdp.chunks import ChunkedModel
 from actors.rank.fsdp.sending import Contribution, PeerSender
 from actors.rank.fsdp.serving import LOOK_S, Address, FetchRequest, PeerFetcher, PeerRequest, PeerServer, Served
-from actors.rank.membership.process_group import Group, GroupBroken
+from actors.rank.membership.process_group import Group, GroupBroken, Interrupted
 from actors.rank.step.gradients import GradientBuffers
 from actors.rank.step.layout import LayoutInputs
 from actors.rank.step.sums import ShardSums
@@ -69,7 +69,7 @@ class PeerExchange:
     def __init__(
         self, given: LayoutInputs, gradients: GradientBuffers, chunks: ChunkedModel, mean: Callable[[torch.Tensor], None]
     ) -> None:  # fmt: skip
-        self._recorder, self._duties, self._gradients, self._chunks = given.recorder, given.duties, gradients, chunks
+        self._given, self._gradients, self._chunks = given, gradients, chunks
         self._moved = threading.Condition()
         self._at = self._met = NOWHERE
         self._guarded: Sequence[Sequence[int]] = ((),)
@@ -154,16 +154,21 @@ class PeerExchange:
     def _serve(self, wanted: StateId, flat: int, lo: int, hi: int) -> Served | None:
         """From any thread. In its view, what is served does not change until the fetcher has it: the step that changes it waits for its
         gradients. A rank that is no longer in the view may ask while a step is taken: it is told that what it got is of no use."""
+        latest_s = time.monotonic() + LATEST_S
         with self._moved:
-            self._moved.wait_for(lambda: can_serve(self._duties.at, wanted, still=self._still) is not Readiness.LATER, LATEST_S)
-            if can_serve(self._duties.at, wanted, still=self._still) is not Readiness.NOW:
+            while (ready := self._can_serve(wanted)) is Readiness.LATER and time.monotonic() < latest_s:
+                self._moved.wait(LOOK_S)
+            if ready is not Readiness.NOW:
                 return None
             found, changes = self._chunks.elements(flat, lo, hi), self._changes
         return None if found is None else Served(found, lambda: self._changes == changes)
 
+    def _can_serve(self, wanted: StateId) -> Readiness:
+        return can_serve(self._given.duties.at, wanted, still=self._still, left=self._given.outside())
+
     def fill(self, flat: int, memory: torch.Tensor) -> None:
         """All of a flat buffer's parameters, into ``memory``."""
-        with self._recorder.during(COMM) if threading.get_ident() == self._loop else contextlib.nullcontext():
+        with self._given.recorder.during(COMM) if threading.get_ident() == self._loop else contextlib.nullcontext():
             self._gather_flat(flat, memory)
 
     def _gather_flat(self, flat: int, memory: torch.Tensor) -> None:
@@ -185,9 +190,9 @@ class PeerExchange:
     def _fetch(self, wanted: Sequence[tuple[tuple[int, ...], FetchRequest]]) -> None:
         """Each stretch from the first server that has it. Zeros when nobody has: what is computed with them is of no use."""
         while wanted and not self.missed:
-            assert self._duties.at is not None, "before its first view a rank has all parameters"
+            assert self._given.duties.at is not None, "before its first view a rank has all parameters"
             requests = [(self._at.addresses[keepers[0]], request) for keepers, request in wanted]
-            wanted = [(wanted[number][0][1:], wanted[number][1]) for number in self.fetcher.fetch(self._duties.at, requests)]
+            wanted = [(wanted[number][0][1:], wanted[number][1]) for number in self.fetcher.fetch(self._given.duties.at, requests)]
             if any(not keepers for keepers, _ in wanted):
                 self._miss(wanted)
         for _, request in wanted:
@@ -196,6 +201,8 @@ class PeerExchange:
     def _miss(self, wanted: Sequence[tuple[tuple[int, ...], FetchRequest]]) -> None:
         _, request = next((keepers, request) for keepers, request in wanted if not keepers)
         reason = f"no rank of the view gives elements {request.lo} to {request.hi} of flat buffer {request.flat} of the parameters"
+        if not self.in_shard and self._given.alone():
+            raise Interrupted(reason)
         if not self.in_shard:
             raise FleetError(f"{reason}, which something outside of a step needs")
         self.missed = reason
@@ -224,7 +231,7 @@ class PeerExchange:
 
     def flush(self, group: Group) -> None:
         """All that this rank has computed has arrived. Raises GroupBroken."""
-        self._recorder.switch(COMM)
+        self._given.recorder.switch(COMM)
         missed, self.missed = self.missed or self._sender.flush(), ""
         if missed:
             raise GroupBroken(missed, group.generation)
@@ -250,7 +257,7 @@ class PeerExchange:
         return True
 
     def _fate(self, request: PeerRequest) -> Readiness:
-        return can_accept((self._duties.at, self._at.turn), (request.state, request.turn), still=self._still)
+        return can_accept((self._given.duties.at, self._at.turn), (request.state, request.turn), still=self._still)
 
     def _count(self, stretch: Stretch, shard: int, elements: torch.Tensor) -> None:
         if shard == SUM:
@@ -260,8 +267,8 @@ class PeerExchange:
                 self._sender.send(self._at.addresses[guard], self._contribution(stretch, SUM), mean, waits=False)
 
     def _contribution(self, stretch: Stretch, shard: int) -> PeerRequest:
-        assert self._duties.at is not None
-        return PeerRequest(self._duties.at, *stretch, contribution=True, turn=self._at.turn, shard=shard)
+        assert self._given.duties.at is not None
+        return PeerRequest(self._given.duties.at, *stretch, contribution=True, turn=self._at.turn, shard=shard)
 
     def means(self, group: Group, divisor: float) -> dict[int, Means]:
         """By flat buffer. All ranks have said that their shards are with the owners; the owners' means are on their way to the guards."""

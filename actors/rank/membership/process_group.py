@@ -45,6 +45,10 @@ class GroupBroken(GroupLost):
     """A group of real connections is broken, or could not be formed."""
 
 
+class Interrupted(BaseException):
+    """What one rank does for all cannot go on in this view, and begins again in the next one. No ``except Exception`` takes it."""
+
+
 def _gloo(store: Any, rank: int, size: int, device: Any, timeout_s: float) -> Any:
     options = dist.ProcessGroupGloo._Options()  # type: ignore[attr-defined]  # missing in torch's stub
     options._timeout = timedelta(seconds=timeout_s)

@@ -43,6 +43,8 @@ class LayoutInputs:
         weights: of the shard at hand.
         host: at which this rank serves its peers.
         called_away: whether the view is about to change.
+        outside: whether this rank is out of its view.
+        alone: whether it does what is done once in the run, which may begin again.
     """
 
     state: TrackedState
@@ -55,6 +57,8 @@ class LayoutInputs:
     injections: Injections
     host: str = "127.0.0.1"
     called_away: Callable[[], bool] = lambda: False
+    outside: Callable[[], bool] = lambda: False
+    alone: Callable[[], bool] = lambda: False
 
 
 NOTHING = torch.zeros(0, dtype=torch.float64, device="cpu")
