@@ -11,7 +11,6 @@ import numpy as np
 
 from fleet.ledger.pace import Floor
 from fleet.ledger.report import Report
-from fleet.ledger.summary import Incident
 from fleet.protocol.records import STEADY
 
 MAX_POINTS = 240
@@ -36,17 +35,13 @@ def curves(report: Report, floor: float | None = None) -> list[dict[str, Any]]:
 def fault_marks(report: Report) -> list[dict[str, Any]]:
     """Where what struck lies on the curves, by time and by step; the newest, oldest first."""
     incidents = [item for item in report.summary.incidents if not item.phases or any(phase == "executed" for phase, _, _ in item.phases)]
-    marks = sorted(((_onset_s(item), item) for item in incidents), key=lambda mark: mark[0])[-MAX_FAULT_MARKS:]
-    steps = _steps_at(report, [at_s for at_s, _ in marks])
+    marks = sorted(incidents, key=lambda item: item.at_s)[-MAX_FAULT_MARKS:]
+    steps = _steps_at(report, [item.at_s for item in marks])
     started_s = report.summary.started_s
     return [
-        {"id": item.id, "text": f"{item.id}: {item.kind} ({item.component})", "time": at_s - started_s, "step": step}
-        for (at_s, item), step in zip(marks, steps, strict=True)
+        {"id": item.id, "text": f"{item.id}: {item.kind} ({item.component})", "time": item.at_s - started_s, "step": step}
+        for item, step in zip(marks, steps, strict=True)
     ]
-
-
-def _onset_s(item: Incident) -> float:
-    return min((at_s for phase, at_s, _ in item.phases if phase == "executed"), default=item.at_s)
 
 
 def thinned(points: Sequence[Any], most: int = MAX_POINTS) -> list[Any]:

@@ -16,6 +16,7 @@ from fleet.ledger.categories import MEANINGS
 from fleet.ledger.report import Report, duration, forecast_words, losses_by_size, prediction_words, rank_time, worth_words
 from fleet.ledger.summary import COST_NAMES, STEP_NAMES, Incident, LedgerSummary
 from fleet.ledger.timeline import STEP, Timeline
+from fleet.ledger.utc import clock, stamp
 from fleet.protocol.levels import STORE
 
 WIDTH, ROW, LEFT = 1_000.0, 16, 44
@@ -70,14 +71,15 @@ def render_html(report: Report) -> str:
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(Path(__file__).parents[1] / "templates"), autoescape=True, trim_blocks=True, lstrip_blocks=True
     )
-    environment.filters |= {"duration": duration, "rank_time": rank_time}
     summary, marks = report.summary, fault_marks(report)
+    environment.filters |= {"duration": duration, "rank_time": rank_time, "utc": lambda at_s: clock(summary.unix_s(at_s))}
     incidents = happened(summary)
     rows = _rows(summary, report.timeline)
     shown = {bar.colour for row in rows for bar in row.bars}
     return environment.get_template("page.html").render(
         s=summary,
         headline=_headline(report),
+        lasted=(stamp(summary.started_unix_s), stamp(summary.unix_s(summary.now_s))),
         waterfall=waterfall(summary),
         law=_law(summary),
         rows=rows,

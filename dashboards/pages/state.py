@@ -155,19 +155,13 @@ def _until_now(s: LedgerSummary, bars: list[list[Any]]) -> list[list[Any]]:
 
 def _faults(s: LedgerSummary, costs: Mapping[str, FaultCost], history: Mapping[str, Any]) -> list[dict[str, Any]]:
     """Newest first: what struck, or was kept from it; what is only planned is a secret of the page's owner."""
-    newest = sorted(happened(s), key=_when_s, reverse=True)[:MAX_FAULTS]
+    newest = sorted(happened(s), key=lambda item: item.at_s, reverse=True)[:MAX_FAULTS]
     return [_fault(s, item, costs[item.id].charged_s, history) for item in newest]
-
-
-def _when_s(item: Incident) -> float:
-    """When it struck or was kept from it: until then a fault's own time is one of the plan, which counts from another start."""
-    done = [at_s for phase, at_s, _ in item.phases if phase not in ("planned", "aimed")]
-    return min(done, default=item.at_s)
 
 
 def _fault(s: LedgerSummary, item: Incident, predicted_s: float, history: Mapping[str, Any]) -> dict[str, Any]:
     return _fields(item, OF_FAULT) | {
-        "at_s": _when_s(item) - s.started_s,
+        "at_s": item.at_s - s.started_s,
         "members": list(item.members[:8]),
         "members_left_out": max(0, len(item.members) - 8),
         "phase": item.phases[-1][0] if item.phases else "lost",

@@ -1,5 +1,5 @@
 // The first screen: is it well, what does it cost, what is wrong.
-import { $, duration, make, percent, say } from "./parts.js";
+import { $, duration, make, percent, say, utc } from "./parts.js";
 
 const NEWEST = 3; // faults that are named here; all are in the table below
 const MEASUREMENTS = 4;
@@ -82,14 +82,14 @@ function factors(found) {
 
 // ---- what is wrong? ----------------------------------------------------------------------------------------------------
 
-function wrong({ wrong: lines, status, bill, faults }, choose) {
+function wrong({ wrong: lines, status, bill, faults, started_unix_s }, choose) {
   const all = lines.length ? lines.map((line) => make("li", { class: "bad" }, line))
     : [make("li", { class: "well" }, status === "running" ? "Nothing is wrong now." : "Nothing is wrong.")];
   const newest = faults.slice(0, NEWEST).map((fault) => {
     const amounts = bill && bill.by_fault[fault.id];
     const cost = `${duration(fault.cost_s)} of rank time${amounts ? `, ${priced(amounts, bill.units)}` : ""}`;
     return make("li", {}, make("button", { type: "button", "data-first": fault.id, onclick: () => choose(fault.id) }, fault.id),
-      ` ${fault.kind} ${fault.phase} at ${duration(fault.at_s)}: ${cost}`);
+      ` ${fault.kind} ${fault.phase} at ${duration(fault.at_s)}, ${utc(started_unix_s + fault.at_s)}: ${cost}`);
   });
   const focused = document.activeElement?.dataset?.first;
   $("wrong").replaceChildren(...all, ...newest);

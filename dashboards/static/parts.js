@@ -33,6 +33,8 @@ export function duration(seconds) {
   return `${(seconds / 86400).toFixed(1)} d`;
 }
 
+export const utc = (unix_s) => `${new Date(1000 * unix_s).toISOString().slice(11, 19)}Z`;
+
 export const percent = (share) => (share === null || share === undefined ? "-" : `${(100 * share).toFixed(2)}%`);
 
 // ---- the token -------------------------------------------------------------------------------------------------------

@@ -1,7 +1,7 @@
 import { curves } from "./curves.js";
 import { first, priced } from "./first.js";
 import { logs } from "./logs.js";
-import { $, duration, follow, headers, make, percent, say, svg } from "./parts.js";
+import { $, duration, follow, headers, make, percent, say, svg, utc } from "./parts.js";
 
 const name = decodeURIComponent(location.pathname.split("/")[2]);
 const api = `/api/runs/${encodeURIComponent(name)}`;
@@ -9,6 +9,7 @@ const SIGNS = { loss: "✕", "fault-executed": "▼", "fault-healed": "▲", "fa
 let state = null;
 let chosen = null;
 
+const moment = (at_s) => `${duration(at_s)}, ${utc(state.started_unix_s + at_s)}`;
 const cell = (text, kind = "") => make("td", { class: kind }, text);
 
 // New children, while whoever is at one of the old ones stays at its like.
@@ -136,7 +137,7 @@ function buttons(all, wall) {
     const key = `${mark.kind} ${mark.at_s}`;
     const button = make("button", {
       type: "button", class: mark.kind.replace("fault-", ""), title: mark.text, "data-mark": key,
-      "aria-label": `${mark.text}, at ${duration(mark.at_s)}`, "aria-pressed": String(fault !== undefined && fault.id === chosen),
+      "aria-label": `${mark.text}, at ${moment(mark.at_s)}`, "aria-pressed": String(fault !== undefined && fault.id === chosen),
       onclick: () => choose(fault ? fault.id : null),
     }, SIGNS[mark.kind] || "•");
     button.style.left = `${left}%`;
@@ -165,7 +166,7 @@ function story() {
   storyText = text;
   if (fault && fault.phase === "suppressed") {
     return $("story").replaceChildren(make("h3", {}, `${fault.id}: ${fault.kind} (${fault.component})`), make("p", {}, "It was kept from striking."),
-      make("ol", {}, ...fault.story.map((line) => make("li", {}, `${duration(line.at_s)}  ${line.text}`))));
+      make("ol", {}, ...fault.story.map((line) => make("li", {}, `${moment(line.at_s)}  ${line.text}`))));
   }
   if (!fault) return $("story").replaceChildren(make("p", { class: "soft" }, "It is not on record any more."));
   const costs = Object.entries(fault.cost).map(([what, seconds]) => `${what} ${duration(seconds)}`);
@@ -173,7 +174,7 @@ function story() {
     make("h3", {}, `${fault.id}: ${fault.kind} (${fault.component}), ${duration(fault.cost_s)} of rank time`),
     make("p", {}, costs.length ? `${costs.join(", ")}.` : "It cost nothing.", ` A fault like this should cost ${duration(fault.predicted_s)}, start-up of replacements (here ${duration(fault.init_s)}) included.`),
     make("p", { class: "soft" }, `Stall ${duration(fault.stall_s)}; all in all ${duration(fault.excess_s)} of wall time.`),
-    make("ol", {}, ...fault.story.map((line) => make("li", {}, `${duration(line.at_s)}  ${line.text}`))));
+    make("ol", {}, ...fault.story.map((line) => make("li", {}, `${moment(line.at_s)}  ${line.text}`))));
 }
 
 // ---- tables ----------------------------------------------------------------------------------------------------------
@@ -203,7 +204,7 @@ function tables() {
   if (hidden !== null && hidden !== undefined) $("law").tBodies[0].append(make("tr", {}, cell("hidden behind computing", "l"), cell(duration(hidden)), bar(hidden / step, 0, state.colours.exposed_comm)));
   fill("faults", state.faults.map((fault) => make("tr", {},
     make("td", { class: "l" }, make("button", { type: "button", "data-key": fault.id, onclick: () => showStory(fault.id) }, fault.id)),
-    cell(duration(fault.at_s)), cell(`${fault.kind} ${fault.phase}`, "l"),
+    cell(moment(fault.at_s)), cell(`${fault.kind} ${fault.phase}`, "l"),
     cell(fault.members.join(", ") + (fault.members_left_out ? ` +${fault.members_left_out}` : "") || "-", "l"), cell(duration(fault.cost_s) + priceOf(fault)), cell(duration(fault.stall_s)))));
   const counts = state.fault_counts.map((each) => `${each.count} ${each.kind} ${each.phase}`);
   say("fault-words", counts.length ? `${counts.join(", ")}.` : state.faults.length ? "" : "Nothing has struck.");
@@ -215,7 +216,7 @@ function tables() {
 
 function words() {
   const { interval, checkpoints, ledger } = state;
-  $("interval").replaceChildren(...(interval.length ? interval.map((each) => make("li", {}, make("b", {}, each.action), ` at ${duration(each.at_s)}: ${each.reason}`))
+  $("interval").replaceChildren(...(interval.length ? interval.map((each) => make("li", {}, make("b", {}, each.action), ` at ${moment(each.at_s)}: ${each.reason}`))
     : [make("li", { class: "soft" }, "No interval was decided on.")]));
   const counts = Object.entries(checkpoints.counts).map(([phase, count]) => `${count} ${phase}`).join(", ") || "none";
   say("checkpoints", `Checkpoints: ${counts}. The newest, of step ${checkpoints.step}, blocked the loop for ${duration(checkpoints.blocked_s)} and was durable after ${duration(checkpoints.latency_s)}.`);

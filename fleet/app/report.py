@@ -12,6 +12,7 @@ from fleet.ledger.checkers import OK, VIOLATED
 from fleet.ledger.report import Report, build_report, duration, forecast_words, losses_by_size, prediction_words, rank_time, worth_words
 from fleet.ledger.step_law import hidden_words, in_shares
 from fleet.ledger.summary import COST_NAMES, Incident, LedgerSummary
+from fleet.ledger.utc import clock, stamp
 from fleet.ledger.verdicts import Score
 from fleet.ledger.verification import in_words
 
@@ -22,7 +23,8 @@ MAX_ROWS = 25
 """Faults in the terminal's table; the JSON and the page have all."""
 MOST_CAUSE = 24
 MOST_PRICED = 5
-INDENT = " " * 13
+DAY_S = 86_400.0
+INDENT = " " * 24
 GREEN, RED, BOLD, DIM, PLAIN = "\033[32m", "\033[31m", "\033[1m", "\033[2m", "\033[0m"
 STATUS_COLOUR = {"completed": GREEN, "failed": RED}
 
@@ -46,7 +48,7 @@ def render_table(report: Report, *, colour: bool = False) -> str:
         _verified(report),
         _checks(report, paint),
     ]
-    parts.append(_slow_ranks(report.history["stragglers"], summary.tallies.score, summary.started_s, paint))
+    parts.append(_slow_ranks(report.history["stragglers"], summary, paint))
     parts.append(_levels(report))
     return "\n".join([*(part for part in parts if part), _footer(report.summary, paint)]) + "\n"
 
@@ -68,6 +70,7 @@ def _headline(s: LedgerSummary, paint: _Paint) -> str:
     queued = f", after {duration(s.queued_s)} in the queue" if s.queued_s else ""
     down = f", and stopped for {duration(s.down_s)}" if s.down_s else ""
     size = f"{s.steps:,} steps{back}   {s.world} ranks{spares} for {duration(s.held_s)}{queued}{down}"
+    size += f"\n{stamp(s.started_unix_s)} to {stamp(s.unix_s(s.now_s))}"
     if s.training_s:
         size += f"\n{prediction_words(s)}; while training {s.training_goodput:.2%}"
     return f"{title}\n{paint(BOLD + GREEN, f'goodput {s.goodput:.2%}')}   {ratios}   {size}\n"
@@ -156,34 +159,44 @@ def _faults(s: LedgerSummary, paint: _Paint) -> str:
     items = sorted((item for item in s.incidents if item.cost_s > 0 or item.members or item.down_s), key=lambda item: -item.cost_s)
     if not items:
         return ""
-    heads = ["fault", "at", "what", "lost", *COST_NAMES, "cost", "stall"]
-    rows = [_row(item, s.started_s) for item in items[:MAX_ROWS]]
-    lines = _columns([heads, *rows], left=(0, 2, 3))
+    heads = ["fault", "at", "UTC", "what", "lost", *COST_NAMES, "cost", "stall"]
+    rows = [_row(item, s) for item in items[:MAX_ROWS]]
+    lines = _columns([heads, *rows], left=(0, 3, 4))
     lines[0] = paint(DIM, lines[0])
     if len(items) > MAX_ROWS:
         rest = items[MAX_ROWS:]
         lines.append(f"  and {len(rest)} more, {rank_time(sum(item.cost_s for item in rest))} in all")
+    lines += _causes(items[:MAX_ROWS])
     return "\n".join([*lines, ""])
 
 
-def _slow_ranks(found: Mapping[str, Any], score: Score, started_s: float, paint: _Paint) -> str:
+def _causes(items: Sequence[Incident]) -> list[str]:
+    """Why each rank was lost: those that were lost alike in one line."""
+    by_cause: dict[str, list[str]] = {}
+    for item in items:
+        for member, cause in zip(item.members, item.causes, strict=False):
+            by_cause.setdefault(cause, []).append(member)
+    return [line for cause, members in by_cause.items() for line in _wrapped(f"lost {', '.join(members)}: {cause}")]
+
+
+def _slow_ranks(found: Mapping[str, Any], s: LedgerSummary, paint: _Paint) -> str:
     """Who was found slow and why; what was done, what else could have been, and what it saved against doing nothing."""
     lines = [paint(DIM, "  slow ranks")] if found["verdicts"] or found["actions"] else []
     for case in found["verdicts"][:MAX_ROWS]:
         sure = (
             f"; confidence {case['confidence']:.1%}, from step {case['since_step']:.0f}, seen at {case['step']:.0f}" if case["rank"] else ""
         )
-        until = f"; until {duration(case['cleared_s'] - started_s)}" if case["cleared_s"] is not None else ""
-        lines += _wrapped(f"{duration(case['at_s'] - started_s)}  {case['reason']}{sure}{until}")
+        until = f"; until {_when(s, case['cleared_s'])}" if case["cleared_s"] is not None else ""
+        lines += _wrapped(f"{_when(s, case['at_s'])}  {case['reason']}{sure}{until}")
     for action in found["actions"][:MAX_ROWS]:
         costs = ", ".join(f"{name} {rank_time(cost)}" for name, cost in sorted(action["costs_rank_s"].items(), key=lambda item: item[1]))
         saved = ""
         if action["saved_rank_s"] is not None:
             each = f"{action['steps']} steps that would have taken {duration(action['step_without_s'])} each"
             saved = f"; saved {rank_time(action['saved_rank_s'])} of rank time: {each}"
-        lines += _wrapped(f"{duration(action['at_s'] - started_s)}  {action['action']}; expected loss: {costs}{saved}")
-    if score.injected:
-        lines = [*(lines or [paint(DIM, "  slow ranks")]), *_wrapped(_scored(score))]
+        lines += _wrapped(f"{_when(s, action['at_s'])}  {action['action']}; expected loss: {costs}{saved}")
+    if s.tallies.score.injected:
+        lines = [*(lines or [paint(DIM, "  slow ranks")]), *_wrapped(_scored(s.tallies.score))]
     return "\n".join([*lines, ""]) if lines else ""
 
 
@@ -202,13 +215,12 @@ def _wrapped(text: str) -> list[str]:
 
 def _verdicts(report: Report, paint: _Paint) -> str:
     """Who was found to be wrong or hanging, and where the evidence is."""
-    started_s = report.summary.started_s
-    lines: list[str] = []
+    s, lines = report.summary, list[str]()
     judged = [decision for decision in report.history["decisions"] if decision["policy"] == "corruption"]
-    lines += [f"  {duration(one['at_s'] - started_s):>9}  {one['action']}: {one['reason']}" for one in judged]
+    lines += [f"  {_when(s, one['at_s']):>20}  {one['action']}: {one['reason']}" for one in judged]
     by_incident: dict[str, list[str]] = {}
     for kept in report.history["evidence"]:  # of one incident, from the agent of each node
-        head = f"  {duration(kept['at_s'] - started_s):>9}  {kept['incident']}: {kept['reason']}; stacks in {kept['path']}"
+        head = f"  {_when(s, kept['at_s']):>20}  {kept['incident']}: {kept['reason']}; stacks in {kept['path']}"
         rows = textwrap.wrap(kept["detail"], width=114, initial_indent=INDENT, subsequent_indent=INDENT)
         by_incident.setdefault(kept["incident"], [head]).extend(rows)
     lines += itertools.chain.from_iterable(by_incident.values())
@@ -238,13 +250,22 @@ def _levels(report: Report) -> str:
     return "\n".join([*lines, ""]) if lines else ""
 
 
-def _row(item: Incident, started_s: float) -> list[str]:
+def _moment(s: LedgerSummary, at_s: float) -> tuple[str, str]:
+    """From the start of the run on, and in UTC."""
+    return duration(at_s - s.started_s), clock(s.unix_s(at_s), day=s.wall_s > DAY_S)
+
+
+def _when(s: LedgerSummary, at_s: float) -> str:
+    return " ".join(_moment(s, at_s))
+
+
+def _row(item: Incident, s: LedgerSummary) -> list[str]:
     members = ",".join(item.members[:2]) + (f",+{len(item.members) - 2}" if len(item.members) > 2 else "")
     what = item.kind if item.component == "unknown" else f"{item.kind} {item.component}"
     what = f"stopped for {duration(item.down_s)}" if item.down_s else item.domain or what
     costs = [duration(item.cost[name]) if item.cost[name] else "-" for name in COST_NAMES]
     shown = what if item.phases else what[:MOST_CAUSE]  # what chaos did has a name; a cause is a sentence
-    return [item.id, duration(item.at_s - started_s), shown, members or "-", *costs, duration(item.cost_s), duration(item.stall_s)]
+    return [item.id, *_moment(s, item.at_s), shown, members or "-", *costs, duration(item.cost_s), duration(item.stall_s)]
 
 
 def _columns(rows: Sequence[Sequence[str]], left: tuple[int, ...]) -> list[str]:

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from fleet.errors import LedgerError
 from fleet.ledger.rates import looks_like
 from fleet.ledger.slots import CODES, Charge
+from fleet.protocol.causes import Evicted
 from fleet.protocol.decisions import DomainLost
 from fleet.protocol.fault_kinds import Cost, kind_of
 from fleet.protocol.records import FaultRecord, LossExplained, ProcessLost, ViewPublished
@@ -46,6 +47,8 @@ class LossCost:
     """The domain that was lost as a whole, and this with it: ``rack a: 2 nodes, 4 ranks``."""
     together: int = 0
     """The same number for all that were lost with it; 0: it was lost alone."""
+    evicted: bool = False
+    """The reason is the rule by which it was evicted, and not that its process was killed by that."""
     down_us: int = 0
     """Of an outage: how long nobody held a machine, which is in no category."""
 
@@ -78,6 +81,7 @@ class CostBook:
 
     def lost(self, record: ProcessLost, at_us: int) -> None:
         loss = LossCost(str(record.member), at_us, str(record.cause), record.fault, record.generation, like=looks_like(record.cause))
+        loss.evicted = isinstance(record.cause, Evicted)
         self.losses[loss.id] = loss
         self._broke_us.clear()
         if record.generation >= 0:
@@ -97,7 +101,7 @@ class CostBook:
 
     def explained(self, record: LossExplained) -> None:
         """How the process of a loss has ended."""
-        if (loss := self.losses.get(str(record.member))) is not None:
+        if (loss := self.losses.get(str(record.member))) is not None and not loss.evicted:
             loss.cause = str(record.cause)
 
     def outage(self, at_us: int, back_us: int, cause: str) -> None:

@@ -240,7 +240,7 @@ def _of_fault(book: CostBook, charged: Charged, name: str, losses: list[LossCost
     records = book.faults[name]
     fault = records[-1].fault
     phases = tuple((record.phase, record.at_s, record.detail) for record in records)
-    at_s = next((at for phase, at, _ in phases if phase == "executed"), fault.at_s)
+    at_s = next((at for phase, at, _ in phases if phase == "executed"), phases[-1][1])
     lost, costs = tuple(loss.id for loss in losses), _costs(book, charged, losses, median_us)
     return Incident(
         name, at_s, fault.component, fault.kind, fault.slot, fault.node, phases, lost, tuple(loss.cause for loss in losses), *costs,

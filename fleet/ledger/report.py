@@ -17,8 +17,10 @@ from fleet.ledger.pace import Pace, remaining_s
 from fleet.ledger.step_law import plain_shares
 from fleet.ledger.summary import COST_NAMES, STEP_NAMES, Incident, LedgerSummary
 from fleet.ledger.timeline import Timeline
+from fleet.ledger.utc import iso, with_utc
 from fleet.ledger.verdicts import Verdicts
 from fleet.ledger.verification import verification
+from fleet.protocol.causes import Evicted
 from fleet.protocol.records import (
     CheckpointRecord,
     Committed,
@@ -32,6 +34,7 @@ from fleet.protocol.records import (
     Record,
     ViewPublished,
 )
+from fleet.protocol.types import Member
 
 HAPPENINGS = ("losses", "views", "checkpoints", "decisions", "evidence")
 MAX_CURVES = 64
@@ -67,7 +70,7 @@ class Report:
         return remaining_s(s.steps, self.total_steps, self.step_s, s.training_goodput) if s.status == "running" else None
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain data, keys in a fixed order, seconds rounded to the nanosecond. What is not a finite number is None."""
+        """Plain data, keys in a fixed order, seconds rounded to the nanosecond, moments in UTC too. What is no finite number is None."""
         s = self.summary
         head = {
             **_named(s, *HEAD),
@@ -89,8 +92,8 @@ class Report:
         }
         stragglers = self.history["stragglers"] | {"scorecard": s.tallies.score.plain()}
         plain = finite({**head, **self.history, "stragglers": stragglers, "counts": _counts(s)}, 9)
-        assert isinstance(plain, dict)
-        return plain
+        dated: dict[str, Any] = with_utc(plain, s.unix_s(0.0))
+        return {**dated, "started_utc": iso(s.started_unix_s), "until_utc": iso(s.unix_s(s.now_s))}
 
     def to_json(self) -> str:
         return json.dumps(self.to_dict(), indent=1, allow_nan=False) + "\n"
@@ -112,6 +115,7 @@ class History:
         self._verdicts = Verdicts(most)
         self._rollbacks: deque[dict[str, Any]] = deque(maxlen=most)
         self._newest = 0
+        self._evicted: set[Member] = set()
         self.judge = Judge()
         self.pace = Pace()
 
@@ -122,8 +126,9 @@ class History:
         match record:
             case ProcessLost():
                 self._kinds["losses"].append(_loss(record))
+                self._evicted |= {record.member} if isinstance(record.cause, Evicted) else set()
             case LossExplained(member=member, cause=cause):
-                for loss in self._kinds["losses"]:
+                for loss in self._kinds["losses"] if member not in self._evicted else ():
                     loss["cause"] = str(cause) if loss["member"] == str(member) else loss["cause"]
             case ViewPublished():
                 self._kinds["views"].append(_view(record))

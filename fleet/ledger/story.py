@@ -12,6 +12,8 @@ from typing import Any
 from fleet.errors import ConfigError
 from fleet.ledger.happenings import operation
 from fleet.ledger.report import duration
+from fleet.ledger.utc import iso, stamp
+from fleet.protocol.causes import Evicted
 from fleet.protocol.records import (
     Committed,
     DecisionMade,
@@ -45,28 +47,38 @@ class Moment:
     who: str
     text: str
 
-    def __str__(self) -> str:
+    def line(self, lost_unix_s: float) -> str:
         number = f"#{self.event}" if self.event else ""
-        return f"{self.after_s:+9.3f} s  {number:<8} {self.who:<12} {self.text}"
+        return f"{iso(lost_unix_s + self.after_s)[11:]}  {self.after_s:+9.3f} s  {number:<8} {self.who:<12} {self.text}"
 
 
 @dataclass(frozen=True, slots=True)
 class Story:
-    """``loss`` is what it is about, ``at_s`` when, from the start of the run on."""
+    """``loss`` is what it is about, ``at_s`` when, from the start of the run on, and ``unix_s`` on the calendar."""
 
     loss: ProcessLost
     at_s: float
+    unix_s: float
     head: str
     moments: tuple[Moment, ...]
 
     def __str__(self) -> str:
-        lines = [self.head, "", *map(str, self.moments)]
+        lines = [self.head, "", *(each.line(self.unix_s) for each in self.moments)]
         return "\n".join(lines) + "\n"
 
     def plain(self) -> dict[str, Any]:
         """For JSON."""
-        moments = [{"after_s": each.after_s, "event": each.event, "who": each.who, "text": each.text} for each in self.moments]
-        return {"rank": str(self.loss.member), "at_s": self.at_s, "cause": str(self.loss.cause), "moments": moments}
+        moments = [
+            {"after_s": each.after_s, "at_utc": iso(self.unix_s + each.after_s), "event": each.event, "who": each.who, "text": each.text}
+            for each in self.moments
+        ]
+        return {
+            "rank": str(self.loss.member),
+            "at_s": self.at_s,
+            "at_utc": iso(self.unix_s),
+            "cause": str(self.loss.cause),
+            "moments": moments,
+        }
 
 
 @dataclass
@@ -99,9 +111,10 @@ def why(records: Iterable[Record], name: str) -> Story:
                 known.nodes[member] = process.node
             case ViewPublished(view=view):
                 known.views[view.generation] = view
-    loss, started_s = known.loss, known.started.at_s if known.started is not None else 0.0
+    loss, started = known.loss, known.started
+    started_s, zero_s = (started.at_s, started.unix_time_s - started.at_s) if started is not None else (0.0, 0.0)
     moments = sorted(_moments(known), key=lambda moment: moment.after_s)
-    return Story(loss, loss.at_s - started_s, _head(known, started_s), tuple(moments))
+    return Story(loss, loss.at_s - started_s, zero_s + loss.at_s, _head(known, started_s, zero_s), tuple(moments))
 
 
 def _place(records: Sequence[Record], name: str) -> int:
@@ -113,14 +126,16 @@ def _place(records: Sequence[Record], name: str) -> int:
     raise ConfigError("--why", name, "no such rank was lost", f"The newest that were lost: {named}.")
 
 
-def _head(known: _Known, started_s: float) -> str:
+def _head(known: _Known, started_s: float, zero_s: float) -> str:
     loss = known.loss
     by = f", by fault {loss.fault}" if loss.fault else ""
     step = f" in step {loss.step}" if loss.step >= 0 else ""
     membership = f"it was in view {loss.generation}" if loss.generation >= 0 else "it was in no view"
     node = f" on node {known.nodes[loss.member]}" if loss.member in known.nodes else ""
-    explained = next((r.cause for r in known.records if isinstance(r, LossExplained) and r.member == loss.member), loss.cause)
-    return f"rank {loss.member} was lost{step}, {duration(loss.at_s - started_s)} after the start: {explained}{by}; {membership}{node}"
+    ended = next((r.cause for r in known.records if isinstance(r, LossExplained) and r.member == loss.member), loss.cause)
+    explained = loss.cause if isinstance(loss.cause, Evicted) else ended
+    when = f"{duration(loss.at_s - started_s)} after the start, {stamp(zero_s + loss.at_s)}"
+    return f"rank {loss.member} was lost{step}, {when}: {explained}{by}; {membership}{node}"
 
 
 def _moments(known: _Known) -> Iterator[Moment]:

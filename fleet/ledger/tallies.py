@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from fleet.ledger.bill import Stored
 from fleet.ledger.summary import SlotUsage, Tallies
 from fleet.ledger.verdicts import Scorecard
+from fleet.protocol.causes import Evicted
 from fleet.protocol.fault_kinds import kind_of
 from fleet.protocol.records import (
     STANDBY,
@@ -58,6 +59,7 @@ class Tally:
         self._joined: dict[Member, tuple[int, int]] = {}
         self._open: dict[str, FaultRecord] = {}
         self._losses: Counter[int] = Counter()
+        self._evicted: set[Member] = set()
         self._decisions: Counter[tuple[str, str]] = Counter()
         self._commit_s: float | None = None
         self._durable_s: float | None = None
@@ -83,12 +85,13 @@ class Tally:
                 self._slots[member.slot] = SlotStatus(member.slot, member.incarnation, STARTS, process.node, process.pid)
             case ProcessLost(member=member, cause=cause):
                 self._losses[member.slot] += 1
+                self._evicted |= {member} if isinstance(cause, Evicted) else set()
                 before = self._slots.get(member.slot, SlotStatus(member.slot, member.incarnation, STARTS))
                 if before.incarnation <= member.incarnation:
                     self._slots[member.slot] = SlotStatus(member.slot, member.incarnation, LOST, before.node, before.pid, None, str(cause))
             case LossExplained(member=member, cause=cause):
                 rank = self._slots.get(member.slot)
-                if rank is not None and (rank.member, rank.state) == (member, LOST):
+                if rank is not None and (rank.member, rank.state) == (member, LOST) and member not in self._evicted:
                     self._slots[member.slot] = replace(rank, cause=str(cause))
             case FaultRecord(fault=fault, phase="executed") if kind_of(fault.kind).lasts:
                 self._open[fault.id] = record

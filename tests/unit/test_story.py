@@ -74,24 +74,24 @@ def journal(loss_at_s: float = 10.0) -> list[Record]:
 
 
 STORY = """\
-rank 3.0 was lost in step 118, 10.0 s after the start: its process ended, by fault gpu-1; it was in view 1 on node n1
+rank 3.0 was lost in step 118, 10.0 s after the start, 2023-11-14 22:13:30 UTC: its process ended, by fault gpu-1; it was in view 1 on node n1
 
-   -0.002 s  #41      chaos        fault gpu-1: SIGKILL to rank 3 (gpu)
-   +0.000 s  #42      agent n1     has seen the end of rank 3.0
-   +0.001 s  #42      coordinator  rank 3.0 is declared lost: its process ended
-   +0.001 s  #42      coordinator  recovery decides gather: rank 3.0 lost: its process ended
-   +0.003 s  #43      rank 0.0     has left view 1, at step 118 (broken: a peer is gone)
-   +0.004 s  #44      coordinator  the line to the agent of node n0 broke
-   +0.004 s  #44      coordinator  rank 2.0 is declared lost, too: its agent hung up, and its ranks are missed
-   +0.005 s  #45      rank 1.0     has left view 1, at step 118 (called: told to leave)
-   +0.006 s  #45      coordinator  recovery decides form: 2 ranks left, 0 promoted or new
-   +0.006 s  #45      coordinator  view 2 is formed, from step 118: ranks 0.0, 1.0; of its shards 12-15 to 1.0
-   +0.030 s  #46      rank 0.0     is in view 2, at step 118
-   +0.031 s  #47      rank 1.0     is in view 2, at step 118
-   +0.110 s  #50      coordinator  step 119 is committed: training goes on
-   +2.100 s  #60      coordinator  a process fills slot 3 as rank 3.1, on node n1
-   +3.000 s  #70      coordinator  view 3 is proposed beside the running steps, from step 130: ranks 0.0, 1.0, 3.1; its slot is filled again
-"""
+22:13:29.998Z     -0.002 s  #41      chaos        fault gpu-1: SIGKILL to rank 3 (gpu)
+22:13:30.000Z     +0.000 s  #42      agent n1     has seen the end of rank 3.0
+22:13:30.001Z     +0.001 s  #42      coordinator  rank 3.0 is declared lost: its process ended
+22:13:30.001Z     +0.001 s  #42      coordinator  recovery decides gather: rank 3.0 lost: its process ended
+22:13:30.003Z     +0.003 s  #43      rank 0.0     has left view 1, at step 118 (broken: a peer is gone)
+22:13:30.004Z     +0.004 s  #44      coordinator  the line to the agent of node n0 broke
+22:13:30.004Z     +0.004 s  #44      coordinator  rank 2.0 is declared lost, too: its agent hung up, and its ranks are missed
+22:13:30.005Z     +0.005 s  #45      rank 1.0     has left view 1, at step 118 (called: told to leave)
+22:13:30.006Z     +0.006 s  #45      coordinator  recovery decides form: 2 ranks left, 0 promoted or new
+22:13:30.006Z     +0.006 s  #45      coordinator  view 2 is formed, from step 118: ranks 0.0, 1.0; of its shards 12-15 to 1.0
+22:13:30.030Z     +0.030 s  #46      rank 0.0     is in view 2, at step 118
+22:13:30.031Z     +0.031 s  #47      rank 1.0     is in view 2, at step 118
+22:13:30.110Z     +0.110 s  #50      coordinator  step 119 is committed: training goes on
+22:13:32.100Z     +2.100 s  #60      coordinator  a process fills slot 3 as rank 3.1, on node n1
+22:13:33.000Z     +3.000 s  #70      coordinator  view 3 is proposed beside the running steps, from step 130: ranks 0.0, 1.0, 3.1; its slot is filled again
+"""  # noqa: E501 - lines as they are printed
 
 
 @pytest.mark.parametrize("name", ["3.0", "3"])
@@ -103,7 +103,9 @@ def test_the_newest_loss_of_a_slot_is_meant_by_its_number() -> None:
     again = ProcessLost(Member(3, 1), ProcessEnded(-9), None, -1, -1, -1, "", at_s=14.0, event=80)
     story = why([*journal(), again], "3")
     assert story.loss.member == Member(3, 1)
-    assert str(story).startswith("rank 3.1 was lost, 14.0 s after the start: killed by SIGKILL; it was in no view on node n1")
+    assert str(story).startswith(
+        "rank 3.1 was lost, 14.0 s after the start, 2023-11-14 22:13:34 UTC: killed by SIGKILL; it was in no view on node n1"
+    )
     assert why([*journal(), again], "3.0").loss.member == GONE
 
 
@@ -126,7 +128,7 @@ def test_the_command_tells_it_as_text_and_as_json_and_refuses_others(tmp_path: P
     reported = json.loads(runner.invoke(app, [*run, "3", "--json"]).stdout)
     assert (reported["rank"], reported["at_s"], reported["damage"]) == ("3.0", 10.0, "")
     assert reported["moments"][1] == {
-        "after_s": 0.0, "event": 42, "who": "agent n1", "text": "has seen the end of rank 3.0",
+        "after_s": 0.0, "at_utc": "2023-11-14T22:13:30.000Z", "event": 42, "who": "agent n1", "text": "has seen the end of rank 3.0",
     }  # fmt: skip
     assert isinstance(runner.invoke(app, [*run, "7"]).exception, ConfigError)
     with (tmp_path / "demo" / "journal.jsonl").open("ab") as file:

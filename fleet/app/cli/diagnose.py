@@ -55,6 +55,20 @@ def print_why(folder: Path, rank: str, *, as_json: bool) -> None:
     cli_print.write(json.dumps(story.plain() | {"damage": damage}, indent=2) if as_json else str(story).rstrip("\n"))
 
 
+def write_post_mortem(folder: Path, file: str) -> None:
+    """The page about a run, as far as its journal is good; ``-``: on the terminal."""
+    from fleet.host.follow import good_records
+    from fleet.ledger.post_mortem import post_mortem
+
+    report, _ = load_report(folder)
+    page = post_mortem(report, good_records(folder / "journal.jsonl")[0])
+    if file == "-":
+        print(page, end="")
+        return
+    Path(file).write_text(page)
+    cli_print.write(f"{file} has the post-mortem of {report.summary.run}")
+
+
 def _warn(damage: str) -> None:
     if damage:
         words = f"The journal is damaged, and only what lies before is told: {damage}"

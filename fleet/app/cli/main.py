@@ -62,6 +62,9 @@ def report(
     name: Annotated[str, typer.Argument(metavar="RUN", help="A run's folder, or its name under --storage.")],
     json_: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
     html: Annotated[str, typer.Option(help="Write one self-contained HTML page to this file.")] = "",
+    post_mortem: Annotated[
+        str, typer.Option(metavar="FILE", help="Write one Markdown page for those who were not there; -: print it.")
+    ] = "",
     why: Annotated[str, typer.Option(metavar="RANK", help="Tell the story of one loss instead: 3.0, or 3 for slot 3's newest.")] = "",
     storage: Storage = RUNS,
 ) -> None:
@@ -71,6 +74,9 @@ def report(
 
     if why:
         cli_diagnose.print_why(find_run(name, Path(storage)), why, as_json=json_)
+        return
+    if post_mortem:
+        cli_diagnose.write_post_mortem(find_run(name, Path(storage)), post_mortem)
         return
     found, damage = cli_diagnose.load_report(find_run(name, Path(storage)))
     if not json_:
