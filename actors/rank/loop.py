@@ -135,8 +135,9 @@ class Run:
                 schedulers and a ``torch.amp.GradScaler`` are stepped by ``commit``. The same names in every run of a script.
 
         Raises:
-            ConfigError: an object has no ``state_dict``, an optimizer cannot be sharded as ``--optimizer-sharding`` asks, a unit of
-                ``fully_shard`` is too large for this rank, the weights are those of another model, or something on ``meta`` has none.
+            ConfigError: an object has no ``state_dict``, an optimizer has a parameter of no tracked module or cannot be sharded as
+                ``--optimizer-sharding`` asks, a unit of ``fully_shard`` is too large for this rank, the weights are those of another
+                model, or something on ``meta`` has none.
         """
         for each in objects.values():
             if isinstance(each, ShardState):

@@ -160,7 +160,7 @@ def _next(data: Mapping[str, Any], context: EndContext) -> list[tuple[str, str]]
     if context.again:
         return [*more, ("next", _of_plain(data, run, context))]
     if data["status"] in (COMPLETED, UNSAVED):
-        load = 'torch.load("model.pt", weights_only=True)["model"]'
+        load = 'torch.load("model.pt", weights_only=True)["model"], or as run.track named it'
         return more + ([("next", f"fleet checkpoint export {run} --output model.pt, then {load}")] if saved else [])
     return [*more, ("next", _resume(run, context.returns) if saved else f"fleet diagnose {run}")]
 

@@ -48,7 +48,7 @@ def test_a_run_that_completed_ends_with_eight_lines_at_most_and_how_to_load_its_
     assert reported["faults"] == f"1 struck (1 kill_rank); 1 rank lost while training; 5 checks ok; not known: {unknown}"
     assert reported["saved"] == "step 60, in file:///runs/story"
     assert reported["twin"] == "equal, bit for bit, without faults, world 2: sha256 ab"
-    load = 'torch.load("model.pt", weights_only=True)["model"]'
+    load = 'torch.load("model.pt", weights_only=True)["model"], or as run.track named it'
     assert reported["next"] == f"fleet checkpoint export story --output model.pt, then {load}"
 
 

@@ -17,7 +17,7 @@ from actors.rank.script_loading import load_train
 from fleet.app import first_steps
 from fleet.app.cli import main as cli
 from fleet.app.cli import run as cli_run
-from fleet.errors import ConfigError
+from fleet.errors import ConfigError, RunFailed
 from fleet.settings.run import RunSettings
 
 LIMIT_S = 120.0
@@ -211,6 +211,36 @@ def test_without_a_trial_and_behind_one_the_run_goes_on(
     assert "a cluster" in run(written(tmp_path, "1 / 0"), "--no-trial")[1]
     assert "a cluster" in run(written(tmp_path))[1]
     assert "could not be tried first: it changes" in run(written(tmp_path, before=f"open({str(tmp_path / 'outside')!r}, 'w')"))[1]
+
+
+def test_a_mistake_that_is_found_beside_a_cluster_that_does_not_start_is_told(
+    tmp_path: Path, run: Callable[..., tuple[int, str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Late:
+        """A trial that has an answer from the second look on."""
+
+        looks = 0
+
+        def __init__(self, *_: Any) -> None: ...
+
+        def __enter__(self) -> Late:
+            return self
+
+        def __exit__(self, *_: Any) -> None: ...
+
+        def wait(self, limit_s: float) -> bool:
+            Late.looks += 1
+            if Late.looks > 1:
+                raise ConfigError("script", "late.py", "it raises in its first steps")
+            return False
+
+    def ground(*_: Any) -> None:
+        raise RunFailed("node 0 of the local cluster did not come up")
+
+    monkeypatch.setattr("actors.first_steps.FirstSteps", Late)
+    monkeypatch.setattr(cli_run, "_ground", ground)
+    code, said = run(written(tmp_path), "--world", "2")
+    assert code == 2 and "it raises in its first steps" in said and "did not come up" not in said, said
 
 
 def test_what_takes_long_is_waited_for_twice_and_then_given_up(tmp_path: Path) -> None:

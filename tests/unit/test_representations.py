@@ -149,3 +149,38 @@ def test_another_number_of_calls_than_in_the_first_pass_is_refused(calls: int) -
 
     with pytest.raises(LoopError, match="first pass"):
         body()
+
+
+@pytest.mark.parametrize("second", [torch.zeros(2, 3), torch.ones(3, 3), torch.ones(2, 3).double(), torch.ones(2, 3) + 1e-3])
+def test_a_tensor_that_is_not_that_of_the_first_pass_is_refused(second: torch.Tensor) -> None:
+    """It was made from what an earlier call has given, which the first pass does not have, or is kept between the passes."""
+    one = Representations(2)
+    one.used = True
+    for shard in range(2):
+        look(one, shard, value(shard), torch.ones(2, 3))
+    one.begin(0, looking=False)
+    one.gather(value(0))
+    with pytest.raises(LoopError, match="shard 0: the tensor of call 2: it is not that of the first pass"):
+        one.gather(second)
+
+
+def test_a_forward_with_gradients_may_round_otherwise() -> None:
+    one = Representations(2)
+    one.used = True
+    for shard in range(2):
+        look(one, shard, torch.ones(2, 3))
+    one.begin(0, looking=False)
+    assert one.gather(torch.ones(2, 3) + 1e-6).shape == (4, 3)
+
+
+def test_what_the_body_changes_in_place_behind_a_call_is_gathered_as_it_was() -> None:
+    one = Representations(2)
+    one.used = True
+    for shard in range(2):
+        one.begin(shard, looking=True)
+        kept = value(shard)
+        one.gather(kept)
+        kept.zero_()
+        assert one.end()
+    one.begin(0, looking=False)
+    assert torch.equal(one.gather(value(0)), torch.cat([value(0), value(1)]))

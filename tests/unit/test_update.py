@@ -186,6 +186,38 @@ def test_an_optimizer_that_no_step_takes_is_refused_by_name(tmp_path: Path) -> N
         trained(loop, tmp_path)
     assert (refused.value.field, refused.value.value) == ("track", "of_head")
     assert "step.commit(OPTIMIZER, OTHER)" in refused.value.way_out
+    assert "requires_grad_(False)" in refused.value.way_out
+
+
+def test_an_optimizer_of_what_no_tracked_module_has_is_refused(tmp_path: Path) -> None:
+    """Modules in a plain list are none of their module's: their gradients would stay on each rank, and add up over its steps."""
+    two = Two()
+    two.body.heads = [two.head]  # type: ignore[assignment]
+    optimizer = torch.optim.SGD([*two.body.parameters(), *two.head.parameters()], lr=0.1)
+    refused = r"optimizer = 'SGD': a parameter of shape \(1, 8\) in it belongs to no tracked module.*nn.ModuleList"
+    with pytest.raises(ConfigError, match=refused):
+        by_one_rank(lambda run: run.steps(run.track(model=two.body, optimizer=optimizer), total=2), 2, tmp_path)
+
+
+@pytest.mark.parametrize("shards", [1, 4])
+def test_an_optimizer_whose_turn_comes_late_is_not_refused_while_it_is_frozen(shards: int, tmp_path: Path) -> None:
+    """One layer after the other: the head's turn comes behind the first steps, in which an optimizer has to be named."""
+    moved = []
+
+    def loop(run: Any, two: Two) -> None:
+        state = run.track(**two.objects)
+        first = [one.detach().clone() for one in two.head.parameters()]
+        for step in run.steps(state, total=NAMED_WITHIN + 20):
+            late = step.number >= NAMED_WITHIN + 10
+            two.head.requires_grad_(late)
+            for x in step.batches(DATA, batch_size=16):
+                step.backward(two.loss(x))
+            step.commit(two.of_head if late else two.of_body)
+            if step.number in (NAMED_WITHIN, NAMED_WITHIN + 19):
+                moved.append(not all(torch.equal(one, was) for one, was in zip(two.head.parameters(), first, strict=True)))
+
+    trained(loop, tmp_path, shards)
+    assert moved == [False, True]
 
 
 def test_a_rank_that_has_not_seen_the_first_steps_blames_nobody() -> None:

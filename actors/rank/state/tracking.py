@@ -41,6 +41,7 @@ def tracked(
     device = device_of() if weights is not None or (units and chunked) else torch.device("cpu")
     readers = load_weights(modules, WeightFiles(weights) if weights is not None else None, device, chunked=chunked)
     state = TrackedState(**objects)
+    _check_shared(state)
     state.readers, state.units = readers, units
     state.casts = any(unit.precision.parameters is not None for unit in units)
     if units and chunked:
@@ -69,3 +70,13 @@ def _check_stepped(objects: Mapping[str, Any]) -> None:
                 reason = f"step.commit() steps it, and its step needs {needs[0]}, which only the loop has"
                 way_out = "Take another optimizer." if isinstance(one, torch.optim.Optimizer) else "Do not track it: set the rate by hand."
                 raise ConfigError(name, type(one).__name__, reason, way_out)
+
+
+def _check_shared(state: TrackedState) -> None:
+    """Raises ConfigError: an optimizer has a parameter whose gradients are not summed over ranks, and which no other rank is given."""
+    known = {id(one) for module in state.modules.values() for one in module.parameters()}
+    for name, optimizer in state.optimizers.items():
+        for one in (one for group in optimizer.param_groups for one in group["params"] if id(one) not in known):
+            reason = f"a parameter of shape {tuple(one.shape)} in it belongs to no tracked module, so ranks would not share its gradient"
+            lists = "Modules in a list or dict are none of their module's: take nn.ModuleList or nn.ModuleDict."
+            raise ConfigError(name, type(optimizer).__name__, reason, f"Track its module, too. {lists}")

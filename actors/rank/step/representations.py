@@ -114,11 +114,14 @@ class Representations:
         if not self.used:
             self.used = self.looking = True
         number = len(self._given)
-        self._given.append(tensor.detach())
+        self._given.append(tensor.detach().clone() if self.looking else tensor.detach())  # the body may change it in place
         if self.looking:
             return tensor.detach().repeat(self._shards * self.times, *[1] * (tensor.dim() - 1))
         if number >= len(self._held[self._shard]):
             raise self._refused(f"{number + 1} calls", f"there were {number} in the shard's first pass")
+        if _other(tensor.detach(), self._held[self._shard][number]):
+            reason = "it is not that of the first pass: it may follow neither from what step.gather gives nor from what the body keeps"
+            raise self._refused(f"the tensor of call {number + 1}", reason)
         own = _TimesShards.apply(tensor, self._shards)  # type: ignore[no-untyped-call]
         parts = [own if shard == self._shard else self._held[shard][number] for shard in range(self._shards)]
         others = [self._held[shard][number] for shard in range(self._shards)] * (self.times - 1)
@@ -230,6 +233,17 @@ class Representations:
         for work, _ in self._work:
             work.wait()
         self._work = []
+
+
+def _other(tensor: torch.Tensor, first: torch.Tensor) -> bool:
+    """They differ by more than a forward with gradients may round otherwise than one without."""
+    if tensor.shape != first.shape or tensor.dtype != first.dtype:
+        return True
+    first = first.to(tensor.device)
+    if not tensor.is_floating_point():
+        return not torch.equal(tensor, first)
+    allowed = torch.finfo(tensor.dtype).eps ** 0.5 * first.double().norm()
+    return bool((tensor.double() - first.double()).norm() > allowed)
 
 
 def _like(head: torch.Tensor) -> list[torch.Tensor]:

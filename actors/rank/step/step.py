@@ -263,8 +263,8 @@ class Step:
             Shape (samples of the step, ...), in the order of the shards. This shard's rows have gradients.
 
         Raises:
-            LoopError: it is called outside ``for batch in step.batches(...)``, the tensors of two shards have other shapes or types, or
-                a shard calls it more or less often than another one.
+            LoopError: it is called outside ``for batch in step.batches(...)``, the tensors of two shards have other shapes or types, a
+                shard calls it more or less often than another one, or gives another tensor than in the first pass.
         """
         if self.shard < 0:
             raise LoopError("step.gather() belongs inside `for batch in step.batches(...)`")

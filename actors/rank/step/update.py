@@ -18,7 +18,7 @@ ClipNorm = float | Mapping[torch.optim.Optimizer, float] | None
 NONE = 'Or set optimizer_sharding = "none".'
 
 NAMED_WITHIN = 100
-"""Steps: an optimizer that none of the run's first ones has taken is not trained by mistake."""
+"""Steps: an optimizer that none of the run's first ones has taken is not trained by mistake, unless all its parameters are frozen."""
 
 
 class Clipped(NamedTuple):
@@ -162,11 +162,18 @@ class Update:
     def check_named(self, steps: int, total: int) -> None:
         """So many steps are taken, of ``total``. Raises ConfigError: none of them has taken one of the optimizers."""
         missing = self.all & ~self._named
-        if missing and self._begun == 0 and steps == min(total, NAMED_WITHIN):
-            name = next(name for number, name in enumerate(self.names) if missing >> number & 1)
+        if not missing or self._begun != 0 or steps != min(total, NAMED_WITHIN):
+            return
+        name = next((name for number, name in enumerate(self.names) if missing >> number & 1 and self._trains(number)), None)
+        if name is not None:
             reason = f"none of the first {steps} steps has taken this optimizer, so that nothing of it is trained"
-            way_out = "Name it in one of them, alone or with another: step.commit(OPTIMIZER, OTHER). Or do not track it."
+            later = "If its turn comes later, freeze its parameters until then: requires_grad_(False)."
+            way_out = f"Name it in one of them, alone or with another: step.commit(OPTIMIZER, OTHER). {later} Or do not track it."
             raise ConfigError("track", name, reason, way_out)
+
+    def _trains(self, number: int) -> bool:
+        """Not all parameters of this optimizer are frozen now."""
+        return any(one.requires_grad for group in self.optimizers[number].param_groups for one in group["params"])
 
     # ---- clipping ------------------------------------------------------------------------------------------------------------------------
 

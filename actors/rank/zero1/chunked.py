@@ -43,27 +43,22 @@ class _Slice(NamedTuple):
     optimizer: torch.optim.Optimizer
 
 
-def check(optimizer: torch.optim.Optimizer, parameters: Sequence[torch.nn.Parameter], threads: int) -> None:
+def check(optimizer: torch.optim.Optimizer, threads: int) -> None:
     """Raises ConfigError for what cannot be sharded without changing bits."""
     name = type(optimizer).__name__
     if type(optimizer) not in ELEMENTWISE:
         raise ConfigError("optimizer", name, "it is not known to work element by element, as a state that is cut needs", WAY_OUT)
-    known = {id(parameter) for parameter in parameters}
     for group in optimizer.param_groups:
         if group.get("differentiable"):
             raise ConfigError("optimizer", f"{name}(differentiable=True)", "its steps are part of a graph, which cannot be cut", WAY_OUT)
         for parameter in group["params"]:
-            shape = tuple(parameter.shape)
-            if parameter.requires_grad and id(parameter) not in known:
-                raise ConfigError("optimizer", shape, "a parameter of this shape belongs to no tracked module", "Track its module too.")
-            _check_parameter(parameter, shape, threads)
+            _check_parameter(parameter, tuple(parameter.shape), threads)
 
 
 def check_tracked(state: TrackedState, threads: int) -> None:
     """Raises ConfigError for what is tracked and cannot be sharded without changing bits."""
-    parameters = [parameter for module in state.modules.values() for parameter in module.parameters() if parameter.requires_grad]
     for optimizer in state.optimizers.values():
-        check(optimizer, parameters, threads)
+        check(optimizer, threads)
 
 
 def _check_parameter(parameter: torch.Tensor, shape: tuple[int, ...], threads: int) -> None:

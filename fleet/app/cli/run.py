@@ -24,7 +24,7 @@ from fleet.app.cli import prints as cli_print
 from fleet.app.cli import watch as cli_watch
 from fleet.app.cli.config import RUNS, option
 from fleet.app.cli.json_out import write_json
-from fleet.errors import ConfigError
+from fleet.errors import ConfigError, RunFailed
 from fleet.host.clock import unix_time_s
 from fleet.protocol.causes import EndWhy
 from fleet.protocol.exit_codes import Exit
@@ -417,7 +417,11 @@ def _execute(
         store = StoreTrial(plans.store_url(plan)) if "://" in plan.settings.storage else None  # beside the cluster's start
         stack.enter_context(beginning)
         server = stack.enter_context(cli_watch.serving(root, "127.0.0.1", show.port))
-        launched = stack.enter_context(_ground(plan, address, working_dir, beginning))
+        try:
+            launched = stack.enter_context(_ground(plan, address, working_dir, beginning))
+        except RunFailed:
+            wait(0.0)  # where the trial has found a mistake meanwhile, that is told
+            raise
         if store is not None and not address:
             store.check("this machine")
         wait(first_steps.LIMIT_S)

@@ -243,7 +243,13 @@ class LocalCluster:
     def _await(self, name: str) -> dict[str, str]:
         host = self._hosts[name]
         assert host.stdout is not None
-        timer = threading.Timer(self._start_limit_s, host.kill)  # unblocks the read below
+        late = threading.Event()
+
+        def give_up() -> None:
+            late.set()
+            host.kill()  # unblocks the read below
+
+        timer = threading.Timer(self._start_limit_s, give_up)
         timer.start()
         try:
             line = host.stdout.readline()
@@ -251,7 +257,8 @@ class LocalCluster:
             timer.cancel()
         if not line:
             log = (self._directory / f"host-{name}.log").read_text(errors="replace")
-            raise RunFailed(f"node {name} of the local cluster did not come up within {self._start_limit_s:g} s", log[-3000:])
+            why = f"within {self._start_limit_s:g} s" if late.is_set() else "as its process has ended; its last lines follow"
+            raise RunFailed(f"node {name} of the local cluster did not come up {why}", log[-3000:])
         answer: dict[str, str] = json.loads(line)
         return answer
 
