@@ -137,6 +137,10 @@ NIGHTLY: dict[str, dict[str, str]] = {
             "a compiler runs in each rank; each change has a loop that torch.compile traces",
         "tests/fault/test_hugging_face.py::test_patience_goes_on_where_the_run_was_stopped":
             "two runs that import transformers in each rank; each change has one with a kill",
+        "tests/fault/test_lightning.py::test_several_optimizers_go_through_a_kill_between_two_steps_of_a_batch":
+            "two more runs that import Lightning in each rank; each change has one with a kill",
+        "tests/fault/test_lightning.py::test_patience_goes_on_where_the_run_was_stopped":
+            "two runs that import Lightning in each rank; each change has one with a kill",
         "tests/zoo/test_zoo.py::test_a_kill_a_stop_and_a_resume_change_no_bit": "loops times worlds; each change has a kill of each loop",
     },
     "shown": {

@@ -17,8 +17,8 @@ from fleet.protocol.types import Member
 
 @dataclass(frozen=True, slots=True)
 class SampleCount:
-    """``seen`` in the present history: ``epochs`` times all there are, 0 where that is not known. ``taken_back`` were computed in steps
-    that were rolled back.
+    """``seen`` in the present history, once by all steps that share them: ``epochs`` times all there are, 0 where that is not known.
+    ``taken_back`` were computed in steps that were rolled back.
 
     ``skipped`` belong to steps of the present history whose commit no rank has recorded, up to the newest that one has; ``repeated`` to
     steps that a rank committed twice.
@@ -94,7 +94,7 @@ def trained_on(
         missing += cover.missing(history, first, end)
         end = min(end, first)
     begins = [0, *(min(steps, max(0, read.step)) for read in reads[1:]), steps]
-    seen = [(end - begin) * read.batch_size for read, (begin, end) in zip(reads, pairwise(begins), strict=True)]
+    seen = [(end - begin) * read.batch_size // read.steps_each for read, (begin, end) in zip(reads, pairwise(begins), strict=True)]
     epochs = sum(count / read.samples for read, count in zip(reads, seen, strict=True) if read.samples)  # of a stream nobody knows
     each = reads[-1].batch_size
     return SampleCount(sum(seen), epochs, rolled_back * each, missing * each, cover.repeated * each)

@@ -11,6 +11,9 @@ from typing import Any, TypeVar
 from fleet.protocol.causes import Cause, ProcessEnded
 from fleet.protocol.types import Build, DataFile, Fault, FaultPhase, Member, StateId
 
+SHARED = " x"
+"""Between the order of a data set and how many steps take the same samples."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FromEvent:
@@ -103,7 +106,7 @@ class DataRead(Noted):
     ``data_sha256`` tells it from others: of files the digest of names and sizes, else of type, length, and first, middle and last sample,
     or of the first samples of streams. Empty where that cannot be told. ``total_steps``: how many steps the loop has. Step ``step`` of
     history ``history`` is the first that was read so. ``order``: ``permuted``, ``windows`` or ``streams``, see ``docs/data.md``; empty
-    where nobody knows.
+    where nobody knows. ``permuted x2``: two steps, one after the other, take the same samples.
     """
 
     member: Member
@@ -114,6 +117,16 @@ class DataRead(Noted):
     history: int = 0
     step: int = 0
     order: str = ""
+
+    @property
+    def kind(self) -> str:
+        """The order, however many steps take the same samples."""
+        return self.order.partition(SHARED)[0]
+
+    @property
+    def steps_each(self) -> int:
+        """So many steps, one after the other, take the same samples."""
+        return int(self.order.partition(SHARED)[2] or 1)
 
 
 @dataclass(frozen=True, slots=True)

@@ -64,6 +64,12 @@ def test_each_stretch_is_counted_by_its_own_data_set() -> None:
     assert reported is not None and (reported.seen, reported.epochs) == (1500, 2.0)
 
 
+def test_samples_that_several_steps_share_are_counted_once() -> None:
+    read = DataRead(Member(0, 0), 1000, 100, order="permuted x2", at_s=0.0)
+    reported = trained_on([read], cover(commits(0, 0, 20)), [(0, 0)], 20, 0)
+    assert reported is not None and (reported.seen, reported.epochs) == (1000, 1.0)
+
+
 @pytest.mark.parametrize("read", [True, False])
 def test_the_report_says_so_where_data_were_read(read: bool) -> None:
     first, *rest = one_loss().records

@@ -22,7 +22,7 @@ from actors.rank.data import reporting
 from actors.rank.data.catalogue import Digests, FileCatalogue, catalogue_of, pieces, report_files
 from actors.rank.data.feeds import Feed, ShardedDataset
 from actors.rank.data.lineage import Lineage
-from actors.rank.data.sampling import permuted_many, positions_many
+from actors.rank.data.sampling import Shared, permuted_many, positions_many
 from fleet.app.cli.main import app
 from fleet.data import Fixed, Images, JsonLines, Parquet, Place, Tokens, Whole
 from fleet.errors import ConfigError
@@ -150,14 +150,14 @@ def test_positions_are_the_inverse_of_the_order(length: int, seed: int, epoch: i
     assert positions_many(seed, epoch, order, length).tolist() == list(range(length))
 
 
-@pytest.mark.parametrize("make", MAKERS)
-def test_the_answers_are_what_ranks_read_through_a_roll_back(make: Any, tmp_path: Path) -> None:
-    """Steps 0 to 11; 9 to 11 are rolled back and done again; the rank that tells is another then."""
+@pytest.mark.parametrize(("make", "each"), [*((make, 1) for make in MAKERS), (numbers, 3), (rows, 2)])
+def test_the_answers_are_what_ranks_read_through_a_roll_back(make: Any, each: int, tmp_path: Path) -> None:
+    """Steps 0 to 11; 9 to 11 are rolled back and done again; the rank that tells is another then. So many steps share their samples."""
     (tmp_path / "data").mkdir()
     data, kept = make(tmp_path / "data"), Kept()
     by_rank: dict[tuple[int, int, int], list[int]] = {}
     for history, steps in ((0, range(12)), (1, range(9, 14))):
-        feed = Feed(data, SEED, SHARDS, BATCH, list)
+        feed = Feed(Shared(data, each) if each > 1 else data, SEED, SHARDS, BATCH, list)
         if history:
             kept.begin(history, steps[0])
         reported = reporting.DataReporter(tmp_path / "digests")
@@ -165,7 +165,7 @@ def test_the_answers_are_what_ranks_read_through_a_roll_back(make: Any, tmp_path
             kept.report(reported, feed, BATCH, history, step)
             for shard in range(SHARDS):
                 samples = feed.get(step, shard)
-                by_rank[history, step, shard] = data.indices_of(SEED, step, shard, SHARDS, BATCH)
+                by_rank[history, step, shard] = data.indices_of(SEED, step // each, shard, SHARDS, BATCH)
                 assert repr(samples) == repr([data[index] for index in by_rank[history, step, shard]])
             kept.commit(history, step)
         feed.close()

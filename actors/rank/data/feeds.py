@@ -27,10 +27,11 @@ from actors.rank.data.catalogue import FileCatalogue, Place, catalogue_of
 from actors.rank.data.fingerprint import fingerprint, samples_fingerprint
 from actors.rank.data.groups import Groups, Span
 from actors.rank.data.readers import File, Grouped, Reader, Records, shown
-from actors.rank.data.sampling import Ordered, read_many, sample_indices, samples_of, seed_data, shard_size
+from actors.rank.data.sampling import Ordered, Shared, read_many, sample_indices, samples_of, seed_data, shard_size
 from actors.rank.telemetry.recorder import Recorder
 from fleet.errors import ConfigError
 from fleet.protocol.draws import LeftOut, draw_of
+from fleet.protocol.facts import SHARED
 from fleet.protocol.records import DATA, PERMUTED, WINDOWS
 
 Key = tuple[int, int]
@@ -362,6 +363,7 @@ class Feed:
         left_out: LeftOut = (),
     ) -> None:
         self._stepping, self._left_out = stepping, left_out
+        dataset, self._steps_each = (dataset.dataset, dataset.steps) if isinstance(dataset, Shared) else (dataset, 1)
         self._dataset, self._seed, self._shards, self._batch_size = dataset, seed, shards, batch_size
         if collate_fn is not None and not callable(collate_fn):
             raise ConfigError("collate_fn", collate_fn, "it is no function", "Give one that makes a batch of a list of samples.")
@@ -398,6 +400,11 @@ class Feed:
     def order(self) -> str:
         """In which order it gives its samples, see ``DataRead``."""
         return self._dataset.order if isinstance(self._dataset, Ordered) else PERMUTED
+
+    @property
+    def reported_order(self) -> str:
+        """The same with how many steps take the same samples, see ``DataRead``."""
+        return self.order if self._steps_each == 1 else f"{self.order}{SHARED}{self._steps_each}"
 
     @property
     def catalogue(self) -> FileCatalogue | None:
@@ -445,19 +452,19 @@ class Feed:
             return self._get(step, shard)
 
     def _is_far(self, step: int, shard: int) -> bool:
-        draw = draw_of(self._left_out, step)
+        draw = draw_of(self._left_out, step) // self._steps_each
         return isinstance(self._dataset, Ordered) and self._dataset.far(draw, shard, self._shards, self._batch_size)
 
     def _get(self, step: int, shard: int) -> Any:
         self._keys.pop((step, shard), None)
         coming = self._coming.pop((step, shard), None)
         if coming is None:
-            seed_data(self._seed, step, shard)
+            seed_data(self._seed, step // self._steps_each, shard)
             return self._get_now(step, shard)
         found = coming.result()
         if self._collates_ahead:
             return found
-        seed_data(self._seed, step, shard)
+        seed_data(self._seed, step // self._steps_each, shard)
         return self._collated(found, step, shard)
 
     def _get_now(self, step: int, shard: int) -> Any:
@@ -474,7 +481,7 @@ class Feed:
 
     def _fetch(self, step: int, shard: int, collate: bool) -> Any:
         try:
-            draw = draw_of(self._left_out, step)
+            draw = draw_of(self._left_out, step) // self._steps_each
             samples = samples_of(self._dataset, self._seed, draw, shard, self._shards, self._batch_size)
         except Exception as error:
             error.add_note(f"while the samples of step {step}, shard {shard} were fetched")

@@ -87,8 +87,9 @@ class Lineage:
         read = stretch.read
         if read is None:
             return Took(step, shard, stretch, (), (), "the journal does not say from what this step was read")
-        size, draw = shard_size(read.batch_size, self._history.shards, read.samples or 1), draw_of(stretch.left_out, step)
-        if read.order == STREAMS or not read.samples:
+        size = shard_size(read.batch_size, self._history.shards, read.samples or 1)
+        draw = draw_of(stretch.left_out, step) // read.steps_each
+        if read.kind == STREAMS or not read.samples:
             positions = tuple(range(draw * size, (draw + 1) * size))
             return Took(step, shard, stretch, positions, (None,) * size, f"they are numbers in stream {shard}, which the script makes")
         indices, unknown = self._indices(read, draw, shard)
@@ -97,7 +98,7 @@ class Lineage:
 
     def _indices(self, read: DataRead, draw: int, shard: int) -> tuple[Sequence[int], str]:
         seed, shards = self._history.seed, self._history.shards
-        if read.order == PERMUTED or (not read.order and getattr(self._dataset, "order", "") != WINDOWS):
+        if read.kind == PERMUTED or (not read.order and getattr(self._dataset, "order", "") != WINDOWS):
             return sample_indices(seed, draw, shard, shards, read.batch_size, read.samples), ""
         if (own := getattr(self._dataset, "indices_of", None)) is not None:
             return own(seed, draw, shard, shards, read.batch_size), ""
@@ -134,19 +135,19 @@ class Lineage:
         """Steps that took samples of file ``name``: its path, or the end of it. Raises ConfigError when there is none, or several."""
         paths = self._named(name)
         for stretch in self._history.stretches():
-            if stretch.read is None or stretch.read.order == STREAMS:
+            if stretch.read is None or stretch.read.kind == STREAMS:
                 continue
             samples = self._samples_in(stretch.read, paths[0])
             if samples is not None and len(samples):
-                uses = self._used(stretch, stretch.read, samples)
-                yield from (replace(use, step=step) for use in uses if (step := step_of(stretch.left_out, use.step)) is not None)
+                for use in self._used(stretch, stretch.read, samples):
+                    yield from (replace(use, step=step) for step in _steps_of(stretch, stretch.read, use.step))
 
     def unanswerable(self) -> list[ReadStretch]:
         """Steps of which ``uses`` can say nothing."""
         return [one for one in self._history.stretches() if one.read is None or self._source(one.read) is None]
 
     def _source(self, read: DataRead) -> Any:
-        if read.order == STREAMS:
+        if read.kind == STREAMS:
             return None
         return self._dataset if isinstance(self._dataset, Located) else self.catalogue(read)
 
@@ -182,9 +183,9 @@ class Lineage:
         return np.concatenate(mine) if mine else np.empty(0, np.uint64)
 
     def _used(self, stretch: ReadStretch, read: DataRead, samples: np.ndarray) -> Iterator[Use]:
-        """By epochs: where in each the samples come. Steps are draws here, those that are left out among them."""
+        """By epochs: where in each the samples come. Steps are batches here, those that are left out among them."""
         batch, length = read.batch_size, read.samples
-        first, last = draw_of(stretch.left_out, stretch.first), draw_of(stretch.left_out, stretch.end - 1)
+        first, last = (draw_of(stretch.left_out, step) // read.steps_each for step in (stretch.first, stretch.end - 1))
         first, end = first * batch, (last + 1) * batch
         size = batch // self._history.shards
         pending: dict[int, dict[int, int]] = {}
@@ -200,7 +201,7 @@ class Lineage:
     def _positions(self, read: DataRead, epoch: int, samples: np.ndarray) -> np.ndarray:
         """Within the epoch."""
         seed, length = self._history.seed, read.samples
-        if read.order != WINDOWS:
+        if read.kind != WINDOWS:
             return positions_many(seed, epoch, samples.copy(), length).astype(np.int64)
         wanted, found = np.zeros(length, bool), []
         wanted[samples.astype(np.int64)] = True
@@ -216,6 +217,12 @@ class Lineage:
             reason = "the order is that of row groups, of which the journal has no list"
             raise ConfigError("--file", read.data_sha256[:12], reason, "Ask for a step and a shard, with --data.")
         return windows
+
+
+def _steps_of(stretch: ReadStretch, read: DataRead, batch: int) -> Iterator[int]:
+    """The steps of the stretch that take the samples of this batch."""
+    steps = (step_of(stretch.left_out, batch * read.steps_each + each) for each in range(read.steps_each))
+    return (step for step in steps if step is not None and stretch.first <= step < stretch.end)
 
 
 def made_of(data_sha256: str, known: FilesOf) -> FileCatalogue:

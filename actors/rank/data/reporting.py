@@ -44,7 +44,7 @@ class DataReporter:
         """That ``step`` and those behind it are read from ``feed``; of its files and their digests beside the steps, in a thread."""
         member, sha256 = client.protocol.member, feed.data_sha256
         samples, batch_size, _ = self._sizes
-        client.say(DataRead(member, samples, batch_size, sha256, total_steps, self._history, step, feed.order))
+        client.say(DataRead(member, samples, batch_size, sha256, total_steps, self._history, step, feed.reported_order))
         if sha256 in self.reporting or (catalogue := feed.catalogue) is None:
             return
 

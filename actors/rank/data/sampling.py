@@ -7,6 +7,7 @@ import random
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -109,6 +110,14 @@ def read_many(dataset: Any, indices: Sequence[int]) -> list[Any]:
     """These samples of a map-style dataset, at once where it knows how."""
     many = getattr(dataset, "__getitems__", None)
     return list(many(indices)) if many is not None else [dataset[index] for index in indices]
+
+
+@dataclass(frozen=True, slots=True)
+class Shared:
+    """``dataset``, of which ``steps`` steps, one after the other, have the same samples. It keeps to itself: a feed is found by it."""
+
+    dataset: Any
+    steps: int
 
 
 class Ordered(ABC):

@@ -192,7 +192,7 @@ def _stretch_cells(one: ReadStretch) -> tuple[str, ...]:
     if one.read is None:
         return steps, history, "?", "?", "?", "not known", "not known"
     read = one.read
-    epochs = f"{(one.end - one.first) * read.batch_size / read.samples:.3f}" if read.samples else "-"
+    epochs = f"{(one.end - one.first) * read.batch_size / read.steps_each / read.samples:.3f}" if read.samples else "-"
     return steps, history, str(read.samples or "-"), str(read.batch_size), epochs, read.order or "not known", read.data_sha256[:12] or "-"
 
 
