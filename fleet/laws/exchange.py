@@ -10,8 +10,8 @@ from dataclasses import dataclass
 
 from fleet.laws.law import AtLeastOne, Count, CountOrZero, NonNegative, Positive, law, minimum, where
 
-COUNTED = "counted on the wire of real ranks: tests/fault/test_fsdp_exchange.py; docs/decisions/0050 and 0053"
-MEASURED = "docs/decisions/0055; measured by benchmarks/exposed.py on a link of a set rate"
+COUNTED = "counted on the wire of real ranks: tests/fault/test_fsdp_exchange.py; docs/decisions/0018"
+MEASURED = "docs/decisions/0018; measured by benchmarks/exposed.py on a link of a set rate"
 
 
 @dataclass(frozen=True, slots=True)

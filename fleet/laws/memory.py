@@ -9,7 +9,7 @@ from fleet.laws.law import AtLeastOne, NonNegative, Positive, law, minimum, wher
 
 ZERO = "Rajbhandari et al. 2020 (ZeRO), arXiv 1910.02054, sec. 3 and 5"
 ACTIVATIONS = "Korthikanti et al. 2022, arXiv 2205.05198, table 2"
-CHUNKS = "counted in the ranks of real runs: tests/fault/test_fsdp_memory.py; docs/decisions/0050 and 0053"
+CHUNKS = "counted in the ranks of real runs: tests/fault/test_fsdp_memory.py; docs/decisions/0018"
 RECOMPUTE = ("none", "selective", "full")
 
 

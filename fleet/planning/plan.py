@@ -114,7 +114,7 @@ def notes(plan: FleetPlan) -> list[str]:
     if asked.whole and asked.optimizer_sharding != FSDP and asked.overlap > 0.0:
         said.append(f"{asked.overlap:.0%} of the sums are taken to hide (overlap): ranks on CPUs do that, and on GPUs they do not yet.")
     if asked.optimizer_sharding == FSDP and ranks > 2:
-        said.append("The law of the exposed exchange was held against two ranks, within 8%; of four it was a fifth too low (decision 55).")
+        said.append("The law of the exposed exchange held within 8% for two ranks, and was 15% too low for four (docs/benchmarks.md).")
     if asked.optimizer_sharding == FSDP and not asked.exchange_bytes_per_s:
         said.append("Gathers go by plain connections through host memory: set exchange_bytes_per_s to what they were seen to reach.")
     if ranks == 1:

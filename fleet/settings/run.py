@@ -210,13 +210,13 @@ class RunSettings:
     optimizer_copies: int = setting(
         1, "With zero1 and fsdp: so many other ranks keep each part, up to 3; 0: any loss goes back to a checkpoint.", least=0, most=3
     )
-    overlap: bool = setting(True, "Without fsdp: gradients travel while a rank's last backward of a step runs: docs/decisions/0051.")
+    overlap: bool = setting(True, "Without fsdp: gradients travel while a rank's last backward of a step runs: docs/decisions/0014.")
     overlap_cores: float = setting(
         2.0,
         "With overlap, ranks that share one machine: cores that each must have, or gradients travel behind the backward; 0: none.",
     )
     two_level_sums: bool = setting(
-        False, "Without fsdp: ranks of one host (domains: the narrowest) add up gradients before they cross: docs/decisions/0056."
+        False, "Without fsdp: ranks of one host (domains: the narrowest) add up gradients before they cross: docs/decisions/0014."
     )
     threads_per_rank: int = setting(1, "Threads that a rank computes with.", least=1)
     form_delay_s: float = setting(0.0, "Put in before survivors go on; see fleet rehearse.", least=0)

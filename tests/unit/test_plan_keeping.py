@@ -143,5 +143,5 @@ def test_the_command_says_how_the_state_is_kept(monkeypatch: pytest.MonkeyPatch,
     words = " ".join(said[()].split())
     assert "groups of 8" in words and "memory.chunked_state" in words
     step = json.loads(said["--json", "-"])["step"]
-    assert "test_fsdp_memory" in step["laws"]["memory.chunked_state"] and "0055" in step["laws"]["exchange.exposed_exchange"]
+    assert "test_fsdp_memory" in step["laws"]["memory.chunked_state"] and "0018" in step["laws"]["exchange.exposed_exchange"]
     assert step["memory"]["gathered"] > 0 and step["gather_s"] > 0
