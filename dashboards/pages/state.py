@@ -7,7 +7,7 @@ from typing import Any
 
 from dashboards.pages.curves import curves, fault_marks
 from dashboards.pages.run import COLOURS, drawn_slots, happened, interval_decisions, law_terms, waterfall
-from dashboards.pages.wrong import wrong
+from dashboards.pages.wrong import verdict, wrong
 from fleet.ledger.bill import UNITS, for_faults, rests_on, stored_words
 from fleet.ledger.categories import MEANINGS, PENDING
 from fleet.ledger.forecast import FaultCost, forecast, predict
@@ -39,6 +39,7 @@ def run_state(
     said = configuration(config)
     settings = section(said, "settings")
     prediction, ahead = predict(s), forecast(s, report.left_s)
+    lines = wrong(s, slots, silent=silent, injected=injected)
     state = {
         **_fields(s, OF_RUN),
         "status": "silent" if silent and s.status == "running" else s.status,
@@ -50,7 +51,8 @@ def run_state(
         "bill": _bill(s),
         "fleet_law": s.step_law.plain() if s.step_law is not None else None,
         "shares": plain_shares(s.run_shares),
-        "wrong": wrong(s, slots, silent=silent, injected=injected),
+        "verdict": verdict(s, lines, silent=silent)._asdict(),
+        "wrong": lines,
         "law": [{"name": name, "seconds": value, "category": of} for (name, value), of in zip(law_terms(s), STEP_NAMES, strict=True)],
         "prediction": prediction.plain(),
         "forecast": ahead.plain() if ahead is not None else None,

@@ -26,16 +26,23 @@ function memory(now) {
   return now.device_peak_bytes ? `most of a rank; ${gigabytes(now.device_peak_bytes)} of its GPU` : "most of a rank, on its host";
 }
 
-function figures({ now, status, wall_s: wall, queued_s: queued }) {
+const VERDICTS = { starting: "It is starting.", well: "Yes.", degraded: "No.", stopped: "It has stopped." };
+
+function judge({ verdict }) {
+  $("verdict").className = verdict.state;
+  say("verdict", `${VERDICTS[verdict.state]} ${verdict.why}`);
+}
+
+function figures({ now, status, verdict, wall_s: wall, queued_s: queued }) {
   const spares = now.spares ? ` + ${now.spares} spare${now.spares > 1 ? "s" : ""}` : "";
   const steps = now.steps.toLocaleString();
   cards("figures", [
-    ["goodput", percent(now.goodput), `${percent(now.scheduling_goodput)} with spares`],
+    verdict.state === "starting" ? ["goodput", "-", "known once a step is committed"] : ["goodput", percent(now.goodput), `${percent(now.scheduling_goodput)} with spares`],
     ["progress", now.total_steps ? `${steps} of ${now.total_steps.toLocaleString()} steps` : `${steps} steps`, `${duration(now.step_s)} each, ${now.rolled_back} rolled back`],
     ...(status === "running" ? [["time left", now.eta_s === null ? "-" : `about ${duration(now.eta_s)}`, left(now)]] : []),
-    ["world size", `${now.view_size} of ${now.world}`, `view ${now.generation}${spares}`],
+    ["world size", `${now.view_size} of ${now.world}`, `${now.generation < 0 ? "no view yet" : `view ${now.generation}`}${spares}`],
     ["lost", `${now.losses}`, `processes, ${now.views} views`],
-    ["wall time", duration(wall), `${percent(now.ettr)} of it in committed steps`],
+    ["wall time", duration(wall), verdict.state === "starting" ? "since it was started" : `${percent(now.ettr)} of it in committed steps`],
     ...(now.tokens_per_s ? [["tokens a second", Math.round(now.tokens_per_s).toLocaleString(), "at the median step"]] : []),
     ...(now.peak_bytes ? [["memory", gigabytes(now.peak_bytes), memory(now)]] : []),
     ...(queued ? [["queued", duration(queued), "until there was room"]] : []),
@@ -51,7 +58,7 @@ function budget({ budget: found }) {
   return [["budget left", `${short(Math.max(0, found.left_usd))} USD`, lasts]];
 }
 
-function costs({ bill, now }) {
+function costs({ bill, now, verdict }) {
   $("no-cost").hidden = bill !== null;
   $("cost").hidden = bill === null;
   if (bill) {
@@ -66,6 +73,7 @@ function costs({ bill, now }) {
     ]);
   }
   say("cost-words", bill ? `Prices: ${bill.basis}.` : "");
+  $("factors").hidden = verdict.state === "starting";
   factors(now.factors);
 }
 
@@ -85,7 +93,8 @@ function factors(found) {
 function wrong({ wrong: lines, status, bill, faults, started_unix_s }, choose) {
   const all = lines.length ? lines.map((line) => make("li", { class: "bad" }, line))
     : [make("li", { class: "well" }, status === "running" ? "Nothing is wrong now." : "Nothing is wrong.")];
-  const newest = faults.slice(0, NEWEST).map((fault) => {
+  const problems = faults.filter((fault) => fault.phase !== "suppressed");
+  const newest = problems.slice(0, NEWEST).map((fault) => {
     const amounts = bill && bill.by_fault[fault.id];
     const cost = `${duration(fault.cost_s)} of rank time${amounts ? `, ${priced(amounts, bill.units)}` : ""}`;
     return make("li", {}, make("button", { type: "button", "data-first": fault.id, onclick: () => choose(fault.id) }, fault.id),
@@ -94,11 +103,12 @@ function wrong({ wrong: lines, status, bill, faults, started_unix_s }, choose) {
   const focused = document.activeElement?.dataset?.first;
   $("wrong").replaceChildren(...all, ...newest);
   if (focused) [...$("wrong").querySelectorAll("button")].find((each) => each.dataset.first === focused)?.focus({ preventScroll: true });
-  const more = faults.length - newest.length;
-  say("wrong-words", more > 0 ? `${more} older ${more > 1 ? "faults" : "fault"} below.` : faults.length ? "" : "Nothing has struck.");
+  const more = problems.length - newest.length;
+  say("wrong-words", more > 0 ? `${more} older ${more > 1 ? "faults" : "fault"} below.` : problems.length ? "" : "Nothing has struck.");
 }
 
 export function first(state, choose) {
+  judge(state);
   figures(state);
   costs(state);
   wrong(state, choose);

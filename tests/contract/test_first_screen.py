@@ -46,8 +46,10 @@ def test_all_of_it_is_seen_without_scrolling(browser: Browser, served: Watched) 
             text(page, "#cost", words)
         for words in ("scheduling", "x runtime", "x program (MFU)", "of the measured peak"):
             text(page, "#factors", words)
+        text(page, "#verdict", "No. ")
         text(page, "#wrong", "of the budget of 0.04 USD is spent")
-        text(page, "#wrong", "f1 kill_rank executed at 2.1 s: 1.5 s of rank time, 0.000856 USD")
+        text(page, "#wrong", "f1 kill_rank executed at 2.1 s, ")
+        text(page, "#wrong", "Z: 1.5 s of rank time, 0.000856 USD")
         assert outside(page, *FIRST_SCREEN) == []
 
 
@@ -69,6 +71,7 @@ def test_a_run_without_prices_says_so_and_has_its_factors(browser: Browser, serv
     served.write("done", list(one_loss("f1").records))
     with opened(browser, f"{served.url}/runs/done", LAPTOP) as page:
         text(page, "#wrong", "Nothing is wrong.")
+        text(page, "#verdict", "It has stopped. It is completed: all steps are committed.")
         text(page, "#no-cost", "Nobody says what a slot costs")
         expect(page.locator("#cost")).to_be_hidden(timeout=WAIT_MS)
         text(page, "#factors", "the model's FLOPs are not counted")
@@ -95,3 +98,24 @@ def test_a_budget_that_is_raised_is_shown_at_once(browser: Browser, served: Watc
         served.write("run", [r.DecisionMade("settings", "set", "cost.budget_usd = 5", SettingTo("cost.budget_usd", 5.0), LASTED_S)])
         text(page, "#cost", "of 5 USD, for")
         expect(page.locator("#wrong")).not_to_contain_text("budget", timeout=WAIT_MS)
+
+
+def test_on_a_phone_problems_come_first_and_faults_that_were_kept_back_are_none(browser: Browser, served: Watched) -> None:
+    story = beset()
+    fault = Fault("f9", 37.0, "gpu", "kill_rank", slot=0)
+    story.records.append(r.FaultRecord(fault, "suppressed", (), "too many at once", at_s=37.4))
+    served.write("run", story.records)
+    with opened(browser, f"{served.url}/runs/run", NARROW) as page:
+        text(page, "#wrong", "1 of 2 ranks does not train.")
+        tops = [page.locator(selector).bounding_box() for selector in ("#wrong", "#figures")]
+        assert tops[0] is not None and tops[1] is not None and tops[0]["y"] < tops[1]["y"]
+        assert "f9" not in page.locator("#wrong").inner_text()
+
+
+def test_a_run_that_starts_has_no_goodput_yet(browser: Browser, served: Watched) -> None:
+    story = Story(world=2)
+    story.records[0] = dataclasses.replace(story.records[0], unix_time_s=unix_time_s() - 5.0)
+    served.write("run", story.records)
+    with opened(browser, f"{served.url}/runs/run", LAPTOP) as page:
+        text(page, "#verdict", "It is starting. No step is committed yet")
+        assert "0.00%" not in page.locator("#figures").inner_text()

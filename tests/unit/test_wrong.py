@@ -9,7 +9,7 @@ import math
 import pytest
 
 from dashboards.pages.state import run_state
-from dashboards.pages.wrong import wrong
+from dashboards.pages.wrong import verdict, wrong
 from fleet.ledger.goodput import Ledger
 from fleet.ledger.report import build_report
 from fleet.ledger.summary import LedgerSummary
@@ -115,3 +115,36 @@ def test_the_page_has_the_bill_its_budget_and_what_is_wrong() -> None:
     assert bill["per_million_tokens"] and bill["per_step"]
     assert state["wrong"] == wrong(s, [])
     json.dumps(state, allow_nan=False)
+
+
+# ---- is it well? -------------------------------------------------------------------------------------------------------------------------
+
+
+def judged(s: LedgerSummary, *, silent: bool = False) -> tuple[str, str]:
+    return verdict(s, wrong(s, [], silent=silent), silent=silent)
+
+
+def test_a_run_that_starts_is_not_ill() -> None:
+    assert judged(going_on(Story(world=2), 5.0)) == ("starting", "No step is committed yet, 5.0 s after the start.")
+
+
+def test_a_run_that_does_not_come_to_its_first_step_is() -> None:
+    state, why = judged(going_on(Story(world=2), 500.0))
+    assert state == "degraded" and why.startswith("No step was committed for")
+
+
+def test_a_run_that_trains_is_well_and_says_with_how_many() -> None:
+    state, why = judged(going_on())
+    assert state == "well" and why.startswith("2 of 2 ranks train, ")
+
+
+def test_of_several_things_the_worst_is_the_reason() -> None:
+    story = Story(world=3, spares=1)
+    story.view(1, [(0, 0)], 100)
+    assert judged(going_on(story, 1.0, spares=1)) == ("degraded", "2 of 3 ranks do not train. 1 more below.")
+
+
+def test_a_run_that_has_ended_or_lost_its_driver_has_stopped() -> None:
+    assert judged(Ledger().apply_all(one_loss("f1").records).summary()) == ("stopped", "It is completed: all steps are committed.")
+    state, why = judged(going_on(), silent=True)
+    assert state == "stopped" and "its driver is gone" in why
