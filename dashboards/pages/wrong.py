@@ -18,24 +18,24 @@ MAX_NAMES = 4
 """So many are named, and of more it is said how many."""
 
 
-class Verdict(NamedTuple):
+class Wellness(NamedTuple):
     """``state``: starting, well, degraded or stopped. ``why``: a sentence."""
 
     state: str
     why: str
 
 
-def verdict(s: LedgerSummary, lines: Sequence[str], *, silent: bool = False) -> Verdict:
+def verdict(s: LedgerSummary, lines: Sequence[str], *, silent: bool = False) -> Wellness:
     """Is it well? ``lines``: what is wrong, the worst first."""
     if s.status != RUNNING or silent:
         ended = f"It is {s.status}" + (f": {s.reason}." if s.reason else ".")
-        return Verdict("stopped", lines[0] if silent and lines else ended)
+        return Wellness("stopped", lines[0] if silent and lines else ended)
     if s.tallies.last_commit_s is None and not lines:
-        return Verdict("starting", f"No step is committed yet, {duration(s.now_s - s.started_s)} after the start.")
+        return Wellness("starting", f"No step is committed yet, {duration(s.now_s - s.started_s)} after the start.")
     if lines:
         more = f" {len(lines) - 1} more below." if len(lines) > 1 else ""
-        return Verdict("degraded", lines[0] + more)
-    return Verdict("well", f"{s.view_size} of {s.world} ranks train, {duration(s.median_step_s)} a step.")
+        return Wellness("degraded", lines[0] + more)
+    return Wellness("well", f"{s.view_size} of {s.world} ranks train, {duration(s.median_step_s)} a step.")
 
 
 def wrong(s: LedgerSummary, slots: Sequence[SlotStatus], *, silent: bool = False, injected: Sequence[str] = ()) -> list[str]:

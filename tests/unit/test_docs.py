@@ -246,8 +246,9 @@ def test_the_protocol_page_names_every_message() -> None:
     assert named == known
 
 
-def test_the_picture_stands_alone() -> None:
-    text = (ROOT / "docs/architecture.svg").read_text()
+@pytest.mark.parametrize("name", ["architecture", "concepts-step", "concepts-loss"])
+def test_a_drawn_picture_stands_alone(name: str) -> None:
+    text = (ROOT / f"docs/{name}.svg").read_text()
     root = ET.fromstring(text)
     width, height = (float(number) for number in root.attrib["viewBox"].split()[2:])
     shapes = [node for node in root.iter() if node.tag.endswith(("rect", "text"))]
