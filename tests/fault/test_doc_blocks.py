@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import os
 import re
 import subprocess
@@ -21,13 +20,13 @@ from tests.support.plain import PlainFleet
 WALKED = "docs/guide.md"
 """Its blocks run in tests/fault/test_guide.py, in order, as a reader would."""
 
-BEFORE = {"from DDP": True, "from Ray Train": False}
-"""Marker of a diff -> whether what was there before runs here; a Ray Train of its own would take a cluster, so its imports do."""
+BEFORE = "from DDP"
+"""Marker of a diff of which both sides run."""
 
 BLOCKS = [
     block for page in pages() for block in blocks_of(page) if block.language == "python" and page != WALKED and not block.stands_alone
 ]
-DIFFS = [block for page in pages() for block in blocks_of(page) if block.language == "diff" and block.marker in BEFORE]
+DIFFS = [block for page in pages() for block in blocks_of(page) if block.language == "diff" and block.marker == BEFORE]
 TRAINS = [block for block in (*BLOCKS, *DIFFS) if block.trains]
 REST = [block for block in BLOCKS if not block.trains]
 STEPS = 4
@@ -78,10 +77,8 @@ def test_the_programs_of_a_page_run(page: str, ran: Path, tmp_path: Path) -> Non
 @pytest.mark.parametrize("block", DIFFS, ids=str)
 def test_what_was_there_before_runs_too(block: Block, tmp_path: Path) -> None:
     (tmp_path / "model.py").write_text(MODEL)
-    before = block.side("-")
-    only_imports = "".join(f"{ast.unparse(node)}\n" for node in ast.parse(before).body if isinstance(node, (ast.Import, ast.ImportFrom)))
     alone = {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port("127.0.0.1"))}
-    run_all({"before.py": before if BEFORE[block.marker] else only_imports}, tmp_path, **alone)
+    run_all({"before.py": block.side("-")}, tmp_path, **alone)
 
 
 def run_all(programs: dict[str, str], folder: Path, **variables: str) -> None:

@@ -1,9 +1,9 @@
 """Code blocks of the documents, and what a test has to add to a fragment so that it runs.
 
 A marker is a comment in the line before a block. ``<!-- test: with model -->`` puts the preamble ``model`` before it; with ``in NAME`` the
-block goes where the loop of the preamble ends. ``walk: ...``, ``new FILE``, ``into FILE ...`` and ``check`` are for the tests of
-``docs/guide.md`` and ``docs/extending.md``. A diff is marked with ``from NAME``: both of its sides are programs, and find the preamble
-``model`` in model.py.
+block goes to a place of the usual loop, see ``PLACES``, or stands in a train function. ``walk: ...``, ``new FILE``, ``into FILE ...`` and
+``check`` are for the tests of ``docs/guide.md`` and ``docs/extending.md``. A diff is marked with ``from NAME``: both of its sides are
+programs, and find the preamble ``model`` in model.py.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ MODEL = """
 import torch
 from torch import nn
 
-STEPS = 4
+STEPS, PADDING = 4, 0
 
 
 class Data(torch.utils.data.Dataset):
@@ -48,6 +48,12 @@ def loss_fn(model, batch):
     return nn.functional.mse_loss(model(batch[0]), batch[1])
 
 
+def nt_xent(z):
+    flat = nn.functional.normalize(torch.cat([z[:, 0], z[:, 1]]))
+    near = (flat @ flat.T / 0.5).masked_fill(torch.eye(len(flat), dtype=torch.bool), -torch.inf)
+    return nn.functional.cross_entropy(near, torch.arange(len(flat)).roll(len(z)))
+
+
 @torch.no_grad()
 def validate(model, data):
     return {"val_loss": loss_fn(model.eval(), (data.x, data.x.sum(1, keepdim=True))).item()}
@@ -61,27 +67,33 @@ import fleet
 
 def train(run: fleet.Run) -> None:
     model, optimizer = build()
-    state = run.track(model=model, optimizer=optimizer)
+{head of the loop}
     for step in run.steps(state, total=STEPS):
+{top of the body}
         for batch in step.batches(data, batch_size=16):
-            step.backward(loss_fn(model.train(), batch))
+{batch}
+{end of the body}
         step.commit()
+{tail of the loop}
 """
 
-IMPORTS = """
-from collections.abc import Iterator
-from typing import Any
+PLACES = {
+    "head of the loop": (4, "state = run.track(model=model, optimizer=optimizer)"),
+    "top of the body": (8, ""),
+    "batch": (12, "step.backward(loss_fn(model.train(), batch))"),
+    "end of the body": (8, ""),
+    "tail of the loop": (8, ""),
+}
+"""Place in LOOP -> its indent, and what stands there where no block takes it."""
 
-import ray.data
-"""
+TRAIN = "\nimport fleet\n\ndef train(run: fleet.Run) -> None:\n    model, optimizer = build()\n"
 
 PREAMBLES = {
     "model": MODEL,
     "objects": MODEL + "model, optimizer = build()\n",
-    "imports": IMPORTS,
-    "tail of the loop": MODEL + LOOP,
+    "train function": MODEL + TRAIN,
 }
-INDENT = {"tail of the loop": " " * 8}
+INDENT = {"train function": " " * 4}
 
 
 @dataclass(frozen=True)
@@ -119,6 +131,8 @@ class Block:
         name = self.marker.removeprefix("with ").removeprefix("in ")
         if not name:
             return self.text
+        if name in PLACES:
+            return MODEL + _looped(name, self.text)
         return PREAMBLES[name] + textwrap.indent(self.text, INDENT.get(name, ""))
 
     def side(self, sign: str) -> str:
@@ -130,6 +144,14 @@ class Block:
     def trains(self) -> bool:
         """Whether there is a train function to be run."""
         return re.search(r"^def train\(", self.program, re.M) is not None
+
+
+def _looped(name: str, text: str) -> str:
+    """The usual loop, with ``text`` at the place ``name``."""
+    program = LOOP
+    for place, (indent, usual) in PLACES.items():
+        program = program.replace(f"{{{place}}}", textwrap.indent(text if place == name else usual, " " * indent))
+    return program
 
 
 def command_lines(text: str) -> list[str]:

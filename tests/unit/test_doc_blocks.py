@@ -21,12 +21,12 @@ from fleet.app.cli.main import app
 from fleet.app.cli.run import checked
 from fleet.app.configuration import as_toml, configured
 from fleet.errors import ConfigError
-from tests.support.blocks import PREAMBLES, ROOT, Block, blocks_of, pages
+from tests.support.blocks import PLACES, PREAMBLES, ROOT, Block, blocks_of, pages
 
 ALL = [block for page in pages() for block in blocks_of(page)]
 FOLDER = Path()
 """Where the reader is."""
-MADE_LATER = {"train.py", "mine/own.py", "mine/use.py"}
+MADE_LATER = {"train.py", "mine/own.py"}
 """Scripts that the reader has, or writes on the way."""
 
 
@@ -124,7 +124,7 @@ def check_program(block: Block) -> None:
         ast.parse(block.program)
         return
     name = block.marker.removeprefix("with ").removeprefix("in ")
-    assert name in ("", *PREAMBLES), f"{block}: there is no preamble {name!r}"
+    assert name in ("", *PREAMBLES, *PLACES), f"{block}: there is no preamble {name!r}"
     ast.parse(block.program)
 
 
