@@ -165,6 +165,7 @@ PARTS = {
         "init": lambda: options_of("init"),
         "report": lambda: options_of("report"),
         "logs": lambda: options_of("logs"),
+        "drain": lambda: options_of("drain"),
         "data": lambda: options_of("data"),
         "watch": lambda: options_of("watch"),
         "up": lambda: options_of("up"),
