@@ -14,13 +14,15 @@ from fleet.protocol.proof import ANSWERS_BYTES, Purpose
 from fleet.settings.live import ADDRESS_FILE
 
 ANSWER_S = 10.0
+UNKNOWN = "it is not known whether that was done: its journal tells, see fleet report"
 
 
 def ask(folder: Path, wanted: Wanted) -> SettingAnswer:
     """Have the coordinator of the run in ``folder`` do what is wanted; it answers why not, if not.
 
-    Raises FleetError: nobody answers.
+    Raises FleetError: nobody answers, or too late to say whether it was done.
     """
+    name = folder.name
     try:
         host, port = (folder / ADDRESS_FILE).read_text().rsplit(":", 1)
         with socket.create_connection((host, int(port)), timeout=ANSWER_S) as line:
@@ -30,9 +32,17 @@ def ask(folder: Path, wanted: Wanted) -> SettingAnswer:
             while not frames and (data := line.recv(65536)):
                 frames = buffer.feed(data)
     except LineRefused as error:
-        raise FleetError(f"{folder.name}: who answers at {host}:{port} is not its coordinator, or another run's: {error}") from error
+        raise FleetError(f"{name}: who answers at {host}:{port} is not its coordinator, or another run's: {error}") from error
+    except FileNotFoundError as error:
+        raise FleetError(
+            f"{name}: no coordinator answers: the run has not begun yet, or has ended ({error.filename} is not there)"
+        ) from error
+    except TimeoutError as error:
+        raise FleetError(f"{name}: its coordinator has not answered for {ANSWER_S:g} s, and {UNKNOWN}") from error
     except OSError as error:
-        raise FleetError(f"{folder.name}: no coordinator answers, so the run does not go on ({error})") from error
-    answer = DOWN.decode(frames[0]) if frames else SettingAnswer("the coordinator hung up")
+        raise FleetError(f"{name}: no coordinator answers, so the run does not go on ({error})") from error
+    if not frames:
+        raise FleetError(f"{name}: its coordinator hung up before it answered, and {UNKNOWN}")
+    answer = DOWN.decode(frames[0])
     assert isinstance(answer, SettingAnswer)
     return answer

@@ -210,6 +210,9 @@ class Coordinator:
         writer.write(frame(DOWN.encode(self._do(wanted))))
 
     def _do(self, wanted: Wanted) -> SettingAnswer:
+        """A run that ends at what is wanted has done it."""
+        if self.ended:
+            return SettingAnswer("the run has ended")
         match wanted:
             case SettingWanted():
                 return self._change(wanted)
@@ -217,7 +220,7 @@ class Coordinator:
                 return self._take_notice(wanted)
             case PauseWanted(reason=reason):
                 self._driver.submit(StopRequested(reason, why=EndWhy.PAUSED))
-                return SettingAnswer("the run has ended" if self.ended else "")
+                return SettingAnswer("")
 
     async def _converse(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """With one agent, until its line ends."""
@@ -247,7 +250,7 @@ class Coordinator:
         except ConfigError as error:
             return SettingAnswer(error.reason, error.way_out)
         self._driver.submit(SettingChanged(wanted.key, value))
-        return SettingAnswer("the run has ended" if self.ended else "")
+        return SettingAnswer("")
 
     def _take_notice(self, wanted: NoticeWanted) -> SettingAnswer:
         nodes = {line.node: line.index for line in self._lines.by_node.values()}
@@ -259,7 +262,7 @@ class Coordinator:
         if wanted.notice_s is None and found[0] not in leaving:
             return SettingAnswer("nobody has announced that it goes", "Leave --withdraw out to announce it.")
         self.announce(found[0], wanted.notice_s, wanted.why)
-        return SettingAnswer("the run has ended" if self.ended else "")
+        return SettingAnswer("")
 
     def _greet(self, hello: AgentHello, writer: asyncio.StreamWriter) -> AgentLine:
         line = AgentLine(hello.node, hello.index, writer)

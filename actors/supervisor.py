@@ -55,7 +55,8 @@ class RunSupervisor:
         self._restarts, self._stopping = 0, False
         self._watching: asyncio.Task[None] | None = None
         again = ray.get_runtime_context().was_current_actor_reconstructed
-        if again and (self.folder / PLAN).exists() and not (self.folder / OUTCOME).exists():
+        self._ended_before = again and (self.folder / OUTCOME).exists()
+        if again and (self.folder / PLAN).exists() and not self._ended_before:
             self._watching = asyncio.create_task(self._keep_going(resume=True))
 
     async def where(self) -> str:
@@ -108,7 +109,7 @@ class RunSupervisor:
     async def standing(self) -> DriverStanding:
         outcome, process = self.folder / OUTCOME, self._process
         result = json.loads(outcome.read_text()) if outcome.exists() else None
-        code = process.returncode if process is not None else None
+        code = process.returncode if process is not None else 0 if self._ended_before else None
         if code is not None and self._goes_on(code):
             code = None
         if code is not None and result is None and self._stopping and not self._has_journal:

@@ -8,20 +8,21 @@ import sys
 
 from fleet.errors import ConfigError
 from fleet.host.packages import check_not_shadowed
+from fleet.protocol.exit_codes import Exit
 
 
 def main() -> None:
     """Entry point. Exits with 2 when Python would load somebody else's package instead of one of ours."""
-    code = [1]
+    code = [int(Exit.FAILED)]
     atexit.register(_leave, code)  # what is registered first is called last
     try:
         _command()
-        code[0] = 0
+        code[0] = Exit.DONE
     except SystemExit as ended:
         code[0] = ended.code if isinstance(ended.code, int) else int(ended.code is not None)
         raise
     except KeyboardInterrupt:
-        code[0] = 130
+        code[0] = Exit.STOPPED
         raise
 
 
@@ -30,7 +31,7 @@ def _command() -> None:
         check_not_shadowed()
     except ConfigError as error:
         print(f"fleet: {error}", file=sys.stderr)
-        sys.exit(2)
+        sys.exit(Exit.REFUSED)
     from fleet.app.cli.main import main as command
 
     command()

@@ -70,6 +70,10 @@ class RunFailed(FleetError):
         return f"{self.reason}\n{self.detail}" if self.detail else self.reason
 
 
+class OutOfSight(FleetError):
+    """How a run is, or ends, cannot be seen from here: its cluster does not answer. The run may go on."""
+
+
 PASSING = ("unreachable", "timeout", "server")
 """Causes of a store's failure that end without anybody's doing."""
 

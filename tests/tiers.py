@@ -234,6 +234,8 @@ NIGHTLY: dict[str, dict[str, str]] = {
             "it waits for time-outs",
         "tests/fault/test_plain.py::test_a_script_goes_on_from_its_own_checkpoint_and_ends_as_without_faults":
             "two runs of a script that is not Fleet's; what is done about its losses are unit tests",
+        "tests/fault/test_looks.py::test_twenty_looks_at_a_run_of_a_cluster_leave_no_trace":
+            "each look imports Ray, a minute in all; each change has looks at a run of this machine, and unit tests of the others",
         "tests/fault/test_stragglers.py": "a slow rank is known after a minute; the simulator has them with each change",
         "tests/contract/test_ray_facts.py": "what Ray does changes with its pin alone: `make versions` has it, too",
         "tests/contract/test_fsdp_facts.py": "what PyTorch does changes with its pin alone",

@@ -11,24 +11,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from enum import IntEnum
 from pathlib import Path
 from typing import Any
 
 from fleet.app import experiment_probes
 from fleet.errors import ConfigError
 from fleet.host.extras import need
+from fleet.protocol.exit_codes import Exit
 
 HELD, VIOLATED, UNKNOWN = "held", "violated", "could not be told"
-
-
-class ExperimentExit(IntEnum):
-    """Exit codes of ``fleet experiment run``."""
-
-    HELD = 0
-    NOT_HELD = 1
-    NOT_STARTED = 2
-    FLOOR = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,11 +48,11 @@ class ExperimentOutcome:
         return sum(one.verdict == HELD for one in self.verdicts)
 
     @property
-    def exit_code(self) -> ExperimentExit:
+    def exit_code(self) -> Exit:
         """Held only when there is a probe, and every one was. Faults that were called off have shown nothing, whatever probes say."""
         if self.floor:
-            return ExperimentExit.FLOOR
-        return ExperimentExit.HELD if 0 < self.held == len(self.verdicts) and not self.failed else ExperimentExit.NOT_HELD
+            return Exit.CALLED_OFF
+        return Exit.DONE if 0 < self.held == len(self.verdicts) and not self.failed else Exit.FAILED
 
     def to_dict(self) -> dict[str, Any]:
         """As JSON."""

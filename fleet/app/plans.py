@@ -360,9 +360,13 @@ def script_in(content: Mapping[str, Any]) -> str:
 
 
 def recorded(folder: Path) -> tuple[str, dict[str, Any]]:
-    """A run's name, and what :func:`describe` wrote of it; of that nothing, where its journal holds other words there."""
-    first = next(read_journal(folder / "journal.jsonl", spans=False))
-    assert isinstance(first, RunStarted)
+    """A run's name, and what :func:`describe` wrote of it; of that nothing, where its journal holds other words there.
+
+    Raises ConfigError: the journal is empty.
+    """
+    first = next(read_journal(folder / "journal.jsonl", spans=False), None)
+    if not isinstance(first, RunStarted):
+        raise ConfigError("RUN", folder.name, f"the journal in {folder} is empty: the run has not begun", "Begin it under another name.")
     return first.run, configuration(first.config)
 
 

@@ -10,7 +10,7 @@ import dataclasses
 import os
 import shutil
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -30,7 +30,8 @@ from fleet.app.cluster.joined import SLOT, environment, nodes, run_names, top_of
 from fleet.app.cluster.ray_internals import free_by_node
 from fleet.app.plans import RunPlan, RunResult
 from fleet.app.shipping import ship
-from fleet.errors import ConfigError, RunFailed
+from fleet.errors import ConfigError, FleetError, OutOfSight, RunFailed
+from fleet.host.follow import last_words
 from fleet.host.mirroring import MirroredFiles
 from fleet.host.provenance import code_of, provenance
 from fleet.settings.per_rank import room
@@ -56,6 +57,32 @@ def connected(address: str) -> Iterator[None]:
             yield
 
 
+def answered(run: str, call: Any) -> Any:
+    """What the supervisor of ``run`` answers; what it raises of Fleet's own is raised here as it is.
+
+    Raises RunFailed: the supervisor failed. Raises OutOfSight: it does not answer.
+    """
+    try:
+        return ray.get(call, timeout=CALL_S)
+    except ray.exceptions.RayTaskError as error:
+        cause = error.cause
+        if isinstance(cause, FleetError):
+            raise cause from None
+        words = f"{type(cause).__name__}: {cause}" if cause is not None else str(error)
+        raise RunFailed(f"run {run}: its supervisor on the head has failed: {words}", str(error)) from error
+    except ray.exceptions.GetTimeoutError as error:
+        raise OutOfSight(f"run {run}: its supervisor on the head has not answered for {CALL_S:g} s; the run may go on") from error
+    except ray.exceptions.ActorDiedError as error:
+        reason = "its supervisor is gone: the run has ended and was attached to, or its head is lost"
+        raise OutOfSight(f"run {run}: {reason} ({_in_one_line(error)})") from error
+    except ray.exceptions.RayError as error:
+        raise OutOfSight(f"run {run}: its cluster does not answer; the run may go on ({_in_one_line(error)})") from error
+
+
+def _in_one_line(error: BaseException) -> str:
+    return f"{type(error).__name__}: {' '.join(str(error).split())}"
+
+
 class RemoteRun:
     """One run of a cluster, and its copy in ``folder``."""
 
@@ -69,12 +96,12 @@ class RemoteRun:
         return self.folder / "journal.jsonl"
 
     def standing(self) -> DriverStanding:
-        """Raises RunFailed when the cluster does not answer."""
+        """Raises OutOfSight when the cluster does not answer."""
         standing: DriverStanding = self._ask(self._handle.standing.remote())
         return standing
 
     def pull(self) -> bool:
-        """Copy what is new; whether there was something. Raises RunFailed."""
+        """Copy what is new; whether there was something. Raises OutOfSight."""
         return self._copies.take(self._ask(self._handle.pieces.remote(self._copies.known))) > 0
 
     def stop(self, reason: str = "") -> None:
@@ -82,7 +109,7 @@ class RemoteRun:
         self._ask(self._handle.stop.remote())
 
     def ask(self, wanted: Wanted) -> SettingAnswer:
-        """Have the run's coordinator do what is wanted; it answers why not, if not. Raises RunFailed: nobody answers."""
+        """Have the run's coordinator do what is wanted; it answers why not, if not. Raises FleetError: nobody answers."""
         answer: SettingAnswer = self._ask(self._handle.ask.remote(wanted))
         return answer
 
@@ -91,7 +118,7 @@ class RemoteRun:
         self._over.wait(PULL_S)
 
     def follow(self) -> DriverStanding:
-        """Copy until the run has ended. Raises RunFailed when the cluster is gone."""
+        """Copy until the run has ended. Raises OutOfSight when the cluster is gone."""
         while True:
             standing = self.standing()
             news = self.pull()
@@ -108,15 +135,11 @@ class RemoteRun:
         ray.wait([self._handle.leave.remote(forget)], timeout=CALL_S)  # this process may end next, and the call with it
 
     def _ask(self, call: Any) -> Any:
-        try:
-            return ray.get(call, timeout=CALL_S)
-        except (ray.exceptions.RayError, TimeoutError) as error:
-            words = " ".join(str(error).split())[:200]
-            raise RunFailed(f"run {self.name}: the cluster does not answer: {type(error).__name__}: {words}") from error
+        return answered(self.name, call)
 
 
 class Attached:
-    """A run of a cluster as one that is executed here: what ``fleet.app.recipes.LiveRun`` is for a local one."""
+    """A run of a cluster, to look at: all that ``fleet.app.recipes.LiveRun`` is for a local one but its end."""
 
     controls = None
     """Chaos takes orders where its injector is; the page here cannot give any."""
@@ -139,15 +162,16 @@ class Attached:
             raise RunFailed(f"run {self.plan.name} has not begun: {result.reason}", result.detail or _said(self.plan.folder))
         return result
 
-    def stop(self, reason: str) -> None:
-        self.run.stop(reason)
-
 
 class Launched(Attached):
     """A plan that is carried out on a cluster, from its beginning. Its folder is somewhere below ``root``."""
 
     def __init__(self, plan: RunPlan, root: Path, code: Path | None) -> None:
         super().__init__(plan, begin(plan, root, code))
+
+    def stop(self, reason: str) -> None:
+        """In order; called again, at once."""
+        self.run.stop(reason)
 
 
 def begin(plan: RunPlan, root: Path, code: Path | None) -> RemoteRun:
@@ -157,7 +181,7 @@ def begin(plan: RunPlan, root: Path, code: Path | None) -> RemoteRun:
     """
     storage = plan.settings.storage
     there = storage if "://" not in storage and Path(storage).is_absolute() else ROOT
-    handle = _supervisor(plan.name, there, str(plan.folder.relative_to(root)), ray_internals.uploaded(environment(code)))
+    handle = _supervisor(plan, there, str(plan.folder.relative_to(root)), ray_internals.uploaded(environment(code)))
     plan.folder.mkdir(parents=True, exist_ok=True)
     kept = code_of(plan.script)
     kept.keep(plan.folder)
@@ -166,7 +190,7 @@ def begin(plan: RunPlan, root: Path, code: Path | None) -> RemoteRun:
     made_of, token = provenance(plan.script, kept), chaos_token.shown()
     settings = dataclasses.replace(plan.settings, track=choice.located(plan.settings.track, os.environ))
     sent = dataclasses.replace(plan, settings=settings, train=train, chaos=plan.chaos.carried(), made_of=made_of, chaos_token=token)
-    refused = ray.get(handle.begin.remote(bytes(cloudpickle.dumps(sent))), timeout=CALL_S)
+    refused = answered(plan.name, handle.begin.remote(bytes(cloudpickle.dumps(sent))))
     if refused:
         handle.leave.remote()
         shutil.rmtree(plan.folder, ignore_errors=True)
@@ -174,20 +198,30 @@ def begin(plan: RunPlan, root: Path, code: Path | None) -> RemoteRun:
     return RemoteRun(plan.name, plan.folder, handle)
 
 
-def _supervisor(name: str, root: str, inside: str, runtime_env: dict[str, Any]) -> Any:
+def _supervisor(plan: RunPlan, root: str, inside: str, runtime_env: dict[str, Any]) -> Any:
     try:
-        handle = supervisor.start(name, root, inside, runtime_env)
+        handle = supervisor.start(plan.name, root, inside, runtime_env)
         ray.get(handle.where.remote(), timeout=CALL_S)
     except ValueError as error:
-        raise ConfigError(
-            "--name", name, "the cluster has a run of this name", f"Choose another, or see it with fleet attach {name}."
-        ) from error
+        raise _taken(plan) from error
     except (ray.exceptions.RayError, TimeoutError) as error:
-        words = " ".join(str(error).split())[-400:]
         raise ConfigError(
-            "--address", ray.get_runtime_context().gcs_address, f"no process could be started on the head node: {words}"
+            "--address", ray.get_runtime_context().gcs_address, f"no process could be started on the head node: {_in_one_line(error)}"
         ) from error
     return handle
+
+
+def _taken(plan: RunPlan) -> ConfigError:
+    """The cluster has a run of this name, and what can be done depends on how far that is."""
+    name, field = plan.name, "--resume" if plan.resume else "--name"
+    over = find(name, plan.folder.parent).standing().code is not None
+    if not over:
+        otherwise = "" if plan.resume else "choose another name, or "
+        way_out = f"{otherwise}see it with fleet attach {name}; fleet stop {name} ends it."
+        return ConfigError(field, name, "the cluster has a run of this name, which goes on", way_out[0].upper() + way_out[1:])
+    then = "resume it then" if plan.resume else "choose another name"
+    reason = "the cluster has a run of this name, which has ended, and nobody has seen how"
+    return ConfigError(field, name, reason, f"See its end with fleet attach {name}, and {then}.")
 
 
 def result_of(plan: RunPlan, standing: DriverStanding) -> RunResult:
@@ -233,22 +267,33 @@ def in_words(run: RemoteRun) -> str:
     return f"{outcome.get('status', 'ended')}: {outcome.get('reason', f'its driver ended with {standing.code}')}{restarts}"
 
 
-def plan_of(run: RemoteRun) -> RunPlan | None:
+def plan_of(run: RemoteRun, say: Callable[[str], None]) -> RunPlan | None:
     """A plan of a run that was begun elsewhere, for what shows it: its folder and its settings; None when it was stopped before it began.
 
-    Raises RunFailed: it has no journal.
+    A run that starts is waited for as long as it does, and ``say`` takes who starts it. Raises RunFailed: it has ended without a
+    journal. Raises ConfigError: the cluster could not have it.
     """
-    for _ in range(round(CALL_S / PULL_S)):
+    known = ""
+    while True:
         standing = run.standing()
         run.pull()
-        if run.journal.exists():
+        if last_words(run.journal)[0] is not None:
             return plans.seen_plan(run.folder)
-        if standing.outcome == supervisor.STOPPED:
-            return None
         if standing.code is not None:
             break
+        by = f"process {standing.pid} of the head starts it" if standing.pid else "its supervisor on the head starts its driver"
+        if by != known:
+            known = by
+            say(f"{run.name} has not begun yet: {by}")
         run.pause()
-    raise RunFailed(f"run {run.name} has no journal yet", _said(run.folder))
+    run.leave()  # somebody has seen its end
+    if standing.outcome == supervisor.STOPPED:
+        return None
+    outcome = standing.outcome or {}
+    if "refused" in outcome:
+        raise ConfigError(*outcome["refused"])
+    reason = outcome.get("reason", f"its driver ended with {standing.code}")
+    raise RunFailed(f"run {run.name} has ended before it began: {reason}", _said(run.folder))
 
 
 def _said(folder: Path) -> str:

@@ -1,4 +1,4 @@
-"""The first Ctrl-C ends a run in order, the second one at once; the same for SIGTERM."""
+"""What signals do. The first Ctrl-C ends a run in order, the second one at once; the same for SIGTERM. A look they end alone."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ from contextlib import contextmanager
 from types import FrameType
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
+LEAVE = (*SIGNALS, signal.SIGHUP)
+"""They end a look; the last one comes when its terminal is closed."""
 ANSWER_S = 1.0
 """The main thread may take so long to come to what it does at a signal."""
 RESTORED = 0
@@ -67,3 +69,27 @@ def stopped_by_signals(stop: Callable[[str], None], say: Callable[[str], None]) 
         os.close(write_fd)
         thread.join()
         os.close(read_fd)
+
+
+@contextmanager
+def interrupted_by_signals() -> Iterator[None]:
+    """SIGINT, SIGTERM and SIGHUP raise KeyboardInterrupt in the main thread: what only looks ends, and tells nobody else of it.
+
+    A second one ends the process at once. What is ignored, as by ``nohup``, stays so. In another thread nothing is changed.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    caught = [each for each in LEAVE if signal.getsignal(each) is not signal.SIG_IGN]
+
+    def on_signal(number: int, frame: FrameType | None) -> None:
+        for each in caught:
+            signal.signal(each, signal.SIG_DFL)
+        raise KeyboardInterrupt
+
+    before = {each: signal.signal(each, on_signal) for each in caught}
+    try:
+        yield
+    finally:
+        for each, handler in before.items():
+            signal.signal(each, handler)

@@ -12,6 +12,8 @@ class Exit(IntEnum):
     FAILED = 1
     REFUSED = 2
     NOT_SAVED = 3
+    CALLED_OFF = 3  # of an experiment, which ends no other way that this could mean
     UNMET = 4
     VIOLATED = 5
+    UNSEEN = 6
     STOPPED = 130

@@ -24,13 +24,14 @@ KINDS = {"fleet/app": "roof", "fleet/host": "ground", "fleet/integrations": "fro
 """Folder -> what kind of room it and those below it are; the longest that fits."""
 
 MEANINGS = {
-    Exit.DONE: "The run is completed, and all that was asked of it holds.",
-    Exit.FAILED: "The run failed, or its twin failed or ended with other bits; a check of `fleet doctor` failed.",
+    Exit.DONE: "All that was asked holds: a run is completed, what was examined is fit, each probe of an experiment was held.",
+    Exit.FAILED: "The run failed, or its twin failed or ended with other bits; what was examined is not fit; not all probes were held.",
     Exit.REFUSED: "Bad input, named with field, value, reason and way out, before any process starts; or what is resumed is not what ran.",
-    Exit.NOT_SAVED: "All steps are committed, but the final checkpoint could not be kept.",
+    Exit.NOT_SAVED: "All steps are committed, but the final checkpoint could not be kept; the faults of an experiment were called off.",
     Exit.UNMET: "What `--expect` says is not so.",
     Exit.VIOLATED: "A [check of what should hold after chaos](chaos.md#checks) says that it does not.",
-    Exit.STOPPED: "The run was stopped in order.",
+    Exit.UNSEEN: "How the run ends was not seen: a signal ended `fleet attach`, or the cluster does not answer. The run may go on.",
+    Exit.STOPPED: "The run was stopped in order, or Ctrl-C has ended the command.",
 }
 
 

@@ -2,13 +2,28 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
-from fleet.host.journal import read_journal
-from fleet.protocol.records import CheckpointRecord, Committed, Record
+from fleet.app.plans import RunPlan, describe
+from fleet.host.journal import JournalWriter, read_journal
+from fleet.protocol.records import CheckpointRecord, Committed, Record, RunStarted
+from fleet.settings.run import RunSettings
 from tests.support.waiting import until
 
 NAME = "journal.jsonl"
+GOLDEN = Path(__file__).parents[1] / "golden" / "journal-v3.jsonl"
+BEGUN = 20
+"""So many records a run has that goes on."""
+
+
+def write_begun(folder: Path) -> None:
+    """The journal of a run that goes on, and has begun as a user begins one."""
+    plan = RunPlan(name=folder.name, folder=folder, settings=RunSettings(), train=print, script="train.py")
+    writer = JournalWriter(folder / NAME)
+    for record in list(read_journal(GOLDEN))[:BEGUN]:
+        writer.append(replace(record, run=plan.name, config=describe(plan)) if isinstance(record, RunStarted) else record)
+    writer.close()
 
 
 def records(folder: Path) -> list[Record]:

@@ -7,8 +7,9 @@ import io
 import pytest
 from rich.console import Console
 
-from fleet.app import beginning as module
+from fleet.app import waiting as module
 from fleet.app.beginning import Beginning
+from fleet.app.waiting import Waiting
 from fleet.protocol.records import Committed, ProcessUp, ViewPublished
 from fleet.protocol.types import Member, Process, StateId, View
 from tests.support.waiting import until
@@ -47,3 +48,19 @@ def test_it_says_nothing_while_there_is_nothing_to_wait_for(said: io.StringIO) -
     with Beginning(Console(file=said), lambda: now[0]):
         now[0] = 60.0
     assert said.getvalue() == ""
+
+
+def test_of_a_short_wait_nothing_is_said_and_of_a_long_one_ever_more_seldom(said: io.StringIO) -> None:
+    now = [0.0]
+
+    def lines() -> list[str]:
+        return [line.strip() for line in said.getvalue().splitlines()]
+
+    with Waiting(Console(file=said, width=100), lambda: now[0], "the store is read"):
+        now[0] = 2.4
+    assert not lines()
+    now[0] = 0.0
+    with Waiting(Console(file=said, width=100), lambda: now[0], "the store is read"):
+        for now[0], count in ((2.5, 1), (7.5, 2), (17.5, 3), (37.5, 4), (77.5, 5), (137.5, 6), (197.5, 7)):
+            until(lambda wanted=count: len(lines()) == wanted, "it is said again")  # type: ignore[misc]
+    assert lines()[0] == "still: the store is read, 2.5 s after the command"

@@ -181,6 +181,15 @@ def test_what_a_run_refuses_to_set_is_said_in_whole_sentences(tmp_path: Path, fl
         assert "checkpoint.interval_s = '0': must be greater than 0 s.\n" in said
 
 
+def test_a_run_that_ends_at_its_pause_was_paused_and_one_that_has_ended_is_not(tmp_path: Path, fleet: Callable[..., Done]) -> None:
+    """It has taken no step: there is nothing to keep, and it ends as it is told."""
+    with coordinator(tmp_path / "goes-on"):
+        done = fleet("pause", "goes-on")
+        assert done.returncode == 0, done.stderr
+        done = fleet("pause", "goes-on")
+        assert done.returncode == 2 and "the run has ended" in done.stderr
+
+
 def test_a_setting_of_a_run_that_does_not_go_on_is_refused(tmp_path: Path, fleet: Callable[..., Done]) -> None:
     (tmp_path / "over").mkdir()
     (tmp_path / "over" / "journal.jsonl").touch()

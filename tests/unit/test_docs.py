@@ -24,6 +24,7 @@ from fleet.app.deploy.spec import spec_keys
 from fleet.machine.table import OF_AGENTS, OF_RANKS, OF_THE_RUN
 from fleet.planning import inputs
 from fleet.protocol.events import EVENTS
+from fleet.protocol.exit_codes import Exit
 from fleet.protocol.instructions import INSTRUCTIONS
 from fleet.settings.fields import Key, shown
 from fleet.settings.live import LIVE
@@ -338,6 +339,20 @@ def test_compared_figures_are_figures_of_the_same_benchmark() -> None:
     for name, benchmark in BENCHMARKS.items():
         bounds_named = {target.bound for target in benchmark.targets.values() if target and isinstance(target.bound, str)}
         assert bounds_named <= set(benchmark.targets), name
+
+
+def test_every_exit_code_of_a_command_is_in_the_table_and_every_one_there_is_given() -> None:
+    """No command has a number of its own: what it leaves with, and what it tells of that, is a name of the table."""
+    numbers, named = [], set[str]()
+    for path in (*(ROOT / "fleet" / "app").glob("*.py"), *(ROOT / "fleet" / "app" / "cli").glob("*.py"), ROOT / "fleet" / "__main__.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "Exit":
+                named.add(node.attr)
+            if isinstance(node, ast.Call) and ast.unparse(node.func) in ("typer.Exit", "sys.exit"):
+                given = [way for each in node.args for way in ((each.body, each.orelse) if isinstance(each, ast.IfExp) else (each,))]
+                numbers += [f"{path.name}:{node.lineno}" for way in given if isinstance(way, ast.Constant)]
+    assert numbers == ["tracking.py:91"], "that is a process of its own"
+    assert named == set(Exit.__members__)
 
 
 def write_anew() -> None:

@@ -11,12 +11,13 @@ import pytest
 
 from fleet.app import experiment as runner
 from fleet.app import experiment_probes
-from fleet.app.experiment import HELD, UNKNOWN, VIOLATED, ExperimentExit, ExperimentOutcome, ProbeVerdict
+from fleet.app.experiment import HELD, UNKNOWN, VIOLATED, ExperimentOutcome, ProbeVerdict
 from fleet.app.result import Result, Twin
 from fleet.app.twins import Sameness
 from fleet.errors import ConfigError
 from fleet.host.journal import JournalWriter
 from fleet.protocol.decisions import Figures
+from fleet.protocol.exit_codes import Exit
 from fleet.protocol.records import VERSION, Committed, DecisionMade, RunStarted
 from fleet.protocol.types import StateId
 
@@ -150,8 +151,8 @@ def test_a_probe_is_held_violated_or_cannot_be_told(asked: dict[str, Any], verdi
 def test_only_an_experiment_whose_probes_were_all_held_is_held(tmp_path: Path) -> None:
     held, wrong, unknown = (ProbeVerdict("p", verdict, None, None) for verdict in (HELD, VIOLATED, UNKNOWN))
     codes = {ExperimentOutcome("t", verdicts).exit_code for verdicts in ((), (held, wrong), (held, unknown), (unknown,))}
-    assert codes == {ExperimentExit.NOT_HELD} and ExperimentOutcome("t", (held, held)).exit_code == ExperimentExit.HELD
-    assert ExperimentOutcome("t", (held,), failed="the method failed").exit_code == ExperimentExit.NOT_HELD
+    assert codes == {Exit.FAILED} and ExperimentOutcome("t", (held, held)).exit_code == Exit.DONE
+    assert ExperimentOutcome("t", (held,), failed="the method failed").exit_code == Exit.FAILED
     failing = {"type": "action", "name": "a", "provider": {"type": "python", "module": HERE, "func": "fails"}}
     outcome = runner.run(runner.load(written(tmp_path, probe("gives", 1, value=1), method=[failing])))
     assert "no answer" in outcome.failed and outcome.to_dict()["exit_code"] == 1
@@ -223,7 +224,7 @@ def test_an_experiment_that_was_cut_off_has_violated_nothing(
     probes = [probe("status", "completed", "fleet.app.experiment_probes"), probe("faults_injected", 1, "fleet.app.experiment_probes")]
     outcome = runner.run(runner.load(written(tmp_path, *probes)))
     assert [one.verdict for one in outcome.verdicts] == [UNKNOWN, HELD]
-    assert outcome.verdicts[0].reason == "the run was stopped: Ctrl-C" and outcome.exit_code == ExperimentExit.NOT_HELD
+    assert outcome.verdicts[0].reason == "the run was stopped: Ctrl-C" and outcome.exit_code == Exit.FAILED
     no_runs.append(result(tmp_path, status="failed", equal=None))
     assert runner.run(runner.load(written(tmp_path, *probes))).verdicts[0].verdict == VIOLATED, "it failed by itself"
     failing = {"type": "action", "name": "a", "provider": {"type": "python", "module": HERE, "func": "fails"}}
@@ -255,4 +256,4 @@ def test_faults_that_were_called_off_hold_nothing(no_runs: list[Result], tmp_pat
     journal.close()
     assert verdict("floor_kept", True) == VIOLATED
     outcome = runner.run(runner.load(written(tmp_path, probe("gives", 1, value=1))))
-    assert outcome.verdicts[0].verdict == HELD and outcome.exit_code == ExperimentExit.FLOOR
+    assert outcome.verdicts[0].verdict == HELD and outcome.exit_code == Exit.CALLED_OFF

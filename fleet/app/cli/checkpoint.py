@@ -13,6 +13,7 @@ import typer
 
 from fleet.app.cli.config import RUNS, Storage
 from fleet.errors import ConfigError
+from fleet.protocol.exit_codes import Exit
 
 if TYPE_CHECKING:
     from storage.checkpoint.store import CheckpointStore
@@ -49,7 +50,7 @@ def verify(
     with _store(where, storage) as store:
         rows = [_verified(store, name) for name in ([_known(store, checkpoint)] if checkpoint else store.list())]
     print(json.dumps(rows, indent=1)) if json_ else [print(f"{row['id']}  {row['error'] or 'sound'}") for row in rows]
-    raise typer.Exit(1 if any(row["error"] for row in rows) else 0)
+    raise typer.Exit(Exit.FAILED if any(row["error"] for row in rows) else Exit.DONE)
 
 
 def export(

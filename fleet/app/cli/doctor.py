@@ -12,6 +12,7 @@ import typer
 from fleet.app.cli import prints as cli_print
 from fleet.errors import ConfigError
 from fleet.ledger.figures import with_prefix
+from fleet.protocol.exit_codes import Exit
 
 if TYPE_CHECKING:
     from fleet.ledger.health import HealthCheck, MeasuredFigure
@@ -63,7 +64,7 @@ def doctor(
         print(json.dumps(answer, indent=2))
     else:
         _table(checks, decision.action, decision.reason)
-    raise typer.Exit(0 if decision.action == "admit" else 1)
+    raise typer.Exit(Exit.DONE if decision.action == "admit" else Exit.FAILED)
 
 
 def _check_one(values: Mapping[str, Any]) -> None:

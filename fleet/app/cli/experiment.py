@@ -11,6 +11,7 @@ from fleet.app.cli import config as cli_config
 from fleet.app.cli import prints as cli_print
 from fleet.app.cli.json_out import Json, write_json
 from fleet.host.clock import MonotonicClock
+from fleet.protocol.exit_codes import Exit
 
 if TYPE_CHECKING:
     from fleet.app.experiment import ExperimentOutcome
@@ -77,7 +78,7 @@ def soak(
     injected = any(one.executed for one in rounds)
     if not injected:
         console.print(Text("no fault has struck: this has shown nothing", style="red"))
-    raise typer.Exit(int(not injected or any(one.wrong for one in rounds)))
+    raise typer.Exit(Exit.FAILED if not injected or any(one.wrong for one in rounds) else Exit.DONE)
 
 
 def _report(one: Round) -> None:

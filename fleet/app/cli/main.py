@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Mapping
-from functools import partial
+from functools import partial, wraps
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -39,7 +39,7 @@ from fleet.app.cli import track as cli_track
 from fleet.app.cli import up as cli_up
 from fleet.app.cli import watch as cli_watch
 from fleet.app.cli.config import RUNS, Storage
-from fleet.errors import ConfigError, FleetError
+from fleet.errors import ConfigError, FleetError, OutOfSight
 from fleet.protocol.exit_codes import Exit
 
 console = cli_print.Terminal(stderr=True)
@@ -84,6 +84,66 @@ def report(
     cli_run.emit(report_data(found, damage, None), found, "-" if json_ else "", html)
 
 
+SHOW = (
+    cli_run.run, cli_run.resume, cli_attach.attach, cli_watch.watch, cli_logs.logs, cli_simulate.simulate, cli_simulate.compare,
+)  # fmt: skip
+"""They show by themselves what goes on."""
+WAITS: Mapping[Callable[..., Any], str] = {
+    cli_attach.stop: "the cluster at {address} is asked to stop {run}",
+    cli_plan.plan: "the plan is computed",
+    cli_scale.scale: "steps of {script} are measured at several world sizes",
+    cli_diagnose.diagnose: "the journal of {name} is read",
+    cli_doctor.doctor: "what is asked for is measured",
+    cli_init.init: "{file} is written",
+    cli_rehearse.rehearse: "small runs are trained on this machine",
+    cli_up.up: "the service of {storage} comes up",
+    cli_up.status: "whoever is asked answers",
+    cli_up.down: "the service of {storage} ends",
+    cli_queue.submit: "the service is asked to take {script}",
+    cli_queue.queue: "the service is asked for its queue",
+    cli_queue.cancel: "the service is asked to take {name} back",
+    cli_runs.runs: "the journals of all runs are looked at",
+    cli_runs.show: "the journal of {run} is read",
+    cli_runs.diff: "the journals of {one} and {other} are read",
+    cli_runs.prune: "the folders of all runs are looked at",
+    cli_runs.fold: "the journal of {run} is read and written anew",
+    cli_data.data: "the journal of {run} is read",
+    cli_track.track: "trackers take what they lack of {run}",
+    cli_set.set_: "the coordinator of {name} is asked",
+    cli_set.resize: "the coordinator of {name} is asked",
+    cli_set.pause: "the coordinator of {name} is asked",
+    cli_drain.drain: "the coordinator of {name} is asked",
+    cli_config.config: "settings are read",
+    report: "the journal of {name} is read",
+    cli_laws.sweep: "the laws are computed",
+    cli_traces.import_: "{file} is read",
+    cli_traces.fit: "{file} is read, and rates are fitted",
+    cli_experiment.run: "the runs of {file} are trained",
+    cli_experiment.soak: "runs of {script} are trained through faults",
+    cli_checkpoint.list_: "the store of the checkpoints answers",
+    cli_checkpoint.verify: "every byte of the checkpoints is read",
+    cli_checkpoint.export: "the checkpoint is read",
+    cli_checkpoint.delete: "the store of the checkpoints answers",
+    cli_dashboard.push: "Grafana answers",
+    cli_cluster.write: "files are written to {folder}",
+    cli_cluster.check: "files are read",
+}
+"""What each of the others waits for, said where that takes longer than a few seconds. Fields are the command's own arguments."""
+
+
+def with_words(command: Callable[..., Any]) -> Callable[..., Any]:
+    """The command, which is not silent for long: see ``WAITS``."""
+    if command in SHOW:
+        return command
+
+    @wraps(command)
+    def called(**given: Any) -> Any:
+        with cli_print.waiting(WAITS[command].format_map(given)):
+            return command(**given)
+
+    return called
+
+
 COMMANDS = (
     cli_run.run,
     cli_run.resume,
@@ -126,7 +186,7 @@ GROUPS: Mapping[str, tuple[typer.Typer, Commands]] = {
         _asks(help="List, verify, export and delete durable checkpoints."),
         (cli_checkpoint.list_, cli_checkpoint.verify, cli_checkpoint.export, cli_checkpoint.delete),
     ),
-    "runs": (typer.Typer(invoke_without_command=True, callback=cli_runs.runs), (cli_runs.prune, cli_runs.fold)),
+    "runs": (typer.Typer(invoke_without_command=True, callback=with_words(cli_runs.runs)), (cli_runs.prune, cli_runs.fold)),
     "dashboard": (_asks(help="Dashboards for Grafana."), (cli_dashboard.push,)),
     "cluster": (_asks(help="Files that bring up a cluster: ray up, Kubernetes, Slurm."), (cli_cluster.write, cli_cluster.check)),
 }
@@ -137,7 +197,7 @@ PASS_ON = (cli_run.resume, cli_queue.submit)
 def _with(group: typer.Typer, commands: Commands) -> typer.Typer:
     for command in commands:
         others = {"allow_extra_args": True, "ignore_unknown_options": True} if command in PASS_ON else None
-        group.command(command.__name__.rstrip("_"), context_settings=others)(command)
+        group.command(command.__name__.rstrip("_"), context_settings=others)(with_words(command))
     return group
 
 
@@ -146,13 +206,23 @@ for _name, (_group, _commands) in GROUPS.items():
     app.add_typer(_with(_group, _commands), name=_name)
 
 
+def _code_of(error: FleetError) -> Exit:
+    match error:
+        case ConfigError():
+            return Exit.REFUSED
+        case OutOfSight():
+            return Exit.UNSEEN
+        case _:
+            return Exit.FAILED
+
+
 def main() -> None:
     """Entry point of the ``fleet`` command."""
     try:
         app(standalone_mode=True)
     except FleetError as error:
         console.print(Text.assemble(("fleet: ", "red bold"), str(error)))
-        sys.exit(Exit.REFUSED if isinstance(error, ConfigError) else Exit.FAILED)
+        sys.exit(_code_of(error))
     except BrokenPipeError:  # whoever read has gone
         cli_print.leave_to_nobody(sys.stdout.fileno())
-        sys.exit(0)
+        sys.exit(Exit.DONE)

@@ -12,6 +12,7 @@ from fleet.app.cli import prints as cli_print
 from fleet.app.cli.config import option_of
 from fleet.app.cli.json_out import Json, write_json
 from fleet.errors import ConfigError
+from fleet.protocol.exit_codes import Exit
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -151,7 +152,7 @@ def _sweep(asked: PlanInput, text: str, json_: str, html: str) -> None:
 
         Path(html).write_text(render_plan(best, what.field, points))
     if len(points) < len(what.values):
-        raise typer.Exit(130)
+        raise typer.Exit(Exit.STOPPED)
 
 
 def _forewarn(terminal: Console, asked: PlanInput, what: Sweep) -> None:

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import os
 import sys
+import time
 from collections.abc import Iterable, Sequence
 
 from rich.console import Console
+
+from fleet.app.waiting import Waiting
 
 
 class Terminal(Console):
@@ -23,6 +26,11 @@ class Terminal(Console):
     def on_broken_pipe(self) -> None:
         self.quiet = True
         leave_to_nobody(self.file.fileno())
+
+
+def waiting(what: str) -> Waiting:
+    """Says on the standard error what is waited for, when that takes longer than a few seconds. To be entered."""
+    return Waiting(Terminal(stderr=True), time.monotonic, what)
 
 
 def leave_to_nobody(descriptor: int) -> None:

@@ -41,9 +41,8 @@ if TYPE_CHECKING:
     from fleet.settings.run import RunSettings
 
 
-class Launch(Protocol):
-    """A run that is begun: ``fleet.app.recipes.LiveRun`` on a local cluster, ``fleet.app.remote.Launched`` on one that was there, and
-    ``fleet.app.plain.PlainRun`` of a script that is not Fleet's."""
+class Visible(Protocol):
+    """A run that goes on, and that this process may only look at: ``fleet.app.remote.Attached``. ``execute`` returns at its end."""
 
     plan: RunPlan
 
@@ -52,10 +51,16 @@ class Launch(Protocol):
 
     def execute(self) -> RunResult: ...
 
+
+class Launch(Visible, Protocol):
+    """A run that is begun: ``fleet.app.recipes.LiveRun`` on a local cluster, ``fleet.app.remote.Launched`` on one that was there, and
+    ``fleet.app.plain.PlainRun`` of a script that is not Fleet's."""
+
     def stop(self, reason: str) -> None: ...
 
 
 console = cli_print.Terminal(stderr=True)
+TRIED = "two steps of the script are tried"
 CHECKPOINT = "Interval policy: exact, daly, young, seconds, or package.module:Class."
 
 
@@ -121,7 +126,8 @@ def run(
     expected, shown = _expected(expect or [], twin and not plain), Show(json_, html, port)
     if plain:
         raise typer.Exit(_execute(cli_plain.plan_of(context), True, False, 0, shown, expected, "", ""))
-    plan = _plan_of(context.params)
+    with cli_print.waiting("the run is planned, with what its journal and its store have of it"):
+        plan = _plan_of(context.params)
     if detach:
         raise typer.Exit(_leave_to_the_cluster(plan, no_trial, address, working_dir))
     raise typer.Exit(_execute(plan, no_trial, twin, twin_world, shown, expected, address, working_dir))
@@ -227,9 +233,9 @@ def _tried_first(plan: RunPlan, no_trial: bool, address: str) -> AbstractContext
 def _leave_to_the_cluster(plan: RunPlan, no_trial: bool, address: str, working_dir: str) -> int:
     from fleet.app import first_steps, remote
 
-    with _tried_first(plan, no_trial, address) as wait:
+    with cli_print.waiting(TRIED), _tried_first(plan, no_trial, address) as wait:
         wait(first_steps.LIMIT_S)
-    with remote.connected(address):
+    with cli_print.waiting(f"the cluster at {address} is asked, and code is sent there"), remote.connected(address):
         remote.begin(plan, plan.folder.parent, code_folder(plan, working_dir))
     console.print(Text.assemble((plan.name, "bold"), " goes on without this shell"))
     for what in ("attach", "logs", "stop"):
@@ -357,7 +363,7 @@ def _leave_if_ended(run: str, script: str, storage: str, root: Path, steps: int)
     why = plans.why_completed(folder)
     console.print(f"{folder.name} is completed: {why}, and its last state is kept.", markup=False, highlight=False, soft_wrap=True)
     console.print(f"To go on beyond its end, as a new run: {again} --steps N", markup=False, highlight=False, soft_wrap=True)
-    raise typer.Exit(0)
+    raise typer.Exit(Exit.DONE)
 
 
 def _repeated(run: str, asked: Executed, root: Path, changed_code: bool) -> RunPlan:
@@ -409,12 +415,14 @@ def _execute(
     policy_choice.look_in(Path(plan.script).resolve().parent, Path.cwd())
     policy_choice.check(plan.settings)
     with ExitStack() as stack:
+        tried = stack.enter_context(cli_print.waiting(TRIED))
         wait = stack.enter_context(_tried_first(plan, no_trial, address))
         if plan.plain is None:  # what is loaded next takes as long as most trials: beside one it costs nothing
             importlib.import_module("fleet.app.remote" if address else "fleet.app.recipes")
         wait(first_steps.ALONE_S)
         check_folder(plan.folder if plan.resume else root)
         store = StoreTrial(plans.store_url(plan)) if "://" in plan.settings.storage else None  # beside the cluster's start
+        tried.over()
         stack.enter_context(beginning)
         server = stack.enter_context(cli_watch.serving(root, "127.0.0.1", show.port))
         try:
@@ -472,7 +480,8 @@ def close(plan: RunPlan, result: RunResult, verdict: dict[str, Any] | None, show
 
     if not plan.journal.exists():  # it was deleted, and the run has failed for that
         return Exit.FAILED
-    report, damage = cli_diagnose.load_report(plan.folder)
+    with cli_print.waiting(f"the journal of {plan.name} is read"):
+        report, damage = cli_diagnose.load_report(plan.folder)
     data = report_data(report, damage, verdict)
     if show.json != "-":
         _sum_up(data, plan, report)
@@ -486,9 +495,20 @@ def close(plan: RunPlan, result: RunResult, verdict: dict[str, Any] | None, show
 
 
 def one_run(live: Launch, server: PageServer | None, beginning: Beginning | None = None) -> RunResult:
-    """Train; with a ``server``, its page shows the run, and takes orders. ``beginning`` tells what the first step waits for."""
-    from fleet.app.progress import LiveView
+    """Train, see :func:`shown`. Signals stop the run in order."""
     from fleet.app.stopping import stopped_by_signals
+
+    if beginning is not None:
+        beginning.say("ranks are started")
+    return shown(live, server, beginning, stopped_by_signals(live.stop, console.print))
+
+
+def shown(live: Visible, server: PageServer | None, beginning: Beginning | None, signals: AbstractContextManager[object]) -> RunResult:
+    """A run to its end, on the terminal; with a ``server``, its page shows the run, and takes orders.
+
+    ``beginning`` tells what the first step waits for; ``signals`` is entered while the run goes on.
+    """
+    from fleet.app.progress import LiveView
     from fleet.host.follow import Follower
     from fleet.host.rank_logs import RunLogs, logs_of
 
@@ -498,10 +518,8 @@ def one_run(live: Launch, server: PageServer | None, beginning: Beginning | None
         server.show(plan.name, follower, live.controls)
         console.print(Text.assemble("watch it at ", (server.link(plan.name), "bold")))
     logs = RunLogs(logs_of(plan.folder), from_start=not plan.resume)
-    if beginning is not None:
-        beginning.say("ranks are started")
     view = LiveView(follower, console, time.monotonic, logs, _first_fault_s(plan), beginning)
-    with view, stopped_by_signals(live.stop, console.print):
+    with view, signals:
         result = live.execute()
     if beginning is not None:
         beginning.over()

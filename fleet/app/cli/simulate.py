@@ -17,6 +17,7 @@ from fleet.app.cli import prints as cli_print
 from fleet.app.cli.config import RUNS, option_of
 from fleet.app.cli.json_out import Json, write_json
 from fleet.ledger.report import finite
+from fleet.protocol.exit_codes import Exit
 
 if TYPE_CHECKING:
     from fleet.app.cli.prints import Terminal
@@ -79,7 +80,7 @@ def simulate(
     if json_ != "-":
         _show(answer)
     if not answer["complete"]:
-        raise typer.Exit(130)
+        raise typer.Exit(Exit.STOPPED)
 
 
 def compare(
@@ -136,7 +137,7 @@ def compare(
             print(comparisons.sentence(names[0], name, verdict, each))
     if not complete:
         _terminal().print("interrupted: what was compared is kept")
-        raise typer.Exit(130)
+        raise typer.Exit(Exit.STOPPED)
 
 
 def _beside_each_other(folders: Sequence[Path], json_: str) -> None:

@@ -9,6 +9,7 @@ import re
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
@@ -23,7 +24,7 @@ from fleet.app.cli import attach as cli_attach
 from fleet.app.cli import prints as cli_print
 from fleet.app.cli.config import RUNS, Storage
 from fleet.app.cli.queue import Submissions, note_path, queue_of, running
-from fleet.app.cli.watch import PRIVATE, PerRank, read_token_path, serving, wait_for_a_signal
+from fleet.app.cli.watch import PRIVATE, PerRank, read_token_path, serving, until_a_signal
 from fleet.app.cluster.cluster_room import ClusterRoom
 from fleet.errors import ConfigError, RunFailed
 from fleet.host.processes import calling
@@ -109,7 +110,7 @@ def serve() -> None:
     """The service itself: runs until it is told to stop."""
     settings = json.loads(sys.argv[1])
     root = Path(settings["root"])
-    with ExitStack() as stack:
+    with until_a_signal(), ExitStack() as stack:
         chosen = settings["queue"]
         named = named_tokens(Path(chosen["tokens"])) if chosen["tokens"] else ()
         watch = stack.enter_context(serving(root, settings["host"], settings["port"], settings["per_rank"], named))
@@ -118,7 +119,7 @@ def serve() -> None:
         note["prometheus"] = _prometheus(stack, root, watch.server.url, settings)
         write_whole(note_path(root), json.dumps(note))
         stack.callback(note_path(root).unlink, missing_ok=True)
-        wait_for_a_signal()
+        threading.Event().wait()
 
 
 def _submissions(stack: ExitStack, root: Path, chosen: Mapping[str, Any]) -> Submissions:

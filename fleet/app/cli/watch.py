@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import getpass
 import os
-import signal
 import threading
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 from urllib.parse import quote
@@ -16,6 +15,7 @@ import typer
 
 from fleet.app.cli import prints as cli_print
 from fleet.app.cli.config import RUNS, Storage
+from fleet.app.stopping import interrupted_by_signals
 from fleet.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -120,19 +120,15 @@ def watch(
 
         folder = find_run(run, root).resolve()
         root, name = folder.parent, folder.name
-    with serving(root, host, port, per_rank) as server:
+    with until_a_signal(), serving(root, host, port, per_rank) as server:
         console.print(f"[bold]{server.link(name)}[/]")
         if server.read_link(name) != server.link(name):
             console.print(f"only to look: {server.read_link(name)}")
-        wait_for_a_signal()
+        threading.Event().wait()
 
 
-def wait_for_a_signal() -> None:
-    """Until Ctrl-C or SIGTERM."""
-    stop = threading.Event()
-    before = {each: signal.signal(each, lambda *_: stop.set()) for each in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        stop.wait()
-    finally:
-        for each, handler in before.items():
-            signal.signal(each, handler)
+@contextmanager
+def until_a_signal() -> Iterator[None]:
+    """The block, which ends at Ctrl-C, at SIGTERM, or with its terminal."""
+    with interrupted_by_signals(), suppress(KeyboardInterrupt):
+        yield
