@@ -226,7 +226,6 @@ def quiesced(machine: MachineState, event: Quiesced, now_s: float) -> None:
     rank = machine.current(event.member)
     if rank is None or event.generation < rank.generation:
         return  # overtaken on the way by a later word of the same rank
-    later = event.generation > rank.generation
     rank.phase, rank.state, rank.dirty, rank.generation = RankPhase.STANDBY, event.state, event.dirty, event.generation
     rank.beat_s, rank.reported, rank.engaged = now_s, True, event.engaged
     machine.assembly.learn(event.generation, event.state)
@@ -236,8 +235,8 @@ def quiesced(machine: MachineState, event: Quiesced, now_s: float) -> None:
     if event.why is Departure.INCOMPLETE:
         found_in = next((known for known in (view, proposal) if known is not None and known.generation == event.generation), None)
         if found_in is not None:
-            machine.assembly.incomplete = frozenset(found_in.members)
-    elif later and event.member in machine.assembly.incomplete:
+            machine.assembly.incomplete, machine.assembly.incomplete_in = frozenset(found_in.members), event.generation
+    elif event.generation > machine.assembly.incomplete_in and event.member in machine.assembly.incomplete:
         probe("a rank that lacked some of the state may have got it in a later view")
         machine.assembly.incomplete -= {event.member}
     runs = machine.phase in (Phase.RUN, Phase.FORM) and view is not None and event.generation >= view.generation

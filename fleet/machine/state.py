@@ -235,7 +235,7 @@ class Assembly:
         sent_s: when the last word about that was sent.
         fresh_until_s: so long a fresh process is waited for, where nobody has the initial state any more.
         in_person: the training loop itself has to answer when it is told to leave.
-        incomplete: members of the last view that found some of a sharded state with none of them; () once a view runs.
+        incomplete: members of the view ``incomplete_in`` that found some of a sharded state with none of them; () once a view runs.
         lacking: what the newest view's placement lacks of what was asked for.
     """
 
@@ -247,6 +247,7 @@ class Assembly:
     fresh_until_s: float = field(init=False)
     in_person: bool = False
     incomplete: frozenset[Member] = frozenset()
+    incomplete_in: int = 0
     lacking: Lacking = field(default_factory=Lacking)
 
     def __post_init__(self) -> None:
