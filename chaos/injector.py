@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
 from chaos.arrivals import burst_of
+from chaos.radius import BlastLimit, BlastRadius, FaultReach
 from fleet.protocol.domains import place_of
 from fleet.protocol.facts import FaultRecord
 from fleet.protocol.fault_kinds import BY_HAND, KNOWN_S, Cost, FaultKind, FaultPlace, Heal, Performer, drawn, kind_of
@@ -99,12 +100,14 @@ class Injector:
         max_nodes_down: how many nodes may be lost at a time; more would have no room to be replaced in.
         lose_all: all ranks may be lost, when there is something to go on from; a fault of software then takes them all.
         sharded: the optimizer's state is spread over the ranks. What is wrong in one of them then ends the run, so no bit of it is flipped.
+        limits: how much may be hit, at once and within an hour. A fault that would hit more is suppressed.
     """
 
     def __init__(
         self, plan: Iterable[Fault], *, min_ranks: int = 1, repair_s: float | None = None, max_nodes_down: int = 1, lose_all: bool = False,
-        sharded: bool = False,
+        sharded: bool = False, limits: Iterable[BlastLimit] = (),
     ) -> None:  # fmt: skip
+        self._radius = BlastRadius(limits)
         self._ahead = sorted(plan, key=lambda fault: (fault.at_s, fault.id), reverse=True)
         self._min_ranks, self._repair_s, self._max_nodes_down, self._lose_all = min_ranks, repair_s, max_nodes_down, lose_all
         self._sharded = sharded
@@ -195,10 +198,13 @@ class Injector:
             return self._inject_node(fault, kind, now_s, world)
         targets = self._targets(fault, kind, world)
         why = why or self._rank_refusal(fault, kind, targets, world)
+        members = tuple(target.member for target in targets)
+        node = self._node(fault.node, world)
+        nodes = () if node is None else (node,)
+        why = why or self._too_wide(fault, members, nodes, now_s, world)
         if why is not None:
             return _suppressed(fault, now_s, why)
-        members = tuple(target.member for target in targets)
-        self._opened(fault, members, now_s)
+        self._opened(fault, members, now_s, nodes)
         return FaultAction(FaultRecord(fault, "executed", members, at_s=now_s), _to_ranks(fault, kind, START, targets, world))
 
     def _inject_only(self, fault: Fault, kind: FaultKind, now_s: float, world: ChaosView) -> FaultAction:
@@ -212,6 +218,8 @@ class Injector:
         if deadly and not world.restorable:
             return _suppressed(fault, now_s, "all ranks would be lost, and neither memory nor store holds a state to go on from")
         members = tuple(occupant.member for occupant in world.slots.values()) if deadly else ()
+        if why := self._too_wide(fault, members, (), now_s, world):
+            return _suppressed(fault, now_s, why)
         self._opened(fault, members, now_s, (hit,))
         return FaultAction(FaultRecord(fault, "executed", members, at_s=now_s), orders)
 
@@ -254,11 +262,13 @@ class Injector:
         if kind.performer is Performer.LINKS:
             why = _alone_at(index, world)
         why = why or (self._too_few(targets, world) if kind.takes_ranks else None)
+        members = tuple(target.member for target in targets)
+        why = why or self._too_wide(fault, members, hit, now_s, world)
         if why is not None:
             return _suppressed(fault, now_s, why)
-        members = tuple(target.member for target in targets)
         if kind.announced and fault.id not in self._announced:
             self._announced[fault.id] = _Open(fault, members, now_s + fault.duration_s, hit)
+            self._radius.count(fault.id, _reach(fault, members, hit, now_s))
             return FaultAction(FaultRecord(fault, "announced", members, at_s=now_s), _orders(fault, kind, ANNOUNCE, hit, world))
         self._opened(fault, members, now_s, hit)
         return FaultAction(FaultRecord(fault, "executed", members, at_s=now_s), _orders(fault, kind, START, hit, world))
@@ -276,6 +286,7 @@ class Injector:
 
     def _taken_back(self, announced: _Open, report: FaultRecord) -> FaultAction:
         """The run is told that it does not come after all."""
+        self._radius.forget(announced.fault.id)
         return FaultAction(report, tuple(operation(announced.fault, WITHDRAW, node=node) for node in announced.nodes))
 
     def _no_room(self, fault: Fault, hit: tuple[int, ...], world: ChaosView) -> str | None:
@@ -292,6 +303,16 @@ class Injector:
         if not self._lose_all:
             return f"it would leave {left} ranks of at least {self._min_ranks}"
         return None if world.restorable else f"it would leave {left} ranks, and neither memory nor store holds a state to go on from"
+
+    def _too_wide(self, fault: Fault, members: tuple[Member, ...], nodes: tuple[int, ...], now_s: float, world: ChaosView) -> str | None:
+        """Why the blast radius does not allow it. A place is hit until its fault is healed, and its ranks train again."""
+
+        def lasts(name: str, reach: FaultReach) -> bool:
+            trains = {slot for slot, o in world.slots.items() if o.in_view and o.member not in self._gone}
+            taken = any(member in self._gone and member.slot not in trains for member in reach.members)
+            return taken or name in self._open or name in self._announced
+
+        return self._radius.refusal(fault.id, _reach(fault, members, nodes, now_s), lasts)
 
     def _targets(self, fault: Fault, kind: FaultKind, world: ChaosView) -> list[Occupant]:
         if self._lose_all and fault.component == JOB_WIDE:
@@ -335,6 +356,7 @@ class Injector:
             self._gone.update(members)
         if Cost.NODE in kind.may_cost:
             self._down.add(fault.id)
+        self._radius.count(fault.id, _reach(fault, members, tuple(node for node in nodes if node not in ONE_OF.values()), at_s))
         length_s = self._length_s(fault, kind.heal)
         if length_s is not None:
             self._open[fault.id] = _Open(fault, members, at_s + length_s, nodes)
@@ -357,6 +379,7 @@ class Injector:
         self._open.pop(report.fault.id, None)
         self._announced.pop(report.fault.id, None)
         self._down.discard(report.fault.id)
+        self._radius.forget(report.fault.id)
 
     def _heal(self, opened: _Open, now_s: float, world: ChaosView, *, over: bool = False) -> FaultAction:
         fault, kind = opened.fault, drawn(opened.fault)
@@ -422,6 +445,11 @@ def _alone_at(node: int, world: ChaosView) -> str | None:
     others = [index for index, host in world.hosts.items() if host == world.hosts[node] and index != node]
     where = "the head" if others == [HEAD_NODE] else f"{len(others)} others"
     return f"node {node} has one address with {where}: links are cut between hosts" if others else None
+
+
+def _reach(fault: Fault, members: tuple[Member, ...], nodes: tuple[int, ...], at_s: float) -> FaultReach:
+    kind = drawn(fault)
+    return FaultReach(at_s, members, nodes, kind.whole_rack or kind.whole_rail)
 
 
 def _can_be_healed(fault: Fault) -> bool:

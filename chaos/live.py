@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Iterable
 from typing import Protocol
 
 from chaos.controls import ChaosControls, obey
 from chaos.injector import ChaosView, FaultAction, Injector
+from chaos.radius import limits_of
 from chaos.settings import ChaosSettings, parse_chaos
 from fleet.host.clock import Clock
 from fleet.ledger.pace import Floor
@@ -55,13 +57,15 @@ class ChaosWorld(Protocol):
 class LiveChaos:
     """Strikes ``world`` as ``injector`` and ``controls`` say; ``storm`` makes the faults that follow when chaos is started without any.
 
-    ``floor``: when less is left of the run's pace, everything is healed, and the run goes on without faults.
+    ``floor``: when less is left of the run's pace, everything is healed, and the run goes on without faults. ``at_steps``: what strikes
+    once a step is committed, by step, so that a slow machine strikes the same.
     """
 
     def __init__(
         self, injector: Injector, controls: ChaosControls, world: ChaosWorld, storm: Callable[[], tuple[Fault, ...]],
-        floor: Floor | None = None,
+        floor: Floor | None = None, at_steps: Iterable[tuple[int, Fault]] = (),
     ) -> None:  # fmt: skip
+        self._at_steps = deque(at_steps)
         self._injector, self._controls, self._world, self._storm = injector, controls, world, storm
         self._floor, self._looked_s = floor, 0.0
         self._origin_s = 0.0
@@ -69,7 +73,7 @@ class LiveChaos:
     def run(self, clock: Clock, pause: Pause) -> None:
         """Until the run is over. The plan's time counts from when the run first trains."""
         planned = self._injector.planned(0.0)
-        if not (planned or self._ordered(pause)) or not self._trains(pause):
+        if not (planned or self._at_steps or self._ordered(pause)) or not self._trains(pause):
             return
         self._origin_s = clock.now_s()
         for event in planned:
@@ -79,9 +83,24 @@ class LiveChaos:
             for event in obey(self._controls.take(), self._injector, now_s, self._storm):
                 self._report(event)
             self._mind_the_floor(now_s, clock)
+            self._mind_the_steps(now_s)
             if now_s >= self._injector.next_s():
                 self._carry_out(self._injector.due(now_s, self._world.see()), clock)
+        self._plan([fault for _, fault in self._at_steps], clock.now_s() - self._origin_s)  # so that they are on record
         self._carry_out(self._injector.end(clock.now_s() - self._origin_s, self._world.see()), clock)
+
+    def _mind_the_steps(self, now_s: float) -> None:
+        """Plan for now what was to come at a step that is committed."""
+        if not self._at_steps or (step := self._world.committed_step()) is None:
+            return
+        due = []
+        while self._at_steps and self._at_steps[0][0] <= step:
+            due.append(self._at_steps.popleft()[1])
+        self._plan(due, now_s)
+
+    def _plan(self, faults: Iterable[Fault], now_s: float) -> None:
+        for event in self._injector.add([dataclasses.replace(fault, at_s=now_s) for fault in faults], now_s):
+            self._report(event)
 
     def _mind_the_floor(self, now_s: float, clock: Clock) -> None:
         """Once a second: is enough left of the pace? If not, heal everything, once and for all."""
@@ -132,6 +151,10 @@ def live_chaos(settings: RunSettings, chaos: ChaosSettings, controls: ChaosContr
     """The chaos of a run with these settings, as it is planned; what an operator starts when nothing is planned any more is a storm."""
     plan = functools.partial(ChaosSettings.plan, seed=settings.seed, world=settings.slots, nodes=settings.nodes)
     sharded = settings.optimizer_sharding != "none"
-    injector = Injector(plan(chaos), min_ranks=settings.min_ranks, repair_s=chaos.repair_s, lose_all=chaos.lose_all, sharded=sharded)
-    floor = Floor(chaos.floor) if chaos.floor is not None else None
-    return LiveChaos(injector, controls, world, lambda: plan(parse_chaos("storm")), floor)
+    injector = Injector(
+        plan(chaos), min_ranks=settings.min_ranks, repair_s=chaos.repair_s, lose_all=chaos.lose_all, sharded=sharded,
+        limits=limits_of(chaos.limits or ()),
+    )  # fmt: skip
+    floor = Floor(chaos.floor, chaos.floor_window_s) if chaos.floor is not None else None
+    at_steps = chaos.at_steps(seed=settings.seed, world=settings.slots, nodes=settings.nodes)
+    return LiveChaos(injector, controls, world, lambda: plan(parse_chaos("storm")), floor, at_steps)

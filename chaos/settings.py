@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import math
 import random
+import re
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
@@ -19,7 +20,9 @@ from typing import Any
 
 from chaos.arrivals import arrival_rates, compression_for, in_order, load_trace, poisson_arrivals, units, weibull_arrivals
 from chaos.catalogue import ASSUMPTIONS, Catalogue, Component, Topology, check_kinds, fitted, load_catalogue
+from chaos.radius import limits_of
 from fleet.errors import ConfigError
+from fleet.ledger.pace import WINDOW_S
 from fleet.planning.traces.faults import FittedFaults, load_faults
 from fleet.planning.traces.trace import text_of
 from fleet.protocol.fault_kinds import TABLE, Cost, FaultPlace, kind_of
@@ -29,6 +32,8 @@ from fleet.settings.fields import NONE, build, from_text, keys, seconds, setting
 from fleet.simulation.rng import stream
 
 LAWS = ("exponential", "weibull")
+SOURCES = ("mtbf_s", "compression", "trace", "at")
+"""Each says how many faults there are, or when."""
 STORM_KINDS = "+".join(kind.name for kind in TABLE if kind.in_storm)
 STORM = f"mtbf=12s,duration=150s,quiet_start=3s,kinds={STORM_KINDS},mean_duration=6s,repair=15s"
 """What ``--chaos storm`` stands for: the Llama 3 fleet's mix of faults, one every 12 s."""
@@ -36,13 +41,16 @@ STORM = f"mtbf=12s,duration=150s,quiet_start=3s,kinds={STORM_KINDS},mean_duratio
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChaosSettings:
-    """Which faults a run meets. Off unless ``mtbf_s``, ``compression`` or ``trace`` is given, one of them only."""
+    """Which faults a run meets. Off unless ``mtbf_s``, ``compression``, ``trace`` or ``at`` is given, one of them only."""
 
     fleet_gpus: int = setting(Topology().gpus, "GPUs of the large fleet whose mix of faults is wanted.")
     gpus_per_node: int = setting(Topology().gpus_per_node, "GPUs of each of its nodes.")
     mtbf_s: float | None = setting(None, "Mean time between planned faults of the run; or compression, or trace.", above=0)
     compression: float | None = setting(None, "Seconds of the fleet in one second of the run.", above=0)
     trace: str | None = setting(None, "CSV file of recorded faults, which needs none of the rest.")
+    at: tuple[str, ...] | None = setting(
+        None, "Steps at which one fault of each of kinds strikes, as step:500, once it is committed; in place of mtbf."
+    )
     faults: str | None = setting(None, "File of fleet traces fit: the mix of faults of a log of yours, in place of the catalogue's.")
     duration_s: float = setting(600.0, "Faults come until then, counted from the start of the run's training.", above=0)
     quiet_start_s: float = setting(0.0, "None come before.")
@@ -56,7 +64,11 @@ class ChaosSettings:
     repair_s: float | None = setting(30.0, "A lost node comes back after that long; none: never.", above=0)
     seed: int | None = setting(None, "Seed of the faults; none: the run's own.")
     floor: float | None = setting(
-        None, "Share of the run's pace over 30 s below which all faults are healed and no more strike; none: never.", above=0, below=1
+        None, "Share of the run's pace below which all faults are healed and no more strike; none: never.", above=0, below=1
+    )
+    floor_window_s: float = setting(WINDOW_S, "Over so many trailing seconds; floor=goodput(60s)>=0.9 says both.", above=0)
+    limits: tuple[str, ...] | None = setting(
+        None, "Most ranks, nodes and domains (racks) hit at once, as ranks:2, and in an hour, as ranks/h:20; none: as many as come."
     )
     burst: float = setting(0.0, "Share of lost nodes that take others of their rack along, each with this probability.", least=0, most=1)
     burst_s: float = setting(5.0, "Mean time until each of those is lost.", above=0)
@@ -69,6 +81,7 @@ class ChaosSettings:
             raise ConfigError("chaos.law", self.law, "unknown law of arrivals", f"Known: {', '.join(LAWS)}; or give a trace.")
         if self.kinds is not None:
             check_kinds(self.kinds)
+        _ = limits_of(self.limits or ())  # it checks its own words
         within(self, "chaos.")
         if not 0 <= self.quiet_start_s < self.duration_s:
             raise ConfigError("chaos.quiet_start_s", self.quiet_start_s, f"must lie between 0 and duration_s = {self.duration_s:g}")
@@ -79,7 +92,7 @@ class ChaosSettings:
     @property
     def on(self) -> bool:
         """Whether any fault is wanted."""
-        return self.mtbf_s is not None or self.compression is not None or self.trace is not None
+        return any(getattr(self, name) is not None for name in SOURCES)
 
     def carried(self) -> ChaosSettings:
         """The same for another host: files themselves in place of their names. Raises ConfigError when one cannot be read."""
@@ -105,10 +118,13 @@ class ChaosSettings:
         return Catalogue(fitted(found).chosen(found.components))
 
     def _check_source(self) -> None:
-        given = [name for name in ("mtbf_s", "compression", "trace") if getattr(self, name) is not None]
-        given += ["faults"] if self.trace is not None and self.faults is not None else []
+        given = [name for name in SOURCES if getattr(self, name) is not None]
+        given += ["faults"] if (self.trace is not None or self.at is not None) and self.faults is not None else []
         if len(given) > 1:
             raise ConfigError(f"chaos.{given[1]}", getattr(self, given[1]), f"contradicts {given[0]}", "Give only one of them.")
+        if self.at is not None and self.kinds is None:
+            raise ConfigError("chaos.at", ", ".join(self.at), "says when, and not what strikes", "Add kinds, such as kinds=kill_rank.")
+        _ = [step_of(text) for text in self.at or ()]  # it checks its own words
 
     def compression_in(self, nodes: int) -> float:
         """How many seconds of the fleet pass in one of a run on ``nodes`` worker nodes; 1 where no chaos is on, or a trace."""
@@ -133,7 +149,7 @@ class ChaosSettings:
         if self.trace is not None:
             counts = Counter(fault.kind for fault in load_trace(self.trace))
             return {kind: count / self.duration_s for kind, count in counts.items()}
-        gpus, each = (self.fleet_gpus, self.gpus_per_node) if self.on else (world, max(1, math.ceil(world / nodes)))
+        gpus, each = (self.fleet_gpus, self.gpus_per_node) if self.on and self.at is None else (world, max(1, math.ceil(world / nodes)))
         chosen, factor = self._components(), self.compression_in(nodes)
         found: dict[str, float] = {}
         kinds = {component.name: component.kind for component in chosen}
@@ -142,8 +158,11 @@ class ChaosSettings:
         return found
 
     def plan(self, *, seed: int, world: int, nodes: int) -> tuple[Fault, ...]:
-        """The faults of a run with ``world`` slots on ``nodes`` worker nodes. ``seed`` counts when the settings have none."""
-        if not self.on:
+        """The faults of a run with ``world`` slots on ``nodes`` worker nodes. ``seed`` counts when the settings have none.
+
+        Those at steps are not among them, as their time is not known: see :meth:`at_steps`.
+        """
+        if not self.on or self.at is not None:
             return ()
         if self.trace is not None:
             return load_trace(self.trace, seed=seed if self.seed is None else self.seed, world=world, nodes=nodes)
@@ -151,6 +170,32 @@ class ChaosSettings:
         chaos = self if self.burst or found is None else replace(self, burst=found.burst)
         seed = seed if self.seed is None else self.seed
         return plan(self._components(), chaos, seed, world=world, nodes=nodes, compression=self.compression_in(nodes))
+
+    def at_steps(self, *, seed: int, world: int, nodes: int) -> tuple[tuple[int, Fault], ...]:
+        """(step, what strikes once it is committed), by step. Places are drawn as those of other faults are; ``at_s`` is filled in then."""
+        draw = stream(seed if self.seed is None else self.seed, "chaos", "at")
+        steps = sorted(step_of(text) for text in self.at or ())
+        return tuple((step, _at_step(step, kind, draw, self, world, nodes)) for step in steps for kind in self.kinds or ())
+
+
+def step_of(text: str) -> int:
+    """500 of ``step:500``. Raises ConfigError."""
+    name, _, step = text.partition(":")
+    if name.strip() != "step" or not step.strip().isdecimal():
+        raise ConfigError("chaos.at", text, "is no step", "Write at=step:500, or at=step:500+step:900.")
+    return int(step)
+
+
+def _at_step(step: int, kind: str, draw: random.Random, chaos: ChaosSettings, world: int, nodes: int) -> Fault:
+    """One fault of this kind, somewhere; length and severity as in the settings, else as of a fault by hand."""
+    place = kind_of(kind).targets[0]
+    usual: dict[str, Any] = {each.name: each.default for each in kind_of(kind).parameters}
+    fault = Fault(f"{kind}-at-step-{step}", 0.0, "at", kind, **usual)
+    slot, node = draw.randrange(world), draw.randrange(nodes)
+    fault = replace(fault, slot=slot if place is FaultPlace.RANK else None, node=node if place is FaultPlace.NODE else None)
+    lasts = chaos.mean_duration_s if chaos.mean_duration_s is not None and kind_of(kind).lasts else fault.duration_s
+    severe = chaos.severity if chaos.severity is not None and SEVERITY in kind_of(kind).parameters else fault.severity
+    return replace(fault, duration_s=lasts, severity=severe)
 
 
 # ---- the plan ----------------------------------------------------------------------------------------------------------------------------
@@ -235,6 +280,21 @@ def _arrivals(component: Component, chaos: ChaosSettings, nodes: int, horizon_s:
 
 KNOWN = keys(ChaosSettings, "chaos.")
 """By name. A time may be written without the ``_s`` of its setting."""
+LISTS = ("chaos.kinds", "chaos.limits", "chaos.at")
+"""Joined by + in a text, as commas stand between settings."""
+
+
+_FLOOR = re.compile(r"goodput\((?P<window>[^()]*)\)\s*>=\s*(?P<share>.+)")
+
+
+def floor_of(text: str, where: str = "chaos.floor") -> dict[str, float]:
+    """``floor``, and ``floor_window_s`` where one is named, of ``0.3`` or ``goodput(60s) >= 0.9``. Raises ConfigError."""
+    found = _FLOOR.fullmatch(text.strip())
+    try:
+        floor = {"floor": float(found["share"] if found else text)}
+    except ValueError:
+        raise ConfigError(where, text, "is no floor", "Write a share such as 0.3, or goodput(60s)>=0.9.") from None
+    return floor | ({"floor_window_s": seconds(found["window"], where)} if found else {})
 
 
 def parse_chaos(text: str) -> ChaosSettings:
@@ -255,11 +315,14 @@ def parse_chaos(text: str) -> ChaosSettings:
             raise ConfigError("chaos", item, "is not a setting of chaos", f"Write key=value with one of: {known}; or off.")
         if name in values:
             raise ConfigError(f"chaos.{key}", value, "is given twice")
-        if name.endswith("_s") and value != NONE:
+        if name == "chaos.floor" and value != NONE:
+            values |= {f"chaos.{part}": each for part, each in floor_of(value).items()}
+        elif name.endswith("_s") and value != NONE:
             values[name] = seconds(value, f"chaos.{key}")
         else:
-            values |= from_text(KNOWN, name, value.replace("+", ",") if name == "chaos.kinds" else value)
+            values |= from_text(KNOWN, name, value.replace("+", ",") if name in LISTS else value)
     settings = build(ChaosSettings, values, "chaos.")
     if not settings.on:
-        raise ConfigError("chaos", text, "says which faults but not how many", "Add mtbf=..., compression=... or trace=...; or write off.")
+        way_out = "Add mtbf=..., compression=..., trace=... or at=step:...; or write off."
+        raise ConfigError("chaos", text, "says which faults but not how many", way_out)
     return settings

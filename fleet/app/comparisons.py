@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from fleet.app.plans import find_run
@@ -11,7 +12,7 @@ from fleet.errors import ConfigError
 from fleet.host.journal import read_journal
 from fleet.ledger.goodput import Ledger
 from fleet.ledger.summary import LedgerSummary
-from fleet.simulation.compare import PairedVerdict, Sequential, compare
+from fleet.simulation.compare import MOST_PAIRS, PairedVerdict, Sequential, compare
 from fleet.simulation.fleet_model import Partial
 from policies.recovery import RECOVERIES
 
@@ -63,7 +64,12 @@ def of_simulated(
             yield one.run(arrivals).goodput, other.run(arrivals).goodput
             report_to(number + 1)
 
-    return list(compare(goodputs(), Sequential(alpha, least=least)))[-1]
+    return _verdict(goodputs(), Sequential(alpha, least=least))
+
+
+def _verdict(pairs: Iterable[tuple[float, float]], test: Sequential) -> PairedVerdict:
+    """The last one, and how many pairs would decide where these do not."""
+    return replace(list(compare(pairs, test))[-1], would_decide=test.would_decide())
 
 
 def complete(found: Mapping[str, PairedVerdict], wanted: Sequence[str], pairs: int) -> bool:
@@ -71,8 +77,11 @@ def complete(found: Mapping[str, PairedVerdict], wanted: Sequence[str], pairs: i
     return all(name in found and (found[name].decided or found[name].pairs >= pairs) for name in wanted)
 
 
-def of_recorded(texts: Sequence[str], storage: Path, alpha: float, least: float) -> PairedVerdict:
-    """Goodput of recorded runs, pair by pair. Raises ConfigError when a pair is no pair, or its runs did not meet the same faults."""
+def of_recorded(texts: Sequence[str], storage: Path, alpha: float, least: float, training: bool = False) -> PairedVerdict:
+    """Goodput of recorded runs, pair by pair; with ``training`` that while they trained, start-up and end apart.
+
+    Raises ConfigError when a pair is no pair, or its runs did not meet the same faults.
+    """
     found = []
     for text in texts:
         names = [name.strip() for name in text.split(",")]
@@ -80,8 +89,8 @@ def of_recorded(texts: Sequence[str], storage: Path, alpha: float, least: float)
             raise ConfigError("--recorded", text, "not two different runs joined by a comma", "Write --recorded FIRST,SECOND.")
         one, other = (_summary(find_run(name, storage)) for name in names)
         _check_pair(text, one, other)
-        found.append((one.goodput, other.goodput))
-    return list(compare(found, Sequential(alpha, least=least)))[-1]
+        found.append((one.training_goodput, other.training_goodput) if training else (one.goodput, other.goodput))
+    return _verdict(found, Sequential(alpha, least=least))
 
 
 def _summary(folder: Path) -> LedgerSummary:
@@ -109,5 +118,15 @@ def sentence(first: str, second: str, verdict: PairedVerdict, alpha: float) -> s
     student = f"; Student's interval, for a number fixed beforehand: {100 * verdict.fixed_low:+.3f} to {100 * verdict.fixed_high:+.3f}"
     return (
         f"{words}: {100 * verdict.mean:+.3f} points of goodput over {verdict.pairs} pairs, {interval} with {sure} at any time"
-        + (student if verdict.pairs > 1 else "")
+        + (student if verdict.pairs > 1 else "") + _wanted(verdict)
     )  # fmt: skip
+
+
+def _wanted(verdict: PairedVerdict) -> str:
+    """How many pairs would decide, in words; empty where it is decided."""
+    if verdict.decided:
+        return ""
+    if verdict.pairs < 2:
+        return "; one pair does not tell how many would decide"
+    count = f"more than {MOST_PAIRS:,}" if verdict.would_decide is None else f"about {verdict.would_decide:,}"
+    return f"; {count} pairs would decide, if they differ as these do"

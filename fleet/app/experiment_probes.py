@@ -17,6 +17,7 @@ from fleet.app.expects import FIGURES
 from fleet.errors import ConfigError, RunFailed
 from fleet.host.journal import read_journal
 from fleet.ledger.checkers import CHECKERS, OK, VIOLATED
+from fleet.ledger.pace import WINDOW_S, least_goodput
 from fleet.planning.traces.trace import COLUMNS as TRACE_COLUMNS
 from fleet.protocol.fault_kinds import FaultPlace, kind_of
 from fleet.protocol.records import STOPPED, Committed, DecisionMade, Record
@@ -33,7 +34,7 @@ _runs: list[Result] = []
 
 def train(
     script: str, *, faults: Sequence[Mapping[str, Any]] = (), chaos: str = "", address: str = "", twin: bool = False, name: str = "",
-    allow_chaos: bool = False, limits: Mapping[str, float] | None = None, floor: float | None = None, **settings: Any,
+    allow_chaos: bool = False, limits: Mapping[str, float] | None = None, floor: float | str | None = None, **settings: Any,
 ) -> dict[str, Any]:  # fmt: skip
     """Action: train with the function ``train(run)`` of ``script``, through ``faults``; returns when the run is over.
 
@@ -46,22 +47,25 @@ def train(
         allow_chaos: with ``address``: faults may strike the run on that cluster.
         twin: run again without faults, and compare the final bits.
         name: of the run; empty: the script's, with the time.
-        limits: the most slots (``ranks``), ``nodes`` and racks (``domains``) that faults may name in all. More is refused before anything
-            is started.
-        floor: share of the run's pace over 30 s below which everything is healed, and the run goes on without faults.
+        limits: the most slots (``ranks``), ``nodes`` and racks (``domains``) that ``faults`` may name in all. More is refused before
+            anything is started. Of ``chaos`` they are its setting ``limits``: the most hit at once, or in an hour (``ranks/h``).
+        floor: such as ``goodput(60s) >= 0.9``: the share of the run's pace over so many seconds below which everything is healed, and the
+            run goes on without faults. A share alone is over 30 s.
         settings: any setting of a run, such as ``world=4``.
 
     Raises ConfigError: something is impossible, and no rank was started. A run that fails is looked at by probes.
     """
     from actors.rank import script_loading
+    from chaos.settings import floor_of
     from fleet.app import launching
 
     if faults and chaos:
         raise ConfigError("faults", len(faults), "are given, and chaos too", "Give one of them.")
-    _check_limits(faults, chaos, limits or {})
-    given: str | dict[str, Any] = f"{chaos},floor={floor}" if chaos and floor is not None else chaos or "off"
+    given: str | dict[str, Any] = _chaos(chaos, limits or {}, floor) if chaos else "off"
+    if not chaos:
+        _check_limits(faults, limits or {})
     if faults:
-        given = {"trace": _trace(faults), "floor": floor}
+        given = {"trace": _trace(faults)} | ({} if floor is None else floor_of(str(floor), "floor"))
     result = launching.launch(
         script_loading.load_train(script), chaos=given, address=address or None, allow_chaos=allow_chaos, twin=twin, name=name, check=False,
         **settings,
@@ -130,6 +134,11 @@ def stall_s() -> float | None:
     return max((later - earlier for earlier, later in itertools.pairwise(times)), default=None)
 
 
+def lowest_goodput(window_s: float = WINDOW_S) -> float | None:
+    """Probe: the least share of the run's own pace that was left over any ``window_s`` seconds; None: the run was shorter."""
+    return least_goodput(_journal(), window_s)
+
+
 def _journal() -> Iterator[Record]:
     return read_journal(_newest().folder / "journal.jsonl", spans=False)
 
@@ -151,9 +160,19 @@ def _newest() -> Result:
     return _runs[-1]
 
 
-def _check_limits(faults: Sequence[Mapping[str, Any]], chaos: str, limits: Mapping[str, float]) -> None:
-    if chaos and limits:
-        raise ConfigError("limits", sorted(limits)[0], "how many faults chaos plans is not known before", "Name faults one by one.")
+def _chaos(chaos: str, limits: Mapping[str, float], floor: float | str | None) -> str:
+    """What ``fleet run --chaos`` would be told. Raises ConfigError where that would be refused."""
+    from chaos.settings import STORM, parse_chaos
+
+    words = [STORM if chaos.strip() == "storm" else chaos]
+    words += ["limits=" + "+".join(f"{name}:{most:g}" for name, most in limits.items())] if limits else []
+    words += [f"floor={floor}"] if floor is not None else []
+    text = ",".join(words)
+    _ = parse_chaos(text)  # before the script is looked at
+    return text
+
+
+def _check_limits(faults: Sequence[Mapping[str, Any]], limits: Mapping[str, float]) -> None:
     for name, place in (("ranks", "slot"), ("nodes", "node")):
         if name not in limits:
             continue

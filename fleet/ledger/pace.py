@@ -6,10 +6,12 @@ from __future__ import annotations
 
 import statistics
 from collections import deque
+from collections.abc import Iterable
 from itertools import pairwise
 
 from fleet.protocol.decisions import Figures
 from fleet.protocol.events import FloorReached
+from fleet.protocol.facts import FaultRecord
 from fleet.protocol.records import Committed, DecisionMade, HistoryBegun, Record
 
 MOST = 2_000
@@ -55,7 +57,7 @@ def remaining_s(steps: int, total_steps: int | None, step_s: float | None, goodp
 
 
 WINDOW_S = 30.0
-"""The steps that were committed in the last so many seconds are compared with the run's own pace."""
+"""The steps that were committed in the last so many seconds are compared with the run's own pace, where no other window is named."""
 LEAST_STEPS = 10
 """So many steps without a fault are what the pace is learned from."""
 
@@ -68,10 +70,11 @@ class Floor:
 
     Args:
         share: from 0 to 1; the run goes on without faults once less than that is left.
+        window_s: of the trailing window.
     """
 
-    def __init__(self, share: float) -> None:
-        self.share = share
+    def __init__(self, share: float, window_s: float = WINDOW_S) -> None:
+        self.share, self._window_s = share, window_s
         self._seen: deque[tuple[float, int]] = deque()
         self._gaps_s: list[float] = []
         self._injected = False
@@ -88,21 +91,35 @@ class Floor:
         if self._seen and (not self._injected or len(self._gaps_s) < LEAST_STEPS):
             self._gaps_s.append((at_s - last_s) / (step - last))
         self._seen.append((at_s, step))
-        while at_s - self._seen[0][0] > 2 * WINDOW_S:
+        while at_s - self._seen[0][0] > 2 * self._window_s:
             self._seen.popleft()
 
     def kept(self, now_s: float) -> float | None:
         """Share of the pace over the trailing window: steps in it, times the usual step, over its length. None: not known yet."""
-        if len(self._gaps_s) < LEAST_STEPS or not self._seen or now_s - self._seen[0][0] < WINDOW_S:
+        if len(self._gaps_s) < LEAST_STEPS or not self._seen or now_s - self._seen[0][0] < self._window_s:
             return None
-        before = [step for at_s, step in self._seen if at_s <= now_s - WINDOW_S]
+        before = [step for at_s, step in self._seen if at_s <= now_s - self._window_s]
         steps = self._seen[-1][1] - (before[-1] if before else self._seen[0][1])
-        return steps * statistics.median(self._gaps_s) / WINDOW_S
+        return steps * statistics.median(self._gaps_s) / self._window_s
 
     def broken(self, now_s: float) -> bool:
         """Whether less is left than ``share``, and a fault may be why."""
         kept = self.kept(now_s) if self._injected else None
         return kept is not None and kept < self.share
+
+
+def least_goodput(records: Iterable[Record], window_s: float) -> float | None:
+    """The least share of a run's own pace that was left over any ``window_s`` seconds that end with a commit; None: it was shorter."""
+    floor, found = Floor(0.0, window_s), list[float]()
+    for record in records:
+        match record:
+            case FaultRecord(phase="executed"):
+                floor.injected()
+            case Committed(at_s=at_s, state=state):
+                floor.see(at_s, state.step)
+                kept = floor.kept(at_s)
+                found += [] if kept is None else [kept]
+    return min(found, default=None)
 
 
 def stops(event: FloorReached, now_s: float) -> DecisionMade:

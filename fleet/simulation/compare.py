@@ -9,6 +9,7 @@ all times at once.
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -22,6 +23,8 @@ GRID = 2_001
 """Candidate means; the interval is as fine as this."""
 TRUNCATION = 0.75
 """The largest share of its capital that a gambler puts at stake."""
+MOST_PAIRS = 2_000
+"""So many pairs are looked ahead."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +33,8 @@ class PairedVerdict:
 
     ``low``, ``high``: may be looked at after every pair. ``fixed_low``, ``fixed_high``: Student's interval, narrower, right only when the
     number of pairs was fixed beforehand. ``decided``: ``first``, ``second`` or ``same`` (the difference is surely below ``least``), else
-    empty.
+    empty. ``would_decide``: that many pairs would decide if later ones differed as these do; None: it is decided, or more than
+    ``MOST_PAIRS`` would be needed, or there are fewer than two.
     """
 
     pairs: int
@@ -40,6 +44,7 @@ class PairedVerdict:
     fixed_low: float
     fixed_high: float
     decided: str
+    would_decide: int | None = None
 
 
 class Sequential:
@@ -67,9 +72,23 @@ class Sequential:
         """One more pair. Raises ConfigError for a difference outside the span."""
         if not -self.span <= difference <= self.span:
             raise ConfigError("difference", difference, f"outside {-self.span:g}..{self.span:g}", "Compare shares of the wall clock.")
+        self._take(difference)
+        return self.verdict()
+
+    def would_decide(self) -> int | None:
+        """How many pairs would decide if the differences so far came again and again, in their order. See :class:`PairedVerdict`."""
+        if len(self.values) < 2 or self._decided():
+            return None
+        ahead = copy.deepcopy(self)
+        for number in range(MOST_PAIRS - len(self.values)):
+            ahead._take(self.values[number % len(self.values)])
+            if ahead._decided():
+                return len(ahead.values)
+        return None
+
+    def _take(self, difference: float) -> None:
         self.values.append(difference)
         self._bet((difference / self.span + 1.0) / 2.0)
-        return self.verdict()
 
     def _bet(self, value: float) -> None:
         """Capital of a gambler against each candidate mean, who bets on it being too low, and of one who bets on its being too high."""
@@ -85,13 +104,20 @@ class Sequential:
 
     def verdict(self) -> PairedVerdict:
         """What is known so far; at least one pair is needed."""
+        low, high = self._bounds()
+        mean = float(np.mean(self.values))
+        return PairedVerdict(len(self.values), mean, low, high, *student(self.values, self.alpha), self._decided())
+
+    def _bounds(self) -> tuple[float, float]:
         kept = np.flatnonzero(self._alive)
         step = 2 * self.span / (GRID - 1)
-        mean = float(np.mean(self.values))
+        mean = float(np.mean(self.values)) if not len(kept) else 0.0
         low, high = ((2 * self._means[edge] - 1) * self.span for edge in (kept[0], kept[-1])) if len(kept) else (mean, mean)
-        low, high = float(low - step), float(high + step)
-        decided = "first" if low > 0 else "second" if high < 0 else "same" if -self.least < low and high < self.least else ""
-        return PairedVerdict(len(self.values), mean, low, high, *student(self.values, self.alpha), decided)
+        return float(low - step), float(high + step)
+
+    def _decided(self) -> str:
+        low, high = self._bounds()
+        return "first" if low > 0 else "second" if high < 0 else "same" if -self.least < low and high < self.least else ""
 
 
 def student(values: Sequence[float], alpha: float) -> tuple[float, float]:

@@ -122,12 +122,17 @@ def test_bad_input_is_refused(folder: Path, arguments: tuple[str, ...], says: st
 
 
 def test_the_example_of_the_page_is_what_happens(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    _, log, mapping, commands, printed = blocks_of("docs/incidents.md")[:5]
+    _, log, mapping, commands, printed, walk = blocks_of("docs/incidents.md")[:6]
     (tmp_path / "incidents.jsonl").write_text(log.text)
     (tmp_path / "site.toml").write_text(mapping.text)
     monkeypatch.chdir(tmp_path)
     assert fleet(*shlex.split(commands.text)[1:]) == printed.text
     assert "no column looks like a time" in refused("traces", "import", "incidents.jsonl")
+    fit, plan, run = (shlex.split(line)[1:] for line in walk.text.splitlines())
+    assert "written to faults.json" in fleet(*fit)
+    assert "a fault every  7.6 days" in fleet(*plan)
+    planned = parse_chaos(run[run.index("--chaos") + 1]).plan(seed=1, world=4, nodes=2)
+    assert {fault.component for fault in planned} == set(load_faults("faults.json").components)
 
 
 # ---- the file of faults ------------------------------------------------------------------------------------------------------------------

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
+from typer.testing import CliRunner
 
+from fleet.app.cli.main import app
 from fleet.app.comparisons import check_policies, of_recorded, of_simulated, sentence
 from fleet.app.scenarios import PlanInput, Scenario
 from fleet.errors import ConfigError
@@ -73,6 +76,48 @@ def test_recorded_runs_are_compared_in_pairs(tmp_path: Path) -> None:
         of_recorded([f"{one},{other}"], tmp_path, 0.05, 0.01)
     with pytest.raises(ConfigError, match="two different runs"):
         of_recorded([one], tmp_path, 0.05, 0.01)
+
+
+def test_goodput_while_training_is_compared_apart_from_start_up(tmp_path: Path) -> None:
+    """The second run took longer to start; its steps are the same."""
+
+    def started(after: int) -> Story:
+        story = Story(world=1)
+        story.view(1, [(0, 0)], after)
+        story.spans(0, 0, f"i{after}", generation=-1)
+        story.spans(0, 0, "f100 " + "c60 x40 K " * 10)
+        for step in range(1, 11):
+            story.committed(step, after + 100 + 100 * step)
+        story.ended(after + 1200)
+        return story
+
+    one, two = (recorded(tmp_path / str(after), started(after)) for after in (1000, 4000))
+    whole, training = (of_recorded([f"{one},{two}"], tmp_path, 0.05, 0.01, each) for each in (False, True))
+    assert whole.mean > 0.1 and training.mean == pytest.approx(0.0, abs=0.02)
+    with pytest.raises(ConfigError, match="--training = .given.: it is for pairs of recorded runs"):
+        CliRunner().invoke(app, ["compare", "in-place", "restart", "--training"], catch_exceptions=False)
+
+
+def test_what_is_not_decided_says_how_many_pairs_would() -> None:
+    test = Sequential(least=0.02)
+    for value in (0.2, 0.1, 0.3):
+        verdict = test.add(value)
+    wanted = test.would_decide()
+    assert verdict.decided == "" and wanted is not None and 3 < wanted < 100
+    for number in range(3, wanted):
+        assert test.verdict().decided == ""
+        verdict = test.add((0.2, 0.1, 0.3)[number % 3])
+    assert verdict.decided == "first" and test.would_decide() is None
+    assert f"about {wanted} pairs would decide" in sentence("a", "b", replace(verdict, decided="", would_decide=wanted), 0.05)
+    assert "would decide" not in sentence("a", "b", verdict, 0.05)
+
+
+def test_too_few_pairs_or_too_small_a_difference_tell_no_number() -> None:
+    test = Sequential(least=0.0001)
+    one = test.add(0.0)
+    assert test.would_decide() is None and "one pair does not tell" in sentence("a", "b", one, 0.05)
+    two = test.add(0.0)
+    assert test.would_decide() is None and "more than 2,000 pairs would decide" in sentence("a", "b", two, 0.05)
 
 
 def test_policies_are_checked_by_name() -> None:

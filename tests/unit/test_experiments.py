@@ -62,7 +62,7 @@ def test_what_is_shipped_is_an_experiment_that_says_what_must_hold(path: Path, m
     assert found["title"].endswith("?") and found["runtime"]["hypothesis"]["strategy"] == "after-method-only"
     [action] = found["method"]
     arguments = action["provider"]["arguments"]
-    experiment_probes._check_limits(arguments["faults"], "", arguments["limits"])
+    experiment_probes._check_limits(arguments["faults"], arguments["limits"])
     injected = [one for one in found["steady-state-hypothesis"]["probes"] if one["provider"]["func"] == "faults_injected"]
     assert injected, "a fault that was suppressed has shown nothing"
     assert (ROOT / arguments["script"]).is_file()
@@ -99,12 +99,12 @@ def test_what_is_wrong_is_refused_before_anything_starts(tmp_path: Path, content
         ({"faults": [{"kind": "hang", "at_s": 1, "slot": 1}], "chaos": "storm"}, "are given, and chaos too"),
         ({"faults": [{"kind": "hang", "at_s": 1, "slot": s} for s in (1, 2)], "limits": {"ranks": 1}}, "the faults hit 2"),
         ({"faults": [{"kind": "lose_node", "at_s": 1, "node": 1}], "limits": {"nodes": 0}}, "the faults hit 1"),
-        ({"chaos": "storm", "limits": {"nodes": 1}}, "is not known before"),
+        ({"chaos": "storm", "limits": {"racks": 1}}, "is no limit"),
         ({"limits": {"racks": 1}}, "there is no such limit"),
         ({"faults": [{"kind": "rack", "at_s": 1, "node": 0}], "limits": {"nodes": 1}}, "how many a rack has"),
         ({"faults": [{"kind": "rack", "at_s": 1, "node": 0}] * 2, "limits": {"domains": 1}}, "the faults hit 2"),
         ({"faults": [{"kind": "kill_controller", "at_s": 1}], "limits": {"ranks": 1}}, "takes all ranks"),
-        ({"chaos": "storm", "limits": {"domains": 1}}, "is not known before"),
+        ({"chaos": "storm", "limits": {"domains/h": 1.5}}, "1.5 is no whole number of domains"),
         ({"faults": [{"kind": "hang", "when": 1}]}, "a fault has no such field"),
     ],
 )
@@ -114,13 +114,13 @@ def test_a_run_that_would_hit_more_than_it_may_is_refused(arguments: dict[str, A
 
 
 def test_what_the_action_refuses_ends_the_experiment_before_it_begins(tmp_path: Path) -> None:
-    arguments = {"script": "s.py", "chaos": "storm", "limits": {"nodes": 1}}
+    arguments = {"script": "s.py", "chaos": "storm", "limits": {"nodes": -1}}
     action = {
         "type": "action",
         "name": "a",
         "provider": {"type": "python", "module": "fleet.app.experiment_probes", "func": "train", "arguments": arguments},
     }
-    with pytest.raises(ConfigError, match="is not known before"):
+    with pytest.raises(ConfigError, match="-1 is no whole number of nodes"):
         runner.run(runner.load(written(tmp_path, probe("gives", 1, value=1), method=[action])))
 
 

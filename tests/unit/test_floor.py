@@ -10,12 +10,14 @@ from chaos.controls import ChaosControls
 from chaos.injector import ChaosView, Injector
 from chaos.live import LiveChaos
 from chaos.settings import parse_chaos
+from fleet.app.experiment_probes import _chaos
 from fleet.errors import ConfigError
-from fleet.ledger.pace import LEAST_STEPS, WINDOW_S, Floor
+from fleet.ledger.pace import LEAST_STEPS, WINDOW_S, Floor, least_goodput
 from fleet.protocol.events import FloorReached
 from fleet.protocol.facts import FaultRecord
 from fleet.protocol.operations import HEAL, START, Operation
-from fleet.protocol.types import Fault
+from fleet.protocol.records import Committed, Record
+from fleet.protocol.types import Fault, StateId
 from tests.unit.test_chaos_injector import three_nodes
 
 
@@ -126,3 +128,37 @@ def test_the_floor_is_a_setting_of_chaos() -> None:
     assert parse_chaos("mtbf=15s,floor=0.3").floor == 0.3 and parse_chaos("storm").floor is None
     with pytest.raises(ConfigError, match=r"chaos\.floor = 1\.5: must be greater than 0 and less than 1"):
         parse_chaos("mtbf=15s,floor=1.5")
+
+
+def test_a_floor_names_its_window() -> None:
+    named = parse_chaos("mtbf=15s,floor=goodput(60s) >= 0.9")
+    assert (named.floor, named.floor_window_s) == (0.9, 60.0)
+    assert parse_chaos(_chaos("storm", {}, "goodput(2m) >= 0.8")).floor_window_s == 120.0
+    assert parse_chaos("mtbf=15s,floor=0.3").floor_window_s == WINDOW_S
+    for wrong, says in (("goodput(60s)>0.9", "is no floor"), ("goodput(soon)>=0.9", "is not a time"), ("goodput(60s)>=2", "less than 1")):
+        with pytest.raises(ConfigError, match=says):
+            parse_chaos(f"mtbf=15s,floor={wrong}")
+
+
+def test_a_longer_window_takes_longer_to_be_broken() -> None:
+    """At two steps a second a stall of 20 s is two thirds of 30 s, and a third of 60 s."""
+    for window_s, kept in ((30.0, 1 / 3), (60.0, 2 / 3)):
+        floor = Floor(0.5, window_s)
+        ran(floor, 0.0, 100.0, 2.0)
+        floor.injected()
+        assert floor.kept(120.0) == pytest.approx(kept, abs=0.05)
+        assert floor.broken(120.0) == (window_s == 30.0)
+
+
+def journal(stall_s: float) -> list[Record]:
+    """Two steps a second for 100 s, but for a stall after a fault at 50 s."""
+    hit = FaultRecord(Fault("h", 50.0, "test", "hang", 1, duration_s=stall_s), "executed", (), at_s=50.0)
+    before = [Committed(StateId(0, step), step / 2.0) for step in range(100)]
+    return [*before, hit, *(Committed(StateId(0, step), stall_s + step / 2.0) for step in range(100, 200))]
+
+
+def test_the_least_goodput_of_any_window_is_that_of_the_worst_one() -> None:
+    assert least_goodput(journal(0.0), 30.0) == pytest.approx(1.0, abs=0.03)
+    assert least_goodput(journal(15.0), 30.0) == pytest.approx(0.5, abs=0.03)
+    assert least_goodput(journal(15.0), 60.0) == pytest.approx(0.75, abs=0.03)
+    assert least_goodput(journal(0.0), 600.0) is None, "it was shorter"

@@ -141,6 +141,68 @@ def test_words_of_causes() -> None:
     assert {name for _, name in WORDS} <= set(KIND_OF_COMPONENT)
 
 
+# ---- zones -------------------------------------------------------------------------------------------------------------------------------
+
+BERLIN = 'start = "on"\nend = "off"\nnode = "box"\ncause = "why"\ndates = "iso"\nzone = "Europe/Berlin"\n'
+
+
+def berlin(*rows: str, since: str = "", until: str = "") -> Log:
+    return read_log("\n".join(("on,off,box,why", *rows)) + "\n", from_text(BERLIN, "site.toml"), since=since, until=until)
+
+
+def test_times_are_those_of_the_zone_that_the_mapping_names() -> None:
+    log = berlin("2026-01-05T10:00,2026-01-05T11:00,n1,gpu", "2026-07-05T10:00,2026-07-05T11:00,n1,gpu", "2026-07-06T10:00Z,,n2,gpu")
+    assert [dates.shown(each.at_s) for each in log.entries] == ["2026-01-05 09:00", "2026-07-05 08:00", "2026-07-06 10:00"]
+    assert not found(log, FoundKind.TWICE) and not found(log, FoundKind.NEVER)
+
+
+def test_an_hour_that_came_twice_is_named_by_its_row_and_is_the_first_one() -> None:
+    log = berlin("2026-10-25T02:30,2026-10-25T05:00,n1,gpu", "2026-10-25T03:30,2026-10-25T05:00,n2,gpu")
+    assert [dates.shown(each.at_s) for each in log.entries] == ["2026-10-25 00:30", "2026-10-25 02:30"]
+    assert found(log, FoundKind.TWICE) == [(2, "2026-10-25T02:30")]
+    assert [each.repair_s for each in log.entries] == [3.5 * HOUR_S, 1.5 * HOUR_S]
+
+
+def test_an_end_in_the_first_hour_before_its_beginning_is_in_the_second() -> None:
+    log = berlin("2026-10-25T02:30,2026-10-25T02:10,n1,gpu")
+    assert log.entries[0].repair_s == pytest.approx(40 * 60) and not found(log, FoundKind.NEGATIVE)
+    assert found(log, FoundKind.TWICE) == [(2, "2026-10-25T02:30")]
+    assert found(log, FoundKind.TWICE_LATE) == [(2, "2026-10-25T02:10")]
+
+
+def test_an_hour_that_never_came_is_named_and_counts_on_from_the_hour_before() -> None:
+    log = berlin("2026-03-29T01:30,2026-03-29T02:30,n1,gpu", "2026-03-29T02:30,2026-03-29T04:00,n2,gpu")
+    assert dates.shown(log.entries[1].at_s) == "2026-03-29 01:30"
+    assert [each.repair_s for each in log.entries] == [HOUR_S, 0.5 * HOUR_S]
+    assert found(log, FoundKind.NEVER) == [(2, "2026-03-29T02:30"), (3, "2026-03-29T02:30")]
+
+
+def test_a_row_that_is_no_fault_is_not_named_for_its_hour() -> None:
+    log = berlin("2026-10-25T02:30,,n1,planned maintenance", "2026-10-26T02:30,,n1,gpu")
+    ignored = from_text(BERLIN + '[components]\n"drill" = "ignore"\n', "site.toml")
+    assert found(log, FoundKind.TWICE) == [(2, "2026-10-25T02:30")], "maintenance is a component"
+    log = read_log("on,off,box,why\n2026-10-25T02:30,,n1,drill\n2026-10-26T02:30,,n1,gpu\n", ignored)
+    assert found(log, FoundKind.NO_FAULT) == [(2, "drill")] and not found(log, FoundKind.TWICE)
+
+
+def test_dates_of_the_user_are_in_the_zone_of_the_log_and_may_not_be_in_doubt() -> None:
+    row = "2026-07-01T00:30,2026-07-01T01:00,n1,gpu"
+    assert berlin(row, since="2026-07-01", until="2026-07-02").began_s == dates.moment("2026-06-30T22:00", "--since")
+    with pytest.raises(ConfigError, match=r"--until = .2026-10-25T02:30.: this hour came twice in Europe/Berlin.*2026-10-25T02:30\+02:00"):
+        berlin(row, until="2026-10-25T02:30")
+    with pytest.raises(ConfigError, match="this hour never came"):
+        berlin(row, until="2027-03-28T02:30")
+    assert berlin(row, until="2026-10-25T02:30+01:00").ended_s == dates.moment("2026-10-25T01:30", "--until")
+
+
+def test_a_zone_that_is_none_is_refused() -> None:
+    for wrong in ("Europe/Bärlin", "Europe", "../etc/passwd", "+02:00"):
+        with pytest.raises(ConfigError, match="is no zone that this host knows"):
+            from_text(f'start = "t"\nzone = "{wrong}"\n', "site.toml")
+    with pytest.raises(ConfigError, match=r"numbers \(unix\), which have no zone"):
+        read_log("t,node\n1704448800,n1\n", from_text('start = "t"\nzone = "Europe/Berlin"\n', "site.toml"))
+
+
 # ---- what is wrong in a log --------------------------------------------------------------------------------------------------------------
 
 BAD = """start,end,node,component

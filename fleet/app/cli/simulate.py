@@ -92,6 +92,7 @@ def compare(
     recorded: Annotated[
         list[str] | None, typer.Option(help="FIRST,SECOND: two recorded runs on the same faults; repeatable, instead of policies.")
     ] = None,
+    training: Annotated[bool, typer.Option("--training", help="With --recorded: goodput while runs train, start-up apart.")] = False,
     gpus: Gpus,
     days: Days,
     model: Model,
@@ -106,13 +107,16 @@ def compare(
 ) -> None:
     """Which policy loses less on the same faults: the difference, with an interval that may be watched, until it is decided."""
     from fleet.app import comparisons
+    from fleet.errors import ConfigError
 
+    if training and not recorded:
+        raise ConfigError("--training", "given", "it is for pairs of recorded runs", "Add --recorded FIRST,SECOND.")
     if not recorded and (folders := comparisons.runs_named(policies or [], Path(storage))):
         _beside_each_other(folders, json_)
         return
     with _interruptible() as partial:
         if recorded:
-            found = {"second": comparisons.of_recorded(recorded, Path(storage), alpha, least)}
+            found = {"second": comparisons.of_recorded(recorded, Path(storage), alpha, least, training)}
             names, each = ["first", "second"], alpha
         else:
             names = comparisons.check_policies(policies or [])

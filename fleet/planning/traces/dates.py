@@ -1,11 +1,17 @@
-"""Times as logs write them, as seconds since 1970. A time that names no zone is taken for UTC."""
+"""Times as logs write them, as seconds since 1970. A time that names no zone is in the one that the log's mapping names, else in UTC.
+
+When clocks are put back, an hour comes twice: its times are taken for the first one. When they are put forward, an hour never comes: its
+times count on from the hour before, so that 02:30 is 03:30. Both are ``fold=0`` of PEP 495, and told to those who ask for a moment.
+"""
 
 from __future__ import annotations
 
 import math
 import re
 from collections.abc import Callable, Iterable
-from datetime import UTC, datetime
+from datetime import UTC, datetime, tzinfo
+from typing import NamedTuple
+from zoneinfo import ZoneInfo, ZoneInfoNotFoundError, available_timezones
 
 from fleet.errors import ConfigError
 
@@ -19,24 +25,68 @@ FORMATS = (
 NEVER = ("", "unknown", "none", "null", "n/a", "nan", "-", "current")
 """How logs write that there is no time."""
 UNITS = {"s": 1.0, "sec": 1.0, "seconds": 1.0, "min": 60.0, "minutes": 60.0, "h": 3600.0, "hours": 3600.0, "days": 86_400.0, "ms": 1e-3}
+_NUMBERS = (UNIX, UNIX_MS, SECONDS)
 _CLOCK = re.compile(r"(?:(\d+)-)?(\d+):(\d\d)(?::(\d\d(?:\.\d+)?))?")
 
 
-def reader(form: str) -> Callable[[str], float]:
-    """A function from a text to seconds since 1970 (``seconds``: since the log's own beginning). It raises ValueError."""
+class LogTime(NamedTuple):
+    """A time of a log. ``at_s``: seconds since 1970. ``other_s``: what it may mean as well: of a time that came twice the second one, of
+    one that never came the one before the clock's jump; else ``at_s`` itself."""
+
+    at_s: float
+    other_s: float
+
+    @property
+    def came_twice(self) -> bool:
+        """Whether its zone had this time of day twice on that day."""
+        return self.other_s > self.at_s
+
+    @property
+    def never_came(self) -> bool:
+        """Whether its zone left this time of day out on that day."""
+        return self.other_s < self.at_s
+
+
+NO_LOG_TIME = LogTime(math.nan, math.nan)
+"""Where a log says nothing of a time."""
+
+
+def reader(form: str, zone: tzinfo = UTC) -> Callable[[str], LogTime]:
+    """A function from a text to a moment since 1970 (``seconds``: since the log's own beginning). It raises ValueError."""
     if form == ISO:
-        return _iso
-    if form in (UNIX, SECONDS, UNIX_MS):
-        return lambda text: _finite(float(text)) * (1e-3 if form == UNIX_MS else 1.0)
-    return lambda text: _utc(datetime.strptime(text, form))  # noqa: DTZ007 - UTC is added
+        return lambda text: _in_zone(datetime.fromisoformat(text), zone)
+    if form in _NUMBERS:
+        return lambda text: _number(_finite(float(text)) * (1e-3 if form == UNIX_MS else 1.0))
+    return lambda text: _in_zone(datetime.strptime(text, form), zone)  # noqa: DTZ007 - the zone is added
 
 
-def _iso(text: str) -> float:
-    return _utc(datetime.fromisoformat(text))
+def _in_zone(when: datetime, zone: tzinfo) -> LogTime:
+    if when.tzinfo is not None:
+        return _number(when.timestamp())
+    return LogTime(*(when.replace(tzinfo=zone, fold=fold).timestamp() for fold in (0, 1)))
 
 
-def _utc(when: datetime) -> float:
-    return (when if when.tzinfo else when.replace(tzinfo=UTC)).timestamp()
+def _number(at_s: float) -> LogTime:
+    return LogTime(at_s, at_s)
+
+
+def zone_of(name: str, where: str) -> tzinfo:
+    """The zone with this name in the IANA's database; "": UTC. Raises ConfigError."""
+    if not name:
+        return UTC
+    try:
+        return ZoneInfo(name)
+    except (ZoneInfoNotFoundError, ValueError, OSError) as error:
+        way_out = 'Write one such as zone = "Europe/Berlin".'
+        if not available_timezones():
+            way_out = "This host has no database of zones: install tzdata, of its system or of PyPI."
+        raise ConfigError(where, name, "is no zone that this host knows", way_out) from error
+
+
+def check_zone(form: str, zone: str, where: str) -> None:
+    """Raises ConfigError when times of this form have no zone."""
+    if zone and form in _NUMBERS:
+        raise ConfigError(where, zone, f"the log's times are numbers ({form}), which have no zone", "Leave the zone out.")
 
 
 def _finite(value: float) -> float:
@@ -80,12 +130,17 @@ def lasting(text: str, unit: float) -> float:
     return float(days or 0) * 86_400.0 + float(hours) * 3600.0 + float(minutes) * 60.0 + float(seconds)
 
 
-def moment(text: str, where: str) -> float:
-    """A time that a user gives. Raises ConfigError."""
+def moment(text: str, where: str, zone: tzinfo = UTC) -> float:
+    """A time that a user gives, as a log would. Raises ConfigError, also when its hour came twice or never: a user can say which."""
     try:
-        return _iso(text)
-    except ValueError as error:
+        found = reader(ISO, zone)(text)
+    except (ValueError, OverflowError) as error:
         raise ConfigError(where, text, "is no date", "Write it as 2003-06-01, or 2003-06-01T14:23.") from error
+    if found.at_s != found.other_s:
+        reason = f"this hour {'came twice' if found.came_twice else 'never came'} in {zone}"
+        meant = datetime.fromtimestamp(found.at_s, zone).isoformat(timespec="minutes")
+        raise ConfigError(where, text, reason, f"Write it with its distance from UTC, such as {meant}.")
+    return found.at_s
 
 
 def shown(at_s: float) -> str:

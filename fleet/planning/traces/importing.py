@@ -9,12 +9,13 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from datetime import tzinfo
 from enum import StrEnum
 from typing import Any
 
 from fleet.errors import ConfigError
 from fleet.planning.traces import components, dates
-from fleet.planning.traces.mapping import LogMapping, understood
+from fleet.planning.traces.mapping import ZONE, LogMapping, understood
 from fleet.planning.traces.trace import FleetTraceRow, Trace, as_text
 from fleet.protocol.fault_kinds import KIND_OF_COMPONENT
 from fleet.protocol.types import Fault
@@ -32,6 +33,9 @@ class FoundKind(StrEnum):
     UNKNOWN_CAUSE = "unknown cause, counted as " + components.UNKNOWN
     NEGATIVE = "ends before it begins, counted without a repair"
     OPEN = "no end, counted without a repair"
+    TWICE = "its hour came twice, the first counts"
+    TWICE_LATE = "its end's hour came twice, the second counts"
+    NEVER = "its hour never came, counted on from the one before"
     DISAGREES = "duration and end disagree, the end counts"
     BACKWARDS = "time runs backwards, put in order"
     OVERLAP = "its node was away already, counted"
@@ -137,7 +141,7 @@ def read_log(text: str, mapping: LogMapping | None = None, *, nodes: int = 0, si
         text: CSV (comma, semicolon, tab or bar between columns, with a line of names), or JSON lines.
         mapping: what its columns mean; None: guessed.
         nodes: of the fleet, all clusters together; 0: what the log says, else the nodes that it names.
-        since, until: the time that the log covers; "": from its first fault to its last.
+        since, until: the time that the log covers, in its zone; "": from its first fault to its last.
 
     Raises:
         ConfigError: the log has no rows, its columns are not understood, or no row of it is a fault.
@@ -147,7 +151,8 @@ def read_log(text: str, mapping: LogMapping | None = None, *, nodes: int = 0, si
     reading = _Reading(found, columns)
     entries = [entry for line, cells in rows if (entry := reading.entry(line, cells)) is not None]
     findings = [*broken, *reading.findings]
-    entries, more = _window(entries, since, until)
+    window = _Window(since, until, reading.zone)
+    entries, more = window.sifted(entries)
     findings += more
     if not entries:
         most = Counter(finding.what.value for finding in findings).most_common(1)
@@ -157,7 +162,7 @@ def read_log(text: str, mapping: LogMapping | None = None, *, nodes: int = 0, si
     ordered = sorted(entries, key=lambda entry: (entry.at_s, entry.line))
     ordered, doubles = _single(ordered)
     findings += [*doubles, *_overlaps(ordered), *_gaps(ordered)]
-    groups = _groups(ordered, reading, nodes, _span(reading, since, until))
+    groups = _groups(ordered, reading, nodes, window.span(reading.span_s))
     node_s, source = reading.exposure() if not (since or until) else (0.0, "")
     if not node_s:
         node_s, source = sum(group.node_s for group in groups.values()), "nodes x time"
@@ -235,7 +240,8 @@ class _Reading:
         place = {name: number for number, name in enumerate(columns)}
         self.findings: list[LogFinding] = []
         self.sizes: dict[str, int] = {}
-        self.mapping, self._time = mapping, dates.reader(mapping.dates)
+        self.mapping, self.zone = mapping, dates.zone_of(mapping.zone, ZONE)
+        self._time = dates.reader(mapping.dates, self.zone)
         self._at = {part: place.get(getattr(mapping, part), -1) for part in ("start", "end", "duration", "group", "width", "job", "nodes")}
         self._node = [place[name] for name in mapping.node if name in place]
         self._list = place.get("NodeList", -1) if mapping.jobs else -1
@@ -252,7 +258,9 @@ class _Reading:
             return None
         name, said = self._said(cells)
         component = self._component(name, said)
-        begin_s, end_s = self._moment(line, cells, "start"), self._moment(line, cells, "end")
+        begin_s, end_s, doubts = self._times(line, cells)
+        if self.mapping.jobs or component != components.IGNORE:
+            self.findings += doubts
         if self.mapping.jobs:
             self._count_job(cells, component, begin_s, end_s)
         if component == components.IGNORE:
@@ -286,11 +294,26 @@ class _Reading:
     def _text(self, cells: Sequence[str], part: str) -> str:
         return cells[self._at[part]].strip() if self._at[part] >= 0 else ""
 
-    def _moment(self, line: int, cells: Sequence[str], part: str) -> float | None:
+    def _times(self, line: int, cells: Sequence[str]) -> tuple[float | None, float | None, list[LogFinding]]:
+        """(beginning, end, what is in doubt of them). An end whose first hour would be before its beginning was in the second."""
+        begin, end = self._moment(line, cells, "start"), self._moment(line, cells, "end")
+        late = begin is not None and end is not None and end.came_twice and end.at_s < begin.at_s
+        doubts = (self._doubt(line, cells, "start", begin, False), self._doubt(line, cells, "end", end, late))
+        end_s = None if end is None else end.other_s if late else end.at_s
+        return None if begin is None else begin.at_s, end_s, [doubt for doubt in doubts if doubt is not None]
+
+    def _doubt(self, line: int, cells: Sequence[str], part: str, found: dates.LogTime | None, late: bool) -> LogFinding | None:
+        """What is to be told of a time whose hour came twice or never. ``late``: the second hour counts."""
+        if found is None or not (found.came_twice or found.never_came):
+            return None
+        twice = FoundKind.TWICE_LATE if late else FoundKind.TWICE
+        return LogFinding(twice if found.came_twice else FoundKind.NEVER, line, self._text(cells, part))
+
+    def _moment(self, line: int, cells: Sequence[str], part: str) -> dates.LogTime | None:
         """The time in a column; NaN where there is none, None where it cannot be read and the row has been counted for it."""
         text = self._text(cells, part)
         if not dates.given(text):
-            return math.nan
+            return dates.NO_LOG_TIME
         try:
             return self._time(text)
         except (ValueError, OverflowError):
@@ -363,15 +386,25 @@ class _Reading:
 # ---- the whole ---------------------------------------------------------------------------------------------------------------------------
 
 
-def _window(entries: Sequence[LogEntry], since: str, until: str) -> tuple[list[LogEntry], list[LogFinding]]:
-    begin = dates.moment(since, "--since") if since else -math.inf
-    end = dates.moment(until, "--until") if until else math.inf
-    if not begin < end:
-        raise ConfigError("--until", until, f"it is not after --since {since}")
-    inside = [entry for entry in entries if begin <= entry.at_s <= end]
-    return inside, [
-        LogFinding(FoundKind.OUTSIDE, entry.line, dates.shown(entry.at_s)) for entry in entries if not begin <= entry.at_s <= end
-    ]
+class _Window:
+    """The time that a log covers, as far as the user says: dates in ``zone``. Raises ConfigError."""
+
+    def __init__(self, since: str, until: str, zone: tzinfo) -> None:
+        self._begin_s = dates.moment(since, "--since", zone) if since else -math.inf
+        self._end_s = dates.moment(until, "--until", zone) if until else math.inf
+        if not self._begin_s < self._end_s:
+            raise ConfigError("--until", until, f"it is not after --since {since}")
+
+    def sifted(self, entries: Sequence[LogEntry]) -> tuple[list[LogEntry], list[LogFinding]]:
+        """(those inside, findings of the others)."""
+        inside = [entry for entry in entries if self._begin_s <= entry.at_s <= self._end_s]
+        outside = [entry for entry in entries if not self._begin_s <= entry.at_s <= self._end_s]
+        return inside, [LogFinding(FoundKind.OUTSIDE, entry.line, dates.shown(entry.at_s)) for entry in outside]
+
+    def span(self, jobs_s: tuple[float, float] | None) -> tuple[float | None, float | None]:
+        """What time the log covers, where that is known: as the user says, else from the first job to the last."""
+        begin_s, end_s = jobs_s or (None, None)
+        return self._begin_s if math.isfinite(self._begin_s) else begin_s, self._end_s if math.isfinite(self._end_s) else end_s
 
 
 def _backwards(entries: Sequence[LogEntry]) -> Iterator[LogFinding]:
@@ -425,12 +458,6 @@ def _gaps(ordered: Sequence[LogEntry]) -> Iterator[LogFinding]:
     for early, late in itertools.pairwise(ordered):
         if late.at_s - early.at_s > least_s:
             yield LogFinding(FoundKind.GAP, late.line, f"{(late.at_s - early.at_s) / 86_400:,.1f} days after line {early.line}")
-
-
-def _span(reading: _Reading, since: str, until: str) -> tuple[float | None, float | None]:
-    """What time the log covers, where that is known: as the user says, else from the first job to the last."""
-    begin_s, end_s = reading.span_s or (None, None)
-    return dates.moment(since, "--since") if since else begin_s, dates.moment(until, "--until") if until else end_s
 
 
 def _groups(ordered: Sequence[LogEntry], reading: _Reading, nodes: int, span: tuple[float | None, float | None]) -> dict[str, LogCluster]:

@@ -23,6 +23,7 @@ NAMES: dict[str, tuple[str, ...]] = {
     "cause": ("component", "cause", "root cause", "reason", "category", "failure type", "type", "state", "error", "kind"),
 }
 """Names that columns have in logs, the likeliest first; units and marks in them do not count."""
+ZONE = "--map zone"
 SAMPLE = 200
 """Rows that a guess looks at."""
 
@@ -38,6 +39,7 @@ class LogMapping:
         node: columns that name a node together.
         cause: columns that say why; of several the first that is not empty counts, and its name is the category.
         dates: the form of times: ``iso``, ``unix``, ``unix_ms``, ``seconds``, or as for strptime.
+        zone: the zone of times that name none, such as ``Europe/Berlin``; UTC where none is said.
         nodes: column with the number of nodes of the row's group.
         group: column that names the cluster, where a log has several.
         jobs: each row is a job, faulty or not: a fault is when it ended, and the hours of all jobs are the exposure.
@@ -53,6 +55,7 @@ class LogMapping:
     node: tuple[str, ...] = ()
     cause: tuple[str, ...] = ()
     dates: str = ""
+    zone: str = ""
     nodes: str = ""
     group: str = ""
     jobs: bool = False
@@ -79,6 +82,7 @@ def from_text(text: str, where: str) -> LogMapping:
         raise ConfigError("--map start", found.start, f"no column says when ({where})", 'Write start = "COLUMN".')
     if found.duration_unit not in dates.UNITS:
         raise ConfigError("--map duration_unit", found.duration_unit, "is no unit of time", f"Known: {', '.join(dates.UNITS)}.")
+    dates.zone_of(found.zone, ZONE)
     said = {text.lower(): _component(value, text) for text, value in found.components.items()}
     return dataclasses.replace(found, components=said)
 
@@ -109,7 +113,9 @@ def understood(mapping: LogMapping | None, columns: Sequence[str], rows: Sequenc
     missing = [name for name in _needed(found) if name not in columns]
     if missing:
         raise ConfigError("--map", found.name, f"the log has no column {missing[0]!r}", f"Its columns: {', '.join(columns)}.")
-    return found if found.dates else dataclasses.replace(found, dates=_form(found, columns, rows))
+    found = found if found.dates else dataclasses.replace(found, dates=_form(found, columns, rows))
+    dates.check_zone(found.dates, found.zone, ZONE)
+    return found
 
 
 def _needed(mapping: LogMapping) -> tuple[str, ...]:

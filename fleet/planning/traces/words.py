@@ -23,7 +23,7 @@ def understanding(log: Log) -> list[tuple[str, str]]:
     shown = {
         "start": found.start, "end": found.end, "duration": f"{found.duration} ({found.duration_unit})" if found.duration else "",
         "node": " / ".join(found.node), "cause": ", ".join(found.cause), "cluster": found.group, "nodes": found.nodes,
-        "dates": found.dates, "not used": ", ".join(log.unused),
+        "dates": found.dates, "zone": f"{found.zone}; times are shown in UTC" if found.zone else "", "not used": ", ".join(log.unused),
     }  # fmt: skip
     return [("mapping", found.name), *((name, text) for name, text in shown.items() if text)]
 
