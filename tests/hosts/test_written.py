@@ -32,13 +32,13 @@ PROBES = ("readinessProbe", "livenessProbe")
 def spec(store: HostStore, name: str) -> dict[str, Any]:
     """Of a head and two worker nodes. Values are such that a shell or Kubernetes would make something else of them."""
     return {
-        "name": name, "script": "train.py", "fleet": "dist/fleet_train.whl", "store": store.url("runs"),
+        "name": name, "script": "train.py", "fleet": "dist/fleet_train-0.1.0-cp311-abi3-linux_x86_64.whl", "store": store.url("runs"),
         "world": 2, "spares": 1, "team": "vision",
         "image": "registry.example.com/team/gpt:1", "env": {"GREETING": WORDS, "AWS_ENDPOINT_URL": store.endpoint},
         "arguments": ["--shards", "8", "--set", "steps=60", "--set", "pause_s=0.4", "--set", f"note={WORDS}", "--checkpoint", "2"],
         "nodes": {"count": 2, "cpus": 2, "memory_gib": 4, "shm_gib": 1, "labels": {"pool": "train"}},
         "head": {"cpus": 1, "memory_gib": 4},
-        "kuberay": {"namespace": "research", "secret": "store-access", "secret_keys": sorted(store.credentials)},
+        "kubernetes": {"namespace": "research", "secret": "store-access", "secret_keys": sorted(store.credentials)},
     }  # fmt: skip
 
 

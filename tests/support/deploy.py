@@ -34,9 +34,13 @@ cpus = 16
 gpus = 8
 memory_gib = 64
 shm_gib = 16
+disk_gib = 200
 labels = {rack = "r7", pool = "train"}
 
-[kuberay]
+[head]
+disk_gib = 50
+
+[kubernetes]
 namespace = "research"
 queue = "gpus"
 priority_class = "high"
@@ -44,6 +48,12 @@ service_account = "trainer"
 secret = "store-access"
 secret_keys = ["AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"]
 node_selector = {"example.com/pool" = "train"}
+operator_namespace = "kuberay-system"
+pod_priority_class = "training"
+pull_secrets = ["registry-access"]
+tolerations = ["dedicated=train:NoSchedule", "spot"]
+resources = {"rdma/hca" = "8", "hugepages-2Mi" = "5Gi"}
+service_account_annotations = {"eks.amazonaws.com/role-arn" = "arn:aws:iam::123456789012:role/trainer"}
 
 [slurm]
 partition = "gpu"
@@ -64,7 +74,7 @@ PROVIDERS = {
         "ssh_private_key": "~/.ssh/trainer", "setup": ["pip install /shared/fleet_train-0.1.0-cp311-abi3-linux_x86_64.whl"],
     },
 }  # fmt: skip
-WAYS = ("ray-up aws", "ray-up gcp", "ray-up local", "kuberay", "slurm")
+WAYS = ("ray-up aws", "ray-up gcp", "ray-up local", "kuberay", "jobset", "slurm")
 """Targets, with a provider where they have some."""
 
 
@@ -98,6 +108,9 @@ def spec_in(folder: Path, whole: dict[str, Any]) -> Path:
     from fleet.settings.fields import shown
 
     (folder / "train.py").write_text("def train(run):\n    pass\n")
+    if (wheel := str(whole.get("fleet", ""))).endswith(".whl") and not wheel.startswith((".", "/")):
+        (folder / wheel).parent.mkdir(parents=True, exist_ok=True)
+        (folder / wheel).touch()
     path = folder / "cluster.toml"
     path.write_text("".join(f"{name} = {shown(value)}\n" for name, value in whole.items()))
     return path

@@ -15,7 +15,11 @@ _begun: list[subprocess.Popen[Any]] = []
 
 
 def begin(command: Sequence[str] | str, folder: Path, environment: dict[str, str], **options: Any) -> subprocess.Popen[str]:
-    """A process in ``folder``, with its output in one text; it is ended when the test ends before it."""
+    """A process in ``folder``, with its output in one text; it is ended when the test ends before it.
+
+    It heeds signals, also where the tests do not, as beside a shell's ``&`` and ``nohup``.
+    """
+    command = command if isinstance(command, str) else ["env", "--default-signal=HUP,INT,TERM", *command]
     options = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True} | options
     process = subprocess.Popen(command, cwd=folder, env=environment | {"PYTHONFAULTHANDLER": "1"}, **options)
     _begun.append(process)

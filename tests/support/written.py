@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from fleet.app.deploy.kuberay import CODE
+from fleet.app.deploy.pods import CODE
 from fleet.app.deploy.rules import amount
 from tests.support.host_store import write
 from tests.support.hosts import Host

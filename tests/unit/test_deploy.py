@@ -18,9 +18,9 @@ from typer.testing import CliRunner
 
 from fleet.app.cli import cluster as cli_cluster
 from fleet.app.cli.main import app
-from fleet.app.deploy import checks, kuberay
+from fleet.app.deploy import checks, kuberay, pods
 from fleet.app.deploy.files import base_image
-from fleet.app.deploy.spec import TARGETS, load
+from fleet.app.deploy.spec import load
 from fleet.errors import ConfigError
 from tests.support.blocks import ROOT, blocks_of
 from tests.support.deploy import PROVIDERS, WAYS, accepts, changed, commands_of, content, spec_in, written
@@ -54,17 +54,30 @@ REFUSALS: list[tuple[str, str, Any]] = [
         ("store", "runs"), ("world", None), ("world", 0), ("world", -1), ("world", "4"), ("world", 33), ("spares", -1), ("image", None),
         ("image", "gpt"), ("image", "gpt:latest"), ("image", "not an image"), ("base", "rayproject/ray:latest"), ("fleet", ""),
         ("fleet", "fleet-train==0.1.0"), ("fleet", "git+https://host.example.com/fleet.git"), ("fleet", "other-1.0.whl"),
+        ("fleet", "../fleet_train-0.1.0-py3-none-any.whl"), ("fleet", "runs/fleet_train-0.1.0-py3-none-any.whl"),
+        ("fleet", "dist/fleet_train.whl"), ("fleet", "git+file:///srv/fleet@v0.1.0"), ("script", "runs/train.py"),
         ("team", "no team!"),
         ("nodes.count", 0), ("nodes.count", -4), ("nodes.cpus", 0), ("nodes.gpus", -1), ("nodes.gpus", 1.5), ("nodes.memory_gib", -1),
-        ("nodes.shm_gib", 64), ("nodes.shm_gib", 0), ("head.cpus", 0), ("head.memory_gib", 0), ("kuberay.namespace", ""),
-        ("kuberay.namespace", "Research"), ("kuberay.queue", "no queue"), ("kuberay.queue", None), ("kuberay.secret", "Not This"),
-        ("kuberay.secret", None), ("kuberay.secret_keys", None), ("kuberay.secret_keys", ["not-this"]),
-        ("kuberay.secret_keys", ["NCCL_SOCKET_IFNAME"]), ("kuberay.service_account", "no account"), ("kuberay.priority_class", "Very High"),
+        ("nodes.shm_gib", 64), ("nodes.shm_gib", 0), ("head.cpus", 0), ("head.memory_gib", 0), ("nodes.disk_gib", -1),
+        ("head.disk_gib", -1), ("kubernetes.namespace", ""),
+        ("kubernetes.namespace", "Research"), ("kubernetes.queue", "no queue"), ("kubernetes.queue", None),
+        ("kubernetes.secret", "Not This"), ("kubernetes.secret", None), ("kubernetes.secret_keys", None),
+        ("kubernetes.secret_keys", ["not-this"]),
+        ("kubernetes.secret_keys", ["NCCL_SOCKET_IFNAME"]), ("kubernetes.service_account", "no account"),
+        ("kubernetes.priority_class", "Very High"),
+        ("kubernetes.operator_namespace", ""), ("kubernetes.pod_priority_class", "Very High"), ("kubernetes.pull_secrets", ["Not This"]),
+        ("kubernetes.service_account", None), *(("kubernetes.tolerations", [taint]) for taint in ("=x", "a b", "a:Never", "a=b=c", "")),
     ]),
     ("kuberay", "env", {"no variable": "x"}), ("kuberay", "env", {"X": "two\nlines"}), ("kuberay", "nodes.labels", {"no label": "x"}),
-    ("kuberay", "nodes.labels", {"rack": "no value!"}), ("kuberay", "kuberay.node_selector", {"pool": "no value!"}),
+    ("kuberay", "nodes.labels", {"rack": "no value!"}), ("kuberay", "kubernetes.node_selector", {"pool": "no value!"}),
     ("kuberay", "arguments", ["--world", "4"]), ("kuberay", "arguments", ["--detach"]), ("kuberay", "arguments", ["--name=x"]),
     ("kuberay", "arguments", ["--no-such-option"]), ("kuberay", "arguments", ["--min-ranks", "-3"]), ("kuberay", "activate", "a\nb"),
+    *(("jobset", "kubernetes.resources", {name: value}) for name, value in [
+        ("cpu", "4"), ("memory", "1Gi"), ("nvidia.com/gpu", "8"), ("ephemeral-storage", "1Gi"), ("no resource", "1"), ("rdma/hca", "0"),
+        ("rdma/hca", "-1"), ("rdma/hca", "many"),
+    ]),
+    ("jobset", "kubernetes.service_account_annotations", {"no name": "x"}), ("jobset", "image", None), ("jobset", "store", "/mnt/runs"),
+    ("ray-up aws", "ray_up.identity", "arn:aws:iam::123456789012:role/trainer"), ("ray-up aws", "ray_up.identity", "arn:aws:s3:::x"),
     ("slurm", "slurm.time", "for ever"), ("slurm", "slurm.partition", "two words"), ("slurm", "store", "runs"),
     ("ray-up aws", "ray_up.provider", None), ("ray-up aws", "ray_up.provider", "awz"), ("ray-up aws", "image", None),
     *(("ray-up aws", f"ray_up.{name}", None) for name in ("region", "instance_type", "head_instance_type")),
@@ -75,9 +88,10 @@ REFUSALS: list[tuple[str, str, Any]] = [
     ("ray-up local", "ray_up.worker_ips", ["127.0.0.1", "10.0.0.2", "10.0.0.3", "10.0.0.4"]),
 ]  # fmt: skip
 NAMED_OTHERWISE = {
-    "kuberay.queue": ("kuberay.priority_class",), "kuberay.secret": ("kuberay.secret_keys",), "ray_up.head_ip": ("ray_up.worker_ips",),
+    "kubernetes.queue": ("kubernetes.priority_class",), "kubernetes.secret": ("kubernetes.secret_keys",),
+    "ray_up.head_ip": ("ray_up.worker_ips",),
     "activate": ("env, arguments, activate or setup",), "env": ("env, arguments, activate or setup",),
-    "kuberay.secret_keys": ("kuberay.secret",),
+    "kubernetes.secret_keys": ("kubernetes.secret",), "kubernetes.service_account": ("kubernetes.service_account",),
 }  # fmt: skip
 """A field that is missing or wrong may be refused by the name of the one that needs it."""
 
@@ -96,7 +110,9 @@ def test_every_field_of_the_spec_is_used_or_refused() -> None:
     assert set(spec_keys()) - used == set()
 
 
-@pytest.mark.parametrize(("field", "near"), [("imgae", "image"), ("nodes.cpu", "nodes.cpus"), ("kuberay.namespaces", "kuberay.namespace")])
+@pytest.mark.parametrize(
+    ("field", "near"), [("imgae", "image"), ("nodes.cpu", "nodes.cpus"), ("kubernetes.namespaces", "kubernetes.namespace")]
+)
 def test_an_unknown_field_is_answered_with_the_nearest(tmp_path: Path, field: str, near: str) -> None:
     error = refused(tmp_path, changed("kuberay", field, "x"), "kuberay")
     assert error.field == field and near in error.way_out
@@ -201,16 +217,16 @@ def test_words_of_the_spec_stay_words_in_a_shell(tmp_path: Path) -> None:
 
 def test_world_and_spares_are_one_workload_of_kueues() -> None:
     job = yaml.safe_load(written("kuberay")["rayjob.yaml"])
-    assert job["metadata"]["labels"] == {"fleet-run": "gpt", "fleet-team": "vision", kuberay.QUEUE: "gpus", kuberay.PRIORITY: "high"}
+    assert job["metadata"]["labels"] == {"fleet-run": "gpt", "fleet-team": "vision", pods.QUEUE: "gpus", pods.PRIORITY: "high"}
     (group,) = job["spec"]["rayClusterSpec"]["workerGroupSpecs"]
     assert group["replicas"] * int(group["template"]["spec"]["containers"][0]["resources"]["limits"]["nvidia.com/gpu"]) == 32
     assert group["labels"] == {"rack": "r7", "pool": "train"}
 
 
 def test_without_a_queue_there_is_no_label_of_kueues() -> None:
-    whole = content()["kuberay"]
+    whole = content()["kubernetes"]
     del whole["queue"], whole["priority_class"]
-    texts = written("kuberay", kuberay=whole)
+    texts = written("kuberay", kubernetes=whole)
     assert "kueue" not in texts["rayjob.yaml"] + texts["raycluster.yaml"]
 
 
@@ -238,15 +254,15 @@ def test_ray_is_the_version_that_fleet_needs_and_its_agent_listens_where_probes_
     from ray._private import ray_constants
 
     assert importlib.metadata.version("ray") == kuberay.RAY
-    assert ray_constants.DEFAULT_DASHBOARD_AGENT_LISTEN_PORT == kuberay.NODE_HEALTH[1]
-    assert ray_constants.DEFAULT_DASHBOARD_PORT == kuberay.HEAD_HEALTH[1]
+    assert ray_constants.DEFAULT_DASHBOARD_AGENT_LISTEN_PORT == pods.NODE_HEALTH[1]
+    assert ray_constants.DEFAULT_DASHBOARD_PORT == pods.HEAD_HEALTH[1]
     assert importlib.metadata.distribution("ray").read_text("entry_points.txt")
 
 
 def test_paths_of_health_are_those_of_rays_dashboard() -> None:
     package = Path(str(importlib.metadata.distribution("ray").locate_file("ray")))
     agents, head = ((package / "dashboard" / name).read_text() for name in ("http_server_agent.py", "http_server_head.py"))
-    assert kuberay.NODE_HEALTH[0] in agents and kuberay.HEAD_HEALTH[0] in head
+    assert pods.NODE_HEALTH[0] in agents and pods.HEAD_HEALTH[0] in head
 
 
 def test_options_of_ray_start_exist() -> None:
@@ -292,7 +308,7 @@ def test_specs_of_the_documents_are_specs() -> None:
     specs = [tomllib.loads(block.text) for block in blocks_of("docs/deploy.md") if block.language == "toml"]
     assert len(specs) >= 2
     for whole in specs:
-        target = next(each for each in TARGETS if each.replace("-", "_") in whole)
+        target = next(target for table, target in (("kubernetes", "kuberay"), ("ray_up", "ray-up"), ("slurm", "slurm")) if table in whole)
         load(whole, target)
     assert (ROOT / "docs/deploy.md").is_file()
 

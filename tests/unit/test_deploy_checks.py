@@ -21,10 +21,14 @@ from tests.support.deploy import WAYS, accepts, written
 
 Path_ = tuple[str | int, ...]
 RUNNER = CliRunner()
-YAML = {"rayjob": "rayjob.yaml", "raycluster": "raycluster.yaml", "budgets": "disruption-budgets.yaml"}
+YAML = {
+    "rayjob": "rayjob.yaml", "raycluster": "raycluster.yaml", "budgets": "disruption-budgets.yaml", "policies": "network-policies.yaml",
+    "account": "service-account.yaml", "jobset": "jobset.yaml",
+}  # fmt: skip
 RAY_UP = {way: yaml.safe_load(written(way)["cluster.yaml"]) for way in WAYS if way.startswith("ray-up")}
-DOCUMENTS: dict[str, list[Any]] = {what: list(yaml.safe_load_all(written("kuberay")[name])) for what, name in YAML.items()}
-FREE = ("labels", "matchLabels", "nodeSelector")
+TEXTS = written("jobset") | written("kuberay")
+DOCUMENTS: dict[str, list[Any]] = {what: list(yaml.safe_load_all(TEXTS[name])) for what, name in YAML.items()}
+FREE = ("labels", "matchLabels", "nodeSelector", "annotations")
 """Tables whose keys are the user's."""
 NEEDED = ("fleet-run", "fleet-part")
 """But for these."""
@@ -117,6 +121,9 @@ def test_a_key_that_is_misspelt_is_refused(what: str, number: int, path: Path_) 
 
 
 JOB, POD = "spec.rayClusterSpec", "spec.rayClusterSpec.workerGroupSpecs.0.template"
+SUBMITTER, SAFE = "spec.submitterPodTemplate", f"{POD}.spec.securityContext"
+HEAD_JOB, RANKS_JOB = "spec.replicatedJobs.0", "spec.replicatedJobs.1"
+SCRIPT = f"{HEAD_JOB}.template.spec.template.spec.containers.0.args"
 HEAD, BOX = f"{JOB}.headGroupSpec", f"{POD}.spec.containers.0"
 CHANGES: list[tuple[str, str, Any]] = [
     *(("rayjob", path, value) for path, value in [
@@ -143,6 +150,38 @@ CHANGES: list[tuple[str, str, Any]] = [
         (f"{BOX}.livenessProbe.failureThreshold", 2), (f"{BOX}.livenessProbe.periodSeconds", 0),
         (f"{BOX}.livenessProbe.httpGet.port", 80), (f"{BOX}.env.0.value", 7), (f"{POD}.metadata.labels.fleet-part", "ranks"),
     ]),
+    *(("rayjob", path, value) for path, value in [
+        (f"{SAFE}.runAsNonRoot", False), (f"{SAFE}.runAsUser", 0), (f"{SAFE}.seccompProfile.type", "Unconfined"),
+        (f"{SAFE}.sysctls", [{"name": "kernel.msgmax", "value": "1"}]), (f"{SAFE}.windowsOptions", {"hostProcess": True}),
+        (f"{SAFE}.seLinuxOptions", {"type": "spc_t"}), (f"{SAFE}.seLinuxOptions", {"role": "x"}),
+        (f"{SAFE}.appArmorProfile", {"type": "Unconfined"}), (f"{POD}.spec.hostNetwork", True), (f"{POD}.spec.hostPID", True),
+        (f"{POD}.spec.hostIPC", True), (f"{POD}.spec.volumes.0", {"name": "shm", "hostPath": {"path": "/dev/shm"}}),
+        (f"{BOX}.securityContext.allowPrivilegeEscalation", True), (f"{BOX}.securityContext.capabilities.drop", ["NET_RAW"]),
+        (f"{BOX}.securityContext.capabilities.add", ["IPC_LOCK"]), (f"{BOX}.securityContext.privileged", True),
+        (f"{BOX}.securityContext.procMount", "Unmasked"), (f"{BOX}.securityContext.runAsNonRoot", False),
+        (f"{BOX}.securityContext.runAsUser", 0), (f"{BOX}.securityContext.seccompProfile", {"type": "Unconfined"}),
+        (f"{BOX}.securityContext", {}), (f"{BOX}.ports", [{"containerPort": 80, "hostPort": 80}]),
+        (f"{BOX}.livenessProbe.httpGet.host", "10.0.0.1"), (f"{POD}.spec.initContainers", [{"name": "x", "image": "x:1"}]),
+        (SUBMITTER, None), (f"{SUBMITTER}.spec.securityContext", {}), (f"{SUBMITTER}.spec.containers.0.image", "gpt"),
+        (f"{SUBMITTER}.spec.restartPolicy", "Always"), ("spec.submissionMode", "SidecarMode"),
+    ]),
+    *(("jobset", path, value) for path, value in [
+        ("apiVersion", "jobset.x-k8s.io/v1alpha1"), ("spec.failurePolicy.restartStrategy", "InPlaceRestart"),
+        ("spec.failurePolicy.maxRestarts", -1), ("spec.network.enableDNSHostnames", False), ("spec.network.subdomain", "No"),
+        ("spec.network.publishNotReadyAddresses", False), ("spec.successPolicy.targetReplicatedJobs", ["ranks"]),
+        ("spec.successPolicy.operator", "None"), ("spec.suspend", True), ("spec.replicatedJobs", []), (f"{HEAD_JOB}.name", "leader"),
+        (f"{HEAD_JOB}.name", "ranks"), (f"{RANKS_JOB}.replicas", 4), (f"{RANKS_JOB}.template.spec.completionMode", "NonIndexed"),
+        (f"{RANKS_JOB}.template.spec.parallelism", 3), (f"{RANKS_JOB}.template.spec.backoffLimit", -1),
+        (f"{RANKS_JOB}.template.spec.template.spec.restartPolicy", "Never"), (f"{RANKS_JOB}.template.spec.template.spec.hostIPC", True),
+        (SCRIPT, ["fleet run train.py --address auto --wrold 4"]), (SCRIPT, ["python train.py"]), (SCRIPT, []),
+        (SCRIPT, ["fleet run train.py --address auto --world 30 --spares 3 --shards 60"]), (SCRIPT, ["fleet run train.py --world 4"]),
+    ]),
+    *(("policies", path, value) for path, value in [
+        ("apiVersion", "extensions/v1beta1"), ("spec.podSelector", {}), ("spec.policyTypes", ["Egress"]), ("spec.ingress", []),
+        ("spec.ingress.0.from", []), ("spec.ingress.0.from.0.podSelector", {}), ("spec.ingress.0.ports", []),
+        ("spec.ingress.0.from.0.podSelector.matchLabels.fleet-run", "other"), ("spec.ingress.0.from.0.namespaceSelector", {}),
+    ]),
+    ("account", "automountServiceAccountToken", True), ("account", "metadata.name", "No Name"), ("account", "apiVersion", "v2"),
     ("raycluster", "spec.headGroupSpec.rayStartParams.num-cpus", "1"), ("raycluster", "spec.rayVersion", "3.0.0"),
     ("budgets", "spec.minAvailable", 0), ("budgets", "spec.minAvailable", "50%"), ("budgets", "apiVersion", "policy/v1beta1"),
     ("budgets", "spec.maxUnavailable", {"x": 1}), ("budgets", "spec.selector.matchLabels.fleet-part", "ranks"),
@@ -158,7 +197,8 @@ def test_a_field_that_matters_is_refused_by_its_path(what: str, dotted: str, val
     leaf = next(str(each) for each in reversed(path) if isinstance(each, str))
     aliases = {"mountPath": "volumes", "minReplicas": "replicas", "maxReplicas": "replicas",
                "cpu": "resources", "memory": "resources",
-               "nvidia.com/gpu": "resources", "periodSeconds": "livenessProbe", "maxUnavailable": "spec"}  # fmt: skip
+               "nvidia.com/gpu": "resources", "periodSeconds": "livenessProbe", "maxUnavailable": "spec", "name": "replicatedJobs",
+               "submitterPodTemplate": "submitterPodTemplate", "parallelism": "parallelism"}  # fmt: skip
     assert found and (leaf in fields or aliases.get(leaf, leaf) in fields), found
 
 

@@ -29,7 +29,7 @@ console = cli_print.Terminal(stderr=True)
 
 def write(
     folder: Annotated[Path, typer.Argument(help="Folder for the files, which must not be there yet, or be empty.", show_default=False)],
-    target: Annotated[str, typer.Option(help="ray-up, kuberay or slurm.", show_default=False)],
+    target: Annotated[str, typer.Option(help="ray-up, kuberay, jobset or slurm.", show_default=False)],
     spec: Annotated[Path, typer.Option(help="What the cluster and the run are to be; see docs/deploy.md.")] = Path("cluster.toml"),
 ) -> None:
     """Write the files for TARGET into FOLDER: all of them, or none. README.md there has the commands that use them."""
@@ -44,7 +44,7 @@ def write(
     _check_written(texts, core=checks.has_core())
     _write_all(texts, folder)
     cli_print.write(*(f"written to {folder / name}" for name in texts))
-    if not checks.has_core() and target == "kuberay":
+    if not checks.has_core() and target in ("kuberay", "jobset"):
         console.print(NOT_HELD, markup=False)
 
 
@@ -73,8 +73,10 @@ def _check_run(spec: Spec, folder: Path) -> None:
     """The command line of the run, before a cluster is paid for."""
     from fleet.app.deploy import entrypoint
 
-    if not (folder / spec.script).is_file():
-        raise ConfigError("script", spec.script, f"there is no such file in {folder}", "Name it from the spec's folder.")
+    wheel = spec.fleet if spec.fleet.endswith(".whl") else ""
+    for name, path in (("script", spec.script), ("fleet", wheel)):
+        if path and not (folder / path).is_file():
+            raise ConfigError(name, path, f"there is no such file in {folder}", "Name it from the spec's folder.")
     accepts(entrypoint.words(spec, "")[2:])
 
 

@@ -8,24 +8,29 @@ from __future__ import annotations
 import functools
 import importlib.util
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path, PurePosixPath
 from typing import Any
 
 import jsonschema
 import yaml
 
-from fleet.app.deploy import entrypoint, kuberay, rules
+from fleet.app.deploy import entrypoint, jobset, pod_security, pods, rules
 from fleet.errors import ConfigError
 
 KUBERNETES = "1.33"
 """The version whose schemas are asked."""
+RAY, JOB_SET = "ray.io/v1", "jobset.x-k8s.io/v1alpha2"
 LEAST_PATIENCE_S = 60
 LEAST_SHARED_B = 64 * 2**20
 """Of `/dev/shm`; what Fleet needs there."""
 EXTRA = "kubernetes_validate"
 YAML = (".yaml", ".yml")
-KNOWN = "A cluster file of ray up, RayJob, RayCluster and PodDisruptionBudget can be checked; docs/deploy.md names tools for other files."
+OWN = {"PodDisruptionBudget": rules.BUDGET, "NetworkPolicy": rules.POLICY, "ServiceAccount": rules.ACCOUNT}
+"""Kinds that Kubernetes' own schemas know, and what Fleet asks of them beside that."""
+KNOWN = (
+    f"A cluster file of ray up, RayJob, RayCluster, JobSet, {', '.join(OWN)} can be checked; docs/deploy.md names tools for other files."
+)
 
 
 def check(name: str, text: str, accepts: entrypoint.Accepts, *, core: bool = True) -> list[ConfigError]:
@@ -69,13 +74,15 @@ def _document(document: Any, accepts: entrypoint.Accepts, core: bool) -> list[Co
         return [ConfigError("YAML", rules.shown(document), "it is a list or a value, and no table", KNOWN)]
     match document.get("kind"):
         case "RayJob":
-            return [*rules.broken(document, rules.METADATA), *_job(document, accepts, core)]
+            return [*rules.broken(document, rules.metadata(RAY)), *_job(document, accepts, core)]
         case "RayCluster":
             cluster = document.get("spec")
-            return [*rules.broken(document, rules.METADATA), *_cluster(cluster, "spec", core)]
-        case "PodDisruptionBudget":
+            return [*rules.broken(document, rules.metadata(RAY)), *_cluster(cluster, "spec", core)]
+        case "JobSet":
+            return [*rules.broken(document, rules.metadata(JOB_SET)), *_job_set(document, accepts, core)]
+        case str(kind) if kind in OWN:
             judged = _core(document) if core and rules.text(document.get("apiVersion")) else ()
-            return [*judged, *rules.broken(document, rules.BUDGET)]
+            return [*judged, *rules.broken(document, OWN[kind]), *(_peers(document) if kind == "NetworkPolicy" else ())]
         case None if {"provider", "cluster_name"} & document.keys():
             return list(_ray_up(document))
         case None:
@@ -116,10 +123,76 @@ def _job(document: Mapping[str, Any], accepts: entrypoint.Accepts, core: bool) -
         return
     cluster = spec.get("rayClusterSpec")
     yield from _cluster(cluster, "spec.rayClusterSpec", core)
+    yield from _submitter(spec, core)
     if rules.text(spec.get("entrypoint")):
         room = _room(cluster) if isinstance(cluster, Mapping) else None
         yield from _command(spec["entrypoint"], "spec.entrypoint", accepts, room)
         yield from _tries(spec["entrypoint"], spec.get("backoffLimit"))
+
+
+def _submitter(spec: Mapping[str, Any], core: bool) -> Iterator[ConfigError]:
+    """The pod that hands the entrypoint in, where there is one."""
+    at, template = "spec.submitterPodTemplate", spec.get("submitterPodTemplate")
+    if isinstance(template, Mapping):
+        yield from _judged(template, at, rules.SUBMITTER, core)
+    elif template is not None or spec.get("submissionMode", "K8sJobMode") == "K8sJobMode":
+        reason = "it takes a pod's template: KubeRay's own has no security context, and a restricted namespace refuses it"
+        yield ConfigError(at, rules.shown(template or ""), reason)
+
+
+def _job_set(document: Mapping[str, Any], accepts: entrypoint.Accepts, core: bool) -> Iterator[ConfigError]:
+    yield from rules.broken(document, rules.JOB_SET)
+    jobs = [(path, job) for path, job in rules.reached(document, ["spec", "replicatedJobs", "*"]) if isinstance(job, Mapping)]
+    names = sorted(str(job.get("name")) for _, job in jobs)
+    if jobs and names != [jobset.HEAD, jobset.RANKS]:
+        yield ConfigError("spec.replicatedJobs", ", ".join(names), "it takes one job of the name head, and one of the name ranks")
+    room = None
+    for path, job in jobs:
+        inner = job["template"] if isinstance(job.get("template"), Mapping) else {}
+        if core:
+            yield from _core({"apiVersion": "batch/v1", "kind": "Job", **inner}, f"{path}.template")
+        yield from _same_counts(inner, path)
+        template = dict(rules.reached(inner, ["spec", "template"])).get("spec.template")
+        if isinstance(template, Mapping):
+            yield from _pod(template, f"{path}.template.spec.template", core)
+        room = _held(template, dict(rules.reached(inner, ["spec"])).get("spec", {})) if job.get("name") == jobset.RANKS else room
+    for path, script in _scripts(document):
+        yield from _command(jobset.command_of(script), path, accepts, room)
+
+
+def _same_counts(job: Mapping[str, Any], path: str) -> Iterator[ConfigError]:
+    spec = job.get("spec")
+    counts = [spec.get(name) for name in ("parallelism", "completions")] if isinstance(spec, Mapping) else []
+    if counts and all(map(rules.whole(1), counts)) and counts[0] != counts[1]:
+        reason = f"completions is {counts[1]}, and each node is one pod that stays to the end"
+        yield ConfigError(f"{path}.template.spec.parallelism", counts[0], reason, "Give both the same number.")
+
+
+def _scripts(document: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """The script of the head's container, with its path."""
+    for path, job in rules.reached(document, ["spec", "replicatedJobs", "*"]):
+        if isinstance(job, Mapping) and job.get("name") == jobset.HEAD:
+            for inner, words in rules.reached(job, ["template", "spec", "template", "spec", "containers", "*", "args"]):
+                text = words[-1] if isinstance(words, list) and words else ""
+                yield f"{path}.{inner}", text if isinstance(text, str) else ""
+
+
+def _peers(policy: Mapping[str, Any]) -> Iterator[ConfigError]:
+    """Pods of the policy's own namespace that it lets in are those of its run."""
+    wanted = ["spec", "podSelector", "matchLabels", pods.RUN]
+    own = next((value for _, value in rules.reached(policy, wanted)), None)
+    for path, labels in rules.reached(policy, wanted[:-1]):
+        for name in (labels.keys() - {pods.RUN, pods.PART}) if isinstance(labels, Mapping) else ():
+            way_out = f"Use {pods.RUN} and {pods.PART}."
+            yield ConfigError(f"{path}.{name}", rules.shown(labels[name]), "pods of a run have no such label", way_out)
+    for path, peer in rules.reached(policy, ["spec", "ingress", "*", "from", "*"]):
+        if isinstance(peer, Mapping) and peer.get("namespaceSelector") == {}:
+            yield ConfigError(f"{path}.namespaceSelector", "", "it lets in pods of all namespaces", "Name the labels of one.")
+        if isinstance(peer, Mapping) and not {"namespaceSelector", "ipBlock"} & peer.keys():
+            for inner, name in rules.reached(peer, wanted[1:]):
+                if name != own:
+                    shown = "" if name is rules.MISSING else rules.shown(name)
+                    yield ConfigError(f"{path}.{inner}", shown, "it lets in pods that are not of this run", f"Set it to {own}.")
 
 
 def _command(text: str, field: str, accepts: entrypoint.Accepts, room: int | None) -> Iterator[ConfigError]:
@@ -148,6 +221,8 @@ def _cluster(cluster: Any, at: str, core: bool) -> Iterator[ConfigError]:
     ):
         if isinstance(template, Mapping):
             yield from _pod(template, f"{at}.{path}", core)
+            for error in rules.broken(template, [rules.NEW_POD]):
+                yield ConfigError(f"{at}.{path}.{error.field}", error.value, error.reason, error.way_out)
 
 
 def _replicas(cluster: Mapping[str, Any]) -> Iterator[ConfigError]:
@@ -159,11 +234,18 @@ def _replicas(cluster: Mapping[str, Any]) -> Iterator[ConfigError]:
 
 
 def _pod(template: Mapping[str, Any], at: str, core: bool) -> Iterator[ConfigError]:
-    """``at``: path of the template."""
+    """A pod that is a node of Ray's. ``at``: path of the template."""
+    yield from _judged(template, at, rules.POD, core)
+    for error in (*_shared_memory(template), *_spread(template)):
+        yield ConfigError(f"{at}.{error.field}", error.value, error.reason, error.way_out)
+
+
+def _judged(template: Mapping[str, Any], at: str, table: Sequence[rules.Rule | rules.Keys], core: bool) -> Iterator[ConfigError]:
+    """What is asked of any pod, and what the table says."""
     if core:
         pod = {"apiVersion": "v1", "kind": "Pod", **template}
         yield from _core(pod, at)
-    for error in (*rules.broken(template, rules.POD), *_shared_memory(template), *_containers(template), *_spread(template)):
+    for error in (*rules.broken(template, table), *pod_security.refused(template), *_containers(template)):
         yield ConfigError(f"{at}.{error.field}", error.value, error.reason, error.way_out)
 
 
@@ -211,8 +293,8 @@ def _containers(template: Mapping[str, Any]) -> Iterator[ConfigError]:
 def _probes(container: Mapping[str, Any], path: str) -> Iterator[ConfigError]:
     for name in ("readinessProbe", "livenessProbe"):
         for _, asked in rules.reached(container, [name, "httpGet"]):
-            pair: tuple[Any, Any] = (asked.get("path"), asked.get("port")) if isinstance(asked, Mapping) else kuberay.NODE_HEALTH
-            known = dict((kuberay.HEAD_HEALTH, kuberay.NODE_HEALTH))
+            pair: tuple[Any, Any] = (asked.get("path"), asked.get("port")) if isinstance(asked, Mapping) else pods.NODE_HEALTH
+            known = dict((pods.HEAD_HEALTH, pods.NODE_HEALTH))
             if rules.one_of(*known)(pair[0]) and rules.one_of(*known.values())(pair[1]) and known[pair[0]] != pair[1]:
                 yield ConfigError(f"{path}.{name}.httpGet.port", pair[1], f"{pair[0]} is answered at {known[pair[0]]}")
     alive = container.get("livenessProbe")
@@ -223,14 +305,20 @@ def _probes(container: Mapping[str, Any], path: str) -> Iterator[ConfigError]:
 
 
 def _room(cluster: Mapping[str, Any]) -> int | None:
-    """Ranks that the worker groups hold: one for each GPU, or for each CPU where there is no GPU. None: it cannot be told."""
-    room = 0
-    for _, group in rules.reached(cluster, ["workerGroupSpecs", "*"]):
-        found = [value for _, value in rules.reached(group, ["template", "spec", "containers", "*", "resources", "limits"])]
-        if not found or not isinstance(found[0], Mapping) or not rules.whole(0)(group.get("replicas")):
-            return None
-        room += group["replicas"] * int(rules.amount(found[0].get("nvidia.com/gpu", 0)) or rules.amount(found[0].get("cpu")))
-    return room
+    """Ranks that the worker groups hold. None: it cannot be told."""
+    held = [_held(group.get("template"), group) if isinstance(group, Mapping) else None
+            for _, group in rules.reached(cluster, ["workerGroupSpecs", "*"])]  # fmt: skip
+    known = [each for each in held if each is not None]
+    return sum(known) if len(known) == len(held) else None
+
+
+def _held(template: Any, group: Any) -> int | None:
+    """Ranks that a group of like pods holds: one for each GPU, or for each CPU where there is no GPU. None: it cannot be told."""
+    count = next((group[name] for name in ("replicas", "parallelism") if name in group), None) if isinstance(group, Mapping) else None
+    found = [value for _, value in rules.reached(template, ["spec", "containers", "*", "resources", "limits"])]
+    if count is None or not found or not isinstance(found[0], Mapping) or not rules.whole(0)(count):
+        return None
+    return int(count) * int(rules.amount(found[0].get("nvidia.com/gpu", 0)) or rules.amount(found[0].get("cpu")))
 
 
 # ---- ray up ------------------------------------------------------------------------------------------------------------------------------

@@ -10,12 +10,18 @@ from typing import Any
 import jinja2
 import yaml
 
-from fleet.app.deploy import entrypoint, kuberay, ray_up
-from fleet.app.deploy.spec import WHEEL, Spec
+from fleet.app.deploy import entrypoint, jobset, kuberay, pods, ray_up
+from fleet.app.deploy.spec import LEFT_BEHIND, WHEEL, Spec
 
 ADDRESS = "$HEAD_IP:6379"
 """Of the head, in the batch script."""
-TITLES = {"ray-up": "with ray up", "kuberay": "on Kubernetes", "slurm": "on Slurm"}
+TITLES = {"ray-up": "with ray up", "kuberay": "on Kubernetes", "jobset": "on Kubernetes, without KubeRay", "slurm": "on Slurm"}
+BESIDE = ("service-account.yaml", "network-policies.yaml", "disruption-budgets.yaml")
+"""Files of what stands beside the pods, in the order in which it is applied."""
+FENCE = (
+    "The budgets keep the head, and all workers but one, from evictions; a drain of the head's host waits for the end of the run. "
+    "The policies let nothing but pods of this run connect to them: add a rule for a Prometheus of yours."
+)
 STORES = {"gs": "gcsfs", "gcs": "gcsfs", "abfs": "adlfs", "az": "adlfs"}
 """What a store's URL needs beside what Fleet brings along."""
 
@@ -34,17 +40,32 @@ def files(spec: Spec, target: str, folder: str, python: str) -> dict[str, str]:
             own = {
                 "rayjob.yaml": _yaml([kuberay.ray_job(spec)]),
                 "raycluster.yaml": _yaml([kuberay.ray_cluster(spec)]),
-                "disruption-budgets.yaml": _yaml(kuberay.budgets(spec)),
+                **_beside(spec, operator=True),
             }
+        case "jobset":
+            own = {"jobset.yaml": _yaml([jobset.job_set(spec)]), **_beside(spec, operator=False)}
         case _:
             own = {"job.sbatch": _template("job.sbatch.j2", spec=spec, start=_start(spec), command=_batch_command(spec))}
     if spec.image and target != "slurm":
-        own |= {"Dockerfile": _dockerfile(spec, folder, python), "Dockerfile.dockerignore": "\n".join((*ray_up.LEFT_BEHIND, ""))}
-    return own | {"README.md": _readme(spec, target, folder)}
+        own |= {"Dockerfile": _dockerfile(spec, folder, python), "Dockerfile.dockerignore": "\n".join((*LEFT_BEHIND, ""))}
+    beside = [name for name in own if name in BESIDE]
+    return own | {"README.md": _readme(spec, target, folder, beside)}
+
+
+def _beside(spec: Spec, *, operator: bool) -> dict[str, str]:
+    """What stands beside the pods in their namespace; ``operator``: KubeRay's is there."""
+    account = {"service-account.yaml": _yaml([pods.service_account(spec)])} if spec.kubernetes.service_account_annotations else {}
+    policies = {"network-policies.yaml": _yaml(pods.policies(spec, operator=operator))}
+    return {**account, **policies, "disruption-budgets.yaml": _yaml(pods.budgets(spec))}
+
+
+DUMPER: Any = type("Dumper", (yaml.SafeDumper,), {})
+"""Writes a text of several lines as lines."""
+DUMPER.add_representer(str, lambda dumper, text: dumper.represent_scalar("tag:yaml.org,2002:str", text, "|" if "\n" in text else None))
 
 
 def _yaml(documents: Iterable[Mapping[str, Any]]) -> str:
-    text: str = yaml.safe_dump_all(documents, sort_keys=False, width=1000, explicit_start=True)
+    text: str = yaml.dump_all(documents, Dumper=DUMPER, sort_keys=False, width=1000, explicit_start=True)
     return text
 
 
@@ -82,14 +103,15 @@ def _dockerfile(spec: Spec, folder: str, python: str) -> str:
     wheel = spec.fleet if WHEEL.fullmatch(spec.fleet) else ""
     source = f"/tmp/{posixpath.basename(wheel)}" if wheel else f"fleet-train @ {spec.fleet}"
     return _template(
-        "Dockerfile.j2", spec=spec, folder=shlex.quote(folder), base=base_image(spec, python), code=kuberay.CODE, wheel=wheel,
+        "Dockerfile.j2", spec=spec, folder=shlex.quote(folder), base=base_image(spec, python), code=pods.CODE, wheel=wheel,
+        user=f"{pods.USER}:{pods.GROUP}",
         packages=entrypoint.line([source, *([needed] if needed else [])]),
     )  # fmt: skip
 
 
-def _readme(spec: Spec, target: str, folder: str) -> str:
-    """What to type."""
-    code = {"ray-up": ray_up.CODE, "kuberay": kuberay.CODE}.get(target, "")
+def _readme(spec: Spec, target: str, folder: str, beside: Iterable[str]) -> str:
+    """What to type. ``beside``: names of the files that stand beside the pods."""
+    code = {"ray-up": ray_up.CODE, "kuberay": pods.CODE, "jobset": pods.CODE}.get(target, "")
     resume = entrypoint.line(entrypoint.resume_words(spec, code))
     command, attach, stop = entrypoint.line(entrypoint.words(spec, code)), "", ""
     if target == "ray-up":
@@ -98,5 +120,5 @@ def _readme(spec: Spec, target: str, folder: str) -> str:
         stop = ray_up.stop(spec)
     return _template(
         "README.md.j2", spec=spec, target=target, title=TITLES[target], folder=shlex.quote(folder), command=command, attach=attach,
-        stop=stop, code=code, resume=resume,
+        stop=stop, code=code, resume=resume, fence=FENCE, beside="".join(f" -f {shlex.quote(folder)}/{name}" for name in beside),
     )  # fmt: skip

@@ -6,7 +6,7 @@ import shlex
 from typing import Any
 
 from fleet.app.deploy import entrypoint
-from fleet.app.deploy.spec import Head, Nodes, Spec
+from fleet.app.deploy.spec import LEFT_BEHIND, Head, Nodes, Spec
 
 CODE = "~/code"
 """Where nodes have the folder of the script."""
@@ -19,7 +19,6 @@ FILES = "{ ulimit -n 65536 || true; }"
 """More open files for Ray, where the machine allows them."""
 LOGIN = ("bash", "--login", "-i", "-c")
 """The shell in which Ray has its commands on nodes."""
-LEFT_BEHIND = (".git", ".venv", "runs", "__pycache__")
 
 
 def cluster(spec: Spec) -> dict[str, Any]:
@@ -110,13 +109,17 @@ def _kinds(spec: Spec) -> dict[str, Any]:
     return {"head_node_type": HEAD, "available_node_types": {HEAD: head, WORKER: worker}}
 
 
+def _named_by(profile: str) -> str:
+    return "Arn" if profile.startswith("arn:") else "Name"
+
+
 def _machine(spec: Spec, kind: str) -> dict[str, Any]:
     given = spec.ray_up
     if given.provider == "aws":
         return {
             "InstanceType": kind,
             **({"ImageId": given.machine_image} if given.machine_image else {}),
-            **({"IamInstanceProfile": {"Name": given.identity}} if given.identity else {}),
+            **({"IamInstanceProfile": {_named_by(given.identity): given.identity}} if given.identity else {}),
         }
     disk = {
         "boot": True,

@@ -10,8 +10,8 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from fleet.app.deploy import kuberay
-from fleet.app.deploy.spec import LABEL, LONGEST_NAME, check_pinned, nearest
+from fleet.app.deploy import jobset, pods
+from fleet.app.deploy.spec import DOMAIN, LABEL, LONGEST_NAME, check_pinned, nearest
 from fleet.errors import ConfigError
 
 MISSING = object()
@@ -155,19 +155,28 @@ def _probe(name: str) -> tuple[Rule, ...]:
     at = f"spec containers * {name}"
     count = "a whole number, at least 1"
     return (
-        Rule(f"{at} httpGet path", one_of(kuberay.HEAD_HEALTH[0], kuberay.NODE_HEALTH[0]), "one of Ray's two paths of health",
-             f"{kuberay.HEAD_HEALTH[0]} on the head, {kuberay.NODE_HEALTH[0]} on any node."),
-        Rule(f"{at} httpGet port", one_of(kuberay.HEAD_HEALTH[1], kuberay.NODE_HEALTH[1]), "8265 for the head, 52365 for a node's agent"),
+        Rule(f"{at} httpGet path", one_of(pods.HEAD_HEALTH[0], pods.NODE_HEALTH[0]), "one of Ray's two paths of health",
+             f"{pods.HEAD_HEALTH[0]} on the head, {pods.NODE_HEALTH[0]} on any node."),
+        Rule(f"{at} httpGet port", one_of(pods.HEAD_HEALTH[1], pods.NODE_HEALTH[1]), "8265 for the head, 52365 for a node's agent"),
         Rule(f"{at} periodSeconds", whole(1), count),
         Rule(f"{at} timeoutSeconds", whole(1), count),
         Rule(f"{at} failureThreshold", whole(1), count), Rule(f"{at} initialDelaySeconds", whole(0), "a whole number", "", False),
     )  # fmt: skip
 
 
+LABEL_OF_RUN = Rule(f"metadata labels {pods.RUN}", text, "the run's name, by which budgets and policies find the pod")
+SUBMITTER: tuple[Rule | Keys, ...] = (
+    LABEL_OF_RUN,
+    Rule(f"metadata labels {pods.PART}", one_of(pods.SUBMITTER), "submitter"),
+    Rule("spec restartPolicy", one_of("Never", "OnFailure"), "Never or OnFailure"),
+    Rule("spec containers", some(99), "one container or more"),
+    Rule("spec containers * image", pinned, "an image by its tag or digest", "Name the version that was tested."),
+)
+"""Of the pod that hands in the entrypoint of a RayJob, as its template."""
+
 POD: tuple[Rule | Keys, ...] = (
-    Rule(f"metadata labels {kuberay.RUN}", text, "the run's name, by which budgets find the pod"),
-    Rule(f"metadata labels {kuberay.PART}", one_of("head", "worker"), "head or worker"),
-    Rule("spec restartPolicy", one_of("Never"), "Never: a new pod is a new node of Ray's"),
+    LABEL_OF_RUN,
+    Rule(f"metadata labels {pods.PART}", one_of(pods.HEAD, pods.WORKER), "head or worker"),
     Rule("spec containers", some(99), "one container or more"),
     Rule("spec containers * image", pinned, "an image by its tag or digest", "Name the version that was tested."),
     *(Rule(f"spec containers * resources {side} {what}", positive, "a quantity above 0")
@@ -176,6 +185,9 @@ POD: tuple[Rule | Keys, ...] = (
     *_probe("livenessProbe"),
 )  # fmt: skip
 """Of a pod of Ray's, as its template."""
+
+NEW_POD = Rule("spec restartPolicy", one_of("Never"), "Never: a new pod is a new node of Ray's")
+"""Where KubeRay makes one in the place of a lost one."""
 
 START = {
     "address", "port", "num-cpus", "num-gpus", "memory", "object-store-memory", "resources", "dashboard-host", "dashboard-port",
@@ -216,16 +228,20 @@ CLUSTER: tuple[Rule | Keys, ...] = (
 )  # fmt: skip
 """Of ``spec`` of a RayCluster, and of ``spec.rayClusterSpec`` of a RayJob."""
 
-METADATA: tuple[Rule | Keys, ...] = (
-    Keys("", {"apiVersion", "kind", "metadata", "spec", "status"}),
-    Keys("metadata", {"name", "namespace", "labels", "annotations", "finalizers", "ownerReferences"}),
-    Rule("apiVersion", one_of("ray.io/v1"), "ray.io/v1"),
-    Rule("metadata name", like(LABEL, LONGEST_NAME), f"small letters, digits and -, at most {LONGEST_NAME}"),
-    Rule("metadata namespace", text, "the namespace", "", False),
-    Rule("metadata labels", texts, "a table of texts", "Put numbers in quotes.", False),
-    Rule(f"metadata labels {kuberay.QUEUE}", like(r"[a-z0-9]([-a-z0-9.]*[a-z0-9])?"), "the name of a local queue", "", False),
-    Rule("spec", table, "a table"),
-)  # fmt: skip
+
+def metadata(version: str) -> tuple[Rule | Keys, ...]:
+    """Of an object that no schema of Kubernetes' own knows. ``version``: its ``apiVersion``."""
+    return (
+        Keys("", {"apiVersion", "kind", "metadata", "spec", "status"}),
+        Keys("metadata", {"name", "namespace", "labels", "annotations", "finalizers", "ownerReferences"}),
+        Rule("apiVersion", one_of(version), version),
+        Rule("metadata name", like(LABEL, LONGEST_NAME), f"small letters, digits and -, at most {LONGEST_NAME}"),
+        Rule("metadata namespace", text, "the namespace", "", False),
+        Rule("metadata labels", texts, "a table of texts", "Put numbers in quotes.", False),
+        Rule(f"metadata labels {pods.QUEUE}", like(r"[a-z0-9]([-a-z0-9.]*[a-z0-9])?"), "the name of a local queue", "", False),
+        Rule("spec", table, "a table"),
+    )  # fmt: skip
+
 
 JOB: tuple[Rule | Keys, ...] = (
     Keys("spec", {
@@ -239,7 +255,7 @@ JOB: tuple[Rule | Keys, ...] = (
     Rule("spec ttlSecondsAfterFinished", whole(0), "a whole number of seconds, at least 0", "", False),
     Rule("spec activeDeadlineSeconds", whole(1), "a whole number of seconds, at least 1", "", False),
     Rule("spec backoffLimit", whole(0), "a whole number, at least 0", "", False),
-    Rule("spec submissionMode", one_of("K8sJobMode", "HTTPMode", "SidecarMode"), "K8sJobMode, HTTPMode or SidecarMode", "", False),
+    Rule("spec submissionMode", one_of("K8sJobMode", "HTTPMode"), "K8sJobMode or HTTPMode: a sidecar has no security context", "", False),
     Rule("spec suspend", one_of(False), "false: Kueue says itself when the job starts", "Leave it out.", False),
     Rule("spec clusterSelector", one_of({}), "nothing: Kueue admits no job of a cluster that is there", "Leave it out.", False),
     Rule("spec rayClusterSpec", table, "a cluster of its own"),
@@ -250,7 +266,59 @@ BUDGET: tuple[Rule | Keys, ...] = (
     Rule("metadata name", like(r"[a-z0-9]([-a-z0-9.]*[a-z0-9])?"), "small letters, digits, - and ."),
     Rule("spec minAvailable", whole(1), "a whole number of pods, at least 1: Kubernetes cannot count those of an owner it does not know",
          "Use minAvailable, not maxUnavailable, and no percentage."),
-    Rule(f"spec selector matchLabels {kuberay.RUN}", text, "the run's name, as its pods have it"),
-    Rule(f"spec selector matchLabels {kuberay.PART}", one_of("head", "worker"), "head or worker"),
+    Rule(f"spec selector matchLabels {pods.RUN}", text, "the run's name, as its pods have it"),
+    Rule(f"spec selector matchLabels {pods.PART}", one_of("head", "worker"), "head or worker"),
 )  # fmt: skip
 """Of a PodDisruptionBudget, beside Kubernetes' own schema."""
+
+POLICY: tuple[Rule | Keys, ...] = (
+    Rule("apiVersion", one_of("networking.k8s.io/v1"), "networking.k8s.io/v1"),
+    Rule("metadata name", like(DOMAIN), "small letters, digits, - and ."),
+    Rule(f"spec podSelector matchLabels {pods.RUN}", text, "the run's name, as its pods have it"),
+    Rule(f"spec podSelector matchLabels {pods.PART}", one_of(pods.HEAD, pods.WORKER), "head or worker", "", False),
+    Rule("spec policyTypes", one_of(["Ingress"], ["Ingress", "Egress"]), "Ingress: it says who may connect to the pods"),
+    Rule("spec ingress", some(99), "one rule or more"),
+    Rule("spec ingress * from", some(99), "whom it lets in: a rule without lets all in"),
+    Rule("spec ingress * ports", some(99), "the ports that it opens"),
+)
+"""Of a NetworkPolicy, beside Kubernetes' own schema."""
+
+ACCOUNT: tuple[Rule | Keys, ...] = (
+    Rule("apiVersion", one_of("v1"), "v1"),
+    Rule("metadata name", like(DOMAIN), "small letters, digits, - and ."),
+    Rule("automountServiceAccountToken", one_of(False), "false: nothing in the pods speaks with Kubernetes"),
+)
+"""Of a ServiceAccount, beside Kubernetes' own schema."""
+
+JOB_SET: tuple[Rule | Keys, ...] = (
+    Keys("spec", {
+        "replicatedJobs", "network", "successPolicy", "failurePolicy", "startupPolicy", "suspend", "coordinator", "managedBy",
+        "ttlSecondsAfterFinished", "volumeClaimPolicies",
+    }),
+    Keys("spec network", {"enableDNSHostnames", "subdomain", "publishNotReadyAddresses"}),
+    Keys("spec successPolicy", {"operator", "targetReplicatedJobs"}),
+    Keys("spec failurePolicy", {"maxRestarts", "restartStrategy", "rules"}),
+    Keys("spec replicatedJobs *", {"name", "groupName", "replicas", "template", "dependsOn"}),
+    Rule("spec network enableDNSHostnames", one_of(True), "true: workers find the head by its name"),
+    Rule("spec network subdomain", like(LABEL, 63), "small letters, digits and -", "", False),
+    Rule("spec network publishNotReadyAddresses", one_of(True), "true: workers look for a head that is not ready yet", "", False),
+    Rule("spec successPolicy operator", one_of("All", "Any"), "All or Any"),
+    Rule("spec successPolicy targetReplicatedJobs", one_of([jobset.HEAD]), "[head]: the JobSet ends with its run"),
+    Rule("spec failurePolicy maxRestarts", whole(0), "a whole number, at least 0", "", False),
+    Rule("spec failurePolicy restartStrategy", one_of("Recreate", "BlockingRecreate"),
+         "Recreate or BlockingRecreate: InPlaceRestart starts all pods again when one is lost, and Fleet need not",
+         "Containers with restartPolicy OnFailure start again in place, each by itself.", False),
+    Rule("spec ttlSecondsAfterFinished", whole(0), "a whole number of seconds, at least 0", "", False),
+    Rule("spec suspend", one_of(False), "false: Kueue says itself when the job starts", "Leave it out.", False),
+    Rule("spec replicatedJobs", some(99), "a head and its workers"),
+    Rule("spec replicatedJobs * name", one_of(jobset.HEAD, jobset.RANKS), "head or ranks: the commands have the head's host name in them"),
+    Rule("spec replicatedJobs * replicas", one_of(1), "1: the number of nodes is that of a job's pods"),
+    Rule("spec replicatedJobs * template spec completionMode", one_of("Indexed"), "Indexed: a pod has its name by its index"),
+    Rule("spec replicatedJobs * template spec parallelism", whole(1), "a whole number, at least 1"),
+    Rule("spec replicatedJobs * template spec completions", whole(1), "a whole number, at least 1"),
+    Rule("spec replicatedJobs * template spec backoffLimit", whole(0), "a whole number, at least 0"),
+    Rule("spec replicatedJobs * template spec template", table, "a pod's template"),
+    Rule("spec replicatedJobs * template spec template spec restartPolicy", one_of("OnFailure"),
+         "OnFailure: a container starts again in place"),
+)  # fmt: skip
+"""Of a JobSet."""

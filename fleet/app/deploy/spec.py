@@ -13,17 +13,20 @@ from fleet.errors import ConfigError
 from fleet.settings import fields
 from fleet.settings.fields import setting
 
-TARGETS = ("ray-up", "kuberay", "slurm")
+LEFT_BEHIND = (".git", ".venv", "runs", "__pycache__")
+"""Folders beside the spec that do not travel."""
+TARGETS = ("ray-up", "kuberay", "jobset", "slurm")
 PROVIDERS = ("aws", "gcp", "local")
 LONGEST_NAME = 47
 """Characters: KubeRay adds its own to the name of a RayJob, and Kubernetes allows 63."""
-WHEEL = re.compile(r"(?:[\w.+-]+/)*fleet_train-[\w.+-]+\.whl")
-GIT = re.compile(r"git\+(?:https|ssh|file)://[^\s@]+(?:@[^\s@/]+/[^\s@]+)?@[\w./+-]+")
+WHEEL = re.compile(r"(?:(?!\.\.?/)[\w.+-]+/)*fleet_train-[\w.+!]+(-\d\w*)?(-[\w.]+){3}\.whl")
+GIT = re.compile(r"git\+(?:https|ssh)://[^\s@]+(?:@[^\s@/]+/[^\s@]+)?@[\w./+-]+")
 """A URL that pip takes, with the tag or commit that was tested."""
 LABEL = re.compile(r"[a-z]([-a-z0-9]*[a-z0-9])?")
 DOMAIN = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*")
 LABEL_KEY = re.compile(r"([a-z0-9]([-a-z0-9.]*[a-z0-9])?/)?[A-Za-z0-9]([-\w.]{0,61}[A-Za-z0-9])?")
 LABEL_VALUE = re.compile(r"([A-Za-z0-9]([-\w.]{0,61}[A-Za-z0-9])?)?")
+NAME = "a name of Kubernetes': small letters, digits, - and ."
 VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 IMAGE = re.compile(r"[a-z0-9][\w./:-]*?(?::(?P<tag>[\w][\w.-]{0,127}))?(?P<digest>@sha256:[0-9a-f]{64})?")
 TIME = re.compile(r"(\d+-)?\d{1,2}(:\d{2}){1,2}")
@@ -32,6 +35,11 @@ OURS = (
     "--repeat", "--plain",
 )  # fmt: skip
 """Options of ``fleet run`` that the spec says otherwise."""
+ARN = re.compile(r"arn:aws[a-z-]*:iam::\d{12}:instance-profile/[\w+=,.@/-]+")
+TAINT = re.compile(r"(?P<key>[^=:]*)(?:=(?P<value>[^=:]*))?(?::(?P<effect>NoSchedule|PreferNoSchedule|NoExecute))?")
+RESERVED = {"cpu": "nodes.cpus", "memory": "nodes.memory_gib", "nvidia.com/gpu": "nodes.gpus", "ephemeral-storage": "nodes.disk_gib"}
+"""Resources that the spec says otherwise."""
+QUANTITY = re.compile(r"[1-9]\d*([kMGTPE]i?)?")
 LOOPBACK = re.compile(r"127\.|localhost$|::1$")
 
 
@@ -50,6 +58,7 @@ class Nodes:
     shm_gib: int = setting(
         4, "`/dev/shm` of each, GiB, out of its memory. Half is for Ray's object store, and Fleet needs 64 MiB.", least=1
     )
+    disk_gib: int = setting(0, "Kubernetes: ephemeral storage of each, GiB, for logs and what Ray spills; 0: none is asked for.", least=0)
     labels: Mapping[str, str] = _texts("Labels of Ray's that each node gets, such as `rack`.")
 
     @property
@@ -64,6 +73,7 @@ class Head:
 
     cpus: int = setting(2, "CPUs of the head.", least=1)
     memory_gib: int = setting(8, "Memory of the head, GiB.", least=1)
+    disk_gib: int = setting(0, "Kubernetes: ephemeral storage of the head, GiB; 0: none is asked for.", least=0)
 
     @property
     def shm_gib(self) -> int:
@@ -92,7 +102,9 @@ class RayUp:
     instance_type: str = setting("", "aws, gcp: kind of machine of the worker nodes.")
     head_instance_type: str = setting("", "aws, gcp: kind of machine of the head.")
     machine_image: str = setting("", "The disk image: needed on gcp; on aws an AMI, or Ray's choice.")
-    identity: str = setting("", "What nodes may do in the store: on aws an instance profile, on gcp the e-mail of a service account.")
+    identity: str = setting(
+        "", "What nodes may do in the store: on aws an instance profile by name or ARN, on gcp the e-mail of a service account."
+    )
     head_ip: str = setting("", "local: address of the head.")
     worker_ips: tuple[str, ...] = setting((), "local: addresses of the worker nodes.")
     ssh_user: str = setting("ubuntu", "Who logs in.")
@@ -103,16 +115,24 @@ class RayUp:
 
 
 @dataclass(frozen=True, slots=True)
-class KubeRay:
-    """For Kubernetes with KubeRay, and with Kueue if there is a queue."""
+class Kubernetes:
+    """For Kubernetes with KubeRay or JobSet, and with Kueue if there is a queue."""
 
     namespace: str = setting("default", "Namespace of all objects.")
+    operator_namespace: str = setting("default", "kuberay: namespace of KubeRay's operator, which asks the head at 8265.")
     queue: str = setting("", "Kueue's local queue; empty: no Kueue.")
     priority_class: str = setting("", "Kueue's workload priority class.")
+    pod_priority_class: str = setting("", "Priority class of the pods.")
     service_account: str = setting("", "Service account of the pods, by which a cloud lets them into the store.")
+    service_account_annotations: Mapping[str, str] = _texts(
+        "By which a cloud knows that account; with some, `service-account.yaml` makes it. Without, it must be there."
+    )
+    pull_secrets: tuple[str, ...] = setting((), "Names of Secrets in the namespace by which the image is pulled.")
     secret: str = setting("", "Name of a Secret in the namespace that holds credentials.")
     secret_keys: tuple[str, ...] = setting((), "Its keys that pods get as environment variables of the same names.")
     node_selector: Mapping[str, str] = _texts("Labels of Kubernetes that the worker nodes must have.")
+    tolerations: tuple[str, ...] = setting((), "Taints of hosts that pods bear, as `kubectl taint` writes them: `KEY=VALUE:EFFECT`.")
+    resources: Mapping[str, str] = _texts('More resources of each worker node, such as cards for RDMA: `{"rdma/hca" = "1"}`.')
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,7 +162,7 @@ class Spec:
     nodes: Nodes = field(default_factory=Nodes)
     head: Head = field(default_factory=Head)
     ray_up: RayUp = field(default_factory=RayUp)
-    kuberay: KubeRay = field(default_factory=KubeRay)
+    kubernetes: Kubernetes = field(default_factory=Kubernetes)
     slurm: Slurm = field(default_factory=Slurm)
 
     @property
@@ -167,6 +187,16 @@ def nearest(word: str, known: Iterable[str], otherwise: str) -> str:
     return f"Nearest: {near[0]}." if near else otherwise
 
 
+def toleration(taint: str) -> dict[str, str]:
+    """As a pod has it. Raises ConfigError for what is no taint: ``KEY``, ``KEY=VALUE``, and either with ``:EFFECT``."""
+    match = TAINT.fullmatch(taint)
+    if match is None or not LABEL_KEY.fullmatch(match["key"]) or not LABEL_VALUE.fullmatch(match["value"] or ""):
+        way_out = "Write KEY=VALUE:EFFECT or KEY:EFFECT; EFFECT is NoSchedule, PreferNoSchedule or NoExecute."
+        raise ConfigError("kubernetes.tolerations", taint, "it is no taint as kubectl taint writes it", way_out)
+    valued = {"operator": "Equal", "value": match["value"]} if match["value"] is not None else {"operator": "Exists"}
+    return {"key": match["key"], **valued, **({"effect": match["effect"]} if match["effect"] else {})}
+
+
 def load(content: Mapping[str, Any], target: str) -> Spec:
     """A spec for ``target`` from what its file holds. Raises ConfigError for the first thing that cannot be."""
     if target not in TARGETS:
@@ -174,7 +204,7 @@ def load(content: Mapping[str, Any], target: str) -> Spec:
     known = spec_keys()
     spec = fields.build(Spec, fields.flat(known, content, way_out=f"A spec has {', '.join(known)}."))
     _check(spec)
-    {"ray-up": _check_ray_up, "kuberay": _check_kuberay, "slurm": _check_slurm}[target](spec)
+    {"ray-up": _check_ray_up, "kuberay": _check_kubernetes, "jobset": _check_kubernetes, "slurm": _check_slurm}[target](spec)
     return spec
 
 
@@ -195,6 +225,7 @@ def _check(spec: Spec) -> None:
     if spec.fleet and not (WHEEL.fullmatch(spec.fleet) or GIT.fullmatch(spec.fleet)):
         way_out = "Name a wheel, dist/fleet_train-VERSION-....whl, or a git URL, git+https://HOST/PATH@TAG."
         raise ConfigError("fleet", spec.fleet, "it is neither a wheel of Fleet's nor a git URL with a tag or commit", way_out)
+    _check_travels("fleet", spec.fleet)
     for key, value in spec.nodes.labels.items():
         _match(f"nodes.labels.{key}", key, LABEL_KEY, "a label's name: letters, digits and . _ -")
         _match(f"nodes.labels.{key}", value, LABEL_VALUE, "a label's value: letters, digits and . _ -, at most 63")
@@ -209,8 +240,14 @@ def _check(spec: Spec) -> None:
 def _check_script(script: str) -> None:
     if posixpath.isabs(script) or ".." in script.split("/"):
         raise ConfigError("script", script, "it is not below the spec's folder, which is what travels", "Put the spec beside the script.")
+    _check_travels("script", script)
     if not script.endswith(".py"):
         raise ConfigError("script", script, "it is no Python file", "Name the file with train(run).")
+
+
+def _check_travels(name: str, path: str) -> None:
+    if path.partition("/")[0] in LEFT_BEHIND:
+        raise ConfigError(name, path, f"this folder does not travel: {', '.join(LEFT_BEHIND)} stay behind", "Put it elsewhere.")
 
 
 def _check_counts(spec: Spec) -> None:
@@ -264,6 +301,9 @@ def _check_ray_up(spec: Spec) -> None:
     needed = ["region", "instance_type", "head_instance_type", *(("zone", "project", "machine_image") if given.provider == "gcp" else ())]
     for name in needed:
         _need(f"ray_up.{name}", getattr(given, name), f", and {given.provider} needs it")
+    if given.identity.startswith("arn:") and not ARN.fullmatch(given.identity):
+        way_out = "Name an instance profile: arn:aws:iam::ACCOUNT:instance-profile/NAME. A role is inside of one."
+        raise ConfigError("ray_up.identity", given.identity, "it is no ARN of an instance profile", way_out)
     _need("image", spec.image, ": machines of a cloud come without Fleet")
     _need("fleet", spec.fleet, ": the image installs Fleet from it, as no index has it")
     _check_far(spec)
@@ -283,26 +323,45 @@ def _check_local(spec: Spec) -> None:
     _check_shared(spec)
 
 
-def _check_kuberay(spec: Spec) -> None:
+def _check_kubernetes(spec: Spec) -> None:
     _need("image", spec.image, ": pods come from one")
     _need("fleet", spec.fleet, ": the image installs Fleet from it, as no index has it")
-    given = spec.kuberay
-    for name in ("namespace", "queue", "priority_class", "service_account", "secret"):
-        if name == "namespace" or getattr(given, name):
-            _match(f"kuberay.{name}", getattr(given, name), DOMAIN, "a name of Kubernetes': small letters, digits, - and .")
+    given, needed = spec.kubernetes, ("namespace", "operator_namespace")
+    for name in (*needed, "queue", "priority_class", "pod_priority_class", "service_account", "secret"):
+        if name in needed or getattr(given, name):
+            _match(f"kubernetes.{name}", getattr(given, name), DOMAIN, NAME)
+    for name in given.pull_secrets:
+        _match("kubernetes.pull_secrets", name, DOMAIN, NAME)
+    _check_secret(spec)
+    for key, value in given.node_selector.items():
+        _match(f"kubernetes.node_selector.{key}", key, LABEL_KEY, "a label's name")
+        _match(f"kubernetes.node_selector.{key}", value, LABEL_VALUE, "a label's value")
+    for taint in given.tolerations:
+        toleration(taint)
+    for key, value in given.resources.items():
+        if key in RESERVED:
+            raise ConfigError(f"kubernetes.resources.{key}", value, "the spec says this elsewhere", f"Set {RESERVED[key]}.")
+        _match(f"kubernetes.resources.{key}", key, LABEL_KEY, "a resource's name, such as rdma/hca")
+        _match(f"kubernetes.resources.{key}", value, QUANTITY, "a whole quantity above 0, such as 1 or 5Gi")
+    for key, value in given.service_account_annotations.items():
+        _match(f"kubernetes.service_account_annotations.{key}", key, LABEL_KEY, "an annotation's name")
+        _need("kubernetes.service_account", given.service_account, f": {key} = {value} is an annotation of it")
+    if given.priority_class and not given.queue:
+        raise ConfigError(
+            "kubernetes.priority_class", given.priority_class, "it is Kueue's, and no queue is named", "Set kubernetes.queue."
+        )
+    _check_far(spec)
+
+
+def _check_secret(spec: Spec) -> None:
+    given = spec.kubernetes
     if bool(given.secret) != bool(given.secret_keys):
-        name = "kuberay.secret_keys" if given.secret else "kuberay.secret"
+        name = "kubernetes.secret_keys" if given.secret else "kubernetes.secret"
         raise ConfigError(name, "", "it is missing: a Secret and its keys go together", "Name both, or neither.")
     for key in given.secret_keys:
-        _match("kuberay.secret_keys", key, VARIABLE, "names of variables")
+        _match("kubernetes.secret_keys", key, VARIABLE, "names of variables")
         if key in spec.env:
-            raise ConfigError("kuberay.secret_keys", key, "env has a variable of the same name")
-    for key, value in given.node_selector.items():
-        _match(f"kuberay.node_selector.{key}", key, LABEL_KEY, "a label's name")
-        _match(f"kuberay.node_selector.{key}", value, LABEL_VALUE, "a label's value")
-    if given.priority_class and not given.queue:
-        raise ConfigError("kuberay.priority_class", given.priority_class, "it is Kueue's, and no queue is named", "Set kuberay.queue.")
-    _check_far(spec)
+            raise ConfigError("kubernetes.secret_keys", key, "env has a variable of the same name")
 
 
 def _check_slurm(spec: Spec) -> None:
