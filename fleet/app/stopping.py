@@ -75,7 +75,7 @@ def stopped_by_signals(stop: Callable[[str], None], say: Callable[[str], None]) 
 def interrupted_by_signals() -> Iterator[None]:
     """SIGINT, SIGTERM and SIGHUP raise KeyboardInterrupt in the main thread: what only looks ends, and tells nobody else of it.
 
-    A second one ends the process at once. What is ignored, as by ``nohup``, stays so. In another thread nothing is changed.
+    A second one ends the process at once. An ignored signal, as by ``nohup``, stays ignored. In another thread nothing is changed.
     """
     if threading.current_thread() is not threading.main_thread():
         yield

@@ -110,7 +110,7 @@ def _decided(s: LedgerSummary, records: Sequence[Record]) -> str:
         [rule, action.replace("_", " "), str(len(made)), clock(s.unix_s(made[-1].at_s), day=day), made[-1].reason]
         for (rule, action), made in sorted(found.items())
     ]
-    return "\n".join(["## What was decided, by which rule", "", *_table(["rule", "decided", "times", "newest", "its reason"], rows), ""])
+    return "\n".join(["## Decisions, by rule", "", *_table(["rule", "decided", "times", "newest", "its reason"], rows), ""])
 
 
 def _to_do(findings: Sequence[TimeFinding]) -> str:

@@ -70,7 +70,7 @@ class Report:
         return remaining_s(s.steps, self.total_steps, self.step_s, s.training_goodput) if s.status == "running" else None
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain data, keys in a fixed order, seconds rounded to the nanosecond, moments in UTC too. What is no finite number is None."""
+        """Plain data, keys in a fixed order, seconds rounded to the nanosecond, moments in UTC too. NaN and infinity are None."""
         s = self.summary
         head = {
             **_named(s, *HEAD),

@@ -26,7 +26,7 @@ def test_the_page_has_when_what_it_cost_why_what_was_decided_and_what_to_do() ->
     page = post_mortem(build_report(story.records), story.records)
     heads = [line for line in page.splitlines() if line.startswith("#")]
     assert heads == [
-        "# Post-mortem: story", "## Impact", "## Timeline", "## Causes", "## What was decided, by which rule", "## What to do",
+        "# Post-mortem: story", "## Impact", "## Timeline", "## Causes", "## Decisions, by rule", "## What to do",
     ]  # fmt: skip
     assert "- **From**: 2023-11-14 22:13:20 UTC\n- **To**: 2023-11-14 22:13:27 UTC" in page
     assert "| loss-1.0 | 22:13:22Z | loss | 1.0 | killed by SIGKILL |" in page

@@ -22,7 +22,7 @@ import torch
 from actors.rank.current import current_run, is_main
 from actors.rank.data.feeds import ShardedDataset
 from actors.rank.data.sampling import Ordered
-from actors.rank.integrations.surroundings import be_alone, check_versions
+from actors.rank.integrations.surroundings import HandedOn, be_alone, check_versions
 from fleet.errors import ConfigError, LoopError
 
 TESTED: Mapping[str, tuple[str, ...]] = {"transformers": ("5.24",), "accelerate": ("1.15",)}
@@ -52,27 +52,6 @@ NAME = "transformers.Trainer"
 
 OF_TIME = ("_runtime", "_per_second", "_time")
 """Metrics that are not of the model."""
-
-
-class HandedOn:
-    """What a rank hands on of its Trainer with the state of a step, and what checkpoints have of it. It changes in commits alone.
-
-    Attributes:
-        values: plain data.
-        fresh: they came from elsewhere, and are not with the Trainer yet.
-    """
-
-    def __init__(self) -> None:
-        self.values: dict[str, Any] = {}
-        self.fresh = False
-
-    def state_dict(self) -> dict[str, Any]:
-        """What is tracked."""
-        return self.values
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """See :meth:`state_dict`."""
-        self.values, self.fresh = dict(state), True
 
 
 class NoEvents:

@@ -83,7 +83,7 @@ BY_HAND: Mapping[str, tuple[str, str, str]] = {
         "lr_scheduler.step", "the commit steps schedules behind their optimizers", "Call it behind the last step of its optimizer.",
     ),
 }  # fmt: skip
-"""What is done by hand in ``training_step`` -> (field, reason, way out)."""
+"""A deed in ``training_step`` -> (field, reason, way out)."""
 
 DONE: Mapping[str, str] = {
     "optimizers": "use_pl_optimizer=False, or outside of training_step",

@@ -21,7 +21,7 @@ import torch
 from actors.rank.current import current_run, is_main
 from actors.rank.data.feeds import ShardedDataset
 from actors.rank.data.sampling import Ordered, Shared, generators_kept, samples_of, seed_data, seed_shard
-from actors.rank.integrations.surroundings import be_alone, check_versions
+from actors.rank.integrations.surroundings import HandedOn, be_alone, check_versions
 from fleet.errors import ConfigError, RunOver
 
 TESTED: Mapping[str, tuple[str, ...]] = {"lightning": ("2.6",)}
@@ -123,27 +123,6 @@ class Schedules:
         return [each.scheduler for each in self._configs if (count := counts[each.interval]) and count % each.frequency == 0]
 
 
-class Handed:
-    """What callbacks were right after a commit, for a rank that comes then, and for a resume. It changes in commits alone.
-
-    Attributes:
-        values: plain data and tensors, in which folders have short names.
-        fresh: they came from elsewhere, and are not with the callbacks yet.
-    """
-
-    def __init__(self) -> None:
-        self.values: dict[str, Any] = {}
-        self.fresh = False
-
-    def state_dict(self) -> dict[str, Any]:
-        """What is tracked."""
-        return self.values
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """See :meth:`state_dict`."""
-        self.values, self.fresh = dict(state), True
-
-
 @dataclass
 class Fitting:
     """One call of ``fit()``.
@@ -166,7 +145,7 @@ class Fitting:
     schedules: Schedules
     hand: ByHand | None = None
     steps: int = 0
-    handed: Handed = field(default_factory=Handed)
+    handed: HandedOn = field(default_factory=HandedOn)
     loss: float = math.nan
     begun: int = -1
     settled: int = 0

@@ -1,10 +1,11 @@
-"""What a trainer of others finds: the versions that an adapter was tested with, and a process that is alone in its world."""
+"""What all adapters of trainers share: tested versions, a process that is alone in its world, and what a rank hands on of its trainer."""
 
 from __future__ import annotations
 
 import importlib.metadata
 import os
 from collections.abc import Mapping
+from typing import Any
 
 from fleet.errors import ConfigError
 from fleet.host.extras import need
@@ -29,3 +30,24 @@ def be_alone() -> None:
     os.environ.update(ALONE)
     for name in LOCAL:
         os.environ.pop(name, None)
+
+
+class HandedOn:
+    """What a rank hands on of a trainer with the state of a step, and what checkpoints have of it. It changes in commits alone.
+
+    Attributes:
+        values: plain data and tensors.
+        fresh: they came from elsewhere, and are not with the trainer yet.
+    """
+
+    def __init__(self) -> None:
+        self.values: dict[str, Any] = {}
+        self.fresh = False
+
+    def state_dict(self) -> dict[str, Any]:
+        """What is tracked."""
+        return self.values
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """See :meth:`state_dict`."""
+        self.values, self.fresh = dict(state), True

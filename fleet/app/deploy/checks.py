@@ -241,7 +241,7 @@ def _pod(template: Mapping[str, Any], at: str, core: bool) -> Iterator[ConfigErr
 
 
 def _judged(template: Mapping[str, Any], at: str, table: Sequence[rules.Rule | rules.Keys], core: bool) -> Iterator[ConfigError]:
-    """What is asked of any pod, and what the table says."""
+    """Refusals of any pod, and those of the table."""
     if core:
         pod = {"apiVersion": "v1", "kind": "Pod", **template}
         yield from _core(pod, at)

@@ -68,7 +68,7 @@ def _not_root(value: Any) -> bool:
 
 
 def _context(at: str) -> tuple[Rule, ...]:
-    """What is asked of each ``securityContext``."""
+    """Refusals of each ``securityContext``."""
     return (
         Rule(f"{at} runAsUser", _not_root, f"a user's number above 0: {LEVEL}", "", False),
         Rule(f"{at} windowsOptions hostProcess", OFF, f"false: {LEVEL}", "", False),

@@ -166,7 +166,7 @@ def _budget(spec: Spec, part: str, stay: int) -> dict[str, Any]:
 
 
 def policies(spec: Spec, *, operator: bool) -> list[dict[str, Any]]:
-    """Who may connect to pods of the run: its own pods, and with ``operator`` KubeRay's to the head's dashboard.
+    """Pods of the run accept connections of each other, and with ``operator`` the head's dashboard those of KubeRay's operator.
 
     A host's kubelet, which asks the probes, is let in by Kubernetes itself. What pods connect to stays open: no policy can name a store.
     """

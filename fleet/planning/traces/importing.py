@@ -303,7 +303,7 @@ class _Reading:
         return None if begin is None else begin.at_s, end_s, [doubt for doubt in doubts if doubt is not None]
 
     def _doubt(self, line: int, cells: Sequence[str], part: str, found: dates.LogTime | None, late: bool) -> LogFinding | None:
-        """What is to be told of a time whose hour came twice or never. ``late``: the second hour counts."""
+        """Words about a time whose hour came twice or never. ``late``: the second hour counts."""
         if found is None or not (found.came_twice or found.never_came):
             return None
         twice = FoundKind.TWICE_LATE if late else FoundKind.TWICE
