@@ -47,7 +47,7 @@ def train(run):
         for batch in step.batches(torch.ones(64, 8), batch_size=16):
             step.backward(model(batch).square().mean())
         time.sleep(0.1)
-        if step.commit() and fast.exists():
+        if step.commit() and run.once(fast.exists):
             run.stop("it was looked at")
 """
 
@@ -89,12 +89,13 @@ def check_untouched(kept: Sequence[Record]) -> None:
 
 
 def plays(run: fleet.Run) -> None:
-    """Until it is told by a file that it was looked at often enough."""
+    """Until it is told by a file that it was looked at often enough. One rank looks for it, so that all end at one step."""
+    fast = Path(run.options["flags"], FAST)
     model, optimizer, _ = trains.build(16, "layer")
     for step in run.steps(run.track(model=model, optimizer=optimizer), total=100_000):
         for x, y in step.batches(trains.Numbers(), batch_size=32):
             step.backward((model(x) - y).square().mean())
-        if step.commit() and Path(run.options["flags"], FAST).exists():
+        if step.commit() and run.once(fast.exists):
             run.stop("it was looked at")
 
 
