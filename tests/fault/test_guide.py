@@ -128,7 +128,7 @@ def walk(tmp_path: Path) -> Iterator[Walk]:
 def test_the_guide_leads_where_it_says(walk: Walk, tmp_path: Path) -> None:
     for block in blocks_of("docs/guide.md"):
         walk.step(block)
-    assert "bit-identical" in walk.said, "the storm and its twin"
+    assert "equal, bit for bit" in walk.said, "the storm and its twin"
     assert {"model.pt", "best.pt", "state.pt", "own.pt"} <= {path.name for path in tmp_path.iterdir()}
     storm = report(tmp_path, "storm")
     assert storm["status"] == "completed" and storm["closes"]
