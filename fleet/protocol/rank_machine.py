@@ -115,15 +115,17 @@ class RankMachine:
     @property
     def wanted(self) -> bool:
         """The loop should come, with what it has computed: nobody can answer for it."""
-        joins = self.joining is not None and not self.joining.beside
-        return self.protocol.interrupted or (self.protocol.ends_here and self.protocol.detached) or joins
+        return self.protocol.interrupted or (self.protocol.ends_here and self.protocol.detached) or self._joins_in_person
 
     @property
     def called_in(self) -> bool:
         """Between two steps of a run whose state is spread, the next view waits for this rank's loop: its chunks move there."""
-        joins = self.joining is not None and not self.joining.beside
         between = self.protocol.sharded and self.protocol.state is not None and not self.protocol.concluded
-        return between and (self.protocol.interrupted or joins)
+        return between and (self.protocol.interrupted or self._joins_in_person)
+
+    @property
+    def _joins_in_person(self) -> bool:
+        return self.joining is not None and not self.joining.beside
 
     @property
     def outside(self) -> bool:
