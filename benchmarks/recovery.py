@@ -28,6 +28,7 @@ from benchmarks.harness import Form, on_the_way
 from benchmarks.peers.common import (
     SETTLE_STEPS,
     SMOKE_SETTINGS,
+    Commit,
     Injection,
     Kill,
     Report,
@@ -38,6 +39,7 @@ from benchmarks.peers.common import (
     injections,
     installed_systems,
     median_step_s,
+    positions,
     report,
     steady_steps,
     wait_until,
@@ -45,6 +47,9 @@ from benchmarks.peers.common import (
 
 NODES_TO_LOSE = 3
 """With two, the other one takes all ranks in when a node is lost, and the next loss is that of the whole world."""
+
+SHOWN_S = (-2.0, 30.0)
+"""The part of a run around its first kill, in seconds from it, that the samples have for the picture (`benchmarks.recovery_picture`)."""
 
 Samples = dict[str, list[float]]
 
@@ -81,14 +86,15 @@ def measure(form: Form) -> dict[str, Any]:
     sizes = form.of(FULL, QUICK, SMOKE)
     turns = form.of(by_kinds, in_one_run, in_one_run)(systems, settings, sizes)
     samples: Samples = defaultdict(list)
+    around: Samples = {}
     said = [f"{turn.system.name}, {kind} after {injection.steps} steps" for turn in turns for injection, kind in turn.faults]
     way = on_the_way("recovery", said)
     for turn in turns:
-        _collect(samples, turn.system, inject_all(turn, sizes, notes, way))
+        _collect(samples, turn.system, inject_all(turn, sizes, notes, way, around))
     if form != Form.FULL:
         notes.append(f"all faults of a system strike one run, of Fleet's on {NODES_TO_LOSE} nodes; in the full form each kind has its own")
     settings_used = {**vars(settings), "kills_per_system": sizes.kills, "settle_steps": SETTLE_STEPS}
-    return {"settings": settings_used, "figures": figures(samples), "samples": dict(samples), "notes": notes}
+    return {"settings": settings_used, "figures": figures(samples), "samples": dict(samples) | around, "notes": notes}
 
 
 def by_kinds(systems: Sequence[System], settings: Settings, sizes: Sizes) -> list[Turn]:
@@ -113,9 +119,9 @@ def in_one_run(systems: Sequence[System], settings: Settings, sizes: Sizes) -> l
     return turns
 
 
-def inject_all(turn: Turn, sizes: Sizes, notes: list[str], way: Iterator[str]) -> list[tuple[str, Report]]:
+def inject_all(turn: Turn, sizes: Sizes, notes: list[str], way: Iterator[str], around: Samples) -> list[tuple[str, Report]]:
     """Strike runs of a system until its faults are done: one run, and a new one after each fault that a run did not survive. A report for
-    each, beside its kind. ``way`` goes a step further with each fault."""
+    each, beside its kind. ``way`` goes a step further with each fault; ``around`` gets the commits around the system's first kill."""
     system, settings = turn.system, turn.settings
     reports: list[tuple[str, Report]] = []
     next(way)
@@ -133,10 +139,21 @@ def inject_all(turn: Turn, sizes: Sizes, notes: list[str], way: Iterator[str]) -
                 run.stop()
         commits = run.commits()
         kinds = [kill.kind for kill in kills]
+        if kinds[0] == "kill" and f"{system.name}_commit_t_s" not in around:
+            around[f"{system.name}_commit_t_s"], around[f"{system.name}_trained_samples"] = around_kill(commits, kills[0])
         reports += zip(kinds, report(commits, run.lost_lines(), kills, settings.world), strict=True)
         injected = ", ".join(f"{count} {kind} faults" for kind, count in Counter(kinds).items())
         notes.append(f"{system.name}: median step {median_step_s(commits):.4f} s over {len(commits)} steps, {injected}")
     return reports
+
+
+def around_kill(commits: Sequence[Commit], kill: Kill) -> tuple[list[float], list[float]]:
+    """Times of the commits within `SHOWN_S`, in seconds from the kill, and the samples trained by each since the last one before the
+    kill."""
+    trained = positions(commits)
+    before = max((number for number, commit in enumerate(commits) if commit.t_s <= kill.t_s), default=0)
+    shown = [number for number, commit in enumerate(commits) if SHOWN_S[0] <= commit.t_s - kill.t_s <= SHOWN_S[1]]
+    return [commits[number].t_s - kill.t_s for number in shown], [float(trained[number] - trained[before]) for number in shown]
 
 
 def full(run: Run, since_s: float, settings: Settings, steps: int, limit_s: float) -> bool:

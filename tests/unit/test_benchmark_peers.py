@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from xml.etree import ElementTree
 
 import pytest
 
-from benchmarks import harness, recovery
+from benchmarks import harness, recovery, recovery_picture
 from benchmarks.harness import on_the_way
 from benchmarks.peers.common import (
     Commit,
@@ -204,8 +206,43 @@ def test_each_fault_is_said_once_though_a_run_does_not_survive_it(capsys: pytest
     faults = [(Injection(number, 0.0, 0), "kill") for number in (1, 2, 3)]
     way, notes = on_the_way("recovery", ["first", "second", "third"]), list[str]()
     sizes = recovery.Sizes(3, 1, 0, start_limit_s=0.2, full_again_limit_s=0.2)
-    reports = recovery.inject_all(recovery.Turn(system, Settings(), faults), sizes, notes, way)
+    reports = recovery.inject_all(recovery.Turn(system, Settings(), faults), sizes, notes, way, {})
     assert [kind for kind, _ in reports] == ["kill"] * 3
     assert [line.split()[4] for line in capsys.readouterr().err.splitlines()] == ["first", "second", "third"]
     assert notes[0] == "fleet: kill 1: the world was not full again within 0 s; still running"
     assert [note.rpartition(" steps, ")[2] for note in notes[1:]] == ["1 kill faults", "2 kill faults"]
+
+
+# ---- the picture -------------------------------------------------------------------------------------------------------------------------
+
+
+def around(history: tuple[list[Commit], Kill]) -> tuple[list[float], list[float]]:
+    return recovery.around_kill(*history)
+
+
+def test_the_commits_around_a_kill_are_told_from_it_on() -> None:
+    times_s, trained = around(back_to_a_checkpoint())
+    assert times_s[0] == pytest.approx(1.1 - 3.05) and times_s[-1] == pytest.approx(15.9 - 3.05)
+    last = max(number for number, at_s in enumerate(times_s) if at_s <= 0)
+    assert trained[last : last + 2] == [0.0, -900.0], "the state went back by nine steps"
+
+
+def test_the_picture_has_a_line_for_each_system_that_is_flat_while_it_recovers() -> None:
+    samples = {}
+    for name, history in (("fleet", one_rank_less()), ("stock", back_to_a_checkpoint())):
+        samples[f"{name}_commit_t_s"], samples[f"{name}_trained_samples"] = around(history)
+    drawn = ElementTree.fromstring(recovery_picture.picture(samples, {"fleet": 0.35, "stock": 6.9}))
+    found = [(line.get("class"), line.get("points", "").split()) for line in drawn.iter("{http://www.w3.org/2000/svg}polyline")]
+    assert [name for name, points in found if len(points) > 2] == ["fleet", "stock"]
+    flat = {
+        name: max(float(right.split(",")[0]) - float(left.split(",")[0]) for left, right in pairwise(points))
+        for name, points in found if len(points) > 2
+    }  # fmt: skip
+    assert flat["stock"] > 5 * flat["fleet"] > 0
+    texts = [text.text for text in drawn.iter("{http://www.w3.org/2000/svg}text")]
+    assert "Fleet: 0.35 s" in texts and "Ray Train, from a checkpoint: 6.9 s" in texts
+
+
+def test_a_result_without_commits_gives_no_picture() -> None:
+    with pytest.raises(ValueError, match="no commits around a kill"):
+        recovery_picture.lines({"fleet_stall_s": [0.1]})
