@@ -86,6 +86,12 @@ def mounts(group: Mapping[str, Any]) -> list[list[str]]:
     return steps
 
 
+def answers(outside: Host, host: Host, probe: Mapping[str, Any]) -> bool:
+    """One try of a probe of a container on ``host``, asked from another one."""
+    url = f"http://{host.address}:{probe['httpGet']['port']}{probe['httpGet']['path']}"
+    return outside.run([outside.python, "-c", ASK, url, str(probe["timeoutSeconds"])], check=False).returncode == 0
+
+
 class Pods:
     """The pods of a RayJob or a RayCluster; each on a host that :data:`OWN` was given to.
 
@@ -136,10 +142,7 @@ class Pods:
 
     def well(self, host: Host, probe: str) -> bool:
         """One try of a probe: ``readinessProbe`` or ``livenessProbe``."""
-        asked = container_of(self.group(host))[probe]
-        url = f"http://{host.address}:{asked['httpGet']['port']}{asked['httpGet']['path']}"
-        command = [self._outside.python, "-c", ASK, url, str(asked["timeoutSeconds"])]
-        return self._outside.run(command, check=False).returncode == 0
+        return answers(self._outside, host, container_of(self.group(host))[probe])
 
     def wait_until_well(self, host: Host) -> None:
         """Until both probes succeed, each within the time that it is given before its pod is not ready, or is ended."""
