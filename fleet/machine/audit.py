@@ -1,4 +1,4 @@
-"""Whether the state of a run that goes on contradicts itself: looked at now and then, for a bounded share of the time. Pure."""
+"""Checks now and then, for a bounded share of the time, that the state of a running run does not contradict itself. Pure."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from typing import Any
 from fleet.machine.state import Contradiction, MachineState
 
 SHARE = 0.01
-"""Of the coordinator's time, at most: a look takes the longer the more ranks there are."""
+"""Largest share of the coordinator's time: a check takes longer with more ranks."""
 LEAST_S = 1.0
 LINE, MOST = 4_000, 1 << 20
-"""So many characters of one attribute, and of all."""
+"""Most characters of one attribute, and of the whole text."""
 WAY_OUT = "This is a mistake in Fleet, not in the script: report it with the journal. The run goes on with fleet run --resume"
 
 
 class StateAudit:
-    """When the state is looked at, and what was found."""
+    """When the next check is due."""
 
     def __init__(self, now_s: float) -> None:
         self._again_s = now_s
@@ -26,16 +26,16 @@ class StateAudit:
         return now_s >= self._again_s
 
     def done(self, now_s: float, took_s: float) -> None:
-        """The look at ``now_s`` took so long."""
+        """The check at ``now_s`` took ``took_s``."""
         self._again_s = now_s + max(LEAST_S, took_s / SHARE)
 
     def wait(self, until_s: float) -> None:
-        """The run was told to stop for what was found: nothing is due until then."""
+        """A contradiction has stopped the run: no check is due until ``until_s``."""
         self._again_s = until_s
 
 
 def found_in(state: MachineState) -> str:
-    """What contradicts itself, in words; empty when all is well."""
+    """The contradiction in words; empty when there is none."""
     try:
         state.validate()
     except Contradiction as wrong:
@@ -44,19 +44,19 @@ def found_in(state: MachineState) -> str:
 
 
 def reason(found: str, where: str) -> str:
-    """Why the run ends. ``where``: the file that has the whole state, "" where it could not be kept."""
+    """The reason for the end of the run. ``where``: the file with the whole state, "" where it could not be written."""
     return f"the coordinator contradicts itself {found}{f'; its state is in {where}' if where else ''}. {WAY_OUT}"
 
 
 def in_text(state: MachineState) -> str:
-    """All that it knows, an attribute or a rank a line."""
+    """The whole state, with one attribute or one rank a line."""
     known = [f"{name} = {value!r}"[:LINE] for name, value in _attributes(state)]
     known += [f"{rank!r}"[:LINE] for rank in state.roster.in_order()]
     return "\n".join(known)[:MOST] + "\n"
 
 
 def _attributes(whole: Any, within: str = "") -> Iterator[tuple[str, object]]:
-    """Name and value of each attribute, and of those of the parts that it is made of."""
+    """Name and value of each attribute, and of the attributes of its parts."""
     for field in dataclasses.fields(whole):
         name, value = f"{within}{field.name}", getattr(whole, field.name)
         if dataclasses.is_dataclass(value) and type(value).__module__.startswith(f"{__package__}."):

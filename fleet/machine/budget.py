@@ -1,4 +1,4 @@
-"""What a run may cost: told when nine tenths are spent, and ended in order when all is."""
+"""The budget of a run: the user gets a warning at nine tenths, and the run ends in order when all of it is spent."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from fleet.settings.run import RunSettings
 
 POLICY = "budget"
 WARNED_AT = 0.9
-"""So much of the budget is spent when the user is told that it ends."""
+"""Share of the budget at which the user gets a warning."""
 
 
 @functools.cache
 def usd_per_s(cost: CostSettings) -> float:
-    """Of a slot; 0 where nobody has said what it costs."""
+    """The price of a slot; 0 where no price is set."""
     found = tariff(_plain(cost))
     return found.per_s.get("usd", 0.0) if found is not None else 0.0
 
@@ -31,14 +31,14 @@ def _plain(cost: CostSettings) -> dict[str, Any]:
 
 
 class BudgetWatch:
-    """What was told of it, and what lies in the store. A coordinator that was restarted takes both from the journal."""
+    """The last warning, and the bytes in the store. A restarted coordinator rebuilds both from the journal."""
 
     def __init__(self, keep: int = 1) -> None:
         self._reported: float | None = None
         self._stored = Stored(keep)
 
     def tick(self, settings: RunSettings, held_s: float, now_s: float) -> DecisionMade | None:
-        """What is to be journalled, if anything: action warn or stop. ``held_s``: for how long the run has had its machines."""
+        """The decision for the journal, if there is one: action warn or stop. ``held_s``: how long the run has had its machines."""
         budget = settings.cost.budget_usd
         if budget is None:
             return None
@@ -60,7 +60,7 @@ class BudgetWatch:
         return found["usd"] if found is not None else 0.0
 
     def note(self, record: Record) -> None:
-        """A record of the journal, as it is written, or as it was before the coordinator restarted."""
+        """Take in a record of the journal: when it is written, and again after a restart of the coordinator."""
         self._stored.add(record)
         if isinstance(record, DecisionMade) and record.policy == POLICY and record.action == "warn" and isinstance(record.payload, Figures):
             self._reported = record.payload.values.get("budget_usd")

@@ -1,7 +1,7 @@
-"""What resumes is compared with what ran, before a view is made: each rank says how it has built what it trains before it is ready.
+"""A resumed run is compared with the run before, ahead of its first view. Each rank reports its build before it is ready.
 
-A data set or an optimizer that is another one now would train wrongly, and say nothing: it is refused. A schedule of another length may be
-meant: it is told.
+With another data set or another optimizer the run would train wrongly, without any error: the coordinator refuses it. A schedule of another
+length may be intended: the user gets a warning.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ from fleet.protocol.records import DecisionMade
 from fleet.protocol.types import Build
 
 POLICY = "resume"
-WAY_OUT = "Give it what it had; or begin a new run from its weights, with run.track(weights=...)"
+WAY_OUT = "Give it the old data and optimizer; or begin a new run from its weights, with run.track(weights=...)"
 
 
 def received(machine: MachineState, event: RunBuilt, now_s: float) -> None:
-    """A rank is built. The first one of a session is compared with the sessions before; the others with the first."""
+    """A rank reports its build. The first one of a session is compared with earlier sessions, the others with the first."""
     before, build = machine.trained.build, event.build
     if machine.trained.compared:
         if before is not None and (build.data, build.samples) == (before.data, before.samples) and build.data_sha256 != before.data_sha256:
-            _write(machine, event, replace(before, data_sha256=""), now_s)  # it is another one in each process: it tells nothing
+            _write(machine, event, replace(before, data_sha256=""), now_s)  # each process has another digest: it says nothing
         return
     if before is not None and (why := "; ".join(_refused(before, build))):
         end(machine, EndWhy.REFUSED, f"refused: {why}. {WAY_OUT}", "", now_s)
@@ -41,7 +41,7 @@ def _write(machine: MachineState, event: RunBuilt, build: Build, now_s: float) -
 
 
 def _refused(was: Build, now: Build) -> Iterator[str]:
-    """What must be as it was."""
+    """Differences that the coordinator refuses."""
     if was.optimizers != now.optimizers:
         yield f"the optimizer was {', '.join(was.optimizers)} and is {', '.join(now.optimizers)}"
     if was.data and now.data:
@@ -59,7 +59,7 @@ def _data(was: Build, now: Build) -> Iterator[str]:
 
 
 def _changed(was: Build, now: Build) -> Iterator[str]:
-    """What may have been meant."""
+    """Differences that may be intended."""
     for name in dict(was.schedules).keys() & dict(now.schedules).keys():
         before, after = dict(was.schedules)[name], dict(now.schedules)[name]
         if before != after:
@@ -70,5 +70,5 @@ def _too_short(build: Build) -> Iterator[str]:
     """Schedules that end before the run does."""
     for name, length in build.schedules:
         if length < build.total_steps:
-            why = f"behind step {length} the rate is not what the schedule means"
+            why = f"behind step {length} the learning rate is not the intended one"
             yield f"{name} is {length} and the run has {build.total_steps} steps: {why}"

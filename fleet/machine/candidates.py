@@ -1,4 +1,4 @@
-"""How ``FleetMachine`` makes a view: who could be in it, and whose state all will hold. Nothing here changes anything."""
+"""How ``FleetMachine`` makes a view: the candidates, and the rank that gives its state to the others. No function here has an effect."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from fleet.protocol.types import Candidate, Member, Situation, StateId, View
 
 @dataclass(frozen=True, slots=True)
 class StateSource:
-    """Where a view's state comes from: index of the donor, indices of the receivers. ``state`` None: a new history begins."""
+    """The source of a view's state: index of the donor, indices of the receivers. ``state`` None: a new history begins."""
 
     donor: int
     receivers: tuple[int, ...]
@@ -22,11 +22,11 @@ class StateSource:
 
 
 def situation(machine: MachineState, now_s: float) -> Situation:
-    """What the recovery policy is asked about. Candidates are built, and were heard of since the coordinator started: they have a store.
+    """The recovery policy's input. Candidates have built their model, and have reported since the coordinator started: they have a store.
 
-    Those of a node that is shunned come only when there would not be enough without them, or they hold a state. Those of a node that is
-    about to be taken away stay where they are, and the world is larger by them, until others stand in; see ``nodes.py``. One that was
-    taken back is as if it was half written when there is no checkpoint: it cannot go on before a fresh process has come.
+    Ranks of a shunned node are candidates only when there are too few others, or when they hold a state. Ranks of a node that will be taken
+    away stay in the view until other ranks stand in. Until then the world is larger by their number; see ``nodes.py``. A state that was
+    rolled back counts as dirty when there is no checkpoint: its rank cannot go on before a fresh process is there.
     """
     joined = frozenset(machine.view.members) if machine.view else frozenset()
     built = [rank for rank in machine.roster.in_order() if rank.phase != RankPhase.STARTING and rank.store]
@@ -59,39 +59,39 @@ def situation(machine: MachineState, now_s: float) -> Situation:
 
 
 def _since_s(machine: MachineState, ranks: Sequence[Rank]) -> float:
-    """Since when the run has no view; where nobody holds a state, not before the first rank could be in one: what comes before that is the
-    start of processes, which takes as long as it takes."""
+    """The time since which the run has no view. Where no rank holds a state, it is not before the first rank was ready, since the start of
+    processes has no limit."""
     if machine.phase == Phase.RUN or any(rank.state is not None for rank in ranks):
         return machine.assembly.since_s
     return max(machine.assembly.since_s, min((rank.ready_s for rank in ranks), default=machine.assembly.since_s))
 
 
 def _least(machine: MachineState, joined: Collection[Member]) -> int:
-    """How many ranks of a view that is to be smaller have to stay in it at first: the others have copies of what those that go hold."""
+    """The least size of the next view when the world gets smaller: the ranks that stay need copies of the parts of those that go."""
     settings = machine.settings
     return len(joined) - settings.optimizer_copies if machine.growth.resized and settings.spread else 0
 
 
 def room(machine: MachineState, going: int) -> int:
-    """How many ranks a view has when so many of it are about to be taken away. Each has a shard at least."""
+    """The size of a view when ``going`` of its ranks will be taken away. Each rank has at least one shard."""
     return min(machine.settings.world + going, machine.settings.shards)
 
 
 def is_incomplete(machine: MachineState, ranks: Sequence[Rank]) -> bool:
-    """Whether some of a sharded state is with none of ``ranks``: all of them that hold a state were in the view that has found so."""
+    """Whether none of ``ranks`` holds some part of a sharded state. A view has found that, and all clean ones were in it."""
     return bool(machine.assembly.incomplete) and all(
         rank.member in machine.assembly.incomplete for rank in ranks if rank.state is not None and not rank.dirty
     )
 
 
 def source(ranks: Sequence[Rank], committed: StateId, checkpoint: str | None, useless: bool = False) -> StateSource | None:
-    """The clean rank with the greatest state gives it to all that differ.
+    """The clean rank with the greatest state gives it to all ranks with another state.
 
-    A state from before ``committed`` does not count: going on from there would take back committed steps within one history. When no other
-    is left, a new history begins, from the checkpoint, or from the state that a fresh rank was built with. None when there is neither.
+    A state before ``committed`` does not count: it would roll back committed steps within one history. If no other state is left, a new
+    history begins, from the checkpoint, or from the initial state of a fresh rank. None when there is neither.
 
     Args:
-        useless: nobody can go on from what the ranks hold, see ``is_incomplete``.
+        useless: the run cannot go on from the ranks' states, see ``is_incomplete``.
     """
     clean = [rank.state if not rank.dirty and not useless else None for rank in ranks]
     states = [state if state is not None and state >= committed else None for state in clean]
@@ -107,13 +107,13 @@ def source(ranks: Sequence[Rank], committed: StateId, checkpoint: str | None, us
 
 
 LEAST_FIRST = tuple(Engaged)
-"""What the loop of a rank may do that keeps the state beside it, the best first."""
+"""Preferred work of a rank's loop while the rank writes its state beside it, the best first."""
 
 
 def keepers(machine: MachineState, without: Collection[Member]) -> tuple[StateId | None, tuple[Member, ...]]:
-    """The newest state that members of the last view hold, who have left it, and who of them is to write it as the run stops.
+    """(newest state of the last view's members that have left it, the members that write it as the run stops).
 
-    Of a state that all have, those whose loops do the least meanwhile; one that is spread has to be written by all. (None, ()): nobody can.
+    The members whose loops do the least write a state that all hold. All members write a sharded state. (None, ()): no member can.
     """
     members = machine.view.members if machine.view is not None else ()
     there = [rank for rank in map(machine.current, members) if rank is not None and rank.member.slot not in machine.roster.outstanding]
@@ -129,7 +129,7 @@ def keepers(machine: MachineState, without: Collection[Member]) -> tuple[StateId
 
 
 def grown(members: Sequence[Member], view: View) -> StateSource:
-    """The source of a proposal: the first present member gives to all newcomers whatever it holds when they enter."""
+    """The source of a proposal: the first present member gives its state to all newcomers when they enter."""
     present = frozenset(view.members)
     donor = next(i for i, member in enumerate(members) if member in present)
     return StateSource(donor, tuple(i for i, member in enumerate(members) if member not in present), None)

@@ -1,4 +1,4 @@
-"""One level of checkpoints of ``FleetMachine``: when one is due, whose parts are in, which is the newest."""
+"""One level of checkpoints of ``FleetMachine``: when one is due, which parts are written, which one is the newest."""
 
 from __future__ import annotations
 
@@ -19,16 +19,17 @@ from fleet.protocol.types import Member, StateId, View
 from fleet.settings.run import RunSettings
 
 COSTS = 8
-"""Costs are averaged over so many checkpoints."""
+"""Number of checkpoints over which costs are averaged."""
 CHANGE = 0.05
-"""An interval that differs by less from what was last written down is not written down."""
+"""An interval that differs by a smaller share from the last journalled one is not journalled."""
 TRIES, FIRST_RETRY_S = 5, 2.0
 """A checkpoint that fails is tried again after 2, 4, 8 and 16 s, then skipped."""
 
 
 @dataclass(slots=True)
 class CheckpointRequest:
-    """One checkpoint that was asked for in the words ``said``: of whom, whose parts are in, and whether its manifest is being put."""
+    """One requested checkpoint. ``said``: the request; ``members``: its ranks; ``parts``: the parts that are written; ``committing``: the
+    manifest is being put in place."""
 
     number: int
     at_s: float
@@ -41,8 +42,8 @@ class CheckpointRequest:
 
 @dataclass(slots=True)
 class CheckpointFailures:
-    """Checkpoints that failed after the newest durable one: how many ``in_a_row``; ``since_s`` when, None when all is well: then the first
-    of them was asked for; why the ``last`` one did, and the member that could not write its part of it (``by``), if that was the reason."""
+    """Checkpoints that failed after the newest durable one. ``in_a_row``: their number. ``since_s``: when the first of them was requested;
+    None when there is none. ``last``: the reason of the last failure. ``by``: the member that could not write its part, if that was it."""
 
     in_a_row: int = 0
     since_s: float | None = None
@@ -52,7 +53,7 @@ class CheckpointFailures:
 
 @dataclass(slots=True)
 class FinalCheckpoint:
-    """That of the run's last state: it is ``wanted``, was asked for in ``generation``, or is ``lost``: it cannot be kept."""
+    """The checkpoint of the run's last state: it is ``wanted``, was requested in ``generation``, or is ``lost``: it cannot be kept."""
 
     wanted: bool = False
     generation: int = -1
@@ -60,10 +61,10 @@ class FinalCheckpoint:
 
 
 class Checkpoints:
-    """At most one request is pending; it dies with its view and is asked for again.
+    """At most one request is pending. It ends with its view, and is made again.
 
     Attributes:
-        durable_s: when the newest state that is kept was saved; the run's beginning, or that of its cluster, when there is none.
+        durable_s: when the newest kept state was saved; when there is none, the beginning of the run or of its cluster.
     """
 
     def __init__(
@@ -94,12 +95,12 @@ class Checkpoints:
 
     @property
     def blocked_s(self) -> float:
-        """C: what one blocks the loop for, the mean of the last few; 0 while it is not known."""
+        """C: seconds for which a checkpoint blocks the loop, the mean of the last few; 0 while not known."""
         return statistics.fmean(blocked_s for blocked_s, _ in self._costs) if self._costs else 0.0
 
     @property
     def latency_s(self) -> float:
-        """L: how long one takes until it is durable, the mean of the last few; 0 while it is not known."""
+        """L: seconds until a checkpoint is durable, the mean of the last few; 0 while not known."""
         return statistics.fmean(latency_s for _, latency_s in self._costs) if self._costs else 0.0
 
     @property
@@ -115,7 +116,7 @@ class Checkpoints:
         return state in self.kept
 
     def _keep(self, checkpoint: str, state: StateId) -> None:
-        """As many as the store keeps, which deletes the oldest that is not guarded; elsewhere the newest is kept."""
+        """Note a checkpoint. The store keeps a number of checkpoints and deletes older ones, but no guarded ones. Other levels keep one."""
         self.kept[state] = f"{self.place}/{checkpoint}" if self.place else checkpoint
         for old in sorted(self.kept)[: -1 if self.place else -max(1, self.settings.checkpoint.keep)]:
             if old not in self._guarded:
@@ -126,7 +127,7 @@ class Checkpoints:
         return self._sessions.guarded if self._sessions is not None else ()
 
     def withdraw(self, first: StateId, last: StateId, now_s: float, reason: str) -> list[Instruction]:
-        """Checkpoints of the states ``first`` to ``last`` are not to be used: a rank that was wrong had a part in them."""
+        """Do not use checkpoints of the states ``first`` to ``last`` any more: a wrong rank wrote a part of them."""
         self._suspected = (first, last)
         suspected = [(state, self.kept.pop(state)) for state in list(self.kept) if first <= state <= last]
         return [
@@ -139,13 +140,13 @@ class Checkpoints:
         return self._request is not None
 
     def foretell(self, rate_per_s: float, now_s: float) -> None:
-        """Faults that need this level are now expected at another rate: the policy is asked again."""
+        """Faults that need this level are now expected at another rate: ask the policy again."""
         self.rate_per_s = rate_per_s
         if self.failures.since_s is None:
             self._ask_again_s = min(self._ask_again_s, now_s)
 
     def configure(self, settings: RunSettings) -> None:
-        """New settings hold from now on."""
+        """Use new settings from now on."""
         self.settings, self.interval = settings, self.interval.configured(settings.checkpoint)
         self._ask_again_s = self._last_s
 
@@ -156,7 +157,7 @@ class Checkpoints:
         return self.repeat(now_s)
 
     def repeat(self, now_s: float) -> list[Instruction]:
-        """Say what was asked for again, or give it up."""
+        """Repeat the pending request, or give it up."""
         request = self._request
         if request is None:
             return []
@@ -168,13 +169,13 @@ class Checkpoints:
         return []
 
     def keep_final(self, view: View, now_s: float) -> tuple[list[Instruction], bool]:
-        """All members wait with the run's last state: have it written, until it is kept, or ``final.lost`` says that it cannot be.
+        """All members wait with the run's last state: request it until it is kept, or until ``final.lost``.
 
         Returns (instructions, whether a member did not write its part in time).
         """
         if not self.final.wanted:
             self.final.wanted, self.failures.in_a_row = True, 0
-        if self.final.generation != view.generation:  # other ranks may do what those of the last view could not
+        if self.final.generation != view.generation:  # ranks of this view may write it, although those of the last view could not
             self.final.generation, self._ask_again_s = view.generation, now_s
         request = self._request
         late = request is not None and not request.committing and now_s - request.at_s > self.settings.timeouts.checkpoint_s
@@ -183,7 +184,7 @@ class Checkpoints:
         return (self.request(view, now_s) if now_s >= self._ask_again_s else []), False
 
     def _when_due(self, view: View, now_s: float) -> list[Instruction]:
-        self.final = FinalCheckpoint()  # it trains: all who held the last state are gone, and the next end has tries of its own
+        self.final = FinalCheckpoint()  # the run trains: all ranks with the last state are gone, and the next end has new tries
         exposure_s = now_s - self.since_s
         decision = self.interval.due(
             now_s, self._last_s, self.blocked_s, self.latency_s, self.rate_per_s, events=self.events, exposure_s=exposure_s
@@ -203,7 +204,7 @@ class Checkpoints:
         return self._ask(view.members, lambda number: SaveCheckpoint(view.members, view.generation, number), now_s)
 
     def keep(self, members: tuple[Member, ...], generation: int, state: StateId, now_s: float) -> list[Instruction]:
-        """Have these write ``state`` at once, which they hold in no view."""
+        """Have these members, which are in no view, write their ``state`` at once."""
         return self._ask(members, lambda number: Keep(members, generation, state, number), now_s)
 
     def _ask(self, members: tuple[Member, ...], words: Callable[[int], Instruction], now_s: float) -> list[Instruction]:
@@ -216,7 +217,7 @@ class Checkpoints:
         return [Write(asked), self._request.said]
 
     def part(self, event: PartWritten, view: View) -> list[Instruction]:
-        """A member's part is written; with the last one the manifest can be put in place."""
+        """A member's part is written. After the last one the manifest can be put in place."""
         request = self._request
         if request is None or event.request != request.number or request.committing or event.member not in request.members:
             return []
@@ -232,12 +233,12 @@ class Checkpoints:
         return [CommitCheckpoint(event.checkpoint, event.state, written, meta, blocked_s, request.at_s, self._place(view), guarded)]
 
     def _place(self, view: View) -> str:
-        """All memories that hold a part hold the manifest too: each that is left knows how many parts there must be."""
+        """The URL for the manifest. All memories with a part get the manifest, so each memory that is left knows the number of parts."""
         addresses = sorted({address for targets in view.copies for address in targets})
         return peers_url(addresses) if self.level == PEERS else self.place
 
     def part_failed(self, event: PartFailed, now_s: float) -> list[Instruction]:
-        """A member could not write its part: there is no use in waiting for the others."""
+        """A member could not write its part: the request has failed, without a wait for other parts."""
         request = self._request
         if request is None or event.request != request.number or request.committing:
             return []
@@ -248,10 +249,10 @@ class Checkpoints:
     def durable(self, event: CheckpointDurable, now_s: float) -> list[Instruction]:
         self._costs.append((event.blocked_s, event.latency_s))
         self.failures.in_a_row, self.failures.since_s, self.durable_s = 0, None, now_s - event.latency_s
-        self._settle(now_s - event.latency_s)  # an interval is from one state that is kept to the next, however long that took to write
+        self._settle(now_s - event.latency_s)  # an interval is from one kept state to the next, without the time of writing
         if self._suspected is not None and self._suspected[0] <= event.state <= self._suspected[1]:
             probe("a checkpoint becomes durable when its state is in doubt")
-            detail = "it was written before a rank that had a part in it was found to be wrong"
+            detail = "a rank that wrote a part of it was found to be wrong later"
             return [Write(CheckpointRecord(event.checkpoint, "withdrawn", event.state, now_s, detail=detail, level=self.level))]
         self._keep(event.checkpoint, event.state)
         cost = event.bytes, event.blocked_s, event.latency_s
@@ -267,7 +268,7 @@ class Checkpoints:
         return [self._failure(request.number, now_s, reason), *self._after_failure(now_s)]
 
     def _after_failure(self, now_s: float) -> list[Instruction]:
-        """Try again soon, then later, then leave it until the next one is due: what fails for a minute costs no interval."""
+        """Try again soon, then later, then not before the next one is due. So a failure of a minute does not cost an interval."""
         self.failures.in_a_row += 1
         if tried := self.failures.in_a_row % TRIES:
             self._ask_again_s = now_s + FIRST_RETRY_S * 2.0 ** (tried - 1)
@@ -280,7 +281,7 @@ class Checkpoints:
         return [Write(CheckpointRecord("", "skipped", self.newest_state, now_s, detail=reason, level=self.level))]
 
     def abandoned(self, now_s: float) -> list[Instruction]:
-        """The view changed under the request. It is asked for again at once: its time had come."""
+        """The view changed before the request was done. It was due, so it is made again at once."""
         if self._request is None or self._request.committing:
             if self._request is not None:
                 probe("a view changes while its checkpoint is put in place")
@@ -293,12 +294,12 @@ class Checkpoints:
         return Write(CheckpointRecord(name, "failed", newest, now_s, detail=reason, level=self.level, view_changed=view_changed))
 
     def _settle(self, last_s: float) -> None:
-        """Nothing is asked for any more, and the next one is due an interval from ``last_s``."""
+        """Drop the request. The next one is due an interval after ``last_s``."""
         self._request = None
         self._last_s = self._ask_again_s = last_s
 
     def restarted(self, now_s: float) -> None:
-        """After a replay: the next one is due an interval from now."""
+        """After a replay: the next checkpoint is due an interval from now."""
         self._last_s = self._ask_again_s = now_s
 
     def replay(self, record: Record) -> None:

@@ -1,7 +1,7 @@
-"""What the journal tells of events, so that the story of a loss can be told: those that led to something, in short, each with its number.
+"""Short records of events, so that a report can tell the story of a loss: the events with consequences, each with its number.
 
-A record or an instruction names the event that it follows from. What comes all the time (heartbeats, ticks that change nothing) leaves no
-trace: a run without faults has a journal that is hardly longer for it.
+A record or an instruction names the event that led to it. Heartbeats, and ticks without a change, leave no record. So the journal of a run
+without faults is hardly longer.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from fleet.protocol.records import DecisionMade, HistoryBegun, Received, RunEnde
 from fleet.protocol.types import Member
 
 DECISIVE = (DecisionMade, ViewPublished, HistoryBegun, ProcessLost, RunEnded)
-"""An event that one of these follows from is told."""
+"""An event that leads to one of these records is journalled."""
 DETAIL = 160
-"""So many characters of what a rank said."""
+"""Most characters of a rank's text."""
 
 
 def news(machine: MachineState, event: Event, now_s: float) -> Received | None:
-    """``event``, which is told whatever it leads to, in short; None if it is said again. To be asked before it is handled."""
+    """The short record of an ``event`` that is always journalled; None for a repeated event. Call it before the event is handled."""
     number = machine.output.event
     match event:
         case Quiesced(member=member, generation=generation):
@@ -47,7 +47,7 @@ def news(machine: MachineState, event: Event, now_s: float) -> Received | None:
 
 
 def recorded(event: Event, number: int, received: Received | None, out: Sequence[Instruction], now_s: float) -> list[Instruction]:
-    """``out``, each with the number of the event that it follows from; the event before it, if it is to be told."""
+    """``out``, with the number of its event in each, behind the record of the event if that is journalled."""
     if received is None and any(isinstance(each, Write) and isinstance(each.record, DECISIVE) for each in out):
         received = Received(number, type(event).__name__, now_s, _member(event), event.node if isinstance(event, NodeJoined) else "")
     numbered = [_numbered(each, number) for each in out]
@@ -55,7 +55,7 @@ def recorded(event: Event, number: int, received: Received | None, out: Sequence
 
 
 def _member(event: Event) -> Member | None:
-    """Whose word it is. A process that says hello has no name yet."""
+    """The sender of an event. A process that says hello has no name yet."""
     return None if isinstance(event, Joined) else getattr(event, "member", None)
 
 

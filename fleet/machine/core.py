@@ -1,14 +1,15 @@
 """The decision core: events in, instructions out.
 
-``FleetMachine.handle`` has an event noted by whoever handles it, see ``table.py``, then compares what is with what should be
-(``_reconcile``) and says what to do about the difference. It is level-based: a missed or doubled notice does no harm, because every tick
-compares again and repeats what was not yet acknowledged. It reads no clock and does no I/O; the live coordinator and the simulator run this
-same object.
+``FleetMachine.handle`` calls the event's handler of ``table.py``, which notes the event. Then it compares the state with the goal
+(``_reconcile``), and gives the instructions against the difference. A missed or doubled message does no harm: every tick compares again,
+and repeats instructions that were not acknowledged. The machine reads no clock and does no I/O. The live coordinator and the simulator run
+this same object.
 
-The life of a view: GATHER (all who were in it report where they stand) -> FORM (a view is published, its members meet and take state
-from the donor) -> RUN -> on any loss GATHER again; after the last step CONCLUDE, see ``ending.py``. ``END`` is final.
+The life of a view begins with GATHER: all its ranks report their states. Then comes FORM: a view is published, and its members meet and
+take state from the donor. Then comes RUN. A loss leads to GATHER again. After the last step comes CONCLUDE, see ``ending.py``. END is
+final.
 
-All that it knows is in ``state.py``. From "a rank is gone" to "its shards are reassigned": ``leaving.py``, ``views.py``.
+``state.py`` has the whole state. ``leaving.py`` and ``views.py`` lead from "a rank is gone" to "its shards are reassigned".
 """
 
 from __future__ import annotations
@@ -41,17 +42,17 @@ class FleetMachine:
 
     Args:
         settings: the run's settings.
-        recovery, placement, interval, straggler, progress, corruption: pure policies. Without a straggler policy slow ranks are borne;
-            without one for progress that time-out is fixed; without one for corruption, ranks that differ end the run.
-        lemons: why nodes stay out for what they did in earlier runs, by their index.
+        recovery, placement, interval, straggler, progress, corruption: pure policies. Without a straggler policy, slow ranks stay. Without
+            a progress policy, that time-out is fixed. Without a corruption policy, ranks that differ end the run.
+        lemons: by index of a node, the decision to keep it out for its faults in earlier runs.
         checkpoint: id and state of the newest durable checkpoint, when the run resumes one.
-        build: how another run was built, from whose checkpoint this one goes on.
-        peers: interval of copies in the memory of other nodes; None: none are made.
-        rates: how often faults need a durable checkpoint, and copies in memory, by what the run has met; by default none is expected.
+        build: the build of another run, if this run goes on from its checkpoint.
+        peers: interval of copies in the memory of other nodes; None: no copies.
+        rates: rates of faults that need a durable checkpoint, and copies in memory, by the run's losses; by default none is expected.
         now_s: when the run starts, on the run's clock.
 
     Attributes:
-        state: everything that it knows.
+        state: the whole state of the machine.
     """
 
     def __init__(
@@ -84,7 +85,7 @@ class FleetMachine:
     # ---- the one entry -------------------------------------------------------------------------------------------------------------------
 
     def handle(self, event: Event, now_s: float) -> list[Instruction]:
-        """Take one event at ``now_s`` on the run's clock; returns what is to be done, in order."""
+        """Take one event at ``now_s`` on the run's clock; returns the instructions, in order."""
         machine, row = self.state, TABLE[type(event)]
         machine.output.begin()
         received = chronicle.news(machine, event, now_s) if row.recorded and machine.ending.record is None else None
@@ -98,14 +99,14 @@ class FleetMachine:
     # ---- after the coordinator died ------------------------------------------------------------------------------------------------------
 
     def replay(self, records: Iterable[Record], now_s: float) -> None:
-        """Rebuild from the journal of this very run. Ranks may train meanwhile: they get ``node_s`` to report before any is given up."""
+        """Rebuild from this run's own journal. Ranks may train meanwhile: they get ``node_s`` to report before any is given up."""
         machine = self.state
         replay.rebuild(machine, records, now_s)
         machine.liveness.grace_until_s = now_s + machine.settings.timeouts.node_s if machine.phase != Phase.END else None
 
     def resume(self, records: Sequence[Record], now_s: float, back: GoneBack | None = None) -> list[Instruction]:
-        """Go on in a new cluster, from the journal of a run whose ranks are all gone, up to ``Resumed``; returns what is to be written
-        first. ``back``: to which checkpoint its user has it go back; without, it goes on from the newest."""
+        """Go on in a new cluster, from the journal of a run whose ranks are all gone, up to ``Resumed``. Returns the first records to
+        write. ``back``: the checkpoint to which the user goes back; without it, the run goes on from the newest."""
         machine = self.state
         machine.output.instructions = [Write(record) for record in replay.move(machine, records, now_s)]
         if back is not None and not replay.has_gone_back(records, back):
@@ -116,7 +117,7 @@ class FleetMachine:
         return machine.output.instructions
 
 
-# ---- what an event says ------------------------------------------------------------------------------------------------------------------
+# ---- events ------------------------------------------------------------------------------------------------------------------------------
 
 
 def _take(machine: MachineState, event: Event, row: EventRow, now_s: float) -> None:
@@ -124,7 +125,7 @@ def _take(machine: MachineState, event: Event, row: EventRow, now_s: float) -> N
     if _counts(machine, event, row.of):
         row.do(machine, event, now_s)
     if row.reconciles and machine.ending.record is None:
-        # Policies look at all ranks: they are asked at ticks, and when the last rank has answered, not for each word of each rank.
+        # Policies look at all ranks: they are asked at ticks, and when the last rank has answered, but not for each event of each rank.
         _reconcile(machine, now_s, isinstance(event, Tick) or (outstanding and not machine.roster.outstanding))
 
 
@@ -135,11 +136,11 @@ def _counts(machine: MachineState, event: Any, of: Of) -> bool:
     return lives and (of is Of.LIVE or event.member in machine.attendance.members)
 
 
-# ---- what should be ----------------------------------------------------------------------------------------------------------------------
+# ---- the goal ----------------------------------------------------------------------------------------------------------------------------
 
 
 def _reconcile(machine: MachineState, now_s: float, ask: bool) -> None:
-    """Do something about the difference between what is and what should be; ``ask`` the policies too."""
+    """Act on the difference between the state and the goal; ``ask`` the policies, too."""
     stop = machine.ending.stopping
     if machine.phase in (Phase.FORM, Phase.RUN):
         ending.say_where(machine, now_s)

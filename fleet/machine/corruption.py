@@ -1,10 +1,10 @@
-"""When ranks differ in what should be the same bits on all of them: what they told, who is wrong, and where the run goes on.
+"""Ranks differ in values that should have the same bits on all ranks: testimonies, wrong ranks, and the state to go on from.
 
-Ranks compare in their own reduction (``actors.rank.verify.replicas``), and leave their group when something differs: no step is
-committed. Each that was in the comparison says what it holds with its ``Quiesced``; once all that live have spoken, the policy judges.
-A wrong rank is evicted before a view is made, so it neither trains on nor gives its state to anyone. When nobody can say who, all go back
-to what they held alike. When it happens again right there, or more than a flipped bit has happened, the loop is wrong: the run ends, and
-no node is to blame.
+Ranks compare in their own reduction (``actors.rank.verify.replicas``), and leave their group when a value differs: no step is committed.
+Each rank of the comparison reports its value in its ``Quiesced``. Once all live ranks have reported, the policy judges. A wrong rank is
+evicted before a view is made, so it neither trains on nor gives its state to another rank. If the policy cannot name the wrong rank, all go
+back to a state that was the same on all. If ranks differ there again, or in more than a flipped bit can change, the loop is wrong. Then the
+run ends, and no node is to blame.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from fleet.protocol.replica_check import WEIGHTS
 from fleet.protocol.types import Finding, Member, StateId
 
 LOOK_FOR = (
-    "Look in the loop for an unseeded draw, or for what depends on the time, the process or the rank, and changes what is tracked; "
-    "if there is none, have the nodes checked by `fleet doctor`"
+    "Look in the loop for an unseeded draw, or for code that changes the tracked state by the time, the process or the rank; "
+    "if there is none, check the nodes with `fleet doctor`"
 )
 
 
 def judge(machine: MachineState, now_s: float) -> None:
-    """All that live have left their group. Evict whom the testimonies name, or nobody, and take back what is in doubt; or stop."""
+    """All live ranks have left their group. Evict ranks that the testimonies name, if any, and withdraw doubtful checkpoints; or stop."""
     suspicion = machine.doubts
     said, suspicion.said = _of_one_thing(suspicion.said), {}
     if len({known.digest for known in said.values()}) < 2 or _someone_is_silent(machine, said):
@@ -69,9 +69,9 @@ def judge(machine: MachineState, now_s: float) -> None:
 def _with_earlier_words(
     machine: MachineState, votes: dict[Member, str], others: dict[Member, str]
 ) -> tuple[dict[Member, str], dict[Member, str]]:  # fmt: skip
-    """One rank alone may vote. A rank that got its state in an earlier view holds what its donor had then.
+    """One rank alone may vote. A rank that got its state in an earlier view holds the state that its donor had then.
 
-    When that differs from the voter's, either of the two may have changed since. So each other digest counts as one vote, and it is a tie.
+    If that differs from the voter's state, either of the two may have changed since. So each other digest counts as one vote: a tie.
     """
     view = machine.view
     receivers = {view.members[rank] for rank in view.receivers} if view is not None else set()
@@ -85,15 +85,15 @@ def _with_earlier_words(
 
 
 def _sharded(machine: MachineState) -> bool:
-    """The owner of a chunk gives its parameters to all but its guards: most ranks repeat one word there, and a majority proves nothing."""
+    """The owner of a chunk gives its parameters to all but its guards. So most ranks repeat the owner, and a majority proves nothing."""
     return bool(machine.settings.spread)
 
 
 def _give_up(machine: MachineState, found: Finding, said: dict[Member, Finding], now_s: float) -> None:
-    """Nobody can say who is wrong. Checkpoints of the last steps are not to be used: what made the ranks differ may be in them."""
-    probe("ranks differ and nobody can judge them")
+    """No policy can name the wrong rank. Withdraw the checkpoints of the last steps, since they may contain the wrong values."""
+    probe("ranks differ and no policy can judge them")
     cleared = min(known.cleared for known in said.values())
-    why = "nothing is there to judge them"
+    why = "no policy can judge them"
     if machine.doubts.policy is not None:
         why = 'with optimizer_sharding = "zero1" most ranks have a parameter from its owner, so that a majority proves nothing'
     reason = f"{found.what} of the ranks differ at step {found.state.step}, and {why}"
@@ -102,7 +102,7 @@ def _give_up(machine: MachineState, found: Finding, said: dict[Member, Finding],
 
 
 def judge_the_end(machine: MachineState, finished: list[Rank], now_s: float) -> bool:
-    """The ranks hold different states at the finish barrier. True when it is dealt with: some were evicted, and the others finish."""
+    """The ranks hold different states at the finish barrier. True when that is resolved: wrong ranks are evicted, and the others finish."""
     policy = machine.doubts.policy
     if policy is None or _sharded(machine):
         return False
@@ -127,7 +127,7 @@ def judge_the_end(machine: MachineState, finished: list[Rank], now_s: float) -> 
 
 
 def _was_given_the_end(machine: MachineState, rank: Rank) -> bool:
-    """Whether the rank holds its donor's word, and made no step of its own in this view: it must not vote for its donor."""
+    """Whether the rank holds its donor's state without an own step in this view: it must not vote for its donor."""
     view = machine.view
     if view is None or view.rank_of(rank.member) not in view.receivers:
         return False
@@ -135,7 +135,7 @@ def _was_given_the_end(machine: MachineState, rank: Rank) -> bool:
 
 
 def replay(machine: MachineState, record: DecisionMade) -> None:
-    """What was in doubt, and what was taken back, before the coordinator died."""
+    """Restore the doubtful states, and the steps that were rolled back, from before the coordinator died."""
     back = record.payload
     if not isinstance(back, TakenBack):
         return
@@ -149,7 +149,7 @@ def replay(machine: MachineState, record: DecisionMade) -> None:
 
 
 def _of_one_thing(said: dict[Member, Finding]) -> dict[Member, Finding]:
-    """The testimonies that can be compared with each other: most of them, when they are of several steps."""
+    """The testimonies of one value and step, which can be compared: the largest set, when there are several."""
     keys = Counter((known.what, known.state) for known in said.values())
     if len(keys) > 1:
         probe("ranks tell of differences at several steps")
@@ -157,7 +157,7 @@ def _of_one_thing(said: dict[Member, Finding]) -> dict[Member, Finding]:
 
 
 def _someone_is_silent(machine: MachineState, said: dict[Member, Finding]) -> bool:
-    """Whether a live member that holds a state has not said what it holds. A receiver that holds none yet has nothing to say."""
+    """Whether a live member with a state has not given its testimony. A receiver without a state has none to give."""
     members = machine.view.members if machine.view is not None else ()
     ranks = [machine.current(member) for member in members if member not in said]
     return any(rank is not None and rank.state is not None and not rank.dirty for rank in ranks)
@@ -169,7 +169,7 @@ def _living(machine: MachineState, members: tuple[Member, ...]) -> list[Rank]:
 
 
 def _take_back(machine: MachineState, found: Finding, cleared: StateId, now_s: float, counts: bool) -> None:
-    """The run goes on from what is ``cleared``. ``counts``: nobody has made the ranks differ on purpose."""
+    """Go on from the state ``cleared``. ``counts``: the difference was not injected."""
     policy = machine.doubts.policy
     assert policy is not None
     reason = f"a rank is wrong in {found.what} at step {found.state.step}"

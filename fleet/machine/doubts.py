@@ -1,4 +1,4 @@
-"""What ranks have told of a difference between them, and which states are not to be used any more."""
+"""Testimonies of ranks that differ, and the states that are not used any more."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from fleet.protocol.probes import probe
 from fleet.protocol.types import Finding, Member, StateId
 
 AGAIN_STEPS = 4
-"""Ranks that differ so soon after they went on differ for the same reason as before."""
+"""Ranks that differ again within so many steps differ for the same reason as before."""
 
 
 class Doubts:
-    """The testimonies of the newest view that ended in a difference, and which states are not to be used any more."""
+    """The testimonies of the newest view that ended in a difference, and the states that are not used any more."""
 
     def __init__(self, policy: CorruptionPolicy | None) -> None:
         self.policy = policy
@@ -25,7 +25,7 @@ class Doubts:
         self._last: tuple[int, int] | None = None
 
     def judged(self, generation: int) -> None:
-        """What is said of this view is answered; a rank may say it again before it hears so."""
+        """The testimonies of this view are judged. A rank may repeat its testimony before it learns that."""
         self._judged = max(self._judged, generation)
 
     def note(self, found: int, resumed: int) -> None:
@@ -33,7 +33,7 @@ class Doubts:
         self._last = found, resumed
 
     def again(self, step: int, said: Mapping[Member, Finding]) -> bool:
-        """Whether a difference at ``step`` is the last one again: right after that, or right after another process has taken a place."""
+        """Whether a difference at ``step`` repeats the last one: soon after it, or soon after a new process took a slot."""
         if self._last is None:
             return False
         [(most, _)] = Counter(known.digest for known in said.values()).most_common(1) or [("", 0)]
@@ -52,5 +52,5 @@ class Doubts:
             self.said[event.member] = event.testimony
 
     def floor(self, committed: StateId) -> StateId:
-        """A state below it cannot be the source of a view."""
+        """The least state that can be the source of a view."""
         return committed if self.tainted is None else max(committed, StateId(self.tainted.history + 1, 0))

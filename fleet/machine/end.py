@@ -1,4 +1,4 @@
-"""The last word of a run: the last record of its journal, and the release of everybody."""
+"""The end of a run: the last record of its journal, and the release of all ranks."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from fleet.protocol.types import Member
 
 
 def end(machine: MachineState, why: EndWhy, reason: str, detail: str, now_s: float, digest: str = "") -> None:
-    """The last record of the journal, and the word to everybody. ``reason`` and ``detail`` are for people."""
+    """Write the last record of the journal, and release all ranks. ``reason`` and ``detail`` are for people."""
     if machine.phase == Phase.END:
         return
     machine.phase = Phase.END
@@ -23,7 +23,7 @@ def end(machine: MachineState, why: EndWhy, reason: str, detail: str, now_s: flo
 
 
 def release(machine: MachineState, members: Iterable[Member], now_s: float) -> None:
-    """The run is over for these. Each rank is told once within ``resend_s``, however many words of it come at once."""
+    """Release these members. Each one gets one ``Release`` within ``resend_s``, no matter how many of its messages come."""
     record, sent_s, again_s = machine.ending.record, machine.ending.released_s, machine.settings.timeouts.resend_s
     due = tuple(member for member in members if member not in sent_s or now_s - sent_s[member] >= again_s)
     if due and record is not None:

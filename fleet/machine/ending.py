@@ -1,11 +1,11 @@
 """How a run of ``FleetMachine`` ends: all ranks hold the last state, it is kept, the code behind the loop runs, and all are released.
 
-RUN -> all members have finished, with one digest -> their final checkpoint is durable, or was given up -> CONCLUDE: they run the code
-behind the loop -> each has left -> END. When a rank is lost on the way, the others go on; when none is left, the run goes back to its
-final checkpoint, and the code behind the loop runs again.
+In RUN, all members finish, with one digest. Then their final checkpoint becomes durable, or is given up. In CONCLUDE they run the code
+behind the loop. When each has left it, END follows. If a rank is lost on the way, the others go on. If none is left, the run goes back to
+its final checkpoint, and the code behind the loop runs again.
 
-They have finished behind the run's last step, or earlier, where their loops have ended the run. Each says so with ``Finished``. A member
-that has come to this state from a donor has not been through that loop body: it is told by ``EndAt``, and so is one whose loop goes on.
+Members finish after the run's last step, or earlier, where their loops have ended the run. Each reports ``Finished``. A member that got
+this state from a donor has not run that loop body, so ``EndAt`` tells it. ``EndAt`` also tells a member whose loop goes on.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from fleet.protocol.types import Member, StateId
 
 
 def complete(machine: MachineState, now_s: float) -> None:
-    """All members of the view wait at the finish barrier: keep what they hold, then let them go on behind the loop, or end the stop."""
+    """All members of the view wait at the finish barrier: keep their state, then let them go on behind the loop, or end a stop."""
     assert machine.view is not None
     finished = [machine.roster.by_slot[member.slot] for member in machine.view.members]
     note_commits(machine, now_s)
@@ -54,7 +54,7 @@ def complete(machine: MachineState, now_s: float) -> None:
 
 
 def _whole(machine: MachineState) -> tuple[EndWhy, str]:
-    """Why the run is completed once its last state is kept."""
+    """The reason by which the run is completed once its last state is kept."""
     order = machine.ending.order
     if order is None:
         return EndWhy.ALL_STEPS, ALL
@@ -71,13 +71,13 @@ def _conclude(machine: MachineState, why: EndWhy, reason: str, now_s: float) -> 
 
 
 def take_up(machine: MachineState, reason: str, kept: bool, now_s: float) -> None:
-    """A coordinator that died had come so far."""
+    """Restore CONCLUDE, which the coordinator had reached before it died."""
     machine.phase = Phase.CONCLUDE
     machine.ending.conclude(_whole(machine)[0] if kept else EndWhy.NOT_SAVED, reason, now_s)
 
 
 def seen(machine: MachineState, event: Finished | Left, now_s: float) -> None:
-    """A member of the view has the run's last state, and may be behind the loop already: a coordinator that died may have let it go on."""
+    """A member of the view has the run's last state. It may be behind the loop already, if a coordinator that died let it go on."""
     concluded = isinstance(event, Left) or event.concluded
     if isinstance(event, Finished) and event.ended:
         _end_at(machine, event, now_s)
@@ -94,7 +94,7 @@ def seen(machine: MachineState, event: Finished | Left, now_s: float) -> None:
 
 
 def _end_at(machine: MachineState, event: Finished, now_s: float) -> None:
-    """The loop of a member has ended the run. It is in the journal before any other member hears of it."""
+    """The loop of a member has ended the run. The journal records it before any other member hears of it."""
     order = machine.ending.order
     if order is None or order.state != event.state:
         machine.ending.order = EndOrder(event.state, event.member, event.ended)
@@ -103,12 +103,12 @@ def _end_at(machine: MachineState, event: Finished, now_s: float) -> None:
 
 
 def end_again(machine: MachineState, where: LoopEnded, reason: str) -> None:
-    """A coordinator that died has heard so."""
+    """Restore the end by a loop, which a coordinator had heard of before it died."""
     machine.ending.order = EndOrder(StateId(where.history, where.step), Member(*where.member), reason)
 
 
 def say_where(machine: MachineState, now_s: float) -> None:
-    """Those members of the view that do not wait behind the last step hear that it is the last; repeated until they do."""
+    """Tell members that do not wait behind the last step that it is the last. The machine repeats this until they wait."""
     view, order = machine.view, machine.ending.order
     if view is None or order is None:
         return
@@ -119,10 +119,10 @@ def say_where(machine: MachineState, now_s: float) -> None:
 
 
 def watch(machine: MachineState, now_s: float) -> None:
-    """While the code behind the loop runs: the run has ended when whoever is left has left it."""
+    """While the code behind the loop runs: the run ends when all ranks that are left have left that code."""
     ending, limit_s = machine.ending, machine.settings.timeouts.finish_s
     ranks = [machine.current(member) for member in (machine.view.members if machine.view is not None else ())]
-    # One that was called back waits for the end.
+    # A member that was called back waits for the end.
     alive = [rank.member for rank in ranks if rank is not None and rank.phase == RankPhase.FINISHED]
     if ending.left >= set(alive) and ending.left:
         end(machine, ending.why, ending.reason, "", now_s, ending.digest)
@@ -136,7 +136,7 @@ def watch(machine: MachineState, now_s: float) -> None:
 
 
 def after_end(machine: MachineState, event: Event, now_s: float) -> None:
-    """Late comers and ranks that missed the word are released again; nothing else matters any more."""
+    """Release late comers, and again ranks that missed their release. Other events have no effect any more."""
     match event:
         case Joined(slot=slot, token=token, incarnation=incarnation):
             known: Rank | None = machine.roster.by_slot.get(slot)

@@ -1,4 +1,4 @@
-"""Figures of a step that ranks have computed shard by shard: one number each, whichever rank computed which shard."""
+"""Figures of a step that ranks have computed shard by shard: one number each, for any assignment of shards."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from fleet.protocol.events import Logged
 from fleet.protocol.types import StateId
 
 KEPT = 16
-"""So many steps wait for ranks that have not told theirs. A rank that was lost never does."""
+"""Number of steps that wait for missing values of ranks. A lost rank never sends its values."""
 
 
 @dataclass(slots=True)
@@ -20,10 +20,10 @@ class _Step:
 
 
 class ShardFigures:
-    """Collects what ranks say of the shards of a step. Pure.
+    """Collects the ranks' values by shard of a step. Pure.
 
     Args:
-        shards: of the run.
+        shards: batch shards of the run.
     """
 
     def __init__(self, shards: int) -> None:
@@ -31,9 +31,9 @@ class ShardFigures:
         self._steps: dict[StateId, _Step] = {}
 
     def receive(self, event: Logged) -> Iterator[tuple[str, float]]:
-        """(name, mean over shards by their weights) of each figure of the step, once all of its shards were told.
+        """(name, weighted mean over shards) of each figure of the step, once the values of all its shards are there.
 
-        A figure that only some shards have is the mean over these. A figure that is not finite in some shard is left out.
+        If only some shards have a figure, it is the mean over these. A figure that is not finite in some shard is left out.
         """
         step = self._steps.setdefault(event.state, _Step())
         step.weights.update(zip(event.shards, event.weights, strict=True))

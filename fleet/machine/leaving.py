@@ -1,7 +1,7 @@
-"""From "a rank is gone" to "everyone who was in the view has left the view": losses, and the call to gather.
+"""From the loss of a rank until all members have left the view: losses, and the call to gather.
 
-A rank that is lost is forgotten at once (``drop``). If it was in the view, the others are called out of it (``gather``): each says where it
-stands (``quiesced``), or is given up when its time is over (``press``). What comes after that is in ``views.py``.
+The machine forgets a lost rank at once (``drop``). If the rank was in the view, the others are called out of it (``gather``). Each reports
+its state (``quiesced``), or is given up when its time is over (``press``). ``views.py`` has the next part.
 """
 
 from __future__ import annotations
@@ -37,11 +37,11 @@ from fleet.protocol.types import Member
 
 LOOP, RAISED = "a mistake of the train function, not the hardware", "the train function raised"
 
-# ---- who is lost -------------------------------------------------------------------------------------------------------------------------
+# ---- losses ------------------------------------------------------------------------------------------------------------------------------
 
 
 def lost(machine: MachineState, event: ProcessLost, now_s: float) -> None:
-    """A rank's process has ended, as its node's agent saw."""
+    """The agent reports the end of a rank's process."""
     rank = machine.current(event.member)
     machine.roster.condemned.pop(event.member, None)
     if rank is not None:
@@ -51,7 +51,7 @@ def lost(machine: MachineState, event: ProcessLost, now_s: float) -> None:
 
 
 def given_up(machine: MachineState, event: NodeLost, now_s: float) -> None:
-    """A node is lost, as the coordinator was told."""
+    """An event reports the loss of a node."""
     node_lost(machine, event.node, event.cause, event.at_s, now_s)
 
 
@@ -68,14 +68,14 @@ def node_lost(machine: MachineState, node: str, cause: NodeCause, at_s: float, n
 
 
 def _announced(machine: MachineState, rank: Rank, cause: Cause) -> Cause:
-    """Why a rank is lost: who had left the view of a node that was about to be taken away is missed by nobody."""
+    """The cause of a loss. If the rank's node was announced to go, and the rank had left the view, the loss is expected."""
     roster, node = machine.roster, rank.process.node
     released = node in roster.released or rank.member not in machine.attendance.members
     return TakenAway() if node in roster.leaving and released else cause
 
 
 def hung_up(machine: MachineState, event: NodeSilent, now_s: float) -> None:
-    """The connection of a node's agent has ended. After a silence that says nothing: across a cut an old connection ends, not the agent."""
+    """The connection of a node's agent has ended. After a silence that proves nothing: a cut can end a connection, and the agent lives."""
     node = event.node
     if node in machine.roster.late or node in machine.roster.unheard(STOOD_STILL_S, now_s):
         probe("an old line breaks after a silence")
@@ -86,15 +86,15 @@ def hung_up(machine: MachineState, event: NodeSilent, now_s: float) -> None:
 
 
 def explained(machine: MachineState, event: LossExplained, now_s: float) -> None:
-    """How a process ended that is lost, as its node's agent has heard since."""
+    """The agent reports later how a lost process ended."""
     if machine.current(event.member) is None:
         machine.write(noted(event, now_s))
 
 
 def raised(machine: MachineState, event: Raised, now_s: float) -> None:
-    """A rank's train function raised: the rank is replaced, once; again at the same step, or before any step, the run ends.
+    """A rank's train function raised: the rank is replaced, once. If it raises again at that step, or before any step, the run ends.
 
-    A mistake that any other process would make ends it at once.
+    A mistake that any other process would make, too, ends the run at once.
     """
     rank = machine.current(event.member)
     if rank is None:
@@ -113,7 +113,7 @@ def raised(machine: MachineState, event: Raised, now_s: float) -> None:
 
 
 def evict(machine: MachineState, rank: Rank, why: Rule, now_s: float) -> None:
-    """Have a rank's process killed, by the rule ``why``; it counts as lost from here on."""
+    """Have a rank's process killed, by the rule ``why``. The rank counts as lost from now on."""
     if machine.phase == Phase.END:
         return
     machine.say(Evict(rank.member, rank.process, why))
@@ -121,13 +121,13 @@ def evict(machine: MachineState, rank: Rank, why: Rule, now_s: float) -> None:
 
 
 def end_hang(machine: MachineState, rank: Rank, why: Rule, now_s: float) -> None:
-    """The same, once it is written down what all ranks do."""
+    """Have the stacks of all ranks recorded, then evict ``rank``."""
     inspect(machine, str(why), now_s)
     evict(machine, rank, why, now_s)
 
 
 def heartbeat(machine: MachineState, event: Heartbeat, now_s: float) -> None:
-    """Note what a node's agent sees. A rank whose node was only silent for a while must not live beside its replacement."""
+    """Take in an agent's heartbeat. Evict ranks that were given up and still live, so that none lives beside its replacement."""
     generation = machine.view.generation if machine.view is not None else -1
     for stale in machine.roster.receive(event, generation, machine.progress.ceiling_s, now_s):
         probe("a rank that was given up lives on")
@@ -135,13 +135,13 @@ def heartbeat(machine: MachineState, event: Heartbeat, now_s: float) -> None:
 
 
 def injected(machine: MachineState, event: FaultRecord, now_s: float) -> None:
-    """``aimed`` comes right before the blow, so that a death that follows at once is known to be injected; it is not journalled."""
+    """``aimed`` comes right before the fault, so that a death right after it counts as injected. It is not journalled."""
     machine.losses.aimed(event, tuple(member for member in event.members if machine.current(member)))
     if event.phase != "aimed":
         machine.write(event)
 
 
-# ---- what follows ------------------------------------------------------------------------------------------------------------------------
+# ---- consequences ------------------------------------------------------------------------------------------------------------------------
 
 
 def drop(
@@ -149,7 +149,7 @@ def drop(
 ) -> None:  # fmt: skip
     """Forget a rank; if it was in the view, the others must gather.
 
-    ``path``: of its node, where it is lost with that. ``where``: at which step and shard it was, as far as that was told.
+    ``path``: the domain path of its node, if the node is lost, too. ``where``: the rank's step and shard, as far as known.
     """
     member = rank.member
     if machine.phase == Phase.END or machine.current(member) is None:
@@ -159,7 +159,7 @@ def drop(
     generation = machine.view.generation if machine.view is not None and joined else -1
     domain = path if asked(machine.settings.domains) else ""
     machine.write(machine.losses.lost(rank, cause, at_s, generation, machine.committed.step, detail, domain, where))
-    if incident(cause) or cause == Evicted(Superseded()):  # the newer process may be heard of before the silence of the old one is
+    if incident(cause) or cause == Evicted(Superseded()):  # the new process may report before the old one's silence shows
         machine.losses.note(rank, joined, now_s)
     if incident(cause):
         machine.checkpoints.lost(now_s)
@@ -186,7 +186,7 @@ def judge_losses(machine: MachineState, now_s: float) -> None:
 def gather(
     machine: MachineState, now_s: float, why: GatherWhy, reason: str, about: Member | None = None, *, in_person: bool | None = None
 ) -> None:
-    """Everyone who is in the view must leave and say where it stands. In person where one may hang: no view forms, or nothing moves."""
+    """Call all members out of the view to report their states. In person where a loop may hang: no view forms, or no member moves."""
     machine.assembly.in_person = machine.phase == Phase.FORM if in_person is None else in_person
     payload = Gathering(why, (about.slot, about.incarnation) if about is not None else None)
     machine.decide("recovery", "gather", reason, payload, now_s)
@@ -204,14 +204,14 @@ def gather(
 
 
 def quiesce(machine: MachineState, now_s: float) -> None:
-    """Tell all that may still step in a view to leave it; repeated until they have."""
+    """Tell all ranks that may still step in a view to leave it. The machine repeats this until they have."""
     machine.assembly.sent_s = now_s
     if members := tuple(machine.roster.by_slot[slot].member for slot in sorted(machine.roster.outstanding)):
         machine.say(Quiesce(members, machine.assembly.generation, machine.assembly.in_person))
 
 
 def press(machine: MachineState, now_s: float) -> None:
-    """Ranks that have not yet said that they left: their node may be gone, or their time may be up."""
+    """Give up ranks that have not reported that they left, if their node is gone or their time is up."""
     for slot in sorted(machine.roster.outstanding):
         rank = machine.roster.by_slot.get(slot)
         node = rank.process.node if rank is not None else ""
@@ -222,10 +222,10 @@ def press(machine: MachineState, now_s: float) -> None:
 
 
 def quiesced(machine: MachineState, event: Quiesced, now_s: float) -> None:
-    """A rank has left its generation. If that is the present view, the others have to leave it, too."""
+    """A rank has left its generation. If that is the present view's, the others have to leave it, too."""
     rank = machine.current(event.member)
     if rank is None or event.generation < rank.generation:
-        return  # overtaken on the way by a later word of the same rank
+        return  # a later message of the same rank came first
     rank.phase, rank.state, rank.dirty, rank.generation = RankPhase.STANDBY, event.state, event.dirty, event.generation
     rank.beat_s, rank.reported, rank.engaged = now_s, True, event.engaged
     machine.assembly.learn(event.generation, event.state)
@@ -249,7 +249,7 @@ def quiesced(machine: MachineState, event: Quiesced, now_s: float) -> None:
 
 
 def cancel(machine: MachineState, now_s: float, reason: str) -> None:
-    """Forget the proposal, unless it was entered already: then its members will say so."""
+    """Forget the proposal. If members have entered it already, they will report that."""
     assert machine.growth.proposal is not None
     proposal, machine.growth.proposal = machine.growth.proposal, None
     machine.decide("recovery", "cancel", f"generation {proposal.generation}: {reason}", OfView(proposal.generation), now_s)
@@ -262,7 +262,7 @@ def cancel(machine: MachineState, now_s: float, reason: str) -> None:
 
 
 def inspect(machine: MachineState, reason: str, now_s: float) -> None:
-    """Have the agents gather evidence of all ranks in the view; they do so before they evict any."""
+    """Have the agents record the stacks of all ranks in the view, before they evict any."""
     ranks = [machine.current(member) for member in (machine.view.members if machine.view else ())]
     nodes = sorted({rank.process.node for rank in ranks if rank is not None})
     hangs = machine.liveness.hangs

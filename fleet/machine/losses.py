@@ -1,4 +1,4 @@
-"""Who was lost, why, and whether chaos did it: what ``FleetMachine`` judges crash loops by."""
+"""The losses of a run, with cause, and with the injected fault if there was one. ``FleetMachine`` judges crash loops by them."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from fleet.protocol.topology import WINDOW_S
 from fleet.protocol.types import Loss, Member
 
 StepPlace = tuple[int, int]
-"""Step and shard that a rank was at."""
+"""Step and shard of a rank."""
 NOWHERE: StepPlace = (-1, -1)
 
 
 class Losses:
-    """``all`` is every loss of the run, in order; ``causes`` are those that no view has answered yet."""
+    """``all``: every loss of the run, in order. ``causes``: the losses since the last view."""
 
     def __init__(self) -> None:
         self.all: list[Loss] = []
@@ -36,9 +36,9 @@ class Losses:
         domain: str = "",
         where: StepPlace = NOWHERE,
     ) -> ProcessLost:
-        """Note that ``rank`` is gone; returns what the journal should hold. ``generation``: the view it was in, or -1.
+        """Note that ``rank`` is gone; returns the record of it. ``generation``: the rank's view, or -1.
 
-        ``domain``: the path of its node, where it is lost with that. ``where``: its step and shard.
+        ``domain``: the domain path of its node, if the node is lost, too. ``where``: its step and shard.
         """
         fault = self._injected.pop(rank.member, None)
         record = ProcessLost(rank.member, cause, fault, generation, *where, detail, at_s=at_s)
@@ -47,12 +47,12 @@ class Losses:
         return record
 
     def note(self, rank: Rank, in_view: bool, now_s: float) -> None:
-        """``rank`` is gone since now, and nobody wanted that: for :meth:`of_nodes`."""
+        """Note for :meth:`of_nodes` that ``rank`` was lost now by a fault."""
         self._recent = [each for each in self._recent if each[0] >= now_s - WINDOW_S]
         self._recent.append((now_s, rank.process.node, rank.member, in_view))
 
     def of_nodes(self, nodes: Iterable[str], since_s: float) -> list[tuple[Member, bool]]:
-        """Who was lost on these nodes since then, up to :data:`WINDOW_S` ago, and whether it was in the view."""
+        """(member, whether it was in the view) of losses on these nodes since ``since_s``, at most :data:`WINDOW_S` ago."""
         inside = set(nodes)
         return sorted((member, joined) for at_s, node, member, joined in self._recent if node in inside and at_s >= since_s)
 
@@ -64,20 +64,20 @@ class Losses:
         self.all.append(Loss(*where, record.fault is not None, detail, committed, domain))
 
     def raised_before(self, step: int) -> bool:
-        """Whether the train function raised at this step before, in whichever rank."""
+        """Whether the train function of any rank raised at this step before."""
         return step in self._raised_at
 
     def injected(self, members: Iterable[Member]) -> bool:
-        """Whether chaos has struck one of these."""
+        """Whether an injected fault has hit one of these members."""
         return any(member in self._injected for member in members)
 
     def healed(self, members: Iterable[Member]) -> None:
-        """What chaos has done to these is undone: all of their state was replaced."""
+        """Forget the injected faults of these members, whose whole state was replaced."""
         for member in members:
             self._injected.pop(member, None)
 
     def aimed(self, event: FaultRecord, present: tuple[Member, ...]) -> None:
-        """A fault is aimed at ranks, of which ``present`` are alive: deaths that follow are injected, until it has healed."""
+        """A fault is aimed at ranks; ``present`` are alive. Their deaths count as injected until the fault has healed."""
         if event.phase in ("aimed", "executed"):
             self._injected.update(dict.fromkeys(present, event.fault.id))
         else:

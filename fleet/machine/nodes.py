@@ -1,9 +1,9 @@
-"""Nodes that come up, some of which stay out of every view, and those that are about to be taken away, and were announced before.
+"""Nodes that come up, nodes that stay out of every view, and nodes that will be taken away after a notice.
 
-Kept out are repeat offenders, and nodes that failed their pre-flight check. One that a cloud, maintenance or an operator takes away is
-announced. Its ranks train on. Others are taken in beside them, at a step boundary, until the world is whole without them; then all leave
-the view together, and it forms again without those that go. No step is lost, as nobody is: what they had computed of the step at hand is
-computed again by the others. Without anybody to stand in, they leave right before the node goes, and the world shrinks.
+Repeat offenders stay out, and nodes that failed their pre-flight check. A cloud, maintenance or an operator announces that a node will go.
+Its ranks train on, and spares join beside them, at a step boundary, until the world is whole without them. Then all ranks leave the view
+together, and it forms again without the ranks that go. No rank and no step is lost: the other ranks compute the shards of the present step
+again. Without spares, the ranks leave right before the node goes, and the world shrinks.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from fleet.protocol.types import View
 
 
 def joined(machine: MachineState, event: NodeJoined, now_s: float) -> None:
-    """Its agent is there. One that is kept out is told once, with the reason; its ranks wait beside the run."""
+    """The agent of a node is there. The journal has one decision with the reason to keep a node out. Its ranks wait beside the run."""
     roster = machine.roster
     roster.back(event.node, now_s)
     roster.lost_nodes.pop(event.node, None)
@@ -42,12 +42,12 @@ def _keep_out(machine: MachineState, event: NodeJoined, policy: str, decision: D
 
 
 MARGIN_S = 2.0
-"""So long before a node goes, and a step more, its ranks leave the view, whether or not others stand in."""
+"""Seconds, and one step more, before a node goes: then its ranks leave the view, with or without spares for them."""
 POLICY = "maintenance"
 
 
 def announced(machine: MachineState, event: NodeLeaves, now_s: float) -> None:
-    """A node goes at ``until_s``. The same word again says nothing; another time counts from now on."""
+    """A node goes at ``until_s``. A repeated notice changes nothing. A notice with another time replaces the last one."""
     roster = machine.roster
     if event.node not in roster.nodes or roster.leaving.get(event.node) == event.until_s:
         return
@@ -57,7 +57,7 @@ def announced(machine: MachineState, event: NodeLeaves, now_s: float) -> None:
 
 
 def withdrawn(machine: MachineState, event: NodeStays, now_s: float) -> None:
-    """A node does not go after all: its ranks are as all others are."""
+    """A node does not go after all. Its ranks are like all others again."""
     if event.node in machine.roster.released:
         probe("a notice is withdrawn after the ranks have left")
     if machine.roster.unannounce(event.node):
@@ -65,7 +65,7 @@ def withdrawn(machine: MachineState, event: NodeStays, now_s: float) -> None:
 
 
 def replay(machine: MachineState, notice: Notice) -> None:
-    """What the journal says of it."""
+    """Take in a notice of the journal."""
     if notice.until_s is None:
         machine.roster.unannounce(notice.node)
     else:
@@ -75,12 +75,12 @@ def replay(machine: MachineState, notice: Notice) -> None:
 
 
 def wanted(machine: MachineState, view: View) -> int:
-    """How many ranks the view shall have: the world, and those that are about to leave it. Each has a shard at least."""
+    """The wanted size of the view: the world, and the ranks that are about to leave. Each rank has at least one shard."""
     return room(machine, len(_leaving_slots(machine, view)))
 
 
 def tick(machine: MachineState, view: View, now_s: float) -> None:
-    """While a view runs: let go whom others stand in for, and whose time is up."""
+    """While a view runs: let ranks go once others stand in for them, or once their time is up."""
     if not machine.roster.leaving or machine.phase != Phase.RUN or machine.growth.proposal is not None:
         return
     going = _leaving_slots(machine, view)

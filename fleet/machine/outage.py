@@ -1,4 +1,4 @@
-"""What ``FleetMachine`` says while its durable checkpoints fail: how much would be lost now, and later that the store works again."""
+"""Warnings of ``FleetMachine`` while durable checkpoints fail, with the steps at risk, and the message that the store works again."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ POLICY = "store"
 
 
 class Outage:
-    """An outage begins when the first checkpoint that failed was asked for, and ends with the next durable one.
+    """An outage begins with the request of the first failed checkpoint, and ends with the next durable one.
 
-    It is told once it has lasted for ``timeouts.store_s``, and again whenever it has lasted twice as long as then. With
-    ``checkpoint.on_store_failure`` = stop the run ends there.
+    The user gets a warning after ``timeouts.store_s``, and again each time the outage has lasted twice as long. With
+    ``checkpoint.on_store_failure`` = stop the run ends at the first warning.
     """
 
     def __init__(self) -> None:
@@ -25,7 +25,7 @@ class Outage:
         self.reported = False
 
     def tick(self, store: Checkpoints, committed: StateId, now_s: float) -> DecisionMade | None:
-        """What is to be journalled, if anything: action warn, stop or recovered. The reason is a sentence for the user."""
+        """The decision for the journal, if there is one: action warn, stop or recovered. The reason is a sentence for the user."""
         if store.failures.since_s is None:
             return self._over(store, now_s) if self.reported else None
         if not self.reported:
@@ -36,7 +36,7 @@ class Outage:
         steps = max(0, committed.step - store.newest_state.step)
         outage = StoreOutage(self.since_s, now_s - self.since_s, now_s - store.durable_s, float(steps))
         if store.settings.checkpoint.on_store_failure == "stop":
-            self._next_s = math.inf  # it ends now, as soon as its last checkpoint is kept or not
+            self._next_s = math.inf  # the run ends now, with or without its last checkpoint
             return DecisionMade(POLICY, "stop", self._why_it_stops(store, steps, now_s), outage, now_s)
         return DecisionMade(POLICY, "warn", self._what_is_at_risk(store, steps, now_s), outage, now_s)
 
@@ -56,7 +56,7 @@ class Outage:
         return DecisionMade(POLICY, "recovered", reason, StoreOutage(self.since_s, now_s - self.since_s), now_s)
 
     def replay(self, record: Record, store: Checkpoints) -> None:
-        """Take up an outage that was told before the coordinator restarted."""
+        """Restore an outage that was journalled before the coordinator restarted."""
         if not isinstance(record, DecisionMade) or not isinstance(record.payload, StoreOutage):
             return
         self.reported = record.action != "recovered"
@@ -65,7 +65,7 @@ class Outage:
         store.failures.since_s = self.since_s if self.reported else None
 
     def forget(self, store: Checkpoints, now_s: float) -> None:
-        """The run goes on in another cluster, whose store was tried: what failed before says nothing."""
+        """The run goes on in another cluster, whose store was tried: earlier failures do not count."""
         self.reported, store.failures.since_s, store.durable_s = False, None, now_s
 
 

@@ -1,9 +1,9 @@
-"""When a node falls silent, and it cannot be told whether it is dead or only cut off: who is given up, and who is waited for.
+"""A node is silent, and may be dead or only cut off: the machine gives it up, or waits for it.
 
-A closed connection says that an agent is dead; silence says nothing. With ``on_partition = go-on`` who is silent for ``node_s`` is lost,
-and the side that the coordinator is on trains on. With ``stall`` the run stands still until all are heard again, and goes on with the
-ranks it had; after ``stall_s`` of silence a node counts as lost all the same. When no node at all is heard, it is the coordinator that is
-cut off, and it waits whatever the setting: there is nobody to go on with.
+A closed connection means that an agent is dead; silence may mean a cut. With ``on_partition = go-on`` a node that is silent for ``node_s``
+is lost, and the coordinator's side trains on. With ``stall`` the run stands still until all nodes are heard again, and goes on with the
+same ranks. After ``stall_s`` of silence a node counts as lost there, too. If the coordinator hears no node at all, it is itself cut off.
+Then it waits under any setting, since it has no ranks to go on with.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ def waits(machine: MachineState) -> bool:
 
 
 def look_around(machine: MachineState, now_s: float) -> None:
-    """Note whether the coordinator hears nobody. Once it hears somebody again, the others have time to call: not all come at once."""
+    """Note whether the coordinator hears no node. Once it hears a node again, the others have time to connect, since they come later."""
     roster, liveness = machine.roster, machine.liveness
     silent, was_alone = roster.unheard(STOOD_STILL_S, now_s), liveness.alone
     liveness.alone = bool(roster.nodes) and len(silent) == len(roster.nodes)
     if liveness.alone and not was_alone:
-        probe("the coordinator hears nobody")
+        probe("the coordinator hears no node")
     if was_alone and not liveness.alone:
         roster.receive_later(silent, now_s)
 
 
 def hold(machine: MachineState, now_s: float) -> None:
-    """At a tick: have everyone leave the view while nodes are away, once, and give them time to answer when they are back."""
+    """At a tick: call all members out of the view, once, while nodes are away, and give ranks time to answer after that."""
     if machine.ending.record is not None:
         return
     roster, node_s = machine.roster, machine.settings.timeouts.node_s
@@ -47,9 +47,9 @@ def hold(machine: MachineState, now_s: float) -> None:
 
 
 def _report(machine: MachineState, away: frozenset[str], now_s: float) -> None:
-    """Once when nodes fall silent, however many follow, and once when all are back or given up."""
+    """Journal it once when the first node falls silent, and once when all are back or given up."""
     if bool(away) != bool(machine.liveness.away):
-        reason = f"{_named(away)}: all wait for as long as timeouts.stall_s" if away else "nobody is waited for any more"
+        reason = f"{_named(away)}: all wait for as long as timeouts.stall_s" if away else "the run waits for no node any more"
         machine.decide("partition", "wait" if away else "recovered", reason, Figures({"nodes": float(len(away))}), now_s)
     machine.liveness.away = away
 

@@ -1,4 +1,4 @@
-"""The time-outs of ``FleetMachine`` that move: how long a rank may take without a step, and how long the run may take in all."""
+"""The progress time-out of ``FleetMachine``, which follows the measured steps: how long a rank may take without a step."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ REVIEW_S = 5.0
 
 
 class ProgressLimit:
-    """``limit_s`` holds now: it follows the steps, and is never above ``ceiling_s``. Rebuilt from the journal."""
+    """``limit_s`` is the present time-out. It follows the steps, and is never above ``ceiling_s``. Rebuilt from the journal."""
 
     def __init__(self, policy: ProgressPolicy | None, ceiling_s: float, now_s: float) -> None:
         self.policy, self.ceiling_s, self.limit_s = policy, ceiling_s, ceiling_s
         self._review_s = now_s
 
     def tick(self, steps_s: Iterable[float], now_s: float) -> list[Instruction]:
-        """While a view runs, every now and then; ``steps_s`` are how long the last steps took, newest last."""
+        """While a view runs: review the time-out now and then. ``steps_s`` are the seconds of the last steps, newest last."""
         if self.policy is None or now_s < self._review_s:
             return []
         self._review_s = now_s + REVIEW_S
@@ -31,6 +31,6 @@ class ProgressLimit:
         return [Write(DecisionMade("progress", decision.action, decision.reason, decision.payload, now_s))]
 
     def replay(self, record: Record) -> None:
-        """Take up what was decided before."""
+        """Restore the time-out from a journalled decision."""
         if isinstance(record, DecisionMade) and isinstance(record.payload, TimeOut):
             self.limit_s = min(record.payload.progress_s, self.ceiling_s)

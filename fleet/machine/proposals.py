@@ -1,10 +1,10 @@
 """The part of ``FleetMachine`` that changes a view beside the running steps: its members form the next one and enter it at a boundary.
 
-A proposal takes in newcomers, or gives the same members other shards. Nobody leaves a running view by one.
+A proposal takes in newcomers, or gives the same members other shards. No member leaves a running view by a proposal.
 
-To a smaller world all leave the view together, and it forms again without some, who stand by from then on: nobody is lost, and no step.
-The shards of the step at hand are computed again. Where each rank holds a part of the optimizer's state, no more go at a time than
-there are copies of each part.
+For a smaller world all members leave the view together, and it forms again with fewer ranks. The others stand by from then on. No rank and
+no step is lost: the shards of the present step are computed again. With sharded state, at most as many ranks go at a time as there are
+copies of each part.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from fleet.protocol.types import Formation, Ranges, View
 
 
 def try_grow(machine: MachineState, now_s: float) -> bool:
-    """Ranks that stand by are taken in where some are missing, if the recovery policy says so.
+    """Propose a view with spares for missing ranks, if the recovery policy wants it.
 
-    True when they are, or it will say so before long: a checkpoint that is begun now would only hold them up.
+    True when that is proposed, or when the policy will want it soon: a checkpoint that begins now would only delay it.
     """
     view = machine.view
     assert view is not None
@@ -41,14 +41,14 @@ def try_grow(machine: MachineState, now_s: float) -> bool:
 
 
 def reshare(machine: MachineState, ranges: Ranges, formation: Formation, now_s: float) -> None:
-    """The present members go on with other shards; everyone keeps its state."""
+    """Propose other shards for the present members. Each member keeps its state."""
     assert machine.view is not None
     proposal = make_view(machine, machine.view.members, StateSource(0, (), machine.committed), machine.committed, ranges=ranges)
     propose(machine, proposal, formation, now_s)
 
 
 def propose(machine: MachineState, proposal: View, formation: Formation, now_s: float) -> None:
-    """Let its members form it beside the running steps."""
+    """Have the proposal's members form it beside the running steps."""
     machine.growth.proposal = proposal
     announce(machine, proposal, formation, True, now_s)
     machine.growth.proposed_s = now_s
@@ -56,7 +56,7 @@ def propose(machine: MachineState, proposal: View, formation: Formation, now_s: 
 
 
 def watch(machine: MachineState, now_s: float) -> None:
-    """Repeat what may have been lost, and give up what nobody enters."""
+    """Repeat the proposal, since messages may be lost. Give it up if its members do not enter it in time."""
     limits, proposal = machine.settings.timeouts, machine.growth.proposal
     assert proposal is not None
     if now_s - machine.growth.proposed_s > limits.form_s + limits.progress_s:
@@ -66,7 +66,7 @@ def watch(machine: MachineState, now_s: float) -> None:
 
 
 def shrink(machine: MachineState, view: View, now_s: float) -> None:
-    """While a view runs: if it was made larger than the world is to be now, all leave it; once what is being saved is saved."""
+    """While a view runs: if it is larger than the new world, all members leave it, but not while a checkpoint is written."""
     if not machine.growth.resized or machine.phase != Phase.RUN or machine.checkpoints.pending:
         return
     wanted = nodes.wanted(machine, view)

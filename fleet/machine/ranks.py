@@ -1,4 +1,4 @@
-"""What ranks say of themselves: hello, ready, I have finished. That one has left is in ``leaving.py``, that one is in, in ``views.py``."""
+"""Events of ranks: joined, ready, finished, left. ``leaving.py`` has ``Quiesced``, and ``views.py`` has ``Formed``."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from fleet.protocol.types import Member
 
 
 def joined(machine: MachineState, event: Joined, now_s: float) -> None:
-    """A process says hello: it is granted the next incarnation of its slot, unless it is known, or another one has taken its place."""
+    """A process says hello. It gets the next incarnation of its slot, unless it is known, or another process has taken its slot."""
     slot, roster = event.slot, machine.roster
     known = roster.by_slot.get(slot)
     if known is not None and known.token == event.token:
         known.reported, known.beat_s, known.store = True, now_s, event.store
-        if event.incarnation != known.member.incarnation:  # who knows its own says hello for as long as it waits, and needs no answer
+        if event.incarnation != known.member.incarnation:  # a rank that knows its own repeats hello, and needs no answer
             machine.say(Welcome(slot, event.token, known.member.incarnation))
         return
     overtaken = event.incarnation is not None and event.incarnation <= roster.incarnations.get(slot, -1)
@@ -34,7 +34,7 @@ def joined(machine: MachineState, event: Joined, now_s: float) -> None:
         ending.after_end(machine, event, now_s)
         return
     if event.incarnation is not None:
-        probe("a rank comes whom the journal has lost")
+        probe("a rank comes that the journal has lost")
     roster.nodes.setdefault(event.process.node, now_s)
     rank = Rank(Member(slot, roster.grant(slot, event.incarnation)), event.process, event.token, event.store, now_s)
     roster.add(rank)
@@ -43,14 +43,14 @@ def joined(machine: MachineState, event: Joined, now_s: float) -> None:
 
 
 def ready(machine: MachineState, event: Ready, now_s: float) -> None:
-    """It has built its model."""
+    """The rank has built its model."""
     rank = machine.current(event.member)
     if rank is not None and rank.phase == RankPhase.STARTING:
         rank.phase, rank.beat_s, rank.reported, rank.ready_s = RankPhase.STANDBY, now_s, True, now_s
 
 
 def finished(machine: MachineState, event: Finished | Left, now_s: float) -> None:
-    """It has committed the last step, or has left the train function behind it."""
+    """The rank has committed the last step, or its train function has returned after it."""
     if is_in(machine, event.member, event.generation, event.state, RankPhase.FINISHED, now_s):
         machine.roster.by_slot[event.member.slot].digest = event.digest
         machine.attendance.finished.add(event.member)

@@ -1,4 +1,4 @@
-"""What is done about slow ranks: the policy is asked about what they measured, and its answer is performed here and nowhere else."""
+"""Actions against slow ranks: the policy judges the measured times, and this module alone carries out its answer."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def _circumstances(machine: MachineState, view: View, now_s: float) -> Circumsta
 
 
 def _write(machine: MachineState, remedy: Remedy, now_s: float) -> None:
-    """What was found out, and what follows from it; to bear what is known already is not said again."""
+    """Journal the findings and the decision. A repeated decision to tolerate known slowness is not journalled."""
     for finding in remedy.findings:
         machine.write(DecisionMade("straggler", finding.action, finding.reason, finding.payload, now_s))
     decision = remedy.decision
@@ -57,7 +57,7 @@ def _write(machine: MachineState, remedy: Remedy, now_s: float) -> None:
 
 
 def _perform(machine: MachineState, view: View, remedy: Remedy, decision: Decision, now_s: float) -> None:
-    """The one place where a view changes for a slow rank's sake. A checkpoint that is being written is waited for."""
+    """Change the view because of a slow rank. No other code does that. It waits for a checkpoint that is being written."""
     slow = machine.stragglers
     if machine.checkpoints.pending:
         probe("an action against a slow rank waits for a checkpoint")

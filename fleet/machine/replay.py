@@ -1,4 +1,4 @@
-"""Rebuilding a ``FleetMachine`` from its journal, and finding out after a restart who is still there."""
+"""Rebuilds a ``FleetMachine`` from its journal, for a restarted coordinator and for a run in a new cluster."""
 
 from __future__ import annotations
 
@@ -33,14 +33,14 @@ from fleet.protocol.records import (
 from fleet.protocol.types import StateId
 
 FORGOTTEN = 100
-"""How many views a journal's end may have held that was lost with its disk. Their numbers are skipped, whether or not ranks report them: a
-rank that is silent for now may be in one."""
+"""The number of views that may be missing at a journal's end, which was lost with its disk. The machine skips their numbers, even where no
+rank reports them: a silent rank may be in such a view."""
 
 
 def rebuild(machine: MachineState, records: Iterable[Record], now_s: float) -> float:
-    """Bring a new machine to where the journal ends. What ranks hold is not in there: they say so when they connect.
+    """Bring a new machine to the end of the journal. The journal does not have the ranks' states: ranks report them when they connect.
 
-    Returns when the last record was written.
+    Returns the time of the last record.
     """
     last_s = now_s
     for record in records:
@@ -146,8 +146,8 @@ def _settle_proposal(machine: MachineState, entered: bool, generation: int) -> N
 
 
 def move(machine: MachineState, records: Iterable[Record], now_s: float) -> list[ProcessLost]:
-    """Bring a new machine to where the journal of another cluster ends; all ranks are gone. Returns what is to be written of them."""
-    last_s = rebuild(machine, records, now_s)  # it counts gaps by itself: first it, then what is added to them
+    """Bring a new machine to the end of another cluster's journal. All ranks are gone. Returns the records of their losses."""
+    last_s = rebuild(machine, records, now_s)  # it counts earlier gaps, so it runs before the newest gap is added
     machine.uptime.down_s += max(0.0, now_s - last_s)
     machine.phase, machine.ending.record, machine.ending.stopping = Phase.GATHER, None, None
     machine.enter(None)
@@ -161,13 +161,13 @@ def move(machine: MachineState, records: Iterable[Record], now_s: float) -> list
 
 
 def has_gone_back(records: Iterable[Record], back: GoneBack) -> bool:
-    """Whether the run has done so already: whoever resumes it was started again with the same word."""
+    """Whether the run has already gone back for this request, and the process that resumes it was only started again."""
     payloads = [record.payload for record in records if isinstance(record, DecisionMade)]
     return any(isinstance(payload, GoneBack) and payload.asked == back.asked for payload in payloads)
 
 
 def go_back(machine: MachineState, back: GoneBack, now_s: float) -> None:
-    """Newer checkpoints are used no more, so that the next history begins from that one. It is what its user wants, and no failure."""
+    """Withdraw newer checkpoints, so that the next history begins from the wanted one. The user wants that; it is no failure."""
     state, newest = StateId(back.history, back.step), max(machine.checkpoints.kept, default=None)
     left = f", without the samples of {', '.join(back.left_out)}" if back.left_out else ""
     reason = f"its user has it go back to step {back.step}{left}"

@@ -1,4 +1,4 @@
-"""Who is there: the live rank of each slot, and what is known of the dead."""
+"""The roster: the live rank of each slot, the nodes, and the ranks that were given up."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from fleet.settings.run import Timeouts
 
 
 class RankPhase(StrEnum):
-    """Where one rank is: it builds its model; it could be in a view; it is in one; it has committed the last step."""
+    """A rank's phase: it builds its model; it could be in a view; it is in a view; it has committed the last step."""
 
     STARTING = "starting"
     STANDBY = "standby"
@@ -24,20 +24,20 @@ class RankPhase(StrEnum):
 
 
 STOOD_STILL_S = 1.0
-"""Between two ticks, or two heartbeats of an agent, of which there are ten or more a second: the process itself was stopped, its machine
-paused, or starved."""
+"""Seconds between two ticks, or between two heartbeats of an agent, after which the process stood still. There are ten or more a second.
+The process was stopped, or its machine was paused or starved."""
 STOOD_STILL = 0.25
-"""Of ``timeouts.heartbeat_s``: so much of it a coordinator that stood still may count as the silence of others."""
+"""Share of ``timeouts.heartbeat_s``. A coordinator that stood still for less counts that time as silence of other processes."""
 
 
 @dataclass(slots=True)
 class Rank:
     """A live process in a slot.
 
-    ``sent_generation`` is the greatest generation that it was invited to, ``quiesced_generation`` the greatest that it said it has left:
-    while the first is greater the rank may be stepping there. ``formed`` is (generation, state) when it last said that it is in a view and
-    steps; ``stepped``: it has taken a step since it came. ``engaged``: what its loop does, if it has left its view. ``running_s``: since
-    when the last view with it has run, and ``ready_s`` since when it can be in one. Times are on the run's clock.
+    ``sent_generation`` is the greatest generation that the rank was invited to. ``quiesced_generation`` is the greatest that it reported as
+    left. While the first is greater, the rank may step there. ``formed``: (generation, state) of its last ``Formed``. ``stepped``: the
+    process has taken a step. ``engaged``: the work of its loop, if it has left its view. ``running_s``: since when its last view runs.
+    ``ready_s``: since when it can be in a view. Times are on the run's clock.
     """
 
     member: Member
@@ -61,27 +61,27 @@ class Rank:
     engaged: Engaged = Engaged.WAITS
 
     def may_be_in(self, generation: int) -> bool:
-        """Whether a word of it from ``generation`` is not stale: a rank that quiesced in a generation never comes back to it."""
+        """Whether a message of the rank from ``generation`` is not stale. A rank never comes back to a generation that it left."""
         return generation > self.quiesced_generation and generation >= self.generation
 
 
 @dataclass(slots=True)
 class Roster:
-    """The live rank of each slot, and what is known of the dead.
+    """The live rank of each slot, the nodes, and the ranks that were given up.
 
     Attributes:
-        lemons: index of a node -> why it stays out for what it did in earlier runs.
+        lemons: index of a node -> the decision to keep it out for its faults in earlier runs.
         by_slot: the live ranks.
-        nodes: when the agent of each was heard last.
+        nodes: by node, when its agent was heard last.
         kept_out: nodes whose ranks stay out of every view.
         leaving: nodes that will be taken away, and when.
-        released: those of them that no view has ranks of any more.
-        domains: the domain path of each node that has said it.
-        lost_nodes: those that were lost of late, with the places they had.
+        released: nodes of ``leaving`` that have no ranks in a view any more.
+        domains: by node, its domain path, if it is known.
+        lost_nodes: nodes that were lost lately, with their places.
         silent: nodes whose agent has hung up, and when.
-        late: nodes that may call again, since the coordinator had heard nobody.
-        incarnations: the newest that was granted, of each slot.
-        dead_tokens: processes that were given up.
+        late: nodes that may connect late, since the coordinator had heard no node.
+        incarnations: by slot, the newest incarnation that was granted.
+        dead_tokens: tokens of processes that were given up.
         condemned: ranks that were given up, and may live on.
         outstanding: slots of ranks that may still step in a view, and have to leave it.
         long_call_s: when a rank of the view was last known to be in a long call.
@@ -104,7 +104,7 @@ class Roster:
     long_call_s: float = 0.0
 
     def grant(self, slot: int, claimed: int | None) -> int:
-        """The incarnation for a new process of ``slot``: the next one, or the one it claims if an older coordinator granted it."""
+        """The incarnation for a new process of ``slot``: the next one, or the claimed one that an earlier coordinator granted."""
         last = self.incarnations.get(slot, -1)
         self.incarnations[slot] = last + 1 if claimed is None else max(last, claimed)
         return self.incarnations[slot]
@@ -118,14 +118,14 @@ class Roster:
         self.by_slot[rank.member.slot] = rank
 
     def remove(self, rank: Rank) -> None:
-        """The process is dead, or as good as dead: it can never speak for its slot again."""
+        """The process is dead, or counts as dead: it can never speak for its slot again."""
         del self.by_slot[rank.member.slot]
         self.outstanding.discard(rank.member.slot)
         self.dead_tokens.add(rank.token)
         self.condemned[rank.member] = rank
 
     def sent(self, member: Member, generation: int) -> None:
-        """The rank is being invited to ``generation``; until it quiesces there it may be stepping in it."""
+        """The rank is invited to ``generation``. It may step there until it quiesces there."""
         rank = self.current(member)
         if rank is not None:
             rank.sent_generation = max(rank.sent_generation, generation)
@@ -138,11 +138,11 @@ class Roster:
             self.outstanding.discard(rank.member.slot)
 
     def stays(self, node: str, in_view: bool) -> bool:
-        """Whether ranks of ``node`` may be in the next view: those that are in the present one may until they are let go."""
+        """Whether ranks of ``node`` may be in the next view. On a leaving node, ranks of the present view may, until they are released."""
         return node not in self.leaving or (in_view and node not in self.released)
 
     def unannounce(self, node: str) -> bool:
-        """Forget that a node will be taken away. Whether that was known."""
+        """Forget that a node will be taken away. Gives whether that was known."""
         self.released.discard(node)
         return self.leaving.pop(node, None) is not None
 
@@ -160,10 +160,11 @@ class Roster:
     # ---- time ----------------------------------------------------------------------------------------------------------------------------
 
     def receive(self, event: Heartbeat, generation: int, between_s: float, now_s: float) -> list[Rank]:
-        """Note what a node's agent sees. Returns ranks that were given up and yet live.
+        """Take in an agent's heartbeat. Returns ranks that were given up and still live.
 
-        ``generation`` is that of the present view: what its ranks hold comes from here. When one of them is in a long call, the
-        others wait for it in their reduction, and are not hung either. So for ``between_s`` behind a commit, where a loop may do anything.
+        ``generation`` is that of the present view: the states of its ranks come from here. If one of them is in a long call, the others
+        wait for it in their reduction, and do not hang either. The same holds for ``between_s`` behind a commit, where a loop may run any
+        code.
         """
         self.nodes[event.node] = now_s
         self.silent.pop(event.node, None)
@@ -179,7 +180,7 @@ class Roster:
             rank.reported = True
             rank.beat_s = now_s - pulse.beat_age_s
             steps = pulse.stepping and not (pulse.between and pulse.progress_age_s < between_s)
-            # what it waited for in a view before this one was answered by this one
+            # a wait in an earlier view does not count: the present view has ended it
             rank.progress_s = max(rank.running_s, now_s - pulse.progress_age_s) if steps else now_s
             if rank.generation == generation == pulse.generation and rank.phase is joined:
                 rank.state = pulse.state
@@ -189,18 +190,18 @@ class Roster:
         return stale
 
     def excuse(self, gap_s: float, now_s: float) -> None:
-        """What was to be heard within the last ``gap_s`` could not be heard: everyone has that much longer."""
+        """The coordinator could not hear any messages for ``gap_s``: all nodes and ranks have that much longer."""
         for known in (self.nodes, self.silent):
             known.update({node: min(now_s, at_s + gap_s) for node, at_s in known.items()})
         for rank in self.by_slot.values():
             rank.beat_s, rank.progress_s = min(now_s, rank.beat_s + gap_s), min(now_s, rank.progress_s + gap_s)
 
     def unheard(self, limit_s: float, now_s: float) -> frozenset[str]:
-        """Nodes whose agent did not hang up, and was not heard for longer than ``limit_s``."""
+        """Nodes whose agent did not hang up, and was silent for longer than ``limit_s``."""
         return frozenset(node for node, seen_s in self.nodes.items() if now_s - seen_s > limit_s and node not in self.silent)
 
     def receive_later(self, nodes: frozenset[str], now_s: float) -> None:
-        """The silence of these nodes and of their ranks counts from now on. Until they are heard, an old line of theirs may be reset."""
+        """The silence of these nodes and of their ranks counts from now on. Until they are heard, an old connection of theirs may break."""
         self.nodes.update(dict.fromkeys(nodes, now_s))
         self.late |= nodes
         for rank in self.by_slot.values():
@@ -208,7 +209,7 @@ class Roster:
                 rank.beat_s = rank.progress_s = now_s
 
     def back(self, node: str, now_s: float) -> None:
-        """Its agent has called: that nothing came from it before says nothing about its ranks, of which it has not told yet."""
+        """The agent of ``node`` has connected. Its earlier silence does not count against its ranks, which it has not reported yet."""
         silent_s = now_s - self.nodes.get(node, now_s)
         for rank in self.by_slot.values():
             if rank.process.node == node:
@@ -218,13 +219,13 @@ class Roster:
         self.late.discard(node)
 
     def with_ranks(self) -> set[str]:
-        """Nodes that ranks live on."""
+        """Nodes that have live ranks."""
         return {rank.process.node for rank in self.by_slot.values()}
 
     def silent_nodes(self, limits: Timeouts, waits: bool, now_s: float) -> list[tuple[str, NodeCause, float]]:
-        """(node, why, since when) of all nodes whose agent hung up and did not come back at once, or was silent for too long.
+        """(node, cause, since when) of all nodes whose agent hung up and did not come back at once, or was silent for too long.
 
-        ``waits``: that is ``stall_s`` for nodes with ranks.
+        ``waits``: for nodes with ranks, the limit of silence is ``stall_s``.
         """
         silent = self.silent.items()
         lost: list[tuple[str, NodeCause, float]] = [(node, AgentHungUp(), at_s) for node, at_s in silent if now_s - at_s >= limits.hangup_s]
@@ -234,13 +235,13 @@ class Roster:
         return lost + [(node, AgentSilent(now_s - self.nodes[node]), now_s) for node in sorted(quiet)]
 
     def silent_ranks(self, limits: Timeouts, now_s: float, by_its_agent: bool = False) -> Iterator[tuple[Rank, float]]:
-        """(rank, how long it was silent) of all that were for too long on nodes that are not given up.
+        """(rank, seconds of silence) of all ranks that were silent for too long, on nodes that are not given up.
 
-        ``by_its_agent``: at its agent's last word; that nothing came from the agent since says nothing about the rank.
+        ``by_its_agent``: the silence counts up to the agent's last heartbeat, since a silent agent says nothing about the rank.
         """
         starting = RankPhase.STARTING
         for rank in list(self.by_slot.values()):
-            # A rank that starts up imports, and may hold its interpreter's lock for long.
+            # A rank that starts imports modules, and may hold its interpreter's lock for long.
             limit_s = limits.start_s if rank.phase is starting else limits.heartbeat_s
             until_s = self.nodes.get(rank.process.node, now_s) if by_its_agent else now_s
             if until_s - rank.beat_s > limit_s and rank.process.node in self.nodes:
@@ -248,7 +249,7 @@ class Roster:
 
     @property
     def first_step(self) -> bool:
-        """Whether a rank of the view is at its first step: how long later ones take says nothing about that."""
+        """Whether a rank of the view is at its first step, which may take much longer than later steps."""
         return any(rank.phase is RankPhase.JOINED and not rank.stepped for rank in self.by_slot.values())
 
     def stuck_rank(self, limit_s: float, now_s: float) -> Rank | None:

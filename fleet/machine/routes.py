@@ -1,4 +1,4 @@
-"""To which nodes an instruction goes: those of the ranks that it concerns. Pure; live and simulated coordinators ask this very object."""
+"""The nodes that an instruction goes to: those of its ranks. Pure; live and simulated coordinators use this same object."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ class Routes:
         self._late: dict[int, str] = {}
 
     def learn(self, event: Event) -> None:
-        """Note where a process lives that the machine does not hold: a welcome, a fence or its release must reach it."""
+        """Note the node of a process that the machine does not know: a welcome, a fence or its release must reach it."""
         if isinstance(event, Joined):
             self._tokens[event.token] = event.process.node
             if self._state.ending.record is not None:
                 self._late[event.slot] = event.process.node
 
     def of(self, instruction: Instruction) -> list[str]:
-        """Names of nodes, each of them once, however many of its ranks are meant."""
+        """Names of nodes, each once, no matter how many of its ranks the instruction names."""
         match instruction:
             case Publish(view=view) | Propose(view=view):
                 return self._homes(view.members)

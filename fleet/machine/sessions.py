@@ -1,8 +1,8 @@
-"""Sessions of a run, from one resume to the next: which of them came back to the step at which the run had failed before.
+"""Sessions of a run, from one resume to the next: which sessions failed again where the run had failed before.
 
-A checkpoint may be whole and bad: what it holds fails again, each time. A session that began from one, failed, and committed no step
-beyond all earlier ones is a *return*. The resume after the first return begins from an older checkpoint. After the second it is not
-resumed, until its script is another one.
+A checkpoint may be whole and bad: the run fails from it each time. A session that began from a checkpoint, failed, and committed no step
+beyond all earlier ones is a *return*. The resume after the first return begins from an older checkpoint. After the second return the run is
+not resumed, until its script has changed.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ from fleet.protocol.records import (
 from fleet.protocol.types import StateId
 
 MOST = 2
-"""After so many returns the run is not resumed as it is."""
+"""Number of returns after which the run is not resumed unchanged."""
 MANY = 100
-"""So many checkpoints are remembered: a store keeps fewer, but for those that are guarded."""
+"""Number of checkpoints that are remembered. A store keeps fewer, apart from guarded ones."""
 
 
 @dataclass(frozen=True, slots=True)
 class FailedSession:
-    """A session that came to nothing: the checkpoint that it began from, the step that it came to, why it ended, and where it began."""
+    """A session that is a return: its first checkpoint, its last step, the reason of its end, and its first state."""
 
     checkpoint: str
     step: int
@@ -45,10 +45,10 @@ class FailedSession:
 
 
 class Sessions:
-    """Folds the records of a run, as they are written, or as they were before a coordinator restarted.
+    """Folds the records of a run: when they are written, and again after a restart of the coordinator.
 
     Attributes:
-        returns: those since the last commit beyond all earlier ones, oldest first.
+        returns: the returns since the last commit beyond all earlier ones, oldest first.
         led_on: the last checkpoint from which the run went beyond all earlier steps; None before there was one.
     """
 
@@ -66,15 +66,16 @@ class Sessions:
 
     @property
     def guarded(self) -> Collection[StateId]:
-        """Checkpoints that newer ones must not push out: what comes after them has yet to show that it leads on.
+        """Checkpoints that newer ones must not push out, since the run may still fail from the newer ones.
 
-        Behind a session's own stands the one before it: attempts within the session save newer ones, and nothing older would be left.
+        The checkpoint before a session's first one is guarded, too. Attempts within the session save newer ones, and no older one would be
+        left.
         """
         began = [each.state for each in self.returns] + [self._began_at, None if self._beyond else self._older]
         return {state for state in (self.led_on, self._origin, *began) if state is not None}
 
     def note_all(self, records: Iterable[Record]) -> Sessions:
-        """All of a journal, or what came since."""
+        """Take in all records of a journal, or its newest ones."""
         for record in records:
             self.note(record)
         return self
@@ -100,9 +101,9 @@ class Sessions:
                     self._durable.append(state)
             case CheckpointRecord(phase="withdrawn", state=state) if state in self._durable:
                 self._durable.remove(state)
-            case Received(what="Raised", step=step):  # the last commits before it may stand in no record
+            case Received(what="Raised", step=step):  # the journal may lack the last commits before it
                 self._come(step)
-            case RunEnded(why=EndWhy.TRAIN_RAISED | EndWhy.LOOP_WRONG | EndWhy.CRASH_LOOP):  # others are not the checkpoint's fault
+            case RunEnded(why=EndWhy.TRAIN_RAISED | EndWhy.LOOP_WRONG | EndWhy.CRASH_LOOP):  # other ends are not the checkpoint's fault
                 self._fail(record)
 
     def _begin(self, script: str) -> None:
@@ -115,14 +116,14 @@ class Sessions:
             self.returns.append(FailedSession(self._began_from, self._reached, ended.reason, self._began_at))
 
     def _come(self, step: int) -> None:
-        """So many steps are committed."""
+        """The run has committed ``step`` steps."""
         self._reached = max(self._reached, step)
         if step > self._furthest:
             self._furthest, self._beyond, self.returns = step, True, []
             self.led_on = self._origin or self.led_on
 
     def older(self, kept: Iterable[StateId]) -> StateId | None:
-        """Where a run begins that has come back once: what led on, else the oldest that is ``kept``. None: there is no older one."""
+        """The first state after one return: ``led_on``, else the oldest state of ``kept``. None: there is no older one."""
         if len(self.returns) != MOST - 1:
             return None
         failed = self.returns[-1].state
@@ -131,7 +132,7 @@ class Sessions:
 
 
 def in_words(returns: Iterable[FailedSession]) -> str:
-    """From which checkpoints a run came back to which step, and why."""
+    """The returns in words: their checkpoints, their last step, and the reason."""
     listed = list(returns)
     named = " and ".join(dict.fromkeys(each.checkpoint for each in listed))
     return f"it went on from {named}, and came to step {listed[-1].step} each time, no further than before: {listed[-1].reason}"

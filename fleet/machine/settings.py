@@ -10,14 +10,14 @@ from fleet.settings.live import WORLD, changed
 
 
 def on_setting(machine: MachineState, event: SettingChanged, now_s: float) -> None:
-    """Journal a change and make it. Whoever sends it has checked it: see :func:`fleet.settings.live.changed`."""
+    """Journal a change and make it. The sender has checked it: see :func:`fleet.settings.live.changed`."""
     text = f"{event.key} = {event.value:g}"
     machine.write(DecisionMade("settings", "set", text, SettingTo(event.key, event.value), now_s))
     configure(machine, event.key, event.value)
 
 
 def configure(machine: MachineState, key: str, value: float) -> None:
-    """Let a setting have a new value from now on. Raises ConfigError when it must not have it."""
+    """Give a setting a new value from now on. Raises ConfigError when the value is not allowed."""
     machine.settings = settings = changed(machine.settings, key, value)
     if key == WORLD:
         machine.growth.resized = True

@@ -1,8 +1,8 @@
-"""What a run is like now, as data: ``MachineState``.
+"""The present state of a run, as data: ``MachineState``.
 
-What belongs together in it is one object, with the small functions that need no more than that. The other functions of this package take
-the whole and change it; nothing else does. ``validate`` says when it contradicts itself; the simulator asks after each event, a live
-coordinator now and then, see ``audit.py``.
+Fields that belong together are one object, with the small functions that need that object alone. The other functions of this package take
+the whole state and change it; no other code changes it. ``validate`` finds contradictions in it. The simulator calls it after each event, a
+live coordinator now and then, see ``audit.py``.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ from fleet.settings.run import RunSettings
 
 ALL = "all steps are committed"
 INCIDENT_S = 5.0
-"""What follows from one hang within this time is the same hang."""
+"""Seconds after a hang in which a further one counts as the same hang."""
 
 
 class Phase(StrEnum):
-    """Where the run is.
+    """The phase of the run.
 
-    GATHER: all who were in it say where they stand. FORM: a view is published, and its members meet. RUN: they step. CONCLUDE: they
-    run the code behind the loop. END is final.
+    GATHER: the members of the last view report their states. FORM: a view is published, and its members meet. RUN: they step. CONCLUDE:
+    they run the code behind the loop. END is final.
     """
 
     GATHER = "gather"
@@ -53,13 +53,13 @@ class Stop:
     """The run is to end in order.
 
     Attributes:
-        why, reason: for code, and in words.
-        until_s: until when ranks are waited for.
-        kept_s: until when a store that fails is.
+        why, reason: the reason for code, and in words.
+        until_s: until when the run waits for ranks.
+        kept_s: until when it waits for a store that fails.
         generation, sent_s: the view that was told last, and when.
-        answer_s: until when those that were called out may say what they hold.
-        asked: ranks that were asked to keep it.
-        could_not: those of them that could not.
+        answer_s: until when ranks that were called out may report their states.
+        asked: ranks that were asked to write the state.
+        could_not: asked ranks that could not.
         tries: how often ranks were asked.
     """
 
@@ -80,9 +80,9 @@ class EndOrder:
     """A loop has ended the run.
 
     Attributes:
-        state: behind which no step follows.
-        by, reason: whose loop, and why.
-        generation, sent_s: the view that was told last, and when.
+        state: the run's last state.
+        by, reason: the rank of that loop, and its reason.
+        generation, sent_s: the view told last, and when.
     """
 
     state: StateId
@@ -94,17 +94,17 @@ class EndOrder:
 
 @dataclass(slots=True)
 class Ending:
-    """What is known of the end.
+    """The known facts of the run's end.
 
     Attributes:
-        digest: of the last state.
-        why, reason: why the run ends once the code behind the loop has run.
+        digest: the digest of the last state.
+        why, reason: the reason of the end once the code behind the loop has run.
         left: members whose train function has returned.
-        since_s: when they went on behind the loop.
-        stopping: once the run is told to stop; see ``stopping.py``.
-        order: once a loop has ended the run.
-        record: the last one of the journal, once it is written.
-        released_s: when each rank was told last that the run is over.
+        since_s: when members went on behind the loop.
+        stopping: set once the run is told to stop; see ``stopping.py``.
+        order: set once a loop has ended the run.
+        record: the last record of the journal, once it is written.
+        released_s: by rank, when it was last told that the run is over.
     """
 
     digest: str = ""
@@ -118,11 +118,11 @@ class Ending:
     released_s: dict[Member, float] = field(default_factory=dict)
 
     def conclude(self, why: EndWhy, reason: str, now_s: float) -> None:
-        """The code behind the loop runs; if nothing comes between, the run ends for this reason."""
+        """The code behind the loop runs. If no fault comes, the run ends for this reason."""
         self.why, self.reason, self.since_s = why, reason, now_s
 
     def roll_back(self, start: StateId, history: int) -> None:
-        """Another history begins at ``start``. Where a loop has ended the run there it is over there still; else it may yet come there."""
+        """Another history begins at ``start``. If a loop has ended the run at that step, it still ends there; else the order is dropped."""
         if self.order is not None:
             at_the_end = start.step == self.order.state.step
             self.order = replace(self.order, state=StateId(history, start.step), generation=-1) if at_the_end else None
@@ -133,15 +133,15 @@ class HangEvidence:
     """Numbers the hangs of a run.
 
     Attributes:
-        number: of the last one.
-        last_s: when that was.
+        number: number of the last hang.
+        last_s: time of the last hang.
     """
 
     number: int = 0
     last_s: float = float("-inf")
 
     def wanted(self, now_s: float) -> bool:
-        """Whether this is a hang of its own, and no consequence of the last one."""
+        """Whether this is a new hang, and not a consequence of the last one."""
         if now_s - self.last_s < INCIDENT_S:
             return False
         self.last_s = now_s
@@ -155,10 +155,10 @@ class Liveness:
 
     Attributes:
         grace_until_s: until when ranks may report to a coordinator that has restarted.
-        away: nodes that all wait for since they are silent; see ``partitions.py``.
-        alone: nobody at all is heard.
-        stuck_at: what was committed when nobody moved the last time.
-        hangs: their numbers.
+        away: silent nodes that all ranks wait for; see ``partitions.py``.
+        alone: the coordinator hears no node at all.
+        stuck_at: the committed state when no member moved the last time.
+        hangs: the numbers of hangs.
     """
 
     grace_until_s: float | None = None
@@ -170,12 +170,12 @@ class Liveness:
 
 @dataclass(slots=True)
 class Uptime:
-    """For how long the run has its machines, and what they cost.
+    """How long the run has had its machines, and their cost.
 
     Attributes:
-        started_s: when it began.
-        budget: what may be spent, and is.
-        down_s: for how long it had no machines since then.
+        started_s: when the run began.
+        budget: the budget, and the warnings of it.
+        down_s: seconds since then without machines.
         ticked_s: when the last tick came.
     """
 
@@ -188,17 +188,17 @@ class Uptime:
         self.ticked_s = self.started_s
 
     def held_s(self, now_s: float) -> float:
-        """For how long it has had its machines."""
+        """Seconds for which the run has had its machines."""
         return now_s - self.started_s - self.down_s
 
 
 @dataclass(frozen=True, slots=True)
 class RunPolicies:
-    """Those that are asked about the run as a whole.
+    """Policies on the run as a whole.
 
     Attributes:
-        recovery: who is in the next view, and whether the run goes on at all.
-        placement: where shards and copies lie.
+        recovery: chooses the members of the next view, and whether the run goes on at all.
+        placement: chooses places of shards and copies.
     """
 
     recovery: RecoveryPolicy
@@ -207,12 +207,12 @@ class RunPolicies:
 
 @dataclass(slots=True)
 class Attendance:
-    """The members of the present view, and how far they are.
+    """The members of the present view, and their progress.
 
     Attributes:
-        members: all of them.
-        missing: those that have not yet said that they are in it.
-        finished: those that have committed the last step.
+        members: all members.
+        missing: members that have not yet reported ``Formed``.
+        finished: members that have committed the last step.
     """
 
     members: frozenset[Member] = frozenset()
@@ -220,23 +220,24 @@ class Attendance:
     finished: set[Member] = field(default_factory=set)
 
     def all_finished(self) -> bool:
-        """Whether all of them have committed the last step."""
+        """Whether all members have committed the last step."""
         return 0 < len(self.members) == len(self.finished)
 
 
 @dataclass(slots=True)
 class Assembly:
-    """How a view comes to an end, and the next one about.
+    """The change from one view to the next.
 
     Attributes:
-        history, generation: the greatest that were given out.
+        history, generation: the greatest numbers that were given out.
         since_s: when the run last had a working view.
-        deadline_s: until when a view has to be left, or formed.
-        sent_s: when the last word about that was sent.
-        fresh_until_s: so long a fresh process is waited for, where nobody has the initial state any more.
+        deadline_s: until when members have to leave a view, or to form it.
+        sent_s: when the last message about that was sent.
+        fresh_until_s: until when the run waits for a fresh process, if no rank has the initial state any more.
         in_person: the training loop itself has to answer when it is told to leave.
-        incomplete: members of the view ``incomplete_in`` that found some of a sharded state with none of them; () once a view runs.
-        lacking: what the newest view's placement lacks of what was asked for.
+        incomplete: members of the view ``incomplete_in``, if they found that none of them holds some part of a sharded state; () once a
+            view runs.
+        lacking: the requirements that the newest view's placement does not meet.
     """
 
     history: int
@@ -254,20 +255,20 @@ class Assembly:
         self.deadline_s = self.sent_s = self.fresh_until_s = self.since_s
 
     def learn(self, generation: int, state: StateId | None) -> None:
-        """A rank's word may be newer than the journal: numbers that were used once are never used again."""
+        """Take in numbers of a rank's message, which may be newer than the journal: a used number is never used again."""
         self.generation = max(self.generation, generation)
         self.history = max(self.history, state.history if state is not None else -1)
 
 
 @dataclass(slots=True)
 class Growth:
-    """How a view is changed beside the running steps, or made smaller; see ``proposals.py``.
+    """The change of a view beside the running steps, or to a smaller one; see ``proposals.py``.
 
     Attributes:
         proposed_s: when the last view was proposed.
         proposal: the view that members form beside the running steps, and enter at a step boundary.
-        not_before_s: when ranks that stand by may be taken in again.
-        resized: the world was set to another size, and the view may be too large for it.
+        not_before_s: when spares may join again.
+        resized: the user has set another world size, and the view may be too large for it.
     """
 
     proposed_s: float
@@ -281,14 +282,14 @@ class Growth:
 
 @dataclass(slots=True)
 class Trained:
-    """The model that is trained, and its data, as ranks have said.
+    """The model and its data, from the ranks' reports.
 
     Attributes:
-        figures: what they have computed of the shards of steps.
-        build: how the run was built, as far as is known.
-        compared: that is how this session was built; see ``building.py``.
-        data: what is trained on.
-        files: (digest of the data, number of the first of some files) that are written down -> with their digests.
+        figures: the ranks' values by shard.
+        build: the build of the run, if it is known.
+        compared: this session's build was compared with ``build``; see ``building.py``.
+        data: the data set.
+        files: journalled files: (digest of the data, number of the first file) -> whether their digests are known.
     """
 
     figures: ShardFigures
@@ -298,18 +299,18 @@ class Trained:
     files: dict[tuple[str, int], bool] = field(default_factory=dict)
 
     def note_build(self, build: Build) -> bool:
-        """This session is built so. Whether that is news."""
+        """Note this session's build. Gives whether it is new."""
         news, self.build, self.compared = build != self.build, build, True
         return news
 
     def note_data(self, read: DataRead) -> bool:
-        """Whether it is news: once for each history, as its steps may be read otherwise than those that it took back."""
+        """Note the data set. Gives whether it is new: once for each history, since the steps of a new history may read other data."""
         if news := _comparable(read) != _comparable(self.data):
             self.data = read
         return news
 
     def note_files(self, read: DataFiles) -> bool:
-        """Whether they are news: once, and again when their digests are known."""
+        """Note files. Gives whether they are new: once, and again when their digests are known."""
         key, digested = (read.data_sha256, read.first), all(file.digest for file in read.files)
         if news := key not in self.files or (digested and not self.files[key]):
             self.files[key] = digested
@@ -317,17 +318,17 @@ class Trained:
 
 
 def _comparable(read: DataRead | None) -> DataRead | None:
-    """What of it is news when it changes."""
+    """The fields of ``read`` whose change counts as new."""
     return replace(read, member=Member(0, 0), at_s=0.0, step=0) if read is not None else None
 
 
 @dataclass(slots=True)
 class Output:
-    """What events have led to.
+    """The results of events.
 
     Attributes:
         event: number of the present event.
-        instructions: what it has led to so far, in order.
+        instructions: the instructions of the present event so far, in order.
         last_decision: action and reason of the newest decision.
     """
 
@@ -336,39 +337,39 @@ class Output:
     last_decision: tuple[str, str] | None = None
 
     def begin(self) -> None:
-        """The next event is handled."""
+        """Begin the next event."""
         self.event, self.instructions = self.event + 1, []
 
 
 class Contradiction(AssertionError):
-    """``MachineState`` says two things that cannot both be true: a bug of this package."""
+    """Two facts in ``MachineState`` cannot both be true: a bug of this package."""
 
 
 @dataclass(slots=True)
 class MachineState:
-    """Everything that decides what ``FleetMachine`` does next. Times are on the run's clock.
+    """The whole state, from which ``FleetMachine`` decides. Times are on the run's clock.
 
     Attributes:
-        settings: as they are now; some change while the run goes on.
-        policies: those that no other part of the state has.
-        phase: where the run is.
-        view: the present one, and the last one between views.
-        attendance: its members, and how far they are.
+        settings: the present settings; some change while the run goes on.
+        policies: the policies that no other part of the state has.
+        phase: the phase of the run.
+        view: the present view; between views, the last one.
+        attendance: the view's members, and their progress.
         committed: the newest state that every member of a view has reported.
-        assembly: how the next view comes about.
-        growth: how the present one changes beside the running steps.
-        ending: what is known of the end.
+        assembly: the change to the next view.
+        growth: the change of the present view beside the running steps.
+        ending: the known facts of the end.
         roster: the live rank of each slot, and their nodes.
         liveness: whether nodes are heard, and whether ranks move.
-        losses: who was lost, and why.
-        doubts: what ranks have said of differences between them.
-        stragglers: who is slow, and what was done about it.
-        progress: the time-outs that move.
-        checkpoints: what is kept of the state, in the store and in memories.
-        trained: what is trained, and on what.
-        once: what is done once in the run.
-        uptime: for how long the run has its machines, and what they cost.
-        output: what the present event has led to so far.
+        losses: the lost ranks, and the causes.
+        doubts: the ranks' testimonies of differences.
+        stragglers: the slow ranks, and the actions against them.
+        progress: the progress time-out.
+        checkpoints: the checkpoints in the store, and the copies in memories.
+        trained: the model and its data.
+        once: the tasks that one rank does for all.
+        uptime: how long the run has had its machines, and their cost.
+        output: the results of the present event so far.
     """
 
     settings: RunSettings
@@ -392,44 +393,44 @@ class MachineState:
     view: View | None = None
     attendance: Attendance = field(default_factory=Attendance)
 
-    # ---- who -----------------------------------------------------------------------------------------------------------------------------
+    # ---- members -------------------------------------------------------------------------------------------------------------------------
 
     def current(self, member: Member) -> Rank | None:
         """The live rank that ``member`` names, or None."""
         return self.roster.current(member)
 
     def enter(self, view: View | None) -> None:
-        """``view`` is the present one from here on; its members have to say that they are in it. What was proposed is over."""
+        """Make ``view`` the present one. Its members have to report that they are in it. A proposal is dropped."""
         members = view.members if view is not None else ()
         self.view, self.growth.proposal = view, None
         self.attendance = Attendance(frozenset(members), set(members))
 
-    # ---- what is to be done --------------------------------------------------------------------------------------------------------------
+    # ---- output --------------------------------------------------------------------------------------------------------------------------
 
     def say(self, *instructions: Instruction) -> None:
         """Have instructions performed."""
         self.output.instructions += instructions
 
     def write(self, record: Record) -> None:
-        """Have a record journalled, before whatever is said after it."""
+        """Have a record journalled, before the instructions that come after it."""
         self.note(record)
         self.say(Write(record))
 
     def note(self, record: Record) -> None:
-        """What of any record counts, as it is written, or as it was before the coordinator restarted."""
+        """Count a record for budget and sessions: when it is written, and again after a restart of the coordinator."""
         self.uptime.budget.note(record)
         self.checkpoints.sessions.note(record)
 
     def decide(self, policy: str, action: Action, reason: str, payload: AnyPayload | None, now_s: float) -> None:
-        """Journal a decision, once: a policy that says the same again at the next tick adds nothing."""
+        """Journal a decision, once: the same decision at the next tick adds no record."""
         if (action, reason) != self.output.last_decision:
             self.output.last_decision = (action, reason)
             self.write(DecisionMade(policy, action, reason, payload, now_s))
 
-    # ---- what must always be true --------------------------------------------------------------------------------------------------------
+    # ---- consistency ---------------------------------------------------------------------------------------------------------------------
 
     def validate(self) -> None:
-        """Raise ``Contradiction`` with everything that cannot be true at once. Call it between events, not within one."""
+        """Raise ``Contradiction`` with all facts that cannot be true together. Call it between events, not within one."""
         found = [*self._wrong_phase(), *self._wrong_view(), *self._wrong_ranks()]
         if found:
             raise Contradiction(f"in phase {self.phase}, generation {self.assembly.generation}: {'; '.join(found)}")
@@ -455,7 +456,7 @@ class MachineState:
             yield f"{sorted(self.attendance.members)} are said to be in the view, and {sorted(members)} are"
         for name, some in (("missing", self.attendance.missing), ("finished", self.attendance.finished)):
             if not some <= members:
-                yield f"{name} has {sorted(some - members)}, who are not in the view"
+                yield f"{name} has {sorted(some - members)}, which are not in the view"
         if self.phase in (Phase.FORM, Phase.RUN) and self.liveness.grace_until_s is None:
             dead = sorted(member for member in members if self.roster.current(member) is None)
             if dead:
@@ -475,4 +476,4 @@ class MachineState:
             if rank.phase == RankPhase.STARTING and rank.member in running:
                 yield f"{rank.member} is in the running view, and builds its model"
         if gone := self.roster.outstanding - self.roster.by_slot.keys():
-            yield f"slots {sorted(gone)} have to leave a view, and nobody lives there"
+            yield f"slots {sorted(gone)} have to leave a view, and have no live process"

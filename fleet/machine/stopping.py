@@ -1,10 +1,10 @@
-"""How a run of ``FleetMachine`` stops in order: its ranks agree on a last step, wait behind it, what they hold is kept, and the run ends.
+"""How a run stops in order: its ranks agree on a last step and wait behind it, their state is kept, and the run ends.
 
-It is told to stop -> ``Halt``, in each view that runs -> all members have finished, as behind the run's last step (``ending.py``) -> their
-state is durable -> END. So no step is committed that the checkpoint does not have. When a rank is lost on the way, the next view halts.
+A request to stop leads to ``Halt`` in each view that runs. All members finish, as behind the run's last step (``ending.py``). Once their
+state is durable, END follows. So the checkpoint has every committed step. If a rank is lost on the way, the next view halts.
 
-Ranks that do not come together, or to the end of a step, are waited for as long as the grace allows. Then all are called out, and those
-that hold the newest state write it beside whatever their loops do: ``Keep`` -> it is durable -> END. A store that fails is not waited for.
+The run waits for ranks without a view, or within a step, as long as the grace allows. Then all ranks are called out. Ranks that hold the
+newest state get ``Keep``, and write it beside their loops. Once it is durable, END follows. The run does not wait for a store that fails.
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ from fleet.protocol.records import Committed
 from fleet.protocol.types import Member, StateId
 
 LEAVE_S = 10.0
-"""So long before the grace is over the run has ended: then its processes end, and its cluster, and the report is written."""
+"""The run ends so many seconds before the end of the grace. In the rest, its processes and its cluster end, and the report is written."""
 ANSWER_S = 1.0
-"""Ranks may take so long to say what they hold: whoever listens answers for a loop that computes."""
+"""Seconds for ranks to report their states. The listening thread answers for a loop that computes."""
 WRITE, WRITE_S = 2.0, 1.0
-"""A checkpoint may take so many times as long as they do, and at least so long."""
+"""The time for a checkpoint: so many times the usual latency, which counts as at least so many seconds."""
 TRIES = 3
-"""So often ranks are asked to keep the state, when one of them cannot."""
+"""How often ranks are asked to write the state, when one of them cannot."""
 
 
 def stop(machine: MachineState, event: StopRequested, now_s: float) -> None:
-    """End at once what has failed already; else in order."""
+    """End a run that has failed at once, and any other run in order."""
     if event.error:
         end(machine, EndWhy.DRIVER_FAILED if event.why is EndWhy.STOPPED else event.why, event.reason, event.error, now_s)
     elif machine.ending.stopping is None:
@@ -43,33 +43,33 @@ def stop(machine: MachineState, event: StopRequested, now_s: float) -> None:
         give_time(machine, stopping, now_s)
         if machine.phase == Phase.GATHER and machine.assembly.in_person:
             probe("a run is told to stop while its ranks are called out in person")
-            machine.assembly.in_person = False  # who hangs is of no matter any more: what it holds is, and whoever listens can tell
+            machine.assembly.in_person = False  # its state is enough, and the listening thread of a hanging rank can report that
             quiesce(machine, now_s)
 
 
 def give_time(machine: MachineState, stopping: Stop, now_s: float) -> None:
-    """The grace begins: with the word to stop, and anew with a coordinator that comes back."""
+    """Begin the grace: at the request to stop, and again when a coordinator restarts."""
     stopping.until_s, stopping.kept_s = now_s + patience_s(machine), now_s + write_s(machine)
 
 
 def patience_s(machine: MachineState) -> float:
-    """How long ranks may take until all of them wait: what else is to be done within the grace has its time behind that."""
+    """Seconds until all ranks have to wait. The rest of the grace is for answers and for writing."""
     return max(0.0, write_s(machine) - ANSWER_S - WRITE * max(machine.checkpoints.store.latency_s, WRITE_S))
 
 
 def write_s(machine: MachineState) -> float:
-    """How long after it was told to stop a run may still write what its ranks hold."""
+    """Seconds after the request to stop in which a run may write its ranks' state."""
     return max(0.0, machine.settings.timeouts.grace_s - LEAVE_S)
 
 
 def waits_unasked(machine: MachineState, now_s: float) -> None:
-    """Ranks have halted that were told so by a coordinator whose journal has lost it: the run does not go on, and is not completed."""
+    """Ranks have halted by an order that the journal has lost: the run stops, and is not completed."""
     if machine.ending.stopping is None:
         stop(machine, StopRequested("it was told to stop"), now_s)
 
 
 def halt(machine: MachineState, now_s: float) -> None:
-    """Tell all members of the view that runs; repeated until they wait."""
+    """Tell all members of the running view to halt. The machine repeats this until they wait."""
     view, stopping = machine.view, machine.ending.stopping
     assert view is not None and stopping is not None
     if stopping.generation != view.generation or now_s - stopping.sent_s >= machine.settings.timeouts.resend_s:
@@ -78,10 +78,10 @@ def halt(machine: MachineState, now_s: float) -> None:
 
 
 def is_over(machine: MachineState, stopping: Stop, now_s: float) -> bool:
-    """Whether there is nothing that a stop still waits for."""
+    """Whether the stop is complete, and waits for nothing any more."""
     store = machine.checkpoints.store
     if _all_wait(machine):
-        note_commits(machine, now_s)  # what they wait behind may have been heard of just now
+        note_commits(machine, now_s)  # the last step of the waiting ranks may have been reported just now
         failing = store.failures.since_s is not None and now_s > stopping.kept_s
         return store.holds(machine.committed) or store.final.lost or failing
     # A coordinator that was away may not have heard of steps that its ranks have taken.
@@ -96,7 +96,7 @@ def _all_wait(machine: MachineState) -> bool:
 
 
 def takes(machine: MachineState, stopping: Stop, now_s: float) -> bool:
-    """Ranks have been waited for long enough: what they hold is kept beside what they do, and the run ends. Whether it has come to that."""
+    """Whether the wait for ranks is over. Then ranks write their state beside their loops, and the run ends."""
     if now_s <= stopping.until_s or _all_wait(machine):
         return False
     if machine.phase in (Phase.RUN, Phase.FORM):
@@ -118,7 +118,7 @@ def takes(machine: MachineState, stopping: Stop, now_s: float) -> bool:
 
 
 def _keep(machine: MachineState, stopping: Stop, now_s: float) -> None:
-    """Have the newest state written by those who can, until it is durable, or none is left who could."""
+    """Have ranks write the newest state, until it is durable, or until no rank is left that can."""
     store = machine.checkpoints.store
     if stopping.asked and any(machine.current(member) is None for member in stopping.asked):
         probe("a rank is lost that keeps the state of a run that stops")
@@ -142,7 +142,7 @@ def _keep(machine: MachineState, stopping: Stop, now_s: float) -> None:
 
 
 def _next_keepers(machine: MachineState, stopping: Stop) -> tuple[StateId | None, tuple[Member, ...]]:
-    """A rank that was asked, and could not, is not asked again."""
+    """The ranks to ask next. A rank that was asked, and could not, is not asked again."""
     failed = machine.checkpoints.store.failures.by
     if stopping.asked and all(machine.current(member) is not None for member in stopping.asked):
         stopping.tries += 1

@@ -1,4 +1,4 @@
-"""What ranks measured of their steps, gathered until the policy has seen it, and what was decided before."""
+"""The ranks' measured times, collected until the policy has seen them, and the earlier decisions on slow ranks."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from fleet.protocol.slowness import ACTIONS, RankTimes, StepTime, Timings
 from fleet.protocol.types import Member, View
 
 LATE_S = 1.0
-"""A step that not all ranks have reported is judged without the others after so long."""
+"""Seconds after which a step is judged without the ranks that have not reported it."""
 
 STEPS_KEPT = 256
 REVIEW_S = 10.0
 
 
 class Stragglers:
-    """Times of the present view's steps until the policy has seen them, and what it decided before.
+    """Times of the present view's steps until the policy has seen them, and the policy's earlier decisions.
 
-    ``speeds`` are those of ranks that are not of full speed, as of the last decision to rebalance; ``shunned`` are nodes that were evicted,
-    and until when their processes stay out: as long as the slowness was expected to last. Both are rebuilt from the journal. What the
-    policy learned of the times is not: it learns anew after a restart. ``steps_s`` are how long the last steps took.
+    ``speeds``: those of ranks below full speed, by the last decision to rebalance. ``shunned``: evicted nodes, and until when their
+    processes stay out: as long as the slowness was expected to last. Both are rebuilt from the journal. The policy's knowledge of times is
+    not: it learns again after a restart. ``steps_s``: seconds of the last steps.
     """
 
     def __init__(self, policy: StragglerPolicy | None) -> None:
@@ -38,10 +38,10 @@ class Stragglers:
         self.review_s = 0.0
         self.said: tuple[str, bool] = ("", False)
 
-    # ---- what ranks measured -------------------------------------------------------------------------------------------------------------
+    # ---- measured times ------------------------------------------------------------------------------------------------------------------
 
     def take(self, event: StepsTimed, view: View | None, now_s: float) -> None:
-        """Note one node's report. What is of another view is of no use: its ranks had other shards."""
+        """Note one node's report. Times of another view are useless, since its ranks had other shards."""
         if self.policy is None or view is None or event.generation != view.generation:
             return
         if self._generation != view.generation:
@@ -53,7 +53,7 @@ class Stragglers:
                     self._steps.setdefault(step, (now_s, {}))[1][times.member] = time
 
     def timings(self, view: View, now_s: float) -> Timings | None:
-        """The steps that are complete, or old; each is given once."""
+        """The steps that are complete, or old. Each step is returned once."""
         if self._generation != view.generation:
             return None
         ready: list[int] = []
@@ -77,7 +77,7 @@ class Stragglers:
     # ---- after a restart -----------------------------------------------------------------------------------------------------------------
 
     def replay(self, record: Record) -> None:
-        """Take up what was decided before."""
+        """Restore a journalled decision."""
         if not isinstance(record, DecisionMade) or record.policy != "straggler" or record.action not in ACTIONS:
             return
         self.acted_s.append(record.at_s)

@@ -1,7 +1,7 @@
-"""The table of the decision core: event -> who handles it -> what it may lead to. ``docs/protocol.md`` prints it.
+"""The table of the decision core: each event with its handler and its possible results. ``docs/protocol.md`` prints it.
 
-After most events what is gets compared with what should be, see ``core.py``; what may come of that is in ``RECONCILES``, by phase. The
-simulator holds every run to both, and to nothing beside them. ``Received`` may be written of any event.
+After most events the state is compared with the goal, see ``core.py``. ``RECONCILES`` has the possible results of that, by phase. The
+simulator checks that a run has no other results. Any event may lead to ``Received``.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from fleet.protocol import records as r
 
 
 class Of(StrEnum):
-    """Whose word counts: anybody's, that of a member that lives, or that of one that is in the view, too. Of others it is dropped."""
+    """The senders whose event counts: any sender, a live member, or a live member of the view. Events of others are dropped."""
 
     ANYBODY = "anybody"
     LIVE = "live"
@@ -26,14 +26,14 @@ class Of(StrEnum):
 
 
 class EventRow(NamedTuple):
-    """What becomes of an event.
+    """The handling of an event.
 
     Attributes:
-        do: notes what it says, and does what follows at once.
-        emits: records and instructions that may come of ``do``.
-        of: whose word it may be.
-        reconciles: what is gets compared with what should be, afterwards.
-        recorded: it is in the journal whatever it leads to.
+        do: the handler.
+        emits: records and instructions that the handler may give.
+        of: the senders that count.
+        reconciles: the state is compared with the goal afterwards.
+        recorded: the journal has the event, with or without results.
     """
 
     do: Callable[[MachineState, Any, float], None]
@@ -46,7 +46,7 @@ class EventRow(NamedTuple):
 OVER = (r.RunEnded, i.Release, i.EndRun)
 """The run ends."""
 LOSS = (r.ProcessLost, r.DecisionMade, r.CheckpointRecord, i.Quiesce, i.Inspect, i.Evict, i.Cancel, *OVER)
-"""A rank is lost, or all are called out of the view: others may be given up for it, and the run may end."""
+"""A rank is lost, or all are called out of the view. Other ranks may then be given up, and the run may end."""
 
 OF_RANKS: dict[type, EventRow] = {
     e.Joined: EventRow(ranks.joined, (r.ProcessUp, i.Welcome, i.Fence, *LOSS)),
@@ -69,7 +69,7 @@ OF_RANKS: dict[type, EventRow] = {
     e.DataFiles: EventRow(notes.data_files, (r.DataFiles,), Of.LIVE, reconciles=False),
     e.OutputDropped: EventRow(notes.output_dropped, (r.DecisionMade,), Of.LIVE),
 }
-"""What ranks say, by way of their agent."""
+"""Events of ranks, by way of their agent."""
 
 OF_AGENTS: dict[type, EventRow] = {
     e.Heartbeat: EventRow(leaving.heartbeat, (i.Evict,), reconciles=False),
@@ -79,7 +79,7 @@ OF_AGENTS: dict[type, EventRow] = {
     e.CopiesHeld: EventRow(notes.copies_held, LOSS),
     e.RefusedLines: EventRow(notes.keep, (r.RefusedLines,), reconciles=False),
 }
-"""What agents say, for their node."""
+"""Events of agents, for their node."""
 
 OF_THE_RUN: dict[type, EventRow] = {
     e.Tick: EventRow(ticks.tick, (*LOSS, r.Committed)),
@@ -98,7 +98,7 @@ OF_THE_RUN: dict[type, EventRow] = {
     e.SettingChanged: EventRow(settings.on_setting, (r.DecisionMade,)),
     e.StopRequested: EventRow(stopping.stop, (r.DecisionMade, i.Quiesce, *OVER)),
 }
-"""What the coordinator learns by itself, from its driver, or from whoever injects chaos."""
+"""Events of the coordinator itself, of its driver, and of the injector."""
 
 TABLE = OF_RANKS | OF_AGENTS | OF_THE_RUN
 
@@ -110,13 +110,13 @@ RECONCILES: dict[Phase, tuple[type, ...]] = {
     Phase.CONCLUDE: LOSS,
     Phase.END: (i.Welcome, i.Release, i.Evict),
 }
-"""What may come of the comparison with what should be. At the end there is none: late comers are released."""
+"""Possible results of the comparison with the goal. At the end there is no comparison: late comers are released."""
 STOPS = (*LOSS, r.Committed, i.Keep)
-"""The same in any phase, of a run that is told to stop."""
+"""The same in any phase, for a run that is told to stop."""
 
 
 def allowed(event: type, before: Phase, after: Phase, stops: bool) -> frozenset[type]:
-    """All that may come of an event in phase ``before`` that ends in phase ``after``. Most events may call all ranks out."""
+    """All possible results of an event from phase ``before`` to phase ``after``. Most events may call all ranks out."""
     if before == Phase.END:
         return frozenset(RECONCILES[before])
     row = TABLE[event]

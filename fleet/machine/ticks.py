@@ -1,4 +1,4 @@
-"""What time brings: silence, hangs, the end of a grace, an outage of the store, and the run's own limit."""
+"""Checks at each tick: silence, hangs, the end of a grace, an outage of the store, and the run's own limits."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from fleet.protocol.probes import probe
 
 
 def tick(machine: MachineState, event: Tick, now_s: float) -> None:
-    """Give up whoever was silent for too long, or does not move; note what was committed."""
+    """Give up nodes and ranks that were silent for too long, or do not move; note commits."""
     gap_s, machine.uptime.ticked_s = now_s - machine.uptime.ticked_s, now_s
     if gap_s > min(STOOD_STILL_S, STOOD_STILL * machine.settings.timeouts.heartbeat_s):
         _excuse(machine, gap_s, now_s)
@@ -42,7 +42,7 @@ def tick(machine: MachineState, event: Tick, now_s: float) -> None:
 
 
 def _spend(machine: MachineState, now_s: float) -> bool:
-    """Whether the run ends as its budget is spent."""
+    """Whether the run stops now because its budget is spent."""
     if machine.ending.stopping is not None:
         return False
     decision = machine.uptime.budget.tick(machine.settings, machine.uptime.held_s(now_s), now_s)
@@ -55,28 +55,28 @@ def _spend(machine: MachineState, now_s: float) -> bool:
 
 
 def _excuse(machine: MachineState, gap_s: float, now_s: float) -> None:
-    """This process stood still, and most likely its whole machine: that it heard of nobody meanwhile says nothing about them."""
+    """The coordinator stood still, most likely with its whole machine. The silence meanwhile says nothing about other processes."""
     probe("the coordinator stood still")
-    reason = f"the coordinator stood still for {gap_s:.1f} s: nobody's silence counts"
+    reason = f"the coordinator stood still for {gap_s:.1f} s: no silence counts"
     machine.decide("recovery", "excuse", reason, Figures({"gap_s": gap_s}), now_s)
     machine.roster.excuse(gap_s, now_s)
     machine.assembly.deadline_s += gap_s
 
 
 def _unstick(machine: MachineState, rank: Rank, now_s: float) -> None:
-    """Nobody in the view moves. All are called out: whoever hangs does not answer. If all do and it happens again, one has to go."""
+    """No member of the view moves. Call all out: a rank that hangs does not answer. If all answer, and it happens again, evict ``rank``."""
     why = NoProgress(now_s - rank.progress_s, rank.state.step if rank.state is not None else -1)
     if machine.liveness.stuck_at == machine.committed:
         end_hang(machine, rank, why, now_s)
     else:
-        probe("nobody moves in a view")
+        probe("no member of a view moves")
         machine.liveness.stuck_at = machine.committed
         inspect(machine, str(why), now_s)
         gather(machine, now_s, GatherWhy.STUCK, str(why), rank.member, in_person=True)
 
 
 def settle(machine: MachineState, now_s: float) -> None:
-    """End of the grace after a restart: whoever reported is there, whoever did not is lost; a view that is whole goes on undisturbed."""
+    """End the grace after a restart: ranks that reported are there, and the others are lost. A whole view goes on undisturbed."""
     ranks = machine.roster.in_order()
     waited = machine.liveness.grace_until_s is None or now_s >= machine.liveness.grace_until_s
     if not waited and machine.attendance.missing and not all(rank.reported and rank.phase != RankPhase.STARTING for rank in ranks):
@@ -88,7 +88,7 @@ def settle(machine: MachineState, now_s: float) -> None:
     waits = partitions.waits(machine) or (waited and not machine.roster.nodes)
     if waits and silent:
         probe("a restarted coordinator waits for nodes that it has not heard")
-    if waits:  # it begins anew: when the last coordinator heard them last is not known
+    if waits:  # their silence counts from now on: when the last coordinator heard them is not known
         machine.roster.nodes.update(dict.fromkeys(silent, now_s - machine.settings.timeouts.node_s))
     for rank in ranks:
         if not rank.reported and not (waits and rank.process.node in silent):
@@ -99,7 +99,7 @@ def settle(machine: MachineState, now_s: float) -> None:
 
 
 def _mark(machine: MachineState) -> None:
-    """What the last coordinator was at when it died."""
+    """Note probes on the work of the last coordinator when it died."""
     if machine.growth.proposal is not None:
         probe("the coordinator restarts within a proposal")
     if machine.ending.stopping is not None:
@@ -111,9 +111,9 @@ def _mark(machine: MachineState) -> None:
 
 
 def _look_at_limits(machine: MachineState, now_s: float) -> None:
-    """Whether the store fails for too long, or the run has taken too long. Either may end it, in order."""
+    """Stop the run in order if the store has failed for too long, the budget is spent, or the run has taken too long."""
     tiers = machine.checkpoints
-    training = machine.phase == Phase.RUN and not machine.attendance.finished  # the tries of a final checkpoint are counted
+    training = machine.phase == Phase.RUN and not machine.attendance.finished  # a final checkpoint has a limit of tries
     decision = tiers.outage.tick(tiers.store, machine.committed, now_s) if training or tiers.store.failures.since_s is None else None
     if decision is not None:
         machine.write(decision)

@@ -1,4 +1,4 @@
-"""What ``FleetMachine`` knows of the levels of checkpoints: when each is due, and from which of them a new history can begin."""
+"""The levels of checkpoints of ``FleetMachine``: when each is due, and the checkpoint from which a new history can begin."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ from fleet.protocol.types import StateId, View
 from fleet.settings.run import CheckpointSettings, RunSettings
 
 FaultRates = Callable[[int, float], tuple[float, float]]
-"""Rates a second of the faults that need a durable checkpoint, and of those that need copies in memory, after so many ranks were lost to
-faults in so many seconds; see ``policies.interval.LevelRates``."""
+"""(ranks lost to faults, seconds) -> rates a second of faults that need a durable checkpoint, and of faults that need copies in memory. See
+``policies.interval.LevelRates``."""
 FORETELL_S = 30.0
-"""The rates are looked at again after that long, and with every loss."""
+"""Seconds after which the rates are computed again. They are computed with every loss, too."""
 TRIES = 3
-"""From one copy in memory so many views may begin. When none of them holds, it cannot be read, whatever the agents say of it."""
+"""Number of views that may begin from one copy in memory. If all of them fail, the copy cannot be read, in spite of the agents' reports."""
 
 
 class Tiers:
-    """The durable store, the memory of the nodes, and what other levels the run has. ``peers`` is None when no copies are wanted."""
+    """The durable store, the memory of the nodes, and the run's other levels. ``peers`` is None when no copies are wanted."""
 
     def __init__(
         self, settings: RunSettings, roster: Roster, store: IntervalPolicy, peers: IntervalPolicy | None,
@@ -62,7 +62,7 @@ class Tiers:
         return self._newest()[1]
 
     def _newest(self) -> tuple[str | None, StateId]:
-        """The newest complete checkpoint of all levels; of two of one state that of the nearer level, which is there sooner."""
+        """The newest complete checkpoint of all levels. Of two of one state, that of the nearer level, which loads faster."""
         tired = {checkpoint for checkpoint, tries in self._tries.items() if tries >= TRIES}
         near = [level for level in reversed(self.others) if level.newest_id is not None and _id(level.newest_id) not in tired]
         best = max(near, key=lambda level: level.newest_state, default=self.store)
@@ -78,17 +78,17 @@ class Tiers:
 
     @property
     def kept(self) -> list[StateId]:
-        """The states that a history may begin from, in order; not all parts of those in memory need be there."""
+        """The states from which a history may begin, in order. Copies in memory may lack parts."""
         copies = {copy.state for memory in self._within_reach.values() for copy in memory.copies if not self._is_suspect(copy.state)}
         return sorted(copies.union(self.store.kept, *(level.kept for level in self.others)))
 
     def withdraw(self, first: StateId, last: StateId, now_s: float, reason: str) -> list[Instruction]:
-        """Checkpoints of the states ``first`` to ``last`` are not to be used: a rank that was wrong had a part in them."""
+        """Do not use checkpoints of the states ``first`` to ``last`` any more: a wrong rank wrote a part of them."""
         self._suspected.append((first, last))
         return [instruction for level in self.levels for instruction in level.withdraw(first, last, now_s, reason)]
 
     def step_back(self, now_s: float) -> list[Instruction]:
-        """The run is resumed. Where the last session came back to where the run had failed before, it begins from an older checkpoint."""
+        """The run is resumed. If its last session failed again where the run had failed before, it begins from an older checkpoint."""
         older = self.sessions.older(self.store.kept)
         if older is None:
             return []
@@ -97,7 +97,7 @@ class Tiers:
         return self.withdraw(first, last, now_s, in_words(self.sessions.returns))
 
     def begin(self, rolled_back: bool) -> StateId:
-        """A view is made that begins from the newest; returns its state. ``rolled_back``: a fault has come to that."""
+        """A view begins from the newest checkpoint. Returns its state. ``rolled_back``: because of a fault."""
         checkpoint, state = self._newest()
         if checkpoint is not None and level_at(checkpoint) != STORE:
             self._tries[_id(checkpoint)] += 1
@@ -108,17 +108,17 @@ class Tiers:
         return state
 
     def _needed(self, checkpoint: str | None) -> None:
-        """A fault needed this level: one more from which its rate is learned."""
+        """Count a fault that needed this level: its rate is learned from these."""
         self.of(level_at(checkpoint)).events += 1
 
     def unsure(self, silent: Collection[str]) -> bool:
-        """Whether a node that has fallen silent may hold the newest copy: it answers soon, or is lost for good."""
+        """Whether a silent node may hold the newest copy. It answers soon, or is lost for good."""
         return any(node in self._within_reach for node in silent)
 
-    # ---- who holds what ------------------------------------------------------------------------------------------------------------------
+    # ---- copies in memory ----------------------------------------------------------------------------------------------------------------
 
     def hold(self, event: CopiesHeld, view: View | None) -> bool:
-        """Note what a node's memory holds. True when it began anew, so that members of ``view`` have nobody to send their copies to."""
+        """Note the copies in a node's memory. True when the memory began anew, and members of ``view`` send copies to its old address."""
         before = self.memories.get(event.node)
         self.memories[event.node] = event
         moved = before is not None and before.address != event.address
@@ -126,16 +126,16 @@ class Tiers:
 
     @property
     def _within_reach(self) -> dict[str, CopiesHeld]:
-        """Of the nodes that are not given up. One that is heard of again still has what it said that it holds."""
+        """The memories of nodes that are not given up. A node that is heard again still has its copies."""
         return {node: memory for node, memory in self.memories.items() if node in self._roster.nodes}
 
     @property
     def domains(self) -> dict[str, str]:
-        """The domain path of each node that has memory to offer: others have not said theirs."""
+        """The domain path of each node that offers memory."""
         return {node: memory.domain for node, memory in self._within_reach.items()}
 
     def targets(self, placement: PlacementPolicy, homes: Sequence[str]) -> tuple[tuple[str, ...], ...]:
-        """Where each member of a view, at home on these nodes, sends its copies: addresses, by view rank; () when there is nowhere."""
+        """By view rank, the addresses for its copies; () when there are none. ``homes`` are the ranks' own nodes."""
         if self.peers is None:
             return ()
         chosen = placement.copies(homes, self.domains, self.settings.peer_copies)
@@ -144,11 +144,11 @@ class Tiers:
     # ---- requests ------------------------------------------------------------------------------------------------------------------------
 
     def of(self, level: str) -> Checkpoints:
-        """The level of that name; the store where there is none."""
+        """The level of this name; the store where there is none."""
         return next((each for each in self.levels if each.level == level), self.store)
 
     def configure(self, settings: RunSettings) -> None:
-        """New settings hold from now on; the intervals of other levels than the store are not among those that change."""
+        """Use new settings from now on. Of the levels, the store alone gets a new interval."""
         self.settings = settings
         self.store.configure(settings)
         for level in self.levels[1:]:
@@ -159,12 +159,12 @@ class Tiers:
         return any(level.pending for level in self.levels)
 
     def lost(self, now_s: float) -> None:
-        """One more rank was lost by a fault, planned or not, whether or not it needed a checkpoint."""
+        """Count a rank that was lost to a fault, injected or not, with or without a need for a checkpoint."""
         self._losses += 1
         self._foretell(now_s)
 
     def _foretell(self, now_s: float) -> None:
-        """The more ranks are lost, the sooner all are at once; the longer none is, the later."""
+        """Compute the rates of faults again: more losses mean higher rates, and more time without a loss means lower rates."""
         self._foretold_s = now_s
         rates_per_s = self._rates(self._losses, now_s - self._since_s)
         for level, rate_per_s in zip([self.store, *([self.peers] if self.peers is not None else [])], rates_per_s, strict=False):
@@ -184,7 +184,7 @@ class Tiers:
             level.restarted(now_s)
 
     def moved(self, now_s: float) -> None:
-        """To another cluster."""
+        """The run has moved to another cluster."""
         self.outage.forget(self.store, now_s)
 
     def replay(self, record: Record) -> None:
@@ -200,7 +200,7 @@ class Tiers:
 
 
 def _others(settings: RunSettings, store: IntervalPolicy, now_s: float) -> list[Checkpoints]:
-    """The levels that have a place of their own, each with the fixed interval that the run gives it."""
+    """The levels with a place of their own, each with its fixed interval from the settings."""
     found = []
     for level in LEVELS:
         if level.name in places(settings):
@@ -214,7 +214,7 @@ def _id(checkpoint: str) -> str:
 
 
 def newest_copy(memories: Iterable[CopiesHeld], excluded: Collection[str]) -> tuple[str, StateId] | None:
-    """(URL with id, state) of the newest checkpoint of which every part is in some memory, or None."""
+    """(URL with id, state) of the newest checkpoint whose parts are all in some memory, or None."""
     found: dict[str, dict[str, set[int]]] = defaultdict(dict)
     counts: Counter[str] = Counter()
     states: dict[str, StateId] = {}

@@ -1,4 +1,4 @@
-"""What ``FleetMachine`` says of failure domains: what a new view's placement lacks, and that all nodes of a domain are gone."""
+"""Reports of ``FleetMachine`` on failure domains: unmet requirements of a new view's placement, and domains that have lost all nodes."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from fleet.protocol.types import View
 
 
 def report_lacking(machine: MachineState, view: View, now_s: float) -> None:
-    """Journal what the placement of ``view`` lacks of what was asked for, where that is other than it was of the last."""
+    """Journal the requirements that the placement of ``view`` does not meet, if they differ from those of the last view."""
     settings = machine.settings
     if not asked(settings.domains) and settings.replica_size == 1:
         return
@@ -30,7 +30,7 @@ def report_lacking(machine: MachineState, view: View, now_s: float) -> None:
 
 
 def node_gone(machine: MachineState, node: str, path: str, now_s: float) -> None:
-    """A node is lost: where it was the last of a domain whose nodes are lost within a short time, that is one loss, with its own line."""
+    """A node is lost. If a domain has lost all its nodes with it within a short time, journal that as one loss."""
     levels, gone = machine.settings.domains, machine.roster.lost_nodes
     for name in [name for name, each in gone.items() if each.at_s < now_s - topology.WINDOW_S]:
         del gone[name]

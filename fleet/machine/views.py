@@ -1,4 +1,4 @@
-"""From "everyone has left" to "the next view runs": the recovery policy is asked, a view is made, published, and formed by its members."""
+"""All members have left a view: the recovery policy chooses the next members, the coordinator publishes a view, and its members form it."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from fleet.protocol.types import Formation, Member, Ranges, StateId, View, assig
 
 
 def try_form(machine: MachineState, now_s: float, ask: bool) -> None:
-    """Once all have left: evict whoever was wrong, and form the next view of those whom the recovery policy names."""
+    """Once all ranks have left: evict ranks with a wrong state, and form the next view of the members that the recovery policy names."""
     if machine.roster.outstanding:
         if now_s - machine.assembly.sent_s >= machine.settings.timeouts.resend_s:
             quiesce(machine, now_s)
@@ -31,14 +31,14 @@ def try_form(machine: MachineState, now_s: float, ask: bool) -> None:
 
 
 def form(machine: MachineState, formation: Formation, now_s: float) -> None:
-    """Do what the recovery policy has said."""
+    """Carry out the recovery policy's decision."""
     decision = formation.decision
     ranks = [machine.roster.by_slot[member.slot] for member in formation.members]
     floor, newest = machine.doubts.floor(machine.committed), machine.checkpoints.newest_id
     chosen = source(ranks, floor, newest, is_incomplete(machine, ranks)) if decision.action == "form" else None
     if decision.action != "form":
         machine.decide("recovery", decision.action, decision.reason, decision.payload, now_s)
-        for rank in ranks:  # "restart" names those who have to go; "wait" nobody
+        for rank in ranks:  # "restart" names the ranks that have to go, and "wait" names none
             evict(machine, rank, StartsAgain(decision.reason), now_s)
     elif (chosen is None or chosen.state is None) and machine.checkpoints.unsure(machine.roster.silent):
         probe("a node is silent that may hold the newest copy")
@@ -50,18 +50,18 @@ def form(machine: MachineState, formation: Formation, now_s: float) -> None:
 
 
 def _refresh(machine: MachineState, rank: Rank, now_s: float) -> None:
-    """No rank holds a usable state, there is no checkpoint, and nobody has the initial state any more: a fresh process must begin.
+    """No rank holds a usable state or the initial state, and there is no checkpoint: a fresh process must begin.
 
-    One that is there already is waited for, however long it takes to start.
+    If a process starts already, the machine waits for it without a limit.
     """
     if now_s >= machine.assembly.fresh_until_s and not any(each.phase is RankPhase.STARTING for each in machine.roster.by_slot.values()):
-        probe("nobody has the initial state any more")
+        probe("no rank has the initial state any more")
         machine.assembly.fresh_until_s = now_s + machine.settings.timeouts.start_s
         evict(machine, rank, FreshWanted(), now_s)
 
 
 def publish(machine: MachineState, formation: Formation, chosen: StateSource, now_s: float) -> None:
-    """Make a view of these, journal it, and tell it to its members."""
+    """Make a view of the members in ``formation``, journal it, and send it to them."""
     checkpoint = machine.checkpoints.newest_id if chosen.state is None else None
     if chosen.state is None:
         machine.assembly.incomplete = frozenset()
@@ -102,7 +102,7 @@ def announce(machine: MachineState, view: View, formation: Formation, graceful: 
 
 
 def begin_history(machine: MachineState, now_s: float) -> StateId:
-    """Nobody holds a usable state: a new history begins from the newest checkpoint, or from the initial state."""
+    """No rank holds a usable state: a new history begins from the newest checkpoint, or from the initial state."""
     rolled_back = machine.assembly.history >= 0
     start = machine.checkpoints.begin(rolled_back)
     machine.assembly.history += 1
@@ -116,23 +116,23 @@ def begin_history(machine: MachineState, now_s: float) -> StateId:
 
 
 def _why_back(machine: MachineState) -> str:
-    """Of a state that is spread, ranks may be left who have parts of it."""
+    """Why the run goes back. With sharded state, ranks that hold parts of the state may be left."""
     spread = machine.settings.spread
     if not spread or all(rank.state is None for rank in machine.roster.by_slot.values()):
         return "no rank holds a clean state"
     copies = machine.settings.optimizer_copies
-    return f"some of the {spread} was lost with all who kept it, its owner and its {copies} cop{'y' if copies == 1 else 'ies'}"
+    return f"some of the {spread} was lost with all ranks that kept it, its owner and its {copies} cop{'y' if copies == 1 else 'ies'}"
 
 
 def adopt(machine: MachineState, view: View, now_s: float) -> None:
-    """``view`` is the one from here on; its members have to say that they are in it."""
+    """Make ``view`` the current view. Its members have to report that they are in it."""
     machine.enter(view)
     machine.phase = Phase.FORM
     machine.assembly.deadline_s = now_s + machine.settings.timeouts.form_s
 
 
 def entered(machine: MachineState, now_s: float) -> None:
-    """The members have agreed among themselves and entered the proposal."""
+    """The members have agreed to enter the proposed view, and are in it."""
     proposal = machine.growth.proposal
     assert proposal is not None
     machine.decide("recovery", "enter", f"generation {proposal.generation}", OfView(proposal.generation), now_s)
@@ -141,7 +141,7 @@ def entered(machine: MachineState, now_s: float) -> None:
 
 
 def send(machine: MachineState, word: Publish | Propose, now_s: float) -> None:
-    """Let the members of a view form it; repeated until they have."""
+    """Tell the members of a view to form it. The machine repeats this until they have."""
     machine.assembly.sent_s = now_s
     for member in word.view.members:
         machine.roster.sent(member, word.view.generation)
@@ -154,7 +154,7 @@ def formed(machine: MachineState, event: Formed, now_s: float) -> None:
 
 
 def is_in(machine: MachineState, member: Member, generation: int, state: StateId, phase: RankPhase, now_s: float) -> bool:
-    """A rank is in ``generation``. False when that word is stale, or ``generation`` is not that of the view."""
+    """A rank is in ``generation``. False when its report is stale, or when ``generation`` is not the current view's."""
     rank = machine.current(member)
     if rank is None or not rank.may_be_in(generation):
         return False
@@ -180,7 +180,7 @@ def is_in(machine: MachineState, member: Member, generation: int, state: StateId
 
 
 def watch_forming(machine: MachineState, now_s: float) -> bool:
-    """The view runs once all its members are in it, then this is true; when they are not in time, everybody is called out again."""
+    """True once all members are in the view, which then runs. Members that are late make the coordinator call all members out again."""
     assert machine.view is not None
     if not machine.attendance.missing:
         machine.phase, machine.assembly.since_s, machine.assembly.incomplete = Phase.RUN, now_s, frozenset()

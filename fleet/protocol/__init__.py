@@ -1,1 +1,1 @@
-"""The words that processes speak with each other and leave in the journal, and what a rank does with them. Standard library only."""
+"""Messages between processes, records of the journal, and a rank's half of the protocol. Standard library only."""

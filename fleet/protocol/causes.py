@@ -1,6 +1,7 @@
-"""Why a process was lost, why a rank left its view, why a run ended: facts, each with its figures. Code reads these; people, a sentence.
+"""Reasons as facts, each with its figures: why a process was lost, why a rank left its view, why a run ended.
 
-``incident`` says which of them are a fault of the node, and of what kind; ``fleet.ledger.health`` keeps nodes out by it.
+Code reads the facts, and people read the ``sentence`` of a fact. ``incident`` says which facts are a fault of the node, and of what kind;
+``fleet.ledger.health`` keeps nodes out by it.
 """
 
 from __future__ import annotations
@@ -13,11 +14,11 @@ from typing import Literal
 from fleet.protocol.codec import Tagged
 
 IncidentKind = Literal["", "lost", "hang", "corruption"]
-"""What a node did by itself; empty: nothing that a node is to blame for."""
+"""A fault of the node, by kind. Empty: the node is not to blame."""
 
 
 class Fact(Tagged):
-    """``str`` of it is its sentence."""
+    """``str`` gives the fact's sentence."""
 
     __slots__ = ()
 
@@ -30,9 +31,9 @@ class Fact(Tagged):
 
 @dataclass(frozen=True, slots=True)
 class ProcessEnded(Fact):
-    """Its node's agent saw the end. ``status``: exit status, or the signal's number as a negative one; None while nobody has said it.
+    """The agent saw the process end. ``status``: the exit status, or minus the signal's number; None: not known yet.
 
-    ``out_of_memory``: the kernel has counted a process of its memory group that it killed for memory, at that moment.
+    ``out_of_memory``: at that moment the kernel counted a kill for lack of memory in the process's memory group.
     """
 
     status: int | None = None
@@ -41,7 +42,7 @@ class ProcessEnded(Fact):
 
 @dataclass(frozen=True, slots=True)
 class TrainRaised(Fact):
-    """The train function raised ``error``, the exception's class and words."""
+    """The train function raised ``error``: the exception's class and message."""
 
     error: str
 
@@ -53,7 +54,7 @@ class ClusterEnded(Fact):
 
 @dataclass(frozen=True, slots=True)
 class NotReported(Fact):
-    """It said nothing to the coordinator that was started again."""
+    """The process did not report to the coordinator that was started again."""
 
 
 # ---- its node is gone --------------------------------------------------------------------------------------------------------------------
@@ -61,14 +62,17 @@ class NotReported(Fact):
 
 @dataclass(frozen=True, slots=True)
 class AgentHungUp(Fact):
-    """The line to the node's agent broke, and it did not connect again. ``missed``: its ranks were missed by their peers before that."""
+    """The connection of the node's agent broke, and the agent did not connect again.
+
+    ``missed``: before that, ranks of other nodes had lost this node's ranks, too.
+    """
 
     missed: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class AgentSilent(Fact):
-    """The line to the node's agent is there, and nothing came over it."""
+    """The node's agent is connected, and sent nothing for ``silence_s``."""
 
     silence_s: float
 
@@ -85,7 +89,7 @@ class NoHeartbeat(Fact):
 
 @dataclass(frozen=True, slots=True)
 class NoProgress(Fact):
-    """The process lives, and its loop does not move. ``step``: where it stands, -1 when it holds no state."""
+    """The process lives, and its loop does not move. ``step``: the step of its state, -1 when it holds none."""
 
     stuck_s: float
     step: int
@@ -93,7 +97,7 @@ class NoProgress(Fact):
 
 @dataclass(frozen=True, slots=True)
 class DidNotLeave(Fact):
-    """It was told to leave its view, and did not answer in time."""
+    """The rank was told to leave its view, and did not answer in time."""
 
 
 # ---- a policy wants it gone --------------------------------------------------------------------------------------------------------------
@@ -106,7 +110,7 @@ class Superseded(Fact):
 
 @dataclass(frozen=True, slots=True)
 class TooSlow(Fact):
-    """The straggler policy's ``action``, and why."""
+    """The straggler policy's ``action``, with its reason."""
 
     action: Literal["replace", "evict"]
     reason: str
@@ -114,7 +118,7 @@ class TooSlow(Fact):
 
 @dataclass(frozen=True, slots=True)
 class Outvoted(Fact):
-    """The corruption policy: ``what`` it holds differs from the majority's. ``step`` is -1 for the final state."""
+    """The corruption policy found that the rank's ``what`` differs from the majority's. ``step`` is -1 for the final state."""
 
     what: str
     step: int = -1
@@ -122,37 +126,37 @@ class Outvoted(Fact):
 
 @dataclass(frozen=True, slots=True)
 class StartsAgain(Fact):
-    """The recovery policy has all that are left start again, and why."""
+    """The recovery policy starts all ranks that are left again, for ``reason``."""
 
     reason: str
 
 
 @dataclass(frozen=True, slots=True)
 class FreshWanted(Fact):
-    """No state is left to go on from but that of a process that was just built."""
+    """No state is left, so the run has to go on from the initial state of a new process."""
 
 
 @dataclass(frozen=True, slots=True)
 class GivenUp(Fact):
-    """It was declared lost before, and yet lives."""
+    """The process was declared lost before, and still lives."""
 
 
 Rule = (
     NoHeartbeat | NoProgress | DidNotLeave | Superseded | TooSlow | Outvoted | StartsAgain | FreshWanted | GivenUp | TrainRaised
 )  # fmt: skip
-"""By which rule a process is evicted."""
+"""The rule by which a process is evicted."""
 
 
 @dataclass(frozen=True, slots=True)
 class Evicted(Fact):
-    """The coordinator had it killed, by the rule ``why``."""
+    """The coordinator had the process killed, by the rule ``why``."""
 
     why: Rule
 
 
 @dataclass(frozen=True, slots=True)
 class TakenAway(Fact):
-    """Its node was taken away, as was announced, and it had left the view before."""
+    """The process's node was taken away, as announced, after the process had left the view."""
 
 
 NodeCause = AgentHungUp | AgentSilent
@@ -166,7 +170,7 @@ INCIDENTS: dict[type[Fact], IncidentKind] = {
 
 
 def incident(cause: Cause) -> IncidentKind:
-    """What kind of incident of its node a loss is."""
+    """The node's fault by which a process was lost, by kind. Empty: the node is not to blame."""
     match cause:
         case Evicted(why=why):
             return INCIDENTS.get(type(why), "")
@@ -181,23 +185,23 @@ class Departure(StrEnum):
 
     IDLE = "idle"
     CALLED = "called"
-    """It was told to leave."""
+    """The rank was told to leave."""
     BROKEN = "broken"
-    """Its process group broke, most likely as a peer was lost."""
+    """The rank's process group broke, most likely because a peer was lost."""
     DIFFERS = "differs"
     """Ranks hold, or have computed, different bits."""
     INCOMPLETE = "incomplete"
-    """No member of the view holds some of a sharded state. What this rank holds is clean."""
+    """A part of a sharded state is held by no member of the view. This rank's own part is clean."""
 
 
 class Engaged(StrEnum):
-    """What the loop of a rank does that has left its view."""
+    """The work of a rank's loop after the rank has left its view."""
 
     WAITS = "waits"
     COMPUTES = "computes"
-    """It is in its loop body; what is tracked stays as it was committed, but for buffers that a forward changes."""
+    """The loop is in its body. The tracked state stays as committed, but for buffers that a forward changes."""
     ALONE = "alone"
-    """It evaluates, or does what is done once: until that is over it may have put other weights in place."""
+    """The loop evaluates, or does a task of ``run.once``. Until that is over, other weights may be in place."""
 
 
 class GatherWhy(StrEnum):
@@ -208,24 +212,24 @@ class GatherWhy(StrEnum):
     LEFT = "left"
     """A member has left."""
     STUCK = "stuck"
-    """Nobody moves."""
+    """No member moves."""
     NOT_FORMED = "not formed"
     FORGOTTEN = "forgotten"
-    """A member is in a view that was cancelled, or that is in no journal."""
+    """A member is in a view that was cancelled, or that the journal does not have."""
     MEMORY = "memory"
-    """The memory of a node that kept copies began anew."""
+    """A node that kept copies in its memory has lost them."""
     PART_MISSING = "part missing"
     """A member did not write its part of the final checkpoint."""
     ALL_LOST = "all lost"
-    """Nobody is left behind the loop."""
+    """All ranks were lost in the code behind the loop."""
     MAINTENANCE = "maintenance"
     """Nodes will be taken away."""
     RESIZED = "resized"
     """The world is to be smaller."""
     PARTITION = "partition"
-    """A node is silent, and all wait for it."""
+    """A node is silent, and all members wait for it."""
     STOPS = "stops"
-    """The run is to end, and not all members have come to the end of their step in time."""
+    """The run is to stop, and a member did not reach the end of its step in time."""
     RESTARTED = "restarted"
     """The coordinator was started again, and the view is not whole."""
 
@@ -240,31 +244,31 @@ class EndWhy(StrEnum):
     LOOP_ENDED = "ended by its loop"
     """The train function has called ``run.stop``, or left its loop by ``break``, at the same step on all ranks."""
     NOT_SAVED = "not saved"
-    """All steps, and the final checkpoint could not be kept."""
+    """The run took all steps, and its final checkpoint could not be kept."""
     STOPPED = "stopped"
     STORE_FAILED = "store failed"
-    """It was told to stop when checkpoints fail for long."""
+    """Checkpoints failed for so long that a setting stopped the run."""
     TIME_IS_UP = "time is up"
     BUDGET_SPENT = "budget spent"
     PAUSED = "paused"
-    """Its user wants its machines back for a while."""
+    """The user wants the run's machines back for a while."""
     JOURNAL_FAILED = "journal failed"
-    """Records cannot be written, or will not be read: the disk is full, or the journal is gone."""
+    """Records cannot be written, or could not be read later: the disk is full, or the journal is gone."""
     CONTRADICTION = "contradiction"
     """The coordinator's state says two things that cannot both be true: a mistake in Fleet."""
     DRIVER_FAILED = "driver failed"
     LOOP_WRONG = "loop wrong"
-    """A mistake of the train function: no node is to blame for anything that ranks differed in."""
+    """The train function has a mistake. No node is to blame for differences between ranks."""
     TRAIN_RAISED = "raised"
     RAISED_BEHIND = "raised behind the loop"
     CRASH_LOOP = "crash loop"
     UNJUDGED = "unjudged"
-    """Ranks differ, and nobody can say which one is wrong."""
+    """Ranks differ, and no policy can say which one is wrong."""
     ENDS_DIFFER = "ends differ"
     """The ranks hold different states at the end."""
     LATE_BEHIND = "late behind the loop"
     REFUSED = "refused"
-    """The data, or the optimizer, are not those that ran before the resume: no step was taken."""
+    """The data or the optimizer differ from those before the resume. The run took no step."""
     OTHER = "other"
     """None of these."""
 
@@ -287,12 +291,12 @@ _WORDS: dict[type[Fact], str] = {
     TooSlow: "it is slow: {0.reason}",
     StartsAgain: "{0.reason}",
     FreshWanted: "a fresh process must begin: no state is left, and there is no checkpoint",
-    GivenUp: "given up earlier, and another may have taken its slot",
+    GivenUp: "given up earlier, and another process may have its slot",
 }
 
 
 def sentence(fact: Fact) -> str:
-    """A fact in words, for people alone; a clause without a full stop."""
+    """The fact as a clause without a full stop, for people alone."""
     match fact:
         case ProcessEnded():
             return _ended(fact)

@@ -1,11 +1,11 @@
-"""Who keeps which stretch of a sharded state, at any world size; and where a lost stretch is found again. Pure.
+"""Which rank keeps which stretch of a sharded state, at any world size, and where ranks find a lost stretch again. Pure.
 
 A flat buffer is cut into *chunks* at multiples of :data:`BLOCK` elements: chunk ``(size, index)`` is the ``index``-th of ``size``.
-View rank ``i`` of a view of ``size`` ranks owns chunk ``(size, i)``, and guards copies of a few others. When the view changes, each says
-what it holds as a :class:`Claim`; all see the same claims, so all decide alike who gives what to whom.
+View rank ``i`` of a view of ``size`` ranks owns chunk ``(size, i)``, and guards copies of a few other chunks. When the view changes, each
+member says in a :class:`Claim` which chunks it holds. All members see the same claims, so all derive the same transfers.
 
-With groups of ``replica_size`` ranks, those that come one after the other, each full group holds all chunks among its members: the one at
-place ``c`` of its group has the chunks of all ranks at place ``c`` of theirs.
+``replica_size`` view ranks in a row can form a group. The members of a full group together hold all chunks. The member at place ``c`` of
+its group has the chunks of all ranks at place ``c`` of theirs.
 """
 
 from __future__ import annotations
@@ -26,37 +26,38 @@ BLOCK = 1024
 """Elements. No block is ever cut, so a norm that is taken block by block has the same bits at any world size."""
 
 AT_ONCE = 2
-"""Units whose parameters are gathered on a rank together: the outermost one, or that whose backward ends, beside that whose forward or
-backward begins."""
+"""Number of units whose parameters a rank holds gathered at one time. One is the outermost unit, or a unit whose backward ends. The other
+is a unit whose forward or backward begins."""
 
 Chunk = tuple[int, int]
 WHOLE: Chunk = (1, 0)
 
 
 def bounds(length: int, chunk: Chunk) -> tuple[int, int]:
-    """The half-open range of a buffer of ``length`` elements that is in ``chunk``; chunks of one size tile it, as even as blocks are."""
+    """The half-open range of ``chunk`` in a buffer of ``length`` elements. Chunks of one size tile it, as evenly as whole blocks allow."""
     size, index = chunk
     blocks = -(-length // BLOCK)
     return min(length, blocks * index // size * BLOCK), min(length, blocks * (index + 1) // size * BLOCK)
 
 
 def cut_points(lo: int, hi: int, parts: int) -> list[int]:
-    """Where to cut ``lo..hi`` into ``parts``, evenly: none of :data:`BLOCK` elements from ``lo`` on is cut."""
+    """Where to cut ``lo..hi`` evenly into ``parts``. No block of :data:`BLOCK` elements, counted from ``lo``, is cut."""
     blocks = -(-(hi - lo) // BLOCK)
     return [min(hi, lo + blocks * i // parts * BLOCK) for i in range(parts + 1)]
 
 
 def guards(places: Sequence[Place], copies: int, replica_size: int = 1) -> tuple[tuple[int, ...], ...]:
-    """By chunk, the view ranks that keep a copy of it: its owner's siblings in other groups, then others until there are ``copies``.
+    """By chunk, the view ranks that keep a copy: the owner's siblings in other groups, then more ranks until there are ``copies``.
 
-    Those others are in other failure domains than who keeps it already, the widest first. None keeps more than twice as many as is
-    even, and within that the loss of any one domain leaves each chunk wherever it can: every chunk gets its first copy before any gets a
-    second one, and the largest domain's, which fewest ranks lie outside of, come first.
+    The additional ranks are in other failure domains than the ranks that have the chunk already. A different wide domain counts more than
+    a different narrow one. No rank keeps more than twice an even share. Within that limit, each chunk survives the loss of any one domain
+    wherever possible. So every chunk gets its first copy before any chunk gets a second one. Chunks of the largest domain come first,
+    since the fewest ranks lie outside of it.
 
     Args:
         places: by view rank, its failure domains from wide to narrow, and its node.
-        copies: how many copies there are at least; fewer when there are not as many other ranks.
-        replica_size: so many ranks, one after the other, are a group; 1: no groups.
+        copies: the least number of copies; fewer when there are not as many other ranks.
+        replica_size: number of ranks in a row that form a group; 1: no groups.
     """
     size, sizes = len(places), Counter(place[:1] for place in places)
     found = [siblings(size, owner, replica_size) for owner in range(size)]
@@ -76,13 +77,13 @@ def guards(places: Sequence[Place], copies: int, replica_size: int = 1) -> tuple
 
 
 def siblings(size: int, rank: int, replica_size: int) -> list[int]:
-    """Of each full group but the rank's own, the member at the same place in it."""
+    """In each full group but the rank's own, the member at the rank's place."""
     full = size // replica_size if replica_size > 1 else 0
     return [group * replica_size + rank % replica_size for group in range(full) if group != rank // replica_size]
 
 
 def _least(owner: int, taken: Collection[int], ranks: Mapping[Place, Sequence[int]], crowd: Crowd, load: Sequence[int], most: int) -> int:
-    """The rank to keep the next copy: with room, far from those that have one, with little to keep, soon after the owner."""
+    """The rank that keeps the next copy. In turn, these count: room, distance from other copies, few copies there, soon after the owner."""
     size = len(load)
     keys = (
         (load[rank] >= most, near, load[rank], (rank - owner) % size)
@@ -102,9 +103,9 @@ def kept(guarded: Sequence[Sequence[int]], rank: int) -> tuple[Chunk, ...]:
 def servers(
     guarded: Sequence[Sequence[int]], owner: int, rank: int, places: Sequence[Place] = (), replica_size: int = 1
 ) -> tuple[int, ...]:
-    """Whom view rank ``rank`` asks for the chunk of ``owner``, in order: all who keep it. Different ranks begin with different ones.
+    """The ranks that keep the chunk of ``owner``, in the order in which view rank ``rank`` asks them. Ranks begin at different keepers.
 
-    Where there are groups, whoever is in its own comes first, then those who are near. A full group so gathers within itself.
+    Where there are groups, ranks of the asking rank's own group come first, then near ranks. So a full group gathers within itself.
 
     Args:
         places: as for :func:`guards`; () when they are not known.
@@ -119,13 +120,13 @@ def servers(
 
 
 SILENT_S = 15.0
-"""A server that says nothing for so long is left for the next one. It is longer than a server may wait itself:"""
+"""Seconds. A rank leaves a server that says nothing for so long, and asks the next one. It is longer than ``LATEST_S``."""
 LATEST_S = 10.0
-"""So long a server waits for the commit of a step that its peer has committed."""
+"""Seconds that a server waits at most for its own commit of a step that its peer has committed."""
 
 
 class Readiness(Enum):
-    """What becomes of a request for a stretch of the parameters, which is for one state and no other."""
+    """The answer to a request for a stretch of the parameters of one certain state."""
 
     NOW = "now"
     LATER = "later"
@@ -133,15 +134,15 @@ class Readiness(Enum):
 
 
 def can_serve(here: StateId | None, wanted: StateId, *, still: bool = True, left: bool = False) -> Readiness:
-    """A rank that is at ``here`` is asked for parameters of ``wanted``. Only what is committed is served.
+    """Whether a rank at ``here`` can serve parameters of ``wanted``. A rank serves committed parameters alone.
 
-    A rank that has taken a step before its peer knows of it asks early: it is given what it asks for once the peer has taken that step too.
+    A peer that has already taken the next step asks early. It gets its answer once this rank has taken that step, too.
 
     Args:
-        still: false while what the rank holds changes: it takes a step, or the chunks of a view come to their places. Whoever is done first
-            asks then; and of a step that is being taken there is nothing whole to give.
-        left: the rank is out of its view. Where it is a step behind its peer, it takes that step in the next view, for which that peer has
-            to come.
+        still: false while this rank's parameters change: it takes a step, or it moves the chunks of a new view to their places. A peer
+            that is done earlier asks meanwhile, and has to wait, as no whole state is here.
+        left: this rank is out of its view. If it is a step behind its peer, it takes that step in the next view, and the peer has to join
+            that view first.
     """
     if not still:
         return Readiness.LATER
@@ -156,17 +157,17 @@ def can_serve(here: StateId | None, wanted: StateId, *, still: bool = True, left
 
 
 class Turn(NamedTuple):
-    """Which attempt at a step this is: the view's generation, and how often the step was computed anew in it."""
+    """An attempt at a step: the view's generation, and how often the step was computed again in that view."""
 
     generation: int
     attempt: int
 
 
 def can_accept(here: tuple[StateId | None, Turn], contributed: tuple[StateId, Turn], *, still: bool = True) -> Readiness:
-    """A rank computes a step from ``here``; a peer brings it a part of a gradient, of the step from ``contributed``.
+    """Whether a rank that computes a step from ``here`` can use a peer's part of a gradient, of the step from ``contributed``.
 
-    Whoever is ahead, in a newer view, with the next step, or with the next attempt, is told once this rank has come there, too. What
-    belongs to an earlier attempt is of no use: its sum was given up.
+    A peer can be ahead: in a newer view, at the next step, or at the next attempt. It gets its answer once this rank has come there, too.
+    A part of an earlier attempt is useless, since the ranks gave up that sum.
 
     Args:
         still: see :func:`can_serve`.
@@ -181,7 +182,7 @@ def can_accept(here: tuple[StateId | None, Turn], contributed: tuple[StateId, Tu
 
 
 class ChunkRun(NamedTuple):
-    """``total`` chunks of one size, each ``step`` behind the one before it."""
+    """``total`` chunks of one ``size``: the first has index ``first``, and each next index is ``step`` higher."""
 
     size: int
     first: int
@@ -190,11 +191,11 @@ class ChunkRun(NamedTuple):
 
 
 RUN_NUMBERS = 4
-"""So many numbers tell a run."""
+"""Count of the numbers in a :class:`ChunkRun`."""
 
 
 def runs(chunks: Sequence[Chunk]) -> list[ChunkRun]:
-    """The same chunks in few words, in their order: a member of a group has one chunk of each group, at equal distances."""
+    """The same chunks as few runs, in their order. A member of a group has one chunk of each group, at equal distances."""
     found: list[ChunkRun] = []
     for size, index in chunks:
         last = found[-1] if found else ChunkRun(0, 0, 0, 0)
@@ -207,21 +208,21 @@ def runs(chunks: Sequence[Chunk]) -> list[ChunkRun]:
 
 
 def chunks_of(found: Sequence[ChunkRun]) -> tuple[Chunk, ...]:
-    """What :func:`runs` has told."""
+    """Inverse of :func:`runs`."""
     return tuple((run.size, run.first + run.step * number) for run in found for number in range(run.total))
 
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """What one member says when a view begins.
+    """A member's statement of its chunks when a view begins.
 
     Attributes:
-        state: what its chunks are of; None when it holds none.
-        ready: it holds all that follows its chunks' step: the next one can be done without any peer.
-        factor: by which the gradients of the step before ``state`` were multiplied; whoever is ready takes the step with it.
-        complete: what all keep whole, the parameters, is of ``state`` everywhere, not in its chunks alone.
-        node: a number of the place where it is: see :func:`fleet.protocol.domains.number`.
-        chunks: what it holds, its own and copies, at the cuts of any earlier view.
+        state: the state of the member's chunks; None when it holds none.
+        ready: the member holds all that the next step of its chunks needs: it can take that step without any peer.
+        factor: multiplier of the gradients of the step before ``state``. A ready member takes that step with it.
+        complete: the parameters, which all members keep whole, are of ``state`` everywhere, and not in the member's chunks alone.
+        node: number of the member's place: see :func:`fleet.protocol.domains.number`.
+        chunks: the chunks that the member holds, its own and copies, at the cuts of any earlier view.
     """
 
     state: StateId | None
@@ -238,7 +239,7 @@ def follows(claim: Claim, target: StateId) -> bool:
 
 
 def settled(claims: Sequence[Claim], target: StateId) -> list[Claim]:
-    """What members hold of ``target`` once those that can have taken the step to it. What is of another state counts for nothing."""
+    """The claims at ``target``, after each ready member one step behind has taken that step. Chunks of other states do not count."""
     found = []
     for claim in claims:
         if follows(claim, target):
@@ -251,7 +252,7 @@ def settled(claims: Sequence[Claim], target: StateId) -> list[Claim]:
 
 
 class Stretch(NamedTuple):
-    """Elements ``lo..hi`` of a buffer, and the member who gives them; -1 when nobody can."""
+    """Elements ``lo..hi`` of a buffer, and the view rank that gives them; -1 when no member has them."""
 
     lo: int
     hi: int
@@ -261,13 +262,13 @@ class Stretch(NamedTuple):
 def route(
     held: Sequence[Sequence[Chunk]], wanted: Sequence[Chunk], length: int, rank: int, places: Sequence[Place] = ()
 ) -> list[Stretch]:  # fmt: skip
-    """Where view rank ``rank`` finds the chunks ``wanted``: with itself if it can, else with those who are nearest in turn.
+    """Sources of the chunks ``wanted`` of view rank ``rank``: itself where it holds them, else the nearest holders in turn.
 
-    In order, without overlap.
+    The stretches are in order and do not overlap.
 
     Args:
         held: by view rank, the chunks that it holds.
-        places: as for :func:`guards`; (): nobody is nearer than another.
+        places: as for :func:`guards`; (): all ranks are equally near.
     """
     spans = [[bounds(length, chunk) for chunk in chunks] for chunks in held]
     goals = [bounds(length, chunk) for chunk in wanted]
@@ -295,7 +296,7 @@ def lost(held: Sequence[Sequence[Chunk]], length: int) -> list[tuple[int, int]]:
 
 
 class Rectangle(NamedTuple):
-    """Elements ``start..stop`` of a tensor in row-major order, which lie at ``offsets`` in it and have the shape ``sizes``."""
+    """Elements ``start..stop`` of a tensor, in row-major order: they begin at ``offsets`` and have the shape ``sizes``."""
 
     start: int
     stop: int

@@ -1,9 +1,9 @@
 """Frozen dataclasses to JSON and back, for the wire and for the journal.
 
-A value is written as ``["ClassName", field, field, ...]``; nested dataclasses and tuples are rebuilt from the class's own annotations, so a
-record that lost a field or came from another version is refused by name instead of being half read. Nested ones are written without their
-name, but for a :class:`Tagged` one: a field may hold any of several kinds of these. A last field that is :data:`LEFT_OUT` is not written
-where it is empty, and what lacks it is read.
+A value is written as ``["ClassName", field, field, ...]``. The class's annotations say how nested dataclasses and tuples are rebuilt. So
+the codec refuses, by name, a record that lacks a field or came from another version. A nested dataclass is written without its name,
+unless it is :class:`Tagged`: a field may hold one of several :class:`Tagged` classes. A last field that is :data:`LEFT_OUT` is not
+written where it is empty, and the codec reads a record without it.
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ BARE = frozenset((str, int, float, bool, type(None)))
 LEFT_OUT = {"left_out": True}
 """Metadata of a last field whose default is an empty tuple."""
 COMPACT = json.JSONEncoder(separators=(",", ":"))
-"""``json.dumps`` would make one for each message, which takes longer than to encode it."""
+"""``json.dumps`` would make an encoder for each message. That takes longer than to encode the message."""
 
 
 class Tagged:
-    """A frozen dataclass that is written with its name wherever it stands, as a field may hold one of several kinds."""
+    """A frozen dataclass that is always written with its name, since a field may hold one of several classes."""
 
     __slots__ = ()
 
 
 def plain(value: Any) -> Any:
-    """As JSON has it."""
+    """``value`` as JSON's lists, dicts and plain values."""
     if (kind := type(value)) in BARE:
         return value
     if dataclasses.is_dataclass(kind):
@@ -51,7 +51,7 @@ def plain(value: Any) -> Any:
 
 @functools.cache
 def fields(kind: type) -> tuple[dataclasses.Field[Any], ...]:
-    """Those of a dataclass as they are written: its own, then the ones that are given by name alone, which it may have from its base."""
+    """Fields of a dataclass in the order in which they are written. Keyword-only fields, which may come from a base class, are last."""
     return tuple(sorted(dataclasses.fields(kind), key=lambda field: bool(field.kw_only)))
 
 
@@ -62,7 +62,7 @@ def _names(kind: type) -> tuple[str, ...]:
 
 @functools.cache
 def _leaves_out(kind: type) -> bool:
-    """Whether its last field is left out where it is empty."""
+    """Whether the last field is left out where it is empty."""
     return any("left_out" in field.metadata for field in fields(kind)[-1:])
 
 
@@ -95,7 +95,7 @@ def _union_decoder(arguments: tuple[Any, ...]) -> Decoder:
 
 
 def _tagged_decoder(kinds: Iterable[type]) -> Decoder:
-    """By the name that comes first."""
+    """A decoder that takes the class by the name in front."""
     known = {kind.__name__: kind for kind in kinds}
 
     def decode(value: Any) -> Any:

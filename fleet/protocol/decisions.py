@@ -1,7 +1,7 @@
-"""A policy suggests, one place enforces: what a policy returns, and the facts that it was decided on.
+"""The decision that a policy returns, with its figures. The policy suggests, and the core alone acts.
 
-What code reads of a decision is its ``payload``, one of a closed set of dataclasses; ``fields`` are the same figures as people see them in
-reports. A policy of one's own gives :class:`Figures`, which nothing reads.
+Code reads the ``payload`` of a decision, one of a closed set of dataclasses. ``fields`` are the same figures for people, in reports. A
+user's own policy gives :class:`Figures`, which no code reads.
 """
 
 from __future__ import annotations
@@ -27,19 +27,19 @@ Action = Literal[RecoveryAction, StragglerAction, CorruptionAction, PlacementAct
 
 
 class Payload(Tagged):
-    """The figures of one kind of decision: those of its fields that are numbers; what is None is not known."""
+    """The figures of one kind of decision: its fields that are numbers. None: not known."""
 
     __slots__ = ()
 
     def figures(self) -> dict[str, float]:
-        """As people see them."""
+        """The figures by name, for people."""
         known = {one.name: getattr(self, one.name) for one in dataclasses.fields(self)}  # type: ignore[arg-type]
         return {name: value for name, value in known.items() if isinstance(value, (int, float))}
 
 
 @dataclass(frozen=True, slots=True)
 class Figures(Payload):
-    """What only people read."""
+    """Figures that people alone read."""
 
     values: dict[str, float]
 
@@ -52,7 +52,7 @@ class Figures(Payload):
 
 @dataclass(frozen=True, slots=True)
 class Gathering(Payload):
-    """Which rule has the members leave their view; ``member``: (slot, incarnation) of the one that it is about."""
+    """The rule by which members leave their view. ``member``: (slot, incarnation) of the member that the rule is about."""
 
     why: GatherWhy
     member: tuple[int, int] | None = None
@@ -60,7 +60,7 @@ class Gathering(Payload):
 
 @dataclass(frozen=True, slots=True)
 class OfView(Payload):
-    """It is about the view of this generation."""
+    """The decision is about the view of this generation."""
 
     generation: int
 
@@ -70,7 +70,7 @@ class OfView(Payload):
 
 @dataclass(frozen=True, slots=True)
 class Suspect(Payload):
-    """A rank, in what it is slow, and the evidence, by the names of the detector's scores."""
+    """A slow rank, the ``kind`` of its slowness, and the evidence, by the names of the detector's scores."""
 
     slot: float
     incarnation: float
@@ -88,8 +88,11 @@ class Suspect(Payload):
 
 @dataclass(frozen=True, slots=True)
 class StepFigures(Payload):
-    """Seconds: of one shard, of the rest of a step; of a step as shards are split, had nothing ever been done, without slowness, and as
-    they would be split."""
+    """Seconds of one shard, of the rest of a step, and of a whole step in four cases.
+
+    ``step_now_s``: with the present split of shards. ``step_even_s``: with an even split, as if no action had been taken. ``step_well_s``:
+    with an even split, if no rank were slow. ``step_then_s``: with the proposed split.
+    """
 
     shard_s: float
     fixed_s: float
@@ -101,10 +104,10 @@ class StepFigures(Payload):
 
 @dataclass(frozen=True, slots=True)
 class Prices(Payload):
-    """What each way costs, in expected lost rank-seconds, and what is known of the slowness.
+    """The expected cost of each way, in lost rank-seconds, and the known facts of the slowness.
 
-    ``limit``: the view changes that are used up. ``saved``: what the way that is taken costs less than to go on as now. ``speeds``: of the
-    ranks, by (slot, incarnation), that are not of full speed and get fewer shards. ``shunned``: nodes, and until when they stay out.
+    ``limit``: the view changes that are used up. ``saved``: the present way's cost less that of the way taken. ``speeds``: by (slot,
+    incarnation), the speed of each slow rank, which gets fewer shards. ``shunned``: nodes, and until when they stay out.
     """
 
     costs: dict[str, float]
@@ -136,7 +139,7 @@ class Prices(Payload):
 class TakenBack(Payload):
     """Ranks differed in the view ``generation``, at ``found``; no checkpoint from ``doubted`` to there is used. States are (history, step).
 
-    ``resumed``: the step that the run goes on from; None where chaos has made the ranks differ.
+    ``resumed``: the step from which the run goes on; None where chaos has made the ranks differ.
     """
 
     generation: int
@@ -170,9 +173,9 @@ class Concluded(Payload):
 
 @dataclass(frozen=True, slots=True)
 class GoneBack(Payload):
-    """Its user has the run go back to the checkpoint of ``step`` of ``history``, and from there on leave out what ``left_out`` says.
+    """The user has the run go back to the checkpoint of ``step`` of ``history``, and leave out the draws ``left_out`` from there on.
 
-    ``left_out`` is all that is left out then, as the setting has it. ``asked`` tells this word from others: it holds once.
+    ``left_out`` names all draws that are left out then, in the setting's form. ``asked`` identifies this request, which counts once.
     """
 
     history: int
@@ -183,7 +186,7 @@ class GoneBack(Payload):
 
 @dataclass(frozen=True, slots=True)
 class LoopEnded(Payload):
-    """The loop of a rank, ``member`` by slot and incarnation, has ended the run behind this state."""
+    """The loop of rank ``member`` (slot, incarnation) has ended the run after this state."""
 
     history: int
     step: int
@@ -210,7 +213,7 @@ class SettingTo(Payload):
 
 @dataclass(frozen=True, slots=True)
 class TimeOut(Payload):
-    """The progress time-out that holds, the one before, and the steps that it follows."""
+    """The new progress time-out, the present one, and the number of steps that it was computed from."""
 
     steps: float
     progress_s: float
@@ -221,7 +224,7 @@ class TimeOut(Payload):
 
 @dataclass(frozen=True, slots=True)
 class Interval(Payload):
-    """How often a level of checkpoints is due, and why: see ``policies.interval``."""
+    """The interval between checkpoints of one level, with its reasons: see ``policies.interval``."""
 
     interval_s: float
     blocked_s: float | None = None
@@ -233,7 +236,7 @@ class Interval(Payload):
 
 @dataclass(frozen=True, slots=True)
 class StoreOutage(Payload):
-    """Checkpoints fail since then, for so long; the newest durable one is so old, and so many steps before the last."""
+    """Checkpoints fail since ``since_s``, for ``outage_s``. The newest durable one is ``away_s`` old and ``steps`` behind the last step."""
 
     since_s: float
     outage_s: float
@@ -243,7 +246,7 @@ class StoreOutage(Payload):
 
 @dataclass(frozen=True, slots=True)
 class Notice(Payload):
-    """A node will be taken away at ``until_s`` on the run's clock; None: it stays. ``released``: no view has ranks of it any more."""
+    """A node will be taken away at ``until_s`` on the run's clock; None: it stays. ``released``: no view has ranks of the node any more."""
 
     node: str
     until_s: float | None = None
@@ -255,7 +258,7 @@ class Notice(Payload):
 
 @dataclass(frozen=True, slots=True)
 class Lemon(Payload):
-    """What a node did in earlier runs; see ``policies.lemons``."""
+    """A node's faults in earlier runs; see ``policies.lemons``."""
 
     faults: float
     hours: float
@@ -271,7 +274,7 @@ class Lemon(Payload):
 
 @dataclass(frozen=True, slots=True)
 class Split(Tagged):
-    """A group that spans several ``domains`` of ``level``; ``within``: the level and the domain that holds it, "" where none does."""
+    """A group that spans several ``domains`` of ``level``. ``within``: level and name of the domain that holds it; "": none does."""
 
     replica: int
     level: str
@@ -281,7 +284,7 @@ class Split(Tagged):
 
 @dataclass(frozen=True, slots=True)
 class Beside(Tagged):
-    """A view rank all of whose copies lie in ``domain``, as it does itself."""
+    """A view rank in ``domain`` whose copies all lie in the same domain."""
 
     rank: int
     level: str
@@ -290,7 +293,7 @@ class Beside(Tagged):
 
 @dataclass(frozen=True, slots=True)
 class Lacking(Payload):
-    """What a placement lacks of what was asked for; see :mod:`fleet.protocol.topology`."""
+    """The requirements that a placement does not meet; see :mod:`fleet.protocol.topology`."""
 
     split: tuple[Split, ...] = ()
     beside: tuple[Beside, ...] = ()
@@ -301,7 +304,7 @@ class Lacking(Payload):
 
 @dataclass(frozen=True, slots=True)
 class DomainLost(Payload):
-    """All ``nodes`` of a domain are lost within a short time, and ``members`` (slot, incarnation) of the run with them."""
+    """All ``nodes`` of a domain were lost within a short time, and with them ``members`` (slot, incarnation) of the run."""
 
     level: str
     domain: str
@@ -320,15 +323,15 @@ AnyPayload = (
 
 
 def figures(payload: Payload | None) -> dict[str, float]:
-    """Of a decision, as people see them."""
+    """The figures of a decision, for people."""
     return {} if payload is None else payload.figures()
 
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """``action`` is a word from the policy's own vocabulary; ``payload`` holds the figures it was decided on.
+    """``action`` is a word of the policy's own vocabulary. ``payload`` holds the figures behind the decision.
 
-    Until ``valid_until_s`` the policy would say the same again if nothing happens; neither a simulator nor a live run need ask before.
+    If no event comes, the policy gives the same decision until ``valid_until_s``. Neither a simulator nor a live run has to ask before.
     """
 
     action: Action

@@ -1,7 +1,7 @@
-"""Failure domains: what fails together, from a host to its rack and its row. Pure.
+"""Failure domains: sets of nodes that fail together, from a host to its rack and its row. Pure.
 
 A node's *domain path* names its domains from wide to narrow, as a file's path does: ``row-2/rack-7/host-31``. Two nodes share a domain
-when their paths begin alike up to there, so that racks of two rows may have one name.
+when their paths are equal down to that domain. So racks of two rows may have the same name.
 """
 
 from __future__ import annotations
@@ -15,21 +15,21 @@ from typing import Any
 from fleet.errors import ConfigError
 
 HOST = "host"
-"""Stands, among names of labels, for the host that a node is on: every node has one."""
+"""Among names of labels, this stands for the node's host. Every node has one."""
 VARIABLE = "FLEET_DOMAIN"
-"""Of a process's environment: the domain path of its node. Whoever sets it for a node's Ray has said where that node is."""
+"""Environment variable with the domain path of the process's node. Set for a node's Ray, it takes the place of labels."""
 SEPARATOR = "/"
 MOST_LEVELS = 4
 
 BITS = 52
-"""Of a number that a 64-bit float holds exactly."""
+"""Bits of a number that a 64-bit float holds exactly."""
 
 Place = tuple[Any, ...]
-"""Where something lies: its domains from wide to narrow, in most places with the node itself as the last."""
+"""A place: its domains from wide to narrow, mostly with the node itself as the last."""
 
 
 def check_levels(levels: Sequence[str]) -> None:
-    """Refuse what cannot be the levels of domain paths: labels, or ``NAME=LABEL``. Raises ConfigError."""
+    """Refuse levels that domain paths cannot have. A level is a label, or ``NAME=LABEL``. Raises ConfigError."""
     if not 1 <= len(levels) <= MOST_LEVELS:
         reason = f"domains have 1 to {MOST_LEVELS} levels"
         raise ConfigError("domains", tuple(levels), reason, f"Name labels of nodes from narrow to wide; {HOST} is the host, the default.")
@@ -41,7 +41,7 @@ def check_levels(levels: Sequence[str]) -> None:
 
 
 def check_labels(levels: Sequence[str], nodes: Sequence[Mapping[str, str]]) -> None:
-    """Refuse a level whose label none of these nodes has: then nothing is known of what fails together there. Raises ConfigError."""
+    """Refuse a level whose label none of these nodes has: Fleet could not know its domains. Raises ConfigError."""
     for level in levels:
         if level != HOST and not any(labels.get(label_of(level)) for labels in nodes):
             known = sorted({label for labels in nodes for label in labels if not label.startswith("ray.io/node-")})
@@ -51,19 +51,19 @@ def check_labels(levels: Sequence[str], nodes: Sequence[Mapping[str, str]]) -> N
 
 
 def level_name(level: str) -> str:
-    """What people call a level: ``nvlink`` of ``nvlink=ray.io/gpu-domain``; of a label alone, the label."""
+    """The name of a level for people: ``nvlink`` of ``nvlink=ray.io/gpu-domain``; of a label alone, the label."""
     return level.partition("=")[0]
 
 
 def label_of(level: str) -> str:
-    """The label that a level is read from."""
+    """The node label that names a level's domain."""
     name, equals, label = level.partition("=")
     return label if equals else name
 
 
 @dataclass(frozen=True, slots=True)
 class LocatedNode:
-    """A node's domain path, and the labels that it should have had: in their place its host stands."""
+    """A node's domain path, and the labels that the node lacks. In their place the path has the node's host."""
 
     path: str
     missing: tuple[str, ...] = ()
@@ -74,7 +74,7 @@ def locate(labels: Mapping[str, str], host: str, levels: Sequence[str], override
 
     Args:
         levels: labels, or ``NAME=LABEL``, from narrow to wide; ``host`` among them is the host itself.
-        override: its path, where somebody has said it (``FLEET_DOMAIN``); labels do not count then.
+        override: the path from ``FLEET_DOMAIN``; if it is not empty, labels do not count.
     """
     if override:
         return LocatedNode(override)
@@ -84,21 +84,21 @@ def locate(labels: Mapping[str, str], host: str, levels: Sequence[str], override
 
 
 def place_of(path: str, node: str = "") -> tuple[str, ...]:
-    """The domains of a path from wide to narrow, then the node; an empty path is of a node that shares no domain with anybody."""
+    """The domains of a path from wide to narrow, then the node. A node with an empty path shares no domain with another node."""
     names = tuple(name for name in path.split(SEPARATOR) if name)
     return (*names, node) if node else names
 
 
 def site_of(path: str, node: str) -> str:
-    """What a rank there says it shares with its neighbours: its narrowest domain, by the whole path; where none is known, its node."""
+    """The site that a rank shares with its neighbours: its narrowest domain, as the whole path; its node where no domain is known."""
     return SEPARATOR.join(place_of(path)) or node
 
 
 def number(place: Place, depth: int) -> int:
-    """``place`` as a number of :data:`BITS` bits, for where only numbers travel: hashes of its first ``depth`` - 1 levels, and of its last.
+    """``place`` as a number of :data:`BITS` bits, for messages of numbers alone: hashes of its first ``depth`` - 1 levels, and of its last.
 
-    Two places get one number by chance only: with ``depth`` 2, a host and a node, two of 1000 nodes in 1 of 130 fleets. They are taken for
-    one then, which costs distance between copies and nothing else.
+    Two places get the same number by chance alone. With ``depth`` 2, a host and a node, this happens to two of 1000 nodes in 1 of 130
+    fleets. Both then count as one place, so that a copy may be nearer than it has to be. Nothing else follows.
     """
     bits, packed = BITS // depth, 0
     names = (*place[: min(len(place), depth) - 1], place[-1])
@@ -108,18 +108,18 @@ def number(place: Place, depth: int) -> int:
 
 
 def numbered(packed: int, depth: int) -> Place:
-    """The place that :func:`number` has made a number of, each level a number of its own."""
+    """The place of a number from :func:`number`. Each level is a number of its own."""
     bits = BITS // depth
     return tuple(packed >> bits * level & (1 << bits) - 1 for level in reversed(range(depth)))
 
 
 def shared_levels(one: Place, other: Place) -> int:
-    """At how many levels, from the widest on, two places are in one domain."""
+    """The number of levels, from the widest on, at which two places are in the same domain."""
     return next((level for level, (mine, theirs) in enumerate(zip(one, other, strict=False)) if mine != theirs), min(len(one), len(other)))
 
 
 class Crowd:
-    """How many lie in which domain already: ``counts``. ``of`` a place says, from the widest level on, how many share its domain there."""
+    """``counts``: by domain, the number of places in it. ``of(place)`` gives the counts of a place's domains, from the widest level on."""
 
     def __init__(self, places: Iterable[Place] = ()) -> None:
         self.counts: Counter[Place] = Counter()
@@ -127,16 +127,16 @@ class Crowd:
             self.add(place)
 
     def add(self, place: Place, weight: int = 1) -> None:
-        """One more, who counts as ``weight``."""
+        """Count ``place`` in each of its domains, ``weight`` times."""
         for depth in range(1, len(place) + 1):
             self.counts[place[:depth]] += weight
 
     def of(self, place: Place) -> tuple[int, ...]:
-        """The less, the farther apart from all of them. It ends with the narrowest level at which somebody is."""
+        """A smaller value means farther apart from the counted places. It ends at the narrowest level that has a counted place."""
         found: list[int] = []
         for depth in range(1, len(place) + 1):
             count = self.counts[place[:depth]]
-            if not count:  # then nobody is in a narrower one either
+            if not count:  # then no narrower domain has a place either
                 break
             found.append(count)
         return tuple(found)

@@ -1,7 +1,7 @@
-"""Which samples a step takes where those of some steps are left out.
+"""Which samples a step takes when some samples of the data are left out.
 
-The data's own order is a row of *draws*: draw ``k`` are the samples that step ``k`` takes when nothing is left out. With some of the draws
-left out, each step takes the next one that is not. Only the samples of a step change so: its random numbers are those of its own number.
+The data's own order is a row of *draws*: draw ``k`` has the samples of step ``k`` when nothing is left out. With some draws left out, each
+step takes the next draw that is kept. This changes the samples of a step alone: its random numbers still follow from the step's number.
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ from collections.abc import Iterable, Sequence
 from fleet.errors import ConfigError
 
 LeftOut = tuple[tuple[int, int], ...]
-"""Draws that are left out: stretches from ``first`` to ``end``, without that, in order, with room between them."""
+"""Draws that are left out: stretches from ``first`` to ``end``, without ``end``. They are in order, and do not touch each other."""
 RANGE = re.compile(r"(\d+):(\d+)")
 
 
 def range_of(field: str, text: str) -> tuple[int, int]:
-    """``1200:1260`` is 1200 to 1259. Raises ConfigError, which names ``field``."""
+    """``1200:1260`` is 1200 to 1259. Raises ConfigError that names ``field``."""
     found = RANGE.fullmatch(text)
     if found is None or not int(found[1]) < int(found[2]):
         reason = "it is FIRST:END, numbers of steps of which the first is left out and the last is not"
@@ -26,12 +26,12 @@ def range_of(field: str, text: str) -> tuple[int, int]:
 
 
 def left_out_of(texts: Iterable[str]) -> LeftOut:
-    """Of the setting ``left_out``. Raises ConfigError."""
+    """The draws that the setting ``left_out`` names. Raises ConfigError."""
     return _merged([range_of("left_out", text) for text in texts])
 
 
 def in_texts(left_out: LeftOut) -> tuple[str, ...]:
-    """As the setting has it."""
+    """The draws in the form of the setting ``left_out``."""
     return tuple(f"{first}:{end}" for first, end in left_out)
 
 
@@ -58,7 +58,7 @@ def step_of(left_out: LeftOut, draw: int) -> int | None:
 
 
 def without(left_out: LeftOut, steps: Iterable[tuple[int, int]]) -> LeftOut:
-    """Without the draws, too, that these stretches of steps, each from its first to its end, take so far."""
+    """``left_out`` with more draws: those that the stretches ``steps`` of steps, each from first to end, take at present."""
     taken = [draw_of(left_out, step) for first, end in steps for step in range(first, end)]
     return _merged([*left_out, *((draw, draw + 1) for draw in taken)])
 

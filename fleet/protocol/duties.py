@@ -1,4 +1,4 @@
-"""Which shards of the step at hand one rank brings, and which it goes on with before it is told."""
+"""The shards of the present step that a rank brings, and the shards that it computes before a view assigns them."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from fleet.protocol.types import Column, Member, StateId
 
 
 class Duties:
-    """What one rank was assigned in the last view, and what it speculates on for the next one. Pure: live and simulated ranks use it.
+    """A rank's assigned shards of the last view, and its speculation for the next one. Pure: live and simulated ranks use it.
 
-    Each column of a view has all shards of a step, so that a rank knows its own column alone.
+    Each column of a view has all shards of a step, so a rank has to know its own column alone.
 
     Attributes:
-        at: the state that the step at hand begins from; None before the first.
-        shares: of the step at hand, and ``whole``: of one that begins in the last view; the same object where that is so.
-        contributed: by rank of the last column, the shards of the step at hand that it is to bring.
+        at: the state from which the present step begins; None before the first step.
+        shares: the shares of the present step. ``whole``: those of a step that begins in the last view; the same object for such a step.
+        contributed: by rank of the last column, the shards of the present step that the rank has to bring.
         had: the same by member.
-        mine: of these, this rank's.
-        ahead: what it speculates on beside them.
+        mine: this rank's shards of them.
+        ahead: shards that this rank speculates on beside them.
     """
 
     def __init__(self, shards: int) -> None:
@@ -34,17 +34,17 @@ class Duties:
         self._rank = 0
 
     def rehearse(self) -> None:
-        """Shard 0 is this rank's, in no view."""
+        """Assign shard 0 to this rank, outside of any view."""
         self.shares = self.whole = Shares(((),), ((0,),))
         self.mine, self._rank = (0,), 0
 
     def join(self, column: Column, rank: int, held: Sequence[Collection[int]], idle: Collection[int] = ()) -> Shares:
-        """The ranks that bring each shard in ``column``: these go together, also when the next view breaks before its own are known.
+        """The shares of the present step in ``column``. They stay the last known ones if the next view breaks before it has its own.
 
         Args:
             rank: this rank's place in the column.
-            held: by rank, what it has or has promised of the step at hand.
-            idle: ranks that bring nothing.
+            held: by rank, the shards of the present step that the rank has or has promised.
+            idle: ranks that bring no shards.
         """
         self._members, self._rank = column.members, rank
         self.whole = share([()] * len(column.members), column.ranges, self.shards)
@@ -52,7 +52,7 @@ class Duties:
         return self._assign(share(held, column.ranges, self.shards, idle, column.giver) if begun else self.whole)
 
     def begin_step(self) -> Shares:
-        """Nothing is computed of the step at hand: it is the next one, or is computed anew."""
+        """A step begins, the next one or the same one again: no shard of it is computed."""
         return self._assign(self.whole)
 
     def _assign(self, shares: Shares) -> Shares:
@@ -61,10 +61,10 @@ class Duties:
         return shares
 
     def speculate(self, column: Column, member: Member, here: StateId, idle: Collection[int]) -> bool:
-        """What ``member`` will have to bring in ``column`` if all who receive no state there bring what they had to in the last one. False:
-        nothing is known.
+        """Guess the shards of ``member`` in ``column``: members that receive no state there keep the shards of the last column. False: no
+        guess is possible.
 
-        Whoever knows better only makes it compute for nothing, as what counts is what all have promised.
+        A wrong guess costs computing alone, since the promises of all members decide.
         """
         if self.at != here or member not in self.had:
             return False
@@ -74,15 +74,15 @@ class Duties:
         return True
 
     def assigned(self, held: Collection[int]) -> tuple[int, ...]:
-        """What is to be computed yet by whoever holds ``held``."""
+        """This rank's shards that are not in ``held``: it still has to compute these."""
         return tuple(shard for shard in (*self.mine, *self.ahead) if shard not in held)
 
     @property
     def next_assigned(self) -> tuple[int, ...]:
-        """What this rank is to compute of the step after the one at hand, if nothing comes between."""
+        """This rank's shards of the step after the present one, if the view stays."""
         return self.whole.assigned[self._rank]
 
     @property
     def promised(self) -> tuple[int, ...]:
-        """What this rank brings wherever it joins now: those that it has and those that it goes on with."""
+        """The shards that this rank brings into the next view: its own, and those that it speculates on."""
         return (*self.mine, *self.ahead)

@@ -1,6 +1,6 @@
-"""What can happen to a run: the inputs of ``FleetMachine``. Ranks and agents send these over the wire as they stand.
+"""Events: the inputs of ``FleetMachine``. Ranks and agents send them in this form.
 
-What the journal keeps as it was said is in ``facts.py``.
+``facts.py`` has the events that the journal keeps unchanged.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ from fleet.protocol.types import Copy, Finding, Member, Part, Process, Pulse, St
 
 @dataclass(frozen=True, slots=True)
 class NodeJoined:
-    """A node agent is up. ``index`` is the node's place among the cluster's nodes, for chaos and placement. ``unfit`` says what its
-    pre-flight check has found, empty when it may join. ``domain``: its domain path, "" when it is not known."""
+    """A node agent is up. ``index`` is the node's place among the cluster's nodes, for chaos and placement. ``unfit`` is the finding of the
+    node's pre-flight check, empty when the node may join. ``domain``: the node's domain path, "" when it is not known."""
 
     node: str
     index: int
@@ -40,7 +40,7 @@ class NodeJoined:
 
 @dataclass(frozen=True, slots=True)
 class NodeLeaves:
-    """A node will be taken away at ``until_s`` on the run's clock; ``why``: who says so, for people."""
+    """A node will be taken away at ``until_s`` on the run's clock; ``why``: the source of the notice, for people."""
 
     node: str
     until_s: float
@@ -56,7 +56,7 @@ class NodeStays:
 
 @dataclass(frozen=True, slots=True)
 class NodeLost:
-    """A node is gone with all its ranks: its agent's connection closed, or it was silent for too long."""
+    """A node is gone with all its ranks: its agent's connection closed, or its agent was silent for too long."""
 
     node: str
     cause: NodeCause
@@ -65,7 +65,7 @@ class NodeLost:
 
 @dataclass(frozen=True, slots=True)
 class NodeSilent:
-    """The connection to a node's agent broke. Its ranks may be well; but if their peers lose them too, there is no use in waiting."""
+    """The connection to a node's agent broke. Its ranks may be well. If their peers lose them too, waiting has no use."""
 
     node: str
     at_s: float
@@ -75,8 +75,8 @@ class NodeSilent:
 class Joined:
     """A rank process says hello, or says it again to a coordinator that restarted.
 
-    ``token`` is drawn by the process once, so that a doubled hello is recognised. ``incarnation`` is None until it was granted one.
-    ``store`` is the address of the key-value store that this rank offers for process-group rendezvous.
+    The process draws ``token`` once, so that the coordinator recognises a doubled hello. ``incarnation`` is None until the coordinator has
+    granted one. ``store`` is the address of the key-value store that this rank offers for process-group rendezvous.
     """
 
     slot: int
@@ -97,9 +97,9 @@ class Ready:
 class Quiesced:
     """The rank has stopped in ``generation`` and waits for a later one.
 
-    ``state`` is what it holds, None when it never had any. ``dirty`` is set when the state is half written.
-    ``generation`` is the greatest that it joined or was told to leave. ``why`` it is in none; ``detail`` says more, for people.
-    ``testimony`` is there when it left because ranks differ in what should be alike. ``engaged``: what its loop does meanwhile.
+    ``state`` is the rank's state, None when it never had one. ``dirty`` is set when the state is half written. ``generation`` is the
+    greatest that the rank joined or was told to leave. ``why``: the reason that it left; ``detail`` says more, for people. ``testimony``
+    is set when the rank left because ranks differ. ``engaged``: the work of its loop meanwhile.
     """
 
     member: Member
@@ -123,7 +123,7 @@ class Formed:
 
 @dataclass(frozen=True, slots=True)
 class Heartbeat:
-    """One node's ranks, aggregated by its agent: where each is, and how long ago it moved and gave a sign of life. Every 0.25 s."""
+    """An agent's report of its node's ranks: where each is, and how long ago it moved and gave a sign of life. Every 0.25 s."""
 
     node: str
     pulses: tuple[Pulse, ...]
@@ -131,7 +131,7 @@ class Heartbeat:
 
 @dataclass(frozen=True, slots=True)
 class Raised:
-    """User code raised in a rank. The process is about to exit; ``traceback`` is the user's own part of it.
+    """User code raised in a rank. The process is about to exit. ``traceback`` has the frames of the user's code alone.
 
     ``mistake``: Fleet knows that any other process would raise, too.
     """
@@ -148,7 +148,8 @@ class Raised:
 class Finished:
     """The rank has committed the run's last step and waits at the finish barrier. ``concluded``: it was told to go on behind the loop.
 
-    ``halted``: it is the last step before a stop, and more were to follow. ``ended``: why a loop has ended the run here; empty: none has.
+    ``halted``: the step is the last one before a stop, and the run has more steps. ``ended``: why a loop has ended the run here; empty: no
+    loop has.
     """
 
     member: Member
@@ -172,7 +173,7 @@ class Left:
 
 @dataclass(frozen=True, slots=True)
 class OnceWanted:
-    """The rank has come to ``key``, which is done once: may it do it, or is it done? See ``fleet.protocol.once``. Repeated meanwhile."""
+    """The rank asks whether it may do ``key``, which one rank does for all. Repeated until answered. See ``fleet.protocol.once``."""
 
     member: Member
     key: str
@@ -180,7 +181,7 @@ class OnceWanted:
 
 @dataclass(frozen=True, slots=True)
 class OnceDone:
-    """The rank has done ``key``; ``result`` is what came of it, as JSON text. Repeated until it is answered."""
+    """The rank has done ``key``; ``result`` is the result as JSON text. Repeated until answered."""
 
     member: Member
     key: str
@@ -189,11 +190,11 @@ class OnceDone:
 
 @dataclass(frozen=True, slots=True)
 class Logged:
-    """What the loop has logged of a committed step, by the shards that the rank computed of it.
+    """Values that the loop has logged for a committed step, by the shards that the rank computed.
 
     Attributes:
         weights: by shard; 1 where the loop gives none.
-        figures: (name, value by shard) of each. None where nothing was logged for a shard.
+        figures: (name, values by shard). A value is None where the loop logged nothing for the shard.
     """
 
     member: Member
@@ -205,7 +206,7 @@ class Logged:
 
 @dataclass(frozen=True, slots=True)
 class StepsTimed:
-    """What the ranks of one node measured in steps of ``generation``, gathered by its agent. ``total``: the run's steps, 0 when unknown."""
+    """An agent's report of its ranks' measured times in steps of ``generation``. ``total``: the run's steps, 0 when unknown."""
 
     node: str
     generation: int
@@ -217,8 +218,8 @@ class StepsTimed:
 class Implausible:
     """A loss or the gradient of a step is no finite number, or far too large, so all ranks compute the step once more. Sent by view rank 0.
 
-    ``shard`` is -1 when every loss is well; ``owner`` is who computed that shard, ``why`` a clause. ``accepted``: it came out the same
-    again, and counts.
+    ``shard`` is -1 when every loss is well. ``owner`` is the member that computed the shard, ``why`` a clause. ``accepted``: the step gave
+    the same result again, and counts.
     """
 
     member: Member
@@ -231,7 +232,7 @@ class Implausible:
 
 @dataclass(frozen=True, slots=True)
 class PartWritten:
-    """The rank has written its part of checkpoint ``checkpoint``, as ``request`` asked; the loop was blocked for ``blocked_s``."""
+    """The rank has written its part of checkpoint ``checkpoint``, for ``request``; the loop was blocked for ``blocked_s``."""
 
     member: Member
     request: int
@@ -244,7 +245,7 @@ class PartWritten:
 
 @dataclass(frozen=True, slots=True)
 class PartFailed:
-    """The rank could not write its part of what ``request`` asked for; ``reason`` is a sentence."""
+    """The rank could not write its part of the checkpoint of ``request``; ``reason`` is a sentence."""
 
     member: Member
     request: int
@@ -253,7 +254,7 @@ class PartFailed:
 
 @dataclass(frozen=True, slots=True)
 class OutputDropped:
-    """What the rank has printed is not kept any more, since its file cannot be written; ``reason`` is a clause."""
+    """The rank's output is not kept any more, since its file cannot be written; ``reason`` is a clause."""
 
     member: Member
     dropped_bytes: int
@@ -262,9 +263,9 @@ class OutputDropped:
 
 @dataclass(frozen=True, slots=True)
 class CopiesHeld:
-    """All that the memory of a node holds of checkpoints, whenever that has changed, and to every coordinator that is new.
+    """All copies of checkpoints in the memory of a node. Sent after each change, and to every new coordinator.
 
-    ``address`` is where it is served; another one says that it began anew. Nodes of one ``domain`` fail together ("": not known).
+    ``address`` serves the copies; a new address means that the memory began anew. Nodes of one ``domain`` fail together ("": not known).
     """
 
     node: str
@@ -296,7 +297,7 @@ class CheckpointFailed:
 
 @dataclass(frozen=True, slots=True)
 class StopRequested:
-    """The user or the driver wants the run to end in order; with ``error`` it has failed already, and only the word is missing."""
+    """The user or the driver wants the run to end in order. With ``error`` the run has failed, and the journal has to record it."""
 
     reason: str
     error: str = ""
@@ -305,7 +306,7 @@ class StopRequested:
 
 @dataclass(frozen=True, slots=True)
 class FloorReached:
-    """Chaos has cost too much and stops: so little is ``kept`` of the run's pace, of at least ``floor``; both are shares from 0 to 1."""
+    """Chaos stops, since the run keeps less than ``floor`` of its pace: it keeps ``kept``. Both are shares from 0 to 1."""
 
     kept: float
     floor: float
@@ -313,7 +314,7 @@ class FloorReached:
 
 @dataclass(frozen=True, slots=True)
 class RoomMissing:
-    """So many ranks have no place on the cluster, and why; 0: all have one again."""
+    """``ranks`` ranks have no place on the cluster, for the reason ``detail``; 0: all have one again."""
 
     ranks: int
     detail: str
@@ -321,8 +322,8 @@ class RoomMissing:
 
 @dataclass(frozen=True, slots=True)
 class NodesWanted:
-    """The run asks its cluster for nodes: ``ask``; they ``came``; or it does without, ``withdraw``. ``ranks`` have no place, or had none
-    for ``waited_s``; ``detail`` says it for people."""
+    """``action`` is ``ask``: the run asks its cluster for nodes; ``came``: they are there; or ``withdraw``: the run goes on without them.
+    ``ranks`` ranks have no place, or had none for ``waited_s``; ``detail`` says it for people."""
 
     action: AskAction
     ranks: int
@@ -340,7 +341,7 @@ class SettingChanged:
 
 @dataclass(frozen=True, slots=True)
 class Tick:
-    """Time has passed: what is gets compared again with what should be. A missed tick does no harm."""
+    """Time has passed: the machine compares the state with the goal again. A missed tick does no harm."""
 
 
 Event = (

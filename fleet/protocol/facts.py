@@ -1,6 +1,6 @@
-"""What a process says of the world, and the journal keeps as it was said: events and records at once.
+"""Facts that a process reports and the journal keeps unchanged: each class is an event and a record at once.
 
-A sender leaves ``at_s`` and ``event`` alone, where the words of a class do not say else: the coordinator puts them in.
+A sender leaves ``at_s`` and ``event`` at their defaults, unless the class says otherwise. The coordinator sets them.
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ from fleet.protocol.causes import Cause, ProcessEnded
 from fleet.protocol.types import Build, DataFile, Fault, FaultPhase, Member, StateId
 
 SHARED = " x"
-"""Between the order of a data set and how many steps take the same samples."""
+"""Stands between the order of a data set and the number of steps that take the same samples."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FromEvent:
-    """``event`` is the number of the event that an instruction or a record follows from, as the coordinator counted it; 0: none."""
+    """``event`` is the coordinator's number of the event that led to this instruction or record; 0: none."""
 
     event: int = field(default=0, compare=False)
 
@@ -34,17 +34,17 @@ Said = TypeVar("Said", bound=Noted)
 
 
 def noted(fact: Said, now_s: float, **found: Any) -> Said:
-    """What the journal keeps of what was said just now: with what is ``found`` of it here in place of what was said."""
+    """The journal's record of a fact reported at ``now_s``. The coordinator's own fields ``found`` replace the reported ones."""
     return replace(fact, at_s=now_s, **found)
 
 
 @dataclass(frozen=True, slots=True)
 class ProcessLost(Noted):
-    """A process is gone, at ``at_s`` as its agent saw. ``cause`` is one of ``fleet.protocol.causes``; ``step`` and ``shard`` are where it
-    was (shard -1: not in a shard).
+    """A process is gone; its agent saw it at ``at_s``. ``cause`` is one of ``fleet.protocol.causes``. ``step`` and ``shard`` are the last
+    known ones of the process (shard -1: in no shard).
 
-    The coordinator finds the rest. ``fault`` is the id of the injected fault that explains it, if any. ``generation``: the view it was in,
-    or -1.
+    The coordinator sets the other fields. ``fault`` is the id of the injected fault that explains the loss, if any. ``generation``: the
+    view of the process, or -1.
     """
 
     member: Member
@@ -58,7 +58,7 @@ class ProcessLost(Noted):
 
 @dataclass(frozen=True, slots=True)
 class LossExplained(Noted):
-    """How a process ended that was lost before: known once who started it has said it."""
+    """The exit status of a process that was lost before. The process that started it reports it later."""
 
     member: Member
     cause: ProcessEnded
@@ -66,8 +66,8 @@ class LossExplained(Noted):
 
 @dataclass(frozen=True, slots=True)
 class Measurement(Noted):
-    """A figure of the model, such as ``val_loss``, at ``state``. View rank 0 says it after the commit; ``member`` None: it is a mean over
-    the shards of several ranks."""
+    """A figure of the model, such as ``val_loss``, at ``state``. View rank 0 reports it after the commit. ``member`` None: the value is a
+    mean over the shards of several ranks."""
 
     member: Member | None
     state: StateId
@@ -77,12 +77,12 @@ class Measurement(Noted):
 
 @dataclass(frozen=True, slots=True)
 class Usage(Noted):
-    """What a rank's process has taken since it began. It is said now and then, and at the end.
+    """The resources that a rank's process has used since it began. The rank reports them now and then, and at the end.
 
-    That is the most memory that it has had, on its host and of its GPU, and what it has sent to other ranks for reductions, in bytes. In
-    ``exchanges`` of them it was measured how much hid behind the rank's own shards: of ``received_bytes`` those of ``ahead_bytes`` were
-    there when it was done computing, which spared it ``hidden_us``. ``fetched_bytes`` of checkpoints were read from the durable store. Its
-    GPU has taken ``energy_j`` in ``metered_s`` seconds. All are 0 where it cannot be measured.
+    ``peak_bytes`` and ``device_peak_bytes``: the most memory, on the host and of the GPU. ``sent_bytes``: sent to other ranks for
+    reductions. ``exchanges``: the reductions that were measured. In them the rank got ``received_bytes``; ``ahead_bytes`` of these had come
+    before the rank had computed its own shards, which saved ``hidden_us``. ``fetched_bytes``: read from checkpoints in the durable store.
+    The GPU used ``energy_j`` in ``metered_s`` seconds. A value is 0 where it cannot be measured.
     """
 
     member: Member
@@ -100,13 +100,13 @@ class Usage(Noted):
 
 @dataclass(frozen=True, slots=True)
 class DataRead(Noted):
-    """What the loop body takes its batches from: a data set of so many samples (0: streams), ``batch_size`` of them a step. View rank 0
-    says it when it is new to it.
+    """The loop body takes its batches from a data set of ``samples`` samples (0: streams), ``batch_size`` of them a step. View rank 0
+    reports a data set when it first reads it.
 
-    ``data_sha256`` tells it from others: of files the digest of names and sizes, else of type, length, and first, middle and last sample,
-    or of the first samples of streams. Empty where that cannot be told. ``total_steps``: how many steps the loop has. Step ``step`` of
-    history ``history`` is the first that was read so. ``order``: ``permuted``, ``windows`` or ``streams``, see ``docs/data.md``; empty
-    where nobody knows. ``permuted x2``: two steps, one after the other, take the same samples.
+    ``data_sha256`` identifies the data set. For files it is the digest of names and sizes. For streams it is that of the first samples.
+    Else it is that of type, length, and first, middle and last sample. It is empty where Fleet cannot compute it. ``total_steps``: the
+    number of steps of the loop. ``step`` of ``history`` is the first step with this data. ``order``: ``permuted``, ``windows`` or
+    ``streams``, see ``docs/data.md``; empty: not known. ``permuted x2``: two steps in a row take the same samples.
     """
 
     member: Member
@@ -120,19 +120,19 @@ class DataRead(Noted):
 
     @property
     def kind(self) -> str:
-        """The order, however many steps take the same samples."""
+        """The order alone, without the number of steps that take the same samples."""
         return self.order.partition(SHARED)[0]
 
     @property
     def steps_each(self) -> int:
-        """So many steps, one after the other, take the same samples."""
+        """The number of steps in a row that take the same samples."""
         return int(self.order.partition(SHARED)[2] or 1)
 
 
 @dataclass(frozen=True, slots=True)
 class RunBuilt(Noted):
-    """How the ranks have built what they train: said before ``Ready``, kept once, and again when that has changed. What a resume is
-    compared with."""
+    """The ranks' build of model and optimizer. Each rank reports it before ``Ready``; the journal keeps it once, and again after a change.
+    A resume is compared with it."""
 
     member: Member
     build: Build
@@ -140,11 +140,11 @@ class RunBuilt(Noted):
 
 @dataclass(frozen=True, slots=True)
 class DataFiles(Noted):
-    """Files of the data set ``data_sha256`` of a ``DataRead``, from number ``first`` of ``total`` on. View rank 0 says them beside its
+    """Files of the data set ``data_sha256`` of a ``DataRead``, from number ``first`` of ``total`` on. View rank 0 reports them beside its
     steps: once when the run begins, and again when their digests are known.
 
-    ``reader`` is the class that reads them. ``layout`` says how samples lie in a file: ``strided``, ``lines``, ``groups``, or ``own``,
-    which only the reader knows. ``window_bytes`` is a part of the order of ``groups``.
+    ``reader`` is the class that reads them. ``layout`` says how samples lie in a file: ``strided``, ``lines``, ``groups``, or ``own``:
+    known to the reader alone. ``window_bytes`` is a part of the order of ``groups``.
     """
 
     member: Member
@@ -161,8 +161,8 @@ class DataFiles(Noted):
 class RefusedLines(Noted):
     """``count`` connections that ``where`` (a node, a rank, or the coordinator) has refused or ended in the last seconds.
 
-    ``listener``: agent, setting, store or memory, or a Unix socket. ``reason`` is one of ``fleet.protocol.proof.Reason``; ``peer`` is where
-    the last one came from.
+    ``listener``: agent, setting, store or memory, or a Unix socket. ``reason`` is one of ``fleet.protocol.proof.Reason``. ``peer`` is the
+    origin of the last connection.
     """
 
     where: str
@@ -174,8 +174,8 @@ class RefusedLines(Noted):
 
 @dataclass(frozen=True, slots=True)
 class FaultRecord(Noted):
-    """What became of a fault, at ``at_s`` as the injector says. ``phase``: planned, announced, aimed (which is not kept), executed,
-    suppressed or healed. ``members`` are the ranks that it was aimed at."""
+    """A fault came to ``phase`` at ``at_s``, as the injector reports: planned, announced, aimed (which is not kept), executed, suppressed
+    or healed. ``members`` are the targeted ranks."""
 
     fault: Fault
     phase: FaultPhase
@@ -185,8 +185,8 @@ class FaultRecord(Noted):
 
 @dataclass(frozen=True, slots=True)
 class EvidenceKept(Noted):
-    """What these ranks did before a hanging one was ended: their stacks are in the file ``path`` of the run's folder, ``detail`` has a line
-    on each. ``incident`` numbers the hangs of a run."""
+    """The stacks of ``members``, taken before a hanging rank was ended, are in the file ``path`` of the run's folder. ``detail`` has a line
+    on each member. ``incident`` numbers the hangs of a run."""
 
     incident: str
     path: str

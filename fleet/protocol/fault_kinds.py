@@ -1,9 +1,13 @@
-"""The kinds of fault: one row each, from which schema, labels, forecasts, checks, help and docs are derived. Pure.
+"""The kinds of fault, one row each. Schema, labels, forecasts, checks, help and docs are derived from the rows. Pure.
 
 The rows are in ``fault_kinds.toml``; ``TABLE`` has them. A new kind is a row there, and an entry in the ``ACTS`` of the module that carries
-it out: ``chaos.processes`` for what the agent of a node does to processes, ``chaos.links`` for what agents do to the network,
-``chaos.daemons`` for what is done to those who keep a run going, ``actors.rank.rank_injector`` for what a rank's process does to itself,
-``chaos.nodes`` for what the launcher does to whole nodes.
+it out:
+
+- ``chaos.processes``: the agent of a node acts on processes;
+- ``chaos.links``: agents act on the network;
+- ``chaos.daemons``: faults of the processes that keep a run going;
+- ``actors.rank.rank_injector``: a rank's process acts on itself;
+- ``chaos.nodes``: the launcher acts on whole nodes.
 """
 
 from __future__ import annotations
@@ -21,8 +25,8 @@ from fleet.protocol.types import Fault
 
 
 class FaultPlace(StrEnum):
-    """What a fault names as its target, and what an operation is done to: a slot's process, or a whole worker node. Of the others a run
-    has one, so a fault names none."""
+    """The target of a fault or of an operation: a slot's process, a whole worker node, the coordinator or the store. A run has one
+    coordinator and one store, so a fault does not name them."""
 
     RANK = "rank"
     NODE = "node"
@@ -31,12 +35,12 @@ class FaultPlace(StrEnum):
 
     @property
     def field(self) -> str:
-        """The field of a ``Fault`` that names it; empty for what is not named."""
+        """The field of a ``Fault`` that names the target; empty for a target that is not named."""
         return {FaultPlace.RANK: "slot", FaultPlace.NODE: "node"}.get(self, "")
 
 
 class Performer(StrEnum):
-    """Which process carries an operation out."""
+    """The process that carries an operation out."""
 
     AGENT = "the node's agent"
     HOST = "the node's agent, to its host"
@@ -50,22 +54,22 @@ class Performer(StrEnum):
 class Heal(StrEnum):
     """How a fault ends."""
 
-    NEVER = "never: what it took is replaced"
+    NEVER = "never: lost processes are replaced"
     AFTER = "by an operation, after its duration"
     ITSELF = "by itself, after its duration"
-    FOUND = "by itself: what is wrong is computed again, or its rank is replaced"
+    FOUND = "by itself: the shard is computed again, or the rank is replaced"
     REPAIR = "by an operation: the node comes back after `repair`"
 
 
 class Cost(StrEnum):
-    """What a fault may cost."""
+    """A cost that a fault may have."""
 
     DEATH = "its ranks, at once"
     NODE = "a node, until it is repaired"
     STILL = "ranks that stand still, and are evicted when it lasts"
     SLOW = "steps that take longer"
-    WAIT = "time: nobody is lost, and all wait until it is over"
-    STARTS = "what is to be decided or started meanwhile"
+    WAIT = "time: no rank is lost, and all wait until it is over"
+    STARTS = "decisions and starts that are due meanwhile"
     SAVES = "checkpoints that are due meanwhile"
     APART = "a node that is not heard: it is given up when it lasts, or all wait for it (`on_partition`)"
     WRONG = "a rank whose state is wrong: it is outvoted and evicted"
@@ -74,7 +78,7 @@ class Cost(StrEnum):
 
 
 class Check(StrEnum):
-    """How a checker knows that a fault was survived: see ``fleet.ledger.checkers``."""
+    """The test by which a checker knows that the run survived a fault: see ``fleet.ledger.checkers``."""
 
     RANKS_LEFT = "ranks_left"
     GOES_ON = "goes_on"
@@ -82,9 +86,9 @@ class Check(StrEnum):
 
 
 BY_HAND = "by hand"
-"""``Fault.component`` of what an operator ordered."""
+"""``Fault.component`` of a fault that an operator ordered."""
 KNOWN_S = 5.0
-"""By then a wrong replica is found out, and its process is gone."""
+"""Seconds after which a wrong replica has been found, and its process is gone."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,24 +97,24 @@ class FaultKind:
 
     Attributes:
         name: ``Fault.kind``.
-        sentence: what it is, for the docs.
-        targets: what a fault of this kind may name. By hand it is the first.
-        performer: who carries it out; None while nobody can: then ``why_not`` says why.
-        unit: an operation is done to this, one for each that is hit.
+        sentence: a description, for the docs.
+        targets: the targets that a fault of this kind may name. By hand it is the first.
+        performer: the process that carries it out; None where no process can: ``why_not`` says why.
+        unit: one operation is done to each of these that is hit.
         heal, may_cost: see there.
-        blast_radius: who feels it.
+        blast_radius: the parts of the run that feel it.
         components: rows of the fault catalogue that it stands for.
-        survived: the check that tells whether it was survived.
-        parameters: which of ``PARAMETERS`` it has, or others of the same names with bounds of their own.
-        summary: what was done, with ``{ranks}``, ``{node}``, ``{lasts}`` and ``{severity}``.
+        survived: the check that tells whether the run survived it.
+        parameters: its rows of ``PARAMETERS``, or others of the same names with bounds of their own.
+        summary: a text on the operation, with ``{ranks}``, ``{node}``, ``{lasts}`` and ``{severity}``.
         ends: how its ranks' processes end, in words; empty where it ends none.
         shows_as: it is carried out as one of these kinds, drawn by the fault's name.
-        needs_verify: nobody sees it unless what ranks compute is computed again (``verify.compute``).
-        whole_rack: it is done to every node of the widest failure domain of the one that it names.
+        needs_verify: it shows only where shards are computed again (``verify.compute``).
+        whole_rack: it is done to every node of the named node's widest failure domain.
         whole_rail: it is done to the ranks at the same place of every node there; of all nodes where no rack is known.
-        announced: the run is told before, so that nobody is there any more when it strikes.
+        announced: the run is told before, so that no rank is there any more when it strikes.
         in_storm: ``--chaos storm`` has it.
-        by_default: chaos plans it though nobody asks for it by name.
+        by_default: chaos plans it even where no setting names it.
         simulated: kinds of trouble that stand for it in ``fleet.simulation``.
     """
 
@@ -139,17 +143,17 @@ class FaultKind:
 
     @property
     def takes_ranks(self) -> bool:
-        """Its ranks are as good as lost: all but what is only slower, or is wrong for a moment and computed again."""
+        """Whether its ranks are as good as lost. They are not where it only slows them, or where a shard is only computed again."""
         return any(cost in self.may_cost for cost in (Cost.DEATH, Cost.STILL, Cost.APART, Cost.WRONG))
 
     @property
     def lasts(self) -> bool:
-        """It has a length of its own."""
+        """Whether it has a duration."""
         return any(parameter.name == DURATION.name for parameter in self.parameters)
 
     @property
     def asks_for(self) -> str:
-        """What an order or a trace has to name: a slot, a node, either, or nothing."""
+        """The place that an order or a trace has to name: a slot, a node, either, or none."""
         return " or ".join(f"a {place.field}" for place in self.targets if place.field) or "no place"
 
 
@@ -165,11 +169,11 @@ _READ: Mapping[str, Callable[[Any], Any]] = {
     "shows_as": tuple,
     "simulated": tuple,
 }
-"""How the fields are read that are neither texts nor yes or no."""
+"""Readers of the fields that are neither text nor boolean."""
 
 
 def _row(said: Mapping[str, Any], families: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
-    """What a table of the file says, and what the family says that it is like."""
+    """The fields of one table of the file, over those of its family (``like``)."""
     family = _row(families[said["like"]], families) if "like" in said else {}
     return family | {name: _READ[name](value) if name in _READ else value for name, value in said.items() if name != "like"}
 
@@ -183,13 +187,13 @@ KIND_OF_COMPONENT: Mapping[str, str] = {component: kind.name for kind in TABLE f
 
 
 def kind_of(name: str) -> FaultKind:
-    """The row of a kind. A journal of another version may name one that is not known here: then a row that promises nothing."""
+    """The row of a kind. For a kind of another version, which this version does not know, a row that promises nothing."""
     return KINDS.get(name) or FaultKind(
         name=name, sentence="Not known to this version.", why_not="this version does not know it", blast_radius="not known"
     )
 
 
 def drawn(fault: Fault) -> FaultKind:
-    """What a fault is carried out as: its own kind, or the one that its name draws."""
+    """The kind by which a fault is carried out: its own, or one of ``shows_as`` that the fault's name draws."""
     kind = kind_of(fault.kind)
     return kind_of(kind.shows_as[sum(fault.id.encode()) % len(kind.shows_as)]) if kind.shows_as else kind

@@ -1,6 +1,6 @@
-"""What ``FleetMachine`` wants done: its only output. A driver performs them; the simulator performs the same ones.
+"""Instructions: the only output of ``FleetMachine``. A driver performs them; the simulator performs the same ones.
 
-``event`` is the number of the event that an instruction follows from, as the coordinator counted it; 0: none.
+``event`` is the coordinator's number of the event that led to an instruction; 0: none.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class Welcome(FromEvent):
 class Quiesce(FromEvent):
     """Leave every generation up to ``generation`` now, and report ``Quiesced``.
 
-    ``in_person``: the training loop itself has to answer; else whoever listens may do so while the loop computes, without stopping it.
+    ``in_person``: the training loop itself has to answer. Else the rank's listening thread may answer while the loop computes on.
     """
 
     members: tuple[Member, ...]
@@ -38,21 +38,21 @@ class Quiesce(FromEvent):
 
 @dataclass(frozen=True, slots=True)
 class Publish(FromEvent):
-    """A new view to its members, all of which are quiesced or fresh."""
+    """Form the new view. All its members are quiesced or fresh."""
 
     view: View
 
 
 @dataclass(frozen=True, slots=True)
 class Propose(FromEvent):
-    """A view that its members form beside the running steps and enter together at a step boundary."""
+    """Form the proposed view beside the running steps, and enter it together with all its members at a step boundary."""
 
     view: View
 
 
 @dataclass(frozen=True, slots=True)
 class Cancel(FromEvent):
-    """Forget the proposal of ``generation``, unless it was entered already."""
+    """Forget the proposal of ``generation``, unless its members have already entered it."""
 
     members: tuple[Member, ...]
     generation: int
@@ -71,7 +71,7 @@ class SaveCheckpoint(FromEvent):
 class CommitCheckpoint(FromEvent):
     """All parts are written: put the manifest in place, then report ``CheckpointDurable``. ``place``: URL of the memories, "" the store.
 
-    ``guarded``: older checkpoints that stay, however many newer ones there are.
+    ``guarded``: older checkpoints that stay, no matter how many newer ones there are.
     """
 
     checkpoint: str
@@ -86,7 +86,7 @@ class CommitCheckpoint(FromEvent):
 
 @dataclass(frozen=True, slots=True)
 class Halt(FromEvent):
-    """The run is told to stop: the next step after which all members agree on it is the last. Wait there, as after the run's last step."""
+    """The run stops: the first step after which all members agree to stop is the last. Wait there, as after the run's last step."""
 
     members: tuple[Member, ...]
     generation: int
@@ -94,9 +94,9 @@ class Halt(FromEvent):
 
 @dataclass(frozen=True, slots=True)
 class EndAt(FromEvent):
-    """The loop of ``by`` has ended the run behind ``state``, for this ``reason``: no rank takes a step from there.
+    """The loop of ``by`` has ended the run after ``state``, for this ``reason``: no rank takes a step from there.
 
-    A rank that has come to this state without taking its last step waits there, too. One whose loop goes on from it has a mistake.
+    A rank that holds this state waits there, too, even if its loop has more steps. A loop that goes on from there has a mistake.
     """
 
     members: tuple[Member, ...]
@@ -107,9 +107,10 @@ class EndAt(FromEvent):
 
 @dataclass(frozen=True, slots=True)
 class Keep(FromEvent):
-    """The run stops, and its ranks did not come to one step in time: write ``state``, which these members hold, whatever their loops do.
+    """The run stops, and its ranks did not come to one step in time. Write ``state``, which these members hold, beside their loops.
 
-    Each writes one part of as many as there are members, under ``generation``, that of no view. If it cannot, it reports ``PartFailed``.
+    Each member writes one part, for as many parts as members, under ``generation``, which no view has. If it cannot, it reports
+    ``PartFailed``.
     """
 
     members: tuple[Member, ...]
@@ -120,7 +121,7 @@ class Keep(FromEvent):
 
 @dataclass(frozen=True, slots=True)
 class Conclude(FromEvent):
-    """The last step is committed by all, and kept: run the code behind the loop, then report ``Left``."""
+    """All members have committed the last step, and it is kept: run the code behind the loop, then report ``Left``."""
 
     members: tuple[Member, ...]
     generation: int
@@ -128,10 +129,10 @@ class Conclude(FromEvent):
 
 @dataclass(frozen=True, slots=True)
 class OnceAnswer(FromEvent):
-    """To ``OnceWanted`` or ``OnceDone``: do it, or it is done, and this came of it.
+    """Answer to ``OnceWanted`` or ``OnceDone``: do ``key``, or take its result, since a rank has done it.
 
-    ``result`` is None when the member is to do ``key`` itself, else what came of it, as JSON text. ``before``: what came of the same thing
-    the last time before, for example at an earlier step; empty when there is none.
+    ``result`` is None when the member has to do ``key`` itself, else the result as JSON text. ``before``: the result of the same task the
+    last time before, for example at an earlier step; empty when there is none.
     """
 
     members: tuple[Member, ...]
@@ -150,7 +151,7 @@ class Release(FromEvent):
 
 @dataclass(frozen=True, slots=True)
 class Fence(FromEvent):
-    """A stale process: it must exit and touch nothing."""
+    """To a stale process: exit, and touch nothing."""
 
     slot: int
     token: str
@@ -159,7 +160,7 @@ class Fence(FromEvent):
 
 @dataclass(frozen=True, slots=True)
 class Evict(FromEvent):
-    """SIGKILL this process, and report ``ProcessLost`` when it is confirmed dead."""
+    """End this process by SIGKILL, and report ``ProcessLost`` once it is confirmed dead."""
 
     member: Member
     process: Process
@@ -168,7 +169,7 @@ class Evict(FromEvent):
 
 @dataclass(frozen=True, slots=True)
 class Inspect(FromEvent):
-    """To the agents of these nodes: gather evidence of what their ranks do, within a bound, and before any is evicted."""
+    """To the agents of these nodes: collect the stacks of their ranks, in bounded time, before any rank is evicted."""
 
     nodes: tuple[str, ...]
     incident: str
@@ -177,7 +178,7 @@ class Inspect(FromEvent):
 
 @dataclass(frozen=True, slots=True)
 class Write:
-    """Append to the journal. Written before any instruction that follows it in the same list is performed."""
+    """Append ``record`` to the journal. The driver writes it before it performs any later instruction of the same list."""
 
     record: Record
 

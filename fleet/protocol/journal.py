@@ -12,7 +12,7 @@ from fleet.protocol.records import COMMIT, RECORDS, VERSION, Record, Spans
 from fleet.protocol.types import Member
 
 _MANY = COMMIT * 4
-"""From so many commits in a row on, which are what folded steps have, they are written as one with a number."""
+"""At least so many commits in a row, as folded steps have them, are written as one commit with a number."""
 _MOST = 1 << 24
 _RUNS = re.compile(f"{COMMIT}+|[^{COMMIT}]+")
 _COUNTED = re.compile(r"(\D)(\d*)")
@@ -31,7 +31,7 @@ def encode_line(record: Record) -> bytes:
 
 
 def _shortened(record: Spans) -> tuple[str, list[int]]:
-    """Codes and durations with each run of commits as one that says how many: ``K5000``."""
+    """Codes and durations, with each run of commits as one commit and its number: ``K5000``."""
     durations_us: list[int] = []
     codes: list[str] = []
     for run in _RUNS.finditer(record.codes):
@@ -60,7 +60,7 @@ def _spans(value: list[Any]) -> Spans:
 
 
 def _spelled_out(codes: str, durations_us: list[int]) -> tuple[str, list[int]]:
-    """Inverse of :func:`_shortened`. Raises ProtocolError when a run is longer than any that is written."""
+    """Inverse of :func:`_shortened`. Raises ProtocolError when a run is longer than the writer allows."""
     letters: list[str] = []
     lengths: list[int] = []
     for at, (code, count) in enumerate(_COUNTED.findall(codes)):
@@ -73,7 +73,7 @@ def _spelled_out(codes: str, durations_us: list[int]) -> tuple[str, list[int]]:
 
 
 def _checked(value: list[Any]) -> Record:
-    """The version is looked at before the fields: records of another version may have other fields."""
+    """The record of ``value``. The version is checked before the fields: records of another version may have other fields."""
     if value[0] == "RunStarted" and value[1:2] != [VERSION]:
         message = f"the journal is of version {value[1:2]}, this Fleet reads version {VERSION}"
         raise ProtocolError(f"{message}: read it with the Fleet that wrote it")

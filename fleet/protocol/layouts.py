@@ -1,4 +1,4 @@
-"""How a state may lie on the ranks of a run, in one table: a layout of one's own is a module with a class, and a row here."""
+"""The ways in which a state may lie on the ranks of a run, in one table. A new layout is a module with a class, and a row here."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ class LayoutKind(NamedTuple):
     """One layout.
 
     Attributes:
-        name: as ``optimizer_sharding`` has it.
+        name: the value of ``optimizer_sharding``.
         where: ``module:class`` of the layout in a rank.
-        spread: what of the state is spread over the ranks, so that each keeps parts of it; empty where each rank has all.
-        meaning: in words, for who chooses.
+        spread: the part of the state that is sharded over the ranks; empty where each rank has the whole state.
+        meaning: in words, for the user.
     """
 
     name: str

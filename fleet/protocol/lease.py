@@ -1,4 +1,7 @@
-"""A rank's half of what is done once in a run: it asks, does it when it may, and tells what came of it. See :mod:`fleet.protocol.once`."""
+"""A rank's half of a task that one rank does for all: it asks, does the task when it may, and reports the result.
+
+See :mod:`fleet.protocol.once`.
+"""
 
 from __future__ import annotations
 
@@ -18,20 +21,21 @@ class _WentBack(Exception):
 
 
 class Lease:
-    """Pure: live ranks and simulated ones are driven by this very object.
+    """Pure: live ranks and simulated ranks use this same object.
 
     Args:
-        ask_again_s: seconds after which words are said again: they are lost when an agent or the coordinator dies.
+        ask_again_s: seconds after which a message is sent again: it is lost when an agent or the coordinator dies.
     """
 
     def __init__(self, rank_machine: RankMachine, ask_again_s: float) -> None:
         self._rank_machine, self._protocol, self._ask_again_s = rank_machine, rank_machine.protocol, ask_again_s
 
     def do(self, key: str) -> Moves:
-        """``key`` is done by one rank. Gives what came of it, as JSON text, on all. Raises RunOver when the run ends meanwhile.
+        """Have one rank do ``key``. Gives its result as JSON text, on all ranks. Raises RunOver when the run ends meanwhile.
 
-        A rank that cannot go on with it in its view, as it needs parameters that a lost rank had, begins again in the next view. Where the
-        run goes back meanwhile, the rank does it for itself, and no other rank hears of it: its loop body comes to an end, and begins anew.
+        The task may need parameters that a lost rank had. Then the rank begins the task again in the next view. If the run goes back
+        meanwhile, the rank does the task for itself, and sends the result to no other rank. Its loop body comes to its end, and begins
+        anew.
         """
         here, result = self._protocol.state, None
         try:
@@ -51,7 +55,7 @@ class Lease:
             return result
 
     def _try(self, move: CarryOut) -> Moves:
-        """What came of it; None: this rank is in another view by now."""
+        """The result of ``move``; None: the group was lost, and this rank has joined another view."""
         try:
             return (yield move)
         except GroupLost as error:
@@ -60,12 +64,12 @@ class Lease:
             return None
 
     def _check(self, here: StateId | None) -> None:
-        """Raises _WentBack where the state at hand is another one than ``here``."""
+        """Raises _WentBack where the rank's state is not ``here`` any more."""
         if self._protocol.state != here:
             raise _WentBack
 
     def _talk(self, key: str, say: Callable[[], None], fits: Callable[[OnceAnswer], bool]) -> Any:
-        """Say it until it is answered."""
+        """Send the message again and again until an answer fits."""
         protocol, machine, here = self._protocol, self._rank_machine, self._protocol.state
 
         def answered() -> OnceAnswer | None:

@@ -1,6 +1,7 @@
 """The levels of checkpoints, in one table. One number names a request and its level.
 
-Members agree on a request inside a reduction, as a number; so the level is in it: with n levels, the remainder of its division by n.
+Members agree on a request inside a reduction, as a number. So the number contains the level: with n levels, it is the remainder of the
+division by n.
 """
 
 from __future__ import annotations
@@ -18,14 +19,14 @@ PEERS_SCHEME = "peers://"
 class Level:
     """One level of checkpoints.
 
-    The store and the memory of other nodes have rules of their own. Each further level is a place beside them, with checkpoints more often
-    than in the store, of which it keeps the newest. It lasts as long as the run's cluster: ``--resume`` goes on from the store.
+    The store and the memory of other nodes have rules of their own. Each further level is another place, with checkpoints more often than
+    the store. It keeps the newest of them. It lasts as long as the run's cluster: ``--resume`` goes on from the store.
 
     Attributes:
-        name: in records.
-        scheme: how the URLs of its places begin; "" for the run's own store, whose checkpoints are named by their ids.
-        place: its URL in a run; "" where the run has none.
-        every_s: seconds from one of its checkpoints to the next.
+        name: the level's name in records.
+        scheme: the prefix of its places' URLs; "" for the run's own store, whose checkpoints are named by their ids.
+        place: the level's URL in a run; "" where the run has none.
+        every_s: seconds from one checkpoint of the level to the next.
     """
 
     name: str
@@ -38,7 +39,7 @@ LEVELS = (
     Level(STORE),
     Level(PEERS, PEERS_SCHEME),
 )
-"""A later one counts as nearer: of two checkpoints of one state a new history begins from its."""
+"""A later level counts as nearer: of two checkpoints of one state, a new history begins from the nearer one."""
 
 
 def request_number(level: str, count: int) -> int:
@@ -52,7 +53,7 @@ def level_of(request: int) -> str:
 
 
 def level_at(url: str | None) -> str:
-    """The level of a checkpoint, or of a place, by its URL; ids, and what is at no level's place, are the store's."""
+    """The level of a checkpoint, or of a place, by its URL. An id, or a URL of no level, belongs to the store."""
     return next((level.name for level in LEVELS if level.scheme and (url or "").startswith(level.scheme)), STORE)
 
 
@@ -62,5 +63,5 @@ def places(settings: RunSettings) -> Mapping[str, str]:
 
 
 def peers_url(addresses: Iterable[str]) -> str:
-    """Where files lie that are in these memories (``host:port``)."""
+    """The URL of files in the memories at these addresses (``host:port``)."""
     return PEERS_SCHEME + ",".join(addresses)

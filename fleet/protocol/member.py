@@ -1,7 +1,7 @@
-"""The rank's half of the membership protocol: pure, so that the simulator runs the very object that a live rank runs.
+"""The rank's half of the membership protocol. It is pure: the simulator runs the same object as a live rank.
 
-A rank is told things (``receive``), asks what to do next (``parking``, ``next_view``, ``agree`` ...), and reports what happened to it; what
-it must say to the coordinator collects in ``outbox``. Nothing here blocks, reads a clock or knows torch.
+A rank gives it instructions (``receive``), asks it for the next action (``next_view``, ``agree`` ...), and reports events of its own.
+``outbox`` collects the messages to the coordinator. No code here blocks, reads a clock or knows torch.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ from fleet.protocol.types import Finding, Member, Process, StateId, View
 NOTHING, INTERRUPT = "", "interrupt"
 
 Offer = tuple[int, ...]
-"""What a rank says at a step boundary; see :meth:`MemberProtocol.offer`."""
+"""A rank's offer at a step boundary; see :meth:`MemberProtocol.offer`."""
 NO_VIEW, LAST_STEP = -1, -2
-"""What it says in place of a proposal's generation: it has none that is formed; it was told to halt."""
+"""Values in the place of a proposal's generation: the rank has formed no proposal; the rank was told to halt."""
 
 
 @dataclass(slots=True)
 class StandingProposal:
-    """A view to form beside the running steps: its group is ``formed``, it was ``offered`` at a boundary, and ``cancelled`` since then."""
+    """A view to form beside the running steps. ``formed``: its group is. ``offered`` at a boundary, and maybe ``cancelled`` since then."""
 
     view: View
     formed: bool = False
@@ -50,11 +50,11 @@ class StandingProposal:
 
 @dataclass(slots=True)
 class ViewOrders:
-    """What this rank was told to do in its view, and how far that is.
+    """The orders to this rank in its view, and their progress.
 
-    ``saves``: of each level the newest checkpoint request; ``served``: those that were done; ``part``: the last one that was written.
-    ``halt``: to stop at a boundary; ``halted``: all do. ``incomplete``: no member holds some of a state that is spread. ``keep``: what is
-    to be written beside the loop now.
+    ``saves``: by level, the newest checkpoint request; ``served``: requests that are done; ``part``: the part written last. ``halt``: the
+    rank has to stop at a boundary; ``halted``: all members do. ``incomplete``: no member holds some part of a sharded state. ``keep``: the
+    order to write beside the loop now.
     """
 
     saves: dict[str, int] = field(default_factory=dict)
@@ -68,7 +68,7 @@ class ViewOrders:
 
 @dataclass(frozen=True, slots=True)
 class LoopEnd:
-    """The loop of ``by`` has ended the run behind ``state``. ``own``: that is this rank's loop."""
+    """The loop of ``by`` has ended the run after ``state``. ``own``: ``by`` is this rank."""
 
     state: StateId
     by: Member
@@ -82,15 +82,16 @@ class MemberProtocol:
     Args:
         slot: the slot that this process fills.
         token: drawn once by the process; makes a doubled hello harmless.
-        process: how its node's agent can signal it.
-        store: address of the key-value store that it offers for rendezvous.
+        process: the address by which the node's agent signals the process.
+        store: address of the key-value store that the process offers for rendezvous.
 
     Attributes:
-        alone: the loop evaluates, or does what is done once in the run.
-        sharded: a part of the state is spread over the ranks, so that it moves whenever the view changes.
-        concluded: the last step is committed by all and kept: the code behind the loop may run.
-        ended: behind which state the run was ended by a loop; None: by none. It outlives views: another one may begin at that state.
-        answers: what the coordinator has said of what is done once, by key; see ``fleet.protocol.once``.
+        alone: the loop evaluates, or does a task for all ranks (``run.once``).
+        sharded: a part of the state is sharded over the ranks, so it moves whenever the view changes.
+        concluded: all members have committed the last step, and it is kept: the code behind the loop may run.
+        ended: the end of the run by a loop, with its state; None: no loop has ended it. It outlives views, since a later view may begin at
+            that state.
+        answers: the coordinator's answers on tasks that one rank does for all, by key; see ``fleet.protocol.once``.
     """
 
     def __init__(self, slot: int, token: str, process: Process, store: str) -> None:
@@ -134,49 +135,49 @@ class MemberProtocol:
 
     @property
     def forming(self) -> bool:
-        """It has joined a view, and has not yet said that it is in it."""
+        """The rank has joined a view, and has not yet reported ``Formed``."""
         return self.view is not None and self._status is None
 
     @property
     def halted(self) -> bool:
-        """All members of the view have agreed that the step they have just taken is the last, as the run is to stop."""
+        """The run stops, and all members of the view have agreed that the step just taken is the last."""
         return self._orders.halted
 
     @property
     def ends_here(self) -> bool:
-        """The state that this rank holds is the one behind which a loop has ended the run."""
+        """A loop has ended the run after the state that this rank holds."""
         return self.ended is not None and self.ended.state == self.state and not self.dirty
 
     @property
     def generation(self) -> int:
-        """Generation that this rank has joined, or the greatest that it left."""
+        """The generation of this rank's view, or the greatest that the rank has left."""
         return self.view.generation if self.view else self.floor
 
     @property
     def interrupted(self) -> bool:
-        """The rank must stop what it does in its process group: it was told to leave, or the run is over for it."""
+        """The rank must stop its work in the process group: it was told to leave, or the run is over for it."""
         return self.released is not None or self.fenced is not None or (self.view is not None and self.view.generation <= self.floor)
 
     @property
     def waits(self) -> bool:
-        """The rank can do nothing until the coordinator speaks; it repeats its status meanwhile."""
+        """The rank can only wait for the coordinator. It repeats its status meanwhile."""
         if isinstance(self._status, Finished):
             return not self.concluded
         return self.incarnation is None or self.view is None or isinstance(self._status, Left)
 
     @property
     def called(self) -> bool:
-        """There is a view to form now: a published one, or a proposal while the rank is in none."""
+        """The rank has to form a view now: a published one, or a proposal while the rank is in no view."""
         return self._pending is not None or (self.view is None and self.proposal() is not None)
 
-    # ---- what the coordinator says ---------------------------------------------------------------------------------------------------
+    # ---- messages of the coordinator -------------------------------------------------------------------------------------------------
 
     def hello(self) -> Joined:
-        """First words on every new connection; the last status is repeated after it."""
+        """The first message on every new connection. The rank repeats its last status after it."""
         return replace(self._hello, incarnation=self.incarnation)
 
     def status(self) -> list[Event]:
-        """What the coordinator should know of this rank; repeated while it waits, since messages may be lost."""
+        """This rank's status, for the coordinator. The rank repeats it while it waits, since messages may be lost."""
         known = [event for event in (self._status, self._orders.part if isinstance(self._status, Finished) else None) if event is not None]
         return [self.hello(), *(known if self.incarnation is not None else [])]
 
@@ -224,7 +225,7 @@ class MemberProtocol:
     def _on_quiesce(self, generation: int, in_person: bool) -> str:
         if self.concluded:
             probe("a rank behind the loop is told to leave")
-            return NOTHING  # behind the loop there is no view to leave; an agent that is cut off does not know
+            return NOTHING  # behind the loop there is no view to leave; an agent that is cut off does not know this
         self.floor = max(self.floor, generation)
         self._in_person = in_person
         if self._pending and self._pending.generation <= self.floor:
@@ -240,18 +241,18 @@ class MemberProtocol:
         return INTERRUPT
 
     def detach(self) -> None:
-        """The loop computes on what it holds and does not need its group: whoever listens may answer for it until it ends ``detached``."""
+        """The loop computes without its group. The listening thread may answer for it until ``detached`` is false again."""
         self.detached = True
         if self.view is not None and self.view.generation <= self.floor:
             self._leave_detached()
 
     def _leave_detached(self) -> None:
-        """Called out of the view while the loop does without it. In person it has to come when it may be the loop that hangs."""
+        """Leave the view for a detached loop. With ``in_person`` the loop itself has to come, since it may hang."""
         if self.detached and not self._in_person:
             self.broken("told to leave")
 
     def _on_keep(self, order: Keep) -> None:
-        """Said again until it is answered. In no view nothing changes the state, so that it can be read beside the loop."""
+        """The coordinator repeats this order until it has an answer. Outside a view the state does not change, so a thread can read it."""
         part, served = self._orders.part, self._orders.served
         if part is not None and part.request == order.request:
             self.outbox.append(part)
@@ -267,7 +268,7 @@ class MemberProtocol:
             self.ended = LoopEnd(word.state, word.by, word.reason, own=False)
 
     def to_keep(self) -> Keep | None:
-        """What to write beside the loop now; it is given once."""
+        """The order to write beside the loop now. Each order is returned once."""
         order, self._orders.keep = self._orders.keep, None
         return order
 
@@ -277,7 +278,7 @@ class MemberProtocol:
 
     def _on_propose(self, view: View) -> None:
         if view.generation == self.generation:
-            self._repeat()  # entered already, and nobody seems to know
+            self._repeat()  # this rank has entered it already, and the coordinator seems not to know
         elif view.generation > self.generation and not self._offers and not self.holds_proposal(view.generation):
             self._proposal = StandingProposal(view)
 
@@ -296,11 +297,11 @@ class MemberProtocol:
             return
         if self._proposal.offered:
             probe("a proposal is cancelled while it is offered")
-            self._proposal.cancelled = True  # the other members may have counted on this offer already: the step's outcome decides
+            self._proposal.cancelled = True  # other members may already rely on this offer: the result of the step decides
         else:
             self._proposal = None
 
-    # ---- what happens to the rank ----------------------------------------------------------------------------------------------------
+    # ---- events of the rank ----------------------------------------------------------------------------------------------------------
 
     def ready(self) -> None:
         """The model is built; the rank can be put in a view."""
@@ -323,11 +324,11 @@ class MemberProtocol:
         self.dirty = True
 
     def incomplete(self) -> None:
-        """No member of the view holds some of a sharded state. What this rank holds stays: whoever is missed may only be late."""
+        """No member of the view holds some part of a sharded state. This rank keeps its own part: the missing member may only be late."""
         self._orders.incomplete = True
 
     def begun(self, state: StateId) -> None:
-        """A new history begins here: the rank holds ``state``, whole. Should its group break before others have theirs, it still does."""
+        """A new history begins here: the rank holds the whole ``state``. It keeps it if its group breaks before others have the state."""
         self.state, self.dirty = state, False
 
     def formed(self, state: StateId) -> None:
@@ -337,7 +338,7 @@ class MemberProtocol:
         self._say(Formed(self.member, self.view.generation, state))
 
     def broken(self, reason: str, testimony: Finding | None = None) -> None:
-        """The rank has left its process group: a peer was lost, it was to quiesce, or it has seen that ranks differ (``testimony``)."""
+        """The rank has left its process group: a peer was lost, the rank had to quiesce, or it saw that ranks differ (``testimony``)."""
         called = self.view is not None and self.view.generation <= self.floor
         reported = testimony if self.view is not None else self._testimony
         if self.view is not None:
@@ -359,12 +360,12 @@ class MemberProtocol:
         return self.state
 
     def end(self, reason: str) -> None:
-        """This rank's loop ends the run behind the state at hand."""
+        """This rank's loop ends the run after the present state."""
         assert self.state is not None
         self.ended = LoopEnd(self.state, self.member, reason, own=True)
 
     def finished(self, digest: str) -> None:
-        """The last step is committed, of the run, before a stop, or as a loop has ended the run; wait at the barrier."""
+        """The last step is committed: of the run, before a stop, or before the end by a loop. Wait at the barrier."""
         assert self.view is not None and self.state is not None
         ended = self.ended.reason if self.ended is not None and self.ends_here else ""
         self._say(Finished(self.member, self.view.generation, self.state, digest, halted=self.halted, ended=ended))
@@ -375,7 +376,7 @@ class MemberProtocol:
         return isinstance(self._status, Finished) and any(request not in self._orders.served for request in self._orders.saves.values())
 
     def final_request(self) -> int | None:
-        """The checkpoint to write at the finish barrier, where all hold the same and nobody moves; None when there is none."""
+        """The request of the checkpoint to write at the finish barrier, where all hold one state and no rank moves; None: no request."""
         asked = (request for request in self._orders.saves.values() if request not in self._orders.served)
         request = next(asked, None) if self.asked_to_save and not self.interrupted else None
         self._orders.served.add(request or 0)
@@ -388,24 +389,24 @@ class MemberProtocol:
         self._say(Left(self.member, finished.generation, finished.state, finished.digest))
 
     def written(self, event: PartWritten) -> None:
-        """A part of a checkpoint is written. Repeated at the finish barrier, where the run waits for nothing else."""
+        """A part of a checkpoint is written. The rank repeats this at the finish barrier, where the run may wait for it alone."""
         self._orders.part = event
         self.outbox.append(event)
 
     def ask_once(self, key: str) -> None:
-        """May this rank do what is done once? The answer comes to :attr:`answers`."""
+        """Ask whether this rank may do the task ``key`` for all. The answer comes to :attr:`answers`."""
         self.answers.pop(key, None)
         self.outbox.append(OnceWanted(self.member, key))
 
     def done_once(self, key: str, result: str) -> None:
-        """It is done; the answer says what counts."""
+        """Report the result of the task ``key``. The answer has the result that counts."""
         self.answers.pop(key, None)
         self.outbox.append(OnceDone(self.member, key, result))
 
     # ---- agreement at step boundaries --------------------------------------------------------------------------------------------------
 
     def proposal(self) -> View | None:
-        """A view to form beside the running steps, if any is wanted and not yet formed."""
+        """The view to form beside the running steps; None when there is none, or when it has formed."""
         return self._proposal.view if self._proposal is not None and not self._proposal.formed else None
 
     def holds_proposal(self, generation: int) -> bool:
@@ -421,10 +422,10 @@ class MemberProtocol:
         return self._proposal is not None and self._proposal.offered
 
     def offer(self, *, between: bool = False) -> Offer:
-        """This rank's part of the agreement that travels with each step's reduction.
+        """This rank's part of the agreement, which travels with each step's reduction.
 
-        (the proposal that it has formed, ``NO_VIEW``, or ``LAST_STEP``; of each level the newest checkpoint request of this view, or 0 once
-        it is served). ``between``: the step that follows belongs to this one, so that the rank neither keeps its state here nor halts.
+        First the generation of the formed proposal, ``NO_VIEW``, or ``LAST_STEP``. Then, by level, the newest checkpoint request of this
+        view, or 0 once it is served. ``between``: the next step belongs to this one, so the rank neither saves its state here nor halts.
         """
         proposal, orders = self._proposal, self._orders
         if proposal is not None:
@@ -440,9 +441,9 @@ class MemberProtocol:
 
         They may agree to halt there instead, then :attr:`halted` is true.
 
-        Done only when all offer the same; of two requests that of the first level comes first, and the other at the next boundary.
-        Every member sees the same offers and looks at nothing else, so all decide alike; a member that
-        died in the reduction leads to a new view instead.
+        Members agree only where all offers are the same. Of two requests, that of the first level comes first, and the other follows at the
+        next boundary. Every member sees the same offers and uses no other input, so all decide alike. If a member died in the reduction, a
+        new view follows instead.
         """
         generations, *requests = (set(column) for column in zip(*offers, strict=True))
         proposal = self._proposal
@@ -454,7 +455,7 @@ class MemberProtocol:
         return enter, save or None
 
     def withdraw(self, *, entered: bool = False) -> None:
-        """The offer has had its answer, or the step whose reduction carried it did not come to an end."""
+        """The offer is over: members have answered it, or the step with this offer did not end."""
         if self._proposal is None:
             return
         self._proposal.offered = False
@@ -462,18 +463,18 @@ class MemberProtocol:
             self._proposal = None
 
     def begins(self, view: View) -> bool:
-        """A new history begins with the donor of ``view``: it starts from a checkpoint, or from the state that it was built with."""
+        """A new history begins with the donor of ``view``: from a checkpoint, or from the donor's initial state."""
         return view.checkpoint is not None or self.state is None or self.state.history != view.state.history
 
     def gives(self, view: View) -> bool:
-        """This rank is the donor of its column of ``view``, and some of its members need the state."""
+        """This rank is the donor of its column of ``view``, and members of the column need the state."""
         column = view.column_of(self.member)
         return column.rank_of(self.member) == column.giver
 
     def settles_detached(self, view: View, *, steady: bool) -> bool:
-        """Whether the view can be joined while the loop computes: its state does not change, or change under a transfer.
+        """Whether the rank can join the view while its loop computes: it receives no state, and no transfer reads a changing state.
 
-        ``steady``: what is tracked stays as it is while shards are computed.
+        ``steady``: the tracked state does not change while shards are computed.
         """
         receives = view.rank_of(self.member) in view.receivers or self.sharded
         return not receives and not self.begins(view) and (steady or not self.gives(view))
@@ -486,7 +487,7 @@ class MemberProtocol:
 
     @property
     def _testimony(self) -> Finding | None:
-        """What it has said last of how ranks differ, in no view since then."""
+        """The rank's last finding of how ranks differ, if it has joined no view since then."""
         return self._status.testimony if isinstance(self._status, Quiesced) else None
 
     def _say(self, event: Event) -> None:

@@ -1,7 +1,7 @@
-"""What a rank is to do between messages, as data: what :mod:`fleet.protocol.rank_machine` asks of whoever drives it.
+"""A rank's work between messages, as data: :mod:`fleet.protocol.rank_machine` asks its driver for it.
 
-*Moves* take time. A driver carries one out and gives back what came of it; where the group of the view is lost meanwhile, it gives back a
-:class:`GroupLost <fleet.errors.GroupLost>`. *Orders* are carried out at once, under the lock, and wait for nothing.
+*Moves* take time. A driver carries a move out and gives back its result. If the group of the view is lost meanwhile, it gives back a
+:class:`GroupLost <fleet.errors.GroupLost>`. *Orders* are carried out at once, under the lock, and never wait.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from fleet.protocol.vote import Doubt
 
 @dataclass(eq=False, slots=True)
 class Joining:
-    """A view that this rank is joining. ``beside``: it is joined by :class:`Settle`, while the loop computes.
+    """A view that this rank is joining. ``beside``: by :class:`Settle`, while the loop computes.
 
-    ``stands_by``: it is a proposal, whose other members come when they are ready.
-    ``promised``: the others know what this rank brings. ``done``: the settling has ended, with ``error`` where it did not end well.
+    ``stands_by``: the view is a proposal, and its other members come when they are ready. ``promised``: the others know the shards that
+    this rank brings. ``done``: the settling has ended, with ``error`` where it failed.
     """
 
     view: View
@@ -41,10 +41,11 @@ class Arriving(NamedTuple):
 
 
 class Reduced(Protocol):
-    """What a reduction told every rank alike.
+    """The result of a reduction, the same on every rank.
 
-    ``offers`` are all members' (see ``MemberProtocol.offer``). ``disputed``: two have computed different things, which is looked into
-    before the sum is used. ``doubt``: why the step is not to be taken, whatever the sum is. ``norm_limit``: nor is one with a larger norm.
+    ``offers``: those of all members (see ``MemberProtocol.offer``). ``disputed``: two members have computed different values, so the ranks
+    compare before they use the sum. ``doubt``: a reason against the step, for any sum. ``norm_limit``: the ranks do not take a step whose
+    gradient has a larger norm.
     """
 
     @property
@@ -58,11 +59,11 @@ class Reduced(Protocol):
 
 
 class Facts(Protocol):
-    """What a rank can tell of itself at any time, without waiting.
+    """Facts of a rank that are known at any time, without waiting.
 
-    ``held``: shards of the step at hand that it has computed. ``steady``: what is tracked stays as it is while shards are computed.
-    ``spares_newcomers``: a rank may take a step of which it has computed nothing. ``checks``: there are shards of others to compute again.
-    ``testimony``: its end of a comparison that did not come to a good end.
+    ``held``: the shards of the present step that the rank has computed. ``steady``: the tracked state does not change while shards are
+    computed. ``spares_newcomers``: a rank may take a step without computing any shard of it. ``checks``: shards of other ranks to compute
+    again. ``testimony``: the rank's side of a comparison that failed.
     """
 
     @property
@@ -77,7 +78,7 @@ class Facts(Protocol):
     def testimony(self) -> Finding | None: ...
 
     def formed(self, generation: int) -> bool:
-        """Whether the forming of a group has ended, well or not."""
+        """Whether the forming of a group has ended, with success or not."""
 
 
 # ---- orders ------------------------------------------------------------------------------------------------------------------------------
@@ -98,7 +99,7 @@ class Settle:
 
 
 class Parting(StrEnum):
-    """How a group comes to be dropped: it was the rank's; it was, and all go on in another one; it was of a proposal."""
+    """Why a group is dropped: the rank left its view; all members entered another view; the group's proposal was withdrawn."""
 
     LEFT = "left"
     AGREED = "agreed"
@@ -107,7 +108,7 @@ class Parting(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Drop:
-    """The group of ``generation`` is used no more, formed or not: whoever waits in it is woken."""
+    """The group of ``generation`` is not used any more, formed or not: wake the threads that wait in it."""
 
     generation: int
     parting: Parting
@@ -115,14 +116,14 @@ class Drop:
 
 @dataclass(frozen=True, slots=True)
 class Wake:
-    """Wake the loop, if it waits in the group of ``generation``: it is told to leave."""
+    """Wake the loop, if it waits in the group of ``generation``: it has to leave."""
 
     generation: int
 
 
 @dataclass(frozen=True, slots=True)
 class KeepBeside:
-    """Write what ``order`` asks for in a thread of its own, while the loop goes on."""
+    """Write the state that ``order`` names, in a separate thread, while the loop goes on."""
 
     order: Keep
 
@@ -135,11 +136,14 @@ Order = Form | Settle | Drop | Wake | KeepBeside
 
 @dataclass(frozen=True, slots=True)
 class Rehearse:
-    """Run the loop body once on the initial state, and forget what came of it."""
+    """Run the loop body once on the initial state, and drop the result."""
 
 
 class Awaited(StrEnum):
-    """What a rank waits for: a view, that it is joined beside the loop, the end of the run's last step, word on a lease, the run's end."""
+    """The thing that a rank waits for.
+
+    In order: a view, the end of a join beside the loop, the finish barrier, the answer on a task for all, the run's end.
+    """
 
     CALL = "call"
     SETTLED = "settled"
@@ -150,7 +154,7 @@ class Awaited(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Wait:
-    """For ``what``, until ``until()`` holds, which changes with messages alone; at most ``again_s`` seconds where that is given."""
+    """Wait for ``what`` until ``until()`` holds, at most ``again_s`` seconds where given. Messages alone change ``until()``."""
 
     what: Awaited
     until: Callable[[], object] = field(compare=False)
@@ -159,19 +163,22 @@ class Wait:
 
 @dataclass(frozen=True, slots=True)
 class Clear:
-    """The view was left, and the coordinator knows: end what is under way in it, free its memory. ``within_step``: in the sum of a step."""
+    """The rank has left the view, and has reported that: end the work under way there, and free its memory.
+
+    ``within_step``: the rank left in the sum of a step.
+    """
 
     within_step: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Hold:
-    """The loop waits to be called: what it has computed of the step stays."""
+    """The loop waits to be called. The shards that it has computed stay."""
 
 
 @dataclass(frozen=True, slots=True)
 class Reset:
-    """Nothing of the present attempt remains."""
+    """Drop all of the present attempt."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,14 +191,14 @@ class Meet:
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """Fetch the checkpoint that ``view`` begins from. Gives what is loaded; the state of this rank is as it was."""
+    """Fetch the checkpoint from which ``view`` begins. Gives the loaded data, and does not change this rank's state."""
 
     view: View
 
 
 @dataclass(frozen=True, slots=True)
 class Begin:
-    """A history begins here: with ``loaded``, or with the state that was built when it is None."""
+    """A history begins here: with ``loaded``, or with the initial state when it is None."""
 
     view: View
     loaded: Any = field(default=None, compare=False)
@@ -199,14 +206,14 @@ class Begin:
 
 @dataclass(frozen=True, slots=True)
 class Resettle:
-    """State that is spread over the ranks moves to its places in ``view``. Gives the ``StateId`` that all hold then."""
+    """Move the sharded state to its places in ``view``. Gives the ``StateId`` that all members hold then."""
 
     view: View
 
 
 @dataclass(frozen=True, slots=True)
 class Receive:
-    """Learn from the donor which state it gives, and begin to take it in beside. Gives :class:`Arriving`."""
+    """Learn from the donor which state it gives, and begin to receive it in the background. Gives :class:`Arriving`."""
 
     view: View
 
@@ -226,7 +233,7 @@ class HoldStill:
 
 @dataclass(frozen=True, slots=True)
 class Promise:
-    """Tell all of ``view`` that this rank will bring ``shards`` into the step at hand."""
+    """Tell all members of ``view`` that this rank will bring ``shards`` into the present step."""
 
     view: View
     shards: tuple[int, ...]
@@ -234,7 +241,7 @@ class Promise:
 
 @dataclass(frozen=True, slots=True)
 class AssignShards:
-    """Deal the shards of the step at hand. ``begun``: the view may come within a step, so what its members hold of it counts."""
+    """Assign the shards of the present step. ``begun``: the step may have begun before the view, so shards that members hold count."""
 
     view: View
     begun: bool
@@ -249,19 +256,19 @@ class ViewJoined:
 
 @dataclass(frozen=True, slots=True)
 class Compute:
-    """The loop body, up to its commit: compute what is due of ``step``. It ends early where the rank is ``wanted``."""
+    """Run the loop body up to its commit: compute the assigned shards of ``step``. It ends early where the rank is ``wanted``."""
 
     step: int
 
 
 @dataclass(frozen=True, slots=True)
 class Attempted:
-    """An attempt at a step is over, well or not: the loop body comes to its end."""
+    """An attempt at a step is over, with success or not: the loop body comes to its end."""
 
 
 @dataclass(frozen=True, slots=True)
 class Reduce:
-    """Sum the step over all members. Gives :class:`Reduced`. ``early``: with nothing, as the state is on its way to this rank."""
+    """Sum the step's gradients over all members. Gives :class:`Reduced`. ``early``: this rank adds none, as its state is on the way."""
 
     offer: Offer
     early: bool = False
@@ -269,21 +276,21 @@ class Reduce:
 
 @dataclass(frozen=True, slots=True)
 class CastVote:
-    """Say of the sums, which are here, what this rank finds. Gives :class:`Words <fleet.protocol.vote.Words>`, of all who are asked."""
+    """Vote on the sums, which this rank has. Gives the :class:`Words <fleet.protocol.vote.Words>` of all ranks that are asked."""
 
     reduced: Reduced
 
 
 @dataclass(frozen=True, slots=True)
 class Repeat:
-    """The step is computed anew, by all."""
+    """All ranks compute the step again."""
 
     doubt: Doubt
 
 
 @dataclass(frozen=True, slots=True)
 class Apply:
-    """Change the state by the step, which is dirty meanwhile. ``enter`` and ``save`` are what all have agreed on for after it."""
+    """Change the state by the step; the state is dirty meanwhile. All agreed to ``enter`` this view and serve request ``save`` after it."""
 
     reduced: Reduced
     enter: View | None = None
@@ -292,24 +299,24 @@ class Apply:
 
 @dataclass(frozen=True, slots=True)
 class Advance:
-    """Change the state by a step that others have taken, from the sums that are here. The vote has the factor by which they clipped."""
+    """Take, from this rank's sums, a step that other ranks have taken. The vote has the factor by which they clipped."""
 
 
 @dataclass(frozen=True, slots=True)
 class StepCommitted:
-    """The state is a step further: bring it to all who need parts of it."""
+    """The state is a step further: send it to all ranks that need parts of it."""
 
     reduced: Reduced
 
 
 @dataclass(frozen=True, slots=True)
 class Expect:
-    """The next step is computed in this view, if nothing comes between."""
+    """Expect the next step in this view."""
 
 
 @dataclass(frozen=True, slots=True)
 class Save:
-    """Write this rank's part of a checkpoint. ``still``: nobody moves until it is copied."""
+    """Write this rank's part of a checkpoint. ``still``: no rank moves until the part is copied."""
 
     request: int
     still: bool = False
@@ -317,12 +324,12 @@ class Save:
 
 @dataclass(frozen=True, slots=True)
 class Digest:
-    """Of all of the state after the last step, as text."""
+    """Give the digest of the whole state after the last step, as text."""
 
 
 @dataclass(frozen=True, slots=True)
 class CarryOut:
-    """Do what is done once in a run. ``before``: what came of it the last time before. Gives what came of it, as JSON text."""
+    """Do the task ``key`` for all ranks. ``before``: its result the last time before. Gives the result as JSON text."""
 
     key: str
     before: str

@@ -1,10 +1,10 @@
-"""What is done once in a run, however many ranks come to it: who may do it, and what came of it.
+"""Tasks that one rank does for all ranks of a run, and their results.
 
-A rank asks before it does something that has effects outside of the training state: write a file, evaluate, download. The first to ask does
-it. When it is lost before it is done, the next one that asks does it instead; so the thing is *done* once, and may be *begun* more often.
-What came of it is told to all who ask, also to those who ask for the first time hours later.
+A task has effects outside of the training state: it writes a file, evaluates, or downloads. A rank asks before it does a task, and the
+first rank that asks does it. If that rank is lost before the task is done, the next rank that asks does it. So a task is *done* once, and
+may be *begun* more often. Every rank that asks gets the result, even hours later.
 
-The key of a thing is ``PLACE/NAME``. PLACE is ``begin`` before the loop, ``LINEAGE.STEP`` within it, and ``end`` behind it.
+The key of a task is ``PLACE/NAME``. PLACE is ``begin`` before the loop, ``HISTORY.STEP`` within it, and ``end`` behind it.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from fleet.protocol.types import Member, StateId
 
 BEGIN, END = "begin", "end"
 MOST = 1000
-"""Of each name so many results are kept, the newest: a rank asks for what others do right now."""
+"""The number of newest results that are kept of each name. A rank asks for tasks that other ranks do at about the same time."""
 
 
 @dataclass(slots=True)
 class Task:
-    """One thing: who does it now, and who waits to hear of it. ``result`` is None until it is done."""
+    """One task: its ``holder`` does it now, and the ``waiting`` members want its result. ``result`` is None until the task is done."""
 
     holder: Member
     waiting: set[Member] = field(default_factory=set)
@@ -33,14 +33,14 @@ class Task:
 
 
 class Once:
-    """All that is done once in a run, folded from what ranks say. Rebuilt from the journal."""
+    """All such tasks of a run, folded from the ranks' messages. Rebuilt from the journal."""
 
     def __init__(self) -> None:
         self._tasks: dict[str, Task] = {}
         self._steps: dict[str, list[StateId]] = {}
 
     def ask(self, member: Member, key: str, alive: Callable[[Member], bool], now_s: float) -> list[Instruction]:
-        """``member`` has come to ``key``. No answer while another one does it: it asks again."""
+        """``member`` asks for ``key``. It gets no answer while another rank does the task, and asks again."""
         task = self._tasks.get(key)
         if task is not None and task.result is not None:
             return [OnceAnswer((member,), key, task.result)]
@@ -56,7 +56,7 @@ class Once:
         return [*begun, OnceAnswer((member,), key, None, self._before(key))]
 
     def done(self, member: Member, key: str, result: str, now_s: float) -> list[Instruction]:
-        """``member`` has done ``key``. Of two that did it, as the first seemed lost, the first word counts."""
+        """``member`` has done ``key``. Two ranks may have done it, if the first seemed lost: then the first report counts."""
         task = self._tasks.setdefault(key, Task(member))
         if task.result is not None:
             return [OnceAnswer((member,), key, task.result)]
@@ -65,7 +65,7 @@ class Once:
         return [Write(OnceRecord("done", key, member, now_s, result)), OnceAnswer(members, key, result)]
 
     def roll_back(self, to: StateId) -> None:
-        """Steps after ``to`` are taken back: what came of them is no result of this history."""
+        """Drop the results of steps after ``to``: these steps are rolled back."""
         for name, steps in self._steps.items():
             kept = [state for state in steps if state <= to]
             for state in steps[len(kept) :]:
@@ -73,7 +73,7 @@ class Once:
             self._steps[name] = kept
 
     def replay(self, record: OnceRecord) -> None:
-        """Take up what the journal says."""
+        """Take in a record of the journal."""
         if record.phase == "done":
             self._keep(record.key, record.member, record.result)
         else:
@@ -93,7 +93,7 @@ class Once:
         del steps[:-MOST]
 
     def _before(self, key: str) -> str:
-        """What came of the same name at the newest step before."""
+        """The result of the same name at the newest earlier step; empty when there is none."""
         place, _, name = key.partition("/")
         state, steps = state_of(place), self._steps.get(name, [])
         earlier = [one for one in steps if state is None or one < state]
@@ -106,11 +106,11 @@ def _place(state: StateId) -> str:
 
 
 def state_of(place: str) -> StateId | None:
-    """The step of a place within the loop; None before it and behind it."""
+    """The state of a place within the loop; None before and behind the loop."""
     history, _, step = place.partition(".")
     return StateId(int(history), int(step)) if step else None
 
 
 def key_of(place: str | StateId, name: str) -> str:
-    """The key of what is done once at ``place``: a state, ``BEGIN`` or ``END``."""
+    """The key of the task ``name`` at ``place``: a state, ``BEGIN`` or ``END``."""
     return f"{_place(place) if isinstance(place, StateId) else place}/{name}"

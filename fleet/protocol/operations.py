@@ -1,4 +1,4 @@
-"""An operation of a fault: the one message from the injector to the process that does it, and how that is looked up. Pure."""
+"""Operations of faults: the message from the injector to the process that carries a fault out, and the table of such acts. Pure."""
 
 from __future__ import annotations
 
@@ -12,23 +12,23 @@ from fleet.protocol.types import Fault, Process
 
 START, HEAL = "start", "heal"
 ANNOUNCE, WITHDRAW = "announce", "withdraw"
-"""Before the start, of a kind that the run is told of."""
+"""Phases before the start, for kinds of which the run gets a notice."""
 HEAD = -1
-"""Stands for the coordinator's host where nodes have indices."""
+"""Stands for the coordinator's host in the place of a node's index."""
 STORE = -2
-"""Stands for the store there. Where it is, each node knows by itself."""
+"""Stands for the store in the place of a node's index. Each node knows the store's address."""
 THE_ONE = {HEAD: "the coordinator", STORE: "the store"}
 
 
 @dataclass(frozen=True, slots=True)
 class Operation:
-    """An operation of a fault: the one message from the injector to the process that does it.
+    """An operation of a fault: the message from the injector to the process that carries it out.
 
     It goes to ``process`` (a kind whose unit is the rank) or to worker node ``node``, by its index. ``fault`` is the fault's id, ``phase``
-    is one of those above; ``seed`` draws what the fault leaves open, such as the bit that flips.
+    one of the constants above. ``seed`` draws the details that the fault leaves open, such as the bit that flips.
 
-    Of a kind that is done to links, every node gets one: ``hosts`` are the addresses that it is cut off from; ``is_target``: this is the
-    node that the fault names. ``loss``, ``delay_s``, ``bytes_per_s`` and ``jitter_s`` are the fault's.
+    For a fault of links every node gets an operation. ``hosts`` are the addresses from which the node is cut off. ``is_target``: the fault
+    names this node. ``loss``, ``delay_s``, ``bytes_per_s`` and ``jitter_s`` are the fault's.
     """
 
     fault: str
@@ -64,10 +64,10 @@ def operation(fault: Fault, phase: str, *, process: Process | None = None, node:
 
 
 Acts = Mapping[tuple[str, str], Callable[[Any, Operation], str | None]]
-"""(kind, phase) -> how one performer carries it out; each returns why it was refused, or None."""
+"""(kind, phase) -> the function by which a performer carries it out. It returns the reason of a refusal, or None."""
 
 
 def perform(acts: Acts, performer: object, order: Operation) -> str | None:
-    """Carry ``order`` out as ``acts`` say. Returns why it was refused, or None."""
+    """Carry ``order`` out by its row in ``acts``. Returns the reason of a refusal, or None."""
     act = acts.get((order.kind, order.phase))
-    return act(performer, order) if act is not None else f"{order.phase} of {order.kind}: nobody does that to {order.place} here"
+    return act(performer, order) if act is not None else f"{order.phase} of {order.kind}: no process does that to {order.place} here"

@@ -1,11 +1,16 @@
-"""Plain values as text and back: what ranks send each other and what a checkpoint says beside its tensors. A closed format, and pure.
+"""Plain values as text and back, in a closed format: for messages between ranks, and for the parts of a checkpoint beside tensors. Pure.
 
-JSON, in which a list begins with a tag that says what it is. Nothing is imported or called that the text names: a tag that is not known is
-refused. Written are None, bools, ints, floats (bit for bit), texts, bytes, complex numbers, lists, tuples, dicts with any of these as keys
-in their order, sets, ``OrderedDict`` with its attributes, ``defaultdict``, ``Counter``, ``deque``, and the kinds that a :class:`Format` is
-given. Objects of other classes, subclasses too, are refused: nobody could say what another process would make of them.
+The format is JSON, where a list begins with a tag that names its kind. The reader imports and calls nothing that a text names, and refuses
+unknown tags. These values can be written:
 
-Two values that are equal are the same text, whatever they share: a list that occurs twice is written, and read, as two.
+- None, bools, ints, floats (bit for bit), texts, bytes, complex numbers;
+- lists, tuples, sets, and dicts in their order, with any of these values as keys;
+- ``OrderedDict`` with its attributes, ``defaultdict``, ``Counter``, ``deque``;
+- the kinds that a :class:`Format` is given.
+
+The writer refuses objects of other classes, subclasses too, since their meaning in another process is not certain.
+
+Two equal values have the same text, no matter which parts they share. A list that occurs twice is written, and read, as two lists.
 """
 
 from __future__ import annotations
@@ -23,7 +28,7 @@ from typing import Any
 from fleet.errors import FleetError, ProtocolError
 
 MARK = "plain1 "
-"""How a text begins."""
+"""The beginning of a text."""
 _LARGE_INT = 1 << 2048
 _DOUBLE = struct.Struct(">d")
 _FACTORIES: dict[str, Any] = {
@@ -33,11 +38,11 @@ _FACTORY_NAMES = {kind: name for name, kind in _FACTORIES.items()}
 _REFERENCE = "@"
 
 Tree = Any
-"""What ``json`` writes."""
+"""A value that ``json`` can write."""
 
 
 class NotPlain(FleetError):
-    """A value cannot be written. ``path`` leads to it, ``kind`` is its class, ``why`` says what is wrong with it."""
+    """A value cannot be written. ``path`` leads to it, ``kind`` is its class, ``why`` is the reason."""
 
     def __init__(self, kind: str, why: str, path: tuple[str, ...] = ()) -> None:
         super().__init__(kind, why, path)
@@ -52,10 +57,10 @@ class Kind:
     """One more kind of value.
 
     Args:
-        tag: how it is marked.
-        types: its classes. ``derived``: theirs count, too.
-        write: gives what follows the tag, as JSON has it; raises NotPlain.
-        read: the inverse; raises ValueError, TypeError or LookupError for what ``write`` never gives.
+        tag: the kind's tag in the text.
+        types: its classes. ``derived``: their subclasses count, too.
+        write: gives the parts behind the tag, as JSON values; raises NotPlain.
+        read: the inverse; raises ValueError, TypeError or LookupError for parts that ``write`` never gives.
     """
 
     tag: str
@@ -66,19 +71,19 @@ class Kind:
 
 
 class Format:
-    """The closed set of values, with ``kinds`` beside those that are always there.
+    """The closed set of values: the built-in kinds, and ``kinds``.
 
-    ``references`` are classes of which only a number is written, by whoever writes: tensors.
+    ``references`` are classes, such as tensors, of which the text has a number alone. The caller assigns the numbers.
     """
 
     def __init__(self, kinds: Iterable[Kind] = (), references: tuple[type, ...] = ()) -> None:
         self._kinds, self._references = tuple(kinds), references
         self._by_tag = {kind.tag: kind.read for kind in self._kinds}
         self.known: dict[type, Callable[[_Writer, Any], Tree]] = dict(_WRITERS)
-        """By class, how it is written, as far as it was looked up."""
+        """Writers by class, as far as they were looked up."""
 
     def write(self, value: Any, refer: Callable[[Any], int] | None = None) -> str:
-        """``value`` as text; ``refer`` numbers what is only referred to. Raises NotPlain, which says where."""
+        """``value`` as text; ``refer`` gives the number of a reference. Raises NotPlain with the path to the refused value."""
         writer = _Writer(self, refer)
         try:
             return MARK + _dump(writer.tree(value))
@@ -88,7 +93,7 @@ class Format:
             raise NotPlain(_name(type(value)), "it contains itself, or is nested too deeply") from None
 
     def read(self, text: str, resolve: Callable[[int], Any] | None = None) -> Any:
-        """The value; ``resolve`` gives what a number refers to. Raises ProtocolError for anything that :meth:`write` does not give."""
+        """The value; ``resolve`` gives the object of a number. Raises ProtocolError for a text that :meth:`write` does not give."""
         if not text.startswith(MARK):
             raise ProtocolError("this is no text of plain values")
         try:
@@ -97,7 +102,7 @@ class Format:
             raise ProtocolError(f"a text of plain values is damaged: {type(error).__name__}: {str(error)[:200]}") from error
 
     def writer_of(self, kind: type) -> Callable[[_Writer, Any], Tree]:
-        """How a class is written. Raises NotPlain."""
+        """The writer of a class. Raises NotPlain."""
         found = self.known[kind] = self._find(kind)
         return found
 
@@ -130,17 +135,17 @@ class _Writer:
         self._kinds, self._refer, self._known = kinds, refer, kinds.known
 
     def tree(self, value: Any) -> Tree:
-        """It is called for each value of a state after each step, so it looks up what is known by itself."""
+        """This runs for each value of a state after each step, so it looks up known classes without a further call."""
         kind = type(value)
         return (self._known.get(kind) or self._kinds.writer_of(kind))(self, value)
 
     def reference(self, value: Any) -> Tree:
         if self._refer is None:
-            raise NotPlain(_name(type(value)), "it has no place here")
+            raise NotPlain(_name(type(value)), "this text may not refer to it")
         return [_REFERENCE, self._refer(value)]
 
     def located(self, value: Any, error: NotPlain) -> NotPlain:
-        """The same error, with the way to what is not plain."""
+        """The same error, with the path to the refused value."""
         for step, inner in _inside(value):
             try:
                 self.tree(inner)
@@ -180,7 +185,7 @@ _TEXT = {str}
 
 
 def _inside(value: Any) -> Iterable[tuple[str, Any]]:
-    """(the way, what is there) of all that a container holds."""
+    """(path, value) of each value in a container."""
     if isinstance(value, Mapping):
         yield from ((f"key {key!r}"[:80], key) for key in value)
         yield from ((f"[{key!r}]"[:80], item) for key, item in value.items())
@@ -214,7 +219,7 @@ class _Reader:
         return self._resolve(number)
 
 
-# ---- the kinds that are always there -----------------------------------------------------------------------------------------------------
+# ---- the built-in kinds ------------------------------------------------------------------------------------------------------------------
 
 
 def _hex(value: float) -> str:
@@ -238,7 +243,7 @@ def _pairs(values: Sequence[Any]) -> list[tuple[Any, Any]]:
 
 
 def _ordered(attributes: dict[str, Any] | None, *values: Any) -> collections.OrderedDict[Any, Any]:
-    """With its attributes: a module's state dict has the versions of its modules there."""
+    """An ``OrderedDict`` with its attributes: a module's state dict keeps the versions of its modules there."""
     found = collections.OrderedDict(_pairs(values))
     vars(found).update(attributes or {})
     return found
@@ -267,11 +272,11 @@ _ROWS: tuple[tuple[str, type, Callable[[Any], Iterable[Any]], Callable[..., Any]
     ("ba", bytearray, lambda value: (base64.b64encode(value).decode(),), lambda text: bytearray(_octets(text))),
     ("c", complex, lambda value: map(_hex, (value.real, value.imag)), lambda real, imaginary: complex(_real(real), _real(imaginary))),
 )  # fmt: skip
-"""Tag, class, the values that are written of one, and the inverse of that."""
+"""Tag, class, the function that gives the parts of a value, and its inverse."""
 
 
 def _writer(tag: str, kind: type, parts: Callable[[Any], Iterable[Any]]) -> Callable[[_Writer, Any], Tree]:
-    if kind in (set, frozenset):  # two that are equal are the same text
+    if kind in (set, frozenset):  # equal sets have the same text
         return lambda writer, value: [tag, *sorted(map(writer.tree, value), key=_dump)]
     return lambda writer, value: [tag, *map(writer.tree, parts(value))]
 

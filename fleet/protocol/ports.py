@@ -1,4 +1,4 @@
-"""What the core asks of the world. Real adapters live in ``actors``, ``storage`` and ``fleet.app``; the simulator has its own."""
+"""Interfaces of the core to the world. Real adapters are in ``actors``, ``storage`` and ``fleet.app``; the simulator has its own."""
 
 from __future__ import annotations
 
@@ -15,57 +15,57 @@ from fleet.settings.run import CheckpointSettings, StragglerSettings
 
 
 class JournalPort(Protocol):
-    """Where records go. Appending keeps their order."""
+    """The journal: it keeps the order of appended records."""
 
     @property
     def trouble(self) -> str:
-        """What will keep records from being written, or read, in a clause; empty while all is well."""
+        """A clause on trouble by which records could not be written or read; empty while all is well."""
 
     def append(self, record: Record) -> None: ...
 
     def flush(self) -> None:
-        """Hand everything appended so far to the operating system: it survives the death of this process. Raises OSError."""
+        """Hand all appended records to the operating system: they survive the death of this process. Raises OSError."""
 
 
 class MembersPort(Protocol):
-    """Carries instructions to ranks, by way of their nodes' agents. Delivery may fail silently; the machine repeats what matters."""
+    """Carries instructions to ranks, by way of their nodes' agents. Delivery may fail silently: the machine repeats such messages."""
 
     def send(self, instruction: Instruction) -> None: ...
 
 
 class CheckpointPort(Protocol):
-    """Durable checkpoints as the coordinator sees them."""
+    """The coordinator's access to durable checkpoints."""
 
     def commit(self, order: CommitCheckpoint) -> int:
         """Put the manifest in place atomically; returns total bytes. Raises OSError when the store fails."""
 
 
 class ProcessPort(Protocol):
-    """What can be done to one node's processes from outside. A process whose start time differs from the one named is refused."""
+    """Faults on one node's processes, from outside. A process whose start time differs from the named one is refused."""
 
     def operate(self, order: Operation) -> str | None:
-        """Carry it out. Returns why it was refused, or None when it was done."""
+        """Carry ``order`` out. Returns the reason of a refusal, or None when it was done."""
 
 
 class DaemonPort(Protocol):
-    """What an actor of the run can do to itself, and to what is beside it on its host. Refusals as of ``ProcessPort``."""
+    """Faults by an actor of the run on itself, and on its host. Refusals as of ``ProcessPort``."""
 
     def operate(self, order: Operation) -> str | None: ...
 
     def close(self) -> None:
-        """End whatever was done."""
+        """End all faults."""
 
 
 class LinkPort(Protocol):
-    """What can be done to the links between this host and others of the run. Refusals as of ``ProcessPort``."""
+    """Faults on the links between this host and others of the run. Refusals as of ``ProcessPort``."""
 
     def operate(self, order: Operation) -> str | None: ...
 
     def applied(self, fault: str) -> str:
-        """What was done for a fault that is healed, as it was measured; empty where that says nothing."""
+        """The measured effect of a fault that is healed, in words; empty where there is none."""
 
     def close(self) -> None:
-        """End whatever was done."""
+        """End all faults."""
 
 
 class MemoryPort(Protocol):
@@ -74,13 +74,13 @@ class MemoryPort(Protocol):
     address: str
 
     def held(self) -> tuple[Copy, ...]:
-        """The checkpoints of which parts are here."""
+        """The checkpoints that have parts here."""
 
     def close(self) -> None: ...
 
 
 class NodePort(Protocol):
-    """Whole nodes, which only the launcher can lose and replace."""
+    """Whole nodes. The launcher alone can end and replace them."""
 
     def lose(self, index: int) -> str | None: ...
 
@@ -90,47 +90,47 @@ class NodePort(Protocol):
 
 
 class RecoveryPolicy(Protocol):
-    """Who is in the next view, and when a run that keeps failing ends. Pure; see ``policies.recovery``."""
+    """Chooses the members of the next view, and ends a run that keeps failing. Pure; see ``policies.recovery``."""
 
     def form(self, situation: Situation, now_s: float) -> Formation:
-        """After a loss, or at the start: who trains on. Action ``form``, ``wait``, or ``restart``: the members are to be ended."""
+        """The members that train on, after a loss or at the start. Action ``form``, ``wait``, or ``restart``: end the members."""
 
     def grow(self, situation: Situation, now_s: float) -> Formation:
-        """While the run is healthy: who joins the view at a step boundary. Action ``grow`` or ``wait``."""
+        """The members of a larger view, to enter at a step boundary, while the run is healthy. Action ``grow`` or ``wait``."""
 
     def judge(self, losses: Sequence[Loss], now_s: float) -> Decision:
         """Whether the run's losses are bad luck (``go_on``) or a crash loop (``give_up``)."""
 
 
 class PlacementPolicy(Protocol):
-    """Which shards each view rank computes, and where its copies go. Pure; see ``policies.placement``."""
+    """Assigns shards to view ranks, and nodes to their copies. Pure; see ``policies.placement``."""
 
     def weighted_ranges(self, shards: int, weights: Sequence[float]) -> Ranges:
-        """``weights`` are the ranks' speeds, 1 for each that is well."""
+        """The shards of each rank. ``weights`` are the ranks' speeds, 1 for a rank at full speed."""
 
     def copies(self, homes: Sequence[str], domains: Mapping[str, str], copies: int) -> tuple[tuple[str, ...], ...]:
-        """Nodes that keep the copies of each view rank, at home on ``homes``, out of those in ``domains`` (node -> failure domain)."""
+        """By view rank, the nodes that keep its copies, out of ``domains`` (node -> failure domain). ``homes`` are the ranks' own nodes."""
 
 
 class StragglerPolicy(Protocol):
-    """Who is slow, and what is the cheapest to do about it. Remembers the times it was shown; see ``policies.straggler.mitigation``."""
+    """Finds slow ranks, and the cheapest action against them. It keeps all times that it gets; see ``policies.straggler.mitigation``."""
 
     def configure(self, settings: StragglerSettings) -> None:
-        """New settings hold from now on."""
+        """Use new settings from now on."""
 
     def look(self, timings: Timings | None, circumstances: Circumstances, now_s: float) -> Remedy:
-        """Judge the steps that are new, if there are any, and say what to do. Must not raise: one that cannot tell accuses nobody."""
+        """Judge the new steps, if there are any, and give a remedy. It must not raise: in doubt it accuses no rank."""
 
 
 class ProgressPolicy(Protocol):
-    """How long a rank may go without a step before it counts as hung. Pure; see ``policies.timeouts``."""
+    """Sets the time without a step after which a rank counts as hung. Pure; see ``policies.timeouts``."""
 
     def decide(self, steps_s: Sequence[float], present_s: float) -> Decision:
-        """Action ``keep`` or ``set``; ``payload.progress_s`` is what holds from now on."""
+        """Action ``keep`` or ``set``; ``payload.progress_s`` is the time that holds from now on."""
 
 
 class IntervalPolicy(Protocol):
-    """When the next checkpoint of a level is due. Pure; see ``policies.interval``."""
+    """Says when the next checkpoint of a level is due. Pure; see ``policies.interval``."""
 
     def configured(self, settings: CheckpointSettings) -> IntervalPolicy:
         """The policy under new settings."""
@@ -142,13 +142,13 @@ class IntervalPolicy(Protocol):
 
 
 class CorruptionPolicy(Protocol):
-    """Who is wrong when ranks differ bit for bit, and which state is still good. Pure; see ``policies.corruption``."""
+    """Finds the wrong ranks when ranks differ bit for bit, and the newest good state. Pure; see ``policies.corruption``."""
 
     def judge(self, votes: Mapping[Member, str], others: Mapping[Member, str], again: bool = False) -> Verdict:
-        """``votes`` are the digests of those who may vote; ``others`` are judged, and have no voice. ``again``: they differed right before.
+        """Judge digests: ``votes`` of members that may vote, and ``others`` without a vote. ``again``: ranks differed right before, too.
 
-        Action ``carry_on``; ``evict`` those who are guilty; ``retry``: nobody is, and all go back; ``stop``: the loop is wrong.
+        Action ``carry_on``; ``evict`` the guilty members; ``retry``: no member is guilty, and all go back; ``stop``: the loop is wrong.
         """
 
     def go_back(self, found: StateId, cleared: StateId, kept: Sequence[StateId]) -> tuple[Decision, StateId | None]:
-        """Where to go on: action ``carry_on`` at ``found``, ``go_back`` to one of the ``kept`` states, or ``begin_anew``."""
+        """The state to go on from: action ``carry_on`` at ``found``, ``go_back`` to one of the ``kept`` states, or ``begin_anew``."""

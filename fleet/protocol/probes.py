@@ -1,6 +1,6 @@
-"""Rare states of the decision core and of a rank's half, each with a name where the code has it.
+"""Names for rare states of the decision core and of a rank's half, at their places in the code.
 
-A test that watches learns which of them its runs have reached. A state that no run reaches is one whose code no run has tried.
+A test that watches learns the states that its runs have reached. If no run reaches a state, no run has tried the code there.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ _reached: set[str] | None = None
 
 
 def probe(name: str) -> None:
-    """The code has come to the rare state ``name``. Nothing is noted unless somebody watches.
+    """The code has come to the rare state ``name``. It is noted only within :func:`watch`.
 
-    ``name`` is a literal text, and no other probe has it: ``tests/simulation/probes.py`` finds all of them in the source.
+    ``name`` is a literal text, and no other probe has it: ``tests/simulation/probes.py`` finds all probes in the source.
     """
     if _reached is not None:
         _reached.add(name)
@@ -22,7 +22,7 @@ def probe(name: str) -> None:
 
 @contextmanager
 def watch() -> Iterator[set[str]]:
-    """Gives the set of all names that are reached until the block ends. A watch around this one learns them then."""
+    """Gives the set of all names that are reached until the block ends. An outer watch gets them at the end of this one."""
     global _reached  # noqa: PLW0603  one comparison is all that a probe may cost, so there is no object to ask
     before, found = _reached, set[str]()
     _reached = found

@@ -1,15 +1,15 @@
-"""How two ends of a connection prove to each other that they hold the secret of one run, before anything else is said. Pure.
+"""The handshake of a connection: both ends prove that they hold the secret of one run, before any other message. Pure.
 
-Three messages of fixed length, with one round trip before the first word::
+Three messages of fixed length, with one round trip before the first request:
 
-    client   magic, version, purpose, its nonce
-    server   magic, version, its nonce, HMAC of (server, purpose, both nonces)
-    client   HMAC of (client, purpose, both nonces), and whatever it has to say behind it
+1. Client: magic, version, purpose, its nonce.
+2. Server: magic, version, its nonce, HMAC of (server, purpose, both nonces).
+3. Client: HMAC of (client, purpose, both nonces), then its first request.
 
-The HMAC is that of RFC 2104 with SHA-256 and the secret as its key. A nonce is drawn for each connection: a recorded proof fits no other;
-the side is in the proof, so none fits when it is sent back; and so is what the connection is for, so one for reading a memory opens
-nothing else. Who only listens learns nothing that would help later. The bytes that follow are neither encrypted nor signed: who can change
-packets on their way is not kept out by this.
+The HMAC is that of RFC 2104 with SHA-256 and the secret as its key. Each connection has new nonces, so a recorded proof fits no other
+connection. The proof contains the side, so a proof that is sent back does not fit. It contains the purpose, so a proof for one purpose
+opens no other. An eavesdropper learns nothing that would help later. The bytes behind the proof are neither encrypted nor signed: the
+handshake does not stop an attacker that can change packets.
 """
 
 from __future__ import annotations
@@ -29,16 +29,16 @@ _HEAD = MAGIC + bytes((VERSION,))
 HELLO_BYTES = len(_HEAD) + 1 + NONCE_BYTES
 CHALLENGE_BYTES = len(_HEAD) + NONCE_BYTES + PROOF_BYTES
 DENIAL = bytes(PROOF_BYTES)
-"""What a client says that was shown a wrong proof, before it hangs up: so the listener can name what was wrong."""
+"""A client that got a wrong proof sends this, and hangs up. So the listener can name the reason."""
 
 UNPROVEN_S = 5.0
-"""A connection that has not proven itself for so long is closed."""
+"""Seconds after which a listener closes a connection without a proof."""
 MOST_UNPROVEN = 1024
-"""So many of them may wait at a listener; one more pushes out the oldest. A right peer needs a round trip, and comes again."""
+"""Connections without a proof that may wait at a listener. One more pushes out the oldest. A right peer needs a round trip, and retries."""
 
 
 class Purpose(enum.StrEnum):
-    """What a connection is for."""
+    """The purpose of a connection."""
 
     AGENT = "agent"
     SETTING = "setting"
@@ -51,48 +51,48 @@ _PURPOSES = {number: purpose for purpose, number in _NUMBERS.items()}
 
 KIB, MIB = 1 << 10, 1 << 20
 LIMITS_BYTES = {Purpose.AGENT: 64 * MIB, Purpose.SETTING: 16 * KIB, Purpose.STORE: MIB, Purpose.MEMORY: 64 * KIB}
-"""Of one frame that a listener takes from a peer that has proven itself. An agent's largest are the stacks of all ranks of its node."""
+"""Largest frame that a listener takes from a proven peer. An agent's largest frame holds the stacks of all ranks of its node."""
 ANSWERS_BYTES = {Purpose.AGENT: 64 * MIB, Purpose.SETTING: 16 * KIB, Purpose.STORE: MIB, Purpose.MEMORY: 64 * MIB}
-"""Of one frame that a client takes. A view of 10,000 ranks has less than 2 MiB; a memory describes all blocks of its files at once."""
+"""Largest frame that a client takes. A view of 10,000 ranks has less than 2 MiB; a memory describes all blocks of its files at once."""
 
 
 class Reason(enum.StrEnum):
     """Why a connection was refused or ended."""
 
     PROTOCOL = "protocol"
-    """It speaks something else, or another version."""
+    """The peer speaks another protocol, or another version."""
     PURPOSE = "purpose"
-    """It is meant for another listener."""
+    """The peer wants another listener."""
     SECRET = "secret"
-    """It does not hold this run's secret."""
+    """The peer does not hold this run's secret."""
     HUNG_UP = "hung_up"
-    """It ended before it had proven anything."""
+    """The peer hung up before its proof."""
     SLOW = "slow"
-    """It has not proven itself, sent the rest of a frame, or taken its answer in time."""
+    """The peer did not send its proof or the rest of a frame, or did not take its answer, in time."""
     CROWD = "crowd"
-    """Too many had not proven themselves."""
+    """Too many connections had no proof."""
     SIZE = "size"
     """A frame was too large."""
     FORMAT = "format"
-    """It has proven itself, and said what nobody understands: a bug, or another version."""
+    """A proven peer sent a message that the listener cannot read: a bug, or another version."""
     USER = "user"
-    """On a Unix socket: it belongs to another user."""
+    """On a Unix socket: the peer belongs to another user."""
 
 
 def check_secret(secret: bytes) -> bytes:
-    """``secret``, when it can be one. Raises ValueError."""
+    """``secret``, if it has the length of a secret. Raises ValueError."""
     if len(secret) != SECRET_BYTES:
         raise ValueError(f"a run's secret has {SECRET_BYTES} bytes, this has {len(secret)}")
     return secret
 
 
 def _proof(secret: bytes, side: bytes, purpose: Purpose, client_nonce: bytes, server_nonce: bytes) -> bytes:
-    """All parts have a fixed length, so that no two sets of them are the same bytes."""
+    """All parts have a fixed length, so different parts never give the same bytes."""
     return hmac.digest(secret, _HEAD + side + bytes((_NUMBERS[purpose],)) + client_nonce + server_nonce, "sha256")
 
 
 class _Side:
-    """One end. Give it what arrives, at most :attr:`missing` bytes at a time: what comes behind the proof is for others to read."""
+    """One end. Give it at most :attr:`missing` received bytes at a time: the bytes behind the proof are for other code."""
 
     def __init__(self, first_bytes: int) -> None:
         self._data, self._wanted = bytearray(), first_bytes
@@ -101,11 +101,11 @@ class _Side:
 
     @property
     def missing(self) -> int:
-        """Bytes of the message that is awaited; 0 once the peer has proven itself."""
+        """Missing bytes of the awaited message; 0 once the peer has proven itself."""
         return self._wanted - len(self._data)
 
     def take(self, data: bytes) -> bytes:
-        """Take what has arrived; returns what is to be sent. Raises LineRefused; then the connection is to be closed without a word."""
+        """Take received bytes; returns the bytes to send. Raises LineRefused: close the connection without an answer."""
         if len(data) > self.missing:
             raise LineRefused(Reason.PROTOCOL, "more than one message came at once")
         self._data += data
@@ -116,7 +116,7 @@ class _Side:
         return self._message(message)
 
     def _look(self) -> None:
-        """What speaks something else is known by its first byte."""
+        """A peer of another protocol shows in its first byte."""
 
     def _message(self, message: bytes) -> bytes:
         raise NotImplementedError
@@ -133,11 +133,11 @@ def _nonce(drawn: bytes) -> bytes:
 
 
 class Asking(_Side):
-    """The client's end. Send :attr:`hello` first; what :meth:`take` returns at last may be sent together with the first request.
+    """The client's end. Send :attr:`hello` first. The last bytes from :meth:`take` may go together with the first request.
 
     Args:
         secret: the run's, 32 bytes.
-        purpose: what the connection is for.
+        purpose: the purpose of the connection.
         nonce: 32 bytes, drawn for this connection alone.
     """
 
@@ -167,7 +167,7 @@ class Serving(_Side):
 
     Args:
         secret: the run's, 32 bytes.
-        purposes: what connections to this listener may be for.
+        purposes: the purposes that this listener serves.
         nonce: 32 bytes, drawn for this connection alone.
     """
 
@@ -186,7 +186,7 @@ class Serving(_Side):
     def _hello(self, message: bytes) -> bytes:
         purpose = _PURPOSES.get(message[len(_HEAD)])
         if purpose not in self._purposes:
-            raise LineRefused(Reason.PURPOSE, f"it asks for {purpose or 'what nobody knows'}, which is not to be had here")
+            raise LineRefused(Reason.PURPOSE, f"it asks for {purpose or 'an unknown purpose'}, which this listener does not serve")
         self.purpose, self._theirs, self._wanted = purpose, message[-NONCE_BYTES:], PROOF_BYTES
         return _HEAD + self._nonce + _proof(self._secret, b"server", purpose, self._theirs, self._nonce)
 

@@ -1,4 +1,4 @@
-"""Where a run's processes live: what a run asks of its cluster, whether it was started for the run or was there before."""
+"""The interface of a run to its cluster, for a cluster that was started for the run and for one that was there before."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ from typing import Protocol
 from fleet.protocol.ports import NodePort
 
 NAMESPACE = "fleet"
-"""Of Ray's named actors: what belongs to Fleet is found there."""
+"""Namespace of Fleet's named actors in Ray."""
 MEMORY, FOLDER_PREFIX = Path("/dev/shm"), "fleet-"
-"""Where a node's folders in memory are, and how the names of runs' begin."""
+"""The place of a node's folders in memory, and the prefix of runs' folders there."""
 
 
 @dataclass(frozen=True, slots=True)
 class NodePlace:
-    """A node as a run sees it.
+    """A node of a run.
 
     Attributes:
         id: Ray's id of the node.
-        host: the address at which processes of other nodes reach those of this one.
-        name: by which the node is known from run to run.
-        labels: what Ray knows of the node, such as its rack.
+        host: the address at which processes of other nodes reach processes of this node.
+        name: the same name of the node in every run.
+        labels: Ray's labels of the node, such as its rack.
     """
 
     id: str
@@ -33,13 +33,13 @@ class NodePlace:
 
 
 class Cluster(NodePort, Protocol):
-    """A Ray cluster, to which this process is connected. Its nodes have indices, which are never used again.
+    """A Ray cluster to which this process is connected. Its nodes have indices, and an index is never used again.
 
     Attributes:
         address: ``host:port`` of its control plane.
-        shares_folders: files of this process are there on all nodes under the same path.
-        slot: resources of Ray that one rank takes.
-        selector: conditions on Ray's labels of the nodes that ranks may be on, by key.
+        shares_folders: all nodes see files of this process under the same path.
+        slot: Ray resources that one rank takes.
+        selector: conditions on Ray's labels, by key, for nodes that may have ranks.
     """
 
     address: str
@@ -57,8 +57,8 @@ class Cluster(NodePort, Protocol):
         """The node of this index, once Ray knows it. Raises RunFailed."""
 
     def folder(self) -> Path:
-        """A new folder in memory for the sockets and rings of one run's ranks. Where no folders are shared, each agent makes its own."""
+        """A new folder in memory for the sockets and rings of one run's ranks. Without shared folders, each agent makes its own."""
 
     @property
     def head(self) -> str:
-        """The address at which nodes reach what lives on the head."""
+        """The address at which nodes reach processes on the head."""

@@ -1,4 +1,4 @@
-"""What a queue of runs decides on, and what it decides: data alone. ``policies.admission`` decides, ``fleet.app.cluster.queue`` does it."""
+"""Input and output of a queue of runs, as data alone. ``policies.admission`` decides, and ``fleet.app.cluster.queue`` acts."""
 
 from __future__ import annotations
 
@@ -9,26 +9,26 @@ from dataclasses import dataclass, field
 from fleet.errors import ConfigError
 
 PRIORITIES = range(-100, 101)
-"""Those that a run may be handed in with; the greatest starts first."""
+"""The priorities that a run may have; the greatest starts first."""
 TOP = PRIORITIES[-1] + 1
-"""Where waiting leads in the end: above every priority."""
+"""Above every priority: a run that waits long enough gets it."""
 SLOT = "slot"
 ONE_SLOT: Mapping[str, float] = {SLOT: 1.0}
 OTHERS = "*"
-"""The quota of each team that has none of its own."""
+"""Stands for each team without its own quota."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Asked:
-    """What a run asks for: ``slots`` times ``shape``, all of them or nothing.
+    """A run's request: ``slots`` times ``shape``, all of them or nothing.
 
     Args:
-        shape: what one slot takes of a node, by the resource's name.
-        selector: conditions on labels of the nodes that it may be on; see ``fleet.settings.per_rank``.
+        shape: the resources of a node that one slot takes, by name.
+        selector: conditions on labels of nodes that the run may use; see ``fleet.settings.per_rank``.
         priority: the greatest starts first.
-        since_s: when it was handed in; it keeps that when it gives way.
-        waited_s: how long it has waited in all; while it runs it does not grow.
-        team: whose quota it counts for; empty: nobody's.
+        since_s: when the run was handed in; a run that gives way keeps it.
+        waited_s: the run's total waiting time; it does not grow while the run runs.
+        team: the team whose quota the run counts for; empty: no team's.
     """
 
     name: str
@@ -43,7 +43,7 @@ class Asked:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Running:
-    """A run that has its slots: so many on each node, by the node's name. ``leaving``: it was told to give way, and has not ended yet."""
+    """A run that has its slots. ``placed``: their number by node name. ``leaving``: the run was told to give way, and has not ended."""
 
     asked: Asked
     placed: Mapping[str, int]
@@ -53,7 +53,7 @@ class Running:
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """A node, and what of it the queue may give to its runs: what those have now included, what anybody else holds left out."""
+    """A node with the resources for the queue's runs. They include those of its present runs, and leave out those of other users."""
 
     name: str
     resources: Mapping[str, float]
@@ -62,12 +62,12 @@ class Node:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rules:
-    """How a queue decides. As they stand: by priority, then by age, and nothing that runs is stopped.
+    """The rules of a queue. By default, runs start by priority, then by age, and no run is stopped.
 
     Args:
-        quotas: the slots that each team may have at once; ``*``: each team that is not named. Others have no limit but the cluster.
-        preempts: runs of lower priority give way to what has no room.
-        ageing_s: whoever has waited so long counts as one priority higher, up to above them all; 0: never.
+        quotas: the slots that each team may have at once; ``*``: each team that is not named. Without a quota the cluster is the limit.
+        preempts: runs of lower priority give way to a run that has no room.
+        ageing_s: a run that has waited so long counts as one priority higher, up to above all of them; 0: never.
     """
 
     quotas: Mapping[str, int] = field(default_factory=dict)
@@ -79,16 +79,16 @@ class Rules:
             if slots < 1:
                 raise ConfigError("--quota", f"{team}={slots}", "no run could ever start: each has a rank", "Give at least 1.")
         if not 0.0 <= self.ageing_s < math.inf:
-            raise ConfigError("--ageing", self.ageing_s, "must be a time from 0 s on", "Write e.g. 15m; 0: nobody rises by waiting.")
+            raise ConfigError("--ageing", self.ageing_s, "must be a time from 0 s on", "Write e.g. 15m; 0: no run rises by waiting.")
 
     def quota(self, team: str) -> float:
-        """The slots that ``team`` may have at once; infinite where nobody has set any."""
+        """The slots that ``team`` may have at once; infinite where no quota is set."""
         return self.quotas.get(team, self.quotas.get(OTHERS, math.inf)) if team else math.inf
 
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """Start a run, or go on with it, with so many slots on each node."""
+    """Start or continue run ``name``. ``placed``: the number of its slots on each node."""
 
     name: str
     placed: Mapping[str, int]
@@ -97,7 +97,7 @@ class Start:
 
 @dataclass(frozen=True, slots=True)
 class Preempt:
-    """Run ``name`` is to keep its state and end, so that run ``to`` can start."""
+    """Run ``name`` has to save its state and end, so that run ``to`` can start."""
 
     name: str
     to: str

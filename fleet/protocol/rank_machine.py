@@ -1,11 +1,10 @@
-"""What a rank does between messages: it joins a view, detaches, speculates, claims its place, votes, enters the next view, finishes.
+"""A rank's work between messages: it joins a view, detaches, speculates, claims its place, votes, enters the next view, finishes.
 
-Pure: live ranks and simulated ones are driven by this very object. Words of the coordinator go to :meth:`RankMachine.receive`. What is to
-be done at once collects in ``orders``, as what is to be said collects in the protocol's ``outbox``. What takes time is asked for by
-generators: they yield *moves*, get back what came of them, and a ``GroupLost`` where the group of the view was lost meanwhile. See
-:mod:`fleet.protocol.moves`.
+Pure: live ranks and simulated ranks use this same object. The driver gives the coordinator's messages to :meth:`RankMachine.receive`.
+``orders`` collects work to do at once, as the protocol's ``outbox`` collects messages to send. Generators ask for longer work: they yield
+*moves*, and get back the results, or a ``GroupLost`` if the group of the view was lost meanwhile. See :mod:`fleet.protocol.moves`.
 
-Every call, and every resumption of a generator, is made under one lock, and waits for nothing.
+The driver holds one lock for every call, and for every resumption of a generator. None of them waits.
 """
 
 from __future__ import annotations
@@ -67,18 +66,18 @@ Moves = Generator[Move, Any, Any]
 class RankMachine:
     """One rank's steps through the views of a run.
 
-    Between the attempts at a step the loop computes and does not need its group. Then it is *detached*: whoever listens answers when it
-    is called out of its view, and joins the next one, so that all of this costs no time while there is work to do. The loop
-    comes in person when it wants to reduce, and early (``wanted``) when its state has to be changed.
+    Between the attempts at a step the loop computes, and does not need its group. Then the rank is *detached*: its listening thread
+    answers when the rank is called out of its view, and joins the next one. So a change of views costs no time while the loop has work.
+    The loop comes in person when it wants to reduce, and early (``wanted``) when its state has to be changed.
 
     Attributes:
-        orders: what the driver is to do at once; it empties the list.
+        orders: work for the driver to do at once; the driver empties the list.
         membership: the view in whose group this rank is; None when it is in none.
-        joining: the view that it is joining.
+        joining: the view that the rank is joining.
         ahead: the proposal whose group forms beside the running steps.
-        arriving: the state that is on its way to it.
-        goes_ahead: the loop computes what it speculates on, before it has joined.
-        total: steps of the run; so many belong ``together``, and no checkpoint and no stop comes between two of them.
+        arriving: the state that is on its way to the rank.
+        goes_ahead: the loop computes speculative shards before the rank has joined.
+        total: steps of the run. ``together``: so many steps belong together, with no checkpoint and no stop between them.
     """
 
     def __init__(self, protocol: MemberProtocol) -> None:
@@ -98,12 +97,12 @@ class RankMachine:
         self._passed: StateId | None = None
 
     def serve(self, facts: Facts, duties: Duties, vote: CommitVote, total: int, together: int = 1) -> None:
-        """There is something to train, for ``total`` steps. Nobody is called into a view before :meth:`run`.
+        """Prepare to train for ``total`` steps. No view calls this rank before :meth:`run`.
 
         Args:
-            facts: what this rank can tell of itself.
-            duties: which shards it brings; the driver assigns them where it is asked to (:class:`AssignShards`).
-            vote: its vote; the driver brings the words, and goes by what the vote says of sums and factor.
+            facts: the facts of this rank.
+            duties: the rank's shards; the driver assigns them on :class:`AssignShards`.
+            vote: the rank's vote; the driver brings the ranks' words, and follows the vote on sums and factor.
         """
         self.facts, self.duties, self.vote, self.total, self.together = facts, duties, vote, total, together
 
@@ -114,12 +113,12 @@ class RankMachine:
 
     @property
     def wanted(self) -> bool:
-        """The loop should come, with what it has computed: nobody can answer for it."""
+        """The loop has to come with its computed shards, since the listening thread cannot answer for it."""
         return self.protocol.interrupted or (self.protocol.ends_here and self.protocol.detached) or self._joins_in_person
 
     @property
     def called_in(self) -> bool:
-        """Between two steps of a run whose state is spread, the next view waits for this rank's loop: its chunks move there."""
+        """With sharded state, between two steps: the next view waits for this rank's loop, since the rank's chunks have to move."""
         between = self.protocol.sharded and self.protocol.state is not None and not self.protocol.concluded
         return between and (self.protocol.interrupted or self._joins_in_person)
 
@@ -145,32 +144,32 @@ class RankMachine:
 
     @property
     def view(self) -> View:
-        """the view that this rank has joined."""
+        """The view that this rank has joined."""
         assert self.protocol.view is not None
         return self.protocol.view
 
-    # ---- whoever listens -----------------------------------------------------------------------------------------------------------------
+    # ---- the listening thread ------------------------------------------------------------------------------------------------------------
 
     def receive(self, *messages: Instruction) -> None:
-        """Words of the coordinator."""
+        """Take messages of the coordinator."""
         interrupt = INTERRUPT in [self.protocol.receive(message) for message in messages]
         self.look_ahead()
         if (order := self.protocol.to_keep()) is not None:
             self.orders.append(KeepBeside(order))
         self._wake_at_the_end()
-        if interrupt and self.protocol.interrupted:  # the loop is in there: wake it, it will leave
+        if interrupt and self.protocol.interrupted:  # the loop may wait in these groups: wake it, and it will leave
             for view in (self.membership, self.joining.view if self.joining is not None else None):
                 if view is not None:
                     self.orders.append(Wake(view.generation))
 
     def _wake_at_the_end(self) -> None:
-        """A rank waits in vain in a sum where another rank's loop has ended the run: that one takes no further step."""
+        """Wake this rank out of a sum that never ends: another rank's loop has ended the run, and takes no further step."""
         if self._summing and self.protocol.ends_here and self.membership is not None:
             probe("a rank is woken as another one has ended the run")
             self.orders.append(Wake(self.membership.generation))
 
     def _sum(self, *, early: bool = False) -> Moves:
-        """Raises GroupLost, also where the run was ended meanwhile at the state at hand."""
+        """Sum the step. Raises GroupLost, also where a loop has ended the run at the present state meanwhile."""
         self._summing = True
         try:
             self._wake_at_the_end()
@@ -179,7 +178,7 @@ class RankMachine:
             self._summing = False
 
     def look_ahead(self) -> None:
-        """Begin at once what can go on beside the loop: the group of a proposal, or joining the next view for a rank that is detached."""
+        """Begin the work that can go on beside the loop: form the group of a proposal, or join the next view for a detached rank."""
         self._sweep()
         if self.ahead is not None and not self.protocol.holds_proposal(self.ahead.generation):
             self._drop_ahead()
@@ -191,7 +190,7 @@ class RankMachine:
             self.orders.append(Form(proposal))
 
     def _sweep(self) -> None:
-        """Give up what does not belong to the rank's view: it was called out while it was detached."""
+        """Give up groups of other views than the rank's: the rank was called out while it was detached."""
         view = self.protocol.view
         held = (self.membership, self.joining.view if self.joining is not None else None)
         if any(one is not None and (view is None or one.generation != view.generation) for one in held):
@@ -209,7 +208,7 @@ class RankMachine:
             self.ahead = None
 
     def _settles_detached(self, view: View) -> bool:
-        """The loop is needed in person only where its state has to change, or to hold still."""
+        """Whether the rank can join without its loop. The loop has to come where its state has to change, or must not change."""
         return self.protocol.settles_detached(view, steady=self.facts.steady)
 
     def _begin_join(self, view: View, *, beside: bool = False, stands_by: bool = False) -> Joining:
@@ -221,7 +220,7 @@ class RankMachine:
         return joining
 
     def _speculates(self, view: View) -> bool:
-        """Whether there is something to compute of the step at hand while the group of ``view`` forms: then it is ``assigned``."""
+        """Whether the loop can compute shards of the present step while the group of ``view`` forms. They are in ``assigned``."""
         state, member = self.protocol.state, self.protocol.member
         if state is None or state.step >= self.total or self.protocol.ends_here:
             return False
@@ -230,11 +229,11 @@ class RankMachine:
         return self.duties.speculate(column, member, state, idle) and bool(self.assigned)
 
     def settle(self, joining: Joining) -> Moves:
-        """Join beside the loop: it goes on with what is due, and need not come before that is done."""
+        """Join beside the loop, which computes its shards and comes only after them."""
         view, state = joining.view, self.here
         try:
             yield Meet(view)
-            self._check(joining)  # of two views only the later one's promise counts
+            self._check(joining)  # of two views, the promise to the later one alone counts
             joining.promised = True
             yield Promise(view, self.duties.promised)
             if self.protocol.gives(view):
@@ -253,12 +252,12 @@ class RankMachine:
     # ---- a state on its way to this rank -------------------------------------------------------------------------------------------------
 
     def receiving(self, view: View) -> None:
-        """What this rank holds is about to be overwritten. Raises GroupLost: it has left, and has said what it holds."""
+        """This rank's state is about to be overwritten. Raises GroupLost if the rank has left the view, and has reported its state."""
         self._check_joined(view)
         self.protocol.receiving()
 
     def received(self, view: View, state: StateId) -> None:
-        """The state is here, whole. Raises GroupLost."""
+        """This rank has received the whole state. Raises GroupLost if it has left the view."""
         self._check_joined(view)
         self.protocol.formed(state)
         self._wake_at_the_end()
@@ -270,9 +269,9 @@ class RankMachine:
     # ---- the loop ------------------------------------------------------------------------------------------------------------------------
 
     def run(self) -> Moves:
-        """From the model that is built to the last step. Gives true where the code behind the loop is to run.
+        """Train from the built model to the last step. Gives true where the code behind the loop has to run.
 
-        The first step of a process loads, compiles and allocates, for as long as that takes: nobody calls it before that is done.
+        The rehearsal loads, compiles and allocates, however long that takes. No view calls the process before it is done.
         """
         if not self.over:
             yield Rehearse()
@@ -290,27 +289,27 @@ class RankMachine:
 
     @property
     def _at_the_end(self) -> bool:
-        """No step follows: the run's last one is taken, all have agreed to halt here, or the run is ended here."""
+        """No step follows: the last step is taken, all ranks have agreed to halt here, or a loop has ended the run here."""
         return self.here.step >= self.total or self.protocol.halted or (self.protocol.ends_here and not self._contradicts)
 
     @property
     def _contradicts(self) -> bool:
-        """Another rank's loop has ended the run here, and this one's has gone on from here. It may yet end it before it commits."""
+        """Another rank's loop has ended the run here, and this rank's loop has gone on. It may still end the run before it commits."""
         ended = self.protocol.ended
         return ended is not None and not ended.own and self._passed == self.here
 
     def detach(self) -> None:
-        """The loop goes on without need of its group."""
+        """The loop goes on, and does not need its group."""
         self.protocol.detach()
         self.look_ahead()
 
     def claim(self) -> bool:
-        """The loop is here in person. False when it has to join first."""
+        """The loop comes in person. False when it has to join a view first."""
         self.protocol.detached = False
         return self.protocol.view is not None and not self.protocol.interrupted and self.joining is None and self.membership is not None
 
     def leave(self, reason: str, testimony: Finding | None = None, *, within_step: bool = False) -> Moves:
-        """Give up the group; the coordinator is told where this rank stands, and how it differs from the others."""
+        """Give up the group. Report this rank's state to the coordinator, and with ``testimony`` its difference from other ranks."""
         self._drop_membership()
         self._drop_ahead()
         self.arriving = None
@@ -318,16 +317,16 @@ class RankMachine:
         yield Clear(within_step)
 
     def rejoin(self, reason: str) -> Moves:
-        """Between two steps the group is of no use any more: into the next view. Raises RunOver where there is none for this rank."""
+        """Between two steps, leave a useless group and join the next view. Raises RunOver where no view follows for this rank."""
         if self.claim() or self.protocol.view is not None:
             yield from self.leave(reason)
         if not (yield from self._join_next()):
             raise RunOver
 
     def _join_next(self) -> Moves:
-        """Into a view, with its group and the shards of the step at hand, or with shards to compute first. False: the run is over here."""
+        """Join a view with its group and the shards of the present step, or first compute shards. False: the run is over for this rank."""
         yield Hold()
-        if self._early is not None:  # the view in which it was summed is gone: others have taken that step, or will do so anew
+        if self._early is not None:  # the view of this sum is gone: other ranks have taken the step, or will sum it again
             self._early = None
             yield Reset()
         while (yield from self._await_join()):
@@ -344,13 +343,13 @@ class RankMachine:
                     yield Reset()
                 yield from self.leave(str(error))
                 continue
-            self.detach()  # it may have been called out meanwhile
+            self.detach()  # the coordinator may have called the rank out meanwhile
             yield ViewJoined(view)
             return True
         return False
 
     def _await_join(self) -> Moves:
-        """Wait to be called into a view and join it, or go ahead of it with what is speculative. False when the run is over for it."""
+        """Wait for a call into a view and join it, or compute speculative shards before that. False: the run is over for this rank."""
         self.protocol.detached = self.goes_ahead = False
         while True:
             if self.protocol.interrupted and self.protocol.view is not None:
@@ -370,7 +369,7 @@ class RankMachine:
                 yield from self.leave(str(error))
 
     def _called(self) -> Joining | None:
-        """A view to join now, if there is one."""
+        """The view to join now, or None."""
         if (view := self.protocol.next_view()) is not None:
             return self._begin_join(view, beside=self._settles_detached(view) and self._speculates(view))
         if (view := self.protocol.proposal()) is not None:  # a newcomer stands by, beside the running steps, until the members come
@@ -379,7 +378,7 @@ class RankMachine:
         return None
 
     def _join(self, joining: Joining) -> Moves:
-        """The loop joins, unless that was all but done beside it."""
+        """The loop joins, or completes a join that was made beside it."""
         if joining.beside:
             yield Wait(Awaited.SETTLED, lambda: joining.done)
             if joining.error:
@@ -392,12 +391,12 @@ class RankMachine:
             yield from self._exchange(joining.view)
 
     def _check(self, joining: Joining) -> None:
-        """The interrupt may have come before there was anything to interrupt."""
+        """Raises GroupLost where the rank was told to leave: the message may have come before the loop waited in the group."""
         if self.protocol.interrupted or self.protocol.view is not joining.view:
             raise GroupLost("told to leave", joining.view.generation)
 
     def _exchange(self, view: View) -> Moves:
-        """The donor gives its state to the receivers; everyone else goes on. Each says that it is there once it holds the state."""
+        """The donor gives its state to the receivers, and the other ranks go on. A rank reports ``Formed`` once it holds the state."""
         state = self.protocol.state
         if view.rank_of(self.protocol.member) == view.donor and self.protocol.begins(view):
             yield from self._begin(view)
@@ -417,7 +416,7 @@ class RankMachine:
             self.protocol.formed(state)
 
     def _begin(self, view: View) -> Moves:
-        """No rank held a clean state: the donor starts from the checkpoint, or from the state that the train function built."""
+        """No rank held a clean state: the donor starts from the checkpoint, or from the initial state of its train function."""
         loaded = None
         if view.checkpoint is not None:
             loaded = yield Load(view)
@@ -429,9 +428,9 @@ class RankMachine:
         self.vote.begin()
 
     def _reduce_early(self) -> Moves:
-        """A newcomer waits for its state. Where it brings nothing to the step at hand, its part in the sum does not have to wait for that.
+        """A newcomer waits for its state. If it brings no shards to the present step, it takes part in the sum before its state is there.
 
-        The loop body runs after it, on no batch and with the state in place: it may set a learning rate.
+        The loop body runs after that, without a batch and with the state in place: it may set a learning rate.
         """
         arriving, early = self.arriving, None
         if arriving is None:
@@ -443,7 +442,7 @@ class RankMachine:
         self.arriving, self._early = None, early
 
     def _offer(self) -> Offer:
-        """What this rank says at the next step boundary; see ``MemberProtocol.offer``."""
+        """This rank's offer at the next step boundary; see ``MemberProtocol.offer``."""
         if self.ahead is not None and self.facts.formed(self.ahead.generation):
             self.protocol.proposal_formed(self.ahead.generation)
         here = self.arriving.state if self.arriving is not None else self.here
@@ -454,7 +453,7 @@ class RankMachine:
     def _attempt(self, step: int) -> Moves:
         """Reduce, vote on and apply one step. It ends early where the loop body has to run first: for lost shards, or from another state.
 
-        A view may break and another begin in here: this rank waits for it with what it has computed, which counts there.
+        A view may break and another begin in here: the rank waits for it, and brings its computed shards into it.
         """
         while True:
             if self.protocol.ends_here:
@@ -485,24 +484,24 @@ class RankMachine:
                 return
 
     def end(self, reason: str) -> Moves:
-        """The loop ends the run behind the state at hand: no step follows, on any rank."""
+        """The loop ends the run after the present state: no rank takes a further step."""
         self.protocol.end(reason)
         yield from ()
 
     def _check_end(self) -> None:
-        """Raises LoopError where another rank's loop has ended the run at this state, and this one's brings it a further step."""
+        """Raises LoopError where another rank's loop has ended the run at this state, and this rank's loop takes a further step."""
         ended = self.protocol.ended
         if ended is None or not self._contradicts:
             return
         probe("a loop goes on from where another one has ended the run")
         raise LoopError(
             f"step {ended.state.step}: the loop of rank {ended.by} has ended the run there ({ended.reason}), and that of rank "
-            f"{self.protocol.member} goes on. All ranks have to end it at the same step. Decide by what is the same on all of them, as "
-            "step.loss, the figures of run.evaluate or fleet.EarlyStopping, and by no clock, random number or loss of one rank"
+            f"{self.protocol.member} goes on. All ranks have to end it at the same step. Decide by values that are the same on all ranks: "
+            "step.loss, figures of run.evaluate, or fleet.EarlyStopping. Use no clock, no random number and no loss of one rank"
         )
 
     def _vote(self, reduced: Reduced) -> Moves:
-        """Why the step is not to be taken, or None, and it is. Raises GroupLost: once this rank was ready, only the next view tells."""
+        """The doubt against the step; None: it is taken. Raises GroupLost: if this rank was ready, the next view tells the result."""
         if reduced.doubt is not None:
             return self.vote.reject(reduced.doubt)
         self.vote.ready()
@@ -510,19 +509,19 @@ class RankMachine:
         return self.vote.decide(words, reduced.norm_limit)
 
     def _compute_anew(self, doubt: Doubt) -> Moves:
-        """All have found that the step is not to be taken."""
+        """All ranks have rejected the step."""
         self.protocol.withdraw()
         yield Repeat(doubt)
         self.vote.begin()
         self.detach()
 
     def _conclude(self, reduced: Reduced) -> Moves:
-        """All have found that the step is to be taken: it is, and what was agreed for after it is done."""
+        """All ranks have accepted the step: take it, then save or enter the next view, as agreed."""
         enter, save = self.protocol.agree(list(reduced.offers))
         try:
             yield from self.take_step(Apply(reduced, enter, save))
             yield StepCommitted(reduced)
-        except GroupLost as error:  # applied here, and not yet whole: it will be once there is a view again
+        except GroupLost as error:  # the step is applied here, and other ranks lack parts of it: the next view brings them
             probe("a step is taken and the group is lost before all have it")
             yield from self.leave(str(error))
             yield from self._join_next()
@@ -543,7 +542,7 @@ class RankMachine:
         self.vote.begin()
 
     def _enter(self, view: View) -> Moves:
-        """At the agreed step boundary: change into the proposal whose group was formed beside the running steps."""
+        """At the agreed step boundary, enter the proposed view, whose group has formed beside the running steps."""
         try:
             self.protocol.enter(view)
             ahead, self.ahead = self.ahead, None
@@ -559,12 +558,12 @@ class RankMachine:
         except GroupLost as error:
             probe("an agreed view is lost while it is entered")
             yield from self.leave(str(error))
-            self.detach()  # whoever is called next is so beside the loop, which computes
+            self.detach()  # the listening thread answers the next call, while the loop computes
 
     # ---- the end -------------------------------------------------------------------------------------------------------------------------
 
     def _finish(self) -> Moves:
-        """Wait at the barrier until all hold the last state, and it is kept. False when that did not come for this rank, in this view."""
+        """Wait at the barrier until all ranks hold the last state, and it is kept. False when this view ended before."""
         protocol = self.protocol
         if not self.claim():
             return False
@@ -583,7 +582,7 @@ class RankMachine:
         return protocol.concluded and not self.over
 
     def close(self) -> Moves:
-        """The code behind the loop has run: wait until the run is over."""
+        """The code behind the loop is done: wait until the run is over."""
         if not self.over:
             self.protocol.left()
         yield Wait(Awaited.RELEASE, lambda: self.over)

@@ -1,20 +1,20 @@
-"""Whether a node can still reach the coordinator's host. Who cannot must not step on: the coordinator may have begun anew without it.
+"""Whether a node can still reach the coordinator's host. Ranks of a node that cannot must not step: the run may go on without them.
 
-The word of the host counts, not that of the coordinator's process: while that is stopped, or is started again, nobody decides anything, and
-ranks go on with the view they have.
+An answer of the host counts, also without one of the coordinator's process. While that process is stopped, or starts again, the run gets no
+new view, and ranks go on in the view that they have.
 """
 
 from __future__ import annotations
 
 LEASE = 2 / 3
-"""Of ``timeouts.heartbeat_s``: ranks that are cut off have left their view before the coordinator gives them up."""
+"""Share of ``timeouts.heartbeat_s``: ranks that are cut off have left their view before the coordinator gives them up."""
 
 
 class Reach:
-    """When the coordinator's host last answered. Pure: it is told, and asked, with the time.
+    """The time since the last answer of the coordinator's host. Pure: time is an argument.
 
     Attributes:
-        lease_s: how long a node's ranks may go on without an answer.
+        lease_s: seconds that a node's ranks may go on without an answer.
     """
 
     def __init__(self, now_s: float, lease_s: float) -> None:

@@ -1,8 +1,8 @@
-"""What the journal holds. ``docs/journal.md`` describes the file; ``goodput.py`` folds it; ``machine.py`` is rebuilt from it.
-Facts that are kept as they were said are in ``facts.py``.
+"""Records of the journal. ``docs/journal.md`` describes the file. ``fleet.ledger`` folds it, and ``fleet.machine`` is rebuilt from it.
+``facts.py`` has the records that are events, too.
 
-All ``at_s`` are seconds on the run's clock: the coordinator's monotonic clock, to which agents align theirs. ``event`` is the number of the
-event that a record follows from, as the coordinator counted it; 0: none.
+All ``at_s`` are seconds on the run's clock: the coordinator's monotonic clock, to which agents align theirs. ``event`` is the coordinator's
+number of the event that led to a record; 0: none.
 """
 
 from __future__ import annotations
@@ -33,20 +33,20 @@ from fleet.protocol.levels import STORE
 from fleet.protocol.types import Member, Process, StateId, View
 
 VERSION = 3
-"""Of the format that is written and read."""
+"""The version of the journal's format."""
 RUN_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]{0,199}")
-"""What a run may be called: it is a folder, and a part of addresses."""
+"""The pattern of a run's name, which is a folder and a part of addresses."""
 
 GRAD_NORM, LEARNING_RATE, TOKENS, FLOPS = "grad_norm", "learning_rate", "tokens_per_step", "flops_per_step"
 PEAK = "peak_flop_per_s"
 PROGRAM = (GRAD_NORM, LEARNING_RATE, TOKENS, FLOPS, PEAK)
-"""Names of measurements that a run has beside its loss, and that no line of the terminal shows as they are."""
+"""Names of measurements beside the loss. The terminal does not show them under these names."""
 STEADY = (TOKENS, FLOPS, PEAK)
-"""The same in each step: what comes of them is shown, tokens a second and MFU, and not they."""
+"""Measurements that are the same in each step. The terminal shows tokens a second and MFU in their place."""
 PERMUTED, WINDOWS, STREAMS = "permuted", "windows", "streams"
-"""In which order a data set gives its samples: random; random within windows of row groups, which come in random order; as they come."""
+"""The order of a data set's samples: random; random within windows of row groups, which come in random order; as they come."""
 STRIDED, LINES, GROUPS, OWN = "strided", "lines", "groups", "own"
-"""How the samples of a file lie in it."""
+"""The layout of samples in a file."""
 COMPUTE, COMM, STRAGGLER, DATA = "c", "x", "w", "d"
 CHECKPOINT, RESTORE, REFORM, INIT, VERIFY, STANDBY, FINISH, OTHER = "k", "r", "f", "i", "v", "s", "e", "o"
 COMMIT, ABANDON, HOLD = "K", "A", "H"
@@ -69,7 +69,7 @@ CATEGORIES = {
     FINISH: "finish",
     OTHER: "other",
 }
-"""Span code -> ledger category. ``R``, ``D``, ``P`` and ``M`` are never recorded by a rank: the ledger assigns them."""
+"""Span code -> ledger category. The ledger assigns ``R``, ``D``, ``P`` and ``M``; a rank never records them."""
 
 STEP_CODES = frozenset((COMPUTE, COMM, STRAGGLER, DATA))
 """Spans that make up a step: goodput once the step is committed, rework when it is abandoned."""
@@ -96,11 +96,11 @@ class RunStarted:
 
 @dataclass(frozen=True, slots=True)
 class Resumed:
-    """The run goes on under a new coordinator process. ``cluster`` names the cluster that it goes on in.
+    """The run goes on under a new coordinator process, in the cluster named ``cluster``.
 
-    With ``gap`` the whole run was down from the last record before this one: its ranks died with their cluster. Without, only the
-    coordinator was replaced, and ranks trained on meanwhile. ``script_sha256`` is that of the script it goes on with; empty: there is none,
-    or nobody knows.
+    With ``gap`` the whole run was down since the record before this one: its ranks died with their cluster. Without ``gap`` the coordinator
+    alone was replaced, and ranks trained on meanwhile. ``script_sha256`` is the digest of the script with which the run goes on; empty:
+    no script, or not known.
     """
 
     at_s: float
@@ -113,7 +113,7 @@ class Resumed:
 
 @dataclass(frozen=True, slots=True)
 class ProcessUp(FromEvent):
-    """A process was granted an incarnation of a slot."""
+    """The coordinator has granted a process an incarnation of a slot."""
 
     member: Member
     process: Process
@@ -123,8 +123,8 @@ class ProcessUp(FromEvent):
 
 @dataclass(frozen=True, slots=True)
 class Received:
-    """Event number ``event`` in short, where it led to something. ``what``: its class. ``member`` or ``node``: whose it is. ``generation``
-    and ``step``: where that rank stands, -1 when nowhere."""
+    """Event number ``event`` in short, if it led to a record or an instruction. ``what``: its class. ``member`` or ``node``: its sender.
+    ``generation`` and ``step``: those of that rank, -1 when it has none."""
 
     event: int
     what: str
@@ -138,7 +138,8 @@ class Received:
 
 @dataclass(frozen=True, slots=True)
 class ViewPublished(FromEvent):
-    """``graceful``: entered at a step boundary, beside running steps. ``causes``: the losses (``slot.incarnation``) that led to it."""
+    """A new view. ``graceful``: members entered it at a step boundary, beside running steps. ``causes``: the losses
+    (``slot.incarnation``) that led to it."""
 
     view: View
     at_s: float
@@ -157,7 +158,7 @@ class Committed(FromEvent):
 
 @dataclass(frozen=True, slots=True)
 class HistoryBegun(FromEvent):
-    """History ``history`` starts from ``from_state``: what an older history did after that step is rolled back."""
+    """History ``history`` starts from ``from_state``: later steps of older histories are rolled back."""
 
     history: int
     from_state: StateId
@@ -167,12 +168,11 @@ class HistoryBegun(FromEvent):
 
 @dataclass(frozen=True, slots=True)
 class Spans:
-    """A rank's time, gapless, from ``start_us`` on: one letter of ``codes`` and one of ``durations_us`` a span.
+    """A rank's time without gaps, from ``start_us`` on: each span has one letter of ``codes`` and one number of ``durations_us``.
 
-    ``COMMIT`` and ``ABANDON`` are marks of zero length that close the step attempt before them; the step number goes up by one after each
-    COMMIT, from ``step`` at the start. ``HOLD`` closes what the attempt has waited for its peers so far, as a peer was lost; what it has
-    computed goes on to count. All of it happened in ``generation`` and ``history``. One incarnation's records follow each other without
-    gap or overlap.
+    ``COMMIT`` and ``ABANDON`` are marks of zero length that close the step attempt before them. The step number begins with ``step``, and
+    grows by one after each COMMIT. ``HOLD`` closes the attempt's wait for its peers, since a peer was lost; the attempt's computed shards
+    still count. All spans are of ``generation`` and ``history``. One incarnation's records follow each other without gap or overlap.
     """
 
     member: Member
@@ -186,7 +186,7 @@ class Spans:
 
 @dataclass(frozen=True, slots=True)
 class Unobserved:
-    """A slot's time that died with its node, or with the node's agent, before it could be reported."""
+    """A slot's time that was never reported, since its node or the node's agent was lost before."""
 
     member: Member
     start_us: int
@@ -195,7 +195,7 @@ class Unobserved:
 
 @dataclass(frozen=True, slots=True)
 class DecisionMade(FromEvent):
-    """A policy's decision, with its reason in words, and what it was decided on: one of the dataclasses of ``fleet.protocol.decisions``."""
+    """A policy's decision, with its reason in words. ``payload`` has its figures: a dataclass of ``fleet.protocol.decisions``."""
 
     policy: str
     action: Action
@@ -211,10 +211,10 @@ class DecisionMade(FromEvent):
 
 @dataclass(frozen=True, slots=True)
 class CheckpointRecord(FromEvent):
-    """``phase``: requested, durable, failed, skipped after several failures, or withdrawn: a rank that was found to be wrong had a part in
-    it, so it is not used.
+    """A checkpoint came to ``phase``: requested, durable, failed, skipped after several failures, or withdrawn. A withdrawn checkpoint is
+    not used, since a wrong rank wrote a part of it.
 
-    ``level``: ``store``, or ``peers`` for copies in the memory of other nodes. ``view_changed``: it failed for that alone.
+    ``level``: ``store``, or ``peers`` for copies in the memory of other nodes. ``view_changed``: a change of views was its only failure.
     """
 
     checkpoint: str
@@ -231,7 +231,8 @@ class CheckpointRecord(FromEvent):
 
 @dataclass(frozen=True, slots=True)
 class OnceRecord(FromEvent):
-    """What is done once in the run, see ``fleet.protocol.once``. ``phase``: begun by ``member``, or done, with ``result`` as JSON text."""
+    """A task that one rank does for all, see ``fleet.protocol.once``. ``phase``: begun by ``member``, or done, with ``result`` as JSON
+    text."""
 
     phase: OncePhase
     key: str
@@ -242,17 +243,16 @@ class OnceRecord(FromEvent):
 
 COMPLETED: Final = "completed"
 UNSAVED: Final = "completed, not saved"
-"""How a run ends that has come to its last step, or was ended by its loop: with its final checkpoint, or without."""
+"""The end of a run after its last step, or by its loop: with its final checkpoint, or without it."""
 STOPPED: Final = "stopped"
-"""How a run ends that was told to, in order."""
+"""The end of a run that was told to stop, in order."""
 
 
 @dataclass(frozen=True, slots=True)
 class RunEnded(FromEvent):
     """Last record. ``digest`` is the SHA-256 over the final training state, empty when the run did not complete.
 
-    ``status``: completed; "completed, not saved", when the final checkpoint could not be kept; stopped; or failed. ``why`` says it in more
-    detail.
+    ``status``: completed; "completed, not saved", when the final checkpoint could not be kept; stopped; or failed. ``why`` is more exact.
     """
 
     status: EndStatus
@@ -264,7 +264,7 @@ class RunEnded(FromEvent):
 
 
 def status_of(why: EndWhy) -> EndStatus:
-    """How a run ends for that."""
+    """The status of a run that ends for ``why``."""
     match why:
         case EndWhy.ALL_STEPS | EndWhy.LOOP_ENDED:
             return COMPLETED
@@ -304,11 +304,11 @@ RECORDS = Codec(Record.__args__)
 
 
 PLAIN: Final = "plain"
-"""In ``RunStarted.config``: the arguments of a script that is not Fleet's, and is run as it is. Absent of all others."""
+"""Key in ``RunStarted.config`` of the arguments of a script that runs without Fleet in it. Other runs do not have the key."""
 
 
 def configuration(config: str) -> dict[str, Any]:
-    """What ``RunStarted.config`` says; empty where that is no JSON object, as a journal may hold any text there."""
+    """``RunStarted.config`` as a dict; empty where it is no JSON object, since a journal may hold any text there."""
     try:
         found = json.loads(config)
     except ValueError:
@@ -317,13 +317,13 @@ def configuration(config: str) -> dict[str, Any]:
 
 
 def section(said: Mapping[str, Any], name: str) -> dict[str, Any]:
-    """A table of what :func:`configuration` has found, or of a table of it; empty where there is none."""
+    """The table ``name`` of :func:`configuration`, or of one of its tables; empty where there is none."""
     found = said.get(name)
     return found if isinstance(found, dict) else {}
 
 
 def dotted(value: Any, path: str = "") -> dict[str, Any]:
-    """Nested mappings as one, with dotted names."""
+    """Nested mappings as one mapping with dotted names."""
     if not isinstance(value, Mapping):
         return {path: value}
     found: dict[str, Any] = {}

@@ -1,7 +1,7 @@
-"""The fixed binary tree over batch shards: the one order in which gradients are summed, at any world size.
+"""The fixed binary tree over batch shards: it is the order in which gradients are summed, at any world size.
 
 The tree over ``lo..hi`` splits at ``lo`` plus the largest power of two below ``hi - lo``. A *block* is a node of this tree, as a half-open
-range. Two blocks that lie side by side may be added exactly when their union is a block too.
+range. Two neighbouring blocks may be added exactly when their union is a block too.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def blocks(start: int, stop: int, shards: int) -> tuple[Block, ...]:
 
 
 def cover(held: Collection[int], shards: int) -> tuple[Block, ...]:
-    """The fewest blocks that hold exactly the shards ``held``, from left to right: what is left of them once siblings are added up."""
+    """The fewest blocks that hold exactly the shards ``held``, from left to right: the sums that are left once siblings are added up."""
     found: list[Block] = []
     pending = [(0, shards)] if held else []
     while pending:
@@ -65,9 +65,9 @@ def cover(held: Collection[int], shards: int) -> tuple[Block, ...]:
 
 
 def join(leaves: Sequence[Block], shards: int) -> tuple[Additions, list[int]]:
-    """Add up partial sums of ``leaves``, sorted, up the tree as far as they lie side by side.
+    """Plan to add up the partial sums of ``leaves``, which are sorted, up the tree as far as they are neighbours.
 
-    Returns what is added to what, and the indices at which the sums are that are left.
+    Returns the additions, and the indices of the sums that are left.
     """
     nodes, plan = tree(shards), Additions()
     stack: list[tuple[Block, int]] = []
@@ -81,13 +81,13 @@ def join(leaves: Sequence[Block], shards: int) -> tuple[Additions, list[int]]:
 
 
 class Shares(NamedTuple):
-    """By view rank: the blocks whose sums it brings into the step, and the shards that it has yet to compute."""
+    """By view rank: ``kept`` blocks whose sums it brings into the step, and ``assigned`` shards that it still has to compute."""
 
     kept: tuple[tuple[Block, ...], ...]
     assigned: tuple[tuple[int, ...], ...]
 
     def leaves(self, shards: int) -> list[tuple[Block, ...]]:
-        """By view rank: its blocks once all that is due is computed."""
+        """By view rank: its blocks once it has computed its assigned shards."""
         return [
             cover({shard for lo, hi in kept for shard in range(lo, hi)} | set(assigned), shards)
             for kept, assigned in zip(self.kept, self.assigned, strict=True)
@@ -101,13 +101,13 @@ class Shares(NamedTuple):
 def share(
     held: Sequence[Collection[int]], ranges: Sequence[tuple[int, int]], shards: int, idle: Collection[int] = (), giver: int = -1
 ) -> Shares:
-    """Who brings what into a step of which some shards are computed already: each shard counts once, every rank has one at least.
+    """The ranks' shares of a step with some computed shards. Each shard counts once, and every rank has at least one.
 
     Args:
-        held: by view rank, the shards whose gradients it holds, summed up as :func:`cover` says; a sum cannot be taken apart again.
-        ranges: by view rank, what it computes when nobody holds anything.
-        idle: view ranks that bring nothing; they hold nothing.
-        giver: a view rank that gives its state away meanwhile, or -1: what is over goes to the others.
+        held: by view rank, the shards whose gradients it holds, summed up by :func:`cover`. A sum cannot be split again.
+        ranges: by view rank, the shards that it computes when no rank holds any.
+        idle: view ranks that bring no shards, and hold none.
+        giver: a view rank that gives its state away meanwhile, or -1. Surplus shards go to the other ranks first.
     """
     if idle:
         return _among_the_others(held, ranges, shards, idle, giver)
@@ -130,7 +130,7 @@ def share(
 def _among_the_others(
     held: Sequence[Collection[int]], ranges: Sequence[tuple[int, int]], shards: int, idle: Collection[int], giver: int
 ) -> Shares:
-    """As :func:`share`, by those who are not ``idle``: they divide the shards in the proportions of their own ranges."""
+    """As :func:`share`, among the ranks that are not ``idle``. They divide the shards in the proportions of their own ranges."""
     busy = [rank for rank in range(len(ranges)) if rank not in idle]
     total = sum(ranges[rank][1] - ranges[rank][0] for rank in busy)
     ends = list(itertools.accumulate((ranges[rank][1] - ranges[rank][0] for rank in busy), initial=0))
@@ -142,7 +142,10 @@ def _among_the_others(
 
 
 def _smallest_to_spare(kept: list[list[Block]]) -> Block:
-    """Take one: the smallest of a rank that has several, else the smallest of several shards. One exists while ranks <= shards."""
+    """Take away a block: the smallest of a rank with several blocks, else the smallest block of several shards.
+
+    Such a block exists while ranks <= shards.
+    """
     spare = ((len(one) == 1, hi - lo, rank, (lo, hi)) for rank, one in enumerate(kept) for lo, hi in one if len(one) > 1 or hi - lo > 1)
     _, _, rank, block = min(spare)
     kept[rank].remove(block)
@@ -150,7 +153,7 @@ def _smallest_to_spare(kept: list[list[Block]]) -> Block:
 
 
 def _assign(missing: Sequence[int], load: Sequence[int], giver: int) -> list[tuple[int, ...]]:
-    """Evenly, in runs of neighbours; what is over goes to the ranks that hold least, and of those to the giver last."""
+    """Assign the missing shards evenly, in runs of neighbours. Surplus shards go to the ranks that hold least, and to the giver last."""
     each, over = divmod(len(missing), len(load))
     favoured = set(sorted(range(len(load)), key=lambda rank: (load[rank], rank == giver, rank))[:over])
     ends = list(itertools.accumulate((each + (rank in favoured) for rank in range(len(load))), initial=0))

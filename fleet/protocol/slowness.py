@@ -1,4 +1,4 @@
-"""What ranks measured of their own steps, what the straggler policy is asked, and what it answers. Frozen, standard library only."""
+"""The ranks' measured step times, and the straggler policy's input and answer. Frozen, standard library only."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from fleet.protocol.decisions import Decision
 from fleet.protocol.types import Member, Ranges, View
 
 ACTIONS = ("rebalance", "replace", "evict")
-"""What of a policy's answers changes the view."""
+"""The policy's answers that change the view."""
 
 
 @dataclass(frozen=True, slots=True)
 class RankTimes:
-    """One rank's own time in some of its committed steps; all sequences are one entry a step.
+    """One rank's own time in some of its committed steps. All sequences have one entry a step.
 
-    ``compute_us`` and ``data_us`` are what its ``shards`` took together; ``network_us`` the exchange, counted from when the last peer was
-    there; ``fixed_us`` the step's own work, whoever computes how many shards. Waiting for peers is in none of them. ``waited_us`` is how
-    long it could have run and had no core, which is in whichever of them it was; empty: nobody knows.
+    ``compute_us`` and ``data_us``: the time of all its ``shards``. ``network_us``: the exchange, from the moment at which the last peer was
+    there. ``fixed_us``: the work of a step that does not depend on shards. None of these contains the wait for peers. ``waited_us``: the
+    time in which the rank was ready to run and had no core, as a part of the times above; empty: not known.
     """
 
     member: Member
@@ -43,7 +43,7 @@ class StepTime:
 
     @property
     def own_s(self) -> float:
-        """All but waiting."""
+        """The rank's time without the wait for peers."""
         return self.compute_s + self.data_s + self.network_s + self.fixed_s
 
 
@@ -59,7 +59,7 @@ class Timings:
 
 @dataclass(frozen=True, slots=True)
 class Circumstances:
-    """What a straggler policy looks at, beside the times.
+    """A straggler policy's input beside the times.
 
     Attributes:
         view: the view that runs; ``nodes`` are those of its members.
@@ -67,7 +67,7 @@ class Circumstances:
         spares: (member, node) of each rank that stands by.
         steps_left: steps that the run still has, infinite when it is not known.
         changes: view changes that the policy made within its window.
-        losses_per_s: rate at which ranks were lost so far: the faults that would need a spare.
+        losses_per_s: rate of lost ranks so far: these faults would need a spare.
     """
 
     view: View
@@ -83,9 +83,9 @@ class Circumstances:
 class Remedy:
     """A straggler policy's answer.
 
-    ``findings`` are what it found out since it was asked last, to be journalled: who is accused, cleared, or cannot be told. ``decision``
-    is ``tolerate``, ``rebalance`` (to ``ranges``, by ``speeds`` of the members that are not of full speed), ``replace`` or ``evict`` (the
-    ``members`` go); None when there is nothing to decide.
+    ``findings`` are its new findings, for the journal: ranks that are accused, cleared, or not certain. ``decision`` is ``tolerate``,
+    ``rebalance`` (to ``ranges``, by ``speeds`` of the members below full speed), ``replace`` or ``evict`` (the ``members`` go); None when
+    there is nothing to decide.
     """
 
     findings: tuple[Decision, ...] = ()

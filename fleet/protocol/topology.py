@@ -1,4 +1,4 @@
-"""What a placement lacks of what was asked for, and which domains are lost as a whole: facts, whoever has decided. Pure."""
+"""Requirements that a placement does not meet, and domains that are lost as a whole. Pure."""
 
 from __future__ import annotations
 
@@ -10,34 +10,34 @@ from fleet.protocol.decisions import Beside, Lacking, Split
 from fleet.protocol.domains import HOST, Crowd, Place, level_name, shared_levels
 
 WINDOW_S = 10.0
-"""Nodes of one domain that are lost within so long of each other are lost by one cause: a silent node is known after ``node_s``."""
+"""Seconds. Nodes of one domain that are lost within so long count as lost by one cause: a silent node shows only after ``node_s``."""
 
 
 def asked(levels: Sequence[str]) -> bool:
-    """Whether a run says what fails together beyond the host, which is the default: else nothing was asked for that could be missed."""
+    """Whether a run has set domains beyond the default, the host. Without them it has no requirements for its placement."""
     return tuple(levels) != (HOST,)
 
 
 def named(domain: Place, levels: Sequence[str], deepest: int) -> tuple[str, str]:
-    """(name of its level, its path) of a domain, where paths have ``deepest`` levels: as many as ``levels`` unless somebody set them."""
+    """(name of its level, its path) of a domain. Paths have ``deepest`` levels: as many as ``levels``, if ``FLEET_DOMAIN`` is not set."""
     name = level_name(levels[-len(domain)]) if deepest == len(levels) and domain else "domain"
     return name, "/".join(domain)
 
 
 def shared(places: Sequence[Place]) -> Place:
-    """The narrowest domain that all of these are in; () where that is none."""
+    """The narrowest domain that contains all these places; () where there is none."""
     first: Place = places[0] if places else ()
     return first[: min((shared_levels(first, place) for place in places), default=0)]
 
 
 DIMENSIONS = ("replicate", "shard")
-"""Of the mesh that ranks are in, from the outermost on."""
+"""Dimensions of the mesh of ranks, from the outermost on."""
 
 
 def coordinate(rank: int, sharded: bool, replica_size: int) -> dict[str, int]:
-    """Where view rank ``rank`` is in each dimension: in which replica, and at which place in it. Of whole replicas each rank has one.
+    """The place of view rank ``rank`` in each dimension: its replica, and its place there. Without sharding each rank is a replica.
 
-    Ranks that make no whole group are counted as if they did: theirs is the last one.
+    Ranks beyond the last full group count as one more group.
     """
     if not sharded:
         return dict(zip(DIMENSIONS, (rank, 0), strict=True))
@@ -45,17 +45,17 @@ def coordinate(rank: int, sharded: bool, replica_size: int) -> dict[str, int]:
     return dict(zip(DIMENSIONS, where, strict=True))
 
 
-# ---- what a placement lacks --------------------------------------------------------------------------------------------------------------
+# ---- requirements that a placement does not meet -----------------------------------------------------------------------------------------
 
 
 def lacking(ranks: Sequence[Place], copies: Sequence[Sequence[Place]], size: int, levels: Sequence[str]) -> Lacking:
-    """Groups that lie farther apart than a domain would hold them, and ranks whose copies lie beside them.
+    """Groups that span several domains although one domain could hold a group, and ranks whose copies lie in their own domain.
 
     Args:
-        ranks: the domains of each view rank's node, from wide to narrow; () when they are not known.
-        copies: of each view rank, the same of every node that keeps a copy of its part.
-        size: ranks of a group; those of the last one may be fewer.
-        levels: as the setting ``domains`` has them.
+        ranks: by view rank, the domains of its node, from wide to narrow; () when they are not known.
+        copies: by view rank, the domains of each node that keeps a copy of its part.
+        size: ranks of a group; the last group may have fewer.
+        levels: the setting ``domains``.
     """
     deepest = max(map(len, ranks), default=0)
     narrowest = max((len(domain) for domain, count in Crowd(ranks).counts.items() if count >= size), default=0)
@@ -66,9 +66,9 @@ def lacking(ranks: Sequence[Place], copies: Sequence[Sequence[Place]], size: int
 
 
 def _split(number: int, group: Sequence[Place], narrowest: int, levels: Sequence[str], deepest: int) -> Split | None:
-    """A group that spans domains of the narrowest level of which one holds a whole group, or of the widest where none does."""
+    """The split of a group; None when it has none. The level is the narrowest with a domain for a whole group, else the widest."""
     held, spanned = shared(group), sorted({place[:narrowest] for place in group})
-    if len(spanned) == 1 or any(len(each) < narrowest for each in spanned):  # or nobody has said where they are
+    if len(spanned) == 1 or any(len(each) < narrowest for each in spanned):  # or their domains are not known
         return None
     level, _ = named(spanned[0], levels, deepest)
     within = " ".join(named(held, levels, deepest)) if held else ""
@@ -76,13 +76,13 @@ def _split(number: int, group: Sequence[Place], narrowest: int, levels: Sequence
 
 
 def _besides(ranks: Sequence[Place], copies: Sequence[Sequence[Place]]) -> list[tuple[int, Place]]:
-    """(view rank, domain) of each whose copies all lie in one domain with it."""
+    """(view rank, domain) of each rank whose copies all lie in one domain with it."""
     commons = [(rank, shared([place, *kept])) for rank, (place, kept) in enumerate(zip(ranks, copies, strict=False)) if kept]
     return [(rank, common) for rank, common in commons if common]
 
 
 def in_words(found: Lacking) -> str:
-    """What is lost by it, for people."""
+    """The unmet requirements and their consequences, for people."""
     said = [_of_split(each) for each in found.split]
     together = defaultdict[tuple[str, str], list[int]](list)
     for each in found.beside:
@@ -103,18 +103,18 @@ def _of_split(each: Split) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Gone:
-    """A node that was lost: where it was, and when."""
+    """A lost node: its place, and the time of the loss."""
 
     place: Place
     at_s: float
 
 
 def lost_domain(node: str, gone: Mapping[str, Gone], there: Iterable[Place]) -> tuple[Place, tuple[str, ...]]:
-    """(the widest domain of ``node`` of which no node is left, its nodes that were lost with it); ((), ()) where that is nothing more.
+    """(the widest domain of ``node`` that has no node left, its nodes that were lost with it); ((), ()) where ``node`` alone was lost.
 
     Args:
-        gone: the nodes that are lost, ``node`` among them.
-        there: where those that are left are.
+        gone: the lost nodes, ``node`` among them.
+        there: the places of the nodes that are left.
     """
     place, left = gone[node].place, list(there)
     for depth in range(1, len(place) + 1):

@@ -1,9 +1,9 @@
-"""Sums in two levels: the ranks of a host add up first what lies together in the tree, then one of each crosses to another host. Pure.
+"""Sums in two levels: first the ranks of a host add up their partial sums, then the results cross to other hosts. Pure.
 
-Every rank owns one chunk of what is summed. What a host has of a chunk that is owned elsewhere is combined on that host. Only blocks that
-are neighbours in the fixed tree of :mod:`fleet.protocol.shards` are added, so that the order of the sum depends on shards alone. What is
-left, one block or the few that the tree leaves, crosses to the owner. The sum crosses back once, and is passed on within the host. A *host*
-is whatever ranks say they share: see :func:`fleet.protocol.domains.site_of`.
+Every rank owns one chunk of the sum. The ranks of another host combine their partial sums of that chunk on their host. They add only blocks
+that are neighbours in the fixed tree of :mod:`fleet.protocol.shards`, so the order of the sum depends on shards alone. The remaining
+blocks, one or a few, cross to the owner. The sum crosses back once, and a rank passes it on within its host. Ranks are on one *host* when
+they share a site: see :func:`fleet.protocol.domains.site_of`.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from fleet.protocol.shards import Additions, Block, join
 
 
 class ChunkPart(NamedTuple):
-    """Of the chunk of ``owner``, cut into ``of`` equal parts: those from ``lo`` to ``hi``, which ``combiner`` adds up for its host."""
+    """The parts ``lo..hi`` of the chunk of ``owner``, cut into ``of`` equal parts. ``combiner`` adds them up for its host."""
 
     owner: int
     combiner: int
@@ -27,7 +27,7 @@ class ChunkPart(NamedTuple):
 
 
 class Leaf(NamedTuple):
-    """A partial sum that is added up: of view rank ``rank`` the one of that ``number``, or, where that is -1, of a whole ``host``."""
+    """A partial sum over ``block``: number ``number`` of view rank ``rank``, or of the whole ``host`` where ``rank`` is -1."""
 
     block: Block
     host: int
@@ -36,7 +36,7 @@ class Leaf(NamedTuple):
 
 
 def hosts_of(places: Sequence[str]) -> tuple[tuple[int, ...], ...]:
-    """The view ranks of each host, in the order of their first ones. A rank that says nothing shares no host."""
+    """The view ranks of each host, in the order of the hosts' first ranks. A rank with an empty place shares no host."""
     found: dict[object, list[int]] = {}
     for rank, place in enumerate(places):
         found.setdefault(place or rank, []).append(rank)
@@ -50,12 +50,12 @@ def helps(hosts: Sequence[Sequence[int]]) -> bool:
 
 @dataclass(frozen=True)
 class TwoLevel:
-    """Who combines what, and what crosses.
+    """The plan of a sum in two levels: the additions on each host, and the sums that cross.
 
     Args:
         hosts: the view ranks of each host.
         leaves: by view rank, the blocks whose sums it brings, from left to right.
-        shards: of the run.
+        shards: batch shards of the run.
     """
 
     hosts: tuple[tuple[int, ...], ...]
@@ -70,15 +70,15 @@ class TwoLevel:
         return self._host_of[rank]
 
     def contributed(self, host: int) -> list[Leaf]:
-        """All that the ranks of a host have, from left to right in the tree."""
+        """All partial sums of a host's ranks, from left to right in the tree."""
         return sorted(Leaf(block, host, rank, number) for rank in self.hosts[host] for number, block in enumerate(self.leaves[rank]))
 
     def combined(self, host: int) -> tuple[Additions, list[int]]:
-        """(what is added to what of :meth:`contributed`, where the sums are then that cross), by index."""
+        """(additions of :meth:`contributed` by index, indices of the sums that cross)."""
         return join([leaf.block for leaf in self.contributed(host)], self.shards)
 
     def crossing(self, host: int) -> list[Leaf]:
-        """What of a host crosses to each owner elsewhere."""
+        """The sums of a host that cross to each owner elsewhere."""
         found, (additions, at) = self.contributed(host), self.combined(host)
         stop = {index: found[index].block[1] for index in range(len(found))}
         for left, right in additions:
@@ -86,12 +86,12 @@ class TwoLevel:
         return [Leaf((found[index].block[0], stop[index]), host, -1, number) for number, index in enumerate(at)]
 
     def owned(self, host: int) -> list[Leaf]:
-        """What an owner on ``host`` adds up: what its neighbours have each, and what crosses from other hosts; from left to right."""
+        """The sums that an owner on ``host`` adds up, from left to right: those of its host's ranks, and those that cross to it."""
         others = (leaf for other in range(len(self.hosts)) if other != host for leaf in self.crossing(other))
         return sorted([*self.contributed(host), *others])
 
     def parts(self, host: int, owner: int) -> list[ChunkPart]:
-        """Who on ``host`` combines what of the chunk of ``owner``, who is elsewhere: all members have as much in all, and few parts."""
+        """By rank of ``host``, its part of the work on the chunk of ``owner``, which is elsewhere. All get equal work, in few parts."""
         ranks = self.hosts[host]
         size, elsewhere = len(ranks), len(self.leaves) - len(ranks)
         start = (owner - bisect.bisect_left(ranks, owner)) * size
@@ -103,7 +103,7 @@ class TwoLevel:
         return found
 
     def all_parts(self, host: int) -> Iterator[ChunkPart]:
-        """Of all chunks that are owned elsewhere."""
+        """The parts of all chunks that are owned elsewhere."""
         for owner in range(len(self.leaves)):
             if self._host_of[owner] != host:
                 yield from self.parts(host, owner)

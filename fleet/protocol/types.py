@@ -1,4 +1,4 @@
-"""The nouns of the protocol. Frozen, standard library only; every other module speaks in these."""
+"""The nouns of the protocol, for every other module. Frozen, standard library only."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from fleet.protocol.decisions import Decision
 Ranges = tuple[tuple[int, int], ...]
 """Half-open ranges of batch shards, by view rank."""
 Coordinate = tuple[tuple[str, int], ...]
-"""Where a rank is among those that compute a shard together: names and numbers, ``(("tensor", 1),)``. Empty: each computes it alone."""
+"""A rank's place among ranks that compute a shard together: names and numbers, ``(("tensor", 1),)``. Empty: each rank computes alone."""
 
 
 @dataclass(frozen=True, slots=True, order=True)
 class Member:
     """One process that fills a slot: ``(slot, incarnation)``. A replacement has the next incarnation.
 
-    ``coordinate`` is known of the members of a view. It is the same process with or without: members are compared by the other two.
+    ``coordinate`` is known of the members of a view. Members are compared without it, by slot and incarnation.
     """
 
     slot: int
@@ -31,13 +31,13 @@ class Member:
 
     @property
     def name(self) -> str:
-        """As people read it: ``2``, and ``2.1`` for the second process of slot 2."""
+        """The name for people: ``2``, and ``2.1`` for the second process of slot 2."""
         return str(self) if self.incarnation else str(self.slot)
 
 
 @dataclass(frozen=True, slots=True, order=True)
 class StateId:
-    """Which training state a rank holds: ``step`` committed steps of history ``history``. Ordered by (history, step)."""
+    """A training state: ``step`` committed steps of history ``history``. Ordered by (history, step)."""
 
     history: int
     step: int
@@ -45,7 +45,7 @@ class StateId:
 
 @dataclass(frozen=True, slots=True)
 class Process:
-    """A process that can be signalled safely: pids are reused, the pair (pid, start time) is not.
+    """A process that can be signalled safely: a pid is used again, the pair (pid, start time) is not.
 
     ``start_ticks`` is field 22 of ``/proc/PID/stat``, in clock ticks since boot.
     """
@@ -56,12 +56,12 @@ class Process:
 
 
 def outnumbered(newcomers: int, members: int) -> bool:
-    """Whether newcomers are more than half: the others would take longer for a step alone than to wait for them."""
+    """Whether newcomers are more than half. Then a step by the other ranks alone would take longer than the wait for the newcomers."""
     return 2 * newcomers > members
 
 
 def columns(members: Sequence[Member]) -> dict[Coordinate, tuple[int, ...]]:
-    """By coordinate, the places of the members that have it, in order."""
+    """By coordinate, the places of its members, in order."""
     found: dict[Coordinate, list[int]] = {}
     for place, member in enumerate(members):
         found.setdefault(member.coordinate, []).append(place)
@@ -69,17 +69,17 @@ def columns(members: Sequence[Member]) -> dict[Coordinate, tuple[int, ...]]:
 
 
 def assigned_by_column(members: Sequence[Member], assign: Callable[[Sequence[int]], Ranges]) -> Ranges:
-    """By view rank, the shards of each: all of them are assigned within each column, by ``assign``, to the members at these places."""
+    """By view rank, its shards. ``assign`` assigns all shards to the members of each column, at these places."""
     found = {place: span for places in columns(members).values() for place, span in zip(places, assign(places), strict=True)}
     return tuple(found[place] for place in range(len(members)))
 
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """The members of a view that have one coordinate: what "the ranks" are to all that assigns shards, sums, owners and guards.
+    """The members of a view with one coordinate. Shards, sums, owners and guards are assigned among these ranks alone.
 
-    What it has is that of the view for these members alone, in the view's order: a rank here is a place among them. ``donor`` is the view's
-    where that is one of them, else the first that receives nothing.
+    The fields are the view's, for these members alone and in the view's order. A rank here is a place among them. ``donor`` is the view's
+    donor if that is one of them, else the first member that receives no state.
     """
 
     generation: int
@@ -94,12 +94,12 @@ class Column:
 
     @property
     def idle(self) -> tuple[int, ...]:
-        """Ranks that compute nothing in the view's first step, as the state is on its way to them; none if they are more than half."""
+        """Ranks that compute no shard of the view's first step, as their state is on its way. Empty if they are more than half."""
         return () if outnumbered(len(self.receivers), len(self.members)) else self.receivers
 
     @property
     def giver(self) -> int:
-        """The donor where it gives its state to somebody, beside the view's first step; else -1."""
+        """The donor, if it gives its state to receivers beside the view's first step; else -1."""
         return self.donor if self.receivers else -1
 
 
@@ -109,9 +109,9 @@ class View:
 
     ``members`` are in order of view rank. ``ranges[r]`` is the half-open range of batch shards that view rank ``r`` computes; those of a
     column tile ``0..shards``. ``donor`` is the view rank that gives its state to the view ranks in ``receivers``. With ``checkpoint`` set
-    the donor first loads that durable checkpoint; ``state`` is what every member holds once formed.
-    ``store`` is the ``host:port`` of the key-value store on which the process group meets. ``copies`` says where each view rank sends
-    redundant copies of its part: addresses of memories on other nodes; () when there is nowhere to send them.
+    the donor first loads that durable checkpoint. ``state`` is the state of every member once the view has formed.
+    ``store`` is the ``host:port`` of the key-value store on which the process group meets. ``copies``: by view rank, the addresses of
+    memories on other nodes for redundant copies of its part; () when there are none.
     """
 
     generation: int
@@ -129,7 +129,7 @@ class View:
         return self.members.index(member) if member in self.members else -1
 
     def column_of(self, member: Member) -> Column:
-        """That of one of the members."""
+        """The column of ``member``, which is in the view."""
         ranks = columns(self.members)[self.members[self.members.index(member)].coordinate]
         members, ranges = tuple(self.members[rank] for rank in ranks), tuple(self.ranges[rank] for rank in ranks)
         receivers = tuple(place for place, rank in enumerate(ranks) if rank in self.receivers)
@@ -139,7 +139,7 @@ class View:
 
 @dataclass(frozen=True, slots=True)
 class ViewDelta:
-    """A view relative to the view of generation ``base``: what travels to nodes that have seen ``base``. ``view`` has no members."""
+    """A view relative to the view of generation ``base``, for nodes that have seen ``base``. ``view`` has no members."""
 
     base: int
     removed: tuple[int, ...]
@@ -148,13 +148,13 @@ class ViewDelta:
 
 
 def _in_order(before: tuple[Member, ...], after: tuple[Member, ...]) -> bool:
-    """Whether those that are in both come in the same order in both."""
+    """Whether the members that are in both have the same order in both."""
     both = set(before) & set(after)
     return [member for member in before if member in both] == [member for member in after if member in both]
 
 
 def view_delta(base: View, view: View) -> ViewDelta:
-    """The delta that turns ``base`` into ``view``; size is O(members changed + ranks' shard ranges), of all where they change places."""
+    """The delta from ``base`` to ``view``. Its size is O(changed members + shard ranges), or O(all members) where members change places."""
     keep = set(view.members)
     known = set(base.members) if _in_order(base.members, view.members) else set[Member]()
     removed = tuple(i for i, member in enumerate(base.members) if member not in keep or not known)
@@ -175,9 +175,9 @@ def apply_delta(base: View, delta: ViewDelta) -> View:
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """One rank's file of a durable checkpoint. ``tensors`` are the indices of the state's tensors that it holds.
+    """One rank's file of a durable checkpoint. ``tensors`` are the indices of the state's tensors in it.
 
-    ``sha256`` is the store's digest of the file, ``layout`` where in it each tensor lies; both mean something to the store alone.
+    ``sha256`` is the store's digest of the file, ``layout`` the place of each tensor in it. The store alone reads both.
     """
 
     name: str
@@ -189,7 +189,7 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class Copy:
-    """What one node's memory holds of a checkpoint: the numbers of its parts. ``count`` of them make it up; 0 while it is not committed."""
+    """The parts of a checkpoint in one node's memory, by number. The checkpoint has ``count`` parts; 0: it is not committed yet."""
 
     checkpoint: str
     state: StateId
@@ -202,12 +202,12 @@ FaultPhase = Literal["planned", "announced", "aimed", "executed", "suppressed", 
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """One planned misfortune.
+    """One planned fault.
 
     ``at_s`` counts from the run's start. ``component`` is a row of the fault catalogue, ``kind`` one of ``fleet.protocol.fault_kinds``.
-    ``slot`` or ``node`` names the target (node as an index among the cluster's worker nodes); what follows belongs to kinds that have it
-    as a parameter: ``severity`` (2.0 = half speed), ``loss`` (share of packets), ``delay_s`` (each way), ``bytes_per_s`` (0: no limit),
-    ``jitter_s`` (by which packets differ).
+    ``slot`` or ``node`` names the target (node as an index among the cluster's worker nodes). The other fields are parameters of some
+    kinds: ``severity`` (2.0 = half speed), ``loss`` (share of packets), ``delay_s`` (each way), ``bytes_per_s`` (0: no limit), ``jitter_s``
+    (by which delays vary).
     """
 
     id: str
@@ -225,19 +225,19 @@ class Fault:
 
 
 ENDS = ("T_max", "total_steps")
-"""What a scheduler calls the step behind which its rate is not what anybody means."""
+"""Names of a scheduler's argument for its last step. Behind that step the learning rate is not the intended one."""
 
 
 @dataclass(frozen=True, slots=True)
 class Build:
-    """How a rank has built what it trains, as its first step, which is not committed, shows it: what a resume must find again.
+    """A rank's model, optimizers and data, as its rehearsed step shows them. A resume must find the same.
 
     Attributes:
-        optimizers: their classes, by the names that they are tracked by.
-        data: class of the data set that the step was read from; empty where it was read from none.
-        samples, batch_size, data_sha256: see ``DataRead``; of the digest the class is no part.
-        schedules: where a scheduler says when it ends: what says so (``CosineAnnealingLR.T_max``), and the step.
-        total_steps: of the loop.
+        optimizers: names under which they are tracked, with their classes.
+        data: class of the data set that the step read; empty where it read none.
+        samples, batch_size, data_sha256: see ``DataRead``. This digest does not cover the class.
+        schedules: by scheduler with a last step, the argument that names it (``CosineAnnealingLR.T_max``), and the step.
+        total_steps: steps of the loop.
     """
 
     optimizers: tuple[str, ...] = ()
@@ -251,9 +251,9 @@ class Build:
 
 @dataclass(frozen=True, slots=True)
 class Pulse:
-    """What a node agent sees of one rank: where it is, and how long ago it last moved or beat, in seconds.
+    """An agent's view of one rank: its generation and state, and the seconds since it last moved and beat.
 
-    ``stepping`` is False in a call of Fleet's that may take long; ``between``: it is behind a commit, in what the loop body does there.
+    ``stepping`` is False in a call of Fleet's that may take long. ``between``: the loop body runs its own code behind a commit.
     """
 
     member: Member
@@ -284,9 +284,9 @@ class Candidate:
 
 @dataclass(frozen=True, slots=True)
 class Situation:
-    """What a recovery policy looks at. ``since_s``: when the run last had a working view, or when it started.
+    """A recovery policy's input. ``since_s``: when the run last had a working view, or when it started.
 
-    ``replicated``: each rank holds all of the state. ``replica_size``: so many view ranks, one after the other, are a group.
+    ``replicated``: each rank holds the whole state. ``replica_size``: number of view ranks in a row that form a group.
     """
 
     candidates: tuple[Candidate, ...]
@@ -301,9 +301,9 @@ class Situation:
 
 @dataclass(frozen=True, slots=True)
 class Loss:
-    """A process that ended. ``injected`` ones were put in by chaos and count towards no budget. ``step`` is where it was, -1 before
-    training; ``committed`` is the run's last committed step at the time. ``domain``: the path of its node, where it was lost with that and
-    the run says what fails together."""
+    """A process that ended. ``injected``: chaos ended it, and it counts towards no budget. ``step`` is its step, -1 before training;
+    ``committed`` is the run's last committed step at the time. ``domain``: the domain path of its node, if the node was lost and the run
+    has set domains."""
 
     slot: int
     node: str
@@ -318,15 +318,15 @@ class Loss:
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """What one rank holds or has computed, when ranks differ in what should be the same bits on all of them.
+    """One rank's value, when ranks differ in a value that should have the same bits on all of them.
 
     Attributes:
-        what: names it: ``weights``, or ``shard 5``.
-        generation, state: where the difference was found; the step that belongs to it is not committed.
-        digest: a hash of it, in hex.
-        cleared: the newest state of which all that it depends on was compared, and was alike.
-        witness: it may vote. A rank that was given its state in this view has nothing to add to its donor's word, until all were found
-            alike there once.
+        what: ``weights``, or ``shard 5``: the name of the value.
+        generation, state: where ranks found the difference. The step from this state is not committed.
+        digest: a hash of the value, in hex.
+        cleared: the newest state whose inputs were all compared and found alike.
+        witness: the rank may vote. A rank that received its state in this view would only repeat its donor. It may vote once all ranks
+            were found alike in the view.
     """
 
     what: str
@@ -339,7 +339,7 @@ class Finding:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """A corruption policy's answer: the decision, and the members that are wrong. Action ``carry_on``, ``evict``, ``retry`` or ``stop``."""
+    """A corruption policy's answer: the decision, and the wrong members. Action ``carry_on``, ``evict``, ``retry`` or ``stop``."""
 
     decision: Decision
     guilty: tuple[Member, ...] = ()
@@ -347,7 +347,7 @@ class Verdict:
 
 @dataclass(frozen=True, slots=True)
 class Formation:
-    """A recovery policy's answer: the decision, and the members it means, in the order of view ranks."""
+    """A recovery policy's answer: the decision, and its members in the order of view ranks."""
 
     decision: Decision
     members: tuple[Member, ...] = ()
@@ -355,11 +355,11 @@ class Formation:
 
 @dataclass(frozen=True, slots=True)
 class DataFile:
-    """A file of a data set. ``modified_s``: when it was changed last, by the calendar; 0 where its store does not say.
+    """A file of a data set. ``modified_s``: Unix time of its last change; 0 where its store does not give it.
 
-    ``digest`` is ``sha256:`` and the digest of its bytes, or ``etag:`` and what its store says of them; empty: nobody knows yet.
-    ``layout``: of ``strided`` where the first sample begins, bytes from one to the next, and bytes of each; of ``groups`` for each of them
-    its number of samples, their weight in bytes, and where it begins and ends; else empty.
+    ``digest`` is ``sha256:`` and the digest of its bytes, or ``etag:`` and its store's tag for them; empty: not known yet. ``layout``
+    depends on the layout's name. ``strided``: the offset of the first sample, the bytes from one sample to the next, and the bytes of a
+    sample. ``groups``: by group, its number of samples, their weight in bytes, its beginning and its end. Else empty.
     """
 
     path: str

@@ -1,4 +1,4 @@
-"""Which shards are computed again, when and by whom, and how long a wrong rank goes unseen. Pure, so all ranks know it by themselves."""
+"""Which rank computes which shard again, and when, and how long a wrong rank stays unseen. Pure: all ranks derive the same."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from fleet.errors import ConfigError
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sampling:
-    """How often to compute again, from what it may cost.
+    """How often ranks compute shards again, from the budget for it.
 
-    In a verified step every rank computes one shard of another rank again, all at the same time: one shard more, where the fullest rank has
-    shards / ranks of them, whatever the number of ranks. ``chunks`` is what adding up a slice of the sum again adds, as a share of a step's
+    In a verified step every rank computes one shard of another rank again, all at the same time. So each rank computes one shard more,
+    where the fullest rank has shards / ranks of them. ``chunks`` is the cost of adding up a slice of the sum again, as a share of a step's
     compute.
     """
 
@@ -29,27 +29,27 @@ class Sampling:
             raise ConfigError("verify.chunks", self.chunks, "must not be below 0")
 
     def cost(self, shards: int, ranks: int) -> float:
-        """Compute of one verification as a share of a step's: one shard of those that the fullest rank has, plus chunks."""
+        """Compute of one verification as a share of a step's: one shard over those of the fullest rank, plus ``chunks``."""
         if not 1 <= ranks <= shards:
             raise ConfigError("ranks", ranks, f"each rank needs at least one of the {shards} batch shards")
         return 1 / math.ceil(shards / ranks) + self.chunks
 
     def every(self, shards: int, ranks: int) -> int:
-        """Steps from one verification to the next: the least that stays within the budget. 0 when it is off."""
+        """Steps from one verification to the next: the fewest that the budget allows. 0: no verification."""
         return math.ceil(self.cost(shards, ranks) / self.budget - 1e-9) if self.budget > 0 else 0
 
     @staticmethod
     def shard(verification: int, begin: int, end: int) -> int:
-        """Which shard of ``begin..end`` the verification of this number samples: each in turn. Raises ValueError when there is none."""
+        """The shard of ``begin..end`` that the verification of this number samples: each in turn. Raises ValueError when there is none."""
         if not begin < end:
             raise ValueError(f"no shard lies in {begin}..{end}")
         return begin + verification % (end - begin)
 
 
 class Samples(NamedTuple):
-    """By view rank: the shard of its own that is computed again, the shard of another rank that it computes again, and that rank.
+    """By view rank: its ``own`` shard that another rank computes again, the ``checked`` shard that it computes again, and its owner.
 
-    ``number``: how many verifications came before this one.
+    ``number``: the number of earlier verifications.
     """
 
     own: tuple[int, ...]
@@ -59,9 +59,9 @@ class Samples(NamedTuple):
 
 
 def samples(sampling: Sampling, step: int, ranges: Sequence[tuple[int, int]], shards: int) -> Samples | None:
-    """What is verified in ``step``: one shard of each rank, by another, who changes from time to time. None when nothing is.
+    """The samples of ``step``: one shard of each rank, and another rank, which changes, to compute it again. None: no verification.
 
-    The first of ``every`` steps has its turn last, so that a run does not begin with a verification.
+    Of ``every`` steps the last one is verified, so that a run does not begin with a verification.
     """
     ranks = len(ranges)
     every = sampling.every(shards, ranks) if ranks > 1 else 0
@@ -78,8 +78,9 @@ def expected_steps_to_detection(every: int, hit: float) -> float:
     """Mean number of steps from the first corrupt step until a verification finds it, both counted: (k + 1) / 2 + k (1 - p) / p.
 
     Derivation: k = ``every``. The first corrupt step is equally likely anywhere between two verifications, so the next one is the 1st to
-    k-th step from it: (k + 1) / 2 in the mean. Each finds the corruption with probability p = ``hit``, independently, so the number of
-    those that fail before the first that finds it is geometric with mean (1 - p) / p, and each costs k steps. Never for p = 0 or k = 0.
+    k-th step from it: (k + 1) / 2 in the mean. Each verification finds the corruption with probability p = ``hit``, independently. So the
+    number of verifications before the one that finds it is geometric with mean (1 - p) / p. Each of them costs k steps. Infinite for p = 0
+    or k = 0.
     """
     if not 0 <= hit <= 1:
         raise ValueError(f"{hit} is no probability")

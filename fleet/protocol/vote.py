@@ -1,6 +1,6 @@
-"""The vote that commits a step: what is said of its sums, by whom, and what becomes of the step by that.
+"""The vote that commits a step: the ranks' words on its sums, the ranks that vote, and the result.
 
-Pure: live and simulated ranks are driven by this very object. The rank machine asks it; a driver collects the words in between.
+Pure: live and simulated ranks use this same object. The rank machine asks it, and a driver collects the words in between.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from fleet.protocol.types import StateId
 
 
 class VotePhase(StrEnum):
-    """How far the vote on the step at hand is.
+    """The phase of the vote on the present step.
 
-    ``open``: nothing was said yet. ``ready``: this rank's sums are here, and the others may have heard so. ``commit``: the step is taken.
-    ``again``: all compute it once more.
+    ``open``: no rank has voted. ``ready``: this rank has its sums, and the others may know this. ``commit``: the step is taken. ``again``:
+    all ranks compute it once more.
     """
 
     OPEN = "open"
@@ -29,9 +29,9 @@ class VotePhase(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Doubt:
-    """Why a step is not to be taken: its shard, -1 where only the sum of all is strange, and in words.
+    """The reason to reject a step: its shard, -1 where the sum alone is strange, and ``why`` in words.
 
-    ``hopeless``: there is no use in going on if that comes out again.
+    ``hopeless``: the run cannot go on if the step gives the same again.
     """
 
     shard: int
@@ -44,10 +44,10 @@ class Words:
     """The ranks' words on the sums of a step.
 
     Attributes:
-        finite: of each who was asked, whether all that it has summed is.
-        norm: of the gradient; not a number where it is not known.
-        factor: by which a finite gradient is multiplied, so that it is clipped.
-        skips: what is not finite is the business of a gradient scaler, which skips the update.
+        finite: by voting rank, whether its sums are all finite.
+        norm: norm of the gradient; NaN where it is not known.
+        factor: multiplier that clips a finite gradient.
+        skips: a gradient scaler skips the update where a gradient is not finite.
     """
 
     finite: tuple[bool, ...]
@@ -59,38 +59,38 @@ class Words:
 class CommitVote:
     """One rank's vote, on one step after the other.
 
-    Ranks that have all of the sum have the same, so that each knows by itself what the others find. Where the state is ``spread``, a rank
-    has the sums of its own chunks alone: nobody takes the step before all have said that they have theirs. A rank that has said so
-    keeps them until it is clear what became of the step, and takes it behind those who have.
+    Ranks that have the whole sum have the same sum, so each derives the votes of the others. With sharded state (``spread``), a rank has
+    the sums of its own chunks alone. Then no rank takes the step before all ranks have said that they have their sums. A rank that has said
+    so keeps its sums until the result of the step is known. If other ranks have taken the step, it takes the step, too.
 
     Attributes:
-        factor: by which the gradients of the last committed step were multiplied; not a number where that was skipped.
+        factor: multiplier of the gradients of the last committed step; NaN where that step was skipped.
     """
 
     def __init__(self, *, spread: bool) -> None:
         self.spread, self.phase, self.factor = spread, VotePhase.OPEN, 1.0
 
     def begin(self) -> None:
-        """Another step, or another attempt at it. The last vote is over, but for its factor: a rank that follows asks for that."""
+        """Another step or attempt begins. Of the last vote the factor alone stays: a rank that takes that step later needs it."""
         self.phase = VotePhase.OPEN
 
     def voters(self, size: int) -> tuple[int, ...]:
-        """The ranks of a view of ``size`` that tell each other; none where each finds the same by itself."""
+        """The ranks of a view of ``size`` that exchange votes; none where each rank derives the same result by itself."""
         return tuple(range(size)) if self.spread else ()
 
     def reject(self, doubt: Doubt) -> Doubt:
-        """The step is not to be taken: all find so alike."""
+        """The step is rejected. All ranks find the same."""
         assert self.phase in (VotePhase.OPEN, VotePhase.READY), f"a step is rejected whose vote is {self.phase}"
         self.phase = VotePhase.AGAIN
         return doubt
 
     def ready(self) -> None:
-        """All sums of this rank are here, and it is about to say so."""
+        """This rank has all its sums, and is about to say so."""
         assert self.phase is VotePhase.OPEN, f"a vote is begun that is {self.phase}"
         self.phase = VotePhase.READY
 
     def decide(self, words: Words, norm_limit: float) -> Doubt | None:
-        """What all voters have said: why the step is rejected, or None, and it is taken. ``norm_limit``: larger ones are not usual."""
+        """The result of all votes: the doubt against the step, or None, and it is taken. A norm above ``norm_limit`` is unusual."""
         assert self.phase is VotePhase.READY, f"a step is decided whose vote is {self.phase}"
         finite = all(words.finite)
         if not (finite or words.skips):
@@ -101,27 +101,27 @@ class CommitVote:
         return None
 
     def lost(self) -> None:
-        """The group is gone. A rank's word that it is ready may have been received: others may take the step by it."""
+        """The group is gone. Other ranks may have got this rank's vote, and may take the step: a ready rank keeps its sums."""
         if not self.keeps:
             self.phase = VotePhase.OPEN
 
     @property
     def keeps(self) -> bool:
-        """The sums are kept: this rank can take the step without any peer."""
+        """This rank keeps its sums, and can take the step without any peer."""
         return self.phase in (VotePhase.READY, VotePhase.COMMIT)
 
     def claim(self, at: StateId | None, chunks: tuple[Chunk, ...], beside: tuple[Chunk, ...], *, complete: bool, node: int) -> Claim:
-        """What this rank says when a view begins, where it keeps ``chunks`` of the state ``at``; ``beside`` came for a view that did not
-        come about. A rank that can take the step takes it with the first ones alone. ``complete`` and ``node``: see :class:`Claim`."""
+        """This rank's claim when a view begins, for its ``chunks`` of the state ``at``. ``beside``: chunks that came for a view that did
+        not form. A rank that can take the step takes it with ``chunks`` alone. ``complete`` and ``node``: see :class:`Claim`."""
         if at is None:
             return Claim(None, node=node)
         return Claim(at, self.keeps, self.factor, complete, node, chunks + (() if self.keeps else beside))
 
     def follow(self, claims: Sequence[Claim], me: int, target: StateId) -> bool:
-        """Whether others have taken a step to ``target`` that this rank is to take now, from the sums that it keeps, with their factor.
+        """Whether this rank has to take, from its kept sums and with their factor, a step to ``target`` that other ranks have taken.
 
         Args:
-            claims: of all members, by view rank; ``me`` is this one's.
+            claims: those of all members, by view rank; ``me`` is this rank.
         """
         if not follows(claims[me], target):
             return False

@@ -1,8 +1,8 @@
 """The live decision core on a simulated world: one seed, simulated time, no threads.
 
-``FleetMachine`` and ``MemberProtocol`` are the objects that run live; here a seeded world of nodes, ranks, process groups, a lossy network,
-a store and a simulated Ray Train surrounds them, and ``invariants`` watches. Policies are handed in.
+``FleetMachine`` and ``MemberProtocol`` are the same objects as in a live run. A seeded world surrounds them: nodes, ranks, process groups,
+a lossy network, a store and a simulated Ray Train. ``invariants`` checks every run. The caller gives the policies.
 
-Beside it stands the simulation of whole fleets of any size, which runs the policies and not the protocol: ``fleet_model`` (what it is),
-``fleet_arrivals`` (what strikes it), ``fleet_run`` (one run, from fault to fault), ``monte_carlo`` (many side by side), ``compare``.
+A second simulator is for whole fleets of any size, and runs the policies without the protocol. Its modules are ``fleet_model`` (the fleet),
+``fleet_arrivals`` (its faults), ``fleet_run`` (one run, from fault to fault), ``monte_carlo`` (many runs side by side), and ``compare``.
 """

@@ -1,4 +1,4 @@
-"""What the checkers of the simulator have in common."""
+"""The common base of the simulator's checkers."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class Violation(Exception):
 
 
 class InvariantChecker:
-    """One invariant. A checker defines the hooks it needs; ``Watch`` calls nothing else.
+    """One invariant. A checker defines the hooks that it needs, and ``Watch`` calls these.
 
     Hooks: ``record(record)``, ``truncated(journal)``, ``sent(machine, instruction)``, ``told(event)``, ``checkpoint(order, parts)``,
     ``end()``; of one rank: ``restored(rank, view, weights)``, ``joining(rank, view)``, ``joined(rank, view, state)``,
@@ -38,21 +38,21 @@ class InvariantChecker:
             raise Violation(self.name, text)
 
     def fault_free(self, weights: int, state: StateId) -> bool:
-        """Whether these are the weights of the run without faults at ``state``, or nobody could tell that they are not."""
+        """Whether these are the weights of the run without faults at ``state``, or no rank could tell that they are not."""
         return self.excused(state) or weights == self.world.chain.weights(state.step)
 
     def excused(self, state: StateId) -> bool:
-        """Nobody could tell that what is held at ``state`` is wrong."""
+        """Whether no rank could tell that a value at ``state`` is wrong."""
         return self.world.excused or state in self.world.unseen
 
     def process(self, member: Member) -> SimRank | None:
-        """The process that was granted ``member``'s name."""
+        """The process with the name ``member``."""
         ranks = (rank for rank in reversed(self.world.train.processes) if rank.named and rank.member == member)
         return next(ranks, None)
 
 
 class Homes(InvariantChecker):
-    """A checker that knows on which node each process came up."""
+    """A checker that knows the node of each process."""
 
     def __init__(self, world: Stage) -> None:
         super().__init__(world)

@@ -11,7 +11,7 @@ Steps = Generator[Any, Any, Any]
 
 
 class Timer:
-    """A call that is due; ``cancelled`` ones are skipped."""
+    """A call that is due later, unless it is ``cancelled``."""
 
     __slots__ = ("call", "cancelled")
 
@@ -20,7 +20,7 @@ class Timer:
 
 
 class Clockwork:
-    """Calls in order of simulated time; calls due at the same time run in the order in which they were asked for."""
+    """Calls in order of simulated time. Calls that are due at the same time run in the order in which they were added."""
 
     def __init__(self) -> None:
         self.now_s = 0.0
@@ -69,7 +69,7 @@ class Future:
 class Coroutine:
     """Runs a generator that yields seconds to sleep or a ``Future`` to wait for.
 
-    ``gate`` is asked before every resumption: a frozen process keeps the resumption for when it wakes, a dead one drops it.
+    ``gate`` gets every resumption: a frozen process delays it until it wakes, and a dead process drops it.
     """
 
     def __init__(self, clock: Clockwork, steps: Steps, gate: Callable[[Callable[[], None]], None]) -> None:
@@ -91,9 +91,9 @@ class Coroutine:
 
 
 class Stoppable:
-    """A process that may stand still (SIGSTOP): what happens in it comes through ``gate``, later while it is ``stopped``.
+    """A process that may stand still (SIGSTOP). All its calls pass through ``gate``, which delays them while it is ``stopped``.
 
-    ``went_on_s``: when it went on last.
+    ``went_on_s``: when the process went on last.
     """
 
     def __init__(self) -> None:
@@ -101,13 +101,13 @@ class Stoppable:
         self._queued: list[Callable[[], None]] = []
 
     def gate(self, call: Callable[[], None]) -> None:
-        """``call`` now, or once it goes on."""
+        """Run ``call`` now, or once the process goes on."""
         if self.stopped:
             self._queued.append(call)
         else:
             call()
 
     def went_on(self, now_s: float) -> list[Callable[[], None]]:
-        """It goes on (SIGCONT). Returns what has come meanwhile, in order, for it to be called."""
+        """The process goes on (SIGCONT). Returns the delayed calls, in order."""
         queued, self._queued, self.stopped, self.went_on_s = self._queued, [], False, now_s
         return queued

@@ -1,10 +1,11 @@
-"""Which policy loses less, on the same faults, and how sure that is.
+"""Compares two policies on the same faults: which one loses less, and how sure that is.
 
-Each pair is two policies on one trace; their difference varies far less than either. Looking at an ordinary interval after every pair and
-stopping when it excludes zero would decide too often by chance. The one here may be looked at after every pair: it is the confidence
-sequence of Waudby-Smith and Ramdas (2024), Estimating means of bounded random variables by betting, JRSS-B 86(1), theorem 3 (the hedged
-capital process with predictable plug-in bets), for differences that lie in a known range. With probability 1 - alpha it covers the mean at
-all times at once.
+Each pair is two policies on one trace; their difference varies far less than either. A user may look at an ordinary interval after every
+pair, and stop when it excludes zero. That would decide too often by chance. This module has an interval that may be looked at after every
+pair, for differences in a known range. With probability 1 - alpha it covers the mean at all times at once.
+
+Source: Waudby-Smith and Ramdas (2024), Estimating means of bounded random variables by betting, JRSS-B 86(1), theorem 3. The interval is a
+confidence sequence: the hedged capital process with predictable plug-in bets.
 """
 
 from __future__ import annotations
@@ -20,21 +21,21 @@ from scipy import stats
 from fleet.errors import ConfigError
 
 GRID = 2_001
-"""Candidate means; the interval is as fine as this."""
+"""Number of candidate means: it sets the resolution of the interval."""
 TRUNCATION = 0.75
 """The largest share of its capital that a gambler puts at stake."""
 MOST_PAIRS = 2_000
-"""So many pairs are looked ahead."""
+"""Most pairs for which ``would_decide`` looks ahead."""
 
 
 @dataclass(frozen=True, slots=True)
 class PairedVerdict:
-    """Of ``pairs`` pairs: the mean difference, first policy less second.
+    """The verdict on ``pairs`` pairs. ``mean``: the mean difference, first policy less second.
 
-    ``low``, ``high``: may be looked at after every pair. ``fixed_low``, ``fixed_high``: Student's interval, narrower, right only when the
-    number of pairs was fixed beforehand. ``decided``: ``first``, ``second`` or ``same`` (the difference is surely below ``least``), else
-    empty. ``would_decide``: that many pairs would decide if later ones differed as these do; None: it is decided, or more than
-    ``MOST_PAIRS`` would be needed, or there are fewer than two.
+    ``low``, ``high``: an interval that may be looked at after every pair. ``fixed_low``, ``fixed_high``: Student's interval. It is
+    narrower, and right only when the number of pairs was fixed beforehand. ``decided``: ``first``, ``second`` or ``same`` (the difference
+    is surely below ``least``), else empty. ``would_decide``: the number of pairs that would decide if later pairs differed like these.
+    None: it is decided, or needs more than ``MOST_PAIRS``, or there are fewer than two pairs.
     """
 
     pairs: int
@@ -76,7 +77,7 @@ class Sequential:
         return self.verdict()
 
     def would_decide(self) -> int | None:
-        """How many pairs would decide if the differences so far came again and again, in their order. See :class:`PairedVerdict`."""
+        """The number of pairs that would decide if the differences so far were repeated in their order. See :class:`PairedVerdict`."""
         if len(self.values) < 2 or self._decided():
             return None
         ahead = copy.deepcopy(self)
@@ -91,7 +92,7 @@ class Sequential:
         self._bet((difference / self.span + 1.0) / 2.0)
 
     def _bet(self, value: float) -> None:
-        """Capital of a gambler against each candidate mean, who bets on it being too low, and of one who bets on its being too high."""
+        """Update the capital of two gamblers for each candidate mean: one bets that the mean is too low, one that it is too high."""
         number = len(self.values)
         variance = self._squares / number
         bet = math.sqrt(2 * math.log(2 / self.alpha) / (variance * number * math.log(number + 1)))
@@ -103,7 +104,7 @@ class Sequential:
         self._squares += (value - self._sum / (number + 1)) ** 2
 
     def verdict(self) -> PairedVerdict:
-        """What is known so far; at least one pair is needed."""
+        """The present verdict; it needs at least one pair."""
         low, high = self._bounds()
         mean = float(np.mean(self.values))
         return PairedVerdict(len(self.values), mean, low, high, *student(self.values, self.alpha), self._decided())
@@ -129,7 +130,7 @@ def student(values: Sequence[float], alpha: float) -> tuple[float, float]:
 
 
 def compare(pairs: Iterable[tuple[float, float]], test: Sequential) -> Iterator[PairedVerdict]:
-    """A verdict after each pair of shares, the last one when it is decided or the pairs are at an end."""
+    """A verdict after each pair of shares. The last one comes when the test is decided, or after the last pair."""
     for first, second in pairs:
         verdict = test.add(first - second)
         yield verdict

@@ -19,9 +19,10 @@ TICK_S = 0.1
 
 
 class Network:
-    """Between agents and the coordinator. Not ``fifo``: messages overtake each other. Perfect once the plan's troubles are over.
+    """The network between agents and the coordinator. Without ``fifo``, messages overtake each other. It is perfect once the plan's
+    troubles are over.
 
-    A message belongs to the line that it was sent on: what is on its way when an agent gives its line up never arrives.
+    A message belongs to one connection: if the agent gives the connection up, messages on their way never arrive.
     """
 
     def __init__(self, world: Stage, rng: random.Random) -> None:
@@ -33,7 +34,7 @@ class Network:
 
     def up(self, node: SimNode, event: Event) -> None:
         target, line, pipe = self.world.coordinator, node.line, self._pipe(node, up=True)
-        if isinstance(event, StepsTimed):  # nobody waits for it, and what is lost is not sent again
+        if isinstance(event, StepsTimed):  # no process waits for it, and it is not sent again
             delays_s = [self.world.plan.delay_s[1]]
         else:
             delays_s = self._delays(node, True)
@@ -63,7 +64,7 @@ class Network:
             node.gate(lambda: node.take(message))
 
     def _pipe(self, node: SimNode, up: bool) -> Pipe:
-        """One way of the line that the node's agent has now."""
+        """One direction of the agent's present connection."""
         key = (node.name, node.line, up)
         if key not in self._pipes:
             ends = (node.name, HEAD) if up else (HEAD, node.name)
@@ -71,7 +72,7 @@ class Network:
         return self._pipes[key]
 
     def _delays(self, node: SimNode, up: bool) -> list[float]:
-        """How long each copy of a message takes; none when it is lost."""
+        """The seconds that each copy of a message takes; empty when the message is lost."""
         plan, rng, now_s = self.world.plan, self.rng, self.world.clock.now_s
         if not node.reachable:
             return []
@@ -86,7 +87,7 @@ class Network:
 class SimCoordinator(Stoppable):
     """One life of the coordinator. ``dies_in`` counts down the instructions until it is killed.
 
-    While it is ``stopped`` (SIGSTOP), what it is told waits; then all of it comes at once, and a tick before it, or in between.
+    While it is ``stopped`` (SIGSTOP), its events wait. After that they come all at once, with a tick before or between them.
     """
 
     def __init__(self, world: Stage, machine: FleetMachine) -> None:
@@ -100,20 +101,20 @@ class SimCoordinator(Stoppable):
         return self.world.coordinator is self
 
     def tick(self) -> None:
-        """Tick for as long as this life lasts."""
+        """Tick until the end of this life."""
         if self.alive and not self.stopped:
             self.submit(Tick())
             self.world.clock.after(TICK_S, self.tick)
 
     def stop(self, duration_s: float) -> None:
-        """SIGSTOP, and SIGCONT after ``duration_s``, unless it is killed before."""
+        """SIGSTOP, and SIGCONT after ``duration_s``, unless the coordinator is killed before."""
         if not self.stopped:
             self.stopped = True
             self.world.note("coordinator stopped", duration_s)
             self.world.clock.after(duration_s, self._go_on)
 
     def stood_still(self, within_s: float) -> bool:
-        """Whether it was stopped within the last ``within_s``."""
+        """Whether the coordinator was stopped within the last ``within_s``."""
         return self.world.clock.now_s - self.went_on_s <= within_s
 
     def _go_on(self) -> None:
@@ -126,7 +127,7 @@ class SimCoordinator(Stoppable):
             call()
 
     def submit(self, event: Event) -> None:
-        """As the live driver does: what is written is in the journal before anything after it is performed."""
+        """Handle an event like the live driver: a record is in the journal before later instructions are performed."""
         if not self.alive:
             return
         if self.stopped:
@@ -158,6 +159,6 @@ class SimCoordinator(Stoppable):
     def _route(self, instruction: Instruction) -> list[SimNode]:
         nodes = {node.name: node for node in self.world.nodes}
         names = self.routes.of(instruction)
-        if isinstance(instruction, Inspect):  # as the nodes are numbered
+        if isinstance(instruction, Inspect):  # in the order of the nodes' numbers
             names.sort(key=list(nodes).index)
         return [nodes[name] for name in names]

@@ -1,4 +1,4 @@
-"""What must hold at the end of every simulated run: the last state is kept, and the code behind the loop has run on it."""
+"""Invariants at the end of every simulated run: the last state is kept, and the code behind the loop has run on it."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from fleet.simulation.ranks import SimRank
 from fleet.simulation.stage import Stage
 
 LATELY_S = 30.0
-"""Words that were held up by a cut may come so late."""
+"""Seconds by which a cut may delay messages."""
 
 
 class FinalKept(InvariantChecker):
-    """A run that is completed has its final checkpoint, and had it before any rank went on behind the loop."""
+    """A completed run has its final checkpoint, and had it before any rank went on behind the loop."""
 
     name = "kept"
 
@@ -39,10 +39,10 @@ class FinalKept(InvariantChecker):
 
 
 class InOrder(InvariantChecker):
-    """A run that is stopped ends with a checkpoint of its last commit, or of a later step, unless nobody could have written that.
+    """A stopped run ends with a checkpoint of its last commit, or of a later step, unless no rank could have written that.
 
-    The last commit is the last step that all members of its view have taken, whether or not the coordinator has noted it. What was built
-    and not trained does not have to be kept. A loop that hangs keeps nobody from writing what its rank holds.
+    The last commit is the last step that all members of its view have taken, whether or not the coordinator has noted it. An untrained
+    state does not have to be kept. A loop that hangs does not prevent its process from writing the rank's state.
     """
 
     name = "in order"
@@ -54,7 +54,7 @@ class InOrder(InvariantChecker):
         self._view: View | None = None
 
     def _taken(self) -> StateId | None:
-        """By all members of the view, if all are there."""
+        """The last step that all members of the view have taken, if all are there."""
         members = self._view.members if self._view is not None else ()
         there = [rank for rank in self.world.train.processes if rank.alive and rank.named]
         held = [rank.protocol.state for rank in there if rank.member in members]
@@ -62,7 +62,7 @@ class InOrder(InvariantChecker):
         return min(states) if len(states) == len(members) > 0 else None
 
     def _can_be_written(self) -> bool:
-        """A rank that holds it can be reached, and could for a while; of a state that is spread all are needed. The store has taken all."""
+        """Whether a rank with the last commit is reachable, and was for a while; with sharded state, all ranks. The store worked, too."""
         since_s, store = self.world.faults.asked_s, self.world.store
         ill = max(store.failing_until_s, store.refusing_until_s, store.slow_until_s) >= since_s
         members = self._view.members if self._view is not None else ()
@@ -79,7 +79,7 @@ class InOrder(InvariantChecker):
         )
 
     def _answers(self, rank: SimRank) -> bool:
-        """No other rank answers for a loop that hangs within its commit, where the train function may change what is tracked."""
+        """Whether the rank can report its state. A loop that hangs within its commit cannot, since the user's code may change the state."""
         still = not rank.still.stopped and rank.still.went_on_s < self.world.faults.asked_s and (rank.protocol.detached or not rank.hung)
         return still and rank.node.alive and rank.node.reachable and not self.world.links.was_cut(rank.end, HEAD, within_s=LATELY_S)
 
@@ -99,7 +99,7 @@ class InOrder(InvariantChecker):
 
 
 class DoneOnce(InvariantChecker):
-    """What is done once in a run was done by somebody when the run is completed."""
+    """A completed run has done its task for all ranks: a rank has written the model."""
 
     name = "done once"
 
@@ -112,4 +112,4 @@ class DoneOnce(InvariantChecker):
 
     def record(self, record: Record) -> None:
         if isinstance(record, RunEnded) and record.status == COMPLETED:
-            self.require("end/save" in self._did, "the run is completed, and nobody has written the model")
+            self.require("end/save" in self._did, "the run is completed, and no rank has written the model")

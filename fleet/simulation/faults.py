@@ -19,17 +19,17 @@ from fleet.simulation.ranks import SimRank, UserError
 from fleet.simulation.stage import Stage
 
 DISMISSED_S = 4.5
-"""A node that is lost and so long away is taken out of Ray: `node_s` of the simulated runs, and what `fleet.app.foreign` waits then."""
+"""Seconds after which a lost node is taken out of Ray: `node_s` of the simulated runs, and the wait of `fleet.app.foreign` after it."""
 FLIPPED = 29
-"""Stands for a flipped bit in what a rank's weights are made of."""
+"""Stands for a flipped bit in the value of a rank's weights."""
 FLAP_S = 1.0
-"""A link that comes and goes is cut for so long, and then is not for so long."""
+"""A flapping link is cut for so many seconds, and then works for so many."""
 REBOOT_S = 5.0
-"""Until another node is there in its place."""
+"""Seconds until another node replaces a lost one."""
 
 
 class Faults:
-    """Fires each trouble as often as it says (``times``), and counts what was fired. ``asked_s``: when the run was first told to stop."""
+    """Fires each trouble ``times`` times, and counts them (``fired``). ``asked_s``: when the run was first told to stop."""
 
     def __init__(self, world: Stage, troubles: tuple[Trouble, ...]) -> None:
         self.world = world
@@ -45,7 +45,7 @@ class Faults:
         self.world.clock.after(at_s - self.world.clock.now_s, lambda: self._fire(trouble, None))
 
     def at(self, rank: SimRank, point: str) -> bool:
-        """``rank`` has come to ``point``. True when something was done to somebody."""
+        """``rank`` has come to ``point``. True when a trouble was fired."""
         if not self._aimed:
             return False
         hit = next((trouble for trouble in self._aimed if self._hits(trouble, rank, point)), None)
@@ -92,7 +92,7 @@ class Faults:
             case "flip":
                 for victim in self._victims(trouble, rank):
                     self._flip(victim)
-                if trouble.point == "finished":  # its digest of the last state is told: no rank compares what it writes of that state
+                if trouble.point == "finished":  # its last digest is reported: no rank compares the state that it writes after that
                     world.excused = True
             case "overflow":
                 for victim in self._victims(trouble, rank):
@@ -133,7 +133,7 @@ class Faults:
         return [self.world.train.current[slot] for slot in dict.fromkeys(slots) if slot in self.world.train.current]
 
     def _flip(self, victim: SimRank) -> None:
-        """A bit of what it holds. Nothing flips in what is half written: that is not used."""
+        """Flip a bit in the victim's state. A half-written state gets no flip, since it is not used."""
         held = victim.layout
         if victim.alive and held.weights != POISON:
             held.weights, held.corrupt = hash((held.weights, zlib.crc32(victim.protocol.token.encode()), FLIPPED)), True
@@ -151,7 +151,7 @@ class Faults:
             victim.die("killed")
 
     def _slow(self, trouble: Trouble, victims: list[SimRank]) -> None:
-        """The process is slow, and what replaces it is not; or its machine is busy with other things, which is not the process's doing."""
+        """The process is slow, and its replacement will not be. For ``busy`` its machine runs other programs, and the process is well."""
         name = "machine" if trouble.kind == "busy" else "own" if trouble.kind == "slow" else "link"
         for victim in victims:
             setattr(victim.pace, name, trouble.severity)
@@ -159,7 +159,7 @@ class Faults:
             self.world.clock.after(trouble.duration_s, lambda victim=victim: setattr(victim.pace, name, 1.0))  # type: ignore[misc]
 
     def _stop(self) -> None:
-        """The driver asks until it is heard: a coordinator may have died with the word."""
+        """The driver repeats its request to stop, since a coordinator may have died with it."""
         if not self.world.over:
             self.asked_s = min(self.asked_s, self.world.clock.now_s)
             self.world.submit(StopRequested("the user wants to stop"))
@@ -179,7 +179,7 @@ class Faults:
             world.submit(NodeSilent(node.name, world.clock.now_s))
 
     def _announce(self, trouble: Trouble, until_s: float) -> None:
-        """A node will be taken away, or so it is said; whoever says so repeats it until it is heard."""
+        """Announce that a node will be taken away, and repeat that. The notice may be withdrawn later."""
         world, node = self.world, self.world.nodes[trouble.node]
         if not node.alive or world.over:
             return
@@ -194,7 +194,7 @@ class Faults:
             world.clock.after(REBOOT_S, world.add_node)
 
     def _resize(self, size: int) -> None:
-        """As a live coordinator does: what must not be is refused, and while there is none nobody answers."""
+        """Set the world size, like a user. The coordinator refuses a size that is not allowed; without a coordinator nothing happens."""
         coordinator = self.world.coordinator
         if coordinator is None:
             return
@@ -206,7 +206,7 @@ class Faults:
             self.world.submit(SettingChanged(WORLD, float(size)))
 
     def _cut(self, trouble: Trouble) -> None:
-        """Links between the trouble's nodes and the other nodes, and between the coordinator and those that are not on its side."""
+        """Cut the links between the trouble's nodes and the other nodes, and between the coordinator and nodes of the other side."""
         world = self.world
         inside = [node for node in world.nodes if node.index in trouble.nodes]
         side = [node.name for node in inside]
@@ -218,7 +218,7 @@ class Faults:
             self._dismiss_later(node, DISMISSED_S)
 
     def _link(self, trouble: Trouble, rank: SimRank | None) -> None:
-        """Agents keep their lines, and what is on its way arrives when the link is mended: see ``SimNode``."""
+        """Agents keep their connections, and messages on their way arrive when the link is mended: see ``SimNode``."""
         links, duration_s = self.world.links, trouble.duration_s
         if trouble.kind == "isolate_rank":
             for victim in self._victims(trouble, rank):
@@ -254,7 +254,7 @@ class Faults:
                 store.slow_until_s, store.slow_s = max(until_s, store.slow_until_s), trouble.delay_s
 
     def _keeper(self, trouble: Trouble, rank: SimRank | None) -> None:
-        """What is no rank, and keeps the run going: the agent of the rank that came to the point, or of the trouble's node."""
+        """Troubles of the coordinator and of agents: the agent of the rank that came to the point, or of the trouble's node."""
         node: SimNode = self.world.nodes[trouble.node if rank is None else int(rank.node.name.removeprefix("node-"))]
         match trouble.kind:
             case "stop_coordinator":
@@ -272,7 +272,7 @@ class Faults:
         self.world.clock.after(delay_s, lambda: self._dismiss(node) if node.alive and not node.reachable else None)
 
     def _dismiss(self, node: SimNode) -> None:
-        """Once it is lost, it is taken out of Ray, which starts its ranks elsewhere; when the agent is back, it ends what is left."""
+        """Take a lost node out of Ray, which starts its ranks elsewhere. When the agent is back, it ends the ranks that are left."""
         coordinator = self.world.coordinator
         if coordinator is None or node.name in coordinator.machine.state.roster.nodes:
             self._dismiss_later(node, BEAT_S)

@@ -1,6 +1,6 @@
-"""What strikes a fleet, and when: drawn from the rates of a model, or read from a trace of what happened once.
+"""The faults of a fleet by time: drawn from the rates of a model, or read from a trace of real faults.
 
-Every component draws from streams of its own, so that adding one shifts no other. Memory grows with the number of faults.
+Every component draws from its own streams, so a new component changes no other. Memory grows with the number of faults.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ from fleet.simulation.rng import derive_seed
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 ALWAYS_SLOW = 30.0
-"""With so many slow spells at a time there is no moment without one (probability exp(-30)); none of them need be drawn."""
+"""With so many slow spells at a time, no moment is without one (probability exp(-30)), so they are not drawn one by one."""
 
 
 @dataclass(frozen=True, slots=True)
 class Arrivals:
-    """Faults by time, [faults] each, and the stretches [begin, end) in which the job is slow, with their severity then.
+    """Faults by time, [faults] each, and the stretches [begin, end) in which the job is slow, with their severity.
 
-    ``kinds`` are indices of ``FleetModel.faults``; ``nodes`` which node is struck (-1: none); ``repairs_s`` how long it is away;
-    ``chances`` are uniform numbers that decide whether the place that is struck is empty.
+    ``kinds``: indices of ``FleetModel.faults``. ``nodes``: the node of each fault (-1: none). ``repairs_s``: seconds of its repair.
+    ``chances``: uniform numbers that decide whether the fault's place is empty.
     """
 
     times_s: Floats
@@ -74,7 +74,7 @@ def _drawn(model: FleetModel, fault: FaultClass, index: int, seed: int) -> Part:
 
 
 def _targets(model: FleetModel, fault: FaultClass, rng: np.random.Generator, count: int) -> Ints:
-    """Which node each fault strikes; the first ``lemon_share`` of them are the lemons."""
+    """The node of each fault. The first ``lemon_share`` of the nodes are the lemons."""
     if not fault.nodes:
         return np.full(count, -1)
     lemons = round(model.lemon_share * model.nodes)
@@ -102,7 +102,7 @@ Spell = tuple[Floats, Floats, float]
 
 
 def _spells_of(slow: SlowClass, duration_s: float, seed: int) -> list[Spell]:
-    """Merged stretches of one class: at full severity until the policy acts, then at what is left."""
+    """Merged stretches of one class: at full severity until the policy acts, then at the mitigated severity."""
     rest = slow.severity if slow.mitigated is None else slow.mitigated
     if slow.rate_per_s * slow.duration_s > ALWAYS_SLOW:
         busy = -math.expm1(-slow.rate_per_s * slow.unnoticed_s)  # share of time in which some spell is too young to be noticed
@@ -129,7 +129,7 @@ def merged_spells(begin: Floats, end: Floats) -> tuple[Floats, Floats]:
 
 
 def slowest(spells: Sequence[Spell]) -> tuple[Floats, Floats, Floats]:
-    """One severity at a time: the greatest of those that hold. A job that waits for the slowest rank is as slow as that one."""
+    """One severity at a time: the greatest at that moment. A job that waits for the slowest rank is as slow as that rank."""
     edges = np.unique(np.concatenate([np.zeros(0), *(each for begin, end, _ in spells for each in (begin, end))]))
     if len(edges) < 2:
         return np.zeros(0), np.zeros(0), np.zeros(0)
@@ -145,7 +145,7 @@ def slowest(spells: Sequence[Spell]) -> tuple[Floats, Floats, Floats]:
 
 
 def write_trace(model: FleetModel, arrivals: Arrivals, path: Path | str) -> None:
-    """What strikes, by time, as the trace of a fleet. Slow spells are rows of the kind ``slow`` that name no place."""
+    """Write the faults by time, as the trace of a fleet. Slow spells are rows of the kind ``slow`` that name no place."""
     names = [fault.name for fault in model.faults]
     faults = zip(arrivals.times_s, arrivals.kinds, arrivals.nodes, arrivals.repairs_s, strict=True)
     rows = [_written(float(at_s), names[kind], int(node), float(repair_s)) for at_s, kind, node, repair_s in faults]
@@ -165,8 +165,8 @@ def _written(at_s: float, component: str, node: int, repair_s: float) -> FleetTr
 
 
 def read_arrivals(model: FleetModel, path: Path | str, seed: int = 0) -> Arrivals:
-    """What a trace says, see :mod:`fleet.planning.traces.trace`. A repair that it does not say is drawn from the model. The rank in slot i
-    of the trace of a run stands for node i.
+    """The faults of a trace, see :mod:`fleet.planning.traces.trace`. A repair time that the trace lacks is drawn from the model. In the
+    trace of a run, the rank in slot i stands for node i.
 
     Raises:
         ConfigError: the file cannot be read, a row is malformed, or the model has no such component or node; names file and line.
@@ -189,7 +189,7 @@ def _from_rows(model: FleetModel, rows: Sequence[TraceRow], rng: np.random.Gener
 
 
 def _parsed(model: FleetModel, row: FleetTraceRow) -> TraceRow:
-    """A row as ``model`` takes it: (time, kind or -1 for a slow spell, node or -1, how long it is away or NaN, severity)."""
+    """A row for ``model``: (time, kind or -1 for a slow spell, node or -1, seconds of its repair or NaN, severity)."""
 
     def wrong(column: str, value: object, reason: str, way_out: str = "") -> ConfigError:
         return ConfigError(f"trace.{column}", value, f"{reason} ({row.where})", way_out)

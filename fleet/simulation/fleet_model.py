@@ -1,6 +1,6 @@
-"""A whole fleet as the fleet simulator sees it: rates and times, a few dozen numbers whatever its size.
+"""The fleet simulator's model of a whole fleet: rates and times, a few dozen numbers for a fleet of any size.
 
-One node is the smallest thing that can be lost. Times are seconds, rates are per second over the whole fleet.
+A fault takes whole nodes, or none. Times are seconds, rates are per second over the whole fleet.
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ from fleet.laws.spares import rate_with_lemons_per_s
 from fleet.protocol.decisions import Decision
 
 HELD = -1
-"""``FaultClass.need``: no checkpoint. Peers hold the same state."""
+"""Value of ``FaultClass.need``: no checkpoint is needed, since peers hold the same state."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tier:
-    """Where copies of the state go, the nearest first in ``FleetModel.tiers``.
+    """A place for copies of the state. ``FleetModel.tiers`` has the nearest first.
 
-    ``blocked_s`` is what a copy stops training for, ``latency_s`` how long it takes from the request until it can be relied on (at least
-    ``blocked_s``), ``restore_s`` how long all ranks take to have it back.
+    ``blocked_s``: seconds for which a copy stops training. ``latency_s``: seconds from the request until the copy is safe (at least
+    ``blocked_s``). ``restore_s``: seconds until all ranks have loaded it.
     """
 
     name: str
@@ -43,14 +43,14 @@ class FaultClass:
     """Faults of one component.
 
     Args:
-        rate_per_s: over the whole fleet.
-        nodes: nodes that each takes; 0 for one that only ends processes.
-        need: index of the nearest tier that survives it, or ``HELD``; ``restart_need`` the same when all ranks restart anyway, by
-            default the farthest where peers would have held the state.
-        detect_s: from the fault until everyone knows. Nothing else can strike meanwhile: nothing runs.
-        notice_s: how long training goes on upon a state that is already wrong (silent corruption), before anyone knows.
-        announced: comes with a notice, so that it waits for the end of the step and loses no work (maintenance).
-        repair_s: mean until the nodes are back; None: the fleet's.
+        rate_per_s: rate over the whole fleet.
+        nodes: nodes that each fault takes; 0 for a fault that only ends processes.
+        need: index of the nearest tier that survives it, or ``HELD``. ``restart_need``: the same when all ranks restart anyway; by default
+            the farthest, where peers would have held the state.
+        detect_s: seconds from the fault until the job knows of it. No other fault can stop the job meanwhile, since it does not run.
+        notice_s: seconds that training goes on with a wrong state (silent corruption) before the job knows.
+        announced: the fault comes with a notice: it waits for the end of the step and loses no work (maintenance).
+        repair_s: mean seconds until the nodes are back; None: the fleet's.
     """
 
     name: str
@@ -71,7 +71,7 @@ class FaultClass:
 class SlowClass:
     """Slow spells: they come at ``rate_per_s``, last ``duration_s`` on average, and make a step ``severity`` times as long.
 
-    ``mitigated`` is what is left of the severity once the straggler policy has acted, ``notice_s`` after the spell began.
+    ``mitigated`` is the severity once the straggler policy has acted, ``notice_s`` after the spell began.
     """
 
     name: str
@@ -91,7 +91,7 @@ class SlowClass:
 
     @property
     def unnoticed_s(self) -> float:
-        """Mean time of a spell before the policy acts: E[min(D, notice)] of an exponential D. Many are over before they are noticed."""
+        """Mean time of a spell before the policy acts: E[min(D, notice)] of an exponential D. Many spells end before that."""
         return -self.duration_s * math.expm1(-self.notice_s / self.duration_s) if self.duration_s else 0.0
 
 
@@ -100,18 +100,18 @@ class FleetModel:
     """A job on a fleet.
 
     Args:
-        nodes: that train; ``spares`` stand by beside them.
-        duration_s: of the run.
-        faults, slow, tiers: see there.
-        reform_s: new groups among those who are left, when peers hold the state.
-        restart_s: start of all processes, when they do not.
-        join_s: what a spare's place in the groups costs everyone besides (its state is sent).
-        replace_s: until a spare that was called can take part; 0 for one that runs already.
+        nodes: nodes that train; ``spares`` stand by beside them.
+        duration_s: seconds of the run.
+        faults, slow, tiers: see their classes.
+        reform_s: seconds for new groups among the ranks that are left, when peers hold the state.
+        restart_s: seconds for the start of all processes, when they do not.
+        join_s: additional seconds of all ranks when a spare joins (its state is sent).
+        replace_s: seconds until a called spare can take part; 0 for a spare that runs already.
         repair_s, crews: mean time to repair a node (exponential), and how many at a time; None: all.
-        step_s: of a step: half of one is lost where peers hold the state.
-        replica_nodes: nodes that stand still for each one that is missing (those of a model replica).
-        min_nodes: with fewer the job waits.
-        lemon_share, lemon_factor: a share of the nodes fails that many times as often as the others; the total rate is what it is.
+        step_s: seconds of a step: half a step is lost where peers hold the state.
+        replica_nodes: nodes that stand still for each missing one (those of a model replica).
+        min_nodes: with fewer nodes the job waits.
+        lemon_share, lemon_factor: this share of the nodes fails so many times as often as the others. The total rate stays the same.
     """
 
     nodes: int
@@ -157,7 +157,7 @@ class FleetModel:
         return sum(fault.rate_per_s for fault in self.faults)
 
     def tier_rate_per_s(self, tier: int, restarting: bool = False) -> float:
-        """Rate of the faults that need this very tier, ``restarting``: when all ranks restart after each."""
+        """Rate of the faults that need exactly this tier. ``restarting``: all ranks restart after each fault."""
         return sum(fault.rate_per_s for fault in self.faults if self.needed(fault, restarting) == tier)
 
     def needed(self, fault: FaultClass, restarting: bool) -> int:
@@ -170,17 +170,17 @@ class FleetModel:
 
     @property
     def lemon_probability(self) -> float:
-        """Share of the faults that strike a lemon."""
+        """Share of the faults that hit a lemon."""
         return self.lemon_share * self.lemon_factor / rate_with_lemons_per_s(1.0, self.lemon_share, self.lemon_factor)
 
 
 @dataclass(frozen=True, slots=True)
 class FleetOutcome:
-    """What a simulated run came to.
+    """The result of a simulated run.
 
     ``shares`` of the wall clock x nodes add up to 1; ``goodput`` is the first of them. ``counts``: faults by component. ``saves``: copies
-    by tier. ``events``: faults, repairs, arrivals of spares and policy questions that were handled; ``asked``: questions that the policies
-    answered anew. ``complete_s``: how far the run came, if it was interrupted.
+    by tier. ``events``: faults, repairs, arrivals of spares and policy questions that were handled. ``asked``: questions without a
+    remembered answer. ``complete_s``: the end of the run, or of its part if it was interrupted.
     """
 
     shares: dict[str, float]
@@ -195,12 +195,12 @@ class FleetOutcome:
 
     @property
     def goodput(self) -> float:
-        """Share of the wall clock x nodes that became steps that were kept, at full speed."""
+        """Share of the wall clock x nodes in kept steps, at full speed."""
         return self.shares["goodput"]
 
 
 class LemonPolicy(Protocol):
-    """Whether a node that keeps failing stays out. Pure; see ``policies.lemons``, to which the caller adapts it."""
+    """Decides whether a node that keeps failing stays out. Pure; the caller adapts ``policies.lemons`` to it."""
 
     def judge(self, node: int, failures_s: Sequence[float], now_s: float) -> Decision:
         """Action ``admit`` or ``keep_out``."""
@@ -220,6 +220,6 @@ def _at_least_zero(owner: object, where: str, names: Sequence[str]) -> None:
 
 @dataclass(slots=True)
 class Partial:
-    """Set from outside, e.g. by a signal: the run stops at the next fault, and says how far it came."""
+    """``stop`` is set from outside, e.g. by a signal: the run ends at the next fault, and gives the result of that part."""
 
     stop: bool = False

@@ -1,11 +1,15 @@
 """One run of a whole fleet, from fault to fault.
 
-Between two events nothing changes but the time: checkpoints in a quiet stretch are counted, not stepped through, and nothing is kept for
-each node or step. The loop is handed the live policies (see :mod:`fleet.simulation.questions`); their answers hold until something happens.
+Between two events only time passes. Checkpoints in a quiet stretch are counted, and not simulated one by one. The run keeps no data for
+each node or step. The loop gets the live policies (see :mod:`fleet.simulation.questions`). Their answers hold until the next event.
 
-What a fault costs: ``detect`` (nothing runs, so nothing else can stop the job); then the way back, ``reform`` where peers hold the state,
-else ``restore`` with the start of all processes, which another fault begins anew; ``provision``, while the policy waits for nodes; and
-``rework``, the steps since the copy that is gone back to.
+A fault has these costs:
+
+- ``detect``: the job does not run, so no other fault can stop it;
+- ``reform``: the way back where peers hold the state;
+- ``restore``: else, the way back with the start of all processes. Another fault begins it again;
+- ``provision``: the policy waits for nodes;
+- ``rework``: the steps since the copy from which the job goes on.
 """
 
 from __future__ import annotations
@@ -24,12 +28,12 @@ from fleet.simulation.questions import FORM, RESTART, Recovery, Schedule, schedu
 
 REPAIRED, READY, NOTICED, ASK = range(4)
 ROUNDING_S = 1e-6
-"""Times late in a run are rounded: a wait that is over must not seem to have a moment left."""
+"""Times late in a run are rounded: this margin makes sure that a wait is over."""
 
 
 @dataclass(slots=True)
 class Places:
-    """Empty places of the job, nodes that are ready for one, spares on their way, and spares that are free."""
+    """The job's empty places (``missing``), nodes that are ``ready`` for one, spares on their way (``coming``), and ``free`` spares."""
 
     free: int
     missing: int = 0
@@ -37,13 +41,13 @@ class Places:
     coming: int = 0
 
     def join(self, count: int) -> None:
-        """So many of the nodes that are ready take a place."""
+        """``count`` ready nodes take a place."""
         self.missing -= count
         self.ready -= count
 
 
 class RepeatOffenders:
-    """Nodes that have failed, and those of them that stay out for it."""
+    """Nodes that have failed, and failed nodes that stay out."""
 
     def __init__(self, lemons: LemonPolicy | None) -> None:
         self.out: set[int] = set()
@@ -51,7 +55,7 @@ class RepeatOffenders:
         self._failures: dict[int, list[float]] = {}
 
     def stays_out(self, node: int, now_s: float) -> bool:
-        """Whether a node that fails now is never back."""
+        """Whether a node that fails now stays out for good."""
         if self._lemons is None or node < 0:
             return False
         failures = self._failures.setdefault(node, [])
@@ -64,8 +68,11 @@ class RepeatOffenders:
 
 @dataclass(slots=True)
 class WayBack:
-    """From a fault to training: when it struck, until when it is noticed, when training goes on, as far as that is known; which tier is
-    gone back to; whether nodes are waited for, and whether all processes have started again."""
+    """The way from a fault back to training.
+
+    ``fault_s``: the fault. ``down_until_s``: the job knows of it. ``up_s``: training goes on; infinite while not known. ``need``: the tier
+    from which the state comes. ``waiting``: for nodes. ``restarted``: all processes have started again.
+    """
 
     fault_s: float = 0.0
     down_until_s: float = 0.0
@@ -77,7 +84,7 @@ class WayBack:
 
 @dataclass(slots=True)
 class RunCounts:
-    """Counts of a run: faults by kind, what they were lost to, the arrivals that found somebody in their place (``injected``)."""
+    """Counts of a run: faults by kind, lost seconds by category, and the arrivals that hit a node in its place (``injected``)."""
 
     faults: list[int]
     lost: dict[str, float] = field(default_factory=lambda: dict.fromkeys(("rework", "detect", "reform", "restore", "provision"), 0.0))
@@ -91,9 +98,9 @@ class FleetRun:
     """A simulated run.
 
     Args:
-        model, arrivals: what it is, and what strikes it.
+        model, arrivals: the fleet, and its faults.
         recovery, intervals: live policies; one interval policy for each tier of the model.
-        lemons: whether repeat offenders stay out; None: nobody does.
+        lemons: decides whether repeat offenders stay out; None: no node does.
         partial: set its ``stop`` to end at the next fault.
     """
 
@@ -113,7 +120,7 @@ class FleetRun:
         rates = [model.tier_rate_per_s(tier, restarting) for tier in range(len(intervals))]
         self.schedules = [schedule(policy, model, tier, rates[tier]) for tier, policy in enumerate(intervals)]
         self.stretches = TallyStretches(self.schedules)
-        self.points = [(0.0, 0.0)] * len(self.schedules)  # of each tier: the newest safe copy was asked for, and what is kept until
+        self.points = [(0.0, 0.0)] * len(self.schedules)  # by tier: when the newest safe copy was requested, and until when work is kept
         self.next_s = [at.interval_s for at in self.schedules]
         self.places, self.offenders = Places(model.spares), RepeatOffenders(lemons)
         self.running, self.from_s, self.way = True, 0.0, WayBack()
@@ -122,7 +129,7 @@ class FleetRun:
         self.counts = RunCounts([0] * len(model.faults))
 
     def run(self) -> FleetOutcome:
-        """From 0 to the end of the run, or to where it was interrupted."""
+        """Simulate from 0 to the end of the run, or until it is interrupted."""
         found, model, heap, partial, counts = self.arrivals, self.model, self.heap, self.partial, self.counts
         columns = (found.times_s, found.kinds, found.nodes, found.repairs_s, found.chances)
         end_s = model.duration_s
@@ -136,7 +143,7 @@ class FleetRun:
                 break
             fault = model.faults[kind]
             if fault.nodes and (chance * model.nodes < self.places.missing or node in self.offenders.out):
-                continue  # it would have struck a place where nobody is
+                continue  # the fault's place is empty
             counts.events += 1
             counts.faults[kind] += 1
             counts.injected.append(index)
@@ -148,10 +155,10 @@ class FleetRun:
             self._happen(*heappop(heap))
         return self._outcome(end_s)
 
-    # ---- what happens --------------------------------------------------------------------------------------------------------------------
+    # ---- events --------------------------------------------------------------------------------------------------------------------------
 
     def _happen(self, now_s: float, what: int, index: int, since_s: float) -> None:
-        """A node is repaired, a spare has arrived, a corruption is noticed, or a recovery policy is to be asked."""
+        """A node is repaired, a spare has arrived, a corruption is noticed, or it is time to ask the recovery policy."""
         places = self.places
         self.counts.events += 1
         if what == REPAIRED:
@@ -169,7 +176,7 @@ class FleetRun:
             self._inject(index, now_s, since_s)
 
     def _offer(self, now_s: float) -> None:
-        """A node can take an empty place: at a step boundary, with the others who are on their way, or because it was waited for."""
+        """A node can take an empty place at a step boundary, on the way back, or in a job that waits for nodes."""
         places = self.places
         places.ready += 1
         self._settle(now_s)
@@ -184,7 +191,7 @@ class FleetRun:
             self._ask(now_s)
 
     def _take(self, count: int, index: int, now_s: float) -> None:
-        """Nodes go to repair; spares are called for them. A node that stays out is never back."""
+        """Nodes go to repair, and spares are called for them. A node that stays out never comes back."""
         model, node, repair_s = self.model, int(self.arrivals.nodes[index]), float(self.arrivals.repairs_s[index])
         places = self.places
         count = min(count, model.nodes - places.missing)
@@ -206,7 +213,7 @@ class FleetRun:
                     places.ready += 1
 
     def _inject(self, index: int, now_s: float, since_s: float) -> None:
-        """The job stops. ``since_s``: its state is wrong since then, infinite when it is not."""
+        """A fault stops the job. ``since_s``: since when the state is wrong; infinite when it is not."""
         self._settle(now_s)
         kind = int(self.arrivals.kinds[index])
         fault, need = self.model.faults[kind], self.needs[kind]
@@ -214,7 +221,7 @@ class FleetRun:
             self._cut(now_s)
         if fault.nodes:
             self._take(fault.nodes, index, now_s)
-        if now_s < self.way.down_until_s:  # it is down already: nothing stops, but the state may be gone now
+        if now_s < self.way.down_until_s:  # the job is down already, but its state may be lost now
             if need > self.way.need:
                 self._lose(fault, need, now_s, since_s)
             return
@@ -233,7 +240,7 @@ class FleetRun:
         heappush(self.heap, (self.from_s, ASK, 0, now_s))
 
     def _lose(self, fault: FaultClass, need: int, now_s: float, since_s: float) -> None:
-        """Go back to the newest copy that is left, unless peers hold the state, or the fault waited until a copy was made."""
+        """Go back to the newest copy that is left, unless peers hold the state, or an announced fault waited for a copy."""
         self.way.need = need
         if fault.announced:
             self.points = [(now_s, now_s)] * len(self.points)
@@ -257,7 +264,7 @@ class FleetRun:
     # ---- the way back --------------------------------------------------------------------------------------------------------------------
 
     def _ask(self, now_s: float) -> None:
-        """Ask the recovery policy who goes on. When the state is lost all processes start again first."""
+        """Ask the recovery policy for the next members. When the state is lost, all processes start again first."""
         way, places = self.way, self.places
         answer = self.recovery.form(way.need == HELD, places.missing, places.ready, now_s - way.fault_s)
         if answer.action == RESTART and way.need == HELD:
@@ -278,13 +285,13 @@ class FleetRun:
                 heappush(self.heap, (now_s + answer.wait_s + ROUNDING_S, ASK, 0, way.fault_s))
 
     def _book(self, now_s: float) -> None:
-        """The job was on its way back, or waited, until now."""
+        """Book the time until now: the job was on its way back, or waited."""
         name = "provision" if self.way.waiting else "reform" if self.way.need == HELD else "restore"
         self.counts.lost[name] += now_s - self.from_s
         self.from_s = now_s
 
     def _settle(self, now_s: float) -> None:
-        """Training has gone on if that was due by now. A state that came from a copy counts as just copied."""
+        """Let training go on if that was due by now. A state from a copy counts as just copied."""
         way = self.way
         if self.running or now_s < way.up_s:
             return
@@ -294,7 +301,7 @@ class FleetRun:
         self.running, self.from_s, way.up_s = True, way.up_s, math.inf
 
     def _cut(self, now_s: float) -> None:
-        """End a stretch of training. A copy that is not safe yet is given up, and asked for again at once."""
+        """End a stretch of training. A copy that is not safe yet is given up, and requested again at once."""
         begin_s, firsts = self.from_s, []
         for tier, at in enumerate(self.schedules):
             first_s = max(self.next_s[tier], begin_s)
@@ -336,8 +343,8 @@ class FleetRun:
 
 @dataclass(slots=True)
 class TallyStretches:
-    """Stretches [begin, end) by time, those that still count. ``present`` is the share of the nodes that trained in each; copies to tier j
-    were asked for at ``firsts[j]`` and every interval from then on.
+    """Stretches [begin, end) by time that still count. ``present``: the share of the nodes that trained in each. Copies to tier j were
+    requested at ``firsts[j]`` and after every interval from then on.
     """
 
     schedules: Sequence[Schedule]
@@ -348,7 +355,7 @@ class TallyStretches:
     absent: float = 0.0
 
     def add(self, begin_s: float, end_s: float, present: float, firsts: tuple[float, ...]) -> None:
-        """The job ran from ``begin_s`` to ``end_s``. The ranks that were missing then are lost whether the stretch is kept or not."""
+        """The job ran from ``begin_s`` to ``end_s``. The time of missing ranks is lost whether the stretch is kept or not."""
         self.begin.append(begin_s)
         self.end.append(end_s)
         self.present.append(present)
@@ -356,7 +363,7 @@ class TallyStretches:
         self.absent += (end_s - begin_s) * (1.0 - present)
 
     def shorten(self, lost_s: float) -> float:
-        """The end of the last stretch came to nothing. Returns what that is in seconds of the whole fleet."""
+        """Drop ``lost_s`` at the end of the last stretch. Returns the loss in seconds of the whole fleet."""
         if not self.end:
             return 0.0
         lost_s = min(lost_s, self.end[-1] - self.begin[-1])
@@ -364,7 +371,7 @@ class TallyStretches:
         return lost_s * self.present[-1]
 
     def cut_back(self, until_s: float) -> float:
-        """Nothing after ``until_s`` counts any more. Returns what that is in seconds of the whole fleet."""
+        """Drop all stretches after ``until_s``. Returns the loss in seconds of the whole fleet."""
         lost = 0.0
         while self.end and self.begin[-1] >= until_s:
             self.firsts.pop()
@@ -375,7 +382,7 @@ class TallyStretches:
         return lost
 
     def point(self, tier: int, limit_s: float) -> float:
-        """When the newest copy to ``tier`` was asked for that was asked for by ``limit_s`` and became safe; 0 when there is none."""
+        """The request time, at most ``limit_s``, of the newest copy to ``tier`` that became safe; 0 when there is none."""
         at = self.schedules[tier]
         for end_s, firsts in zip(reversed(self.end), reversed(self.firsts), strict=True):
             last_s = min(limit_s, end_s - at.latency_s)
@@ -384,7 +391,7 @@ class TallyStretches:
         return 0.0
 
     def blocked(self) -> tuple[Floats, list[float]]:
-        """(seconds that copies stopped each stretch, [stretches]; number of copies, by tier). None is stopped for longer than it is."""
+        """(seconds for which copies stopped each stretch, [stretches]; number of copies, by tier). The first never exceed the stretch."""
         begin, end = np.array(self.begin), np.array(self.end)
         total, counts = np.zeros(len(begin)), []
         firsts = np.array(self.firsts).reshape(len(begin), len(self.schedules))
@@ -399,7 +406,7 @@ class TallyStretches:
         return np.minimum(total, end - begin), counts
 
     def slowed(self, begin_s: Floats, end_s: Floats, severity: Floats) -> Floats:
-        """Share of each stretch that is lost to slow spells [begin_s, end_s): a step ``severity`` times as long loses the rest."""
+        """Share of each stretch that is lost to slow spells [begin_s, end_s). A step ``severity`` times as long loses 1 - 1 / severity."""
         begin, end = np.array(self.begin), np.array(self.end)
         if not len(begin_s) or not len(begin):
             return np.zeros(len(begin))

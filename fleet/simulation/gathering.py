@@ -1,4 +1,4 @@
-"""Simulated ranks whose parameters are spread and gathered on demand, as live ones' are in :mod:`actors.rank.fsdp`."""
+"""Simulated ranks with sharded parameters that are gathered on demand, like live ranks in :mod:`actors.rank.fsdp`."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from fleet.simulation.ranks import Dead, SimLayout, SimRank
 from fleet.simulation.sharded import SimChunks
 
 HOP_S = (0.0002, 0.002)
-"""What a request takes to its server, and what is served takes back."""
+"""Seconds of a request to its server, and of the answer back: (least, most)."""
 LOOK_S = 0.05
-"""How often a rank that waits for a stretch looks whether it is called away."""
+"""Interval at which a rank that waits for a stretch checks whether it is called away."""
 
 
 class Fetched(NamedTuple):
-    """The answer for a stretch: the state that the server names, and the value that stands for it."""
+    """The answer for a stretch: the server's state, and the value that stands for it."""
 
     state: StateId
     value: int
@@ -31,7 +31,7 @@ class Fetched(NamedTuple):
 
 @dataclass(eq=False)
 class StretchRequest:
-    """One stretch that ``fetcher`` asks one server for. ``answer``: a :class:`Fetched`, or None: it is not to be had there."""
+    """A request of ``fetcher`` to one server for one stretch. ``answer``: a :class:`Fetched`, or None: the server does not have it."""
 
     fetcher: SimFsdpLayout
     state: StateId
@@ -41,12 +41,12 @@ class StretchRequest:
 
 
 class SimFsdpLayout(SimLayout):
-    """The chunks have the parameters, too: ``weights`` is but another name of what they hold, and nobody has the whole.
+    """The chunks have the parameters, too: ``weights`` is another name of the chunks' value, and no rank has all parameters.
 
-    What could not be had of the parameters makes a shard ``useless``: it counts as not computed.
+    If a rank cannot get some parameters, its shard is ``useless``: it counts as not computed.
 
     Attributes:
-        open_requests: what this rank is asked for and has not answered; some of it is early.
+        open_requests: requests to this rank that it has not answered; some of them are early.
     """
 
     kept: SimChunks
@@ -88,7 +88,7 @@ class SimFsdpLayout(SimLayout):
             self._settle()
 
     def introduce(self, group: SimGroup) -> Steps:
-        """They tell each other where they serve before anybody drops what it had: nothing that can fail comes behind that."""
+        """Members exchange their servers' addresses before any drops its old chunks: no later step of the move can fail."""
         self._addresses = yield group.exchange(self.rank.member, "addresses", self)
         yield from self.rank.point("introduced")
 
@@ -98,13 +98,13 @@ class SimFsdpLayout(SimLayout):
         self._settle()
 
     def counts(self, shards: Collection[int]) -> list[int]:
-        """None: their gradients have left this rank, for the owners of an earlier view's chunks."""
+        """No shard counts: its gradients have left this rank, for the owners of an earlier view's chunks."""
         return []
 
     # ---- a step --------------------------------------------------------------------------------------------------------------------------
 
     def parameters(self) -> Steps:
-        """Gathered for the forward, and again for the backward. None: what is computed with them is of no use."""
+        """The parameters, gathered for the forward, and again for the backward. None: some are missing, and the shard is useless."""
         self.useless = ""
         forward = yield from self._gather()
         yield from self.rank.point("gathering")
@@ -114,7 +114,7 @@ class SimFsdpLayout(SimLayout):
         return forward if forward == backward else POISON
 
     def _gather(self) -> Steps:
-        """From this rank's own chunks, and from those who serve the others: each stretch from the first that has it."""
+        """Take this rank's own chunks, and the others from their servers: each stretch from the first server that has it."""
         kept, state, size = self.kept, self.kept.at, len(self.guarded)
         assert state is not None, "before its first view a rank has all parameters"
         chunks = [(size, owner) for owner in range(size)]
@@ -144,7 +144,7 @@ class SimFsdpLayout(SimLayout):
         self._missed_in = rank.protocol.generation
 
     def evaluate(self) -> Steps:
-        """Between two steps this rank alone gathers all parameters. Raises Broken where they cannot be had in this view."""
+        """Between two steps, gather all parameters on this rank alone. Raises Broken where this view lacks some."""
         self.useless, self._in_step = "", False
         try:
             yield from self._gather()
@@ -185,7 +185,7 @@ class SimFsdpLayout(SimLayout):
         return request
 
     def _look(self, request: StretchRequest) -> None:
-        """Whether there is something else to do than to wait for a server."""
+        """Stop the wait for a server if the rank is called away, or the time is over."""
         rank, clock = self.rank, self.rank.world.clock
         if request.answer.done:
             return
@@ -193,10 +193,10 @@ class SimFsdpLayout(SimLayout):
             request.answer.resolve(None)
         clock.after(LOOK_S, lambda: rank.gate(lambda: self._look(request)))
 
-    # ---- a rank that serves, from a thread of its own ------------------------------------------------------------------------------------
+    # ---- a rank that serves, in a separate thread ----------------------------------------------------------------------------------------
 
     def asked(self, request: StretchRequest) -> None:
-        """A request has come to this process, or to where it was: then its host, if that is there, says that nobody listens."""
+        """A request has come to this process. If the process is dead and its host lives, the host refuses the connection."""
         rank = self.rank
         if rank.alive:
             self.open_requests.append(request)
@@ -211,12 +211,12 @@ class SimFsdpLayout(SimLayout):
             self._answer(request, None)
 
     def _settle(self) -> None:
-        """This rank may be at another state: those who were early may be given theirs now."""
+        """This rank may be at another state now: serve the early requests again."""
         self._still = True
         self.look_again()
 
     def look_again(self) -> None:
-        """Those who were early ask again."""
+        """Serve the early requests again."""
         early, self._early = self._early, []
         for request in early:
             self._serve(request)
@@ -247,7 +247,7 @@ class SimFsdpLayout(SimLayout):
         self.rank.world.clock.after(self._hops.uniform(*HOP_S), lambda: self.rank.gate(lambda: self._sent(request, there)))
 
     def _sent(self, request: StretchRequest, there: Fetched) -> None:
-        """What was changed while it was sent is a mixture of both."""
+        """The stretch was sent. If the state changed meanwhile, the receiver has a mixture of both states."""
         self._answer(request, there if there == (self.kept.at, self.kept.value) else Fetched(there.state, POISON))
 
     def _answer(self, request: StretchRequest, fetched: Fetched | None) -> None:

@@ -1,4 +1,4 @@
-"""Simulated process groups: they form when all members arrive, break when one leaves, and need not break for everyone at once."""
+"""Simulated process groups: they form when all members arrive, and break when one leaves, for each member at its own time."""
 
 from __future__ import annotations
 
@@ -37,11 +37,11 @@ class End:
 class SimGroup:
     """The process group of one view.
 
-    A reduction gives all members' values to every member, at a time of its own for each: when a member dies meanwhile, some have the result
-    and others have not. ``completed`` is told of each reduction that every member has entered. A state that the donor posts reaches each
-    receiver after a time of its own too. ``complete_s`` is when the last member came to the latest reduction.
+    A reduction gives all members' values to every member, to each at its own time. So if a member dies meanwhile, only some members may
+    have the result. ``completed`` is called for each reduction that every member has entered. A state that the donor posts also reaches
+    each receiver at its own time. ``complete_s``: when the last member came to the latest reduction.
 
-    What members send each other passes the links between their hosts, or waits for them.
+    Messages between members pass the links between their hosts, or wait for them.
     """
 
     def __init__(
@@ -61,7 +61,7 @@ class SimGroup:
         self.complete_s = 0.0
 
     def arrive(self, member: Member, timeout_s: float, host: str) -> Future:
-        """Resolves once all members of the view have arrived; this one is at ``host``, its end of all links."""
+        """Resolves once all members of the view have arrived. ``host`` is this member's end of all links."""
         self._hosts[member] = host
         end = self.ends.setdefault(member, End())
         future = self._pend(end)
@@ -87,7 +87,7 @@ class SimGroup:
         self.complete_s = self.clock.now_s
 
     def exchange(self, member: Member, what: Any, value: Any) -> Future:
-        """As :meth:`reduce`, for what is no step: ``what`` names it."""
+        """As :meth:`reduce`, for values outside of steps, under the name ``what``."""
         return self._meet(member, what, value, lambda view, values: None)
 
     def _meet(self, member: Member, what: Any, value: Any, completed: Callable[[View, dict[Member, Any]], None]) -> Future:
@@ -95,7 +95,7 @@ class SimGroup:
         future = self._pend(end)
         if any(other.left for other in self.ends.values()):
             self._break_soon(member, "a peer has left")
-            return future  # its chunks cannot be summed any more, whatever the others sent before it left
+            return future  # the chunks of the lost peer cannot be summed any more
         values, results = self._values.setdefault(what, {}), self._outcomes.setdefault(what, {})
         values[member], results[member] = value, future
         if len(values) == len(self.view.members):
@@ -107,12 +107,12 @@ class SimGroup:
         return future
 
     def send(self, member: Member, value: Any) -> None:
-        """A member's first word counts: others may have heard it."""
+        """Send a value. A member's first value counts, since others may have received it."""
         self._received.setdefault(member, value)
         self._inform()
 
     def received(self, member: Member, givers: Sequence[Member]) -> Future:
-        """Resolves to what all ``givers`` have told, by member."""
+        """Resolves to the values of all ``givers``, by member."""
         future = self._pend(self.ends[member])
         if any(other.left for other in self.ends.values()):
             self._break_soon(member, "a peer has left")
@@ -134,7 +134,7 @@ class SimGroup:
             self._resolve_after(member, future, self.rng.uniform(0.0, 0.01), state)
 
     def receive_state(self, member: Member) -> Future:
-        """Resolves when the donor has begun to send; the transfer itself takes the receiver's time."""
+        """Resolves when the donor has begun to send. The receiver adds the time of the transfer."""
         future = self._pend(self.ends[member])
         self._receivers[member] = future
         if self._state is not None:
@@ -142,7 +142,7 @@ class SimGroup:
         return future
 
     def leave(self, member: Member, graceful: bool = False) -> None:
-        """Close this member's end. Unless it is graceful, the others break soon, each at its own time."""
+        """Close this member's end. Unless that is graceful, the other ends break soon, each at its own time."""
         end = self.ends.get(member)
         if end is None or end.left:
             return
@@ -158,7 +158,7 @@ class SimGroup:
         return end.broken if end is not None else None
 
     def _break_soon(self, member: Member, reason: str, source: Member | None = None) -> None:
-        """``source`` is who has left; without one, whoever has is known to ``member``'s host already or is heard of from all."""
+        """Break ``member``'s end soon. The news comes from ``source``, the member that has left, or without it from all members."""
         hosts = {self._hosts[source]} if source is not None else set(self._hosts.values())
         fail = functools.partial(self.ends[member].fail, reason)
         self.clock.after(self.rng.uniform(0.001, 0.04), lambda: self._links.carry(self._hosts[member], hosts, fail))
@@ -172,6 +172,6 @@ class SimGroup:
         return future
 
     def _resolve_after(self, member: Member, future: Future, delay_s: float, value: Any) -> None:
-        """For ``member``, which has something of every other by then."""
+        """Resolve ``future`` for ``member``, once the messages of all other members have passed their links."""
         hosts = set(self._hosts.values())
         self.clock.after(delay_s, lambda: self._links.carry(self._hosts[member], hosts, lambda: future.resolve(value)))

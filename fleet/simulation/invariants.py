@@ -1,6 +1,6 @@
-"""What must hold in every run: one checker for each invariant of the protocol, named, so that one can be told from another.
+"""Invariants of every simulated run: one named checker for each invariant of the protocol.
 
-They see the truth (every process's own state), not only what the coordinator was told.
+A checker sees every process's own state, and not only the coordinator's events.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ from fleet.simulation.stage import Stage
 
 
 class Donor(InvariantChecker):
-    """1: a donor is a clean member of the new view, in its current incarnation, with the greatest state; receivers are all that differ."""
+    """1: a donor is a clean member of the new view, in its current incarnation, with the greatest state; all that differ receive it."""
 
     name = "donor"
 
@@ -56,7 +56,7 @@ class Donor(InvariantChecker):
 
     def record(self, record: Record) -> None:
         if isinstance(record, ViewPublished) and record.graceful:
-            self._proposed.add(record.view.generation)  # its state is whatever the donor holds when it enters
+            self._proposed.add(record.view.generation)  # its state is the donor's when it enters
         if isinstance(record, DecisionMade) and isinstance(record.payload, TakenBack) and record.action != "carry_on":
             self._suspected.add(record.payload.found[0])
 
@@ -69,7 +69,7 @@ class Donor(InvariantChecker):
         members = [self.process(member) for member in view.members]
         donor = members[view.donor]
         if any(rank is None or rank.protocol.view is not None or rank.protocol.floor >= view.generation for rank in members):
-            return  # sent again while members already form it, or have left it
+            return  # a repeated message: members already form the view, or have left it
         assert donor is not None
         held = [rank.protocol.state for rank in members if rank is not None and rank.protocol.state and not rank.protocol.dirty]
         clean = [state for state in held if state.history not in self._suspected]
@@ -77,7 +77,7 @@ class Donor(InvariantChecker):
             self.require(not donor.protocol.dirty, f"donor {donor} of generation {view.generation} is dirty")
             self.require(donor.protocol.state == max(clean), f"donor {donor} holds {donor.protocol.state}, another holds {max(clean)}")
             self.require(view.state == max(clean), f"generation {view.generation} is to hold {view.state}, its donor has {max(clean)}")
-        elif clean and not machine.state.settings.spread:  # where it is spread, ``TwoPhase`` looks whether all is there
+        elif clean and not machine.state.settings.spread:  # with sharded state, ``TwoPhase`` checks that
             self.require(
                 max(clean) < machine.state.committed, f"generation {view.generation} rolls back although a member holds {max(clean)}"
             )
@@ -87,7 +87,7 @@ class Donor(InvariantChecker):
 
 
 class Dirty(InvariantChecker):
-    """2: nobody steps with, gives away, or saves a half-written state."""
+    """2: no rank steps with, gives away, or saves a half-written state."""
 
     name = "dirty"
 
@@ -102,7 +102,7 @@ class Dirty(InvariantChecker):
 
 
 class Stale(InvariantChecker):
-    """3: nothing that an overtaken generation or incarnation says or is told has an effect."""
+    """3: messages from and to an overtaken generation or incarnation have no effect."""
 
     name = "stale"
 
@@ -119,7 +119,7 @@ class Stale(InvariantChecker):
         self._greatest[token] = view.generation
 
     def handle(self, machine: FleetMachine, event: Event) -> Callable[[], None] | None:
-        """Called before an event; for one of a rank that is not current, returns what is to be checked after it."""
+        """Called before an event. If its rank is not current, returns the check to make after it."""
         member: Member = getattr(event, "member", None) or Member(-1, 0)
         rank = machine.state.roster.by_slot.get(member.slot)
         if rank is None or rank.member == member or machine.state.phase not in (Phase.FORM, Phase.RUN):
@@ -134,7 +134,7 @@ class Stale(InvariantChecker):
 
 
 class Repeats(InvariantChecker):
-    """4: a repeated attempt computes what the first one did, but for what was not finite then."""
+    """4: a repeated attempt computes the same as the first one, apart from values that were not finite."""
 
     name = "repeat"
 
@@ -232,14 +232,14 @@ class Identical(InvariantChecker):
             self.require(ended.digest == digest, "the run completes with a digest other than the fault-free run's")
 
     def _alone(self) -> bool:
-        """One rank was left at the end, a bit had flipped in what it holds, and nobody could tell."""
+        """One rank was left at the end, with a flipped bit in its state, and no other rank could tell."""
         views = [record.view for record in self.world.journal if isinstance(record, ViewPublished)]
         last = self.process(views[-1].members[0]) if views else None
         return last is not None and last.layout.corrupt and len(views[-1].members) == 1
 
 
 class Agreement(InvariantChecker):
-    """4: members that hold the result of one reduction decide alike what comes after it."""
+    """4: members that hold the result of one reduction decide alike on the next view and checkpoint."""
 
     name = "agreement"
 
@@ -250,7 +250,7 @@ class Agreement(InvariantChecker):
     def agreed(self, rank: SimRank, view: View, number: int, enter: View | None, save: int | None) -> None:
         mine = (enter.generation if enter is not None else -1, save, rank.protocol.halted)
         first = self._agreed.setdefault((view.generation, view.store, number), mine)
-        # One that was told to leave has dropped its proposal; its peers are about to be told so too.
+        # A rank that was told to leave has dropped its proposal. Its peers will be told to leave, too.
         self.require(mine == first or rank.protocol.interrupted, f"{rank} decides {mine} after reduction {number}, another {first}")
 
 
@@ -273,12 +273,12 @@ class WholeCheckpoint(InvariantChecker):
         sizes, right = self._sizes.get(order.state, set()), self.world.chain.weights(order.state.step)
         self.require(len(parts) in sizes, f"checkpoint {order.checkpoint} has {len(parts)} parts, its view {sizes} members")
         if self.world.flipped:
-            return  # what a rank saved before it was found out is withdrawn; see ``Corruption``
-        self.require(all(part == right for part in parts), f"checkpoint {order.checkpoint} is put together from {parts}, not from {right}")
+            return  # parts that a wrong rank saved are withdrawn; see ``Corruption``
+        self.require(all(part == right for part in parts), f"checkpoint {order.checkpoint} is made of {parts}, not of {right}")
 
 
 class Restored(InvariantChecker):
-    """2: when nobody holds a clean state, the newest complete checkpoint that was told of is used, in memory or in the store."""
+    """2: when no rank holds a clean state, the run uses the newest complete checkpoint that was reported, in memory or in the store."""
 
     name = "restored"
 
@@ -289,18 +289,18 @@ class Restored(InvariantChecker):
         self._tried: Counter[str] = Counter()
 
     def reported(self, event: CopiesHeld) -> None:
-        """What the living coordinator has heard."""
+        """The living coordinator has received a report of copies."""
         self._copies[event.node] = event
 
     def record(self, record: Record) -> None:
         if isinstance(record, CheckpointRecord) and record.phase == "durable" and record.level == STORE:
             self._durable = max(self._durable, record.state)
         elif isinstance(record, Resumed):
-            self._copies = {}  # a coordinator that begins has heard nothing
+            self._copies = {}  # a new coordinator has no reports yet
         elif isinstance(record, ViewPublished) and (record.view.checkpoint or "").startswith(PEERS_SCHEME):
             name = (record.view.checkpoint or "").rpartition("/")[2]
             self._tried[name] += 1
-            self.require(name in self._complete(), f"generation {record.view.generation} begins from {name}, of which a part is missing")
+            self.require(name in self._complete(), f"generation {record.view.generation} begins from {name}, and a part of it is missing")
         elif isinstance(record, HistoryBegun) and not self.world.flipped:
             usable = [state for name, state in self._complete().items() if self._tried[name] < TRIES]
             newest = max([self._durable, StateId(0, 0), *usable])
@@ -313,7 +313,7 @@ class Restored(InvariantChecker):
                 self._durable = max(self._durable, record.state)
 
     def _complete(self) -> dict[str, StateId]:
-        """Checkpoints of which some memory says of how many parts they consist, and all of them together hold these parts."""
+        """Checkpoints whose number of parts some memory knows, and whose parts are all in the memories."""
         coordinator = self.world.coordinator
         there = coordinator.machine.state.roster.nodes if coordinator is not None else ()
         copies = [copy for held in self._copies.values() for copy in held.copies if held.node in there]
@@ -324,11 +324,11 @@ class Restored(InvariantChecker):
 
     def restored(self, rank: SimRank, view: View, weights: int) -> None:
         right = self.fault_free(weights, view.state)
-        self.require(right, f"{rank} begins generation {view.generation} from what is not the state of {view.state}")
+        self.require(right, f"{rank} begins generation {view.generation} from another state than {view.state}")
 
 
 class Persisted(InvariantChecker):
-    """3 and 8: a view is in the journal before anyone hears of it, generations only grow, and one generation is one view."""
+    """3 and 8: a view is in the journal before any rank hears of it, generations only grow, and one generation is one view."""
 
     name = "persisted"
 
@@ -362,7 +362,7 @@ class Persisted(InvariantChecker):
 
 
 class Journal(InvariantChecker):
-    """8: the journal makes sense by itself: nothing after the end, every number grows."""
+    """8: the journal is consistent by itself: no record comes after the end, and every number grows."""
 
     name = "journal"
 
@@ -395,7 +395,7 @@ class Journal(InvariantChecker):
 
 
 class Rebuilt(InvariantChecker):
-    """8: a machine rebuilt from the journal knows what the living one knows."""
+    """8: a machine rebuilt from the journal has the same state as the living one."""
 
     name = "rebuilt"
 
@@ -404,7 +404,7 @@ class Rebuilt(InvariantChecker):
         self._compared = ["committed", "ending.record", "assembly.history"]
 
     def truncated(self, journal: Sequence[Record]) -> None:
-        self._compared = ["committed", "ending.record"]  # what was lost of histories, ranks told the living machine
+        self._compared = ["committed", "ending.record"]  # ranks have told the living machine of lost histories
 
     def end(self) -> None:
         coordinator = self.world.coordinator
@@ -433,7 +433,7 @@ class Rebuilt(InvariantChecker):
 
 
 class Ends(InvariantChecker):
-    """6: the run always ends, for a reason that its troubles explain, and every process that can hear of it exits."""
+    """6: the run always ends, for a reason that its troubles explain, and every process that can be told exits."""
 
     name = "ends"
 
@@ -450,7 +450,7 @@ class Ends(InvariantChecker):
 
 
 class BudgetsHold(Homes):
-    """6: a run does not go on beyond its budgets, and does not end for them before."""
+    """6: a run does not go on beyond its budgets, and does not end because of them before."""
 
     name = "budgets"
 
@@ -479,7 +479,7 @@ class BudgetsHold(Homes):
         return "; ".join(over)
 
     def _fruitless(self) -> int:
-        """Most losses of one slot with the run at the same committed step; beginning a history at that step again is no progress."""
+        """Most losses of one slot at the same committed step of the run. A new history at that step is no progress."""
         counts: Counter[tuple[int, int]] = Counter()
         step = 0
         for record in self.world.journal:
@@ -491,7 +491,7 @@ class BudgetsHold(Homes):
 
 
 class HealthyStay(InvariantChecker):
-    """No rank that was never slow is evicted for being slow; of a node that is evicted, one was."""
+    """No rank is evicted as slow unless it was slow at some time. Of an evicted node, at least one rank was."""
 
     name = "healthy stay"
 
@@ -512,7 +512,7 @@ class HealthyStay(InvariantChecker):
 
 
 class ChangesBounded(InvariantChecker):
-    """The view changes for a slow rank's sake no more often than the settings allow."""
+    """The view changes because of slow ranks no more often than the settings allow."""
 
     name = "changes bounded"
 
@@ -530,7 +530,7 @@ class ChangesBounded(InvariantChecker):
 
 
 class Traffic(InvariantChecker):
-    """7: what the coordinator says grows with nodes, view changes and waiting time, not with ranks squared nor with ticks."""
+    """7: the coordinator's messages grow with nodes, view changes and waiting time, and not with ranks squared or with ticks."""
 
     name = "traffic"
 
@@ -541,7 +541,7 @@ class Traffic(InvariantChecker):
         each = 35 + 10 * views + 3 * elapsed_s / world.settings.timeouts.resend_s
         limit = each * len(world.nodes) + 10 * len(world.train.processes)
         said = world.network.down_messages
-        self.require(said <= limit, f"the coordinator said {said} things in {elapsed_s:.1f} s and {views} views; bound {limit:.0f}")
+        self.require(said <= limit, f"the coordinator sent {said} messages in {elapsed_s:.1f} s and {views} views; bound {limit:.0f}")
 
 
 CHECKERS: tuple[type[InvariantChecker], ...] = (
@@ -556,7 +556,7 @@ HOOKS = (
 
 
 class Watch:
-    """Calls every checker that has the hook. ``came``: (event, what came of it), by their classes."""
+    """Calls every checker that has the hook. ``came``: (class of an event, class of a result)."""
 
     def __init__(self, world: Stage) -> None:
         checkers = [kind(world) for kind in CHECKERS]
@@ -565,7 +565,7 @@ class Watch:
         self._stale = next(checker for checker in checkers if isinstance(checker, Stale))
 
     def handle(self, machine: FleetMachine, event: Event, now_s: float) -> list[Instruction]:
-        """Let ``machine`` handle ``event``, watched; its state must not contradict itself afterwards."""
+        """Let ``machine`` handle ``event``, and check the results. The machine's state must be consistent afterwards."""
         if isinstance(event, CopiesHeld):
             self.reported(event)
         after = None if isinstance(event, Heartbeat | Joined) else self._stale.handle(machine, event)

@@ -1,7 +1,8 @@
-"""What can pass between the hosts of the simulated world: nodes, the coordinator's, and the store.
+"""Links between the hosts of the simulated world: the nodes, the coordinator's host, and the store.
 
-A cut link loses nothing for good: the kernel sends again what was not acknowledged, so what is on its way arrives once the link is mended,
-unless who waits for it has given up by then. A link may be cut one way. It may also be slow, or lose packets, which makes messages late.
+A cut link loses no message for good: the kernel sends packets again until they are acknowledged. So messages arrive once the link is
+mended, unless the receiver has given up by then. A link may be cut one way. It may also be slow, or lose packets, which makes messages
+late.
 """
 
 from __future__ import annotations
@@ -14,13 +15,13 @@ from dataclasses import dataclass, field
 from fleet.simulation.clockwork import Clockwork
 
 HEAD = ""
-"""The name of the host that the coordinator is on."""
+"""The name of the coordinator's host."""
 STORE = "store"
-"""The name of the host that the store is on."""
+"""The name of the store's host."""
 AGAIN_S = (0.0, 0.2)
-"""After a link is mended, until the kernel sends again."""
+"""Seconds from the mending of a link until the kernel sends again: (least, most)."""
 RESEND_S = 0.2
-"""A packet that is lost is sent again after so long, then after twice as long."""
+"""Seconds after which a lost packet is sent again, then after twice as long."""
 BOTH = (True, True)
 
 
@@ -31,9 +32,9 @@ def host_of(end: str) -> str:
 
 @dataclass(eq=False, slots=True)
 class Cut:
-    """Links between ``side`` and all other hosts. ``out``: what the side sends is held up; ``into``: what it is sent.
+    """A cut between ``side`` and all other hosts. ``out``: messages from the side are held up; ``into``: messages to the side.
 
-    ``spares_store``: the store is reached as before. ``later``: hosts that came since; what is cut is no way of theirs to the coordinator.
+    ``spares_store``: the store is reached as before. ``later``: hosts that came since; their ways to the coordinator are not cut.
     """
 
     side: frozenset[str]
@@ -44,7 +45,7 @@ class Cut:
     later: set[str] = field(default_factory=set)
 
     def holds_up(self, source: str, to: str) -> bool:
-        """What goes from ``source`` to ``to`` does not pass."""
+        """Whether messages from ``source`` to ``to`` do not pass."""
         inside, other = self._has(source), self._has(to)
         if inside == other or host_of(source) == host_of(to) or (self.spares_store and STORE in (source, to)):
             return False
@@ -70,7 +71,7 @@ class Bad:
 
 
 class Links:
-    """Which hosts are cut from which. ``rng`` draws when what was held up arrives, and how late what passes a bad link is."""
+    """The cuts between hosts. ``rng`` draws when held-up messages arrive, and the delays of messages over bad links."""
 
     def __init__(self, clock: Clockwork, rng: random.Random) -> None:
         self._clock, self._rng = clock, rng
@@ -83,10 +84,10 @@ class Links:
         self, side: Collection[str], duration_s: float, *, ways: tuple[bool, bool] = BOTH, spares_store: bool = True,
         closes_s: float | None = None,
     ) -> None:  # fmt: skip
-        """Nothing passes between the hosts of ``side`` and all others, for a while. Cuts may overlap.
+        """Hold up all messages between the hosts of ``side`` and all others, for a while. Cuts may overlap.
 
-        ``ways``: whether what the side sends is held up, and what it is sent. ``closes_s``: a connection of which one way is cut does not
-        work the other way for long, as nothing is acknowledged; after so long nothing passes either way.
+        ``ways``: whether messages from the side are held up, and messages to it. ``closes_s``: a connection that is cut one way fails the
+        other way, too, as acknowledgements are missing. After so many seconds no message passes either way.
         """
         cut = Cut(frozenset(side), *ways, spares_store, self._clock.now_s)
         self._cuts.append(cut)
@@ -99,18 +100,18 @@ class Links:
         cut.out = cut.into = True
 
     def joins(self, host: str) -> None:
-        """A host that was not there yet."""
+        """A new host joins."""
         for cut in self._cuts:
             cut.later.add(host)
 
     def spoil(self, side: Collection[str], duration_s: float, *, delay_s: float = 0.0, loss: float = 0.0) -> None:
-        """Messages between ``side`` and all others are late for a while, each by a time of its own."""
+        """Make messages between ``side`` and all others late for a while, each by its own time."""
         bad = Bad(Cut(frozenset(side), False, False, True), delay_s, loss)
         self._bad.append(bad)
         self._clock.after(duration_s, lambda: self._bad.remove(bad))
 
     def passes(self, source: str, to: str) -> bool:
-        """Whether what ``source`` sends gets to ``to``."""
+        """Whether messages from ``source`` get to ``to``."""
         return not any(cut.holds_up(source, to) for cut in self._cuts)
 
     def answers(self, one: str, other: str) -> bool:
@@ -118,13 +119,13 @@ class Links:
         return self.passes(one, other) and self.passes(other, one)
 
     def was_cut(self, one: str, other: str, within_s: float = 0.0, for_s: float = 0.0) -> bool:
-        """Whether two hosts do not reach each other both ways since ``for_s`` at least, or did not within the last ``within_s``."""
+        """Whether a cut between two hosts, at least ``for_s`` old, exists now or existed within the last ``within_s``."""
         late = [cut for mended_s, cut in self._mended if self._clock.now_s - mended_s <= within_s]
         old = [cut for cut in (*self._cuts, *late) if self._clock.now_s - cut.since_s >= for_s]
         return any(cut.holds_up(one, other) or cut.holds_up(other, one) for cut in old)
 
     def late_s(self, to: str, sources: Collection[str]) -> float:
-        """How much later than usual one message comes, of which ``to`` needs a part from each of ``sources``."""
+        """The additional seconds until ``to`` has a message from each of ``sources``."""
         if not self._bad:
             return 0.0
         return max((sum(self._draw(bad) for bad in self._bad if bad.of.crosses(source, to)) for source in sources), default=0.0)
@@ -136,14 +137,14 @@ class Links:
         return late_s
 
     def deliver(self, to: str, sources: Collection[str], arrive: Callable[[], None]) -> None:
-        """``arrive`` now when what all ``sources`` send gets to ``to``, else once it does."""
+        """Call ``arrive`` now if messages from all ``sources`` get to ``to``, else once they do."""
         if not self._cuts or self._reach(to, sources):
             arrive()
         else:
             self._held_up.append((to, frozenset(sources), arrive))
 
     def carry(self, to: str, sources: Collection[str], arrive: Callable[[], None]) -> None:
-        """As :meth:`deliver`, and as late as bad links make it."""
+        """As :meth:`deliver`, after the delay of bad links."""
         late_s = self.late_s(to, sources)
         if late_s > 0:
             self._clock.after(late_s, lambda: self.deliver(to, sources, arrive))
@@ -165,7 +166,7 @@ class Links:
 
 
 class Pipe:
-    """One way of one connection: what is put in comes out in this order, once the link passes, and as late as it is made."""
+    """One direction of a connection: messages come out in their order, once the link works, and after the delay of bad links."""
 
     def __init__(self, clock: Clockwork, links: Links, source: str, to: str) -> None:
         self._clock, self._links, self._source, self._to = clock, links, source, to
@@ -173,7 +174,7 @@ class Pipe:
         self._until_s = 0.0
 
     def put(self, arrive: Callable[[], None]) -> None:
-        """``arrive`` is called once it has passed."""
+        """Send a message: ``arrive`` is called once it has passed."""
         until_s = max(self._until_s, self._clock.now_s + self._links.late_s(self._to, (self._source,)))
         if until_s > self._clock.now_s:
             self._until_s = until_s

@@ -1,4 +1,4 @@
-"""What simulated ranks train: "weights" are a hash chain, so that one lost, doubled or mixed-up contribution shows for ever after."""
+"""The model of simulated ranks: its "weights" are a hash chain, so a lost, doubled or mixed-up contribution shows in all later weights."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from dataclasses import dataclass, field
 from fleet.simulation.rng import derive_seed
 
 POISON = -1
-"""Weights that are half written. Whatever is computed from them can be told from anything right."""
+"""Weights that are half written. A value computed from them never equals a right one."""
 
 SPOILED = -2
-"""What a shard contributes whose gradient is not finite."""
+"""The contribution of a shard whose gradient is not finite."""
 
 
 def gradient(weights: int, step: int, shard: int) -> int:
-    """What one shard contributes to one step: a pure function of the state and of (step, shard)."""
+    """The contribution of one shard to one step: a pure function of the state and of (step, shard)."""
     return hash((weights, step, shard, 17))
 
 

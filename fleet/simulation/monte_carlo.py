@@ -1,9 +1,9 @@
 """Many runs of one fleet at once: the model of :mod:`fleet.simulation.fleet_run`, one numpy step for the next fault of every run.
 
-Nothing of a run is kept but where it stands: memory grows with the number of runs, and neither with nodes nor with time. The policies are
-asked beforehand what they do (restart or not, how long they wait); slow spells enter by their mean.
+Of a run, only its present state is kept. So memory grows with the number of runs, and neither with nodes nor with time. The policies are
+asked beforehand (whether they restart, and how long they wait). Slow spells count by their mean.
 
-Left to the event-driven simulator: faults that are noticed late, repair crews, lemons, and a least number of nodes.
+The event-driven simulator alone has faults that are noticed late, repair crews, lemons, and a least number of nodes.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 Flags = NDArray[np.bool_]
 BATCH = 2_500
-"""Runs that go on together: more do not fit the cache."""
+"""Number of runs that go on together: more do not fit the cache."""
 
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """``shares[name]``: one value for each run, [runs]. ``faults``: how many struck each."""
+    """``shares[name]``: one value for each run, [runs]. ``faults``: number of faults in each run."""
 
     shares: dict[str, Floats]
     faults: Floats
@@ -52,10 +52,10 @@ def monte_carlo(
     seed: int,
     progress: Callable[[int], bool] = lambda done: True,
 ) -> Sample:
-    """``runs`` independent runs. ``progress`` is told how many are done, and ends it, keeping those, by returning False.
+    """``runs`` independent runs. ``progress`` gets the number of runs that are done. If it returns False, the sample has these runs alone.
 
     Raises:
-        ConfigError: the model has something that only the event-driven simulator has, or there is not at least one run.
+        ConfigError: the model needs the event-driven simulator, or ``runs`` is below 1.
     """
     _check(model, runs)
     setting = _Setting.of(model, recovery, intervals)
@@ -88,7 +88,7 @@ def _check(model: FleetModel, runs: int) -> None:
 
 
 def slow_loss(model: FleetModel) -> float:
-    """Mean share of the work that slow spells take: spells of a class come as M/G/infinity, and the greatest severity counts."""
+    """Mean share of the work that slow spells cost. Spells of a class are an M/G/infinity queue, and the greatest severity counts."""
     levels = []
     for slow in model.slow:
         young = -math.expm1(-slow.rate_per_s * slow.unnoticed_s) if slow.mitigated is not None else 0.0
@@ -102,7 +102,7 @@ def slow_loss(model: FleetModel) -> float:
 
 @dataclass(frozen=True, slots=True)
 class _Setting:
-    """What does not change in a run, as arrays by fault class. ``largest``: nodes that one fault can take."""
+    """The constants of a run, as arrays by fault class. ``largest``: most nodes that one fault can take."""
 
     model: FleetModel
     schedules: list[Schedule]
@@ -144,31 +144,33 @@ class _Setting:
 
     @property
     def untold(self) -> int:
-        """As many nodes can be away without a look at when each is back.
+        """The number of nodes that can be away while their count alone is simulated, without the time at which each is back.
 
-        A count is enough where each node is repaired for itself, and a spare stands in for it. Nodes of one fault come back together.
+        A count is enough where each node is repaired by itself, and a spare stands in for it. Nodes of one fault come back together.
         """
         return self.model.spares if self.largest <= 1 else 0
 
 
 class _Copies:
-    """The newest copy of each tier, [tiers, runs]: when it was begun, and what had been trained and stalled by then."""
+    """The newest copy of each tier, [tiers, runs]: its beginning (``point``), and the seconds of work and of stall until then."""
 
     def __init__(self, tiers: int, runs: int) -> None:
         self.point, self.work, self.stall = np.zeros((tiers, runs)), np.zeros((tiers, runs)), np.zeros((tiers, runs))
 
 
 class _Fetched:
-    """Spares that were called, [runs, calls]: when they arrive, and how many."""
+    """Called spares, [runs, calls]: their arrival time, and their number."""
 
     def __init__(self, runs: int, calls: int) -> None:
         self.at, self.count = np.zeros((runs, calls)), np.zeros((runs, calls))
 
 
 class _Batch:
-    """Runs side by side. Every array is [runs], or [tiers, runs], and nodes that are away are counted. Repairs are exponential, so that
-    their number is all there is to know, up to ``untold``; beyond, ``rest`` has how long each of them is still away, longest first, for the
-    runs ``short``."""
+    """Runs side by side. Every array is [runs], or [tiers, runs].
+
+    Nodes that are away are counted. Repairs are exponential, so up to ``untold`` nodes their number is enough. For the runs ``short``,
+    which have more, ``rest`` has the seconds until each node is back, longest first.
+    """
 
     def __init__(self, setting: _Setting, runs: int, rng: np.random.Generator) -> None:
         self.setting, self.rng = setting, rng
@@ -248,7 +250,7 @@ class _Batch:
         self._plan(moved)
 
     def _plan(self, moved: Flags) -> None:
-        """When training goes on, if nothing else happens."""
+        """Plan when training goes on, if no other fault comes."""
         setting, model = self.setting, self.setting.model
         held = self.need == HELD
         self.there = np.where(moved, self.down + np.where(held, 0.0, model.restart_s), self.there)
@@ -263,7 +265,7 @@ class _Batch:
             self.next[tier] = np.where(moved & ~held, self.up + at.interval_s - at.blocked_s, self.next[tier])
 
     def _book(self, runs: Flags) -> None:
-        """The way back, as far as it was gone: to where training went on, or to the next fault."""
+        """Book the time of the way back, until training went on or the next fault came."""
         until = np.clip(np.minimum(self.now, self.up), self.down, None)
         waited = np.clip(until, self.there, self.go) - self.there
         way = np.where(runs, np.maximum(0.0, until - self.down - waited), 0.0)
@@ -274,7 +276,7 @@ class _Batch:
     # ---- training ------------------------------------------------------------------------------------------------------------------------
 
     def _stretch(self, running: Flags) -> None:
-        """Training from ``up`` to now, with its copies; a copy that is not safe is given up, and asked for again at once."""
+        """Train from ``up`` to now, with copies. A copy that is not safe is given up, and requested again at once."""
         begin, end, copies = self.up, self.now, self.copies
         first = np.maximum(self.next, begin)
         absent = self._absent(begin, end, running)
@@ -317,7 +319,7 @@ class _Batch:
         self.lost["rework"] += lost
 
     def _roll_back(self, runs: Flags) -> None:
-        """To the newest copy among the tiers that are left; the nearest of them when there are several."""
+        """Go back to the newest copy of the tiers that are left, and of several to the nearest."""
         tiers, copies = len(self.setting.schedules), self.copies
         if not runs.any():
             return
@@ -335,7 +337,7 @@ class _Batch:
     # ---- nodes that are away -------------------------------------------------------------------------------------------------------------
 
     def _advance(self) -> None:
-        """Nodes that came back since the last look; what was missing of a stretch meanwhile, in node-seconds."""
+        """Take back nodes that were repaired since the last call, and add up the node-seconds that a stretch lacked meanwhile."""
         if not self.setting.away:
             return
         passed = self.now - self.seen
@@ -354,13 +356,13 @@ class _Batch:
         self.seen = self.now.copy()
 
     def _keep(self, short: Ints, rest: Floats) -> None:
-        """Only the runs that are still short, and as many columns as the longest of them needs."""
+        """Keep the runs that are still short, and as many columns as they need at most."""
         still = self.gone[short] > self.setting.untold
         self.short = short[still]
         self.rest = rest[still, : int(self.gone[self.short].max(initial=0))]
 
     def _take(self, nodes: Ints) -> None:
-        """Nodes go to repair, and spares are fetched. Runs that are short from here on get a time for each node that is away."""
+        """Nodes go to repair, and spares are called. Runs that are short from now on get a repair time for each node that is away."""
         setting = self.setting
         before, self.gone = self.gone, self.gone + nodes
         short = np.flatnonzero(self.gone > setting.untold)
@@ -380,13 +382,13 @@ class _Batch:
             self._fetch(np.where(nodes > 0, np.clip(setting.model.spares - before, 0, nodes), 0))
 
     def _repairs(self, fresh: Flags) -> Floats:
-        """How long each of the nodes ``fresh`` is away: one time for all of a fault, where a fault can take several."""
+        """Seconds of repair of each of the nodes ``fresh``. Where a fault can take several nodes, they share one time."""
         if self.setting.largest <= 1:
             return self.rng.standard_exponential(int(fresh.sum())) * self.setting.model.repair_s
         return np.repeat(self.rng.standard_exponential(len(fresh)) * self.setting.model.repair_s, fresh.sum(axis=1))
 
     def _fetch(self, count: Ints) -> None:
-        """So many spares of each run are called, in the place of those that arrived longest ago."""
+        """Call ``count`` spares of each run. They take the array places of spares that arrived longest ago."""
         asking, spares = np.flatnonzero(count), self.fetched
         if np.any(spares.at[asking].min(axis=1, initial=math.inf) > self.now[asking]):
             more = np.zeros((self.runs, spares.at.shape[1]))
@@ -400,15 +402,15 @@ class _Batch:
         return np.asarray(np.maximum(0, self.gone - self.setting.model.spares) + coming, dtype=np.float64)
 
     def _full(self) -> Floats:
-        """When no place will be empty any more, as far as is known now."""
+        """The time from which no place will be empty, by present knowledge."""
         full: Floats = self.fetched.at.max(axis=1, initial=0.0)
         if len(self.short):
-            rest = self.rest[:, self.setting.model.spares :].max(axis=1, initial=0.0)  # until the last that no spare stands in for is back
+            rest = self.rest[:, self.setting.model.spares :].max(axis=1, initial=0.0)  # until the last node without a spare is back
             full[self.short] = np.maximum(full[self.short], self.now[self.short] + rest)
         return full
 
     def _absent(self, begin: Floats, end: Floats, running: Flags) -> Floats:
-        """What was missing between ``begin`` and ``end``, in seconds of the whole fleet."""
+        """The missing work between ``begin`` and ``end``, in seconds of the whole fleet."""
         model = self.setting.model
         if not self.setting.away:
             return np.zeros(self.runs)

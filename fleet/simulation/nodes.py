@@ -1,4 +1,4 @@
-"""Simulated node agents, and a simulated Ray Train that replaces what died."""
+"""Simulated node agents, and a simulated Ray Train that replaces dead processes."""
 
 from __future__ import annotations
 
@@ -22,19 +22,19 @@ from fleet.simulation.steps import SimStep
 from fleet.simulation.stores import SimMemory
 
 SIMULATED = {"none": SimLayout, "zero1": SimZero1Layout, "fsdp": SimFsdpLayout}
-"""Layouts of ranks, by how their state is spread."""
+"""Simulated layouts, by ``optimizer_sharding``."""
 BEAT_S = 0.2
 KEPT_LOST = 64
 UNHEARD_S = 1.2
-"""An agent gives a line up on which nothing was acknowledged for so long."""
+"""Seconds without an acknowledgement after which an agent gives its connection up."""
 CALLS_AGAIN_S = (0.0, 0.6)
-"""After a link is mended, until an agent has a line again: it tries again and again, for a part of `node_s` at a time."""
+"""Seconds from the mending of a link until an agent is connected again: (least, most). It retries, for a part of `node_s` at a time."""
 
 
 class SimNode(Stoppable):
-    """One node and its agent. ``away`` counts what keeps the agent from the coordinator now; its ranks carry on.
+    """One node and its agent. ``away`` counts the troubles that keep the agent from the coordinator now; its ranks carry on.
 
-    ``line`` is the number of the agent's connection to the coordinator. While the agent is ``stopped`` (SIGSTOP), what it is told waits.
+    ``line`` is the number of the agent's connection to the coordinator. While the agent is ``stopped`` (SIGSTOP), messages to it wait.
     """
 
     def __init__(self, world: Stage, index: int, capacity: int) -> None:
@@ -63,7 +63,7 @@ class SimNode(Stoppable):
     # ---- up ------------------------------------------------------------------------------------------------------------------------------
 
     def connect(self) -> None:
-        """To a coordinator that may be a new one: tell it all that it should know."""
+        """Connect to a coordinator, which may be a new one, and send it the node's state."""
         if not (self.alive and self.reachable):
             return
         self.up(NodeJoined(self.name, self.index, domain=self.domain))
@@ -82,14 +82,14 @@ class SimNode(Stoppable):
         self.gate(lambda: self.up(event))
 
     def report_copies(self) -> None:
-        """What the memory holds, if the coordinator may not know it."""
+        """Report the copies in the memory, if the coordinator may not know them."""
         held = self.memory.held()
         if held != self._reported and self.alive and self.reachable:
             self._reported = held
             self.up(CopiesHeld(self.name, self.memory.address, self.domain, held))
 
     def begin_anew(self) -> None:
-        """The agent's process died and is there again: what its memory held is gone."""
+        """The agent's process died and has started again: the copies in its memory are gone."""
         self.world.note("memory lost", self)
         self.memory = SimMemory(f"{self.name}:{self.world.clock.calls}")
         self.connect()
@@ -102,16 +102,16 @@ class SimNode(Stoppable):
             return
         stood_s, self._stopped_s = self._stopped_s, 0.0
         if not self.world.plan.fifo:
-            self._reported = None  # messages are lost: a connection that loses one is no connection, so it is said again
+            self._reported = None  # messages may be lost here, unlike on a live connection, so it is repeated
         self.report_copies()
         self._mind_the_coordinator()
-        if stood_s <= STOOD_STILL_S:  # as the live agent does: right after it stood still it says nothing of its ranks
+        if stood_s <= STOOD_STILL_S:  # like the live agent: right after it stood still it does not report its ranks
             self.up(Heartbeat(self.name, tuple(rank.pulse() for rank in self.ranks.values() if rank.named)))
         self._report_times()
         self.world.clock.after(BEAT_S, self._beat)
 
     def _mind_the_coordinator(self) -> None:
-        """As the live agent does: its ranks leave their view when the coordinator's host cannot be reached."""
+        """Like the live agent: its ranks leave their view when the coordinator's host cannot be reached."""
         now_s, links = self.world.clock.now_s, self.world.links
         if links.answers(self.name, HEAD):
             self._last_seen_s = now_s
@@ -123,7 +123,7 @@ class SimNode(Stoppable):
             self._give_line_up()
 
     def _receive(self, late_s: float) -> None:
-        """The coordinator's host acknowledges what it was sent."""
+        """The coordinator's host acknowledges messages."""
         if late_s > 0:
             self.world.clock.after(late_s, lambda: self._reach.answered(self.world.clock.now_s))
         else:
@@ -135,7 +135,7 @@ class SimNode(Stoppable):
         self._call(self._life)
 
     def _call(self, life: int) -> None:
-        """Until the coordinator's host answers. Then the coordinator's end of the old line breaks, before or after there is a new one."""
+        """Retry until the coordinator's host answers. Then its end of the old connection breaks, before or after there is a new one."""
         if not self.alive or life != self._life:
             return
         if not self.world.links.answers(self.name, HEAD):
@@ -167,10 +167,10 @@ class SimNode(Stoppable):
             del self._lost[next(iter(self._lost))]
         self.world.clock.after(self.world.network.rng.uniform(0.001, 0.01), lambda: self.gate(lambda: self.up(lost)))
 
-    # ---- what may happen to its agent ----------------------------------------------------------------------------------------------------
+    # ---- troubles of the agent -----------------------------------------------------------------------------------------------------------
 
     def stop(self, duration_s: float) -> None:
-        """SIGSTOP to the agent, and SIGCONT after ``duration_s``: its ranks carry on, and the kernel keeps what it is sent."""
+        """SIGSTOP to the agent, and SIGCONT after ``duration_s``: its ranks carry on, and the kernel keeps messages to it."""
         if not self.stopped and self.alive:
             self.stopped, life, began_s = True, self._life, self.world.clock.now_s
             self.world.note("agent stopped", self, duration_s)
@@ -189,7 +189,7 @@ class SimNode(Stoppable):
         return self.stopped or self.world.clock.now_s - self.went_on_s <= within_s
 
     def kill_agent(self, absence_s: float) -> None:
-        """SIGKILL to the agent. Its ranks and the copies in its memory end with it; it is there again after ``absence_s``."""
+        """SIGKILL to the agent. Its ranks and the copies in its memory end with it. It starts again after ``absence_s``."""
         self.world.note("agent killed", self)
         self._life, self.line, self.away = self._life + 1, self.line + 1, self.away + 1
         waits, self.stopped, self._queued = self._beat in self._queued, False, []
@@ -218,7 +218,7 @@ class SimNode(Stoppable):
             self.world.train.forget(rank.protocol.slot, rank)
 
     def come_back(self) -> None:
-        """One thing less keeps it away."""
+        """One trouble that kept the agent away is over."""
         self.away -= 1
         if self.alive and self.reachable:
             self.world.note("back", self)
@@ -249,7 +249,7 @@ class SimNode(Stoppable):
 
 
 class SimTrain:
-    """Starts a process in every slot, and another one a while after it sees one gone, where there is room."""
+    """Starts a process in every slot, and replaces a lost one after a while, where there is room."""
 
     def __init__(self, world: Stage, rng: random.Random, delay_s: tuple[float, float]) -> None:
         self.world, self.rng, self.delay_s = world, rng, delay_s
@@ -291,7 +291,7 @@ class SimTrain:
         self.world.clock.after(self.rng.uniform(*self.delay_s), lambda: self.start(slot) if slot not in self.current else None)
 
     def forget(self, slot: int, rank: SimRank | None = None) -> None:
-        """Believe that the slot's process is gone although it may live: another one is started beside it."""
+        """Take the slot's process for dead, although it may live, and start another one beside it."""
         if slot in self.current and rank in (None, self.current[slot]):
             del self.current[slot]
             self.replace(slot)

@@ -1,6 +1,6 @@
-"""What must hold when something is out of order that is no rank: the store does not answer, bits flip, hosts are cut off from each other.
+"""Invariants under troubles other than a lost rank: the store does not answer, bits flip, hosts are cut off from each other.
 
-Of what flipped bits may do, the other invariants leave out ranks of which the simulator knows that they are corrupt.
+The other invariants leave out ranks that the simulator knows to be corrupt.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ OF_THE_STORE = frozenset({"store", "store_gone", "store_refuses", "store_slow"})
 
 
 class Durable(InvariantChecker):
-    """What is called durable is in the store, and is right: when it is said, and at the end of the run."""
+    """A checkpoint that is called durable is in the store, and is right, at that moment and at the end of the run."""
 
     name = "durable"
 
@@ -50,7 +50,7 @@ class Durable(InvariantChecker):
 
 
 class SavesAlone(InvariantChecker):
-    """A store that fails costs checkpoints, and no rank: where nothing else goes wrong, nobody is lost."""
+    """A store that fails costs checkpoints, and no rank: without other troubles, no rank is lost."""
 
     name = "saves alone"
 
@@ -61,17 +61,17 @@ class SavesAlone(InvariantChecker):
 
 
 class Corruption(InvariantChecker):
-    """A wrong value in one replica never gets into a sum that is used, nor into what others hold, while another one could tell.
+    """A wrong value in one replica never gets into a sum that is used, nor into another rank's state, if another replica could tell.
 
-    A rank knows by itself of no flipped bit: it is ``corrupt`` in the simulator's own books.
+    A rank does not know of its flipped bit. The simulator alone knows that the rank is ``corrupt``.
     """
 
     name = "corruption"
 
     def commit(self, rank: SimRank, state: StateId) -> None:
-        excused = not self.world.flipped or rank.layout.corrupt  # what went wrong without a flip is for ``Identical``
+        excused = not self.world.flipped or rank.layout.corrupt  # without a flip, ``Identical`` checks this
         right = excused or self.fault_free(rank.layout.weights, state)
-        self.require(right, f"{rank}, which is sound, commits {state} from what a corrupt rank has put in")
+        self.require(right, f"{rank}, which is sound, commits {state} with a value of a corrupt rank")
 
     def completed(self, view: View, values: Mapping[Member, Any]) -> None:
         state = next(iter(values.values()))[0]
@@ -79,16 +79,16 @@ class Corruption(InvariantChecker):
         if self.world.flipped and len(reported) == 1 and reported[0] != self.world.chain.weights(state.step):
             self._undecidable(state, alone=len(values) == 1)
         held = {value[1] for value in values.values()}
-        unseen = len(values) > 1 and len(held) == 1 and self.world.chain.weights(state.step) not in held  # those who differ will see it
+        unseen = len(values) > 1 and len(held) == 1 and self.world.chain.weights(state.step) not in held  # ranks that differ will see it
         excused = not self.world.flipped or self.world.excused
-        self.require(excused or not unseen, f"all of generation {view.generation} go on from {state} with what is wrong")
+        self.require(excused or not unseen, f"all of generation {view.generation} go on from {state} with a wrong value")
 
     def save(self, rank: SimRank, view: View, request: int, state: StateId) -> None:
         if rank.layout.corrupt and len(view.members) == 1:
             self._undecidable(state, alone=True)
 
     def _undecidable(self, state: StateId, alone: bool) -> None:
-        """No other rank holds ``state``, or says so: those who have just come say nothing in their first step."""
+        """No other rank compares ``state``: there is none, or all others are newcomers, which do not compare in their first step."""
         if alone:
             self.world.excused = True
         else:
@@ -96,21 +96,21 @@ class Corruption(InvariantChecker):
 
 
 NOTICED_S = 0.5
-"""Words that were on their way, and a tick: by then it is known that a node is silent for too long."""
+"""Seconds for messages on their way, and a tick: then the coordinator knows that a node is silent for too long."""
 SETTLED_S = 1.0
-"""After a host is reached again, until what it has to say is heard."""
+"""Seconds from the moment that a host is reachable again until its messages are there."""
 
 
 class Silences(Homes):
-    """What the truth is about somebody who is not heard."""
+    """A checker that knows the true state of a silent rank."""
 
     def well(self, member: Member) -> bool:
-        """Nothing is wrong with the process itself."""
+        """Whether the process itself is well."""
         rank = self.process(member)
         return rank is not None and rank.alive and rank.responsive and self.world.clock.now_s - rank.still.went_on_s > SETTLED_S
 
     def away(self, member: Member) -> bool:
-        """Its node is cut off from the coordinator, in whatever way, or its agent stands still; or that is over since a moment."""
+        """Whether the rank's node is cut off from the coordinator, or its agent stands still, or was so a moment ago."""
         name = self.nodes.get(member, HEAD)
         node = next((node for node in self.world.nodes if node.name == name), None)
         gone = node is None or not (node.alive and node.reachable) or node.stood_still(SETTLED_S)
@@ -118,10 +118,10 @@ class Silences(Homes):
 
 
 class AllWait(Silences):
-    """With ``on_partition = stall`` no rank is given up because its host is cut off, in whatever way, before ``stall_s`` is over.
+    """With ``on_partition = stall`` no rank is given up because its host is cut off, in any way, before ``stall_s`` is over.
 
-    It is cut off when a link to it passes nothing in one direction; for its agent to stand still is the same to those who listen. What it
-    should have done meanwhile counts against it only while nobody can know that it is cut off.
+    A host is cut off when a link to it passes no message in one direction. An agent that stands still looks the same to the coordinator. A
+    rank's missing answers count against it only until the coordinator can know of the cut.
     """
 
     name = "all wait"
@@ -145,7 +145,7 @@ class AllWait(Silences):
 
 
 class Excused(Silences):
-    """A coordinator that stood still gives nobody up for what it could not hear meanwhile."""
+    """A coordinator that stood still gives no rank up for messages that it could not receive meanwhile."""
 
     name = "excused"
 
@@ -160,7 +160,7 @@ class Excused(Silences):
 
 
 class OneHistory(InvariantChecker):
-    """Never two histories with a step each: once a later one has taken a step, no rank takes one in the one that it left behind."""
+    """Once a history has a step, no rank takes a step in an older history."""
 
     name = "one history"
 
@@ -169,5 +169,5 @@ class OneHistory(InvariantChecker):
         self._newest = 0
 
     def commit(self, rank: SimRank, state: StateId) -> None:
-        self.require(state.history >= self._newest, f"{rank} takes step {state}, and history {self._newest} has steps of its own")
+        self.require(state.history >= self._newest, f"{rank} takes step {state}, and history {self._newest} has steps")
         self._newest = max(self._newest, state.history)

@@ -1,4 +1,4 @@
-"""What happens in one simulated run: its size, its network, and its troubles."""
+"""The plan of one simulated run: its size, its network, and its troubles."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ POINTS = (
     "building", "forming", "donating", "receiving", "received", "compute", "reducing", "reduced", "mutating", "committed", "entering",
     "saving", "finished", "behind",
 )  # fmt: skip
-"""Where in a rank's loop a trouble can strike."""
+"""Points of a rank's loop at which a trouble can be fired."""
 
 SHARDED_POINTS = ("ready", "decided", "gathering", "advancing", "placing", "placed")
-"""And where else, when a part of the state is spread over the ranks: within the commit, and while chunks come to their places."""
+"""More points with sharded state: within the commit, and while chunks move to their places."""
 
 FAST = Timeouts(
     heartbeat_s=1.0, node_s=1.5, stall_s=20.0, quiesce_s=2.0, form_s=4.0, progress_s=8.0, start_s=10.0, checkpoint_s=6.0, resend_s=0.5
@@ -27,40 +27,55 @@ WEIGHTS = {
     "kill": 12, "point": 18, "freeze": 6, "hang": 2, "lose_node": 4, "partition": 4, "forget": 2, "coordinator": 10, "store": 2, "raise": 2,
     "shard": 2, "stop": 1, "pair": 4, "all": 1,
 }  # fmt: skip
-"""How often each kind of random trouble comes."""
+"""Weights of the kinds of random trouble."""
 
 BOUND_S = 150.0
-"""A run must have ended this long after its last trouble is over."""
+"""Seconds after the last trouble in which a run must end."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Trouble:
-    """One misfortune, at a time, or at a named point of a rank's loop, at ``step`` and ``at_s`` or later.
+    """One trouble, at a time, or at a named point of a rank's loop, at ``step`` and ``at_s`` or later.
 
-    ``kind``: kill, raise, freeze, hang (a rank; one that hangs still beats); lose_node, partition, join (a node); notice (it will be lost
-    ``duration_s`` later, as is announced at once); amnesia (its agent begins anew, with an empty memory); forget (Ray Train takes a living
-    process for dead); flip (a bit of what a rank holds); overflow (the next gradient that it computes is not finite); coordinator; store;
-    stop; cut (links between ``nodes`` and the others); shard (kills whoever computes it), nan (everyone raises); slow, slow_link (the
-    victims' compute, or exchange, takes ``severity`` times as long); busy (their compute does, as other programs have their cores).
+    Values of ``kind`` for ranks:
 
-    Of links, too: one_way (what ``nodes`` send is held up, or what they are sent), flap (cut for a second of every two), isolate_rank
-    (the victim's process from all other hosts), bad_link (messages of ``nodes`` are late, or lose packets). Of the store: store_gone
-    (nothing gets there), store_refuses (it gives nothing, either), store_slow. Of those who keep a run going: stop_coordinator, stop_agent
-    (they stand still), kill_agent (with its ranks). On purpose: resize (to ``world`` ranks).
+    - kill, raise, freeze, hang: a rank that hangs still beats;
+    - shard: kills each rank that computes ``shard``; nan: each rank that comes to the point raises;
+    - flip: a bit of the rank's state flips; overflow: the rank's next gradient is not finite;
+    - slow, slow_link: the victims' compute, or exchange, takes ``severity`` times as long;
+    - busy: their compute does, as other programs have their cores;
+    - forget: Ray Train takes a living process for dead.
+
+    For nodes and links:
+
+    - lose_node, partition, join;
+    - notice: the node will be lost ``duration_s`` later, and this is announced at once;
+    - amnesia: the node's agent begins anew, with an empty memory;
+    - cut: links between ``nodes`` and the others;
+    - one_way: messages from ``nodes`` are held up, or messages to them;
+    - flap: a cut for one second of every two;
+    - isolate_rank: a cut between the victim's process and all other hosts;
+    - bad_link: messages of ``nodes`` are late, or lose packets.
+
+    For the rest of the run:
+
+    - store: it fails; store_gone: no message gets there; store_refuses: it also gives no checkpoint; store_slow;
+    - coordinator: it dies; stop_coordinator, stop_agent: they stand still; kill_agent: with its ranks;
+    - stop: the user stops the run; resize: the user sets ``world`` ranks.
 
     Args:
-        slot: the victim; None at a point: whoever comes there first.
-        slots: more victims of the same moment.
-        nodes: whose links to all others are cut. ``with_head``: the coordinator is on their side, and not on the others'.
-        into: what the nodes are sent is held up, in place of what they send.
-        closes_s: a link that is cut one way passes nothing the other way after so long, as nothing is acknowledged; None: it does.
-        delay_s, loss: how much later messages are at most, or answers of the store; the share of packets that is lost.
-        duration_s: how long a freeze, partition, cut, store failure or the coordinator's absence lasts; for a lost node, how long its ranks
+        slot: the victim; None at a point: the first rank that comes there.
+        slots: more victims at the same moment.
+        nodes: nodes whose links to all others are cut. ``with_head``: the coordinator is on their side, and not on the others'.
+        into: messages to the nodes are held up, and not messages from them.
+        closes_s: seconds after which a link that is cut one way passes no message the other way either; None: it always does.
+        delay_s, loss: largest delay of messages, or of the store's answers; the share of lost packets.
+        duration_s: seconds of a freeze, partition, cut, store failure or the coordinator's absence; for a lost node, how long its ranks
             outlive its agent.
-        after: the coordinator dies this many instructions later, in the middle of a list if need be.
-        stale: the last records of the journal that are lost with it.
-        withdrawn: the node that was announced stays.
-        noticed: whether the connection breaks noticeably (node lost or partitioned), or the fault was reported as injected (rank killed).
+        after: the coordinator dies so many instructions later, in the middle of a list if need be.
+        stale: number of the journal's last records that are lost with it.
+        withdrawn: the announced node stays.
+        noticed: the connection breaks at once (node lost or partitioned), or the fault is reported as injected (rank killed).
     """
 
     kind: str
@@ -89,21 +104,21 @@ class Trouble:
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """``capacity`` is ranks per node; ``delay_s`` the network's, ``restart_s`` Ray Train's, ``build_s`` a rank's, as (least, most), and
-    ``rehearse_s`` what its first step takes, in which it loads and compiles.
+    """``capacity``: ranks per node. As (least, most): ``delay_s`` of the network, ``restart_s`` of Ray Train, ``build_s`` of a rank, and
+    ``rehearse_s`` of its first step, in which it loads and compiles.
 
-    ``between_s``: (a number of steps, seconds); behind each so many commits the loop body does something of its own for so long.
-    ``evaluates``: (a number of steps, whether all look); behind each so many commits the first rank evaluates, for which it needs all
-    parameters, and the others wait for what comes of it, or do not.
+    ``between_s``: (a number of steps, seconds). After each such number of commits, the loop body runs its own code for these seconds.
+    ``evaluates``: (a number of steps, whether all ranks ask). After each such number of commits the first rank evaluates, and needs all
+    parameters for that. The other ranks ask for the result and wait, or do not.
 
-    ``ended_at``: the loop ends the run behind so many steps; 0: behind the last one. It says so behind the commit, or ``on_top`` of the
-    next body; ``ended_by``: in these slots alone, where not in all.
+    ``ended_at``: the loop ends the run after so many steps; 0: after the last one. It does so behind the commit, or ``on_top`` of the next
+    body. ``ended_by``: in these slots alone; (): in all.
 
-    ``jitter`` are the least and the most that computing takes, as a share of ``shard_s`` for each shard.
+    ``jitter``: least and largest time of computing a shard, as a share of ``shard_s``.
 
-    So many nodes as ``rack`` says, one after the other, are in one failure domain; 0: it is not known what fails together.
+    ``rack``: number of nodes in a row that are in one failure domain; 0: domains are not known.
 
-    ``statuses`` are the ways in which the run may end; a failed one fails for one of ``failures``.
+    ``statuses``: the allowed ends of the run. A failed run fails for one of ``failures``.
     """
 
     seed: int = 0
@@ -139,7 +154,7 @@ class Plan:
 
     @property
     def last(self) -> int:
-        """How many steps the run has when it is completed."""
+        """The number of steps of a completed run."""
         return self.ended_at or self.steps
 
     def ends(self, step: int, slot: int, *, on_top: bool = False) -> bool:
@@ -155,7 +170,7 @@ def small(world: int = 4, spares: int = 0, nodes: int = 2, budgets: Budgets = PA
 
 
 def random_plan(seed: int, *, sharded: bool = False) -> Plan:
-    """The run of ``seed``: its size, network and troubles, each from a stream of its own; with ``sharded`` optimizer state or without."""
+    """The plan of ``seed``: its size, network and troubles, each from its own stream; with ``sharded`` optimizer state or without."""
     rng = stream(seed, "plan")
     world, spares, nodes = rng.randint(2, 5), rng.choice((0, 0, 1)), rng.randint(1, 3)
     capacity = -(-(world + spares) // nodes) + rng.choice((0, 0, 1))
@@ -181,7 +196,7 @@ def random_plan(seed: int, *, sharded: bool = False) -> Plan:
 
 
 def _with_copies(plan: Plan, rng: random.Random) -> tuple[Plan, tuple[Trouble, ...]]:
-    """Half of the runs keep copies in memory. What only those can survive well comes more often there."""
+    """Half of the runs keep copies in memory. Troubles that need such copies come more often there."""
     if plan.settings.nodes == 1 or rng.random() < 0.5:
         return plan, ()
     everyone = tuple(range(plan.settings.slots))
@@ -196,7 +211,7 @@ def _with_copies(plan: Plan, rng: random.Random) -> tuple[Plan, tuple[Trouble, .
 
 
 def slow_plan(seed: int) -> Plan:
-    """A run of ``seed`` in which ranks and links are slow for a while, beside a few other troubles; long enough for that to be seen."""
+    """The plan of ``seed`` with slow ranks and links for a while, and a few other troubles. The run is long enough to detect slowness."""
     rng = stream(seed, "slow plan")
     world, spares, nodes = rng.randint(2, 5), rng.choice((0, 0, 1)), rng.randint(1, 3)
     settings = replace(small(world, spares, nodes), shards=rng.choice((8, 16)), straggler=StragglerSettings(changes=rng.choice((1, 3, 6))))
@@ -221,14 +236,14 @@ def _slowness(plan: Plan, rng: random.Random) -> Trouble:
 
 
 def flipped_plan(seed: int) -> Plan:
-    """As :func:`random_plan` of at least two ranks, and bits flip in what some of them hold."""
+    """As :func:`random_plan` with at least two ranks, and bits flip in the states of some ranks."""
     rng = stream(seed, "flips")
     plan = random_plan(seed)
     settings = replace(plan.settings, world=max(2, plan.settings.world), budgets=PATIENT)
     capacity = -(-settings.slots // settings.nodes) + 1
     flips = [_flip(plan, rng, rng.randrange(settings.slots)) for _ in range(rng.choice((1, 1, 2)))]
     others = plan.troubles if rng.random() < 0.6 else ()
-    mortal = tuple(trouble for trouble in others if trouble.kind != "shard")  # one that kills whoever computes it, and patience, never end
+    mortal = tuple(trouble for trouble in others if trouble.kind != "shard")  # a shard that kills its ranks never lets a patient run end
     return with_troubles(replace(plan, settings=settings, capacity=capacity), (*mortal, *flips))
 
 
@@ -247,7 +262,7 @@ def with_troubles(plan: Plan, troubles: tuple[Trouble, ...]) -> Plan:
     failures += [EndWhy.TRAIN_RAISED] if kinds & {"raise", "nan"} else []
     if "flip" in kinds:
         failures += [EndWhy.ENDS_DIFFER, EndWhy.UNJUDGED]
-    if sum(trouble.kind == "flip" for trouble in troubles) > 1:  # one never looks like a mistake of the loop; two at once do
+    if sum(trouble.kind == "flip" for trouble in troubles) > 1:  # one flip never looks like a mistake of the loop; two at once do
         failures += [EndWhy.LOOP_WRONG]
     statuses = ["completed", *(["stopped"] if "stop" in kinds else []), *(["failed"] if failures else [])]
     return replace(plan, troubles=troubles, statuses=tuple(statuses), failures=tuple(failures), quiet_s=max(quiet_s, 10.0))

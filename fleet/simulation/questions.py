@@ -1,9 +1,9 @@
 """The live policies, asked about a whole fleet.
 
-Policies look at candidates one by one; a fleet of 12,500 nodes has 12,500. All nodes that train are alike to a policy, so one of them
-stands for all: with m places empty the question is put about a world of 1 + m, of which one is in it. A test holds the two to the same
-answer. A policy is a pure function and its answers hold until ``valid_until_s``, so what was asked once is not asked again: times in a
-question count from the moment of the loss.
+Policies look at candidates one by one, and a fleet of 12,500 nodes has 12,500. All nodes that train are alike to a policy, so one of them
+stands for all. With m empty places, the question is about a world of 1 + m with one member. A test checks that both questions get the same
+answer. A policy is a pure function, and its answers hold until ``valid_until_s``. So the simulator remembers answers, and asks no question
+twice. Times in a question count from the moment of the loss.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ SURVIVOR = Member(0, 0)
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """``joined`` of the nodes that were ready take empty places. A wait lasts ``wait_s`` from the moment of asking, if nothing happens."""
+    """``joined`` ready nodes take empty places. Without a further event, a wait lasts ``wait_s`` from the question on."""
 
     action: str
     joined: int
@@ -30,11 +30,11 @@ class Answer:
 
 @dataclass(slots=True)
 class Recovery:
-    """Puts questions to a ``RecoveryPolicy`` and remembers the answers. ``asked`` counts what had to be asked.
+    """Asks a ``RecoveryPolicy``, and remembers the answers. ``asked``: number of questions without a remembered answer.
 
     Args:
-        policy: the live one.
-        nodes, min_nodes: of the whole world.
+        policy: the live policy.
+        nodes, min_nodes: those of the whole world.
     """
 
     policy: RecoveryPolicy
@@ -45,10 +45,10 @@ class Recovery:
     _grow: dict[tuple[int, int], int] = field(default_factory=dict)
 
     def form(self, held: bool, missing: int, ready: int, waited_s: float) -> Answer:
-        """Who goes on after a loss? ``missing`` places are empty, ``ready`` nodes could fill them. ``held``: those who are left trained in
-        the last view, and hold its state; if not, they are fresh processes.
+        """Which nodes go on after a loss? ``missing`` places are empty, ``ready`` nodes could fill them. ``held``: the remaining nodes
+        trained in the last view, and hold its state; if not, they have fresh processes.
 
-        Who joins at the first step boundary counts as joined: a step is short against all that a loss takes.
+        A node that joins at the first step boundary counts as joined: a step is short against the time of a loss.
         """
         key = (held, missing, min(ready, missing), waited_s)
         answer = self._form.get(key)
@@ -74,11 +74,11 @@ class Recovery:
 
     @property
     def restarts(self) -> bool:
-        """Whether the policy starts all processes anew although survivors hold the state."""
+        """Whether the policy starts all processes again although survivors hold the state."""
         return self.form(True, 1, 1, 0.0).action == RESTART
 
     def situation(self, held: bool, missing: int, ready: int) -> Situation:
-        """The question: one survivor for all who are left, the empty places, and who could fill them."""
+        """The question: one survivor for all remaining nodes, the empty places, and the nodes that could fill them."""
         left = self.nodes - missing
         survivor = (Candidate(SURVIVOR, "n0", StateId(0, 1) if held else None, False, held),) if left else ()
         newcomers = tuple(Candidate(Member(place, 1), f"n{place}", None, False, False) for place in range(1, ready + 1))
@@ -95,7 +95,7 @@ def _answer(formation: Formation, survivors: bool, waited_s: float) -> Answer:
 
 @dataclass(frozen=True, slots=True)
 class Schedule:
-    """Copies to one tier: the next is asked for ``interval_s`` after the last one was."""
+    """Copies to one tier: each is requested ``interval_s`` after the request of the last one."""
 
     blocked_s: float
     latency_s: float
@@ -103,8 +103,8 @@ class Schedule:
 
 
 def schedule(policy: IntervalPolicy, model: FleetModel, tier: int, rate_per_s: float) -> Schedule:
-    """When the next copy is due. The live machine holds its inputs fixed, and an interval policy sees times only as differences, so that
-    one question stands for all of a run. A tier that no fault needs gets no copies: the interval is infinite.
+    """The schedule of copies to a tier. The live machine holds its inputs fixed, and an interval policy uses differences of times alone.
+    So one question is enough for a whole run. A tier that no fault needs gets no copies: the interval is infinite.
     """
     at = model.tiers[tier]
     if rate_per_s <= 0.0:

@@ -1,6 +1,6 @@
-"""A simulated rank: its process, with clocks, channels and faults around the live ``RankMachine``, and the layout of what it holds.
+"""A simulated rank: its process, with clocks, channels and faults around the live ``RankMachine``, and the layout of its state.
 
-Its steps are in :mod:`fleet.simulation.steps`. Layouts of a state that is spread are in :mod:`fleet.simulation.sharded` and
+Its steps are in :mod:`fleet.simulation.steps`. Layouts of sharded state are in :mod:`fleet.simulation.sharded` and
 :mod:`fleet.simulation.gathering`.
 """
 
@@ -32,7 +32,7 @@ from fleet.simulation.stage import Host, Stage
 
 
 class Dead(Exception):
-    """Unwinds the coroutine of a process that was killed in the middle of its own code."""
+    """Unwinds the coroutine of a process that was killed within its own code."""
 
 
 class UserError(Exception):
@@ -41,8 +41,10 @@ class UserError(Exception):
 
 @dataclass(slots=True)
 class RankPace:
-    """How many times as long as others a process takes, for its ``own`` work and on the ``link``, and for its work while it waits for cores
-    that its ``machine`` has not; it was made ``slow`` at some time."""
+    """Factors on the time of a process: for its ``own`` work, on the ``link``, and for its work on a ``machine`` without free cores.
+
+    ``slow``: a trouble has made it slow at some time.
+    """
 
     own: float = 1.0
     link: float = 1.0
@@ -52,7 +54,7 @@ class RankPace:
 
 @dataclass(slots=True)
 class TimedSteps:
-    """What a process has measured of its whole steps of one view, and not yet said."""
+    """The measured times of a process's whole steps of one view, which it has not yet reported."""
 
     generation: int = -1
     rows: list[tuple[int, ...]] = field(default_factory=list)
@@ -60,7 +62,7 @@ class TimedSteps:
 
 @dataclass(slots=True)
 class Movement:
-    """Where a process is, as its node's agent sees it: it steps, it is between two steps, and has moved last at ``at_s``."""
+    """An agent's view of a process: whether it is ``stepping``, or ``between`` two steps, and when it moved last."""
 
     at_s: float
     stepping: bool = False
@@ -68,16 +70,16 @@ class Movement:
 
 
 class SimLayout:
-    """What a simulated rank holds, as :class:`actors.rank.step.layout.StateLayout` has it; this one is of whole replicas.
+    """The state of a simulated rank, like :class:`actors.rank.step.layout.StateLayout`. This layout is for whole replicas.
 
-    A layout of a state that is spread overrides what is otherwise there.
+    Layouts for sharded state override its methods.
 
     Attributes:
         weights: stands for the parameters; poison while they are incomplete.
-        corrupt: a bit has flipped in it, which no rank knows.
-        held: by shard, what this rank has computed of the step at hand.
-        kept: the chunks of a state that is spread, see :class:`fleet.simulation.sharded.SimChunks`; None of whole replicas.
-        useless: why a shard that is computed now does not count; empty while it does.
+        corrupt: a bit has flipped in the state, and no rank knows that.
+        held: by shard, the values that this rank has computed of the present step.
+        kept: the chunks of a sharded state, see :class:`fleet.simulation.sharded.SimChunks`; None for whole replicas.
+        useless: the reason why a shard that is computed now does not count; empty while it does.
     """
 
     weights = POISON
@@ -91,15 +93,15 @@ class SimLayout:
         self.held: dict[int, int] = {}
 
     def reset(self) -> None:
-        """Nothing of the present attempt remains."""
+        """Drop all of the present attempt."""
         self.held = {}
 
     def counts(self, shards: Collection[int]) -> list[int]:
-        """Of shards that this rank has, or goes on with, those that count in a view that begins within their step."""
+        """The shards of ``shards``, held or promised by this rank, that count in a view that begins within their step."""
         return sorted(shards)
 
     def begin(self, move: Begin) -> Steps:
-        """All of the view's state was loaded or built here."""
+        """Begin with the view's whole state, loaded or built."""
         if move.loaded is None:
             self.weights = self.rank.world.chain.weights(0)
             return
@@ -113,7 +115,7 @@ class SimLayout:
         """Give ``state`` to the receivers of the view."""
         rank = self.rank
         if self.corrupt and len(group.view.receivers) == len(group.view.members) - 1:
-            rank.world.excused = True  # the only one that holds this state: nobody can tell
+            rank.world.excused = True  # only this rank holds the state, so no other rank can tell
         group.post_state((state, self.weights))
         try:
             yield from rank.point("donating")
@@ -124,7 +126,7 @@ class SimLayout:
         given.resolve(error=Broken(broken) if broken is not None else None)
 
     def put_in_place(self, group: SimGroup, state: StateId, weights: int) -> Steps:
-        """The state that was received takes the place of the old one. Raises Broken."""
+        """Put the received state in the place of the old one. Raises Broken."""
         rank, self.weights = self.rank, POISON
         yield from rank.point("receiving")
         yield rank.rng.uniform(0.02, 0.25)
@@ -137,22 +139,22 @@ class SimLayout:
     # ---- a step --------------------------------------------------------------------------------------------------------------------------
 
     def parameters(self) -> Steps:
-        """From which a shard is computed. None: they cannot be had."""
+        """The parameters for a shard. None: this rank cannot get them."""
         yield from ()
         return self.weights
 
     def look_again(self) -> None:
-        """This rank has left its view: what others wait for here may not come."""
+        """This rank has left its view: answers that other ranks wait for may not come."""
 
     def evaluate(self) -> Steps:
-        """Between two steps this rank alone needs all parameters."""
+        """Between two steps, get all parameters on this rank alone."""
         yield from ()
 
     def flush(self) -> None:
-        """Raises Broken where what this rank has computed does not count."""
+        """Raises Broken where this rank's computed shards do not count."""
 
     def word(self, sums: Mapping[int, int]) -> bool:
-        """Whether all is finite that this rank has summed, of what ``sums`` has by shard."""
+        """Whether this rank's sums are all finite. ``sums``: the contributions by shard."""
         return SPOILED not in sums.values()
 
     def take_out(self) -> int:
@@ -161,43 +163,43 @@ class SimLayout:
         return before
 
     def put_back(self, value: int, at: StateId) -> None:
-        """It has changed, to ``value`` at the state ``at``."""
+        """The state has changed to ``value``, at the state ``at``."""
         self.weights = value
 
     def followed(self) -> None:
-        """The step was taken behind others."""
+        """This rank has taken a step that other ranks had taken before."""
 
     def publish(self) -> Steps:
-        """Bring what others need of the step to them. Raises Broken."""
+        """Send other ranks the parts of the step that they need. Raises Broken."""
         yield from ()
         self.rank.world.watch.commit(self.rank, self.rank.rank_machine.here)
 
     # ---- a view begins, where chunks of the state move -----------------------------------------------------------------------------------
 
     def moving(self) -> AbstractContextManager[None]:
-        """Around what changes what is held here."""
+        """A context around a change of this rank's chunks."""
         return nullcontext()
 
     def gather(self, group: SimGroup, there: Sequence[Claim]) -> Steps:
-        """Bring the parameters to all who keep them whole. Raises Broken."""
+        """Bring the parameters to all ranks that keep them whole. Raises Broken."""
         yield from ()
 
     def introduce(self, group: SimGroup) -> Steps:
-        """The members of a view are about to be placed: what they have to know of each other for it. Raises Broken."""
+        """Exchange the data that members need before chunks are placed. Raises Broken."""
         yield from ()
 
     def place(self, column: Column, guarded: Sequence[Sequence[int]]) -> None:
-        """The chunks of the view are here."""
+        """This rank has its chunks of the view."""
 
     def died(self) -> None:
         """The process is gone."""
 
 
 class SimRank:
-    """One process. ``where`` is (step, shard), as its node's agent would see it in the rank's shared memory.
+    """One process. ``where``: (step, shard), which an agent would see in the rank's shared memory.
 
-    ``groups``: by generation, each that it has come to, and when it has formed. ``carriers``: how each move is carried out.
-    ``spoils``: the next gradient that it computes is not finite.
+    ``groups``: by generation, each group that the rank has come to, and the future of its forming. ``carriers``: by class of move, the
+    function that carries it out. ``spoils``: the rank's next gradient is not finite.
     """
 
     def __init__(
@@ -229,7 +231,7 @@ class SimRank:
 
     @property
     def end(self) -> str:
-        """Its end of all links."""
+        """The process's end of all links."""
         return f"{self.node.name}/{self.protocol.token}"
 
     @property
@@ -238,17 +240,17 @@ class SimRank:
 
     @property
     def group(self) -> SimGroup:
-        """That of its view."""
+        """The group of the rank's view."""
         return self.groups[self.rank_machine.view.generation][0]
 
     @property
     def responsive(self) -> bool:
         return not self.still.stopped and not self.hung
 
-    # ---- the process as others see it ----------------------------------------------------------------------------------------------------
+    # ---- the process, from outside -------------------------------------------------------------------------------------------------------
 
     def gate(self, call: Callable[[], None]) -> None:
-        """Everything that happens in this process comes through here: not when it is dead, later when it is stopped."""
+        """All calls of this process pass through here. A dead process drops them, and a stopped process delays them."""
         if self.alive:
             self.still.gate(call)
 
@@ -266,7 +268,7 @@ class SimRank:
             self.gate(call)
 
     def die(self, cause: str) -> None:
-        """SIGKILL, or the end of the process: its ends of all groups close, its agent sees it."""
+        """SIGKILL, or the end of the process: its ends of all groups close, and its agent sees that."""
         if not self.alive:
             return
         self.alive = False
@@ -285,7 +287,7 @@ class SimRank:
         return Pulse(self.member, protocol.generation, state, beat_age_s, now_s - moved.at_s, moved.stepping, moved.between)
 
     def take_times(self) -> RankTimes:
-        """What it measured since it was asked last; nothing but whole steps of one view."""
+        """The measured times since the last call, of whole steps of one view."""
         times, self.timed.rows = self.timed.rows, []
         return RankTimes(self.member, *zip(*times, strict=True))
 
@@ -299,7 +301,7 @@ class SimRank:
         self.gate(lambda: self._take(message))
 
     def alone(self) -> None:
-        """Its agent is gone: as a live rank does, it leaves its view by itself."""
+        """The agent is gone: like a live rank, the rank leaves its view by itself."""
         if self.alive and self.named:
             self.receive(Quiesce((self.member,), self.protocol.generation))
 
@@ -309,19 +311,19 @@ class SimRank:
         self._wake()
 
     def _wake(self) -> None:
-        """Whoever waits for news looks again."""
+        """Wake coroutines that wait for a message, to check again."""
         news, self._news = self._news, []
         for future in news:
             future.resolve()
 
     def flush(self, *events: Event) -> None:
-        """Send what the protocol has to say."""
+        """Send the messages of the protocol's outbox."""
         outbox, self.protocol.outbox = [*self.protocol.outbox, *events], []
         for event in outbox:
             self.node.from_rank(self, event)
 
     def reconnect(self) -> None:
-        """The agent hung up: say hello again, and the last status."""
+        """The agent hung up: send hello again, and the last status."""
         self.gate(lambda: self.flush(self.protocol.hello(), *(self.protocol.status() if self.named else [])))
 
     def _repeat(self) -> None:
@@ -332,7 +334,7 @@ class SimRank:
     # ---- the rank machine ----------------------------------------------------------------------------------------------------------------
 
     def obey(self) -> None:
-        """Do what is to be done at once, and say what is to be said."""
+        """Carry out the rank machine's orders, and send its messages."""
         while self.rank_machine.orders:
             match self.rank_machine.orders.pop(0):
                 case Form(formed):
@@ -353,7 +355,7 @@ class SimRank:
         self.flush()
 
     def _beside(self, moves: Moves) -> Steps:
-        """In a thread of its own."""
+        """Carry out moves in a separate thread."""
         try:
             yield from self.carry(moves)
         except Dead:
@@ -361,7 +363,7 @@ class SimRank:
         self._wake()
 
     def carry(self, moves: Moves) -> Steps:
-        """Carry out one move after the other; gives what ``moves`` come to."""
+        """Carry out one move after the other; gives the result of ``moves``."""
         value, lost = None, None
         while True:
             try:
@@ -371,7 +373,7 @@ class SimRank:
             finally:
                 self.obey()
             value = lost = None
-            if not self.alive:  # killed beside the loop, at a point of its own
+            if not self.alive:  # a thread beside the loop was killed at its own point
                 raise Dead
             try:
                 value = yield from self._perform(move)
@@ -410,7 +412,7 @@ class SimRank:
         Coroutine(self.world.clock, self._main(), self.gate)
 
     def at(self, point: str) -> bool:
-        """A named point of the loop, at which faults can be aimed. True when the process was stopped: yield once."""
+        """Come to a named point of the loop, at which troubles can be fired. True when the process was stopped: yield once."""
         if self.world.faults.at(self, point):
             if not self.alive:
                 raise Dead
@@ -418,7 +420,7 @@ class SimRank:
         return False
 
     def point(self, name: str) -> Steps:
-        """Come to a point; wait there after a stop, for ever when the user's code hangs, which neither beats nor interrupts can tell."""
+        """Come to a point, and wait there after a stop. If the user's code hangs, the wait never ends, while the process still beats."""
         if self.at(name):
             yield Future() if self.hung else 0.0
 

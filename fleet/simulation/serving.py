@@ -1,4 +1,4 @@
-"""The checkers of a state that is spread over the ranks, of parameters that are gathered on demand, and of the copies that this needs."""
+"""Checkers of sharded state, of parameters that are gathered on demand, and of the copies for both."""
 
 from __future__ import annotations
 
@@ -14,25 +14,25 @@ from fleet.simulation.sharded import LENGTH
 from fleet.simulation.stage import Stage
 
 LATELY_S = 12.0
-"""A keeper that stood still, or could not be reached, within so long may have been asked then."""
+"""Seconds. A keeper that stood still, or could not be reached, within so long may have been asked at that time."""
 
 
 class Gathers(InvariantChecker):
-    """5, with parameters that are spread: a step is computed from what is committed alone, and of exactly the state that it begins from."""
+    """5, with sharded parameters: a step is computed from committed parameters alone, of exactly the state from which it begins."""
 
     name = "gathers"
 
     def served(self, rank: SimRank, server: SimRank, state: StateId, fetched: Fetched, chunk: Chunk) -> None:
-        """``rank`` has what it asked ``server`` for: parameters of ``state``."""
+        """``rank`` has got parameters of ``state`` from ``server``."""
         here = rank.protocol.state
         self.require(state == here, f"{rank} begins a step from {here}, and gathers parameters of {state}")
         self.require(fetched.state == state, f"{server} is at {fetched.state} and serves {rank} parameters of {state}")
         right = self.fault_free(fetched.value, state) or server.layout.corrupt
-        self.require(right, f"{server} serves {rank} what are no parameters of {state}")
+        self.require(right, f"{server} serves {rank} other parameters than those of {state}")
 
 
 class _Reaches(InvariantChecker):
-    """A checker that knows who could have been asked."""
+    """A checker that knows which keepers a rank could have asked."""
 
     def _could(self, rank: SimRank, keeper: SimRank) -> bool:
         cut = self.world.links.was_cut(rank.end, keeper.end, LATELY_S)
@@ -43,25 +43,25 @@ class _Reaches(InvariantChecker):
 
 
 class Serves(_Reaches):
-    """With parameters that are spread: a shard is computed wherever one of those who keep them can be asked."""
+    """With sharded parameters: a rank computes its shard wherever it can reach a keeper of each chunk."""
 
     name = "serves"
 
     def missed(self, rank: SimRank, state: StateId, keepers: Sequence[SimRank], chunk: Chunk) -> None:
-        """Nobody has given ``rank`` what ``keepers`` keep; but who is in another view by now has other chunks, of the same state."""
+        """No keeper has given ``rank`` the chunk. A keeper in another view by now has other chunks of the same state."""
         if rank.rank_machine.wanted or self._was_still(rank):
             return
         there = [one for one in keepers if one is not rank and one.layout.kept.at == state and one.layout.kept.has(chunk)]
         can = [keeper for keeper in there if self._could(rank, keeper)]
-        self.require(not can, f"{rank} computes nothing, as nobody serves it parameters of {state}; {', '.join(map(str, can))} could")
+        self.require(not can, f"{rank} computes nothing, as no rank serves it parameters of {state}; {', '.join(map(str, can))} could")
 
     def cut(self, rank: SimRank, generation: int, view: View) -> None:
-        """``rank`` leaves ``view``, as it missed a part of the parameters in ``generation``."""
+        """``rank`` leaves ``view``, since it missed a part of the parameters in ``generation``."""
         self.require(generation == view.generation, f"{rank} breaks generation {view.generation} for what it missed in {generation}")
 
 
 class Near(_Reaches):
-    """With groups: a member of a full group gathers within it, unless the one there who keeps the chunk is lost or called away."""
+    """With groups: a member of a full group gathers within it, unless the group's keeper of the chunk is lost or called away."""
 
     name = "near"
 
@@ -79,13 +79,13 @@ class Near(_Reaches):
 
 
 class Copies(InvariantChecker):
-    """5, with sharded state: once a view has formed, no chunk has fewer copies than are promised for longer than a step, and every full
-    group holds all chunks."""
+    """5, with sharded state: once a view has formed, no chunk lacks promised copies for longer than a step. Every full group holds all
+    chunks."""
 
     name = "copies"
 
     def commit(self, rank: SimRank, state: StateId) -> None:
-        """All members of the view have taken this step, or are about to: what they hold is what was promised when it formed."""
+        """All members of the view have taken this step, or are about to. They hold the copies that were promised when the view formed."""
         view = rank.protocol.view
         if not rank.protocol.sharded or view is None or rank.protocol.forming:
             return
@@ -93,7 +93,7 @@ class Copies(InvariantChecker):
         there = [one for one in map(self.process, column) if one is not None and one.alive and one.protocol.view == view]
         size = len(column)
         if len(there) < size:
-            return  # somebody is lost already, or called away: the next view is about to form
+            return  # a member is lost already, or called away: the next view is about to form
         copies, groups = min(self.world.settings.optimizer_copies, size - 1), self.world.settings.replica_ranks
         full = size // groups if groups > 1 else 0
         near, here = (state, StateId(state.history, state.step - 1)), [one.layout.kept for one in there]
@@ -107,7 +107,7 @@ class Copies(InvariantChecker):
 
 
 class TwoPhase(InvariantChecker):
-    """5, with sharded state: whoever begins a view is at one step with all its members, and nothing is lost of which one copy lives."""
+    """5, with sharded state: all members begin a view at one step, and no part of the state is lost while one copy lives."""
 
     name = "two-phase"
 
@@ -117,7 +117,7 @@ class TwoPhase(InvariantChecker):
         self._history = 0
 
     def placed(self, rank: SimRank, view: View, guarded: tuple[tuple[int, ...], ...], state: StateId, value: int) -> None:
-        """``rank`` has its chunks of ``view``, of which ``guarded`` says by owner who keeps copies."""
+        """``rank`` has its chunks of ``view``. ``guarded``: by owner, the ranks that keep copies."""
         target = self._targets.setdefault((view.generation, view.store), state)
         self.require(state == target, f"{rank} begins generation {view.generation} at {state}, another at {target}")
         right = self.world.chain.weights(state.step)
@@ -128,7 +128,7 @@ class TwoPhase(InvariantChecker):
             self.require(not few, f"rank {owner} of generation {view.generation} has {guards} for guards, {copies} are due")
 
     def record(self, record: Record) -> None:
-        """No history is given up of which the members of the view that begins another could hold all."""
+        """No history is given up while the members of the next view hold its whole state."""
         if not isinstance(record, ViewPublished) or record.graceful:
             return
         view, last = record.view, self._history
@@ -139,10 +139,10 @@ class TwoPhase(InvariantChecker):
         if target is None or target.history != last or view.state.history == last or target < self._committed():
             return
         if target.step <= view.state.step:
-            return  # nothing is given up: the new history begins where this one is
+            return  # no step is given up: the new history begins at the end of this one
         gone = lost([claim.chunks for claim in settled(claims, target)], LENGTH)
         self.require(
-            bool(gone), f"generation {view.generation} gives up {target}, of which its members {[str(rank) for rank in members]} hold all"
+            bool(gone), f"generation {view.generation} gives up {target}, and its members {[str(rank) for rank in members]} hold all of it"
         )
 
     def _committed(self) -> StateId:

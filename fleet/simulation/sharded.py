@@ -1,4 +1,4 @@
-"""Simulated ranks with sharded optimizer state, driven as live ones are in :mod:`actors.rank.zero1`."""
+"""Simulated ranks with sharded optimizer state, like live ranks in :mod:`actors.rank.zero1`."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from fleet.simulation.model import POISON, SPOILED
 from fleet.simulation.ranks import SimLayout, SimRank
 
 LENGTH = 60 * BLOCK
-"""Of the one flat buffer: a number of blocks that all world sizes of the simulator divide."""
+"""Length of the one flat buffer: a number of blocks that all world sizes of the simulator divide."""
 
 
 class SimChunks:
-    """The chunks of a spread state that one rank keeps, and how they come to their places when a view begins.
+    """The chunks of a sharded state that one rank keeps, and their move to new places when a view begins.
 
     Attributes:
-        chunks: its own and copies of others'; ``value`` stands for all of them, at the state ``at``. None: it holds none.
-        beside: what came for a view that did not come about.
-        places: by rank of the last column, where it is.
+        chunks: the rank's own chunk, and copies of others. ``value`` stands for all of them, at the state ``at``. None: it holds none.
+        beside: chunks that came for a view that did not form.
+        places: by rank of the last column, its place.
     """
 
     def __init__(self, layout: SimLayout) -> None:
@@ -34,7 +34,7 @@ class SimChunks:
         self.hold((), POISON, None)
 
     def hold(self, chunks: tuple[Chunk, ...], value: int, at: StateId | None) -> None:
-        """These, and nothing else."""
+        """Hold these chunks, and no others."""
         self.chunks, self.value, self.at = chunks, value, at
         self.beside: tuple[Chunk, ...] = ()
 
@@ -43,27 +43,27 @@ class SimChunks:
         return any(start <= lo and hi <= stop for start, stop in (bounds(LENGTH, one) for one in self.chunks))
 
     def claim(self) -> Claim:
-        """What this rank holds."""
+        """This rank's claim."""
         complete, node = self.layout.weights != POISON, number(place_of(self.rank.node.domain, self.rank.node.name), self._depth)
         return self.rank.rank_machine.vote.claim(self.at, self.chunks, self.beside, complete=complete, node=node)
 
     # ---- a step --------------------------------------------------------------------------------------------------------------------------
 
     def word(self, sums: Mapping[int, int]) -> bool:
-        """Of this rank's own chunk, to which so many shards bring what is not finite."""
+        """Whether this rank's own chunk of the sums is finite. Of the shards, every ``size``-th one contributes to it here."""
         column = self.rank.rank_machine.view.column_of(self.rank.member)
         size, mine = len(column.members), column.rank_of(self.rank.member)
         return not any(value == SPOILED and shard % size == mine for shard, value in sums.items())
 
     def take_out(self) -> int:
-        """The chunks are about to be stepped. Gives what they were."""
+        """The chunks are about to change. Gives the old value."""
         before, self.value, self.layout.weights, self.beside = self.value, POISON, POISON, ()
         return before
 
     # ---- a view begins -------------------------------------------------------------------------------------------------------------------
 
     def resettle(self, view: View) -> Steps:
-        """Gives the state that all hold now. Raises Broken: each is what it was, or a step further, and nothing is lost by it."""
+        """Move the chunks. Gives the state that all hold then. Raises Broken: ranks keep their chunks, as they were or a step further."""
         rank, group, layout, column = self.rank, self.rank.group, self.layout, view.column_of(self.rank.member)
         me = column.rank_of(rank.member)
         received: dict[Member, Claim] = yield group.exchange(rank.member, "claims", self.claim())
@@ -91,7 +91,7 @@ class SimChunks:
         return target
 
     def _rest(self, group: SimGroup, there: Sequence[Claim], target: StateId) -> Steps:
-        """All but the chunks comes from the donor, to whoever holds nothing."""
+        """The donor gives all of the state but the chunks to the ranks that hold no state."""
         rank, layout, column = self.rank, self.layout, group.view.column_of(self.rank.member)
         me = column.rank_of(rank.member)
         if me == column.donor and any(claim.state is None for claim in there):
@@ -105,7 +105,7 @@ class SimChunks:
             yield from layout.put_in_place(group, *(yield group.receive_state(rank.member)))
 
     def _move(self, group: SimGroup, there: Sequence[Claim], target: StateId) -> Steps:
-        """Each chunk to its owner and its guards; the old ones are dropped once all have the new."""
+        """Move each chunk to its owner and its guards. Ranks drop old chunks once all have the new ones."""
         rank, column, settings = self.rank, group.view.column_of(self.rank.member), self.rank.world.settings
         me = column.rank_of(rank.member)
         places = [numbered(claim.node, self._depth) for claim in there]
@@ -119,7 +119,7 @@ class SimChunks:
         try:
             yield group.exchange(rank.member, "placed", None)
         except Broken:
-            if there[me].state is not None:  # somebody may have dropped what it had
+            if there[me].state is not None:  # another rank may have dropped its old chunks
                 self.beside = tuple(chunk for chunk in dict.fromkeys(self.beside + wanted) if chunk not in self.chunks)
             raise
         self.places = places
@@ -132,14 +132,14 @@ class SimChunks:
 def assembled(
     held: Sequence[Sequence[Chunk]], values: Sequence[int], wanted: Sequence[Chunk], rank: int, places: Sequence[Place] = ()
 ) -> int:  # fmt: skip
-    """What ``wanted`` holds once all its stretches have come; poison when they are not of one state."""
+    """The value of ``wanted`` once all its stretches have come; poison when they are not of one state."""
     stretches = [one for one in route(held, wanted, LENGTH, rank, places) if one.lo < one.hi]
     found = {values[one.source] if one.source >= 0 else POISON for one in stretches}
     return found.pop() if len(found) == 1 else POISON
 
 
 class SimZero1Layout(SimLayout):
-    """Each rank steps its chunks, and has the parameters whole: ``weights`` are incomplete until all have sent theirs."""
+    """Each rank steps its chunks, and has the whole parameters. ``weights`` are incomplete until all ranks have sent theirs."""
 
     kept: SimChunks
     spares_newcomers = False
@@ -167,7 +167,7 @@ class SimZero1Layout(SimLayout):
         self.rank.world.watch.commit(self.rank, self.kept.at)
 
     def gather(self, group: SimGroup, there: Sequence[Claim]) -> Steps:
-        """Parameters that were on their way when a view broke."""
+        """Complete parameters that were on their way when a view broke."""
         if all(claim.complete for claim in there if claim.state is not None):
             return
         yield from self.rank.point("gathering")
@@ -179,7 +179,7 @@ class SimZero1Layout(SimLayout):
             self.rank.world.watch.commit(self.rank, self.kept.at)
 
     def _gathered(self, group: SimGroup, chunks: Sequence[Chunk], value: int) -> Steps:
-        """All parameters. Each gives those of ``chunks``."""
+        """All parameters. Each rank gives those of its ``chunks``."""
         received: dict[Member, Any] = yield group.exchange(self.rank.member, "parameters", (chunks, value))
         column = group.view.column_of(self.rank.member)
         shares = [received[member] for member in column.members]

@@ -1,7 +1,7 @@
-"""What ranks, nodes, the coordinator and the checkers see of the simulated world that they are in.
+"""The interface of the simulated world for its parts: ranks, nodes, the coordinator and the checkers.
 
-``fleet.simulation.world.World`` adds all of them, and each of them looks at it: they name this instead, so that no two modules need each
-other. What a part of the world is made of is known where it is made.
+``fleet.simulation.world.World`` creates the parts, and each part uses the world. The parts import this module instead of the world, so that
+no two modules import each other. Types of parts that other parts do not need are ``Any`` here.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ TRACE_LINES = 30
 
 
 class Host(Protocol):
-    """The node that a rank is on, as the rank knows it."""
+    """A rank's interface to its node."""
 
     name: str
     domain: str
@@ -41,11 +41,11 @@ class Host(Protocol):
 
     @property
     def reachable(self) -> bool:
-        """Whether the coordinator can talk to it."""
+        """Whether the coordinator can reach the node's agent."""
 
 
 class SimGroups:
-    """The process groups of a run: ranks meet by generation and store, whatever they believe the view to be."""
+    """The process groups of a run. Ranks meet by generation and store, even if they have different views of one generation."""
 
     def __init__(self, rng: random.Random) -> None:
         self._rng = rng
@@ -60,7 +60,7 @@ class SimGroups:
 
 
 class Stage(ABC):
-    """The world, as those in it know it. ``train`` is what starts processes anew; ``watch`` has a method for each hook of a checker."""
+    """The world, as its parts know it. ``train`` starts processes again; ``watch`` has a method for each hook of a checker."""
 
     network: Any
     store: Any
@@ -79,11 +79,11 @@ class Stage(ABC):
         self.ended: EndRun | RunEnded | None = None
         self.coordinator: Any = None
         self.flipped = False
-        """A bit has flipped in what some rank held: without that nothing is excused."""
+        """A bit has flipped in the state of some rank. Without a flip no wrong value is excused."""
         self.excused = False
-        """One rank alone held the wrong state when others were given it, so that no other rank could tell."""
+        """Only one rank held the state when it gave its wrong state to others, so no other rank could tell."""
         self.unseen: set[StateId] = set()
-        """States made of what one rank alone had put in: the others, newcomers, had nothing to compare. They see it in the next step."""
+        """States from the values of one rank alone: the others were newcomers without a state to compare. They compare in the next step."""
         self._groups = SimGroups(self.stream("groups"))
 
     def stream(self, *path: object) -> random.Random:
@@ -98,11 +98,11 @@ class Stage(ABC):
         return self.ended is not None
 
     def note(self, *words: Any) -> None:
-        """A line of the trace; formatted only when somebody reads it."""
+        """Add a line to the trace. It is formatted only when it is read."""
         self.trace.append((self.clock.now_s, *words))
 
     def reachable(self) -> list[Any]:
-        """The processes that run, and that the coordinator could talk to."""
+        """The live processes that the coordinator can reach."""
         return [rank for rank in self.train.processes if rank.alive and rank.responsive and rank.node.alive and rank.node.reachable]
 
     def make_machine(self) -> FleetMachine:
@@ -121,7 +121,7 @@ class Stage(ABC):
     # ---- memories ------------------------------------------------------------------------------------------------------------------------
 
     def memories(self, place: str, host: str = HEAD) -> list[Any]:
-        """The nodes whose memories a URL names, as far as they answer to ``host``."""
+        """The nodes whose memories a URL names, and that answer ``host``."""
         addresses = place.removeprefix(PEERS_SCHEME).split(",")
         there = [node for node in self.nodes if node.memory.address in addresses and node.alive and node.reachable]
         return [node for node in there if self.links.answers(host, node.name)]
@@ -132,14 +132,14 @@ class Stage(ABC):
         return next((one.parts[number] for one in held if one is not None and number in one.parts), None)
 
     def copy(self, host: str, view: View, rank: int, weights: int, event: PartWritten) -> bool:
-        """A rank on ``host`` sends its part to the memories that keep it. False when one of them does not answer, or refuses."""
+        """Send the part of a rank on ``host`` to the memories that keep it. False when one of them does not answer, or refuses."""
         addresses = view.copies[rank]
         nodes = self.memories(",".join(addresses), host)
         taken = [node.memory.put(event.checkpoint, event.state, view.generation, rank, weights) for node in nodes]
         return len(taken) == len(addresses) and all(taken)
 
     def load(self, host: str, checkpoint: str) -> int | None:
-        """The weights of a checkpoint, read on ``host``; poison when its parts are not of one state, None when one cannot be had."""
+        """The weights of a checkpoint, read on ``host``; poison when its parts are not of one state, None when a part is missing."""
         if not checkpoint.startswith(PEERS_SCHEME):
             stored: int | None = self.store.load(checkpoint)
             return stored
@@ -150,13 +150,13 @@ class Stage(ABC):
         if not parts or None in parts:
             return None
         if len(set(parts)) > 1 and self.flipped:
-            return hash(tuple(parts))  # one saved what was wrong in it: not half written, and not right
+            return hash(tuple(parts))  # one part is wrong: the weights are not half written, and not right
         return parts[0] if len(set(parts)) == 1 else POISON
 
     # ---- the coordinator -----------------------------------------------------------------------------------------------------------------
 
     def submit(self, event: Event) -> None:
-        """From the driver process, whose calls are reliable while there is a coordinator."""
+        """Submit an event from the driver process, whose calls are reliable while there is a coordinator."""
         if self.coordinator is not None:
             self.coordinator.submit(event)
 
@@ -167,12 +167,12 @@ class Stage(ABC):
 
     @abstractmethod
     def add_node(self) -> None:
-        """A node more."""
+        """Add a node."""
 
     @abstractmethod
     def kill_coordinator(self, after: int, stale: int, absence_s: float) -> None:
-        """Kill it ``after`` more instructions; the last ``stale`` records go with it, but none from before it started."""
+        """Kill it ``after`` more instructions. The last ``stale`` records are lost with it, but no record from before its start."""
 
     @abstractmethod
     def coordinator_died(self) -> None:
-        """It is dead now."""
+        """The coordinator is dead now."""

@@ -1,6 +1,6 @@
-"""How a simulated rank carries out what the rank machine asks for: groups, state and steps of the simulated world.
+"""A simulated rank carries out the moves of its rank machine: groups, state and steps of the simulated world.
 
-As in :mod:`actors.rank.step.train_step`, what depends on where the state lies is asked of the rank's layout.
+As in :mod:`actors.rank.step.train_step`, the rank's layout does all work that depends on the place of the state.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ from fleet.simulation.stores import StoreFails
 EVALUATION = "evaluate"
 
 Contribution = tuple[StateId, int | None, dict[int, int], Offer]
-"""What a rank brings into a reduction: the state it steps from, its weights (None: they are on their way to it), shards, offer."""
+"""A rank's part of a reduction: its state, its weights (None: they are on their way to it), its shards, its offer."""
 
 
 @dataclass(frozen=True, slots=True)
 class Sum:
-    """What reduction ``number`` of a view told every member; ``values`` by member."""
+    """The result of reduction ``number`` of a view; ``values`` by member."""
 
     number: int
     values: dict[Member, Contribution]
@@ -51,15 +51,15 @@ class Sum:
 
     @property
     def merged(self) -> dict[int, int]:
-        """What all shards have contributed."""
+        """The contributions by shard."""
         return {shard: value for each in self.values.values() for shard, value in each[2].items()}
 
 
 class SimStep:
-    """Carries out the moves of ``rank``; made once for each.
+    """Carries out the moves of ``rank``. Each rank has one.
 
     Attributes:
-        sums: by shard, what all have contributed to the step that is voted on: with it the step can be taken alone.
+        sums: by shard, all contributions to the step of the present vote. With them the rank can take the step alone.
         transfer: a state that is on its way from or to this rank.
     """
 
@@ -83,7 +83,7 @@ class SimStep:
             moves.Wait: rank.wait,
             moves.Rehearse: self._rehearse,
             moves.Clear: self._clear,
-            moves.Hold: lambda move: None,  # takes a live rank no time that counts
+            moves.Hold: lambda move: None,  # a live rank needs almost no time for it
             moves.Reset: lambda move: self.layout.reset(),
             moves.Meet: self._meet,
             moves.Load: self._load,
@@ -129,7 +129,7 @@ class SimStep:
     # ---- a view begins -------------------------------------------------------------------------------------------------------------------
 
     def _rehearse(self, move: moves.Rehearse) -> Steps:
-        """The first step of a process: imports, compilation, memory. It beats meanwhile."""
+        """Rehearse the first step of a process: imports, compilation, memory. The process beats meanwhile."""
         if self.world.plan.rehearse_s[1]:
             yield self.rank.rng.uniform(*self.world.plan.rehearse_s)
 
@@ -205,7 +205,7 @@ class SimStep:
         self.rank.groups[move.view.generation][0].send(self.rank.member, self.layout.counts(move.shards))
 
     def _share(self, move: moves.AssignShards) -> Steps:
-        """What each has or has promised of the step at hand counts, the rest is dealt anew. Nobody waits for a receiver: it has nothing."""
+        """Assign the shards of the present step: held and promised shards count. No rank waits for a receiver, which has none."""
         column, group, layout = move.view.column_of(self.rank.member), self.rank.group, self.layout
         place = column.rank_of(self.rank.member)
         arriving, receives = self.machine.arriving, place in column.receivers
@@ -214,7 +214,7 @@ class SimStep:
             layout.reset()
         self.rank.movement, self.duties.at = Movement(self.world.clock.now_s, stepping=True), here
         self.replica_check.join(column.generation, here, receives)
-        if not receives:  # between steps the newcomers ask, and members know that nothing has begun
+        if not receives:  # between steps only newcomers need this: members know that no shard is computed
             group.send(self.rank.member, layout.counts(layout.held))
         givers = [member for rank, member in enumerate(column.members) if rank not in column.receivers and move.begun]
         received: dict[Member, Any] = (yield group.received(self.rank.member, givers)) if givers else {}
@@ -231,7 +231,7 @@ class SimStep:
     # ---- compute -------------------------------------------------------------------------------------------------------------------------
 
     def _compute(self, move: moves.Compute) -> Steps:
-        """The shards that are due of this rank; it stops early when it is wanted."""
+        """Compute this rank's assigned shards. It stops early when the loop is wanted."""
         if self.world.plan.ends(move.step, self.rank.protocol.slot, on_top=True):
             yield from self.machine.end("on top of the next step")
         if self.layout.useless or self.rank.protocol.ends_here:
@@ -242,7 +242,7 @@ class SimStep:
         rank.movement.stepping = True
         assigned = machine.assigned
         middle, number = len(assigned) // 2, 0
-        while pending := machine.assigned:  # more may be speculative meanwhile
+        while pending := machine.assigned:  # speculative shards may come meanwhile
             if machine.wanted or (machine.joining is not None and rank.rng.random() < 0.2):
                 break  # a live loop may act on an interrupt that its listening thread has answered since
             shard = pending[0]
@@ -322,12 +322,12 @@ class SimStep:
             self._note_times(self.machine.here.step, apply_s)
 
     def _follow(self, move: moves.Advance) -> Steps:
-        """Others have taken the step already."""
+        """Take a step that other ranks have already taken."""
         yield from self._change()
         self.layout.followed()
 
     def _change(self) -> Steps:
-        """From the sums that are here. Gives the seconds that it took."""
+        """Change the state by this rank's sums. Gives the seconds that it took."""
         before = self.layout.take_out()
         self.layout.reset()
         yield from self.rank.point("mutating")
@@ -346,7 +346,7 @@ class SimStep:
         yield from self.rank.point("committed")
 
     def _between(self, move: moves.Attempted) -> Steps:
-        """What a loop body does of its own behind a commit."""
+        """Run the loop body's own code behind a commit."""
         every, lasts_s = self.world.plan.between_s
         here, moved = self.rank.protocol.state, self.rank.movement
         if here is not None and here == self._changed and self.world.plan.ends(here.step, self.rank.protocol.slot):
@@ -373,7 +373,7 @@ class SimStep:
         return view is not None and view.rank_of(self.rank.member) == 0
 
     def _note_times(self, step: int, apply_s: float) -> None:
-        """As the agent of a live rank has it: of whole steps alone."""
+        """Note the times of whole steps alone, like the agent of a live rank."""
         whole, first = len(self._own) == 3 and self._own[0] == len(self.duties.mine), self._first
         self._first = first and not self._own
         if first or not whole:
@@ -394,7 +394,7 @@ class SimStep:
         yield from self._write(view, move.request)
 
     def _keep_beside(self, order: Keep) -> Steps:
-        """Write its part of the state that it holds, whatever its loop does: that may hang, and who writes does not."""
+        """Write the rank's part of its state in a separate thread, which works even if the loop hangs."""
         view = View(order.generation, order.members, (), 0, (), order.state, "")
         self.world.watch.save(self.rank, view, order.request, self.machine.here)
         try:
@@ -424,8 +424,8 @@ class SimStep:
         if done:
             self.rank.protocol.written(event)
             self.rank.flush()
-        elif self.rank.rng.random() < 0.5:  # or the word is lost, and the request runs out of time
-            self.rank.flush(PartFailed(event.member, event.request, "nobody takes it"))
+        elif self.rank.rng.random() < 0.5:  # otherwise the message is lost, and the request runs out of time
+            self.rank.flush(PartFailed(event.member, event.request, "no store takes it"))
 
     def _digest(self, move: moves.Digest) -> str:
         self.rank.movement.stepping = False

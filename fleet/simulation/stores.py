@@ -1,4 +1,4 @@
-"""The store of the simulated world, and the memories of its nodes: checkpoints, and what keeps ranks and the coordinator from them."""
+"""The store of the simulated world, and the memories of its nodes: checkpoints, and troubles of access to them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from fleet.simulation.links import HEAD, STORE
 from fleet.simulation.stage import Stage
 
 PATIENCE_S = 2.0
-"""Who hears nothing from the store for so long gives it up."""
+"""Seconds without an answer after which a process gives up its request to the store."""
 
 
 class StoreFails(FleetError):
@@ -25,23 +25,23 @@ class StoreFails(FleetError):
 
 
 class Asker(Protocol):
-    """The coordinator, as the store knows it: what happens in its process goes through ``gate``."""
+    """The store's interface to the coordinator. All calls of its process pass through ``gate``."""
 
     def gate(self, call: Callable[[], None]) -> None:
-        """``call`` now, or once the process goes on."""
+        """Run ``call`` now, or once the process goes on."""
 
     def submit(self, event: Event) -> None:
-        """What became of a checkpoint."""
+        """Report the result of a checkpoint."""
 
 
 class Store:
-    """Parts are put, a commit makes them one, and fails when they do not belong together.
+    """Ranks put parts, and a commit makes one checkpoint of them. It fails when they do not belong together.
 
-    It may fail, refuse, be out of reach, or be slow. What is on its way to it may still arrive when who has asked has given up.
+    The store may fail, refuse, be out of reach, or be slow. A request may still arrive after its sender has given it up.
 
     Attributes:
-        failing_until_s, refusing_until_s: until then nothing is taken; who refuses gives nothing, either.
-        slow_s: how much longer each request takes at most, until ``slow_until_s``.
+        failing_until_s, refusing_until_s: until then the store takes no part; a store that refuses gives none, either.
+        slow_s: most additional seconds of each request, until ``slow_until_s``.
     """
 
     def __init__(self, world: Stage, rng: random.Random) -> None:
@@ -67,7 +67,7 @@ class Store:
     # ---- requests ------------------------------------------------------------------------------------------------------------------------
 
     def _ask(self, end: str, act: Callable[[], None], done: Callable[[bool], None]) -> None:
-        """``act`` at the store, asked for from ``end``, which is told whether it was done as far as it can know."""
+        """Do ``act`` at the store for ``end``. ``done`` gets whether ``end`` has the store's answer."""
         slow = self.world.clock.now_s < self.slow_until_s
         if not slow and self.world.links.answers(end, STORE):
             act()
@@ -89,7 +89,7 @@ class Store:
         self.world.links.deliver(end, (STORE,), lambda: answered.resolve(True))
 
     def put(self, end: str, name: str, rank: int, weights: int, done: Callable[[bool], None]) -> None:
-        """One rank's part."""
+        """Put one rank's part."""
         if self.failing:
             done(False)
             return
@@ -99,7 +99,7 @@ class Store:
         return self._committed[checkpoint.rpartition("/")[2]]
 
     def read(self, end: str) -> Future | None:
-        """None when a checkpoint can be read at once; else what is resolved once it can, with :class:`StoreFails` when it cannot."""
+        """None when a checkpoint can be read at once; else a future that resolves once it can, with :class:`StoreFails` when it cannot."""
         if not self.refusing and self.world.clock.now_s >= self.slow_until_s and self.world.links.answers(end, STORE):
             return None
         future = Future()
@@ -142,7 +142,7 @@ class Store:
             self._committed[order.checkpoint] = next((part for part in parts if part is not None and part != right), right)
 
     def _commit_in_memory(self, order: CommitCheckpoint) -> bool:
-        """In all memories of its place, each of which answers, and if every part is in one of them."""
+        """Commit in all memories of the place. All of them have to answer, and every part has to be in one of them."""
         nodes = self.world.memories(order.place)
         generation = int(order.checkpoint.rpartition("-g")[2])
         parts = [self.world.part_of(nodes, order.checkpoint, number) for number in range(len(order.parts))]
@@ -156,7 +156,7 @@ class Store:
 
 @dataclass(slots=True)
 class Held:
-    """The parts of one checkpoint that are here: parts by their number, and how many there must be once it is committed."""
+    """The parts of one checkpoint in a memory, by number. ``count``: the number of all its parts, once it is committed."""
 
     state: StateId
     generation: int
@@ -173,7 +173,7 @@ class SimMemory:
         self._fence = (-1, -1)
 
     def put(self, name: str, state: StateId, generation: int, part: int, weights: int) -> bool:
-        """False for a writer that was overtaken."""
+        """Put a part. False for a writer of an overtaken view."""
         if (state.history, generation) < self._fence:
             return False
         self._fence = (state.history, generation)

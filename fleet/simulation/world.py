@@ -19,7 +19,7 @@ from fleet.simulation.stores import Store
 
 @dataclass(frozen=True)
 class Outcome:
-    """How a simulated run went. ``broken`` names the invariant that did not hold, empty when all did."""
+    """The result of a simulated run. ``broken`` names the invariant that did not hold, empty when all did."""
 
     seed: int
     status: str
@@ -37,7 +37,7 @@ class Outcome:
 
 @dataclass(slots=True)
 class CoordinatorDeaths:
-    """How many there were; the last one takes ``stale`` records with it, and the next life begins ``absence_s`` later."""
+    """``count`` deaths of the coordinator. The last one loses ``stale`` records, and the next life begins ``absence_s`` later."""
 
     count: int = 0
     stale: int = 0
@@ -45,12 +45,12 @@ class CoordinatorDeaths:
 
 
 class World(Stage):
-    """Everything that a run consists of.
+    """All parts of a run.
 
     Args:
         plan: size, network, troubles.
         make_machine: builds the live machine with its policies; called for every life of the coordinator.
-        keep_trace: keep the whole trace, not only its last lines.
+        keep_trace: keep the whole trace, and not only its last lines.
     """
 
     def __init__(self, plan: Plan, make_machine: MakeMachine, keep_trace: bool = False) -> None:
@@ -89,7 +89,7 @@ class World(Stage):
         self.train.start_all()
 
     def _all_quiet(self) -> bool:
-        """The run has ended, and every process that could hear of it has exited."""
+        """The run has ended, and every process that can be told has exited."""
         return self.over and not self.reachable()
 
     # ---- parts ---------------------------------------------------------------------------------------------------------------------------
@@ -103,7 +103,7 @@ class World(Stage):
     # ---- the coordinator -----------------------------------------------------------------------------------------------------------------
 
     def kill_coordinator(self, after: int, stale: int, absence_s: float) -> None:
-        """Kill it ``after`` more instructions; the last ``stale`` records go with it, but none from before it started."""
+        """Kill it ``after`` more instructions. The last ``stale`` records are lost with it, but no record from before its start."""
         if self.coordinator is not None and self.coordinator.dies_in is None:
             self.coordinator.dies_in = after
             self.deaths.stale, self.deaths.absence_s = stale, absence_s
@@ -115,7 +115,7 @@ class World(Stage):
         self.coordinator = None
         self.deaths.count += 1
         fresh = next(i for i, record in enumerate(reversed(self.journal)) if isinstance(record, Resumed | RunStarted))
-        lost = min(self.deaths.stale, fresh) if not self.over else 0  # the driver knows how the run ended, whatever is forgotten
+        lost = min(self.deaths.stale, fresh) if not self.over else 0  # the driver knows the end of the run, even if records are lost
         if lost:
             del self.journal[-lost:]
             self.watch.truncated(self.journal)

@@ -72,7 +72,7 @@ def goes_back_to_the_checkpoint(chosen: RunSettings, folder: Path, truth: str) -
     outcome, records, digest = train_through(trains.plain, chosen, folder, misfortune)
     survived(outcome, records, digest, truth)
     spread = "parameters" if chosen.optimizer_sharding == "fsdp" else "optimizer's state"
-    why = f"some of the {spread} was lost with all who kept it, its owner and its 1 copy"
+    why = f"some of the {spread} was lost with all ranks that kept it, its owner and its 1 copy"
     assert of(HistoryBegun, records)[0].reason == why
     assert any("goes on from step" in line and line.endswith(why) for line in reported(records)), "the terminal does not say why"
     assert any(record.phase == "durable" for record in of(CheckpointRecord, records))

@@ -51,7 +51,7 @@ NOT_SIMULATED = {
 }  # fmt: skip
 """Why -> events that lead to nothing there."""
 UNREACHED: dict[str, str] = {
-    "ranks differ and nobody can judge them": "bits flip only where each rank holds the whole state, and a policy judges there",
+    "ranks differ and no policy can judge them": "bits flip only where each rank holds the whole state, and a policy judges there",
     "a loop goes on from where another one has ended the run": "in seeds all loops end alike; tests/simulation/test_ended.py has others",
     "the final checkpoint cannot be kept": "five tries take 30 s, and no store of a seed is away for more than 12 s at a time",
 }

@@ -73,7 +73,7 @@ def test_a_schedule_that_ends_before_the_run_does_is_told_before_the_first_step(
     bench = resumed(COSINE)
     bench.send(RunBuilt(member(0), replace(COSINE, total_steps=150)))
     assert warned(bench) == [
-        "CosineAnnealingLR.T_max is 100 and the run has 150 steps: behind step 100 the rate is not what the schedule means"
+        "CosineAnnealingLR.T_max is 100 and the run has 150 steps: behind step 100 the learning rate is not the intended one"
     ]
     assert bench.of(RunBuilt)[-1].build.total_steps == 150 and not bench.of(RunEnded)
 

@@ -78,9 +78,9 @@ def test_each_performer_does_what_the_table_says_and_nothing_else(performer: Per
 
 def test_what_nobody_does_is_refused_with_its_name() -> None:
     order = Operation("f", "lemon_node", START, node=3)
-    assert perform(nodes.ACTS, None, order) == "start of lemon_node: nobody does that to node 3 here"
+    assert perform(nodes.ACTS, None, order) == "start of lemon_node: no process does that to node 3 here"
     other = Operation("f", "flip_weight", START, Process("n1", 7, 1))
-    assert processes.LocalProcesses("n1").operate(other) == "start of flip_weight: nobody does that to process 7 of node n1 here"
+    assert processes.LocalProcesses("n1").operate(other) == "start of flip_weight: no process does that to process 7 of node n1 here"
 
 
 def test_an_operation_travels_as_it_is() -> None:

@@ -246,7 +246,7 @@ def test_what_ends_because_the_run_is_to_end_is_not_lost() -> None:
     "line", [b"{}", b"no JSON", b'{"what": "step"}', b'{"what": "sing", "at_us": 1}', b'{"what": "up", "at_us": 1, "x": 2}']
 )
 def test_what_no_rank_can_have_told_is_refused(line: bytes) -> None:
-    with pytest.raises(ProtocolError, match="a rank has told"):
+    with pytest.raises(ProtocolError, match="a rank has sent"):
         read(line)
 
 

@@ -1,1 +1,1 @@
-"""A job that is not Fleet's: what its ranks tell of themselves, and the journal that follows from it. Pure."""
+"""A plain job, whose script runs without Fleet: messages of its ranks, and the journal that follows from them. Pure."""

@@ -1,21 +1,21 @@
-"""Which step each file of a job holds that is not Fleet's, as its ranks have saved, renamed and copied them. Pure."""
+"""The step in each checkpoint file of a plain job, after its ranks have saved, renamed and copied files. Pure."""
 
 from __future__ import annotations
 
 
 class SavedFiles:
-    """Path -> step. What was not saved by ``torch.save`` during this run is not in it."""
+    """Path -> step, for files that ``torch.save`` has saved during this run."""
 
     def __init__(self) -> None:
         self._steps: dict[str, int] = {}
         self.newest = ""
-        """The path under which the last file was saved, or to which it was renamed."""
+        """The present path of the file that was saved last."""
 
     def saved(self, path: str, step: int) -> None:
         self._steps[path], self.newest = step, path
 
     def moved(self, path: str, to: str) -> None:
-        """Whatever ``to`` was before is no more."""
+        """The file at ``path`` is renamed to ``to``, in the place of an older file there."""
         step = self._steps.pop(path, None)
         self._become(path, to, step)
 
@@ -30,5 +30,5 @@ class SavedFiles:
         self.newest = to if self.newest == path else self.newest
 
     def step_of(self, path: str) -> int | None:
-        """The step that it holds; None where that is not known."""
+        """The step in the file at ``path``; None where it is not known."""
         return self._steps.get(path)

@@ -1,8 +1,9 @@
-"""A job that is not Fleet's, as Fleet sees it: words of its ranks and ends of their processes go in, records of the journal come out. Pure.
+"""A plain job, whose script runs without Fleet. Input: its ranks' messages, and the ends of processes. Output: records of the journal.
+Pure.
 
-A *launch* is one start of all ranks by the job's own launcher: it is the incarnation of each of them. Its ranks make up a view as soon as
-all of them train. A step counts as committed when every rank has ended it. The steps after the one that a new launch begins with are
-rolled back.
+A *launch* is one start of all ranks by the job's own launcher. Its number is the incarnation of each rank. The ranks are a view as soon as
+all of them train. A step counts as committed when every rank has ended it. A new launch rolls back the steps after the one from which it
+begins.
 """
 
 from __future__ import annotations
@@ -35,8 +36,8 @@ KILLED = -9
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """How often the script may fail by itself before the run ends: ``fruitless`` launches in a row without a step, and ``losses`` launches
-    within ``window_s``."""
+    """The script's failures, without chaos, after which the run ends: ``fruitless`` launches in a row without a step, or ``losses``
+    launches within ``window_s``."""
 
     fruitless: int
     losses: int
@@ -45,7 +46,7 @@ class Limits:
 
 @dataclass(slots=True)
 class _Launch:
-    """One start of all ranks. ``fault``: the one that has ended it. ``error``: what the first rank that was lost had raised."""
+    """One start of all ranks. ``fault``: the injected fault that has ended it. ``error``: the error of the first lost rank."""
 
     number: int = NO_VIEW
     formed: bool = False
@@ -54,14 +55,14 @@ class _Launch:
     fault: str | None = None
     error: str = ""
     unsure: dict[int, CheckpointRecord] = field(default_factory=dict)
-    """By rank, what it has saved last: whether under its last name is known from its next word."""
+    """By rank, its last checkpoint. The rank may still rename the file: the next message shows that it has its last name."""
 
 
 class PlainJob:
-    """What is known of the job. Each method takes one event and returns the records that follow from it, in the order of the journal.
+    """The state of the job. Each method takes one event and returns the records that follow from it, in the order of the journal.
 
     Attributes:
-        verdict: why the job must be ended, and what its script said last; None while it may go on.
+        verdict: the reason to end the job, and the last error of its script; None while the job may go on.
         committed: the newest step that every rank has ended.
     """
 
@@ -86,7 +87,7 @@ class PlainJob:
 
     @property
     def ranks(self) -> Mapping[int, RankTime]:
-        """Those whose processes live, by rank."""
+        """By rank, the live processes."""
         return self._ranks
 
     @property
@@ -96,18 +97,18 @@ class PlainJob:
 
     @property
     def launch(self) -> int:
-        """How often the launcher has started all ranks before; -1 while no rank was there."""
+        """How often the launcher had started all ranks before; -1 before the first rank."""
         return self._launch.number
 
     @property
     def formed(self) -> bool:
-        """Whether those that are there now train."""
+        """Whether the ranks of this launch train."""
         return self._launch.formed
 
     # ---- processes
 
     def up(self, member: Member, process: Process, at_us: int) -> list[Record]:
-        """The process of a rank is let in."""
+        """The process of a rank is there."""
         if member.incarnation > self._launch.number:
             self._launch = _Launch(member.incarnation)
         self._ranks[member.slot] = RankTime(member, process, at_us)
@@ -130,7 +131,7 @@ class PlainJob:
         return self._generation if self._launch.formed else NO_VIEW
 
     def _lost(self, rank: RankTime, at_s: float) -> ProcessLost:
-        """The first loss of a launch has a cause of its own; the others end for its sake, and so are that fault's, too."""
+        """The record of a loss. The first loss of a launch has its own cause. The other ranks end because of it, and have its fault."""
         launch, cause = self._launch, self._cause(rank)
         killed = isinstance(cause, ProcessEnded) and cause.status == KILLED
         if not launch.lost or killed:
@@ -150,7 +151,7 @@ class PlainJob:
         return TrainRaised(rank.error) if rank.error else ProcessEnded()
 
     def _judge(self, at_s: float) -> None:
-        """A launch is over. One that chaos has ended says nothing about the script."""
+        """A launch is over. A launch that an injected fault has ended does not count against the script."""
         if self._launch.fault is not None:
             return
         self._fruitless = 0 if self._launch.stepped else self._fruitless + 1
@@ -166,7 +167,7 @@ class PlainJob:
     # ---- words
 
     def receive(self, member: Member, word: Word) -> list[Record]:
-        """One word of a rank, in the order in which it was told."""
+        """Take one message of a rank, in the order in which the rank sent it."""
         rank, records = self._ranks[member.slot], list[Record]()
         if word.what not in (What.MOVED, What.COPIED):
             records += self._surely(rank)
@@ -187,7 +188,7 @@ class PlainJob:
         return records
 
     def _form(self, word: Word) -> list[Record]:
-        """All ranks are there and train, or one has made a step and others do not compute with modules: they are a view."""
+        """Make a view of the ranks once all train. A step of one rank also counts, since other ranks may compute without modules."""
         ready = all(rank.trains for rank in self._ranks.values()) or word.what == What.STEP
         if self._launch.formed or len(self._ranks) < self._world or not ready:
             return []
@@ -202,12 +203,12 @@ class PlainJob:
         return [*before, ViewPublished(view, at_s, reason, False, causes)]
 
     def _back(self, at_s: float) -> list[Record]:
-        """To the step of the file that was loaded; without one that is known, to the beginning."""
+        """Roll back to the step of the loaded file; without a known file, to the beginning."""
         loaded = [rank.loaded for rank in self._ranks.values() if rank.loaded is not None]
         base, old = min(loaded, default=0), self._history
-        ahead = [Committed(StateId(old, base), at_s)] if base > self.committed else []  # one rank has saved it before all were done
+        ahead = [Committed(StateId(old, base), at_s)] if base > self.committed else []  # a rank saved it before all had ended the step
         self._history, self._base, self.committed = old + 1, base, base
-        why = "the step of the checkpoint that the script has loaded" if loaded else "the script has loaded nothing that this run has saved"
+        why = "the step of the checkpoint that the script has loaded" if loaded else "the script has loaded no checkpoint of this run"
         return [*ahead, HistoryBegun(old + 1, StateId(old, base), at_s, why)]
 
     def _stepped(self, rank: RankTime, word: Word) -> list[Record]:
@@ -238,14 +239,14 @@ class PlainJob:
             self._launch.unsure[rank.member.slot] = replace(unsure, checkpoint=word.to)
 
     def _surely(self, rank: RankTime) -> list[Record]:
-        """What it has saved has the name now that a restart finds it by."""
+        """The record of the rank's last checkpoint, whose file has its last name now."""
         record = self._launch.unsure.pop(rank.member.slot, None)
         return [record] if record is not None else []
 
     # ---- chaos, and the end
 
     def injected(self, event: FaultRecord) -> list[Record]:
-        """What became of a fault. ``aimed`` comes right before the blow: a death that follows at once is known to be injected."""
+        """Take in a fault's new phase. ``aimed`` comes right before the fault: a death right after it counts as injected."""
         if event.phase in ("aimed", "executed"):
             self._injected.update((rank.member, event.fault) for rank in self._ranks.values() if rank.member in event.members)
         elif event.phase in ("suppressed", "healed"):
@@ -255,11 +256,11 @@ class PlainJob:
         return [event] if event.phase != "aimed" else []
 
     def leave(self) -> None:
-        """From here on all processes are ended in order: none of them is lost."""
+        """From now on all processes are ended in order, and none counts as lost."""
         self._leaving = True
 
     def over(self, why: EndWhy, reason: str, at_s: float, detail: str = "") -> list[Record]:
-        """The run is over; the last records."""
+        """The last records of the run."""
         records = list[Record]()
         for rank in self._ranks.values():
             rank.end(round(at_s * 1e6))

@@ -1,4 +1,4 @@
-"""The time of one process of a job that is not Fleet's, from what it has told: spans without gaps, as the journal has them. Pure."""
+"""The time of one process of a plain job, from its messages: spans without gaps, in the journal's form. Pure."""
 
 from __future__ import annotations
 
@@ -8,19 +8,19 @@ from fleet.protocol.types import Member, Process
 
 NO_VIEW = -1
 OFTEN_US = 500_000
-"""Spans are handed over after so long, and together."""
+"""Spans are collected for so long, and handed over together."""
 
 
 class RankTime:
-    """What one process does, and where its time goes. Times are microseconds on the run's clock.
+    """The work of one process, and its time. Times are microseconds on the run's clock.
 
     Attributes:
-        steps: how many steps of its optimizer have ended.
-        trains: its model has computed for the first time.
-        loaded: the greatest step that a file which it has loaded holds; None when it has loaded none of this job's.
-        saved_s: how long ``torch.save`` has taken, the last time.
-        error: what its script has raised, if it has.
-        done: its script has come to its end.
+        steps: number of optimizer steps that have ended.
+        trains: the model has computed for the first time.
+        loaded: the greatest step in a file that the process has loaded; None when it has loaded no file of this job.
+        saved_s: seconds that the last ``torch.save`` took.
+        error: the error of the script, if it has raised one.
+        done: the script has come to its end.
     """
 
     def __init__(self, member: Member, process: Process, at_us: int) -> None:
@@ -36,7 +36,7 @@ class RankTime:
         self._reported_steps = 0
 
     def receive(self, word: Word) -> None:
-        """One word of the process, in order."""
+        """Take one message of the process, in order."""
         match word.what:
             case What.READY:
                 self._turn(word.at_us, COMPUTE)
@@ -63,31 +63,31 @@ class RankTime:
             self._turn(word.at_us, code)
 
     def loads(self, step: int | None) -> None:
-        """It has loaded a file that holds this step; None where that is not known."""
+        """The process has loaded a file of this step; None where the step is not known."""
         if step is not None:
             self.loaded = max(step, self.loaded or 0)
 
     def end(self, at_us: int) -> None:
-        """Its process is gone."""
+        """The process is gone."""
         self._close(at_us)
 
     def due(self, at_us: int) -> bool:
-        """Whether there is enough to hand over."""
+        """Whether it is time to hand over spans."""
         return at_us - self._start_us >= OFTEN_US
 
     def begun(self, history: int) -> list[Spans]:
-        """All that it has done before it was in a view: to be taken once, when it is ready."""
+        """All spans before the process was in a view. Take them once, when the process is ready."""
         return self._taken(len(self._codes), NO_VIEW, history, 0)
 
     def take(self, generation: int, history: int, base: int, *, last: bool = False) -> list[Spans]:
-        """Up to its last commit, and with ``last`` all there is. ``base``: the step that its view began with."""
+        """The spans up to the last commit; with ``last``, all spans. ``base``: the first step of the view."""
         commits = [number for number, code in enumerate(self._codes) if code == COMMIT]
         upto = len(self._codes) if last else commits[-1] + 1 if commits else 0
         return self._taken(upto, generation, history, base)
 
     def _taken(self, upto: int, generation: int, history: int, base: int) -> list[Spans]:
         codes, durations_us = "".join(self._codes[:upto]), tuple(self._durations_us[:upto])
-        codes = codes.replace(COMPUTE, INIT) if generation == NO_VIEW else codes  # it was ready, and others never were
+        codes = codes.replace(COMPUTE, INIT) if generation == NO_VIEW else codes  # this rank was ready, and others never were
         if not codes:
             return []
         del self._codes[:upto], self._durations_us[:upto]
@@ -97,7 +97,7 @@ class RankTime:
         return [spans]
 
     def _close(self, at_us: int) -> None:
-        at_us = max(at_us, self._cursor_us)  # what came over the line late
+        at_us = max(at_us, self._cursor_us)  # a message may come late
         self._add(self._code, at_us - self._cursor_us)
         self._cursor_us = at_us
 
@@ -106,7 +106,7 @@ class RankTime:
         self._code = code
 
     def _finish(self, at_us: int) -> None:
-        """What it did since its last step was no step that came to nothing: the script has no more of them."""
+        """The script has no more steps: its time since the last step is finishing, and not an abandoned step."""
         self._turn(at_us, FINISH)
         self.done = True
         since = max((number + 1 for number, code in enumerate(self._codes) if code == COMMIT), default=0)

@@ -1,4 +1,4 @@
-"""What the rank of a job that is not Fleet's tells: one JSON object a line, over the socket of the command that has started the job."""
+"""Messages of a plain job's ranks: one JSON object a line, over the socket of the command that has started the job."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from fleet.errors import ProtocolError
 
 
 class What(StrEnum):
-    """What a rank has told."""
+    """The kind of a message."""
 
     UP = "up"
-    """Its process is there, and waits to be let in."""
+    """The process is there, and waits for the command's answer."""
     READY = "ready"
-    """Its model computes for the first time: it has started, and trains from now on."""
+    """The model computes for the first time: the rank has started, and trains from now on."""
     STEP = "step"
-    """A step of its optimizer has ended."""
+    """An optimizer step has ended."""
     SAVE = "save"
     """``torch.save`` has begun."""
     SAVED = "saved"
@@ -25,12 +25,12 @@ class What(StrEnum):
     """``torch.load`` has begun, before the first step."""
     LOADED = "loaded"
     MOVED = "moved"
-    """A file has another name now."""
+    """A file has a new name."""
     COPIED = "copied"
     RAISED = "raised"
     """The script has ended with an error."""
     DONE = "done"
-    """The script has ended without one."""
+    """The script has ended without an error."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,14 +38,14 @@ class Word:
     """One line.
 
     Attributes:
-        what: see there.
-        at_us: when, in microseconds on the machine's monotonic clock.
-        rank, launch, pid: with ``UP``, who it is: ``launch`` counts how often the launcher has started all ranks before.
-        steps: how many steps its optimizer has made in this process.
-        path, to: a file; of ``MOVED`` and ``COPIED`` its other name. Empty where there is none.
-        bytes: size of a file that was saved.
-        blocking: it holds up the training loop; else another thread does it.
-        text: with ``RAISED``, the error's class and words.
+        what: the kind.
+        at_us: time in microseconds on the machine's monotonic clock.
+        rank, launch, pid: with ``UP``, the process. ``launch``: how often the launcher had started all ranks before.
+        steps: number of optimizer steps in this process.
+        path, to: a file, and for ``MOVED`` and ``COPIED`` its other name. Empty where there is none.
+        bytes: size of a saved file.
+        blocking: the training loop waits for it; else another thread does it.
+        text: with ``RAISED``, the error's class and message.
     """
 
     what: What
@@ -62,9 +62,9 @@ class Word:
 
 
 def read(line: bytes) -> Word:
-    """Inverse of what a rank writes. Raises ProtocolError when it is none."""
+    """The message in a line. Raises ProtocolError when the line is none."""
     try:
         parsed = json.loads(line)
         return Word(**(parsed | {"what": What(parsed["what"]), "at_us": int(parsed["at_us"])}))
     except (ValueError, TypeError, KeyError) as error:
-        raise ProtocolError(f"a rank has told {line[:200]!r}: {error}") from error
+        raise ProtocolError(f"a rank has sent {line[:200]!r}: {error}") from error
