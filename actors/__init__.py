@@ -1,1 +1,1 @@
-"""All that lives in a Ray process."""
+"""All code that runs in Ray's processes."""

@@ -1,4 +1,4 @@
-"""What a user wants of a run that goes on: its coordinator is asked directly. Neither Ray nor torch is needed."""
+"""A user's request to a run that goes on, sent directly to its coordinator. It needs neither Ray nor torch."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from fleet.protocol.proof import ANSWERS_BYTES, Purpose
 from fleet.settings.live import ADDRESS_FILE
 
 ANSWER_S = 10.0
-UNKNOWN = "it is not known whether that was done: its journal tells, see fleet report"
+UNKNOWN = "it is unknown whether that was done: its journal shows it, see fleet report"
 
 
 def ask(folder: Path, wanted: Wanted) -> SettingAnswer:
-    """Have the coordinator of the run in ``folder`` do what is wanted; it answers why not, if not.
+    """Send the request ``wanted`` to the coordinator of the run in ``folder``. The answer says why it was refused, if it was.
 
-    Raises FleetError: nobody answers, or too late to say whether it was done.
+    Raises FleetError: no coordinator answers, or it did not answer in time, so that the result is unknown.
     """
     name = folder.name
     try:
@@ -32,7 +32,7 @@ def ask(folder: Path, wanted: Wanted) -> SettingAnswer:
             while not frames and (data := line.recv(65536)):
                 frames = buffer.feed(data)
     except LineRefused as error:
-        raise FleetError(f"{name}: who answers at {host}:{port} is not its coordinator, or another run's: {error}") from error
+        raise FleetError(f"{name}: the process at {host}:{port} is not its coordinator, or that of another run: {error}") from error
     except FileNotFoundError as error:
         raise FleetError(
             f"{name}: no coordinator answers: the run has not begun yet, or has ended ({error.filename} is not there)"

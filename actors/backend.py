@@ -1,4 +1,4 @@
-"""The Ray Train backend of Fleet: none of its own. Ranks form their groups themselves, inside the train function."""
+"""Fleet's backend for Ray Train, which does no work: ranks form their groups themselves, inside the train function."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from ray.train.backend import Backend, BackendConfig
 
 
 class FleetBackend(Backend):
-    """Lets Ray Train replace single workers in place, and does nothing else.
+    """Lets Ray Train replace single workers in place, and does no other work.
 
     The hooks stay empty on purpose: an error in ``on_start`` ends the run, and ``on_shutdown`` is called for workers that are dead.
     """
@@ -18,7 +18,7 @@ class FleetBackend(Backend):
 
 @dataclass
 class FleetBackendConfig(BackendConfig):
-    """Hand this to a Ray Train trainer as ``backend_config``.
+    """Give this to a Ray Train trainer as ``backend_config``.
 
     It is not a ``TorchConfig``, which would make the controller import torch and set up a process group of its own.
     """

@@ -1,4 +1,4 @@
-"""Connections that a server of ``asyncio`` has accepted. The server forgets them, and leaves them as they are when it is closed."""
+"""Connections that a server of ``asyncio`` has accepted. The server itself does not keep them, and does not close them when it closes."""
 
 from __future__ import annotations
 
@@ -8,19 +8,19 @@ from contextlib import suppress
 from typing import Any
 
 WRITTEN_S = 1.0
-"""For what was written last to reach who reads slowly, once all is over."""
+"""At the end, slow readers have so long to receive the last bytes."""
 
 Serve = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Coroutine[Any, Any, None]]
 
 
 class Connections:
-    """Who is being served. A connection is closed once it has been served, and all can be ended with the server."""
+    """The open connections. Each is closed once it has been served, and :meth:`close` ends all with the server."""
 
     def __init__(self) -> None:
         self._served: dict[asyncio.Task[None], asyncio.StreamWriter] = {}
 
     def serving(self, serve: Serve) -> Callable[[asyncio.StreamReader, asyncio.StreamWriter], None]:
-        """``serve``, for the server to call."""
+        """A callback for the server, which runs ``serve`` for each connection."""
 
         def begin(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
             task = asyncio.create_task(_to_its_end(serve, reader, writer))
@@ -30,11 +30,11 @@ class Connections:
         return begin
 
     async def close(self) -> None:
-        """Cancel all ``serve``, wait for them, and a while for what was written."""
+        """Cancel all ``serve``, wait for their end, and for a while for their last bytes."""
         tasks, writers = list(self._served), list(self._served.values())
         if not tasks:
             return
-        await asyncio.sleep(0)  # who is cancelled before its first line would not close its connection
+        await asyncio.sleep(0)  # a task that is cancelled before its first line would not close its connection
         for task, writer in zip(tasks, writers, strict=True):
             if not writer.is_closing():
                 task.cancel()
@@ -43,7 +43,7 @@ class Connections:
             task.cancel()
             writers[tasks.index(task)].transport.abort()
         await asyncio.gather(*tasks, return_exceptions=True)
-        await asyncio.sleep(0)  # the transports say now that they are gone
+        await asyncio.sleep(0)  # lets the transports report their end
 
 
 async def _to_its_end(serve: Serve, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

@@ -1,6 +1,6 @@
 """The coordinator: agents' connections around the pure ``FleetMachine``, and the only writer of the journal.
 
-No Ray in here: ``actors.hosts`` wraps it into an actor that Ray restarts; tests run it in a plain event loop.
+This module does not import Ray: ``actors.hosts`` makes it an actor that Ray restarts; tests run it in a plain event loop.
 """
 
 from __future__ import annotations
@@ -69,13 +69,13 @@ from fleet.settings.live import changed, parsed
 
 log = logging.getLogger("fleet.coordinator")
 CONTRADICTION = "contradiction.txt"
-"""In the folder of evidence."""
+"""The file with a contradictory state, in the folder of evidence."""
 DISMISSED = AgentDismissed("the run had lost this node, and took it out of Ray")
 
 
 @dataclass(slots=True)
 class AgentLine:
-    """One agent's connection. ``seen`` is the last view that it was sent, the base of the next delta."""
+    """One agent's connection. ``seen``: the last view that was sent to it, the base of the next delta."""
 
     node: str
     index: int
@@ -93,7 +93,7 @@ class AgentLine:
 
 
 class AgentLines:
-    """Implements ``MembersPort``: instructions to the agents whose ranks they concern."""
+    """Implements ``MembersPort``: sends instructions to the agents whose ranks they concern."""
 
     def __init__(self, machine: FleetMachine) -> None:
         self.routes = Routes(machine.state)
@@ -105,14 +105,14 @@ class AgentLines:
                 line.send(_as_delta(line, instruction))
 
     def to_target(self, order: Operation) -> AgentLine | None:
-        """The line to the agent that carries ``order`` out, or passes it on to the process that does."""
+        """The connection to the agent that carries out ``order``, or passes it on to a process."""
         if order.process is not None:
             return self.by_node.get(order.process.node)
         return next((line for line in self.by_node.values() if line.index == order.node), None)
 
 
 def _as_delta(line: AgentLine, instruction: Instruction) -> Instruction | ViewChange:
-    """A view as a delta to the last one that the agent was sent; anything else as it is."""
+    """A view as a delta to the last view that was sent to the agent; other instructions as they are."""
     if not isinstance(instruction, Publish | Propose):
         return instruction
     view, seen, line.seen = instruction.view, line.seen, instruction.view
@@ -122,11 +122,11 @@ def _as_delta(line: AgentLine, instruction: Instruction) -> Instruction | ViewCh
 
 
 class Coordinator:
-    """One run's coordinator. ``start`` listens; ``on_end`` is told how the run ended.
+    """One run's coordinator. ``start`` listens; ``on_end`` is called with the end of the run.
 
-    ``span_ends`` says, for each member, up to when its time is in the journal already (a restarted coordinator reads it from there): agents
-    send again what was not acknowledged, and no microsecond may be counted twice. ``offset_us`` is the run's clock less the monotonic one.
-    What agents find when the run hangs goes to ``evidence_folder``, beside the journal.
+    ``span_ends`` says for each member up to when its time is in the journal; a restarted coordinator reads it from there. Agents send spans
+    without an acknowledgement again, and no microsecond may be counted twice. ``offset_us`` is the run's clock less the monotonic one. The
+    evidence of agents about a hang goes to ``evidence_folder``, beside the journal.
     """
 
     def __init__(
@@ -172,7 +172,7 @@ class Coordinator:
             self.on_failure()
 
     async def _report_refusals(self) -> None:
-        """What this process has refused goes into the journal, too."""
+        """Write this process's own refusals of connections into the journal, too."""
         while True:
             await asyncio.sleep(REPORT_S)
             for event in REFUSALS.take("coordinator"):
@@ -199,18 +199,18 @@ class Coordinator:
             REFUSALS.note(purpose, error.reason, peer_of(writer), error.detail)
 
     async def _answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """``fleet set`` or ``fleet drain``: one question. It may hang up."""
+        """Answer one request, such as that of ``fleet set`` or ``fleet drain``. The client may hang up."""
         try:
             async with asyncio.timeout(UNPROVEN_S):
                 wanted = _first(await read_frame(reader, LIMITS_BYTES[Purpose.SETTING]), SettingWanted, NoticeWanted, PauseWanted)
         except TimeoutError as error:
-            raise LineRefused(Reason.SLOW, f"nothing came within {UNPROVEN_S:g} s") from error
+            raise LineRefused(Reason.SLOW, f"no request came within {UNPROVEN_S:g} s") from error
         except asyncio.IncompleteReadError:
             return
         writer.write(frame(DOWN.encode(self._do(wanted))))
 
     def _do(self, wanted: Wanted) -> SettingAnswer:
-        """A run that ends at what is wanted has done it."""
+        """Carry out a request. A request that ends the run counts as done."""
         if self.ended:
             return SettingAnswer("the run has ended")
         match wanted:
@@ -223,7 +223,7 @@ class Coordinator:
                 return SettingAnswer("")
 
     async def _converse(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """With one agent, until its line ends."""
+        """Serve one agent, until its connection ends."""
         line: AgentLine | None = None
         try:
             hello = _first(await read_frame(reader, LIMITS_BYTES[Purpose.SETTING]), AgentHello)
@@ -243,7 +243,7 @@ class Coordinator:
             self._hung_up(line)
 
     def _change(self, wanted: SettingWanted) -> SettingAnswer:
-        """Why it is refused, or nothing once it is in the journal."""
+        """Change a setting. The answer has the reason of a refusal, or is empty once the change is in the journal."""
         try:
             value = parsed(wanted.key, wanted.text)
             changed(self.machine.state.settings, wanted.key, value)
@@ -257,17 +257,17 @@ class Coordinator:
         found = called(wanted.node, nodes)
         if len(found) != 1:
             known = ", ".join(f"{index} ({node[:12]})" for node, index in sorted(nodes.items(), key=lambda item: item[1]))
-            return SettingAnswer("no node of this run" if not found else f"{len(found)} nodes are called so", f"Its nodes: {known}.")
+            return SettingAnswer("no node of this run" if not found else f"{len(found)} nodes match", f"Its nodes: {known}.")
         leaving = self.machine.state.roster.leaving
         if wanted.notice_s is None and found[0] not in leaving:
-            return SettingAnswer("nobody has announced that it goes", "Leave --withdraw out to announce it.")
+            return SettingAnswer("its departure is not announced", "Leave --withdraw out to announce it.")
         self.announce(found[0], wanted.notice_s, wanted.why)
         return SettingAnswer("")
 
     def _greet(self, hello: AgentHello, writer: asyncio.StreamWriter) -> AgentLine:
         line = AgentLine(hello.node, hello.index, writer)
         if (old := self._lines.by_node.get(hello.node)) is not None:
-            old.writer.transport.abort()  # the agent has given it up: across a cut nothing tells this end
+            old.writer.transport.abort()  # the agent has given it up, which this end cannot see across a cut link
         self._lines.by_node[hello.node] = line
         self._nodes_away_s[hello.node] = None
         clock_us = int(self._driver.clock.now_s() * 1e6)
@@ -313,7 +313,7 @@ class Coordinator:
         self._driver.submit(EvidenceKept(found.incident, f"{self._evidence.name}/{path.name}", members, found.reason, detail))
 
     def _keep_state(self, text: str) -> str:
-        """The state of a machine that contradicts itself; that of the first, where several did. Returns where, or ""."""
+        """Keep the state of a machine that contradicts itself; of several the first. Returns the file's place, or "" on failure."""
         path = self._evidence / CONTRADICTION
         try:
             self._evidence.mkdir(parents=True, exist_ok=True)
@@ -338,24 +338,24 @@ class Coordinator:
             fresh = trim(spans, known)
             if fresh is None:
                 continue
-            if known is not BEGIN and known.at_us < fresh.start_us:  # what an agent had read, but not reported when another took its place
-                log.warning("%s: nobody reported what it did for %d us", spans.member, fresh.start_us - known.at_us)
+            if known is not BEGIN and known.at_us < fresh.start_us:  # an agent read it, and was replaced before its report
+                log.warning("%s: its spans of %d us were not reported", spans.member, fresh.start_us - known.at_us)
                 self._journal.append(Unobserved(spans.member, known.at_us, fresh.start_us))
             self._span_ends[spans.member] = span_end(fresh)
             self._journal.append(fresh)
-        self._journal.flush()  # acknowledged means: it survives this process
+        self._journal.flush()  # acknowledged spans survive this process
 
-    # ---- what the driver process asks --------------------------------------------------------------------------
+    # ---- calls of the driver process ---------------------------------------------------------------------------
 
     def stop_run(self, reason: str, error: str = "") -> None:
         self._driver.submit(StopRequested(reason, error))
 
     def report(self, event: FaultRecord | RoomMissing | NodesWanted | FloorReached) -> None:
-        """From the process that drives the run."""
+        """Handle an event from the driver process."""
         self._driver.submit(event)
 
     def announce(self, node: str, notice_s: float | None, why: str) -> None:
-        """Node ``node`` will be taken away in ``notice_s``, as ``why`` says for people; None: it stays after all."""
+        """Announce that node ``node`` will be taken away in ``notice_s``, for the reason ``why``; None: it stays after all."""
         now_s = self._driver.clock.now_s()
         self._driver.submit(NodeStays(node) if notice_s is None else NodeLeaves(node, now_s + notice_s, why))
 
@@ -370,25 +370,25 @@ class Coordinator:
         return [(rank.member, rank.process, rank.member in joined) for rank in self.machine.state.roster.in_order()]
 
     def lost_nodes(self) -> dict[str, float]:
-        """Nodes that the run has lost, and for how many seconds they have been away when it was asked."""
+        """Nodes that the run has lost, each with the seconds since a call of this method first found it away."""
         now_s, present = self._driver.clock.now_s(), self.machine.state.roster.nodes
         for node, since_s in self._nodes_away_s.items():
             self._nodes_away_s[node] = None if node in present else now_s if since_s is None else since_s
         return {node: now_s - since_s for node, since_s in self._nodes_away_s.items() if since_s is not None}
 
     def dismiss(self, node: str) -> bool:
-        """Whether a node that is away shall stay away: its agent hears so as soon as it is reached. False: it is here again."""
+        """Dismiss a node that is away: its agent gets the message as soon as it is reached. False: the node is back."""
         if node in self.machine.state.roster.nodes:
             return False
         self._dismissed.add(node)
         line = self._lines.by_node.get(node)
-        if line is not None:  # a cut closes no connection: what is written now arrives when the link is mended
+        if line is not None:  # a cut link closes no connection: the message arrives when the link is repaired
             line.send(DISMISSED)
             line.writer.close()
         return True
 
     async def operate(self, order: Operation) -> Operated:
-        """What chaos does to a process or a node, by the node's agent. Raises ConnectionError when that cannot be reached."""
+        """Carry out a fault on a process or a node, by the node's agent. Raises ConnectionError when the agent cannot be reached."""
         line = self._lines.to_target(order)
         if line is None:
             raise ConnectionError(f"{order.place}: its node has no agent")
@@ -398,7 +398,7 @@ class Coordinator:
 
 
 def called(text: str, nodes: Mapping[str, int]) -> list[str]:
-    """Which of the nodes (name -> index) a user means: by its index, else by the first letters of its name, which may be digits, too."""
+    """The nodes (name -> index) that a user's text matches: by index, else by the first letters of the name, which may be digits."""
     return [node for node, index in nodes.items() if text == str(index)] or [node for node in nodes if node.startswith(text)]
 
 
@@ -414,12 +414,12 @@ def _first(data: bytes, *kinds: type) -> Any:
     """The first message of a line, which must be of one of these kinds. Raises LineRefused."""
     message = decoded(data)
     if not isinstance(message, kinds):
-        raise LineRefused(Reason.FORMAT, f"{type(message).__name__} came first, and not {' or '.join(kind.__name__ for kind in kinds)}")
+        raise LineRefused(Reason.FORMAT, f"{type(message).__name__} came first, not {' or '.join(kind.__name__ for kind in kinds)}")
     return message
 
 
 class SpanEnd(NamedTuple):
-    """Up to where a member's time is recorded. ``place`` is its (generation, history, next step)."""
+    """The end of a member's recorded time. ``place`` is its (generation, history, next step) there."""
 
     at_us: int
     place: tuple[int, int, int]
@@ -434,7 +434,7 @@ def span_end(spans: Spans) -> SpanEnd:
 
 
 def trim(spans: Spans, known: SpanEnd) -> Spans | None:
-    """What of ``spans`` lies after ``known``, or None. A record of marks alone has no length: its step tells whether it is known."""
+    """The part of ``spans`` after ``known``, or None. A record of marks alone has no length: its step shows whether it is known."""
     known_us = known.at_us
     if spans.start_us >= known_us:
         marks_only = not any(spans.durations_us)

@@ -1,4 +1,4 @@
-"""When may Ray Train's controller learn of a death? Pure: what was seen goes in, what to show comes out."""
+"""Decides when Ray Train's controller may see a death. Pure: conditions of workers in, failures to show out."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from enum import Enum
 
 
 class Condition(Enum):
-    """What one poll says of one worker."""
+    """The condition of one worker in one poll."""
 
     RUNNING = "running"
     DONE = "done"
     PENDING = "pending"
-    """It has not answered yet."""
+    """The worker has not answered yet."""
     HUNG = "hung"
-    """It has not answered for longer than the time-out."""
+    """The worker has not answered for longer than the time-out."""
     UNSURE = "unsure"
-    """It cannot be reached, but Ray has not confirmed its death: perhaps its node is gone."""
+    """The worker cannot be reached, but Ray has not confirmed its death: perhaps its node is gone."""
     RAISED = "raised"
     """The train function raised; the process is alive."""
     DEAD = "dead"
@@ -30,13 +30,13 @@ UNSETTLED = frozenset({Condition.PENDING, Condition.HUNG, Condition.UNSURE})
 
 @dataclass(frozen=True)
 class Backoff:
-    """Delay before a slot is filled again whose workers keep failing soon after their start."""
+    """Delay before the next worker of a slot whose workers repeatedly fail soon after their start."""
 
     stable_s: float = 3.0
-    """Who lives this long did not fail at start. It was 10 s once: ranks that faults took one after the other, as a storm does, then passed
-    for ranks that cannot start, and were kept waiting for up to 30 s."""
+    """A worker that lives this long did not fail at its start. With 10 s, ranks killed one after the other in a storm of faults counted as
+    ranks that cannot start, and waited for up to 30 s."""
     free: int = 2
-    """So many early failures in a row cost no delay."""
+    """So many early failures in a row cause no delay."""
     first_s: float = 1.0
     limit_s: float = 30.0
 
@@ -47,11 +47,11 @@ class Backoff:
 
 @dataclass(frozen=True)
 class PollVerdict:
-    """What to do about one poll.
+    """The decision after one poll.
 
-    ``finish``: ranks to report as finished, since all others have. ``restart``: show every failure; the whole group is started anew.
-    ``candidate``: the one rank whose failure may be shown, if its slot has a place and the others answer. Everything else is hidden.
-    ``kill``: ranks to end for good, because they hang.
+    ``finish``: ranks to report as finished, since all others have. ``restart``: show all failures, so that Ray Train starts the whole group
+    again. ``candidate``: the one rank whose failure may be shown, if its slot has a place and the others answer. All other failures are
+    hidden. ``kill``: ranks to kill, because they hang.
     """
 
     finish: frozenset[int] = frozenset()
@@ -73,10 +73,10 @@ class _Slot:
 
 @dataclass
 class DeathWatch:
-    """Follows the workers of one group over its polls. Times are seconds on any clock that does not go back.
+    """Follows the workers of one group over its polls. Times are seconds on a clock that does not go back.
 
-    ``settle_s``: so long after a death its replacement is not asked for. The survivors form the next view and take the broken step
-    meanwhile; a process that starts beside them takes processor time that all of them wait for.
+    ``settle_s``: the delay between a death and its replacement. The survivors form the next view and take the broken step meanwhile. A
+    process that starts beside them would take processor time for which all of them wait.
     """
 
     backoff: Backoff = field(default_factory=Backoff)
@@ -89,12 +89,12 @@ class DeathWatch:
         slot.started_s, slot.failed = now_s, False
 
     def attempt_failed(self, rank: int, now_s: float) -> None:
-        """A replacement did not come up."""
+        """A replacement did not start."""
         slot = self._slots.setdefault(rank, _Slot(now_s))
         self._fail(slot, now_s, early=True)
 
     def judge(self, conditions: Mapping[int, Condition], now_s: float) -> PollVerdict:
-        """One poll, all ranks. Call it once a poll: it takes note of failures."""
+        """The decision for one poll of all ranks. Call it once a poll, as it notes failures."""
         failed = self._note(conditions, now_s)
         kill = frozenset(rank for rank, condition in conditions.items() if condition is Condition.HUNG)
         others = {rank for rank in conditions if rank not in failed}

@@ -1,4 +1,4 @@
-"""Which failure domains the node of this process lies in, from the labels that Ray knows of it."""
+"""The failure domains of this process's node, from the node's labels in Ray."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ log = logging.getLogger("fleet.domains")
 
 
 def settle(levels: Sequence[str]) -> None:
-    """Have ``FLEET_DOMAIN`` in the environment say it, unless it does already: for an agent's hello, and for what a rank claims.
+    """Set ``FLEET_DOMAIN`` in the environment, unless it is set: for an agent's hello, and for a rank's claim.
 
     Args:
         levels: the run's setting ``domains``.
@@ -23,5 +23,5 @@ def settle(levels: Sequence[str]) -> None:
     labels = ray.get_runtime_context().get_node_labels()
     found = locate({str(name): str(value) for name, value in labels.items()}, socket.gethostname(), levels, os.environ.get(VARIABLE, ""))
     if found.missing:
-        log.warning("this node has no label %s: its host stands for it", ", ".join(found.missing))
+        log.warning("this node has no label %s: its host is used instead", ", ".join(found.missing))
     os.environ[VARIABLE] = found.path

@@ -1,4 +1,4 @@
-"""The one loop that performs what the machine decides. The edge of the pure core: here are clocks, threads and ports, and no decisions."""
+"""The one loop that carries out the machine's decisions. The edge of the pure core: it has clocks, threads and ports, and no decisions."""
 
 from __future__ import annotations
 
@@ -22,21 +22,22 @@ log = logging.getLogger("actors.driver")
 TICK_S = 0.1
 LATE_S = 0.001
 LOOK_S = 1.0
-"""From one look at the journal to the next."""
+"""The interval between two checks of the journal."""
 MAKE_ROOM = "Make room, or put the folder back, and go on with fleet run --resume"
 
 
 class Driver:
-    """Feeds events to a machine and performs its instructions, in order, in one asyncio loop.
+    """Gives events to a machine and carries out its instructions, in order, in one asyncio loop.
 
     Args:
         machine: the decision core.
         clock: the run's clock.
-        journal: where ``Write`` goes. It is flushed before anything else is performed, so that no rank hears of what could be forgotten.
+        journal: takes the records of ``Write``. It is flushed before the next instruction, so that no rank learns of a record that could be
+            lost.
         members: carries instructions to ranks.
         checkpoints: puts manifests in place; called in a worker thread.
-        on_end: told once, when the run has ended.
-        keep: keeps a text beside the journal, and returns where; "" when it cannot.
+        on_end: called once, when the run has ended.
+        keep: writes a text beside the journal, and returns its place; "" when it cannot.
     """
 
     def __init__(
@@ -57,12 +58,12 @@ class Driver:
         self._audit, self._wrong = audit.StateAudit(clock.now_s()), ""
 
     def submit(self, event: Event) -> None:
-        """Handle one event now; must be called in the loop's own thread."""
+        """Handle one event now. Call it in the loop's own thread."""
         written = False
         for instruction in self.machine.handle(event, self.clock.now_s()):
             if isinstance(instruction, Write):
                 self.write(functools.partial(self._journal.append, instruction.record))
-                written = written or not isinstance(instruction.record, Received)  # nothing is decided by what was heard
+                written = written or not isinstance(instruction.record, Received)  # no decision depends on these records
                 continue
             if written:
                 self.write(self._journal.flush)
@@ -72,7 +73,7 @@ class Driver:
             self.write(self._journal.flush)
 
     def write(self, do: Callable[[], object]) -> bool:
-        """``do()`` writes to the journal. False when that fails: then the run stops in order, and is not led into another view."""
+        """Call ``do()``, which writes to the journal. False: it failed, so the run stops in order, and gets no further view."""
         try:
             do()
         except OSError as error:
@@ -84,7 +85,7 @@ class Driver:
         return True
 
     def _look_at_journal(self) -> None:
-        """A disk that is full, and a journal that is gone, end the run in order while that can still be written."""
+        """End the run in order when the disk is almost full or the journal is gone, while the end can still be written."""
         now_s = self.clock.now_s()
         if now_s - self._looked_s < LOOK_S or self._lost or self.machine.state.ending.record is not None:
             return
@@ -93,7 +94,8 @@ class Driver:
             self.submit(StopRequested(f"{trouble}. {MAKE_ROOM}", why=EndWhy.JOURNAL_FAILED))
 
     def _look_at_state(self) -> None:
-        """A state that contradicts itself ends the run in order, by name; at once, where that does not come about within the grace."""
+        """End the run in order when its state contradicts itself, and name the contradiction. End it at once if it is still there after the
+        grace."""
         state, now_s = self.machine.state, self.clock.now_s()
         if state.ending.record is not None or not self._audit.due(now_s):
             return
@@ -114,12 +116,12 @@ class Driver:
                 task = asyncio.get_running_loop().create_task(self._commit(instruction))
                 self._background.add(task)
                 task.add_done_callback(self._background.discard)
-            case EndRun() if self._lost and not self.write(self._journal.flush):  # no room was made meanwhile
+            case EndRun() if self._lost and not self.write(self._journal.flush):  # the disk is still full
                 self._on_end(dataclasses.replace(instruction, status="failed", reason=self._lost, why=EndWhy.JOURNAL_FAILED))
             case EndRun():
                 self._on_end(instruction)
             case Publish() | Propose() | Conclude() if self._lost:
-                log.warning("%s is not said, as its record is not written", type(instruction).__name__)
+                log.warning("%s is not sent, as its record is not written", type(instruction).__name__)
             case _:
                 self._members.send(instruction)
 
@@ -127,7 +129,7 @@ class Driver:
         level = level_at(order.place)
         try:
             size = await asyncio.to_thread(self._checkpoints.commit, order)
-        except Exception as error:  # noqa: BLE001 - whatever fails in a store, to the run this checkpoint does not exist
+        except Exception as error:  # noqa: BLE001 - after any error of a store this checkpoint does not exist
             log.warning("checkpoint %s was not committed: %r", order.checkpoint, error)
             self.submit(CheckpointFailed(order.checkpoint, f"{type(error).__name__}: {error}", level))
             return
@@ -135,14 +137,14 @@ class Driver:
         self.submit(CheckpointDurable(order.checkpoint, order.state, size, order.blocked_s, latency_s, level))
 
     async def stop(self) -> None:
-        """Leave what is being committed to itself: nobody hears of it any more."""
+        """Stop waiting for checkpoints that are being committed: their results are no longer reported."""
         tasks = list(self._background)
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
     def tick_after(self, wait_s: float) -> None:
-        """One tick beside the regular ones: something is due then, and nobody should wait for the next."""
+        """Add one tick to the regular ones: a time-out is due then, and the ranks should not wait for the next regular tick."""
         asyncio.get_running_loop().call_later(wait_s + LATE_S, self.submit, Tick())
 
     async def tick_forever(self) -> None:

@@ -1,7 +1,7 @@
-"""What a hanging run looks like from inside: the stacks of every rank, where each is, and what it does there.
+"""Evidence of a hanging run: the stacks of each rank, its position, and its activity.
 
-Each rank leaves its stacks in a file, by word, or by a signal when it does not hear that (see ``actors.rank.telemetry.stacks``). A stopped
-process cannot; its state says why. Nothing waits for it for longer than a bound.
+Each rank writes its stacks into a file when it gets a message, or a signal if it does not answer the message (see
+``actors.rank.telemetry.stacks``). A stopped process cannot; its process state shows why. The wait is bounded.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from fleet.protocol.records import CATEGORIES, COMM, REFORM, STRAGGLER
 
 LIMIT_S = 1.0
 DEAF_S = 0.4
-"""Who has not written by then does not hear the word."""
+"""A rank that has written no stacks by then does not get the message, so the agent sends the signal."""
 POLL_S = 0.01
 GONE = "gone"
 PROCESS_STATES = {
@@ -32,11 +32,11 @@ PROCESS_STATES = {
     "D": "in an uninterruptible call",
 }
 SILENT = (PROCESS_STATES["T"], PROCESS_STATES["t"], PROCESS_STATES["Z"], GONE)
-"""Processes in these states write nothing: nobody waits for them."""
+"""Processes in these states write no stacks, so the agent does not wait for them."""
 
 
 def begin(ranks: Sequence[LocalRank], folder: Path, ask: Callable[[LocalRank], None]) -> list[tuple[LocalRank, int]]:
-    """Ask the ranks for their stacks, now. Returns each with the length of its file before."""
+    """Ask the ranks for their stacks now. Returns each rank with the length of its file before."""
     asked = [(rank, _size(stacks_path(folder, rank.token))) for rank in ranks if rank.member is not None]
     for rank, _ in asked:
         ask(rank)
@@ -44,7 +44,7 @@ def begin(ranks: Sequence[LocalRank], folder: Path, ask: Callable[[LocalRank], N
 
 
 async def gather(node: str, order: Inspect, asked: Sequence[tuple[LocalRank, int]], folder: Path) -> EvidenceGathered:
-    """What was asked for with :func:`begin`: within about ``LIMIT_S``, whatever state the ranks are in."""
+    """Collect the evidence that :func:`begin` asked for: within about ``LIMIT_S``, for ranks in any state."""
     seen = [_where(rank) for rank, _ in asked]
     found = await asyncio.gather(*(_stacks(rank, stacks_path(folder, rank.token), before) for rank, before in asked))
     ranks = [
@@ -56,7 +56,7 @@ async def gather(node: str, order: Inspect, asked: Sequence[tuple[LocalRank, int
 
 
 def render(found: EvidenceGathered) -> str:
-    """The text that is kept in the run's folder."""
+    """The text of the evidence for the run's folder."""
     parts = [f"{found.incident}, node {found.node}: {found.reason}"]
     for rank in found.ranks:
         head = f"rank {rank.member}: {rank.where}; last collective: {rank.collective}; process: {rank.process}"
@@ -65,7 +65,7 @@ def render(found: EvidenceGathered) -> str:
 
 
 def keep(found: EvidenceGathered, folder: Path) -> Path:
-    """Append it to the incident's file; the nodes' agents come one after the other."""
+    """Append the evidence to the incident's file; the nodes' agents report one after the other."""
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"{found.incident}.txt"
     with path.open("a", encoding="utf-8") as file:
@@ -78,7 +78,7 @@ def _size(path: Path) -> int:
 
 
 async def _stacks(rank: LocalRank, path: Path, before: int) -> str:
-    """What the rank's file has got more, once it is whole: on a busy machine who writes it may pause between two lines."""
+    """The new part of the rank's file, once it is complete: on a busy machine the rank may pause between two lines."""
     pid, signalled = rank.process.pid, False
     for look in range(round(LIMIT_S / POLL_S)):
         await asyncio.sleep(POLL_S)
@@ -87,13 +87,13 @@ async def _stacks(rank: LocalRank, path: Path, before: int) -> str:
             break
         if not text and not signalled and look * POLL_S >= DEAF_S:
             signalled = True
-            with contextlib.suppress(OSError):  # one that has just ended has a state that says so
+            with contextlib.suppress(OSError):  # the state of a process that has just ended shows it
                 signal.pidfd_send_signal(rank.pidfd, STACKS_SIGNAL)
     return text.removesuffix(END).strip()
 
 
 def _where(rank: LocalRank) -> tuple[str, str]:
-    """(where it is and what it does, its last collective). A peer that was told to leave sooner may have broken that by now."""
+    """(the rank's position and activity, its last collective). A peer that has left its view earlier may have broken the collective."""
     at, row, before = rank.ring.position(), rank.ring.last(), rank.ring.last(but=REFORM)
     doing = CATEGORIES.get(row.code, row.code) if row is not None else "nothing"
     since_s = (now_us() - row.at_us) / 1e6 if row is not None else 0.0

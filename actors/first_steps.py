@@ -1,6 +1,6 @@
-"""Two steps of a script ahead of a run, in a process that is forked off this one, which has executed the script's first lines already.
+"""Two steps of a script before a run, in a process forked off this one, which has already executed the script's top level.
 
-Where this process cannot be forked, or its copy could not use a GPU, a new one is started.
+Where this process cannot be forked, or its copy could not use a GPU, it starts a new one.
 """
 
 from __future__ import annotations
@@ -28,22 +28,22 @@ from fleet.settings.run import RunSettings
 
 PRINTED = "printed"
 MOST_PRINTED_BYTES = 20_000
-"""Of what a script has printed that fails, the last is shown."""
+"""So much of the end of a failing script's output is shown."""
 FIRST_TO_GO = "1000"
-"""Where memory runs out, the kernel ends the trial, and nothing else."""
+"""When memory runs out, the kernel kills the trial first."""
 LEAVE_S = 5.0
 
 
 class FirstSteps:
-    """A trial that has begun. Use as a context manager: at its end nothing is left of it.
+    """A trial that has begun. Use it as a context manager: at its end no process or file of the trial is left.
 
     Args:
-        script: it was executed here, see :func:`actors.rank.script_loading.load_train`.
+        script: this process has executed it, see :func:`actors.rank.script_loading.load_train`.
         settings: of the run.
-        joins: the run is to be on a cluster of other machines.
+        joins: the run will be on a cluster of other machines.
 
     Attributes:
-        why_unknown: why it says nothing of the script; empty: it says that two steps could be taken, or is not over.
+        why_unknown: why the trial has no result; empty: the script could take two steps, or the trial is not over.
     """
 
     def __init__(self, script: Script, settings: RunSettings, joins: bool) -> None:
@@ -54,7 +54,7 @@ class FirstSteps:
         self._answer, end = context.Pipe(duplex=False)
         arguments = (end, script, settings, Path(self._folder.name), joins, forks)
         self._process = context.Process(target=_take_steps, args=arguments)
-        with warnings.catch_warnings():  # newer Pythons warn of threads, such as those of BLAS, whose libraries see to it
+        with warnings.catch_warnings():  # newer Pythons warn of threads, but those of BLAS allow a fork
             warnings.simplefilter("ignore", DeprecationWarning)
             self._process.start()
         end.close()
@@ -66,7 +66,7 @@ class FirstSteps:
         self.close()
 
     def wait(self, limit_s: float) -> bool:
-        """Whether it is over, at most so many seconds from now. Raises ConfigError: the script is wrong, as its own lines show."""
+        """Wait at most ``limit_s`` for the end of the trial. True: it is over. Raises ConfigError with the script's own lines: it fails."""
         if self._answer.closed:
             return True
         if not self._answer.poll(max(0.0, limit_s)):
@@ -86,12 +86,12 @@ class FirstSteps:
         return True
 
     def close(self) -> None:
-        """It is over, and whatever it has started."""
+        """End the trial, and all processes that it has started."""
         if self._answer.closed:
             return
         self._answer.close()
         self._process.kill()
-        with contextlib.suppress(ProcessLookupError):  # it has not come so far as to be a group of its own
+        with contextlib.suppress(ProcessLookupError):  # it has no process group of its own yet
             os.killpg(self._process.pid, signal.SIGKILL)
         self._process.join()
         self._folder.cleanup()
@@ -102,7 +102,7 @@ class FirstSteps:
 
 
 def _take_steps(end: Connection, script: Script, settings: RunSettings, folder: Path, joins: bool, forked: bool) -> None:
-    """In the new process, which loads what ranks have: this one has no need of it."""
+    """Run the trial in the new process. It imports the modules of ranks, which this process does not need."""
     os.setsid()
     die_with_parent()
     from actors.rank.trial.first_steps import take_first_steps
@@ -118,7 +118,8 @@ def _take_steps(end: Connection, script: Script, settings: RunSettings, folder: 
 
 
 def _loading(script: Script, forked: bool) -> Callable[[], Callable[[Any], None]]:
-    """The train function. A process that was forked has it: what the script registers, for example, cannot be registered twice."""
+    """Gives the train function. A forked process has loaded it: a script may, for example, register names that cannot be registered
+    twice."""
     if forked:
         return lambda: getattr(sys.modules[script.name], FUNCTION)
     return lambda: train_of(script)

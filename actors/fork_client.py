@@ -1,7 +1,7 @@
-"""What Ray starts in the place of a worker's Python: asks the node's fork server for a process that has imported everything already.
+"""Ray starts this program in place of a worker's Python. It asks the node's fork server for a process with all imports done.
 
-Run by its path, with the standard library alone (``python -I -S``): it has to be up in no time. Where the server cannot be had it becomes
-the worker itself, as slowly as ever. It stays while the worker lives, as Ray looks after the process that it started.
+It runs by its path, with the standard library alone (``python -I -S``), so that it starts quickly. Without a server it becomes the worker
+itself, with the usual slow start. It stays while the worker lives, as Ray watches the process that it started.
 """
 
 from __future__ import annotations
@@ -19,9 +19,11 @@ LENGTH = struct.Struct("<I")
 
 
 def ask(path: str, arguments: list[str], environment: dict[str, str], streams: list[int]) -> tuple[int, int]:
-    """Have the server at ``path`` run the script ``arguments[0]`` with the rest. Returns its pid, and a descriptor: closing it kills it.
+    """Have the server at ``path`` run the script ``arguments[0]`` with the rest as arguments.
 
-    The first three ``streams`` become its own. Raises OSError when there is no server, or none that works.
+    Returns the pid of the process, and a descriptor: closing the descriptor kills the process.
+
+    The first three ``streams`` become those of the process. Raises OSError when there is no working server.
     """
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as stream:
         stream.settimeout(ANSWER_LIMIT_S)
@@ -42,13 +44,13 @@ def main() -> None:
     arguments = sys.argv[1:]
     try:
         path = os.environ[PATH_VARIABLE].format(raylet=os.environ.get("RAY_RAYLET_PID", ""))
-        pid, _ = ask(path, arguments, dict(os.environ), [0, 1, 2])  # the descriptor is open as long as this process lives
+        pid, _ = ask(path, arguments, dict(os.environ), [0, 1, 2])  # the descriptor stays open while this process lives
     except (OSError, KeyError):
         os.execv(sys.executable, [sys.executable, *arguments])
     try:
         pidfd = os.pidfd_open(pid)
     except ProcessLookupError:
-        return  # it has ended already: the worker is not started a second time
+        return  # the worker has ended already, and is not started again
     select.select([pidfd], [], [])
 
 

@@ -1,13 +1,14 @@
-"""One process on each node that has imported what ranks import, and forks workers off itself.
+"""One process on each node that has done the imports of ranks, and forks workers.
 
-A new worker spends 3 seconds of CPU on imports, beside ranks that compute; forked, it has them, and shares their memory. Ray starts
+A new worker spends 3 seconds of CPU on imports, beside ranks that compute. A forked worker has them, and shares their memory. Ray starts
 workers with the executable of their runtime environment, which is :mod:`actors.fork_client` here.
 
-The server imports and forks, and does nothing else: a process with threads, or with a GPU in use, cannot be forked. (Those of memory
-pools and of BLAS are of the kind that can: their libraries see to it, as DataLoaders fork all the time.)
+The server only imports and forks: a process with threads, or with a GPU in use, cannot be forked. (Threads of memory pools and of BLAS are
+no obstacle: their libraries handle forks, as DataLoaders fork, too.)
 
-The nodes of a local cluster share one machine: most imports are made once, in a process that the cluster starts with itself (its zygote).
-Off it are forked the servers of all nodes and runs. It does not import Ray, which reads when it is imported whose process it is in.
+The nodes of a local cluster share one machine. Most imports are made once, in a process that the cluster starts with itself (its zygote).
+The servers of all nodes and runs are forked off the zygote. It does not import Ray: at its import, Ray reads which job and node the process
+belongs to.
 """
 
 from __future__ import annotations
@@ -44,24 +45,24 @@ log = logging.getLogger("fleet.fork_server")
 
 ALWAYS = ("ray", "actors.trainer")
 JOB_VARIABLE, RAYLET_VARIABLE = "RAY_JOB_ID", "RAY_RAYLET_PID"
-"""What Ray reads in a worker when it is imported there, for good."""
+"""Variables that Ray reads once, when a worker imports it."""
 SERVE = "serve"
-"""In the place of a worker's script: what is forked is a server itself."""
+"""In place of a worker's script: the forked process is a server itself."""
 REQUEST_LIMIT_S = 10.0
 CALL_FILE = "fork-client"
 LARGEST_REQUEST_BYTES = 8 << 20
-"""A command line and an environment."""
+"""Limit of a request: a command line and an environment."""
 
 
 def socket_path(folder: Path) -> str:
-    """Where the server of a node listens: a template, as nodes of one host share ``folder``."""
+    """The socket of a node's server: a template, as nodes of one host share ``folder``."""
     return str(folder / "fork-{raylet}.sock")
 
 
 def exit_status(folder: Path, pid: int) -> int | None:
-    """How a process that was forked off the server in ``folder`` has ended: its status, or the signal's number as a negative one.
+    """The exit status of a process forked off the server in ``folder``: its status, or the signal's number as a negative one.
 
-    None while that is not known.
+    None while that is unknown.
     """
     with contextlib.suppress(FileNotFoundError):
         return int(_exit_path(folder, pid).read_text())
@@ -73,10 +74,10 @@ def _exit_path(folder: Path, pid: int) -> Path:
 
 
 def runtime_env(folder: Path, variables: dict[str, str], same_paths: bool = True) -> dict[str, Any]:
-    """The runtime environment of workers that are forked off the server of their node, where there is one.
+    """The runtime environment of workers that are forked off their node's server, where there is one.
 
-    Without ``same_paths`` Python and Fleet may lie elsewhere on each node: its agent writes into ``folder`` how the client is called, and a
-    shell looks there. A node without an agent starts workers as Ray does.
+    Without ``same_paths`` each node may have Python and Fleet in other places. Its agent writes the client's command line into ``folder``,
+    where a shell reads it. A node without an agent starts workers as Ray does.
     """
     client = _call() if same_paths else f"$(cat {folder / CALL_FILE} 2>/dev/null || echo python3)"
     return {"py_executable": client, "env_vars": {**variables, fork_client.PATH_VARIABLE: socket_path(folder)}}
@@ -87,18 +88,18 @@ def _call() -> str:
 
 
 def write_call(folder: Path) -> None:
-    """How the client is called on this node, for :func:`runtime_env`."""
+    """Write the client's command line on this node, for :func:`runtime_env`."""
     write_whole(folder / CALL_FILE, _call())
 
 
 class ForkServer:
-    """The server's process, as its owner sees it. It lives no longer than the owner.
+    """The owner's handle of the server's process, which ends with the owner.
 
     Args:
-        folder: where it listens.
-        variables: of the environment; libraries read theirs when they are imported.
-        modules: what it imports beside what all ranks need. A module that is missing is the train function's to complain about.
-        imports: import statements of the user's script, which it carries out, too, unless a process that has done so cannot be forked.
+        folder: the folder of its socket.
+        variables: of its environment; libraries read theirs when they are imported.
+        modules: further modules to import besides those of all ranks. A missing module is no error here; the train function will raise.
+        imports: import statements of the user's script, which it also carries out, unless the process could then not be forked.
     """
 
     def __init__(self, folder: Path, variables: dict[str, str], modules: Iterable[str], imports: Iterable[str] = ()) -> None:
@@ -106,11 +107,11 @@ class ForkServer:
         path = Path(socket_path(folder).format(raylet=environment.get(RAYLET_VARIABLE, "")))
         path.unlink(missing_ok=True)
         arguments = [",".join((*ALWAYS, *modules)), str(folder), "\n".join(imports)]
-        with _listening_at(path) as listening:  # who comes before the imports are done waits
+        with _listening_at(path) as listening:  # clients wait until the imports are done
             self._process = _forked(listening, arguments, environment) or _started(listening, arguments, environment)
 
     def close(self) -> None:
-        """End it, and with it all that were forked."""
+        """End the server, and with it all forked processes."""
         self._process.kill()
         self._process.wait()
 
@@ -139,7 +140,7 @@ def _listening_at(path: Path) -> socket.socket:
 
 
 def _forked(listening: socket.socket, arguments: list[str], environment: dict[str, str]) -> _Forked | None:
-    """None where there is no zygote, or none that answers."""
+    """A server forked off the zygote; None where there is no zygote that answers."""
     if not (zygote := environment.get(processes.ZYGOTE_VARIABLE)):
         return None
     with open(os.devnull, "rb") as nothing:
@@ -147,7 +148,7 @@ def _forked(listening: socket.socket, arguments: list[str], environment: dict[st
             pid, line = fork_client.ask(zygote, [SERVE, *arguments], environment, [nothing.fileno(), 1, 2, listening.fileno()])
             return _Forked(os.pidfd_open(pid), line)
         except OSError as error:
-            log.info("The zygote of this cluster does not answer, so all is imported here: %s", error)
+            log.info("The zygote of this cluster does not answer, so this server imports all: %s", error)
             return None
 
 
@@ -159,7 +160,10 @@ def _started(listening: socket.socket, arguments: list[str], environment: Mappin
 def start_zygote(
     modules: Iterable[str], variables: Mapping[str, str], path: Path, environment: Mapping[str, str]
 ) -> subprocess.Popen[bytes]:
-    """What forks for all nodes of a local cluster, at ``path``. It ends when its standard input is closed; what it prints is beside it."""
+    """Start the process that forks servers for all nodes of a local cluster, at ``path``.
+
+    It ends when its standard input is closed. Its output goes to a file beside ``path``.
+    """
     with _listening_at(path) as listening, open(path.with_suffix(".log"), "wb") as printed:
         command = processes.calling(__name__, "zygote", str(listening.fileno()), ",".join(modules))
         return subprocess.Popen(
@@ -177,24 +181,24 @@ def import_all(names: Iterable[str]) -> None:
 
 
 def carry_out(imports: Iterable[str]) -> str:
-    """Carry out import statements of the user's script, whose errors are for the script. Why a process cannot be forked now, or nothing."""
+    """Carry out import statements of the user's script. Errors are left to the script. Returns why this process cannot be forked, or ""."""
     threads = _threads()
     for statement in imports:
         try:
             exec(statement, {})
-        except Exception as error:  # noqa: BLE001 - the script meets it again, where its user sees it
+        except Exception as error:  # noqa: BLE001 - the script raises it again, where its user sees it
             log.info("%s was not possible ahead of time: %s", statement, error)
     more = _threads() - threads
     return why_not() or (f"an import of the script's started {more} threads" if more > 0 else "")
 
 
 def _threads() -> int:
-    """Of this process, with those that Python does not know."""
+    """The number of this process's threads, also those unknown to Python."""
     return len(os.listdir("/proc/self/task"))
 
 
 def why_not() -> str:
-    """Why this process cannot be forked, or nothing."""
+    """Why this process cannot be forked; empty if it can."""
     torch = sys.modules.get("torch")
     if torch is not None and torch.cuda.is_initialized():
         return "an import began to use the GPU"
@@ -203,7 +207,7 @@ def why_not() -> str:
 
 
 class _Server:
-    """Forks for whoever asks. With ``folder`` it writes there how each one has ended."""
+    """Forks a process for each client that asks. With ``folder`` it writes the exit status of each there."""
 
     def __init__(self, listening: socket.socket, folder: Path | None) -> None:
         self._listening, self._folder = listening, folder
@@ -230,10 +234,10 @@ class _Server:
         if pid == 0:
             self._become(request, streams, stream)
         if self._folder is not None:
-            _exit_path(self._folder, pid).unlink(missing_ok=True)  # of a process that had the pid before
+            _exit_path(self._folder, pid).unlink(missing_ok=True)  # left by an earlier process with this pid
         for number in streams:
             os.close(number)
-        with contextlib.suppress(OSError):  # the client is gone: its end is seen next
+        with contextlib.suppress(OSError):  # the client is gone, which the next event shows
             stream.sendall(LENGTH.pack(pid))
         self._watch(pid, stream)
 
@@ -243,7 +247,7 @@ class _Server:
         def over(_: Any) -> None:
             _, status = os.waitpid(pid, 0)
             if self._folder is not None:
-                with contextlib.suppress(OSError):  # the run is over, and its folder gone
+                with contextlib.suppress(OSError):  # the run is over, and its folder is removed
                     write_whole(_exit_path(self._folder, pid), str(os.waitstatus_to_exitcode(status)))
             self._ready.unregister(pidfd)
             os.close(pidfd)
@@ -262,7 +266,7 @@ class _Server:
         self._ready.register(stream, selectors.EVENT_READ, abandoned)
 
     def _become(self, request: dict[str, Any], streams: list[int], stream: socket.socket) -> NoReturn:
-        """In the new process: what the client would have been. It never returns."""
+        """In the new process: become the worker that the client asked for. It never returns."""
         code = 1
         try:
             self._ready.close()
@@ -276,7 +280,7 @@ class _Server:
             code = 0
         except SystemExit as end:
             code = end.code if isinstance(end.code, int) else int(end.code is not None)
-        except BaseException:  # noqa: BLE001 - it is reported as the interpreter would, and the process ends
+        except BaseException:  # noqa: BLE001 - reported as by the interpreter, before the process ends
             sys.excepthook(*sys.exc_info())
         finally:
             with contextlib.suppress(OSError, ValueError):
@@ -306,7 +310,7 @@ def _take_over(request: dict[str, Any], streams: list[int]) -> None:
     processes.bear_mark(os.environ.get(processes.NODE_VARIABLE, ""))
     os.chdir(request["directory"])
     sys.argv = request["arguments"]
-    sys.path[0] = str(Path(sys.argv[0]).parent)  # as where Python runs a script
+    sys.path[0] = str(Path(sys.argv[0]).parent)  # as in Python's run of a script
     added = [entry for entry in os.environ.get("PYTHONPATH", "").split(os.pathsep) if entry and entry not in sys.path]
     sys.path[1:1] = added
     random.seed()
@@ -315,17 +319,17 @@ def _take_over(request: dict[str, Any], streams: list[int]) -> None:
 
 
 def main() -> None:
-    """A server by itself: its arguments are those of :func:`_serve`."""
+    """Run a server that was not forked: its arguments are those of :func:`_serve`."""
     _serve(int(sys.argv[1]), *sys.argv[2:])
 
 
 def _serve(number: int, modules: str, folder: str, imports: str) -> NoReturn:
-    """Import ``modules``, then what the script imports, and fork for whoever connects to the listening socket ``number``."""
+    """Import ``modules``, carry out ``imports``, and fork for each client of the listening socket ``number``."""
     if not die_with_parent():
         sys.exit("the fork server could not be bound to its owner's life")
     _import_or_exit(modules)
     if reason := carry_out(imports.splitlines()):
-        print(f"fleet: workers import by themselves what the script imports: {reason}", file=sys.stderr, flush=True)
+        print(f"fleet: each worker carries out the script's imports itself: {reason}", file=sys.stderr, flush=True)
         os.set_inheritable(number, True)
         again = processes.calling("actors.fork_server", "main", str(number), modules, folder, "")
         os.execv(again[0], again)
@@ -336,7 +340,7 @@ def zygote() -> None:
     """See :func:`start_zygote`."""
     _import_or_exit(sys.argv[2])
     if "ray" in sys.modules:
-        sys.exit("servers are not forked: an import imports Ray, which then takes this process for its own for ever")
+        sys.exit("servers are not forked: an import imports Ray, which would then take each forked process for this one")
     _fork_for_all(int(sys.argv[1]), None)
 
 
@@ -348,5 +352,5 @@ def _import_or_exit(modules: str) -> None:
 
 def _fork_for_all(number: int, folder: Path | None) -> NoReturn:
     gc.collect()
-    gc.freeze()  # what is there stays in memory that all workers share
+    gc.freeze()  # present objects stay in memory that all workers share
     _Server(socket.socket(fileno=number), folder).serve()

@@ -1,4 +1,4 @@
-"""Ray's side of the coordinator and the node agents: thin actors around plain asyncio classes."""
+"""Coordinator and node agents as Ray actors: thin classes around plain asyncio classes."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ from fleet.settings.live import ADDRESS_FILE
 
 log = logging.getLogger("fleet.hosts")
 FORMAT = "storage.checkpoint.dcp"
-"""Parts are written and committed with it. It imports 2 s of torch."""
+"""The module that writes and commits parts. It imports torch, which takes 2 s."""
 IMPORTED_ONCE = (
     "torch",
     "torch._dynamo",
@@ -60,30 +60,32 @@ IMPORTED_ONCE = (
     "pyarrow.json",
     *("pandas", "pyarrow.dataset", "requests", "jsonschema", "rich.console", "yaml", "google.protobuf.json_format", "click"),
 )
-"""Of what a rank imports, all that does not import Ray; the last line is half of what ``ray.train`` takes."""
+"""The imports of a rank that do not import Ray; the last line is half of the time of ``ray.train``."""
 IMPORTED = (*IMPORTED_ONCE, "ray.tune", "actors.worker")
-"""What a rank has imported once it has taken a step and saved a part: else each replacement takes a core from the others for half a second.
+"""The imports of a rank that has taken a step and saved a part. Otherwise each replacement would take a core from the other ranks for half
+a second.
 
 An optimizer's first step imports ``torch._dynamo``, which takes as long as ``torch``.
 """
 
 COORDINATOR_FILE = "coordinator"
-"""In the folder of a node's agent: the coordinator's address, for an agent that is started again."""
+"""The file with the coordinator's address in the folder of a node's agent, for a restarted agent."""
 PREPARE_S = 10.0
 MIRROR_S = 5.0
 RAYS_OWN_S = 0.5
-"""Ray itself sends SIGTERM to a worker whose job or owner is gone, and SIGKILL a tenth of a second later: who lives on by now is meant."""
+"""Ray itself sends SIGTERM to a worker whose job or owner is gone, and SIGKILL a tenth of a second later. An agent that still lives after
+this time got SIGTERM from elsewhere."""
 
 
 @dataclass(frozen=True)
 class CoordinatorSpec:
-    """All that a coordinator needs to start, and to start again after it was killed.
+    """The arguments of a coordinator, for its start and for restarts after a kill.
 
-    ``machine`` makes the decision core for a start time; ``store`` the checkpoint port; ``started`` the journal's first record for a time;
-    ``mirror`` makes what copies the journal to the run's storage, where that is elsewhere. ``host`` is the address to listen on.
-    ``cluster`` names this cluster: a journal that was written under another one belongs to a run that is being resumed. ``daemons`` makes
-    what strikes this process, and what is beside it on its host. ``answers`` tells whether the control store at an address answers within
-    so many seconds. ``back``: to which checkpoint a run that is resumed goes back; None: to the newest.
+    ``machine`` makes the decision core for a start time; ``store`` the checkpoint port; ``started`` the journal's first record for a time.
+    ``mirror`` makes a function that copies the journal to the run's storage, where that is elsewhere. ``host`` is the address to listen on.
+    ``cluster`` names this cluster: a journal of another cluster belongs to a run that is being resumed. ``daemons`` makes the object that
+    injects faults into this process and its host. ``answers`` says whether the control store at an address answers within so many seconds.
+    ``back``: the checkpoint to which a resumed run goes back; None: the newest.
     """
 
     journal: Path
@@ -99,12 +101,12 @@ class CoordinatorSpec:
 
 
 def _port_before(address_file: Path) -> int:
-    """Where the coordinator that this one follows has listened, and agents look for it; 0: there was none."""
+    """The port of the coordinator before this one, where agents look for it; 0: there was none."""
     return int(address_file.read_text().rpartition(":")[2]) if address_file.exists() else 0
 
 
 def _history(path: Path) -> tuple[list[Record], dict[Member, SpanEnd]]:
-    """The journal without its spans, and up to where each member's time is in it."""
+    """(the journal's records without spans, the end of each member's time in it)."""
     records: list[Record] = []
     ends: dict[Member, SpanEnd] = {}
     for record in read_journal(path) if path.exists() else ():
@@ -116,7 +118,7 @@ def _history(path: Path) -> tuple[list[Record], dict[Member, SpanEnd]]:
 
 
 def _run_clock(records: list[Record]) -> MonotonicClock:
-    """A clock that goes on where the journal's stopped, also when the host was rebooted in between."""
+    """A clock that continues the journal's clock, also after a reboot of the host."""
     started = next((record for record in records if isinstance(record, RunStarted)), None)
     clock = MonotonicClock()
     if started is not None:
@@ -126,7 +128,7 @@ def _run_clock(records: list[Record]) -> MonotonicClock:
 
 
 class CoordinatorHost:
-    """The actor. It is rebuilt from the journal whenever its process is new."""
+    """The coordinator's actor. Each new process rebuilds it from the journal."""
 
     async def __init__(self, spec: CoordinatorSpec) -> None:  # type: ignore[misc]  # Ray awaits it
         be_prompt(children=False)
@@ -141,7 +143,7 @@ class CoordinatorHost:
         self._coordinator = Coordinator(
             machine, clock, journal, spec.store(), self._on_end, spec.journal.parent / "evidence", ends, round(clock.offset_s * 1e6)
         )
-        self._coordinator.on_failure = lambda: os._exit(1)  # an exception would end Ray's loop in here, and leave the process
+        self._coordinator.on_failure = lambda: os._exit(1)  # an exception would end Ray's loop here, but not the process
         self._spec, self._begun, self._daemons, self._clock = spec, asyncio.Event(), spec.daemons(), clock
         self._address_file, self._address = spec.journal.parent / ADDRESS_FILE, ""
         self._copy = spec.mirror() if spec.mirror is not None else None
@@ -149,22 +151,23 @@ class CoordinatorHost:
         if restarted:
             await self._go_on()
         else:
-            secret.forget(spec.journal.parent)  # what is there is that of a run that has ended
+            secret.forget(spec.journal.parent)  # a secret there belongs to a run that has ended
             self._address_file.unlink(missing_ok=True)
         self._mirroring = asyncio.create_task(self._mirror_forever())
         self._guarding = asyncio.create_task(self._end_before_ray_does())
         self._preparing = asyncio.create_task(self._prepare())
 
     async def _prepare(self) -> None:
-        """Import what the first commit of a checkpoint needs, else it is measured with that. Not beside the start of the ranks, which all
-        wait for a core."""
+        """Import the modules for checkpoints, else the first commit's time would include it. It waits until the ranks have started, as
+        these need
+        the cores."""
         await asyncio.sleep(PREPARE_S)
         await asyncio.to_thread(importlib.import_module, FORMAT)
 
     async def begin(self, run_secret: bytes) -> str:
-        """Listen, to those who can prove ``run_secret``; returns ``host:port``, which stays the same for as long as the run goes on.
+        """Listen for clients that can prove ``run_secret``. Returns ``host:port``, which stays the same during the run.
 
-        It comes by a call: what an actor is made from stands in a table of Ray's.
+        The secret comes by a call, as Ray keeps an actor's constructor arguments in a table.
         """
         secret.hold(run_secret)
         secret.keep(self._spec.journal.parent, run_secret)
@@ -172,7 +175,8 @@ class CoordinatorHost:
         return self._address
 
     async def _go_on(self) -> None:
-        """In a new process of a run that goes on: the secret lies where the last one put it. Else it is still to come."""
+        """In a new process of a run that goes on: listen with the secret that the last process has kept. If there is none, it will come by
+        a call."""
         try:
             secret.hold(secret.read(self._spec.journal.parent))
         except FileNotFoundError:
@@ -201,7 +205,8 @@ class CoordinatorHost:
             log.warning("the journal was not mirrored, and will be in %g s: %s", MIRROR_S, error)
 
     async def _end_before_ray_does(self) -> None:
-        """Without its control store nothing of the cluster is left soon. Ranks still reach each other, and the store of checkpoints."""
+        """End the run when Ray's control store is lost, before Ray ends the cluster. Ranks still reach each other, and the checkpoint
+        store."""
         address, silence, silent_s = ray.get_runtime_context().gcs_address, control_store.Silence(), 0.0
         while silent_s < control_store.LOST_S:
             await asyncio.sleep(control_store.ASK_S)
@@ -232,7 +237,7 @@ class CoordinatorHost:
         self._done.set()
 
     async def wait(self, timeout_s: float) -> EndRun | None:
-        """How the run ended, or None when it has not ended within ``timeout_s``."""
+        """The end of the run, or None when it has not ended within ``timeout_s``."""
         if self.outcome is None:
             try:
                 await asyncio.wait_for(self._done.wait(), timeout_s)
@@ -244,11 +249,11 @@ class CoordinatorHost:
         self._coordinator.stop_run(reason, error)
 
     async def report(self, event: FaultRecord | FloorReached | RoomMissing | NodesWanted) -> None:
-        """From whoever conducts chaos, or looks after the run's place on the cluster."""
+        """Handle an event from the fault injection, or from the code that manages the run's nodes."""
         self._coordinator.report(event)
 
     async def announce(self, node: str, notice_s: float | None, why: str) -> None:
-        """Node ``node`` will be taken away in ``notice_s``; None: it stays after all."""
+        """Announce that node ``node`` will be taken away in ``notice_s``; None: it stays after all."""
         self._coordinator.announce(node, notice_s, why)
 
     async def committed_step(self) -> int | None:
@@ -257,13 +262,13 @@ class CoordinatorHost:
         return None if state.attendance.finished or state.phase in (Phase.CONCLUDE, Phase.END) else state.committed.step
 
     async def census(self) -> tuple[str, list[tuple[Member, Process, bool]], bool]:
-        """(phase, live ranks, whether a run that lost all of them could go on from a later state than its first)."""
+        """(phase, live ranks, whether a run that loses all of them could continue from a checkpoint)."""
         machine = self._coordinator.machine
         return machine.state.phase, self._coordinator.census(), machine.state.checkpoints.newest_id is not None
 
     @ray.method(max_task_retries=0)  # type: ignore[untyped-decorator]
     async def operate(self, order: Operation) -> Operated:
-        """What came of it. It is not asked twice: the first time may have killed this process."""
+        """Carry out a fault. Ray does not retry the call: the first one may have killed this process."""
         if kind_of(order.kind).performer is Performer.COORDINATOR:
             return Operated(order, self._daemons.operate(order) or "", self._clock.now_s())
         return await self._coordinator.operate(order)
@@ -281,7 +286,7 @@ class CoordinatorHost:
         return self._coordinator.dismiss(node)
 
     async def close(self) -> None:
-        """Everything that was said is in the journal, and the journal where it belongs."""
+        """End the coordinator: all events are in the journal, and the journal is mirrored."""
         self._daemons.close()
         self._mirroring.cancel()
         self._guarding.cancel()
@@ -293,11 +298,11 @@ class CoordinatorHost:
 
 Preflight = Callable[[], Decision]
 StoreTrial = Callable[[], Any]
-"""Tries the store from the process that it is called in; returns what failed, or None."""
+"""Tries the store from the calling process; returns the failure, or None."""
 
 
 Listen = Callable[[Callable[[], object]], None]
-"""Has what it is given called when this process gets SIGTERM, which ends it no more."""
+"""Sets a function to call when this process gets SIGTERM, which then no longer ends it."""
 
 
 class AgentHost:
@@ -310,7 +315,7 @@ class AgentHost:
     ) -> None:  # fmt: skip
         be_prompt(children=False)
         domains.settle(levels)
-        self._trial = asyncio.create_task(asyncio.to_thread(trial or (lambda: None)))  # a run that has begun goes on without its store
+        self._trial = asyncio.create_task(asyncio.to_thread(trial or (lambda: None)))  # a run goes on without its store
         if not die_with_parent():
             log.warning("This agent could not be bound to its node's life.")
         self._folder, self._begun = secret.private(folder), asyncio.Event()
@@ -329,15 +334,17 @@ class AgentHost:
         self._notice_s, self._going = notice_s, list[asyncio.Task[None]]()
         on_sigterm(functools.partial(asyncio.get_running_loop().call_soon_threadsafe, self._on_sigterm))
         try:
-            await self.begin(secret.read(folder), (folder / COORDINATOR_FILE).read_text())  # of an agent that is started again
+            await self.begin(secret.read(folder), (folder / COORDINATOR_FILE).read_text())  # for a restarted agent
         except FileNotFoundError:
             log.debug("the secret of the run is still to come")
 
     async def begin(self, run_secret: bytes, coordinator: str) -> None:
-        """Speak, and have this node's ranks speak, to those who can prove ``run_secret``; see :meth:`CoordinatorHost.begin`, which gives
-        the address of the ``coordinator``."""
+        """Begin connections of the agent and this node's ranks, to processes that can prove ``run_secret``.
+
+        :meth:`CoordinatorHost.begin` gives the address of the ``coordinator``.
+        """
         secret.hold(run_secret)
-        write_whole(self._folder / COORDINATOR_FILE, coordinator)  # agents of one host share the folder
+        write_whole(self._folder / COORDINATOR_FILE, coordinator)  # written whole, as agents of one host share the folder
         secret.keep(self._folder, run_secret)
         if not self._begun.is_set():
             self._agent = self._make(coordinator)
@@ -346,21 +353,23 @@ class AgentHost:
             self._leaving = asyncio.create_task(self._leave_when_dismissed())
 
     async def _leave_when_dismissed(self) -> None:
-        """Ray starts no actor again on a node that is out; its daemon there may take a while to hear of that, and is not waited for."""
+        """End this process once the node is dismissed. Ray restarts no actor on a removed node. It does not wait for Ray's daemon there."""
         await self._agent.dismissed.wait()
         await self.close()
         os._exit(0)
 
     def _on_sigterm(self) -> None:
-        """By SIGTERM: a cloud, a scheduler or an operator takes away what is here. Said twice it says nothing new."""
+        """On SIGTERM: a cloud, a scheduler or an operator takes this node away. A second SIGTERM has no effect."""
         if not self._going:
             self._going.append(asyncio.create_task(self._leave_in_time()))
 
     async def _leave_in_time(self) -> None:
-        """Serve on until the notice is over: meanwhile the ranks here leave the view. If the node is still there, Ray starts another agent,
-        which needs the folder, and the node is in the run again."""
+        """Serve until the notice is over; meanwhile this node's ranks leave the view.
+
+        If the node is still there then, Ray starts another agent, which needs the folder, and the node is in the run again.
+        """
         await asyncio.sleep(min(RAYS_OWN_S, self._notice_s))
-        if not self._begun.is_set():  # the run has nothing here yet
+        if not self._begun.is_set():  # the run has no ranks here yet
             self._forks.close()
             os._exit(0)
         left_s = max(0.0, self._notice_s - RAYS_OWN_S)
@@ -372,12 +381,12 @@ class AgentHost:
         os._exit(0)
 
     async def ready(self) -> str:
-        """Where the node's ranks find the agent, once it has begun."""
+        """The agent's socket for the node's ranks, once it has begun."""
         await self._begun.wait()
         return self._agent.socket_path
 
     async def close(self) -> None:
-        """The run is over: nothing of it stays on this node, and no rank when this has returned."""
+        """The run is over: remove its files from this node. After the return no rank runs here."""
         if self._begun.is_set():
             await self._agent.end_ranks(RAYS_OWN_S)
             await self._agent.stop()
@@ -385,28 +394,28 @@ class AgentHost:
         await asyncio.to_thread(shutil.rmtree, self._folder, ignore_errors=True)
 
     async def printed(self, known: mirroring.Known) -> list[mirroring.FilePiece]:
-        """What ranks have printed into the node's own folder beyond what is ``known``. Nothing where nodes share a folder."""
+        """New output of ranks in the node's own folder, after the ``known`` part. Empty where nodes share a folder."""
         return await asyncio.to_thread(mirroring.pieces, self._folder / FOLDER, ("*.log",), known)
 
     async def tried(self) -> Any:
-        """What failed when this node tried the store, None when nothing did."""
+        """The failure of this node's trial of the store; None: it worked."""
         return await self._trial
 
 
 def start_zygote(path: Path, environment: Mapping[str, str]) -> subprocess.Popen[bytes]:
-    """Have a local cluster import once what the ranks of all its nodes need, while its nodes come up."""
+    """Start a local cluster's zygote: it does the imports for the ranks of all nodes once, while the nodes start."""
     return fork_server.start_zygote(IMPORTED_ONCE, RANK_ENVIRONMENT, path, environment)
 
 
 def start_head_forks(folder: Path, environment: Mapping[str, str], raylet: int) -> fork_server.ForkServer:
-    """What the run's actors on the head are forked off, where the head is on this machine: a node of ``environment`` and ``raylet``."""
+    """Start a fork server for the run's actors on the head, if the head is on this machine: a node of ``environment`` and ``raylet``."""
     job = ray.get_runtime_context().get_job_id()
     variables = {**environment, fork_server.JOB_VARIABLE: job, fork_server.RAYLET_VARIABLE: str(raylet)}
     return fork_server.ForkServer(folder, variables, (__name__,))
 
 
 def start_coordinator(spec: CoordinatorSpec, runtime_env: Mapping[str, Any]) -> Any:
-    """Create the coordinator actor on the head node; Ray restarts it when it dies. It listens once it was told to ``begin``."""
+    """Create the coordinator actor on the head node; Ray restarts it when it dies. It listens after ``begin``."""
     options: dict[str, Any] = {"num_cpus": 0, "resources": {"node:__internal_head__": 0.001}, "max_restarts": -1, "max_task_retries": -1}
     if runtime_env:
         options["runtime_env"] = dict(runtime_env)
@@ -418,13 +427,13 @@ def start_agent(
     preflight: Preflight | None, trial: StoreTrial | None, levels: Sequence[str], links: LinkMaker, daemons: DaemonMaker, notice_s: float,
     on_sigterm: Listen, imports: Sequence[str],
 ) -> Any:  # fmt: skip
-    """Create the agent actor of ``node``; ``memory`` makes what keeps copies for other nodes, ``trial`` tries the store meanwhile.
+    """Create the agent actor of ``node``. ``memory`` makes the object that keeps copies for other nodes; ``trial`` tries the store
+    meanwhile.
 
-    It connects once it was told to ``begin``, and where. So its process, and that which forks ranks, start beside the coordinator's.
-
-    With ``preflight`` the node is checked first, and its ranks join no view when that fails. ``levels``: of its failure domains, as the
-    setting ``domains`` names them. ``notice_s``: so long after SIGTERM to the agent, which it hears by ``on_sigterm``, its node is taken to
-    go. ``imports``: statements of the run's script that are carried out before ranks are forked.
+    It connects after ``begin``, which has the coordinator's address. So its process and the fork server start in parallel with the
+    coordinator. With ``preflight`` a node is checked first; its ranks join no view when the check fails. ``levels``: of its failure
+    domains, from the setting ``domains``. ``notice_s``: the assumed time from a SIGTERM to the agent until the node goes; ``on_sigterm``
+    sets the handler. ``imports``: statements of the run's script to carry out before ranks are forked.
     """
     strategy = NodeAffinitySchedulingStrategy(node, soft=False)
     options = {"num_cpus": 0, "max_restarts": -1, "max_task_retries": 3, "scheduling_strategy": strategy}
@@ -436,7 +445,7 @@ def start_agent(
 
 
 def _cluster_of(records: list[Record]) -> str:
-    """The cluster under which the journal was last written; the first one has the run's own name."""
+    """The cluster that wrote the journal last; the first one has the run's own name."""
     named = [record for record in records if isinstance(record, RunStarted | Resumed)]
     last = named[-1]
     return last.run if isinstance(last, RunStarted) else last.cluster

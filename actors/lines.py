@@ -1,4 +1,4 @@
-"""Lines over asyncio's streams that begin with the proof of the run's secret; :mod:`fleet.host.lines` has them for plain sockets."""
+"""Connections over asyncio's streams that begin with the proof of the run's secret; :mod:`fleet.host.lines` has them for plain sockets."""
 
 from __future__ import annotations
 
@@ -25,19 +25,19 @@ def peer_of(writer: asyncio.StreamWriter) -> str:
 
 
 def give_up_after(writer: asyncio.StreamWriter, unheard_s: float) -> None:
-    """Let the kernel end the connection once something that was sent has not been acknowledged for so long."""
+    """Let the kernel end the connection once sent data has not been acknowledged for so long."""
     writer.get_extra_info("socket").setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, round(unheard_s * 1000))
 
 
 def unacknowledged_s(writer: asyncio.StreamWriter) -> float:
-    """For how long the other end's kernel has acknowledged nothing of what it was sent; 0.0 when it has acknowledged all."""
+    """For how long the other end's kernel has not acknowledged sent data; 0.0 when it has acknowledged all."""
     info = writer.get_extra_info("socket").getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 104)  # struct tcp_info, 8 bytes and then words
     unacknowledged, last_ms = struct.unpack_from("I", info, 24)[0], struct.unpack_from("I", info, 56)[0]
     return last_ms / 1e3 if unacknowledged else 0.0
 
 
 class Reception:
-    """A :class:`Door` in asyncio's loop: ``begin(reader, writer, purpose)`` is called with each connection that has proven itself."""
+    """A :class:`Door` in asyncio's loop: calls ``begin(reader, writer, purpose)`` for each connection with a valid proof."""
 
     def __init__(self, host: str, port: int, purposes: Collection[Purpose], begin: Begin) -> None:
         self._loop, self._begin, self._selector = asyncio.get_running_loop(), begin, selectors.DefaultSelector()
@@ -48,7 +48,7 @@ class Reception:
         self.port = self._door.port
 
     async def close(self) -> None:
-        """Nobody is let in any more. ``begin`` has been called with all that were."""
+        """Accept no more connections. ``begin`` has been called for all accepted ones."""
         self._loop.remove_reader(self._selector)
         if self._later is not None:
             self._later.cancel()
@@ -74,7 +74,8 @@ class Reception:
 
 
 async def knock(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, purpose: Purpose, limit_s: float = UNPROVEN_S) -> None:
-    """The client's half: prove the secret, and have it proven. Raises OSError: LineRefused, or TimeoutError after ``limit_s``."""
+    """The client's half: prove the secret, and check the other end's proof. Raises OSError: LineRefused, or TimeoutError after
+    ``limit_s``."""
     asking = Asking(secret.held(), purpose, secret.nonce())
     writer.write(asking.hello)
     async with asyncio.timeout(limit_s):
@@ -90,7 +91,7 @@ async def knock(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, purp
 
 
 def same_user(writer: asyncio.StreamWriter, listener: str, refusals: Refusals = REFUSALS) -> bool:
-    """Whether the other end of a Unix socket belongs to this process's user; else it is closed, and counted."""
+    """Whether the other end of a Unix socket belongs to this process's user. If not, the connection is closed and counted."""
     pid, uid = user_of(writer.get_extra_info("socket"))
     if uid == os.geteuid():
         return True

@@ -1,4 +1,4 @@
-"""Measures links between the nodes of a Ray cluster: one actor of :class:`actors.links.LinkEnd` on each, for as long as it takes."""
+"""Measures links between the nodes of a Ray cluster, with an actor of :class:`actors.links.LinkEnd` on each node meanwhile."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ from actors.links import LinkEnd
 from fleet.ledger.health import Link
 
 START_S = 60.0
-"""How long the actors of all nodes may take to be there."""
+"""Limit for the start of the actors on all nodes."""
 MEASURE_S = 60.0
 
 Pair = tuple[str, str]
 
 
 class LinkSurvey:
-    """Context manager: an end on each node, which is gone with it. What fails on a node is told with its links; nothing is raised for it.
+    """Context manager with an end on each node. A failure on a node is reported with its links, and raises no error.
 
-    The calling process must be connected to the cluster. Fleet need not be installed on its nodes: what runs there travels by value.
+    The calling process must be connected to the cluster. Fleet need not be installed on its nodes: Ray sends the code by value.
 
     Args:
         nodes: by name, Ray's id of the node and the address at which others reach it.
@@ -58,7 +58,7 @@ class LinkSurvey:
             ray.kill(end)
 
     def variable(self, name: str) -> dict[str, str]:
-        """By node, a variable of its processes' environment; without the nodes that have no end."""
+        """By node with an end, a variable of its processes' environment."""
         return {node: value for node, value in self._all("variable", name).items() if node in self._ports}
 
     def _all(self, method: str, *arguments: Any) -> dict[str, Any]:
@@ -67,7 +67,7 @@ class LinkSurvey:
         return {name: _got(reference, 1.0) for name, reference in asked.items()}
 
     def measure(self, rounds: Sequence[Sequence[Pair]], *, trips: int = 100, bulk_s: float = 0.5) -> list[Link]:
-        """Measure pairs of nodes, those of a round at once; see :func:`policies.links.rounds`."""
+        """Measure pairs of nodes, all pairs of a round at once; see :func:`policies.links.rounds`."""
         found: list[Link] = []
         for pairs in rounds:
             asked = {pair: self._ask(pair, trips, bulk_s) for pair in pairs}
@@ -77,7 +77,7 @@ class LinkSurvey:
         return found
 
     def _ask(self, pair: Pair, trips: int, bulk_s: float) -> Any:
-        """The measurement's reference, or why there is none."""
+        """Ray's reference of the measurement, or why there is none."""
         for name in pair:
             if name in self.failed:
                 return f"{name} takes no part: {self.failed[name]}"

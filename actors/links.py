@@ -1,7 +1,7 @@
 """Latency and bandwidth between two nodes, measured over plain TCP.
 
-Only the standard library is used here, and nothing of Fleet: Ray carries this module by value to nodes where Fleet is not installed.
-Both ends prove that they know a secret, drawn for one measurement, before anything else is read.
+This module uses only the standard library, without Fleet: Ray sends it by value to nodes where Fleet is not installed. Both ends prove that
+they know a secret, drawn for one measurement, before they read other data.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ BLOCK = 1 << 20
 MESSAGE = 64
 MOST_TRIPS, MOST_BULK_S = 10_000, 10.0
 ASK = "!BId"
-"""What is asked for: one of ``PING``, ``TAKE`` and ``GIVE``, how many round trips, and for how many seconds."""
+"""A request: one of ``PING``, ``TAKE`` and ``GIVE``, the number of round trips, and the seconds."""
 COUNT = "!Q"
 PING, TAKE, GIVE = range(3)
 
@@ -52,7 +52,7 @@ def _pour(line: socket.socket, seconds: float) -> None:
 
 
 def _drain(line: socket.socket, limit_s: float) -> int:
-    """Bytes until the other end says that it has no more. Raises TimeoutError when it goes on for longer."""
+    """Count the bytes until the other end closes its side. Raises TimeoutError when that takes longer than ``limit_s``."""
     buffer, count, until_s = bytearray(BLOCK), 0, time.monotonic() + limit_s
     while got := line.recv_into(buffer):
         count += got
@@ -70,7 +70,7 @@ class _Serve(socketserver.BaseRequestHandler):
         line: socket.socket = self.request
         line.settimeout(LIMIT_S)
         line.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        with contextlib.suppress(OSError):  # whoever asked sees the end of the line, and says so
+        with contextlib.suppress(OSError):  # the client sees the end of the connection, and reports it
             if self._proven(line):
                 self._answer(line, *struct.unpack(ASK, _exactly(line, struct.calcsize(ASK))))
 
@@ -102,7 +102,7 @@ class _Server(socketserver.ThreadingTCPServer):
 
 
 class LinkEnd:
-    """One node's end: it answers others, and measures when it is told to. In Ray an actor that is pinned to its node.
+    """One node's end: it answers others, and measures on request. In Ray it is an actor that is pinned to its node.
 
     Args:
         host: the address at which other nodes reach this one; it listens there and nowhere else.
@@ -119,7 +119,7 @@ class LinkEnd:
         return int(self._server.server_address[1])
 
     def variable(self, name: str) -> str:
-        """Of the environment of this node's processes; empty when it is not set."""
+        """A variable of the environment of this node's processes; empty when it is not set."""
         return os.environ.get(name, "")
 
     def close(self) -> None:
@@ -150,7 +150,7 @@ class LinkEnd:
             return _drain(line, bulk_s + LIMIT_S) / (time.monotonic() - start_s)
 
     def _asked(self, host: str, port: int, what: int, trips: int, seconds: float) -> socket.socket:
-        """A line on which both ends have proven themselves, and this was asked for."""
+        """A connection after the proofs of both ends and this request."""
         with contextlib.ExitStack() as on_error:
             line = on_error.enter_context(socket.create_connection((host, port), LIMIT_S))
             line.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -158,7 +158,7 @@ class LinkEnd:
             line.sendall(mine)
             theirs = _exactly(line, NONCE)
             if not hmac.compare_digest(_exactly(line, PROOF), _proof(self._secret, b"answers", mine + theirs)):
-                raise ConnectionError("whoever listens there does not know the secret of this measurement")
+                raise ConnectionError("the process that listens there does not know the secret of this measurement")
             line.sendall(_proof(self._secret, b"asks", mine + theirs) + struct.pack(ASK, what, trips, seconds))
             on_error.pop_all()
             return line

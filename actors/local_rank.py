@@ -1,4 +1,4 @@
-"""One rank process, as the agent of its node knows it."""
+"""The agent's record of one rank process of its node."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from fleet.protocol.types import Member, Process
 
 @dataclass(slots=True)
 class LocalRank:
-    """A rank process of this node, from its first hello until its death was told."""
+    """A rank process of this node, from its first hello until its death is reported."""
 
     process: Process
     token: str
@@ -27,6 +27,6 @@ class LocalRank:
     waited_us: int | None = None
 
     def waited(self, steps: int) -> int:
-        """For how long it had no core to run on, microseconds in each of the ``steps`` since this was asked last; 0 the first time."""
+        """How long it waited for a core, in microseconds for each of the ``steps`` since the last call; 0 the first time."""
         before, self.waited_us = self.waited_us, core_wait_us(self.process.pid)
         return (self.waited_us - before) // steps if before is not None and self.waited_us > before else 0

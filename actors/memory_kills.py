@@ -1,4 +1,4 @@
-"""Whether the kernel killed a process for memory: it counts that for each memory group (cgroup), and tells others no more than that."""
+"""Whether the kernel killed a process for memory: it only reports a count for each memory group (cgroup)."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ def memory_groups(groups: str, root: Path = ROOT) -> list[Path]:
         _, controllers, path = line.split(":", 2)
         if controllers in ("", "memory"):
             base = root / "memory" if controllers else root
-            inside = [base / path.strip("/"), base]  # a container may not see its own group by the name that the host knows
+            inside = [base / path.strip("/"), base]  # in a container the group may have another name than on the host
             found += [folder for folder in inside if folder.is_dir()]
     return found
 
 
 def kills(folders: list[Path]) -> int | None:
-    """How many processes of the first group that counts were killed for memory so far; None where nobody counts."""
+    """How many processes of the first group with a counter were killed for memory so far; None: no group has one."""
     for folder in folders:
         for name, key in COUNTERS:
             try:
@@ -36,7 +36,7 @@ def kills(folders: list[Path]) -> int | None:
 
 
 class MemoryKills:
-    """Counts of the groups of this node's processes, as they were when they were last looked at."""
+    """The counts of the memory groups of this node's processes, as last read."""
 
     def __init__(self, root: Path = ROOT, proc: Path = Path("/proc")) -> None:
         self._root, self._proc = root, proc
@@ -44,11 +44,11 @@ class MemoryKills:
         self._seen: dict[tuple[Path, ...], int] = {}
 
     def watch(self, pid: int) -> None:
-        """From here on; while the process lives."""
+        """Watch a process from now on, while it lives."""
         try:
             groups = (self._proc / str(pid) / "cgroup").read_text()
         except OSError:
-            return  # it has ended already, and nobody can tell of which group it was
+            return  # it has ended already, so its group is unknown
         folders = memory_groups(groups, self._root)
         count = kills(folders)
         if count is not None:
@@ -56,7 +56,7 @@ class MemoryKills:
             self._seen.setdefault(tuple(folders), count)
 
     def killed(self, pid: int) -> bool:
-        """The process was killed: whether the kernel has counted one of its group since it counted the last that was asked for."""
+        """Whether the kernel killed a process for memory: its group's count has grown since the last death that was checked."""
         folders = self._folders.pop(pid, [])
         count, before = kills(folders), self._seen.get(tuple(folders))
         if count is None or before is None or count <= before:
@@ -65,5 +65,5 @@ class MemoryKills:
         return True
 
     def forget(self, pid: int) -> None:
-        """It ended otherwise."""
+        """Stop watching a process that ended in another way."""
         self._folders.pop(pid, None)

@@ -1,4 +1,4 @@
-"""What travels between node agents and the coordinator, beside events and instructions."""
+"""Messages between node agents and the coordinator, besides events and instructions."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ from fleet.protocol.types import Member, ViewDelta
 
 @dataclass(frozen=True, slots=True)
 class AgentHello:
-    """First frame of a connection. ``boot`` names the host's boot: where it equals the coordinator's, the clocks are one. ``domain`` is the
+    """First frame of a connection. ``boot`` names the host's boot: if it equals the coordinator's, both have the same clock. ``domain`` is
+    the
     node's domain path."""
 
     node: str
@@ -27,9 +28,9 @@ class AgentHello:
 
 @dataclass(frozen=True, slots=True)
 class AgentWelcome:
-    """``sent_us`` comes back as it was, ``clock_us`` is the run's clock: enough to align the agent's.
+    """The answer to a hello. ``sent_us`` is that of the hello, ``clock_us`` is the run's clock: the agent aligns its clock with them.
 
-    On a host of the same boot, ``offset_us`` (run's clock less the monotonic clock) is exact, and is used instead. ``lease_s``: see
+    On a host of the same boot the agent uses ``offset_us`` (run's clock less the monotonic clock), which is exact. ``lease_s``: see
     ``fleet.protocol.reach``.
     """
 
@@ -42,14 +43,14 @@ class AgentWelcome:
 
 @dataclass(frozen=True, slots=True)
 class AgentDismissed:
-    """In place of a welcome: the run has lost this node, and taken it out of Ray. What it has there is to go."""
+    """In place of a welcome: the run has lost this node, and taken it out of Ray. The node's ranks and files have to go."""
 
     reason: str
 
 
 @dataclass(frozen=True, slots=True)
 class SpanBatch:
-    """Rank time for the journal. Kept by the agent and sent again until ``SpanAck`` names its number."""
+    """Rank time for the journal. The agent keeps it and sends it again until ``SpanAck`` names its number."""
 
     number: int
     spans: tuple[Spans, ...]
@@ -62,7 +63,7 @@ class SpanAck:
 
 @dataclass(frozen=True, slots=True)
 class ViewChange:
-    """A view as a delta to one that this agent was sent before. ``proposal``: to be formed beside running steps."""
+    """A view as a delta to one that was sent to this agent before. ``proposal``: ranks form it beside running steps."""
 
     delta: ViewDelta
     proposal: bool
@@ -70,16 +71,16 @@ class ViewChange:
 
 @dataclass(frozen=True, slots=True)
 class ViewWanted:
-    """The agent does not have the view that a delta is relative to."""
+    """The agent lacks the base of a delta, and asks for the whole view."""
 
     generation: int
 
 
 @dataclass(frozen=True, slots=True)
 class Operated:
-    """To ``order``. ``refused`` says why nothing was done; empty when it was. ``at_s`` is the moment, on the run's clock.
+    """The answer to ``order``. ``refused`` says why it was not carried out; empty: it was. ``at_s`` is the moment, on the run's clock.
 
-    ``said``: what was applied, as it was measured.
+    ``said``: the applied fault, as measured.
     """
 
     order: Operation
@@ -90,7 +91,7 @@ class Operated:
 
 @dataclass(frozen=True, slots=True)
 class SettingWanted:
-    """First and only frame of a connection by which a user changes a setting of the run; the text is as it was typed."""
+    """The only frame of a connection that changes a setting of the run; ``text`` is the value as the user typed it."""
 
     key: str
     text: str
@@ -98,8 +99,9 @@ class SettingWanted:
 
 @dataclass(frozen=True, slots=True)
 class NoticeWanted:
-    """In place of ``SettingWanted``: a node will be taken away in ``notice_s``; None: it stays after all. ``node``: its index, or its name
-    or the first letters of that."""
+    """In place of ``SettingWanted``: a node will be taken away in ``notice_s``; None: it stays after all. ``node``: its index, its name, or
+    the
+    first letters of its name."""
 
     node: str
     notice_s: float | None
@@ -108,18 +110,18 @@ class NoticeWanted:
 
 @dataclass(frozen=True, slots=True)
 class PauseWanted:
-    """In place of ``SettingWanted``: the run is to end in order, as its user, or who acts for that one, wants its machines back."""
+    """In place of ``SettingWanted``: the run has to end in order, as its user, or a program for the user, wants its machines back."""
 
     reason: str
 
 
 Wanted = SettingWanted | NoticeWanted | PauseWanted
-"""What a user may ask of a run that goes on; each is answered by ``SettingAnswer``."""
+"""The requests of a user to a run that goes on; ``SettingAnswer`` answers each."""
 
 
 @dataclass(frozen=True, slots=True)
 class SettingAnswer:
-    """``refused`` says why nothing was changed; empty when it was. ``way_out`` says what can be given instead."""
+    """``refused`` says why the request was refused; empty: it was done. ``way_out`` names a possible request instead."""
 
     refused: str
     way_out: str = ""
@@ -127,7 +129,7 @@ class SettingAnswer:
 
 @dataclass(frozen=True, slots=True)
 class RankEvidence:
-    """One rank of a run that hangs: where it is, what it does and since when, its last collective, the state of its process, its stacks."""
+    """One rank of a hanging run: its position, its activity and since when, its last collective, its process's state, its stacks."""
 
     member: Member
     where: str
@@ -138,7 +140,7 @@ class RankEvidence:
 
 @dataclass(frozen=True, slots=True)
 class EvidenceGathered:
-    """What one node's agent has found for ``incident``."""
+    """The evidence of one node's agent for ``incident``."""
 
     node: str
     incident: str

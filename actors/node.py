@@ -1,6 +1,6 @@
-"""One agent on each node: it knows its ranks' processes, passes words on, and speaks for all of them at once.
+"""One agent on each node: it knows its ranks' processes, passes messages on, and reports for all of them at once.
 
-No Ray in here: ``actors.hosts`` wraps it into an actor, tests run it in a plain event loop.
+This module does not import Ray: ``actors.hosts`` makes it an actor, tests run it in a plain event loop.
 """
 
 from __future__ import annotations
@@ -62,17 +62,19 @@ from fleet.protocol.types import Copy, Member, Process, Pulse, StateId, View, ap
 
 log = logging.getLogger("fleet.agent")
 REPORT_S = 0.25
-"""All that is said regularly is said at once: each time that a process wakes takes the core from a rank, and what it left in the caches."""
+"""The interval of all regular reports, which are sent together: each time the agent wakes, it takes a core and cache contents from a
+rank."""
 CUT_S = 1.0
 RECONNECT_S, CONNECT_S = 0.05, 2.0
 UNHEARD_S = 3.0
-"""A line on which nothing was acknowledged for so long is given up: the kernel would hold on to it for a quarter of an hour."""
+"""The agent gives up a connection without acknowledgements for so long. The kernel would keep it for a quarter of an hour."""
 ENDED_BY_SIGTERM = "its agent got SIGTERM"
 REFUSED_S = 0.5
-"""Until an agent tries again that the coordinator did not understand: it may be restarted, with the secret of its run."""
+"""The pause of an agent whose connection was refused: the coordinator may be restarted, with the secret of its run."""
 KEPT_VIEWS = 8
 EXPLAIN_S, LOOK_S = 5.0, 0.05
-"""A killed process frees its memory before who started it hears of its end; it is looked for so long, and so often."""
+"""A killed process frees its memory before its parent learns of its end. The agent looks for the exit status for so long, at this
+interval."""
 
 
 def boot_id() -> str:
@@ -85,7 +87,8 @@ DaemonMaker = Callable[[], DaemonPort]
 
 @dataclass(slots=True)
 class Uplink:
-    """The line to the coordinator, and what must not be lost when it breaks. ``goes_us``: when the node will be taken away, if it will."""
+    """The connection to the coordinator, and messages to send again when it breaks. ``goes_us``: when the node will be taken away; None: it
+    stays."""
 
     writer: asyncio.StreamWriter | None = None
     unacked: deque[SpanBatch] = field(default_factory=deque)
@@ -100,7 +103,7 @@ class Uplink:
 
 @dataclass(slots=True)
 class PassedViews:
-    """The last views that the coordinator has sent on this line, which it may send the next one as a change of; and the newest of all."""
+    """The last views of the coordinator on this connection, which may be the base of its next delta; and the newest of all."""
 
     by_generation: dict[int, View] = field(default_factory=dict)
     newest: int = -1
@@ -112,14 +115,14 @@ class PassedViews:
 
 
 class MemoryReport:
-    """What the memory of a node holds, for a coordinator that may not know it."""
+    """Reports of the copies in a node's memory, for a coordinator that may not know them."""
 
     def __init__(self, node: str, memory: MemoryPort) -> None:
         self.node, self.memory = node, memory
         self._sent: tuple[Copy, ...] | None = None
 
     def begin(self) -> None:
-        """The coordinator may be a new one."""
+        """Report again: the coordinator may be a new one."""
         self._sent = None
 
     def news(self) -> list[CopiesHeld]:
@@ -137,16 +140,16 @@ class NodeAgent:
     Args:
         node: the node's name, unique in the run.
         index: its place among the cluster's nodes.
-        folder: where the socket and the ranks' rings lie (tmpfs).
+        folder: the folder of the socket and of the ranks' rings (tmpfs).
         coordinator: ``host:port``.
         processes: carries out fault operations.
-        links: makes what cuts the links of this host, of which PIDs say whose connections are the run's.
-        daemons: makes what strikes this process, and what is beside it on its host.
-        memory: keeps copies for ranks of other nodes; it lives as long as this agent. ``FLEET_DOMAIN`` names what fails with this node.
-        unfit: what the node's pre-flight check has found, empty when it may train.
-        report_s: from one regular report to the next.
+        links: makes the object that cuts links of this host; it gets the PIDs of the processes whose connections are the run's.
+        daemons: makes the object that injects faults into this process and its host.
+        memory: keeps copies for ranks of other nodes; it lives as long as this agent. ``FLEET_DOMAIN`` names the node's failure domains.
+        unfit: why the node's pre-flight check failed; empty when the node may train.
+        report_s: the interval of regular reports.
 
-    ``dismissed`` is set once the coordinator has told it that the run has lost this node: whoever made the agent ends it then.
+    ``dismissed`` is set once the coordinator has reported that the run has lost this node: the agent's owner then ends it.
     """
 
     def __init__(
@@ -210,7 +213,7 @@ class NodeAgent:
                 event = EVENTS.decode(await read_frame(reader))
                 if isinstance(event, Joined):
                     rank = self._adopt(event, writer)
-                if isinstance(event, Left):  # it may be what the run ends with, and nobody listens then
+                if isinstance(event, Left):  # it may end the run, and later spans would be lost
                     self._up.send(*self._spans())
                 self._up.send(event)
         except (asyncio.IncompleteReadError, ConnectionError):
@@ -234,7 +237,8 @@ class NodeAgent:
         return rank
 
     async def _hold_lifeline(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """It ends without a farewell when its process is killed, long before the pidfd is readable: see ``membership.lifeline``."""
+        """Serve a lifeline. It ends without a farewell when its process is killed, long before the pidfd is readable: see
+        ``membership.lifeline``."""
         if not same_user(writer, "lifeline socket"):
             return
         try:
@@ -243,7 +247,7 @@ class NodeAgent:
             return
         token, farewell = words[:TOKEN_BYTES].decode(), words[TOKEN_BYTES:]
         if not farewell and (rank := self._ranks.get(token)) is not None:
-            self._kill(rank)  # whatever ended the connection: from here on the process is dead
+            self._kill(rank)  # makes sure that the process is dead, for any reason of the end
             self._on_death(rank)
 
     def _name(self, rank: LocalRank, member: Member) -> None:
@@ -260,7 +264,7 @@ class NodeAgent:
         where = rank.ring.position()
         lost = ProcessLost(rank.member, ProcessEnded(), step=where.step, shard=where.shard, at_s=self._run_s(at_us))
         self._up.lost[rank.member] = lost
-        self._up.send(lost)  # before anything else: everyone waits for what follows from it
+        self._up.send(lost)  # first, as all ranks wait for the next view
         bow_out(rank.process.pid)
         self._up.send(*self._batch([*rank.builder.add(rank.ring.drain()), *rank.builder.cut(at_us)]))
         rank.ring.path.unlink(missing_ok=True)
@@ -268,12 +272,13 @@ class NodeAgent:
         self._begin(self._explain(rank.member, rank.process.pid))
 
     def _begin(self, work: Coroutine[Any, Any, None]) -> None:
-        """Until it is done, or this agent ends."""
+        """Run ``work`` in a task, until its end or that of the agent."""
         self._begun.add(task := asyncio.create_task(work))
         task.add_done_callback(self._begun.discard)
 
     async def _explain(self, member: Member, pid: int) -> None:
-        """How the process has ended: this agent is not its parent, and hears of it from who is, where that is the node's fork server."""
+        """Report how the process has ended. The agent is not its parent, and gets the status from the parent if that is the node's fork
+        server."""
         looks = round(EXPLAIN_S / LOOK_S)
         while (status := exit_status(self.folder, pid)) is None and (looks := looks - 1) > 0:
             await asyncio.sleep(LOOK_S)
@@ -293,10 +298,10 @@ class NodeAgent:
         refused = ""
         while True:
             try:
-                async with asyncio.timeout(CONNECT_S):  # across a cut the kernel would wait longer from try to try
+                async with asyncio.timeout(CONNECT_S):  # across a cut link the kernel would wait longer at each attempt
                     reader, writer = await asyncio.open_connection(host, int(port))
             except OSError as error:
-                if isinstance(error, ConnectionRefusedError):  # the host is there, and the coordinator will be
+                if isinstance(error, ConnectionRefusedError):  # the host answers, and the coordinator will
                     self._reach.answered(time.monotonic())
                 await asyncio.sleep(RECONNECT_S)
                 continue
@@ -318,7 +323,7 @@ class NodeAgent:
                 writer.close()
 
     async def _converse(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """Until the line ends, which is an error, or until this node is dismissed."""
+        """Serve the connection to the coordinator until it ends, which raises, or until this node is dismissed."""
         await knock(reader, writer, Purpose.AGENT)
         domain = os.environ.get(domains.VARIABLE, "")
         writer.write(frame(UP.encode(AgentHello(self.node, self.index, boot_id(), now_us(), self.unfit, domain))))
@@ -327,29 +332,29 @@ class NodeAgent:
             self._go(welcome.reason)
             return
         self._align(welcome)
-        self._up.writer = writer  # not before: what is not acknowledged yet goes first, or it counts as never told
+        self._up.writer = writer  # not earlier, as messages without acknowledgement have to go first
         for message in [*self._up.unacked, *self._up.lost.values(), *self._notice()]:
             self._up.send(message)
         if self._memory is not None:
             self._memory.begin()
         self._send_copies()
         for rank in self._ranks.values():
-            self._hang_up_on(rank)  # it says hello again at once, with its last status: the coordinator may be a new one
+            self._hang_up_on(rank)  # so it sends its hello and status again: the coordinator may be new
         while not self.dismissed.is_set():
             self._take(DOWN.decode(await read_frame(reader, ANSWERS_BYTES[Purpose.AGENT])))
 
     def leave_in(self, notice_s: float) -> None:
-        """Announce that this node goes, now and to each coordinator that is new. The first word counts."""
+        """Announce that this node goes, now and to each new coordinator. Only the first call counts."""
         if self._up.goes_us is None:
             self._up.goes_us = now_us() + round(notice_s * 1e6)
-            log.warning("this agent was told to end: its node is announced to go in %g s", notice_s)
+            log.warning("this agent has got SIGTERM: it announces that its node goes in %g s", notice_s)
             self._up.send(*self._notice())
 
     def _notice(self) -> list[NodeLeaves]:
         return [NodeLeaves(self.node, self._run_s(self._up.goes_us), ENDED_BY_SIGTERM)] if self._up.goes_us is not None else []
 
     async def end_ranks(self, limit_s: float) -> None:
-        """Kill this node's ranks, and tell that they are gone before the line goes, too."""
+        """Kill this node's ranks, and report their deaths before the connection ends."""
         for rank in self._ranks.values():
             self._kill(rank)
         with contextlib.suppress(TimeoutError):
@@ -358,8 +363,8 @@ class NodeAgent:
                     await asyncio.sleep(LOOK_S)
 
     def _go(self, reason: str) -> None:
-        """The run goes on without this node: its ranks end here, before they try anything more."""
-        log.warning("%s: its ranks and its files here go", reason)
+        """The run goes on without this node: kill its ranks, before they do any more work."""
+        log.warning("%s: its ranks and its files on this node are removed", reason)
         for rank in self._ranks.values():
             self._kill(rank)
         self.dismissed.set()
@@ -378,7 +383,7 @@ class NodeAgent:
         self._reach.lease_s = welcome.lease_s
         if welcome.boot == boot_id():
             self._offset_us = welcome.offset_us
-        elif not self._offset_us:  # kept for this agent's life: another estimate would tear a rank's spans apart
+        elif not self._offset_us:  # kept for this agent's life: another estimate would make gaps in a rank's spans
             self._offset_us = welcome.clock_us - (welcome.sent_us + now_us()) // 2
 
     def _take(self, message: Any) -> None:
@@ -426,7 +431,7 @@ class NodeAgent:
             rank.writer.write(frame(INSTRUCTIONS.encode(message)))
 
     def _inspect(self, order: Inspect) -> None:
-        """Of all ranks here. Those who are told to leave, or are evicted, go when this is done: soon, whatever state they are in."""
+        """Collect evidence of all ranks of this node. Ranks that have to leave, or are evicted, go after it: soon, in any state."""
         asked = evidence.begin(list(self._ranks.values()), self.folder, lambda rank: self._send(rank, order))
         self._inspection = asyncio.create_task(evidence.gather(self.node, order, asked, self.folder))
         self._inspection.add_done_callback(lambda task: None if task.cancelled() else self._up.send(task.result()))
@@ -452,14 +457,14 @@ class NodeAgent:
         self._up.send(Operated(order, refused, self._run_s(at_us), said))
 
     def _have_done(self, order: Operation) -> str | None:
-        """By the very process that is meant: one that took its pid has another start time, and is another rank here."""
+        """Pass ``order`` on to the process that it names. A later process with the same pid has another start time, and is another rank."""
         rank = self._rank_of(order.process) if order.process is not None else None
         if rank is None or rank.writer is None:
             return f"{order.kind}: {order.place} is not connected to the agent of {self.node}"
         self._send(rank, order)
         return None
 
-    # ---- regular words -------------------------------------------------------------------------------------------------------------------
+    # ---- regular reports -----------------------------------------------------------------------------------------------------------------
 
     async def _report(self) -> None:
         while True:
@@ -471,7 +476,7 @@ class NodeAgent:
             self._send_copies()
 
     def _mind_the_coordinator(self) -> None:
-        """Whoever cannot reach its host any more has to leave the view; looked at before anything more is sent."""
+        """Let the ranks leave the view if the agent cannot reach the coordinator's host. It checks this before it sends more data."""
         now_s, writer = time.monotonic(), self._up.writer
         if writer is not None and not writer.is_closing():
             self._reach.answered(now_s - unacknowledged_s(writer))
@@ -483,14 +488,14 @@ class NodeAgent:
             self._pass_on(Quiesce(members, self._views.newest), members)
 
     def _heartbeat(self, slept_s: float) -> list[Heartbeat]:
-        """Not right after this agent stood still, and with it most likely its machine: the ranks had no time to show that they live."""
+        """The heartbeat; none right after this agent stood still, most likely with its machine: the ranks had no time to send beats."""
         if slept_s > STOOD_STILL_S:
             log.warning("this agent stood still for %.1f s", slept_s - self._report_s)
             return []
         return [Heartbeat(self.node, tuple(self._pulse(rank, rank.member) for rank in self._ranks.values() if rank.member is not None))]
 
     def _send_copies(self) -> None:
-        """What the memory holds, when the coordinator may not know it."""
+        """Report the copies in memory, when the coordinator may not know them."""
         if self._memory is not None and self._up.writer is not None:
             self._up.send(*self._memory.news())
 
@@ -514,7 +519,7 @@ class NodeAgent:
         return self._batch(spans)
 
     def _times(self) -> list[StepsTimed]:
-        """How long the steps took that were committed since; one message for each view that they were of. What is lost is not missed."""
+        """The times of steps committed since the last call, one message for each view. They are not sent again if they are lost."""
         found: dict[int, list[tuple[LocalRank, list[OwnTime]]]] = {}
         waited_us: dict[str, int] = {}
         for rank in self._ranks.values():
@@ -529,7 +534,7 @@ class NodeAgent:
         return reports
 
     def _batch(self, spans: list[Spans]) -> list[SpanBatch]:
-        """Kept until it is acknowledged."""
+        """A batch of spans, which is kept until it is acknowledged."""
         if not spans:
             return []
         self._up.number += 1
@@ -541,5 +546,5 @@ class NodeAgent:
 
 
 def socket_path(folder: Path, node: str) -> str:
-    """Where the agent of ``node`` listens. Unix socket paths hold about 100 characters."""
+    """The socket of the agent of ``node``. The path of a Unix socket has at most about 100 characters."""
     return str(folder / f"agent-{node[-16:]}.sock")

@@ -1,4 +1,4 @@
-"""What chaos orders of the agent of a node: by whom it is carried out, one after the other, beside all that the agent does else."""
+"""Orders of faults to the agent of a node: they are carried out one after the other, beside the agent's other work."""
 
 from __future__ import annotations
 
@@ -14,7 +14,10 @@ log = logging.getLogger("fleet.agent")
 
 
 class Orders:
-    """Args: what strikes processes, links, and this agent and its host. ``pass_on`` tells a rank's process what to do to itself."""
+    """Carries out orders, by the objects that inject faults into processes, links, and this agent and its host.
+
+    ``pass_on`` gives an order to a rank's process, which carries it out itself.
+    """
 
     def __init__(
         self, processes: ProcessPort, links: LinkPort, daemons: DaemonPort, pass_on: Callable[[Operation], str | None]
@@ -23,16 +26,17 @@ class Orders:
         self._turn = asyncio.Lock()
 
     async def carry_out(self, order: Operation) -> tuple[str, str]:
-        """(why it was refused or "", what was applied)."""
+        """Carry out an order. Gives (why it was refused or "", the applied fault)."""
         async with self._turn:
             try:
                 return await self._by_performer(order)
-            except Exception as error:  # the node must not be lost to what chaos fails with
+            except Exception as error:  # an error of the injection must not end the agent
                 log.exception("%s of %s failed", order.phase, order.kind)
                 return f"{order.kind}: {type(error).__name__}: {error}", ""
 
     async def _by_performer(self, order: Operation) -> tuple[str, str]:
-        """What starts programs takes its time, and has a thread: the agent is heard meanwhile."""
+        """Give the order to its performer. Orders that start programs are slow, and run in a thread, so that the agent can work
+        meanwhile."""
         said = ""
         match kind_of(order.kind).performer:
             case Performer.PROCESS:
@@ -49,6 +53,6 @@ class Orders:
         return refused or "", said
 
     def close(self) -> None:
-        """End whatever was begun."""
+        """End all faults that were begun."""
         self._links.close()
         self._daemons.close()

@@ -1,4 +1,4 @@
-"""Measures a node before it is trusted: products, memory and the network of this machine, and what its GPUs' driver knows of them."""
+"""Measures a node before it trains: products, memory and network of this machine, and figures of its GPUs' driver."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ QUERIES = {
     "clocks_event_reasons.hw_slowdown": ("throttled", ""),
     "temperature.gpu": ("temperature", "C"),
 }
-"""Fields of ``nvidia-smi --query-gpu``, and what we call them."""
+"""Fields of ``nvidia-smi --query-gpu`` -> (name of the figure, unit)."""
 XID = re.compile(r"NVRM: Xid \((?:PCI:)?([0-9a-fA-F:.]+)\): (\d+)")
 
 
@@ -49,7 +49,7 @@ def _where(device: str) -> str:
 
 
 def _seconds(device: str, work: Callable[[], Any]) -> float:
-    """The quickest of some."""
+    """The time of the quickest of ``REPEATS`` runs."""
     best = float("inf")
     for _ in range(REPEATS):
         _settle(device)
@@ -66,7 +66,7 @@ def _settle(device: str) -> None:
 
 
 def _matmul(device: str) -> list[MeasuredFigure]:
-    """FLOP/s of a product, and in how many repetitions a bit differs. Whole numbers: their product is exact in any order."""
+    """FLOP/s of a product, and how many repetitions differ in a bit. Its factors are whole numbers, so it is exact in any order."""
     size = MATMUL_SIZE[device.partition(":")[0]]
     generator = torch.Generator().manual_seed(1)
     left, right = (torch.randint(-8, 8, (size, size), generator=generator).float() for _ in range(2))
@@ -83,7 +83,7 @@ def _matmul(device: str) -> list[MeasuredFigure]:
 
 
 def _memory(device: str) -> list[MeasuredFigure]:
-    """Bytes read and written a second by a copy, and how many bytes do not hold a pattern and its inverse."""
+    """Bytes read and written a second by a copy, and how many bytes are wrong after writes of a pattern and its inverse."""
     size = MEMORY_BYTES[device.partition(":")[0]]
     source, target = (torch.empty(size, dtype=torch.uint8, device=device) for _ in range(2))
     wrong = 0
@@ -96,7 +96,7 @@ def _memory(device: str) -> list[MeasuredFigure]:
 
 
 def _gather() -> list[MeasuredFigure]:
-    """Two processes of this machine all-gather over gloo. Raises FleetError when they do not come to an end."""
+    """Two processes of this machine all-gather over gloo. Raises FleetError when they do not end in time."""
     context = multiprocessing.get_context("spawn")
     store, answers = StoreServer("127.0.0.1"), context.SimpleQueue()
     pair = [context.Process(target=secret.holding, args=(secret.held(), _gather_rank, rank, store.address, answers)) for rank in range(2)]
@@ -130,7 +130,7 @@ def _gather_rank(rank: int, store: str, answers: Any) -> None:
 
 
 def _driver() -> list[MeasuredFigure]:
-    """What NVML knows of each GPU, by way of ``nvidia-smi``; nothing where there is none. A field that a GPU does not have is left out."""
+    """NVML's figures of each GPU, from ``nvidia-smi``; none without that program. Fields that a GPU does not have are left out."""
     program = shutil.which("nvidia-smi")
     if program is None:
         return []
@@ -161,7 +161,7 @@ def _kernel_log() -> str:
 
 
 def _xids(log: str, fatal: frozenset[int]) -> list[MeasuredFigure]:
-    """How many XIDs of each GPU are in the kernel's log, by bus address; those that end processes apart."""
+    """How many XIDs of each GPU are in the kernel's log, by bus address; XIDs that end processes are counted separately."""
     counts: dict[tuple[str, str], int] = {}
     for bus, number in XID.findall(log):
         key = ("xid_fatal" if int(number) in fatal else "xid", f"{socket.gethostname()} {bus}")

@@ -1,9 +1,8 @@
-"""All that Fleet uses of Ray Train's internals. No other module of Fleet imports them, and Ray promises none of them.
+"""Fleet's uses of Ray Train's internals. No other module of Fleet imports them, and Ray does not promise to keep them.
 
-Each thing here is a fact that ``tests/contract/test_ray_facts.py`` checks by name; ``docs/upgrading.md`` tells what to do when one does
-not hold any more. What Fleet decides is elsewhere (``actors.shield``, ``actors.trainer``, ``actors.worker``): these classes call methods
-with names of Fleet's own, which those modules fill in. What a local cluster uses of Ray's daemons is in
-``fleet.app.cluster.ray_internals``.
+``tests/contract/test_ray_facts.py`` checks each use by name; ``docs/upgrading.md`` says what to do when one no longer works. Fleet's
+decisions are in ``actors.shield``, ``actors.trainer`` and ``actors.worker``: the classes here call methods that those modules implement. A
+local cluster's uses of Ray's daemons are in ``fleet.app.cluster.ray_internals``.
 """
 
 from __future__ import annotations
@@ -43,29 +42,32 @@ from ray.util.placement_group import PlacementGroup, placement_group_table, remo
 from actors.deaths import Condition
 
 REPLACEMENT_FAILED = (RayError, RayTrainError)
-"""What a replacement raises that did not come up."""
+"""Errors of a replacement that did not start."""
 TURN_S = 0.5
 KV_NAMESPACE = b"fleet_placement_groups"
 LEFT_OUT = (WorkingDirectorySetupCallback, PlacementGroupCleanerCallback, DatasetsCallback)
-"""Ray's callbacks that a run does without: workers stay in the directory they start in, so that a script's relative paths hold;
-``Trainer.free`` does what the cleaner of placement groups does, a process that needs Ray's dashboard; and there are no Ray datasets."""
+"""Ray's callbacks that a run leaves out.
+
+Workers stay in the directory in which they start, so that a script's relative paths are valid. ``Trainer.free`` replaces the cleaner of
+placement groups, a process that needs Ray's dashboard. A run has no Ray datasets.
+"""
 
 Statuses = dict[int, WorkerStatus]
-"""By rank: what the controller is told of each worker."""
+"""By rank, the status of each worker for the controller."""
 
 
 class SeamedWorkerGroup(WorkerGroup):
-    """Ray Train's worker group with a seam before and after what the controller has it do. A subclass overrides the first three methods."""
+    """Ray Train's worker group with methods before and after the controller's calls. A subclass overrides the first three methods."""
 
     def polled(self, statuses: Statuses) -> None:
-        """After each health poll, before the controller decides: ``statuses`` may be edited."""
+        """Called after each health poll, before the controller decides: it may edit ``statuses``."""
 
     def replacing(self, rank: int, replace: Callable[[], None]) -> None:
-        """Around the replacement of one worker; an error from here ends the run."""
+        """Called for the replacement of one worker; an error here ends the run."""
         replace()
 
     def starting(self, start: Callable[[], None]) -> None:
-        """Around the start of all workers."""
+        """Called for the start of all workers."""
         start()
 
     def poll_status(self, timeout: float | None = None) -> WorkerGroupPollStatus:
@@ -80,13 +82,13 @@ class SeamedWorkerGroup(WorkerGroup):
         self.starting(functools.partial(super()._start_impl, *args, **kwargs))
 
     def _create_placement_group(self, *args: Any, **kwargs: Any) -> Any:
-        """Leave word of the placement group: when this process is killed, nobody else would free it."""
+        """Record the placement group in the cluster: if this process is killed, no other process of Ray would free it."""
         handle = super()._create_placement_group(*args, **kwargs)
         note_placement_group(ray.get_runtime_context().get_actor_id(), handle.placement_group)
         return handle
 
     def condition(self, rank: int, status: WorkerStatus) -> Condition:
-        """What a worker's status means."""
+        """The condition that a worker's status means."""
         error = status.error
         if error is None:
             if rank in self._world_rank_to_ongoing_poll:
@@ -100,19 +102,19 @@ class SeamedWorkerGroup(WorkerGroup):
         return Condition.DEAD if isinstance(cause, RayActorError) else Condition.RAISED
 
     def placed(self) -> bool:
-        """Whether all workers have a place. A replacement without one would be waited for without end."""
+        """Whether all workers have a place. Ray Train would wait for ever for a replacement without one."""
         group = self.get_worker_group_state().placement_group_handle.placement_group
         return bool(placement_group_table(group).get("state") == "CREATED")
 
     def unanswered(self, ranks: Iterable[int], limit_s: float) -> set[int]:
-        """Those of ``ranks`` that do not answer a call within ``limit_s``."""
+        """The ranks among these that do not answer a call within ``limit_s``."""
         workers = self.get_workers()
         calls = {workers[rank].execute_async(os.getpid): rank for rank in ranks}
         answered, late = ray.wait(list(calls), num_returns=len(calls), timeout=limit_s) if calls else ([], [])
         return {calls[call] for call in late} | {calls[call] for call in answered if _failed(call)}
 
     def shut(self, ranks: Iterable[int]) -> None:
-        """Shut the groups of the dead, so that Ray Train does not call them when it replaces another."""
+        """Shut down the groups of dead workers, so that Ray Train does not call them when it replaces another one."""
         groups = self.get_replica_groups() or []
         for rank in ranks:
             if groups[rank].is_active():
@@ -123,7 +125,8 @@ class SeamedWorkerGroup(WorkerGroup):
         ray.kill(self.get_workers()[rank].actor)
 
     def kill_all_but_answering(self, limit_s: float) -> list[str]:
-        """Kill the workers of this controller that do not answer; also one that it has no record of, because it waits for it. Their ids."""
+        """Kill the workers of this controller that do not answer, also a worker that is still starting and has no record. Returns their
+        ids."""
         workers = self.get_workers() if self.has_started() else []
         late = self.unanswered(range(len(workers)), limit_s)
         answering = {worker.actor._actor_id.hex() for rank, worker in enumerate(workers) if rank not in late}
@@ -131,7 +134,7 @@ class SeamedWorkerGroup(WorkerGroup):
 
 
 def alive(*, running: bool) -> WorkerStatus:
-    """The status of a worker without error, which runs or has returned."""
+    """The status of a worker without an error, which runs or has returned."""
     return WorkerStatus(running=running)
 
 
@@ -142,7 +145,7 @@ class Controller(TrainController):
 
 
 class PatientFailurePolicy(DefaultFailurePolicy):
-    """Retries also when the controller met a worker that died under its hands."""
+    """Retries also when a worker died during a call of the controller."""
 
     def _is_retryable_error(self, training_failed_error: TrainingFailedError) -> bool:
         error = training_failed_error
@@ -151,25 +154,25 @@ class PatientFailurePolicy(DefaultFailurePolicy):
 
 
 class FixedSize(FixedScalingPolicy):
-    """Ray's own, but that it tells no autoscaler what it needs.
+    """Ray's own policy, without requests to an autoscaler.
 
-    The placement group tells that as well; what Ray's would tell it to is one more actor, of 120 MB and with a loop that wakes 100 times a
-    second, to share a cluster between training and data pipelines.
+    The placement group makes the same request. Ray's policy would start one more actor, which shares a cluster between training and data
+    pipelines. That actor takes 120 MB, and its loop wakes 100 times a second.
     """
 
     def after_controller_start(self, train_run_context: Any) -> None:
-        """There is nobody to register with."""
+        """Does not register with an autoscaler."""
 
     def _maybe_send_resource_request(self) -> None:
-        """There is nobody to ask."""
+        """Sends no request to an autoscaler."""
 
 
 class ControllerLeft(Exception):
-    """Nobody waits for the controller any more."""
+    """The caller has stopped waiting for the controller."""
 
 
 class KillableTrainer(DataParallelTrainer):
-    """Ray Train's trainer, whose controller is of a class of ours and can be killed."""
+    """Ray Train's trainer with a controller of a class of Fleet, which can be killed."""
 
     controller_class: type[Controller]
     controller_environment: dict[str, str]
@@ -181,7 +184,7 @@ class KillableTrainer(DataParallelTrainer):
         return [callback for callback in super()._create_default_callbacks() if not isinstance(callback, LEFT_OUT)]
 
     def _initialize_and_run_controller(self, **arguments: Any) -> Any:
-        """As Ray's own, but that the class is ours and the handle is kept."""
+        """As Ray's own method, with a class of Fleet and a kept handle."""
         arguments["failure_policy"] = PatientFailurePolicy(self.run_config.failure_config)
         arguments["scaling_policy"] = FixedSize(self.scaling_config)
         options: dict[str, Any] = {
@@ -197,23 +200,24 @@ class KillableTrainer(DataParallelTrainer):
         return {**get_env_vars_to_propagate(), **self.controller_runtime.get("env_vars", {}), **self.controller_environment}
 
     def _answer(self, call: Any) -> Any:
-        """Wait for it, in turns: Ray's own wait would only end with the process's leave of the cluster. Raises Left."""
+        """Wait for ``call``, in turns: Ray's own wait would end only when the process leaves the cluster. Raises ControllerLeft."""
         while not ray.wait([call], timeout=TURN_S)[0]:
             if self._left:
                 raise ControllerLeft
         return ray.get(call)
 
     def leave(self) -> None:
-        """Whoever waits for the controller soon waits no more, and leaves it as it is."""
+        """Let the thread that waits for the controller stop waiting soon, without changing the controller."""
         self._left = True
 
     def kill_controller(self) -> None:
-        """Its workers are ended with it. May be called before it exists."""
+        """Kill the controller, which ends its workers. It may be called before the controller exists."""
         if self._controller is not None and ray.is_initialized():
             ray.kill(self._controller)
 
     def free(self) -> None:
-        """Free what a killed controller holds; RayError where that fails. Nothing is left of it when this process has left the cluster."""
+        """Free the placement group of a killed controller; raises RayError where that fails. When this process leaves the cluster, it is
+        freed, too."""
         if self._controller is not None and ray.is_initialized():
             free_placement_group(self._controller._actor_id.hex())
 
@@ -229,7 +233,7 @@ def controller_environment(poll_s: float, hang_s: float) -> dict[str, str]:
 
 
 def note_placement_group(controller_id: str, group: PlacementGroup) -> None:
-    """Record in the cluster which placement group a controller holds."""
+    """Record a controller's placement group in the cluster."""
     _internal_kv_put(controller_id.encode(), group.id.hex().encode(), overwrite=True, namespace=KV_NAMESPACE)
 
 
@@ -243,12 +247,12 @@ def free_placement_group(controller_id: str) -> None:
 
 
 def replace_in_train_function(method: str, function: Callable[..., Any]) -> None:
-    """In this worker, Ray Train's utility ``method`` is ``function`` from now on, whoever has imported what calls it."""
+    """Replace Ray Train's utility ``method`` by ``function`` in this worker, also for modules that have imported its callers already."""
     setattr(get_train_fn_utils(), method, function)
 
 
 def hush() -> None:
-    """What Ray has to say goes to its own log files, and not to where the rank prints."""
+    """Let Ray's messages go to its own log files, and not to the rank's output."""
     for name in ("ray", "ray.train"):
         logger = logging.getLogger(name)
         logger.propagate = False
@@ -264,13 +268,13 @@ def _failed(call: ray.ObjectRef[int]) -> bool:
 
 
 def _actors_of(class_name: str) -> list[str]:
-    """Ids of this job's actors of that class which are alive or still to come up."""
+    """Ids of this job's actors of that class that are alive or still starting."""
     actors = ray._private.state.actors(job_id=ray.JobID.from_hex(ray.get_runtime_context().get_job_id()))
     return [actor_id for actor_id, facts in actors.items() if facts["State"] != "DEAD" and facts["ActorClassName"] == class_name]
 
 
 def _kill_own(actor_id: str) -> bool:
-    """Kill an actor of which no handle is at hand. False when it is not this process's: another run of the job has its own."""
+    """Kill an actor without a handle. False when this process does not own it: another run of the job has its own actors."""
     try:
         ray._private.worker.global_worker.core_worker.kill_actor(ray.ActorID.from_hex(actor_id), True)
     except ActorHandleNotFoundError:
@@ -279,12 +283,12 @@ def _kill_own(actor_id: str) -> bool:
 
 
 def own_context() -> Any:
-    """What Ray Train itself says of this worker, whatever stands in its place: a ``ray.train.TrainContext``."""
+    """Ray Train's own ``ray.train.TrainContext`` of this worker, also after it was replaced."""
     return DistributedTrainContext()
 
 
 def replace_in_torch(name: str, function: Callable[..., Any]) -> None:
-    """In this worker ``ray.train.torch.NAME`` is ``function`` for whoever imports or unpickles it from now on."""
+    """Replace ``ray.train.torch.NAME`` by ``function`` in this worker, for later imports and unpickling."""
     import ray.train.torch  # loads torch, which a driver does without
     from ray.train.v2.torch import train_loop_utils
 

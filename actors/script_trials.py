@@ -1,4 +1,4 @@
-"""Trials of a training script for ``fleet doctor``, each in a process of its own: the parent's side, and the child's first lines."""
+"""Trials of a training script for ``fleet doctor``, each in a process of its own: the parent's side, and the begin of the child's."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class InProcesses:
         self._script, self._settings = script, alone(settings, settings.shards)
 
     def __call__(self, asked: TrialRequest) -> Trial:
-        """One trial. Raises ConfigError for a script that cannot be executed or a setting that it refuses, FleetError where it raises."""
+        """Make one trial. Raises ConfigError: the script cannot be executed, or refuses a setting; FleetError: the script raises."""
         return tried(self._attempted, asked)
 
     def _attempted(self, asked: TrialRequest, begins: Path | None, ends: Path | None) -> Trial:
@@ -53,7 +53,7 @@ class InProcesses:
 
 @contextlib.contextmanager
 def _child(hashes: str, target: Callable[..., None], *args: Any) -> Iterator[Connection]:
-    """A new process that runs ``target(connection, *args)``; it is gone at the end."""
+    """Context of a new process that runs ``target(connection, *args)``; it is killed at the end."""
     context = multiprocessing.get_context("spawn")
     parent, end = context.Pipe()
     process = context.Process(target=_begin, args=(target, end, *args), daemon=True)
@@ -80,7 +80,7 @@ def _received(parent: Connection) -> Any:
 
 
 def _begin(target: Callable[..., None], end: Connection, *args: Any) -> None:
-    """What the script prints is not the answer."""
+    """Run ``target`` in the child, with the script's output dropped."""
     with open(os.devnull, "w") as nowhere:
         os.dup2(nowhere.fileno(), 1)
     try:
@@ -88,8 +88,8 @@ def _begin(target: Callable[..., None], end: Connection, *args: Any) -> None:
     except FleetError as error:
         end.send(error)
     except EOFError:
-        return  # whoever asked has gone
-    except BaseException as error:  # noqa: BLE001 - whatever the script raises is what is told
+        return  # the parent has gone
+    except BaseException as error:  # noqa: BLE001 - the parent gets any error of the script
         end.send(FleetError(f"the script raised {type(error).__name__}: {error}\n\n{user_traceback(error)}"))
 
 
@@ -97,13 +97,13 @@ def _try(end: Connection, script: Script, settings: RunSettings, asked: TrialReq
     end.send(attempt(lambda: train_of(script), settings, asked, begins, ends))
 
 
-# ---- steps that are taken when they are asked for ----------------------------------------------------------------------------------------
+# ---- steps on request --------------------------------------------------------------------------------------------------------------------
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Taken:
-    """One step: its seconds, the samples in the batch of all ranks, and the memory that the process had at most, and before its first step;
-    of the seconds, those of first passes (``step.gather``).
+    """One step: its seconds, the samples in the batch of all ranks, the process's peak memory, and its memory before its first step.
+    ``looked_s``: the part of the seconds in first passes (``step.gather``).
 
     On a GPU the memory is that of torch's tensors there.
     """
@@ -116,7 +116,7 @@ class Taken:
 
 
 class Stepping:
-    """A process in which one rank of ``world`` takes steps of its part of the batch, of ``shards`` shards in all, when it is told to."""
+    """A process in which one rank of ``world`` takes steps on request, with its part of a batch of ``shards`` shards."""
 
     def __init__(self, script: Script, settings: RunSettings, world: int, shards: int) -> None:
         self._stack = contextlib.ExitStack()
@@ -124,13 +124,13 @@ class Stepping:
         self._parent = self._stack.enter_context(_child("1", _step_on_request, script, alone(settings, shards // world), world))
 
     def step(self) -> Taken:
-        """One step more. Raises as :class:`InProcesses` does."""
+        """Take one more step. Raises as :class:`InProcesses` does."""
         self._parent.send(True)
         taken: Taken = _received(self._parent)
         return taken
 
     def close(self) -> None:
-        """The process is gone."""
+        """End the process."""
         self._stack.close()
 
 
@@ -150,7 +150,7 @@ def _step_on_request(end: Connection, script: Script, settings: RunSettings, wor
         run = Trying(settings, Path(folder), Book(timed=True), plan)
         with within(run):
             play(run, train_of(script))
-    end.recv()  # the script has fewer steps than were asked for
+    end.recv()  # the script has fewer steps than requested
     raise FleetError("the script's loop is over before enough steps were timed: give it more steps, as with --set steps=1000")
 
 

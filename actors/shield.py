@@ -1,12 +1,11 @@
-"""Between Ray Train's health poll and its decisions: what the controller may see of the deaths in a fleet, and when.
+"""Between Ray Train's health poll and its decisions: which deaths the controller may see, and when.
 
-Left alone, Ray Train 2.60 hangs or ends the run on what fleets meet daily: two ranks lost in one poll, no room for a replacement,
-one rank stopped while another dies. Each time it calls, without a time-out and in its only thread, a process that cannot answer. So
-failures are hidden from it until the calls that it will make can succeed; then it is shown one. The rules are in ``actors.deaths``;
-what Ray is asked is here.
+Without it, Ray Train 2.60 hangs or ends the run in common cases. Examples are two ranks lost in one poll, no room for a replacement, and a
+stopped rank while another dies. In each it calls a process that cannot answer, without a time-out and in its only thread. So failures are
+hidden from it until its next calls can succeed. Then it sees one failure. The rules are in ``actors.deaths``; the calls to Ray are here.
 
-It lives in the controller's process as a subclass of the worker group, because that class sees both the poll and the replacement:
-a callback sees the poll only, and cannot keep an error of a replacement from the controller, nor a full restart from following it.
+It is a subclass of the worker group, in the controller's process, because that class sees both the poll and the replacement. A callback
+sees only the poll. It cannot hide an error of a replacement from the controller, and cannot prevent the full restart that follows.
 """
 
 from __future__ import annotations
@@ -26,15 +25,15 @@ log = logging.getLogger("ray.train.fleet")
 
 PING_S = 1.0
 REPLACE_LIMIT_VARIABLE = "FLEET_REPLACE_LIMIT_S"
-"""Set in the controller's environment: a replacement that takes longer hangs; its processes are killed, and the attempt fails."""
+"""Set in the controller's environment: a replacement that takes longer counts as hung. Its processes are killed, and the attempt fails."""
 START_LIMIT_S = 300.0
 
 
 class ShieldedWorkerGroup(ray_internals.SeamedWorkerGroup):
-    """Ray Train's worker group, which shows a failure only when replacing the worker can succeed, and survives when it does not."""
+    """Ray Train's worker group, which shows a failure only when a replacement can succeed, and survives a failed replacement."""
 
     _deaths = DeathWatch()
-    """Of the whole process: a group that is started anew goes on with the same slots."""
+    """One for the process: a group that is started again continues with the same slots."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -51,7 +50,7 @@ class ShieldedWorkerGroup(ray_internals.SeamedWorkerGroup):
         self._edit(statuses, verdict, conditions)
 
     def replacing(self, rank: int, replace: Callable[[], None]) -> None:
-        """Replace one worker, within a time limit. When that fails the controller goes on polling, and will be asked again."""
+        """Replace one worker, within a time limit. When that fails, the controller goes on polling, and a later poll asks again."""
         try:
             with self._bounded(self._replace_limit_s):
                 replace()
@@ -86,7 +85,7 @@ class ShieldedWorkerGroup(ray_internals.SeamedWorkerGroup):
         self._reason = reason
 
     def _edit(self, statuses: ray_internals.Statuses, verdict: PollVerdict, conditions: dict[int, Condition]) -> None:
-        """Hide every failure that the controller must not see now."""
+        """Hide all failures that the controller must not see now."""
         if verdict.restart:
             return
         shown = verdict.candidate
@@ -102,7 +101,7 @@ class ShieldedWorkerGroup(ray_internals.SeamedWorkerGroup):
 
     @contextmanager
     def _bounded(self, limit_s: float) -> Iterator[None]:
-        """Ray Train waits without a time-out for workers to come up: kill those that hang, and its wait ends with an error."""
+        """Context with a limit of Ray Train's wait for starting workers: it kills those that hang, and the wait ends with an error."""
         over = threading.Event()
 
         def watch() -> None:

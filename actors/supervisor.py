@@ -1,7 +1,7 @@
-"""Keeps a run going on a cluster that belongs to nobody's shell: starts the process that drives it, and starts it again when it is killed.
+"""Keeps a detached run going on a cluster: starts the run's driver, and starts it again when it is killed.
 
-The driver is a process of the head node, and a job of its own to Ray. What it has to say is in files of the run's folder; whoever asks from
-elsewhere gets them piece by piece (:mod:`fleet.host.mirroring`).
+The driver is a process of the head node, and a Ray job of its own. Its output is in files of the run's folder. A client on another machine
+gets them piece by piece (:mod:`fleet.host.mirroring`).
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ PLAN, ENVIRONMENT, OUTCOME, LOG = "plan.pickle", "environment.json", "outcome.js
 STOPPED = {"status": "stopped", "reason": "it was stopped before it began", "detail": ""}
 MOST_RESTARTS = 5
 KEPT_S = 3600.0
-"""A run that has ended can be asked for so long."""
+"""After its run has ended, the actor answers for so long."""
 PREFIX = "run-"
 
 
 @dataclass(frozen=True, slots=True)
 class DriverStanding:
-    """How far a run's driver is. ``outcome`` is what it left when it ended; ``code`` how its process ended, None while it lives."""
+    """The state of a run's driver. ``outcome``: its result, once it has ended; ``code``: its exit status, None while it lives."""
 
     folder: str
     pid: int
@@ -47,7 +47,7 @@ class DriverStanding:
 
 
 class RunSupervisor:
-    """The actor, on the head node. It outlives the job that made it, and ends some time after its run."""
+    """The actor, on the head node. It lives longer than the job that made it, and ends some time after its run."""
 
     async def __init__(self, root: str, inside: str) -> None:  # type: ignore[misc]  # Ray awaits it
         self.folder = Path(root).expanduser().absolute() / inside
@@ -64,7 +64,7 @@ class RunSupervisor:
         return str(self.folder)
 
     async def begin(self, plan: bytes) -> str:
-        """Start the driver of ``plan``, as :mod:`fleet.app.in_cluster` reads it. Returns why not, or "": the folder holds a run already."""
+        """Start the driver of ``plan``, which :mod:`fleet.app.in_cluster` reads. Returns "", or why not: the folder has a run already."""
         if self._has_journal and self._watching is None and not ray.cloudpickle.loads(plan).resume:
             return f"{self.folder} is there already on the head"
         self.folder.mkdir(parents=True, exist_ok=True)
@@ -75,7 +75,7 @@ class RunSupervisor:
         return ""
 
     def _keep(self, name: str, data: bytes) -> None:
-        """In a file for this user alone, whole or not at all: environments hold what others should not read."""
+        """Write a file for this user alone, whole or not at all: environments may have secrets."""
         draft = self.folder / f"{name}.draft"
         draft.touch(mode=0o600)
         draft.write_bytes(data)
@@ -86,7 +86,9 @@ class RunSupervisor:
         return (self.folder / "journal.jsonl").exists()
 
     async def _keep_going(self, resume: bool) -> None:
-        """A driver that is killed takes its cluster's processes along: another one goes on from the newest durable checkpoint."""
+        """Start the driver, and a new one after each kill. A killed driver ends the run's processes; the new one resumes from the newest
+        durable
+        checkpoint."""
         while True:
             await self._start(resume)
             assert self._process is not None
@@ -113,16 +115,16 @@ class RunSupervisor:
         if code is not None and self._goes_on(code):
             code = None
         if code is not None and result is None and self._stopping and not self._has_journal:
-            result = STOPPED  # it was too early for the signal to be anything but the driver's end
+            result = STOPPED  # the signal ended the driver before it could handle it
         return DriverStanding(str(self.folder), process.pid if process is not None else 0, self._restarts, code, result)
 
     def _goes_on(self, code: int) -> bool:
-        """Whether another driver follows one that has ended like this."""
+        """Whether a new driver follows one with this exit status."""
         killed = code < 0 and not (self.folder / OUTCOME).exists() and not self._stopping
         return killed and self._restarts < MOST_RESTARTS
 
     async def pieces(self, known: Known) -> list[FilePiece]:
-        """What the files of the run have beyond what is ``known``."""
+        """The parts of the run's files after the ``known`` parts."""
         return await asyncio.to_thread(mirroring.pieces, self.folder, mirroring.RUN, known)
 
     async def stop(self, number: int = signal.SIGTERM) -> None:
@@ -132,11 +134,12 @@ class RunSupervisor:
             self._process.send_signal(number)
 
     async def ask(self, wanted: Wanted) -> SettingAnswer:
-        """Ask the run's coordinator; it answers why not, if not. Raises FleetError: nobody answers."""
+        """Send a request to the run's coordinator. The answer says why it was refused, if it was. Raises FleetError: no coordinator
+        answers."""
         return await asyncio.to_thread(ask, self.folder, wanted)
 
     async def leave(self, forget: bool = False) -> None:
-        """Nobody asks any more: once the run has ended, this actor ends too. ``forget``: it was refused, and nothing of it is left."""
+        """The client asks no more: if the run has ended, end this actor, too. ``forget``: the run was refused, so remove its folder."""
         if self._process is None or self._process.returncode is not None:
             if forget:
                 await asyncio.to_thread(shutil.rmtree, self.folder, ignore_errors=True)
@@ -144,7 +147,7 @@ class RunSupervisor:
 
 
 def start(name: str, root: str, inside: str, environment: Mapping[str, Any]) -> Any:
-    """Create the supervisor of run ``name`` on the head node, with a runtime ``environment`` that its driver and all ranks have, too.
+    """Create the supervisor of run ``name`` on the head node. Its driver and all ranks have the same runtime ``environment``.
 
     Raises ValueError when the cluster has a run of this name.
     """

@@ -1,4 +1,4 @@
-"""Chaos's reach into a live run: what is done to a process goes through the agent of its node."""
+"""Injects faults into processes of a live run, through the agents of their nodes."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ ANSWER_S = 10.0
 
 
 class RemoteProcesses:
-    """Implements ``fleet.protocol.ports.ProcessPort`` for every node of the run, by way of the coordinator."""
+    """Implements ``fleet.protocol.ports.ProcessPort`` for all nodes of the run, through the coordinator."""
 
     def __init__(self, coordinator: Any) -> None:
         self._coordinator = coordinator
         self.said: dict[str, list[str]] = {}
-        """What was applied, by faults, in the words of those who measured it."""
+        """By fault, the reports of the agents on the fault that they applied."""
 
     def operate(self, order: Operation) -> str | None:
         try:
             answer: Operated = ray.get(self._coordinator.operate.remote(order), timeout=ANSWER_S)
         except (ConnectionError, TimeoutError, ray.exceptions.RayError) as error:
-            if order.phase == START:  # it may yet be carried out, and nobody would heal it
+            if order.phase == START:  # it may still be carried out, and then has to be healed
                 self._coordinator.operate.remote(replace(order, phase=HEAL))
             return f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else order.kind}"
         if answer.said:

@@ -1,6 +1,6 @@
-"""Ray Train's session with Fleet's meaning: what ``ray.train.report`` and its like do in a loop that ``fleet.Trainer`` runs.
+"""Ray Train's session on Fleet: ``ray.train.report`` and similar functions in a loop that ``fleet.Trainer`` runs.
 
-A table in docs/from-ray-train.md has all of it.
+A table in docs/from-ray-train.md lists them.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ from actors.rank.verify.body import users_line
 from fleet.errors import LoopError
 
 REPORT = "ray.train.report"
-"""Of what is done once in a run, the name of a report."""
+"""The name of a report among the works that are done once."""
 HELD = "fleet-reported-"
 OURS = ("loss",)
-"""What Fleet notes by itself under this name."""
+"""Figures that Fleet itself notes under this name."""
 
 
 class FoldersPort(Protocol):
-    """Where reported folders are kept; ``storage`` implements it. All methods raise OSError."""
+    """Keeps reported folders; ``storage`` implements it. All methods raise OSError."""
 
     def put(self, name: str, folder: Path) -> None: ...
 
@@ -44,7 +44,8 @@ class FoldersPort(Protocol):
 
 @dataclass(frozen=True)
 class Retention:
-    """Which reported checkpoints are kept: the ``most`` best by the metric ``by``, or the newest without one; and always the newest.
+    """Which reported checkpoints are kept: the ``most`` best by the metric ``by``, or the newest ones without a metric; always the newest
+    one.
 
     ``most`` None keeps all; ``order`` is ``max`` or ``min``.
     """
@@ -54,7 +55,7 @@ class Retention:
     order: str = "max"
 
     def chosen(self, there: Sequence[tuple[str, float | None]]) -> list[tuple[str, float | None]]:
-        """Of (name, score), oldest first, those that stay."""
+        """The checkpoints to keep among these (name, score), oldest first."""
         if self.most is None or len(there) <= self.most:
             return list(there)
         best = sorted(range(len(there)), key=lambda at: self._goodness(there[at][1], at))[-self.most :]
@@ -67,22 +68,22 @@ class Retention:
         return (score if self.order == "max" else -score, at)
 
     def score(self, metrics: Mapping[str, Any]) -> float | None:
-        """What a checkpoint is judged by. None where the metric is missing."""
+        """The score of a checkpoint. None where the metric is missing."""
         found = metrics.get(self.by) if self.by else None
         return float(found) if isinstance(found, int | float) else None
 
 
 @dataclass(frozen=True)
 class TrainLoop:
-    """A train loop as Ray Train has it, to be given to ranks as ``train(run)``.
+    """A train loop for Ray Train, as ``train(run)`` for ranks.
 
     Attributes:
-        loop: ``train_loop_per_worker``, pickled: made a function when Ray Train's utilities are Fleet's.
+        loop: ``train_loop_per_worker``, pickled. It is loaded once Ray Train's utilities are replaced by Fleet's.
         config: its argument; None where it takes none.
         name: of the run.
-        folders: where reported checkpoints are kept.
-        begins_with: name of the folder that ``get_checkpoint`` gives; empty for none.
-        datasets: what ``get_dataset_shard`` gives, by name.
+        folders: keeps reported checkpoints.
+        begins_with: the name of the folder for ``get_checkpoint``; empty: none.
+        datasets: the datasets for ``get_dataset_shard``, by name.
     """
 
     loop: bytes
@@ -103,12 +104,12 @@ class TrainLoop:
 
 
 def takes_config(loop: Callable[..., Any]) -> bool:
-    """Ray Train calls a loop with its configuration if it has a parameter."""
+    """Whether the loop has a parameter: then Ray Train calls it with its configuration."""
     return len(inspect.signature(loop).parameters) > 0
 
 
 class Session:
-    """One rank's side. Its methods stand in the place of Ray Train's own."""
+    """One rank's side. Its methods replace Ray Train's own."""
 
     def __init__(self, run: Run, train_loop: TrainLoop) -> None:
         self._run, self._train_loop = run, train_loop
@@ -116,7 +117,7 @@ class Session:
         self._context = Context(run, train_loop.name, ray_internals.own_context())
 
     def install(self) -> None:
-        """From now on, whoever has imported them."""
+        """Replace Ray Train's functions from now on, also in modules that have imported them."""
         for method in ("report", "get_checkpoint", "get_dataset_shard", "get_context", "get_all_reported_checkpoints"):
             ray_internals.replace_in_train_function(method, getattr(self, method))
         ray_internals.replace_in_torch("prepare_model", self.prepare_model)
@@ -129,9 +130,9 @@ class Session:
         checkpoint_upload_mode: Any = ray.train.CheckpointUploadMode.SYNC, delete_local_checkpoint_after_upload: bool | None = None,
         checkpoint_upload_fn: Any = None, validation: Any = False,
     ) -> None:  # fmt: skip
-        """See ``ray.train.report``. It counts once, when the step at hand is committed, and nobody waits for it.
+        """See ``ray.train.report``. It counts once, when the current step is committed, and no rank waits for it.
 
-        Raises LoopError for what has no meaning here.
+        Raises LoopError for arguments that Fleet does not support.
         """
         _refuse_uploads(checkpoint_upload_mode, checkpoint_upload_fn, validation)
         plain = {str(name): _plain(str(name), value) for name, value in metrics.items()}
@@ -143,26 +144,27 @@ class Session:
             shutil.rmtree(checkpoint.path, ignore_errors=True)
 
     def _drop_held(self, step: int) -> None:
-        """Of steps before ``step``: they are kept, or another rank's are."""
+        """Drop the files of reports of steps before ``step``: this or another rank has kept their checkpoints."""
         for at, reported in self._held:
             if at < step:
                 reported.forget()
         self._held = [(at, reported) for at, reported in self._held if at >= step]
 
     def close(self) -> None:
-        """Behind the loop nothing is owed any more."""
+        """After the loop: drop all held files."""
         for _, reported in self._held:
             reported.forget()
 
     def get_checkpoint(self) -> ray.train.Checkpoint | None:
-        """What was reported last when the run began: None, unless it goes on. The same on all ranks, for the whole run."""
+        """The last reported checkpoint at the begin of a resumed run, else None. It is the same on all ranks, for the whole run."""
         return checkpoint_of(self._train_loop.folders, self._train_loop.begins_with) if self._train_loop.begins_with else None
 
     def get_all_reported_checkpoints(self, *args: Any, **kwargs: Any) -> list[Any]:
         raise _refusal("get_all_reported_checkpoints()", "no rank knows them", "trainer.fit().best_checkpoints has them.")
 
     def get_dataset_shard(self, dataset_info: Any) -> Any:
-        """The dataset that the trainer was given, for ``step.batches``: each batch shard gets its samples there. None for no such name."""
+        """The trainer's dataset of this name, for ``step.batches``, which gives each batch shard its samples. None: there is no such
+        name."""
         return self._train_loop.datasets.get(dataset_info.dataset_name)
 
     def get_context(self) -> Context:
@@ -174,7 +176,7 @@ class Session:
         self, model: Any, move_to_device: Any = True, parallel_strategy: str | None = "ddp",
         parallel_strategy_kwargs: Mapping[str, Any] | None = None,
     ) -> Any:  # fmt: skip
-        """The model on this rank's device, and not wrapped: ``run.steps`` sums gradients. Raises LoopError for another strategy."""
+        """The model on this rank's device, without a wrapper, as ``run.steps`` sums gradients. Raises LoopError for another strategy."""
         if parallel_strategy not in ("ddp", None) or parallel_strategy_kwargs:
             asked = f"prepare_model(parallel_strategy={parallel_strategy!r}, parallel_strategy_kwargs={parallel_strategy_kwargs!r})"
             raise _refusal(asked, "ranks hold the whole model", "For a sharded optimizer, set optimizer_sharding='zero1'.")
@@ -182,18 +184,18 @@ class Session:
         return model.to(device) if move_to_device else model
 
     def prepare_data_loader(self, data_loader: Any, *args: Any, **kwargs: Any) -> Any:
-        """The loader as it is: give its dataset to ``step.batches``."""
+        """The unchanged loader: give its dataset to ``step.batches``."""
         return data_loader
 
     # ---- inside --------------------------------------------------------------------------------------------------------------------------
 
     def _keep(self, reported: Reported, before: dict[str, Any] | None) -> dict[str, Any]:
-        """On one rank: what the journal gets of the report, once its checkpoint is kept."""
+        """On one rank: keep the report's checkpoint, and return the record for the journal."""
         folders, retention = self._train_loop.folders, self._train_loop.retention
-        for old in (before or {}).get("drop", ()):  # that is on record: what they were replaced by is there
+        for old in (before or {}).get("drop", ()):  # safe, as the journal has the record of their replacement
             folders.remove(old)
         there = [(one, score) for one, score in (before or {}).get("kept", ())]
-        name = "" if self._run.is_twin else reported.put(folders, self._run.steps_taken)  # of a twin nobody reads them
+        name = "" if self._run.is_twin else reported.put(folders, self._run.steps_taken)  # a twin's checkpoints are not used
         there += [(name, retention.score(reported.metrics))] if name else []
         for figure, value in reported.metrics.items():
             if isinstance(value, int | float) and figure not in OURS:
@@ -206,13 +208,13 @@ class Session:
 
 
 class Reported:
-    """One report: its metrics, the folder of its checkpoint, and what the user calls that."""
+    """One report: its metrics, the folder of its checkpoint, and the user's name for that."""
 
     def __init__(self, metrics: dict[str, Any], folder: Path | None, called: str) -> None:
         self.metrics, self._folder, self._called, self._holds = metrics, folder, called, False
 
     def hold(self) -> bool:
-        """Keep the files under a name of our own, by links where that goes: the user's folder may be gone before they are needed."""
+        """Keep the files under a name of Fleet, by links where possible: the user's folder may be deleted before they are needed."""
         if self._folder is None:
             return False
         into = Path(tempfile.mkdtemp(prefix=HELD, dir=self._folder.absolute().parent))
@@ -221,7 +223,8 @@ class Reported:
         return True
 
     def put(self, folders: FoldersPort, step: int) -> str:
-        """Under which name it is kept; empty without a checkpoint. A name is used once, so that nobody writes beside one who lives on."""
+        """Keep the checkpoint, and return its name; empty without a checkpoint. Each name is used once, so that two ranks never write to
+        one."""
         if self._folder is None:
             return ""
         name = f"{step:09d}-{token_hex(6)}/{self._called or f'checkpoint_{step:09d}'}"
@@ -229,13 +232,13 @@ class Reported:
         return name
 
     def forget(self) -> None:
-        """Remove what was held."""
+        """Remove the held files."""
         if self._holds and self._folder is not None:
             shutil.rmtree(self._folder, ignore_errors=True)
 
 
 class Context(ray.train.TrainContext):  # type: ignore[misc]
-    """What ``ray.train.get_context()`` gives: the run's own truth, and of places on nodes Ray Train's."""
+    """The result of ``ray.train.get_context()``: values of the run, and Ray Train's own ones for places on nodes."""
 
     def __init__(self, run: Run, name: str, own: Any) -> None:
         self._run, self._name, self._own = run, name, own
@@ -244,11 +247,11 @@ class Context(ray.train.TrainContext):  # type: ignore[misc]
         return self._name
 
     def get_world_size(self) -> int:
-        """How many ranks the run wants. As many as train now may be fewer, and nothing in a loop depends on it."""
+        """How many ranks the run wants. Fewer may train now, but a loop must not depend on that."""
         return self._run.config.world
 
     def get_world_rank(self) -> int:
-        """The number of this rank in the present view: exactly one of those that train has 0. Of one that has not trained yet, its slot."""
+        """This rank's number in the present view: exactly one training rank has 0. Before it trains, this is its slot."""
         return self._run.rank
 
     def get_local_rank(self) -> int:
@@ -284,7 +287,7 @@ def _refuse_uploads(mode: Any, upload: Any, validation: Any) -> None:
 
 
 def _plain(name: str, value: Any) -> Any:
-    """A metric that JSON can hold: numbers of numpy and torch become Python's. Raises LoopError."""
+    """A metric as a value that JSON can hold: numbers of numpy and torch become Python's. Raises LoopError."""
     if (hasattr(value, "item") and getattr(value, "size", 1) == 1) or (callable(getattr(value, "numel", None)) and value.numel() == 1):
         value = value.item()
     if isinstance(value, Mapping):

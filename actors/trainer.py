@@ -24,11 +24,11 @@ log = logging.getLogger("fleet.trainer")
 
 CHECK_S = 0.5
 BACKSTOP_S = 30.0
-"""Workers that have come to the end of their train function may take so long to end."""
+"""Limit for the end of workers whose train function has ended."""
 UNWIND_S = 10.0
-"""How long Ray's own call may take to return once the controller is killed."""
+"""Limit for the return of Ray's own call after the controller is killed."""
 LEAVE_S = 5.0
-"""How long its thread may take to see that the cluster is forsaken."""
+"""Limit for Ray's thread to end when the caller leaves the cluster."""
 
 TrainFunction = Callable[[dict[str, Any]], Any]
 
@@ -37,8 +37,8 @@ TrainFunction = Callable[[dict[str, Any]], Any]
 class FitOutcome:
     """How ``fit`` ended.
 
-    ``status``: ``finished`` (every worker returned, or the run was done and Ray Train did not notice in time), ``stopped`` (on request), or
-    ``failed``. ``error`` is what Ray Train said. ``forced`` tells that the controller had to be killed.
+    ``status``: ``finished`` (all workers returned, or the run was done and Ray Train did not notice in time), ``stopped`` (on request), or
+    ``failed``. ``error`` is Ray Train's error. ``forced``: the controller had to be killed.
     """
 
     status: str
@@ -48,7 +48,7 @@ class FitOutcome:
 
     @property
     def lost_controller(self) -> bool:
-        """Ray Train's controller died, and with it the ranks: nothing of it says that the run itself cannot go on."""
+        """Whether Ray Train's controller died, and with it the ranks. The run itself may be able to go on."""
         return self.status == "failed" and (self.error or "").startswith(("ActorDiedError", "ActorUnavailableError"))
 
 
@@ -71,22 +71,22 @@ def fit(
     runtime_env: dict[str, Any] | None = None,
     controller_runtime: Mapping[str, Any] = MappingProxyType({}),
 ) -> FitOutcome:
-    """Run ``train_fn(train_config)`` in ``slots`` workers, replacing the ones that fail, until all have returned. Always returns.
+    """Run ``train_fn(train_config)`` in ``slots`` workers, replacing those that fail, until all have returned. It always returns.
 
-    The calling process must be connected to a cluster. Each failed worker is replaced in place and without limit; limits are the caller's:
-    it ends the run by letting the workers return.
+    The calling process must be connected to a cluster. Each failed worker is replaced in place, without a limit. The caller sets limits: it
+    ends the run by letting the workers return.
 
     Args:
-        resources_per_slot: what each worker takes of Ray's resources.
-        selector: conditions on the labels of nodes that workers may be on; see ``fleet.settings.per_rank``.
-        done: the run has ended; when Ray Train is not back ``backstop_s()`` later, its controller is killed, and its workers with it.
-        stop: give up now: the workers are killed.
-        forsaken: leave at once, and all as it is: the cluster is about to end, and what is asked of it would not be answered.
-        poll_s: seconds between Ray Train's health polls, and so to the notice of a death.
+        resources_per_slot: the Ray resources of each worker.
+        selector: conditions on the labels of nodes for workers; see ``fleet.settings.per_rank``.
+        done: whether the run has ended. If Ray Train has not returned ``backstop_s()`` later, its controller is killed, with its workers.
+        stop: whether to give up now: the workers are killed.
+        forsaken: whether to leave at once without cleaning up: the cluster is about to end, and would not answer calls.
+        poll_s: seconds between Ray Train's health polls, and so until it notices a death.
         hang_s: a worker that has not answered a poll for so long is killed.
-        replace_limit_s: a replacement that takes longer than this is given up and tried again.
-        runtime_env: of the workers; with that of ``actors.fork_server`` replacements are up in half a second and not in four.
-        controller_runtime: the runtime environment of Ray Train's controller, and of what it starts beside workers.
+        replace_limit_s: a replacement that takes longer is given up and tried again.
+        runtime_env: of the workers; with that of ``actors.fork_server`` a replacement starts in half a second, not in four.
+        controller_runtime: the runtime environment of Ray Train's controller, and of its processes other than workers.
     """
     trainer = _Trainer(
         functools.partial(_bound_to_node, train_fn),
@@ -127,7 +127,7 @@ class _Fit:
     ) -> None:
         self._trainer, self._done, self._stop, self._forsaken, self._backstop_s = trainer, done, stop, forsaken, backstop_s
         self._back = threading.Event()
-        self._error: str | None = "Ray Train ended without a word"
+        self._error: str | None = "Ray Train ended without a result"
 
     def run(self) -> FitOutcome:
         start_s = time.monotonic()
@@ -139,7 +139,7 @@ class _Fit:
         finally:
             if not self._forsaken():
                 forced = self._unwind()
-            else:  # Ray ends a process, with code 1, that leaves a cluster while a thread of it still frees what it held there
+            else:  # Ray ends a process with code 1 if it leaves a cluster while a thread still frees objects there
                 self._trainer.leave()
                 thread.join(LEAVE_S)
         seconds = time.monotonic() - start_s
@@ -148,7 +148,7 @@ class _Fit:
         return FitOutcome("stopped" if ending == "stop" else "finished", self._error, seconds, forced)
 
     def _unwind(self) -> bool:
-        """Nothing of it is left on the cluster. Returns whether its controller had to be killed."""
+        """Remove all of it from the cluster. Returns whether its controller had to be killed."""
         forced = not self._back.is_set()
         if forced:
             self._trainer.kill_controller()
@@ -160,13 +160,13 @@ class _Fit:
         try:
             self._trainer.fit()
             self._error = None
-        except Exception as error:  # noqa: BLE001 - whatever Ray Train raises is the outcome of the run
+        except Exception as error:  # noqa: BLE001 - any error of Ray Train is the outcome of the run
             self._error = f"{type(error).__name__}: {error}"
         finally:
             self._back.set()
 
     def _wait(self) -> str:
-        """Why the wait is over: Ray Train came ``back``, the caller said ``stop``, or the ``backstop`` was reached."""
+        """Wait, and return why the wait is over: Ray Train came ``back``, the caller said ``stop``, or the ``backstop`` was reached."""
         done_s: float | None = None
         while not self._back.wait(CHECK_S):
             if self._stop() or self._forsaken():
@@ -191,7 +191,7 @@ class _Trainer(ray_internals.KillableTrainer):
 
 
 def _bound_to_node(train_fn: TrainFunction, config: dict[str, Any]) -> Any:
-    """The train function, in a process that dies with its raylet: SIGKILL reaches even a stopped process."""
+    """Run the train function in a process that dies with its raylet, by SIGKILL, which also ends a stopped process."""
     if not die_with_parent():
         log.warning("This worker could not be bound to its node's life.")
     return train_fn(config)

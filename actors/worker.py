@@ -1,6 +1,6 @@
-"""The train function that Ray Train runs in each worker: finds out who and where it is, and becomes a rank.
+"""The train function that Ray Train runs in each worker: it finds its slot, node and host, and becomes a rank.
 
-The driver and Ray Train's controller load this module to name that function: what a rank needs, torch above all, is loaded in the rank.
+The driver and Ray Train's controller load this module to name that function. So a rank's imports, such as torch, are made only in the rank.
 """
 
 from __future__ import annotations
@@ -25,14 +25,15 @@ BARRIERS = {
     "broadcast_from_rank_zero": "collective.broadcast_from_rank_zero",
     "get_preemption_info": "get_preemption_info",
 }
-"""What waits for all workers of Ray Train, by its name in Ray's utilities: for spares too, which never come."""
-INSTEAD = "Give figures to run.evaluate(...), and what is to happen once a step to step.on_commit(fn); checkpoints are Fleet's."
+"""Functions of Ray Train that wait for all workers, by their name in Ray's utilities. Spares never come to them."""
+INSTEAD = "Use run.evaluate(...) for figures, and step.on_commit(fn) for work once a step; Fleet makes checkpoints itself."
 
 
 @dataclass(frozen=True)
 class RankSpec:
-    """What a worker needs to become a rank. ``folder`` holds the agents' sockets and the rings; ``host`` is None where nodes differ,
-    ``logs`` where no folder is the same for all."""
+    """The arguments of a rank. ``folder`` has the agents' sockets and the rings. ``host`` is None where nodes differ; ``logs`` is None
+    where nodes
+    share no folder."""
 
     settings: RunSettings
     folder: Path
@@ -62,7 +63,7 @@ def rank_main(config: dict[str, Any]) -> None:
 
 
 def refuse_barriers() -> None:
-    """In this process Ray Train's barriers raise LoopError, at the user's line. Each call looks them up anew, whoever has imported it."""
+    """Make Ray Train's barriers raise LoopError in this process, at the user's line. This includes functions that are imported already."""
     from actors import ray_internals
 
     for method, name in BARRIERS.items():
@@ -73,6 +74,6 @@ def _refusal(call: str) -> Callable[..., Any]:
     from actors.rank.verify.body import users_line
 
     def refused(*args: Any, **kwargs: Any) -> Any:
-        raise LoopError(f"{call} was called at {users_line()}: it waits for all processes of the run, also those that stand by. {INSTEAD}")
+        raise LoopError(f"{call} was called at {users_line()}: it waits for all processes of the run, also for spares. {INSTEAD}")
 
     return refused

@@ -1,1 +1,1 @@
-"""A job that is not Fleet's: its launcher, its ranks, and who listens to them."""
+"""A job without Fleet: its launcher, its ranks, and the process that listens to them."""

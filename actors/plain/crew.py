@@ -1,4 +1,4 @@
-"""The processes of a job that is not Fleet's, as the command sees them: its launcher, and its ranks with what they tell."""
+"""The processes of a job without Fleet, for the command: its launcher, and its ranks with their reports."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ from fleet.protocol.types import Member, Process
 
 ROOT, PREFIX = Path("/dev/shm"), "fleet-plain-"
 HERE = "local"
-"""The node that all processes are on, as signals see it."""
+"""The name of the node of all processes, for signals."""
 PIECE_BYTES = 1 << 16
 
 
 @dataclass(frozen=True, slots=True)
 class Came:
-    """The process of a rank is there; :meth:`Crew.let_in` lets it begin."""
+    """The process of a rank has started; :meth:`Crew.let_in` lets it begin."""
 
     member: Member
     process: Process
@@ -37,7 +37,7 @@ class Came:
 
 @dataclass(frozen=True, slots=True)
 class RankReported:
-    """A rank has told something."""
+    """A rank has sent a report."""
 
     member: Member
     word: Word
@@ -45,7 +45,7 @@ class RankReported:
 
 @dataclass(frozen=True, slots=True)
 class RankGone:
-    """The process of a rank has ended. ``at_s``: when that was seen."""
+    """The process of a rank has ended. ``at_s``: when the command saw it."""
 
     member: Member
     at_s: float
@@ -55,7 +55,7 @@ Event = Came | RankReported | RankGone
 
 
 class _Rank:
-    """One connection. Until it has said who it is, it has no member."""
+    """One connection of a rank. It has no member before its first report."""
 
     def __init__(self, line: socket.socket) -> None:
         self.line, self.pidfd, self.silent = line, -1, False
@@ -63,7 +63,7 @@ class _Rank:
         line.setblocking(False)
 
     def words(self) -> list[Word]:
-        """What has come since the last time."""
+        """The reports that have come since the last call."""
         while True:
             try:
                 piece = self.line.recv(PIECE_BYTES)
@@ -85,10 +85,10 @@ class _Rank:
 
 
 class Crew:
-    """Starts the launcher in a session of its own. All processes end with this one, however it ends.
+    """Starts the launcher in a session of its own. All processes end with this one, also if it is killed.
 
     Args:
-        logs: the folder in which each rank has a file for what it prints; beside it lies that of the launcher.
+        logs: the folder with a file for the output of each rank, and one for that of the launcher.
     """
 
     def __init__(self, world: int, script: str, arguments: tuple[str, ...], logs: Path) -> None:
@@ -117,8 +117,10 @@ class Crew:
             )  # fmt: skip
 
     def turn(self, limit_s: float) -> Iterator[Event]:
-        """What has happened, oldest first: waits for so long at most. The words of a process come before its end, and that before the
-        words of those that are started afterwards."""
+        """The next events, oldest first; waits for ``limit_s`` at most.
+
+        The reports of a process come before its end, and that before the reports of processes that start later.
+        """
         ready = {key.fd for key, _ in self._selector.select(limit_s)}
         received = [RankReported(member, word) for member, rank in self._ranks.items() for word in rank.words()]
         yield from sorted(received, key=lambda each: each.word.at_us)
@@ -135,7 +137,7 @@ class Crew:
             self._accept()
 
     def _hush(self) -> None:
-        """Nothing more comes from a line that its process has closed."""
+        """Stop reading connections that their processes have closed."""
         for rank in [*self._unknown, *self._ranks.values()]:
             if rank.silent:
                 self._deafen(rank)
@@ -153,7 +155,7 @@ class Crew:
         self._selector.register(rank.line, selectors.EVENT_READ)
 
     def _met(self, rank: _Rank, word: Word) -> Iterator[Event]:
-        """Its first word says who it is. It waits for an answer, so its process is there."""
+        """Handle a rank's first report, which names its member. The rank waits for an answer, so its process is there."""
         if word.what != What.UP:
             return
         member = Member(word.rank, word.launch)
@@ -161,7 +163,7 @@ class Crew:
             rank.pidfd = os.pidfd_open(word.pid)
             process = Process(HERE, word.pid, start_ticks(word.pid))
         except ProcessLookupError:
-            rank.silent = True  # it was killed at this very moment: nobody will miss it but the launcher
+            rank.silent = True  # it was killed at this moment, which the launcher will see
             return
         self._unknown.remove(rank)
         self._ranks[member] = rank
@@ -175,7 +177,7 @@ class Crew:
         rank.close()
 
     def let_in(self, member: Member) -> None:
-        """The rank may begin; one that has ended meanwhile is not missed here."""
+        """Let the rank begin; if it has ended meanwhile, do nothing."""
         rank = self._ranks.get(member)
         if rank is not None and not rank.silent:
             try:
@@ -186,15 +188,15 @@ class Crew:
 
     @property
     def status(self) -> int | None:
-        """The launcher's exit status, once it has ended and all ranks are known to have; None before."""
+        """The launcher's exit status, once the launcher and all ranks are known to have ended; None before."""
         return self._launcher.poll() if not self._ranks else None
 
     def stop(self) -> None:
-        """Ask the launcher to end all."""
+        """Ask the launcher to end all processes."""
         self._launcher.terminate()
 
     def close(self) -> None:
-        """End whatever is left, at once, and tidy up."""
+        """Kill all processes that are left, and remove the files."""
         kill_all(self._mark)
         self._launcher.wait()
         for rank in [*self._unknown, *self._ranks.values()]:

@@ -1,4 +1,4 @@
-"""The process that is PyTorch's own launcher, for a job that is not Fleet's: when one rank is lost, it ends all and starts all again."""
+"""The process of PyTorch's own launcher, for a job without Fleet: when one rank is lost, it ends all ranks and starts them again."""
 
 from __future__ import annotations
 
@@ -7,21 +7,24 @@ import sys
 from fleet.host.linux import die_with_parent
 
 RESTARTS = 1_000_000
-"""So often the launcher starts all ranks again; Fleet ends it when nothing comes of that."""
+"""The launcher restarts all ranks up to so often; Fleet ends it when restarts make no progress."""
 
 OWN_STORE = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
-"""Each launch meets on a store of its own, unless the environment says otherwise. The launcher of PyTorch 2.13 keeps one for all, and with
-gloo a rank may then find there the address of a process that was killed: it tries for some seconds, fails, and all start once more."""
+"""Each launch uses a store of its own, unless the environment says otherwise.
+
+The launcher of PyTorch 2.13 keeps one store for all launches. With gloo a rank may then find the address of a killed process there. It
+tries to connect for some seconds and fails, and all ranks start once more.
+"""
 
 
 def words(world: int, worker: str, script: str, arguments: list[str]) -> list[str]:
-    """What ``torchrun`` is told: one machine, a free port, all ranks in one group."""
+    """The arguments of ``torchrun``: one machine, a free port, all ranks in one group."""
     options = ["--standalone", "--nnodes=1", f"--nproc-per-node={world}", f"--max-restarts={RESTARTS}"]
     return [*options, worker, script, *arguments]
 
 
 def main() -> None:
-    """``launcher.py`` with the words of :func:`words`. It ends with the command that has started it."""
+    """Run ``launcher.py`` with the arguments of :func:`words`. It ends with the command that has started it."""
     die_with_parent()
     from torch.distributed.run import main as torchrun
 

@@ -1,7 +1,7 @@
-"""Runs a user's script as it is, as a rank of a job that is not Fleet's, and tells the command what the script does.
+"""Runs a user's unchanged script as a rank of a job without Fleet, and reports the script's progress to the command.
 
-The launcher starts this file with the script and its arguments. What is watched is PyTorch's own: optimizers tell when a step has ended,
-and ``torch.save``, ``torch.load`` and what renames files are wrapped. The script imports them as always.
+The launcher starts this file with the script and its arguments. It watches PyTorch's own functions: a hook of optimizers shows the end of a
+step, and ``torch.save``, ``torch.load`` and functions that rename files are wrapped. The script imports them as usual.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from fleet.host.clock import now_us
 from fleet.host.linux import die_with_parent
 
 SOCKET, LOGS = "FLEET_PLAIN_SOCKET", "FLEET_PLAIN_LOGS"
-"""Variables of the environment: where the command listens, and where ranks print."""
+"""Variables of the environment: the command's socket, and the folder for the output of ranks."""
 
 
 class JobLine:
-    """To the command that has started the job. A process that was forked off this one says nothing."""
+    """The connection to the command that has started the job. A process that was forked off this one sends no reports."""
 
     def __init__(self, address: str) -> None:
         self._socket = socket.socket(socket.AF_UNIX)
@@ -35,30 +35,30 @@ class JobLine:
 
     @property
     def mine(self) -> bool:
-        """Whether this is the rank's process, and none of its children."""
+        """Whether this is the rank's process, not one of its children."""
         return os.getpid() == self._pid
 
     def say(self, what: str, **more: Any) -> None:
-        """One word, with the time of now."""
+        """Send one report, with the present time."""
         if self.mine:
             with self._lock:
                 self._socket.sendall(json.dumps({"what": what, "at_us": now_us(), **more}).encode() + b"\n")
 
     def wait(self) -> None:
-        """Until the command lets this rank in. Raises SystemExit when it has ended."""
+        """Wait until the command lets this rank begin. Raises SystemExit when the command has ended."""
         if not self._socket.recv(1):
             raise SystemExit("the command that has started this job is gone")
 
 
 class ScriptWatch:
-    """What a rank tells of its script."""
+    """A rank's reports of its script."""
 
     def __init__(self, line: JobLine) -> None:
         self._line, self._steps, self._trains = line, 0, False
         self._optimizer: int | None = None
 
     def begin(self) -> None:
-        """From here on it is watched."""
+        """Watch the script from now on."""
         import torch
         from torch.nn.modules.module import register_module_forward_pre_hook
         from torch.optim.optimizer import register_optimizer_step_post_hook
@@ -71,7 +71,7 @@ class ScriptWatch:
         shutil.copyfile = self._naming("copied", shutil.copyfile)
 
     def _computes(self, module: Any, inputs: Any) -> None:
-        """The first forward in training mode."""
+        """Report the first forward in training mode."""
         import torch
 
         if module.training and torch.is_grad_enabled() and self._line.mine:
@@ -84,7 +84,7 @@ class ScriptWatch:
             self._line.say("ready")
 
     def _stepped(self, optimizer: Any, arguments: Any, options: Any) -> None:
-        """Of several optimizers, steps are those of the one that made the first."""
+        """Count a step. Of several optimizers, only the one that made the first step counts."""
         self._optimizer = id(optimizer) if self._optimizer is None else self._optimizer
         if id(optimizer) == self._optimizer:
             self._ready()
@@ -107,7 +107,7 @@ class ScriptWatch:
         return reported
 
     def _loading(self, load: Callable[..., Any]) -> Callable[..., Any]:
-        """What is loaded once the model trains are data."""
+        """Wrap ``load`` with reports. Files loaded after the model has begun to train are data, and are not reported."""
 
         @functools.wraps(load)
         def reported(f: Any, *arguments: Any, **options: Any) -> Any:
@@ -125,7 +125,7 @@ class ScriptWatch:
         return reported
 
     def _naming(self, what: str, act: Callable[..., Any]) -> Callable[..., Any]:
-        """``os.replace(a, b)`` within ``shutil`` counts once."""
+        """Wrap a function that renames or copies a file with reports. ``os.replace(a, b)`` within ``shutil`` counts once."""
 
         @functools.wraps(act)
         def reported(source: Any, target: Any, *arguments: Any, **options: Any) -> Any:
@@ -139,7 +139,7 @@ class ScriptWatch:
 
 
 def path_of(f: Any) -> str:
-    """The file that is meant by a path, or by an open file: as an absolute path without links; empty where it is none."""
+    """The file of a path or an open file, as an absolute path without links; empty where there is none."""
     named = getattr(f, "name", f) if not isinstance(f, str | bytes | os.PathLike) else f
     return os.path.realpath(os.fsdecode(named)) if isinstance(named, str | bytes | os.PathLike) else ""
 
@@ -149,7 +149,7 @@ def _size(path: str) -> int:
 
 
 def print_to(path: Path) -> None:
-    """From here on what this process and its children print goes to that file."""
+    """Send the output of this process and its children to a file from now on."""
     file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
     for stream in (1, 2):
         os.dup2(file, stream)
@@ -158,7 +158,7 @@ def print_to(path: Path) -> None:
 
 
 def run(line: JobLine, script: str, arguments: list[str]) -> None:
-    """The script, as ``python script arguments`` would run it."""
+    """Run the script as ``python script arguments`` would."""
     sys.argv = [script, *arguments]
     sys.path[0] = str(Path(script).resolve().parent)
     try:
@@ -174,7 +174,7 @@ def run(line: JobLine, script: str, arguments: list[str]) -> None:
 
 
 def main() -> None:
-    """``worker.py SCRIPT ARGUMENTS``."""
+    """Run ``worker.py SCRIPT ARGUMENTS``."""
     die_with_parent()
     rank, launch = int(os.environ["RANK"]), int(os.environ["TORCHELASTIC_RESTART_COUNT"])
     print_to(Path(os.environ[LOGS]) / f"rank-{rank}.{launch}.log")

@@ -1,4 +1,4 @@
-"""The run that this process is a rank of, for a train function that is not given it."""
+"""The run that this process is a rank of, for a train function without the run as argument."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ if TYPE_CHECKING:
 
 _runs: list[Run] = []
 _looks: list[None] = []
-"""One for each script whose top level runs here to be looked at, and not to train."""
+"""One for each script whose top level this process executes without training."""
 
 
 def current_run() -> Run:
-    """The ``fleet.Run`` of this rank. For train functions that are called with something else, as those of Ray Train are.
+    """The ``fleet.Run`` of this rank. For train functions that get other arguments, as those of Ray Train do.
 
     Raises:
         LoopError: this process is no rank, or is not in its train function.
@@ -28,18 +28,18 @@ def current_run() -> Run:
 
 
 def is_main() -> bool:
-    """Whether this is the process for what should be done by one of them: ``run.is_main``, also at the top level of a script.
+    """Whether this process is the one for work that one process should do: ``run.is_main``, also at the top level of a script.
 
-    There it is True in the process of slot 0, and in each that replaces it. It is False in the process of ``fleet run``, which executes
-    the script ahead of the ranks to see whether it can be; and True where there is no Fleet, as under ``python train.py``. It asks nobody.
-    What must happen, whoever is lost, is for ``run.once``.
+    There it is True in the process of slot 0, and in each process that replaces it. It is False in the process of ``fleet run``, which
+    executes the script before the ranks, to check it. It is True without Fleet, as under ``python train.py``. It needs no message. Use
+    ``run.once`` for work that must be done even if a rank is lost.
     """
     return _runs[-1].is_main if _runs else not _looks
 
 
 @contextmanager
 def looking() -> Iterator[None]:
-    """A script is executed meanwhile by a process that does not train with it."""
+    """Context in which this process executes a script without training."""
     _looks.append(None)
     try:
         yield
@@ -49,7 +49,7 @@ def looking() -> Iterator[None]:
 
 @contextmanager
 def within(run: Run) -> Iterator[None]:
-    """``run`` is the current one meanwhile, in all threads of the process."""
+    """Context in which ``run`` is the current run, in all threads of the process."""
     _runs.append(run)
     try:
         yield

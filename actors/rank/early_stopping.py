@@ -1,4 +1,4 @@
-"""When nothing gets better any more. The run's journal remembers what was seen, and no rank, which may be lost."""
+"""Early stopping: a figure no longer improves. The run's journal keeps the values, as a rank may be lost."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ MODES = ("min", "max")
 
 
 class EarlyStopping:
-    """Tells when a figure has not become better for a while: ``if figures and patience.update(figures["val_loss"]): run.stop("...")``.
+    """Detects that a figure no longer improves: ``if figures and patience.update(figures["val_loss"]): run.stop("...")``.
 
-    Make it in the train function, and call ``update`` where ``run.evaluate`` gives its figures. All ranks hear the same, also one that came
-    just now. A resume goes on from what was known at the checkpoint; a run that goes on beyond the end of another one begins anew.
+    Make it in the train function, and call ``update`` where ``run.evaluate`` gives its figures. All ranks get the same answer, also a rank
+    that has just joined. A resume continues with the values at the checkpoint. A run that continues a completed run starts without values.
 
     Args:
         patience: after so many values in a row that are not better, ``update`` is True.
@@ -24,7 +24,7 @@ class EarlyStopping:
 
     Attributes:
         best: the best value so far; None before there was one.
-        waited: how many have come since then.
+        waited: how many values have come since then.
 
     Raises:
         ConfigError: an argument is impossible.
@@ -42,7 +42,7 @@ class EarlyStopping:
         self.waited = 0
 
     def update(self, value: float) -> bool:
-        """Whether ``patience`` values in a row were no better. A value that is no number is not better.
+        """Whether ``patience`` values in a row were no better. A value that is not finite is not better.
 
         Call it on all ranks, after ``commit`` or before ``step.batches``. In an attempt that will be repeated it is False.
 
@@ -59,7 +59,7 @@ class EarlyStopping:
         return self.waited >= self._patience
 
     def _after(self, before: Any, step: int, value: float) -> dict[str, Any]:
-        """The figures that are known with ``value``. The same step twice is one: the run has begun again from there."""
+        """The figures after ``value``. A second value of the same step changes nothing: the run has begun again from there."""
         if before is not None and before["step"] == step:
             return dict(before)
         best, waited = (None, 0) if before is None else (before["best"], before["waited"])

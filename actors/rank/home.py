@@ -1,4 +1,4 @@
-"""Where a run's files belong. No torch in here: a driver names it, too."""
+"""The folders of a run's files. This module does not import torch: a driver uses it, too."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from urllib.parse import urlsplit
 
 @dataclass(frozen=True)
 class Home:
-    """Where a run's files belong. ``work`` is the working directory of its ranks; None: the one that they start in.
+    """The folders of a run's files. ``work``: the working directory of its ranks; None: the one that they start in.
 
-    ``base`` is a URL under which relative paths are written, where nodes share no folder; empty: they do.
+    ``base``: a URL under which relative paths are written, where nodes share no folder; empty: nodes share a folder.
     """
 
     folder: Path = field(default_factory=Path.cwd)
@@ -20,7 +20,7 @@ class Home:
     base: str = ""
 
     def target(self, path: str) -> str:
-        """Where ``run.save(path)`` writes: an absolute path or a URL. A twin writes under its working directory, whatever it is told."""
+        """Where ``run.save(path)`` writes: an absolute path or a URL. A twin always writes under its working directory."""
         if "://" in path:
             parts = urlsplit(path)
             return path if not self.is_twin else str(self._work / parts.scheme / parts.netloc / parts.path.lstrip("/"))

@@ -1,7 +1,7 @@
-"""What a train function is given: ``Run`` and ``Step``. The loop stays a loop.
+"""``Run``, the argument of a train function. The loop stays a loop.
 
-A loop body runs at least once for each step; what a step does to the state happens exactly once. Nothing of an attempt that was not
-committed shows in the next: gradients, random numbers, batches, scaler, scheduler and metrics are as before.
+A loop body runs at least once for each step; a step changes the state exactly once. An attempt that was not committed leaves no trace in
+the next: gradients, random numbers, batches, scaler, scheduler and metrics are as before.
 """
 
 from __future__ import annotations
@@ -57,21 +57,24 @@ BREAK = "Leave it where a step is committed, `if step.commit() and ...: break`, 
 
 
 def rank_of_those_behind(view: View, began: int, step: int, rank: int) -> int:
-    """View rank ``rank`` among those that have taken ``step``. The view was entered at step ``began``, which its newcomers have not taken;
-    it was published before that, so its ``state`` does not tell."""
+    """The number of view rank ``rank`` among the ranks that have taken ``step``.
+
+    The ranks entered the view at step ``began``, which its newcomers have not taken. ``view.state`` may be older, as the view was published
+    before.
+    """
     return rank - sum(each < rank for each in view.receivers) if began == step else rank
 
 
 class Run:
-    """One rank's part in a run. Made by Fleet, handed to the train function.
+    """One rank's part in a run. Fleet makes it and gives it to the train function.
 
     Attributes:
         options: the ``--set key=value`` pairs of the command line, as text.
-        slot: the place in the run that this process fills, from 0 on; a replacement has the slot of the lost one.
+        slot: the place in the run that this process fills, from 0 on; a replacement has the slot of the lost process.
         seed: the run's seed. Fleet seeds torch, numpy and ``random`` from it, for each step and micro-batch: do not seed them.
         shards: into how many micro-batches (batch shards) each step is cut, on all ranks together.
-        folder: where files of this run belong, on the machine that the run was started on. A twin has a folder of its own.
-        is_twin: this is the fault-free run that the other one is compared with. What it does outside of its folder is done twice.
+        folder: the folder of this run's files, on the machine where the run was started. A twin has a folder of its own.
+        is_twin: this is the fault-free run with which the other run is compared. Work outside of ``folder`` happens in both runs.
     """
 
     def __init__(
@@ -93,12 +96,12 @@ class Run:
 
     @property
     def generation(self) -> int:
-        """Number of the view that this rank is in, or was in last."""
+        """Number of this rank's present or last view."""
         return self._loop.client.protocol.generation
 
     @property
     def device(self) -> torch.device:
-        """Where this rank trains: its GPU, where ``--gpus-per-rank`` gives it one, and else the CPU. Of several it is the first.
+        """The device of this rank: its GPU, the first of several, where ``--gpus-per-rank`` gives it one; else the CPU.
 
         Raises:
             ConfigError: the rank has a GPU, and this PyTorch cannot use it.
@@ -107,17 +110,18 @@ class Run:
 
     @property
     def mesh(self) -> DeviceMesh:
-        """What ``fully_shard`` wants: ``fully_shard(block, mesh=run.mesh)``. It has this rank alone, as the others come and go.
+        """The mesh for ``fully_shard``: ``fully_shard(block, mesh=run.mesh)``. It has this rank alone, as the others come and go.
 
-        With ``--optimizer-sharding fsdp`` Fleet cuts the model for the ranks that there are; without, each rank keeps all of it. Its
-        dimension is ``shard``; where groups of ranks are replicas (``replica_size``) it has two, ``replicate`` and ``shard``.
+        With ``--optimizer-sharding fsdp`` Fleet cuts the model for the present ranks; without, each rank keeps all of it. Its dimension is
+        ``shard``; where groups of ranks are replicas (``replica_size``) it has two, ``replicate`` and ``shard``.
         """
         return mesh_of_one(self.device, DIMENSIONS if self._settings.replica_ranks > 1 else DIMENSIONS[-1:])
 
     @property
     def coordinate(self) -> Mapping[str, int]:
-        """Where this rank is now among those that train, by dimension: ``{"replicate": 0, "shard": 1}`` is the second rank of the first
-        replica. It changes with the view, as ``rank`` does."""
+        """This rank's place among the training ranks, by dimension: ``{"replicate": 0, "shard": 1}`` is the second rank of the first
+        replica.
+        It changes with the view, as ``rank`` does."""
         return coordinate(self.rank, self._settings.optimizer_sharding == "fsdp", self._settings.replica_ranks)
 
     @property
@@ -126,18 +130,18 @@ class Run:
         return self._settings
 
     def track(self, *, weights: str | os.PathLike[str] | None = None, **objects: Any) -> TrackedState:
-        """Name what makes up the training state: what a rank hands on to another one, and what checkpoints hold.
+        """Name the objects of the training state: a rank hands their state on to another rank, and checkpoints contain it.
 
         Args:
-            weights: a safetensors file, the index of several, or a folder with either: what the modules begin with. They may have been
-                built within ``torch.device("meta")`` then; with ``--optimizer-sharding fsdp`` each rank reads the part that it keeps.
-            objects: one or more modules, one or more optimizers, and whatever else has ``state_dict`` and ``load_state_dict``. Tracked
-                schedulers and a ``torch.amp.GradScaler`` are stepped by ``commit``. The same names in every run of a script.
+            weights: the modules' first weights: a safetensors file, the index of several, or a folder with either. The modules may then be
+                built within ``torch.device("meta")``; with ``--optimizer-sharding fsdp`` each rank reads the part that it keeps.
+            objects: one or more modules, one or more optimizers, and other objects with ``state_dict`` and ``load_state_dict``. ``commit``
+                steps tracked schedulers and a ``torch.amp.GradScaler``. Use the same names in each run of a script.
 
         Raises:
-            ConfigError: an object has no ``state_dict``, an optimizer has a parameter of no tracked module or cannot be sharded as
-                ``--optimizer-sharding`` asks, a unit of ``fully_shard`` is too large for this rank, the weights are those of another
-                model, or something on ``meta`` has none.
+            ConfigError: an object has no ``state_dict``, or an optimizer has a parameter of no tracked module. The optimizer cannot be
+                sharded as ``--optimizer-sharding`` asks, or a unit of ``fully_shard`` is too large for this rank. The weights are those of
+                another model, or a tensor on ``meta`` has none.
         """
         for each in objects.values():
             if isinstance(each, ShardState):
@@ -154,23 +158,23 @@ class Run:
     ) -> Iterator[Step]:  # fmt: skip
         """Yield steps until ``total`` are committed; the same step again, for the lost shards, when a peer was lost in it.
 
-        Each process rehearses before it is called: the first step it is given is not committed. Code behind the loop runs on the ranks that
-        hold the final state, once it is kept. On all others, such as spares, the loop does not end: they leave the train function by a
+        Each process rehearses before it trains: its first step is not committed. Code after the loop runs on the ranks that hold the final
+        state, once that is kept. On all others, such as spares, the loop does not end: they leave the train function by a
         ``fleet.errors.RunOver``.
 
         Args:
             state: from ``track``.
             total: number of optimizer steps of the whole run, at least 1; ``--steps`` replaces it.
-            clip_norm: clip the L2 norm of the step's whole gradient to this, inside the commit: of all optimizers that take the step. Or by
-                optimizer, ``{optimizer: 1.0}``: each one's by itself, and that of others is not clipped.
-            together: so many steps, one after the other, belong together: no checkpoint, no stop and no end comes between two of them.
-            flops: of the model in a step, forward and backward of all its samples: the report has the MFU, where ``cost.device`` is set; 0:
-                PyTorch's counter counts them in one shard, where nothing is compiled.
+            clip_norm: the commit clips the L2 norm of the step's whole gradient to this, over all optimizers that take the step. Or by
+                optimizer, ``{optimizer: 1.0}``: it clips each optimizer's gradient by itself, and not that of others.
+            together: each group of so many successive steps belongs together: no checkpoint, stop or end comes within a group.
+            flops: of the model in a step, forward and backward of all its samples. With them and ``cost.device`` the report has the MFU. 0:
+                PyTorch's counter counts them in one shard, if no part of the loop is compiled.
 
         Raises:
-            FleetError: ``total`` is below 1, there was a loop before, or the loop body misses a call or makes one twice.
+            FleetError: ``total`` is below 1, there was a loop before, or the loop body omits a call or makes one twice.
             ConfigError: ``total`` is no multiple of ``together``, or ``clip_norm`` names an optimizer that is not tracked.
-            NonFiniteError: a loss or the gradient is not a finite number, and again when it was computed once more.
+            NonFiniteError: a loss or the gradient is not a finite number, and is not when it is computed once more.
         """
         total = self._settings.steps or total
         if total < 1:
@@ -193,10 +197,10 @@ class Run:
                     case Compute(number):
                         yield self._begin_step(train, number)
                         self._end_step()
-        except GeneratorExit:  # by ``break``; or an exception is on its way, which is told: what may follow comes with the next call
+        except GeneratorExit:  # by ``break``, which the next call handles; or by an exception, which the process reports
             self._loop.left = True
             raise
-        if not move:  # what the steps have come to: whether the code behind the loop is to run
+        if not move:  # False: the code after the loop does not run on this rank
             raise RunOver
 
     def _begin_step(self, train: TrainStep, number: int) -> Step:
@@ -232,9 +236,10 @@ class Run:
         return train
 
     def _rehearse(self, train: TrainStep) -> Iterator[Step]:
-        """Each process runs the loop body once, on its initial state, and forgets it, before it can be called; ``commit`` says False.
+        """Before it joins a view, each process runs the loop body once, on its initial state, and drops the result. ``commit`` returns
+        False.
 
-        It would do all for the first time otherwise while everyone waits for it: imports, compilation, memory.
+        Otherwise all ranks would wait while it imports, compiles and allocates for the first time.
         """
         with rehearsing(train, self._loop):
             step = self._loop.step = Step(self._loop, train, 0)
@@ -242,9 +247,9 @@ class Run:
 
     @property
     def rank(self) -> int:
-        """Which of the ranks this is that train now, from 0 on; it changes with the view. Before it trains, this is its slot.
+        """This rank's number among the training ranks, from 0 on; it changes with the view. Before it trains, this is its slot.
 
-        Behind ``commit`` those count that took the step: not who comes at that moment.
+        After ``commit`` only ranks that took the step count, not ranks that join at that moment.
         """
         if self._joined is None:
             return self.slot
@@ -253,33 +258,34 @@ class Run:
 
     @property
     def steps_taken(self) -> int:
-        """How many steps the state at hand has taken."""
+        """How many steps the current state has taken."""
         state = self._loop.client.protocol.state
         return state.step if state is not None else 0
 
     @property
     def is_main(self) -> bool:
-        """True on one rank at a time: slot 0 before the loop, then the first rank of the view. For what may be lost, such as a line of log.
+        """True on one rank at a time: slot 0 before the loop, then the first rank of the view. For work that may be lost, such as a log
+        line.
 
-        What must happen, whoever is lost, is for ``once``.
+        Use ``once`` for work that must be done even if a rank is lost.
         """
         return self._loop.rank == 0 if self._loop.client.protocol.state is not None else self.slot == 0
 
     def once(self, fn: Callable[[], Any], *, name: str = "") -> Any:
-        """Run ``fn()`` on one rank, and return what it returns on all ranks; they wait for it.
+        """Run ``fn()`` on one rank, and return its result on all ranks, which wait for it.
 
         When that rank is lost before ``fn`` has returned, another one runs it instead, so ``fn`` may *begin* more than once. Call it on all
-        ranks: before the loop (once in the run), behind the loop (the same), or in the loop after ``commit`` (once for each step).
+        ranks: before the loop (once in the run), after the loop (the same), or in the loop after ``commit`` (once for each step).
 
         Args:
-            fn: returns plain data (what JSON can hold, at most 64 KiB), or nothing.
-            name: tells two functions apart that are made in the same line of code; the same on all ranks.
+            fn: returns plain data (that JSON can hold, at most 64 KiB), or None.
+            name: distinguishes two functions of the same line of code; the same on all ranks.
 
         Returns:
-            What ``fn`` returned, as JSON gives it back. None in an attempt at a step that is not committed, where ``fn`` does not run.
+            The result of ``fn``, after a round trip through JSON. None in an attempt that is not committed, where ``fn`` does not run.
 
         Raises:
-            FleetError: the result is no plain data, or too large; or it is called in a step before ``commit``.
+            FleetError: the result is no plain data, or too large; or the call is in a step before ``commit``.
         """
         place = self._place()
         return None if place is None else self._one.do(self._one.key(place, name or name_of(fn)), lambda before: self._alone(fn))
@@ -288,12 +294,13 @@ class Run:
         """Write the model to one file, once, whole or not at all: call it as ``once``, on all ranks.
 
         Args:
-            path: ``.safetensors``, or anything else for what ``torch.load(FILE, weights_only=True)`` reads; a path, or a URL of any store
-                that fsspec knows. A relative path begins in the working directory; a twin has one of its own, and saves nowhere else.
-            model: a module, or a mapping of names to tensors. By default the tracked module; of several one mapping for each name.
+            path: a path, or a URL of any store that fsspec knows. With the ending ``.safetensors`` it is such a file, else a file for
+                ``torch.load(FILE, weights_only=True)``. A relative path begins in the working directory. A twin has a working directory of
+                its own, and saves only there.
+            model: a module, or a mapping of names to tensors. By default the tracked module; of several modules a mapping for each name.
 
         Returns:
-            Where it lies: an absolute path or the URL, on all ranks. None where ``once`` does nothing.
+            The place of the file, on all ranks: an absolute path or the URL. None where ``once`` does not run its function.
 
         Raises:
             OSError: it cannot be written.
@@ -312,15 +319,15 @@ class Run:
     def evaluate(self, fn: Callable[[], Mapping[str, float]], *, every: int = 1) -> EvaluationFigures | None:
         """Once every ``every`` committed steps, ``fn()`` runs on one rank; its figures go to the journal, and to all ranks.
 
-        Call it on all ranks, after ``commit``, or before ``step.batches`` of the next step. The others go on, and wait in their next
-        reduction, or when they look at a figure. It may take long: no rank is taken for hung meanwhile.
+        Call it on all ranks, after ``commit``, or before ``step.batches`` of the next step. The other ranks go on, and wait in their next
+        reduction, or when they read a figure. ``fn`` may take long: no rank counts as hung meanwhile.
 
         Args:
-            fn: name -> number, such as ``{"val_loss": 1.23}``. When its rank is lost before it has returned, another one runs it.
+            fn: returns name -> number, such as ``{"val_loss": 1.23}``. When its rank is lost before it has returned, another rank runs it.
             every: number of steps from one evaluation to the next; the first is after step ``every``.
 
         Returns:
-            The figures, which can be looked at on every rank. None after other steps.
+            The figures, which each rank can read. None after other steps.
         """
         here = self._between("run.evaluate()")
         if here is None or here.step == 0 or here.step % every:
@@ -331,21 +338,21 @@ class Run:
         return figures
 
     def stop(self, reason: str) -> None:
-        """End the run here: the state at hand is its last one. It is kept, the code behind the loop runs, and the run is completed.
+        """End the run here: the current state is its last one. It is kept, the code after the loop runs, and the run is completed.
 
         Call it on all ranks at the same step: after ``commit``, or before ``step.batches`` of the next step. No further step is taken.
-        Where the attempt at a step is to be repeated it does nothing, as the loop body comes there again.
+        In an attempt that will be repeated it has no effect, as the loop body comes there again.
 
         Args:
             reason: for people, at most 500 characters; the journal and the report have it.
 
         Raises:
-            LoopError: it is called before the loop, behind it, or within a step; or another rank goes on from here.
+            LoopError: the call is before the loop, after it, or within a step; or another rank goes on from here.
             ConfigError: there is no reason, or it is too long.
         """
         words = " ".join(reason.split()) if isinstance(reason, str) else ""
         if not words or len(words) > MOST_REASON:
-            why = f"it is told to people, and has 1 to {MOST_REASON} characters"
+            why = f"it is a text for people, of 1 to {MOST_REASON} characters"
             raise ConfigError("reason", reason if not words else f"{words[:40]}...", why, 'Give a few words: run.stop("the loss is flat").')
         if self._train_step is None or self._loop.client.protocol.concluded:
             way_out = "Leave out the loop, or return from the train function." if self._train_step is None else "The run ends by itself."
@@ -354,13 +361,13 @@ class Run:
             self._membership.carry(self._loop.rank_machine.end(words))
 
     def recalled(self, fn: Callable[[Any, int], Any], *, name: str) -> Any:
-        """``fn(what it returned the last time before in this run, steps taken)`` on one rank; all ranks get what it returns.
+        """Run ``fn(its last result in this run, steps taken)`` on one rank; all ranks get the result.
 
-        It stands where ``evaluate`` does. What it returns is in the journal: a resume goes on from it; what was taken back is forgotten.
+        Call it where ``evaluate`` may be called. The journal keeps the result: a resume continues with it. A rollback drops later results.
 
         Args:
-            fn: is given None the first time; returns plain data, as for ``once``.
-            name: tells it apart from others; the same on all ranks.
+            fn: gets None the first time; returns plain data, as for ``once``.
+            name: distinguishes it from others; the same on all ranks.
 
         Returns:
             What ``fn`` returned. None in an attempt at a step that is not committed, where ``fn`` does not run.
@@ -369,14 +376,15 @@ class Run:
         return None if here is None else self._one.do(self._one.key(here, name), lambda before: fn(before, here.step))
 
     def once_behind(self, fn: Callable[[Any], Any], *, name: str) -> bool:
-        """Once this step is committed, ``fn`` runs on one rank, as in ``once``; the others go on, and nobody is told what it returns.
+        """Once this step is committed, ``fn`` runs on one rank, as in ``once``. The others go on, and no rank gets the result.
 
-        Call it on all ranks, as often as you like, anywhere. In a step that will be repeated it does nothing: the loop body comes there
-        again. Before the loop and behind it, it is ``once``. Only when all ranks are lost together, right after the commit, is it left out.
+        Call it on all ranks, any number of times, anywhere. In a step that will be repeated it has no effect: the loop body comes there
+        again. Before and after the loop it is the same as ``once``. If all ranks are lost together right after the commit, ``fn`` does not
+        run.
 
         Args:
-            fn: is given what it returned the last time before in this run, None the first time; returns plain data.
-            name: tells it apart from others; the same on all ranks.
+            fn: gets its last result in this run, None the first time; returns plain data.
+            name: distinguishes it from others; the same on all ranks.
 
         Returns:
             Whether ``fn`` may still be called here.
@@ -393,7 +401,7 @@ class Run:
         return False
 
     def measure(self, name: str, value: float) -> None:
-        """Note a figure of the state at hand in the run's journal; of what is not finite nothing is noted."""
+        """Note a figure of the current state in the run's journal, if it is finite."""
         self._reports.measure({name: value})
 
     # ---- inside --------------------------------------------------------------------------------------------------------------------------
@@ -404,7 +412,7 @@ class Run:
         return state
 
     def _place(self) -> str | StateId | None:
-        """Where in the run this is, for what is done once. None: nowhere, as this attempt at a step is a rehearsal, or will be repeated."""
+        """The place in the run, for work that is done once. None: this attempt at a step is a rehearsal, or will be repeated."""
         self._settle_left()
         if self._loop.client.protocol.concluded:
             return END
@@ -425,7 +433,7 @@ class Run:
         if step.closed:
             return self._here() if self._loop.committed else None
         if step.begun:
-            raise LoopError(f"step {step.number}: {call} stands within the step. Put it behind step.commit(), or before step.batches().")
+            raise LoopError(f"step {step.number}: {call} stands within the step. Put it after step.commit(), or before step.batches().")
         return self._here()
 
     def _settle_left(self) -> None:
@@ -449,7 +457,7 @@ class Run:
 
     def _check_closed(self, call: str) -> None:
         if (step := self._loop.step) is not None and not step.closed:
-            raise LoopError(f"step {step.number}: {call} stands before step.commit(). Put it behind, where the step is done.")
+            raise LoopError(f"step {step.number}: {call} stands before step.commit(). Put it after that, where the step is done.")
 
     def _owe(self, do: Callable[[], object]) -> bool:
         """See :meth:`OneOfAll.owe`."""
@@ -461,8 +469,11 @@ class Run:
         self._one.pay(here, rank_of_those_behind(move.view, here, here, self._loop.rank) == 0)
 
     def _alone(self, fn: Callable[[], T]) -> T:
-        """What ``fn`` gives, which runs on this rank alone. In the loop all is left as on the other ranks: what is tracked, the modes of
-        modules (``model.eval()``), and the random generators, which are the same for ``fn`` on whichever rank it runs."""
+        """Run ``fn`` on this rank alone, and return its result.
+
+        In the loop it leaves tracked objects, modes of modules (``model.eval()``) and random generators as on the other ranks. ``fn`` gets
+        the same random numbers on any rank.
+        """
         if self._train_step is None or self._loop.client.protocol.concluded:
             return fn()
         parts = [part for module in self._train_step.state.modules.values() for part in module.modules()]
@@ -482,7 +493,7 @@ class Run:
         return EvaluationFigures.judged(figures, before, self._here().step)
 
     def close(self) -> None:
-        """The train function has returned. Returns when the run is over. Raises LoopError when it has not come to the end of its loop."""
+        """The train function has returned: wait for the end of the run. Raises LoopError when the loop has not come to its end."""
         protocol = self._loop.client.protocol
         self._settle_left()
         if not protocol.concluded and protocol.released is None:
@@ -499,7 +510,7 @@ class Run:
     # ---- moves ---------------------------------------------------------------------------------------------------------------------------
 
     def _carriers(self, train: TrainStep) -> dict[type[Move], Callable[[Any], Any]]:
-        """How each move of the loop is carried out."""
+        """By kind of move of the loop, the function that carries it out."""
         return {
             moves.Hold: lambda move: train.hold(),
             moves.Reset: lambda move: train.reset(),
@@ -534,7 +545,7 @@ class Run:
         self._loop.recorder.place(view.generation, here.history, here.step)
 
     def _advance(self) -> None:
-        """Others took the step that this rank was about to take when its view broke: it takes it too."""
+        """Take the step that others have taken, which this rank was about to take when its view broke."""
         with self._loop.recorder.during(self._loop.recorder.code):
             self._membership.carry(self._loop.rank_machine.take_step(Advance()))
             self._trained.publish_later()
@@ -545,11 +556,11 @@ class Run:
             self._saver.settle()
 
     def _digest(self, move: moves.Digest) -> str:
-        """Wait at the barrier until all hold the last state, and it is kept."""
+        """The digest at the end: wait until all ranks hold the last state, and it is kept."""
         self._trained.body.leave()
         self._saver.settle()
         if self._loop.client.protocol.ends_here:
             self._reports.ended()
         self._loop.recorder.switch(FINISH)
-        seed_step(self.seed, self._here().step)  # as the next step would: whoever came after the last commit has drawn no numbers in it
+        seed_step(self.seed, self._here().step)  # also for a rank that joined after the last commit
         return self._trained.layout.digest(self._here().step)

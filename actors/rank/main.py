@@ -1,4 +1,4 @@
-"""A rank process from its first line to its last. No Ray in here."""
+"""A rank process from its first line to its last. This module does not import Ray."""
 
 from __future__ import annotations
 
@@ -49,10 +49,10 @@ def run_rank(
     """Run ``train`` as one rank of a run. Returns when the run is over for this rank; leaves the process when it must not go on.
 
     Args:
-        folder: where this node's rings lie, which its agent reads, and the run's secret.
+        folder: the folder of this node's rings, which its agent reads, and of the run's secret.
         home: where the run's files belong.
         host: the address at which peers reach this process.
-        logs: where a file holds what this process prints; None: it prints to where it printed before.
+        logs: the folder for a file with this process's output; None: its output goes where it went before.
     """
     use_one_arena()
     secret.hold(secret.read(folder))
@@ -83,7 +83,7 @@ def run_rank(
         client.wait(lambda: client.protocol.released)
     except Fenced as error:
         _leave(f"fleet: slot {slot}: {error}")
-    except BaseException as error:  # noqa: BLE001 - whatever ends a rank is told to the coordinator
+    except BaseException as error:  # noqa: BLE001 - the rank reports any error to the coordinator
         _report(client, recorder, error)
     finally:
         stacks.close()
@@ -95,7 +95,7 @@ def run_rank(
 
 
 def _report(client: Client, recorder: Recorder, error: BaseException) -> None:
-    """Tell the coordinator what the user's code raised, and wait for its word: the run may be over, or this process be replaced."""
+    """Report the error of the user's code to the coordinator, and wait for its answer: the run is over, or this process is replaced."""
     protocol = client.protocol
     if protocol.released is not None:
         return
@@ -114,7 +114,7 @@ def _report(client: Client, recorder: Recorder, error: BaseException) -> None:
 
 
 def user_traceback(error: BaseException) -> str:
-    """The traceback without Fleet's own frames and Ray's, and torch's where Fleet refused a call: what the user can act on."""
+    """The traceback without the frames of Fleet and Ray, and without torch's where Fleet refused a call."""
     trace = traceback.TracebackException.from_exception(error)
     ours = (*OURS, os.sep + "torch" + os.sep) if isinstance(error, LoopError) else OURS
     theirs = [frame for frame in trace.stack if not any(part in frame.filename for part in ours)]
@@ -124,6 +124,6 @@ def user_traceback(error: BaseException) -> str:
 
 
 def _leave(message: str) -> None:
-    """End the process at once: it may not touch anything that its replacement now owns."""
+    """End the process at once: it may not touch files and memory that its replacement now owns."""
     print(message, file=sys.stderr, flush=True)
     os._exit(1)

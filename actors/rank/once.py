@@ -1,4 +1,4 @@
-"""What one rank does for all of them: it asks the coordinator, does it, and all hear what came of it. See ``fleet.protocol.once``."""
+"""Work that one rank does for all: the coordinator names the rank, and all ranks get the result. See ``fleet.protocol.once``."""
 
 from __future__ import annotations
 
@@ -20,11 +20,12 @@ from fleet.protocol.types import StateId
 
 ASK_AGAIN_S = 0.5
 MOST_BYTES = 64 << 10
-"""Of a result: it goes to every rank, and into the journal."""
+"""The limit of a result: it goes to each rank, and into the journal."""
 
 
 class OneOfAll:
-    """One rank's side of what is done once: what it is called, and who runs it. ``membership`` carries out what :class:`Lease` says."""
+    """One rank's side of work that is done once: its key, and which rank runs it. ``membership`` carries out the moves of
+    :class:`Lease`."""
 
     def __init__(self, membership: Membership, recorder: Recorder) -> None:
         self._membership, self._recorder = membership, recorder
@@ -36,18 +37,18 @@ class OneOfAll:
         self._owed: list[tuple[int, Callable[[], object]]] = []
 
     def begin_body(self) -> None:
-        """The loop body begins: what was begun in an attempt that did not come to an end has the same key when it comes again."""
+        """The loop body begins. Work of an attempt that did not end has the same key when the body comes to it again."""
         self._place = ""
 
     def key(self, place: str | StateId, name: str) -> str:
-        """The key of the next thing of this name at ``place``: all ranks come to the same ones, in the same order."""
+        """The key of the next work of this name at ``place``: all ranks make the same keys, in the same order."""
         if place != self._place:
             self._place, self._calls = place, Counter()
         self._calls[name] += 1
         return key_of(place, f"{name}#{self._calls[name]}")
 
     def do(self, key: str, fn: Callable[[Any], Any]) -> Any:
-        """``fn(what came of it the last time before)`` on one rank, its result on all. Raises RunOver when the run ends meanwhile."""
+        """Run ``fn(its last result)`` on one rank, and return its result on all. Raises RunOver when the run ends meanwhile."""
         code, stepping = self._recorder.code, self._recorder.stepping(False)
         self._fn = fn
         try:
@@ -57,8 +58,10 @@ class OneOfAll:
             self._recorder.switch(code)
 
     def owe(self, step: int, first: bool, do: Callable[[], object]) -> bool:
-        """The first rank that is at this step does it, now. The others remember it while they stand here: should that rank be lost before
-        it is done, one of them does it before anybody takes another step. Whether this is one of them."""
+        """The first rank at this step calls ``do`` now. The others keep ``do`` until they leave the step, and get True.
+
+        If the first rank is lost before ``do`` is done, one of the others calls it before any rank takes another step.
+        """
         self._owed = [each for each in self._owed if each[0] == step]
         if first:
             do()
@@ -67,7 +70,8 @@ class OneOfAll:
         return True
 
     def pay(self, step: int, first: bool) -> None:
-        """In another view: the first that was in the step, and so knows what is owed, does that. Twice begun is once done."""
+        """Another view has begun: its first rank that was in the step calls the work that it has kept. A second begin has no second
+        effect."""
         owed = [each for each in self._owed if each[0] == step]
         self._owed = [] if first else owed
         for _, do in owed if first else ():
@@ -78,9 +82,9 @@ class OneOfAll:
 
 
 class EvaluationFigures(Mapping[str, float]):
-    """What an evaluation came to, on every rank: a mapping from names to numbers, with the same numbers on all of them.
+    """The figures of an evaluation: a mapping from names to numbers, with the same numbers on all ranks.
 
-    Who looks at it waits until it is there. It is true in itself, so ``if figures:`` waits for nothing.
+    A rank that reads a figure waits for the evaluation. The object itself is true, so ``if figures:`` does not wait.
     """
 
     def __init__(self, fetch: Callable[[], dict[str, Any]]) -> None:
@@ -94,9 +98,9 @@ class EvaluationFigures(Mapping[str, float]):
 
     @staticmethod
     def judged(figures: Mapping[str, float], before: dict[str, Any] | None, step: int) -> dict[str, Any]:
-        """The result that all hear: the figures, the best of each so far, and which of them are better than ever.
+        """The result for all ranks: the figures, the best of each so far, and which of them are better than all before.
 
-        Where ``before`` is of the same ``step``, from which the run has begun again, it is the result: it is no evaluation before this one.
+        If ``before`` is of the same ``step``, the run has begun again from there, and ``before`` is the result.
         """
         if before is not None and before.get("step") == step:
             return before
@@ -112,11 +116,11 @@ class EvaluationFigures(Mapping[str, float]):
         }
 
     def lowest(self, name: str) -> bool:
-        """Whether ``name`` is lower than in all evaluations before. Raises KeyError for a figure that there is not."""
+        """Whether ``name`` is lower than in all evaluations before. Raises KeyError: there is no such figure."""
         return self._better("lowest", name)
 
     def highest(self, name: str) -> bool:
-        """Whether ``name`` is higher than in all evaluations before. Raises KeyError for a figure that there is not."""
+        """Whether ``name`` is higher than in all evaluations before. Raises KeyError: there is no such figure."""
         return self._better("highest", name)
 
     def _better(self, how: str, name: str) -> bool:
@@ -134,14 +138,14 @@ class EvaluationFigures(Mapping[str, float]):
         return len(self.fetch()["figures"])
 
     def __bool__(self) -> bool:
-        return True  # there was an evaluation: nobody has to wait to know that
+        return True  # the evaluation exists, which a rank knows without its figures
 
     def __repr__(self) -> str:
         return f"Figures({self._found['figures'] if self._found else 'not looked at yet'})"
 
 
 def name_of(fn: Callable[..., Any]) -> str:
-    """What tells a function from others, and is the same on all ranks: where its code is."""
+    """A name of a function that is the same on all ranks: the place of its code."""
     while isinstance(fn, partial):
         fn = fn.func
     code = getattr(getattr(fn, "__func__", fn), "__code__", None)

@@ -1,4 +1,4 @@
-"""What of torch and numpy is plain: sizes, dtypes and devices, arrays and their scalars. Tensors are only referred to, by a number."""
+"""The plain values of torch and numpy: sizes, dtypes and devices, arrays and their scalars. A number stands for each tensor."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from fleet.protocol.plain import Format, Kind, NotPlain
 
 
 def _checked(kind: np.dtype[Any], of: object) -> str:
-    """A dtype as text. Raises NotPlain for one whose text does not say all."""
+    """A dtype as text. Raises NotPlain for a dtype that its text does not fully describe."""
     if kind.hasobject or kind.kind == "V" or np.dtype(kind.str) != kind:
         raise NotPlain(f"{type(of).__module__}.{type(of).__qualname__}", f"its elements are {kind}")
     return kind.str
@@ -26,7 +26,7 @@ def _dtype(text: str) -> np.dtype[Any]:
 
 
 def _write_array(value: np.ndarray[Any, Any]) -> list[Any]:
-    """In the order that it has: sums over it come out the same."""
+    """Write an array with its memory order, so that sums over it have the same bits."""
     order: Literal["C", "F"] = "F" if value.flags.f_contiguous and not value.flags.c_contiguous else "C"
     return [_checked(value.dtype, value), order, list(value.shape), base64.b64encode(value.tobytes(order)).decode()]
 
@@ -43,7 +43,7 @@ def _read_array(kind: str, order: str, shape: list[int], data: str) -> np.ndarra
 
 
 def _write_scalar(value: np.generic) -> list[Any]:
-    whole = np.asarray(value)  # of an empty text the scalar's own dtype and bytes do not fit
+    whole = np.asarray(value)  # the dtype and the bytes of a scalar of empty text do not match
     return [_checked(whole.dtype, value), base64.b64encode(whole.tobytes()).decode()]
 
 
@@ -73,4 +73,4 @@ KINDS = (
     Kind("scalar", (np.generic,), _write_scalar, _read_scalar, derived=True),
 )
 PLAIN = Format(KINDS, references=(torch.Tensor,))
-"""What ranks write and read."""
+"""The format in which ranks write and read plain values."""

@@ -1,4 +1,4 @@
-"""What a script imports in its first lines: a process that forks ranks can do that ahead of time. Nothing is executed here."""
+"""The imports in a script's first lines: a process that forks ranks can import them ahead of time. This module executes no code."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 QUIET = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Pass)
-"""Statements that change nothing for an import behind them."""
+"""Statements without an effect on later imports."""
 
 
 def imports_of(text: bytes, folder: Path) -> list[str]:
     """Import statements of a script with its neighbours in ``folder``, in order, of modules that are installed.
 
-    Only what comes before the first line that may mean something to an import, such as one that sets a variable of the environment.
+    It stops at the first line that may affect an import, such as one that sets a variable of the environment.
     """
     return list(_Reader(folder).read(text))
 
@@ -26,7 +26,7 @@ class _Reader:
     def read(self, text: bytes) -> Iterator[str]:
         try:
             tree = ast.parse(text)
-        except (SyntaxError, ValueError):  # whoever executes it says so
+        except (SyntaxError, ValueError):  # the process that executes the script reports it
             return
         yield from self._statements(tree.body)
 
@@ -43,7 +43,7 @@ class _Reader:
 
     def _import(self, statement: ast.Import | ast.ImportFrom) -> Iterator[str]:
         if isinstance(statement, ast.ImportFrom) and (statement.level or statement.module is None):
-            self._over = True  # of a package, of which other parts come first
+            self._over = True  # other parts of its package would be imported first
             return
         names = [each.name for each in statement.names] if isinstance(statement, ast.Import) else [str(statement.module)]
         for name in names:

@@ -1,4 +1,4 @@
-"""What chaos does inside a rank's process, when its agent says so. Nothing of it is in the loop's way before: methods are wrapped then."""
+"""Faults inside a rank's process, on its agent's order. The loop has no extra code before: a fault wraps methods when it comes."""
 
 from __future__ import annotations
 
@@ -19,22 +19,22 @@ from fleet.protocol.operations import HEAL, START, Acts, Operation, perform
 
 log = logging.getLogger("fleet.chaos")
 BLOCK_BYTES, BLOCKS = 1 << 20, 64
-"""What a process takes that may have none."""
+"""So many blocks exceed the memory limit of a process."""
 ELEMENT_BITS = 20
-"""Bits flip among the lowest ones of an element: what a loss or a norm shows at once is not silent."""
+"""Only the lowest bits of an element flip. A loss or a norm would show a higher bit at once, and the fault has to be silent."""
 SINGLE_SHARE, MOST_BITS = 0.38, 4
-"""In under 40% of real events is it a single bit (arXiv 2605.04213); how many it is else is not published: two to four here."""
+"""In under 40% of real events one bit flips (arXiv 2605.04213). The number in other events is not published: two to four here."""
 
 
 class RankInjector:
-    """Carries out orders on the training state of ``train``. ``strike`` is called from the listening thread."""
+    """Carries out orders on the training state of ``train``. The listening thread calls :meth:`operate`."""
 
     def __init__(self, train: TrainStep) -> None:
         self._train_step = train
         self._healed = threading.Event()
 
     def operate(self, order: Operation) -> str | None:
-        """Do it now, or when the loop next comes to where it can be done. Returns why it was refused, or None."""
+        """Carry out the order now, or when the loop next comes to a suitable place. Returns why it was refused, or None."""
         log.warning("chaos: %s of %s in this process", order.phase, order.kind)
         refused = perform(ACTS, self, order)
         if refused:
@@ -42,23 +42,23 @@ class RankInjector:
         return refused
 
     def flip_weight(self, order: Operation) -> None:
-        """A bit of the weights."""
+        """Flip bits of a weight."""
         _flip(self._train_step.layout.weights, random.Random(order.seed))
 
     def flip_optimizer(self, order: Operation) -> None:
-        """A bit of the optimizer's state."""
+        """Flip bits of an element of the optimizer's state."""
         _flip(self._train_step.update.moments, random.Random(order.seed))
 
     def flip_gradient(self, order: Operation) -> None:
-        """A bit of the next shard's gradients."""
+        """Flip bits of the next shard's gradients."""
         self._train_step.before_sum(lambda gradients: _flip(gradients, random.Random(order.seed)))
 
     def spoil_gradient(self, order: Operation) -> None:
-        """A value of the next shard's gradients becomes no number."""
+        """Make a value of the next shard's gradients NaN."""
         self._train_step.before_sum(lambda gradients: gradients[0].reshape(-1)[:1].fill_(float("nan")))
 
     def open_no_more(self, order: Operation) -> None:
-        """No file or connection more, until it is healed, or its time is over."""
+        """Let the process open no further file or connection, until the fault is healed or its time is over."""
         soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
         descriptor = os.dup(0)  # the lowest that is free
         os.close(descriptor)
@@ -71,18 +71,18 @@ class RankInjector:
         resource.setrlimit(resource.RLIMIT_NOFILE, limits)
 
     def take_memory(self, order: Operation) -> str | None:
-        """Take what its memory group does not have, which its agent has made for this; nothing where there is none."""
+        """Take more memory than the process's memory group allows. The agent made the group for this fault; without it, refuse."""
         if "/fleet-" not in Path("/proc/self/cgroup").read_text():
             return f"{order.kind}: this process is in no group of its own: it would take the host's memory"
         taken = [bytes([1]) * BLOCK_BYTES for _ in range(BLOCKS)]
         return f"{order.kind}: {len(taken)} blocks were taken, and the kernel has not killed this process"
 
     def heal(self, order: Operation) -> None:
-        """A loop that stands still goes on, and what was closed is open."""
+        """End a hang of the loop, and let the process open files again."""
         self._healed.set()
 
     def flip_activation(self, order: Operation) -> None:
-        """Once, in what the first layer that has weights gives to the next."""
+        """Flip bits of the output of the first layer that has weights, once."""
         modules = (inner for module in self._train_step.state.modules.values() for inner in module.modules())
         layer = next(module for module in modules if any(True for _ in module.parameters(recurse=False)))
 
@@ -93,7 +93,7 @@ class RankInjector:
         handle = layer.register_forward_hook(hook)
 
     def hang(self, order: Operation) -> None:
-        """The loop stands still before its next shard, until it is healed; the process beats meanwhile."""
+        """Stop the loop before its next shard, until the fault is healed. The process still sends beats."""
         train, right = self._train_step, self._train_step.begin_shard
         self._healed.clear()
 
@@ -106,7 +106,7 @@ class RankInjector:
 
 
 def _flip(tensors: Sequence[torch.Tensor], draw: random.Random) -> None:
-    """A bit of one element, or some. By ``data``, as autograd counts other writes, and a backward that is under way would raise."""
+    """Flip one or several bits of one element. It writes to ``data``: autograd counts other writes, and a running backward would raise."""
     tensor = draw.choice([tensor for tensor in tensors if tensor.numel() and tensor.is_floating_point()]).data
     element = tensor.reshape(-1) if tensor.is_contiguous() else tensor
     place = draw.randrange(element.numel()) if element.dim() == 1 else tuple(draw.randrange(size) for size in element.shape)
@@ -118,7 +118,7 @@ def _flip(tensors: Sequence[torch.Tensor], draw: random.Random) -> None:
 
 
 def _hold_interpreter(injector: RankInjector, order: Operation) -> None:
-    """Sleep with the interpreter's lock held, as a C extension may that forgets to give it up: no thread of this process runs."""
+    """Sleep with the interpreter's lock held, as a faulty C extension may: no thread of this process runs."""
     ctypes.PyDLL(None).usleep(ctypes.c_uint(min(int(order.duration_s * 1e6), 2**32 - 1)))
 
 
@@ -136,4 +136,4 @@ ACTS: Acts = {
     ("hold_gil", START): _hold_interpreter,
     ("hold_gil", HEAL): RankInjector.heal,
 }
-"""What a rank's process does to itself."""
+"""The faults that a rank's process carries out on itself."""

@@ -1,4 +1,4 @@
-"""What ranks train in a rehearsal: a small model, and a timed wait that makes a step as long as it should be."""
+"""The training of ranks in a rehearsal: a small model, and a timed wait that gives a step its length."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Waves(torch.utils.data.Dataset[Tensor]):
 
 
 def train(run: Any) -> None:
-    """Steps of ``run.options["wait_s"]`` and a little arithmetic, until somebody ends the run."""
+    """Steps of ``run.options["wait_s"]`` and a little arithmetic, until the user ends the run."""
     model = nn.Sequential(nn.Linear(FEATURES, FEATURES), nn.ReLU(), nn.Linear(FEATURES, FEATURES))
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
     state = run.track(model=model, optimizer=optimizer)

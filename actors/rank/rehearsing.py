@@ -1,4 +1,4 @@
-"""The first step of a process: it is not committed, and shows how the rank has built what it trains."""
+"""The first step of a process: it is not committed, and shows how the rank has built its model, optimizer and data."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from fleet.protocol.types import ENDS, Build
 
 @contextmanager
 def rehearsing(train: TrainStep, loop: Loop) -> Iterator[None]:
-    """Within, a step is computed for practice, and nothing of it is told as time of steps. Behind it the rank says what it has built."""
+    """Context of a step for practice, whose time does not count as that of steps. After it the rank reports its build."""
     train.rehearse()
     loop.recorder.paused = loop.rehearsing = True
     loop.client.on_rehearsal(True)
@@ -31,7 +31,7 @@ def rehearsing(train: TrainStep, loop: Loop) -> Iterator[None]:
 
 
 def build_of(state: TrackedState, loop: Loop) -> Build:
-    """Of what is tracked, and of what the first step was read from."""
+    """The build: of the tracked objects, and of the data of the first step."""
     optimizers = tuple(type(optimizer).__qualname__ for tracked in state.objects.values() if (optimizer := _optimizer(tracked)))
     schedules = tuple(sorted(end for tracked in state.objects.values() for end in _ends(tracked)))
     if loop.rehearsed is None:
@@ -41,13 +41,13 @@ def build_of(state: TrackedState, loop: Loop) -> Build:
 
 
 def _optimizer(tracked: Any) -> torch.optim.Optimizer | None:
-    """The one that the user has built, also where its state is spread over ranks, and another object is tracked in its place."""
+    """The optimizer that the user has built, also where its state is spread over ranks and another object is tracked in its place."""
     built = tracked.optimizer if isinstance(tracked, ChunkedOptimizer) else tracked
     return built if isinstance(built, torch.optim.Optimizer) else None
 
 
 def _ends(tracked: Any) -> list[tuple[str, int]]:
-    """Where a scheduler says when it ends. One within another one, as SequentialLR has them, ends when that says so."""
+    """(name, step) of each end that a scheduler has. A scheduler inside another, as in SequentialLR, does not count."""
     if not isinstance(tracked, LRScheduler):
         return []
     found = [(f"{type(tracked).__qualname__}.{name}", getattr(tracked, name, None)) for name in ENDS]

@@ -1,6 +1,6 @@
-"""A user's script on its way to ranks: its text, which each process executes from the first line on, as ``torchrun`` has it done.
+"""A user's script for ranks: its text, which each process executes from the first line on, as with ``torchrun``.
 
-So nothing that the script names has to be sent anywhere, and what its top level sets is in force where it trains.
+So no object of the script has to be sent, and settings of its top level are in force in each rank.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ class Script:
 
     Attributes:
         name: its module's ``__name__``; never ``__main__``.
-        file: where it lies. A relative path begins in the working directory of the process that executes it, as for ``folder``.
-        text: what the file held when the run was begun: processes that come later execute the same.
-        folder: where its neighbours are imported from; empty: nowhere.
-        arguments: ``sys.argv`` behind the script.
-        imports: import statements from its first lines, of modules that are installed: they can be carried out ahead of time.
+        file: its path. A relative path begins in the working directory of the process that executes it, as for ``folder``.
+        text: the file's contents when the run began: later processes execute the same text.
+        folder: the folder of the modules beside it, for imports; empty: none.
+        arguments: ``sys.argv`` after the script.
+        imports: import statements of installed modules from its first lines: a process can carry them out ahead of time.
     """
 
     name: str
@@ -46,7 +46,7 @@ class Script:
         getattr(self.execute(), FUNCTION)(run)
 
     def execute(self) -> ModuleType:
-        """The script's module, anew. Whatever its top level raises is raised."""
+        """Execute the script as a new module. Raises the errors of its top level."""
         file = str(Path(self.file).absolute())
         sys.argv = [file, *self.arguments]
         if self.folder and sys.path[:1] != [folder := str(Path(self.folder).absolute())]:
@@ -67,7 +67,7 @@ class Script:
         return module
 
     def carried(self, code: Path | None) -> Script:
-        """As ranks of other machines have it, whose working directory has the files of the folder ``code``; None: they have none."""
+        """The script for ranks of other machines. Their working directory has the files of the folder ``code``; None: they have none."""
         file, folder = Path(self.file), Path(self.folder)
         if code is None or not folder.is_relative_to(code):
             return replace(self, folder="")
@@ -76,7 +76,7 @@ class Script:
 
 
 class _Text(InspectLoader):
-    """What ``inspect`` and tracebacks ask for lines of the script."""
+    """Gives ``inspect`` and tracebacks the lines of the script."""
 
     def __init__(self, file: str, text: bytes) -> None:
         self._file, self._text = file, text

@@ -1,4 +1,4 @@
-"""A user's training script: found, executable, with a train function, and not shadowing a package of ours."""
+"""Find and check a user's training script: it can be executed, has a train function, and hides no package of Fleet."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ from fleet.errors import ConfigError
 from fleet.host.packages import PACKAGES
 
 OURS = (__file__, inspect.getfile(Script))
-"""Their lines are none of the script's."""
+"""Files whose lines are left out of tracebacks, as they are not the script's."""
 
 
 def load_train(script: str, arguments: Sequence[str] = (), module: bool = False) -> Script:
-    """The train function of ``script``, for ranks. The script is executed here once, to see whether it can be.
+    """The train function of ``script``, for ranks. This process executes the script once, to check it.
 
     Args:
-        arguments: what the script finds in ``sys.argv`` behind itself.
+        arguments: the script's arguments in ``sys.argv``.
         module: ``script`` is the name of a module, as for ``python -m``.
 
     Raises:
-        ConfigError: it is missing, raises when it is executed, has no such function, or one that does not take the run alone.
+        ConfigError: the script is missing or raises, or its train function is missing or needs other arguments than the run.
     """
     train = found(script, arguments, module)
     with _looked_at():
@@ -42,7 +42,7 @@ def load_train(script: str, arguments: Sequence[str] = (), module: bool = False)
 
 
 def found(script: str, arguments: Sequence[str] = (), module: bool = False) -> Script:
-    """``script``, which has not been executed yet. Raises ConfigError: it is missing, or a file beside it hides a package of ours."""
+    """``script``, without executing it. Raises ConfigError: it is missing, or a file beside it hides a package of Fleet."""
     if module:
         name, path = _module(script)
         folder = Path.cwd()
@@ -58,7 +58,7 @@ def found(script: str, arguments: Sequence[str] = (), module: bool = False) -> S
 
 
 def train_of(script: Script) -> Callable[[Any], None]:
-    """The train function of ``script``, which is executed in this process. Raises ConfigError as :func:`load_train` does."""
+    """The train function of ``script``, which this process executes. Raises ConfigError as :func:`load_train` does."""
     train = getattr(_executed(script), FUNCTION, None)
     if not callable(train):
         raise ConfigError("script", script.file, f"it has no function {FUNCTION}(run)", f"Define `def {FUNCTION}(run: fleet.Run) -> None`.")
@@ -71,12 +71,12 @@ def train_of(script: Script) -> Callable[[Any], None]:
 
 
 def folder_of(train: Callable[..., Any], script: str) -> str:
-    """Where ``script``, whose train function is ``train``, finds its neighbours."""
+    """The folder from which ``script``, with the train function ``train``, imports modules beside it."""
     return train.folder if isinstance(train, Script) else str(Path(script).resolve().parent)
 
 
 def load_named(script: str, name: str) -> Any:
-    """What ``script`` calls ``name``. Raises ConfigError when the file is missing, raises, or has nothing of that name."""
+    """The object ``name`` of ``script``. Raises ConfigError: the file is missing, raises, or has no such name."""
     with _looked_at():
         module = _executed(found(script))
     if not hasattr(module, name):
@@ -86,7 +86,7 @@ def load_named(script: str, name: str) -> Any:
 
 @contextmanager
 def _looked_at() -> Iterator[None]:
-    """A script is executed meanwhile, and this process stays what it is. What the script prints is none of this process's answers."""
+    """Context in which this process executes a script to check it. The script's output goes to stderr, and ``sys.argv`` is restored."""
     before = sys.argv
     try:
         with looking(), redirect_stdout(sys.stderr):
@@ -96,7 +96,7 @@ def _looked_at() -> Iterator[None]:
 
 
 def _module(name: str) -> tuple[str, Path]:
-    """(a module's name, its file), found as ``python -m`` finds it; of a package it is that of its ``__main__``. Raises ConfigError."""
+    """(a module's name, its file), found as ``python -m`` finds it; for a package, its ``__main__``. Raises ConfigError."""
     if sys.path[:1] != [str(Path.cwd())]:
         sys.path.insert(0, str(Path.cwd()))
     spec: ModuleSpec | None = None
@@ -113,7 +113,7 @@ def _module(name: str) -> tuple[str, Path]:
 
 
 def _name(path: Path) -> str:
-    """Of a script's module. By its own name others can import it, such as worker processes of a DataLoader; unless that is taken."""
+    """The name of a script's module: its own name, unless that is taken. Other processes, such as a DataLoader's, can import it by that."""
     own, folder = path.stem, path.parent
     elsewhere = [entry for entry in sys.path if Path(entry).resolve() != folder]
     first, other = PathFinder.find_spec(own, [str(folder)]), PathFinder.find_spec(own, elsewhere)
@@ -124,7 +124,7 @@ def _name(path: Path) -> str:
 
 
 def _check_siblings(script: str, folder: Path) -> None:
-    """The script's folder comes first on the path of every rank, so a sibling named like one of our packages would hide it there."""
+    """The script's folder comes first on the path of each rank, so a file named as a package of Fleet would hide the package there."""
     if folder == Path(__file__).resolve().parents[2]:
         return
     for name in PACKAGES:

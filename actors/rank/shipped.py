@@ -1,4 +1,4 @@
-"""A train function on its way to ranks: as bytes, which each rank makes a function of. So it need not be in a file that ranks find."""
+"""A train function as bytes, from which each rank makes the function. So it need not be in a file that ranks can find."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Shipped:
-    """``pickled`` is the function with all that it needs of its module. Each call makes it anew: no two processes share what it holds."""
+    """``pickled``: the function with all objects of its module that it needs. Each call makes new objects, so no calls share any."""
 
     name: str
     pickled: bytes

@@ -1,7 +1,7 @@
-"""The skeleton of a training state: all of it but the tensors, as text of plain values with a number in the place of each tensor.
+"""The skeleton of a training state: its plain values as text, with a number in the place of each tensor.
 
-It is written after each step, and mostly it is what it was: a part of it that has not changed is not written anew. What tells is a pickle
-of the part, which is made in a third of the time, stays here, and is only compared.
+A rank writes it after each step. Most of it is then as before, and the rank keeps the text of a part that has not changed. A pickle of the
+part, compared with the last one, shows a change. It takes a third of the time, and never leaves the process.
 """
 
 from __future__ import annotations
@@ -36,7 +36,8 @@ class Skeletons:
         self._known: dict[tuple[str, ...], _Written] = {}
 
     def write(self, parts: Mapping[str, Any], number: Callable[[torch.Tensor], int]) -> str:
-        """The state dicts ``parts`` by name, as ``PLAIN.write`` gives them. Raises ConfigError for what is not plain, by its name."""
+        """The state dicts ``parts`` by name, as ``PLAIN.write`` gives them. Raises ConfigError with the name of a value that is not
+        plain."""
         texts = []
         for name, part in parts.items():
             try:
@@ -48,7 +49,7 @@ class Skeletons:
         return f"{MARK}{{{','.join(texts)}}}"
 
     def _part(self, path: tuple[str, ...], value: Any, number: Callable[[torch.Tensor], int]) -> str:
-        """A dict is taken apart once: of an optimizer the rates change often, and all else never."""
+        """The text of one part. A dict is divided one level deep: an optimizer's rates change often, all else never."""
         if len(path) == 1 and type(value) is dict and all(type(key) is str and key.isascii() for key in value):
             return f"{{{','.join(f'{json.dumps(key)}:{self._within(path, key, item, number)}' for key, item in value.items())}}}"
         key, known = _key(value, number), self._known.get(path)
@@ -73,11 +74,11 @@ class _Key(pickle.Pickler):
 
 
 def _key(value: Any, number: Callable[[torch.Tensor], int]) -> bytes | None:
-    """What is the same only where ``value`` is; None where that cannot be had."""
+    """Bytes that are equal only if ``value`` is equal; None where it cannot be pickled."""
     file = io.BytesIO()
     try:
         _Key(file, number).dump(value)
-    except Exception:  # noqa: BLE001 - user objects raise what they like; they are named when they are written
+    except Exception:  # noqa: BLE001 - a user's object may raise any error; PLAIN.write names the object
         return None
     return file.getvalue()
 

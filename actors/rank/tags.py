@@ -1,7 +1,7 @@
-"""Under which tag messages travel between the ranks of a view, and what they are.
+"""The tags of messages between the ranks of a view.
 
-The n-th message under a tag is taken by the n-th receive under it, whoever that is for. So what is asked for long before it comes has a
-tag of its own, and nobody else may use it.
+The n-th receive under a tag takes the n-th message under it. So a message that is asked for long before it comes has a tag of its own,
+which no other message may use.
 """
 
 from __future__ import annotations
@@ -10,10 +10,10 @@ from enum import IntEnum
 
 
 class Tag(IntEnum):
-    """What travels under each tag: one kind of message has one tag, but for the gradients."""
+    """One kind of message has one tag, except the gradients."""
 
     PLAIN = 0
-    """One at a time, each waited for: a new group's first word, which state is on its way, what each rank knows of a whole one."""
+    """Single messages, each waited for: a new group's first message, which state is on its way, each rank's facts about whole states."""
 
     SIDE = 1 << 24
     """The few numbers that each rank sends beside its gradients."""
@@ -28,13 +28,13 @@ class Tag(IntEnum):
     """Parameters that their owners have updated."""
 
     CLAIM = SIDE + 4
-    """Who holds which chunks of a sharded state."""
+    """Which rank holds which chunks of a sharded state."""
 
     PIECES = SIDE + 5
-    """Chunks of a sharded state that go to other ranks, and the word that all have theirs."""
+    """Chunks of a sharded state that go to other ranks, and the message that all have theirs."""
 
     PARTIALS = SIDE + 6
-    """Partial sums of a slice of the gradient, to whoever adds it up again."""
+    """Partial sums of a slice of the gradient, to the rank that adds it up again."""
 
     SUM = SIDE + 7
     """The sum of that slice as its owner has it, to its checker."""
@@ -46,7 +46,7 @@ class Tag(IntEnum):
     """Representations of shards that the loss of other shards needs."""
 
     CARRIED = SIDE + 10
-    """What shards carry to the next step."""
+    """The state that shards carry to the next step."""
 
     STATE = 1 << 25
     """The state that a donor gives: its plan, its chunks, their sums."""
@@ -56,15 +56,15 @@ class Tag(IntEnum):
 
 
 def bucket_there(number: int) -> int:
-    """The tag of what goes to who adds it up, of a bucket."""
+    """The tag of a bucket's partial sums, to the rank that adds them up."""
     return Tag.BUCKETS + 3 * number
 
 
 def bucket_back(number: int) -> int:
-    """The tag of what comes back of it."""
+    """The tag of a bucket's sums, back from that rank."""
     return Tag.BUCKETS + 3 * number + 1
 
 
 def bucket_gathered(number: int) -> int:
-    """The tag of what goes to who combines it for its host, of a bucket that is summed in two levels."""
+    """The tag of a bucket's partial sums in two levels, to the rank that combines them for its host."""
     return Tag.BUCKETS + 3 * number + 2

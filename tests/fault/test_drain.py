@@ -130,7 +130,7 @@ def test_fleet_drain_announces_withdraws_and_refuses_by_name(cluster: LocalClust
     run, index = str(going.folder), str(going.index_of_a_trainer())
     with pytest.raises(ConfigError, match=r"NODE = 'nobody': no node of this run\. Its nodes: "):
         drain(run, "nobody")
-    with pytest.raises(ConfigError, match=r"nobody has announced"):
+    with pytest.raises(ConfigError, match=r"its departure is not announced"):
         drain(run, index, withdraw=True)
     with pytest.raises(ConfigError, match=r"--notice = 'soon'"):
         drain(run, index, notice="soon")

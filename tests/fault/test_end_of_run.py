@@ -119,4 +119,4 @@ def test_a_loop_that_is_left_early_ends_its_run_there(tmp_path: Path) -> None:
 def test_what_is_done_once_in_a_step_stands_behind_its_commit(tmp_path: Path) -> None:
     outcome, _ = run(tmp_path, trains.evaluates_before_the_commit)
     assert outcome.status == "failed"
-    assert "run.evaluate() stands within the step. Put it behind step.commit(), or before step.batches()" in outcome.reason
+    assert "run.evaluate() stands within the step. Put it after step.commit(), or before step.batches()" in outcome.reason

@@ -74,7 +74,7 @@ def test_no_group_of_parameters_comes_behind_the_beginning_of_the_loop() -> None
     """A process that takes the place of a lost one builds the groups that the script builds before its loop."""
     bench = Bench()
     late = torch.nn.Parameter(torch.ones(2))
-    with pytest.raises(LoopError, match=r"was called behind run\.steps, at test_body\.py:\d+: .*Make all groups before run\.track"):
+    with pytest.raises(LoopError, match=r"was called after run\.steps, at test_body\.py:\d+: .*Make all groups before run\.track"):
         bench.optimizer.add_param_group({"params": [late]})
     bench.optimizer.load_state_dict(bench.optimizer.state_dict())
     assert len(bench.optimizer.param_groups) == 1

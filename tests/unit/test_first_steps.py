@@ -127,13 +127,13 @@ def test_a_train_function_without_a_loop_is_refused_without_a_line(tmp_path: Pat
         ("os.makedirs({outside!r})", "it changes {outside}"),
         ("os.remove({kept!r})", "it changes {kept}"),
         ("os.rename({kept!r}, 'mine')", "it changes {kept}"),
-        ("run.once(lambda: os.system('true'))", "it starts a program in what is done once"),
+        ("run.once(lambda: os.system('true'))", "it starts a program in a function of run.once"),
         ("thread = threading.Thread(target=lambda: open({outside!r}, 'w')); thread.start(); thread.join()", "it changes {outside}"),
         ("os.kill(os.getpid(), 9)", "its process has ended with -9"),
         ("raise MemoryError", "it does not fit into the memory of one process here"),
         ("raise Exception('CUDA out of memory')", "it does not fit into the memory of one process here"),
         ("run.track(large=torch.nn.Linear(1 << 25, 1 << 25, device='meta'))", "a model of 4.19e+06 GiB"),
-        ("open('../beside.txt')", "it asks for what the trial does not have"),
+        ("open('../beside.txt')", "it needs a file or connection that the trial does not have"),
     ],
 )  # fmt: skip
 def test_where_nothing_can_be_told_the_run_goes_on_and_nothing_was_changed(tmp_path: Path, before: str, why: str) -> None:
@@ -149,7 +149,7 @@ def test_a_file_that_only_nodes_have_is_no_mistake_of_a_run_on_a_cluster(tmp_pat
     script = written(tmp_path, before="open('/data/of/the/nodes')")
     with pytest.raises(ConfigError, match="FileNotFoundError"):
         trial(script)
-    assert trial(script, joins=True).startswith("it asks for what the trial does not have")
+    assert trial(script, joins=True).startswith("it needs a file or connection that the trial does not have")
 
 
 def test_a_trial_that_is_given_up_is_gone_with_what_it_has_started(tmp_path: Path) -> None:

@@ -75,7 +75,7 @@ def test_a_file_that_cannot_be_written_ends_no_run(tmp_path: Path, caplog: pytes
     printed.rehearse(True)
     printed.limit()
     printed.close()
-    assert "what this rank prints is not kept" in caplog.text
+    assert "the output of this rank is not kept" in caplog.text
 
 
 def test_a_file_that_cannot_be_begun_anew_grows_on_and_says_why(tmp_path: Path) -> None:

@@ -1,1 +1,1 @@
-"""Which samples a shard of a step has, and how they are read."""
+"""Which samples a shard of a step has, and how ranks read them."""

@@ -1,4 +1,4 @@
-"""The files of a data set and how samples lie in them, as a run's journal keeps it: enough to say later where each sample came from."""
+"""The files of a data set and how samples lie in them. A run's journal keeps them, so that the origin of each sample can be found later."""
 
 from __future__ import annotations
 
@@ -26,25 +26,25 @@ from fleet.protocol.types import DataFile
 log = logging.getLogger("fleet.data")
 
 MOST_FILES = 10_000
-"""Of a data set of more, the journal has no list: it would be larger than all else in it."""
+"""The journal lists the files of a data set if there are at most so many. A longer list would be larger than the rest of the journal."""
 MOST_NUMBERS = 200_000
-"""So many numbers on groups are kept for a data set."""
+"""The journal keeps at most so many numbers on the groups of a data set."""
 AT_ONCE = 64
 """Files in one record."""
 CHUNK_BYTES = 1 << 20
 DIGEST_BYTES = 64 << 30
-"""So much of a data set is read for digests, of its first files."""
+"""At most so much of a data set, its first files, is read for digests."""
 REST = 9
-"""For each moment of reading for digests so many of rest."""
+"""The reader of digests pauses so many times as long as it has read."""
 TAGS = ("ETag", "etag", "md5Hash", "content_md5")
-"""Under which of these a store tells what tells the contents of an object from others."""
+"""Names under which stores keep a checksum or version of an object's contents."""
 
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where a sample lies: it is number ``record`` of file ``path``, in the ``size_bytes`` from byte ``offset`` on; -1 where nobody knows.
+    """Where a sample lies: record number ``record`` of file ``path``, in ``size_bytes`` bytes from byte ``offset`` on; -1: unknown.
 
-    A sample that can only be read with others is ``row`` of ``group``, of which these are the bytes.
+    A sample that can only be read with others is row ``row`` of group ``group``; the bytes are then the group's.
     """
 
     path: str
@@ -63,7 +63,7 @@ class Place:
 
 @runtime_checkable
 class Located(Protocol):
-    """A data set that knows where its samples lie, so that ``fleet data`` can tell it."""
+    """A data set that knows where its samples lie, for ``fleet data``."""
 
     def where(self, index: int) -> Place | None:
         """The place of sample ``index``; None when it lies in no file."""
@@ -82,11 +82,11 @@ class FileCatalogue:
 
     @cached_property
     def ends(self) -> list[int]:
-        """For each file the number of the first sample behind it."""
+        """For each file the number of its last sample plus one."""
         return list(accumulate(file.samples for file in self.files))
 
     def where(self, index: int) -> Place:
-        """The place of sample ``index``. Lines are looked for in the file itself, where it is as it was. Raises IndexError."""
+        """The place of sample ``index``. For lines it reads the file itself, if its size is still the same. Raises IndexError."""
         ends = self.ends
         if not 0 <= index < ends[-1]:
             raise IndexError(f"sample {index} of {ends[-1]}")
@@ -138,7 +138,7 @@ def _lines_of(file: DataFile) -> Records | Grouped | None:
 
 
 def catalogue_of(reader: Any, files: Sequence[File], found: Sequence[Records | Grouped], data_sha256: str) -> FileCatalogue:
-    """Of files that were just opened, still without digests."""
+    """The catalogue of files that were just opened, still without digests."""
     grouped = [one for one in found if isinstance(one, Grouped)]
     if grouped:
         layout = GROUPS
@@ -167,17 +167,17 @@ def _layout(records: Any, layout: str) -> tuple[int, ...]:
 
 
 def modified_s(file: File) -> float:
-    """When a local file was changed last, by the calendar; 0 of one in a store."""
+    """When a local file was changed last, in seconds of the epoch; 0 of a file in a store."""
     return os.stat(file.path).st_mtime if is_local(file) else 0.0
 
 
 def is_local(file: File) -> bool:
-    """Whether it lies in a file system of this host."""
+    """Whether the file lies in a file system of this host."""
     return "file" in (file.system.protocol if isinstance(file.system.protocol, tuple) else (file.system.protocol,))
 
 
 def pieces(catalogue: FileCatalogue) -> Iterator[tuple[int, tuple[DataFile, ...]]]:
-    """(number of the first, files) for each record; none when there are too many."""
+    """(number of the first file, files) for each record of the journal; none when there are too many files."""
     if len(catalogue.files) <= MOST_FILES:
         for first in range(0, len(catalogue.files), AT_ONCE):
             yield first, tuple(catalogue.files[first : first + AT_ONCE])
@@ -200,15 +200,15 @@ class Digests:
             try:
                 name, size, changed_s, digest = json.loads(line)
             except ValueError:
-                continue  # another process was cut off while it wrote
+                continue  # another process was killed while it wrote the line
             self._known[name, size, changed_s] = digest
 
     def known(self, file: DataFile) -> str:
-        """Empty when it has to be read."""
+        """The digest of the file; empty when the file has to be read."""
         return self._known.get((file.path, file.size_bytes, file.modified_s), "")
 
     def keep(self, file: DataFile, digest: str) -> None:
-        """For the next run."""
+        """Write the digest to the cache, for the next run."""
         self._known[file.path, file.size_bytes, file.modified_s] = digest
         self._path.parent.mkdir(parents=True, exist_ok=True)
         with self._path.open("a") as opened:
@@ -216,18 +216,18 @@ class Digests:
 
 
 def default_cache(environment: Mapping[str, str]) -> Path:
-    """Where digests are kept: ``$XDG_CACHE_HOME/fleet/digests.jsonl``, else in ``~/.cache``."""
+    """The file of digests: ``$XDG_CACHE_HOME/fleet/digests.jsonl``, else ``~/.cache/fleet/digests.jsonl``."""
     return Path(environment.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "fleet" / "digests.jsonl"
 
 
 def report_files(
     catalogue: FileCatalogue, opened: Sequence[File], say: Callable[[int, tuple[DataFile, ...]], object], cache: Path
 ) -> None:  # fmt: skip
-    """Tell of a data set's files and, as they become known, of their digests; for a thread that takes what others leave.
+    """Report a data set's files and then, as they become known, their digests. It runs in a thread of low priority.
 
     Args:
         catalogue: the files.
-        opened: the same, as the data set has them.
+        opened: the same files, as the data set has opened them.
         say: takes each record's files, with the number of the first.
         cache: of digests.
     """
@@ -248,7 +248,7 @@ def report_files(
 
 
 def _digest(file: DataFile, opened: File, digests: Digests, left: int) -> tuple[str, int]:
-    """(digest, bytes that were read for it). Nothing is fetched from a store for it."""
+    """(digest, bytes that were read for it). It reads no file of a store."""
     if not is_local(opened):
         said = opened.system.info(opened.path)
         tag = next((str(said[name]).strip('"') for name in TAGS if said.get(name)), "")
@@ -265,7 +265,7 @@ def _digest(file: DataFile, opened: File, digests: Digests, left: int) -> tuple[
 
 
 def _read(opened: File) -> str:
-    """With a pause after each piece, ``REST`` times as long as it took."""
+    """The digest of a file. After each piece it pauses ``REST`` times as long as the piece took."""
     found = hashlib.sha256()
     with open(opened.path, "rb", buffering=0) as file:
         since_us = now_us()

@@ -1,7 +1,7 @@
-"""Training data whose order follows from seed, step and shard alone, over files anywhere or over a map-style dataset; fetched ahead.
+"""Training data in an order that depends on seed, step and shard alone, from files or a map-style dataset; fetched ahead.
 
-No position is kept: which samples a shard of a step gets is :func:`actors.rank.data.sampling.sample_indices`. So a resumed run and a view
-of another size skip and repeat none. What is kept, as part of the tracked state, is what the order depends on: the samples there are, and
+No position is kept: :func:`actors.rank.data.sampling.sample_indices` computes the samples of a shard of a step. So a resumed run and a view
+of another size skip and repeat none. The tracked state keeps the facts on which the order depends: the number and names of the samples, and
 the batch size.
 """
 
@@ -37,9 +37,9 @@ from fleet.protocol.records import DATA, PERMUTED, WINDOWS
 Key = tuple[int, int]
 """(step, shard)."""
 FEEDS = 8
-"""Datasets that are fetched ahead at a time; a loop that makes a new one in every step must not fill the memory."""
+"""The most datasets that are fetched ahead at a time: a loop that makes a new one in each step must not fill the memory."""
 OPENERS = 8
-"""Files whose records are found at a time."""
+"""In so many files at a time the records are looked for."""
 
 
 class ShardedDataset(Ordered, torch.utils.data.Dataset[Any]):
@@ -47,12 +47,12 @@ class ShardedDataset(Ordered, torch.utils.data.Dataset[Any]):
 
     Args:
         source: a path or URL, or several, each a file, a folder or a pattern (``s3://bucket/train/*.bin``): any store that fsspec knows.
-            Or a dataset with ``len()`` and ``[]``, which must then bear to be called from another thread.
+            Or a dataset with ``len()`` and ``[]``, which other threads may call.
         reader: the files' format, as ``Tokens(1024)``; None for a dataset.
         storage_options: for the file system, as fsspec takes them.
-        workers: threads that fetch ahead; 0 fetches when asked.
+        workers: threads that fetch ahead; 0: the loop fetches each batch when it needs it.
 
-    Raises ConfigError when there are no files, an empty one, one that is not of the format, or the dataset has no ``len()`` and ``[]``.
+    Raises ConfigError: there are no files, one is empty or not of the format, or the dataset has no ``len()`` and ``[]``.
     """
 
     def __init__(
@@ -99,7 +99,7 @@ class ShardedDataset(Ordered, torch.utils.data.Dataset[Any]):
             raise ConfigError("source", type(inner).__name__, "it has no samples")
 
     def __reduce_ex__(self, protocol: SupportsIndex) -> Any:
-        """Of files: another process opens them anew."""
+        """Of a dataset of files: another process opens the files itself."""
         return (self._made_from, ()) if self._inner is None and type(self) is ShardedDataset else super().__reduce_ex__(protocol)
 
     def __len__(self) -> int:
@@ -116,7 +116,8 @@ class ShardedDataset(Ordered, torch.utils.data.Dataset[Any]):
         return self._inner[index] if self._inner is not None else self.__getitems__([index])[0]
 
     def __getitems__(self, indices: Sequence[int]) -> list[Any]:
-        """Several samples; those of files in one request to the store. Raises ConfigError when a file is not as long as it was."""
+        """Several samples; those of files in one request to the store. Raises ConfigError when a file has another size than at the
+        start."""
         if self._inner is not None:
             return read_many(self._inner, indices)
         if self._groups is not None:
@@ -139,7 +140,7 @@ class ShardedDataset(Ordered, torch.utils.data.Dataset[Any]):
         return self._length
 
     def samples_of(self, seed: int, step: int, shard: int, shards: int, batch_size: int) -> list[Any]:
-        """In a random order; of files that are read in groups, in one that is kind to them."""
+        """The samples of one shard, in a random order; of files that are read in groups, in the order of :class:`Windows`."""
         indices = self.indices_of(seed, step, shard, shards, batch_size)
         return self.__getitems__(indices) if self._groups is None else self._groups.get(indices)
 
@@ -156,7 +157,8 @@ class ShardedDataset(Ordered, torch.utils.data.Dataset[Any]):
         return PERMUTED if self._groups is None else WINDOWS
 
     def where(self, index: int) -> Place | None:
-        """In which file sample ``index`` lies, and where in it. Of a dataset that is no files, what its own ``where`` says; else None."""
+        """The file of sample ``index``, and its place in it. A dataset without files answers with its own ``where``, if it has one; else
+        None."""
         if self._inner is not None:
             own = getattr(self._inner, "where", None)
             return own(self._checked(index)) if own is not None else None
@@ -168,7 +170,7 @@ class ShardedDataset(Ordered, torch.utils.data.Dataset[Any]):
         return Place(shown(path), record, start, stop - start)
 
     def catalogue(self) -> FileCatalogue | None:
-        """Its files, and how samples lie in them; None of a dataset that is no files."""
+        """The files, and how samples lie in them; None of a dataset without files."""
         if self._inner is not None:
             return None
         return catalogue_of(self.reader, self.files, self._found, self._fingerprint_sha256())
@@ -188,7 +190,7 @@ class ShardedDataset(Ordered, torch.utils.data.Dataset[Any]):
     # ---- the cursor ----------------------------------------------------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
-        """What the order depends on; no position, which follows from the step."""
+        """The facts on which the order depends. There is no position: the step determines it."""
         return {"samples": self._length, "fingerprint": self._fingerprint, "batch_size": self.batch_size}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -215,11 +217,11 @@ WAYS_OUT = {
     "mapping": ("it is a dict, and not one of samples by number", "Name the split: dataset['train']."),
     "other": ("it has not both len() and []: the samples of a step are chosen by number", "Give it both, or use fleet.data.Streams(make)."),
 }
-"""What cannot be read by number -> (why, the way out)."""
+"""Kind of a dataset that cannot be read by number -> (why, the way out)."""
 
 
 def check_source(dataset: Any, field: str) -> None:
-    """Raises ConfigError when the samples of ``dataset`` cannot be asked for by number."""
+    """Raises ConfigError when the samples of ``dataset`` cannot be read by number."""
     kind = ""
     if isinstance(dataset, torch.utils.data.IterableDataset):
         kind = "stream"
@@ -238,7 +240,7 @@ def check_source(dataset: Any, field: str) -> None:
 def list_files(urls: Iterable[str], options: Mapping[str, Any], takes: Callable[[str], bool] | None = None) -> list[File]:
     """The files that ``urls`` name, each once, in order of their paths. Raises ConfigError when one names none, or a file is empty.
 
-    ``takes`` says of a file in a folder whether it is meant; None: all are. What is named, or matches a pattern, is.
+    ``takes`` says whether a file in a folder belongs to the data; None: all do. A file that is named, or matches a pattern, always does.
     """
     found: dict[str, File] = {}
     for url in urls:
@@ -265,7 +267,7 @@ def _list(system: fsspec.AbstractFileSystem, path: str, takes: Callable[[str], b
 
 
 def find_records(files: Sequence[File], reader: Reader) -> list[Records | Grouped]:
-    """The records of each file; several files at a time, as a store takes its time for each."""
+    """The records of each file; several files at a time, as a store is slow for each."""
     found: list[Any] = [None] * len(files)
 
     def find(first: int) -> None:
@@ -284,7 +286,7 @@ def _records(file: File, reader: Reader) -> Records | Grouped:
 
 
 def _apart(found: Sequence[Records | Grouped], reader: Reader) -> tuple[list[Records], list[Grouped]]:
-    """Of one of the two there are none. Raises ConfigError when ``reader`` has given both."""
+    """(plain records, grouped records) of all files; one of the two is empty. Raises ConfigError when ``reader`` has given both."""
     plain: list[Records] = []
     grouped: list[Grouped] = []
     for one in found:
@@ -315,10 +317,10 @@ def _read(wanted: Sequence[Span]) -> list[bytes]:
 
 
 def _whole(span: Span, data: bytes | Exception) -> bytes:
-    """Raises ConfigError when ``data`` is not all of ``span``, or what the store raised."""
+    """Raises ConfigError when ``data`` is not all of ``span``, or the error of the store."""
     file, start, stop = span
     if isinstance(data, Exception):
-        if getattr(data, "errno", None) == errno.EINVAL:  # what S3 says when a range begins behind the end
+        if getattr(data, "errno", None) == errno.EINVAL:  # S3's answer when a range begins after the end
             raise file.refused(f"byte {start} was asked for and is not there: it has changed since the run began") from data
         raise data
     if len(data) != stop - start:
@@ -338,18 +340,20 @@ def _read_local(file: File, start: int, stop: int) -> bytes:
 class Feed:
     """Hands out the batches of one rank by (step, shard), the coming ones fetched ahead in threads.
 
-    Only the samples of an :class:`Ordered` dataset are fetched ahead, and only if those of the first batch draw no numbers from the global
-    random generators: those belong to the loop. They are collated ahead, too, if that draws none and is done by the same function each
-    time. What is done when asked for is done with the generators set by (seed, step, shard).
+    Only an :class:`Ordered` dataset is fetched ahead, and only if its first batch draws no numbers from the global random generators. Those
+    belong to the loop. Batches are collated ahead, too, if that draws no numbers and the function is the same each time. A fetch or
+    collation that is not ahead runs with the generators set by (seed, step, shard).
 
     Args:
         seed, shards: of the run.
         batch_size: samples of a step.
         collate_fn: list of samples -> batch; None: as torch's DataLoader does.
-        stepping: is told False before what may take longer than any step, and then what it was, which it returns.
-        left_out: draws that no step takes, see :mod:`fleet.protocol.draws`.
+        stepping: called with False before a call that may take longer than any step; it returns the old value, with which it is called
+            after.
+        left_out: samples that no step takes, see :mod:`fleet.protocol.draws`.
 
-    Raises ConfigError when the batch does not divide into the shards, the run began with another, or the dataset cannot be read by number.
+    Raises ConfigError: the batch does not divide into the shards, the run began with another batch size, or the dataset cannot be read by
+    number.
     """
 
     def __init__(
@@ -369,7 +373,7 @@ class Feed:
             raise ConfigError("collate_fn", collate_fn, "it is no function", "Give one that makes a batch of a list of samples.")
         self._collate = collate_fn
         if isinstance(dataset, Ordered):
-            shard_size(batch_size, shards, dataset.samples or 1)  # refuses what does not divide
+            shard_size(batch_size, shards, dataset.samples or 1)  # raises if the batch does not divide
             dataset.begin(batch_size, shards)
         else:
             check_source(dataset, "dataset")
@@ -383,12 +387,12 @@ class Feed:
 
     @cached_property
     def data_sha256(self) -> str:
-        """What tells this data set from others, for the run's record; empty when that cannot be told."""
+        """Digest that identifies this data set in the run's record; empty when it cannot be computed."""
         return self._dataset.data_sha256() if isinstance(self._dataset, Ordered) else fingerprint(self._dataset)
 
     @property
     def samples_sha256(self) -> str:
-        """The same of the samples alone, whatever the data set's class is called and wherever it is defined."""
+        """Digest of the samples alone: name and module of the data set's class do not count."""
         return self.data_sha256 if isinstance(self._dataset, Ordered) else samples_fingerprint(self._dataset)
 
     @property
@@ -398,31 +402,31 @@ class Feed:
 
     @property
     def order(self) -> str:
-        """In which order it gives its samples, see ``DataRead``."""
+        """The order of its samples, see ``DataRead``."""
         return self._dataset.order if isinstance(self._dataset, Ordered) else PERMUTED
 
     @property
     def reported_order(self) -> str:
-        """The same with how many steps take the same samples, see ``DataRead``."""
+        """The order, together with how many steps take the same samples, see ``DataRead``."""
         return self.order if self._steps_each == 1 else f"{self.order}{SHARED}{self._steps_each}"
 
     @property
     def catalogue(self) -> FileCatalogue | None:
-        """Its files; None where it has none that are known."""
+        """The files of the data set; None where it has no known files."""
         return self._dataset.catalogue() if isinstance(self._dataset, ShardedDataset) else None
 
     @property
     def files(self) -> Sequence[File]:
-        """The same as they were opened."""
+        """The files as the data set has opened them."""
         return list(self._dataset.files)
 
     @property
     def samples(self) -> int:
-        """How many samples there are; 0 when that is not known."""
+        """How many samples there are; 0: unknown."""
         return self._dataset.samples if isinstance(self._dataset, Ordered) else len(self._dataset)
 
     def collate_with(self, collate_fn: Callable[[list[Any]], Any] | None) -> None:
-        """From now on. If it is not the one of before, which a new lambda never is, batches are no longer collated ahead."""
+        """Collate with this function from now on. If it is not the same object as before, batches are no longer collated ahead."""
         if collate_fn == self._collate:
             return
         self._collate = collate_fn
@@ -431,7 +435,7 @@ class Feed:
             self._drop(())
 
     def expect(self, keys: Sequence[Key]) -> None:
-        """These are asked for next, in this order: the rest of this step and the shards of the next. What else was under way is dropped."""
+        """Fetch these, which are needed next, in this order: the rest of this step and the shards of the next. Drop all other fetches."""
         self._keys = dict.fromkeys(keys)
         self._drop(self._keys)
         if self._ahead:
@@ -468,7 +472,7 @@ class Feed:
         return self._collated(found, step, shard)
 
     def _get_now(self, step: int, shard: int) -> Any:
-        """Fetch and collate here. The first time this shows which of both draws random numbers."""
+        """Fetch and collate in this thread. The first call finds out which of both draws random numbers."""
         before = _generators() if self._ahead is None else None
         samples = self._fetch(step, shard, False)
         between = _generators() if before is not None else None
@@ -496,13 +500,13 @@ class Feed:
             raise
 
     def close(self) -> None:
-        """Drop what is under way. Waits for no store."""
+        """Drop all fetches. It does not wait for a store."""
         self.expect(())
         self._pool.shutdown(wait=False, cancel_futures=True)
 
 
 class Feeds:
-    """The feeds of a run's datasets, each made once, whatever becomes of its ``collate_fn``: it fetches ahead over steps.
+    """The feeds of a run's datasets. Each is made once, also when its ``collate_fn`` changes, as it fetches ahead over steps.
 
     Args:
         seed, shards, left_out: of the run.
@@ -524,14 +528,14 @@ class Feeds:
         return feed
 
     def _make(self, dataset: Any, batch_size: int, collate_fn: Callable[[list[Any]], Any] | None) -> Feed:
-        """Streams are read for it, which is neither compute nor a hang."""
+        """Make a feed. It may read streams, which counts as data, and as no hang."""
         with self._recorder.during(DATA), long_call(self._recorder.stepping):
             return Feed(dataset, self._seed, self._shards, batch_size, collate_fn, self._recorder.stepping, self._left_out)
 
 
 @contextmanager
 def long_call(stepping: Callable[[bool], bool]) -> Iterator[None]:
-    """Within, no rank is taken for hung."""
+    """Context in which the rank does not count as hung."""
     was = stepping(False)
     try:
         yield

@@ -1,4 +1,4 @@
-"""What tells one data set from another without reading it whole, so that a run's record can say on what it was trained."""
+"""Digests that identify a data set without reading it whole. A run's record says with them on which data it trained."""
 
 from __future__ import annotations
 
@@ -22,23 +22,23 @@ log = logging.getLogger("fleet.data")
 
 
 def fingerprint(dataset: Any, *, named: bool = True) -> str:
-    """SHA-256 over type, length, and first, middle and last sample of a map-style dataset; empty when one cannot be read or digested.
+    """SHA-256 over type, length, and first, middle and last sample of a map-style dataset; empty when a sample cannot be read or digested.
 
-    A Hugging Face dataset has a fingerprint of its own, over all that it was made by, which is part of it. Without ``named`` neither that
-    nor the type counts: the samples of a script are the same under another name of its file.
+    A Hugging Face dataset has a fingerprint of its own, over all operations that made it, which is included. Without ``named`` neither that
+    nor the type counts: a script's samples are the same when its file has another name.
 
-    Never raises, as a record is worth no training. Random generators are as before, whatever the samples draw.
+    It never raises, as training is worth more than the record. Random generators are afterwards as before, even if samples draw numbers.
     """
     try:
         with generators_at(0):
             return _fingerprint(dataset, named)
-    except Exception as error:  # noqa: BLE001 - whatever a user's data set raises, the step that needs the sample will raise it
+    except Exception as error:  # noqa: BLE001 - the step that needs the sample will raise the data set's error
         log.info("the data set has no fingerprint: %r", error)
         return ""
 
 
 def samples_fingerprint(dataset: Any) -> str:
-    """That of the samples alone, to be compared with another process's; empty also where they are others when they are read again."""
+    """Digest of the samples alone, to compare with another process's; empty also where a second reading gives other samples."""
     first, again = (fingerprint(dataset, named=False) for _ in range(2))
     return first if first == again else ""
 
@@ -65,7 +65,8 @@ def _fingerprint(dataset: Any, named: bool) -> str:
 
 @contextmanager
 def generators_at(seed: int) -> Iterator[None]:
-    """Within, the host's generators begin at this seed, so that samples that draw are the same each time; then all are as before."""
+    """Context in which the host's generators begin at this seed, so samples that draw numbers are the same each time. Then all are as
+    before."""
     devices = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []
     with generators_kept():
         try:
@@ -78,12 +79,12 @@ def generators_at(seed: int) -> Iterator[None]:
 
 
 def _head(found: _Hash, kind: str, count: int) -> None:
-    """What comes next, and how much of it: else ``[[1], 2]`` would be as ``[[1, 2]]``."""
+    """Add kind and count of the next values. Without them ``[[1], 2]`` and ``[[1, 2]]`` would have one digest."""
     found.update(f"{kind} {count}\n".encode())
 
 
 def _add(found: _Hash, value: Any) -> None:
-    """One value of a sample, whatever it is nested in. Raises what pickling raises."""
+    """Add one value of a sample, at any depth. Raises the errors of pickling."""
     if isinstance(value, torch.Tensor):
         value = value.detach().cpu()
         _bytes(found, f"tensor {value.dtype} {list(value.shape)}", value.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())

@@ -1,4 +1,4 @@
-"""Samples that can be read only many at once: groups of them are loaded when one is needed, and kept for those that are needed soon."""
+"""Samples that can be read only in groups: a group is loaded when one of its samples is needed, and kept for those needed soon."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ class Groups:
     """The samples of files whose records are :class:`Grouped`.
 
     Args:
-        read: the bytes of each of several spans, all at once.
-        window_bytes: see :class:`Windows`. Two windows are kept loaded, the one at hand and the next.
+        read: reads the bytes of several spans at once.
+        window_bytes: see :class:`Windows`. Two windows are kept loaded, the current and the next.
     """
 
     def __init__(
@@ -52,7 +52,7 @@ class Groups:
         return found
 
     def place(self, path: str, file: int, index: int, record: int) -> Place:
-        """Where in its file a sample lies: which bytes its group has, and which of its samples it is."""
+        """The place of a sample in its file: the bytes of its group, and its row in the group."""
         ((group, row),) = self._places([index])
         spans = self._records[file].spans(self._where[group][1])
         begin, end = min(start for start, _ in spans), max(stop for _, stop in spans)
@@ -80,11 +80,11 @@ class Groups:
 
 
 class Cache:
-    """What was loaded and is small enough to be kept together, the least recently used given up first. Several threads may ask.
+    """Loaded values, up to a total size; the least recently used are dropped first. Several threads may ask.
 
     Args:
         load: several keys -> their values, each with its size as ``nbytes``.
-        limit_bytes: of what is kept; the newest value stays, whatever its size.
+        limit_bytes: of all kept values; the newest value always stays.
     """
 
     def __init__(self, load: Callable[[Sequence[int]], list[Any]], limit_bytes: int) -> None:
@@ -93,7 +93,7 @@ class Cache:
         self._kept: OrderedDict[int, Future[Any]] = OrderedDict()
 
     def get(self, keys: Iterable[int]) -> dict[int, Any]:
-        """Key -> value. What another thread loads already is waited for; each thread loads its own first, so none waits for ever."""
+        """Key -> value. Waits for values that another thread loads. Each thread loads its own values first, so there is no deadlock."""
         mine: dict[int, Future[Any]] = {}
         found: dict[int, Future[Any]] = {}
         with self._lock:
@@ -131,7 +131,7 @@ class Cache:
             excess -= size
 
     def __getstate__(self) -> tuple[Any, ...]:
-        """Travels empty: locks stay, and what was loaded can be loaded again."""
+        """Pickled without values: a lock cannot be pickled, and values can be loaded again."""
         return self._load, self._limit_bytes
 
     def __setstate__(self, state: tuple[Any, ...]) -> None:

@@ -18,26 +18,26 @@ SUFFIXES = (".png", ".jpg", ".jpeg", ".webp", ".bmp", ".gif", ".tif", ".tiff", "
 
 @dataclasses.dataclass(frozen=True)
 class Images:
-    """Each file is an image, and the folder that it lies in names its class: a sample is (image, number of the class).
+    """Each file is an image, and the name of its folder is its class: a sample is (image, number of the class).
 
     Attributes:
-        transform: a PIL image -> what the model gets; None makes a uint8 tensor of shape (channels, height, width).
+        transform: a PIL image -> the model's input; None makes a uint8 tensor of shape (channels, height, width).
         mode: Pillow's name of the colours that images are converted to, as "L" for grey; None leaves them.
-        classes: names of the folders, in order of their numbers; empty takes those that are there, in alphabetical order.
+        classes: names of the folders, in order of their numbers; empty: all folders, in alphabetical order.
     """
 
     transform: Callable[[Any], Any] | None = None
     mode: str | None = "RGB"
     classes: Sequence[str] = ()
     numbers: Mapping[str, int] = dataclasses.field(default_factory=dict, repr=False)
-    """Of the classes: filled in when they are known."""
+    """Class -> number, filled in by :meth:`prepare`."""
 
     def takes(self, path: str) -> bool:
-        """Of a folder, the files that end as images do."""
+        """Of the files in a folder, those whose names end as those of images."""
         return path.lower().endswith(SUFFIXES)
 
     def prepare(self, files: Sequence[File]) -> Images:
-        """The reader that knows all classes. Raises ConfigError when Pillow is missing."""
+        """The same reader with all classes. Raises ConfigError when Pillow is missing."""
         needed("PIL.Image", "Images", "pillow")
         classes = self.classes or tuple(sorted({_folder(file) for file in files}))
         return dataclasses.replace(self, classes=classes, numbers={name: number for number, name in enumerate(classes)})
@@ -68,7 +68,7 @@ def _opened(file: File, mode: str | None, data: bytes) -> Any:
         image = Image.open(io.BytesIO(data))
         image.load()
         return image if mode is None else image.convert(mode)
-    except Exception as error:  # of a damaged image nearly anything: OSError, SyntaxError, ValueError, struct.error
+    except Exception as error:  # a damaged image can raise OSError, SyntaxError, ValueError, struct.error and more
         raise file.refused(f"Pillow cannot read it: {error}", "Repair it, or leave it out.") from error
 
 

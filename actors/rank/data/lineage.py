@@ -1,4 +1,4 @@
-"""Which samples went into a shard of a step, and which steps used a file: computed from what a run's journal says, as the ranks did it."""
+"""Which samples went into a shard of a step, and which steps used a file: computed from a run's journal, as the ranks computed it."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ AT_ONCE = 1 << 16
 
 @dataclass(frozen=True, slots=True)
 class Took:
-    """What shard ``shard`` of step ``step`` took in one history.
+    """The samples that shard ``shard`` of step ``step`` took in one history.
 
     Attributes:
         stretch: the history, and whether the step still counts.
-        indices: numbers of the samples; of streams, positions in the shard's own stream; empty where nobody can say.
-        places: where each of them lies, None where nobody can say.
-        unknown: what cannot be said, and why; empty when all is.
+        indices: numbers of the samples; of streams, positions in the shard's own stream; empty: unknown.
+        places: where each of them lies; None: unknown.
+        unknown: the unknown facts, and why; empty when all are known.
     """
 
     step: int
@@ -54,9 +54,9 @@ class Lineage:
 
     Args:
         history: of its journal.
-        dataset: the user's own, where the journal does not say enough: with ``len()``, and ``where(index)`` if it lies in files.
+        dataset: the user's data set, where the journal says too little: with ``len()``, and ``where(index)`` if it lies in files.
 
-    Raises ConfigError when ``dataset`` has not as many samples as what the run was trained on, or is known to be another.
+    Raises ConfigError when ``dataset`` has another number of samples than the run's data set, or another digest.
     """
 
     def __init__(self, history: DataHistory, dataset: Any = None) -> None:
@@ -66,7 +66,7 @@ class Lineage:
             _check_same(history, dataset)
 
     def took(self, step: int, shard: int) -> list[Took]:
-        """Once for each history in which the step was committed; the newest last. Raises ConfigError for what the run does not have."""
+        """One for each history in which the step was committed; the newest last. Raises ConfigError: the run has no such step or shard."""
         shards = self._history.shards
         if not 0 <= shard < shards:
             raise ConfigError("--shard", shard, f"the run has {shards} shards", f"Give 0 to {shards - 1}.")
@@ -113,7 +113,7 @@ class Lineage:
         return catalogue.windows() if catalogue is not None else None
 
     def catalogue(self, read: DataRead) -> FileCatalogue | None:
-        """The files of what was read, where the journal has all of them."""
+        """The files of the data set that was read; None where the journal does not have all of them."""
         sha256, known = read.data_sha256, self._history.files.get(read.data_sha256)
         if known is None or not known.whole:
             return None
@@ -132,7 +132,7 @@ class Lineage:
     # ---- the other way round -------------------------------------------------------------------------------------------------------------
 
     def uses(self, name: str) -> Iterator[Use]:
-        """Steps that took samples of file ``name``: its path, or the end of it. Raises ConfigError when there is none, or several."""
+        """Steps that took samples of file ``name``: its path, or the end of it. Raises ConfigError when no file or several match."""
         paths = self._named(name)
         for stretch in self._history.stretches():
             if stretch.read is None or stretch.read.kind == STREAMS:
@@ -143,7 +143,7 @@ class Lineage:
                     yield from (replace(use, step=step) for step in _steps_of(stretch, stretch.read, use.step))
 
     def unanswerable(self) -> list[ReadStretch]:
-        """Steps of which ``uses`` can say nothing."""
+        """Steps whose files ``uses`` does not know."""
         return [one for one in self._history.stretches() if one.read is None or self._source(one.read) is None]
 
     def _source(self, read: DataRead) -> Any:
@@ -183,7 +183,8 @@ class Lineage:
         return np.concatenate(mine) if mine else np.empty(0, np.uint64)
 
     def _used(self, stretch: ReadStretch, read: DataRead, samples: np.ndarray) -> Iterator[Use]:
-        """By epochs: where in each the samples come. Steps are batches here, those that are left out among them."""
+        """The uses, from the positions of ``samples`` in each epoch. Steps are numbers of batches here, including batches that are left
+        out."""
         batch, length = read.batch_size, read.samples
         first, last = (draw_of(stretch.left_out, step) // read.steps_each for step in (stretch.first, stretch.end - 1))
         first, end = first * batch, (last + 1) * batch
@@ -199,7 +200,7 @@ class Lineage:
         yield from (Use(stretch.history, step, stretch.counts, shards) for step, shards in pending.items())
 
     def _positions(self, read: DataRead, epoch: int, samples: np.ndarray) -> np.ndarray:
-        """Within the epoch."""
+        """The positions of ``samples`` within the epoch."""
         seed, length = self._history.seed, read.samples
         if read.kind != WINDOWS:
             return positions_many(seed, epoch, samples.copy(), length).astype(np.int64)
@@ -226,7 +227,7 @@ def _steps_of(stretch: ReadStretch, read: DataRead, batch: int) -> Iterator[int]
 
 
 def made_of(data_sha256: str, known: FilesOf) -> FileCatalogue:
-    """As the rank had it that told of it."""
+    """The catalogue, as the rank that reported it had it."""
     files = [known.files[number] for number in sorted(known.files)]
     return FileCatalogue(data_sha256, known.reader, known.layout, known.window_bytes, files)
 

@@ -1,4 +1,4 @@
-"""Parquet files: samples are rows, found from the footers; a row group is what is read at once. Only the wanted columns are read."""
+"""Parquet files: samples are rows, found from the footers. Ranks read whole row groups, and only the wanted columns."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from actors.rank.data.readers import File, needed
 from fleet.errors import ConfigError
 
 TAIL_BYTES = 64 << 10
-"""What is read of each file to find its row groups; more where a footer is larger. It is what pyarrow itself begins with."""
+"""So much of a file's end is read to find its row groups; more where the footer is larger. pyarrow itself begins with as much."""
 MAGIC, MAGIC_BYTES = (b"PAR1", b"PARE"), 8
 WINDOW_BYTES = 128 << 20
 
@@ -21,26 +21,26 @@ WINDOW_BYTES = 128 << 20
 @dataclasses.dataclass(frozen=True)
 class Parquet:
     """Each row is a sample: a dict of its columns. Numbers are Python's, lists of numbers without gaps are tensors,
-    all else is as ``to_pylist`` of pyarrow has it.
+    all else is as pyarrow's ``to_pylist`` gives it.
 
     Attributes:
         columns: which columns are read, by name; None for all.
-        parse: that dict -> sample; None leaves it.
-        window_bytes: row groups of so many bytes, decoded, are drawn from at a time; see docs/data.md. It is part of the order.
+        parse: the dict of a row -> sample; None leaves the dict.
+        window_bytes: samples are drawn from row groups of so many decoded bytes at a time; see docs/data.md. The order depends on it.
     """
 
     columns: Sequence[str] | None = None
     parse: Callable[[dict[str, Any]], Any] | None = None
     window_bytes: int = WINDOW_BYTES
     schema: Any = dataclasses.field(default=None, repr=False)
-    """Of the first file: all others have the same."""
+    """The schema of the first file: all others have the same."""
 
     def takes(self, path: str) -> bool:
-        """Of a folder, all but what begins with ``_`` or ``.``: others who write Parquet put marks and metadata there."""
+        """Of the files in a folder, all whose names do not begin with ``_`` or ``.``: other programs put marks and metadata there."""
         return not path.rpartition("/")[2].startswith(("_", "."))
 
     def prepare(self, files: Sequence[File]) -> Parquet:
-        """Raises ConfigError when pyarrow is missing, the first file is not Parquet, or has not all of the columns."""
+        """Raises ConfigError: pyarrow is missing, or the first file is not Parquet or lacks a column."""
         needed("pyarrow.parquet", "Parquet", "pyarrow")
         if self.window_bytes < 1:
             raise ConfigError("window_bytes", self.window_bytes, "a window has at least one byte")
@@ -83,18 +83,18 @@ class ParquetRows:
         return sum(self.sizes)
 
     def _meant(self, chunk: Any) -> bool:
-        """Parts of a nested column are stored apart, as ``column.list.element``."""
+        """Whether a chunk belongs to a wanted column. Parts of a nested column are stored separately, as ``column.list.element``."""
         path = chunk.path_in_schema
         return any(path == name or path.startswith(f"{name}.") for name in self._schema.names)
 
     def weight(self, group: int) -> int:
-        """Bytes without compression; of what was stored as repetitions, what it takes when it is spelled out."""
+        """Bytes of the group in memory: without compression, and with repeated values written out."""
         widths = {"INT32": 4, "INT64": 8, "INT96": 12, "FLOAT": 4, "DOUBLE": 8}
         plain = [chunk.num_values * widths.get(chunk.physical_type, 0) for chunk in self._chunks[group]]
         return sum(max(chunk.total_uncompressed_size, size) for chunk, size in zip(self._chunks[group], plain, strict=True))
 
     def spans(self, group: int) -> list[tuple[int, int]]:
-        """Those of the wanted columns."""
+        """The spans of the wanted columns."""
         begins = [min(filter(None, (chunk.dictionary_page_offset, chunk.data_page_offset))) for chunk in self._chunks[group]]
         return [(begin, begin + chunk.total_compressed_size) for begin, chunk in zip(begins, self._chunks[group], strict=True)]
 
@@ -121,7 +121,7 @@ class ParquetRows:
 
 
 def _values(column: Any) -> list[Any]:
-    """An Arrow array -> its values; lists of numbers are tensors, so that they can be put into a batch, but for those with gaps."""
+    """An Arrow array -> its values. Lists of numbers become tensors, which fit into a batch, except lists with gaps."""
     import pyarrow.types as types
 
     listed = types.is_list(column.type) or types.is_large_list(column.type) or types.is_fixed_size_list(column.type)
@@ -136,7 +136,7 @@ def _tensor(numbers: Any) -> torch.Tensor:
 
 
 class FileParts(io.RawIOBase):
-    """A file of ``size`` bytes of which only some parts are there: (where it begins, its bytes)."""
+    """A file of ``size`` bytes of which only some parts are there: (first byte, bytes) of each."""
 
     def __init__(self, parts: Sequence[tuple[int, bytes]], size: int) -> None:
         super().__init__()
@@ -160,7 +160,7 @@ class FileParts(io.RawIOBase):
         return self._at
 
     def read(self, size: int = -1) -> bytes:
-        """Raises OSError for what is in no part."""
+        """Raises OSError for bytes that are in no part."""
         stop = self._size if size < 0 else min(self._size, self._at + size)
         for start, data in self._parts:
             if start <= self._at and stop <= start + len(data):

@@ -1,6 +1,6 @@
-"""How samples lie in files: a reader says which bytes of a file are record ``i``, and what sample they are. No reader does I/O of its own.
+"""How samples lie in files: a reader knows which bytes of a file are record ``i``, and decodes them. It reads no file itself.
 
-That split lets the dataset ask for all records of a batch at once, whichever files of whichever store they lie in.
+So the dataset can read all records of a batch at once, from several files of any store.
 """
 
 from __future__ import annotations
@@ -61,13 +61,13 @@ class Records(Protocol):
     """The records of one file."""
 
     def __len__(self) -> int:
-        """How many there are."""
+        """How many records there are."""
 
     def span(self, index: int) -> tuple[int, int]:
         """Where record ``index`` begins and ends in the file, in bytes."""
 
     def decode(self, data: bytes) -> Any:
-        """The sample that these bytes are. It may draw no random numbers, and is called from several threads."""
+        """The sample of these bytes. It may draw no random numbers, and several threads call it."""
 
 
 @runtime_checkable
@@ -78,30 +78,30 @@ class Grouped(Protocol):
     """Records in each group."""
 
     def __len__(self) -> int:
-        """How many there are in all groups."""
+        """How many records there are in all groups."""
 
     def weight(self, group: int) -> int:
         """About how many bytes of memory the group takes when it is loaded."""
 
     def spans(self, group: int) -> list[tuple[int, int]]:
-        """Which bytes of the file are needed to load the group: (start, stop) of each stretch."""
+        """The bytes of the file that the group needs: (start, stop) of each stretch."""
 
     def load(self, group: int, data: Sequence[bytes]) -> Any:
-        """What ``pick`` needs, from the bytes of these spans; with its size as ``nbytes``."""
+        """The loaded group for ``pick``, from the bytes of its spans. Its size is ``nbytes``."""
 
     def pick(self, loaded: Any, rows: Sequence[int]) -> list[Any]:
-        """The samples that these rows of a loaded group are. As ``Records.decode`` it may draw no random numbers."""
+        """The samples of these rows of a loaded group. As ``Records.decode`` it may draw no random numbers."""
 
 
 class Reader(Protocol):
     """A file format: anything with this method may be given to a ``ShardedDataset``.
 
-    Two methods more may be there. ``takes(path) -> bool``: whether a file that lies in a folder is meant; all are without it.
-    ``prepare(files) -> Reader``: the reader to go on with, once all files are known.
+    It may have two further methods. ``takes(path) -> bool``: whether a file in a folder belongs to the data; without it, all do.
+    ``prepare(files) -> Reader``: the reader to use once all files are known.
     """
 
     def records(self, file: File) -> Records | Grouped:
-        """Find the records of ``file``. Called once for each file, at the start. Raises ConfigError when it is not of this format."""
+        """Find the records of ``file``. Called once for each file, at the start. Raises ConfigError when the file is not of this format."""
 
 
 @dataclass(frozen=True)
@@ -110,7 +110,7 @@ class Lines:
 
     Attributes:
         parse: text of a line -> sample.
-        encoding: of the text; one in which byte 10 ends lines and nothing else, as UTF-8.
+        encoding: of the text; one in which byte 10 only ends lines, as in UTF-8.
     """
 
     parse: Callable[[str], Any] = str
@@ -176,10 +176,10 @@ class Whole:
 
 @dataclass(frozen=True)
 class Tokens:
-    """Packed tokens, as language models are trained on: raw integers of ``dtype`` (``.bin``), or a one-dimensional ``.npy``.
+    """Packed tokens, for language models: raw integers of ``dtype`` (``.bin``), or a one-dimensional ``.npy``.
 
-    A sample is an int64 tensor of ``length + 1`` tokens, inputs and targets shifted by one; samples share only that one token. What is left
-    at the end of a file is not used.
+    A sample is an int64 tensor of ``length + 1`` tokens, inputs and targets shifted by one; neighbouring samples share one token. Tokens
+    left at the end of a file are not used.
     """
 
     length: int

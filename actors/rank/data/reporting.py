@@ -1,4 +1,4 @@
-"""What view rank 0 tells the run of its data: which data set each step is read from, and of which files that is made."""
+"""Reports of view rank 0 on the run's data: the data set of each step, and its files."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from fleet.protocol.facts import DataFiles, DataRead
 from fleet.protocol.types import DataFile
 
 MOST = 32
-"""So many data sets are told apart. A loop that makes a new one in each step would read samples for it in each."""
+"""At most so many data sets of one size are reported. A loop that makes a new one in each step would read samples for each report."""
 
 
 class DataReporter:
-    """Of one rank, over all of its steps.
+    """The reports of one rank, over all of its steps.
 
     Args:
         cache: of digests of files; None: the user's.
@@ -32,7 +32,7 @@ class DataReporter:
         self.reporting: dict[str, threading.Thread] = {}
 
     def is_news(self, feed: Feed, batch_size: int, history: int) -> bool:
-        """Whether the step that begins is read otherwise than the last one, or is the first of its history."""
+        """Whether the step that begins has another data set or batch size than the last step, or is the first of its history."""
         before, self._sizes = self._sizes, (feed.samples, batch_size, history)
         if self._last == (feed, history) or (self._count >= MOST and before == self._sizes):
             return False
@@ -41,7 +41,7 @@ class DataReporter:
         return True
 
     def report(self, feed: Feed, step: int, client: Client, total_steps: int) -> None:
-        """That ``step`` and those behind it are read from ``feed``; of its files and their digests beside the steps, in a thread."""
+        """Report that ``step`` and later steps read from ``feed``. A thread reports its files and their digests beside the steps."""
         member, sha256 = client.protocol.member, feed.data_sha256
         samples, batch_size, _ = self._sizes
         client.say(DataRead(member, samples, batch_size, sha256, total_steps, self._history, step, feed.reported_order))

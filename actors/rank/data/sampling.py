@@ -1,4 +1,4 @@
-"""Random numbers and samples as pure functions of (seed, step, shard): the same whichever rank computes the shard, and however often."""
+"""Random numbers and samples as pure functions of (seed, step, shard): the same on each rank, each time a shard is computed."""
 
 from __future__ import annotations
 
@@ -30,18 +30,18 @@ def seed_shard(seed: int, step: int, shard: int) -> None:
 
 
 def seed_step(seed: int, step: int) -> None:
-    """Set all random generators for what happens in a step outside of its shards: the same on every rank."""
+    """Set all random generators for the part of a step outside of its shards: the same on each rank."""
     seed_all(derive_seed(seed, "step", step))
 
 
 def seed_data(seed: int, step: int, shard: int) -> None:
-    """Set all random generators for the fetch of one shard's samples, so that random augmentation follows from (seed, step, shard), too."""
+    """Set all random generators for the fetch of one shard's samples. So random augmentation depends on (seed, step, shard) alone, too."""
     seed_all(derive_seed(seed, "data", step, shard))
 
 
 @contextmanager
 def seeded_alone(seed: int, step: int) -> Iterator[None]:
-    """Within: generators set for what one rank does for all at ``step``, whichever it is. Afterwards they are as they were before."""
+    """Context with generators set for work that any one rank does for all at ``step``. Afterwards they are as they were before."""
     with generators_kept():
         seed_all(derive_seed(seed, "alone", step))
         yield
@@ -63,7 +63,7 @@ def seed_all(seed: int) -> None:
     """Set the generators of torch, Python and numpy."""
     if torch.accelerator.is_available():
         torch.manual_seed(seed)
-    else:  # the former notes the whole stack for each accelerator that might yet be set up: a tenth of a short step, ten times a step
+    else:  # manual_seed notes the stack for each accelerator that may be set up later: a tenth of a short step, ten times a step
         torch.default_generator.manual_seed(seed)
     random.seed(seed)
     np.random.seed(seed & 0xFFFFFFFF)
@@ -87,8 +87,8 @@ def shard_size(batch_size: int, shards: int, dataset_len: int) -> int:
 def sample_indices(seed: int, step: int, shard: int, shards: int, batch_size: int, dataset_len: int) -> list[int]:
     """Dataset indices of one shard of one step: ``batch_size / shards`` of them.
 
-    Steps lay the global batches end to end; each stretch of ``dataset_len`` positions is an epoch, in an order of its own, in which every
-    sample comes exactly once. A batch may reach over the end of an epoch. Nothing is kept, whatever the size of the dataset.
+    The global batches of all steps lie end to end. Each stretch of ``dataset_len`` positions is an epoch with an order of its own, in which
+    each sample comes exactly once. A batch may reach over the end of an epoch. The memory needed does not grow with the dataset.
 
     Raises ConfigError as :func:`shard_size` does.
     """
@@ -107,14 +107,14 @@ def samples_of(dataset: Any, seed: int, step: int, shard: int, shards: int, batc
 
 
 def read_many(dataset: Any, indices: Sequence[int]) -> list[Any]:
-    """These samples of a map-style dataset, at once where it knows how."""
+    """These samples of a map-style dataset, in one call where it has ``__getitems__``."""
     many = getattr(dataset, "__getitems__", None)
     return list(many(indices)) if many is not None else [dataset[index] for index in indices]
 
 
 @dataclass(frozen=True, slots=True)
 class Shared:
-    """``dataset``, of which ``steps`` steps, one after the other, have the same samples. It keeps to itself: a feed is found by it."""
+    """``dataset``, of which each ``steps`` successive steps take the same samples. Give the same object each time: it identifies a feed."""
 
     dataset: Any
     steps: int
@@ -129,24 +129,24 @@ class Ordered(ABC):
     @property
     @abstractmethod
     def order(self) -> str:
-        """Which order that is, see ``DataRead``."""
+        """The name of the order, see ``DataRead``."""
 
     @abstractmethod
     def samples_of(self, seed: int, step: int, shard: int, shards: int, batch_size: int) -> list[Any]:
-        """The same samples whenever it is called, and on whichever rank."""
+        """The samples of one shard: the same at each call, on each rank."""
 
     @abstractmethod
     def data_sha256(self) -> str:
-        """What tells it from others; empty when that cannot be told."""
+        """Digest that identifies the dataset; empty when it cannot be computed."""
 
     def far(self, step: int, shard: int, shards: int, batch_size: int) -> bool:
-        """Whether these samples take long, as many others have to be passed over first."""
+        """Whether these samples take long, as many others have to be read and dropped first."""
         return False
 
     @property
     @abstractmethod
     def samples(self) -> int:
-        """How many there are; 0 when that is not known."""
+        """How many samples there are; 0: unknown."""
 
     def begin(self, batch_size: int, shards: int) -> None:
         """The run trains with this batch size. Raises ConfigError when it began with another: samples would be skipped or repeated."""
@@ -214,7 +214,7 @@ def positions_many(seed: int, epoch: int, samples: NDArray[np.uint64], length: i
 
 
 def _walked(values: NDArray[np.uint64], keys: Sequence[int], length: int, *, back: bool) -> NDArray[np.uint64]:
-    """The rounds with ``keys`` in turn. A Feistel network goes ``back`` when its halves change places before and afterwards."""
+    """Apply the rounds of ``keys`` in turn. With ``back``, the halves change places before and after, which inverts a Feistel network."""
     mixed = [np.uint64(key) for key in keys]
     bits = max(1, ((length - 1).bit_length() + 1) // 2)
     half, mask = np.uint64(bits), np.uint64((1 << bits) - 1)

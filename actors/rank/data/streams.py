@@ -1,7 +1,7 @@
-"""Samples that come one after the other: each batch shard has a stream of its own, so that whoever computes it can take it up anywhere.
+"""Samples that come one after the other: each batch shard has a stream of its own, so any rank can continue it at any position.
 
-Shard ``s`` takes the same number of samples from stream ``s`` in each step. Where in its stream a step begins follows from the step alone,
-so no position is kept: who gets a shard anew opens its stream and passes over what earlier steps took.
+Shard ``s`` takes the same number of samples from stream ``s`` in each step. The step alone determines where in the stream it begins, so no
+position is kept. A rank that gets a shard opens its stream and passes over the samples of earlier steps.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from fleet.protocol.records import STREAMS
 from fleet.simulation.rng import derive_seed
 
 PROBE = 8
-"""Samples at the beginning of a stream by which it is told whether it is reproducible, and another than its neighbour."""
+"""So many first samples show whether a stream is reproducible, and different from its neighbour."""
 PASSED = 2
-"""Batches that are kept when a later one of the same shard was asked for first: two threads may come in either order."""
+"""So many batches are kept when a thread asked for a later one of the same shard first: two threads may come in either order."""
 END = object()
 
 Make = Callable[[int, int, int], Iterable[Any]]
@@ -37,14 +37,13 @@ class Streams(Ordered):
 
     Args:
         source: ``make(shard, shards, epoch)``, which gives an iterable of the samples of shard ``shard`` of ``shards``: a new one each
-            time, of the same samples. When it ends, the one of the next epoch follows, within a batch if need be. If the iterable has
-            ``skip(n)``, which gives it without its first ``n`` samples, it is used to go on in the middle, and so is ``len()``.
-            Or a torch IterableDataset that splits itself by ``get_worker_info()``, as for a DataLoader: each batch shard is a worker. It
-            is read when asked, never ahead. Its ``set_epoch(epoch)`` is called if there is one.
-        workers: threads that fetch ahead; 0 fetches when asked.
+            time, of the same samples. When it ends, that of the next epoch follows, also within a batch. A method ``skip(n)`` of the
+            iterable gives it without its first ``n`` samples. Fleet uses ``skip`` and ``len()``, if they are there, to continue in the
+            middle. Or a torch IterableDataset that splits itself by ``get_worker_info()``, as for a DataLoader: each batch shard is a
+            worker. It is never read ahead. Fleet calls its ``set_epoch(epoch)`` if there is one.
+        workers: threads that fetch ahead; 0: the loop fetches each batch when it needs it.
 
-    Raises ConfigError, before the first step: when two shards have the same samples, when a stream is not the same the second time, and
-    when one has no sample.
+    Raises ConfigError before the first step: two shards have the same samples, a stream is different the second time, or a stream is empty.
     """
 
     def __init__(self, source: Make | IterableDataset[Any], *, workers: int = 2) -> None:
@@ -63,7 +62,7 @@ class Streams(Ordered):
 
     @property
     def samples(self) -> int:
-        """Not known."""
+        """0: the number is unknown."""
         return 0
 
     def data_sha256(self) -> str:
@@ -71,12 +70,12 @@ class Streams(Ordered):
         return self._sha256
 
     def samples_of(self, seed: int, step: int, shard: int, shards: int, batch_size: int) -> list[Any]:
-        """The next ones of the shard's stream."""
+        """The samples of the step from the shard's stream."""
         size = shard_size(batch_size, shards, 1)
         return self._streams.setdefault(shard, self._stream(shard, shards)).take(step * size, size)
 
     def far(self, step: int, shard: int, shards: int, batch_size: int) -> bool:
-        """Of a stream that others read until now."""
+        """Whether many samples are passed over first, as for a stream that another rank has read until now."""
         size = shard_size(batch_size, shards, 1)
         known = self._streams.get(shard)
         return step > PASSED if known is None else known.far(step * size, size)
@@ -88,7 +87,7 @@ class Streams(Ordered):
         return Stream(lambda epoch: self._source(shard, shards, epoch), shard)
 
     def begin(self, batch_size: int, shards: int) -> None:
-        """As :meth:`Ordered.begin`; and the first samples of two streams are read, to see whether they are what they have to be."""
+        """As :meth:`Ordered.begin`. It also reads the first samples of two streams, to check them."""
         super().begin(batch_size, shards)
         first = self._probe(0, shards, 0)
         if first and first != self._probe(0, shards, 1):
@@ -99,11 +98,11 @@ class Streams(Ordered):
         second = self._probe(1, shards, 0) if shards > 1 else ""
         if first and first == second:
             reason = "batch shards 0 and 1 have the same samples, so each sample would come once for every shard"
-            raise self._refused(reason, "Give shard s every so manieth sample: itertools.islice(samples, shard, None, shards).")
+            raise self._refused(reason, "Give shard s each shards-th sample: itertools.islice(samples, shard, None, shards).")
         self._sha256 = digest_of([first, second]) if first else ""
 
     def _probe(self, shard: int, shards: int, seed: int) -> str:
-        """Digest of the first samples; empty if they cannot be digested, or are all the same, which tells nothing."""
+        """Digest of the first samples; empty if they cannot be digested, or are all the same, so that a comparison has no meaning."""
         with generators_at(seed):
             samples = self._stream(shard, shards).take(0, PROBE)
         return digest_of(samples) if len({digest_of(sample) for sample in samples}) > 1 else ""
@@ -112,7 +111,7 @@ class Streams(Ordered):
         return ConfigError("source", type(self._source).__name__, reason, way_out)
 
     def state_dict(self) -> dict[str, Any]:
-        """What the order depends on; no position, which follows from the step."""
+        """The facts on which the order depends. There is no position: the step determines it."""
         return {"batch_size": self.batch_size}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -126,7 +125,7 @@ class Stream:
     Args:
         make: epoch -> iterable.
         shard: for messages.
-        within: what the iterable has to be opened and read in.
+        within: the context in which to open and read the iterable.
     """
 
     def __init__(
@@ -182,12 +181,12 @@ class Stream:
         return item
 
     def _turn(self) -> None:
-        """To the next epoch. One without a sample is found out by :meth:`_next`."""
+        """Go to the next epoch. :meth:`_next` finds an epoch without samples."""
         if self._at > self._begins_at:
             self._open(self._epoch + 1, self._at)
 
     def _skip(self, position: int) -> None:
-        """To ``position``, without reading what is before it where the iterable allows that."""
+        """Go to ``position``, without reading the samples before it where the iterable allows that."""
         while (length := _length(self._iterable)) and position >= self._begins_at + length:
             self._open(self._epoch + 1, self._begins_at + length)
         skip = getattr(self._iterable, "skip", None)
@@ -195,7 +194,7 @@ class Stream:
             return
         items = iter(skip(position - self._begins_at))
         item = next(items, END)
-        if item is END:  # its end lies before, and only reading tells where
+        if item is END:  # the epoch ends before, and only reading shows where
             self._open(self._epoch, self._begins_at)
         else:
             self._items, self._at = itertools.chain([item], items), position
@@ -206,9 +205,9 @@ def _length(iterable: Any) -> int:
 
 
 class SplitsItself:
-    """One batch shard of a torch IterableDataset: a copy of it that is told that it is worker ``shard`` of ``shards``.
+    """One batch shard of a torch IterableDataset: a copy that torch presents as worker ``shard`` of ``shards``.
 
-    torch has one place for that in a process. So it says so only while the dataset is read, which the loop's own thread does.
+    torch keeps the worker in one variable of the process. So it is set only while the loop's own thread reads the dataset.
     """
 
     def __init__(self, dataset: IterableDataset[Any], shard: int, shards: int) -> None:
@@ -231,7 +230,7 @@ class SplitsItself:
 
     @contextmanager
     def as_worker(self) -> Iterator[None]:
-        """Within, torch says which worker this is."""
+        """Context in which ``get_worker_info()`` gives this worker."""
         before, worker._worker_info = worker._worker_info, self._info  # type: ignore[assignment]  # see Told
         try:
             yield
@@ -240,7 +239,7 @@ class SplitsItself:
 
 
 class ShardWorkerInfo:
-    """As torch's WorkerInfo, whose fields are plain attributes: those cannot tell that somebody looked at them, which ``asked`` says."""
+    """As torch's WorkerInfo. ``asked``: the dataset has read a field, which plain attributes could not show."""
 
     def __init__(self, shard: int, shards: int, dataset: Any, epoch: int = 0) -> None:
         self._id, self._num_workers, self._epoch = shard, shards, epoch
@@ -260,6 +259,6 @@ class ShardWorkerInfo:
 
     @property
     def seed(self) -> int:
-        """Another for each shard and epoch."""
+        """A different number for each shard and epoch."""
         self.asked = True
         return derive_seed(0, "stream", self._id, self._epoch)

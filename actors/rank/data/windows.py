@@ -1,5 +1,5 @@
-"""A random order that is kind to groups of samples which can only be read together, as row groups of Parquet files are. It needs no memory
-that grows with the number of samples: like the plain order it is a pure function of seed and position."""
+"""A random order for samples that can only be read in groups, such as row groups of Parquet files: each group is read few times. Its memory
+does not grow with the number of samples: like the plain order it is a pure function of seed and position."""
 
 from __future__ import annotations
 
@@ -11,12 +11,13 @@ from actors.rank.data.sampling import permuted_many, stretches
 from fleet.simulation.rng import derive_seed
 
 EPOCHS = 2
-"""Layouts that are remembered: a batch may reach over the end of an epoch."""
+"""So many layouts are remembered: a batch may reach over the end of an epoch."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Layout:
-    """One epoch: its groups in their order; where the samples of each and of each window end; the first sample of each group."""
+    """One epoch, by group in its order: the number of its first sample, its last position plus one. ``window_ends``: the same of each
+    window."""
 
     firsts: np.ndarray
     ends: np.ndarray
@@ -24,12 +25,13 @@ class _Layout:
 
 
 class Windows:
-    """In each epoch the groups come in a random order; as many as make ``window_bytes`` are a window, whose samples come in random order.
+    """In each epoch the groups come in a random order. Groups of ``window_bytes`` together are a window, whose samples come in random
+    order.
 
     Args:
         sizes: samples of each group.
         weights: bytes of each group, as far as they are known.
-        window_bytes: a window ends where the next group begins beyond it, so it has at least one.
+        window_bytes: a window ends where the next group would begin beyond this size, so it has at least one group.
     """
 
     def __init__(self, sizes: np.ndarray, weights: np.ndarray, window_bytes: int) -> None:

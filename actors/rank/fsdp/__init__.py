@@ -1,1 +1,1 @@
-"""Models that PyTorch's ``fully_shard`` has cut: each rank keeps chunks of the parameters, and gathers a unit when it computes it."""
+"""Models that PyTorch's ``fully_shard`` has cut: each rank keeps chunks of the parameters, and gathers a unit to compute it."""

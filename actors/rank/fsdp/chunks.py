@@ -25,13 +25,13 @@ class _Memory(NamedTuple):
 class ChunkedModel(OptimizerChunks):
     """:class:`OptimizerChunks` that also keeps the parameters themselves, of its chunks alone.
 
-    A piece of them has the parameter's elements beside the optimizer's state, under :data:`actors.rank.zero1.pieces.PARAMETER`. So chunks
-    move, are written and are joined as those of an optimizer are. The memory of one chunk of a flat buffer is one stretch: it can be
-    served as it is.
+    A piece of a chunk has the parameter's elements beside the optimizer's state, under :data:`actors.rank.zero1.pieces.PARAMETER`. So the
+    chunks move, and are written and joined, as those of an optimizer. The memory of one chunk of a flat buffer is one stretch, which a rank
+    can serve as it is.
 
     Args:
-        readers: by parameter, what reads its first value, see :mod:`actors.rank.state.weights`. Then nothing is kept before there are
-            chunks: all is there, since all can be read.
+        readers: by parameter, a function that reads its first value, see :mod:`actors.rank.state.weights`. With them no memory is kept
+            before there are chunks: all values can be read.
     """
 
     _memory: Sequence[_Memory] = ()
@@ -52,7 +52,7 @@ class ChunkedModel(OptimizerChunks):
         super().__init__(optimizers, parameters, places, extents)
         self._values = {}
 
-    # ---- what can be read ----------------------------------------------------------------------------------------------------------------
+    # ---- values that can be read ---------------------------------------------------------------------------------------------------------
 
     def _cut_whole(self) -> None:
         if not self.readable or self._loaded:
@@ -72,15 +72,15 @@ class ChunkedModel(OptimizerChunks):
     # ---- the whole -----------------------------------------------------------------------------------------------------------------------
 
     def load_parameter(self, parameter: torch.Tensor, value: torch.Tensor) -> None:
-        """Of a whole state that is loaded: what ``parameter`` is in it. See :meth:`settle`."""
+        """Keep the value of ``parameter`` in a whole state that is being loaded. See :meth:`settle`."""
         self._values[self._numbers[id(parameter)]] = value
 
     def _load_whole(self, tracked: ChunkedOptimizer, state: dict[str, Any]) -> None:
-        """An optimizer's part; the parameters may come before it or behind it."""
+        """Keep an optimizer's part; the parameters may come before or after it."""
         self._loaded = [*self._loaded, (tracked, state)]
 
     def settle(self) -> None:
-        """All of a whole state was loaded: it is the one chunk that is held here."""
+        """A whole state is loaded: it becomes the one chunk of this rank."""
         for tracked, state in self._loaded:
             super()._load_whole(tracked, state)
         self._loaded, self._values = (), {}
@@ -114,7 +114,7 @@ class ChunkedModel(OptimizerChunks):
         return {flat: parameter for parameter, (flat, _) in zip(self.parameters, self.places, strict=True)}
 
     def elements(self, flat: int, lo: int, hi: int) -> torch.Tensor | None:
-        """Elements ``lo..hi`` of a flat buffer, as a view; None when they are not all here."""
+        """Elements ``lo..hi`` of a flat buffer, as a view; None when this rank does not have all of them."""
         if self._unread:
             read = torch.zeros(hi - lo, dtype=self._kinds[flat].dtype, device=self._kinds[flat].device)
             for number, start, stop in self.parts(flat, lo, hi):
@@ -127,7 +127,7 @@ class ChunkedModel(OptimizerChunks):
 
     def view(self, number: int, lo: int, hi: int) -> torch.Tensor:
         found = self.elements(self.places[number][0], lo, hi)
-        assert found is not None, "a view of what is not here"
+        assert found is not None, "this rank does not have these elements"
         return found
 
     def number_of(self, value: Any) -> int | None:
@@ -135,7 +135,7 @@ class ChunkedModel(OptimizerChunks):
 
     @property
     def weights(self) -> list[torch.Tensor]:
-        """All elements that are here."""
+        """All elements that this rank has."""
         return [one.elements for one in self._memory]
 
     def _held(self) -> Mapping[int, Sequence[StatePiece]]:

@@ -1,7 +1,7 @@
-"""Copies of the weights, such as averages of them, where no rank has the weights whole: they are refused by name.
+"""Copies of the weights, such as averages, where no rank has the weights whole: Fleet refuses them by name.
 
-What such a copy would read is memory that was let go, and no number. What is tracked is looked at before the first step; what is not shows
-when ``step.on_commit`` reads a parameter.
+Such a copy would read NaN from memory that was freed. Tracked copies are found before the first step. Others are found when a function of
+``step.on_commit`` reads a parameter.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from fleet.errors import ConfigError, LoopError
 
 WAY_OUT = "Keep an average of the weights in the optimizer's state, element by element: see docs/parameter-sharding.md."
 HARMLESS = frozenset({"size", "dim", "ndimension", "numel", "nelement", "stride", "element_size", "is_floating_point", "is_complex"})
-"""What a tensor tells without its elements, beside its attributes."""
+"""Methods of a tensor that do not read its elements, beside its attributes."""
 
 
 def check_copies(state: TrackedState) -> None:
-    """Raises ConfigError for what is tracked and has a copy of parameters that will be in chunks."""
+    """Raises ConfigError for a tracked object with a copy of parameters that will be in chunks."""
     modules = state.modules.values()
     shapes = {name: one.shape for module in modules for name, one in module.named_parameters() if one.requires_grad}
     for name, one in state.objects.items():
@@ -39,7 +39,7 @@ def check_copies(state: TrackedState) -> None:
 
 
 def _tensors(found: Any, at: str = "") -> Iterator[tuple[str, torch.Tensor]]:
-    """The tensors in nested mappings, each with the key that it has in the innermost."""
+    """The tensors in nested mappings, each with its key in the innermost mapping."""
     if isinstance(found, torch.Tensor):
         yield at, found
     elif isinstance(found, Mapping):
@@ -48,7 +48,7 @@ def _tensors(found: Any, at: str = "") -> Iterator[tuple[str, torch.Tensor]]:
 
 
 class Unread(TorchFunctionMode):
-    """Raises LoopError when a parameter is read whose unit is let go.
+    """Raises LoopError when code reads a parameter whose unit is freed.
 
     Args:
         units: by ``id`` of a parameter, its name and its unit.

@@ -1,11 +1,11 @@
-"""Parameters come to a rank, and its gradients leave it, while it computes: what it asks of its peers, and what they ask of it.
+"""Parameters come to a rank, and its gradients leave it, while it computes: its requests to its peers, and theirs to it.
 
-A fetch and a contribution are of a state and of one attempt at its step. What belongs to another one waits, or is refused: by
-:func:`fleet.protocol.chunks.can_serve` and :func:`fleet.protocol.chunks.can_accept`.
+A fetch and a contribution belong to a state and to one attempt at its step. A rank lets those of another state or attempt wait, or refuses
+them: :func:`fleet.protocol.chunks.can_serve` and :func:`fleet.protocol.chunks.can_accept` decide.
 
-:class:`Sender` knows which contributions of this rank are under way; threads of :mod:`actors.rank.fsdp.sending` carry them. :class:`Sums`
-adds up what comes here, up the tree of :mod:`fleet.protocol.shards` in whatever order it comes, so that the bits are those of any other
-reduction of the same shards. :class:`PeerExchange` is all of it.
+:class:`Sender` knows which contributions of this rank are on their way; threads of :mod:`actors.rank.fsdp.sending` carry them.
+:class:`Sums` adds up contributions up the tree of :mod:`fleet.protocol.shards`. The order of their arrival does not matter, so the bits are
+those of any other reduction of the same shards. :class:`PeerExchange` combines these.
 """
 
 from __future__ import annotations
@@ -33,18 +33,18 @@ from fleet.protocol.types import StateId
 
 ADDRESS_BYTES = 96
 UNDER_WAY_BYTES = 64 << 20
-"""A backward that is faster than its links waits when so much has not arrived yet."""
+"""A backward that is faster than its links waits when so much is on its way."""
 SUM = -1
-"""In the place of a shard: what is brought is the mean over all shards."""
+"""In the place of a shard: the contribution is the mean over all shards."""
 GRACE_S = 0.5
-"""A rank that is called away waits so long for what is under way: most calls come between two ranks that are both well."""
+"""A rank that is called away waits so long for its contributions: in most cases both sender and receiver work."""
 
 Stretch = tuple[int, int, int]
 """(flat buffer, from, to)."""
 
 
 class _Meeting(NamedTuple):
-    """The members of a view, as they were introduced: where each serves, the first attempt in it, and this rank's place."""
+    """The members of a view: the addresses at which they serve, the first attempt at a step in it, and this rank's number."""
 
     addresses: Sequence[Address]
     turn: Turn
@@ -55,15 +55,15 @@ NOWHERE = _Meeting((), Turn(-1, 0), 0)
 
 
 class PeerExchange:
-    """One rank's part in it. It is made by the loop's thread.
+    """One rank's part in the exchange. The loop's thread makes it.
 
     Args:
-        chunks: what this rank keeps.
-        mean: makes a sum of all shards their mean.
+        chunks: the chunks that this rank keeps.
+        mean: turns the sum of all shards into their mean, in place.
 
     Attributes:
-        missed: why what is computed of the shard at hand is of no use; empty while it is.
-        in_shard: a shard is computed.
+        missed: why the computation of the current shard is of no use; empty while it is of use.
+        in_shard: the rank computes a shard.
     """
 
     def __init__(
@@ -91,14 +91,14 @@ class PeerExchange:
 
     @property
     def useless(self) -> str:
-        """Why what the loop body computes now does not count."""
+        """Why the loop body's current computation does not count; empty while it counts."""
         return self.missed or self._sender.failed
 
-    # ---- where this rank stands ----------------------------------------------------------------------------------------------------------
+    # ---- this rank's place in the view ---------------------------------------------------------------------------------------------------
 
     @contextlib.contextmanager
     def moving(self) -> Iterator[None]:
-        """The parts held here, or their state, change meanwhile: a fetch waits."""
+        """Context in which this rank's chunks or their state change: fetches wait."""
         self._stand(still=False)
         try:
             yield
@@ -106,14 +106,14 @@ class PeerExchange:
             self._stand(still=True)
 
     def _stand(self, *, still: bool) -> None:
-        """Whether what is here stays as it is: whoever waits for a fetch looks again."""
+        """Set whether this rank's chunks stay as they are. Threads that wait to serve a fetch check again."""
         with self._moved:
             self._still = still
             self._changes += not still
             self._moved.notify_all()
 
     def introduce(self, group: Group) -> None:
-        """The members of a view are about to be placed: where each of them serves. Raises GroupBroken."""
+        """Exchange the addresses of a view's members, before chunks are placed. Raises GroupBroken."""
         rows = torch.zeros(group.size, ADDRESS_BYTES, dtype=torch.uint8, device="cpu")
         mine = self._server.address.packed().ljust(ADDRESS_BYTES, b"\0")
         group.all_gather(rows, torch.frombuffer(bytearray(mine), dtype=torch.uint8), Tag.CLAIM)
@@ -121,7 +121,8 @@ class PeerExchange:
         self._met = _Meeting(addresses, Turn(group.generation, 0), group.rank)
 
     def place(self, guarded: Sequence[Sequence[int]], asked: Sequence[tuple[int, ...]]) -> None:
-        """The chunks of the view that was introduced last are here. ``asked``: by chunk, whom this rank asks for it, in order."""
+        """This rank has its chunks of the view that was introduced last. ``asked``: by chunk, the ranks that this rank asks for it, in
+        order."""
         self._guarded, self._asked, self.missed = guarded, asked, ""
         self._sender.begin()
         self._at = self._met
@@ -137,12 +138,12 @@ class PeerExchange:
         return [(flat, lo, hi) for flat, lo, hi in spans if lo < hi]
 
     def begin_step(self) -> None:
-        """The state is that of the next step, and nobody has contributed anything yet."""
+        """The state is that of the next step, without contributions yet."""
         with self._moved:
             self._sums.begin(self._owned, self._copied)
 
     def repeat(self) -> None:
-        """The step is computed anew by all: what comes of the last attempt is refused."""
+        """All ranks compute the step once more: contributions of the last attempt are refused."""
         turn = self._at.turn
         with self._moved:
             self._at = self._at._replace(turn=Turn(turn.generation, turn.attempt + 1))
@@ -152,8 +153,12 @@ class PeerExchange:
     # ---- fetches -------------------------------------------------------------------------------------------------------------------------
 
     def _serve(self, wanted: StateId, flat: int, lo: int, hi: int) -> Served | None:
-        """From any thread. In its view, what is served does not change until the fetcher has it: the step that changes it waits for its
-        gradients. A rank that is no longer in the view may ask while a step is taken: it is told that what it got is of no use."""
+        """Answer a fetch, from any thread.
+
+        For a rank of the view, the elements do not change before it has them: the step that changes them waits for its gradients. A rank
+        that
+        has left the view may ask while a step is taken. The answer then says that the elements have changed.
+        """
         latest_s = time.monotonic() + LATEST_S
         with self._moved:
             while (ready := self._can_serve(wanted)) is Readiness.LATER and time.monotonic() < latest_s:
@@ -167,12 +172,12 @@ class PeerExchange:
         return can_serve(self._given.duties.at, wanted, still=self._still, left=self._given.outside())
 
     def fill(self, flat: int, memory: torch.Tensor) -> None:
-        """All of a flat buffer's parameters, into ``memory``."""
+        """Put all parameters of a flat buffer into ``memory``."""
         with self._given.recorder.during(COMM) if threading.get_ident() == self._loop else contextlib.nullcontext():
             self._gather_flat(flat, memory)
 
     def _gather_flat(self, flat: int, memory: torch.Tensor) -> None:
-        """From this rank's own chunks, and from those who serve the others."""
+        """Copy this rank's own chunks, and fetch the others from the ranks that serve them."""
         size, extent = len(self._guarded), self._chunks.extents[flat]
         host = memory if memory.is_cpu else torch.empty(memory.shape, dtype=memory.dtype, pin_memory=True, device="cpu")
         wanted: list[tuple[tuple[int, ...], FetchRequest]] = []
@@ -188,7 +193,7 @@ class PeerExchange:
             memory[request.lo : request.hi].copy_(request.into)
 
     def _fetch(self, wanted: Sequence[tuple[tuple[int, ...], FetchRequest]]) -> None:
-        """Each stretch from the first server that has it. Zeros when nobody has: what is computed with them is of no use."""
+        """Fetch each stretch from the first server that has it. Without a server it is zero, and the shard's computation is of no use."""
         while wanted and not self.missed:
             assert self._given.duties.at is not None, "before its first view a rank has all parameters"
             requests = [(self._at.addresses[keepers[0]], request) for keepers, request in wanted]
@@ -210,8 +215,8 @@ class PeerExchange:
     # ---- gradients that leave ------------------------------------------------------------------------------------------------------------
 
     def send(self, shard: int, packed: Mapping[int, torch.Tensor]) -> None:
-        """By flat buffer, all of its gradient of ``shard``: each owner gets its stretch."""
-        if self._at is NOWHERE or self.useless:  # a rehearsal; or it was computed with parameters that could not be had
+        """Send each owner its stretch of the gradient of ``shard``. ``packed``: the whole gradient, by flat buffer."""
+        if self._at is NOWHERE or self.useless:  # a rehearsal; or some parameters were missing in the computation
             return
         size = len(self._guarded)
         for flat, whole in packed.items():
@@ -226,17 +231,17 @@ class PeerExchange:
             self._sender.send(self._at.addresses[owner], self._contribution(stretch, shard), elements)
             return
         with self._moved:
-            self._count(stretch, shard, elements.clone())  # a part of the whole would keep all its memory
+            self._count(stretch, shard, elements.clone())  # a view would keep the memory of the whole
             self._moved.notify_all()
 
     def flush(self, group: Group) -> None:
-        """All that this rank has computed has arrived. Raises GroupBroken."""
+        """Wait until all contributions of this rank have arrived. Raises GroupBroken."""
         self._given.recorder.switch(COMM)
         missed, self.missed = self.missed or self._sender.flush(), ""
         if missed:
             raise GroupBroken(missed, group.generation)
 
-    # ---- what comes here: from any thread ------------------------------------------------------------------------------------------------
+    # ---- contributions of other ranks, from any thread -----------------------------------------------------------------------------------
 
     def room(self, request: PeerRequest) -> torch.Tensor:
         if request.flat not in self._gradients.layout.leaving or not 0 <= request.lo < request.hi <= self._chunks.extents[request.flat]:
@@ -263,7 +268,7 @@ class PeerExchange:
         if shard == SUM:
             self._sums.know(stretch, elements)
         elif (mean := self._sums.add(stretch, shard, elements)) is not None:
-            for guard in self._guarded[self._at.rank]:  # without a wait: whoever waits here takes nothing in
+            for guard in self._guarded[self._at.rank]:  # without a wait, as a thread that waits here receives nothing
                 self._sender.send(self._at.addresses[guard], self._contribution(stretch, SUM), mean, waits=False)
 
     def _contribution(self, stretch: Stretch, shard: int) -> PeerRequest:
@@ -271,7 +276,10 @@ class PeerExchange:
         return PeerRequest(self._given.duties.at, *stretch, contribution=True, turn=self._at.turn, shard=shard)
 
     def means(self, group: Group, divisor: float) -> dict[int, Means]:
-        """By flat buffer. All ranks have said that their shards are with the owners; the owners' means are on their way to the guards."""
+        """This rank's means, by flat buffer.
+
+        Call it once all ranks have reported that their shards are with the owners. It waits for the owners' means that this rank guards.
+        """
         error = self._sender.flush()
         with self._moved:
             self._moved.wait_for(lambda: not self._sums.missing or self._sender.failed, LATEST_S)
@@ -293,14 +301,14 @@ class PeerExchange:
 
 
 class Sender:
-    """Carries contributions to other ranks: all peers at once, to each one in order.
+    """Carries contributions to other ranks: to all peers at once, to each peer in order.
 
     Attributes:
-        failed: why a contribution has not arrived, or was of no use to its receiver; empty while all is well.
+        failed: why a contribution has not arrived, or was of no use to its receiver; empty without an error.
 
     Args:
         called_away: whether the view is about to change.
-        patience_s: so long a receiver may say nothing.
+        patience_s: a receiver may be silent for so long.
     """
 
     def __init__(self, called_away: Callable[[], bool], patience_s: float) -> None:
@@ -314,7 +322,7 @@ class Sender:
         """``elements`` are flat, in host memory, and stay as they are until they have arrived.
 
         Args:
-            waits: until there is room; it must not where a receiver's own contributions are taken in.
+            waits: until there is room. A thread that receives contributions must not wait.
         """
         if waits:
             self._wait(lambda: self._bytes < UNDER_WAY_BYTES)
@@ -327,7 +335,7 @@ class Sender:
             self._peers[address].contribute(Contribution(request, elements))
 
     def flush(self) -> str:
-        """Wait until all has arrived. Returns why not, if not."""
+        """Wait until all contributions have arrived. Returns the reason if one has not, else empty."""
         self._wait(lambda: not self._under_way)
         with self._changed:
             if self._under_way and not self.failed:
@@ -335,7 +343,7 @@ class Sender:
             return self.failed
 
     def begin(self) -> None:
-        """A new view: nothing of the last one is carried any more."""
+        """A new view: drop the contributions of the last one."""
         with self._changed:
             peers, self._peers = list(self._peers.values()), {}
             self._under_way = self._bytes = 0
@@ -369,7 +377,7 @@ class _Flat(NamedTuple):
 
 
 class Sums:
-    """The mean gradient of this rank's chunks: of those that it owns, added up here; of those that it guards, brought by their owners.
+    """The mean gradient of this rank's chunks. It adds up those of chunks that it owns; owners send it those of chunks that it guards.
 
     Not for several threads at a time.
 
@@ -384,7 +392,7 @@ class Sums:
         self._found: dict[Stretch, torch.Tensor | None] = {}
 
     def begin(self, owned: Iterable[Stretch], guarded: Iterable[Stretch]) -> None:
-        """Nothing has come yet."""
+        """A step begins without contributions."""
         self._sums = {stretch: self._empty() for stretch in owned}
         self._found = dict.fromkeys([*self._sums, *guarded])
 
@@ -395,9 +403,9 @@ class Sums:
         return ShardSums(self._shards, make)
 
     def add(self, stretch: Stretch, shard: int, elements: torch.Tensor) -> torch.Tensor | None:
-        """Of one shard, whose memory is this object's from now on. Returns the mean when it was the last one.
+        """Add one shard's gradient, whose memory belongs to this object from now on. Returns the mean after the last shard.
 
-        A shard that has come before is the same again, as it is computed from the same: it does not count twice.
+        A shard that comes again has the same bits, as it is computed from the same state: it does not count twice.
         """
         sums = self._sums[stretch]
         if shard in sums.held:
@@ -412,7 +420,7 @@ class Sums:
         return total
 
     def know(self, stretch: Stretch, mean: torch.Tensor) -> None:
-        """The owner of a chunk that is guarded here has brought its mean."""
+        """Keep the mean of a chunk that this rank guards, from the chunk's owner."""
         self._found[stretch] = mean
 
     def owns(self, stretch: Stretch) -> bool:
@@ -423,11 +431,11 @@ class Sums:
 
     @property
     def missing(self) -> list[Stretch]:
-        """Whose mean is not here yet."""
+        """The stretches without a mean so far."""
         return [stretch for stretch, mean in self._found.items() if mean is None]
 
     def means(self, divisor: float = 1.0) -> Mapping[Stretch, torch.Tensor]:
-        """All of them, divided by ``divisor``. Raises KeyError when one is missing."""
+        """All means, divided by ``divisor``. Raises KeyError when one is missing."""
         if self.missing:
             raise KeyError(self.missing[0])
         found = {stretch: mean for stretch, mean in self._found.items() if mean is not None}
@@ -435,7 +443,7 @@ class Sums:
 
 
 class Means:
-    """Stands in the place of a flat buffer of the mean gradient, of which this rank has the stretches of its chunks alone."""
+    """Replaces a flat buffer of the mean gradient: this rank has only the stretches of its chunks."""
 
     def __init__(self, length: int, stretches: Mapping[tuple[int, int], torch.Tensor], like: torch.Tensor) -> None:
         self._length, self._stretches, self._none = length, stretches, like[:0]

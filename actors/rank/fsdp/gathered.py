@@ -1,7 +1,7 @@
-"""When the parameters of a unit are gathered, and when they are let go: around its forward, and around its backward.
+"""When the parameters of a unit are gathered and freed: around its forward, and around its backward.
 
-While a unit is let go, its parameters have their shapes, but no memory: whoever reads them finds NaN. The memory that autograd has saved
-views of is the same for each gathering (its storage is emptied and filled again), so a backward finds there what the forward had.
+While a unit is freed, its parameters have their shapes, but no memory: code that reads them finds NaN. Each gathering fills the same
+storage again. autograd has saved views of it, so a backward finds the values of the forward.
 """
 
 from __future__ import annotations
@@ -20,18 +20,19 @@ from actors.rank.step.flats import collect
 
 
 class Gathered:
-    """One unit, as this rank computes it.
+    """One unit in the computation of this rank.
 
     Attributes:
-        here: its parameters are.
-        used: they were gathered before.
-        casts: what stands in for the parameters that are cast.
+        here: its parameters are gathered.
+        used: its parameters were gathered before.
+        casts: the stand-ins of parameters that are cast.
 
     Args:
         flats: by flat buffer of the unit, its number and length.
-        places: by parameter that is gathered, (number of the flat buffer, element at which it begins). The others are whole on this rank.
-        fill: (number of a flat buffer, memory of its length): the parameters are to be there when it returns.
-        behind_backward: is called once all gradients are there, if all parameters take part.
+        places: (parameter, number of its flat buffer, element at which it begins) of each parameter to gather. This rank has the others
+            whole.
+        fill: puts the parameters of a flat buffer, by number, into memory of its length.
+        behind_backward: called once all gradients are there, if all parameters take part.
     """
 
     def __init__(
@@ -63,7 +64,7 @@ class Gathered:
         self._watch([parameter for parameter, *_ in places if id(parameter) not in casts])
 
     def _watch(self, parameters: Sequence[nn.Parameter]) -> None:
-        plainly: Callable[[Any], Any] = torch.compiler.disable  # nothing of this is for a compiled graph
+        plainly: Callable[[Any], Any] = torch.compiler.disable  # hooks stay out of compiled graphs
         for module in self.modules:
             module.register_forward_pre_hook(plainly(self._before_forward), prepend=True, with_kwargs=True)
             module.register_forward_hook(plainly(self._behind_forward))
@@ -72,11 +73,11 @@ class Gathered:
 
     @property
     def parameters(self) -> list[nn.Parameter]:
-        """What is gathered: the unit's parameters, or what stands in for them."""
+        """The tensors that are gathered: the unit's parameters, or their stand-ins."""
         return [parameter for parameter, *_ in self._views]
 
     def gather(self) -> None:
-        """The parameters are here."""
+        """Gather the parameters, unless they are here."""
         self.used = True
         self._enter()
         if self.here:
@@ -89,7 +90,7 @@ class Gathered:
         self.here = True
 
     def _enter(self) -> None:
-        """Modules find what stands in for parameters."""
+        """Put the stand-ins into the modules."""
         if not self._entered:
             for each in self._whole:
                 each.copy()
@@ -98,14 +99,14 @@ class Gathered:
         self._entered = True
 
     def free(self) -> None:
-        """Their memory is free. Allowed at any time but in a forward or backward."""
+        """Free the memory of the parameters. Allowed at any time except in a forward or backward."""
         self._empty()
         for each in self.casts:
             each.leave()
         self._entered = False
 
     def _empty(self) -> None:
-        """What was gathered is free. What is cast of whole parameters stays: frozen ones are needed for gradients that come later."""
+        """Free the gathered parameters. Stand-ins of whole parameters stay: later gradients need those of frozen ones."""
         self._in_backward = False
         self._waited.clear()
         if not self.here:
@@ -123,7 +124,7 @@ class Gathered:
         return _cast((args, kwargs), self._precision.inputs)
 
     def _behind_forward(self, module: nn.Module, args: Any, output: Any) -> Any:
-        if not self._in_backward:  # else activation checkpointing computes the forward again, and the backward lets go
+        if not self._in_backward:  # else activation checkpointing computes the forward again, and the backward frees the unit
             ends = [leaf for leaf in tree_leaves(output) if isinstance(leaf, torch.Tensor) and leaf.requires_grad]
             if ends and torch.is_grad_enabled():
                 torch.autograd.graph.register_multi_grad_hook(ends, self._before_backward, mode="any")
@@ -137,9 +138,9 @@ class Gathered:
         self._waited.clear()
 
     def _has_gradient(self, parameter: torch.Tensor) -> None:
-        """The last one lets the unit go. One that takes no part is never told of; then the end of the shard does.
+        """A parameter has its gradient: after the last one the unit is freed. If a parameter takes no part, the end of the shard frees it.
 
-        That is so, too, when it comes in a backward inside this one (of reentrant checkpointing), since more may come there.
+        The end of the shard also frees it when a gradient comes in an inner backward (of reentrant checkpointing), as more may come there.
         """
         if self._task != _backward():
             return
@@ -155,16 +156,16 @@ class Gathered:
 
     @property
     def given(self) -> list[nn.Parameter]:
-        """Of the unit's parameters, and not of what stands in for them, those that have a gradient."""
+        """The unit's parameters (not the stand-ins) that have a gradient."""
         return [parameter for parameter, *_ in self._places if parameter.grad is not None]
 
     @property
     def gradients(self) -> list[torch.Tensor]:
-        """Those that are there."""
+        """The gradients that are there."""
         return [parameter.grad for parameter in self.given if parameter.grad is not None]
 
     def pack(self) -> dict[int, torch.Tensor]:
-        """By flat buffer, its gradients, in memory of their own; the parameters have none any more. Where there is none it is zero."""
+        """Take the gradients away from the parameters. Gives them by flat buffer, in new memory, with zeros for missing ones."""
         kinds = {flat: parameter.dtype for parameter, flat, *_ in self._places}  # a unit may compute in another type than it sums in
         packed = {flat: torch.zeros(memory.shape, dtype=kinds[flat], device=memory.device) for flat, memory in self._flats.items()}
         views = [packed[flat].as_strided(parameter.shape, stride, start) for parameter, flat, start, stride in self._places]
@@ -176,7 +177,7 @@ class Gathered:
 
 
 def cast_whole(units: Sequence[Unit]) -> Callable[[], None]:
-    """Each unit of a model that this rank has whole computes in the types of its policy. What is called to let go what was cast for it."""
+    """Let each unit of a whole model compute in the types of its policy. Gives a function that frees the cast parameters."""
     cast = [unit for unit in units if unit.precision != Precision()]
     found = [Gathered(dataclasses.replace(unit, keeps=True), [], [], lambda flat, memory: None) for unit in cast]
 
@@ -193,7 +194,7 @@ def _backward() -> int:
 
 
 def _cast(found: Any, dtype: torch.dtype | None) -> Any:
-    """All floating-point tensors in it in this type; None, which a hook gives to change nothing, when there is no type."""
+    """``found`` with all floating-point tensors in type ``dtype``. Without a type None: a hook then changes nothing."""
     if dtype is None:
         return None
     return tree_map(lambda each: each.to(dtype) if isinstance(each, torch.Tensor) and each.is_floating_point() else each, found)

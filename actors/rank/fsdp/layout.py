@@ -1,20 +1,20 @@
 """A step of a model that ``fully_shard`` has cut (``optimizer_sharding = "fsdp"``).
 
-Chunks have the parameters beside the optimizer's state, and move, are guarded and are stepped as in :mod:`actors.rank.zero1.layout`. What
-differs is that nobody has the whole: a rank gathers a unit of the parameters for its forward, and again for its backward, from whoever
-keeps the chunks. So a step is over when all have stepped their chunks; nothing is sent behind it.
+Chunks hold the parameters beside the optimizer's state, and move, are guarded and are stepped as in :mod:`actors.rank.zero1.layout`. The
+difference: no rank has the whole. A rank gathers a unit of the parameters for its forward, and again for its backward, from the ranks that
+keep the chunks. So a step is over when all ranks have stepped their chunks; no parameters are sent after it.
 
-Until a step is applied, all that is gathered is of the state that it begins from, and every chunk of it is with its owner and its guards.
-When an owner is lost meanwhile, its guards are asked, and the forward goes on. When nobody can be asked, what this rank computes is of no
-use (:attr:`FsdpLayout.useless`): its shard counts as not computed, and the loop comes to the next view.
+Until a step is applied, ranks gather parameters of the state that it begins from. The owner and the guards of each chunk have that state.
+When an owner is lost meanwhile, ranks ask its guards, and the forward goes on. When no rank has the chunk, the computation is of no use
+(:attr:`FsdpLayout.useless`): the shard counts as not computed, and the loop comes to the next view.
 
-Gradients leave the rank in the backward. As soon as a unit's backward is over, its gradient is cut as its parameters are, and each stretch
-goes to the owner of that chunk, who adds up all shards' in the order of the tree. The owner brings the mean to the guards of the chunk. So
-no rank ever has a whole gradient: of a shard it has one unit's at a time, and of the sum its own chunks' and those that it guards.
+Gradients leave the rank in the backward. As soon as a unit's backward is over, the rank cuts its gradient in the same way as its
+parameters. Each stretch goes to the owner of that chunk, which adds up those of all shards in the order of the tree. The owner sends the
+mean to the guards of the chunk. So no rank has a whole gradient. It has one unit's gradient of a shard at a time, and the sums of chunks
+that it owns or guards.
 
-Gradients that have left a rank cannot be cut anew for other ranks. So a step is computed anew from its first shard when the view changes
-during it.
-Which contribution belongs to which attempt, says its :class:`fleet.protocol.chunks.Turn`.
+Gradients that have left a rank cannot be cut again for other ranks. So when the view changes during a step, the ranks compute it again from
+its first shard. The :class:`fleet.protocol.chunks.Turn` of a contribution says to which attempt it belongs.
 """
 
 from __future__ import annotations
@@ -45,11 +45,11 @@ log = logging.getLogger("fleet.rank")
 
 
 class FsdpLayout(StateLayout):
-    """The parameters are spread over the ranks, too. A rank keeps no gradient but its chunks'. See the module.
+    """The parameters are spread over the ranks, too. A rank keeps the gradient of its chunks alone. See the module.
 
     Attributes:
-        units: what is gathered together. Trained parameters that are in none are gathered for the whole of a shard.
-        uncast: those that compute in another type, as they are kept.
+        units: parameters that are gathered together. Trained parameters in no unit are gathered for the whole of a shard.
+        uncast: units that compute in another type, here with the parameters as they are kept.
     """
 
     kept: KeptChunks
@@ -88,7 +88,7 @@ class FsdpLayout(StateLayout):
         return Gathered(unit, [(flat, gradients.layout.extents[flat]) for flat in flats], places, self.exchange.fill, self._behind_backward)
 
     def close(self) -> None:
-        """Nothing is served, fetched or contributed any more."""
+        """End all serving, fetching and contributing."""
         self.exchange.close()
 
     @property
@@ -129,7 +129,7 @@ class FsdpLayout(StateLayout):
             self._check_used()
 
     def _check_used(self) -> None:
-        """A loss that is no number comes from parameters that were read where they had been let go, if they were never gathered."""
+        """Raises ConfigError if a unit was never gathered: a NaN loss then comes from its freed parameters."""
         for unit in self.units:
             if not unit.used:
                 reason = "its forward was not called, and the loss is not a number: its parameters are gathered around its forward alone"
@@ -137,7 +137,7 @@ class FsdpLayout(StateLayout):
                 raise ConfigError("fully_shard", unit.name, reason, way_out)
 
     def free(self) -> None:
-        """The memory of what is gathered is free."""
+        """Free the memory of all gathered parameters."""
         self.exchange.in_shard = False
         for each in self.units:
             each.free()
@@ -153,7 +153,7 @@ class FsdpLayout(StateLayout):
         self.free()
         self.kept.hold()
 
-    # ---- gradients that leave: behind each unit's backward -------------------------------------------------------------------------------
+    # ---- gradients that leave: after each unit's backward --------------------------------------------------------------------------------
 
     def _behind_backward(self, unit: Gathered) -> None:
         """All gradients of ``unit`` are there."""
@@ -166,7 +166,7 @@ class FsdpLayout(StateLayout):
         return all(flat in self.gradients.layout.leaving for flat in unit.flats)
 
     def _came_again(self, unit: Gathered) -> None:
-        """A second backward of one shard. Half of its gradient has left already, so this attempt at the step is given up."""
+        """A second backward of one shard: a part of its gradient has left already, so the rank gives up this attempt at the step."""
         if self._early:
             log.warning("unit %s has a second gradient in one shard: gradients leave this rank at the end of each shard now", unit.name)
         self._early = False
@@ -188,7 +188,7 @@ class FsdpLayout(StateLayout):
     # ---- a step --------------------------------------------------------------------------------------------------------------------------
 
     def flush(self) -> None:
-        """All that this rank has computed has arrived before it says so, and its means are here before there is a vote on them."""
+        """Wait until all gradients of this rank have arrived at their owners. The means come before the vote on them."""
         self.exchange.flush(self.group)
 
     def settle(self, divisor: float) -> None:
@@ -206,7 +206,7 @@ class FsdpLayout(StateLayout):
             self.exchange.begin_step()
 
     def publish(self, then: Callable[[], None]) -> None:
-        """Nothing is sent behind a step that was taken: nobody has the parameters whole."""
+        """Send no parameters after the step, as no rank has them whole."""
         self.kept.afterwards(then)
         self.kept.conclude()
 

@@ -1,4 +1,4 @@
-"""Whether a rank has room for what it gathers: a unit that it cannot hold is refused before the first step, by name."""
+"""Whether a rank has room for gathered units: a unit that it cannot hold is refused before the first step, by name."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ NO_LIMIT = "max"
 
 
 def free_bytes(device: torch.device, proc: Path = Path("/proc"), groups: Path = Path("/sys/fs/cgroup")) -> int:
-    """What this process can still take on ``device``: of the GPU's memory; or of the host's, and of its control groups' (cgroup v2)."""
+    """Bytes that this process can still take on ``device``: of the GPU, or of the host within its control groups (cgroup v2)."""
     if device.type == "cuda":
         return torch.cuda.mem_get_info(device)[0]
     meminfo = dict(line.split(":", 1) for line in (proc / "meminfo").read_text().splitlines())
@@ -25,7 +25,7 @@ def free_bytes(device: torch.device, proc: Path = Path("/proc"), groups: Path = 
 
 
 def _left_in(proc: Path, groups: Path) -> Iterator[int]:
-    """Of each group that this process is in, up to the outermost, what it may still take. What the kernel can drop counts as free."""
+    """Bytes left in each control group of this process, up to the outermost. Memory that the kernel can drop counts as free."""
     path = next((line[3:] for line in (proc / "self/cgroup").read_text().splitlines() if line.startswith("0::")), "")
     inner = groups / path.strip("/")
     for group in (inner, *inner.parents):
@@ -38,10 +38,10 @@ def _left_in(proc: Path, groups: Path) -> Iterator[int]:
 
 
 def check(units: Sequence[Unit], free: int) -> None:
-    """Before the first step, while this rank holds the whole model, which it lets go. Raises ConfigError: a unit is too large.
+    """Check the units before the first step, while this rank still holds the whole model. Raises ConfigError: a unit is too large.
 
     Args:
-        free: bytes that are free beside the whole model; one on ``meta`` takes none.
+        free: bytes that are free beside the whole model; a model on ``meta`` takes none.
     """
     sizes = [sum(parameter.nbytes for parameter in unit.parameters) for unit in units]
     held = sum(parameter.nbytes for unit in units for parameter in unit.parameters if not parameter.is_meta)

@@ -1,6 +1,6 @@
-"""Contributions on their way to one rank, over a connection of their own: parts of gradients, for the owner of their chunk or its guards.
+"""Contributions on their way to one rank, on a connection of their own: parts of gradients, for the owner of their chunk or its guards.
 
-:mod:`actors.rank.fsdp.exchange` says which contribution goes to which rank, and how it counts there.
+:mod:`actors.rank.fsdp.exchange` decides which contribution goes to which rank, and how it counts there.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ log = logging.getLogger("fleet.rank")
 
 
 class Contribution(NamedTuple):
-    """A part of a gradient, with what its receiver has to know of it."""
+    """A part of a gradient, and the request that describes it to its receiver."""
 
     request: PeerRequest
     elements: torch.Tensor
 
 
 class PeerSender:
-    """One receiver, with a thread that brings it one contribution after the other."""
+    """One receiver, with a thread that sends it one contribution after the other."""
 
     def __init__(self, address: Address, patience_s: float, ended: Callable[[PeerSender, Contribution, str], None]) -> None:
         self.address, self._patience_s, self._ended = address, patience_s, ended
@@ -63,7 +63,7 @@ class PeerSender:
             self._connection.close()
 
     def _carry(self, contribution: Contribution) -> str:
-        """Empty when it has arrived, and is of use."""
+        """Send a contribution. Returns an error; empty when the contribution has arrived and counts."""
         flat, lo, hi = contribution.request.flat, contribution.request.lo, contribution.request.hi
         what = f"elements {lo} to {hi} of flat buffer {flat} of the gradient, for {self.address.host}:{self.address.port}"
         try:

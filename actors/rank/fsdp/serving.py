@@ -1,12 +1,12 @@
 """Ranks serve each other stretches of parameters while a step is computed.
 
-Parameters do not change between two commits. So whoever keeps a stretch gives it to whoever asks, when he asks: no rank has to come along,
-as in an all-gather. A rank with more shards than another, or a slower one, holds nobody up; one rank alone may evaluate; and when an
-owner is lost in the middle of a forward, a guard is asked in its place.
+Parameters do not change between two commits. So a rank that keeps a stretch sends it to any rank that asks, at any time. The other ranks
+need not take part, as they must in an all-gather. A slower rank, or one with more shards, delays no other rank. One rank alone may
+evaluate. When an owner is lost in the middle of a forward, a rank asks a guard in its place.
 
-A fetch is one request (token, state, flat buffer, range, type) and one answer (a byte that says yes, the bytes, and a byte that says that
-they have not changed meanwhile) on a connection that stays. On such a connection others also bring what belongs to this rank: a request
-that is a contribution has its bytes behind it, and one byte for an answer. See :mod:`actors.rank.fsdp.sending`.
+A fetch is one request and one answer on a connection that stays. The request has token, state, flat buffer, range and type. The answer is a
+byte for yes, the elements, and a byte that says whether they are unchanged. Contributions to this rank come on such connections, too: their
+elements follow the request, and the answer is one byte. See :mod:`actors.rank.fsdp.sending`.
 """
 
 from __future__ import annotations
@@ -36,13 +36,13 @@ TYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 YES, NO = b"\1", b"\0"
 TOKEN_BYTES = 16
 REACH_S = 1.0
-"""So long one attempt to connect may take."""
+"""Time limit of one attempt to connect."""
 LOOK_S = 0.05
-"""How often a rank that waits for a stretch looks whether it is called away."""
+"""Interval at which a rank that waits for a stretch checks whether it is called away."""
 
 
 class Address(NamedTuple):
-    """Where a rank serves, and the word without which it does not."""
+    """The address at which a rank serves, and the token that each request needs."""
 
     host: str
     port: int
@@ -58,13 +58,13 @@ class Address(NamedTuple):
 
 
 class PeerRequest(NamedTuple):
-    """For elements ``lo..hi`` of a flat buffer, of ``state``; or with elements that follow it, if it is a contribution.
+    """A request for elements ``lo..hi`` of a flat buffer of ``state``, or a contribution of such elements, which follow it.
 
     Attributes:
         kind: number of the wanted type in :data:`TYPES`.
-        contribution: elements follow. The other fields are those of a contribution.
-        turn: of the view and of the attempt at the step that it belongs to.
-        shard: whose gradient it is; :data:`SUM`: it is the mean over all shards.
+        contribution: elements follow. Only then the next two fields count.
+        turn: the view and the attempt at the step to which it belongs.
+        shard: the shard of the gradient; :data:`SUM`: it is the mean over all shards.
     """
 
     state: StateId
@@ -91,7 +91,7 @@ WIRE = struct.Struct(">16sB?8q")
 
 
 class FetchRequest(NamedTuple):
-    """Elements ``lo..hi`` of a flat buffer, which belong into ``into``, flat and of that length, in host memory and of the wanted type."""
+    """A fetch of elements ``lo..hi`` of a flat buffer. ``into``: a flat tensor of that length and the wanted type, in host memory."""
 
     flat: int
     lo: int
@@ -100,14 +100,14 @@ class FetchRequest(NamedTuple):
 
 
 class Served(NamedTuple):
-    """The answer to a fetch: elements as a flat tensor, and whether they are still what they were."""
+    """The answer to a fetch: elements as a flat tensor, and a function that says whether they are unchanged."""
 
     elements: torch.Tensor
     unchanged: Callable[[], bool]
 
 
 def bytes_of(tensor: torch.Tensor) -> memoryview:
-    """The memory of a flat tensor, which has to be kept meanwhile. By its address: what numpy has seen could not be let go any more."""
+    """The memory of a flat tensor, by its address; keep the tensor meanwhile. Storage that numpy has seen could not be resized."""
     return memoryview((ctypes.c_char * tensor.nbytes).from_address(tensor.data_ptr())).cast("B")
 
 
@@ -115,10 +115,11 @@ class ContributionSink(Protocol):
     """Takes contributions, from any thread."""
 
     def room(self, request: PeerRequest) -> torch.Tensor:
-        """For the elements of a contribution: flat, in host memory. Raises OSError when it is of something that this rank does not know."""
+        """Memory for the elements of a contribution: flat, on the host. Raises OSError for a buffer or range that this rank does not
+        have."""
 
     def take(self, request: PeerRequest, elements: torch.Tensor) -> bool:
-        """They have come. False: they are of no use. It may wait a while."""
+        """Take the elements of a contribution. False: they are of no use. It may wait a while."""
 
 
 class PeerServer:
@@ -126,8 +127,8 @@ class PeerServer:
 
     Args:
         host: the address of this rank's node.
-        find: (state, flat buffer, from, to) to what is served; None: it is not here. It may wait a while.
-        keep: what is done with a contribution.
+        find: (state, flat buffer, from, to) -> the answer; None: this rank does not have the elements. It may wait a while.
+        keep: takes contributions.
     """
 
     def __init__(self, host: str, find: Callable[[StateId, int, int, int], Served | None], keep: ContributionSink) -> None:
@@ -154,7 +155,7 @@ class PeerServer:
             threading.Thread(target=self._serve, args=(connection,), name="fleet-serves", daemon=True).start()
 
     def _serve(self, connection: socket.socket) -> None:
-        """One peer's requests, in order. Whoever does not know the token is told nothing."""
+        """Answer one peer's requests, in order. A peer without the token gets no answer."""
         with contextlib.suppress(OSError), connection:
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             data = bytearray(WIRE.size)
@@ -188,11 +189,11 @@ class PeerServer:
 
 
 class PeerFetcher:
-    """Asks for fetches, on one connection to each server. It belongs to one thread at a time.
+    """Makes fetches, on one connection to each server. It belongs to one thread at a time.
 
     Args:
-        called_away: whether there is something else to do than to wait for a server: the view is about to change.
-        patience_s: so long a server may say nothing.
+        called_away: whether the view is about to change, so that the rank should not wait for a server.
+        patience_s: a server may be silent for so long.
     """
 
     def __init__(self, called_away: Callable[[], bool], patience_s: float) -> None:
@@ -200,7 +201,7 @@ class PeerFetcher:
         self._connections: dict[Address, socket.socket] = {}
 
     def fetch(self, state: StateId, stretches: Sequence[tuple[Address, FetchRequest]]) -> list[int]:
-        """Fill each request from its server, all servers at once; returns the numbers of those that were not to be had there."""
+        """Fill each request from its server, all servers at once. Returns the numbers of requests that their server could not fill."""
         asked = [self._ask(state, address, wanted) for address, wanted in stretches]
         return [number for number, (address, wanted) in enumerate(stretches) if not self._take(address, asked[number], wanted)]
 
@@ -230,7 +231,7 @@ class PeerFetcher:
         while True:
             try:
                 return socket.create_connection((address.host, address.port), min(REACH_S, self._patience_s))
-            except TimeoutError:  # of a host that is silent
+            except TimeoutError:  # the host is silent
                 if self._called_away() or time.monotonic() > end_s:
                     raise
 
@@ -246,7 +247,7 @@ class PeerFetcher:
             self._fill(connection, memoryview(answer))
         except OSError as error:
             log.info("no stretch of the parameters from %s:%d: %s", address.host, address.port, error)
-            self._drop(address)  # what is still to come on it belongs to nobody
+            self._drop(address)  # late bytes on it would belong to no request
             return False
         RECEIVED.count(wanted.into.nbytes)
         return bytes(answer) == YES

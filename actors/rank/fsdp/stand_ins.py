@@ -1,7 +1,7 @@
-"""What a unit computes with where its policy casts its parameters (``MixedPrecisionPolicy(param_dtype=...)``).
+"""Stand-ins: the tensors with which a unit computes where its policy casts its parameters (``MixedPrecisionPolicy(param_dtype=...)``).
 
-The parameters that are trained, summed, kept and written stay what they are. Their values in the other type are in a tensor beside each: a
-module that reads ``self.weight`` finds that one meanwhile, and whoever asks for its ``parameters()`` or its state finds the parameter.
+The parameters that are trained, summed, kept and written stay in their type. A tensor beside each has its value in the other type. A module
+that reads ``self.weight`` finds this tensor meanwhile. Code that calls ``parameters()`` or reads the module's state finds the parameter.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from actors.rank.fsdp.taken import Place, Unit
 
 
 class StandIn:
-    """Stands in the place of one parameter while its unit is computed.
+    """Replaces one parameter while its unit is computed.
 
     Attributes:
-        tensor: which the unit computes with. Its data is set by whoever gathers the unit.
+        tensor: the tensor with which the unit computes. :class:`actors.rank.fsdp.gathered.Gathered` sets its data.
 
     Args:
-        places: where modules have the parameter.
-        given: called when the parameter has been given a gradient, which is what the stand-in's was, in the parameter's type.
+        places: the modules that have the parameter, each with its name there.
+        given: called when the parameter has got the stand-in's gradient, in the parameter's type.
     """
 
     def __init__(self, parameter: nn.Parameter, places: Sequence[Place], dtype: torch.dtype, given: Callable[[nn.Parameter], None]) -> None:
@@ -42,11 +42,11 @@ class StandIn:
             module.__dict__.pop(key, None)
 
     def copy(self) -> None:
-        """Have the values of the parameter, which is all here."""
+        """Take the values of the parameter, which this rank has whole."""
         self.tensor.data = self.parameter.detach().to(self.tensor.dtype)
 
     def _give(self, tensor: torch.Tensor) -> None:
-        """Each backward's gradient is cast and then added up, as FSDP2 adds up what it has reduced."""
+        """Cast each backward's gradient and then add it up, as FSDP2 does after its reduction."""
         assert tensor.grad is not None
         gradient, tensor.grad = tensor.grad.detach().to(self.parameter.dtype), None
         self.parameter.grad = gradient if self.parameter.grad is None else self.parameter.grad + gradient
@@ -54,14 +54,14 @@ class StandIn:
 
 
 def watch(parameter: torch.Tensor, given: Callable[[torch.Tensor], None]) -> None:
-    """``given(parameter)`` when a backward has left a gradient there: also of one that is frozen now, and may be thawed."""
+    """Call ``given(parameter)`` when a backward has left a gradient there: also for a parameter that is frozen now, and may be thawed."""
     trained = parameter.requires_grad
     parameter.requires_grad_(True).register_post_accumulate_grad_hook(given)
     parameter.requires_grad_(trained)
 
 
 def stand_ins(unit: Unit, given: Callable[[nn.Parameter], None]) -> dict[int, StandIn]:
-    """By ``id`` of a parameter of the unit, what stands in for it, where it is cast at all."""
+    """By ``id`` of a parameter of the unit, its stand-in, if the policy casts it."""
     dtype = unit.precision.parameters
     if dtype is None:
         return {}
@@ -70,5 +70,5 @@ def stand_ins(unit: Unit, given: Callable[[nn.Parameter], None]) -> dict[int, St
 
 
 def nothing(parameter: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """Of the parameter's shape and of one element's memory, which is no number: nobody takes it for a weight."""
+    """A NaN tensor of the parameter's shape, with the memory of one element, so that a read is noticed."""
     return torch.full((1,), float("nan"), dtype=dtype, device=parameter.device).expand(parameter.shape)

@@ -1,10 +1,10 @@
-"""What PyTorch's ``fully_shard`` has marked is taken over: which parameters are gathered together, and when they are let go.
+"""Takes over the marks of PyTorch's ``fully_shard``: which parameters are gathered together, and when they are freed.
 
-FSDP2 cuts each parameter for a mesh of ranks that never changes, and gathers it with collectives of a process group that cannot lose a
-member. Neither outlives a lost rank. So its modules are read for what the user has asked for (which modules make a unit, whether a unit is
-let go behind its forward), and become plain modules again, whose parameters :mod:`actors.rank.fsdp.layout` keeps in chunks.
+FSDP2 cuts each parameter for a mesh of ranks that never changes. It gathers it with collectives of a process group that cannot lose a
+member. Neither survives a lost rank. So Fleet reads the user's choices from the modules: which modules make a unit, and whether a unit is
+freed after its forward. The modules become plain ones again, whose parameters :mod:`actors.rank.fsdp.layout` keeps in chunks.
 
-All that is known here of FSDP2's inside is in :func:`_groups` and :func:`_release`; ``tests/contract/test_fsdp_facts.py`` holds it to that.
+All knowledge of FSDP2's internals is in :func:`_groups` and :func:`_release`; ``tests/contract/test_fsdp_facts.py`` checks it.
 """
 
 from __future__ import annotations
@@ -24,21 +24,21 @@ from fleet.errors import ConfigError
 from fleet.protocol.topology import DIMENSIONS
 
 MESH = (
-    "Give fully_shard mesh=run.mesh: Fleet cuts the model for the ranks that there are, and again when they change. "
+    "Give fully_shard mesh=run.mesh: Fleet cuts the model for the present ranks, and again when they change. "
     "Groups of ranks as replicas (HSDP) are --config replica_size=RANKS."
 )
 Place = tuple[nn.Module, str]
-"""A module, and the name under which it has a parameter."""
+"""A module, and the name of a parameter in it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Precision:
-    """In which types a unit computes: what ``MixedPrecisionPolicy`` says of it.
+    """The types in which a unit computes, from ``MixedPrecisionPolicy``.
 
     Attributes:
-        parameters: its parameters are cast to this type for the forward and the backward; None: they are computed with as they are.
-        inputs: what is given to its forward is cast to this type.
-        outputs: what its forward gives is cast to this type.
+        parameters: its parameters are cast to this type for the forward and the backward; None: they are not cast.
+        inputs: the inputs of its forward are cast to this type; None: they are not cast.
+        outputs: the outputs of its forward are cast to this type; None: they are not cast.
     """
 
     parameters: torch.dtype | None = None
@@ -51,12 +51,12 @@ class Unit:
     """Parameters that are gathered together.
 
     Attributes:
-        name: of the first of its modules, as ``named_modules`` has it.
-        modules: whose forward needs the parameters.
+        name: the name of its first module in ``named_modules``.
+        modules: the modules whose forward needs the parameters.
         parameters: plain ones, of the whole shape.
-        keeps: they stay from the forward on until the backward is done with them: of the outermost unit, or when the user asks for it.
-        precision: in which types it computes.
-        places: by ``id`` of a parameter, where modules have it: in several places when it is tied.
+        keeps: the parameters stay from the forward to the end of the backward: in the outermost unit, or when the user asks for it.
+        precision: the types in which it computes.
+        places: by ``id`` of a parameter, its places in modules: several when it is tied.
     """
 
     name: str
@@ -73,7 +73,7 @@ def numbers(units: Sequence[Unit]) -> dict[int, int]:
 
 
 def mesh_of_one(device: torch.device, dimensions: tuple[str, ...] = DIMENSIONS[-1:]) -> DeviceMesh:
-    """A mesh of this process alone. It makes PyTorch's default process group, of one rank, where there is none: a mesh needs it."""
+    """A mesh of this process alone. It makes PyTorch's default process group, of one rank, if there is none: a mesh needs it."""
     if not dist.is_initialized():
         dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     ranks = torch.tensor(dist.get_rank(), device="cpu").reshape((1,) * len(dimensions))  # also within torch.device("meta")
@@ -81,10 +81,10 @@ def mesh_of_one(device: torch.device, dimensions: tuple[str, ...] = DIMENSIONS[-
 
 
 def take_over(modules: Mapping[str, nn.Module], optimizers: Mapping[str, torch.optim.Optimizer]) -> tuple[Unit, ...]:
-    """The units of ``modules``, outer ones first, which are plain modules from now on, as the optimizers' parameters are plain ones.
+    """The units of ``modules``, outer ones first. The modules become plain ones, and the optimizers get their plain parameters.
 
     Raises:
-        ConfigError: the mesh is of several ranks, a parameter is tied across units, or a policy is one that Fleet does not carry out.
+        ConfigError: the mesh is of several ranks, a parameter is tied across units, or Fleet does not support a policy.
     """
     units: list[Unit] = []
     swapped: dict[int, nn.Parameter] = {}
@@ -123,7 +123,7 @@ def _groups(state: Any) -> list[Any]:
 
 
 def _check_tied(name: str, group: Any, units: dict[int, str]) -> None:
-    """Raises ConfigError for a parameter that another unit has too: each has a copy of it now, and they would drift apart."""
+    """Raises ConfigError for a parameter that another unit has too: each unit has a copy of it now, and the copies would diverge."""
     for each in group.fsdp_params:
         number, where = getattr(each, "_orig_param_uid", None), each._module_info.param_name  # PyTorch has it since 2.13
         if number is not None and (other := units.setdefault(number, name)) != name:
@@ -133,7 +133,7 @@ def _check_tied(name: str, group: Any, units: dict[int, str]) -> None:
 
 
 def _precision(name: str, policy: MixedPrecisionPolicy, parameters: Sequence[nn.Parameter], modules: Sequence[nn.Module]) -> Precision:
-    """How Fleet carries out a policy. Raises ConfigError for one that it does not."""
+    """How Fleet carries out a policy. Raises ConfigError for a policy that it does not support."""
     asked = policy.param_dtype
     if asked is not None and asked not in TYPES:
         raise ConfigError("fully_shard", name, f"its policy computes in {asked}", f"Choose param_dtype from {', '.join(map(str, TYPES))}.")
@@ -149,7 +149,7 @@ def _precision(name: str, policy: MixedPrecisionPolicy, parameters: Sequence[nn.
 
 
 def _check_castable(name: str, modules: Sequence[nn.Module]) -> None:
-    """A recurrent layer has a list of its own of its parameters, in which they cannot be exchanged."""
+    """Raises ConfigError for a recurrent layer: it has its own list of parameters, in which Fleet cannot replace them."""
     inner = [child for module in modules for child in module.modules()]
     if found := next((child for child in inner if isinstance(child, nn.RNNBase)), None):
         reason = f"its policy casts the parameters of a {type(found).__name__}, which Fleet does not carry out"
@@ -157,7 +157,7 @@ def _check_castable(name: str, modules: Sequence[nn.Module]) -> None:
 
 
 def _plain(name: str, group: Any, swapped: dict[int, nn.Parameter]) -> Iterator[tuple[nn.Parameter, tuple[Place, ...]]]:
-    """A group's parameters, put back where they were before they were cut, and these places."""
+    """Put a group's whole parameters back into their modules. Gives each parameter with its places."""
     if group.mesh_info.mesh.size() != 1:
         raise ConfigError("fully_shard", name, f"its mesh has {_ranks_of(group.mesh_info.mesh)} ranks, which Fleet cannot change", MESH)
     if isinstance(group.offload_policy, CPUOffloadPolicy):
@@ -173,12 +173,12 @@ def _plain(name: str, group: Any, swapped: dict[int, nn.Parameter]) -> Iterator[
 
 
 def _ranks_of(mesh: DeviceMesh) -> str:
-    """As ``2 x 4``."""
+    """The sizes of a mesh, such as ``2 x 4``."""
     return " x ".join(str(mesh.size(dimension)) for dimension in range(mesh.ndim))
 
 
 def _release(state: Any, modules: tuple[nn.Module, ...]) -> None:
-    """FSDP2 does nothing for these modules from now on."""
+    """Remove FSDP2 from these modules."""
     for handle in (state._pre_forward_hook_handle, state._post_forward_hook_handle):
         handle.remove()
     for group in _groups(state):
@@ -189,7 +189,7 @@ def _release(state: Any, modules: tuple[nn.Module, ...]) -> None:
             parameter._post_load_hook_handle.remove()
             parameter.sharded_param = parameter._sharded_param_data = None  # PyTorch keeps its state for as long as the module lives
     for module in modules:
-        module.__class__ = type(module).__mro__[2]  # the user's: FSDP2 has put its own two before it
+        module.__class__ = type(module).__mro__[2]  # the user's class: FSDP2 has put two of its own before it
         for inner in module.modules():
             inner.__dict__.pop("_is_fsdp_managed_module", None)  # torch.compile looks at these
             inner.__dict__.pop("_fsdp_use_orig_params", None)

@@ -1,1 +1,1 @@
-"""Trainers that people have, over a run of Fleet: their loop is replaced, and all else of them is kept."""
+"""Trainers of other libraries over a run of Fleet: Fleet replaces their loop and keeps the rest."""

@@ -1,8 +1,8 @@
-"""``transformers.Trainer`` over a run of Fleet. Its training loop alone is replaced; all else is the Trainer's own.
+"""``transformers.Trainer`` over a run of Fleet. Only its training loop is replaced; all else is the Trainer's own.
 
-Each rank has a whole Trainer. Events of a step come on each rank once, in its commit, and callbacks decide the same there. What they keep
-(``ExportableState``) is part of the tracked state, so a rank that comes later has it, and so has a run that is resumed. An evaluation and a
-save are made by one rank, and what comes of them is given to all, also to one that came right after the commit.
+Each rank has a whole Trainer. Each rank gets the events of a step once, in its commit, and callbacks decide the same there. Their state
+(``ExportableState``) is part of the tracked state. So a rank that joins later has it, and so has a resumed run. One rank makes an
+evaluation and a save. All ranks get the results, also a rank that joined right after the commit.
 """
 
 from __future__ import annotations
@@ -47,15 +47,15 @@ if TYPE_CHECKING:
     from actors.rank.step.step import Step
 
 NAME = "transformers.Trainer"
-"""Of what one rank does for all."""
+"""The name of work that one rank does for all."""
 
 
 OF_TIME = ("_runtime", "_per_second", "_time")
-"""Metrics that are not of the model."""
+"""Ends of the names of metrics that are not of the model."""
 
 
 class NoEvents:
-    """Callbacks as an evaluation or a save of one rank finds them: it may look at them, and they are given no events."""
+    """The callbacks during an evaluation or a save of one rank: it can read them, and they get no events."""
 
     def __init__(self, handler: Any) -> None:
         self.callbacks = handler.callbacks
@@ -74,9 +74,9 @@ class Training:
     Attributes:
         steps: of the whole run; ``epoch_steps``: of an epoch.
         ignored: keys of outputs that evaluations leave out.
-        losses: their sum over all steps; ``window``: since the last entry of the log, which was made after ``logged`` steps.
-        begun: the step whose beginning callbacks have been given here.
-        settled: the number of steps behind which all was done here that was due.
+        losses: the sum over all steps; ``window``: the sum since the last entry of the log, which was made after ``logged`` steps.
+        begun: the step whose begin events callbacks on this rank have got.
+        settled: the number of steps after which this rank has done all due evaluations and saves.
     """
 
     run: Run
@@ -93,12 +93,14 @@ class Training:
 
 
 class TransformersTrainer(transformers.Trainer):
-    """``transformers.Trainer`` whose ``train()`` takes the steps of a Fleet run: in a function ``train(run)`` that ``fleet run`` is given.
+    """``transformers.Trainer`` whose ``train()`` takes the steps of a Fleet run, in a function ``train(run)`` of the script for ``fleet
+    run``.
 
-    A step's batch has ``per_device_train_batch_size * gradient_accumulation_steps`` samples, however many ranks there are: what is trained
-    is what the real Trainer trains in one process. Arguments, attributes and methods are those of ``transformers.Trainer``.
+    A step's batch has ``per_device_train_batch_size * gradient_accumulation_steps`` samples at any number of ranks. The training is that of
+    the real Trainer in one process. Arguments, attributes and methods are those of ``transformers.Trainer``.
 
-    Raises ConfigError for each thing that is not carried, when it is made or when ``train()`` is called: see docs/transformers.md.
+    Raises ConfigError for each unsupported argument or method, when the Trainer is made or when ``train()`` is called: see
+    docs/transformers.md.
     """
 
     callback_handler: Any
@@ -123,7 +125,7 @@ class TransformersTrainer(transformers.Trainer):
     def train(
         self, resume_from_checkpoint: Any = None, trial: Any = None, ignore_keys_for_eval: list[str] | None = None
     ) -> Any:  # fmt: skip
-        """As the Trainer's. Spare ranks leave it by ``RunOver``. Raises ConfigError for what is not carried."""
+        """As the Trainer's method. Spare ranks leave it by ``RunOver``. Raises ConfigError for an unsupported argument."""
         if resume_from_checkpoint:
             reason = "Fleet goes on from its own checkpoints, which have the optimizer and the step, too"
             raise ConfigError("resume_from_checkpoint", resume_from_checkpoint, reason, "Leave it out, and use fleet run --resume RUN.")
@@ -140,7 +142,7 @@ class TransformersTrainer(transformers.Trainer):
     ) -> Any:  # fmt: skip
         run = current_run()
         self.accelerator.free_memory()
-        loader = self.get_train_dataloader()  # it is read by nobody: epochs and steps are counted by it, and callbacks are shown it
+        loader = self.get_train_dataloader()  # not read: it only gives the number of steps, and is shown to callbacks
         epochs, epoch_steps, _, samples, whole_batch, _, steps = self.set_initial_training_values(self.args, loader)
         check_run(run, self.args, whole_batch)
         steps = run.config.steps or steps
@@ -150,7 +152,7 @@ class TransformersTrainer(transformers.Trainer):
         self._init_training_state(steps, epoch_steps, epochs, None, None)
         self._prepare(steps, loader)
         self._initial_num_input_tokens_seen = 0
-        self.current_gradient_accumulation_steps = 1  # a shard's loss is whole: the step's is their mean, or is weighted
+        self.current_gradient_accumulation_steps = 1  # a shard's loss is not divided: the step's loss is a mean of them
         dataset, collate = self._samples()
         training.carried.values = self._left(training)
         state = run.track(model=self.model, optimizer=self.optimizer, scheduler=self.lr_scheduler, trainer=training.carried)
@@ -167,7 +169,7 @@ class TransformersTrainer(transformers.Trainer):
         return self._finish(training, samples)
 
     def _prepare(self, steps: int, loader: Any) -> None:
-        """What the Trainer makes ahead of its loop. ``prepare_model`` puts the model into autocast where ``bf16`` asks for it."""
+        """Make the Trainer's objects before its loop. ``prepare_model`` puts the model into autocast where ``bf16`` asks for it."""
         if self._created_lr_scheduler:
             self.lr_scheduler, self._created_lr_scheduler = None, False
         self.create_optimizer()
@@ -179,7 +181,7 @@ class TransformersTrainer(transformers.Trainer):
         self.callback_handler.train_dataloader = loader
 
     def _samples(self) -> tuple[Any, Callable[[list[Any]], Any]]:
-        """(dataset, collate function): as the Trainer's own loader has them."""
+        """(dataset, collate function), as in the Trainer's own loader."""
         dataset, collate = self.train_dataset, self.data_collator
         if hasattr(dataset, "remove_columns"):
             dataset = self._remove_unused_columns(dataset, description="training")
@@ -191,7 +193,7 @@ class TransformersTrainer(transformers.Trainer):
     # ---- a step --------------------------------------------------------------------------------------------------------------------------
 
     def _begin_step(self, training: Training, step: Step) -> bool:
-        """Events, once for each step. Whether the run ends instead, as a rank that came just now may be told here."""
+        """Give the events of a begin, once for each step. True: the run ends instead, as a rank that has just joined may learn here."""
         self._step = step
         if step.rehearsal:
             return False
@@ -213,13 +215,14 @@ class TransformersTrainer(transformers.Trainer):
         self._show_main()
 
     def _show_main(self) -> None:
-        """Which rank prints and reports changes while the run goes on."""
+        """Set whether this rank prints and reports, which changes during the run."""
         self.state.is_world_process_zero = self.state.is_local_process_zero = self.is_world_process_zero()
 
     def _micro_batch(self, inputs: Any) -> None:
         """Forward and backward of one shard, by the Trainer's own step, which ends with ``accelerator.backward(loss)``.
 
-        A loss that is divided by ``num_items_in_batch`` is divided by those of its shard, and weighs as many: the gradient is the same.
+        A loss that is divided by ``num_items_in_batch`` is divided by the items of its shard. Their number is its weight, so the gradient
+        is the same.
         """
         items = self._get_num_items_in_batch([inputs], self.args.device)
         divided = self.loss_is_scaled_for_ga
@@ -229,12 +232,12 @@ class TransformersTrainer(transformers.Trainer):
         self.training_step(self.model, inputs, items)
 
     def _backward(self, loss: torch.Tensor, **named: Any) -> None:
-        """In the place of ``accelerator.backward``."""
+        """Replaces ``accelerator.backward``."""
         assert self._step is not None
         self._step.backward(loss, weight=self._weight)
 
     def _committed(self, training: Training, step: Step, rate: float) -> None:
-        """Events and the log, in the commit: what callbacks come to belongs to the state of the step. An evaluation follows behind it."""
+        """Give events and log, in the commit: so the callbacks' state belongs to that of the step. An evaluation follows after it."""
         self._committing = True
         taken = step.number + 1
         training.losses += step.loss
@@ -253,11 +256,13 @@ class TransformersTrainer(transformers.Trainer):
         training.carried.values = self._left(training)
         self._committing = False
 
-    # ---- behind a step -------------------------------------------------------------------------------------------------------------------
+    # ---- after a step --------------------------------------------------------------------------------------------------------------------
 
     def _settle(self, training: Training) -> bool:
-        """An evaluation and a save, where callbacks have asked for them; whether the run ends here. A rank that came after the commit finds
-        both done, ahead of its first step."""
+        """Evaluate and save, if callbacks have asked for it. True: the run ends here.
+
+        A rank that joined after the commit gets both results before its first step.
+        """
         taken = training.run.steps_taken
         if training.settled == taken:
             return False
@@ -277,7 +282,7 @@ class TransformersTrainer(transformers.Trainer):
 
     @contextlib.contextmanager
     def _by_this_rank(self) -> Iterator[None]:
-        """Within, ``evaluate`` and ``save_model`` are the Trainer's own, and callbacks are given no events."""
+        """Context in which ``evaluate`` and ``save_model`` are the Trainer's own, and callbacks get no events."""
         before, handler = self._alone, self.callback_handler
         self._alone, self.callback_handler = True, NoEvents(handler)
         try:
@@ -286,7 +291,7 @@ class TransformersTrainer(transformers.Trainer):
             self._alone, self.callback_handler = before, handler
 
     def _evaluate_for_all(self, training: Training) -> None:
-        """One rank evaluates; on all ranks callbacks are given what it came to, so they come to the same."""
+        """One rank evaluates; on all ranks callbacks get the metrics, so they decide the same."""
         figures = training.run.evaluate(partial(self._figures, training))
         if figures is not None:
             self._judge(dict(figures))
@@ -298,13 +303,13 @@ class TransformersTrainer(transformers.Trainer):
             self.control.should_save = better
 
     def _figures(self, training: Training) -> dict[str, float]:
-        """An evaluation, on one rank. How long it took is no figure of the model."""
+        """The figures of an evaluation, on one rank, without those of time."""
         with self._by_this_rank():
             found = _plain(self._evaluate(None, training.ignored))
         return {name: value for name, value in found.items() if isinstance(value, int | float) and not name.endswith(OF_TIME)}
 
     def _note_metrics(self, metrics: dict[str, Any]) -> None:
-        """The log and the events of an evaluation, one for each of its datasets."""
+        """Log an evaluation and give its events, for each of its datasets."""
         named = self.eval_dataset if isinstance(self.eval_dataset, dict) else ()
         parts = [{name: value for name, value in metrics.items() if name.startswith(f"eval_{each}_")} for each in named]
         for part in [each for each in parts if each] or [metrics]:
@@ -312,14 +317,14 @@ class TransformersTrainer(transformers.Trainer):
             self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, part)
 
     def _left(self, training: Training) -> dict[str, Any]:
-        """What a step leaves to those who come after it."""
+        """The Trainer's state after a step, for ranks that join later."""
         callbacks = [[type(each).__name__, each.state()["attributes"]] for each in self._carried_callbacks()]
         best = [self.state.best_metric, self.state.best_global_step, self.state.best_model_checkpoint is not None]
         sums = [training.losses, training.window, training.logged]
         return {"sums": sums, "callbacks": copy.deepcopy(callbacks), "control": self.control.state()["args"], "best": best}
 
     def _take(self, training: Training, taken: int) -> None:
-        """See :meth:`_left`. The work behind that step is done next, where one was taken."""
+        """Take over the state of :meth:`_left`. The work after that step is done next, if a step was taken."""
         left, training.carried.fresh = training.carried.values, False
         training.losses, training.window, training.logged = left["sums"]
         training.settled = 0
@@ -343,14 +348,14 @@ class TransformersTrainer(transformers.Trainer):
         return os.path.join(self.args.output_dir, f"{PREFIX_CHECKPOINT_DIR}-{steps_taken}")
 
     def _save_here(self) -> str | None:
-        """The best checkpoint so far."""
+        """Save a checkpoint on this rank. Returns the best one so far."""
         with self._by_this_rank():
             self._save_checkpoint(self.model, None)
         best: str | None = self.state.best_model_checkpoint
         return best
 
     def _save_checkpoint(self, model: Any, trial: Any) -> None:
-        """The model and the Trainer's state: Fleet's own checkpoints have the rest."""
+        """Save the model and the Trainer's state: Fleet's own checkpoints have the rest."""
         asked, self.args.save_only_model = self.args.save_only_model, True
         try:
             super()._save_checkpoint(model, trial)
@@ -360,7 +365,7 @@ class TransformersTrainer(transformers.Trainer):
     def evaluate(
         self, eval_dataset: Any = None, ignore_keys: list[str] | None = None, metric_key_prefix: str = "eval"
     ) -> dict[str, float]:  # fmt: skip
-        """As the Trainer's. One rank evaluates; all are given its metrics, and their callbacks are."""
+        """As the Trainer's method. One rank evaluates; all ranks and their callbacks get its metrics."""
         evaluate = super().evaluate
         if self._alone:
             return dict(evaluate(eval_dataset, ignore_keys, metric_key_prefix))
@@ -375,12 +380,12 @@ class TransformersTrainer(transformers.Trainer):
         return metrics
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
-        """As the Trainer's; within an evaluation of one rank there is nothing to note, as all ranks note what it came to."""
+        """As the Trainer's method, but not within an evaluation of one rank: all ranks log its result afterwards."""
         if not self._alone:
             super().log(logs, start_time)
 
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
-        """As the Trainer's: with ``save_pretrained``, once, by one rank."""
+        """As the Trainer's method: one rank calls ``save_pretrained``, once."""
         save = super().save_model
         if self._alone:
             save(output_dir, _internal_call)
@@ -403,7 +408,7 @@ class TransformersTrainer(transformers.Trainer):
     # ---- the end -------------------------------------------------------------------------------------------------------------------------
 
     def _finish(self, training: Training, samples: float) -> Any:
-        """All ranks that hold the final state come here."""
+        """End the training, on all ranks that hold the final state."""
         taken = training.run.steps_taken
         if training.carried.fresh:
             self._take(training, taken)
@@ -429,7 +434,7 @@ class TransformersTrainer(transformers.Trainer):
         return TrainOutput(taken, mean, metrics)
 
     def _settle_late(self, training: Training) -> None:
-        """This rank came after the last commit: what others have evaluated and saved since then has the same outcome here."""
+        """This rank joined after the last commit: repeat the evaluation, so that it decides as the others did."""
         if self.control.should_evaluate:
             self._judge(self._figures(training))
             if self.control.should_save and self.state.best_global_step == self.state.global_step:
@@ -440,7 +445,7 @@ class TransformersTrainer(transformers.Trainer):
             if not os.path.samefile(checkpoint, best):
                 shutil.rmtree(checkpoint)
 
-    # ---- what it sees of the others ------------------------------------------------------------------------------------------------------
+    # ---- its place among the ranks -------------------------------------------------------------------------------------------------------
 
     def is_world_process_zero(self) -> bool:
         """True on one rank at a time: ``fleet.is_main()``."""
@@ -452,5 +457,5 @@ class TransformersTrainer(transformers.Trainer):
 
 
 def _plain(metrics: Mapping[str, Any]) -> dict[str, Any]:
-    """As JSON can hold them."""
+    """``metrics`` as values that JSON can hold."""
     return {name: value.item() if hasattr(value, "item") else value for name, value in metrics.items()}

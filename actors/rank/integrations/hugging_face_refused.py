@@ -1,4 +1,4 @@
-"""What the adapter of the ``Trainer`` does not carry: each thing by its name, before the first step."""
+"""Refusals of the adapter of the ``Trainer``: each unsupported argument or method by its name, before the first step."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ OTHERWISE: Mapping[str, tuple[str, str]] = {
     "fp16": ("accelerate makes a scaler of its own, which would judge one rank's gradient", "Set bf16=True."),
     "fp16_full_eval": ("it would change the weights of the one rank that evaluates", "Leave it out."),
     "bf16_full_eval": ("it would change the weights of the one rank that evaluates", "Leave it out: with bf16=True autocast does it."),
-    "torch_compile": ("the model that is compiled is another object than the one that is tracked", "Call model.compile() in the script."),
+    "torch_compile": ("the compiled model is another object than the tracked one", "Call model.compile() in the script."),
     "use_liger_kernel": ("it was not tested", "Apply the kernels to the model in the script."),
     "auto_find_batch_size": ("ranks would come to unequal batches", "Use fleet run --shards: more of them need less memory."),
     "deepspeed": ("Fleet spreads the state itself", "Leave it out, and use --optimizer-sharding zero1."),
@@ -45,25 +45,25 @@ OTHERWISE: Mapping[str, tuple[str, str]] = {
     "fsdp_config": ("Fleet spreads the state itself", "Leave it out, and use --optimizer-sharding zero1."),
     "parallelism_config": ("ranks come and go, and are no mesh", "Leave it out."),
     "accelerator_config": ("batches, seeds and gradients are not accelerate's here", "Leave it out."),
-    "push_to_hub": ("a rank may be lost while it uploads", "Call trainer.push_to_hub() behind trainer.train()."),
-    "train_sampling_strategy": ("which samples a step has follows from the run's seed", "Leave it out, or give fleet.data.Streams."),
-    "data_seed": ("which samples a step has follows from the run's seed", "Use fleet run --seed."),
-    "full_determinism": ("it is the run that decides on it", "Use fleet doctor --determinism."),
+    "push_to_hub": ("a rank may be lost while it uploads", "Call trainer.push_to_hub() after trainer.train()."),
+    "train_sampling_strategy": ("the run's seed determines the samples of each step", "Leave it out, or give fleet.data.Streams."),
+    "data_seed": ("the run's seed determines the samples of each step", "Use fleet run --seed."),
+    "full_determinism": ("the run decides on it", "Use fleet doctor --determinism."),
     "include_num_input_tokens_seen": ("no rank knows the tokens of all", "Leave it out: the run's report has samples and FLOP/s."),
-    "eval_on_start": ("a run that is resumed has no state yet ahead of its loop", "Call trainer.evaluate() ahead of trainer.train()."),
+    "eval_on_start": ("a resumed run has no state before its loop", "Call trainer.evaluate() before trainer.train()."),
     "resume_from_checkpoint": ("Fleet goes on from its own checkpoints", "Use fleet run --resume RUN."),
-    "ignore_data_skip": ("a run that is resumed knows its samples", "Leave it out."),
+    "ignore_data_skip": ("a resumed run knows its samples", "Leave it out."),
     "restore_callback_states_from_checkpoint": ("Fleet restores them always", "Leave it out."),
     "enable_jit_checkpoint": ("a run that is stopped writes its state itself", "Leave it out."),
     "save_on_each_node": ("one rank saves", "Leave it out, and save where all nodes can read it."),
     "optim_target_modules": ("it steps within the backward of one rank", "Leave it out."),
     "debug": ("it was not tested", "Leave it out."),
 }
-"""Field -> (reason, way out), for those that people use. Others are refused as they were not tested."""
+"""Field -> (reason, way out), for fields in common use. Others are refused as not tested."""
 
 REPLACED: Mapping[str, str] = {
-    "get_train_dataloader": "Give the samples as train_dataset: which of them a step has follows from the run's seed.",
-    "_get_train_sampler": "Leave it out: which samples a step has follows from the run's seed.",
+    "get_train_dataloader": "Give the samples as train_dataset: the run's seed determines the samples of each step.",
+    "_get_train_sampler": "Leave it out: the run's seed determines the samples of each step.",
     "get_batch_samples": "Leave it out: a step's micro-batches come from Fleet.",
     "_run_epoch": "Use a callback.",
     "_prepare_for_training": "Use create_optimizer and create_scheduler.",
@@ -79,7 +79,7 @@ WITHIN_A_STEP = ("on_substep_end", "on_pre_optimizer_step", "on_optimizer_step")
 
 @functools.cache
 def defaults() -> Any:
-    """Arguments that nothing was said of. Making some takes from accelerate what it knows of its process, so that is put back."""
+    """Arguments with their defaults. To make them resets the state of accelerate, so that is restored."""
     states = [kind._shared_state for kind in (AcceleratorState, PartialState)]
     before = [dict(state) for state in states]
     try:
@@ -91,7 +91,7 @@ def defaults() -> Any:
 
 
 def check_arguments(args: Any) -> None:
-    """Raises ConfigError for the first field of ``args`` that is not carried. Fields of a subclass are its own."""
+    """Raises ConfigError for the first unsupported field of ``args``. Further fields of a subclass are allowed."""
     usual = defaults()
     for field in dataclasses.fields(TrainingArguments):
         value, default = getattr(args, field.name), getattr(usual, field.name)

@@ -1,8 +1,8 @@
-"""Optimization by hand in the adapter of Lightning's Trainer: what ``training_step`` does with several optimizers becomes steps of Fleet.
+"""Manual optimization in the adapter of Lightning's Trainer: calls of ``training_step`` to several optimizers become steps of Fleet.
 
-A batch has *turns*: a turn is one backward or several, and the steps of optimizers behind them. Each turn is a step of Fleet, of the same
-samples and the same random numbers. In it each shard runs ``training_step`` from its top, with the weights of now. Calls of earlier turns
-do nothing. The turn's last ``optimizer.step()`` leaves ``training_step``; in the last turn that runs to its end.
+A batch has *turns*: a turn is one or several backwards, and the optimizer steps after them. Each turn is a step of Fleet, with the same
+samples and the same random numbers. In it each shard runs ``training_step`` from its top, with the present weights. Calls of earlier turns
+have no effect. The turn's last ``optimizer.step()`` leaves ``training_step``; in the last turn ``training_step`` runs to its end.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ from actors.rank.integrations.lightning_refused import by_hand_refused as refuse
 
 
 class TurnOver(BaseException):
-    """The turn at hand is done: ``training_step`` is left. No ``except Exception`` of a module holds it."""
+    """The present turn is done: leaves ``training_step``. ``except Exception`` in a module does not catch it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Turns:
-    """What ``training_step`` does for one batch.
+    """The optimizer steps of ``training_step`` for one batch.
 
     Attributes:
-        optimizers: the numbers of those that step, in order. ``norms``: to what each of these steps clips its gradient.
+        optimizers: the number of the optimizer of each step, in order. ``norms``: the norm to which each step clips its gradient.
         ends: by turn, how many of these steps are done at its end.
         owners: by schedule, the number of its optimizer.
     """
@@ -44,11 +44,11 @@ class Turns:
     owners: tuple[int, ...]
 
     def begin(self, turn: int) -> int:
-        """How many of the steps are done when it begins."""
+        """How many of the steps are done when ``turn`` begins."""
         return (0, *self.ends)[turn]
 
     def due(self, turn: int, noted: list[tuple[int, int]]) -> list[int]:
-        """Which schedules the commit of ``turn`` steps; ``noted``: (number of a schedule, how many steps were done before)."""
+        """The schedules that the commit of ``turn`` steps. ``noted``: (number of a schedule, how many steps were done before)."""
         begin, end, last = self.begin(turn), self.ends[turn], turn + 1 == len(self.ends)
         due = [(number, at) for number, at in noted if begin <= at < end + last]
         if any(self.owners[number] in self.optimizers[at:end] for number, at in due):
@@ -57,7 +57,7 @@ class Turns:
 
 
 class Hand(ABC):
-    """What a running ``training_step`` does by hand comes here.
+    """Handles the calls of a running ``training_step`` with manual optimization.
 
     Attributes:
         done: how many steps of optimizers were made.
@@ -70,21 +70,21 @@ class Hand(ABC):
         self._clipped: dict[int, float] = {}
 
     def backward(self, loss: torch.Tensor, *given: Any, **named: Any) -> None:
-        """In the place of ``manual_backward``."""
+        """Replaces ``manual_backward``."""
         retained = bool(named.pop("retain_graph", False))
         if given or any(value not in (None, False) for value in named.values()):
             raise refused("backward", ", ".join(named) or "gradient")
         self.learns(loss, retained)
 
     def clip(self, optimizer: Any, clip_val: float = 0.0, gradient_clip_algorithm: str = "norm") -> None:
-        """In the place of ``clip_gradients``."""
+        """Replaces ``clip_gradients``."""
         if gradient_clip_algorithm != "norm":
             raise refused("clip_gradients", "value")
         if clip_val > 0:
             self._clipped[self.number(optimizer)] = float(clip_val)
 
     def step(self, optimizer: Any, closure: Any, **named: Any) -> None:
-        """In the place of ``optimizer.step()``."""
+        """Replaces ``optimizer.step()``."""
         if closure is not do_nothing_closure or named:
             raise refused("optimizer.step", ", ".join(named) or "closure")
         number = self.number(optimizer)
@@ -93,7 +93,7 @@ class Hand(ABC):
         self.steps(number, self._clipped.pop(number, None))
 
     def number(self, optimizer: Any) -> int:
-        """Of an optimizer."""
+        """The number of an optimizer."""
         raw = getattr(optimizer, "_optimizer", optimizer)
         found = next((number for number, one in enumerate(self.trainer.optimizers) if one is raw), None)
         if found is None:
@@ -106,15 +106,15 @@ class Hand(ABC):
 
     @abstractmethod
     def steps(self, number: int, norm: float | None) -> None:
-        """Optimizer ``number`` steps, with a gradient that is clipped to ``norm``. It counts in ``done``."""
+        """Optimizer ``number`` steps, with a gradient that is clipped to ``norm``. ``done`` counts this step already."""
 
     @abstractmethod
     def returned(self) -> None:
-        """``training_step`` has come to its end."""
+        """``training_step`` has returned."""
 
 
 class OneTurn(Hand):
-    """One turn of one shard. ``backward`` is given what there is to learn from."""
+    """One turn of one shard. ``backward`` gets the turn's losses."""
 
     def __init__(self, trainer: Any, turns: Turns, turn: int, backward: Callable[[torch.Tensor], object]) -> None:
         super().__init__(trainer)
@@ -141,7 +141,7 @@ class OneTurn(Hand):
         at = self.done - 1
         if self._turns.optimizers[at : at + 1] != (number,) or self._turns.norms[at] != norm:
             raise refused("others")
-        if self.done == self._begin:  # what the forwards of earlier turns do to buffers counts in those turns
+        if self.done == self._begin:  # buffers changed by earlier turns' forwards count in those turns
             put_back(self._buffers)
             self.trainer.fit_loop.epoch_loop._results.clear()
         if self.done == self._end:
@@ -155,7 +155,7 @@ class OneTurn(Hand):
         if self._end < len(self._turns.optimizers):
             raise TurnOver
         self._gradients = [(one, one.grad) for one in self.module.parameters()]
-        for one, _ in self._gradients:  # it may clear them from here on
+        for one, _ in self._gradients:  # training_step may clear gradients from now on
             one.grad = None
 
     def returned(self) -> None:
@@ -167,14 +167,14 @@ class OneTurn(Hand):
 
 
 class ByHand:
-    """Of one call of ``fit()``.
+    """Manual optimization in one call of ``fit()``.
 
     Args:
         batch: a micro-batch, for ranks that have none.
 
     Attributes:
         turns: of each batch.
-        due: the numbers of schedules that the commit at hand steps.
+        due: the numbers of schedules that the current commit steps.
     """
 
     def __init__(self, trainer: Any, turns: Turns, batch: Any) -> None:
@@ -183,7 +183,7 @@ class ByHand:
         self.due: list[int] = []
 
     def taken(self, number: int) -> tuple[int, ...]:
-        """The numbers of the optimizers that step ``number`` takes."""
+        """The numbers of the optimizers of step ``number``."""
         turn = number % len(self.turns.ends)
         return self.turns.optimizers[self.turns.begin(turn) : self.turns.ends[turn]]
 
@@ -198,7 +198,7 @@ class ByHand:
         self.due = self.turns.due(turn, hand.noted)
 
     def follow(self, number: int, batch_idx: int) -> None:
-        """On a rank that has had no shard of step ``number``: it comes to the same schedules."""
+        """On a rank without a shard of step ``number``: find the same schedules."""
         if not self._trainer.lr_scheduler_configs or self._noted[0] == number:
             return
         with as_before(self._trainer.lightning_module):
@@ -207,9 +207,9 @@ class ByHand:
 
 
 def run_by_hand(trainer: Any, hand: Hand, batch: Any, batch_idx: int, stepped: int = 0) -> None:
-    """``training_step``, whose deeds come to ``hand``; optimizers have ``stepped`` so often ahead of the batch.
+    """Run ``training_step`` with ``hand``, which handles its calls. ``stepped``: how often optimizers stepped before the batch.
 
-    Which parameters require a gradient is afterwards as it was before.
+    It restores which parameters require a gradient.
     """
     module, strategy, plugin, loop = trainer.lightning_module, trainer.strategy, trainer.precision_plugin, trainer.fit_loop.epoch_loop
     flags = [(one, one.requires_grad) for one in module.parameters()]
@@ -232,14 +232,14 @@ def run_by_hand(trainer: Any, hand: Hand, batch: Any, batch_idx: int, stepped: i
 
 @torch.no_grad()
 def put_back(kept: list[Any]) -> None:
-    """Of pairs: each tensor gets the values of the other one."""
+    """For each pair, copy the second tensor's values into the first."""
     for one, value in kept:
         one.copy_(value)
 
 
 @contextmanager
 def as_before(module: Any) -> Iterator[None]:
-    """Afterwards buffers and generators are as they were before."""
+    """Context after which buffers and generators are as they were before."""
     buffers = [(one, one.clone()) for one in module.buffers()]
     with generators_kept():
         try:
@@ -250,9 +250,10 @@ def as_before(module: Any) -> Iterator[None]:
 
 @contextmanager
 def stepped_by_commits(trainer: Any) -> Iterator[list[Callable[[], None]]]:
-    """Meanwhile ``step()`` of a schedule is noted in ``training_step``, and refused elsewhere. What is given steps them.
+    """Context in which ``step()`` of a schedule is noted in ``training_step``, and refused elsewhere. Gives functions that step the
+    schedules.
 
-    By a class of its own, as a schedule's state_dict holds its attributes.
+    It derives a class for each schedule, as a schedule's state_dict contains its attributes.
     """
     schedules = [each.scheduler for each in trainer.lr_scheduler_configs]
     kinds = [type(each) for each in schedules]

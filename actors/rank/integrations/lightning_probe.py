@@ -1,4 +1,4 @@
-"""What ``training_step`` does by hand is found out ahead of the first step: it runs for one micro-batch, and nothing of that remains."""
+"""Finds the manual optimizer steps of ``training_step`` before the first step: it runs for one micro-batch, and its effects are undone."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from actors.rank.integrations.lightning_manual import Hand, OneTurn, Turns, as_b
 from actors.rank.integrations.lightning_refused import by_hand_refused as refused
 
 MOVED = 0.1
-"""How far weights move where an optimizer would step, for a part of them."""
+"""In place of an optimizer step, weights change by this share of other weights."""
 
 
 def probed(trainer: Any, seed: int, batch: Any) -> Turns:
-    """The turns of each batch, as ``training_step`` has them for ``batch``, the first micro-batch of the run.
+    """The turns of each batch: those of ``training_step`` for ``batch``, the first micro-batch of the run.
 
-    Raises ConfigError for what is done by hand and not carried.
+    Raises ConfigError for an unsupported call.
     """
     module, last = trainer.lightning_module, int(trainer.num_training_batches) - 1
     weights = [(one, one.detach().clone()) for optimizer in trainer.optimizers for one in _parameters(optimizer)]
@@ -52,11 +52,11 @@ def probed(trainer: Any, seed: int, batch: Any) -> Turns:
 
 
 class Probe(Hand):
-    """It notes what ``training_step`` does. Weights are moved where an optimizer steps, and gradients are seen as it would have them.
+    """Notes the calls of ``training_step``. Where an optimizer would step, it changes the weights, and checks the gradients.
 
     Attributes:
-        losses: by turn; ``buffers``: by turn, as they are at its end.
-        moved: by step, the parameters that it has moved.
+        losses: by turn; ``buffers``: by turn, at its end.
+        moved: by step, the parameters that it has changed.
     """
 
     def __init__(self, trainer: Any) -> None:
@@ -71,7 +71,7 @@ class Probe(Hand):
 
     @property
     def turns(self) -> Turns:
-        """What was noted."""
+        """The turns that were noted."""
         numbers, norms = zip(*self._steps, strict=True)
         owners = [self.number(each.scheduler.optimizer) for each in self.trainer.lr_scheduler_configs]
         return Turns(numbers, norms, tuple(self._ends), tuple(owners))
@@ -79,7 +79,7 @@ class Probe(Hand):
     def learns(self, loss: torch.Tensor, retained: bool) -> None:
         """See :class:`Hand`."""
         if not self._learning:
-            for one in _dense(self.module.parameters()):  # what earlier turns have left spoils what it is added to
+            for one in _dense(self.module.parameters()):  # so gradients left by earlier turns spoil gradients added to them
                 one.masked_fill_(one != 0, math.nan)
             self.losses.append(0.0)
             self._learning = True
@@ -97,7 +97,7 @@ class Probe(Hand):
         if math.isfinite(self.losses[-1]) and any(bool(one.isnan().any()) for one in _dense(moved)):
             raise refused("zero_grad")
         _move(moved)
-        torch.clear_autocast_cache()  # a later turn casts the weights of then
+        torch.clear_autocast_cache()  # a later turn casts the changed weights
         self._steps.append((number, norm))
         self.moved.append(moved)
         if self._learning:
@@ -117,7 +117,7 @@ class Probe(Hand):
 
 
 def _check(trainer: Any, probes: list[Probe]) -> None:
-    """All batches take the same steps, and schedules are stepped where the commit can."""
+    """Raises ConfigError unless all batches take the same steps, and the commit can step the schedules."""
     turns = probes[0].turns
     if any(probe.turns != turns for probe in probes):
         raise refused("others")
@@ -131,7 +131,9 @@ def _check(trainer: Any, probes: list[Probe]) -> None:
 
 
 def _check_again(trainer: Any, probe: Probe, turn: int, run: Callable[[Hand, int], None]) -> None:
-    """``turn`` comes to the same loss where ``training_step`` runs from its top with the weights of then, as a step of Fleet has it."""
+    """Raises ConfigError unless ``turn`` has the same loss when ``training_step`` runs from its top with the changed weights, as in a step
+    of
+    Fleet."""
     for moved in probe.moved[: probe.turns.begin(turn)]:
         _move(moved)
     put_back(list(zip(trainer.lightning_module.buffers(), probe.buffers[turn - 1], strict=True)))
@@ -156,6 +158,6 @@ def _parameters(optimizer: Any) -> list[torch.nn.Parameter]:
 
 @torch.no_grad()
 def _move(parameters: list[torch.nn.Parameter]) -> None:
-    """By a part of themselves in another order: layers that do not mind their scale are moved, too."""
+    """Add a share of the parameters in reversed order: this also changes layers whose output does not depend on their scale."""
     for one in parameters:
         one.add_(one.reshape(-1).flip(0).reshape(one.shape), alpha=MOVED)

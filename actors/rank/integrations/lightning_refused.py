@@ -1,4 +1,4 @@
-"""What the adapter of Lightning's Trainer does not carry: each thing by its name, before the first step."""
+"""Refusals of the adapter of Lightning's Trainer: each unsupported argument or method by its name, before the first step."""
 
 from __future__ import annotations
 
@@ -21,26 +21,26 @@ CARRIED = frozenset({
     "log_every_n_steps", "enable_checkpointing", "enable_progress_bar", "enable_model_summary", "accumulate_grad_batches",
     "gradient_clip_val", "inference_mode", "use_distributed_sampler", "default_root_dir", "enable_autolog_hparams",
 })  # fmt: skip
-"""Arguments of ``Trainer`` that may have any value, or are looked at below. Each other one has to have its default."""
+"""Arguments of ``Trainer`` that may have any value, or are checked below. Each other one has to have its default."""
 
 OTHERWISE: Mapping[str, tuple[str, str]] = {
     "strategy": ("ranks come and go, and are no process group", "Leave it out: fleet run --world says how many there are."),
     "devices": ("a rank has one device", "Leave it out: fleet run --world and --gpus-per-rank say how many there are."),
     "num_nodes": ("nodes are those of the run", "Leave it out: fleet run --nodes."),
-    "fast_dev_run": ("it trains something else", "Use fleet run --steps."),
+    "fast_dev_run": ("it changes the training", "Use fleet run --steps."),
     "max_time": ("ranks have clocks of their own", "Use max_steps, or fleet stop."),
     "gradient_clip_algorithm": ("the commit clips the norm of the whole gradient", "Use norm."),
     "plugins": ("process groups and scalers are not Lightning's here", "Leave it out."),
     "sync_batchnorm": ("statistics are averaged over micro-batches anyway", "Leave it out."),
-    "reload_dataloaders_every_n_epochs": ("which samples a step has follows from the run's seed", "Leave it out."),
+    "reload_dataloaders_every_n_epochs": ("the run's seed determines the samples of each step", "Leave it out."),
     "limit_train_batches": (
-        "the samples that are left out would be others each epoch",
+        "other samples would be left out in each epoch",
         "Give a smaller dataset, or use fleet run --steps.",
     ),
-    "overfit_batches": ("the samples that are left out would be others each epoch", "Give a smaller dataset."),
-    "deterministic": ("it is the run that decides on it", "Use fleet doctor --determinism."),
+    "overfit_batches": ("other samples would be left out in each epoch", "Give a smaller dataset."),
+    "deterministic": ("the run decides on it", "Use fleet doctor --determinism."),
 }
-"""Argument -> (reason, way out). Others are refused as they were not tested."""
+"""Argument -> (reason, way out). Others are refused as not tested."""
 
 PRECISIONS = (None, "32-true", "32", 32, "64-true", "64", 64, "bf16-mixed", "bf16", "bf16-true")
 
@@ -56,34 +56,34 @@ REPLACED: Mapping[str, str] = {
 }
 """Hooks of modules and callbacks that do not come -> what to do instead."""
 
-IN_TURN = "Step the same ones for each batch, whatever is in it, or use a loop over run.steps."
+IN_TURN = "Step the same optimizers for each batch, also if its samples differ, or use a loop over run.steps."
 BY_HAND: Mapping[str, tuple[str, str, str]] = {
     "backward": ("manual_backward", "a step's gradient is that of its losses", "Give it the loss, and retain_graph at most."),
-    "optimizer.step": ("optimizer.step", "the commit steps it", "Call manual_backward ahead of it, and step() without arguments."),
-    "optimizers": ("optimizers", "the commit steps them", "Step what self.optimizers() gives, in training_step."),
+    "optimizer.step": ("optimizer.step", "the commit steps it", "Call manual_backward before it, and step() without arguments."),
+    "optimizers": ("optimizers", "the commit steps them", "Step the optimizers of self.optimizers(), in training_step."),
     "clip_gradients": ("clip_gradients", "the commit clips the norm of an optimizer's gradient", "Use norm, with one value."),
     "gradients": (
         "training_step", "no rank has the step's gradient outside of the commit",
         "Leave gradients alone: self.clip_gradients(optimizer, gradient_clip_val=1.0) clips them.",
     ),
     "zero_grad": (
-        "training_step", "a gradient that an earlier step's loss has left would count once more",
-        "Call optimizer.zero_grad() ahead of its backward.",
+        "training_step", "a gradient left by an earlier step's loss would count once more",
+        "Call optimizer.zero_grad() before its backward.",
     ),
-    "no backward": ("training_step", "there is no gradient", "Call self.manual_backward(loss) ahead of it, and not loss.backward()."),
+    "no backward": ("training_step", "there is no gradient", "Call self.manual_backward(loss) before it, and not loss.backward()."),
     "no step": ("training_step", "nothing is trained", "Step an optimizer in it, for each batch."),
     "never": ("configure_optimizers", "training_step does not step it for the first batch", IN_TURN),
-    "others": ("training_step", "the steps of a batch are known ahead of it, and the same on all ranks", IN_TURN),
+    "others": ("training_step", "the steps of each batch are known before it, and the same on all ranks", IN_TURN),
     "kept": (
-        "training_step", "a value from ahead of an optimizer's step is computed anew, with the weights behind that step",
-        "Compute it once more behind the step, or use a loop over run.steps.",
+        "training_step", "a value from before an optimizer's step is computed again, with the weights after that step",
+        "Compute it once more after the step, or use a loop over run.steps.",
     ),
     "schedule": ("lr_scheduler.step", "commits step schedules, on all ranks alike", "Call it without arguments, in training_step."),
     "schedule order": (
-        "lr_scheduler.step", "the commit steps schedules behind their optimizers", "Call it behind the last step of its optimizer.",
+        "lr_scheduler.step", "the commit steps schedules after their optimizers", "Call it after the last step of its optimizer.",
     ),
 }  # fmt: skip
-"""A deed in ``training_step`` -> (field, reason, way out)."""
+"""A call in ``training_step`` -> (field, reason, way out)."""
 
 DONE: Mapping[str, str] = {
     "optimizers": "use_pl_optimizer=False, or outside of training_step",
@@ -92,13 +92,13 @@ DONE: Mapping[str, str] = {
     "no backward": "optimizer.step() without manual_backward",
     "no step": "no optimizer.step()",
     "others": "other steps than for the first batch",
-    "schedule order": "ahead of optimizer.step()",
+    "schedule order": "before optimizer.step()",
 }
-"""The same -> in words, where there is no value."""
+"""The same call -> its description, where there is no value."""
 
 
 def check_arguments(named: Mapping[str, Any]) -> None:
-    """Raises ConfigError for the first argument of ``Trainer(...)`` that is not carried."""
+    """Raises ConfigError for the first unsupported argument of ``Trainer(...)``."""
     usual = {name: each.default for name, each in inspect.signature(Trainer.__init__).parameters.items()}
     for name, value in named.items():
         if name not in usual:
@@ -118,7 +118,7 @@ def check_arguments(named: Mapping[str, Any]) -> None:
 
 
 def check_module(module: Any, callbacks: list[Any]) -> None:
-    """Raises ConfigError for the first hook that does not come, and for one that would step a schedule by hand."""
+    """Raises ConfigError for the first hook that Fleet does not call, and for one that would step a schedule."""
     for name in () if module.automatic_optimization else (each for each in dir(type(module)) if each.startswith("on_")):
         if "lr_schedulers" in getattr(getattr(type(module), name), "__code__", check_module.__code__).co_names:
             raise by_hand_refused("schedule", name)
@@ -129,7 +129,7 @@ def check_module(module: Any, callbacks: list[Any]) -> None:
 
 
 def check_loader(loaders: list[Any]) -> DataLoader[Any]:
-    """The one loader to train with. Raises ConfigError for what has no order of its own."""
+    """The one loader to train with. Raises ConfigError for several loaders, and for samples or an order that Fleet cannot use."""
     if len(loaders) != 1 or not isinstance(loaders[0], DataLoader):
         found = [type(each).__name__ for each in loaders]
         raise ConfigError("train_dataloaders", found, "a step has samples of one dataset", "Give one DataLoader of a dataset of all.")
@@ -138,19 +138,19 @@ def check_loader(loaders: list[Any]) -> DataLoader[Any]:
         reason = "its samples have no numbers, so no other rank can compute those of a lost one"
         raise ConfigError("train_dataloaders", type(loader.dataset).__name__, reason, "Give a map-style dataset, or fleet.data.Streams.")
     if not isinstance(loader.sampler, RandomSampler) or loader.sampler.replacement or loader.batch_size is None:
-        reason = "which samples a step has follows from the run's seed: epochs are shuffled"
+        reason = "the run's seed determines the samples of each step: epochs are shuffled"
         raise ConfigError("train_dataloaders", type(loader.sampler).__name__, reason, "Give DataLoader(..., batch_size=, shuffle=True).")
     return loader
 
 
 def by_hand_refused(done: str, value: str = "") -> ConfigError:
-    """Of what is ``done`` by hand."""
+    """The refusal of the call ``done`` in manual optimization."""
     field, reason, way_out = BY_HAND[done]
     return ConfigError(field, value or DONE[done], reason, way_out)
 
 
 def check_optimizers(optimizers: list[Any], schedules: list[Any]) -> None:
-    """Raises ConfigError for what the commit cannot step."""
+    """Raises ConfigError for optimizers and schedules that the commit cannot step."""
     if not optimizers or isinstance(optimizers[0], _MockOptimizer):
         names = [type(each).__name__ for each in optimizers]
         raise ConfigError("configure_optimizers", names, "it is the commit that steps them", "Return one, or several.")
@@ -161,7 +161,7 @@ def check_optimizers(optimizers: list[Any], schedules: list[Any]) -> None:
 
 
 def check_left_out(left_out: Sequence[str], turns: int) -> None:
-    """Raises ConfigError where steps that share their samples would not all lose them."""
+    """Raises ConfigError where ``left_out`` would leave out only some of the steps that share samples."""
     for text in left_out:
         if any(number % turns for number in range_of("left_out", text)):
             raise ConfigError("left_out", text, f"{turns} steps have the samples of one batch", f"Use multiples of {turns}.")

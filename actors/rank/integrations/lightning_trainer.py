@@ -1,8 +1,8 @@
-"""Lightning's ``Trainer`` over a run of Fleet. Its loop over epochs and batches is replaced; validation and callbacks are its own.
+"""Lightning's ``Trainer`` over a run of Fleet. Its loop over epochs and batches is replaced; validation and callbacks are Lightning's.
 
-Each rank has a whole Trainer. What follows on a step (events, a validation, a checkpoint) follows behind its commit on all ranks. On a rank
-that came right after the commit it follows ahead of its first step: it has what callbacks were before, so they come to the same there. A
-validation and the writing of a file are made by one rank.
+Each rank has a whole Trainer. Events, a validation and a checkpoint of a step follow its commit on all ranks. A rank that joined right
+after the commit does this work before its first step. It has the callbacks' state from before, so they decide the same. One rank makes a
+validation, and writes a file.
 """
 
 from __future__ import annotations
@@ -55,19 +55,19 @@ if TYPE_CHECKING:
     from actors.rank.step.step import Step
 
 NAME = "lightning.Trainer"
-"""Of what one rank does for all."""
+"""The name of work that one rank does for all."""
 
 VALIDATED = ("on_validation_start", "on_validation_epoch_start", "on_validation_epoch_end", "on_validation_end")
 
 
 class OneOfMany(SingleDeviceStrategy):
-    """A strategy of one process. One of the ranks writes what is to be written, and one decides for all what is decided by a disk."""
+    """A strategy of one process. One rank writes files, and one rank decides for all where a decision depends on a disk."""
 
     within_loop = alone = False
     hand: Hand | None = None
 
     def by_one(self, what: str, fn: Any) -> Any:
-        """What ``fn()`` gives on one rank, on all."""
+        """Run ``fn()`` on one rank, and return its result on all."""
         if self.alone:
             return fn()
         name = f"{NAME} {what}"
@@ -81,7 +81,7 @@ class OneOfMany(SingleDeviceStrategy):
         return bool(self.by_one("decides", lambda: decision))
 
     def backward(self, closure_loss: torch.Tensor, optimizer: Any, *args: Any, **kwargs: Any) -> torch.Tensor:
-        """See ``Strategy``, here and below. Both come from ``training_step`` alone, by hand."""
+        """See ``Strategy``, here and below. Only ``training_step`` with manual optimization calls this and ``optimizer_step``."""
         if self.hand is None:
             raise by_hand_refused("optimizers")
         self.hand.backward(closure_loss, *args, **kwargs)
@@ -108,7 +108,7 @@ class Schedules:
         self._configs = configs
 
     def state_dict(self) -> dict[str, Any]:
-        """What is tracked."""
+        """The tracked state of the schedules."""
         return {str(number): each.scheduler.state_dict() for number, each in enumerate(self._configs)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -117,7 +117,7 @@ class Schedules:
             each.scheduler.load_state_dict(state[str(number)])
 
     def due(self, steps_taken: int, epoch_steps: int) -> list[Any]:
-        """Which are to be stepped after so many steps."""
+        """The schedules to step after so many steps."""
         epochs, rest = divmod(steps_taken, epoch_steps)
         counts = {"step": (steps_taken - 1) % epoch_steps + 1, "epoch": epochs if rest == 0 else 0}
         return [each.scheduler for each in self._configs if (count := counts[each.interval]) and count % each.frequency == 0]
@@ -131,10 +131,10 @@ class Fitting:
         dataset, batch_size: of a step.
         epoch_rounds: rounds of an epoch. A round is a step; with several optimizers, all steps of a batch.
         every: rounds from one validation to the next.
-        hand: what is done by hand. ``steps``: of the whole run.
+        hand: the manual optimization; None: it is automatic. ``steps``: of the whole run.
         loss: of the last step.
-        begun: the step whose beginning callbacks have been given here.
-        settled: the number of steps behind which all was done here that was due.
+        begun: the step whose begin events callbacks on this rank have got.
+        settled: the number of steps after which this rank has done all due work.
     """
 
     run: Run
@@ -156,18 +156,18 @@ class Fitting:
         return len(self.hand.turns.ends) if self.hand else 1
 
     def stepped(self, steps: int) -> int:
-        """How often optimizers step in so many steps."""
+        """How often optimizers step in so many steps of the run."""
         rounds, turn = divmod(steps, self.turns)
         return steps if self.hand is None else rounds * self.hand.turns.ends[-1] + self.hand.turns.begin(turn)
 
 
 class FleetFitLoop(_FitLoop):
-    """In the place of Lightning's loop."""
+    """Replaces Lightning's loop."""
 
     over = False
 
     def run(self) -> None:
-        """See ``_FitLoop``. On a rank that the run ends without, ``over`` is set."""
+        """See ``_FitLoop``. It sets ``over`` on a rank that is not in the last view."""
         self.setup_data()
         if self.skip:
             return
@@ -234,7 +234,7 @@ class FleetFitLoop(_FitLoop):
         return fitting
 
     def _steps(self, fitting: Fitting) -> int:
-        """Of the whole run, in whole rounds."""
+        """The steps of the whole run, in whole rounds."""
         run = fitting.run
         limits = [math.ceil(self.max_steps / fitting.stepped(fitting.turns))] if self.max_steps >= 0 else []
         limits += [self.max_epochs * fitting.epoch_rounds] if self.max_epochs is not None and self.max_epochs >= 0 else []
@@ -245,7 +245,7 @@ class FleetFitLoop(_FitLoop):
     # ---- a step --------------------------------------------------------------------------------------------------------------------------
 
     def _begin_step(self, fitting: Fitting, step: Step) -> bool:
-        """Events, once for each step. Whether the run ends instead, as a rank that came just now may be told here."""
+        """Give the events of a begin, once for each step. True: the run ends instead, as a rank that has just joined may learn here."""
         if step.rehearsal:
             return False
         self._take_over(fitting, step.number)
@@ -263,7 +263,7 @@ class FleetFitLoop(_FitLoop):
         return False
 
     def _take_over(self, fitting: Fitting, taken: int) -> None:
-        """What came with the state of others goes to the callbacks; what is due behind that step is done next."""
+        """Give the callbacks their state from other ranks. The due work after that step comes next."""
         if not fitting.handed.fresh:
             return
         back = {short: folder for folder, short in self._folders().items()}
@@ -277,7 +277,7 @@ class FleetFitLoop(_FitLoop):
                 _restore(callback, state)
 
     def _at(self, fitting: Fitting, steps_taken: int, epoch: int) -> None:
-        """Lightning's counters as they are after so many steps, in this epoch."""
+        """Set Lightning's counters to their values after so many steps, in this epoch."""
         loop, batches, rounds = self.epoch_loop, self.trainer.accumulate_grad_batches, steps_taken // fitting.turns
         loop.automatic_optimization.optim_progress.optimizer.step.total.completed = steps_taken
         loop.manual_optimization.optim_step_progress.total.completed = fitting.stepped(steps_taken)
@@ -285,7 +285,7 @@ class FleetFitLoop(_FitLoop):
         loop.batch_progress.current.ready = min((rounds - epoch * fitting.epoch_rounds) * batches, int(self.max_batches))
         loop.batch_progress.total.ready = rounds * batches
         self.epoch_progress.current.completed = self.epoch_progress.current.processed = epoch
-        rank_zero_only.rank = 0 if is_main() else 1  # which rank prints and logs changes while the run goes on
+        rank_zero_only.rank = 0 if is_main() else 1  # the rank that prints and logs changes during the run
 
     def _event(self, name: str, *given: Any) -> None:
         call._call_callback_hooks(self.trainer, name, *given)
@@ -294,7 +294,7 @@ class FleetFitLoop(_FitLoop):
             raise ConfigError(module, f"{name} returned -1", "an epoch that ends early would leave samples out", "Set trainer.should_stop.")
 
     def _batch_idx(self, fitting: Fitting, step: Step) -> int:
-        """In the epoch: that of the batch where optimizers are stepped by hand, and else of the micro-batch."""
+        """The index in the epoch: of the batch with manual optimization, else of the micro-batch."""
         if fitting.hand is None:
             return step.number % fitting.epoch_rounds * fitting.run.shards + step.shard
         return step.number // fitting.turns % fitting.epoch_rounds
@@ -327,7 +327,7 @@ class FleetFitLoop(_FitLoop):
         loop._results.clear()
 
     def _committed(self, fitting: Fitting, step: Step, stepping: list[Callable[[], None]]) -> None:
-        """In the commit: schedules, and what callbacks are ahead of what follows on the step."""
+        """In the commit: step the schedules, and keep the callbacks' state before the events of the step."""
         fitting.loss = step.loss
         if fitting.hand is not None:
             for number in fitting.hand.due:
@@ -345,14 +345,14 @@ class FleetFitLoop(_FitLoop):
         return copied
 
     def _folders(self) -> dict[str, str]:
-        """Folder -> how it is named in what is handed on: they are others in a twin, and may be in a resume."""
+        """Folder -> its name in the tracked state: folders differ in a twin, and may differ in a resume."""
         kept = [each.dirpath for each in self.trainer.callbacks if isinstance(each, ModelCheckpoint) and each.dirpath]
         return {os.fspath(folder): f"{{checkpoints {number}}}" for number, folder in enumerate(kept)} | {os.getcwd(): "{here}"}
 
-    # ---- behind a step -------------------------------------------------------------------------------------------------------------------
+    # ---- after a step --------------------------------------------------------------------------------------------------------------------
 
     def _settle(self, fitting: Fitting) -> bool:
-        """What follows on the last step, where it was not done here; whether the run ends by it."""
+        """Do the due work after the last step, unless this rank has done it. True: the run ends by it."""
         taken, trainer = fitting.run.steps_taken, self.trainer
         if fitting.settled == taken or taken % fitting.turns:
             return False
@@ -388,7 +388,7 @@ class FleetFitLoop(_FitLoop):
         self.epoch_progress.current.completed = epoch + 1
 
     def _validate(self, fitting: Fitting) -> None:
-        """One rank validates; all are given what it came to, and their callbacks are."""
+        """One rank validates; all ranks and their callbacks get its figures."""
         figures = fitting.run.evaluate(self._figures)
         if figures is None:
             return
@@ -401,7 +401,7 @@ class FleetFitLoop(_FitLoop):
         trainer.training = True
 
     def _figures(self) -> dict[str, float]:
-        """A validation, on one rank: the module's hooks come there, and those of callbacks on all ranks afterwards."""
+        """Validate, on one rank. The module's hooks are called there, and those of callbacks on all ranks afterwards."""
         trainer, connector = self.trainer, self.trainer._logger_connector
         callbacks, loggers, before = trainer.callbacks, trainer.loggers, dict(connector._callback_metrics)
         trainer.callbacks, trainer.loggers, trainer.strategy.alone = [], [], True
@@ -418,12 +418,12 @@ class FleetFitLoop(_FitLoop):
 
 
 class LightningTrainer(Trainer):
-    """``lightning.Trainer`` whose ``fit()`` takes the steps of a Fleet run: in a function ``train(run)`` that ``fleet run`` is given.
+    """``lightning.Trainer`` whose ``fit()`` takes the steps of a Fleet run, in a function ``train(run)`` of the script for ``fleet run``.
 
-    A step's batch has ``batch_size * accumulate_grad_batches`` samples, however many ranks there are: what is trained is what the real
-    Trainer trains in one process. Arguments are those of ``lightning.Trainer``, by name.
+    A step's batch has ``batch_size * accumulate_grad_batches`` samples at any number of ranks. The training is that of the real Trainer in
+    one process. Arguments are those of ``lightning.Trainer``, by name.
 
-    Raises ConfigError for each thing that is not carried, when it is made or when ``fit()`` is called: see docs/lightning.md.
+    Raises ConfigError for each unsupported argument or method, when the Trainer is made or when ``fit()`` is called: see docs/lightning.md.
     """
 
     def __init__(self, **named: Any) -> None:
@@ -444,7 +444,7 @@ class LightningTrainer(Trainer):
     def fit(
         self, model: Any, train_dataloaders: Any = None, val_dataloaders: Any = None, datamodule: Any = None, ckpt_path: Any = None
     ) -> None:  # fmt: skip
-        """As the Trainer's. Spare ranks leave it by ``RunOver``. Raises ConfigError for what is not carried."""
+        """As the Trainer's method. Spare ranks leave it by ``RunOver``. Raises ConfigError for an unsupported argument."""
         if ckpt_path is not None:
             reason = "Fleet goes on from its own checkpoints, which have the step and the optimizer, too"
             raise ConfigError("ckpt_path", str(ckpt_path), reason, "Leave it out, and use fleet run --resume RUN.")
@@ -456,14 +456,14 @@ class LightningTrainer(Trainer):
 
 
 def _move_apart(run: Run, callbacks: list[Any]) -> None:
-    """A twin writes in its own folder, whatever it was told."""
+    """Let a twin's callbacks write in the twin's folder."""
     for each in callbacks if run.is_twin else ():
         if isinstance(each, ModelCheckpoint) and each.dirpath and os.path.isabs(each.dirpath):
             each.dirpath = os.path.join(run.folder, "saved", os.fspath(each.dirpath).lstrip(os.sep))
 
 
 def _restore(callback: Any, state: Mapping[str, Any]) -> None:
-    """All of ``state`` is the callback's. ``load_state_dict`` of some, such as ModelCheckpoint's, leaves attributes as they are."""
+    """Give all of ``state`` to the callback. ``load_state_dict`` of some, such as ModelCheckpoint, does not set all attributes."""
     attributes = vars(callback)
     plain = [name for name, value in callback.state_dict().items() if name in attributes and attributes[name] is value]
     callback.load_state_dict(dict(state))
@@ -472,7 +472,7 @@ def _restore(callback: Any, state: Mapping[str, Any]) -> None:
 
 
 def _renamed(value: Any, folders: Mapping[str, str]) -> Any:
-    """A copy, in which texts that begin with one of ``folders`` begin with its other name."""
+    """A copy in which texts that begin with one of ``folders`` begin with its other name."""
     if isinstance(value, str):
         found = next((folder for folder in folders if value.startswith(folder)), None)
         return value if found is None else folders[found] + value[len(found) :]

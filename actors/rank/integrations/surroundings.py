@@ -1,4 +1,4 @@
-"""What all adapters of trainers share: tested versions, a process that is alone in its world, and what a rank hands on of its trainer."""
+"""Parts of all adapters of trainers: tested versions, a process that is alone in its world, and the trainer's part of the tracked state."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ LOCAL = ("LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "MASTER_ADDR", "MASTER_
 
 
 def check_versions(extra: str, versions: Mapping[str, tuple[str, ...]]) -> None:
-    """Raises ConfigError where a distribution that ``extra`` brings along is missing, or of another version than these (major.minor)."""
+    """Raises ConfigError where a distribution of ``extra`` is missing, or of another version than these (major.minor)."""
     for name, tested in versions.items():
         need(name, extra, "import", f"fleet.integrations.{extra}")
         found = importlib.metadata.version(name)
@@ -26,18 +26,18 @@ def check_versions(extra: str, versions: Mapping[str, tuple[str, ...]]) -> None:
 
 
 def be_alone() -> None:
-    """Libraries that would form a process group by these variables see one process. The ranks of a run are no such group."""
+    """Set these variables so that libraries see one process, and form no process group. The ranks of a run are no such group."""
     os.environ.update(ALONE)
     for name in LOCAL:
         os.environ.pop(name, None)
 
 
 class HandedOn:
-    """What a rank hands on of a trainer with the state of a step, and what checkpoints have of it. It changes in commits alone.
+    """A trainer's part of the tracked state, which ranks hand on and checkpoints contain. It changes only in commits.
 
     Attributes:
         values: plain data and tensors.
-        fresh: they came from elsewhere, and are not with the trainer yet.
+        fresh: the values came from another rank or a checkpoint, and the trainer does not have them yet.
     """
 
     def __init__(self) -> None:

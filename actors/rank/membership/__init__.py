@@ -1,1 +1,1 @@
-"""A rank among others: its line to its agent, its membership in a view, the process group of that view, and how its death is told."""
+"""A rank among others: its connection to its agent, its membership in a view, that view's process group, and the report of its death."""

@@ -1,4 +1,4 @@
-"""A live rank's line to its node's agent: one thread that listens, beats, reconnects, and wakes the loop when the world changes."""
+"""A live rank's connection to its node's agent: one thread listens, sends beats, reconnects, and wakes the loop at each message."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ RESEND_S = 1.0
 
 
 class Client:
-    """The protocol of one rank, made safe for two threads, and connected.
+    """The protocol of one rank, connected to the agent and safe for two threads.
 
-    ``lock`` guards ``protocol``; ``changed`` is notified whenever a message arrived. ``on_messages``, ``on_operation``, ``on_inspect`` and
-    ``on_beat``, several times a second, are called from the listening thread, the first under the lock: it gives them to the protocol.
-    ``on_rehearsal`` from the loop, when one begins and when it is over.
+    ``lock`` guards ``protocol``; ``changed`` is notified at each message. The listening thread calls ``on_messages``, ``on_operation``,
+    ``on_inspect``, and several times a second ``on_beat``. It calls ``on_messages`` under the lock, as this gives the messages to the
+    protocol. The loop calls ``on_rehearsal`` when a rehearsal begins and when it ends.
 
-    A rank whose agent has hung up, and is not back within ``hangup_s``, leaves its view by itself: it is given up with its node, and
-    another history may begin. Where it is alone in its view nothing else would hold it up.
+    If the agent has hung up, and is not back within ``hangup_s``, the rank leaves its view by itself. The coordinator then gives up the
+    rank with its node, and another history may begin. A rank that is alone in its view would otherwise train on.
     """
 
     def __init__(
@@ -76,14 +76,14 @@ class Client:
             return bool(met)
 
     def say(self, *events: Event) -> None:
-        """Send ``events``, behind whatever the protocol has to say."""
+        """Send ``events``, after the messages in the protocol's outbox."""
         with self.lock:
             waiting, self.protocol.outbox = self.protocol.outbox, []
             self._send([*waiting, *events])
 
     @contextmanager
     def alone(self) -> Iterator[None]:
-        """The loop does meanwhile what no other rank does."""
+        """Context in which the loop does work that no other rank does."""
         with self.lock:
             self.protocol.alone = True
         try:
@@ -184,6 +184,6 @@ class Client:
                 self.on_operation(message)
 
     def _receive(self, messages: Sequence[Instruction]) -> None:
-        """Before there is anything to train: a process is welcomed, and may be told that the run is over."""
+        """Used before training: the coordinator welcomes the process, or says that the run is over."""
         for message in messages:
             self.protocol.receive(message)

@@ -1,4 +1,4 @@
-"""The TCP connections that gloo makes for a group: found among the process's own, as gloo gives out no handle of them."""
+"""The TCP connections that gloo makes for a group: found among the process's sockets, as gloo gives no handle of them."""
 
 from __future__ import annotations
 
@@ -11,12 +11,15 @@ from dataclasses import dataclass, field
 
 Address = tuple[str, int]
 LOCAL_SEND_BYTES = 256 << 10
-"""Between ranks of one machine a message is copied from memory to memory. The kernel lets megabytes of it be under way, and its copies then
-come from memory each time; with so much the reader still finds them in a cache, and a reduction takes a third less time."""
+"""Send buffer between ranks of one machine, where the kernel copies a message from memory to memory.
+
+By default megabytes of it are on their way, and the reader's copies come from memory. With this size the reader finds them in a cache, and
+a reduction takes a third less time.
+"""
 
 
 def _tcp_sockets() -> Iterator[socket.socket]:
-    """A duplicate of each TCP socket that this process has open. The duplicate cannot be reused under us; the number could."""
+    """A duplicate of each TCP socket that this process has open. Another thread could close and reuse a number, but not the duplicate."""
     for name in os.listdir("/proc/self/fd"):
         with contextlib.suppress(OSError):
             if stat.S_ISSOCK(os.stat(f"/proc/self/fd/{name}").st_mode):
@@ -32,13 +35,13 @@ def listening() -> set[Address]:
 
 @dataclass
 class ConnectionEnds:
-    """The TCP addresses by which a group's own connections are known: ``near`` on this rank, ``far`` on its peers."""
+    """The TCP addresses that identify a group's own connections: ``near`` on this rank, ``far`` on its peers."""
 
     near: set[Address] = field(default_factory=set)
     far: set[Address] = field(default_factory=set)
 
     def shut_down(self) -> None:
-        """End those connections. Nothing else wakes a thread that waits in gloo.
+        """End these connections. No other way wakes a thread that waits in gloo.
 
         A listening socket has no peer and is left alone: gloo ends the process when one fails.
         """
@@ -47,14 +50,14 @@ class ConnectionEnds:
                 connection.shutdown(socket.SHUT_RDWR)
 
     def keep_cached(self) -> None:
-        """Of the connections within this machine: less is on its way at a time, see :data:`LOCAL_SEND_BYTES`."""
+        """Limit the send buffers of connections within this machine, see :data:`LOCAL_SEND_BYTES`."""
         for connection in self.connections():
             with contextlib.suppress(OSError):
                 if connection.getpeername()[0] == connection.getsockname()[0]:
                     connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, LOCAL_SEND_BYTES)
 
     def connections(self) -> Iterator[socket.socket]:
-        """A duplicate of each that is there now."""
+        """A duplicate of each of these connections that is there now."""
         for connection in _tcp_sockets():
             with contextlib.suppress(OSError):
                 if connection.getpeername()[:2] in self.far or connection.getsockname()[:2] in self.near:

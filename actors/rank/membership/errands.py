@@ -10,15 +10,18 @@ from collections.abc import Callable
 from fleet.host.scheduling import be_prompt
 
 Signal = queue.SimpleQueue[BaseException | None]
-"""For one who waits, once: ``put`` wakes it, with what it is to raise. An event does the same with two locks and some 20 us of the
-interpreter. Nothing else keeps an error: one held by a frame of its own trace keeps the group's sockets until circles are looked for."""
+"""Wakes one waiting thread, once: ``put`` gives it the error to raise, or None. An event takes two locks and some 20 us more.
+
+No other object may keep an error. A frame of its own traceback that holds it would keep the group's sockets until the next garbage
+collection.
+"""
 Errand = tuple[Callable[[], BaseException | None], Signal]
 
 
 class Errands:
     """Threads for calls that may hang, each kept for the next call once it is back.
 
-    What hangs holds nobody up: neither the next call, nor, unlike in a pool of ``concurrent.futures``, the end of the process.
+    A call that hangs delays neither the next call nor, unlike in a pool of ``concurrent.futures``, the end of the process.
     """
 
     def __init__(self, name: str) -> None:
@@ -26,7 +29,7 @@ class Errands:
         self._idle: list[queue.SimpleQueue[Errand | None]] = []
 
     def run(self, call: Callable[[], BaseException | None], settled: Signal) -> None:
-        """From any thread; tells ``settled`` when it is done, and what it returned. ``call`` raises nothing."""
+        """Run ``call``, which raises no error, and put its result into ``settled``. From any thread."""
         try:
             calls = self._idle.pop()
         except IndexError:
@@ -35,7 +38,7 @@ class Errands:
         calls.put((call, settled))
 
     def close(self) -> None:
-        """Let the threads end, those under way when they are back. From any thread, and again."""
+        """Let the threads end, busy ones once their call is back. From any thread, also repeatedly."""
         self._closed = True
         with contextlib.suppress(IndexError):
             while True:
@@ -46,7 +49,7 @@ class Errands:
         while (errand := calls.get()) is not None:
             call, settled = errand
             failure = call()
-            del errand, call  # and what it held: the next one may be long in coming
+            del errand, call  # and the objects that it holds: the next call may come much later
             self._idle.append(calls)
             settled.put(failure)
             del settled, failure

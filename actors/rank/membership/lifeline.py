@@ -1,11 +1,11 @@
-"""Tells the node's agent of this process's death when it begins, not when it is complete.
+"""Reports this process's death to the node's agent when it begins, not when it is complete.
 
 A killed process frees its memory before it closes its files: 20 to 70 ms after SIGKILL with 50 to 400 MB, 0.1 to 0.3 s with 1.5 GB, and
 more for a rank that pinned the memory of a large model. Until then no socket shows end-of-file, and its pidfd is not readable either.
 
-Each *thread* closes its table of open files as it ends, though, and does not wait for the memory. So one thread leaves the table that all
-share, for one of its own that holds a single connection. No other thread, and no forked child, has that connection open: its end is the
-end of the process, some milliseconds after the signal.
+Each *thread*, though, closes its table of open files as it ends, and does not wait for the memory. So one thread leaves the shared table of
+files, and gets a table of its own with a single connection. No other thread, and no forked child, has that connection open. It ends some
+milliseconds after the signal, with the process.
 """
 
 from __future__ import annotations
@@ -28,18 +28,18 @@ CONNECT_S = 5.0
 
 
 def lifeline_path(folder: Path, node: str) -> str:
-    """Where the agent of ``node`` takes lifelines."""
+    """The socket at which the agent of ``node`` accepts lifelines."""
     return str(folder / f"life-{node[-16:]}.sock")
 
 
 class Lifeline:
     """A connection that ends with this process, or with :meth:`close`, after a farewell.
 
-    Where the kernel has no such call (before Linux 5.9) there is none: the agent's pidfd tells of the death, later.
+    Where the kernel lacks the call (before Linux 5.9) there is no lifeline: the agent's pidfd shows the death, later.
 
     Args:
         path: of the agent's socket, see :func:`lifeline_path`.
-        token: what this process is known by to the agent, ``TOKEN_BYTES`` characters.
+        token: identifies this process to the agent, ``TOKEN_BYTES`` characters.
     """
 
     def __init__(self, path: str, token: str) -> None:
@@ -50,11 +50,11 @@ class Lifeline:
         self._thread = threading.Thread(target=self._run, args=(apart,), name="fleet-lifeline", daemon=True)
         self._thread.start()
         apart.wait()
-        theirs.close()  # in the table of all other threads; it stays open in that one's
+        theirs.close()  # in the shared table; the thread's own table keeps it open
 
     def close(self) -> None:
-        """The process may live on: its end is nobody's business any more."""
-        with contextlib.suppress(OSError):  # nobody listens where there is no lifeline
+        """End the connection with a farewell. The process may live on, and the agent no longer watches it."""
+        with contextlib.suppress(OSError):  # without a lifeline the other end is closed
             self._signal.shutdown(socket.SHUT_RDWR)  # forked children may hold copies, so that to close it would not be enough
         self._signal.close()
         self._thread.join()
@@ -68,7 +68,7 @@ class Lifeline:
     def _hold(self) -> bool:
         """Hold one connection until the agent hangs up; True when this side is closed.
 
-        No garbage is collected meanwhile: a finalizer that runs in this thread would close a number of the wrong table.
+        Garbage collection is off meanwhile: a finalizer in this thread would close a file of the wrong table.
         """
         with _no_finalizers():
             stream = self._connect()

@@ -1,4 +1,4 @@
-"""A rank's membership in a view, carried out: it forms process groups, takes and gives state, and does what the rank machine orders."""
+"""A rank's membership in a view: it forms process groups, receives and sends state, and carries out the rank machine's orders."""
 
 from __future__ import annotations
 
@@ -35,7 +35,8 @@ from fleet.settings.run import Timeouts
 
 
 class Transfer:
-    """The state on its way, at either end in a thread of its own: it changes only once the step that newcomers take part in is reduced."""
+    """The transfer of the state, on both ranks in a thread of its own. The state changes only after the reduction of the newcomers'
+    step."""
 
     def __init__(self, carry: Callable[[], None], name: str) -> None:
         pool = ThreadPoolExecutor(1, name, functools.partial(be_prompt, children=True))  # a rank may wait for it before long
@@ -43,23 +44,23 @@ class Transfer:
         pool.shutdown(wait=False)
 
     def join(self) -> None:
-        """Until it is there. Raises GroupBroken, and what is wrong with the state itself."""
+        """Wait until the state is there. Raises GroupBroken, and errors of the state itself."""
         self._carried.result()
 
     def end(self) -> None:
-        """Until nothing is under way, however it ended."""
+        """Wait until the transfer has ended, with or without an error."""
         wait([self._carried])
 
 
 class Membership:
-    """Owns the process groups, and carries out those moves of the rank machine that are about them and the state.
+    """Owns the process groups, and carries out the moves of the rank machine that concern them and the state.
 
-    It is made by the loop's thread, which runs for long at a time once a step was committed in a view (:meth:`settled`). Three kinds of
-    threads come here: the loop's, the one that listens, and one for each view that is joined beside the loop.
+    The loop's thread makes it. That thread gets longer time slices once a step was committed in a view (:meth:`settled`). Three kinds of
+    threads call it: the loop's, the listening thread, and one for each view that the rank joins beside the loop.
 
     Args:
         host: the address at which peers reach this rank.
-        timeouts: bounds of any wait inside a group; the coordinator interrupts earlier when something is known to be wrong.
+        timeouts: bounds of any wait inside a group; the coordinator interrupts earlier when it knows of an error.
     """
 
     def __init__(self, client: Client, recorder: Recorder, parts: PartsPort, host: str, timeouts: Timeouts) -> None:
@@ -93,7 +94,7 @@ class Membership:
     def serve(
         self, state: TrackedState, train: TrainStep, total: int, resharding: Resharding | None = None, together: int = 1
     ) -> None:  # fmt: skip
-        """What is given to newcomers, and taken from donors; ``resharding`` of what is spread over all."""
+        """Set the state that donors give to newcomers. ``resharding``: moves the part of the state that is spread over all ranks."""
         self._state, self._train_step, self._resharding = state, train, resharding
         self._protocol.sharded = resharding is not None
         self.rank_machine.serve(self, train.duties, train.vote, total, together)
@@ -132,7 +133,7 @@ class Membership:
 
     @property
     def group(self) -> Group:
-        """The group of the view that this rank has joined. Raises GroupBroken: it was dropped."""
+        """The group of the view that this rank has joined. Raises GroupBroken: the group was dropped."""
         generation = self.rank_machine.view.generation
         part = self._groups.get(generation)
         if not isinstance(part, Group):
@@ -142,7 +143,7 @@ class Membership:
     # ---- the rank machine ----------------------------------------------------------------------------------------------------------------
 
     def carry(self, steps: Moves, stop: tuple[type[Move], ...] = ()) -> Any:
-        """Carry out one move after the other, up to one of ``stop``, which it gives; else what ``steps`` come to."""
+        """Carry out one move after the other. Gives the first move of a kind in ``stop``, else the result of ``steps``."""
         value: Any = None
         lost: GroupLost | None = None
         while True:
@@ -156,7 +157,7 @@ class Membership:
                 lost = error
 
     def resume(self, steps: Moves, value: Any = None, lost: GroupLost | None = None) -> tuple[bool, Any]:
-        """(false, the next move), or (true, what the steps have come to)."""
+        """(False, the next move), or (True, the result of ``steps``)."""
         with self._client.lock:
             try:
                 return False, steps.send(value) if lost is None else steps.throw(lost)
@@ -172,7 +173,7 @@ class Membership:
             self._obey()
 
     def _obey(self) -> None:
-        """Do what is to be done at once, and say what is to be said: before anything that takes time, as the next view waits for it."""
+        """Carry out the machine's orders and send its messages at once, before longer work: the next view waits for them."""
         while self.rank_machine.orders:
             self._do(self.rank_machine.orders.pop(0))
         if self._protocol.outbox:
@@ -210,7 +211,7 @@ class Membership:
         )
 
     def _settle(self, joining: Joining) -> None:
-        """In a thread of its own."""
+        """Join a view, in a thread of its own."""
         steps = self.rank_machine.settle(joining)
         try:
             self.carry(steps)
@@ -220,7 +221,7 @@ class Membership:
                 self._client.changed.notify_all()
 
     def _drop(self, generation: int, parting: Parting) -> None:
-        """Nothing of it is used any more. The loop frees its memory later: see ``_clear``."""
+        """Drop the group of ``generation``. The loop frees its memory later: see ``_clear``."""
         part, thread = self._groups.pop(generation), self._settling.pop(generation, None)
         if parting is Parting.WITHDRAWN:
             part.interrupt("the proposal was dropped")
@@ -230,14 +231,14 @@ class Membership:
         self._stale.append((part, thread))
 
     def settled(self) -> None:
-        """A step was committed in this view: everyone computes now."""
+        """A step was committed in this view: all ranks compute now."""
         with self._client.lock:
             if not self._steadily and self.rank_machine.membership is not None:
                 self._steadily = True
                 be_steady(self._loop)
 
     def _hurry(self) -> None:
-        """The view changes: everyone waits for what the loop does next. From any thread, under the lock."""
+        """The view changes: all ranks wait for this rank's loop. From any thread, under the lock."""
         if self._steadily:
             self._steadily = False
             be_ordinary(self._loop)
@@ -283,7 +284,7 @@ class Membership:
             self._groups[generation] = group
 
     def joined(self) -> None:
-        """The view is joined: this rank is in the run."""
+        """This rank has joined a view, so it is in the run."""
         self._fresh = False
 
     def _promise(self, move: moves.Promise) -> None:
@@ -296,7 +297,7 @@ class Membership:
     # ---- moves: the state ----------------------------------------------------------------------------------------------------------------
 
     def _hold_still(self, move: moves.HoldStill) -> None:
-        """Before the state changes or is used: it is where it was on its way to. Raises GroupBroken."""
+        """Before the state changes or is used, wait for the end of its transfer. Raises GroupBroken."""
         if self._transfer is None:
             return
         self._transfer.join()
@@ -328,7 +329,7 @@ class Membership:
         self._receives, self._transfer = False, Transfer(give, "fleet-give")
 
     def _receive(self, move: moves.Receive) -> Arriving:
-        """Learn which state it will be, and begin to receive it."""
+        """Receive the number of the coming state, and begin to receive the state."""
         state, train, group = self._state, self._served, self.group
         view, donor = move.view, move.view.column_of(self._protocol.member).donor
         assert state is not None
@@ -339,7 +340,7 @@ class Membership:
         history, step, trained = numbers.tolist()
 
         def dirty() -> None:
-            with self._client.lock:  # whoever has left has said what it holds
+            with self._client.lock:  # a rank that has left the view has reported its state
                 self.rank_machine.receiving(view)
 
         def take() -> None:
@@ -352,8 +353,11 @@ class Membership:
         return Arriving(StateId(history, step), trained == train.gradients.trained.checksum)
 
     def _load(self, move: moves.Load) -> tuple[str, list[torch.Tensor]]:
-        """A memory may go while it is read, and a store may be away for a while: the coordinator will say from what to begin instead, or
-        again. A store that fails for good, or does not have what is asked for, ends this rank."""
+        """Load the view's checkpoint. Raises GroupBroken when a node with it is lost, or a store fails for a while.
+
+        The coordinator then names another checkpoint, or the same again. A permanent error of a store, or a missing checkpoint, ends this
+        rank.
+        """
         view = move.view
         assert view.checkpoint is not None
         self._served.reset()

@@ -1,7 +1,7 @@
-"""NCCL as a view uses it: a communicator that is made while the view forms, and left by abort. Not verified on several GPUs yet.
+"""NCCL for a view: ranks make a communicator while the view forms, and leave it by abort. Not verified on several GPUs yet.
 
-A communicator is never shrunk, nor mended: the next view has one of its own, on a new prefix of that view's store. Whoever waits for it
-watches from outside: torch's own watchers are off, as they would end the process.
+A communicator is never shrunk or repaired: the next view has its own, on a new prefix of that view's store. The waiting thread has its own
+time-outs. torch's watchers are off, as they would end the process.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ from actors.rank.tags import Tag
 log = logging.getLogger("fleet.rank")
 
 OFF = ("TORCH_NCCL_ASYNC_ERROR_HANDLING", "TORCH_NCCL_ENABLE_MONITORING", "TORCH_NCCL_DUMP_ON_TIMEOUT")
-"""Of torch's watchers of NCCL none may end the process, or look into a store that is there for the forming only."""
+"""torch's watchers of NCCL. They may not end the process, or read the store, which exists only while the group forms."""
 SHORTEST_PAUSE_S, LONGEST_PAUSE_S = 2e-5, 5e-4
-"""Between two looks at an operation: each pause is twice the one before, as what was not there soon takes a while."""
+"""Pauses between two checks of an operation: each is twice the one before, as an operation that does not end soon takes longer."""
 
 
 def wires(store: Any, rank: int, size: int, device: torch.device, timeout_s: float) -> Any:
-    """A ``ProcessGroupNCCL`` with its communicator: by itself it would make that at its first operation, when ``store`` is gone.
+    """A ``ProcessGroupNCCL`` with its communicator. By itself it would make that at its first operation, after the end of ``store``.
 
-    torch calls the methods of ``store`` as long as its Python object lives: keep it until this returns. Raises RuntimeError, and what the
-    store does. It waits for all ranks, however long: an abort from another thread does not end that, with ``blocking = 0`` neither.
+    torch calls the methods of ``store`` as long as its Python object lives: keep it until this returns. Raises RuntimeError, and errors of
+    the store. It waits for all ranks without limit. An abort from another thread does not end the wait, also with ``blocking = 0``.
     """
     for name in OFF:
         os.environ.setdefault(name, "0")
@@ -43,8 +43,10 @@ def wires(store: Any, rank: int, size: int, device: torch.device, timeout_s: flo
 
 
 class Making:
-    """A communicator on its way; see :func:`wires`. Nothing calls a thread back from there once a rank does not come: so it is a thread of
-    its own that goes, and one that neither who gives up nor the end of the process waits for."""
+    """A communicator that is being made; see :func:`wires`. If a rank does not come, the thread inside NCCL never returns.
+
+    So it is a daemon thread of its own: neither the caller of :meth:`give_up` nor the end of the process waits for it.
+    """
 
     def __init__(self, store: Any, rank: int, size: int, device: torch.device, timeout_s: float, name: str) -> None:
         self._asked = (store, rank, size, device, timeout_s)
@@ -52,7 +54,7 @@ class Making:
         threading.Thread(target=self._make, name=name, daemon=True).start()
 
     def wait(self, timeout_s: float) -> Communicator:
-        """The communicator, once. Raises why it was given up, what went wrong, and TimeoutError."""
+        """The communicator; call it once. Raises the reason of :meth:`give_up`, NCCL's or the store's error, or TimeoutError."""
         if not self._reported.wait(timeout_s):
             self.give_up(TimeoutError(f"NCCL was not there within {timeout_s:g} s"))
         found = self._found.pop()
@@ -61,10 +63,10 @@ class Making:
                 raise found
             return found
         finally:
-            del found  # a frame of its own trace that holds the error would keep what other frames hold: sockets
+            del found  # this frame, kept by the error's traceback, would keep the error, and so the sockets of other frames
 
     def give_up(self, reason: Exception) -> None:
-        """From any thread: the communicator is not wanted any more. One that is there already belongs to who waited for it."""
+        """The group no longer needs the communicator. If it is made already, the thread in :meth:`wait` owns it. From any thread."""
         self._report(reason)
 
     def _make(self) -> None:
@@ -78,7 +80,7 @@ class Making:
             made.abort()
 
     def _report(self, found: Communicator | Exception) -> bool:
-        """The first one decides."""
+        """Set the result. False: there is one already, as the first decides."""
         with self._lock:
             if self._reported.is_set():
                 return False
@@ -88,7 +90,7 @@ class Making:
 
 
 class Communicator:
-    """What a group asks of ``made``, a process group of torch: two kinds of operations, and an abort.
+    """The operations that a group needs of ``made``, a process group of torch: two kinds of exchange, and an abort.
 
     Operations belong to one thread at a time; :meth:`abort` may come from any other. An operation is bounded by ``limit_s``.
     """
@@ -98,7 +100,7 @@ class Communicator:
         self.left = False
 
     def exchange(self, sends: Sequence[tuple[torch.Tensor, int]], receives: Sequence[tuple[torch.Tensor, int]]) -> NcclOperation:
-        """Begin to send and to receive ``(tensor, peer)`` pairs, as one: single ones could wait for each other."""
+        """Begin to send and to receive ``(tensor, peer)`` pairs as one operation: single ones could wait for each other."""
         self.made._start_coalescing()
         for tensor, peer in receives:
             self.made.recv([tensor], peer, Tag.PLAIN)
@@ -111,7 +113,7 @@ class Communicator:
         return NcclOperation(self, self.made.allreduce([tensor]))
 
     def abort(self) -> None:
-        """End what is under way. It takes a second, may fail, and may not come back: nothing of the communicator is used any more."""
+        """End all operations. It takes a second, may fail, and may never return. No operation of the communicator may follow."""
         self.left = True
         try:
             self.made.abort()
@@ -120,21 +122,23 @@ class Communicator:
 
 
 class NcclOperation:
-    """One of a :class:`Communicator`, under way on a stream of its own."""
+    """A running operation of a :class:`Communicator`, on a stream of its own."""
 
     def __init__(self, communicator: Communicator, work: Any) -> None:
         self._communicator, self._work = communicator, work
 
     def follow(self) -> None:
-        """From now on the caller's stream waits for it, the caller does not: what is done there to its tensors comes after it, even when
-        it is left and its kernels end late."""
+        """Let the caller's stream wait for the operation, without the caller.
+
+        Later work of that stream on the tensors comes after the operation, even if it is left and its kernels end late.
+        """
         self._work.synchronize()
 
     def wait(self) -> bool:
-        """Block until it is complete; False once the communicator is left. Raises RuntimeError when it fails, or takes too long.
+        """Block until the operation is complete; False once the communicator is left. Raises RuntimeError when it fails or takes too long.
 
-        torch's own wait would abort what has failed, which takes a second and is for the group to do. A look may hang while that goes on,
-        so it is for a thread that may be left behind.
+        torch's own wait would abort a failed operation, which takes a second, and which the group does itself. A check may hang during an
+        abort, so only a thread that may be left behind calls this.
         """
         limit_s = self._communicator.limit_s
         until_s, pause_s = time.monotonic() + limit_s, SHORTEST_PAUSE_S
@@ -149,20 +153,20 @@ class NcclOperation:
 
 
 def failure_of(work: Any) -> str:
-    """What NCCL found when it was last looked at; empty when nothing."""
+    """The error that NCCL reported at the last check; empty without one."""
     try:
         error = work.exception()
-    except TypeError:  # torch before 2.13 has no words for it in Python
+    except TypeError:  # torch before 2.13 has no text of it in Python
         result = work.get_future_result()
         return f"NCCL failed, with torch's result {result.value()}" if result.done() and result.value() else ""
     return "" if error is None else first_line(error)
 
 
 def first_line(error: object) -> str:
-    """What torch says, without where in its code it was; that it says nothing may not become another error."""
+    """The first line of torch's message, without the place in its code; for an empty message, the error's class."""
     return (str(error).splitlines() or [""])[0] or type(error).__name__
 
 
 def device_name(device: torch.device) -> str:
-    """Of a GPU, the same in every process that sees it; empty for the host."""
+    """The UUID of a GPU, the same in each process that sees it; empty for the host."""
     return str(torch.cuda.get_device_properties(device).uuid) if device.type == "cuda" else ""

@@ -1,8 +1,8 @@
 """A process group that lives for one view: formed in milliseconds, broken from any thread, closed without leaks.
 
 Ranks do not use ``torch.distributed``'s default group, which cannot be left once a peer has died. A :class:`Group` always has gloo for
-tensors in host memory. On CUDA it has NCCL beside it where each rank has a GPU of its own: NCCL refuses two ranks on one. Where they share
-one, and when any could not make its communicator, all stage through pinned host memory.
+tensors in host memory. On CUDA it also has NCCL where each rank has a GPU of its own: NCCL refuses two ranks on one. Where ranks share a
+GPU, or one of them could not make its communicator, all stage through pinned host memory.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ log = logging.getLogger("fleet.rank")
 _one_device_at_a_time = threading.Lock()
 Transfer = tuple[torch.Tensor, int]
 MAKING_SHARE = 0.5
-"""Of the time in which a group has to form: how long a communicator may take. The rest is for doing without."""
+"""The share of the time for forming a group that a communicator may take. The rest is for the group without NCCL."""
 
 
 class GroupBroken(GroupLost):
@@ -46,7 +46,8 @@ class GroupBroken(GroupLost):
 
 
 class Interrupted(BaseException):
-    """What one rank does for all cannot go on in this view, and begins again in the next one. No ``except Exception`` takes it."""
+    """Work that one rank does for all cannot continue in this view, and begins again in the next one. ``except Exception`` does not catch
+    it."""
 
 
 def _gloo(store: Any, rank: int, size: int, device: Any, timeout_s: float) -> Any:
@@ -57,17 +58,17 @@ def _gloo(store: Any, rank: int, size: int, device: Any, timeout_s: float) -> An
 
 
 def warm_up(host: str = "127.0.0.1") -> None:
-    """Pay gloo's first-use cost (0.1 to 0.4 s a process) ahead of the first view."""
+    """Pay gloo's first-use cost (0.1 to 0.4 s a process) before the first view."""
     _gloo(dist.HashStore(), 0, 1, dist.ProcessGroupGloo.create_device(hostname=host), 30.0)
 
 
 class Work:
-    """Operations under way. Keep the tensors as they are, and this object, until :meth:`wait` returns.
+    """Running operations. Keep the tensors as they are, and this object, until :meth:`wait` returns.
 
-    gloo loses what is on its way when its connection ends: a send that the peer has just asked for, and a receive of which a part is here.
-    They are in no list then, and nothing ever wakes who waits for them, no interrupt either. (Seen: of 400 sends that the peer had asked
-    for, whose connection was ended just then, 35 were lost; and two of three receives of 256 MB whose sender was killed meanwhile.) So the
-    loop does not wait in gloo: another thread does, which is back with the time-out. See
+    When a connection ends, gloo loses some running operations: sends that the peer has just asked for, and receives that are partly here.
+    They are in no list of gloo's then, and no event, not even an interrupt, wakes the threads that wait for them. Seen: the connections of
+    400 sends were ended just after the peer had asked for them, and 35 were lost. Of three receives of 256 MB whose sender was killed
+    meanwhile, two were lost. So the loop does not wait in gloo: another thread does, which returns after the time-out. See
     :meth:`Group.watched` and :meth:`Group.in_background`.
     """
 
@@ -82,7 +83,7 @@ class Work:
         before: Callable[[], None] | None = None,
     ) -> None:
         self._group, self._receives, self._sends = group, receives, sends
-        self._before, self._after = before, after  # the wait, in the caller's own thread, as streams are a thread's own
+        self._before, self._after = before, after  # the wait, in the caller's thread, as each thread has its own streams
 
     def arrived(self) -> None:
         """Block until all receives are complete. Raises GroupBroken when a peer is lost, on time-out, and on ``Group.interrupt``."""
@@ -95,12 +96,12 @@ class Work:
         self._group.complete([self])
 
     def _approach(self) -> None:
-        """What the caller has to do itself, ahead of the wait."""
+        """Call ``before`` in the caller's thread, before the wait."""
         if self._before is not None:
             self._before()
 
     def _land(self) -> None:
-        """And once what is waited for elsewhere is complete."""
+        """Call ``after`` in the caller's thread, once the operations are complete."""
         if self._after is not None:
             self._after()
 
@@ -129,45 +130,46 @@ class Group:
         self._stop = ""
         self._waits: set[Signal] = set()
         self._errands = Errands(f"fleet-group-{generation}")
-        self._turn = threading.Lock()  # of what runs in the background: held but for its waits
-        self._detached_thread = 0  # the thread that does
+        self._turn = threading.Lock()  # held by the background thread, except while it waits
+        self._detached_thread = 0  # the background thread
         self._gathered: Work | None = None
 
     def carry_by(self, nccl: Any) -> None:
-        """From now on ``nccl``, a :class:`nccl.Communicator`, carries what is on the group's device. Ahead of the first operation with such
+        """Let ``nccl``, a :class:`nccl.Communicator`, carry tensors on the group's device. Call it before the first operation with such
         tensors."""
         self._nccl = nccl
         self._aborts.append(nccl.abort)
 
     @property
     def peers(self) -> list[int]:
-        """All other ranks, each rank's own next one first, so that not all begin with the same."""
+        """All other ranks, beginning with the next rank number, so that not all ranks begin with the same peer."""
         return [(self.rank + i) % self.size for i in range(1, self.size)]
 
     def broken(self, reason: str) -> GroupBroken:
-        """The error to raise: what interrupted the group when it was interrupted, ``reason`` otherwise."""
+        """The error to raise: with the reason of the interrupt if there was one, else with ``reason``."""
         return GroupBroken(self._stop or reason, self.generation)
 
     def _wires(self, tensor: torch.Tensor) -> tuple[Any, Any]:
-        """Of gloo and NCCL the one that carries it, and None. Asked for once an operation, as the group may be closed meanwhile."""
+        """(gloo, NCCL): the library that carries ``tensor``, and None for the other. Called once an operation, as the group may be
+        closed."""
         gloo, nccl = self._gloo, self._nccl
         self._go_on()
         return (None, nccl) if nccl is not None and tensor.device.type == self.device.type else (gloo, None)
 
     @property
     def receives_ahead(self) -> bool:
-        """True when a receive may be started before the sends that lead to it. NCCL would hold up the stream for it."""
+        """True when a receive may start before the sends that lead to it. NCCL would block the stream for it."""
         return self._nccl is None
 
     def _staged(self, tensor: torch.Tensor) -> bool:
-        """Whether gloo carries it, and cannot reach it."""
+        """Whether gloo has to carry ``tensor`` and cannot reach its memory."""
         return tensor.is_cuda
 
     def start(self, sends: Sequence[Transfer], receives: Sequence[Transfer], tag: int = Tag.PLAIN) -> Work:
         """Begin to send and to receive ``(tensor, peer)`` pairs; the n-th send to a peer under ``tag`` meets its n-th receive from here.
 
-        Tensors are contiguous and may be views. All of one call are on the same device. Empty ones do not travel. Who asks for something
-        long before it comes has a tag of its own: under a tag it is the next message that is taken, whoever it is for.
+        Tensors are contiguous and may be views. All of one call are on the same device. Empty ones do not travel. Each receive takes the
+        next message under its tag. So a receive that is asked for long before its message needs a tag of its own.
         """
         sends = [(tensor, peer) for tensor, peer in sends if tensor.numel()]
         receives = [(tensor, peer) for tensor, peer in receives if tensor.numel()]
@@ -192,7 +194,7 @@ class Group:
         return Work(self, [operation], before=operation.follow)
 
     def _complete(self, works: Sequence[Any]) -> None:
-        """Block until gloo or NCCL says that they are."""
+        """Block until gloo or NCCL reports that ``works`` are complete."""
         self._go_on()
         try:
             for work in works:
@@ -210,14 +212,14 @@ class Group:
             work._land()
 
     def sending(self, works: Sequence[Work]) -> Callable[[], None]:
-        """What to call to block until all sends of ``works`` are complete. Asked for before the wait for what arrives, it costs no time."""
+        """A function that blocks until all sends of ``works`` are complete. Called before the wait for receives, it costs no time."""
         return self.watched([send for work in works for send in work._sends])
 
     def watched(self, operations: Sequence[Any]) -> Callable[[], None]:
-        """What to call to block until all ``operations`` are complete. It raises as :meth:`Work.arrived` does.
+        """A function that blocks until all ``operations`` are complete. It raises as :meth:`Work.arrived` does.
 
-        Another thread waits for them from now on, so that an interrupt ends the wait, whatever gloo or NCCL does; that thread is back with
-        the time-out. In :meth:`in_background` it is the thread at hand.
+        Another thread waits for them from now on. So an interrupt ends the caller's wait, while that thread returns at the latest after the
+        time-out. Within :meth:`in_background` the current thread waits.
         """
         if not operations:
             return _nothing
@@ -226,12 +228,12 @@ class Group:
         return self._errand(functools.partial(self._complete, operations))
 
     def in_background(self, call: Callable[[], None]) -> None:
-        """``call``, whose waits are those of one other thread: to hand them over one by one costs more. Raises what it raises.
+        """Run ``call`` in one other thread, with all its waits: to hand over each wait costs more. Raises its errors.
 
-        An interrupt leaves that thread behind in gloo; this method is back, with GroupBroken, once ``call`` changes nothing any more.
+        An interrupt leaves that thread behind in gloo. This method then raises GroupBroken, once ``call`` changes no memory any more.
         """
         if not self.works_in_background:
-            call()  # there is no wait; or streams, and the workers of OpenMP, are a thread's own
+            call()  # a group of one has no waits; and each thread has its own streams and workers of OpenMP
             return
         self.begin_in_background(call)()
 
@@ -241,7 +243,7 @@ class Group:
         return self.size > 1 and self.device.type == "cpu" and torch.get_num_threads() == 1
 
     def begin_in_background(self, call: Callable[[], None]) -> Callable[[], None]:
-        """Begin what :meth:`in_background` does: what to call to block until it is done. One at a time, and where the group
+        """Begin :meth:`in_background`; returns a function that waits for its end. One at a time, and only if the group
         :attr:`works_in_background`."""
 
         def run() -> None:
@@ -259,17 +261,17 @@ class Group:
             try:
                 ended()
             finally:
-                self.quiet()  # an interrupt may have come while it was at work
+                self.quiet()  # an interrupt may have come while it ran
 
         return wait
 
     def quiet(self) -> None:
-        """Once this returns, nothing that runs in the background changes anything any more, where the group is interrupted."""
+        """Wait until the background thread of an interrupted group changes no memory any more."""
         with self._turn:
             pass
 
     def rest(self, until: Signal) -> None:
-        """Within :meth:`in_background`: wait for the word of another thread of this process. Raises GroupBroken on ``interrupt``."""
+        """Within :meth:`in_background`: wait for a signal of another thread of this process. Raises GroupBroken on ``interrupt``."""
         self._waits.add(until)
         self._turn.release()
         try:
@@ -285,7 +287,7 @@ class Group:
             raise self.broken(self._stop)
 
     def _await(self, operations: Sequence[Any]) -> None:
-        """Within :meth:`in_background`: after an interrupt nothing of it goes on."""
+        """Within :meth:`in_background`: wait for ``operations``. Raises GroupBroken after an interrupt."""
         self._turn.release()
         try:
             self._complete(operations)
@@ -294,13 +296,13 @@ class Group:
         self._go_on()
 
     def _errand(self, errand: Callable[[], None]) -> Callable[[], None]:
-        """Have another thread do it: what to call to block until it is done, or interrupted; that raises as the errand does."""
+        """Run ``errand`` in another thread. Gives a function that blocks until its end or an interrupt, and raises its errors."""
         settled = Signal()
 
         def run() -> BaseException | None:
             try:
                 errand()
-            except BaseException as error:  # noqa: BLE001 - whoever waits for it raises it
+            except BaseException as error:  # noqa: BLE001 - the waiting thread raises it
                 return error
             return None
 
@@ -319,7 +321,8 @@ class Group:
         return wait
 
     def _start_staged(self, wires: Any, sends: Sequence[Transfer], receives: Sequence[Transfer], tag: int) -> Work:
-        """By way of host memory, pinned when there is a GPU; torch's host allocator keeps pinned blocks for the next call."""
+        """Send and receive through host memory, pinned when there is a GPU; torch's host allocator keeps pinned blocks for the next
+        call."""
         landed = [(_host_like(t), t, peer) for t, peer in receives]
         outgoing = [(_host_like(t).copy_(t), peer) for t, peer in sends]
         incoming = [wires.recv([host], peer, tag) for host, _, peer in landed]
@@ -340,7 +343,7 @@ class Group:
     def all_gather(self, out: torch.Tensor, inp: torch.Tensor, tag: int = Tag.PLAIN) -> None:
         """``out[r]`` becomes rank r's ``inp``: ``out`` has one more dimension, of length ``size``, in front. For small tensors.
 
-        Leave ``inp`` as it is until the next one: what arrives in that one says that all have got this one's.
+        Do not change ``inp`` before the next call returns: its messages show that all ranks have received this one's.
         """
         out[self.rank].copy_(inp)
         work = self.start([(inp, peer) for peer in self.peers], [(out[peer], peer) for peer in self.peers], tag)
@@ -365,7 +368,7 @@ class Group:
             tensor.copy_(host)
 
     def interrupt(self, reason: str = "interrupted") -> None:
-        """Make every operation under way here, and every later one, raise GroupBroken. From any thread, at any time, at once.
+        """Make each running and later operation of this rank raise GroupBroken at once. From any thread, at any time.
 
         Neighbours notice too, as their connections to this rank end.
         """
@@ -375,10 +378,10 @@ class Group:
         if self._ends is not None:
             self._ends.shut_down()
         with contextlib.suppress(IndexError):
-            self._errands.run(self._aborts.pop(), Signal())  # once, as two at a time lock each other up; NCCL takes a second for it
+            self._errands.run(self._aborts.pop(), Signal())  # once, as two at a time deadlock; NCCL takes a second for it
 
     def close(self) -> None:
-        """Leave the group and free its sockets and threads. An operation that is still under way raises GroupBroken."""
+        """Leave the group and free its sockets and threads. A running operation raises GroupBroken."""
         self.interrupt("closed")
         self._errands.close()
         self._gloo = self._nccl = self._ends = self._gathered = None
@@ -393,13 +396,13 @@ def _host_like(tensor: torch.Tensor) -> torch.Tensor:
 
 
 class Forming:
-    """A group being formed, in a thread of its own, so that it can be given up at any moment: also beside running steps.
+    """A group being formed, in a thread of its own, so that the rank can give it up at any moment: also beside running steps.
 
     The ranks of ``generation`` meet at ``store`` (``host:port``); ``host`` is the address of this rank's node, where peers connect to it.
-    ``operation_s`` bounds each operation of the group once it is formed; ``timeout_s`` when it is None. ``site`` is what this rank shares
-    with its neighbours (``fleet.protocol.domains.site_of``), and ``cores`` how many its process may use; all are told both.
-    A thread that was given up ends by itself, at once or within ``timeout_s``. It is no daemon: the interpreter cannot end well while a
-    thread is inside gloo, so it waits for this one.
+    ``operation_s`` bounds each operation of the group once it is formed; ``timeout_s`` when it is None. ``site`` names the host and domains
+    that this rank shares with its neighbours (``fleet.protocol.domains.site_of``). ``cores``: how many its process may use. All ranks learn
+    both. A thread that was given up ends by itself, at once or within ``timeout_s``. It is no daemon: the interpreter waits for it, as it
+    cannot end safely while a thread is inside gloo.
     """
 
     def __init__(
@@ -425,7 +428,7 @@ class Forming:
         self._group: Group | None = None
         self._error = ""
         self._ends = ConnectionEnds()
-        self._devices: dict[str, str] = {}  # by where a rank listens
+        self._devices: dict[str, str] = {}  # by the addresses at which a rank listens
         self._making: _nccl.Making | None = None
         self._client: StoreClient | None = None
         if size == 1:
@@ -459,7 +462,7 @@ class Forming:
             self._group.interrupt(reason)
 
     def _settle(self, group: Group | None, error: str = "") -> None:
-        """The first one to settle decides; a group that comes too late is closed."""
+        """The first call decides; a group that comes later is closed."""
         with self._lock:
             if not self._settled.is_set():
                 self._group, self._error = group, error
@@ -472,7 +475,7 @@ class Forming:
         be_prompt(children=True)  # gloo's own threads, too
         try:
             self._settle(self._meet())
-            self._ends.keep_cached()  # nobody waits for this
+            self._ends.keep_cached()  # no thread waits for this
         except (RuntimeError, OSError, GroupBroken) as error:
             self._settle(None, f"forming at {self._store}: {first_line(error)}")
 
@@ -482,7 +485,7 @@ class Forming:
             self._go_on()
             group = Group(self._generation, self._rank, self._size, self._device, self._gloo_wires(client), ends=self._ends)
             group.sites, group.rooms = tuple(self._sites), tuple(self._rooms)
-            try:  # nobody is done before everybody is: a rank that closed at once would break those that still connect
+            try:  # all ranks end together: one that closed earlier would break those that still connect
                 if self._each_has_its_own:
                     self._agree(group, client)
                 else:
@@ -494,7 +497,7 @@ class Forming:
         return group
 
     def _go_on(self) -> None:
-        """An interrupt may have come before there was a connection to end."""
+        """Raise GroupBroken if an interrupt came before there was a connection to end."""
         if self.done:
             raise GroupBroken(self._error, self._generation)
 
@@ -509,8 +512,7 @@ class Forming:
         return _gloo(GlooStore(client, "gloo", self._size, said, self._learn), self._rank, self._size, device, self._operation_s)
 
     def _learn(self, said: bytes) -> None:
-        """Where a rank listens: known before there is a connection that an interrupt has to end. Which device it has, where it is, and on
-        how many cores."""
+        """Keep a rank's addresses, device, site, host and cores. The addresses are needed before the first connection, for an interrupt."""
         ends, name, rank, site, host, cores = json.loads(said)
         self._sites[rank], self._rooms[rank] = site, RankRoom(host, cores)
         self._ends.far |= {(host, port) for host, port in ends} - self._ends.near
@@ -519,12 +521,12 @@ class Forming:
 
     @property
     def _each_has_its_own(self) -> bool:
-        """Whether each rank has a device for NCCL, and no two the same one: all ranks find the same, as all were told by all."""
+        """Whether each rank has a device for NCCL, and no two ranks the same: all ranks decide alike, as all know all devices."""
         names = set(self._devices.values())
         return len(names) == self._size and "" not in names
 
     def _agree(self, group: Group, client: StoreClient) -> None:
-        """NCCL carries what is on the devices if every rank has made its communicator, and else gloo does; all ranks find the same."""
+        """Use NCCL for tensors on the devices if each rank has made its communicator, else gloo. All ranks decide alike."""
         making = self._begin_making(client)
         has = dict[int, bool]()
         received = group._errand(functools.partial(self._receive, group, making, has))
@@ -546,8 +548,11 @@ class Forming:
         log.warning("generation %d exchanges by gloo: NCCL is not there: %s", self._generation, why or "not on all ranks")
 
     def _receive(self, group: Group, making: _nccl.Making, has: dict[int, bool]) -> None:
-        """In a thread of its own, told by each peer whether it has a communicator. NCCL would wait for one that has none, so who still
-        makes its own gives up then. Each rank asks its next ones first, so that whoever waits hears of it from one that waits no more."""
+        """Receive from each peer whether it has a communicator, in a thread of its own.
+
+        NCCL would wait for a peer that has none, so a rank that still makes its own gives up then. Each rank asks the next rank first, so a
+        waiting rank learns it from one that no longer waits.
+        """
         said = torch.zeros(1, dtype=torch.float32, device="cpu")
         try:
             for peer in group.peers:
@@ -563,6 +568,6 @@ class Forming:
     def _begin_making(self, client: StoreClient) -> _nccl.Making:
         name = f"fleet-nccl-{self._generation}"
         self._making = making = _nccl.Making(TorchStore(client, "nccl"), self._rank, self._size, self._device, self._operation_s, name)
-        if self.done:  # who interrupted it did not see that yet
+        if self.done:  # the interrupt came before ``_making`` was set
             making.give_up(GroupBroken(self._error, self._generation))
         return making

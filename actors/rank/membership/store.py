@@ -1,13 +1,13 @@
 """The key-value store on which process groups meet.
 
-Fleet's own, because a view change waits for it: torch's TCPStore was seen to take 5 s for about one connection in 25, retries past its
+Fleet has its own, because a view change waits for it. PyTorch's TCPStore took 5 s for about one connection in 25, retries after its
 time-out, and cannot be interrupted. This one is a thread of the serving process, and a client that is a plain socket.
 
 A connection begins with the proof of the run's secret; a client's goes out with its first request, after one round trip.
 
-A request is ``op, key length, value length, key, value``. ``GET`` names one key or several, apart by line ends: the answer, each value
-with its length before it, comes when all are there. Keys begin with ``generation/``; what generations before the last three have left is
-dropped. A rank that forms a group computes meanwhile, and so may the one that serves: what counts is how often they wait for each other.
+A request is ``op, key length, value length, key, value``. ``GET`` names one or several keys, separated by line ends. The answer, each value
+with its length before it, comes when all are there. Keys begin with ``generation/``; keys of generations before the last three are dropped.
+The ranks that form a group, and the serving rank, may compute meanwhile. So the number of round trips determines the time.
 """
 
 from __future__ import annotations
@@ -36,13 +36,14 @@ _ANSWER = struct.Struct("!I")
 SET, GET = b"S", b"G"
 KEPT_GENERATIONS = 3
 _SEND_S = 5.0
-"""A rank that takes nothing of its answer for so long is dropped."""
+"""A rank that reads no byte of its answer for so long is dropped."""
 _MOST_UNSENT_BYTES = 64 * MIB
 
 
 @dataclass(slots=True)
 class _Caller:
-    """A connection that has proven itself: what has come of its next request, what of its answers is still to go, and until when."""
+    """A connection with a valid proof: the received part of its next request, the unsent part of its answers, and the time limit for
+    that."""
 
     peer: str
     unread: bytearray = field(default_factory=bytearray)
@@ -51,7 +52,7 @@ class _Caller:
 
 
 class StoreServer:
-    """Serves a store from this process, on a free port, until closed. ``address`` is ``host:port``; ``host`` is where peers find it."""
+    """Serves a store from this process, on a free port, until closed. ``address`` is ``host:port``; peers connect to ``host``."""
 
     def __init__(self, host: str) -> None:
         self._selector = selectors.DefaultSelector()
@@ -59,7 +60,7 @@ class StoreServer:
         self.address = self._door.address
         self._wake, self._woken = socket.socketpair()
         self._values: dict[str, bytes] = {}
-        self._waiting: dict[socket.socket, tuple[list[str], set[str]]] = {}  # who waits for these keys, of which those are not there
+        self._waiting: dict[socket.socket, tuple[list[str], set[str]]] = {}  # connection -> (keys it waits for, those not set yet)
         self._callers: dict[socket.socket, _Caller] = {}
         self._generations: list[int] = []
         self._thread = threading.Thread(target=self._serve, name="fleet-store", daemon=True)
@@ -84,7 +85,7 @@ class StoreServer:
                 self._drop_slow()
 
     def _ready(self, fileobj: Any, events: int) -> None:
-        """What was dropped for another one's sake in the same round is nobody's any more."""
+        """Handle an event. A connection that was dropped in the same round is ignored."""
         if self._door.knows(fileobj):
             if (proven := self._door.ready(fileobj)) is not None:
                 connection, _ = proven
@@ -168,7 +169,7 @@ class StoreServer:
             self._send(connection)
 
     def _send(self, connection: socket.socket) -> None:
-        """As much as it takes; the selector tells when it takes more."""
+        """Send as much as the socket takes; the selector reports when it takes more."""
         caller = self._callers[connection]
         try:
             sent = connection.send(caller.unsent) if caller.unsent else 0
@@ -229,7 +230,7 @@ class StoreClient:
         self._send(SET, [key], value)
 
     def get(self, key: str) -> bytes:
-        """The value of ``key``, once somebody has set it."""
+        """The value of ``key``, once a rank has set it."""
         return self.get_all([key])[0]
 
     def get_all(self, keys: Sequence[str]) -> list[bytes]:
@@ -260,7 +261,7 @@ class StoreClient:
 
 
 class TorchStore(dist.Store):
-    """A :class:`StoreClient` as torch's process groups want it."""
+    """A :class:`StoreClient` with the interface for torch's process groups."""
 
     def __init__(self, client: StoreClient, prefix: str) -> None:
         super().__init__()
@@ -278,9 +279,9 @@ class TorchStore(dist.Store):
 
 
 class GlooStore(TorchStore):
-    """What gloo wants of a store, in one round trip: it sets one key that ends with its rank, and asks for each rank's, twice.
+    """gloo's use of a store, in one round trip: gloo sets one key that ends with its rank, and asks for each rank's key twice.
 
-    Beside what gloo says goes ``mine``; ``learn`` is given each rank's, before gloo hears of that rank.
+    ``mine`` travels with gloo's value. ``learn`` gets the ``mine`` of each rank before gloo gets that rank's value.
     """
 
     def __init__(self, client: StoreClient, prefix: str, size: int, mine: bytes, learn: Callable[[bytes], None]) -> None:

@@ -1,1 +1,1 @@
-"""What a rank tracks: its transfer, snapshots of it, and its part of checkpoints."""
+"""The tracked state of a rank: its transfer, snapshots of it, and its part of checkpoints."""

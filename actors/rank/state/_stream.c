@@ -1,8 +1,8 @@
 /* Copies memory past the caches, one stretch from its beginning to its end.
 
-   A snapshot reads each byte of the state once, writes it once, and needs neither soon. memcpy does not know that: for large sizes glibc
-   copies two or four pages by turns, which keeps a core of an EPYC for half as long again, and reads into the caches what pushes out
-   of them what others compute with. */
+   A snapshot reads and writes each byte of the state once, and does not need it again soon. memcpy does not know that. For large sizes
+   glibc copies two or four pages in turns, which takes a core of an EPYC half as long again. It also reads the state into the caches,
+   which pushes out the data of computing threads. */
 
 #define PY_SSIZE_T_CLEAN
 #define Py_LIMITED_API 0x030b0000
@@ -21,7 +21,7 @@ enum { LINE = 64, AHEAD = 16 * LINE };
 static void stream_lines(char *to, const char *from, size_t lines)
 {
     for (; lines; lines--, to += LINE, from += LINE) {
-        _mm_prefetch(from + AHEAD, _MM_HINT_NTA); /* beyond the end it does nothing */
+        _mm_prefetch(from + AHEAD, _MM_HINT_NTA); /* after the end it has no effect */
         const __m128i *in = (const __m128i *)from;
         __m128i a = _mm_loadu_si128(in), b = _mm_loadu_si128(in + 1), c = _mm_loadu_si128(in + 2), d = _mm_loadu_si128(in + 3);
         __m128i *out = (__m128i *)to;
@@ -30,7 +30,7 @@ static void stream_lines(char *to, const char *from, size_t lines)
         _mm_stream_si128(out + 2, c);
         _mm_stream_si128(out + 3, d);
     }
-    _mm_sfence(); /* whoever learns that the copy is done sees all of it */
+    _mm_sfence(); /* so a thread that learns of the end of the copy sees all of it */
 }
 
 static void copy(char *to, const char *from, size_t size)

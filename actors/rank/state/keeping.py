@@ -1,7 +1,7 @@
-"""A run stops while the loop of this rank computes or evaluates: what it has committed is written beside that.
+"""A run stops while this rank's loop computes or evaluates: a thread beside it writes the committed state.
 
-The rank has left its view, so nobody changes the state. A forward may change buffers of modules, of which the step keeps what they were; an
-evaluation may have put other weights in place, which is looked for before and after the state is copied.
+The rank has left its view, so no step changes the state. A forward may change buffers of modules, whose committed values the step keeps. An
+evaluation may have put other weights in place, so the thread checks for that before and after the copy.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ log = logging.getLogger("fleet.rank")
 
 
 class ChangedMeanwhile(RuntimeError):
-    """The tensors in place are not those that were committed."""
+    """The tensors in place are not the committed ones."""
 
 
 def keep(order: Keep, train: TrainStep, parts: PartsPort, client: Client) -> None:
-    """Write this rank's part, and say so, or why it cannot. In a thread of its own."""
+    """Write this rank's part, and report it or the error. In a thread of its own."""
     protocol = client.protocol
     try:
         name, part, meta = _write(order, train, parts, protocol.sharded, order.members.index(protocol.member))
@@ -41,7 +41,7 @@ def keep(order: Keep, train: TrainStep, parts: PartsPort, client: Client) -> Non
 
 
 def _write(order: Keep, train: TrainStep, parts: PartsPort, sharded: bool, index: int) -> tuple[str, Part, str]:
-    """(id of the checkpoint, the part, what the first rank says of all)."""
+    """(id of the checkpoint, the part, the skeleton if this is the first part)."""
     share: Share = train.layout.share() if sharded else WholeTensors(train.state, index, len(order.members))
     _check(train)
     flat, copies = _copied(train, share)
@@ -56,7 +56,7 @@ def _check(train: TrainStep) -> None:
 
 
 def _copied(train: TrainStep, share: Share) -> tuple[Flat, list[Slice]]:
-    """This rank's part, in host memory. A forward that begins meanwhile has kept what buffers were: then they are read again."""
+    """This rank's part, in host memory. If a forward begins meanwhile, the buffers are read again from the values that the step keeps."""
     before = train.gradients.buffers.as_committed()
     flat = share.flat()
     copies = _part(share, flat, before)
@@ -70,5 +70,5 @@ def _part(share: Share, flat: Flat, committed: Sequence[tuple[torch.Tensor, torc
     held = [was.get((tensor.data_ptr(), tensor.shape), tensor) for tensor in flat.tensors]
     lies_in = {live.untyped_storage().data_ptr() for live, _ in committed if live.numel()}
     if any(each.numel() and each.untyped_storage().data_ptr() in lies_in for each in held):
-        raise ChangedMeanwhile("a forward is under way that changes a buffer, of which only a part is written here")
+        raise ChangedMeanwhile("a running forward changes a buffer, and this rank writes only a part of that buffer")
     return [(index, tensor.detach().to("cpu", copy=True), *rest) for index, tensor, *rest in share.items(held)]  # type: ignore[misc]

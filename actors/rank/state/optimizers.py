@@ -1,4 +1,4 @@
-"""An optimizer takes over the state of another one, each tensor in the type that it has."""
+"""An optimizer takes over the state of another one, each tensor in its type."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ import torch
 
 
 def load(optimizer: torch.optim.Optimizer, state: Mapping[str, Any]) -> None:
-    """``optimizer.load_state_dict(state)``, behind which it holds what the other one held.
+    """``optimizer.load_state_dict(state)`` that keeps the type of each tensor.
 
-    PyTorch casts what an optimizer holds to the type of the parameter. But NAdam and ASGD hold a factor in float32, whatever that is, and
-    others the whole weights in float32 beside bfloat16 ones. Cast, they go on with other bits.
+    PyTorch casts an optimizer's tensors to the type of the parameter. But NAdam and ASGD hold a factor in float32 for any parameter, and
+    others the whole weights in float32 beside bfloat16 ones. After a cast they continue with other bits.
     """
     optimizer.load_state_dict(dict(state))
     if not {"state", "param_groups"} <= state.keys():

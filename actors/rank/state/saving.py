@@ -1,7 +1,7 @@
 """A rank's part of durable checkpoints, written beside the steps.
 
-At the step boundary on which all agreed a snapshot begins; the loop waits for it, if at all, when the next step is about to change the
-state. From then on a thread of its own writes the part, and says so when it is durable.
+All ranks begin a snapshot at the same step boundary. The loop waits for it, if at all, when the next step is about to change the state.
+After that a thread of its own writes the part, and reports when it is durable.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ log = logging.getLogger("fleet.rank")
 
 
 class Share(Protocol):
-    """What one rank writes of a state. The snapshot is taken of what :meth:`flat` names; :meth:`items` tells what of it is written.
+    """The part of a state that one rank writes. The snapshot has the tensors of :meth:`flat`; :meth:`items` gives the slices to write.
 
     Attributes:
-        index, count: which part of the checkpoint it is, and of how many.
-        state: of which it is a part.
+        index, count: the number of the part, and how many parts there are.
+        state: the whole state.
     """
 
     index: int
@@ -45,7 +45,7 @@ class Share(Protocol):
 
 
 class WholeTensors:
-    """Of a state that all ranks hold, each writes some of the tensors."""
+    """The part of a state that all ranks hold: each rank writes some of the tensors."""
 
     def __init__(self, state: TrackedState, index: int, count: int) -> None:
         self.state, self.index, self.count = state, index, count
@@ -58,7 +58,7 @@ class WholeTensors:
 
 
 class PartsPort(Protocol):
-    """Checkpoints as a rank sees them; ``storage`` implements it."""
+    """A rank's access to checkpoints; ``storage`` implements it."""
 
     def write(
         self, state: StateId, generation: int, index: int, count: int, tensors: Sequence[Slice], place: str = ""
@@ -69,7 +69,7 @@ class PartsPort(Protocol):
         """
 
     def export(self, target: str, model: Mapping[str, Any]) -> str:
-        """Write a model to the path or URL ``target``, whole or not at all; returns where it lies. Raises OSError."""
+        """Write a model to the path or URL ``target``, whole or not at all; returns its place. Raises OSError."""
 
     def load(self, checkpoint: str) -> tuple[str, list[torch.Tensor]]:
         """(skeleton, tensors) of a committed checkpoint, verified: of the store by id, of memories by URL. Raises OSError."""
@@ -77,7 +77,7 @@ class PartsPort(Protocol):
 
 @dataclass(frozen=True)
 class SaveOrder:
-    """One checkpoint as one rank writes it, asked for as ``request`` in ``generation``, to ``place``."""
+    """One rank's part of a checkpoint to write to ``place``. The coordinator asked for it as ``request`` in ``generation``."""
 
     request: int
     state: StateId
@@ -89,7 +89,7 @@ class SaveOrder:
 class Saver:
     """``begin`` and ``settle`` belong to the loop's thread. ``places``: see :func:`fleet.protocol.levels.places`.
 
-    What fails is logged and reported: training goes on, and the coordinator asks again later.
+    A failure is logged and reported: training goes on, and the coordinator asks again later.
     """
 
     def __init__(self, client: Client, recorder: Recorder, parts: PartsPort, places: Mapping[str, str]) -> None:
@@ -114,7 +114,7 @@ class Saver:
                 self._give_up(request, here, "the two snapshots before it are still being written")
 
     def settle(self) -> None:
-        """Before the state changes: wait until it is copied, then have it written."""
+        """Before the state changes: wait until it is copied, then write it in another thread."""
         order, self._order = self._order, None
         if order is None:
             return
@@ -148,9 +148,9 @@ class Saver:
 
 
 def model_state(tracked: TrackedState | None, model: Any) -> Mapping[str, Any]:
-    """Names to tensors of what ``run.save`` writes: of ``model``, or of the tracked module; of several tracked ones a mapping for each.
+    """Names to tensors for ``run.save``: of ``model``, or of the tracked module; of several tracked ones a mapping for each.
 
-    Raises FleetError when there is nothing to write.
+    Raises FleetError when there is no model to write.
     """
     if model is None:
         modules = tracked.modules if tracked is not None else {}

@@ -1,12 +1,12 @@
 """Snapshots of the training state that cost the loop next to nothing.
 
 The state after step k is copied in the background while step k+1 computes; :meth:`Snapshotter.settle`, called just before the optimizer
-changes it, waits only for what is not copied yet, and helps. Memory for two snapshots is taken once and reused.
+changes it, waits only for the rest of the copy, and helps with it. Memory for two snapshots is taken once and reused.
 
-What may change before that, the small buffers that a forward touches, is copied at once in :meth:`Snapshotter.begin`.
+Small buffers, which a forward may change before that, are copied at once in :meth:`Snapshotter.begin`.
 
-Large tensors are copied past the caches (``_stream.c``), not by ``Tensor.copy_``: that would start a team of threads beside the one that
-computes. Where that was not compiled the C library copies them; it writes past the caches from a size on, too (the tunable
+Large tensors are copied past the caches (``_stream.c``), not by ``Tensor.copy_``: that would start a team of threads beside the computing
+thread. Where ``_stream.c`` was not compiled, the C library copies them. It also writes past the caches from a size on (the tunable
 ``glibc.cpu.x86_non_temporal_threshold``), and takes half as long again.
 """
 
@@ -36,8 +36,8 @@ except ImportError:  # installed without a C compiler
     copy = ctypes.memmove
 
 CHUNK_BYTES = 8 << 20
-"""The loop waits for at most one chunk that the other thread has begun, less than a millisecond. Of smaller ones the C library would copy
-two pages at once, and not four (``actors.rank.environment``)."""
+"""The loop waits for at most one chunk that the other thread has begun, less than a millisecond. Smaller chunks the C library would copy by
+two pages at once, not four (``actors.rank.environment``)."""
 
 SMALL_BYTES = 64 << 10
 """Tensors up to this size are copied many at a time: one by one they would take the interpreter's lock as often."""
@@ -48,8 +48,12 @@ AT_ONCE_BYTES = 2 << 20
 GROUP = 512
 ALIGNMENT = 64
 PAGE_BYTES = 4096
-"""A processor tells a load from an earlier store by the address within a page. Where a copy's target lies a little further on in its page
-than its source, each load waits for a store that it has nothing to do with: on a Zen 3 the copy takes 4 times as long."""
+"""A processor compares a load with earlier stores by the address within a page.
+
+If a copy's target lies a little further on in its page than its source, each load waits for an unrelated store. On a Zen 3 the copy then
+takes
+4 times as long.
+"""
 
 _NOTHING = torch.empty(0, dtype=torch.uint8, device="cpu")
 
@@ -70,12 +74,12 @@ class Snapshot:
         self._owner, self._slot = owner, slot
 
     def arrive(self) -> None:
-        """Block until every byte is here. A GPU copies on after ``settle``; of a state in host memory all is there then."""
+        """Block until the copy is complete. After ``settle`` a GPU may still copy; a state in host memory is complete then."""
         if self._slot.device is not None:
             self._slot.device.wait()
 
     def release(self) -> None:
-        """Its memory may be reused. Once for each :meth:`Snapshotter.hold_settled`; more often raises RuntimeError."""
+        """Allow reuse of the memory. Call it once for each :meth:`Snapshotter.hold_settled`; a further call raises RuntimeError."""
         with self._owner._lock:
             if not self._slot.holders:
                 raise RuntimeError(f"the snapshot of {self.state_id} was released more often than held")
@@ -89,10 +93,10 @@ class Snapshot:
 
 
 class Snapshotter:
-    """Takes snapshots, one at a time. ``begin`` and ``settle`` belong to the loop's thread; the rest may be called from any.
+    """Takes snapshots, one at a time. The loop's thread calls ``begin`` and ``settle``; any thread may call the rest.
 
-    At most two snapshots are in memory. While one is held, newer ones are taken into the other; when both are held, or the last copy is not
-    finished, the next is skipped: ``begin`` never waits, and a step waits once at most, in ``settle``.
+    At most two snapshots are in memory. While one is held, newer snapshots use the other's memory. When both are held, or the last copy is
+    not finished, the next snapshot is skipped. So ``begin`` never waits, and a step waits once at most, in ``settle``.
     """
 
     def __init__(self) -> None:
@@ -102,9 +106,9 @@ class Snapshotter:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="snapshot")
 
     def hold_settled(self) -> Snapshot | None:
-        """The snapshot that was begun last, once it is settled; None without one. A GPU may copy it yet: see :meth:`Snapshot.arrive`.
+        """The snapshot that was begun last, once it is settled; None without one. A GPU may still copy it: see :meth:`Snapshot.arrive`.
 
-        It stays as it is until its ``release``.
+        It does not change before its ``release``.
         """
         with self._lock:
             if self._job is None or not self._job.settled:
@@ -113,7 +117,7 @@ class Snapshotter:
             return self._job.snapshot
 
     def begin(self, state_id: StateId, state: TrackedState, part: Callable[[], Flat] | None = None) -> bool:
-        """Begin to copy the state, or what ``part`` names of it; returns at once. Until :meth:`settle` nothing but a forward may change it.
+        """Begin to copy the state, or its tensors from ``part``; returns at once. Until :meth:`settle` only a forward may change the state.
 
         ``state.load`` settles by itself. Returns False when this snapshot is skipped.
         """
@@ -136,9 +140,9 @@ class Snapshotter:
         return True
 
     def settle(self) -> float:
-        """Call it before anything changes the state. Blocks until the copy is done; returns for how many seconds.
+        """Call it before a change of the state. Blocks until the copy is done; returns for how many seconds.
 
-        Raises what the copy raised: there is no such snapshot then, and the next one may begin.
+        Raises the error of the copy: that snapshot does not exist then, and the next one may begin.
         """
         job = self._job
         if job is None or job.settled:
@@ -154,7 +158,7 @@ class Snapshotter:
 
 
 class _Slot:
-    """Memory for one snapshot, and what has to be done to fill it."""
+    """Memory for one snapshot, and the tasks that fill it."""
 
     def __init__(self) -> None:
         self.holders = 0
@@ -168,7 +172,7 @@ class _Slot:
         self._at_once: tuple[list[torch.Tensor], list[torch.Tensor]] = ([], [])
 
     def aim(self, flat: Flat) -> None:
-        """Plan the copy of these tensors; free when they are those of last time."""
+        """Plan the copy of these tensors. It costs no time when they are the same as last time."""
         if flat.volatile == self._volatile and self._are_sources(flat.tensors):
             return
         layout = [(tensor.shape, tensor.stride(), tensor.dtype, tensor.device) for tensor in flat.tensors]
@@ -181,7 +185,7 @@ class _Slot:
         self._plan(flat)
 
     def forget(self) -> None:
-        """The plan failed: make it anew next time."""
+        """The plan failed: make a new one next time."""
         self._sources = []
 
     def _are_sources(self, tensors: Sequence[torch.Tensor]) -> bool:
@@ -205,7 +209,7 @@ class _Slot:
 
 
 class _Job:
-    """One snapshot that is being taken. Its tasks are done by the background thread, and by the loop once that has to wait."""
+    """One snapshot that is being taken. The background thread does its tasks, and the loop helps once it has to wait."""
 
     def __init__(self, slot: _Slot, snapshot: Snapshot, alive: Sequence[torch.Tensor]) -> None:
         self.slot, self.snapshot = slot, snapshot
@@ -225,7 +229,7 @@ class _Job:
 
     @property
     def complete(self) -> bool:
-        """Whether every byte is in host memory."""
+        """Whether the whole copy is in host memory."""
         return not self._left and (self.slot.device is None or self.slot.device.done)
 
     def settle(self) -> None:
@@ -240,7 +244,8 @@ class _Job:
         self._alive = ()
 
     def _work_beside(self, loop: int) -> None:
-        """In the other thread. It and the loop hand the interpreter's lock to each other at first; after one task each does its own."""
+        """Do tasks in the background thread. At first it and the loop exchange the interpreter's lock; after one task each works by
+        itself."""
         cores = BesideThread(loop)
         self._work_once()
         cores.keep()
@@ -252,7 +257,7 @@ class _Job:
             pass
 
     def _work_once(self) -> bool:
-        """Does the next task, and says whether there was one."""
+        """Do the next task. False: there was none."""
         if (task := self._next()) is None:
             return False
         task()
@@ -273,7 +278,7 @@ class _DevicePart:
 
     def __init__(self, later: list[Pair], at_once: list[Pair]) -> None:
         self._stream = torch.cuda.Stream(device=(later + at_once)[0][1].device)
-        self._ready, self._copied = torch.cuda.Event(), torch.cuda.Event(blocking=True)  # who waits leaves the core to others
+        self._ready, self._copied = torch.cuda.Event(), torch.cuda.Event(blocking=True)  # a waiting thread gives up its core
         self._changing = [source for _, source in at_once]
         self._staged = [torch.empty_like(source) for source in self._changing]
         self._into, self._sources = _unzip(later + [(into, staged) for (into, _), staged in zip(at_once, self._staged, strict=True)])
@@ -290,7 +295,7 @@ class _DevicePart:
             self._copied.record(self._stream)
 
     def order(self) -> None:
-        """What the loop's stream does from now on comes after the copy."""
+        """Let later work of the loop's stream wait for the copy."""
         torch.cuda.current_stream(self._stream.device).wait_event(self._copied)
 
     @property
@@ -298,7 +303,7 @@ class _DevicePart:
         return bool(self._copied.query())
 
     def wait(self) -> None:
-        """From any thread, once :meth:`copy` was called."""
+        """Wait for the copy, after :meth:`copy`. From any thread."""
         self._copied.synchronize()
 
 
@@ -307,7 +312,7 @@ def _unzip(pairs: Sequence[Pair]) -> tuple[list[torch.Tensor], list[torch.Tensor
 
 
 def _host_tasks(pairs: Sequence[Pair]) -> list[Task]:
-    """Chunks of the large tensors; then the small ones, and those whose memory has gaps, in groups."""
+    """Tasks: chunks of the large tensors; then groups of small tensors, and of those whose memory has gaps."""
     large = [pair for pair in pairs if _moves(pair[1])]
     chunked = {id(into) for into, _ in large}
     others = [pair for pair in pairs if id(pair[0]) not in chunked]
@@ -321,12 +326,12 @@ def _stretches(size: int) -> list[tuple[int, int]]:
 
 
 def _dense(tensor: torch.Tensor) -> bool:
-    """Whether its elements fill one stretch of memory, in whatever order."""
+    """Whether its elements fill one stretch of memory, in any order."""
     return tensor.is_contiguous() or torch.empty_like(tensor, device="meta").stride() == tensor.stride()
 
 
 def _allocate(size: int, pinned: bool) -> torch.Tensor:
-    """So many bytes. From numpy, which asks for huge pages; torch would round pinned memory up to a power of two."""
+    """Memory of ``size`` bytes, from numpy, which asks for huge pages. torch would round pinned memory up to a power of two."""
     array = np.empty(size, dtype=np.uint8)
     memory = torch.from_numpy(array)
     if pinned and array.size:
@@ -336,17 +341,17 @@ def _allocate(size: int, pinned: bool) -> torch.Tensor:
 
 
 def _moves(tensor: torch.Tensor) -> bool:
-    """Whether it is copied by the C library, in chunks."""
+    """Whether the tensor is copied in chunks, by ``copy``."""
     return tensor.nbytes > SMALL_BYTES and not tensor.is_cuda and _dense(tensor)
 
 
 def _room(tensor: torch.Tensor) -> int:
-    """Bytes to keep for a copy of it, with a page to choose from where it begins."""
+    """Bytes for a copy of the tensor, with one page more so that the copy's begin within a page can be chosen."""
     return -(-tensor.nbytes // ALIGNMENT) * ALIGNMENT + (PAGE_BYTES if _moves(tensor) else 0)
 
 
 def _spread(memory: torch.Tensor, like: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    """A tensor in ``memory`` for each of ``like``, those that are large half a page off their sources."""
+    """A tensor in ``memory`` for each of ``like``. Large ones begin half a page away from their source's place in its page."""
     tensors, at = [], 0
     for tensor in like:
         begin = at

@@ -29,18 +29,18 @@ CHUNK_BYTES = 8 << 20
 SMALL_BYTES = 1 << 20
 CHUNKS_IN_FLIGHT = 4
 LARGEST_PLAN_BYTES = 1 << 30
-"""Of all of a state but its tensors, and of their shapes."""
+"""Limit of the skeleton of a state together with the shapes of its tensors."""
 
 
 MARKS = "\0requires_grad"
-"""Among the parts of a state: see ``TrackedState.marks``. No object has such a name."""
+"""The name of ``TrackedState.marks`` among the parts of a state. No object has such a name."""
 
 
 class Flat(NamedTuple):
-    """What :meth:`TrackedState.flat` returns.
+    """The result of :meth:`TrackedState.flat`.
 
     Attributes:
-        skeleton: text; everything but the tensors.
+        skeleton: text; all of the state except the tensors.
         tensors: the live tensors, not copies. One that occurs twice (tied weights) is listed once.
         volatile: indices of the tensors that a forward may change between commits: small buffers of modules, and integer ones.
     """
@@ -51,21 +51,22 @@ class Flat(NamedTuple):
 
 
 class TrackedState:
-    """What makes up the training state, by name: whatever has ``state_dict`` and ``load_state_dict``.
+    """The training state: objects by name, each with ``state_dict`` and ``load_state_dict``.
 
-    Raises ConfigError for an object that has not, or whose state is no plain data, see :mod:`fleet.protocol.plain`.
+    Raises ConfigError for an object without these, or with a state that is no plain data, see :mod:`fleet.protocol.plain`.
 
     Attributes:
-        before_load: called when the state is about to be replaced; who still reads the old one waits there until it has.
-        units: into which ``fully_shard`` has cut the modules.
-        apart: by ``id``, the parameters that ranks have in chunks: they are no part of what :meth:`flat` gives.
-        readers: by ``id``, of parameters that are to be in chunks, what reads their first value: see :mod:`actors.rank.state.weights`.
-        load_parameter: takes each of those that are apart, (parameter, value), out of a state that is loaded and has them.
-        casts: units compute with other tensors than the parameters, whose gradients come to the parameters by themselves.
-        trained: by ``id``, the parameters that required a gradient when they were tracked.
-        marks: which parameters a loop has frozen or thawed, as text; None where none.
-        mark: takes what that was with a state that is loaded.
-        free: called between shards, and before the state changes: what modules have of parameters for a shard alone is of no use then.
+        before_load: called when the state is about to be replaced; it waits for threads that still read the old one.
+        units: the units into which ``fully_shard`` has cut the modules.
+        apart: ids of the parameters that ranks keep in chunks: :meth:`flat` leaves them out.
+        readers: by ``id`` of a parameter that will be in chunks, a function that reads its first value: see
+            :mod:`actors.rank.state.weights`.
+        load_parameter: takes (parameter, value) for each parameter of ``apart`` in a state that is loaded.
+        casts: units compute with stand-ins of parameters, whose gradients are then given to the parameters.
+        trained: ids of the parameters that required a gradient when they were tracked.
+        marks: gives the parameters that a loop has frozen or thawed, as text; None: there are none.
+        mark: takes the marks of a state that is loaded.
+        free: called between shards, and before the state changes: frees parameters that modules hold for one shard.
     """
 
     def __init__(self, **objects: Any) -> None:
@@ -87,7 +88,7 @@ class TrackedState:
         self.free: Callable[[], object] = lambda: None
         self._seen: dict[int, _Seen] = {}
         self._skeletons = Skeletons()
-        self.flat()  # what cannot be written is refused here, and not when a rank was lost
+        self.flat()  # refuses a state that cannot be written now, not after a rank is lost
 
     @property
     def modules(self) -> dict[str, nn.Module]:
@@ -102,7 +103,7 @@ class TrackedState:
         self.objects = {name: stand_in if one is tracked else one for name, one in self.objects.items()}
 
     def flatten(self) -> tuple[str, list[torch.Tensor]]:
-        """(skeleton, tensors). The skeleton is text; it holds everything but the tensors, which are the live ones, not copies.
+        """(skeleton, tensors). The skeleton is text; it holds all except the tensors, which are the live ones, not copies.
 
         A tensor that occurs twice (tied weights) is listed once.
         """
@@ -118,14 +119,14 @@ class TrackedState:
         return Flat(skeleton, found.tensors, frozenset(found.index(tensor) for tensor in buffers))
 
     def common(self) -> dict[str, Any]:
-        """The state dict of each object, with the live tensors, of what all ranks hold alike."""
+        """The state dict of each object, with the live tensors, without parameters that ranks keep in chunks."""
         parts = {name: _live_state(tracked) for name, tracked in self.objects.items()}
         for name, live in self.spread().items():
             parts[name] = {key: value for key, value in live.items() if id(value) not in self.apart}
         return parts
 
     def spread(self) -> dict[str, dict[str, Any]]:
-        """The state dict of each module that has parameters apart, with the live tensors."""
+        """The state dict of each module with parameters in chunks, with the live tensors."""
         found = {name: dict(_live_state(module)) for name, module in self.modules.items()} if self.apart else {}
         return {name: live for name, live in found.items() if any(id(value) in self.apart for value in live.values())}
 
@@ -152,7 +153,7 @@ class TrackedState:
         self.mark(marks)
 
     def _load_rest(self, module: nn.Module, part: Mapping[str, Any]) -> None:
-        """Parameters held apart go to ``load_parameter``, where ``part`` has them; the module takes the rest."""
+        """Give parameters in chunks to ``load_parameter``, where ``part`` has them; the module takes the rest."""
         apart = {key: value for key, value in _live_state(module).items() if id(value) in self.apart}
         for key in apart.keys() & part.keys():
             if part[key].shape != apart[key].shape:
@@ -166,15 +167,15 @@ class TrackedState:
             raise ConfigError("model", names[0], "the state to load is that of another model", "Load a checkpoint of the same model.")
 
     def digest(self, step: int, whole: Mapping[str, Any] | None = None) -> str:
-        """SHA-256 in hex over all of the state, the random generators and the data cursor; equal on ranks that are equal bit for bit.
+        """SHA-256 in hex over the whole state, the random generators and the data cursor; equal on ranks that are equal bit for bit.
 
-        The cursor is ``step``, the number of committed steps: with the run's seed, the samples that come next follow from it.
-        ``whole`` are state dicts of objects whose own is not all that there is of them.
+        The cursor is ``step``, the number of committed steps: with the run's seed it determines the next samples. ``whole``: full state
+        dicts of objects whose own state dict lacks parts.
         """
         return hashlib.sha256(repr(sorted({**self.digest_parts(whole), "cursor": step}.items())).encode()).hexdigest()
 
     def digest_parts(self, whole: Mapping[str, Any] | None = None) -> dict[str, str]:
-        """A digest for each tracked object and one for ``rng``, to tell which one differs."""
+        """A digest for each tracked object and one for ``rng``, to find the one that differs."""
         states = {name: tracked.state_dict() for name, tracked in self.objects.items()} | dict(whole or {})
         parts = {name: _digest(state) for name, state in states.items()}
         return {**parts, "rng": _digest([torch.get_rng_state(), random.getstate(), np.random.get_state(legacy=False)])}
@@ -187,7 +188,7 @@ def _live_state(tracked: Any) -> Any:
 
 
 def _at(module: nn.Module, path: str) -> Any:
-    """What ``module`` has there. A wrapper's state dict may leave its own name out of a path, and what it misses has it."""
+    """The object at ``path`` in ``module``; None if there is none. A wrapper's state dict may leave its own name out of a path."""
     for name in path.split("."):
         module = getattr(module, name, None)  # type: ignore[assignment]
     return module
@@ -202,7 +203,7 @@ def _is_volatile(name: str, value: Any) -> bool:
 
 
 class _Seen(NamedTuple):
-    """A tensor as it was found: to detach and describe each anew in every step would take longer than all else."""
+    """A tensor of the last state, detached and described: to do this again for each tensor in each step would take most of the time."""
 
     live: torch.Tensor
     address: int
@@ -211,7 +212,7 @@ class _Seen(NamedTuple):
 
 
 class _Tensors:
-    """Makes a list of the tensors of a state. ``known``: what the last one has seen."""
+    """Makes a list of the tensors of a state. ``known``: the tensors seen in the last state."""
 
     def __init__(self, known: Mapping[int, _Seen]) -> None:
         self.tensors: list[torch.Tensor] = []
@@ -220,7 +221,7 @@ class _Tensors:
         self._indices: dict[Any, int] = {}
 
     def index(self, tensor: torch.Tensor) -> int:
-        """Where ``tensor`` is in the list."""
+        """The index of ``tensor`` in the list."""
         found = self._before.get(id(tensor))
         if found is None or found.live is not tensor or found.address != tensor.data_ptr() or found.detached.shape != tensor.shape:
             found = _see(tensor)
@@ -238,7 +239,8 @@ def _see(tensor: torch.Tensor) -> _Seen:
 
 
 def flat_bytes(tensor: torch.Tensor) -> torch.Tensor:
-    """Its values in logical order, flat, as uint8: a view when they lie so, else a copy. (A rank may have been given another layout.)"""
+    """Its values in logical order, flat, as uint8: a view if memory has this order, else a copy. (Another rank's memory may be in another
+    order.)"""
     return tensor.detach().contiguous().reshape(-1).view(torch.uint8)
 
 
@@ -252,7 +254,7 @@ def _digest(value: Any) -> str:
 
 
 def _update(found: Any, value: Any) -> None:
-    """Feed ``value`` in canonical form: keys sorted, types and lengths said, tensors with dtype and shape."""
+    """Add ``value`` to the digest in canonical form: keys sorted, with types and lengths, tensors with dtype and shape."""
     if isinstance(value, torch.Tensor):
         found.update(f"tensor {value.dtype} {tuple(value.shape)} ".encode())
         found.update(flat_bytes(value.cpu()).numpy())
@@ -271,14 +273,14 @@ def _update(found: Any, value: Any) -> None:
         text = value.hex() if isinstance(value, (float, bytes)) else str(value)
         found.update(f"{type(value).__name__} {len(text)} {text} ".encode())
     else:
-        found.update(PLAIN.write(value).encode())  # equal values give equal bytes, which those of a pickle need not be
+        found.update(PLAIN.write(value).encode())  # equal values give equal bytes, unlike in a pickle
 
 
 # ---- parts -------------------------------------------------------------------------------------------------------------------------------
 
 
 Slice = tuple[int, torch.Tensor, tuple[int, ...], tuple[int, ...]]
-"""(index of a tensor, some of its rows, where they begin in it, its shape)."""
+"""(index of a tensor, some of its rows, the offsets of their begin, its shape)."""
 
 CUT_BYTES = 64 << 10
 """Smaller tensors are not cut."""
@@ -287,7 +289,7 @@ CUT_BYTES = 64 << 10
 def slices(tensors: Sequence[torch.Tensor], count: int) -> list[list[Slice]]:
     """The state in ``count`` parts of about equal bytes: whole tensors one after the other, the large ones cut between rows.
 
-    Where a part begins is rounded to a row, so that one part has at most a row of a tensor more than its share, or less.
+    The begin of a part is rounded to a row. So a part has at most one row of a tensor more or less than its share.
     """
     parts: list[list[Slice]] = [[] for _ in range(count)]
     share = sum(tensor.nbytes for tensor in tensors) / count
@@ -341,7 +343,7 @@ def checksum(data: torch.Tensor) -> int:
 
 
 class _Window:
-    """The last few chunks under way; what has arrived is handed on in order."""
+    """The last few chunks on their way. ``arrived`` is called for each in order."""
 
     def __init__(self, arrived: Callable[[int], None]) -> None:
         self._arrived, self._under_way = arrived, deque[tuple[int, Work]]()
@@ -357,7 +359,7 @@ class _Window:
 
 
 class _Staging:
-    """Memory for chunks that are no stretch of one host tensor; one for each chunk under way."""
+    """Memory for chunks that are no stretch of one host tensor; one buffer for each chunk on its way."""
 
     def __init__(self) -> None:
         self._buffers: list[torch.Tensor | None] = [None] * CHUNKS_IN_FLIGHT
@@ -379,7 +381,7 @@ def _in_place(views: Sequence[torch.Tensor]) -> bool:
 
 
 def send_state(group: Group, to: int, state: TrackedState) -> None:
-    """Give ``state`` to view rank ``to``, which calls :func:`receive_state`. Raises GroupBroken."""
+    """Send ``state`` to view rank ``to``, which calls :func:`receive_state`. Raises GroupBroken."""
     skeleton, tensors = state.flatten()
     memory = [flat_bytes(tensor) for tensor in tensors]
     plan = PLAIN.write((skeleton, [(tensor.dtype, tensor.shape) for tensor in tensors])).encode()
@@ -400,15 +402,15 @@ def send_state(group: Group, to: int, state: TrackedState) -> None:
 
 
 def _apart(data: torch.Tensor, views: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    """``data``, in which ``views`` lie one after the other, in pieces of their lengths."""
+    """``data`` in pieces of the lengths of ``views``, which lie in it one after the other."""
     return list(data.split([view.numel() for view in views]))
 
 
 def receive_state(group: Group, source: int, state: TrackedState, before_load: Callable[[], None] = lambda: None) -> None:
     """Take over the state of view rank ``source``, which calls :func:`send_state`.
 
-    It is received beside the old state, and verified; then ``before_load`` is called, and only then does ``state`` change.
-    Raises GroupBroken when the transfer breaks or a checksum differs; the old state is as it was.
+    The new state is received beside the old one, and verified. Then ``before_load`` is called, and only then does ``state`` change. Raises
+    GroupBroken when the transfer breaks or a checksum differs; the old state is as it was.
     """
     length = torch.zeros(1, dtype=torch.int64, device="cpu")
     group.recv(length, source, Tag.STATE)
@@ -424,7 +426,7 @@ def receive_state(group: Group, source: int, state: TrackedState, before_load: C
 
 
 def _fresh(dtype: torch.dtype, shape: torch.Size) -> torch.Tensor:
-    """Memory from numpy, which asks for huge pages: touching new pages costs more than what the network brings."""
+    """A new tensor in memory from numpy, which asks for huge pages: to touch new small pages costs more than the network transfer."""
     data = torch.from_numpy(np.empty(shape.numel() * dtype.itemsize, dtype=np.uint8))
     return data.view(dtype).view(shape)
 

@@ -1,4 +1,4 @@
-"""What a train function tracks, made ready for the way in which this run keeps its state; refused by name where it cannot be kept so."""
+"""Prepares the objects of ``run.track`` for this run's layout of the state. An object that does not fit the layout is refused by name."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ def tracked(
     settings: RunSettings,
     device_of: Callable[[], torch.device],
 ) -> TrackedState:
-    """The state of ``objects``, of which ``units`` were cut by ``fully_shard``, with the first weights from ``weights``.
+    """The state of ``objects``, with the first weights from ``weights``. ``units``: those of ``fully_shard``.
 
     Args:
-        device_of: this rank's device; it is not asked for where nothing has to be known of it.
+        device_of: gives this rank's device; called only where the device matters.
 
     Raises:
         ConfigError: see :meth:`actors.rank.loop.Run.track`.
@@ -56,13 +56,13 @@ def tracked(
 
 
 def _check_stepped(objects: Mapping[str, Any]) -> None:
-    """Raises ConfigError where ``step.commit()`` cannot step one of them: it has nothing to give to a step."""
+    """Raises ConfigError where ``step.commit()`` cannot step an object: its ``step`` needs arguments or sparse gradients."""
     for name, one in objects.items():
         if isinstance(one, torch.optim.SparseAdam):
             reason = "it takes sparse gradients, and gradients are summed over ranks as dense ones"
             raise ConfigError(name, type(one).__name__, reason, "Take Adam or SGD: embeddings with sparse=True train with them, too.")
         if isinstance(one, torch.optim.lr_scheduler.ReduceLROnPlateau):
-            continue  # by what step.plateau() is given
+            continue  # step.plateau() gives its argument
         if isinstance(one, torch.optim.Optimizer | torch.optim.lr_scheduler.LRScheduler):
             given = list(inspect.signature(type(one).step).parameters.values())[1:]
             needs = [each.name for each in given if each.default is each.empty and each.kind not in (each.VAR_POSITIONAL, each.VAR_KEYWORD)]
@@ -73,7 +73,7 @@ def _check_stepped(objects: Mapping[str, Any]) -> None:
 
 
 def _check_shared(state: TrackedState) -> None:
-    """Raises ConfigError: an optimizer has a parameter whose gradients are not summed over ranks, and which no other rank is given."""
+    """Raises ConfigError: an optimizer has a parameter of no tracked module. Ranks would not sum its gradients or send it to others."""
     known = {id(one) for module in state.modules.values() for one in module.parameters()}
     for name, optimizer in state.optimizers.items():
         for one in (one for group in optimizer.param_groups for one in group["params"] if id(one) not in known):

@@ -1,7 +1,8 @@
-"""The first weights of a model out of safetensors files, of which a rank reads no more than it keeps.
+"""The first weights of a model from safetensors files. A rank reads only the parts that it keeps.
 
-A model that was built on the ``meta`` device has shapes and no memory. Where ranks keep chunks of the parameters, each reads the stretches
-of its own chunks, and a unit as it is gathered beforehand; so no rank ever has the whole model. Elsewhere all is read.
+A model that was built on the ``meta`` device has shapes and no memory. Where ranks keep chunks of the parameters, each rank reads the
+stretches of its own chunks. Before there are chunks it reads each unit when it gathers it. So no rank ever has the whole model. In other
+layouts a rank reads all.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from torch import nn
 from fleet.errors import ConfigError
 
 Read = Callable[[int, int], torch.Tensor]
-"""Elements from..to of a parameter, in the order of its memory, on the host."""
+"""(from, to) -> these elements of a parameter, in the order of its memory, on the host."""
 
 INDEX = "model.safetensors.index.json"
 WRITE = 'run.save("model.safetensors"), `fleet checkpoint export --format safetensors` and save_pretrained write one.'
@@ -76,7 +77,7 @@ class WeightFiles:
         return found
 
     def stretch(self, name: str, lo: int, hi: int) -> torch.Tensor:
-        """Elements ``lo..hi``, row by row. Of the file, the rows are read in which they are."""
+        """Elements ``lo..hi``, row by row. It reads only the rows of the file that have these elements."""
         shape = self.shape(name)
         if not shape:
             return self.tensor(name).reshape(1)[lo:hi]
@@ -90,13 +91,13 @@ def load_weights(modules: Mapping[str, nn.Module], weights: WeightFiles | None, 
     """Give the modules their weights, and memory on ``device`` where they have none.
 
     Args:
-        chunked: ranks are to have chunks of the trained parameters. Those on ``meta`` stay there.
+        chunked: ranks will keep chunks of the trained parameters. Those on ``meta`` stay there.
 
     Returns:
-        By ``id`` of each parameter that stays out, or may be read again, what reads it; empty unless ``chunked``.
+        By ``id`` of each trained parameter, a function that reads it; empty unless ``chunked``.
 
     Raises:
-        ConfigError: the weights are those of another model, or something on ``meta`` is in no file. It is named.
+        ConfigError: the weights are those of another model, or a tensor on ``meta`` is in no file. The error names it.
     """
     readers = _load(modules, weights, device, chunked) if weights is not None else {}
     for root, module in modules.items():
@@ -124,7 +125,7 @@ def _refuse(name: str, weights: WeightFiles | None) -> None:
 
 
 def _matched(modules: Mapping[str, nn.Module], weights: WeightFiles) -> dict[str, torch.Tensor]:
-    """By name in the file, each tensor of the modules; of tied ones the first name that is there."""
+    """By name in the file, each tensor of the modules; for tied ones the first of their names that the file has."""
     held: dict[int, torch.Tensor] = {}
     names: dict[int, list[str]] = defaultdict(list)
     for root, module in modules.items():
@@ -154,7 +155,7 @@ def _reader(weights: WeightFiles, name: str, parameter: nn.Parameter) -> Read:
 
 
 def _read_reordered(weights: WeightFiles, name: str, dtype: torch.dtype, strides: tuple[int, ...], lo: int, hi: int) -> torch.Tensor:
-    """Of a parameter whose memory is in another order than the file's: all of it is read."""
+    """Read a parameter whose memory is in another order than the file's: all of it is read."""
     value = weights.tensor(name).to(dtype)
     memory = torch.empty_strided(value.shape, strides, dtype=dtype, device="cpu").copy_(value)
     return memory.as_strided((value.numel(),), (1,))[lo:hi]
@@ -168,7 +169,7 @@ def _fill(tensor: torch.Tensor, value: torch.Tensor, device: torch.device) -> No
 
 
 def hollow(modules: Mapping[str, nn.Module], device: torch.device) -> None:
-    """What is still on ``meta`` comes to ``device``, without memory. It must not be read before it has some."""
+    """Move parameters on ``meta`` to ``device``, without memory. No code may read them before they have some."""
     for parameter in (each for module in modules.values() for each in module.parameters() if each.is_meta):
         memory = torch.empty_like(parameter, device=device)
         memory.untyped_storage().resize_(0)
@@ -176,7 +177,7 @@ def hollow(modules: Mapping[str, nn.Module], device: torch.device) -> None:
 
 
 def _become(tensor: torch.Tensor, memory: torch.Tensor) -> None:
-    """``tensor`` stays the object that it is, in its module and in the optimizer."""
+    """Give ``tensor`` the memory of another tensor. It stays the same object, in its module and in the optimizer."""
     new = nn.Parameter(memory.detach(), tensor.requires_grad) if isinstance(tensor, nn.Parameter) else memory
     new.__dict__.update(tensor.__dict__)
     torch.utils.swap_tensors(tensor, new)

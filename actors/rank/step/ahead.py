@@ -1,4 +1,4 @@
-"""One shard's gradients, which are added to the sums and given to the exchange bucket by bucket, while its backward still runs."""
+"""The gradients of a rank's last shard: added to the sums and given to the exchange bucket by bucket, while the backward still runs."""
 
 from __future__ import annotations
 
@@ -15,13 +15,14 @@ Collect = Callable[[Sequence[torch.Tensor | None], Sequence[torch.Tensor], bool]
 
 
 class Ahead:
-    """The last shard of this rank's in a step.
+    """This rank's last shard in a step.
 
     Where the shard's gradient gets buffers of its own, ``.grad`` becomes a view of them: it is not held twice.
 
     Args:
         order: of the exchange; ``expected`` are the parameters whose gradients will come.
-        into: the buffers that take them, to which they are added if ``joined``; ``coming`` is what happens to the sums then.
+        into: the buffers for the shard's gradients; with ``joined`` they hold a sum already. ``coming``: the additions to the sums that
+            follow.
         out: where the mean will be.
         early: the exchange.
         collect: copies or adds gradients to their places.
@@ -49,20 +50,20 @@ class Ahead:
         self._changed = False
 
     def came(self, parameter: int) -> None:
-        """Its gradient is there. Within a backward."""
+        """A backward, which still runs, has made the gradient of ``parameter``."""
         self._changed |= parameter in self._marks
         self._countdown.came(parameter)
         while self._given < self._countdown.complete and not self._changed:
             self._give()
 
     def finish(self) -> bool:
-        """The shard is over, and what is left is given. False when a gradient was changed after it was."""
+        """The shard is over: give the buckets that are left. False: a gradient was changed after it was given."""
         while self._given < len(self._order.portions) and not self._changed:
             self._give()
         return not self._changed and self._as_given()
 
     def _give(self) -> None:
-        """The next bucket."""
+        """Give the next bucket to the exchange."""
         parameters, spans = self._order.portions[self._given]
         if self._shared and self._written != [flat._version for flat in self.into.flats]:
             self._changed = True

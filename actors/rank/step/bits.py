@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 BITS = 48
-"""Of one number; a double holds integers up to 53 bits."""
+"""Bits in one number; a double holds integers up to 53 bits."""
 
 
 def width(count: int) -> int:
@@ -14,7 +14,7 @@ def width(count: int) -> int:
 
 
 def numbers_of(bits: int, count: int) -> list[float]:
-    """``bits``, of which there are ``count``."""
+    """The numbers that hold ``bits``, an integer of ``count`` bits."""
     return [float(bits >> BITS * number & (1 << BITS) - 1) for number in range(width(count))]
 
 

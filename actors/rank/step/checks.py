@@ -1,4 +1,4 @@
-"""All that ranks compare before they use a sum: whether they hold the same, compute and add up the same, and find what is usual."""
+"""The checks before ranks use a sum: they hold the same state, compute and add up the same gradients, and see usual losses and norms."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ NOTHING_COUNTS = "the weights of all its shards are 0, so that nothing is update
 
 
 class Checks:
-    """One rank's part in them.
+    """One rank's part in the checks.
 
     Attributes:
-        norm: of the gradient that was summed last; not a number where it is not known.
+        norm: of the gradient that was summed last; not a number where it is unknown.
     """
 
     def __init__(
@@ -52,12 +52,12 @@ class Checks:
 
     @property
     def widths(self) -> list[int]:
-        """How many numbers each sends."""
+        """How many numbers each check sends."""
         return [self.replicas.width, self.recheck.width, self._jumps[0].width, self.body.width, self._update.width]
 
     @property
     def testimony(self) -> Finding | None:
-        """What this rank tells when it leaves its group now: its end of a comparison that did not come to a good end."""
+        """This rank's side of a comparison that failed or is open. The rank reports it when it leaves its group now."""
         return self.recheck.open or self.replicas.testimony
 
     def begin(self) -> None:
@@ -65,19 +65,19 @@ class Checks:
         self._jumps.clear()
 
     def join(self, column: Column, here: StateId, receiver: bool) -> None:
-        """A view begins at state ``here``, which this rank was given in it if it is a ``receiver``."""
+        """A view begins at state ``here``. A ``receiver`` got this state from a peer in the view."""
         if here.history != self._history:
             self.begin()
         self._history = here.history
         self.replicas.join(column.generation, here, receiver)
 
     def repeat(self) -> None:
-        """The step is computed anew, and what comes out is believed."""
+        """The step is computed once more, and its second result is accepted."""
         self._jumps[self._update.taken].accept()
         self._before = self._largest, self.norm
 
     def say(self, here: StateId, *, early: bool, alone: bool) -> list[float]:
-        """What this rank sends, of state ``here``. ``early``: that is still on its way to it."""
+        """The numbers that this rank sends at state ``here``. ``early``: the state is still on its way to this rank."""
         choice = self._update.said(early=early)
         limits = self._jumps[-1 if early and choice else self._update.asked].limits()  # which steps are usual depends on what they take
         return [*self._replicas(here, early, alone), *self.recheck.look(), *limits, *self.body.said(), *choice]
@@ -92,7 +92,7 @@ class Checks:
         return self.replicas.look(here)
 
     def compare(self, said: Sequence[Numbers], group: Group, reducer: Reducer) -> bool:
-        """What all have sent. True: a shard is in dispute, and is computed again. Raises GroupBroken: a rank is wrong."""
+        """Compare the numbers of all ranks. True: a shard is in dispute, and is computed again. Raises GroupBroken: a rank is wrong."""
         replicas, recheck, _, bodies, choices = said
         self.body.compare([row[0] for row in bodies] if self.body.width else [], group.generation)
         self.replicas.compare(replicas)
@@ -106,7 +106,7 @@ class Checks:
         return disputed
 
     def judge(self, said: Sequence[Numbers], losses: Sequence[float], weights: Sequence[float]) -> tuple[Doubt | None, float]:
-        """(what is wrong with the losses, up to which a norm of the gradient is usual)."""
+        """(a doubt about the losses or None, the largest gradient norm that is usual)."""
         limits = [min(limit) for limit in zip(*said[2], strict=True)]
         loss_limit, norm_limit = limits or (math.inf, math.inf)
         counted = [weight > 0 for weight in weights] or [True] * len(losses)
@@ -115,8 +115,10 @@ class Checks:
         return doubt, norm_limit
 
     def remark(self) -> str:
-        """In words, what is strange about a step that is to be applied: it updates nothing, or came out as before when it was computed once
-        more, and is believed now."""
+        """Why a step is strange that is applied all the same; else empty.
+
+        Either it updates nothing, or its second computation gave the same unusual result as the first.
+        """
         if not self._counts:
             return NOTHING_COUNTS
         before, self._before = self._before, None

@@ -1,4 +1,4 @@
-"""The norm of the gradient, block by block: the same bits whoever holds which part of it."""
+"""The norm of the gradient, block by block: its bits do not depend on which rank holds which part."""
 
 from __future__ import annotations
 
@@ -33,14 +33,14 @@ class FlatNorms(NamedTuple):
 
 
 class SplitNorms:
-    """The norms of a gradient's blocks, where each rank takes those of its own part and tells the others.
+    """The norms of a gradient's blocks: each rank computes those of its own part and sends them to the others.
 
     Args:
         parts: by rank, its stretches of the flat buffers; each begins with a block, and ends with one or with the gradients.
         extents: by flat buffer, how many of its first elements are gradients.
 
     Attributes:
-        width: how many numbers each rank tells; those that have fewer add zeros.
+        width: how many numbers each rank sends; a rank with fewer norms adds zeros.
     """
 
     def __init__(self, parts: Sequence[Sequence[Chunk]], extents: Sequence[int]) -> None:
@@ -49,13 +49,13 @@ class SplitNorms:
         self.width = max(map(sum, self._counts), default=0)
 
     def take(self, flats: Sequence[torch.Tensor], rank: int, factor: float = 1.0) -> torch.Tensor:
-        """What ``rank`` tells: :attr:`width` numbers. ``factor``: that the gradient is to be multiplied with first."""
+        """The :attr:`width` numbers that ``rank`` sends. ``factor``: the gradient is multiplied with it first."""
         missing = torch.zeros(self.width - sum(self._counts[rank]), dtype=torch.float64, device="cpu")
         parts = [flats[flat][lo:hi] for flat, lo, hi in self._parts[rank]]
         return torch.cat([*(block_norms(part if factor == 1.0 else part * factor) for part in parts), missing])
 
     def in_order(self, rows: torch.Tensor) -> list[FlatNorms]:
-        """The norms of all blocks, in the order of the flat buffers, from what all ranks told: ``[size, width]``."""
+        """The norms of all blocks, in the order of the flat buffers. ``rows``: the numbers of all ranks, ``[size, width]``."""
         found: dict[Chunk, torch.Tensor] = {}
         for row, part, counts in zip(rows, self._parts, self._counts, strict=True):
             found |= zip(part, row[: sum(counts)].split(counts), strict=True)
@@ -63,23 +63,23 @@ class SplitNorms:
 
 
 def total_norm(norms: Iterable[FlatNorms], flats: Collection[int]) -> float:
-    """Of the part in ``flats`` of a gradient whose blocks, in the order of its flat buffers, have these norms."""
+    """The norm of a gradient's part in the buffers ``flats``. ``norms``: of the gradient's blocks, in the order of its flat buffers."""
     counted = [one.norms.numpy() for one in norms if one.flat in flats]
     return math.sqrt(float((np.concatenate(counted) ** 2).sum())) if counted else 0.0
 
 
 def clip_factor(norms: Iterable[FlatNorms], flats: Collection[int], clip_norm: float) -> float:
-    """By what to multiply such a part; as ``clip_grad_norm_`` of torch."""
+    """The factor that clips the part in ``flats`` to ``clip_norm``, as torch's ``clip_grad_norm_`` computes it."""
     return min(1.0, clip_norm / (total_norm(norms, flats) + 1e-6))
 
 
 def plain_factor(gradients: Sequence[torch.Tensor], clip_norm: float) -> float:
-    """By what ``clip_grad_norm_`` of torch multiplies these, bit for bit. Where one rank has one shard, so is it clipped here."""
+    """The factor of torch's ``clip_grad_norm_``, bit for bit. A run of one shard clips with it."""
     total = torch.nn.utils.get_total_norm(gradients)
     return float(torch.clamp(clip_norm / (total + 1e-6), max=1.0))
 
 
 def clip(gradients: list[torch.Tensor], factor: float) -> None:
-    """Scale the gradient that lies in all of these, in place."""
-    if gradients and factor < 1.0:  # most steps need no pass over the gradient; and of a small model a rank may hold nothing
+    """Multiply all ``gradients`` by ``factor``, in place."""
+    if gradients and factor < 1.0:  # most steps need no pass over the gradient; of a small model a rank may hold no part
         torch._foreach_mul_(gradients, factor)

@@ -1,4 +1,4 @@
-"""Which shards of the step at hand a rank brings to the sum of its view, and what it has computed of them."""
+"""The shards of the current step that a rank brings to its view's sum, and their losses, weights and figures."""
 
 from __future__ import annotations
 
@@ -23,14 +23,15 @@ from fleet.settings.run import RunSettings
 
 
 class Contributions:
-    """Of one rank.
+    """The contributions of one rank.
 
     Attributes:
-        duties: which shards are whose.
-        losses: by shard, of those that this rank has computed and that count; ``weights`` are theirs, ``log`` what the loop has logged.
-        group, column, rank: where it brings them.
+        duties: which rank has which shards.
+        losses: by shard, of the shards that this rank has computed and that count; ``weights`` are theirs, ``log`` holds the loop's
+            figures.
+        group, column, rank: the ranks that sum together, their column, and this rank's number there.
         side: carries a few numbers beside the gradients.
-        gathered: representations of shards, for a loss over the whole batch; ``carried`` is what they leave for the next step.
+        gathered: representations of shards, for a loss over the whole batch. ``carried``: the state that shards leave for the next step.
     """
 
     column: Column
@@ -51,26 +52,26 @@ class Contributions:
         self.losses: dict[int, float] = {}
         self.group, self.rank = Group(0, 0, 1, gradients.parameters[0].device), 0
         self.side = SideChannel(self.group)
-        self._sent: list[tuple[Work, torch.Tensor]] = []  # memory of what is on its way to the peers
+        self._sent: list[tuple[Work, torch.Tensor]] = []  # messages on their way to the peers, whose memory must stay
         self._promise: tuple[Group, Collection[int], Collection[int]] | None = None
 
     def rehearse(self) -> None:
-        """Alone, for one shard."""
+        """Prepare for a rehearsal: this rank alone, one shard."""
         self.group, self.rank = Group(0, 0, 1, self.group.device), 0
         self.duties.rehearse()
         self.gathered.rehearse()
 
     def join(self, group: Group, column: Column, rank: int) -> None:
-        """From now on they are brought there: :meth:`assign` them. ``group``: of the ranks of ``column``."""
+        """Bring shards to ``group``, the ranks of ``column``, from now on. Then call :meth:`assign`."""
         self.group, self.column, self.rank = group, column, rank
         self.log.begin_view()
 
-    # ---- who brings what -----------------------------------------------------------------------------------------------------------------
+    # ---- which rank brings which shards --------------------------------------------------------------------------------------------------
 
     def promise(self, group: Group, shards: Collection[int]) -> None:
-        """Tell all of ``group`` which shards this rank will bring when it joins there: those it has and those it goes on with.
+        """Tell all ranks of ``group`` which shards this rank will bring when it joins: those it has and those it still computes.
 
-        From the thread that joins while the loop computes. So whoever is done goes on with what was lost, and waits for nobody.
+        Called from the thread that joins while the loop computes. So a rank that is done computes lost shards at once, without waiting.
         """
         representations = self.gathered.held
         self._promise = group, shards, representations
@@ -83,13 +84,18 @@ class Contributions:
         self._sent = [*self._sent[-1:], (group.start([(mask, peer) for peer in peers], [], Tag.HELD), mask)]
 
     def assign(self, held: Collection[int], idle: Collection[int], *, begun: bool) -> None:
-        """In the view that is joined. ``held``: what this rank has that counts there; ``begun``: also of what others have. ``idle`` ranks
-        bring nothing. Raises GroupBroken."""
+        """Share out the shards of the step in the view that was joined. Raises GroupBroken.
+
+        Args:
+            held: the shards of this rank that count in the view.
+            idle: ranks that bring nothing.
+            begun: the step may have begun, so shards of other ranks count, too.
+        """
         contributed = self._contributed_by_all(held, begun, idle)
         self._share(self.duties.join(self.column, self.rank, contributed, idle))
 
     def _contributed_by_all(self, held: Collection[int], begun: bool, idle: Collection[int]) -> list[frozenset[int]]:
-        """By rank, what it has or has promised of the step at hand. Receivers of the state have nothing, and nobody waits for them."""
+        """By rank, the shards of the current step that it has or has promised. Receivers of the state have none, and are not waited for."""
         group, receivers = self.group, self.column.receivers
         promise, self._promise = self._promise, None
         representations: Collection[int] = self.gathered.held
@@ -103,12 +109,12 @@ class Contributions:
         group.start([], [(masks[peer], peer) for peer in givers], Tag.HELD).wait()
         received = [[frozenset(row.nonzero().flatten().tolist()) for row in mask] for mask in masks]
         received[self.rank] = [frozenset(held), frozenset(representations)]
-        self.gathered.used = self.gathered.used or bool(masks[:, 2].any())  # a rank that has run no body with it yet
+        self.gathered.used = self.gathered.used or bool(masks[:, 2].any())  # so a rank that has not run the loop body yet learns it
         self.gathered.join([one[1] for one in received], idle)
         return [one[0] for one in received]
 
     def assign_anew(self) -> None:
-        """Nothing is computed of the step at hand: it is the next one, or is computed once more."""
+        """Share out all shards: the next step begins, or the same step from its beginning."""
         self.gathered.begin_step()
         self._share(self.duties.begin_step())
 
@@ -129,7 +135,7 @@ class Contributions:
         """The member that brings ``shard``; None: no member does."""
         return next((member for member, shards in self.duties.had.items() if shard in shards), None)
 
-    # ---- what is computed ----------------------------------------------------------------------------------------------------------------
+    # ---- computed shards -----------------------------------------------------------------------------------------------------------------
 
     @property
     def assigned(self) -> tuple[int, ...]:
@@ -144,7 +150,7 @@ class Contributions:
 
     @property
     def most(self) -> int:
-        """Shards that the rank brings which brings the most."""
+        """The largest number of shards that one rank brings."""
         return max(map(len, self.duties.contributed))
 
     def forget_lost(self) -> None:
@@ -153,19 +159,19 @@ class Contributions:
         self.losses = {shard: loss for shard, loss in self.losses.items() if shard in held}
 
     def send_carried(self) -> None:
-        """Ahead of the sum: what this rank's shards leave for the next step is on its way."""
+        """Before the sum: begin to send the state that this rank's shards leave for the next step."""
         self.carried.send(self.group, self.duties.contributed)
 
     def receive_carried(self) -> None:
-        """Behind the sum: what all shards leave is here. Raises GroupBroken."""
+        """After the sum: receive the state that the other ranks' shards leave. Raises GroupBroken."""
         self.carried.receive(self.group, self.duties.contributed)
 
     def gather(self) -> None:
-        """Representations of all shards are here behind it. Raises GroupBroken."""
+        """Exchange representations, so that this rank has those of all shards. Raises GroupBroken."""
         self.gathered.exchange(self.group, self.duties.contributed)
 
     def finish_gather(self) -> None:
-        """Ahead of the sum. Raises GroupBroken."""
+        """End the exchange of representations, before the sum. Raises GroupBroken."""
         self.gathered.finish(self.group, self.duties.contributed)
 
     def forget(self) -> None:

@@ -1,7 +1,7 @@
-"""The exchange of a step whose last shard is still computed: buckets of the sums travel one by one, as they are complete.
+"""The exchange of a step while the rank's last shard is still computed: each bucket of the sums travels once it is complete.
 
-The loop's thread gives a bucket as soon as it has added it up, and goes on with its backward. What arrives is taken in by the thread that
-waits for the group (``Group.begin_aside``), which adds it up, too. Nothing of it counts before the loop has come to its reduction.
+The loop's thread gives a bucket as soon as it has added it up, and goes on with its backward. The group's thread
+(``Group.begin_in_background``) receives the peers' buckets and adds them up. No sum counts before the loop has come to its reduction.
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ from actors.rank.step.landed import Landing
 
 Added = Callable[[], Sequence[Work]]
 BACK = -1
-"""In the place of a bucket's number: what comes back of them."""
+"""In the place of a bucket's number: the sums that come back, of all buckets."""
 
 
 class Early:
-    """One exchange. From the loop's thread, but for :meth:`own` and :meth:`added`, which the other one calls.
+    """One exchange. The group's thread calls :meth:`own` and :meth:`added`; the loop's thread calls all other methods.
 
     Args:
-        buckets: how many there are.
-        send: sends this rank's own of a bucket.
+        buckets: how many buckets the exchange has.
+        send: sends this rank's own sums of a bucket, by number.
     """
 
     def __init__(self, group: Group, buckets: int, send: Callable[[int], None]) -> None:
@@ -37,27 +37,28 @@ class Early:
         self._wait: Callable[[], None] | None = None
 
     def run(self, exchange: Callable[[], None]) -> None:
-        """Begin."""
+        """Begin the exchange in the group's thread."""
         self._wait = self._group.begin_in_background(exchange)
 
     def give(self) -> None:
-        """This rank's own sums of the next bucket are complete. When the group is broken they stay here, and whoever waits is told."""
+        """Send this rank's own sums of the next bucket, which are complete. In a broken group the sums stay here, and :meth:`finish`
+        raises."""
         number, self._given = self._given, self._given + 1
         with contextlib.suppress(GroupBroken):
             self._send(number)
         self._own[number].put(None)
 
     def own(self, number: int) -> None:
-        """Wait until this rank's own of bucket ``number`` was given."""
+        """Wait until the loop has given this rank's own sums of bucket ``number``."""
         self._group.rest(self._own[number])
 
     def added(self) -> Sequence[Work]:
-        """Wait until the loop has come to its reduction: what that has to say goes out."""
+        """Wait until the loop has come to its reduction, then send the reduction's numbers."""
         self._group.rest(self._called)
         return self._added()
 
     def finish(self, added: Added) -> None:
-        """The reduction. All buckets were given. Raises GroupBroken."""
+        """Wait for the end of the exchange: the loop has given all buckets. Raises GroupBroken."""
         self._added = added
         self._called.put(None)
         assert self._wait is not None
@@ -65,22 +66,22 @@ class Early:
         wait()
 
     def leave(self, reason: str) -> None:
-        """The exchange is of no use, and so is its group: once this returns nothing of it changes anything."""
+        """Give up the exchange and its group. After the return no message of the group changes any memory."""
         self._group.interrupt(reason)
         self._group.quiet()
 
     # ---- how far it has come -------------------------------------------------------------------------------------------------------------
 
     def coming(self, number: int, messages: Sequence[Transfer]) -> None:
-        """Of bucket ``number`` more is about to be asked for."""
+        """The exchange is about to ask for ``messages`` of bucket ``number``."""
         self.asked(number, Landing([message for message, _ in messages]))
 
     def asked(self, number: int, landing: Landing) -> None:
-        """It has been, and all of it comes before what comes of the next one."""
+        """The exchange has asked for the messages in ``landing``, all of bucket ``number`` or earlier ones."""
         self._landings.append((number, landing))
 
     def arrived(self, number: int) -> None:
-        """What the peers have brought of bucket ``number`` is here, and its memory serves another one soon."""
+        """The peers' sums of bucket ``number`` are here. A later bucket may use their memory soon."""
         self._landed_bytes += sum(each.asked_bytes for whose, each in self._landings if whose == number)
         self._landings = [(whose, each) for whose, each in self._landings if whose != number]
 

@@ -10,8 +10,11 @@ from typing import Any
 import torch
 
 ALIGNMENT = 64
-"""Elements; each parameter's part of a flat buffer begins at a multiple of it. No vector register is longer, so a stretch of a parameter
-between two multiples is computed by the same instructions as in the whole: in 16-bit types what is left over at an end rounds otherwise."""
+"""Elements; each parameter's part of a flat buffer begins at a multiple of it.
+
+No vector register is longer. So the same instructions compute a stretch between two multiples, alone or within the whole parameter.
+Otherwise the elements left over at an end of a stretch would round differently in 16-bit types.
+"""
 
 ALL = -1
 """As bits: all parameters."""
@@ -19,8 +22,10 @@ ALL = -1
 Tensors = Sequence[torch.Tensor]
 ONE_OWNER: Mapping[int, int] = MappingProxyType({})
 Key = tuple[torch.dtype, torch.device, int, int]
-"""What shares a flat buffer: also of one unit, as ``fully_shard`` has cut the model, so that a unit is gathered by itself; and of one
-optimizer, as a step may take one alone."""
+"""(dtype, device, unit, optimizer): tensors with the same key share a flat buffer.
+
+A unit is a part of the model as ``fully_shard`` has cut it, and is gathered by itself. A step may take one optimizer alone.
+"""
 
 
 @dataclass(frozen=True)
@@ -31,24 +36,24 @@ class FlatPlace:
     strides: tuple[int, ...]
 
     def view(self, flats: Tensors) -> torch.Tensor:
-        """This place in ``flats``, with the strides of the tensor that it stands for."""
+        """The view of this place in ``flats``, with the strides of its parameter or buffer."""
         return flats[self.flat].as_strided(self.shape, self.strides, self.start)
 
 
 class FlatLayout:
-    """How gradients lie in a set of flat buffers, and behind them what forwards change in buffers of the modules.
+    """How gradients lie in a set of flat buffers, and behind them the changes that forwards make to buffers of the modules.
 
     Args:
         units: by ``id`` of a parameter, the unit that it belongs to, where that is not the first one, 0.
-        leave: gradients of units leave the rank in the backward: they are summed elsewhere, and are not kept here.
+        leave: gradients of units leave the rank in the backward: other code sums them, and no flat buffer here keeps them.
         owners: by ``id`` of a parameter, the number of its optimizer, where that is not the first one, 0.
 
     Attributes:
-        lengths: of the flat buffers, by what shares one.
-        gradients, changes: where each lies, by parameter and by averaged buffer.
+        lengths: of the flat buffers, by key.
+        gradients, changes: the place of each parameter's gradient, and of each averaged buffer's change.
         places: by parameter, (flat buffer, element) at which its gradient begins, in the order of its memory.
-        extents: by flat buffer, how many of its first elements are gradients; what comes after them are changes of buffers.
-        leaving: the flat buffers whose gradients are summed elsewhere.
+        extents: by flat buffer, how many of its first elements are gradients; changes of buffers follow them.
+        leaving: the flat buffers whose gradients leave the rank in the backward.
         optimizers: by flat buffer, the number of the optimizer that its gradients are for.
         meta: one set of flat buffers, without memory.
     """
@@ -72,7 +77,7 @@ class FlatLayout:
         return [flat for flat, owner in enumerate(self.optimizers) if optimizers >> owner & 1]
 
     def parameters_of(self, optimizers: int) -> int:
-        """The parameters of these optimizers, as bits too."""
+        """The parameters of these optimizers. Both sets are bits."""
         if optimizers not in self._parameters_of:
             owners = [self.optimizers[place.flat] for place in self.gradients]
             self._parameters_of[optimizers] = sum(1 << number for number, owner in enumerate(owners) if optimizers >> owner & 1)
@@ -91,7 +96,7 @@ class GradientSet:
     Flat buffers whose gradients leave the rank in the backward are empty, and their parameters have no view.
 
     Attributes:
-        present: of a mean, the parameters that have a gradient, as bits: of some shard at least. That of all others is None.
+        present: of a mean, the parameters with a gradient in at least one shard, as bits. The gradient of all others is None.
     """
 
     present = ALL
@@ -106,16 +111,16 @@ class GradientSet:
         self.changes = [place.view(self.flats) for place in layout.changes]
 
     def divide(self, divisor: float) -> None:
-        """All that can be divided."""
+        """Divide all floating-point and complex buffers."""
         for flat in self.flats:
             if flat.is_floating_point() or flat.is_complex():
                 flat.div_(divisor)
 
 
 def collect(values: Sequence[torch.Tensor | None], into: Sequence[torch.Tensor], add: bool, times: float = 1.0) -> None:
-    """Copy or add each value to its place. None is zero, sparse gradients become dense, and graphs of gradients are left behind.
+    """Copy or add each value to its place. None is zero, sparse gradients become dense, and the values are detached from their graph.
 
-    ``times``: a power of two that each is multiplied with first, so without rounding.
+    ``times``: a power of two; each value is multiplied with it first, without rounding.
     """
     found = [(_dense(value), place) for value, place in zip(values, into, strict=True) if value is not None]
     if not add:

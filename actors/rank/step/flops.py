@@ -1,4 +1,4 @@
-"""How many FLOPs the model takes: one shard of one step is counted, once in the life of a process, by PyTorch's own counter."""
+"""How many FLOPs the model takes: PyTorch's counter counts one shard of one step, once in the life of a process."""
 
 from __future__ import annotations
 
@@ -17,18 +17,20 @@ from fleet.protocol.records import FLOPS, PEAK
 log = logging.getLogger("fleet.rank.flops")
 UNCOUNTED: AbstractContextManager[None] = nullcontext()
 COUNTED_STEP = 1
-"""The second step of a process, or the first behind it in which it has a shard: in the first, what is compiled is not compiled yet, and
-looks as if it were not."""
+"""Steps of a process before the count: in the first step a model that will be compiled is not compiled yet.
+
+The process counts in its second step, or in the first later step in which it has a shard.
+"""
 
 SETTLED_STEPS = 10
-"""After so many steps of a process nothing in it is done for the first time."""
+"""After so many steps of a process no work is done for the first time."""
 
 
 class FlopCount:
     """Counts while the user's code computes a shard, forward and backward.
 
-    A multiplication and the addition behind it are two. What the loop computes again in its backward pass (activation checkpointing)
-    counts again.
+    A multiplication and the addition after it are two FLOPs. Operations that activation checkpointing computes again in the backward count
+    again.
 
     Args:
         declared: FLOPs of a step, of all its shards; 0: they are to be counted.
@@ -41,12 +43,14 @@ class FlopCount:
         self._peak = 0.0
 
     def of_step(self, shards: int) -> float:
-        """FLOPs of a step of so many shards; 0 while nobody knows them, and where they cannot be counted."""
+        """FLOPs of a step of so many shards; 0 before the count, and where the counter cannot count them."""
         return self._declared or shards * self._of_shard
 
     def figures(self, shards: int, device: torch.device, last: bool) -> dict[str, float]:
-        """What is known of a step, and of the device, whose peak is measured once: in no step that others may wait for, as they do for
-        those of a rank that has just come."""
+        """FLOPs of a step and the device's peak; empty while they are unknown.
+
+        The peak is measured once, not in the first steps of a process: other ranks may wait for those.
+        """
         flops = self.of_step(shards)
         if not flops or not (last or self._steps > SETTLED_STEPS):
             return {}
@@ -54,13 +58,13 @@ class FlopCount:
         return {FLOPS: flops, PEAK: self._peak}
 
     def step_begins(self) -> None:
-        """Another step, or another attempt at one: what the last attempt left in the middle of a shard is counted again."""
+        """A step, or another attempt at one, begins. A count that the last attempt left in the middle of a shard begins again."""
         if self._counter is not None:
             self._counter, self._wanted = None, True
         self._steps += 1
 
     def shard(self) -> AbstractContextManager[Any]:
-        """What the user's code runs in, for one shard."""
+        """The context in which the user's code computes one shard."""
         if not self._wanted or self._steps <= COUNTED_STEP:
             return UNCOUNTED
         self._wanted = False
@@ -74,14 +78,14 @@ class FlopCount:
         return self._counter  # type: ignore[no-any-return]  # torch gives it no type
 
     def shard_ends(self) -> None:
-        """Behind what :meth:`shard` has given. Nothing counted means that nobody knows how."""
+        """Call it after the context of :meth:`shard`. A count of 0 means that the FLOPs stay unknown."""
         if self._counter is not None:
             self._of_shard = float(self._counter.get_total_flops())
             self._counter = None
 
 
 class _OneModule:
-    """In the place of the counter's tracker of modules, of which the total has no need: its hooks forbid the gradient of a gradient."""
+    """Replaces the counter's tracker of modules, whose hooks forbid the gradient of a gradient. The total does not need the tracker."""
 
     parents = frozenset({"Global"})
 
@@ -93,7 +97,7 @@ class _OneModule:
 
 
 def peak_flop_per_s(device: torch.device) -> float:
-    """What a product of matrices reaches here, the fastest of five: FP32 on a CPU, BF16 on a GPU."""
+    """FLOP/s of a product of matrices on this device, the fastest of five: FP32 on a CPU, BF16 on a GPU."""
     size, dtype = (4096, torch.bfloat16) if device.type == "cuda" else (512, torch.float32)
     left, right = (torch.ones(size, size, dtype=dtype, device=device) for _ in range(2))
     fastest_s = math.inf
@@ -108,8 +112,11 @@ def peak_flop_per_s(device: torch.device) -> float:
 
 
 def _attention() -> dict[Any, Callable[..., int]]:
-    """Backward is twice forward, as for every product of matrices: what a kernel computes again there is no work of the model. PyTorch's
-    own count has that in it, and leaves out what runs on a CPU. A causal mask takes nothing off, as in published counts of models."""
+    """Formulas for the attention kernels. The backward counts twice the forward, as for each product of matrices.
+
+    Operations that a kernel computes again in the backward do not count, as they are no work of the model. PyTorch's own count includes
+    them, and leaves out kernels of the CPU. A causal mask reduces no count, as in published counts of models.
+    """
     from torch.utils.flop_counter import sdpa_flop_count
 
     def forward(query: torch.Size, key: torch.Size, value: torch.Size, *_: Any, out_shape: Any = None, **__: Any) -> int:
@@ -126,8 +133,10 @@ def _attention() -> dict[Any, Callable[..., int]]:
 
 
 def _left_as_they_are() -> dict[Any, Callable[..., int]]:
-    """Operations that have a kernel and a formula, such as the backward of SiLU. PyTorch's counter takes the formula of all that it does
-    not count itself, which rounds otherwise; so the bits of a gradient would tell where it was counted."""
+    """Operations that have a kernel and a decomposition, such as the backward of SiLU: the counter leaves them as they are.
+
+    Without this PyTorch's counter would run the decomposition, which rounds differently. A counted shard's gradient would have other bits.
+    """
     has, found = torch._C._dispatch_has_kernel_for_dispatch_key, {}
     for name in torch._C._dispatch_get_all_op_names():
         if name.startswith("aten::") and has(name, "CompositeImplicitAutograd") and (has(name, "CPU") or has(name, "CUDA")):
@@ -141,7 +150,7 @@ def _nothing(*_: Any, **__: Any) -> int:
 
 
 def _why_not() -> str:
-    """The counter sees what PyTorch is asked for, one operation at a time."""
+    """Why the FLOPs cannot be counted; empty where they can. The counter sees single operations, and a compiled part has none."""
     dynamo = sys.modules.get("torch._dynamo.utils")
     if dynamo is not None and dynamo.counters["frames"]["total"]:
         return "a part of the loop is compiled"

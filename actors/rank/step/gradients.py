@@ -1,6 +1,6 @@
-"""Flat gradient buffers: what backward leaves in ``.grad`` is added up there, one pass over memory for each shard.
+"""Flat gradient buffers: the gradients that a backward leaves in ``.grad`` are added up there, one pass over memory for each shard.
 
-What a forward changes in buffers of the model is summed with the gradients (:mod:`actors.rank.step.module_buffers`).
+The changes that a forward makes to buffers of the model are summed with the gradients (:mod:`actors.rank.step.module_buffers`).
 """
 
 from __future__ import annotations
@@ -31,24 +31,24 @@ class GradientBuffers:
     """Gradients of ``modules`` by shard, and their mean.
 
     For each step: :meth:`begin_step`, then :meth:`begin_shard` and :meth:`end_shard` around each shard's forward and backward, in any
-    order, then :meth:`summed` and :meth:`commit`. When the reduction breaks, what was computed stays: compute what else is needed, and
-    sum up again; or :meth:`abandon` it all.
+    order, then :meth:`summed` and :meth:`commit`. When the reduction breaks, the computed shards stay: compute the missing shards and sum
+    up again, or :meth:`abandon` the step.
 
-    A parameter that has required a gradient once keeps its place here. One without a gradient in any shard of a step has None for its
+    A parameter that has required a gradient once keeps its place here. A parameter without a gradient in any shard of a step gets None as
     gradient, as in plain PyTorch: the optimizer leaves it alone.
 
     Args:
         modules: by name, for messages; all parameters that require a gradient are taken, in order.
         shards: number of shards of the run.
         units, leave, owners: see :class:`FlatLayout`; ``fixed``, ``known``: see :class:`TrainedParameters`.
-        watched: whether it is watched when gradients come, for :meth:`overlap`; see :meth:`watch`.
+        watched: whether hooks observe when gradients come, for :meth:`overlap`; see :meth:`watch`.
 
     Attributes:
-        parameters: of which there are gradients: all that are ``trained``.
+        parameters: the parameters with gradients: all that are ``trained``.
         buffers: of the modules.
         layout: how gradients, and changes of buffers, lie in a set of flat buffers.
-        sums: what was computed for this step.
-        times: what the gradients of the shard at hand are multiplied with as they are added up; see :meth:`end_shard`.
+        sums: the sums of the shards that were computed for this step.
+        times: the factor of the current shard's gradients as they are added up; see :meth:`end_shard`.
     """
 
     def __init__(
@@ -67,7 +67,7 @@ class GradientBuffers:
         self.trained, self.buffers = TrainedParameters(modules, fixed, known), ModuleBuffers(modules, shards)
         self._present: dict[int, int] = {}  # by shard, which parameters have a gradient in it
         self._mean: GradientSet | None = None
-        self._ahead: Ahead | None = None  # the shard at hand, or the one that was computed last: its exchange has begun
+        self._ahead: Ahead | None = None  # the current or the last computed shard, whose exchange has begun
         self._in_shard = False
         self._hooks: list[Any] = []
         self.begun, self.times = False, 1.0
@@ -77,23 +77,23 @@ class GradientBuffers:
         """Each parameter that trains gets its place."""
         self.parameters = self.trained.parameters
         self.layout = FlatLayout(self.parameters, self.buffers.averaged, self._units, leave=self._leave, owners=self._owners)
-        self._tainted: GradientSet | None = None  # what a lost group was to bring may still be written there
+        self._tainted: GradientSet | None = None  # messages of a lost group may still be written there
         self.sums = ShardSums(self._shards, functools.partial(GradientSet, self.layout))
         self._watch()
 
     def _watch(self) -> None:
-        """Other parameters train: what was learnt of when gradients come is forgotten."""
+        """Other parameters train: forget the order in which gradients came."""
         self.habits, self._orders = Habits(len(self.parameters)), dict[tuple[int, int], BucketOrder]()
         self._hook()
 
     def watch(self, watched: bool) -> None:
-        """From the next shard on it is watched when gradients come, or not: a hook of each parameter costs each backward a little."""
+        """Set or remove the hooks that observe when gradients come. A hook for each parameter costs each backward a little."""
         if watched != self._watched:
             self._watched = watched
             self._hook()
 
     def _hook(self) -> None:
-        """Be told when a backward has left a gradient, where that is watched."""
+        """Put a hook on each parameter that trains, if gradients are watched."""
         for hook in self._hooks:
             hook.remove()
         own = weakref.ref(self)
@@ -135,7 +135,7 @@ class GradientBuffers:
 
     def begin_shard(self) -> None:
         """Gradients are zero, and buffers as committed. Call it right before the shard's forward."""
-        # When a peer is lost, its shards may come to this rank behind its last one, of which an exchange has begun that will not end.
+        # When a peer is lost, its shards may come to this rank after its last shard. The exchange of that shard has begun and will not end.
         self._leave_ahead("this rank computes one more shard")
         for parameter in self.parameters:
             parameter.grad = None
@@ -145,20 +145,20 @@ class GradientBuffers:
         self.habits.begin()
 
     def begin_look(self) -> None:
-        """Buffers are as committed, and nothing that follows is a shard's. Call it right before a forward that makes no gradients."""
+        """Buffers are as committed. Call it right before a forward that makes no gradients and counts for no shard."""
         self._leave_ahead("this rank computes one more shard")
         self.buffers.restore()
 
     def overlap(self, reducer: Reducer, shard: int) -> None:
-        """``shard``, which begins, is this rank's last of the step: the exchange goes on beside its backward, if that can be.
+        """``shard``, which begins, is this rank's last of the step: begin the exchange beside its backward, if possible.
 
-        It cannot while it is not known when gradients come, nor where a forward changes buffers.
+        It is not possible before the order of gradients is known, nor where a forward changes buffers.
         """
         if not (self._watched and self.habits.known and self.buffers.constant and reducer.overlaps(self.layout.meta)):
             return
         into, joined = self.sums.target(shard)
         coming = self.sums.coming(shard, into, joined)
-        if tuple(sorted(coming.after)) != reducer.blocks:  # it is computed for another view than this one
+        if tuple(sorted(coming.after)) != reducer.blocks:  # the shards are those of another view
             if not joined:
                 self.sums.put_back(into)
             return
@@ -178,10 +178,10 @@ class GradientBuffers:
         return self._orders[key]
 
     def end_shard(self, shard: int, times: float = 1.0, weight: float = 1.0) -> None:
-        """Take the gradients that backward has left in ``.grad``, and what the forward did to buffers.
+        """Take the gradients that the backward has left in ``.grad``, and the changes that the forward made to buffers.
 
         Args:
-            times: what the gradients are multiplied with as they are added up; ``weight`` is that of the changes of buffers.
+            times: the factor of the gradients as they are added up. ``weight``: the factor of the changes of buffers.
         """
         self.buffers.check()
         if self._in_shard and not self.habits.off:
@@ -199,7 +199,7 @@ class GradientBuffers:
         self.sums.add(shard, into, joined)
 
     def note(self, shard: int, found: Sequence[bool]) -> None:
-        """By parameter, whether ``shard`` has made a gradient for it."""
+        """Note by parameter whether ``shard`` has made a gradient for it."""
         bits = (1 << len(found)) - 1 if all(found) else sum(1 << number for number, yes in enumerate(found) if yes)
         self._present[shard] = self._present.get(shard, 0) | bits
 
@@ -212,7 +212,7 @@ class GradientBuffers:
         return bits
 
     def keep_present(self, present: int) -> None:
-        """Those that have one in some shard of all ranks: of the mean that :meth:`summed` has left, all others become None."""
+        """``present``: the parameters with a gradient in some shard of some rank, as bits. ``.grad`` of all others becomes None."""
         self.mean.present = present
         for number, parameter in enumerate(self.parameters):
             if not present >> number & 1:
@@ -228,7 +228,7 @@ class GradientBuffers:
         self._leave_ahead(self.habits.off)
 
     def _leave_ahead(self, reason: str) -> None:
-        """An exchange that has begun is of no use. What this rank has computed stays, but for sums to which a shard was being added."""
+        """Give up an exchange that has begun. This rank's sums stay, except those to which a shard was being added."""
         ahead, self._ahead = self._ahead, None
         if ahead is not None:
             ahead.early.leave(reason)
@@ -239,26 +239,25 @@ class GradientBuffers:
 
     @property
     def ahead(self) -> tuple[int, int] | None:
-        """Of the exchange that has begun: (bytes asked for, bytes that are here). None where none has."""
+        """(bytes asked for, bytes that are here) of the exchange that has begun; None where none has."""
         return None if self._ahead is None else self._ahead.early.ahead()
 
     @property
     def last(self) -> list[torch.Tensor | None]:
-        """What the shard at hand has come to, before :meth:`end_shard`: its gradients, and the buffers as its forward left them."""
+        """The result of the current shard, before :meth:`end_shard`: its gradients, and the buffers as its forward left them."""
         return [*(parameter.grad for parameter in self.parameters), *self.buffers.averaged]
 
     @property
     def mean(self) -> GradientSet:
-        """Between :meth:`summed` and the end of the step."""
+        """The step's mean. It exists from :meth:`summed` to the end of the step."""
         assert self._mean is not None, "no step was summed"
         return self._mean
 
     @contextlib.contextmanager
     def summed(self) -> Iterator[tuple[ShardSums[GradientSet], GradientSet, Early | None]]:
-        """Around the sum over all shards of all ranks; then ``.grad`` is their mean, and buffers are as committed. Raises what is raised
-        within: all is as before.
+        """Context of the sum over all shards of all ranks. After it ``.grad`` is their mean, and buffers are as committed.
 
-        Gives the sums of this rank, where the mean is to be, and the exchange that goes on already, if one does.
+        Gives (this rank's sums, the set for the mean, the exchange that runs already or None). An error within leaves all as before.
         """
         self.begin_step()
         ahead, self._ahead = self._ahead, None
@@ -282,7 +281,7 @@ class GradientBuffers:
             self.sums.put_back(like)
 
     def rehearse_mean(self) -> None:
-        """Touch the memory that the first reduction would take. One more set, which only a loss needs, is not made before there is one."""
+        """Touch the memory that the first reduction takes. A further set, which only the loss of a rank needs, is made at that loss."""
         mean = self.sums.take()
         for flat in mean.flats:
             flat.zero_()
@@ -296,9 +295,11 @@ class GradientBuffers:
             self._mean = None
 
     def _taint(self, mean: GradientSet | None) -> None:
-        """The reduction of ``mean`` broke: it serves again when the next one has, which had a group of its own, or a step is committed.
+        """The reduction of ``mean`` broke. Keep the set until a later reduction, of another group, breaks or a step is committed. Then use
+        it again.
 
-        What was to come may be marked (:mod:`actors.rank.step.landed`), between parameters too, where no gradient is ever written over it.
+        The set is zeroed first: marks of expected messages (:mod:`actors.rank.step.landed`) may lie between parameters, where no gradient
+        overwrites them.
         """
         if self._tainted is not None:
             for flat in self._tainted.flats:
@@ -307,17 +308,17 @@ class GradientBuffers:
         self._tainted = mean
 
     def take_mean(self) -> GradientSet:
-        """Lay the step's mean aside, until it is given to :meth:`give_mean`."""
+        """Take the step's mean away, until the caller gives it back to :meth:`give_mean`."""
         mean, self._mean = self.mean, None
         return mean
 
     def give_mean(self, mean: GradientSet) -> None:
-        """What :meth:`take_mean` gave is the step's mean again."""
+        """Make ``mean``, which :meth:`take_mean` gave, the step's mean again."""
         self._forget_mean()
         self._mean = mean
 
     def commit(self, *, first: bool = False) -> None:
-        """The step is taken: the modules' buffers get their new value. ``first``: it is the first step of all."""
+        """The step is taken: the modules' buffers get their new value. ``first``: it is the first step of the run."""
         self.trained.stepped = self.mean.present | (0 if first else self.trained.stepped)
         self.buffers.commit(self.mean.changes)
         self._taint(None)
@@ -336,7 +337,7 @@ class GradientBuffers:
         self._end()
 
     def hold(self) -> None:
-        """The attempt is over, the step is not: the shards computed stay, there are no gradients, and buffers are as committed."""
+        """End the attempt, not the step: the computed shards stay, ``.grad`` is None, and buffers are as committed."""
         self._leave_ahead("left")
         self._forget_mean()
         self.buffers.restore()

@@ -1,4 +1,4 @@
-"""When the gradients of a shard come, as far as the shards before it tell; and which buckets of the exchange they complete."""
+"""When the gradients of a shard come, predicted from the shards before; and which buckets of the exchange they complete."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from typing import NamedTuple
 from actors.rank.step.reduction import Chunk
 
 SEEN = 2
-"""After so many shards it is believed that a gradient comes once in each."""
+"""After so many shards the rank assumes that each gradient comes once in a shard."""
 
 
 class Habits:
-    """Of the parameters of a model, by number, over the shards that this rank computes.
+    """How the gradients of a model's parameters, by number, come in the shards that this rank computes.
 
-    A loop body may call backward several times for a shard, in each of which a parameter's gradient grows. It is not sent ahead then.
+    A loop body may call backward several times for a shard, and each call adds to a gradient. Then no gradient is sent early.
 
     Attributes:
-        off: why nothing is sent ahead any more in this run; empty while it may be.
+        off: why no gradient is sent early for the rest of the run; empty while gradients may be.
     """
 
     def __init__(self, parameters: int) -> None:
@@ -28,7 +28,7 @@ class Habits:
 
     @property
     def known(self) -> bool:
-        """Whether a gradient that has come in a shard is what it will be at the shard's end, as far as is known."""
+        """Whether the rank assumes that a gradient no longer changes in a shard once it has come."""
         return not self.off and self._seen >= SEEN
 
     @property
@@ -41,7 +41,7 @@ class Habits:
         self._came = [0] * len(self._came)
 
     def came(self, parameter: int) -> None:
-        """A backward has left a gradient there, or has added to it."""
+        """A backward has left a gradient for ``parameter``, or has added to it."""
         self._came[parameter] += 1
 
     def end(self) -> None:
@@ -53,7 +53,7 @@ class Habits:
 
 
 class Portion(NamedTuple):
-    """What is collected when one more bucket is complete: ``parameters``, by number, and where they lie; each in one portion."""
+    """The gradients that complete one more bucket: ``parameters``, by number, and their places. Each parameter is in one portion."""
 
     parameters: tuple[int, ...]
     spans: tuple[Chunk, ...]
@@ -63,13 +63,13 @@ class BucketOrder:
     """Which parameters complete which bucket, in the order in which buckets travel.
 
     Args:
-        buckets: where each lies in the flat buffers.
+        buckets: the places of each bucket in the flat buffers.
         places: by parameter, (flat buffer, element) at which its gradient begins.
         extents: by flat buffer, how many of its elements are gradients; all gradients are in a bucket.
 
     Attributes:
-        needs: by bucket, the parameters of which it has a part; ``needed_by`` is the same by parameter.
-        portions: by bucket.
+        needs: by bucket, the parameters that have a part in it. ``needed_by``: by parameter, the buckets.
+        portions: of each bucket.
     """
 
     def __init__(self, buckets: Sequence[Sequence[Chunk]], places: Sequence[tuple[int, int]], extents: Sequence[int]) -> None:
@@ -85,7 +85,7 @@ class BucketOrder:
             numbers = tuple(starts[flat][at][1] for flat, at in new)
             left.difference_update(numbers)
             self.portions.append(Portion(numbers, _joined([Chunk(flat, starts[flat][at][0], ends[flat][at]) for flat, at in new])))
-        if left and self.portions:  # those without elements
+        if left and self.portions:  # parameters without elements
             self.portions[-1] = Portion((*self.portions[-1].parameters, *sorted(left)), self.portions[-1].spans)
         self.needed_by = [[number for number, need in enumerate(self.needs) if one in need] for one in range(len(places))]
 
@@ -96,7 +96,7 @@ def _within(starts: Sequence[tuple[int, int]], lo: int, hi: int) -> tuple[int, i
 
 
 def _joined(spans: Sequence[Chunk]) -> tuple[Chunk, ...]:
-    """Neighbours as one."""
+    """``spans`` with neighbours joined into one."""
     found: list[Chunk] = []
     for span in spans:
         if found and found[-1].flat == span.flat and found[-1].hi == span.lo:
@@ -106,7 +106,7 @@ def _joined(spans: Sequence[Chunk]) -> tuple[Chunk, ...]:
 
 
 class Countdown:
-    """Of one shard: how many buckets are :attr:`complete`, in their order. ``expected``: parameters whose gradients will come."""
+    """Counts how many buckets of one shard are :attr:`complete`, in their order. ``expected``: parameters whose gradients will come."""
 
     def __init__(self, order: BucketOrder, expected: Collection[int]) -> None:
         self._order = order
@@ -115,7 +115,7 @@ class Countdown:
         self._advance()
 
     def came(self, parameter: int) -> None:
-        """A gradient is there."""
+        """The gradient of ``parameter`` is there."""
         if parameter in self._pending:
             self._pending.discard(parameter)
             for bucket in self._order.needed_by[parameter]:

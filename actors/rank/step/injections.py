@@ -1,4 +1,4 @@
-"""What changes the gradients of a shard on purpose, once."""
+"""Changes of a shard's gradients on purpose, each once."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ Change = Callable[[Sequence[torch.Tensor]], object]
 
 
 class Injections:
-    """Of one rank."""
+    """The changes that one rank has yet to make."""
 
     def __init__(self) -> None:
         self._waiting: list[Change] = []
@@ -19,11 +19,13 @@ class Injections:
         return bool(self._waiting)
 
     def add(self, change: Change) -> None:
-        """``change`` is given the gradients of a shard, once, between its backward and its sum: the first one that begins, or is at hand,
-        and whose gradients have not been sent meanwhile. From any thread."""
+        """Call ``change`` once with the gradients of a shard, between its backward and its sum. From any thread.
+
+        It is the current or the next shard whose gradients are not sent during its backward.
+        """
         self._waiting.append(change)
 
     def apply(self, gradients: Sequence[torch.Tensor]) -> None:
-        """These are a shard's, and none has been sent."""
+        """Make the next change to a shard's ``gradients``, none of which has been sent."""
         if self._waiting and gradients:
             self._waiting.pop(0)(gradients)

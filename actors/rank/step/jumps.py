@@ -1,7 +1,7 @@
-"""Losses and gradients that are finite, and far from all that came before: a bit that flipped high up in a number, or a broken sample.
+"""Losses and gradients that are finite and far above all earlier ones: a high bit of a number has flipped, or a sample is broken.
 
-Each rank sends, beside its gradients, how large a loss and a gradient may be, by what it has seen of the last steps. The least of all
-ranks' limits holds for all, so that all decide alike, and who has just come and has seen nothing does not have to be told.
+Beside its gradients each rank sends limits for a loss and a gradient norm, from the last steps that it has seen. The least of all ranks'
+limits holds for all, so all ranks decide alike. A rank that has just joined has seen no steps, and sends infinity.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ WIDTH = 2
 """Numbers that each rank sends: limits of a shard's loss, and of the gradient's norm."""
 
 KEPT, LEAST = 64, 16
-"""Steps that are remembered, and how many there have to be; after a jump that was none of the hardware's so many steps are not judged."""
+"""How many steps a rank remembers, and how many it needs for a limit. ``LEAST`` steps are not judged after a jump that no fault caused."""
 
 LEAST_SPREAD = 0.1
-"""Share of the median that the spread is taken for at least: a loss that hardly moves may move a little."""
+"""The least spread, as a share of the median: a loss that hardly moves may move a little."""
 
 
 def judged(losses: Sequence[float], counted: Sequence[bool], limit: float) -> tuple[float, Doubt | None]:
-    """The largest loss of those shards that count, and what is wrong with the losses: one above ``limit`` is not usual."""
+    """(the largest loss of the shards that count, a doubt about the losses or None). A loss above ``limit`` is not usual."""
     largest = max((loss for loss, counts in zip(losses, counted, strict=True) if counts), default=0.0)
     for shard, (loss, counts) in enumerate(zip(losses, counted, strict=True)):
         if counts and not math.isfinite(loss):
@@ -35,10 +35,10 @@ def judged(losses: Sequence[float], counted: Sequence[bool], limit: float) -> tu
 
 
 class Jumps:
-    """What the last steps were like.
+    """Losses and gradient norms of the last steps.
 
     Args:
-        spreads: a value is too large from so many spreads (median absolute deviations, as of a normal's) above the median on; 0: never.
+        spreads: a value is too large when it is so many spreads above the median; 0: never. A spread is 1.4826 median absolute deviations.
     """
 
     def __init__(self, spreads: float) -> None:
@@ -69,7 +69,7 @@ class Jumps:
                 self._norms.append(norm)
 
     def accept(self) -> None:
-        """The step at hand is computed again: whatever comes out now is what the model and the data give."""
+        """The current step is computed again: the model and the data, not a fault, explain its second result."""
         self._lenient = LEAST
 
     def begin(self) -> None:

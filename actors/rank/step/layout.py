@@ -1,7 +1,7 @@
-"""Where parameters and moments lie, and what follows from that for a step: all in which whole replicas and spread states differ.
+"""Where parameters and moments lie, and how a step depends on that: all differences between whole replicas and spread states.
 
-:class:`actors.rank.step.train_step.TrainStep` asks its layout, and has no branch for any. A layout of one's own is a class derived
-from :class:`StateLayout`, and a row in :data:`fleet.protocol.layouts.KINDS`.
+:class:`actors.rank.step.train_step.TrainStep` asks its layout, and has no branch for any. A further layout is a class derived from
+:class:`StateLayout`, and a row in :data:`fleet.protocol.layouts.KINDS`.
 """
 
 from __future__ import annotations
@@ -36,15 +36,15 @@ from fleet.settings.run import RunSettings
 
 @dataclass(frozen=True)
 class LayoutInputs:
-    """What a layout is made of.
+    """The arguments of a layout.
 
     Attributes:
         update: of the tracked objects; ``duties`` has the state that the step at hand begins from.
         weights: of the shard at hand.
-        host: at which this rank serves its peers.
+        host: the address at which this rank serves its peers.
         called_away: whether the view is about to change.
         outside: whether this rank is out of its view.
-        alone: whether it does what is done once in the run, which may begin again.
+        alone: whether this rank does work that is done once in the run, and may begin again.
     """
 
     state: TrackedState
@@ -65,9 +65,9 @@ NOTHING = torch.zeros(0, dtype=torch.float64, device="cpu")
 
 
 class OwnWord(NamedTuple):
-    """What a rank finds of the sums that it has: whether they are finite.
+    """A rank's judgement of the sums that it has: whether they are finite.
 
-    ``norm``: of all of the gradient, where it has that; ``norms``: of the blocks of its part, for the others.
+    ``norm``: of the whole gradient, where the rank has it; ``norms``: of the blocks of its part, for the other ranks.
     """
 
     finite: bool
@@ -78,13 +78,13 @@ class OwnWord(NamedTuple):
 class StateLayout:
     """One rank's part of a state, as a step needs it.
 
-    This one is of whole replicas: each rank has all of the state, and all of the sum, so that it finds what the others find, by itself. A
-    layout in which ranks keep parts, or keep them elsewhere, overrides what is otherwise there. It knows the ranks of one column.
+    This class is for whole replicas: each rank has the whole state and the whole sum, so all ranks judge a sum alike by themselves. A
+    layout whose ranks keep parts, or keep them elsewhere, overrides the methods that differ. A layout knows the ranks of one column.
 
     Attributes:
         gradients: by shard, and their mean; ``reducer`` sums them.
-        fixed: why no parameter may train that did not at first; empty where it may.
-        leave: gradients of units leave the rank in the backward, and are summed elsewhere.
+        fixed: why no parameter may train that did not train at first; empty where it may.
+        leave: gradients of units leave the rank in the backward, and other code sums them.
         kept: the chunks of a state that is spread, see :class:`actors.rank.zero1.kept.KeptChunks`; None of whole replicas.
     """
 
@@ -96,7 +96,7 @@ class StateLayout:
     def __init__(self, given: LayoutInputs) -> None:
         settings, state = given.settings, given.state
         self.given = given
-        known = state.trained if self.fixed else ()  # a loop may freeze them behind run.track, and thaw them later
+        known = state.trained if self.fixed else ()  # a loop may freeze them after run.track, and thaw them later
         watched = settings.overlap and not self.leave and not state.casts
         self.gradients = GradientBuffers(
             state.modules,
@@ -112,7 +112,7 @@ class StateLayout:
         if not self.gradients.parameters:
             raise ConfigError("track", sorted(state.objects), "no module with parameters that require a gradient", "Track model=... too.")
         kind = "native" if settings.reduction == "native" else "ordered"
-        # Not in two levels where sums are checked: the owner would be blamed for what another rank has combined.
+        # Not in two levels where sums are checked: the check would blame the owner for another rank's partial sums.
         two_levels = settings.two_level_sums and not settings.verify.compute and not self.leave
         cores = settings.overlap_cores if watched and settings.threads_per_rank == 1 else math.inf
         self.reducer = self.sums(settings.shards, kind, two_levels=two_levels, overlap_cores=cores)
@@ -121,17 +121,17 @@ class StateLayout:
 
     @property
     def useless(self) -> str:
-        """Why what the loop body computes now does not count: this rank could not have what it needs for it. Empty while it does."""
+        """Why the loop body's current computation does not count: this rank lacks data for it. Empty while it counts."""
         return ""
 
     @property
     def weights(self) -> list[torch.Tensor]:
-        """The memory of the parameters that is here between steps."""
+        """The memory of the parameters that this rank holds between steps."""
         return list(self.gradients.parameters)
 
     @property
     def spares_newcomers(self) -> bool:
-        """Whether a rank can take a step of which it has computed nothing: not when a forward counts something that only it knows."""
+        """Whether a rank can take a step without a shard of its own: not when a forward changes buffers of the model."""
         return self.gradients.buffers.constant
 
     def counts(self, held: Collection[int]) -> Collection[int]:
@@ -139,10 +139,10 @@ class StateLayout:
         return held
 
     def begin(self, state: StateId) -> None:
-        """All of ``state`` was loaded or built here."""
+        """This rank has loaded or built all of ``state``."""
 
     def join(self, group: Group) -> None:
-        """Steps are taken with these ranks, those of one column, from now on."""
+        """Take steps with the ranks of ``group``, one column, from now on."""
         self.group, self._split_of = group, []
 
     # ---- compute -------------------------------------------------------------------------------------------------------------------------
@@ -154,23 +154,23 @@ class StateLayout:
         """Its backward is over."""
 
     def repeat(self) -> None:
-        """The step is computed anew by all."""
+        """All ranks compute the step once more."""
 
     def reset(self) -> None:
         """Nothing of the present attempt remains."""
 
     def hold(self) -> None:
-        """The group is gone or left; what this rank has computed of the step stays."""
+        """The group is gone or left. The shards that this rank has computed of the step stay."""
 
     # ---- reduce --------------------------------------------------------------------------------------------------------------------------
 
     def flush(self) -> None:
-        """All that has left this rank in the backward has arrived. Raises GroupBroken."""
+        """Wait until all gradients that left this rank in the backward have arrived. Raises GroupBroken."""
 
     def split_norms(self) -> SplitNorms:
-        """Which norms of blocks each rank sends beside the gradients: of the part that it alone adds up; none with a gradient scaler.
+        """The norms of blocks that each rank sends beside the gradients: of the part that it alone adds up; none with a gradient scaler.
 
-        Of a state that is spread they go with the word that the sums are here, when there is something to clip.
+        With a spread state each rank sends them later, in its vote, if the step clips.
         """
         gradients = self.gradients
         if self._split_of is not gradients.parameters:
@@ -180,16 +180,16 @@ class StateLayout:
         return self._split
 
     def keep_norms(self, norms: Sequence[FlatNorms]) -> None:
-        """What came of that: of all blocks, in order. Empty where the mean has changed since."""
+        """Keep the norms of all blocks, in order. Empty: the mean has changed since."""
         self._norms = list(norms)
 
     def settle(self, divisor: float) -> None:
-        """The sums to step with are here, divided by ``divisor``. Raises GroupBroken."""
+        """Complete the sums for the step, which were divided by ``divisor``. Raises GroupBroken."""
 
     # ---- vote ----------------------------------------------------------------------------------------------------------------------------
 
     def word(self) -> OwnWord:
-        """What this rank finds of its sums. With a gradient scaler infinite ones are its business: it skips the update."""
+        """This rank's judgement of its sums. A gradient scaler handles infinite sums itself: it skips the update."""
         if self.given.update.scaler is not None:
             return OwnWord(True)
         flats, extents = self.gradients.mean.flats, self.gradients.layout.extents
@@ -209,12 +209,12 @@ class StateLayout:
 
     @contextlib.contextmanager
     def stepping(self) -> Iterator[list[torch.Tensor]]:
-        """Around all that changes the state by a step, from the sums that are here. Gives the gradients that the optimizers step with."""
+        """Context of all changes that a step makes to the state, from this rank's sums. Gives the gradients for the optimizers."""
         gradients = self.gradients
         yield [flat[:extent] for flat, extent in zip(gradients.mean.flats, gradients.layout.extents, strict=True)]
 
     def clip(self, gradients: list[torch.Tensor]) -> None:
-        """Those of :meth:`stepping`. Behind the scaler, which has unscaled them."""
+        """Clip the gradients of :meth:`stepping`. Call it after the scaler has unscaled them."""
         if self.given.vote.spread:
             clip(gradients, self.given.vote.factor)
             return
@@ -230,40 +230,41 @@ class StateLayout:
     # ---- publish -------------------------------------------------------------------------------------------------------------------------
 
     def publish(self, then: Callable[[], None]) -> None:
-        """Bring what others need of the step to them, then call ``then``. Raises GroupBroken: it is called once all of them have it."""
+        """Send other ranks the parts of the new state that they need, then call ``then``. After GroupBroken it is called once all have
+        them."""
         then()
 
     # ---- a view begins, where chunks of the state move -----------------------------------------------------------------------------------
 
     def moving(self) -> contextlib.AbstractContextManager[None]:
-        """Around what changes what is held here."""
+        """Context of all changes to the chunks that this rank holds."""
         return contextlib.nullcontext()
 
     def introduce(self, group: Group) -> None:
-        """The members of a view are about to be placed: what they have to know of each other for it. Raises GroupBroken."""
+        """Exchange the facts that ranks need of each other before chunks are placed in a view. Raises GroupBroken."""
 
     def place(self, state: StateId, guarded: Sequence[Sequence[int]], asked: Sequence[tuple[int, ...]]) -> None:
-        """The chunks of the view are here, all at ``state``. By chunk, ``guarded`` says who guards it, ``asked`` whom this rank asks."""
+        """This rank's chunks in the view are here, all at ``state``. By chunk: its guards, and the ranks that this rank asks for it."""
 
     def gather(self, group: Group, routes: Any) -> None:
-        """Bring the parameters to all who keep them whole. Raises GroupBroken."""
+        """Bring the parameters to all ranks that keep them whole. Raises GroupBroken."""
 
     # ---- between steps -------------------------------------------------------------------------------------------------------------------
 
     def readable(self) -> contextlib.AbstractContextManager[Any]:
-        """All parameters of the model can be read here meanwhile, by this rank alone."""
+        """Context in which this rank, without the others, can read all parameters of the model."""
         return contextlib.nullcontext()
 
     def unread(self) -> contextlib.AbstractContextManager[Any]:
-        """Around what may not read the parameters, if they are not whole here."""
+        """Context of code that may not read the parameters, where this rank does not hold them whole."""
         return contextlib.nullcontext()
 
     def digest(self, step: int) -> str:
-        """Of all of the state, after ``step`` steps; the same on all ranks, which call it together. Raises GroupBroken."""
+        """The digest of the whole state after ``step`` steps. All ranks call it together and get the same. Raises GroupBroken."""
         return self.given.state.digest(step)
 
     def share(self) -> Share:
-        """What this rank writes of a checkpoint, as one of the ranks of its view."""
+        """The part of a checkpoint that this rank writes, as one of the ranks of its view."""
         return WholeTensors(self.given.state, self.group.rank, self.group.size)
 
 
@@ -271,17 +272,17 @@ MakeLayout = Callable[[LayoutInputs], StateLayout]
 
 
 def layout_of(name: str) -> MakeLayout:
-    """The class that the table names."""
+    """The layout class of this name in the table of layouts."""
     module, _, kind = LAYOUTS[name].where.partition(":")
     return cast(MakeLayout, getattr(import_module(module), kind))
 
 
 def gradients_there(gradients: GradientBuffers, flats: Collection[int]) -> list[torch.Tensor]:
-    """Of the parameters in ``flats`` that have one."""
+    """The gradients of the parameters in ``flats`` that have one."""
     found = zip(gradients.parameters, gradients.layout.gradients, strict=True)
     return [parameter.grad for parameter, place in found if parameter.grad is not None and place.flat in flats]
 
 
 def all_finite(flats: Sequence[torch.Tensor]) -> bool:
-    """Each element of each."""
+    """Whether all elements of all buffers are finite."""
     return all(bool(torch.isfinite(flat).all()) for flat in flats)

@@ -1,4 +1,4 @@
-"""What one rank does of a sum in two levels (:mod:`fleet.protocol.two_level`), bucket by bucket: what it sends, asks for, and combines."""
+"""One rank's part of a sum in two levels (:mod:`fleet.protocol.two_level`): its sends, receives and additions, bucket by bucket."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ Flats = Sequence[torch.Tensor]
 
 @dataclass
 class Leveled:
-    """Of a bucket that is on its way in two levels.
+    """The buffers and messages of a bucket that travels in two levels.
 
     Attributes:
-        landed: where partial sums of this rank's chunk go, by leaf; none for its own.
-        gathered: where the peers' sums of what this rank combines go, by part, in order; ``asked`` is to be received for that.
-        given: kept, and not waited for; ``gathering`` is what comes of what the peers give.
-        crossing: what this rank has combined; ``returning`` are the sums that it will pass on.
+        landed: buffers for partial sums of this rank's chunk, by leaf; none for its own.
+        gathered: buffers for the peers' sums that this rank combines, by part, in order. ``asked``: the receives into them.
+        given: the sends to combiners, kept and not waited for. ``gathering``: the receives from the peers.
+        crossing: the sends of the sums that this rank has combined. ``returning``: the receives of the sums that it will pass on.
     """
 
     landed: list[list[torch.Tensor]] = field(default_factory=list)
@@ -39,7 +39,7 @@ class Leveled:
 
 
 class Chunked(Protocol):
-    """A bucket of flat buffers, of which each rank owns a chunk."""
+    """A bucket of flat buffers. Each rank owns a chunk of it."""
 
     leveled: Leveled
 
@@ -47,15 +47,16 @@ class Chunked(Protocol):
 
 
 def piece(chunk: torch.Tensor, part: ChunkPart) -> torch.Tensor:
-    """That part of a chunk."""
+    """The part ``part`` of ``chunk``."""
     cuts = cut_points(0, chunk.numel(), part.of)
     return chunk[cuts[part.lo] : cuts[part.hi]]
 
 
 def add_in_place(leaves: list[torch.Tensor], arrived: list[bool], additions: Additions) -> None:
-    """Add in place, each sum at its left summand's index. Only what ``arrived`` is written to: this rank's own sums stay as they are.
+    """Add in place, each sum at its left summand's index. Only buffers that ``arrived`` are written: this rank's own sums stay as they are.
 
-    Of two summands one has arrived, or is a sum of such, as this rank has added up its own already; a + b and b + a have the same bits.
+    At least one of two summands has arrived, or is a sum of such: this rank has added up its own sums before. The order within a pair does
+    not change the bits of its sum.
     """
     for left, right in additions:
         into, other = (left, right) if arrived[left] else (right, left)
@@ -66,12 +67,12 @@ def add_in_place(leaves: list[torch.Tensor], arrived: list[bool], additions: Add
 class Levels:
     """One rank's part, in one view.
 
-    What one peer sends under one tag is in the order of owners, and of each owner's in the order of the tree. So all agree on which message
-    is which.
+    A peer's messages under one tag are in the order of owners, and for each owner in the order of the tree. So all ranks match messages
+    alike.
 
     Attributes:
-        additions: of what an owner adds up, in the order of :meth:`leaves`.
-        count: how many buffers a bucket needs for what arrives to be added up.
+        additions: those of an owner, as pairs of indices into :meth:`leaves`.
+        count: how many buffers a bucket needs for arriving sums.
     """
 
     def __init__(self, plan: TwoLevel, rank: int) -> None:
@@ -88,23 +89,23 @@ class Levels:
         self.count = sum(leaf.rank != rank for leaf in self._owned) + len(self._mine) * arriving
 
     def room_bytes(self, bucket: Chunked, flats: Flats) -> int:
-        """Of the largest buffer that a bucket needs."""
+        """Bytes of the largest buffer that a bucket needs."""
         mine = bucket.chunk(flats, self._rank).nbytes
         return max([mine, *(piece(bucket.chunk(flats, part.owner), part).nbytes for part in self._mine)])
 
-    # ---- from each rank to who combines, and to owners on its host -----------------------------------------------------------------------
+    # ---- from each rank to the combiners, and to owners on its host ----------------------------------------------------------------------
 
     def sends(self, bucket: Chunked, local: Sequence[Flats]) -> list[Transfer]:
-        """What goes to owners on this host of this rank's own sums."""
+        """The sends of this rank's own sums to owners on this host."""
         return [(bucket.chunk(flats, peer), peer) for peer in self._near for flats in local]
 
     def give(self, group: Group, number: int, bucket: Chunked, local: Sequence[Flats]) -> None:
-        """Send the peers on this host what they combine of this rank's own sums."""
+        """Send the peers on this host the parts of this rank's own sums that they combine."""
         contributions = [(piece(bucket.chunk(flats, part.owner), part), part.combiner) for part in self._theirs for flats in local]
         bucket.leveled.given = group.start(contributions, [], bucket_gathered(number))
 
     def make_room(self, bucket: Chunked, like: Flats, rooms: Iterator[torch.Tensor]) -> list[Transfer]:
-        """Of ``rooms`` one for each partial sum that comes. Gives what is to be received of this rank's own chunk."""
+        """Take one of ``rooms`` for each partial sum that comes. Gives the receives of this rank's own chunk."""
         mine, more, receives = bucket.chunk(like, self._rank), bucket.leveled, list[Transfer]()
         more.landed = [[] if leaf.rank == self._rank else [_like(next(rooms), mine)] for leaf in self._owned]
         for leaf, buffers in zip(self._owned, more.landed, strict=True):
@@ -121,14 +122,14 @@ class Levels:
         return receives
 
     def gather(self, group: Group, number: int, more: Leveled) -> None:
-        """Ask for what this rank combines, once."""
+        """Ask the peers once for the sums that this rank combines."""
         if more.gathering is None:
             more.gathering = group.start([], more.asked, bucket_gathered(number))
 
     # ---- from hosts to owners ------------------------------------------------------------------------------------------------------------
 
     def combine(self, group: Group, number: int, bucket: Chunked, local: Sequence[Flats], early: Early | None = None) -> None:
-        """Wait for what the peers have, add up this host's sums, and send them to owners on others."""
+        """Wait for the peers' sums, add up those of this host, and send them to owners on other hosts."""
         more = bucket.leveled
         assert more.gathering is not None
         more.gathering.arrived()
@@ -148,7 +149,7 @@ class Levels:
         return crossing
 
     def leaves(self, bucket: Chunked, local: Sequence[Flats]) -> tuple[list[torch.Tensor], list[bool]]:
-        """All that makes up this rank's chunk, from left to right, and which of it has arrived."""
+        """(the partial sums of this rank's chunk, from left to right; which of them have arrived from a peer)."""
         landed, own = bucket.leveled.landed, [bucket.chunk(flats, self._rank) for flats in local]
         found = [one[0] if one else own[leaf.number] for one, leaf in zip(landed, self._owned, strict=True)]
         return found, [bool(one) for one in landed]
@@ -156,12 +157,12 @@ class Levels:
     # ---- the sums come back --------------------------------------------------------------------------------------------------------------
 
     def contributions(self, mine: torch.Tensor) -> list[Transfer]:
-        """Who gets the sum of this rank's chunk: its neighbours all, of each other host everyone a part."""
+        """The sends of this rank's chunk of the sum: whole to each neighbour on this host, one part to each rank of another host."""
         afar = [(piece(mine, part), part.combiner) for parts in self._afar.values() for part in parts]
         return [(mine, peer) for peer in self._near] + afar
 
     def returns(self, bucket: Chunked, out: Flats) -> list[Transfer]:
-        """Where the neighbours' sums go, and those that they pass on."""
+        """The receives of the neighbours' sums, and of those that neighbours pass on."""
         own = [(bucket.chunk(out, peer), peer) for peer in self._near]
         return own + [(piece(bucket.chunk(out, part.owner), part), part.combiner) for part in self._theirs]
 
@@ -171,7 +172,7 @@ class Levels:
         bucket.leveled.returning = group.start([], wanted, bucket_back(number))
 
     def pass_on(self, group: Group, number: int, bucket: Chunked, out: Flats) -> list[Work]:
-        """Wait for them, and give them to all neighbours. Once this returns the room of the bucket is free: what was in it has arrived."""
+        """Wait for these sums and send them to all neighbours. After the return the bucket's room is free: its sends have arrived."""
         more = bucket.leveled
         assert more.crossing is not None
         if more.returning is None:

@@ -1,4 +1,4 @@
-"""What the loop logs of a step, by shard, until the step is taken; and in which steps it is told."""
+"""The figures that the loop logs in a step, by shard, until the step is taken; and in which steps ranks report them."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from typing import SupportsFloat
 
 EVERY_US = 500_000
 RANKS_A_SECOND = 400
-"""So many tell the coordinator what was logged: in a run of 10,000 ranks, figures come every 25 s."""
+"""At most so many ranks a second report figures to the coordinator: in a run of 10,000 ranks, figures come every 25 s."""
 
 
 class ShardLog:
-    """Of the shards that one rank has computed of the step at hand, and of the step that was taken last.
+    """The figures of the shards that one rank has computed, of the current step and of the step that was taken last.
 
     Attributes:
-        due: the step that was summed last is one whose figures are told, and some rank has logged some.
+        due: whether ranks report the figures of the step that was summed last. ``some``: a rank has logged some.
     """
 
     def __init__(self, world: int) -> None:
@@ -38,11 +38,12 @@ class ShardLog:
         self._now = {}
 
     def begin_view(self) -> None:
-        """Its first step is told: so its ranks go on alike."""
+        """A view begins. Figures of its first step are reported, so that its ranks go on alike."""
         self._reported_us = None
 
     def look(self, first_us: float, *, some: bool) -> None:
-        """A step was summed; the first rank came to it at ``first_us``. ``some``: a rank has logged something. All ranks find alike."""
+        """A step was summed; the view's first rank came to it at ``first_us``. ``some``: a rank has logged figures. All ranks decide
+        alike."""
         self.some, self.due = some, self._reported_us is None or first_us - self._reported_us >= self._every_us
         if self.due:
             self._reported_us = first_us

@@ -1,8 +1,8 @@
-"""Buffers of modules that a forward changes, such as BatchNorm's statistics: their committed values, and what a step makes of them.
+"""Buffers of modules that a forward changes, such as BatchNorm's statistics: their committed values, and their new values after a step.
 
-They start each shard from their committed value. What each shard changed is summed with the gradients, in the same order, and its mean is
-added to the committed value; so such models train bit-identically, too. With one shard there is no mean: a buffer is what the forward has
-left, since a difference that is added again may round.
+A buffer has its committed value when a shard begins. The changes of all shards are summed with the gradients, in the same order. Their mean
+is added to the committed value, so such models train bit-identically, too. With one shard there is no mean: a buffer keeps the value of its
+forward, since adding a difference again may round.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ AVERAGED_BUFFER_LIMIT = 1 << 16
 
 @dataclass
 class _Buffer:
-    """One buffer of a module; looked up anew each time, as a forward may replace it."""
+    """One buffer of a module; looked up again each time, as a forward may replace it."""
 
     name: str
     module: nn.Module
@@ -46,18 +46,18 @@ def _named_buffers(modules: Mapping[str, nn.Module]) -> Iterator[_Buffer]:
 
 
 class ModuleBuffers:
-    """Those of ``modules``, by name, in a run with so many ``shards``.
+    """The buffers of ``modules``, which are given by name, in a run with so many ``shards``.
 
-    For each step: :meth:`begin_step`, then :meth:`restore` ahead of each shard and :meth:`collect` behind it, then :meth:`commit`.
+    For each step: :meth:`begin_step`, then :meth:`restore` before each shard and :meth:`collect` after it, then :meth:`commit`.
     """
 
     def __init__(self, modules: Mapping[str, nn.Module], shards: int) -> None:
         self._modules, self._shards = modules, shards
-        self._committed: list[torch.Tensor] = []  # of those that a forward changes; none between steps
+        self._committed: list[torch.Tensor] = []  # of the buffers that a forward changes; none between steps
         self.find()
 
     def find(self) -> None:
-        """See which there are."""
+        """Find the buffers of the modules as they are now."""
         found = list(_named_buffers(self._modules))
         floating = [buffer for buffer in found if buffer.tensor.is_floating_point()]
         # Batch norm's kernels change its statistics without counting up their version, so no check would see it: always averaged.
@@ -68,19 +68,19 @@ class ModuleBuffers:
 
     @property
     def averaged(self) -> list[torch.Tensor]:
-        """Those whose changes are averaged over shards."""
+        """The buffers whose changes are averaged over shards."""
         return [buffer.tensor for buffer in self._averaged]
 
     @property
     def constant(self) -> bool:
-        """True when no forward changes any, as far as is known: then the state is as committed between commits."""
+        """True when no forward may change a buffer. Then the state is as committed between commits."""
         return not self._averaged and not self._counted
 
     def begin_step(self) -> None:
-        """They hold their committed values."""
+        """A step begins: the buffers hold their committed values."""
         self._versions = [(id(buffer.tensor), buffer.tensor._version) for buffer in self._constant]
-        self._first_count: list[torch.Tensor] = []  # what the first shard has left of integer ones
-        self._left: list[torch.Tensor] | None = None  # what the only shard has left of the others
+        self._first_count: list[torch.Tensor] = []  # integer buffers after the first shard
+        self._left: list[torch.Tensor] | None = None  # averaged buffers after the only shard
         self._committed = [buffer.tensor.clone() for buffer in (*self._averaged, *self._counted)]
 
     def as_committed(self) -> list[tuple[torch.Tensor, torch.Tensor]]:
@@ -89,13 +89,13 @@ class ModuleBuffers:
         return list(zip([buffer.tensor for buffer in (*self._averaged, *self._counted)], committed, strict=True)) if committed else []
 
     def restore(self) -> None:
-        """They are as committed, if a step has begun."""
+        """Give the buffers their committed values, if a step has begun."""
         with torch.no_grad():
             for tensor, value in self.as_committed():
                 tensor.copy_(value)
 
     def check(self) -> None:
-        """Raises ConfigError: a forward has changed one that is too large."""
+        """Raises ConfigError: a forward has changed a buffer that is too large."""
         for buffer, version in zip(self._constant, self._versions, strict=True):
             if (id(buffer.tensor), buffer.tensor._version) != version:
                 reason = f"the forward changed this buffer; only those of up to {AVERAGED_BUFFER_LIMIT} elements are averaged over shards"
@@ -103,11 +103,11 @@ class ModuleBuffers:
 
     @torch.no_grad()
     def collect(self, into: Sequence[torch.Tensor], add: bool, weight: float) -> None:
-        """What a shard's forward has changed, times ``weight``, is copied or added to its places."""
-        # An equal value counts as no change also where subtracting would not give zero: infinities in a mask.
+        """Copy or add the changes of a shard's forward, times ``weight``, to their places."""
+        # An equal value is no change, also where the difference is not zero: infinities in a mask.
         pairs = zip(self.averaged, self._committed[: len(self._averaged)], strict=True)
         changes: list[torch.Tensor | None] = [torch.where(now == was, torch.zeros_like(was), now - was) for now, was in pairs]
-        if weight != 1.0:  # a shard without weight counts nothing, also where its forward has left no numbers
+        if weight != 1.0:  # a shard of weight 0 changes nothing, also where its forward has left NaN
             changes = [change * weight if change is not None and weight else None for change in changes]
         collect(changes, into, add)
         if not self._first_count:
@@ -117,12 +117,15 @@ class ModuleBuffers:
 
     @torch.no_grad()
     def commit(self, changes: Sequence[torch.Tensor]) -> None:
-        """Give them their new value: as committed, plus the mean of the shards' ``changes``. One shard's, and integer ones: as after it."""
+        """Give each buffer its new value: the committed one plus the mean of the shards' ``changes``.
+
+        An integer buffer gets its value after the first shard, and with one shard so does each buffer.
+        """
         for tensor, value in zip(self.averaged, changes if self._left is None else self._left, strict=True):
             tensor.add_(value) if self._left is None else tensor.copy_(value)
         for buffer, value in zip(self._counted, self._first_count, strict=True):
             buffer.tensor.copy_(value)
 
     def end_step(self) -> None:
-        """What they hold are their committed values from now on."""
+        """The buffers' present values are the committed ones from now on."""
         self._committed = []

@@ -1,4 +1,4 @@
-"""What a reduction told every rank."""
+"""The result of a reduction, which is the same on all ranks."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from fleet.protocol.vote import Doubt
 
 
 class NonFiniteError(FleetError):
-    """A shard's loss or the gradient is not a finite number, twice in a row: it is the model or the data, not the hardware."""
+    """A shard's loss or the gradient is not a finite number, twice in a row: the model or the data cause it, not the hardware."""
 
 
 @dataclass(frozen=True, slots=True)
 class ReductionOutcome:
-    """What a reduction told every rank alike.
+    """The result of a reduction, which is the same on all ranks.
 
-    ``offers`` are all ranks' (see ``MemberProtocol.offer``); ``loss`` the mean over shards; ``doubt`` names the shard whose loss is not
-    finite, or far too large, and ``norm_limit`` is what the norm of the gradient is usually below. ``disputed``: two ranks have computed
-    other gradients for a shard than each other, so the loop body runs again for those who have not. ``weights``, by shard, when the loop
+    ``offers`` are those of all ranks (see ``MemberProtocol.offer``); ``loss`` is the mean over shards. ``doubt`` names the shard whose loss
+    is not finite, or far too large. ``norm_limit`` is the largest usual norm of the gradient. ``disputed``: two ranks have computed
+    different gradients for one shard, so ranks that have not computed it run the loop body for it. ``weights``, by shard, when the loop
     gives them, else ().
     """
 

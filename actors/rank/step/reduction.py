@@ -1,12 +1,12 @@
 """The fixed-order sum of gradients: the same bits at any world size.
 
 Each rank adds its own shards up the tree of ``fleet.protocol.shards`` (:mod:`actors.rank.step.sums`), which leaves one partial sum for each
-block of its range. :class:`Reducer` then exchanges them: every rank owns one chunk of each bucket, receives the others' partial sums of it,
-adds them in tree order with explicit elementwise adds, and gives the result back. While each rank holds one block, that is the traffic of a
-ring all-reduce; each further block of a range adds one more chunk a peer.
+block of its range. :class:`Reducer` then exchanges them. Each rank owns one chunk of each bucket, and receives the others' partial sums of
+it. It adds them in tree order with explicit elementwise adds, and sends the result back. While each rank holds one block, the traffic is
+that of a ring all-reduce. Each further block of a range adds one more chunk for each peer.
 
-Where links differ, the ranks of a host first combine what lies side by side in the tree (:mod:`actors.rank.step.levels`), and one partial
-sum crosses to another host where each rank's own would.
+Where links differ, the ranks of a host first combine neighbours in the tree (:mod:`actors.rank.step.levels`). One partial sum then crosses
+to another host, in place of one for each rank.
 """
 
 from __future__ import annotations
@@ -37,17 +37,17 @@ BUCKET_BYTES = 8 << 20
 """Measured with ``benchmarks.reduction``: smaller buckets pay for their messages, larger ones overlap too little."""
 
 SWAP_BYTES = 2 << 20
-"""Two ranks that give each other all that they have add up one such piece while the next one travels."""
+"""Piece size when two ranks send each other all their sums: they add up one piece while the next one travels."""
 
 SWAPS_KEPT = 8
-"""For as many sets of buffers a reducer remembers how it cuts them into such pieces."""
+"""For so many sets of buffers a reducer remembers its pieces."""
 
 BUCKETS_AT_LEAST, LEAST_BYTES = 4, 1 << 20
-"""Into so many a flat buffer is cut, unless they would be smaller than that: what is exchanged at once hides behind no backward."""
+"""A flat buffer is cut into so many buckets, unless they would be smaller than that. A single bucket could not travel beside a backward."""
 
 BUCKETS_IN_FLIGHT = 2
 IN_FLIGHT_IN_LEVELS = 3
-"""What was combined of one more bucket is still on its way to owners on other hosts."""
+"""One bucket more: its combined sums are still on their way to owners on other hosts."""
 
 KINDS = ("ordered", "native")
 
@@ -56,7 +56,7 @@ Layout = list[tuple[int, torch.dtype]]
 Flats = Sequence[torch.Tensor]
 """One set of flat buffers."""
 Local = Sequence[Flats]
-"""Of each of this rank's partial sums."""
+"""A set of flat buffers for each of this rank's partial sums."""
 
 
 def _layout(flats: Flats) -> Layout:
@@ -64,7 +64,8 @@ def _layout(flats: Flats) -> Layout:
 
 
 def _stretches(flat: torch.Tensor, most_bytes: int) -> list[tuple[int, int]]:
-    """Cut a flat buffer into equal lengths of some ``most_bytes`` at most, or of one block: elements from and to; none of an empty one."""
+    """Cut a flat buffer into equal stretches of about ``most_bytes`` at most, and one block at least. Gives (first element, end) of
+    each."""
     count = min(-(-flat.nbytes // most_bytes), -(-flat.numel() // BLOCK))
     return list(itertools.pairwise(cut_points(0, flat.numel(), count))) if count else []
 
@@ -92,11 +93,11 @@ class Bucket:
         self.flat, self.cuts = flat, cut_points(lo, hi, size)
         self.incoming: list[torch.Tensor] = []
         self.arrival: Work | None = None
-        self.departure: Work | None = None  # kept, and not waited for
+        self.departure: Work | None = None  # the sends, kept and not waited for
         self.leveled = Leveled()
 
     def place(self, rank: int) -> Chunk:
-        """Where the chunk lies that ``rank`` owns."""
+        """The chunk that ``rank`` owns."""
         return Chunk(self.flat, self.cuts[rank], self.cuts[rank + 1])
 
     def chunk(self, flats: Flats, rank: int) -> torch.Tensor:
@@ -105,7 +106,7 @@ class Bucket:
 
 
 class _Piece(NamedTuple):
-    """One stretch of what two ranks give each other."""
+    """One stretch of the sums that two ranks send each other."""
 
     sends: list[Transfer]
     receives: list[Transfer]
@@ -115,7 +116,7 @@ class _Piece(NamedTuple):
 
 
 class _Cut(NamedTuple):
-    buffers: list[torch.Tensor]  # by whose identity it is found, which so stays theirs
+    buffers: list[torch.Tensor]  # the key holds their ids, so they have to stay alive
     pieces: list[_Piece]
 
 
@@ -124,11 +125,11 @@ class _Expected(NamedTuple):
 
     buckets: list[Bucket]
     layout: Layout
-    landing: Landing | None  # of those that come first, where it can be told
+    landing: Landing | None  # of the first buckets; None where arrivals cannot be seen
 
 
 class Reducer:
-    """Sums over all shards of all ranks. One object for the run; :meth:`bind` it to each view's group.
+    """Sums gradients over all shards of all ranks. One object for the run; :meth:`bind` it to each view's group.
 
     Attributes:
         beside: whether some rank of the view may send while its backward runs.
@@ -137,7 +138,7 @@ class Reducer:
         shards: number of shards of the run.
         kind: ``ordered``, or ``native``: the library's all-reduce, whose bits depend on the world size.
         bucket_bytes: how much is exchanged at a time.
-        two_levels: the ranks of a host add up what they have before it goes to other hosts, where there are several of each.
+        two_levels: the ranks of a host add up their sums before these go to other hosts, where there are several hosts with several ranks.
         overlap_cores: see :func:`fleet.protocol.beside.travels_beside`; infinite: nothing travels beside a backward.
     """
 
@@ -159,7 +160,7 @@ class Reducer:
         self._expected: _Expected | None = None
         self._cut: dict[tuple[int, ...], _Cut] = {}
         self._group: Group | None = None
-        self._buckets_before: list[Bucket] = []  # whose sends nobody has waited for: they have arrived when the next ones have
+        self._buckets_before: list[Bucket] = []  # keeps their sends, which have arrived once the next reduction is over
 
     def bind(self, group: Group, leaves: Sequence[Sequence[Block]]) -> None:
         """Use ``group`` from now on; ``leaves[r]`` are the blocks whose sums view rank r brings, from left to right."""
@@ -178,14 +179,16 @@ class Reducer:
         self.beside = self._travels_beside(group)
 
     def _travels_beside(self, group: Group) -> bool:
-        """Whether some rank of this view may send while its backward runs. All ranks find alike, as they cut buckets by it."""
+        """Whether some rank of this view may send while its backward runs. All ranks get the same answer: the cut of buckets depends on
+        it."""
         possible = group.device.type == "cpu" and not math.isinf(self._overlap_cores)
         return possible and travels_beside(group.rooms, self._overlap_cores)
 
     def _levels_of(self, group: Group, leaves: Sequence[Sequence[Block]]) -> Levels | None:
-        """All ranks find alike: all were told where each is when the group was formed."""
+        """The two levels of this view; None: one level. All ranks get the same answer, as all know each rank's host from the group."""
         hosts = hosts_of(group.sites)
-        # NCCL's messages have no tags, and go in the order of a stream: what is passed on would wait there for what is not asked for yet.
+        # NCCL's messages have no tags and go in the order of a stream. A sum to pass on would wait there for a receive that is not asked
+        # for yet.
         if not (self._two_levels and self.kind == "ordered" and group.receives_ahead and helps(hosts)):
             return None
         return Levels(TwoLevel(hosts, tuple(map(tuple, leaves)), self.shards), group.rank)
@@ -193,8 +196,8 @@ class Reducer:
     def reduce(self, sums: ShardSums[Set], out: Set, added: Added = tuple) -> None:
         """Put the mean over shards into ``out``, on every rank. Raises GroupBroken: then ``out`` is undefined, and ``sums`` as before.
 
-        Integers are summed, not divided. ``added`` is called once, in the thread of ``Group.in_background``, as soon as this rank's own of
-        :meth:`parts` is there; what it starts is complete, too, when this returns.
+        Integers are summed, not divided. ``added`` is called once, in the thread of ``Group.in_background``, as soon as this rank's own
+        :meth:`parts` are summed. The work that it starts is complete, too, at the return.
         """
         group = self._group
         if group is None:
@@ -210,7 +213,7 @@ class Reducer:
         if self.kind == "native":
             self._native(group, local, out)
         elif group.size == 1:
-            for into, whole in zip(out, *local, strict=True):  # one rank has it all, and so its sums are one
+            for into, whole in zip(out, *local, strict=True):  # one rank has all shards, so it has one sum
                 into.copy_(whole)
                 self.mean(into)
         else:
@@ -218,21 +221,21 @@ class Reducer:
         group.complete(beside)
 
     def _splits(self, flats: Flats) -> bool:
-        """Whether each rank adds up a part of the sum; else each adds up all of it, or the library does."""
+        """Whether each rank adds up a part of the sum. Else each rank or the library adds up all of it."""
         size = 1 if self._group is None else self._group.size
         return self.kind == "ordered" and size > 1 and not (size == 2 and self._swaps(flats))
 
     def parts(self, out: Flats) -> list[list[Chunk]]:
-        """By view rank, what it alone adds up of buffers like ``out``, in order; nothing where each rank adds up all."""
+        """By view rank, the chunks of buffers like ``out`` that it alone adds up, in order; none where each rank adds up all."""
         assert self._group is not None
         buckets = self._buckets(out, self._group.size) if self._splits(out) else []
         return [[bucket.place(rank) for bucket in buckets] for rank in range(self._group.size)]
 
     def expect(self, like: Flats) -> None:
-        """Ask for what the peers bring to the next :meth:`reduce`, as much as there is room for. Raises GroupBroken.
+        """Ask for the peers' sums of the next :meth:`reduce`, as many as there is room for. Raises GroupBroken.
 
-        So those who are done early send it while others still compute. ``like``: buffers of the same lengths as those that will be reduced;
-        with others, reduce() raises GroupBroken, as what was asked for cannot be taken back.
+        So ranks that are done early send their sums while others still compute. ``like``: buffers of the same lengths as those that will be
+        reduced. With other lengths reduce() raises GroupBroken, as receives cannot be taken back.
         """
         group = self._group
         if group is not None and group.receives_ahead and self._splits(like) and self._expected is None:
@@ -240,7 +243,7 @@ class Reducer:
             first = buckets[:BUCKETS_IN_FLIGHT]
             asked = [self._incoming(number, bucket, like, ahead=True) for number, bucket in enumerate(first)]
             both = [*asked, *(bucket.leveled.asked for bucket in first)]
-            known = group.device.type == "cpu"  # elsewhere it lands in memory that only the group knows
+            known = group.device.type == "cpu"  # other devices receive into memory of the group
             landing = Landing([message for receives in both for message, _ in receives]) if known else None
             for number, (bucket, receives) in enumerate(zip(first, asked, strict=True)):
                 bucket.arrival = group.start([], receives, bucket_there(number))
@@ -249,19 +252,19 @@ class Reducer:
             self._expected = _Expected(buckets, _layout(like), landing) if buckets else None
 
     def ahead(self) -> tuple[int, int] | None:
-        """Of what :meth:`expect` has asked for: (bytes in all, bytes that are here). None where that cannot be told."""
+        """(bytes that :meth:`expect` has asked for, bytes of them that are here). None where arrivals cannot be seen."""
         if self._expected is None:
             return 0, 0
         landing = self._expected.landing
         return None if landing is None else (landing.asked_bytes, landing.landed_bytes)
 
     def in_order(self, found: Mapping[int, Flats]) -> tuple[list[torch.Tensor], list[bool]]:
-        """All ranks' partial sums of one stretch, by view rank, as :meth:`add_up` wants them."""
+        """The arguments ``leaves`` and ``arrived`` of :meth:`add_up`. ``found``: by view rank, its partial sums of one stretch."""
         assert self._group is not None
         return [found[rank][number] for rank, number in self._order], [rank != self._group.rank for rank, _ in self._order]
 
     def add_up(self, leaves: list[torch.Tensor], arrived: list[bool], out: torch.Tensor, plan: Additions | None = None) -> None:
-        """The mean of ``leaves``, added in tree order, into ``out``. Those that ``arrived`` are scratch; this rank's own sums stay."""
+        """Put the mean of ``leaves``, added in tree order, into ``out``. Leaves that ``arrived`` are scratch; this rank's own sums stay."""
         plan = self._plan if plan is None else plan
         add_in_place(leaves, arrived, plan[:-1])
         if plan:
@@ -304,7 +307,7 @@ class Reducer:
         sent()
 
     def _pieces(self, peer: int, local: Local, out: Flats) -> list[_Piece]:
-        """The same few buffers come again and again, and to cut them anew each time took a tenth of a swap of 1 MB."""
+        """The pieces of these buffers. The same few buffers come repeatedly, and to cut them each time took a tenth of a swap of 1 MB."""
         buffers = [*out, *itertools.chain(*local)]
         key = tuple(map(id, buffers))
         if key not in self._cut:
@@ -329,10 +332,11 @@ class Reducer:
     # ---- the exchange --------------------------------------------------------------------------------------------------------------------
 
     def _carry(self, group: Group, buckets: Sequence[Bucket], local: Local, out: Flats, added: Added, early: Early | None = None) -> None:
-        """Partial sums of the next buckets travel while this one's are added and while its sums travel back. With ``early`` the loop gives
-        this rank's own.
+        """Exchange all buckets: partial sums of the next buckets travel while one bucket is added up and its sums travel back.
 
-        A bucket's room is free for the one two behind it only once what arrived there was added up: so that one is asked for last.
+        With ``early`` the loop gives this rank's own sums. A bucket's room is free for the second bucket after it once its sums were added
+        up. So
+        the receives of that second bucket are asked for last.
         """
         returning: list[Work] = [] if buckets else [*added()]
         for number, following in enumerate(range(len(buckets) + BUCKETS_IN_FLIGHT), -BUCKETS_IN_FLIGHT):
@@ -342,7 +346,7 @@ class Reducer:
                 mine = bucket.chunk(out, group.rank)
                 self.add_up(*self._leaves(group, bucket, local), mine, None if self._levels is None else self._levels.additions)
                 if bucket is buckets[-1]:
-                    returning += added()  # a few numbers that everyone needs, ahead of the long message
+                    returning += added()  # a few numbers that all ranks need, before the long message
                 receives = [] if group.receives_ahead else self._returns(bucket, out)
                 returning.append(group.start(self._contributions(bucket, mine), receives, bucket_back(number)))
                 if self._levels is not None and number:
@@ -363,13 +367,13 @@ class Reducer:
         self._buckets_before = [*buckets]
 
     def _await_peers(self, group: Group, number: int, buckets: Sequence[Bucket], local: Local, early: Early | None) -> None:
-        """All that is added up of one bucket is here."""
+        """Wait until all sums of one bucket are here."""
         arrival = buckets[number].arrival
         assert arrival is not None
         if self._levels is not None:
             for ahead in range(number + (number > 0), min(number + 2, len(buckets))):
                 self._levels.combine(group, ahead, buckets[ahead], local, early)
-        arrival.arrived()  # and what it sends has arrived, once the peers give back what they have added it up to
+        arrival.arrived()  # its sends have arrived once the peers return their sums
         if early is not None:
             early.arrived(number)
             if self._levels is None:
@@ -380,29 +384,30 @@ class Reducer:
         return True
 
     def _contributions(self, bucket: Bucket, mine: torch.Tensor) -> list[tuple[torch.Tensor, int]]:
-        """Who gets this rank's sums."""
+        """The sends of this rank's chunk of the sum."""
         if self._levels is not None:
             return self._levels.contributions(mine)
         return [(mine, peer) for peer in self._peers]
 
     def _returns(self, bucket: Bucket, out: Flats) -> list[tuple[torch.Tensor, int]]:
-        """Where the peers' sums go."""
+        """The receives of the peers' chunks of the sum."""
         if self._levels is not None:
             return self._levels.returns(bucket, out)
         return [(bucket.chunk(out, peer), peer) for peer in reversed(self._peers)]
 
     def _buckets(self, flats: Flats, size: int) -> list[Bucket]:
-        """Cut all flat buffers into buckets of equal length, at most ``bucket_bytes``; first those whose gradients a backward has first."""
+        """Cut all flat buffers into buckets of equal length, at most ``bucket_bytes``. The first buckets hold the first gradients of a
+        backward."""
         cuts = [(index, _stretches(flat, self._most_bytes(flat))) for index, flat in enumerate(flats)]
         places = [(number / len(cut), index, lo, hi) for index, cut in cuts for number, (lo, hi) in enumerate(cut, 1)]
         return [Bucket(index, lo, hi, size) for _, index, lo, hi in sorted(places, reverse=True)]
 
     def _most_bytes(self, flat: torch.Tensor) -> int:
-        """Of a bucket: where they travel beside a backward, a few of them are to be complete before it is over."""
+        """The size of a bucket: beside a backward buckets are smaller, so that a few are complete before its end."""
         return self._bucket_bytes if not self.beside else min(self._bucket_bytes, max(LEAST_BYTES, -(-flat.nbytes // BUCKETS_AT_LEAST)))
 
     def _open(self, group: Group, out: Flats) -> list[Bucket]:
-        """The buckets of a reduction: those that were asked for ahead, if any were."""
+        """The buckets of a reduction: those of :meth:`expect`, if it was called."""
         expected, self._expected = self._expected, None
         if expected is None:
             return self._new_buckets(group, out)
@@ -411,7 +416,7 @@ class Reducer:
         return expected.buckets
 
     def _new_buckets(self, group: Group, flats: Flats) -> list[Bucket]:
-        """Buckets, and room for what arrives of them."""
+        """Buckets, and room for their arriving sums."""
         buckets, levels = self._buckets(flats, group.size), self._levels
         self._staging.fit(
             bucket.chunk(flats, group.rank).nbytes if levels is None else levels.room_bytes(bucket, flats) for bucket in buckets
@@ -419,7 +424,7 @@ class Reducer:
         return buckets
 
     def _incoming(self, number: int, bucket: Bucket, flats: Flats, *, ahead: bool) -> list[Transfer]:
-        """Where the peers' partial sums of this rank's chunk go. ``ahead`` of the reduction ``flats`` are not its own, and left alone."""
+        """The receives of the peers' partial sums of this rank's chunk. ``ahead`` of the reduction none goes into ``flats``."""
         assert self._group is not None
         mine = bucket.chunk(flats, self._group.rank)
         if self._levels is not None:
@@ -430,10 +435,10 @@ class Reducer:
         return list(zip(bucket.incoming, sources, strict=True))
 
     def _next(self, group: Group, number: int, bucket: Bucket, local: Local, out: Flats, early: Early | None) -> tuple[list[Transfer], ...]:
-        """(the peers' sums, what every peer gets of this rank's partial sums, theirs of this rank's chunk) that are to travel.
+        """(receives of the peers' sums, sends of this rank's partial sums, receives of the peers' partial sums of this rank's chunk).
 
-        The peers' sums may be asked for now: gloo sends nothing before it knows of the receive. They are asked for first: whoever has this
-        rank's partial sums knows that it may send back what comes of them.
+        The peers' sums may be asked for now: gloo sends no message before it knows of the receive. They are asked for first. So a peer that
+        has this rank's partial sums may send back its sum.
         """
         returns = self._returns(bucket, out) if group.receives_ahead else []
         receives = [] if bucket.arrival is not None else self._incoming(number, bucket, out, ahead=False)
@@ -443,7 +448,7 @@ class Reducer:
         return returns, self._sends(bucket, local) if early is None else [], receives
 
     def _begin_levels(self, group: Group, number: int, bucket: Bucket, local: Local, out: Flats, early: Early | None) -> None:
-        """What goes on within this host of a bucket whose sums cross to others."""
+        """Begin the exchange within this host of a bucket whose sums cross to other hosts."""
         if self._levels is None:
             return
         self._levels.gather(group, number, bucket.leveled)
@@ -453,7 +458,7 @@ class Reducer:
             self._levels.ask_back(group, number, bucket, out)
 
     def _sends(self, bucket: Bucket, local: Local) -> list[Transfer]:
-        """What the peers get of this rank's own sums."""
+        """The sends of this rank's own partial sums."""
         if self._levels is not None:
             return self._levels.sends(bucket, local)
         return [(bucket.chunk(flats, peer), peer) for peer in self._peers for flats in local]
@@ -468,14 +473,18 @@ class Reducer:
         return self._expected is None or self._expected.layout == _layout(like)
 
     def stretches(self, like: Flats) -> list[list[Chunk]]:
-        """By bucket, in the order in which they are exchanged: where it lies in buffers like these."""
+        """By bucket, in the order of the exchange: its chunks in buffers like these."""
         assert self._group is not None
         size = self._group.size
         return [[bucket.place(rank) for rank in range(size)] for bucket in self._buckets(like, size)]
 
     def begin(self, local: Local, out: Flats) -> Early:
-        """A reduction into ``out`` that begins before it is called for. ``local``: the flat buffers of the partial sums of this rank's
-        blocks, which are not complete yet: whoever completes them gives bucket after bucket, and finishes. See :class:`Early`."""
+        """Begin a reduction into ``out`` before the loop calls for it, see :class:`Early`.
+
+        ``local``: the flat buffers of this rank's partial sums, which are not complete yet. The caller completes them bucket by bucket,
+        gives
+        each one, and finishes the exchange.
+        """
         group, expected = self._group, self._expected
         assert group is not None
         buckets = self._open(group, out)
@@ -492,7 +501,7 @@ class Reducer:
         return early
 
     def _leaves(self, group: Group, bucket: Bucket, local: Local) -> tuple[list[torch.Tensor], list[bool]]:
-        """All that makes up this rank's chunk, from left to right, and which of it has arrived."""
+        """(the partial sums of this rank's chunk, from left to right; which of them have arrived from a peer)."""
         if self._levels is not None:
             return self._levels.leaves(bucket, local)
         arrived = iter(bucket.incoming)
@@ -501,7 +510,8 @@ class Reducer:
         return self.in_order(found)
 
     def _landing(self, mine: torch.Tensor, half: int, count: int, *, ahead: bool) -> list[torch.Tensor]:
-        """Where ``count`` partial sums of ``mine`` go, the first one right there unless ``ahead``: the others are added to it in place."""
+        """Buffers for ``count`` partial sums of ``mine``. Unless ``ahead`` the first is ``mine`` itself, and the others are added to it in
+        place."""
         staged = self._staging.buffers(mine.device, half, BUCKETS_IN_FLIGHT, count)
         buffers = [room[: mine.nbytes].view(mine.dtype) for room in staged]
         return [mine, *buffers[1:]] if count and not ahead else buffers
@@ -514,16 +524,17 @@ class SideChannel:
         self._group = group
         self._all = torch.zeros(group.size, 0, dtype=torch.float64, device="cpu")
         self._work: Work | None = None
-        self._before: deque[Work] = deque(maxlen=2)  # nobody waits for their sends: two exchanges later they have arrived
+        self._before: deque[Work] = deque(maxlen=2)  # keeps sends that are not waited for: two exchanges later they have arrived
 
     def listen(self, count: int) -> None:
-        """Ask for ``count`` numbers of every rank, ahead of :meth:`start`: gloo sends nothing before it knows of the receive."""
+        """Ask for ``count`` numbers of each rank, before :meth:`start`: gloo sends no message before it knows of the receive."""
         if self._all.shape[1] != count:
             self._all = torch.zeros(self._group.size, count, dtype=torch.float64, device="cpu")
         self._work = self._group.start([], [(self._all[peer], peer) for peer in self._group.peers], Tag.SIDE)
 
     def start(self, values: Sequence[float] | torch.Tensor) -> Work:
-        """Tell all ranks; every rank gives as many. What is under way then brings theirs: :meth:`take` them once that has arrived."""
+        """Send ``values`` to all ranks; each rank sends as many. Once the returned work has arrived, :meth:`take` has all ranks'
+        numbers."""
         if self._work is None:
             self.listen(len(values))
         assert self._work is not None

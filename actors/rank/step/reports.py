@@ -1,4 +1,4 @@
-"""What a rank tells of the steps of its loop: their figures, what it has used, and what was strange about one."""
+"""A rank's reports of the steps of its loop: figures, resources used, and why a step was strange."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ MEASURE_EVERY_US = 500_000
 
 
 class Reports(Observer):
-    """Of one rank, which takes part in a run: its saver has copied what changes, and its spans and seeds are those of the step."""
+    """The reports of one rank of a run. Before a step's change it also settles the saver, begins the span and seeds the generators."""
 
     def __init__(self, loop: Loop, settings: RunSettings, membership: Membership, saver: Saver) -> None:
         self._loop, self._settings, self._membership, self._saver = loop, settings, membership, saver
@@ -49,7 +49,7 @@ class Reports(Observer):
         return lambda: self._taken(train, step, taken.loss)
 
     def measure(self, figures: Mapping[str, SupportsFloat]) -> None:
-        """Figures of the state at hand; of what is not finite nothing is noted."""
+        """Report figures of the current state, except those that are not finite."""
         if (here := self._protocol.state) is not None:
             values = {name: float(value) for name, value in figures.items()}
             found = [(name, value) for name, value in values.items() if math.isfinite(value)]
@@ -64,7 +64,7 @@ class Reports(Observer):
             self._client.say(Implausible(self._protocol.member, here, shard, computed_by, why, accepted=doubt is None))
 
     def _taken(self, train: TrainStep, step: Step, loss: float) -> None:
-        """A step is taken, and its state is whole everywhere."""
+        """A step is taken, and all ranks have its whole state."""
         for fn in step.callbacks:
             with train.layout.unread():
                 fn()
@@ -79,7 +79,7 @@ class Reports(Observer):
             self._report(last or log.due, lambda: self._client.say(Logged(self._protocol.member, here, *log.reported)))
 
     def _report(self, due: bool, report: Callable[[], None]) -> None:
-        """Now where it is due; else only if no step follows."""
+        """Report now if ``due``; else only if no step follows."""
         if due:
             report()
         else:
@@ -91,7 +91,7 @@ class Reports(Observer):
         self.measure({"loss": loss, **train.figures, **counted, **step.figures})
 
     def ended(self) -> None:
-        """No step follows: what was not told of the last one is."""
+        """No step follows: send the reports of the last step that are still kept back."""
         unreported, self._unreported = self._unreported, []
         for report in unreported:
             report()

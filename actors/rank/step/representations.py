@@ -1,12 +1,12 @@
 """Representations of all shards of a step, for a loss that compares the whole batch (``step.gather``).
 
-A shard is computed twice. In a first pass without gradients its representations are computed and kept; ranks bring them to all others;
-and in a second pass the loss has those of all shards, of which the shard's own ones have gradients. The sum over the shards is the
-gradient of the loss of the whole batch (Gao et al. 2021, arXiv:2101.06983), and no rank keeps the graph of more than one shard.
+A shard is computed twice. A first pass without gradients computes its representations, which ranks send to all others. In a second pass the
+loss has the representations of all shards. Only the shard's own ones have gradients. The sum over the shards is the gradient of the loss of
+the whole batch (Gao et al. 2021, arXiv:2101.06983), and no rank keeps the graph of more than one shard.
 
-A representation follows from the state and the shard alone. So it does not matter which rank has computed it, and one that was lost is
-computed again by the rank that gets the shard. In each view and step every shard has one *supplier*: the first rank that held it when
-the view began, else the rank that the shard is assigned to.
+A representation depends on the state and the shard alone. So any rank may compute it, and the rank that gets a lost shard computes it
+again. In each view and step each shard has one *supplier*, the rank that sends it. That is the first rank that held it when the view began,
+else the rank that the shard is assigned to.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ ROW = 2 + DIMENSIONS
 
 
 class _TimesShards(torch.autograd.Function):
-    """Its gradient is multiplied: a step's gradient is the mean over its shards, and that of a gathered loss is their sum."""
+    """Multiplies the gradient by ``shards``: a step's gradient is the mean over its shards, and that of a gathered loss is their sum."""
 
     @staticmethod
     def forward(ctx: Any, tensor: torch.Tensor, shards: int) -> torch.Tensor:
@@ -41,12 +41,12 @@ class _TimesShards(torch.autograd.Function):
 
 
 class Representations:
-    """Of one rank: what it has of the step at hand.
+    """The representations that one rank has of the current step.
 
     Attributes:
-        used: the loop gathers. It is known once the loop body was run, which each process does before it joins a view.
-        looking: the shard at hand is in its first pass: nothing but its representations counts.
-        times: a rank that is tried alone has a part of the batch; what it has stands for so many parts.
+        used: the loop gathers. A process knows it once it has run the loop body, which it does before it joins a view.
+        looking: the current shard is in its first pass: only its representations count.
+        times: a trial of one rank alone has a part of the batch, which stands for so many parts.
         looked_us: how long its first passes have taken.
     """
 
@@ -56,14 +56,14 @@ class Representations:
         self.times, self.looked_us = 1, 0
         self._held: dict[int, list[torch.Tensor]] = {}
         self._shard, self._given, self._alone = -1, list[torch.Tensor](), False
-        self._masks: Sequence[Collection[int]] = ()  # by view rank, what it held when the view began in the middle of this step
+        self._masks: Sequence[Collection[int]] = ()  # by view rank, the shards that it held when the view began in the middle of this step
         self._silent: Collection[int] = ()
         self._work: list[tuple[Work, Any]] = []
         self._over, self._broken = False, ""
 
     @property
     def _several(self) -> bool:
-        """There is more than one shard, so that a loss needs what other shards have given."""
+        """There is more than one shard, so a loss needs representations of other shards."""
         return self._shards * self.times > 1
 
     # ---- in a view -----------------------------------------------------------------------------------------------------------------------
@@ -74,7 +74,8 @@ class Representations:
         return tuple(self._held)
 
     def join(self, masks: Sequence[Collection[int]], silent: Collection[int]) -> None:
-        """A view begins, and each of its ranks held these. ``silent`` ranks compute nothing of its first step, and ask for nothing."""
+        """A view begins. ``masks``: by rank, the shards that it held. ``silent`` ranks compute no shard of its first step, and ask for
+        none."""
         self._masks, self._silent, self._work, self._over, self._broken = masks, silent, [], False, ""
 
     def begin_step(self) -> None:
@@ -98,7 +99,7 @@ class Representations:
         self._shard, self.looking, self._given = shard, looking, []
 
     def end(self) -> bool:
-        """The loop body is done with it. True: it was the first pass."""
+        """The loop body is done with the shard. True: it was the first pass."""
         if not self.looking:
             if self.used and self._several and len(self._given) != len(self._held[self._shard]):
                 raise self._refused(f"{len(self._given)} calls", f"there were {len(self._held[self._shard])} in the shard's first pass")
@@ -114,7 +115,7 @@ class Representations:
         if not self.used:
             self.used = self.looking = True
         number = len(self._given)
-        self._given.append(tensor.detach().clone() if self.looking else tensor.detach())  # the body may change it in place
+        self._given.append(tensor.detach().clone() if self.looking else tensor.detach())  # the loop body may change it in place
         if self.looking:
             return tensor.detach().repeat(self._shards * self.times, *[1] * (tensor.dim() - 1))
         if number >= len(self._held[self._shard]):
@@ -140,16 +141,18 @@ class Representations:
     # ---- among the ranks -----------------------------------------------------------------------------------------------------------------
 
     def lacking(self, shards: Sequence[int]) -> tuple[int, ...]:
-        """Of these shards, those that need a first pass here."""
+        """The shards among these that need a first pass on this rank."""
         return () if not self.used or not self._several else tuple(shard for shard in shards if shard not in self._held)
 
     @property
     def complete(self) -> bool:
-        """Those of all shards are here."""
+        """This rank has the representations of all shards."""
         return not self.used or not self._several or len(self._held) == self._shards
 
     def exchange(self, group: Group, contributed: Sequence[Collection[int]]) -> None:
-        """Those of all shards are here behind it. This rank has what it supplies. Raises GroupBroken, LoopError.
+        """Exchange representations, so that this rank has those of all shards. It has computed those that it supplies.
+
+        Raises GroupBroken, LoopError.
 
         Args:
             contributed: by view rank, the shards that it brings to the step at hand.
@@ -228,7 +231,7 @@ class Representations:
             raise self._refused(f"{shapes[0]}", f"shard {other} has given {shapes[1]}")
 
     def finish(self, group: Group, contributed: Sequence[Collection[int]]) -> None:
-        """Ahead of the sum: what other ranks need from here is on its way, and nothing is left under the tag. Raises GroupBroken."""
+        """Before the sum: send other ranks the representations that they need, and complete all messages of the tag. Raises GroupBroken."""
         self.exchange(group, contributed)
         for work, _ in self._work:
             work.wait()
@@ -236,7 +239,7 @@ class Representations:
 
 
 def _other(tensor: torch.Tensor, first: torch.Tensor) -> bool:
-    """They differ by more than a forward with gradients may round otherwise than one without."""
+    """Whether the tensors differ by more than the rounding between a forward with gradients and one without."""
     if tensor.shape != first.shape or tensor.dtype != first.dtype:
         return True
     first = first.to(tensor.device)
@@ -247,7 +250,7 @@ def _other(tensor: torch.Tensor, first: torch.Tensor) -> bool:
 
 
 def _like(head: torch.Tensor) -> list[torch.Tensor]:
-    """What a message's head describes: tensors without memory."""
+    """The tensors that a message's head describes, without memory."""
     count, *numbers = head.tolist()
     rows = [numbers[call * ROW : (call + 1) * ROW] for call in range(count)]
     return [torch.empty(row[2 : 2 + row[1]], dtype=DTYPES[row[0]], device="meta") for row in rows]

@@ -1,9 +1,9 @@
-"""The row of numbers that each rank sends beside its gradients, and what all ranks' rows say.
+"""The row of numbers that each rank sends beside its gradients, and how to read the rows of all ranks.
 
-First come the offer and the time of arrival; then what replicas, recheck and body of :mod:`actors.rank.verify` and
-:mod:`actors.rank.step.jumps` compare, which of several optimizers step, whether something is logged, and which parameters have a gradient;
-then losses and weights of the rank's shards. A row is as long as that of the rank which brings the most shards, with zeros at its
-end.
+First come the offer and the time of arrival. Then come the numbers that replicas, recheck and body of :mod:`actors.rank.verify` and
+:mod:`actors.rank.step.jumps` compare. Then: which of several optimizers step, whether the loop has logged figures, which parameters have a
+gradient. Losses and weights of the rank's shards are last. All rows have the length for the rank with the most shards, with zeros for
+missing shards.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ Numbers = list[list[float]]
 
 
 class RowFormat:
-    """What stands where in the rows of one step.
+    """The places of the numbers in the rows of one step.
 
     Args:
         checks: how many numbers each check sends.
-        parameters: how many there are.
-        most: shards that the rank brings which brings the most.
+        parameters: how many parameters there are.
+        most: the largest number of shards that one rank brings.
 
     Attributes:
         cuts: where the numbers of each check begin and end.
-        present: where the parameters begin that have a gradient, and ``first``, where the losses do.
+        present: where the bits of the parameters with a gradient begin. ``first``: where the losses begin.
         width: numbers of a row.
     """
 
@@ -46,36 +46,36 @@ class RowFormat:
     def pack(
         self, offer: Offer, arrived_us: int, checks: Sequence[float], logs: bool, present: int, shards: Sequence[tuple[float, float]]
     ) -> list[float]:  # fmt: skip
-        """This rank's row: ``present`` are the parameters that have a gradient, as bits; of each of its shards (loss, weight)."""
+        """This rank's row. ``present``: the parameters with a gradient, as bits. ``shards``: (loss, weight) of each of its shards."""
         head = [*offer, arrived_us, *checks, float(logs), *bits.numbers_of(present, self._parameters)]
         missing = [0.0] * (self.most - len(shards))
         return [*head, *(loss for loss, _ in shards), *missing, *(weight for _, weight in shards), *missing]
 
 
 class Rows:
-    """What all ranks have sent, in order of the view. ``contributed`` are the shards that each brings."""
+    """The rows of all ranks, in order of the view. ``contributed``: the shards that each rank brings."""
 
     def __init__(self, form: RowFormat, numbers: Numbers, contributed: Sequence[Sequence[int]]) -> None:
         self._form, self._numbers, self._contributed = form, numbers, contributed
 
     @property
     def offers(self) -> list[Offer]:
-        """As ``MemberProtocol.agree`` wants them."""
+        """The offers of all ranks, for ``MemberProtocol.agree``."""
         return [tuple(map(int, row[:OFFER])) for row in self._numbers]
 
     @property
     def arrivals_us(self) -> list[int]:
-        """When each was done with its shards."""
+        """When each rank was done with its shards."""
         return [int(row[OFFER]) for row in self._numbers]
 
     @property
     def checks(self) -> list[Numbers]:
-        """By check, what it has sent."""
+        """By check, the numbers of all ranks."""
         return [[row[lo:hi] for row in self._numbers] for lo, hi in itertools.pairwise(self._form.cuts)]
 
     @property
     def some_log(self) -> bool:
-        """Some rank has logged something."""
+        """Whether some rank has logged a figure."""
         return any(row[self._form.present - 1] for row in self._numbers)
 
     @property

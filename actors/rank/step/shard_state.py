@@ -1,8 +1,8 @@
 """State that each shard of a step carries to the next step: hidden states, rollouts, buffers of bounded size.
 
-It belongs to the shard's number, as the shard's stream of samples does, and not to the rank that computes it. All ranks hold that of all
-shards: it is a part of the state that newcomers are given and checkpoints have. What a loop body leaves for a shard counts once the step
-is committed. Until then a body finds what the last committed step has left, however often it runs.
+The state belongs to the shard's number, as the shard's stream of samples does, and not to the rank that computes it. All ranks hold the
+state of all shards, so ranks that join get it, and checkpoints contain it. A value that a loop body sets for a shard counts once the step
+is committed. Until then each run of the body reads the value of the last committed step.
 """
 
 from __future__ import annotations
@@ -21,27 +21,27 @@ FIELD = "fleet.ShardState"
 
 
 class ShardState:
-    """State that a shard carries from step to step. Track it, and read and set ``value`` in the loop over batches.
+    """State that a shard carries from step to step. Track the object, and read and set its ``value`` in the loop over batches.
 
     Args:
-        first: ``first(shard)`` gives what shard ``shard`` begins with: a tensor, or dicts, lists and tuples of tensors. The same shapes and
-            types for all shards.
+        first: ``first(shard)`` gives the first value of shard ``shard``: a tensor, or dicts, lists and tuples of tensors. Shapes and types
+            are the same for all shards.
 
     Raises:
-        ConfigError: ``first`` gives something else than tensors, or other shapes for other shards.
+        ConfigError: ``first`` gives a value that is no tensor, or different shapes for different shards.
     """
 
     def __init__(self, first: Callable[[int], Any]) -> None:
         if not callable(first):
             raise ConfigError(FIELD, type(first).__name__, "it is no function", "Give first(shard), such as lambda shard: torch.zeros(8).")
         self._first = first
-        self._values: list[torch.Tensor] = []  # of each leaf, stacked by shard
+        self._values: list[torch.Tensor] = []  # one for each leaf, stacked by shard
         self._form: Any = None
         self._shard = -1
         self._left: dict[int, list[torch.Tensor]] = {}
 
     def begin(self, shards: int) -> None:
-        """It is tracked in a run of so many shards. Raises ConfigError."""
+        """Make the first values, for a run of so many shards. Raises ConfigError."""
         if self._values:
             return
         leaves = list[list[torch.Tensor]]()
@@ -69,7 +69,7 @@ class ShardState:
 
     @property
     def value(self) -> Any:
-        """That of the shard at hand, as the last committed step has left it: a copy. Raises LoopError outside the loop over batches."""
+        """A copy of the current shard's value after the last committed step. Raises LoopError outside the loop over batches."""
         if self._shard < 0:
             raise LoopError(f"{FIELD}: value belongs inside `for batch in step.batches(...)`, and the object into run.track(...)")
         return _pytree.tree_unflatten([each[self._shard].clone() for each in self._values], self._form)
@@ -95,18 +95,18 @@ class ShardState:
         self._left.pop(shard, None)
 
     def left(self, shards: Sequence[int]) -> list[torch.Tensor]:
-        """What this rank's bodies have left for them, by leaf, stacked in order. Where a body has left nothing, as it was."""
+        """The new values of these shards of this rank, by leaf, stacked in order. Where the body has set none, the old value."""
         return [
             torch.stack([self._left[shard][leaf] if shard in self._left else each[shard] for shard in shards])
             for leaf, each in enumerate(self._values)
         ]
 
     def room(self, count: int) -> list[torch.Tensor]:
-        """Memory for that of so many shards that come from another rank."""
+        """Memory for the values of so many shards from another rank."""
         return [torch.empty(count, *each.shape[1:], dtype=each.dtype, device="cpu") for each in self._values]
 
     def receive(self, shards: Sequence[int], values: Sequence[torch.Tensor]) -> None:
-        """Another rank's bodies have left this."""
+        """Keep the new values of another rank's shards."""
         for place, shard in enumerate(shards):
             self._left[shard] = [each[place] for each in values]
 
@@ -129,7 +129,7 @@ class ShardState:
         return {str(leaf): each for leaf, each in enumerate(self._values)}
 
     def load_state_dict(self, state: Mapping[str, torch.Tensor]) -> None:
-        """Raises ConfigError when it is that of other shapes, or of another number of shards."""
+        """Raises ConfigError when its shapes or its number of shards are others."""
         found = [state[key] for key in sorted(state, key=int)]
         if [(each.shape, each.dtype) for each in found] != [(each.shape, each.dtype) for each in self._values]:
             reason = f"the state to load has {[tuple(each.shape) for each in found]} for it, by shard"
@@ -141,7 +141,7 @@ class ShardState:
 
 
 def _in_order(value: Any) -> Any:
-    """With the keys of its dicts sorted: in which order a body has set them tells nothing."""
+    """``value`` with the keys of its dicts sorted: their order has no meaning."""
     if isinstance(value, dict):
         return {key: _in_order(value[key]) for key in sorted(value)}
     if type(value) in (list, tuple):
@@ -154,7 +154,7 @@ def _shapes(leaves: Iterable[torch.Tensor]) -> list[tuple[tuple[int, ...], torch
 
 
 class ShardStates:
-    """All that a loop tracks of it, on one rank."""
+    """All :class:`ShardState` objects that a loop tracks, on one rank."""
 
     def __init__(self, objects: Mapping[str, Any]) -> None:
         self._tracked = [one for one in objects.values() if isinstance(one, ShardState)]
@@ -166,7 +166,7 @@ class ShardStates:
             one.enter(shard)
 
     def send(self, group: Group, contributed: Sequence[Sequence[int]]) -> None:
-        """Begin to bring what this rank's bodies have left to all others. ``contributed``: by view rank, the shards that it brings."""
+        """Begin to send this rank's new values to all others. ``contributed``: by view rank, the shards that it brings."""
         self._work = []
         mine = contributed[group.rank]
         if not self._tracked or group.size == 1 or not mine:
@@ -175,7 +175,7 @@ class ShardStates:
         self._work = [(group.start([(each, peer) for peer in group.peers for each in messages], [], Tag.CARRIED), messages)]
 
     def receive(self, group: Group, contributed: Sequence[Sequence[int]]) -> None:
-        """That of all shards is here behind it. Raises GroupBroken."""
+        """Receive the new values of all other ranks' shards. Raises GroupBroken."""
         if not self._tracked or group.size == 1:
             return
         rooms = [(peer, one, one.room(len(contributed[peer]))) for peer in group.peers if contributed[peer] for one in self._tracked]

@@ -10,9 +10,9 @@ LINE_BYTES = 64
 
 
 class Staging:
-    """Of one rank, kept for the run. It is cut into slots, one for each bucket in flight, and a slot into buffers of equal size.
+    """The memory of one rank, kept for the run. It is cut into slots, one for each bucket in flight, and a slot into buffers of equal size.
 
-    What was asked for in a group that is gone may still come, so the next one has other memory.
+    Messages of a group that is gone may still come, so the next group gets other memory.
     """
 
     def __init__(self) -> None:
@@ -21,11 +21,11 @@ class Staging:
         self._buffer_bytes = 0
 
     def begin_group(self) -> None:
-        """Another group uses it."""
+        """Another group uses the memory from now on."""
         self._stages, self._stages_before = self._stages_before, self._stages
 
     def fit(self, sizes_bytes: Iterable[int]) -> None:
-        """From now on each buffer has room for any of these: in whole cache lines, and at least one."""
+        """Give each buffer room for any of these sizes from now on: in whole cache lines, at least one."""
         self._buffer_bytes = max(1, -(-max(sizes_bytes, default=0) // LINE_BYTES)) * LINE_BYTES
 
     def buffers(self, device: torch.device, slot: int, slots: int, count: int) -> list[torch.Tensor]:

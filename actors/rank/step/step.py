@@ -1,4 +1,4 @@
-"""What a train function is given for each step: ``Step``. See :mod:`actors.rank.loop`."""
+"""``Step``, the object that a train function gets for each step. See :mod:`actors.rank.loop`."""
 
 from __future__ import annotations
 
@@ -23,22 +23,22 @@ from fleet.protocol.rank_machine import RankMachine
 from fleet.protocol.records import COMM, COMPUTE, DATA, PROGRAM, TOKENS, VERIFY
 
 RESERVED = {"loss", *PROGRAM}
-"""Figures of each step that a run has without being asked."""
+"""Figures that a run notes of each step by itself."""
 
 
 @dataclass(slots=True)
 class Loop:
-    """What the steps of one loop share.
+    """Data that all steps of one loop share.
 
     Attributes:
-        attempt: carries out moves up to the next one that is the loop's own: see :meth:`Membership.carry`.
-        step: the one at hand; ``attempted``: whose commit was called last.
-        rank: the view rank of this process; ``reporter`` what the run was told of its data.
-        rehearsing: the step at hand is computed for practice, and forgotten; ``rehearsed``: its data, and how many samples a step has.
-        committed: the step at hand is committed.
-        left: the loop body was left, and its steps are not at their end.
+        attempt: carries out moves up to the next move that the loop makes itself: see :meth:`Membership.carry`.
+        step: the current step; ``attempted``: the step whose commit was called last.
+        rank: the view rank of this process. ``reporter``: reports facts of the data to the run.
+        rehearsing: the current step is computed for practice, and forgotten; ``rehearsed``: its data, and how many samples a step has.
+        committed: the current step is committed.
+        left: the loop body was left before the last step.
         total: number of steps of the whole run.
-        flops: of the model, which are counted once.
+        flops: counts the model's FLOPs once.
     """
 
     seed: int
@@ -65,14 +65,15 @@ class Step:
     Attributes:
         number: how many steps were committed before it: 0 in the first. The same on all ranks.
         shards: the numbers of this rank's micro-batches (batch shards), to which a loss of another rank may add.
-        shard: the number of the one at hand; -1 outside ``batches``.
-        loss: mean loss over all shards of all ranks, once committed; not a number before. Functions of ``on_commit`` see it, too.
-        grad_norm: the norm of the step's whole gradient before it was clipped, when ``loss`` is there.
-        rehearsal: the loop body is run for practice: the step will not be committed. See ``Run.steps``.
-        begun: its batches were asked for. ``closed``: its commit was called.
-        behind: what is to be done as if it stood right behind ``commit``, where that says True.
+        shard: the number of the current shard; -1 outside ``batches``.
+        loss: mean loss over all shards of all ranks, once the step is committed; NaN before. Functions of ``on_commit`` see it, too.
+        grad_norm: the norm of the step's whole gradient before clipping, once the step is committed.
+        rehearsal: the loop body runs for practice: the step will not be committed. See ``Run.steps``.
+        begun: ``batches`` was called. ``closed``: ``commit`` was called.
+        behind: functions that ``commit`` calls just before it returns True.
 
-    When a rank is lost, the others keep what they have computed; the step comes again for the lost shards alone, shared out among all.
+    When a rank is lost, the others keep the shards that they have computed. The step comes again for the lost shards alone, shared out
+    among all.
     """
 
     def __init__(self, loop: Loop, train: TrainStep, number: int) -> None:
@@ -97,19 +98,19 @@ class Step:
     ) -> Iterator[Any]:  # fmt: skip
         """This rank's shards of this step: one collated batch of ``batch_size / shards`` samples each.
 
-        Which samples a shard gets follows from seed, step and shard alone, so every sample comes once an epoch, whatever happens to ranks.
+        The samples of a shard depend on seed, step and shard alone. So each sample comes once an epoch, also when ranks are lost.
 
         Args:
             dataset: map-style, with ``len()`` and ``[]``; or ``fleet.data.ShardedDataset`` or ``Streams``, which are fetched ahead.
             batch_size: samples of the whole step, on all ranks together; a multiple of the number of shards.
             collate_fn: makes a batch of a list of samples, as in torch's DataLoader. It may draw random numbers, and may keep no state.
-            tokens: in each sample, so that the report has tokens a second and the price of a million; 0: nobody counts them.
+            tokens: how many each sample has, for the report's tokens a second and price of a million tokens; 0: the report has neither.
 
         Yields:
-            One collated batch for each shard; none on a rank that has just come.
+            One collated batch for each shard; none on a rank that has just joined.
 
         Raises:
-            ConfigError: the dataset cannot be read so, or ``batch_size`` is no multiple of the number of shards.
+            ConfigError: the dataset has no ``len()`` or ``[]``, or ``batch_size`` is no multiple of the number of shards.
             LoopError: it is called twice in a step, or the loop body does not call ``backward`` for a batch.
         """
         loop, recorder = self._loop, self._loop.recorder
@@ -149,13 +150,13 @@ class Step:
             del self.losses[shard]
 
     def _pending(self) -> tuple[int, ...]:
-        """What this attempt has yet to compute. When a rank is lost meanwhile, some of its shards may come to it."""
+        """The shards that this attempt has yet to compute. When a rank is lost meanwhile, some of its shards are added."""
         assigned = self._train.assigned
         self.shards += tuple(shard for shard in assigned if shard not in self.shards)
         return assigned
 
     def _report_data(self, feed: Feed, batch_size: int) -> None:
-        """Once for each data set in each history, not in every step: up to three samples are read for it."""
+        """Report the data set, once in each history and not in each step: it reads up to three samples."""
         here = self._loop.client.protocol.state
         if not self._loop.reporter.is_news(feed, batch_size, here.history if here is not None else -1):
             return
@@ -163,7 +164,7 @@ class Step:
             self._loop.reporter.report(feed, self.number, self._loop.client, self._loop.total)
 
     def _gather(self, pending: Sequence[int]) -> bool:
-        """Whether a batch can be computed now. Where the loss needs representations of all shards, those of others are waited for."""
+        """Whether a batch can be computed now. Waits for other shards' representations where the loss needs them."""
         if self._gathered.complete or self._gathered.lacking(pending):
             return True
         recorder = self._loop.recorder
@@ -208,7 +209,7 @@ class Step:
             yield batch
         self._enter(-1)
         self._loop.flops.shard_ends()
-        if self._gathered.end():  # this process learns by it that the loop gathers
+        if self._gathered.end():  # the body called step.gather for the first time in this process
             self._train.end_look()
             return
         if shard not in self.losses:
@@ -222,16 +223,18 @@ class Step:
         recorder.shard(-1)
 
     def backward(self, loss: torch.Tensor, weight: SupportsFloat | None = None) -> None:
-        """Gradients of one shard's mean loss; the step's gradient is the mean over shards, so do not divide it.
+        """Compute the gradients of one shard's mean loss. The step's gradient is the mean over shards, so do not divide the loss.
 
         Args:
-            loss: of no dimension. Called several times for a batch, their sum counts. A tracked GradScaler is applied here.
-            weight: how much of the step this loss stands for, such as the tokens that it is a mean of. The step's gradient is then the sum
-                of ``weight / N`` times each loss's, where N is the sum of all weights of the step, on all ranks. A loss of weight 0 counts
-                nothing, whatever it is. Give all losses of a step a weight, or none.
+            loss: a tensor of no dimension. With several calls for a batch, the sum of their losses counts. A tracked GradScaler is applied
+                here.
+            weight: this loss's part of the step, such as the number of tokens in its mean. The step's gradient is then the sum over losses
+                of ``weight / N`` times their gradient. N is the sum of all weights of the step, on all ranks. A loss of weight 0 does not
+                count, even if it is not finite. Give all losses of a step a weight, or none.
 
         Raises:
-            LoopError: it is called outside ``for batch in step.batches(...)``, or a weight is negative or not finite, or others have none.
+            LoopError: the call is outside ``for batch in step.batches(...)``; a weight is negative or not finite; or other losses have
+                none.
         """
         if self.shard < 0:
             raise LoopError("step.backward() belongs inside `for batch in step.batches(...)`")
@@ -253,8 +256,8 @@ class Step:
     def gather(self, tensor: torch.Tensor) -> torch.Tensor:
         """The same tensor of all shards of the step, for a loss that compares all samples of the batch, such as SimCLR's and CLIP's.
 
-        The loop body runs twice for each shard then: first without gradients, for what it gives here, and for the loss when that of all
-        shards is there. Each shard computes the loss of the whole batch; Fleet adds up what follows from each shard's own rows.
+        The loop body then runs twice for each shard. The first run, without gradients, gives the shard's tensor. The second run has the
+        tensors of all shards, and computes the loss of the whole batch. Fleet adds up the gradients of each shard's own rows.
 
         Args:
             tensor: of shape (samples of the shard, ...), the same shape and type in each shard of the step. At most eight calls a shard.
@@ -263,7 +266,7 @@ class Step:
             Shape (samples of the step, ...), in the order of the shards. This shard's rows have gradients.
 
         Raises:
-            LoopError: it is called outside ``for batch in step.batches(...)``, the tensors of two shards have other shapes or types, a
+            LoopError: the call is outside ``for batch in step.batches(...)``, or the tensors of two shards differ in shape or type. Or a
                 shard calls it more or less often than another one, or gives another tensor than in the first pass.
         """
         if self.shard < 0:
@@ -273,15 +276,15 @@ class Step:
     def log(self, *, local: bool = False, **figures: SupportsFloat) -> None:
         """Figures of this step, such as ``step.log(entropy=1.2)``, for the run's journal, report, page and metrics, once it is committed.
 
-        Called for a batch, a figure is that shard's. Called behind the batches, it is that of all shards that this rank has just computed.
-        What is told is the mean over all shards, by their weights where ``backward`` has them: the same at any number of ranks. About twice
-        a second, and in the last step. A tensor of one number is read when it is told, and not before.
+        A call within a batch logs the figure of that shard. A call after the batches logs it for all shards that this rank has just
+        computed. The run reports the mean over all shards, by their weights where ``backward`` has them: the same at any number of ranks.
+        It does so about twice a second, and in the last step. A tensor of one number is read when it is reported, not before.
 
         Args:
-            local: the value of the view's first rank is told, as ``local/NAME``: it depends on which shards that rank has.
+            local: the run reports the value of the view's first rank, as ``local/NAME``. It depends on which shards that rank has.
 
         Raises:
-            LoopError: it is called after ``commit``, or a name is one that Fleet gives itself.
+            LoopError: the call is after ``commit``, or Fleet itself notes a figure of that name.
         """
         if self.closed:
             raise LoopError(f"step {self.number}: step.log() belongs before step.commit()")
@@ -297,16 +300,17 @@ class Step:
             self._logged.update(figures)
 
     def plateau(self, value: SupportsFloat) -> None:
-        """Each tracked ``ReduceLROnPlateau`` is stepped by ``value`` in this step's commit, before the optimizer: its rate counts in it.
+        """In this step's commit step each tracked ``ReduceLROnPlateau`` by ``value``, before the optimizer: the new rate counts in this
+        step.
 
-        Call it before ``commit``, on all ranks alike, with a figure that ``run.evaluate`` has given before ``step.batches``.
+        Call it before ``commit``, on all ranks alike, with a figure of ``run.evaluate``, which stands before ``step.batches``.
 
         Raises:
-            LoopError: it is called after ``commit``, or no such scheduler is tracked.
+            LoopError: the call is after ``commit``, or no such scheduler is tracked.
         """
         if self.closed:
             way_out = "Put run.evaluate and it before step.batches() of the next step."
-            raise LoopError(f"step {self.number}: step.plateau() stands behind step.commit(). {way_out}")
+            raise LoopError(f"step {self.number}: step.plateau() stands after step.commit(). {way_out}")
         if not self._train.update.plateaus:
             raise LoopError(f"step {self.number}: step.plateau() was called, and no ReduceLROnPlateau is tracked. Give it to run.track().")
         self._judged = float(value)
@@ -315,7 +319,7 @@ class Step:
         """``fn`` runs right after this step is committed, exactly once on each rank that commits it. Call it before ``commit``.
 
         Args:
-            fn: may change what is tracked, such as an average of the weights, in the same way on all ranks.
+            fn: may change tracked objects, such as an average of the weights, in the same way on all ranks.
         """
         self.callbacks.append(fn)
 
@@ -323,16 +327,16 @@ class Step:
         """Sum the gradients in fixed order, clip, step optimizers, scaler and schedulers.
 
         Args:
-            optimizers: those of the tracked ones that take this step, and their schedulers with them; none named: all. Parameters of
-                others do not move, and gradients that have come to them are dropped. All ranks name the same.
+            optimizers: the tracked optimizers that take this step, together with their schedulers; none named: all. Parameters of the
+                others do not change, and their gradients are dropped. All ranks name the same optimizers.
 
         Returns:
             False when the step will be repeated, or was a rehearsal: nothing has changed.
 
         Raises:
-            LoopError: it is called twice, or before all batches of the step were computed, or it names what is not tracked, or not what
-                other ranks name.
-            ConfigError: an optimizer is tracked that none of the run's first steps has taken.
+            LoopError: it is called twice, or before all batches of the step were computed. Or it names an optimizer that is not tracked, or
+                others than other ranks name.
+            ConfigError: none of the run's first steps has taken a tracked optimizer.
         """
         taken = self._train.update.of(optimizers)
         if self.closed:

@@ -6,9 +6,9 @@ import torch
 
 
 class Stopwatch:
-    """Pairs of CUDA events, one for each shard of a step, made once and used again. On a CPU it does nothing: there the clock tells.
+    """Pairs of CUDA events, one for each shard of a step, made once and used again. On a CPU it does nothing: there the clock is enough.
 
-    Kernels run behind the loop: what its clock sees of a shard is when the kernels were asked for, not what they took.
+    Kernels run later than the loop: the loop's clock shows when it asked for a shard's kernels, not how long they took.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -25,17 +25,18 @@ class Stopwatch:
         self._pairs[self._used][0].record()
 
     def end(self) -> None:
-        """The shard is done, as far as the loop is concerned."""
+        """The loop is done with the shard; its kernels may still run."""
         if self._on:
             self._pairs[self._used][1].record()
             self._used += 1
 
     def forget(self) -> None:
-        """What was timed counts for nothing."""
+        """Drop the times of all shards so far."""
         self._used = 0
 
     def take_us(self) -> int:
-        """Microseconds of all shards since the last call, 0 on a CPU. Waits for none after a reduction, which needed their gradients."""
+        """Microseconds of all shards since the last call, 0 on a CPU. After a reduction it does not wait, as that needed their
+        gradients."""
         pairs, self._used = self._pairs[: self._used], 0
         for _, end in pairs:
             end.synchronize()

@@ -22,13 +22,13 @@ Set = TypeVar("Set", bound=Flats)
 
 
 class Coming(NamedTuple, Generic[Set]):
-    """What the sums will be, ``after``, once each right one of ``pairs``, in turn, was added to its left one."""
+    """Additions still to make: in turn, the right set of each of ``pairs`` into the left one. ``after``: the sums after that."""
 
     after: dict[Block, Set]
     pairs: list[tuple[Set, Set]]
 
     def add_up(self, flat: int, lo: int, hi: int) -> None:
-        """One stretch of a flat buffer."""
+        """Make the additions in one stretch of a flat buffer."""
         for into, addend in self.pairs:
             into.flats[flat][lo:hi].add_(addend.flats[flat][lo:hi])
 
@@ -76,20 +76,20 @@ class ShardSums(Generic[Set]):
             raise ProtocolError(f"shard {shard} of {self.shards} was added, which {list(self.blocks)} hold already")
         left = (shard - 1, shard)
         if self._sibling((shard, shard + 1)) == left and left in self._sums:
-            return self._sums[left], True  # one pass over memory where to keep and to add would be two
+            return self._sums[left], True  # to keep the gradient and add it later takes two passes over memory, this takes one
         return self.take(), False
 
     def add(self, shard: int, buffers: Set, joined: bool = False) -> None:
-        """``buffers`` hold the gradient of ``shard``; with ``joined``, that and its left neighbour's, as :meth:`target` said."""
+        """Add the gradient of ``shard``, in ``buffers``. ``joined``: they hold the sum with its left neighbour, as :meth:`target` said."""
         coming = self.coming(shard, buffers, joined)
         for index, flat in enumerate(buffers.flats):
             coming.add_up(index, 0, flat.numel())
         self.settle(coming)
 
     def coming(self, shard: int, buffers: Set, joined: bool = False) -> Coming[Set]:
-        """What :meth:`add` would do, so that it can be done stretch by stretch while the gradient of ``shard`` comes: then :meth:`settle`.
+        """The additions of :meth:`add`, to make stretch by stretch while the gradient of ``shard`` comes. Then call :meth:`settle`.
 
-        Until then these sums are listed as before, though those that are added to may hold more already.
+        Until then the sums are listed as before, though those in ``pairs`` may hold more already.
         """
         sums, pairs, block = dict(self._sums), list[tuple[Set, Set]](), (shard - joined, shard + 1)
         if joined:
@@ -104,19 +104,19 @@ class ShardSums(Generic[Set]):
         return Coming(sums, pairs)
 
     def settle(self, coming: Coming[Set]) -> None:
-        """All of it was added up."""
+        """All additions of ``coming`` are made."""
         self._sums = coming.after
         self._free += [addend for _, addend in coming.pairs]
 
     def spoil(self, coming: Coming[Set], target: Set) -> None:
-        """It was added up in part, and wrongly: the sums that it would have gone into are forgotten."""
+        """Some additions of ``coming`` were made, with wrong values: forget the sums that they change."""
         lost = [block for block, one in self._sums.items() if coming.after.get(block) is not one]
         self._free += [self._sums.pop(block) for block in lost]
         if not any(one is target for one in self._free):
             self._free.append(target)
 
     def _sibling(self, block: Block) -> Block:
-        """The block with which ``block`` makes up the next larger one; itself for all shards."""
+        """The block that together with ``block`` makes up the next larger one; ``block`` itself if it has all shards."""
         lo, hi = 0, self.shards
         while (lo, hi) != block:
             cut = middle(lo, hi)
@@ -132,7 +132,7 @@ class ShardSums(Generic[Set]):
             self._free.append(self._sums.pop(block))
 
     def partials(self, blocks: Sequence[Block]) -> list[Set]:
-        """One set for each of ``blocks``. Raises ProtocolError unless these are what is held."""
+        """One set for each of ``blocks``. Raises ProtocolError unless these are the blocks of the sums."""
         if self.blocks != tuple(blocks):
             raise ProtocolError(f"the sums of {list(self.blocks)} are there where those of {list(blocks)} were due")
         return [self._sums[block] for block in blocks]

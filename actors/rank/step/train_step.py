@@ -1,8 +1,8 @@
-"""One rank's step, from its first shard to the state that all have: ``compute -> reduce -> vote -> apply -> publish``.
+"""One rank's step, from its first shard to the new state on all ranks: ``compute -> reduce -> vote -> apply -> publish``.
 
-Each phase is a method here, in this order, and carries out the move of its name. When which one comes, and what follows where the group is
-lost in one, is decided by :mod:`fleet.protocol.rank_machine`, which simulated ranks run as well. What depends on where the state lies is
-asked of the layout (:mod:`actors.rank.step.layout`).
+Each phase is a method here, in this order, and carries out the move of its name. :mod:`fleet.protocol.rank_machine`, which simulated ranks
+run as well, decides when each phase comes, and what follows when the group is lost in it. The layout (:mod:`actors.rank.step.layout`) has
+all parts that depend on where the state lies.
 """
 
 from __future__ import annotations
@@ -44,30 +44,30 @@ from fleet.settings.run import RunSettings
 
 
 class Observer:
-    """Is told of each step what becomes of it. This one does nothing of it: where a step is taken outside of a run."""
+    """Called at the events of each step. This class does nothing: it is for steps outside of a run."""
 
     def changing(self, number: int) -> None:
-        """The state is about to change, by step ``number``."""
+        """Step ``number`` is about to change the state."""
 
     def committed(self, train: TrainStep) -> Callable[[], None]:
-        """The step is taken here. Gives what is to be done once its state is whole everywhere."""
+        """The step is taken on this rank. Gives a function to call once all ranks have the new state."""
         return lambda: None
 
     def doubted(self, train: TrainStep, why: str, doubt: Doubt | None = None) -> None:
-        """A summed step is strange, for this reason; without ``doubt`` it is taken all the same."""
+        """A summed step is strange, for the reason ``why``; without ``doubt`` it is taken all the same."""
 
 
 class TrainStep:
     """Steps of the tracked objects, one after the other.
 
     Args:
-        state: of which the modules are trained by its optimizers; learning-rate schedulers and a gradient scaler are stepped with them.
+        state: its optimizers train its modules; learning-rate schedulers and a gradient scaler are stepped with them.
         clip_norm: see :class:`Update`.
-        layout: makes another layout than that of the settings.
-        more: for the layout, see :class:`LayoutInputs`.
+        layout: makes the layout, in place of that of the settings.
+        more: further arguments of the layout, see :class:`LayoutInputs`.
 
     Attributes:
-        taken: what was told of the step that this attempt has taken; None while it has not.
+        taken: the reduction's result of the step that this attempt has taken; None before.
     """
 
     def __init__(
@@ -93,20 +93,20 @@ class TrainStep:
         self.verify = Checks(state, settings, recorder, self.gradients, self.update)
         self.contributions = Contributions(settings, state.objects, self.duties, self.shard_weights, self.gradients, self.reducer, recorder)
         self._stopwatch = Stopwatch(self.device)
-        self._early_us = 0  # when the last exchange began that did so beside a shard
+        self._early_us = 0  # when the last exchange beside a shard began
         self._reduced = ReductionOutcome([], math.nan)
         self._suspect = -1  # the step that was repeated last
         self.taken: ReductionOutcome | None = None
 
     def begin_attempt(self, optimizers: int) -> None:
-        """The loop body has computed what it was assigned, for a step of these; nothing is taken yet."""
+        """The loop body has computed its shards for a step of these ``optimizers``. The step is not taken yet."""
         self.update.asked, self.taken = optimizers, None
 
     # ---- compute -------------------------------------------------------------------------------------------------------------------------
 
     def begin_shard(self, shard: int) -> None:
         """Right before the forward of ``shard``."""
-        self.state.free()  # what something beside the steps has gathered may be of an earlier state
+        self.state.free()  # parameters gathered outside the steps may be of an earlier state
         self._stopwatch.begin()
         self.gradients.begin_step()
         self.shard_weights.begin()
@@ -118,18 +118,18 @@ class TrainStep:
         self.layout.begin_shard(shard)
 
     def begin_look(self, shard: int) -> None:
-        """Right before a forward of ``shard`` of which only representations count: :meth:`end_look`."""
+        """Right before a forward of ``shard`` of which only representations count. Call :meth:`end_look` after it."""
         self.state.free()
         self.gradients.begin_step()
         self.gradients.begin_look()
         self.layout.begin_shard(shard)
 
     def end_look(self) -> None:
-        """Its representations are there."""
+        """The representations of the shard are there."""
         self.state.free()
 
     def scaled(self, loss: torch.Tensor, weight: float | None = None) -> torch.Tensor | None:
-        """What the backward begins with; None where the weight is zero, and nothing of it counts. Raises LoopError."""
+        """The loss times its factors, for the backward; None where the weight is zero: the loss does not count. Raises LoopError."""
         factor = self.shard_weights.add(weight)
         if not factor:
             return None
@@ -138,7 +138,7 @@ class TrainStep:
         return loss if self.update.scaler is None else self.update.scaler.scale(loss)
 
     def end_shard(self, shard: int, loss: float) -> None:
-        """Its gradients are there, and are added to those of this rank's other shards."""
+        """Add the shard's gradients to those of this rank's other shards."""
         self.layout.end_shard(shard, loss)
         if self.layout.useless:
             return
@@ -153,17 +153,17 @@ class TrainStep:
         self.contributions.forget_lost()
 
     def end_check(self, shard: int) -> None:
-        """The gradients of another rank's shard are there. They count in no sum."""
+        """Keep the gradients of another rank's shard for comparison. They count in no sum."""
         self.state.free()
         self.verify.recheck.take(shard, self.gradients.last)
 
     # ---- reduce --------------------------------------------------------------------------------------------------------------------------
 
     def reduce(self, move: Reduce) -> ReductionOutcome:
-        """Exchange gradients and a few numbers with all ranks. Raises GroupBroken: what this rank has computed stays.
+        """Exchange gradients and a few numbers with all ranks. Raises GroupBroken: the shards that this rank has computed stay.
 
-        StatesDiffer is one: the ranks do not hold the same, so that what was summed is not to be used. With ``early`` the state is still on
-        its way to this rank, which adds nothing, and is being restored, whatever it does meanwhile.
+        StatesDiffer is a GroupBroken: the ranks hold different states, so no rank may use the sum. With ``early`` the state is still on its
+        way to this rank. The rank then adds nothing, and all its time counts as restoring.
         """
         self._recorder.paused |= move.early
         try:
@@ -177,7 +177,7 @@ class TrainStep:
             side.listen(form.width + split.width)
 
             def added() -> list[Work]:
-                """What this rank has added up is in its caches now."""
+                """Send the row and the norms of this rank's part now, while the part is in the caches."""
                 return [side.start(torch.cat([row, split.take(gradients.mean.flats, self.contributions.rank)]))]
 
             with gradients.summed() as (sums, mean, early):
@@ -196,12 +196,12 @@ class TrainStep:
             self._recorder.paused &= not move.early
 
     def _say(self, move: Reduce) -> tuple[torch.Tensor, RowFormat, Callable[[Sequence[int]], None]]:
-        """(this rank's row, its format, what is to be called when all have exchanged theirs: with their arrivals)."""
+        """(this rank's row, its format, a function to call with all ranks' arrivals once the rows are exchanged)."""
         assert self.duties.at is not None
         gradients, ours, parameters = self.gradients, self.contributions, len(self.parameters)
         checks = self.verify.say(self.duties.at, early=move.early, alone=ours.group.size == 1)
         arrived_us = self._recorder.switch(STRAGGLER)
-        there = None if move.early else gradients.ahead or self.reducer.ahead()  # of others' gradients, as this rank is done with its own
+        there = None if move.early else gradients.ahead or self.reducer.ahead()  # of peers' gradients, at the end of its own
         before = None if there is None else Before(*there, RECEIVED.total)
         early_us = arrived_us if move.early or gradients.ahead is None else self._early_us
         form = RowFormat(self.verify.widths, parameters, ours.most)
@@ -210,14 +210,14 @@ class TrainStep:
         return torch.tensor(row, dtype=torch.float64, device="cpu"), form, exchanged
 
     def _exchanged(self, before: Before | None, early_us: int, arrived_us: int, arrivals_us: Sequence[int]) -> None:
-        """The sum is here, and what is not hidden of its exchange began when the last rank was done with its shards."""
+        """The sum is here. The part of its exchange that is not hidden began when the last rank was done with its shards."""
         now_us = self._recorder.now_us()
         began_us = self._recorder.switch(COMM, min(now_us, max(arrivals_us)))
         if before is not None:
             EXCHANGED.note(before, arrived_us - min(early_us, *arrivals_us), now_us - began_us)
 
     def _compare(self, said: Rows) -> ReductionOutcome:
-        """The sum is used if all hold the same and have computed the same: it becomes one that was divided by the sum of the weights."""
+        """Use the sum if all ranks hold the same state and have computed the same gradients. Divide it by the sum of the weights."""
         checks = said.checks
         disputed = self.verify.compare(checks, self.contributions.group, self.reducer)
         self.gradients.keep_present(said.present & self._stepping)
@@ -242,8 +242,7 @@ class TrainStep:
     # ---- vote ----------------------------------------------------------------------------------------------------------------------------
 
     def cast_vote(self, move: CastVote) -> Words:
-        """Say of the sums what this rank finds, to all who have sums of other parts; :meth:`CommitVote.decide` goes by it. Raises
-        GroupBroken, where there are such."""
+        """Exchange judgements of the sums with all ranks that hold other parts, for :meth:`CommitVote.decide`. Raises GroupBroken."""
         group, skips, word = self.contributions.group, self.update.scaler is not None, self.layout.word()
         voters = self.vote.voters(group.size)
         if not voters:
@@ -257,7 +256,7 @@ class TrainStep:
         return Words(finite, factor=self.layout.kept.agree(rows[:, 1:]) if all(finite) else math.nan, skips=skips)
 
     def repeat(self, move: Repeat) -> None:
-        """All ranks repeat the step together, once: a flipped bit goes away, a wrong model does not. Raises NonFiniteError."""
+        """All ranks repeat the step together, once: a flipped bit goes away, a wrong model stays. Raises NonFiniteError."""
         here, doubt = self.duties.at, move.doubt
         assert here is not None
         if self._suspect == here.step and doubt.hopeless:
@@ -275,7 +274,7 @@ class TrainStep:
     def apply(self, move: Apply | Advance) -> None:
         """Clip, step optimizers, scaler and schedulers, give buffers their new values. The state is dirty meanwhile.
 
-        With ``Advance`` others have taken the step already: it is taken from the sums that are still here.
+        With ``Advance`` others have taken the step already: this rank takes it from the sums that it still has.
         """
         if isinstance(move, Apply) and (why := self.verify.remark()):
             self.observer.doubted(self, why)
@@ -317,20 +316,20 @@ class TrainStep:
     # ---- publish -------------------------------------------------------------------------------------------------------------------------
 
     def publish(self, move: StepCommitted) -> None:
-        """The step is taken: bring its state to all who need parts of it. Raises GroupBroken."""
+        """The step is taken: send its state to all ranks that need parts of it. Raises GroupBroken."""
         self.layout.publish(self.observer.committed(self))
 
     def publish_later(self) -> None:
-        """The step was taken behind others: what follows on it happens once the state is whole everywhere."""
+        """This rank took the step later than others. The observer's function runs once all ranks have the new state."""
         self.layout.kept.afterwards(self.observer.committed(self))
 
     def expect(self) -> None:
-        """The next step is computed in this view, if nothing comes between: what peers who are done early send of it may come."""
-        with contextlib.suppress(GroupBroken):  # then something has, and whoever needs the group is told
+        """Ask for sums of the next step, which this view will compute unless it changes: peers that are done early send them."""
+        with contextlib.suppress(GroupBroken):  # the view changes; the next use of the group raises, too
             self.gradients.expect(self.reducer)
 
     def alone(self) -> ReductionOutcome:
-        """Reduce and vote, where no rank machine asks for both. With a ``doubt`` the step is not to be applied, but to be repeated."""
+        """Reduce and vote without a rank machine. With a ``doubt`` the step must be repeated, not applied."""
         reduced = self.reduce(Reduce((NO_VIEW, *[0] * (OFFER - 1))))
         doubt = reduced.doubt
         if doubt is None:
@@ -342,15 +341,15 @@ class TrainStep:
     # ---- between steps, and out of one ---------------------------------------------------------------------------------------------------
 
     def begin(self, state: StateId) -> None:
-        """All of ``state`` was loaded or built here."""
+        """This rank has loaded or built all of ``state``."""
         self.verify.begin()
         self.layout.begin(state)
 
     def join(self, group: Group, column: Column, rank: int, here: StateId, begun: bool) -> None:
-        """Compute with this group, of the ranks of ``column``, from now on, at state ``here``. Raises GroupBroken.
+        """Compute with ``group``, the ranks of ``column``, from now on, at state ``here``. Raises GroupBroken.
 
-        With ``begun`` the view may come in the middle of a step: what its members have computed of it counts, and only the rest is due.
-        Without, this rank knows that it comes between steps.
+        With ``begun`` the view may come in the middle of a step. Then the shards that its members have computed count, and only the rest is
+        due. Without, this rank knows that the view comes between steps.
         """
         receiver = rank in column.receivers
         self.contributions.join(group, column, rank)
@@ -380,7 +379,7 @@ class TrainStep:
         self.vote.begin()
 
     def hold(self) -> None:
-        """The group is gone or left; what this rank has computed of the step stays."""
+        """The group is gone or left. The shards that this rank has computed of the step stay."""
         self.body.leave()
         self.layout.hold()
         self.state.free()
@@ -388,11 +387,11 @@ class TrainStep:
         self.contributions.forget_lost()
 
     def rehearse(self) -> None:
-        """Alone, for one shard: what a first attempt has to load, compile and allocate is there when this rank is called."""
+        """Prepare for one shard on this rank alone. So it has loaded, compiled and allocated all it needs before it is called."""
         self.contributions.rehearse()
 
     def forget(self) -> None:
-        """The rehearsal is over: one more set of buffers is made for its mean, and nothing else remains."""
+        """The rehearsal is over: touch a set of buffers for the mean, and drop all else of it."""
         self.gradients.rehearse_mean()
         self.gradients.abandon()
         self._stopwatch.forget()
@@ -423,10 +422,10 @@ class TrainStep:
 
     @property
     def figures(self) -> dict[str, float]:
-        """Of the step that was taken last: the norm of its gradient before it was clipped, and the learning rate of the first group."""
+        """Of the step that was taken last: the norm of its gradient before clipping, and the learning rate of the first group."""
         return {GRAD_NORM: self.verify.norm, LEARNING_RATE: self.update.rate}
 
     @property
     def parameters(self) -> list[torch.nn.Parameter]:
-        """All that are trained."""
+        """All parameters that are trained."""
         return self.gradients.parameters

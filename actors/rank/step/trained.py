@@ -11,19 +11,20 @@ from actors.rank.step.flats import ALL
 from fleet.errors import ConfigError
 
 PLACED, NEVER = 2, 4
-"""Of a parameter's mark; see :meth:`TrainedParameters.marks`."""
+"""Bits of a parameter's mark; see :meth:`TrainedParameters.marks`."""
 
 
 class TrainedParameters:
-    """Those of ``modules``, by name, that have required a gradient once.
+    """The parameters of ``modules`` that have required a gradient once.
 
     Args:
-        fixed: why no other parameter than these and ``known`` ones may require a gradient later; empty where one may.
-        known: by ``id``, parameters that are taken, too, though they require no gradient now.
+        modules: by name.
+        fixed: why no further parameter, except ``known`` ones, may require a gradient later; empty where one may.
+        known: ids of parameters that count as trained, though they require no gradient now.
 
     Attributes:
-        parameters: in order. Another list once there are others.
-        stepped: those that have had a gradient in a step, as bits; all before the first step.
+        parameters: in order. A new list object when they change.
+        stepped: the parameters that have had a gradient in a step, as bits; all before the first step.
     """
 
     def __init__(self, modules: Mapping[str, nn.Module], fixed: str, known: Collection[int]) -> None:
@@ -45,17 +46,17 @@ class TrainedParameters:
 
     @property
     def checksum(self) -> int:
-        """Names them, so that two ranks can compare theirs: a loop body may change that."""
+        """Of which parameters are trained, so that two ranks can compare: a loop body may change that."""
         return zlib.crc32(bytes(id(parameter) in self._placed for parameter in self._all))
 
     def look(self) -> bool:
-        """Whether the loop body has frozen parameters, or thawed them. Raises ConfigError: one may not train."""
+        """Whether the loop body has frozen or thawed parameters. Raises ConfigError: it has thawed one that may not train."""
         flags = [parameter.requires_grad for parameter in self._all]
         if flags == self._flags:
             return False
         new = [one for one in self._all if one.requires_grad and id(one) not in self._placed]
         if new and self._fixed:
-            way_out = 'Let it require a gradient at run.track, and freeze it right behind that; or set optimizer_sharding = "none".'
+            way_out = 'Let it require a gradient at run.track, and freeze it right after that; or set optimizer_sharding = "none".'
             raise ConfigError("requires_grad", self._names[id(new[0])], self._fixed, way_out)
         if new:
             self._find()
@@ -63,8 +64,10 @@ class TrainedParameters:
         return True
 
     def marks(self) -> str | None:
-        """By parameter, whether it requires a gradient, whether it has done so once, and whether it alone had none in any step yet: for
-        :meth:`mark`. None while all are as at first."""
+        """The marks of all parameters, for :meth:`mark`; None while all are as at first.
+
+        A mark is the sum of 1: it requires a gradient; ``PLACED``: it has required one once; ``NEVER``: it had none in any step yet.
+        """
         marks = self._marks()
         return None if marks == self._first else marks
 
@@ -75,7 +78,7 @@ class TrainedParameters:
         return "".join(str(one.requires_grad + PLACED * (id(one) in self._placed) + NEVER * no) for one, no in found)
 
     def mark(self, marks: str | None) -> bool:
-        """Another rank's parameters, or those of a checkpoint, were so. Whether here they were not. Raises ConfigError: another model."""
+        """Take over the marks of another rank or a checkpoint. True: they differ from those here. Raises ConfigError: another model."""
         marks = self._first if marks is None else marks
         if marks == self._marks():
             return False

@@ -1,4 +1,4 @@
-"""What changes the state by a step: the optimizers that it takes, their schedulers, the scaler, and to what their gradients are clipped."""
+"""The parts of a step that change the state: its optimizers, their schedulers and the scaler; and the norm to which it clips gradients."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from actors.rank.step import bits
 from fleet.errors import ConfigError, LoopError
 
 ClipNorm = float | Mapping[torch.optim.Optimizer, float] | None
-"""To what a step's gradient is clipped: all of it together, or that of each optimizer by itself."""
+"""The norm to which a step's gradient is clipped: of the whole gradient, or by optimizer, of its gradient."""
 
 NONE = 'Or set optimizer_sharding = "none".'
 
 NAMED_WITHIN = 100
-"""Steps: an optimizer that none of the run's first ones has taken is not trained by mistake, unless all its parameters are frozen."""
+"""Steps. If none of the run's first ones takes a tracked optimizer, the loop has a mistake, unless all its parameters are frozen."""
 
 
 class Clipped(NamedTuple):
@@ -29,18 +29,19 @@ class Clipped(NamedTuple):
 
 
 class Update:
-    """Of one rank.
+    """The update of one rank's state.
 
     Args:
-        clip_norm: what a step clips its gradient to; None: it does not.
-        spread: the state is spread over ranks, so that all gradients of a step are clipped, or skipped, together.
+        clip_norm: the norm to which a step clips its gradient; None: it does not clip.
+        spread: the state is spread over ranks, so all gradients of a step are clipped, or skipped, together.
 
     Attributes:
-        optimizers: all that are tracked, in order; ``names`` are theirs. Sets of them are bits.
-        owners: by ``id`` of a parameter, the number of its optimizer where there are several; of others one more than the last.
-        asked: those that the loop body has named for the step at hand.
-        taken: those that all ranks take in it.
-        plateaus: schedulers that a figure steps; ``judged`` is that figure, for the step at hand; None: they are not stepped in it.
+        optimizers: all tracked ones, in order, with their ``names``. Sets of optimizers are bits.
+        owners: by ``id`` of a parameter, the number of its optimizer, where there are several. A parameter of none has the last number plus
+            one.
+        asked: the optimizers that the loop body has named for the current step.
+        taken: the optimizers that all ranks step in it.
+        plateaus: schedulers that a figure steps. ``judged``: that figure for the current step; None: they are not stepped in it.
         rate: the learning rate of the first group in the step that was taken last.
     """
 
@@ -62,7 +63,7 @@ class Update:
         self._begun: int | None = None  # the first step that this process has taken
         self._named = 0
 
-    # ---- what is tracked -----------------------------------------------------------------------------------------------------------------
+    # ---- tracked objects -----------------------------------------------------------------------------------------------------------------
 
     def _owned(self, state: TrackedState) -> dict[int, int]:
         found: dict[int, int] = {}
@@ -92,13 +93,13 @@ class Update:
 
     @property
     def several(self) -> bool:
-        """There is something to choose."""
+        """There are several optimizers, so a step may take some of them."""
         return len(self.optimizers) > 1
 
     # ---- which ones a step takes ---------------------------------------------------------------------------------------------------------
 
     def of(self, optimizers: Sequence[Any]) -> int:
-        """These as bits; none: all. Raises LoopError: one is not tracked."""
+        """These optimizers as bits; none named: all. Raises LoopError: one is not tracked."""
         found = 0
         for one in optimizers:
             number = self._number(one)
@@ -114,15 +115,15 @@ class Update:
 
     @property
     def width(self) -> int:
-        """How many numbers each rank sends of its choice: none where there is nothing to choose."""
+        """How many numbers each rank sends for its choice of optimizers: 0 where there is one."""
         return bits.width(len(self.optimizers)) if self.several else 0
 
     def said(self, *, early: bool) -> list[float]:
-        """The numbers to send with the gradients. ``early``: the loop body of this rank has yet to come to the step."""
+        """The numbers to send with the gradients. ``early``: this rank's loop body has not come to the step yet."""
         return bits.numbers_of(0 if early else self.asked, len(self.optimizers))[: self.width]
 
     def agree(self, said: Sequence[Sequence[float]]) -> None:
-        """What all ranks take, by what all have sent. Raises LoopError: they do not take the same."""
+        """Set ``taken`` from the numbers of all ranks. Raises LoopError: ranks take different optimizers."""
         if not self.several:
             return
         named = {rank: found for rank, row in enumerate(said) if (found := bits.any_of([row]))}
@@ -133,12 +134,12 @@ class Update:
             raise LoopError(f"step.commit(): rank {first} takes {taken}. All ranks take the same step: choose by step.number.")
 
     def words(self, taken: int) -> str:
-        """Their names."""
+        """The names of these optimizers."""
         return " with ".join(name for number, name in enumerate(self.names) if taken >> number & 1)
 
     @property
     def stepping(self) -> list[tuple[int, Any]]:
-        """(number, optimizer) of those that the step takes."""
+        """(number, optimizer) of each optimizer that the step takes."""
         return [(number, one) for number, one in enumerate(self.optimizers) if self.taken >> number & 1]
 
     @property
@@ -155,12 +156,12 @@ class Update:
         return not self.several or bool(self.taken >> (self._number(scheduler.optimizer) or 0) & 1)
 
     def note(self, step: int) -> None:
-        """The step from ``step`` on is taken."""
+        """The step after ``step`` steps is taken."""
         self._begun = step if self._begun is None else self._begun
         self._named |= self.taken
 
     def check_named(self, steps: int, total: int) -> None:
-        """So many steps are taken, of ``total``. Raises ConfigError: none of them has taken one of the optimizers."""
+        """``steps`` of ``total`` steps are taken. Raises ConfigError: none of them has taken one of the optimizers."""
         missing = self.all & ~self._named
         if not missing or self._begun != 0 or steps != min(total, NAMED_WITHIN):
             return
@@ -172,25 +173,25 @@ class Update:
             raise ConfigError("track", name, reason, way_out)
 
     def _trains(self, number: int) -> bool:
-        """Not all parameters of this optimizer are frozen now."""
+        """Whether some parameter of this optimizer is not frozen now."""
         return any(one.requires_grad for group in self.optimizers[number].param_groups for one in group["params"])
 
     # ---- clipping ------------------------------------------------------------------------------------------------------------------------
 
     @property
     def clipped(self) -> Iterator[Clipped]:
-        """Of the step at hand."""
+        """The sets of gradients to clip in the current step."""
         if isinstance(self._clip_norm, Mapping):
             norms = ((number, self._clip_norm.get(one)) for number, one in self.stepping)
             yield from (Clipped(1 << number, norm) for number, norm in norms if norm is not None)
         elif self._clip_norm is not None:
             yield Clipped(self.taken, self._clip_norm)
 
-    # ---- what they hold ------------------------------------------------------------------------------------------------------------------
+    # ---- state of the scaler and the optimizers ------------------------------------------------------------------------------------------
 
     @property
     def unscaling(self) -> float:
-        """By which a gradient scaler multiplies the gradient before it is clipped, rounded as it does."""
+        """The factor by which a gradient scaler unscales the gradient before clipping, with the scaler's rounding."""
         return 1.0 if self.scaler is None else float(torch.tensor(self.scaler.get_scale(), device="cpu").double().reciprocal().float())
 
     @property

@@ -1,8 +1,8 @@
 """Weights of shards: ``step.backward(loss, weight=n)``.
 
-The step's gradient is the sum of n / N times each shard's, where N is the sum of all n. What a shard's backward begins with is its loss
-times n over a unit, the power of two below n: gradients of a backward stay as large as they are without weights. The unit is multiplied in,
-without rounding, where the gradient is added to the sums of its rank; N divides the sum over all ranks.
+The step's gradient is the sum over shards of n / N times the shard's gradient, where N is the sum of all n. A shard's backward begins with
+its loss times n over a unit, the power of two at or below n. So its gradients stay about as large as without weights. The rank multiplies
+by the unit, without rounding, when it adds the gradient to its sums. N divides the sum over all ranks.
 """
 
 from __future__ import annotations
@@ -13,16 +13,17 @@ from collections.abc import Collection, Sequence
 from fleet.errors import LoopError
 
 NONE = -1.0
-"""In the place of a weight: the loop gives none."""
+"""Sent in the place of a weight: the loop gives none."""
 
 
 class ShardWeights:
-    """Of the shards that one rank has computed of a step.
+    """The weights of the shards that one rank has computed of a step.
 
-    With one shard the weight of its first backward is the unit, and 1 is told: its gradient has the bits of a loss without a weight.
+    In a run of one shard the weight of its first backward is the unit, and the rank sends 1. So its gradient has the bits of a loss without
+    a weight.
 
     Attributes:
-        unit: of the shard at hand.
+        unit: of the current shard.
     """
 
     def __init__(self, shards: int) -> None:
@@ -36,7 +37,7 @@ class ShardWeights:
         self.unit = 1.0
 
     def add(self, weight: float | None) -> float:
-        """A backward of the shard at hand: what its loss is multiplied with. Raises LoopError."""
+        """The factor of the loss in a backward of the current shard. Raises LoopError."""
         if weight is not None and not (math.isfinite(weight) and weight >= 0):
             raise LoopError(f"step.backward(loss, weight={weight}): a weight is a finite number, and at least 0")
         if self._given and (self._given[0] is None) != (weight is None):
@@ -56,7 +57,7 @@ class ShardWeights:
         return math.fsum(given) if given else None
 
     def end(self, shard: int) -> tuple[float, float]:
-        """(what its gradients, what its changes of buffers are multiplied with) as they are added to the sums."""
+        """(factor of the shard's gradients, factor of its changes of buffers) as they are added to the sums."""
         weight = self.given
         if weight is None:
             self._of[shard] = NONE
@@ -68,11 +69,11 @@ class ShardWeights:
         return self.unit, weight
 
     def of(self, shards: Sequence[int]) -> list[float]:
-        """What to tell the other ranks."""
+        """The weights of ``shards``, for the other ranks."""
         return [self._of[shard] for shard in shards]
 
     def taken(self) -> dict[int, float]:
-        """By shard, of the step that is over; 1 where none has a weight."""
+        """The weights of the step that is over, by shard; 1 where the loop gave none."""
         found = {shard: 1.0 if weight == NONE else weight for shard, weight in self._of.items()}
         self.forget()
         return found
@@ -87,7 +88,7 @@ class ShardWeights:
 
 
 def agreed(weights: Sequence[float]) -> tuple[float, ...]:
-    """What all ranks have told, by shard; () where no shard has a weight. Raises LoopError where only some have one."""
+    """The weights of all shards, from all ranks' numbers; () where no shard has one. Raises LoopError where only some have one."""
     without = [shard for shard, weight in enumerate(weights) if weight == NONE]
     if not without:
         return tuple(weights)
@@ -98,12 +99,12 @@ def agreed(weights: Sequence[float]) -> tuple[float, ...]:
 
 
 def divisor(weights: Sequence[float]) -> float:
-    """By what to divide the sum over shards, once it was divided by their number. 0 where nothing has a weight."""
+    """The divisor of the mean over shards that gives the weighted mean. 1 without weights, 0 where all weights are 0."""
     return math.fsum(weights) / len(weights) if weights else 1.0
 
 
 def mean_of(values: Sequence[float], weights: Sequence[float]) -> float:
-    """Of one value for each shard. Not a number where nothing has a weight."""
+    """The weighted mean of one value for each shard. NaN where all weights are 0."""
     if not weights:
         return math.fsum(values) / len(values)
     total = math.fsum(weights)

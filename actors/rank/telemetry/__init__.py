@@ -1,1 +1,1 @@
-"""What a rank leaves for its agent: where its time went, what it printed, where it stands."""
+"""The records of a rank for its agent: where its time went, its output, its position in the run."""

@@ -1,7 +1,7 @@
-"""What this process's GPU has taken in energy, as its driver counts it (NVML). Where none says it, nothing is told.
+"""The energy of this process's GPU, as the driver counts it (NVML). Without such a driver the process reports none.
 
-The driver counts millijoules since it was loaded (``nvmlDeviceGetTotalEnergyConsumption``: Volta and newer), for the whole device; where
-several processes compute on one, each is told an equal share of what was taken since it was asked last.
+The driver counts millijoules since it was loaded (``nvmlDeviceGetTotalEnergyConsumption``: Volta and newer), for the whole device. Where
+several processes compute on a device, each counts an equal share of the energy since its last reading.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ class Device(Protocol):
     """A device that counts its energy; ``Nvml`` is one."""
 
     def millijoules(self) -> int:
-        """Since some time in the past. Raises OSError when it cannot be read."""
+        """The energy since some time in the past. Raises OSError when it cannot be read."""
 
     def processes(self) -> int:
-        """How many compute on it now. Raises OSError when it cannot be read."""
+        """How many processes compute on the device now. Raises OSError when it cannot be read."""
 
 
 class Nvml:
-    """The device that PyTorch computes on, by its UUID: NVML's numbers know nothing of ``CUDA_VISIBLE_DEVICES``. Raises OSError."""
+    """The device that PyTorch computes on, found by its UUID: NVML's numbers ignore ``CUDA_VISIBLE_DEVICES``. Raises OSError."""
 
     def __init__(self) -> None:
         try:
@@ -48,16 +48,16 @@ class Nvml:
             raise OSError(f"NVML: {error}") from error
 
     def millijoules(self) -> int:
-        """Since the driver was loaded."""
+        """The energy since the driver was loaded."""
         return int(self._asked(self._nvml.nvmlDeviceGetTotalEnergyConsumption, self._handle))
 
     def processes(self) -> int:
-        """As the driver lists them."""
+        """The number of processes that the driver lists."""
         return len(self._asked(self._nvml.nvmlDeviceGetComputeRunningProcesses, self._handle))
 
 
 class Energy:
-    """Sums the share of this process. ``read`` is (joules, seconds in which they were counted), both 0 without a device."""
+    """Sums the share of this process. ``read`` gives (joules, seconds in which they were counted), both 0 without a device."""
 
     def __init__(self) -> None:
         self._device: Device | None = None
@@ -69,7 +69,7 @@ class Energy:
         self._device, self._before = device, (device.millijoules(), now_s)
 
     def read(self, now_s: float) -> tuple[float, float]:
-        """Up to now. A device that does not answer any more is asked no more: what it said counts."""
+        """The totals up to now. After an error the device is not read again, and the totals stay."""
         if self._device is not None and self._before is not None:
             try:
                 millijoules, sharing = self._device.millijoules(), max(1, self._device.processes())
@@ -85,7 +85,7 @@ class Energy:
 
 
 def metered() -> tuple[float, float]:
-    """(joules, seconds) of this process so far; the first time that it computes on a GPU, counting begins."""
+    """(joules, seconds) of this process so far. Counting begins at the first call after the process has used a GPU."""
     return _of_this_process().read(time.monotonic()) if torch.cuda.is_initialized() else (0.0, 0.0)
 
 

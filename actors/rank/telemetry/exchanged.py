@@ -1,8 +1,8 @@
 """How much of the exchange of gradients was hidden behind a rank's shards, summed over all reductions of this process.
 
-A rank asks for what its peers bring while it still computes; who is done early sends it, and who computes its last shard gives bucket after
-bucket (:mod:`actors.rank.step.early`). What has arrived by the time that this rank is done was hidden. Its bytes are counted; its time is
-what those bytes would have taken at the rate of the others, and never more than since its own exchange began, or the first peer was done.
+A rank asks for its peers' sums while it still computes. Peers that are done early send them, and a rank that computes its last shard sends
+bucket after bucket (:mod:`actors.rank.step.early`). Bytes that have arrived when this rank is done with its shards were hidden. Their time
+is estimated at the rate of the other bytes. It is at most the time since this rank's own exchange began, or since the first peer was done.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from actors.rank.telemetry.usage import RECEIVED
 
 
 class Before(NamedTuple):
-    """What is known when a rank is done with its shards: of what was asked for ahead, in bytes, and what it has received in all."""
+    """Byte counts when a rank is done with its shards: asked for early, arrived of these, received in total."""
 
     asked: int
     landed: int
@@ -21,19 +21,23 @@ class Before(NamedTuple):
 
 
 class Exchanged:
-    """Totals. ``hidden_us`` is time of this rank, ``received_bytes`` and ``ahead_bytes`` are of ``count`` reductions."""
+    """Totals of ``count`` reductions: hidden time of this rank, bytes received, and bytes that arrived early."""
 
     def __init__(self) -> None:
         self.count = self.hidden_us = self.received_bytes = self.ahead_bytes = 0
 
     @property
     def counts(self) -> tuple[int, int, int, int]:
-        """As ``Usage`` has them."""
+        """The totals, for ``Usage``."""
         return self.count, self.hidden_us, self.received_bytes, self.ahead_bytes
 
     def note(self, before: Before, lead_us: int, exposed_us: int) -> None:
-        """One reduction: ``lead_us`` before this rank was done its exchange began, or its first peer was done; ``exposed_us`` it has
-        exchanged since all were."""
+        """Add one reduction.
+
+        Args:
+            lead_us: from the begin of this rank's exchange, or the end of its first peer's shards, to the end of its own shards.
+            exposed_us: the time of its exchange after all ranks were done with their shards.
+        """
         rest = RECEIVED.total - before.received + before.asked - before.landed
         self.count += 1
         self.received_bytes += rest + before.landed
@@ -42,7 +46,7 @@ class Exchanged:
 
 
 def hidden_us(landed: int, rest: int, lead_us: int, exposed_us: int) -> int:
-    """Time of ``landed`` bytes where ``rest`` took ``exposed_us``; no more than ``lead_us``, in which they came."""
+    """The time of ``landed`` bytes at the rate of ``rest`` bytes in ``exposed_us``; at most ``lead_us``, in which they came."""
     if landed <= 0:
         return 0
     at_that_rate = exposed_us * landed // rest if rest > 0 else lead_us

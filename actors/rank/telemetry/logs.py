@@ -1,10 +1,10 @@
-"""What a rank prints goes to a file of its own: the standard streams lead there, whoever writes to them.
+"""A rank's output goes to a file of its own: the standard streams lead there.
 
-At the level of file descriptors, so that it holds for C libraries and for children too. The file is written by the kernel, line by line:
-of a process that is killed nothing is lost that it has printed.
+This happens at the level of file descriptors, so it includes output of C libraries and children. Each line is written to the kernel at
+once. So a killed process loses no line that it has printed.
 
-Output is worth less than the run's records and checkpoints, which may lie on the same disk: before that is full, and when a file cannot be
-written, what Python prints is dropped and counted, and the train function does not hear of it.
+Output is worth less than the run's records and checkpoints, which may lie on the same disk. So before the disk is full, and when the file
+cannot be written, Fleet drops and counts Python's output. The train function sees no error.
 """
 
 from __future__ import annotations
@@ -23,20 +23,20 @@ from fleet.host.rank_logs import REHEARSAL, REHEARSED, older
 log = logging.getLogger("fleet.rank.logs")
 STREAMS = (1, 2)
 MOST_BYTES = 64 * 2**20
-"""Of one process no more than twice as much is kept: the file itself, and the one before."""
+"""Size of a file of output. One process keeps at most two: the present file, and the one before."""
 LEFT_BYTES, LEFT_MOST_BYTES, LEFT_SHARE = 16 * 2**20, 2**30, 50
-"""Output leaves so much of a disk to others: one part in so many, within these bounds."""
+"""Output leaves a part of a disk free: one in ``LEFT_SHARE``, within the two bounds."""
 LOOK_BYTES = 64 * 2**10
-"""After so much output it is looked at how much of the disk is left."""
+"""After so much output the free space of the disk is checked."""
 
 
 class RankLog:
-    """From here on this process prints into ``path``. Before :meth:`close` it may be called from any thread.
+    """Lets this process print into ``path``. Any thread may call its methods before :meth:`close`.
 
-    A file that cannot be opened is told in the log, and printing stays as it was: no run ends for that. ``on_dropped`` is called with the
-    bytes that were dropped and why, from :meth:`limit` and :meth:`close`: once when it begins, and once with all of them.
+    If the file cannot be opened, the log says so, output goes where it went before, and the run goes on. :meth:`limit` and :meth:`close`
+    call ``on_dropped`` with the number of dropped bytes and the reason: once after the first drop, and once with the total.
 
-    Also gives ``logging`` its first state back: Ray puts handlers on the root logger, and ``logging.basicConfig`` would do nothing.
+    It also resets ``logging`` to its first state: Ray puts handlers on the root logger, and ``logging.basicConfig`` would have no effect.
     """
 
     def __init__(self, path: Path, most_bytes: int = MOST_BYTES) -> None:
@@ -53,7 +53,7 @@ class RankLog:
             path.parent.mkdir(parents=True, exist_ok=True)
             self._file = self._opened()
         except OSError as error:
-            log.warning("what this rank prints is not kept: %s", error)
+            log.warning("the output of this rank is not kept: %s", error)
             return
         flush()
         self._saved = [os.dup(stream) for stream in STREAMS]
@@ -70,13 +70,13 @@ class RankLog:
             os.dup2(self._file, stream)
 
     def rehearse(self, begins: bool) -> None:
-        """Between two lines of Fleet's own, what is printed is that of a rehearsal."""
+        """Write a line of Fleet at the begin and the end of a rehearsal: the output between them is the rehearsal's."""
         if self._saved:
             flush()
             self.write(self._file, f"{REHEARSAL if begins else REHEARSED}\n".encode())
 
     def write(self, descriptor: int, data: bytes) -> int:
-        """Write, or drop it: how many bytes are done with. From any thread."""
+        """Write or drop ``data``. Returns how many bytes were written or dropped. From any thread."""
         self._since_look += len(data)
         if self._unsaid_bytes or self._since_look >= LOOK_BYTES:
             self._since_look = 0
@@ -89,7 +89,7 @@ class RankLog:
             return self._drop(data, f"[Errno {error.errno}] {error.strerror}: {self._path}")
 
     def _mark(self, descriptor: int) -> None:
-        """Where something was dropped, one line of the file says so. Raises OSError."""
+        """Write one line into the file about dropped output, if there is any. Raises OSError."""
         if self._unsaid_bytes:
             os.write(descriptor, f"[fleet] {self._unsaid_bytes:,} bytes were dropped here: {self._why}\n".encode())
             self._unsaid_bytes = 0
@@ -106,7 +106,8 @@ class RankLog:
             self.on_dropped(self._dropped_bytes, self._why)
 
     def limit(self) -> None:
-        """Begin a new file when this one has grown too long; the one before the last is dropped, and the new one says so. Cheap."""
+        """Begin a new file when this one is too long. The file before is kept, older ones are dropped, and the new one says so. It is
+        cheap."""
         if not self._reported_bytes:
             self._report()
         with self._lock:
@@ -114,7 +115,7 @@ class RankLog:
                 try:
                     self._begin_anew()
                 except OSError as error:
-                    log.warning("the file of what this rank prints grows on: %s", error)
+                    log.warning("the file of this rank's output grows on: %s", error)
                     self._most_bytes *= 2
 
     def _begin_anew(self) -> None:
@@ -128,7 +129,7 @@ class RankLog:
         os.close(full)
 
     def close(self) -> None:
-        """The streams and ``logging`` lead to where they led before."""
+        """Let the streams and ``logging`` lead to where they led before."""
         self._report()
         with self._lock:
             if self._saved:
@@ -139,7 +140,7 @@ class RankLog:
         try:
             self._mark(self._file)
         except OSError as error:
-            log.warning("%d bytes of what this rank has printed are not in its file: %s", self._unsaid_bytes, error)
+            log.warning("%d bytes of this rank's output are not in its file: %s", self._unsaid_bytes, error)
         for stream, saved in zip(STREAMS, self._saved, strict=True):
             os.dup2(saved, stream)
             os.close(saved)
@@ -152,7 +153,7 @@ class RankLog:
 
 
 def flush() -> None:
-    """Write what Python still holds of the standard streams."""
+    """Write the data that Python still holds for the standard streams."""
     for stream in (sys.stdout, sys.stderr):
         if stream is not None and not stream.closed:
             stream.flush()
@@ -183,6 +184,6 @@ class _Output(io.RawIOBase):
 
 
 def _by_line(descriptor: int, kept: RankLog) -> TextIO:
-    """One write for each line: those of a rank's threads and children do not mix within a line."""
+    """A text stream with one write for each line, so that lines of a rank's threads and children do not mix."""
     raw = io.BufferedWriter(_Output(descriptor, kept))
     return io.TextIOWrapper(raw, encoding="utf-8", errors="backslashreplace", line_buffering=True)

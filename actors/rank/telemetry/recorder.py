@@ -1,8 +1,8 @@
-"""Where a rank's time goes, recorded where it happens, in memory that outlives the rank.
+"""Where a rank's time goes, recorded by the rank in memory that outlives it.
 
-A rank appends a row whenever what it does changes: ``(time, code, generation, history, step)``, a few microseconds each. The rows lie in a
-file mapped into memory (on tmpfs), so that a SIGKILL loses none of them: the node's agent drains the ring, and closes the last span at the
-moment of death. The header says where the rank is, which spares the loop from sending anything while all is well.
+A rank appends a row whenever its activity changes: ``(time, code, generation, history, step)``, a few microseconds each. The rows lie in a
+file mapped into memory (on tmpfs), so a SIGKILL loses none of them. The node's agent drains the ring, and closes the last span at the
+moment of death. The header has the rank's position, so the loop need not send it.
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ from fleet.host.clock import now_us
 from fleet.protocol.records import ABANDON, CATEGORIES, COMMIT, HOLD, INIT
 
 OWN = "g"
-"""Code of a row that is no span: ``step`` holds microseconds that the accelerator took for the shards of the step at hand."""
+"""Code of a row that is no span: ``step`` holds the microseconds of the accelerator for the shards of the current step."""
 
 ROW = struct.Struct("<qqiic7x")
 HEADER_BYTES = 128
 CAPACITY = 1 << 15
 WRITTEN, READ, BEAT, PROGRESS, GENERATION, HISTORY, STEP, SHARD, STEPPING, TOTAL, BETWEEN = range(11)
-"""Words of the header, of 8 bytes. They are read and written as one: ``struct`` zeroes a word before it fills it byte by byte, and a reader
-in another process that comes in between takes the rank for one that never beat."""
+"""Words of the header, of 8 bytes, each read and written at once. ``struct`` would zero a word and then fill it byte by byte. A reader in
+another process could then see 0, as of a rank without a beat."""
 
 
 def ring_path(folder: Path, token: str) -> Path:
-    """Where a rank's process writes, and the agent of its node reads."""
+    """The file that a rank's process writes, and the agent of its node reads."""
     return folder / f"ring-{token}"
 
 
@@ -43,8 +43,8 @@ class Row(NamedTuple):
 
 
 class Position(NamedTuple):
-    """Where a rank is, as its ring's header says. ``shard`` is -1 outside shards; ``stepping`` is False while a long call is expected,
-    ``between`` is True from a commit on, until the loop comes for its next step: what its body does meanwhile is the user's own."""
+    """A rank's position, from its ring's header. ``shard`` is -1 outside shards; ``stepping`` is False while a long call is expected.
+    ``between`` is True from a commit until the loop asks for its next step: meanwhile the user's code runs."""
 
     beat_us: int
     progress_us: int
@@ -57,7 +57,7 @@ class Position(NamedTuple):
 
 
 def header_words(ring: mmap.mmap) -> memoryview:
-    """The header as 64-bit integers, each of which is loaded and stored as one."""
+    """The header as 64-bit integers, each loaded and stored at once."""
     return memoryview(ring)[:HEADER_BYTES].cast("q")
 
 
@@ -68,12 +68,12 @@ def read_position(header: memoryview) -> Position:
 
 
 class Recorder:
-    """The writing end. One thread records spans; ``beat`` may be called from another. While ``paused``, what goes on stays one span."""
+    """The writing end. One thread records spans; another may call ``beat``. While ``paused``, the current span goes on."""
 
     def __init__(self, path: Path, start_us: int, clock: Callable[[], int] = now_us) -> None:
         self.now_us = clock
         with open(path, "w+b") as file:
-            # All of it now: a page that the kernel has no memory for later, as /dev/shm is full, would be the end of this process (SIGBUS).
+            # Allocates all pages now. If /dev/shm were full at the first use of a page, the kernel would end this process (SIGBUS).
             os.posix_fallocate(file.fileno(), 0, HEADER_BYTES + CAPACITY * ROW.size)
             self._map = mmap.mmap(file.fileno(), 0)
         self._words = header_words(self._map)
@@ -89,7 +89,7 @@ class Recorder:
         self._append(start_us, INIT)
 
     def switch(self, code: str, at_us: int | None = None) -> int:
-        """From now (or ``at_us``, never before the last row) on the rank does ``code``. Returns the time."""
+        """Begin a span of ``code`` now, or at ``at_us``, never before the last row. Returns the time."""
         at_us = self.now_us() if at_us is None else at_us
         if code != self.code and not self.paused:
             at_us = max(at_us, self._last_us)
@@ -99,21 +99,21 @@ class Recorder:
 
     @contextmanager
     def during(self, code: str) -> Iterator[None]:
-        """Within, the rank does ``code``; then what it did before. When what is within raises, ``code`` goes on."""
+        """Context of a span of ``code``; then the span before it continues. After an error within, ``code`` goes on."""
         before = self.code
         self.switch(code)
         yield
         self.switch(before)
 
     def place(self, generation: int, history: int, step: int) -> None:
-        """The rank now stands at ``step`` of ``history``, in ``generation``."""
+        """The rank is now at ``step`` of ``history``, in ``generation``."""
         self.generation, self.history, self.step = generation, history, step
         for word, value in ((GENERATION, generation), (HISTORY, history), (STEP, step), (PROGRESS, self.now_us())):
             self._words[word] = value
         self._append(max(self.now_us(), self._last_us), self.code)
 
     def commit(self, at_us: int) -> None:
-        """The step attempt ends well; the step number goes up."""
+        """The step attempt ends with a commit; the step number goes up."""
         self._append(max(at_us, self._last_us), COMMIT)
         self.step += 1
         self._words[STEP] = self.step
@@ -124,34 +124,34 @@ class Recorder:
         self._append(max(self.now_us(), self._last_us), ABANDON)
 
     def hold(self) -> None:
-        """The step attempt stops for a lost peer; what it has computed counts, what it has waited does not."""
+        """The step attempt stops for a lost peer. Its computing time counts, its waiting time does not."""
         self._append(max(self.now_us(), self._last_us), HOLD)
 
     def worked(self) -> None:
-        """The shards of this step are computed; what follows is the step's own work, whoever computes how many of them."""
+        """The shards of this step are computed. The work that follows does not depend on the number of shards."""
         if not self.paused:
             self._append(max(self.now_us(), self._last_us), self.code)
 
     def measured(self, us: int) -> None:
-        """The accelerator took so long for the shards of this step; 0 says nothing."""
+        """The accelerator took so long for the shards of this step; 0: unknown."""
         if us and not self.paused:
             self._append(self._last_us, OWN, us)
 
     def total(self, steps: int) -> None:
-        """How many steps the run has: how long a remedy pays depends on it."""
+        """Set how many steps the run has. The gain of a remedy depends on it."""
         self._words[TOTAL] = steps
 
     def shard(self, shard: int) -> None:
-        """The shard in work, or -1: names the culprit when a shard kills whoever computes it."""
+        """Set the shard that is being computed, or -1. It shows which shard kills the ranks that compute it."""
         self._words[SHARD] = shard
 
     def stepping(self, yes: bool) -> bool:
-        """False while a call of the user's may take longer than any step. Returns what it was."""
+        """False while a call of the user's may take longer than any step. Returns the value before."""
         was, self._words[STEPPING] = bool(self._words[STEPPING]), int(yes)
         return was
 
     def between(self, yes: bool) -> None:
-        """Whether the loop is behind a commit, and has not come for its next step."""
+        """Whether the loop is after a commit, and has not asked for its next step."""
         self._words[BETWEEN] = int(yes)
 
     def beat(self) -> None:
@@ -171,7 +171,7 @@ class Recorder:
 
 
 class RingReader:
-    """The agent's end: drains rows, reads the header; works on after the rank has died."""
+    """The agent's end: drains rows and reads the header, also after the rank's death."""
 
     def __init__(self, path: Path) -> None:
         with open(path, "r+b") as file:
@@ -190,7 +190,7 @@ class RingReader:
         return Row(at_us, step, generation, history, code.decode())
 
     def last(self, but: str = "") -> Row | None:
-        """The newest row that says what the rank does, and is not ``but``; drained or not: of the last few, as others are marks."""
+        """The newest row of an activity other than ``but``, drained or not, among the last few rows, as some rows are marks."""
         written = self._words[WRITTEN]
         rows = (self._row(index) for index in range(written - 1, max(-1, written - 8), -1))
         return next((row for row in rows if row.code in CATEGORIES and row.code != but), None)

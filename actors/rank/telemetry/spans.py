@@ -10,7 +10,7 @@ MARKS = (COMMIT, ABANDON, HOLD)
 
 
 class SpanBuilder:
-    """Turns one process's rows into gapless ``Spans``. The open span is kept back until it ends, is cut, or the process dies."""
+    """Turns one process's rows into ``Spans`` without gaps. The open span is kept back until it ends, is cut, or the process dies."""
 
     def __init__(self, member: Member) -> None:
         self.member = member
@@ -18,7 +18,7 @@ class SpanBuilder:
         self._code = ""
 
     def add(self, rows: list[Row]) -> list[Spans]:
-        """Rows in order of time; returns the spans that they close, one record for each stretch of equal (generation, history)."""
+        """Add rows in order of time. Returns the spans that they close, one record for each stretch of equal (generation, history)."""
         out: list[_Draft] = []
         for row in rows:
             if row.code == OWN:
@@ -36,7 +36,7 @@ class SpanBuilder:
         return [draft.record(self.member) for draft in out if draft.codes]
 
     def cut(self, at_us: int) -> list[Spans]:
-        """Close the open span at ``at_us`` and go on in it: for live figures, and at the end."""
+        """Close the open span at ``at_us`` and begin a new one of the same code: for live figures, and at the end."""
         if self._open is None or at_us <= self._open.at_us:
             return []
         out: list[_Draft] = []

@@ -1,8 +1,8 @@
-"""A rank leaves the stacks of all its threads in a file when its node's agent says so: by word, or else by a signal.
+"""A rank writes the stacks of all its threads into a file when its agent asks for them, by a message or by a signal.
 
-The word is heard by the thread that listens to the agent, which holds the interpreter lock while it writes, so that no stack changes under
-it. Where nobody hears it, as some thread never gives the lock up, the signal's handler writes without: then at most that one thread runs.
-From a process whose threads run, the handler would read stacks that change, and was seen to crash two healthy ranks.
+The listening thread handles the message. It holds the interpreter lock while it writes, so no stack changes meanwhile. If some thread never
+gives up the lock, the message gets no answer. The signal's handler then writes without the lock, while at most that one thread runs. In a
+process with running threads, the handler would read changing stacks. It was seen to crash two healthy ranks.
 """
 
 from __future__ import annotations
@@ -17,23 +17,23 @@ STACKS_SIGNAL = signal.SIGRTMIN + 6
 
 
 END = "-- these are all threads\n"
-"""Stands behind stacks that were asked for by word."""
+"""The line after stacks that a message asked for."""
 
 
 def stacks_path(folder: Path, token: str) -> Path:
-    """Where the process of ``token`` leaves its stacks; beside its ring."""
+    """The file for the stacks of the process of ``token``, beside its ring."""
     return folder / f"stacks-{token}"
 
 
 class Stacks:
-    """Ready from now on until :meth:`close`."""
+    """Answers requests for stacks until :meth:`close`."""
 
     def __init__(self, path: Path) -> None:
         self._file = path.open("w")
         faulthandler.register(STACKS_SIGNAL, file=self._file, all_threads=True)
 
     def write(self) -> None:
-        """From a thread of this process."""
+        """Write the stacks from a thread of this process, which holds the interpreter lock."""
         faulthandler.dump_traceback(self._file, all_threads=True)
         os.write(self._file.fileno(), END.encode())
 

@@ -1,4 +1,4 @@
-"""Ring rows -> a rank's own time in each committed step, apart from waiting for its peers. Used by the node agent; pure."""
+"""Ring rows -> a rank's own time in each committed step, without waiting for its peers. Used by the node agent; pure."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from fleet.protocol.slowness import RankTimes
 from fleet.protocol.types import Member
 
 KEPT = 256
-"""Steps of one rank that wait to be reported, while there is nobody to report to."""
+"""At most so many steps of one rank wait while the agent cannot report them."""
 
 MOST = 32
-"""Steps of one rank in one report: of more, every second, fourth, ... is left out, the same ones on every node."""
+"""Steps of one rank in one report. Of more steps the agent reports each second, fourth, ... one, the same ones on each node."""
 
 
 @dataclass(slots=True)
@@ -32,12 +32,12 @@ class OwnTime:
 
 
 class StepTimer:
-    """Adds up what one process did in each step. A step in which a peer was lost, or that began in another view, is left out.
+    """Adds up one process's times in each step. A step in which a peer was lost, or that began in another view, is left out.
 
-    So is the first one that a process computes a shard of: what it loads and compiles there says nothing of the others.
+    So is the first step in which a process computes a shard, as it loads and compiles there.
 
-    What is computed right after a shard's data came is the shard's; what else is computed is the step's own work, but for what is compared
-    with other ranks, now and then. Where an accelerator says what it took for the shards, that counts.
+    Computing right after a shard's data came is the shard's time. All other computing is the step's own work, except comparisons with other
+    ranks in some steps. If the accelerator reports its time for the shards, that counts.
     """
 
     def __init__(self) -> None:
@@ -91,14 +91,14 @@ class StepTimer:
             self._torn = True
 
     def take(self) -> list[OwnTime]:
-        """Steps that were committed since the last call, oldest first."""
+        """Take the steps that were committed since the last call, oldest first."""
         done = list(self._done)
         self._done.clear()
         return done
 
 
 def thinned(steps: list[OwnTime], most: int = MOST) -> list[OwnTime]:
-    """At most ``most`` of ``steps``, evenly."""
+    """At most ``most`` of ``steps``, evenly spaced."""
     stride = 1
     while len(steps) > most * stride:
         stride *= 2
@@ -106,7 +106,7 @@ def thinned(steps: list[OwnTime], most: int = MOST) -> list[OwnTime]:
 
 
 def summary(member: Member, steps: list[OwnTime], waited_us: int = 0) -> RankTimes:
-    """The report on one rank, of steps of one view, in each of which it had no core to run on for ``waited_us``."""
+    """The report on one rank, of steps of one view. ``waited_us``: in each step it waited so long for a core."""
     columns = ("step", "shards", "compute_us", "data_us", "network_us", "fixed_us")
     step, shards, compute_us, data_us, network_us, fixed_us = (tuple(getattr(time, name) for time in steps) for name in columns)
     return RankTimes(member, step, shards, compute_us, data_us, network_us, fixed_us, (waited_us,) * len(steps))

@@ -1,4 +1,4 @@
-"""What this process takes: memory, and bytes on their way to other ranks."""
+"""The resources of this process: memory, and bytes sent to other ranks."""
 
 from __future__ import annotations
 
@@ -7,33 +7,33 @@ import resource
 import torch
 
 EVERY_US = 10_000_000
-"""A rank tells what it has used so often, in runs of few ranks."""
+"""In runs of few ranks, each rank reports its usage at this interval."""
 RANKS_A_SECOND = 20
-"""And so rarely that, of many, no more do in a second."""
+"""In runs of many ranks, at most so many report in a second."""
 
 
 class Carried:
-    """Bytes that were given to gloo or NCCL, or asked of them, over all groups of this process."""
+    """Bytes sent or received by gloo and NCCL, over all groups of this process."""
 
     def __init__(self) -> None:
         self.total = 0
 
     def count(self, size: int) -> None:
-        """So many more."""
+        """Add ``size`` bytes."""
         self.total += size
 
 
 SENT, RECEIVED = Carried(), Carried()
 FETCHED = Carried()
-"""Of checkpoints, from the durable store: that is paid for where a store is."""
+"""Bytes of checkpoints from the durable store, which some stores charge for."""
 
 
 def every_us(world: int) -> int:
-    """From one word of a rank to its next, in a run of ``world`` ranks."""
+    """The interval between two reports of a rank, in a run of ``world`` ranks."""
     return max(EVERY_US, world * 1_000_000 // RANKS_A_SECOND)
 
 
 def used() -> tuple[int, int, int]:
-    """(most memory so far on the host, most memory of the GPU, sent), in bytes. That of the GPU is what PyTorch has handed out."""
+    """(peak host memory, peak GPU memory, sent), in bytes. The GPU's peak is that of PyTorch's allocations."""
     device = torch.cuda.max_memory_allocated() if torch.cuda.is_initialized() else 0
     return 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, device, SENT.total

@@ -1,6 +1,6 @@
-"""What a script keeps from one shard to the next, besides what it tracks: variables, closures, attributes, caches; each with its line.
+"""Values that a script keeps from one shard to the next without tracking them: variables, closures, attributes, caches; each with its line.
 
-Looked at are the modules that lie beside the train function, and the variables of its frames that are older than its loop.
+It examines the modules beside the train function, and variables of its frames that had a value before the loop.
 """
 
 from __future__ import annotations
@@ -28,22 +28,22 @@ from fleet.host.packages import PACKAGES
 from fleet.ledger.sameness import KeptValue
 
 MOST, DEEPEST = 20_000, 6
-"""Values that are looked at, and how many steps from a variable."""
+"""How many values are examined, and how many levels below a variable."""
 LARGEST_BYTES = 1 << 28
-"""Of larger tensors and arrays the shape counts alone, as of those that are files: they are data."""
+"""For larger tensors and arrays, and for those mapped from files, only the shape counts: they are data."""
 OF_MODULES = frozenset(vars(nn.Module()))
 LIBRARIES = ("site-packages", "dist-packages", "<")
 
 
 class KeptValues:
-    """What a script keeps at one moment of its trial.
+    """The values that a script keeps at one moment of its trial.
 
     Args:
-        at: when this (step, shard) begins; a shard of -1: the first of the step. None: at no moment.
+        at: the moment when this (step, shard) begins; a shard of -1: the first of the step. None: no moment.
 
     Attributes:
         train: the train function, once the script is loaded.
-        found: what it keeps.
+        found: the values that it keeps.
     """
 
     def __init__(self, at: tuple[int, int] | None) -> None:
@@ -52,7 +52,7 @@ class KeptValues:
         self.found: tuple[KeptValue, ...] = ()
 
     def look(self, step: int, shard: int) -> None:
-        """This shard begins. Called within one of the train function's calls."""
+        """This shard begins. Called from within the train function."""
         code = getattr(self.train, "__code__", None)
         wanted = self._at is not None and self._at[0] == step and self._at[1] in (shard, -1)
         if wanted and not self.found and isinstance(code, CodeType):
@@ -94,7 +94,7 @@ class _Census:
             self._value(f"{name} of module {module.__name__}", value, _at(file, _stored(file, name) or 1))
 
     def _value(self, what: str, value: Any, line: str, depth: int = 0) -> None:
-        """Note a variable, or what is below it where that has names of its own."""
+        """Note a variable, or its parts if they have names."""
         foreign = isinstance(value, ModuleType) or (_is_ours(type(value)) and not _is_data(value))
         if foreign or depth > DEEPEST or len(self.found) > MOST:
             return
@@ -107,7 +107,7 @@ class _Census:
                 self._value(name, part, where, depth + 1)
 
     def _inner(self, what: str, value: Any, line: str) -> list[tuple[str, Any, str]] | None:
-        """(what, value, line) of parts that have names; None: ``value`` is one thing."""
+        """(name, value, line) of parts that have names; None: ``value`` is a single value."""
         if isinstance(value, functools._lru_cache_wrapper):
             function = inspect.unwrap(value)
             return [(f"the cache of {_name(function)}", tuple(value.cache_info()), _line_of(function))]
@@ -143,7 +143,7 @@ class _Census:
 
 
 def _of_modules(what: str, module: nn.Module) -> Iterator[tuple[str, Any, str]]:
-    """Attributes, parameters and buffers; neither modules nor what is torch's own."""
+    """Attributes, parameters and buffers, without modules and torch's own attributes."""
     for path, inner in module.named_modules():
         named = f"{path} of {what}" if path else what
         for name, value in (*vars(inner).items(), *inner.named_parameters(recurse=False), *inner.named_buffers(recurse=False)):
@@ -176,7 +176,7 @@ def _digest(value: Any) -> str:
 
 
 def _plainly(value: Any, depth: int, above: set[int]) -> Any:
-    """``value`` as what ``digest`` reads. What cannot be looked into is its type."""
+    """``value`` in a form for ``digest``. A value that cannot be examined is given by its type."""
     if depth > DEEPEST or id(value) in above:
         return "..."
     inner = functools.partial(_plainly, depth=depth + 1, above=above | {id(value)})
@@ -208,7 +208,7 @@ def _is_no_memory(value: torch.Tensor | np.ndarray[Any, Any]) -> bool:
 
 
 def _position(value: Any) -> Any:
-    """Where a generator or an iterator is; None: it is none."""
+    """The position of a generator or an iterator; None: ``value`` is neither."""
     if isinstance(value, torch.Generator):
         return value.get_state()
     if isinstance(value, random.Random):
@@ -229,7 +229,7 @@ def _cells(function: FunctionType) -> Iterator[tuple[str, Any]]:
 def _content(cell: Any) -> Any:
     try:
         return cell.cell_contents
-    except ValueError:  # it is still to be set
+    except ValueError:  # the cell is empty so far
         return None
 
 
@@ -267,14 +267,14 @@ def _body(file: str, first_line: int = 0) -> ast.Module | ast.FunctionDef | ast.
 
 
 def _stored(file: str, name: str, first_line: int = 0) -> int:
-    """The line that first gives a variable of a function, or of the module, its value; 0: there is none."""
+    """The first line that assigns a variable of a function, or of the module; 0: there is none."""
     body = _body(file, first_line)
     nodes = ast.walk(body) if body is not None else ()
     return next((node.lineno for node in nodes if isinstance(node, ast.Name) and node.id == name and isinstance(node.ctx, ast.Store)), 0)
 
 
 def _attribute(kind: type, name: str, line: str) -> str:
-    """The line of a class that gives ``self.name`` its value; else that of the class, or ``line``."""
+    """The line of a class that assigns ``self.name``; else the line of the class, or ``line``."""
     try:
         file, first = inspect.getsourcefile(kind) or "", inspect.getsourcelines(kind)[1]
     except (OSError, TypeError):
@@ -290,7 +290,7 @@ def _attribute(kind: type, name: str, line: str) -> str:
 
 
 def _older_than_its_loop(code: CodeType, line: int) -> frozenset[str]:
-    """Variables of a function that have a value before the outermost loop that stands at ``line``; without a loop all of them."""
+    """Variables of a function that have a value before the outermost loop around ``line``; without a loop all variables."""
     body = _body(code.co_filename, code.co_firstlineno)
     if body is None:
         return frozenset(code.co_varnames)

@@ -1,4 +1,4 @@
-"""Two steps of a script before a run of it begins, in a process that ends with them: does it raise? Nothing is left behind."""
+"""Two steps of a script before its run begins, to find out whether it raises. The process ends with them, and no file is left."""
 
 from __future__ import annotations
 
@@ -25,29 +25,29 @@ from fleet.settings.run import RunSettings
 
 Train = Callable[[Any], None]
 SHARDS = 2
-"""A step of one shard would not show what the first leaves behind for the second."""
+"""A step of one shard would not show effects of a first shard on a second."""
 COPIES = 4
-"""Of the parameters: they, their gradients, and two moments."""
+"""The memory of a step, in sizes of the parameters: parameters, gradients, and two moments."""
 TRACKERS_OFF = {"WANDB_MODE": "disabled", "OTEL_SDK_DISABLED": "true", "MLFLOW_TRACKING_URI": "file:mlruns"}
-"""A script may have trackers of its own."""
+"""Variables that switch off trackers in the script."""
 WORK = "work"
 NO_MEMORY = ("can't allocate memory", "out of memory")
 FORKED = "in forked subprocess"
-"""What torch says of a GPU to a process that was forked off one which had asked for it."""
+"""torch's words when a forked process uses a GPU that its parent has used before."""
 
 
 def take_first_steps(load: Callable[[], Train], file: str, run: RunSettings, folder: Path, joins: bool) -> ConfigError | None:
-    """The fault of the script; None: two steps show none.
+    """The error of the script; None: two steps show none.
 
     Args:
         load: gives the train function, within the trial.
-        file: where the script lies.
+        file: the script's path.
         run: the run's settings.
-        folder: for the trial's files; it is the caller's to delete.
-        joins: the run is to be on a cluster of other machines, which may have files that this one lacks.
+        folder: for the trial's files; the caller deletes it.
+        joins: the run will be on a cluster of other machines, which may have files that this one lacks.
 
     Raises:
-        Untried: it cannot be told, for the reason that is given.
+        Untried: the trial cannot decide, for the given reason.
     """
     if joins and run.per_rank.gpus and not torch.cuda.is_available():
         raise Untried("its ranks have GPUs, and this machine has none")
@@ -66,7 +66,7 @@ def take_first_steps(load: Callable[[], Train], file: str, run: RunSettings, fol
         return refused
     except LoopError as mistake:
         return _mistaken(file, mistake)
-    except Exception as error:  # noqa: BLE001 - whatever the script raises is what is told
+    except Exception as error:  # noqa: BLE001 - any error of the script is the result
         _check_blame(error, here, joins)
         return _raising(file, error)
     except SystemExit as end:
@@ -80,13 +80,13 @@ def _raising(file: str, error: BaseException) -> ConfigError:
 
 
 def _mistaken(file: str, mistake: LoopError) -> ConfigError:
-    """Of a train function that has returned there is no line."""
+    """The refusal for a mistake in the loop. If the train function has returned, it has no line."""
     lines = user_traceback(mistake).rstrip()
     return ConfigError("script", file, str(mistake).rstrip("."), f"\n\n{lines}" if file in lines else "")
 
 
 def _settle_in(folder: Path, here: Path) -> HeldBack:
-    """The working directory shows what is ``here``, and new files do not come there. From now on nothing else is changed."""
+    """Change to a working directory with links to the files in ``here``. New files go there, and changes of other files are held back."""
     work = folder / WORK
     work.mkdir()
     for entry in os.scandir(here):
@@ -99,7 +99,7 @@ def _settle_in(folder: Path, here: Path) -> HeldBack:
 
 
 def _check_room(tracked: Mapping[str, Any], settings: RunSettings) -> None:
-    """Raises Untried: one process cannot hold the whole model, with what a step needs."""
+    """Raises Untried: one process cannot hold the whole model with its gradients and its optimizer."""
     modules = [one for one in tracked.values() if isinstance(one, torch.nn.Module)]
     parameters = [one for module in modules for one in module.parameters()]
     size = sum(one.nbytes for one in parameters)
@@ -119,4 +119,4 @@ def _check_blame(error: Exception, here: Path, joins: bool) -> None:
     if isinstance(error, OSError):
         elsewhere = isinstance(error.filename, str) and Path(here, error.filename).exists()
         if joins or elsewhere:
-            raise Untried(f"it asks for what the trial does not have: {error}") from error
+            raise Untried(f"it needs a file or connection that the trial does not have: {error}") from error

@@ -1,7 +1,7 @@
-"""What a script would do to the world outside its trial: it ends the trial instead, which says nothing of the script then.
+"""Keeps a script from changes outside of its trial: such a change ends the trial, without a result.
 
-Python tells of each file that it opens, and of other calls, before it makes them (its audit events). A hook cannot be taken away, so this
-is for a process that ends with its trial. What a library written in C opens by itself is not seen.
+Python calls audit hooks before it opens a file, and before some other calls. A hook cannot be removed, so this is for a process that ends
+with its trial. It does not see files that a library written in C opens by itself.
 """
 
 from __future__ import annotations
@@ -22,22 +22,23 @@ CHANGES = {
     "os.link": (1,),
     "os.symlink": (1,),
 }
-"""Events about files besides ``open`` and ``os.mkdir``, and which of their arguments name what they change."""
+"""Events about files besides ``open`` and ``os.mkdir``, and which of their arguments name the changed files."""
 REACHES = ("subprocess.Popen", "os.system", "os.exec", "os.posix_spawn")
 DEVICES = ("/dev/", "/proc/")
 NOTE = "held-back"
-"""Of what was held back, in the folder of a trial."""
+"""The file in a trial's folder that notes the calls held back."""
 HERE = ("127.", "::1", "localhost")
 
 
 class Untried(BaseException):
-    """The trial is over, and says nothing of the script. Not an ``Exception``, so that no handler of the script's takes it for its own."""
+    """The trial is over without a result. It is no ``Exception``, so that no handler of the script catches it."""
 
 
 class HeldBack:
     """Ends the trial of this process, or of a child of it, before it changes a file outside of ``folder``.
 
-    Caches are left alone: what lies below a hidden folder, such as ``~/.cache``. A note of what was held back is in the folder.
+    Files below a hidden folder, such as ``~/.cache``, may change, as they are caches. A file in the folder notes the call that was held
+    back.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -47,7 +48,7 @@ class HeldBack:
         sys.addaudithook(self._before)
 
     def once(self, fn: Callable[[], Any]) -> Any:
-        """``fn()``, which one rank does for all: an upload, most likely. It may not reach out to other machines and programs, either."""
+        """``fn()``, which one rank runs for all, most likely an upload. It may also not connect to other machines or start programs."""
         self._alone = True
         try:
             return fn()
@@ -66,9 +67,9 @@ class HeldBack:
                 self._check(args[number])
         elif self._alone and event == "socket.connect":
             if isinstance(address := args[1], tuple) and not str(address[0]).startswith(HERE):
-                self._end(f"it connects to {address[0]} in what is done once")
+                self._end(f"it connects to {address[0]} in a function of run.once")
         elif self._alone and event in REACHES:
-            self._end("it starts a program in what is done once")
+            self._end("it starts a program in a function of run.once")
 
     def _check(self, path: Any) -> None:
         if isinstance(path, int):  # it is open already

@@ -1,4 +1,4 @@
-"""What a trial came by, as digests in order: taken by hooks of modules and tensors, which change no result."""
+"""The values of a trial, as digests in order: hooks of modules and tensors take them, and change no result."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ from fleet.ledger.sameness import BATCH, IN_GRADIENT, INPUT, LOOP, OP, OUT_GRADI
 
 CHANCE = torch.Tag.nondeterministic_seeded
 UNWRITTEN = ("aten::empty", "aten::new_empty", "aten::empty_like", "aten::empty_strided", "aten::new_empty_strided")
-"""Operations that give memory which nobody has written."""
+"""Operations that give memory without written values."""
 
 
 class Book:
-    """The marks of one trial, and where in the script it is.
+    """The marks of one trial, and the script's present position.
 
     Args:
-        inside: the module whose operations are marked, too, with those of the backward; empty: none.
-        timed: mark nothing, but measure the forwards of each module.
+        inside: the module whose operations are marked, too, also those of the backward; empty: none.
+        timed: make no marks, but measure the forwards of each module.
     """
 
     def __init__(self, inside: str = "", timed: bool = False) -> None:
@@ -46,7 +46,7 @@ class Book:
         return self.path[-1] if self.path else LOOP
 
     def add(self, kind: str, where: str, digest: str, **more: Any) -> None:
-        """Mark that this came by."""
+        """Add a mark."""
         if not self.timed:
             self.marks.append(TrialMark(kind, where, digest, self.step, self.shard, self.within, **more))
 
@@ -56,18 +56,18 @@ class Book:
             self.add(kind, where, digest(value))
 
     def batch(self, dataset: Any, batch: Any) -> None:
-        """What the loop body is given."""
+        """Mark a batch for the loop body."""
         if not self.timed:
             self.add(BATCH, type(dataset).__qualname__, digest_of(batch))
 
     def backward(self) -> AbstractContextManager[Any]:
-        """Around a backward."""
+        """Context of a backward."""
         return Operations(self) if self._inside and not self.timed else nullcontext()
 
     # ---- modules -------------------------------------------------------------------------------------------------------------------------
 
     def watch(self, modules: Mapping[str, nn.Module]) -> None:
-        """From now on the forwards of these modules, and of those in them, are marked."""
+        """Mark the forwards of these modules, and of the modules in them, from now on."""
         seen: set[int] = set()
         for root, module in modules.items():
             for path, inner in module.named_modules():
@@ -100,7 +100,7 @@ class Book:
         if name == self._inside and self._operations is not None:
             self._operations.__exit__(None, None, None)
             self._operations = None
-        while self.path and self.path.pop() != name:  # a forward that raised has not come here
+        while self.path and self.path.pop() != name:  # also removes forwards that raised, which do not come here
             continue
         if self.timed and self._begun_s:
             self.seconds[name] += time.perf_counter() - self._begun_s.pop()
@@ -115,7 +115,7 @@ class Book:
 
 
 class Operations(TorchDispatchMode):
-    """Within, torch's operations are marked: what each was given, and what it gave."""
+    """Context in which torch's operations are marked, with their inputs and outputs."""
 
     def __init__(self, book: Book) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -127,14 +127,14 @@ class Operations(TorchDispatchMode):
         found = func(*args, **(kwargs or {}))
         name = func.name().partition(".")[0]  # without the overload
         if name in UNWRITTEN:
-            found.zero_()  # an operation that writes there is given the same each time
+            found.zero_()  # so an operation that writes there gets the same memory each time
         else:
             self._book.add(OP, name, digest(found), given=given, chance=CHANCE in func.tags)
         return found
 
 
 def digest(value: Any) -> str:
-    """Of all tensors in ``value``, and of its plain numbers and texts."""
+    """The digest of all tensors in ``value``, and of its plain numbers and texts."""
     found = hashlib.blake2b(digest_size=16)
     for one in _leaves(value):
         if isinstance(one, torch.Tensor):
@@ -152,7 +152,7 @@ def _bytes(tensor: torch.Tensor) -> bytes:
     if tensor.is_complex() or tensor.is_conj():
         tensor = torch.view_as_real(tensor.resolve_conj())
     flat = tensor.cpu().contiguous()
-    flat = flat.as_strided((flat.numel(),), (1,), flat.storage_offset())  # one number may have any stride
+    flat = flat.as_strided((flat.numel(),), (1,), flat.storage_offset())  # a tensor of one element may have any stride
     return flat.view(torch.uint8).numpy().tobytes()
 
 

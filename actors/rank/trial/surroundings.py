@@ -1,6 +1,6 @@
-"""What a script can ask of its process, its moment and its machine: noted, and answered otherwise where that is wanted.
+"""A script's questions about its process, the time and its machine: the trial notes them, and gives other answers on request.
 
-Each thing is replaced where Python keeps it, before the script is loaded, and put back afterwards. What libraries ask is not noted.
+Functions are replaced in their Python modules before the script is loaded, and restored afterwards. Questions of libraries are not noted.
 """
 
 from __future__ import annotations
@@ -36,20 +36,20 @@ ROOT = Path(__file__).parents[3]
 OURS = tuple(f"{ROOT / name}{os.sep}" for name in PACKAGES)
 STANDARD = (sysconfig.get_path("stdlib"), "<frozen")
 LATER_S, FASTER = 86_400.0 + 3_601.0, 7.0
-"""Another day, hour, minute and second; and so much faster do clocks of durations run."""
+"""Seconds to another day, hour, minute and second; and the factor by which clocks of durations run faster."""
 CORES, HOST = 61, "another-host"
 SCRAMBLED = 5_000
-"""Objects of each size whose places are left free in an order of its own."""
+"""So many objects of each size are made, and some freed, to shuffle the free places."""
 EMPTIES = frozenset({torch.empty, torch.empty_like, torch.empty_strided, torch.Tensor.new_empty, torch.Tensor.new_empty_strided})
 DIRECTLY = frozenset({"clock"})
-"""Kinds that are answered otherwise only to the script: libraries wait by them."""
+"""Kinds for which only the script gets other answers: libraries use these clocks for waits."""
 
 
 class Surroundings:
-    """Replaces what can be asked, in one trial.
+    """Replaces the functions that answer such questions, in one trial.
 
     Args:
-        calls: where what the script asks is noted.
+        calls: the list for the script's calls.
     """
 
     def __init__(self, asked: TrialRequest, book: Book, calls: list[Call]) -> None:
@@ -58,7 +58,7 @@ class Surroundings:
 
     @contextmanager
     def __call__(self) -> Iterator[None]:
-        """Within, all of it is in place."""
+        """Context in which all replacements are in place."""
         with ExitStack() as stack:
             stack.enter_context(generators_kept())
             for owner, name, kind, answer in self._replaced():
@@ -76,9 +76,9 @@ class Surroundings:
             yield
 
     def adopt(self, names: dict[str, Any]) -> None:
-        """``names`` of the script's module, once it is loaded: its ``datetime`` tells another time, too.
+        """Replace ``datetime`` in ``names`` of the script's module, once it is loaded, so that it gives another time, too.
 
-        Libraries keep the right one: those in C look at its size.
+        Libraries keep the original: those in C check its size.
         """
         note, shift = self._note, datetime.timedelta(seconds=LATER_S if CLOCK in self._asked.varied else 0)
 
@@ -95,7 +95,7 @@ class Surroundings:
                 names[name] = SimpleNamespace(**{**vars(datetime), "datetime": DateTime})
 
     def _note(self, what: str, kind: str) -> bool:
-        """Note that ``what`` was asked, if it is the script that asks; whether it is, without a library in between."""
+        """Note the call ``what`` if the script makes it. True: the script made it directly, not through a library."""
         frame, direct = sys._getframe(2), True
         while frame is not None and frame.f_code.co_filename.startswith(STANDARD) and not _installed(frame.f_code.co_filename):
             frame, direct = frame.f_back, False  # type: ignore[assignment]
@@ -120,7 +120,8 @@ class Surroundings:
         return asked
 
     def _replaced(self) -> list[tuple[Any, str, str, Callable[..., Any] | None]]:
-        """(where, name, kind, what it answers instead, given the right one and its arguments; None: as it is)."""
+        """(owner, name, kind, replacement) of each function. The replacement gets the original and its arguments; None: the answer
+        stays."""
         varied, seeded, one = self._asked.varied, self._asked.form == SEEDED, self._asked.form == ONE_THREAD
         clock, machine = CLOCK in varied, MACHINE in varied
         later, faster = (lambda right: right() + LATER_S), (lambda right: FASTER * right())
@@ -155,7 +156,7 @@ class Surroundings:
             if self._note("torch.set_num_threads()", "threads"):
                 self.set_threads = True
             if self._asked.form != ONE_THREAD:
-                right(min(count, 8))  # the machine has not the cores that it was said to have
+                right(min(count, 8))  # the machine may have fewer cores than the trial pretends
 
         before = torch.get_num_threads()
         with mock.patch.object(torch, "set_num_threads", set_num_threads):
@@ -171,7 +172,7 @@ class Surroundings:
             yield
 
     def _classes(self, stack: ExitStack) -> None:
-        """Classes whose objects are chance, or the time, when they are made without a seed."""
+        """Replace classes whose objects depend on chance or time when they are made without a seed."""
         note, seeded = self._note, self._asked.form == SEEDED
 
         class Random(random.Random):
@@ -225,7 +226,7 @@ class Backwards(Iterator[Any], AbstractContextManager[Any]):
 
 
 class Filled(TorchFunctionMode):
-    """Within, memory that torch gives unwritten holds ``value``: so that who reads it is found, and does not differ by chance."""
+    """Context in which unwritten memory of torch holds ``value``. So code that reads it is found, and does not differ by chance."""
 
     def __init__(self, value: float) -> None:
         super().__init__()
@@ -242,7 +243,7 @@ class Filled(TorchFunctionMode):
 
 
 def scramble() -> None:
-    """Leave free places of all small sizes in an order of their own, so that objects lie otherwise than in another process."""
+    """Shuffle free places of all small sizes, so that objects lie in another order in memory than in another process."""
     shuffled = random.Random(5)
     kept: list[list[Any]] = []
     for size in range(0, 480, 16):
@@ -254,7 +255,7 @@ def scramble() -> None:
 
 
 _KEPT: list[list[Any]] = []
-"""What lies between the free places."""
+"""The objects between the free places."""
 
 
 @contextmanager

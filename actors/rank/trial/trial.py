@@ -1,4 +1,4 @@
-"""One rank that computes all shards of a few steps by itself, in this process: no coordinator, no agent, no peers, nothing is saved."""
+"""One rank that computes all shards of a few steps by itself, in this process: without coordinator, agent and peers, and without saving."""
 
 from __future__ import annotations
 
@@ -56,11 +56,11 @@ from fleet.settings.run import RunSettings
 
 Train = Callable[[Any], None]
 STEPS, TIMED_STEPS, LATE_BY = 2, 6, 1
-"""A second step sees what the first has left behind. Of timed ones the first does not count."""
+"""A second step shows effects of the first. Of timed steps the first does not count."""
 
 
 class TrialLayout(StateLayout):
-    """Marks what each shard has left, and what a step has."""
+    """Marks the results of each shard and of each step."""
 
     def __init__(self, given: LayoutInputs, book: Book, kept: KeptValues) -> None:
         super().__init__(given)
@@ -108,7 +108,7 @@ class TrialLayout(StateLayout):
 
 
 class TrialStep(Step):
-    """A step whose batches are marked. ``share``: one of so many parts of them is computed. ``of_shards``: see :class:`TrialPlan`."""
+    """A step that marks its batches. ``share``: it computes one of so many parts of them. ``of_shards``: see :class:`TrialPlan`."""
 
     book: Book
     share, of_shards = 1, 0
@@ -134,20 +134,20 @@ class TrialStep(Step):
 
 @dataclass(frozen=True)
 class TrialPlan:
-    """What a trial run is to do.
+    """The plan of a trial run.
 
     Attributes:
-        asked: what is otherwise than in a run.
-        steps: how many; the loop ends behind them.
-        before: called ahead of each step, with its number; what it returns ends the loop where that is False.
-        after: called behind each step, with its seconds, the batch size that it asked for, and the seconds of its first passes.
+        asked: the differences to a run.
+        steps: how many steps; the loop ends after them.
+        before: called before each step, with its number; False ends the loop.
+        after: called after each step, with its seconds, its batch size, and the seconds of its first passes.
         share: how many ranks share the batch, of which this one computes its part.
-        of_shards: into so many shards the run divides a batch; 0: that is not looked at.
-        main: whether this is the process for what one of all does.
-        once: carries out what is to be done once.
-        tracking: is called ahead of what the script tracks, with that.
-        begins: a file with the state in which the run is found, as a process finds it that comes when a step was taken; None: it begins.
-        ends: where the state lies when the first step was taken, with which the trial ends; None: nowhere.
+        of_shards: into so many shards the run divides a batch; 0: this is not checked.
+        main: whether this process is the one for work that one process should do.
+        once: runs functions of ``run.once``.
+        tracking: called with the objects of ``run.track``, before they are tracked.
+        begins: a file with the state of a run that has taken a step, for a process that joins later; None: the run begins.
+        ends: a file for the state after the first step, with which the trial then ends; None: no file.
     """
 
     asked: TrialRequest = field(default_factory=TrialRequest)
@@ -164,7 +164,7 @@ class TrialPlan:
 
 
 class Trying(Run):
-    """A run of one rank that nobody else knows of. What is for all ranks together is done here, and nothing is saved or evaluated."""
+    """A run of one rank without a cluster. This rank does the work for all ranks itself, and saves and evaluates nothing."""
 
     def __init__(self, settings: RunSettings, folder: Path, book: Book, plan: TrialPlan) -> None:
         self._book, self._plan = book, plan
@@ -172,7 +172,7 @@ class Trying(Run):
         client = Client(self.rank, "trial", "trial", str(folder / "nobody"), "nowhere:1", recorder)
         super().__init__(client, recorder, _NoParts(), settings, "127.0.0.1", Home(folder, is_twin=True, work=folder))
         self._loop.attempt = self._attempt
-        self._loop.rank = 1  # it has no run to tell of its data
+        self._loop.rank = 1  # as only rank 0 reports its data to a run
         self.kept, self._taken = KeptValues(plan.asked.at), 0
 
     def track(self, *, weights: Any = None, **objects: Any) -> TrackedState:
@@ -183,7 +183,7 @@ class Trying(Run):
     def steps(
         self, state: TrackedState, *, total: int, clip_norm: ClipNorm = None, together: int = 1, flops: float = 0.0
     ) -> Iterator[Step]:  # fmt: skip
-        """See :class:`Run`. Code behind the loop does not run."""
+        """See :class:`Run`. Code after the loop does not run."""
         self._loop.total, self._loop.flops = total, FlopCount(1.0)
         make = functools.partial(TrialLayout, book=self._book, kept=self.kept)
         train = self._train_step = TrainStep(state, self._settings, self._loop.recorder, clip_norm, layout=make)
@@ -203,7 +203,7 @@ class Trying(Run):
         raise RunOver
 
     def _found(self, state: TrackedState) -> int:
-        """How many steps the run has taken in which this process is a new one."""
+        """How many steps the run has taken when this process joins it."""
         if self._plan.begins is None:
             return 0
         found = torch.load(self._plan.begins, weights_only=True)
@@ -240,7 +240,7 @@ class Trying(Run):
             fn()
         self._taken = step.number + 1
 
-    # ---- what is for all ranks -----------------------------------------------------------------------------------------------------------
+    # ---- work for all ranks --------------------------------------------------------------------------------------------------------------
 
     @property
     def rank(self) -> int:
@@ -258,15 +258,15 @@ class Trying(Run):
         return self._taken
 
     def once(self, fn: Callable[[], Any], *, name: str = "") -> Any:
-        """See :class:`Run`. This rank does it."""
+        """See :class:`Run`. This rank runs ``fn``."""
         return self._plan.once(fn)
 
     def save(self, path: Any, model: Any = None) -> str | None:
-        """See :class:`Run`. Nothing is written."""
+        """See :class:`Run`. It writes no file."""
         return self._home.target(str(path))
 
     def evaluate(self, fn: Callable[[], Mapping[str, float]], *, every: int = 1) -> EvaluationFigures | None:
-        """See :class:`Run`. As after a step in which nothing is evaluated."""
+        """See :class:`Run`. As after a step without an evaluation."""
         return None
 
     def stop(self, reason: str) -> None:
@@ -277,7 +277,7 @@ class Trying(Run):
         return None
 
     def once_behind(self, fn: Callable[[Any], Any], *, name: str) -> bool:
-        """See :class:`Run`. Not done."""
+        """See :class:`Run`. ``fn`` does not run."""
         return False
 
     def measure(self, name: str, value: float) -> None:
@@ -285,18 +285,18 @@ class Trying(Run):
 
 
 class _NoParts:
-    """A store in which nobody asks for anything."""
+    """A store whose use is an error."""
 
     def __getattr__(self, name: str) -> Any:
         raise LoopError(f"a trial saves nothing: {name}")
 
 
 Attempted = Callable[[TrialRequest, Path | None, Path | None], Trial]
-"""One process of a trial: what is asked, and two files, see :class:`TrialPlan`."""
+"""One process of a trial: takes the request, and two files, see :class:`TrialPlan`."""
 
 
 def tried(attempted: Attempted, asked: TrialRequest) -> Trial:
-    """A trial. That of a process which comes late has two: the first leaves the state that the second finds."""
+    """Make a trial. That of a process that joins late needs two processes: the first writes the state with which the second begins."""
     if LATE not in asked.varied:
         return attempted(asked, None, None)
     with tempfile.TemporaryDirectory(prefix="fleet-trial-") as folder:
@@ -311,7 +311,7 @@ def attempt(
     """One process of a trial, from the script's first line to its last step.
 
     Args:
-        load: gives the train function, anew; within the run, as a rank has it.
+        load: loads the script and gives the train function, within the run, as on a rank.
         settings: of the run; ``threads_per_rank``, ``seed``, ``shards`` and ``options`` count.
         begins, ends: see :class:`TrialPlan`.
     """
@@ -335,20 +335,20 @@ def attempt(
 
 
 def alone(settings: RunSettings, shards: int) -> RunSettings:
-    """The settings of a rank that is tried without any other one."""
+    """The settings for a trial of one rank without others."""
     return dataclasses.replace(
         settings, world=1, max_world=0, min_ranks=1, spares=0, shards=shards, replica_size=1, optimizer_sharding="none", steps=0
     )
 
 
 def settle(settings: RunSettings) -> None:
-    """As :func:`actors.rank.main.run_rank` does, ahead of the script."""
+    """Set threads and seed before the script, as :func:`actors.rank.main.run_rank` does."""
     torch.set_num_threads(settings.threads_per_rank)
     seed_all(settings.seed)
 
 
 def play(run: Run, train: Train) -> None:
-    """The train function, up to the end of its loop."""
+    """Run the train function, up to the end of its loop."""
     with contextlib.suppress(RunOver):
         train(run)
         raise LoopError("the train function has returned and took no step. Iterate `for step in run.steps(state, total=...)` to its end.")

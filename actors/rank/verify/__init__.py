@@ -1,1 +1,2 @@
-"""Whether what ranks compute is right: comparisons of replicas, shards and sums computed again, and what a loop body may not do."""
+"""Checks that ranks compute correctly: comparisons of replicas, shards and sums computed again, and changes that a loop body may not
+make."""

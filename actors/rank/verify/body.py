@@ -1,11 +1,11 @@
-"""What a loop body may not do: change what is tracked. That happens in ``step.commit()``, once on every rank, whoever is lost meanwhile.
+"""A loop body may not change tracked objects. ``step.commit()`` changes them, once on each rank, also when a rank is lost meanwhile.
 
-A body that does it all the same looks like broken hardware, as ranks come to differ. So it is found here first, by three nets:
+If a body changes them, ranks differ, as with broken hardware. So three checks look for it first:
 
-- what only ``commit`` may call (the optimizer's step, the scheduler's, the scaler's) is refused at the user's very line;
-- autograd counts how often a tensor was written, and no flipped bit is counted: a parameter with another count was written by a program;
-- what bypasses that count (``.data``) shows in digests of a few tensors, taken when a body begins and when it ends, now and then. One rank
-  alone may have been hit by a flipped bit. Two at once, or one twice in a row, are a program.
+- calls that only ``commit`` may make (the step of the optimizer, scheduler or scaler) raise at the user's line;
+- autograd counts writes to a tensor, and a flipped bit does not change the count: so if it changed, a program wrote to the parameter;
+- writes without a count (``.data``) show in digests of a few tensors, taken in some steps when a body begins and ends. On one rank alone a
+  flipped bit may be the cause. On two ranks at once, or twice in a row in a run of one rank, it is a program.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ from actors.rank.verify.replicas import REFRESH_STEPS, digest
 from fleet.errors import LoopError
 
 COUNTED = 32
-"""Parameters whose count of writes is looked at in a step: more take turns, as a look at each takes a tenth of a microsecond."""
+"""Parameters whose count of writes is checked in a step. More take turns, as each check takes a tenth of a microsecond."""
 
 SAMPLE_BYTES, SAMPLED = 16 << 20, 4
-"""In the first bodies of a process so much is digested; then, now and then, so many parameters with what the optimizer holds of them."""
+"""The first bodies of a process digest at most so many bytes. Later, in some steps, so many parameters with their optimizer state."""
 
 OURS = str(Path(__file__).parents[2])
 ONLY_COMMIT = "step.commit() does that, once on every rank. Remove the line."
 BY_PLATEAU = "step.commit() does that, once on every rank. Give the figure to step.plateau(value), before step.commit()."
-CHANGES = "What is tracked changes in step.commit() only. Give this change to step.on_commit(fn), or do not track what it changes."
+CHANGES = "Tracked objects change in step.commit() only. Give this change to step.on_commit(fn), or do not track the object it changes."
 GROUPS = "A rank that joins later would lack the group. Make all groups before run.track, and freeze what is not to train yet."
 CLEARED = "Gradients are collected when the loop asks for its next batch, and Fleet clears them then. Remove the line."
 
@@ -46,11 +46,11 @@ class Body:
     """Watches one rank's loop body.
 
     Args:
-        modules, update: what is tracked. The optimizers, schedulers and scaler refuse from now on to be stepped in a loop body.
-        samples: also take digests, and tell the other ranks of a change (:meth:`said`, :meth:`compare`).
+        modules, update: the tracked objects. From now on a step of the optimizers, schedulers or scaler in a loop body raises.
+        samples: also take digests, and report a change to the other ranks (:meth:`said`, :meth:`compare`).
 
     Attributes:
-        apart: by ``id``, parameters that are here only while they are computed with: of these no digests are taken.
+        apart: ids of parameters that this rank has only while it computes with them: they are not digested.
     """
 
     apart: frozenset[int] = frozenset()
@@ -86,7 +86,7 @@ class Body:
     # ---- a body begins, and ends ---------------------------------------------------------------------------------------------------------
 
     def enter(self, step: int) -> None:
-        """The user's code runs from here on; the state of ``step`` is in place."""
+        """The user's code runs from now on; the state of ``step`` is in place."""
         if not self._inside:
             self._inside, self._step, self._gradient = True, step, None
             self._begun += 1
@@ -94,11 +94,11 @@ class Body:
             self._digests = self._sample() if self._due(step) else {}
 
     def leave(self) -> None:
-        """Fleet goes on; whatever it does is right."""
+        """Fleet's code runs from now on, which may change the state."""
         self._inside = False
 
     def check(self) -> None:
-        """The body is over: raises LoopError when a parameter was written in it."""
+        """The body is over. Raises LoopError when it wrote to a parameter."""
         self._inside, self._changed = False, ""
         versions = self._writes()
         if versions != self._versions:
@@ -108,7 +108,7 @@ class Body:
             self._changed = self._differing(self._digests)
 
     def during(self, fn: Callable[[], T]) -> T:
-        """What ``fn`` gives. It runs on this rank alone, so it may write to what is tracked only if it puts it back. Raises LoopError."""
+        """Run ``fn`` on this rank alone, and return its result. It has to undo its changes of tracked objects. Raises LoopError."""
         inside, self._inside = self._inside, True
         before = self._alone = self._sample() if self.width else {}
         try:
@@ -117,33 +117,34 @@ class Body:
             self._alone = None
         if changed := self._differing(before):
             raise LoopError(
-                f"what was given to run.evaluate or run.once changed {changed}, on one rank alone. Put it back before it returns."
+                f"the function of run.evaluate or run.once changed {changed}, on one rank alone. Put it back before it returns."
             )
         self._inside = inside
         self._count()
         return found
 
     def changed(self) -> str:
-        """What of the state is not as it was committed, as far as it can be seen now; empty: nothing. From any thread.
+        """The name of a tensor that is found changed since the commit; empty: none is found. From any thread.
 
         An evaluation may have other weights in place until it returns.
         """
         if (before := self._alone) is not None:
-            return self._differing(before) if before else "what an evaluation does is not looked at, with verify.replicas = 0"
+            return self._differing(before) if before else "tensors during an evaluation, which verify.replicas = 0 does not check"
         if not self._inside:
             return ""
         counts = zip(self._counted, self._writes(), self._versions, strict=True)
         written = [at for at, now, then in counts if now != then and id(self._parameters[at]) not in self.apart]
         return self._names[written[0]] if written else self._differing(self._digests)
 
-    # ---- what ranks tell each other ------------------------------------------------------------------------------------------------------
+    # ---- comparison between ranks --------------------------------------------------------------------------------------------------------
 
     def said(self) -> list[float]:
-        """The number to send with the gradients: whether this rank's body changed something."""
+        """The number to send with the gradients: whether this rank's body changed a tensor."""
         return [float(bool(self._changed))] * self.width
 
     def compare(self, said: Sequence[float], generation: int) -> None:
-        """All ranks' numbers. Raises LoopError where several have changed the state in one body, or the only one has twice in a row."""
+        """Compare all ranks' numbers. Raises LoopError where several ranks changed the state in one body, or the only rank did twice in a
+        row."""
         changed = sum(bool(one) for one in said)
         again = bool(self._changed) and self._before
         if self._digests:
@@ -154,10 +155,10 @@ class Body:
             raise GroupBroken("the loop body of other ranks changed what is tracked", generation)
         raise LoopError(f"step {self._step}: the loop body changed {self._changed}, on {changed} of {len(said)} ranks. {CHANGES}")
 
-    # ---- nets ----------------------------------------------------------------------------------------------------------------------------
+    # ---- counts and digests --------------------------------------------------------------------------------------------------------------
 
     def _count(self) -> None:
-        """Which parameters were written how often, in turns when there are many."""
+        """Keep the count of writes of some parameters, in turns when there are many."""
         size = len(self._parameters)
         first = self._begun * COUNTED % max(size, 1) if size > COUNTED else 0
         self._counted = range(first, min(first + COUNTED, size))
@@ -170,7 +171,7 @@ class Body:
         return bool(self.width) and (self._begun <= 2 or step % REFRESH_STEPS < 2)
 
     def _sample(self) -> dict[tuple[int, str], int]:
-        """Digests by number of the parameter and name of what the optimizer holds of it, of others each time when there are many."""
+        """Digests by number of the parameter and name of its optimizer state; of other parameters each time when there are many."""
         size = len(self._parameters)
         found: dict[tuple[int, str], int] = {}
         room = SAMPLE_BYTES
@@ -184,21 +185,21 @@ class Body:
         return found
 
     def _held(self, index: int) -> dict[str, torch.Tensor]:
-        """A parameter, under the empty name, and the tensors that the optimizer holds of it."""
+        """A parameter, under the empty name, and the tensors of its optimizer state."""
         parameter = self._parameters[index]
         state: Mapping[str, Any] = next((found for one in self._optimizers if (found := one.state.get(parameter))), {})
         own = {} if id(parameter) in self.apart else {"": parameter}
         return own | {key: value for key, value in state.items() if isinstance(value, torch.Tensor)}
 
     def _differing(self, before: Mapping[tuple[int, str], int]) -> str:
-        """The first of the tensors that is no longer what it was; empty when all are."""
+        """The name of the first tensor that has changed; empty if none has."""
         for (index, key), then in before.items():
             now = self._held(index).get(key)
             if now is None or _digest(now) != then:
                 return f"the optimizer's {key} of {self._names[index]}" if key else self._names[index]
         return ""
 
-    # ---- what is refused -----------------------------------------------------------------------------------------------------------------
+    # ---- refused calls -------------------------------------------------------------------------------------------------------------------
 
     def _refuse(self, call: str, way_out: str = ONLY_COMMIT) -> None:
         if self._inside:
@@ -220,11 +221,11 @@ class Body:
             raise LoopError(f"optimizer.zero_grad() was called after step.backward(loss), at {users_line()}. {CLEARED}")
 
     def _on_add_param_group(self) -> None:
-        raise LoopError(f"optimizer.add_param_group() was called behind run.steps, at {users_line()}: {GROUPS}")
+        raise LoopError(f"optimizer.add_param_group() was called after run.steps, at {users_line()}: {GROUPS}")
 
 
 def users_line() -> str:
-    """``train.py:41``: where the user's code is that has led here."""
+    """The line of the user's code that led to this call, such as ``train.py:41``."""
     libraries = [str(Path(file).parent) for name in ("torch", "ray") if (file := getattr(sys.modules.get(name), "__file__", None))]
     frame = sys._getframe(1)
     while frame.f_back is not None and frame.f_code.co_filename.startswith((OURS, *libraries)):
@@ -237,7 +238,7 @@ def _digest(tensor: torch.Tensor) -> int:
 
 
 def _before(tracked: Any, method: str, then: Callable[[], None]) -> None:
-    """``then()`` is called before each ``tracked.method(...)``. Of an optimizer the state_dict does not hold such an attribute."""
+    """Call ``then()`` before each ``tracked.method(...)``. An optimizer's state_dict does not contain such an attribute."""
     right = getattr(tracked, method)
 
     @functools.wraps(right)
@@ -249,7 +250,7 @@ def _before(tracked: Any, method: str, then: Callable[[], None]) -> None:
 
 
 def _override(tracked: Any, what: str, methods: Sequence[str], refuse: Callable[[str], None]) -> None:
-    """``refuse("scheduler.step()")`` comes before each call. By a class of its own, as a scheduler's state_dict holds its attributes."""
+    """Call ``refuse("scheduler.step()")`` before each call. It derives a class, as a scheduler's state_dict contains its attributes."""
     kind = type(tracked)
 
     def guarded(method: str) -> Callable[..., Any]:

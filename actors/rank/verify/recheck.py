@@ -1,8 +1,8 @@
-"""Now and then each rank computes a shard of another one again, before the step is committed, and all compare the gradients bit for bit.
-Then it adds up a slice of that rank's sum again (:mod:`actors.rank.verify.sumcheck`).
+"""In some steps each rank also computes a shard of another rank before the commit, and all compare the gradients bit for bit. It also adds
+up a slice of that rank's sum again (:mod:`actors.rank.verify.sumcheck`).
 
-When two of them differ, all ranks that have not computed that shard do so, and everyone tells the coordinator what came out: a majority
-says whose gradient was wrong. The digests travel beside the gradients, as those of the state do.
+When two gradients differ, all ranks that have not computed that shard compute it, and each rank reports its result to the coordinator. A
+majority decides which rank's gradient was wrong. The digests travel beside the gradients, as those of the state do.
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ from fleet.protocol.types import Finding, StateId
 from fleet.protocol.verification import Samples, Sampling, samples
 
 WIDTH = 2
-"""Numbers that each rank sends: the digest of its own sampled shard, and of the one that it has computed again. 0: none."""
+"""Numbers that each rank sends: the digest of its own sampled shard, and of the shard that it has computed again. 0: none."""
 
 
 class Disputed(GroupBroken):
-    """The ranks have computed different gradients for one shard, or different sums, and all have said theirs."""
+    """The ranks have computed different gradients for one shard, or different sums, and all have reported theirs."""
 
 
 class Recheck:
-    """One rank's part in it.
+    """One rank's part in the recheck.
 
     Args:
-        budget: share of the compute that it may cost; 0: nothing is computed again.
+        budget: share of the compute that it may cost; 0: no shard is computed again.
         shards: of the run.
     """
 
@@ -47,20 +47,20 @@ class Recheck:
         self.open: Finding | None = None
 
     def join(self, generation: int, rank: int, here: StateId, receiver: bool, ranges: Sequence[tuple[int, int]], whole: bool) -> None:
-        """A view begins at ``here``. ``whole``: nothing of its step was computed before; else it is not verified."""
+        """A view begins at ``here``. ``whole``: no shard of its step was computed before; else the step is not verified."""
         self._generation, self._rank, self._ranges = generation, rank, ranges
         if not receiver and here.history != self._passed.history:
             self._passed = here  # the history begins with this state
         self.begin(here, whole)
 
     def begin(self, here: StateId, whole: bool = True) -> None:
-        """The step from ``here`` begins."""
+        """The step at state ``here`` begins."""
         self._here, self._digests, self._disputed, self.open = here, {}, None, None
         self._samples = samples(self._sampling, here.step, self._ranges, self._shards) if self.width and whole else None
 
     @property
     def wanted(self) -> tuple[int, ...]:
-        """Shards that this rank should compute beside its own, for comparison."""
+        """Shards that this rank should compute besides its own, for comparison."""
         if self._samples is None:
             return ()
         shard = self._disputed if self._disputed is not None else self._samples.checked[self._rank]
@@ -68,7 +68,7 @@ class Recheck:
 
     @property
     def verifies(self) -> bool:
-        """The step at hand is one of those that are verified."""
+        """Whether the current step is verified."""
         return self._samples is not None
 
     def samples(self, shard: int) -> bool:
@@ -76,7 +76,7 @@ class Recheck:
         return self._samples is not None and shard == self._samples.own[self._rank]
 
     def take(self, shard: int, gradient: Sequence[torch.Tensor | None]) -> None:
-        """What this rank has computed for ``shard``. No gradient is not the same as one of zeros."""
+        """Keep the digest of this rank's gradient of ``shard``. A missing gradient differs from one of zeros."""
         there = [value.to_dense() if value.is_sparse else value for value in gradient if value is not None]
         size = sum(value.numel() * value.element_size() for value in there)
         missing = sum(1 << index for index, value in enumerate(gradient) if value is None)
@@ -94,7 +94,7 @@ class Recheck:
         return [float(self._digests.get(mine, 0)), float(self._digests.get(self._samples.checked[self._rank], 0))]
 
     def compare(self, rows: Sequence[Sequence[float]]) -> bool:
-        """All ranks' numbers. True when the step has to be repeated, for ranks without a say to compute the shard in dispute.
+        """Compare all ranks' numbers. True when the step has to be repeated, so that all ranks compute the shard in dispute.
 
         Raises Disputed once they have.
         """
@@ -112,7 +112,7 @@ class Recheck:
         return False
 
     def check_sums(self, group: Group, reducer: Reducer, partials: Sequence[Flats], out: Flats) -> None:
-        """After :meth:`compare`, when no shard is in dispute: the sums, too. Raises Disputed, once all ranks have had their say."""
+        """Compare the sums, too: after :meth:`compare`, when no shard is in dispute. Raises Disputed, once all ranks have reported."""
         assert self._samples is not None
         check = SumCheck(group, reducer, self._samples.owners, self._samples.number, partials, out)
         owner = check.differs() if reducer.kind == "ordered" else None

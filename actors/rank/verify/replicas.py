@@ -1,7 +1,7 @@
-"""All ranks hold the same state, bit for bit. Before each reduction they compare digests of it, so that no wrong state gets into a sum.
+"""All ranks hold the same state, bit for bit. Before each reduction they compare digests of it, so no wrong state gets into a sum.
 
-The digest travels beside the gradients, a few numbers a rank, and is looked at before anything is changed. It is taken over a part of the
-state, in turn, when all of it would take more than its share of a step; how many parts there are, the ranks agree on beside it.
+The digest travels beside the gradients, a few numbers a rank, and is compared before the step changes the state. If the whole state would
+take more than its share of a step, each digest covers one part of it, in turn. The ranks agree on the number of parts in the same message.
 """
 
 from __future__ import annotations
@@ -21,26 +21,26 @@ from fleet.protocol.replica_check import ReplicaCheck
 from fleet.protocol.types import Finding, StateId
 
 BITS = 52
-"""Of a digest: it travels as a double, which holds integers up to 53 bits."""
+"""Bits of a digest: it travels as a double, which holds integers up to 53 bits."""
 REFRESH_STEPS = 64
-"""The tensors are looked up anew that often, and what is no tensor (counters, learning rates) is compared then."""
+"""Once in so many steps the tensors are looked up again, and values that are no tensors (counters, learning rates) are compared."""
 SAMPLES = 8
 MOST_PARTS = 64
 FIRST_PART_BYTES = 256 << 20
 WIDTH = 3
-"""Numbers that each rank sends: parts wished for, parts there are, digest."""
+"""Numbers that each rank sends: wanted number of parts, present number of parts, digest."""
 
 
 class StatesDiffer(GroupBroken):
-    """The ranks do not hold the same."""
+    """The ranks hold different states."""
 
 
 class Replicas:
     """Compares this rank's state with its peers'.
 
     Args:
-        state: what all ranks hold alike. Of optimizer state that is spread over them (:mod:`actors.rank.zero1`), these are the options.
-        budget: share of a step's time that the digest may take; 0: nothing is compared.
+        state: the state that all ranks hold alike. Of spread optimizer state (:mod:`actors.rank.zero1`) it has the options only.
+        budget: share of a step's time that the digest may take; 0: no comparison.
     """
 
     def __init__(self, state: TrackedState, budget: float) -> None:
@@ -48,7 +48,7 @@ class Replicas:
         self.width = WIDTH if budget > 0 else 0
         self._replica_check = ReplicaCheck()
         self._memory: list[torch.Tensor] = []
-        self._arrays: list[Any] | None = None  # the same memory for a quicker loop, where all of it is the host's
+        self._arrays: list[Any] | None = None  # the same memory as arrays, for a quicker loop, if all is on the host
         self._plain = self._bytes = 0
         self._fresh, self._new, self._again = -1, True, False
         self._costs_s: deque[float] = deque(maxlen=SAMPLES)
@@ -56,21 +56,21 @@ class Replicas:
         self._last_s: float | None = None
 
     def join(self, generation: int, here: StateId, receiver: bool) -> None:
-        """A view begins, at state ``here``. ``receiver``: this rank was given that state in it."""
+        """A view begins, at state ``here``. ``receiver``: this rank got that state in it."""
         if self.width:
             self._replica_check.join(generation, here, receiver)
             self._new, self._again, self._last_s = True, False, None
 
     def abstain(self) -> list[float]:
-        """The numbers to send while this rank's state is on its way to it: there is nothing to compare."""
+        """The numbers to send while this rank's state is still on its way to it: zeros, which are not compared."""
         self._new = False
         return [0.0] * self.width
 
     def look(self, here: StateId) -> list[float]:
-        """The numbers to send before the reduction of the step from ``here``: all tensors are as they were committed."""
+        """The numbers to send before the reduction of the step at ``here``: all tensors are as committed."""
         begin_s = time.perf_counter()
         if self._new or self._again or (here.step % REFRESH_STEPS == 0 and here.step != self._fresh):
-            self._refresh(here.step)  # not before the loop body has run on all: it may set a learning rate
+            self._refresh(here.step)  # after the loop body has run on all ranks: it may set a learning rate
         self._again = False
         if self._new:
             self._new = False
@@ -91,12 +91,12 @@ class Replicas:
         return found.intdigest()
 
     def compare(self, rows: Sequence[Sequence[float]]) -> None:
-        """All ranks' numbers, in order. Raises StatesDiffer; the step must not be applied then."""
+        """Compare all ranks' numbers, in order. Raises StatesDiffer: the step must not be applied."""
         if not self.width or len(rows) < 2:
             return
         reported = [row for row in rows if row[1]]
-        self._again = len(reported) < len(rows)  # the next step is the first for some, and all look at the same then
-        comparable = len({row[1] for row in reported}) == 1  # else they do not speak of the same part, for one step
+        self._again = len(reported) < len(rows)  # some ranks begin in the next step, and all digest the same then
+        comparable = len({row[1] for row in reported}) == 1  # else their digests are of different parts, for one step
         if comparable and self._replica_check.differ([row[2] for row in reported]):
             raise StatesDiffer("the ranks do not hold the same weights", self._replica_check.generation)
         self._replica_check.open = None
@@ -106,11 +106,11 @@ class Replicas:
 
     @property
     def testimony(self) -> Finding | None:
-        """What to tell when this rank leaves its group now."""
+        """This rank's report if it leaves its group now."""
         return self._replica_check.open
 
     def _wanted_parts(self, begin_s: float, length: int) -> int:
-        """Parts that keep within the budget, by the typical one of the last digests and of the last steps."""
+        """The number of parts that keeps within the budget, by the median times of the last digests and steps."""
         now_s = time.perf_counter()
         if self._last_s is not None:
             self._steps_s.append(now_s - self._last_s)
@@ -132,7 +132,7 @@ class Replicas:
         for name in sorted(common):
             _walk(common[name], found, tensors)
         self._plain, self._fresh = found.intdigest(), step
-        # Flat views are kept; what has another layout is copied for each digest.
+        # Flat views are kept; tensors of another layout are copied for each digest.
         self._memory = [flat_bytes(tensor) if tensor.is_contiguous() else tensor for tensor in tensors if tensor.numel()]
         flat = all(data.dtype == torch.uint8 and data.dim() == 1 and data.device.type == "cpu" for data in self._memory)
         self._arrays = [data.numpy() for data in self._memory] if flat else None
@@ -140,7 +140,7 @@ class Replicas:
 
 
 def first_parts(size: int) -> int:
-    """Into how many parts a state of ``size`` bytes is cut before it is known how long a digest takes."""
+    """The number of parts for a state of ``size`` bytes before the time of a digest is known."""
     parts = 1
     while size > parts * FIRST_PART_BYTES and parts < MOST_PARTS:
         parts *= 2
@@ -148,7 +148,7 @@ def first_parts(size: int) -> int:
 
 
 def _walk(value: Any, found: Any, tensors: list[torch.Tensor]) -> None:
-    """Tensors into the list, everything else into the hash, in an order that does not depend on how the state came to be."""
+    """Put tensors into the list, and all other values into the hash, in an order that does not depend on insertion order."""
     if isinstance(value, torch.Tensor):
         found.update(f"tensor {value.dtype} {tuple(value.shape)}".encode())
         tensors.append(value)
@@ -163,7 +163,7 @@ def _walk(value: Any, found: Any, tensors: list[torch.Tensor]) -> None:
     elif isinstance(value, (str, int, float, bool, bytes, type(None))):
         found.update(f"{type(value).__name__} {value!r}".encode())
     else:
-        found.update(type(value).__name__.encode())  # how such an object looks as bytes may differ where its content does not
+        found.update(type(value).__name__.encode())  # the bytes of equal objects may differ
 
 
 def digest(memory: Sequence[torch.Tensor], begin: int, end: int) -> int:
@@ -192,7 +192,7 @@ def _stretches(memory: Sequence[torch.Tensor], begin: int, end: int) -> Iterator
 
 
 def _device_sum(data: torch.Tensor) -> torch.Tensor:
-    """A sum of 64-bit words, each row and column weighted by an odd number of its own: one flipped bit always changes it."""
+    """A sum of 64-bit words, each row and column with its own odd weight: one flipped bit always changes the sum."""
     lead = -data.data_ptr() % 8
     whole = lead + (data.numel() - lead) // 4096 * 4096 if data.numel() > lead else 0
     edge = torch.cat([data[:lead], data[max(whole, lead) :]]).to(torch.int64)

@@ -1,7 +1,7 @@
-"""With each verification of shards, a slice of every rank's sum is added up once more, by the rank that computes its shard again.
+"""In each verification of shards, the rank that computes another rank's shard again also adds up a slice of that rank's sum.
 
-The rank that owns a chunk of the gradient adds it up and gives it to all, so that a wrong sum is wrong alike everywhere. Its checker gets
-all ranks' partial sums of a slice, and what the owner made of them. When they differ, all ranks add that slice up, and tell what came out.
+The owner of a chunk of the gradient adds it up and sends it to all, so all ranks get the same wrong sum. Its checker gets all ranks'
+partial sums of a slice, and the owner's sum of them. When its own sum differs, all ranks add up that slice, and report their results.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from actors.rank.tags import Tag
 from actors.rank.verify.replicas import BITS, digest
 
 SLICES = 32
-"""Of a bucket's chunk, of which one is checked at a time: that is what a verification adds to the traffic of one bucket."""
+"""A bucket's chunk has so many slices. A verification checks one, so it adds one slice to the traffic of a bucket."""
 
 Flats = Sequence[torch.Tensor]
 
@@ -26,9 +26,9 @@ class SumCheck:
 
     Args:
         group, reducer: of the view.
-        checked: by view rank, whose sum it checks.
-        number: of the verification: each slice of each bucket has its turn.
-        partials: the flat buffers of what this rank brought to the sum; ``out`` of the sum's mean, of which it owns a chunk.
+        checked: by view rank, the rank whose sum it checks.
+        number: of the verification; it selects the bucket and the slice, in turn.
+        partials: the flat buffers of this rank's partial sums. ``out``: those of the mean, of which it owns a chunk.
     """
 
     def __init__(self, group: Group, reducer: Reducer, checked: Sequence[int], number: int, partials: Sequence[Flats], out: Flats) -> None:
@@ -45,13 +45,14 @@ class SumCheck:
         sent = self._group.start([(self._at(self._out, self._group.rank), checker)], [(given, mine)], Tag.SUM)
         self._again = self._add_up(self._checked)
         sent.wait()
-        wrong = not torch.equal(given.view(torch.uint8), self._again.view(torch.uint8))  # the bits: no NaN equals itself
+        wrong = not torch.equal(given.view(torch.uint8), self._again.view(torch.uint8))  # compares bits, as no NaN equals itself
         said = torch.zeros(self._group.size, 1, dtype=torch.float32, device="cpu")
         self._group.all_gather(said, torch.tensor([float(wrong)], dtype=torch.float32, device="cpu"), Tag.VERDICT)
         return next((self._checked[rank] for rank, yes in enumerate(said.flatten().tolist()) if yes), None)
 
     def testify(self, owner: int) -> str:
-        """What this rank has to say about the sum of ``owner``: what it gave, or found before, or finds now. Raises GroupBroken."""
+        """The digest of this rank's sum of the slice of ``owner``. The owner gives the sum that it sent, its checker the one found before,
+        others add up now. Raises GroupBroken."""
         found = self._add_up([owner] * self._group.size)
         if self._group.rank == owner:
             found = self._at(self._out, owner)

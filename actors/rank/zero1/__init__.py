@@ -1,1 +1,1 @@
-"""Optimizer state that is spread over the ranks, and how it gets to others when a view begins."""
+"""Optimizer state that is spread over the ranks, and how it moves to other ranks when a view begins."""

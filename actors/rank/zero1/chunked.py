@@ -1,7 +1,7 @@
-"""Optimizers of whose state each rank keeps a few chunks: they step stretches of the parameters, in place, and have state for these alone.
+"""Optimizers with their state in chunks: each rank steps stretches of the parameters in place, and keeps state for these alone.
 
-Element-wise optimizers give each element the same bits in a stretch as in the whole, as long as stretches begin where vector registers do
-(``actors.rank.step.flats.ALIGNMENT``). Others are refused by name.
+Element-wise optimizers give each element the same bits in a stretch as in the whole, if stretches begin where vector registers do
+(``actors.rank.step.flats.ALIGNMENT``). Fleet refuses other optimizers by name.
 """
 
 from __future__ import annotations
@@ -24,13 +24,14 @@ ELEMENTWISE = tuple(
     getattr(torch.optim, name)
     for name in ("SGD", "Adam", "AdamW", "Adagrad", "Adadelta", "Adamax", "NAdam", "RAdam", "RMSprop", "Rprop", "ASGD")
 )
-"""Exactly these: a class derived from one of them may do anything."""
+"""Exactly these: a class derived from one of them may do other things."""
 
 MOST_RUNS = 32
-"""Of chunks: a rank keeps its own chunk, those that it guards, and as many again for each view that broke while it began."""
+"""Limit of runs of chunks. A rank keeps its own chunk, those that it guards, and as many again for each view that broke at its
+beginning."""
 
 ONE_A_PARAMETER = frozenset({"step", "mu_product", "eta", "mu"})
-"""What of an optimizer's state is one number for a parameter, also where that has a single element."""
+"""Values of an optimizer's state that are one number for a parameter, also if the parameter has a single element."""
 
 WAY_OUT = "Use one of " + ", ".join(kind.__name__ for kind in ELEMENTWISE) + '; or set optimizer_sharding = "none".'
 
@@ -44,7 +45,7 @@ class _Slice(NamedTuple):
 
 
 def check(optimizer: torch.optim.Optimizer, threads: int) -> None:
-    """Raises ConfigError for what cannot be sharded without changing bits."""
+    """Raises ConfigError for an optimizer that cannot be sharded without changing bits."""
     name = type(optimizer).__name__
     if type(optimizer) not in ELEMENTWISE:
         raise ConfigError("optimizer", name, "it is not known to work element by element, as a state that is cut needs", WAY_OUT)
@@ -56,7 +57,7 @@ def check(optimizer: torch.optim.Optimizer, threads: int) -> None:
 
 
 def check_tracked(state: TrackedState, threads: int) -> None:
-    """Raises ConfigError for what is tracked and cannot be sharded without changing bits."""
+    """Raises ConfigError for a tracked optimizer that cannot be sharded without changing bits."""
     for optimizer in state.optimizers.values():
         check(optimizer, threads)
 
@@ -87,13 +88,13 @@ def like_parameter(value: torch.Tensor, strides: tuple[int, ...]) -> torch.Tenso
 
 
 class ChunkedOptimizer:
-    """Stands in an optimizer's place where it is tracked. Its ``state_dict`` is what all ranks have in common: the options of the groups.
+    """Replaces a tracked optimizer. Its ``state_dict`` has the options of the groups, which all ranks have in common.
 
-    The user's optimizer, its groups, and so its schedulers, stay the objects that they are; the parameters of the groups become stretches
-    of the model's parameters, views of the same memory.
+    The user's optimizer and its groups, and so its schedulers, stay the same objects. The parameters of the groups become stretches of the
+    model's parameters, views of the same memory.
 
     Args:
-        load_whole: takes over a whole state of it, as the optimizer would have it unsharded.
+        load_whole: takes over a whole state of the optimizer, in its unsharded form.
 
     Attributes:
         wholes: by group, the parameters that the user gave it.
@@ -109,7 +110,7 @@ class ChunkedOptimizer:
         return {"param_groups": [{key: value for key, value in group.items() if key != "params"} for group in self.optimizer.param_groups]}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take over the options of the groups; or a whole state, as the user's optimizer would have it unsharded."""
+        """Take over the options of the groups, or a whole state in the optimizer's unsharded form."""
         if "state" in state:
             self._load_whole(self, dict(state))
             return
@@ -124,14 +125,15 @@ class ChunkedOptimizer:
         return [{**options, "params": [next(numbers) for _ in whole]} for options, whole in zip(groups, self.wholes, strict=True)]
 
     def example(self, key: int) -> tuple[torch.Tensor, Mapping[str, Any]]:
-        """A parameter of the group of parameter ``key`` of the state dict, and its state: that of all others has the same fields."""
+        """A parameter of the same group as parameter ``key`` of the state dict, and its state: all states of a group have the same
+        fields."""
         ends = itertools.accumulate(map(len, self.wholes))
         probe = self.probes[next(number for number, end in enumerate(ends) if key < end)]
         return probe, self.optimizer.state.get(probe, {})
 
 
 class OptimizerChunks:
-    """Chunks of the state of all optimizers that are tracked. It begins with all of them.
+    """Chunks of the state of all tracked optimizers. At first this rank has the whole.
 
     Args:
         parameters: all that require a gradient, in the order of the flat buffers.
@@ -139,9 +141,9 @@ class OptimizerChunks:
         extents: by flat buffer, its length.
 
     Attributes:
-        tracked: in the place of each optimizer.
-        stepped: tells which parameters have had a gradient in a step, as bits.
-        readable: the first state of all chunks can be read here, see :meth:`first`.
+        tracked: the replacement of each optimizer.
+        stepped: gives the parameters that have had a gradient in a step, as bits.
+        readable: this rank can read the first state of all chunks, see :meth:`first`.
     """
 
     readable = False
@@ -155,10 +157,10 @@ class OptimizerChunks:
     ) -> None:
         self.tracked, self.extents = [ChunkedOptimizer(one, self._load_whole) for one in optimizers], list(extents)
         self.parameters, self.places = list(parameters), list(places)
-        self.strides = [parameter.stride() for parameter in parameters]  # where ranks have chunks of them, they lose theirs
+        self.strides = [parameter.stride() for parameter in parameters]  # parameters that ranks keep in chunks lose their strides
         self._numbers = {id(parameter): number for number, parameter in enumerate(parameters)}
         self._slices: list[_Slice] = []
-        self._whole: list[ChunkedOptimizer] = []  # those that a state is loaded into, until all are
+        self._whole: list[ChunkedOptimizer] = []  # optimizers with a loaded state, until all have one
         self._spare: list[StatePiece] = []
         self.stepped: Callable[[], int] = lambda: -1
         self.chunks: tuple[Chunk, ...] = ()
@@ -178,7 +180,7 @@ class OptimizerChunks:
             self._cut_whole()
 
     def _cut_whole(self) -> None:
-        """From the state of whole parameters to that of one chunk, which is all."""
+        """Turn the state of whole parameters into that of one chunk, which is the whole."""
         pieces = self._whole_pieces()
         self._probe()
         self.adopt((WHOLE,), pieces)
@@ -200,7 +202,7 @@ class OptimizerChunks:
     # ---- stretches ---------------------------------------------------------------------------------------------------------------------
 
     def number_of(self, value: Any) -> int | None:
-        """The number of a parameter that is kept in chunks; None of all else."""
+        """The number of a parameter that is kept in chunks; None for any other value."""
         return None
 
     @property
@@ -211,14 +213,14 @@ class OptimizerChunks:
         return sum(value.nbytes for value in values if isinstance(value, torch.Tensor))
 
     def numbered(self, tracked: ChunkedOptimizer) -> dict[int, int]:
-        """By number in the optimizer's state dict, the number here, of the parameters that have a state: they were stepped once."""
+        """By number in the optimizer's state dict, the parameter's number here. Only parameters that were stepped once have a state."""
         parameters = [parameter for whole in tracked.wholes for parameter in whole]
         numbers = ((key, self._numbers[id(p)]) for key, p in enumerate(parameters) if id(p) in self._numbers)
         return {key: number for key, number in numbers if self.stepped() >> number & 1}
 
     @property
     def known(self) -> set[int]:
-        """The parameters of which there is state here."""
+        """The parameters with state on this rank."""
         return {one.parameter for one in self._slices if one.optimizer.state.get(one.tensor)}
 
     def own(self, number: int, chunk: Chunk) -> list[StatePiece]:
@@ -229,7 +231,7 @@ class OptimizerChunks:
         return self.cut(flat, lo, hi) if lo < hi else []
 
     def shaped(self, name: str, value: Any, number: int) -> Any:
-        """A flat value of all of a parameter in the parameter's own shape; others as they are."""
+        """A flat value for a whole parameter, in the parameter's shape; other values as they are."""
         parameter = self.parameters[number]
         if not isinstance(value, torch.Tensor) or name in ONE_A_PARAMETER or value.shape != (parameter.numel(),):
             return value
@@ -246,11 +248,11 @@ class OptimizerChunks:
         return in_memory_order(self.parameters[number])[lo - start : hi - start]
 
     def first(self, chunks: Iterable[Chunk]) -> list[StatePiece]:
-        """What ``chunks`` were before the first step, where that can be read."""
+        """The state of ``chunks`` before the first step, where that can be read."""
         return []
 
     def adopt(self, chunks: tuple[Chunk, ...], pieces: Iterable[StatePiece]) -> None:
-        """Keep ``chunks``, whose state ``pieces`` make up, and nothing else."""
+        """Keep ``chunks``, whose state is in ``pieces``, and no others."""
         by_parameter: dict[int, list[StatePiece]] = defaultdict(list)
         for piece in pieces:
             by_parameter[piece.parameter].append(piece)
@@ -261,7 +263,7 @@ class OptimizerChunks:
             self._adopt(tracked, self._parts_of(chunks), by_parameter)
 
     def _adopt(self, tracked: ChunkedOptimizer, parts: Sequence[tuple[int, int, int]], pieces: Mapping[int, list[StatePiece]]) -> None:
-        """What one optimizer steps of ``parts``, with the state of them."""
+        """Give one optimizer its stretches among ``parts``, with their state."""
         optimizer, state = tracked.optimizer, defaultdict[torch.Tensor, Any](dict)
         for group, whole, probe in zip(optimizer.param_groups, tracked.wholes, tracked.probes, strict=True):
             numbers = {self._numbers[id(parameter)] for parameter in whole if id(parameter) in self._numbers}
@@ -277,33 +279,34 @@ class OptimizerChunks:
         optimizer.state = state
 
     def _ground(self, chunks: tuple[Chunk, ...], pieces: Mapping[int, Sequence[StatePiece]]) -> None:
-        """Make room for what :meth:`view` gives of ``chunks``. All of the parameters are here, so there is nothing to do."""
+        """Make memory for the views of ``chunks``. This rank has all parameters whole, so there is none to make."""
 
     def _parts_of(self, chunks: Iterable[Chunk]) -> list[tuple[int, int, int]]:
         spans = ((flat, *bounds(length, chunk)) for flat, length in enumerate(self.extents) for chunk in chunks)
         return [part for span in spans for part in self.parts(*span)]
 
     def keep_beside(self, chunks: tuple[Chunk, ...], pieces: Iterable[StatePiece]) -> None:
-        """Keep what was received for a view that did not come about: somebody may have gone on to it, and have dropped the old."""
+        """Keep pieces that came for a view that broke at its beginning: another rank may have entered it, and have dropped the old
+        chunks."""
         new = tuple(chunk for chunk in chunks if chunk not in self.chunks + self.beside)
         if len(runs(self.chunks + self.beside + new)) <= MOST_RUNS:
             self._spare += pieces
             self.beside += new
 
     def drop_beside(self) -> None:
-        """What was kept beside is not of the state any more."""
+        """Drop the pieces kept beside, which are of an earlier state."""
         self._spare, self.beside = [], ()
 
     def drop(self) -> None:
-        """Keep nothing: what is here belongs to no state that can be gone back to."""
+        """Drop all chunks: they belong to no state to which the run can go back."""
         self.adopt((), ())
 
     def point(self, flats: Sequence[torch.Tensor], present: int, *, skipped: bool = False) -> list[torch.Tensor]:
-        """Let the gradients of all stretches be where ``flats`` have them. Returns them.
+        """Make the gradients of all stretches views of ``flats``. Returns them.
 
         Args:
-            present: the parameters that have one, as bits; stretches of others have none.
-            skipped: some rank's are not finite, and a gradient scaler is to find so on all of them.
+            present: the parameters with a gradient, as bits; stretches of others have none.
+            skipped: some rank's gradients are not finite, and the gradient scaler has to skip the step on all ranks.
         """
         for one in self._slices:
             there = present >> one.parameter & 1
@@ -313,7 +316,7 @@ class OptimizerChunks:
         return [one.tensor.grad for one in self._slices if one.tensor.grad is not None]
 
     def forget_gradients(self) -> None:
-        """What :meth:`point` has pointed at is needed no more: as a view each would keep memory of the mean until the next step."""
+        """Drop the views of :meth:`point`, which would keep the memory of the mean until the next step."""
         for one in self._slices:
             one.tensor.grad = None
 
@@ -323,7 +326,7 @@ class OptimizerChunks:
         return [piece for number, start, stop in self.parts(flat, lo, hi) for piece in _stretch(have.get(number, ()), start, stop)]
 
     def _held(self) -> Mapping[int, Sequence[StatePiece]]:
-        """By parameter, all pieces that are here, as views."""
+        """By parameter, all pieces on this rank, as views."""
         have: dict[int, list[StatePiece]] = defaultdict(list)
         for one in self._slices:
             have[one.parameter].append(StatePiece(one.parameter, one.lo, one.hi, one.optimizer.state.get(one.tensor, {})))
@@ -333,7 +336,7 @@ class OptimizerChunks:
 
 
 def probe_of(whole: Sequence[torch.Tensor]) -> torch.Tensor:
-    """One element that takes every step of a group: its state tells what the state of any parameter looks like."""
+    """One element that takes each step of a group: its state has the fields of any parameter's state."""
     return torch.zeros(1, dtype=whole[0].dtype, device=whole[0].device) if whole else torch.zeros(1, dtype=torch.float32, device="cpu")
 
 
@@ -342,14 +345,14 @@ def _of_optimizer(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _one_of(piece: StatePiece) -> dict[str, Any]:
-    """A state as that of the piece, for one element; empty where it has none."""
+    """A zero state of one element with the fields of the piece's state; empty where the piece has none."""
     found = _of_optimizer(piece.values)
     values = {key: value[:1] if is_stretch(key, value, piece) else value for key, value in found.items()}
     return {key: torch.zeros_like(value) if isinstance(value, torch.Tensor) else value for key, value in values.items()}
 
 
 def is_cut(key: str, value: Any, parameter: torch.Tensor) -> bool:
-    """Whether this value of a parameter's state has one element for each of the parameter's."""
+    """Whether this value of a parameter's state has one element for each element of the parameter."""
     return isinstance(value, torch.Tensor) and value.shape == parameter.shape and key not in ONE_A_PARAMETER
 
 
@@ -360,7 +363,7 @@ def _range(piece: StatePiece, lo: int, hi: int) -> StatePiece:
 
 
 def is_stretch(key: str, value: Any, piece: StatePiece) -> bool:
-    """Whether this value of a piece has one element for each of the piece's."""
+    """Whether this value of a piece has one element for each element of the piece."""
     return isinstance(value, torch.Tensor) and value.shape == (piece.hi - piece.lo,) and key not in ONE_A_PARAMETER
 
 
@@ -377,7 +380,7 @@ def _stretch(pieces: Sequence[StatePiece], lo: int, hi: int) -> list[StatePiece]
 
 
 def joined(pieces: Sequence[StatePiece], lo: int, hi: int) -> dict[str, Any]:
-    """The values of ``lo..hi`` in memory of their own; nothing where there is no state yet."""
+    """The values of ``lo..hi`` in new memory; empty where there is no state yet."""
     if not pieces:
         return {}
     parts = _stretch(pieces, lo, hi)

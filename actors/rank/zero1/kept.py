@@ -1,7 +1,7 @@
-"""The chunks of a spread state that one rank keeps: what it claims of them when a view begins, and how it takes a step with them.
+"""The chunks of a spread state that one rank keeps: its claim when a view begins, and how it takes a step with them.
 
-A rank that has said that its sums are here (:mod:`fleet.protocol.vote`) keeps them until it is clear what became of the step. When others
-have taken it, it takes it behind them, from what it kept (:meth:`KeptChunks.resume`).
+A rank that has reported its sums (:mod:`fleet.protocol.vote`) keeps them until it knows whether the step was taken. If others have taken
+the step, it takes the step later, from these sums (:meth:`KeptChunks.resume`).
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ from fleet.protocol.chunks import Claim, bounds
 from fleet.protocol.types import StateId
 
 FIXED = "it did not require a gradient at run.track, and chunks of the optimizer's state are cut by those that did"
-"""Why no other parameter may train later."""
+"""Why no further parameter may train later."""
 
 
 class KeptChunks:
-    """Of one rank.
+    """The chunks of one rank.
 
     Args:
-        chunks: of the optimizers, each of which is tracked in the place of the user's.
+        chunks: of the optimizers' state. Each replaces the user's optimizer in the tracked state.
 
     Attributes:
-        complete: the parameters are of the state everywhere, not in this rank's chunks alone.
+        complete: all parameters here are of the state, not only those of this rank's chunks.
     """
 
     def __init__(self, given: LayoutInputs, gradients: GradientBuffers, chunks: OptimizerChunks) -> None:
@@ -48,49 +48,49 @@ class KeptChunks:
         self._norms = SplitNorms((), ())
         self._then: list[Callable[[], None]] = []
 
-    # ---- where this rank stands ----------------------------------------------------------------------------------------------------------
+    # ---- this rank's chunks --------------------------------------------------------------------------------------------------------------
 
     def claim(self, node: int) -> Claim:
-        """What this rank holds."""
+        """The claim of this rank: the chunks that it holds, and their state."""
         chunks = self.chunks
         return self._given.vote.claim(self._given.duties.at, chunks.chunks, chunks.beside, complete=self.complete, node=node)
 
     def begin(self, state: StateId) -> None:
-        """All of ``state`` was loaded or built here."""
+        """This rank has loaded or built all of ``state``."""
         self.chunks.drop_beside()
         self._given.duties.at, self.complete, self._then = state, True, []
 
     def lose(self) -> None:
-        """The chunks held here are of no use: all are taken from others."""
+        """This rank's chunks are of no use: it receives all from others."""
         self.chunks.drop()
         self._given.duties.at, self._then = None, []
 
     def reads(self, state: StateId) -> bool:
-        """Whether every rank can read its chunks of ``state``, and needs nobody for them."""
+        """Whether each rank can read its chunks of ``state`` from files, without other ranks."""
         return self.chunks.readable and state.step == 0
 
     def place(self, state: StateId) -> None:
-        """The chunks of the view are here, all at ``state``."""
+        """This rank has its chunks of the view, all at ``state``."""
         self._given.duties.at, self.complete = state, True
         self.forget_sums()
 
     # ---- sums of a step that others may have taken ---------------------------------------------------------------------------------------
 
     def hold(self) -> None:
-        """The group is gone: what this rank may take a step from stays."""
+        """The group is gone: keep the sums from which this rank may still take the step."""
         if self._given.vote.keeps and self._sums is None:
             self._sums = self._gradients.take_mean()
 
     def forget_sums(self) -> None:
-        """No step is taken from them."""
+        """Drop the kept sums: no step is taken from them."""
         if self._sums is not None:
             self._gradients.give_mean(self._sums)
             self._gradients.hold()
             self._sums = None
 
     def resume(self) -> None:
-        """The sums that were kept are those of the step at hand, which others have taken."""
-        assert self._sums is not None, "a step is taken behind others without its sums"
+        """Make the kept sums those of the current step, which others have taken."""
+        assert self._sums is not None, "a step that others have taken lacks its sums"
         self._gradients.give_mean(self._sums)
         self._sums = None
         self.chunks.drop_beside()
@@ -98,7 +98,7 @@ class KeptChunks:
     # ---- a step --------------------------------------------------------------------------------------------------------------------------
 
     def word(self, group: Group) -> OwnWord:
-        """The sums of this rank's chunks are here: whether they are finite, and how large they are."""
+        """This rank's judgement of the sums of its chunks: whether they are finite, and their norms."""
         flats, extents = self._gradients.mean.flats, self.chunks.extents
         stepping = self._gradients.layout.flats_of(self._given.update.taken)
         mine = [flats[flat][slice(*bounds(extents[flat], (group.size, group.rank)))] for flat in stepping]
@@ -107,7 +107,7 @@ class KeptChunks:
         return OwnWord(finite, norms=self._norms.take(flats, group.rank, self._given.update.unscaling))
 
     def agree(self, rows: torch.Tensor) -> float:
-        """By which the gradients are clipped: ``rows`` are all ranks' norms."""
+        """The factor that clips the gradients. ``rows``: the norms of all ranks."""
         update = self._given.update
         clipped = next(update.clipped, None)
         if clipped is None:
@@ -118,7 +118,7 @@ class KeptChunks:
         return clip_factor(self._norms.in_order(rows), flats, clipped.norm)
 
     def _split(self, size: int) -> SplitNorms:
-        """Norms of each rank's chunks, when there is something to clip."""
+        """The norms of each rank's chunks; none if the step does not clip."""
         extents = self.chunks.extents
         chunks = [[Chunk(flat, *bounds(extent, (size, index))) for flat, extent in enumerate(extents)] for index in range(size)]
         clips = next(self._given.update.clipped, None) is not None
@@ -126,7 +126,8 @@ class KeptChunks:
 
     @contextlib.contextmanager
     def stepping(self, *, complete: bool) -> Iterator[list[torch.Tensor]]:
-        """The chunks that are here are stepped meanwhile. ``complete``: all ranks have the parameters that they need then."""
+        """Context in which the optimizers step this rank's chunks. ``complete``: afterwards all ranks have the parameters that they
+        need."""
         gradients, skipped = self._gradients, math.isnan(self._given.vote.factor)
         yield self.chunks.point(gradients.mean.flats, gradients.mean.present, skipped=skipped)
         self.complete = complete
@@ -135,25 +136,25 @@ class KeptChunks:
             parameter.grad = None
 
     def afterwards(self, then: Callable[[], None]) -> None:
-        """``then`` is to happen once the parameters are complete."""
+        """Call ``then`` once the parameters are complete."""
         self._then.append(then)
 
     def conclude(self) -> None:
-        """The parameters are complete: what waited for that happens."""
+        """The parameters are complete: call the functions that waited for that."""
         self.complete = True
         waiting, self._then = self._then, []
         for then in waiting:
             then()
 
-    # ---- all of the state ----------------------------------------------------------------------------------------------------------------
+    # ---- the whole state -----------------------------------------------------------------------------------------------------------------
 
     def digest(self, group: Group, step: int) -> str:
-        """All ranks call it together. Raises GroupBroken."""
+        """The digest of the whole state. All ranks call it together. Raises GroupBroken."""
         state, device = self._given.state, self._gradients.parameters[0].device
         whole = {name: WholeModule(group, self.chunks, device, live) for name, live in state.spread().items()}
         spread = {name: whole_state(group, self.chunks, one, device) for name, one in named(state, self.chunks).items()}
         return state.digest(step, {**whole, **spread})
 
     def share(self, group: Group) -> Share:
-        """What this rank writes of a checkpoint."""
+        """The part of a checkpoint that this rank writes."""
         return ShardedTensors(self._given.state, self.chunks, group.rank, group.size)

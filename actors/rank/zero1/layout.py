@@ -1,13 +1,13 @@
 """A step with sharded optimizer state (``optimizer_sharding = "zero1"``).
 
 Each rank sums one chunk of the gradient, steps that chunk of the parameters, and sends it to all. A few other ranks, its *guards*, get the
-sum too and take the same step on their copy of the chunk's state, so that the copy has the same bits and no state is ever sent while all is
-well. Steps commit in two phases:
+sum too. They take the same step on their copy of the chunk's state, so the copy has the same bits. No state is sent without a fault. Steps
+commit in two phases:
 
-1. Sums go to owners and guards, and all tell all that they have theirs (:mod:`fleet.protocol.vote`). Until then nothing is changed: when a
-   rank is lost, all are at the step's beginning.
-2. Each steps what it holds, by itself. When a rank is lost now, whoever has not yet taken the step takes it, from the sums that it has
-   (:mod:`actors.rank.zero1.kept`); so the step is done everywhere, and only the parameters have to be sent again.
+1. Sums go to owners and guards, and each rank reports to all that it has its sums (:mod:`fleet.protocol.vote`). Before that no rank changes
+   its state: when a rank is lost, all others are at the step's beginning.
+2. Each rank steps its own chunks. When a rank is lost now, ranks that have not yet taken the step take it from their sums
+   (:mod:`actors.rank.zero1.kept`). So all ranks have taken the step, and only the parameters have to be sent again.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ from fleet.protocol.records import COMM
 from fleet.protocol.types import StateId
 
 Routes = list[list[list[Stretch]]]
-"""By view rank and flat buffer: what it needs, and from whom."""
+"""By view rank and flat buffer: the stretches that the rank needs, each with its source."""
 
 
 class _StretchBucket(Bucket):
-    """One stretch of every rank's chunk of one flat buffer."""
+    """One stretch of each rank's chunk of one flat buffer."""
 
     def __init__(self, flat: int, spans: Sequence[tuple[int, int]]) -> None:
         super().__init__(flat, 0, 0, 1)
@@ -45,7 +45,7 @@ class _StretchBucket(Bucket):
 
 
 class ShardedReducer(Reducer):
-    """Sums of gradients stay with the owner of their chunk and its guards; what comes after them in a flat buffer goes to all.
+    """Sums of gradients go to the owner of their chunk and its guards; the rest of a flat buffer goes to all ranks.
 
     Attributes:
         guarded: by chunk, the view ranks that guard it.
@@ -56,10 +56,10 @@ class ShardedReducer(Reducer):
     extents: Sequence[int] = ()
 
     def _swaps(self, flats: Sequence[torch.Tensor]) -> bool:
-        return False  # a rank is not to have the sums of all chunks
+        return False  # a rank must not get the sums of all chunks
 
     def _buckets(self, flats: Sequence[torch.Tensor], size: int) -> list[Bucket]:
-        """Each has a stretch of every chunk; the last stretches come first."""
+        """Buckets with a stretch of each chunk; the last stretches come first."""
         found: list[tuple[float, int, Bucket]] = []
         for flat, extent in enumerate(self.extents):
             chunks = [bounds(extent, (size, index)) for index in range(size)]
@@ -91,7 +91,7 @@ class ShardedReducer(Reducer):
 
 
 def sharded(layout: StateLayout) -> ShardedReducer:
-    """Its reducer, which sums all that does not leave a rank in the backward."""
+    """The layout's reducer, which sums all gradients that do not leave a rank in the backward."""
     reducer, gradients = layout.reducer, layout.gradients
     assert isinstance(reducer, ShardedReducer)
     reducer.extents = [0 if flat in gradients.layout.leaving else extent for flat, extent in enumerate(gradients.layout.extents)]
@@ -104,7 +104,7 @@ class Zero1Layout(StateLayout):
     kept: KeptChunks
     fixed, sums = FIXED, ShardedReducer
     spares_newcomers = False
-    """Chunks move before the step, and everyone waits for them."""
+    """Chunks move before the step, and all ranks wait for them."""
 
     def __init__(self, given: LayoutInputs) -> None:
         check_tracked(given.state, given.settings.threads_per_rank)
@@ -156,7 +156,7 @@ class Zero1Layout(StateLayout):
         self._routes = [[route(held, [WHOLE], extent, rank) for extent in self.kept.chunks.extents] for rank in range(size)]
 
     def gather(self, group: Group, routes: Routes) -> None:
-        """Give the stretches of the parameters that others need from here, and take those that this rank needs."""
+        """Send the stretches of parameters that others need from this rank, and receive those that it needs."""
         staging = self.gradients.sums.take()
         try:
             self._exchange(group, routes, staging.flats)
@@ -175,7 +175,7 @@ class Zero1Layout(StateLayout):
         self._copy({(flat, one.lo, one.hi) for flat, one in receives}, staging, inward=True)
 
     def _copy(self, spans: set[tuple[int, int, int]], staging: Sequence[torch.Tensor], *, inward: bool) -> None:
-        """Between the parameters and the flat buffers."""
+        """Copy between the parameters and the flat buffers."""
         parts = [(flat, part) for flat, lo, hi in sorted(spans) for part in self.kept.chunks.parts(flat, lo, hi)]
         live = [self.kept.chunks.view(*part) for _, part in parts]
         packed = [staging[flat][lo:hi] for flat, (_, lo, hi) in parts]

@@ -17,11 +17,11 @@ ROOM = 16
 
 
 PARAMETER = "\0parameter"
-"""Among the values of a piece: the parameter's own elements, where they are kept in chunks too. No optimizer has such a name."""
+"""The key of the parameter's own elements in a piece, where they are kept in chunks too. No optimizer has a value of this name."""
 
 
 class StatePiece(NamedTuple):
-    """The optimizer's state of elements ``lo..hi``, in coordinates of the flat buffer, which are part of one parameter."""
+    """The optimizer's state of elements ``lo..hi`` of one parameter, in coordinates of the flat buffer."""
 
     parameter: int
     lo: int
@@ -30,7 +30,7 @@ class StatePiece(NamedTuple):
 
 
 def pack(pieces: Sequence[StatePiece]) -> tuple[torch.Tensor, torch.Tensor]:
-    """(what they are, the bytes of their tensors), both flat uint8 on the host; see :func:`unpack`."""
+    """(description of the pieces, bytes of their tensors), both flat uint8 on the host; see :func:`unpack`."""
     described, tensors = [], []
     for piece in pieces:
         fields = {}
@@ -71,7 +71,7 @@ def unpack(header: torch.Tensor, payload: torch.Tensor, device: torch.device) ->
 
 
 def exchange_pieces(group: Group, outgoing: dict[int, list[StatePiece]], device: torch.device) -> list[StatePiece]:
-    """Give each peer its pieces; returns what all have given. All ranks of the group take part. Raises GroupBroken."""
+    """Send each peer its pieces; returns the pieces from all peers. All ranks of the group take part. Raises GroupBroken."""
     packed = {peer: pack(pieces) for peer, pieces in outgoing.items()}
     lengths = torch.zeros(group.size, group.size, 2, dtype=torch.int64, device="cpu")
     for peer, (header, payload) in packed.items():

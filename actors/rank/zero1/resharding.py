@@ -1,4 +1,4 @@
-"""How the chunks of a sharded state come to their places when a view begins. See :mod:`fleet.protocol.chunks` for who decides what."""
+"""How the chunks of a sharded state move to their ranks when a view begins. :mod:`fleet.protocol.chunks` has the decisions."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ from fleet.protocol.types import Column, StateId
 
 
 def exchange_claims(group: Group, mine: Claim) -> list[Claim]:
-    """Every member's claim, by rank. Raises GroupBroken."""
+    """The claims of all members, by rank. Raises GroupBroken."""
     history, step = (mine.state.history, mine.state.step) if mine.state is not None else (-1, -1)
     claimed = runs(mine.chunks)
     flags = [history, step, mine.ready, mine.factor, mine.complete, mine.node, len(claimed)]
@@ -61,9 +61,9 @@ class Resharding:
 
     Args:
         copies: how many ranks guard each chunk.
-        advance: takes the step that the others have taken, from what is here, and says so to whom it concerns.
-        levels: how many levels failure domains have; in which ones this process is, :data:`fleet.protocol.domains.VARIABLE` says.
-        replica_size: so many ranks of a column, one after the other, keep all chunks among them; 1: no groups.
+        advance: takes the step that the others have taken, from this rank's sums, and reports it.
+        levels: how many levels failure domains have. :data:`fleet.protocol.domains.VARIABLE` names this process's domains.
+        replica_size: each group of so many successive ranks of a column keeps all chunks; 1: no groups.
     """
 
     def __init__(
@@ -82,10 +82,10 @@ class Resharding:
         self._node = number(place_of(os.environ.get(VARIABLE, ""), protocol.process.node), self._depth)
 
     def exchange(self, group: Group, column: Column) -> StateId:
-        """With this group, of the column's ranks. Returns the state that all hold now.
+        """Reshard with this group, of the column's ranks. Returns the state that all ranks then hold.
 
-        Raises GroupBroken: each is what it was, or a step further, and nothing is lost by it.
-        When a chunk is with no member, all find so and say so. A later view may have it; if none has, a new history begins.
+        Raises GroupBroken: each rank is as before, or a step further, and no chunk is lost by it. When no member has a chunk, all ranks
+        find and report it. A later view may have the chunk; if none has, a new history begins.
         """
         with self._layout.moving():
             return self._exchange(group, column)
@@ -96,7 +96,7 @@ class Resharding:
         target = claims[column.donor].state
         if target is None:
             if me == column.donor:
-                self._protocol.receiving()  # the coordinator thought otherwise; now it will look for another
+                self._protocol.receiving()  # tells the coordinator, which will choose another donor
             raise GroupBroken(f"the donor, rank {column.donor}, holds no state", group.generation)
         if self._train.vote.follow(claims, me, target):
             self._advance()
@@ -108,7 +108,7 @@ class Resharding:
         self._give_the_rest(group, column, there)
         places = [numbered(claim.node, self._depth) for claim in claims]
         guarded = guards(places, self._copies, self._replica_size)
-        self._layout.introduce(group)  # before chunks move: whoever has moved his is placed
+        self._layout.introduce(group)  # before chunks move, as a rank may serve once its own have moved
         if reads:
             kept_here.chunks.adopt(kept(guarded, me), kept_here.chunks.first(kept(guarded, me)))
         else:
@@ -124,7 +124,7 @@ class Resharding:
             raise GroupBroken(f"no member of the view holds elements {lo} to {hi} of the optimizer's state", group.generation)
 
     def _complete(self, group: Group, there: Sequence[Claim]) -> None:
-        """Parameters that were on their way when a view broke. Newcomers get them with all the rest."""
+        """Send parameters that were on their way when a view broke. Newcomers get them with the rest of the state."""
         if all(claim.complete for claim in there if claim.state is not None):
             return
         held = [(WHOLE,) if claim.complete else claim.chunks for claim in there]
@@ -138,7 +138,7 @@ class Resharding:
             self._kept.conclude()
 
     def _give_the_rest(self, group: Group, column: Column, there: Sequence[Claim]) -> None:
-        """All but the optimizer's chunks comes from the donor."""
+        """The donor sends newcomers the state without the optimizer's chunks."""
         newcomers = [rank for rank, claim in enumerate(there) if claim.state is None]
         if group.rank == column.donor:
             for rank in newcomers:
@@ -150,7 +150,7 @@ class Resharding:
             receive_state(group, column.donor, self._train.state)
 
     def _move(self, group: Group, there: Sequence[Claim], guarded: Sequence[Sequence[int]], places: Sequence[Place]) -> None:
-        """Each chunk to its owner and its guards. The old ones are dropped once all have the new."""
+        """Move each chunk to its owner and guards. Ranks drop old chunks once all have the new ones."""
         me, wanted = group.rank, [kept(guarded, rank) for rank in range(group.size)]
         if all(claim.chunks == chunks for claim, chunks in zip(there, wanted, strict=True)):
             return
@@ -161,13 +161,13 @@ class Resharding:
         except GroupBroken:
             self._keep(wanted[me], pieces)
             raise
-        if there[me].chunks != wanted[me]:  # else all of it is in its place
+        if there[me].chunks != wanted[me]:  # else its chunks stay as they are
             self._kept.chunks.adopt(wanted[me], pieces)
 
     def _fetch(
         self, group: Group, there: Sequence[Claim], wanted: Sequence[tuple[Chunk, ...]], places: Sequence[Place]
     ) -> list[StatePiece]:  # fmt: skip
-        """The pieces of this rank's chunks. Raises GroupBroken."""
+        """The pieces of this rank's chunks, from this rank and others. Raises GroupBroken."""
         chunks, me = self._kept.chunks, group.rank
         held = [claim.chunks for claim in there]
         outgoing: dict[int, list[StatePiece]] = {}
@@ -182,6 +182,6 @@ class Resharding:
         return local + exchange_pieces(group, outgoing, self._train.device)
 
     def _keep(self, wanted: tuple[Chunk, ...], pieces: list[StatePiece]) -> None:
-        """Somebody may have all that it needs, and drop what it had: what is here counts from now on, beside the old."""
+        """Keep the received pieces beside the old chunks: another rank may already have dropped its old ones."""
         if self._kept.claim(0).state is not None:
             self._kept.chunks.keep_beside(wanted, pieces)

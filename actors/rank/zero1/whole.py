@@ -1,4 +1,4 @@
-"""A sharded optimizer's state as it would be unsharded, for digests and checkpoints, though no rank ever has it whole."""
+"""A sharded optimizer's state in its unsharded form, for digests and checkpoints. No rank ever has it whole."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ from fleet.protocol.chunks import Chunk, rectangles
 
 
 def whole_state(group: Group, chunks: OptimizerChunks, tracked: ChunkedOptimizer, device: torch.device) -> dict[str, Any]:
-    """An optimizer's state dict. All ranks of the group read its entries, in the same order: each comes from its owners as it is read."""
+    """An optimizer's state dict. All ranks of the group read its entries, in the same order: a read fetches the entry from its owners."""
     return {"param_groups": tracked.packed_groups, "state": _Walk(group, chunks, tracked, device)}
 
 
 def named(state: TrackedState, chunks: OptimizerChunks) -> dict[str, ChunkedOptimizer]:
-    """The optimizers of ``chunks``, by the names that they are tracked by."""
+    """The optimizers of ``chunks``, by their names in the tracked state."""
     return {name: tracked for name, one in state.objects.items() for tracked in chunks.tracked if tracked is one}
 
 
 class ShardedTensors(WholeTensors):
-    """Of a sharded optimizer's state each rank writes its own chunk, as rectangles; of all else, some of the tensors.
+    """A rank's part of a checkpoint: its own chunk of a sharded optimizer's state, as rectangles, and some of all other tensors.
 
-    The state that the parts make up is that of an unsharded run, and can be loaded by one, or by any other number of ranks.
+    The parts together are the state of an unsharded run. An unsharded run, or any number of ranks, can load it.
     """
 
     def __init__(self, state: TrackedState, chunks: OptimizerChunks, index: int, count: int) -> None:
@@ -57,7 +57,7 @@ class ShardedTensors(WholeTensors):
         return Flat(skeleton, parts, changing)
 
     def _modules(self) -> dict[str, dict[str, Any]]:
-        """The state dict of each module that has parameters in chunks, with a tensor without memory for each of these."""
+        """The state dict of each module with parameters in chunks. A tensor without memory stands for each of these."""
         found, absent = dict[str, dict[str, Any]](), dict[int, torch.Tensor]()
         for name, live in self.state.spread().items():
             for key, value in live.items():
@@ -70,7 +70,7 @@ class ShardedTensors(WholeTensors):
     def _absent(
         self, modules: Mapping[str, Mapping[str, Any]], stand_ins: Mapping[str, Mapping[int, Mapping[str, Any]]]
     ) -> dict[int, tuple[int, str]]:  # fmt: skip
-        """By ``id``, what each tensor without memory stands for (parameter, name of its value), in the order in which a state is walked."""
+        """By ``id`` of a tensor without memory: (parameter, name of its value) for which it stands, in the order of the skeleton."""
         found: dict[int, tuple[int, str]] = {}
         for name in self.state.objects:
             for key, value in modules.get(name, {}).items():
@@ -110,7 +110,7 @@ class _Walk(Mapping[int, Any]):
 
 
 class WholeModule(Mapping[str, Any]):
-    """A module's state dict, of which ranks have the parameters in chunks. All ranks read its entries, in the same order."""
+    """The state dict of a module with parameters in chunks. All ranks read its entries, in the same order."""
 
     def __init__(self, group: Group, chunks: OptimizerChunks, device: torch.device, live: Mapping[str, Any]) -> None:
         self._group, self._chunks, self._device, self._live = group, chunks, device, live
@@ -130,7 +130,7 @@ class WholeModule(Mapping[str, Any]):
 
 
 def _gathered(group: Group, chunks: OptimizerChunks, number: int, device: torch.device) -> dict[str, Any]:
-    """All values of one parameter, flat, from their owners. All ranks call it together."""
+    """All values of one parameter, flat, from the owners of its chunks. All ranks call it together."""
     mine = chunks.own(number, (group.size, group.rank))
     pieces = mine + exchange_pieces(group, {peer: mine for peer in range(group.size) if peer != group.rank and mine}, device)
     start = chunks.places[number][1]
@@ -156,7 +156,7 @@ def _stand_in(name: str, value: Any, probe: torch.Tensor, parameter: torch.Tenso
 
 
 def _own(chunks: OptimizerChunks, number: int, name: str, chunk: Chunk) -> Iterator[tuple[tuple[int, ...], torch.Tensor]]:
-    """(offsets, tensor) of what ``chunk`` has of one value of a parameter's state; offsets are those in the whole."""
+    """(offsets in the whole, tensor) of each rectangle of ``chunk`` in one value of a parameter's state."""
     start, parameter = chunks.places[number][1], chunks.parameters[number]
     for piece in chunks.own(number, chunk):
         value = piece.values[name]
