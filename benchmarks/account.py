@@ -26,13 +26,13 @@ from tests.support.logs import lanl
 
 SHAPE, SEED = 0.75, 1
 KEEP = "ACCOUNT_RUNS"
-"""Environment: a folder for the real runs. Those that it holds are not run again; without it they are thrown away."""
+"""Environment variable: a folder for the real runs. Runs that it holds already are not run again; without it, runs are thrown away."""
 
 
 def fits(form: Form) -> dict[str, Any]:
-    """A log of the form of Los Alamos' is read, and all is fitted that ``fleet traces fit`` shows.
+    """Read a log of the form of Los Alamos', and fit all that ``fleet traces fit`` shows.
 
-    The processor's seconds are there, too: beside others the clock says how busy the machine is.
+    Seconds of the processor are measured, too: on a shared machine the clock's seconds depend on its load.
     """
     rows = form.of(24_000, 24_000, 500)
     text = lanl(rows, SEED, SHAPE)
@@ -51,7 +51,7 @@ def fits(form: Form) -> dict[str, Any]:
 
 
 def forecasts(form: Form, folder: Path) -> Part:
-    """Predictions and forecasts of real and of simulated runs, beside what became of them."""
+    """Predictions and forecasts of real and of simulated runs, beside the true outcomes."""
     simulated = form.of(400, 400, 20)
     made = Made(folder, each=form.of(13, 1, 1), quiet=form.of(2, 0, 0), steps=form.of(90, 60, 40), limit_s=form.of(600.0, 150.0, 150.0))
 
@@ -69,19 +69,19 @@ def forecasts(form: Form, folder: Path) -> Part:
 
 
 def overheads(form: Form) -> dict[str, Any]:
-    """What accounting takes of a step with all of it on, and of the recorder alone beside it, by turns."""
+    """The time of accounting in a step: with all of it on, and with the recorder alone, by turns."""
     alone, whole = "fleet_step_recorder_us", "fleet_step_overhead_all_us"
     samples: dict[str, list[float]] = {alone: [], whole: []}
     for _ in range(form.of(9, 5, 1)):
         samples[alone].append(step_overhead_us())
         samples[whole].append(step_overhead_all_us(form.of(2_000, 2_000, 100)))
     figures = {name: statistics.median(values) for name, values in samples.items()}
-    note = f"figures are told twice a second, as in a run, with steps of {STEP_S * 1e3:g} ms"
+    note = f"figures are reported twice a second, as in a run, with steps of {STEP_S * 1e3:g} ms"
     return {"settings": {"step_s": STEP_S}, "figures": figures, "samples": samples, "notes": [note]}
 
 
 def counts(form: Form) -> dict[str, Any]:
-    """FLOPs as they are counted, over those of the formulas, for a perceptron, convolutions and a transformer."""
+    """Counted FLOPs over those of the formulas, for a perceptron, convolutions and a transformer."""
     name, samples = "fleet_flops_error_ratio_max", []
     for made in MODELS:
         loss, _, expected = made()
@@ -90,7 +90,7 @@ def counts(form: Form) -> dict[str, Any]:
 
 
 def measure(form: Form) -> Mapping[str, Any]:
-    """The accounts, the time that they take, and the forecast."""
+    """Measure the accounts, the time that they take, and the forecast."""
     alone = {"fits": fits, "overheads": overheads, "counts of FLOPs": counts}
     with tempfile.TemporaryDirectory() as thrown_away:
         folder = Path(os.environ.get(KEEP) or thrown_away)

@@ -1,11 +1,11 @@
 """How far a run's forecast can be believed: its two questions, asked of real runs and of simulated ones. Used by ``benchmarks.account``.
 
-- Given the faults that came: the run's predicted goodput beside the measured one, over real runs of three sorts, which take turns: the
-  storm of the demo, chaos with a fault every 15 s, and processes that are killed from outside, of which no plan knows. Each fault is priced
-  by what was known when it struck.
-- What will come: a forecast is made halfway through a run, of the goodput of its second half, and the truth is looked up. The simulated
-  runs are of a fleet whose rates are drawn from what the forecast believes before the run, so that as many intervals must hold the truth as
-  they say. What becomes of it when the fleet is three times better or worse than believed is given beside it.
+- Given the faults that came: the run's predicted goodput beside the measured one. Real runs of three sorts take turns: the storm of the
+  demo, chaos with a fault every 15 s, and kills from outside. Each fault has the price that was known when it
+  struck.
+- The future: halfway through a run, a forecast is made of the goodput of its second half, and compared with the truth. The simulated fleet
+  has rates that are drawn from the forecast's prior, so that its 90% intervals must hold the truth in 90% of the runs. Two more figures are
+  for a fleet that is three times better or worse than the prior.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ MTBF_S, LOOK_S, LEAST_S = 15.0, 0.5, 20.0
 
 @dataclass(frozen=True)
 class Sort:
-    """A sort of real run: its options, and the mean time between kills from outside (0: none)."""
+    """A sort of real run: its options, and the mean seconds between kills from outside (0: none)."""
 
     name: str
     options: tuple[str, ...]
@@ -70,7 +70,8 @@ QUIET = Sort("quiet", ("--world", "2", "--chaos", "off"))
 
 @dataclass(frozen=True)
 class Made:
-    """The real runs: ``each`` of every sort, and so many ``quiet`` ones, of so many ``steps``. None may take longer than ``limit_s``."""
+    """The real runs: ``each`` of every sort, and ``quiet`` runs without faults, of ``steps`` steps. None may take longer than
+    ``limit_s``."""
 
     folder: Path
     each: int
@@ -79,12 +80,12 @@ class Made:
     limit_s: float
 
     def wanted(self) -> dict[str, tuple[Sort, int]]:
-        """Sort and seed of each, by its name, which is that of its folder in ``folder``."""
+        """Name of each run -> its sort and seed. The name is that of its folder in ``folder``."""
         runs = [(sort, number) for number in range(self.each) for sort in SORTS] + [(QUIET, number) for number in range(self.quiet)]
         return {f"{sort.name}-{number}": (sort, number) for sort, number in runs}
 
     def work(self) -> dict[str, Callable[[], Path]]:
-        """What makes the journal of each; of a run that lies there already it is the one that it has."""
+        """Name of each run -> a function that makes the run, unless its folder has one already, and returns its journal."""
         return {name: partial(_journal, self, self.folder / name, *of) for name, of in self.wanted().items()}
 
 
@@ -98,7 +99,7 @@ def _journal(made: Made, folder: Path, sort: Sort, seed: int) -> Path:
 
 
 def _train(made: Made, folder: Path, sort: Sort, seed: int) -> None:
-    """One real run, in a process of its own, as its user would start it. Raises TimeoutExpired after its limit."""
+    """Make one real run, in a process of its own, as a user would start it. Raises TimeoutExpired after its limit."""
     command = [sys.executable, "-m", "fleet", "run", "examples/gpt.py", "--seed", str(seed), "--steps", str(made.steps), *sort.options]
     end_s = time.monotonic() + made.limit_s
     with (folder / "output.txt").open("w") as output:
@@ -114,7 +115,7 @@ def _train(made: Made, folder: Path, sort: Sort, seed: int) -> None:
 
 
 def _kill_from_outside(folder: Path, child: subprocess.Popen[bytes], every_s: float, draw: random.Random, end_s: float) -> None:
-    """SIGKILL to a process of the run that lives, again and again, since it has begun to train and until ``end_s``."""
+    """Kill live processes of the run, one after the other, from the start of training until ``end_s``."""
     tick, inject_s = threading.Event(), 0.0
     while child.poll() is None and time.monotonic() < end_s:
         tick.wait(LOOK_S)
@@ -151,19 +152,19 @@ def summary_of(journal: Path) -> LedgerSummary:
 
 
 def conditional_errors(found: Iterable[Path]) -> list[float]:
-    """Points of goodput that the prediction of each run is off by."""
+    """Error of each run's prediction, in points of goodput."""
     return [100.0 * abs(predict(summary_of(journal)).error) for journal in found]
 
 
 def real_coverage(found: Iterable[Path]) -> float:
-    """Share of the runs of which a forecast, made halfway through the training, held the goodput of the rest."""
+    """Share of the runs whose forecast, made halfway through the training, held the goodput of the second half."""
     held = [inside for journal in found if (inside := _held(list(read_journal(journal)))) is not None]
     return statistics.fmean(held) if held else float("nan")
 
 
 def _held(records: Sequence[Record]) -> bool | None:
-    """None of a run that did not train for long enough to have two halves. The bound is low: with a high one only runs to which much has
-    happened would be looked at, as all have as many steps."""
+    """Whether the forecast held; None for a run too short to have two halves. The bound is low: all runs have the same number of steps, and
+    with a high bound only runs with many faults would count."""
     whole = Ledger().apply_all(records).summary()
     if whole.training_s < LEAST_S:
         return None
@@ -182,7 +183,7 @@ def _held(records: Sequence[Record]) -> bool | None:
 
 
 def _kept_by(before: LedgerSummary) -> float:
-    """Rank-seconds that are kept by then; of what is not decided yet as large a share as of the rest."""
+    """Rank-seconds in kept steps until then. Of undecided time, the same share counts as of the rest."""
     return before.training_goodput * before.training_s * before.world
 
 
@@ -190,12 +191,12 @@ def _kept_by(before: LedgerSummary) -> float:
 
 NODES, DURATION_S, STEP_S = 64, 30 * 86_400.0, 10.0
 BELIEVED = {"kill_rank": 1 / 40_000.0, "lose_node": 1 / 90_000.0, "hang": 1 / 200_000.0}
-"""Faults a second: one in seven hours in all."""
+"""Faults a second by kind: one in seven hours, in all."""
 DETECT_S, REFORM_S, HANG_S, REPLACE_S = 10.0, 120.0, 600.0, 3_600.0
 
 
 def fleet_of(rates: Mapping[str, float], duration_s: float) -> FleetModel:
-    """A fleet of 64 nodes, whose peers hold the state: a fault costs the way back, and a node until it is replaced."""
+    """A fleet of 64 nodes, whose peers hold the state: a fault costs the recovery, and a node until it is replaced."""
     faults = tuple(
         FaultClass(name=kind, rate_per_s=rate, nodes=int(kind == "lose_node"), detect_s=HANG_S if kind == "hang" else DETECT_S)
         for kind, rate in rates.items()
@@ -206,8 +207,10 @@ def fleet_of(rates: Mapping[str, float], duration_s: float) -> FleetModel:
 
 
 def prices_of(kinds: Iterable[str]) -> dict[str, Price]:
-    """What one fault should cost such a fleet, in node-seconds: all stand still, and of a node the time until it is replaced, which is
-    exponential, so that its standard deviation is its mean."""
+    """Expected price of a fault of each kind in such a fleet, in node-seconds: all nodes stand still, and a lost node is missing.
+
+    The time until it is replaced is exponential, so its standard deviation is its mean.
+    """
     found = {}
     for kind in kinds:
         still_s = NODES * ((HANG_S if kind == "hang" else DETECT_S) + REFORM_S + STEP_S / 2)
@@ -217,7 +220,7 @@ def prices_of(kinds: Iterable[str]) -> dict[str, Price]:
 
 
 def drawn(before: Rate, rng: np.random.Generator) -> float:
-    """A rate, as the forecast believes that it might be."""
+    """A rate, drawn from the forecast's prior."""
     weights = np.array([weight for weight, _ in before.parts])
     law = before.parts[rng.choice(len(weights), p=weights / weights.sum())][1]
     return float(rng.gamma(law.shape, 1.0 / law.rate))
@@ -227,9 +230,9 @@ def simulated_coverage(runs: int, seed: int = 0, rates: Callable[[np.random.Gene
     """Share of the simulated runs whose second half had a goodput inside the interval of the forecast made halfway.
 
     Args:
-        runs: how many.
+        runs: number of runs.
         seed: of rates and faults.
-        rates: draws the true rates of a run; None: from what the forecast believes beforehand.
+        rates: draws the true rates of a run; None: from the forecast's prior.
     """
     inside = Counter(_inside(number, seed, rates or _believed) for number in range(runs))
     return inside[True] / runs
@@ -257,17 +260,17 @@ def _run(rates: Mapping[str, float], duration_s: float, until_s: float, seed: in
 
 
 OFF = {"better_fleet_": 1 / 3, "worse_fleet_": 3.0}
-"""By what names have of it, how many times as often faults come as the forecast believes."""
+"""Part of a figure's name -> true rate of faults over the rate of the prior."""
 
 
 def simulations(runs: int) -> dict[str, Callable[[], float]]:
-    """What finds the figures of so many simulated runs, by their names."""
+    """Name of a figure of simulated runs -> the function that computes it."""
     own: dict[str, Callable[[], float]] = {"fleet_forecast_coverage_ratio": partial(simulated_coverage, runs)}
     return own | {f"fleet_forecast_coverage_{name}ratio": partial(simulated_coverage, runs, rates=_scaled(n)) for name, n in OFF.items()}
 
 
 def figures_of(made: Made, found: Mapping[str, Any]) -> dict[str, Any]:
-    """The figures of this module, of the journals of real runs and of what :func:`simulations` found, by their names."""
+    """The figures of this module by name, from the journals of real runs and the results of :func:`simulations`."""
     journals = {name: found[name] for name in made.wanted()}
     calm = [journal for name, journal in journals.items() if name.startswith(QUIET.name)]
     stormy = [journal for journal in journals.values() if journal not in calm]

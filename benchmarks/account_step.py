@@ -1,7 +1,6 @@
-"""What a rank does beside its steps when all is on: the time of each state, the user's figures, what of the exchange
-is hidden, and what is told of the program.
+"""A rank's accounting beside its steps, with all of it on: states, the user's figures, the hidden exchange, and figures of the program.
 
-Recorder, client and counter are the ones that ranks have. At the other end of the line is a thread that welcomes the client, and reads.
+Recorder, client and counter are those of ranks. A thread at the other end of the line welcomes the client, and reads.
 """
 
 from __future__ import annotations
@@ -31,18 +30,18 @@ from fleet.protocol.instructions import INSTRUCTIONS, Welcome
 from fleet.protocol.types import Member, StateId
 
 STEP_S = 0.05
-"""Of the steps that are accounted for. Figures are told twice a second: longer steps carry more of them, and are a smaller part of it."""
+"""Seconds of the measured steps. Figures are reported twice a second, so a longer step carries more of them, and each is a smaller part."""
 REPORT_EVERY = round(MEASURE_EVERY_US / 1e6 / STEP_S)
 USED_EVERY = round(usage.EVERY_US / 1e6 / STEP_S)
 OF_FLEET = {"loss": 1.5, "grad_norm": 0.7, "learning_rate": 1e-3, "tokens": 4096.0, "flops": 1e9, "peak_flop_per_s": 1e12}
 OF_USER = {"entropy": 1.2, "accuracy": 0.9}
 MESSAGES = [torch.zeros(1024) for _ in range(6)]
-"""As they are asked for ahead of a reduction among four ranks: two buckets, of three others."""
+"""Messages that a rank asks for ahead of a reduction among four ranks: two buckets, each from three others."""
 START_S = 10.0
 
 
 def step_overhead_all_us(steps: int = 2_000, shards: int = 4) -> float:
-    """Microseconds of one step of ``shards`` shards, in the mean over steps that tell something and those that do not."""
+    """Microseconds of accounting in a step of ``shards`` shards: the mean over steps with and without a report."""
     with tempfile.TemporaryDirectory(dir="/dev/shm") as folder, _agent(Path(folder) / "agent") as path:
         recorder = Recorder(Path(folder) / "ring", now_us())
         reader, counter = RingReader(recorder.path), FlopCount(OF_FLEET["flops"])

@@ -1,8 +1,8 @@
 """How soon is a lost node replaced on a cluster that grows by itself? Ray's autoscaler (version 2), with its provider of fake nodes.
 
-A run of two ranks on two nodes has one of them killed: its raylet and all below it at once. Measured is the time from the kill to the first
-step that is committed with a rank of the node that came for it. Beside it, on another such cluster, two plain actors of Ray in a placement
-group: the time from the same kill to the first answer of the lost one, which Ray has started again on the node that came.
+A run has two ranks on two nodes, and loses one node: its raylet and all processes below it are killed at once. The figure is the time from
+the kill to the first commit with a rank on the new node. Beside it, on another such cluster, two plain actors of Ray are in a placement
+group. Their figure is the time from the same kill to the first answer of the lost actor, which Ray restarts on the new node.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ from tests.support.autoscaled import Autoscaled, autoscaled
 ROOT = Path(__file__).parents[1]
 SCRIPT = "examples/gpt.py"
 LIMIT_S, END_S, LOOK_S, WARM_STEPS, STEPS = 150.0, 60.0, 0.1, 10, 1_000
-"""Seconds until a run trains, until a node is replaced and until a run has ended in order, and from one look to the next; steps before a
-node is killed, and of the run, which is stopped once the node is replaced."""
+"""Limits in seconds: until a run trains or a node is replaced, and until a run has ended in order. Seconds between looks. Steps before a
+node is killed, and steps of the run, which is stopped once the node is replaced."""
 
 PLAIN = """
 import json, os, sys, time
@@ -61,7 +61,7 @@ print(json.dumps({"replaced_s": time.monotonic() - began_s}))
 
 
 def plain(cluster: Autoscaled) -> float:
-    """Seconds until a plain actor of Ray, whose node is killed, answers from another one."""
+    """Seconds until a plain actor of Ray, whose node is killed, answers from another node."""
     command = [sys.executable, "-c", PLAIN, cluster.address]
     done = subprocess.run(command, cwd=ROOT, env={**os.environ, **cluster.env}, capture_output=True, text=True, timeout=LIMIT_S, check=True)
     return float(json.loads(done.stdout.splitlines()[-1])["replaced_s"])
@@ -82,8 +82,8 @@ def _homes(found: Sequence[Record]) -> list[str]:
 
 
 def replaced_s(found: Sequence[Record], killed_unix_s: float) -> float:
-    """From the kill to the first step that is committed with a rank of a node that the run did not have before. Raises StopIteration while
-    there is none."""
+    """Seconds from the kill to the first commit with a rank on a node that the run did not have before. Raises StopIteration without
+    one."""
     started = next(one for one in found if isinstance(one, RunStarted))
     killed_s = started.at_s + killed_unix_s - started.unix_time_s
     up = {one.member: one.process.node for one in found if isinstance(one, ProcessUp)}
@@ -100,8 +100,8 @@ def replaced_s(found: Sequence[Record], killed_unix_s: float) -> float:
 
 
 def replacement(cluster: Autoscaled, folder: Path) -> dict[str, float]:
-    """One run that loses one node, and is stopped once it is replaced. Raises RuntimeError when the run ends before, and TimeoutError when
-    that takes too long."""
+    """One run that loses a node, and is stopped once the node is replaced. Raises RuntimeError when the run ends before, and TimeoutError
+    when the replacement takes too long."""
     folder.mkdir(parents=True)
     places = ("--address", cluster.address, "--storage", str(folder), "--copy-to", str(folder / "copies"), "--name", "lost")
     sizes = ("--world", "2", "--spares", "0", "--steps", str(STEPS), "--seed", "7", "--labels", "kind=rank", "--ask-for-nodes")
@@ -141,13 +141,13 @@ def _replaced(found: Sequence[Record], killed_unix_s: float) -> bool:
 
 
 def _came_s(found: Sequence[Record]) -> list[float]:
-    """How long the run waited for nodes that it had asked for and that came."""
+    """Seconds that the run waited for each node that it had asked for, and that came."""
     asked = [one.fields for one in found if isinstance(one, DecisionMade) and one.policy == "nodes"]
     return [one["waited_s"] for one in asked if "waited_s" in one]
 
 
 def measure(form: Form) -> dict[str, Any]:
-    """Fleet and Ray in turn, on a cluster of its own each time: an idle node of the last one would be there already."""
+    """Measure Fleet and Ray in turn, each time on a new cluster: an old one would already have an idle node."""
     fleets, rays = list[dict[str, float]](), list[float]()
     turns = [(system, number) for number in range(form.of(5, 1, 1)) for system in ("fleet", "ray")]
     for system, _ in on_the_way("autoscaled", turns, lambda turn: f"{turn[0]}, time {turn[1] + 1}"):

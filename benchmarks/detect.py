@@ -1,9 +1,9 @@
 """`detect`: who finds the slow rank, how soon, and whom else does it accuse? Faults of known truth in a simulated world, recorded noise.
 
-Every detector sees the same stretches of steps. An accusation is right when it names the rank and what is slow in it (compute, network or
-data) while that is so, or within a window after it; otherwise it is false. A fault is found when it is rightly named within ``WITHIN``
-steps of its beginning. Thresholds were chosen on ``TRAINING_SEED`` and on the first half of the recorded noise; all figures are of ``SEED``
-and of the second half.
+Every detector sees the same stretches of steps. An accusation names a rank and its slow part: compute, network or data. It is right while
+both are true, or within a window after that; otherwise it is false. A fault is found when it is rightly named within ``WITHIN`` steps of
+its beginning. Thresholds were chosen on ``TRAINING_SEED`` and on the first half of the recorded noise; all figures are of ``SEED`` and of
+the second half.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ COUNTS, QUICK_COUNTS, TUNING_COUNTS = (720, 400), (312, 300), (144, 72)
 SMOKE_COUNTS, SMOKE_FEW = (len(FAULTS) * len(SEVERITIES), 2), (2 * len(FAULTS), 1)
 GOAL_FROM = 1.25
 REPORT, THRESHOLDS = 2, tuple(round(0.2 + 0.05 * number, 2) for number in range(16))
-"""Portions of steps to a report of NVRx, and the thresholds that are tried for it."""
+"""Portions of steps in a report of NVRx, and the thresholds that are tried for it."""
 
 Accusation = tuple[Member, str, int]
 Accuse = Callable[[Stretch], Iterable[Accusation]]
@@ -44,7 +44,7 @@ Accuse = Callable[[Stretch], Iterable[Accusation]]
 
 @dataclass
 class Tally:
-    """What a detector did. ``found``: for each fault its name, severity and latency in steps (None when it was not found in time)."""
+    """The score of a detector. ``found``: for each fault its name, severity and latency in steps (None when it was not found in time)."""
 
     right: int = 0
     wrong: int = 0
@@ -81,7 +81,7 @@ class Tally:
 
 
 def fleet(limits: Sensitivity, scorer: Scorer = combined) -> Accuse:
-    """Accusations of Fleet's detector: each (member, kind) when it becomes guilty."""
+    """Accusations of Fleet's detector: each (member, kind), when it becomes guilty."""
 
     def accuse(stretch: Stretch) -> Iterable[Accusation]:
         detector, before = WindowedDetector(limits, scorer), set()
@@ -100,7 +100,7 @@ def peer(thresholds: Mapping[str, float], individual: bool = False) -> Accuse:
 
 
 def tally(systems: dict[str, Accuse], seed: int, counts: tuple[int, int], part: int, brief: bool = False) -> dict[str, Tally]:
-    """All systems on the same stretches, one after the other on each."""
+    """Scores of all systems on the same stretches, one after the other on each."""
     found: dict[str, Tally] = defaultdict(Tally)
     for stretch in slow_world.stretches(seed, *counts, slow_world.recorded(part), brief):
         for name, accuse in systems.items():
@@ -123,7 +123,7 @@ def tuned_thresholds(counts: tuple[int, int]) -> dict[str, float]:
 
 
 def peers(counts: tuple[int, int]) -> tuple[dict[str, Accuse], list[str]]:
-    """NVRx as it comes, and with thresholds that were tuned as ours were; and notes."""
+    """NVRx with its default threshold, and with thresholds that were tuned as ours were; and notes."""
     if nvrx is None:
         return {}, [left_out("nvrx", "nvidia-resiliency-ext is not installed")]
     default, tuned = dict.fromkeys(KINDS, nvrx.THRESHOLD), tuned_thresholds(counts)
@@ -137,7 +137,7 @@ def peers(counts: tuple[int, int]) -> tuple[dict[str, Accuse], list[str]]:
 
 
 def summary(name: str, tally_: Tally) -> dict[str, float]:
-    """The figures of one system; without ``_from`` or ``_at`` in the name they are of severities from ``GOAL_FROM`` on."""
+    """The figures of one system. Names without ``_from`` or ``_at`` are of severities from ``GOAL_FROM`` on."""
     figures = {
         f"{name}_precision": tally_.precision(), f"{name}_recall": tally_.recall(GOAL_FROM), f"{name}_false_accusations": tally_.wrong,
         f"{name}_false_accusations_clean": tally_.wrong_clean,
@@ -174,7 +174,7 @@ def measure(form: Form) -> dict[str, Any]:
     ours = found["fleet"]
     figures |= {f"fleet_recall_from_{least:g}x".replace(".", "_"): ours.recall(least) for least in SEVERITIES}
     figures |= details("fleet", ours) | (details("nvrx_tuned", found["nvrx_tuned"]) if "nvrx_tuned" in found else {})
-    notes += [left_out(name, "no fault that it is the figure of") for name, value in figures.items() if np.isnan(value)]
+    notes += [left_out(name, "the stretches have no such fault") for name, value in figures.items() if np.isnan(value)]
     figures = {name: value for name, value in figures.items() if not np.isnan(value)}
     figures |= {"faults_injected": float(len(ours.found)), "clean_steps": float(ours.clean_steps)}
     about = noise.provenance()
@@ -184,9 +184,9 @@ def measure(form: Form) -> dict[str, Any]:
         "worlds": slow_world.WORLDS, "sensitivity": dataclasses.asdict(Sensitivity()), "noise": about,
     }  # fmt: skip
     notes += [
-        f"noise: recorded {about['date']} on {about['machine']['cpu']}, one of three pairs of regimes a world, as much as the work lasts",
-        "fleet_brief: worlds in which a shard is one recorded repetition, of 2 to 9 ms: nothing evens out",
-        "intermittent: compute that is slow 3 to 8 steps and well 2 to 4 steps, by turns; of a slow link its peers feel their share",
+        f"noise: recorded {about['date']} on {about['machine']['cpu']}, one of three pairs of regimes a world, as long as its work",
+        "fleet_brief: worlds in which a shard is one recorded repetition, of 2 to 9 ms: no mean evens the noise out",
+        "intermittent: compute that is slow for 3 to 8 steps and well for 2 to 4, by turns; peers of a slow link feel their share",
         "no slow link in worlds of two ranks: both ends of it are equally slow",
         "thresholds were chosen on the training seed and the training half of this noise",
         "720 faults there: precision 0.997, recall 0.985; with another seed there 0.997 and 0.964",

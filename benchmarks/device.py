@@ -1,8 +1,8 @@
-"""`device`: what holds on a GPU: ranks that are killed, NCCL that is aborted, snapshots of a state there, and the device's own clock.
+"""`device`: checks on a GPU: ranks that are killed, NCCL that is aborted, snapshots of a state there, and the device's own clock.
 
 One CUDA device is enough, and Ray is not needed. :mod:`benchmarks.device_ranks`, :mod:`benchmarks.device_nccl` and
-:mod:`benchmarks.device_snapshot` say for each part what was real in it. Without a GPU nothing is measured, and no result is written; the
-smoke form then runs the ranks alone, on the host's tensors.
+:mod:`benchmarks.device_snapshot` say which parts are real. Without a GPU nothing is measured, and no result is written; the smoke form then
+runs the ranks alone, on the host's tensors.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ NOT_RUN, FAILED = "not run: no CUDA device", "failed:"
 
 
 def measure(form: Form) -> dict[str, Any]:
-    """Ranks on one GPU through kills with a twin, aborts of NCCL at world 1, snapshots, and CUDA events beside the clock."""
+    """Measure ranks on one GPU through kills with a twin, aborts of NCCL at world 1, snapshots, and CUDA events beside the clock."""
     there = torch.cuda.is_available()
     sizes = form.of(Sizes(4, 20, 450, 0.1, 256, 4), Sizes(4, 10, 250, 0.1, 256, 4), Sizes(2, 1, 60, 0.25, 64, 1))
     device = "cuda" if there else "cpu"
@@ -49,14 +49,14 @@ def measure(form: Form) -> dict[str, Any]:
 
 
 def _part(names: Sequence[str], do: Callable[[], dict[str, Any]]) -> dict[str, Any]:
-    """What ``do`` has measured, or that it failed: what the other parts have taken minutes for is kept."""
+    """The result of ``do``, or a note that it failed: results of other parts, which took minutes, are kept."""
     try:
         part = do()
-    except Exception as error:  # noqa: BLE001 - it is told in the result, and by how this process ends
+    except Exception as error:  # noqa: BLE001 - the result and the exit code tell it
         traceback.print_exc()
         notes = [left_out(name, f"{FAILED} {type(error).__name__}: {(str(error).splitlines() or [''])[0][:200]}") for name in names]
         part = {"figures": {}, "samples": {}, "notes": notes}
-    print(json.dumps(part["figures"]), file=sys.stderr, flush=True)  # who stops this program has them
+    print(json.dumps(part["figures"]), file=sys.stderr, flush=True)  # they stay when this program is stopped
     return part
 
 
@@ -79,13 +79,13 @@ def _nccl(rounds: int) -> dict[str, Any]:
 
 
 def _snapshot(blocks: int, rounds: int) -> dict[str, Any]:
-    from benchmarks import device_snapshot  # it imports what ranks, which are made from this process, do not need
+    from benchmarks import device_snapshot  # imported here: ranks, which are forked off this process, do not need it
 
     return device_snapshot.measure(blocks, rounds)
 
 
 def _gpu() -> list[str]:
-    """What the figures come from, beside the host."""
+    """The GPU and the libraries of the figures, as notes."""
     found = torch.cuda.get_device_properties(0)
     nccl = ".".join(map(str, torch.cuda.nccl.version()))
     size = f"{found.total_memory / 2**30:.0f} GiB"
@@ -93,13 +93,13 @@ def _gpu() -> list[str]:
 
 
 def _as_rank() -> None:
-    """torch asks the driver's library for GPUs: who asked CUDA itself could no longer fork."""
+    """Let torch ask the driver's library for GPUs: a process that has asked CUDA itself cannot fork any more."""
     os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"
     harness.as_rank("benchmarks.device")
 
 
 def main() -> None:
-    """In an environment as ranks have it."""
+    """Run the benchmark in the environment of a rank."""
     _as_rank()
     if not torch.cuda.is_available() and "--smoke" not in sys.argv:
         print(NOT_RUN)

@@ -1,15 +1,16 @@
-"""For `device`: an NCCL communicator of one rank is left by abort, and a new one made on a new prefix of the store, again and again.
+"""For `device`: again and again, an NCCL communicator of one rank is aborted, and a new one made on a new prefix of the store.
 
-It runs in a process of its own, ``python -m benchmarks.device_nccl ROUNDS``, which prints its samples as JSON: an abort that hangs, or ends
-the process, costs this part alone. Real are NCCL, torch's process group of it as Fleet makes it, and Fleet's store; a group of Fleet with
-one rank has no communicator, so it is put together here. ``shrink_group`` is never called.
+It runs in a process of its own, ``python -m benchmarks.device_nccl ROUNDS``, which prints its samples as JSON. So an abort that hangs, or
+ends the process, costs this part alone. NCCL, torch's process group of it as Fleet makes it, and Fleet's store are real. A group of Fleet
+with one rank has no communicator, so this module puts one together. ``shrink_group`` is never called.
 
-Each round aborts a communicator that is idle, and one whose stream is busy for 0.2 s with something that goes before its operation, and
-makes the next one then; and it aborts one while it makes the next one, as Fleet does, whose first sum has to wait for the same stream.
+Each round aborts three communicators. The first is idle. The stream of the second is busy for 0.2 s before its operation. After each of
+them, the round makes the next communicator. The third is aborted while the next one is made, as Fleet does. The first sum of the next one
+has to wait for the same stream.
 
-What cannot be had on one GPU is a peer that is lost in the middle of an operation. What comes nearest is a communicator of two ranks whose
-other rank never comes: ``nccl_lonely_abort_s`` until the abort is back, ``nccl_lonely_waiter_s`` until who made the communicator is, and no
-figure of what does not come back; ``nccl_lonely_unblocked`` is the same for one that is made with ``blocking = 0``.
+One GPU cannot lose a peer in the middle of an operation. The nearest case is a communicator of two ranks whose other rank never comes:
+``nccl_lonely_abort_s`` is the time until the abort returns, and ``nccl_lonely_waiter_s`` the time until the rank that made the communicator
+returns. A call that does not return has no figure. ``nccl_lonely_unblocked`` is the same for a communicator with ``blocking = 0``.
 """
 
 from __future__ import annotations
@@ -34,9 +35,9 @@ from benchmarks.harness import left_out
 HOST = "127.0.0.1"
 LIMIT_S = 30.0
 LONELY_S, LONELY_AFTER_S = 6.0, 2.0
-"""How long its abort may take, and how long a lonely rank has waited before."""
+"""Most seconds of the abort, and seconds that a lonely rank has waited before it."""
 SLEEP_CYCLES = 400_000_000
-"""Some 0.2 s of a GPU."""
+"""About 0.2 s of a GPU."""
 ELEMENTS = 1 << 20
 NAMES = ("nccl_new_s", "nccl_idle_abort_s", "nccl_busy_abort_s", "nccl_abort_and_new_s", "nccl_interrupt_s", "nccl_new_beside_abort_s")
 LONELY = ("lonely", "lonely_unblocked")
@@ -45,7 +46,7 @@ Samples = dict[str, list[float]]
 
 
 class Wires:
-    """Those of NCCL; they tell when an abort is over."""
+    """The wires of NCCL; an abort returns when it is over."""
 
     def __init__(self, made: Any) -> None:
         self._nccl, self.ended = made, threading.Event()
@@ -59,7 +60,7 @@ class Wires:
 
 
 class Communicators:
-    """One after the other, each on the next prefix of one store."""
+    """Communicators, one after the other, each on the next prefix of one store."""
 
     def __init__(self) -> None:
         self._store = StoreServer(HOST)
@@ -67,7 +68,7 @@ class Communicators:
         self._generation = 0
 
     def new(self, size: int = 1) -> Group:
-        """It is made when this returns."""
+        """Make a communicator; it is ready when this returns."""
         self._generation += 1
         client = StoreClient(self._store.address, self._generation, LIMIT_S)
         try:
@@ -83,7 +84,7 @@ class Communicators:
 
 
 def sums_right(group: Group, busy: bool = False) -> Callable[[], bool]:
-    """Begin an all-reduce, behind a wait of the GPU when ``busy``: what to call for whether it came out right."""
+    """Begin an all-reduce, behind a wait of the GPU when ``busy``. Returns a function that says whether the sum is right."""
     value = torch.arange(ELEMENTS, dtype=torch.float32, device=group.device)
     if busy:
         torch.cuda._sleep(SLEEP_CYCLES)
@@ -104,7 +105,7 @@ def _timed_s(fn: Callable[[], Any]) -> tuple[float, Any]:
 
 
 def refuses(group: Group) -> str:
-    """What an aborted communicator says to another operation, rather than to hang or to do it; empty when it does it."""
+    """The error of an aborted communicator at another operation; empty when it does the operation."""
     try:
         group._nccl.allreduce([torch.ones(1, device=group.device)]).wait()
     except RuntimeError as error:
@@ -113,8 +114,8 @@ def refuses(group: Group) -> str:
 
 
 def rounds(count: int) -> Iterator[dict[str, Any]]:
-    """Seconds, and what was to hold: sums come out right before and after, and what was aborted refuses. Told twice, the second time with
-    what Fleet does, as that may hang."""
+    """Seconds, and whether sums are right before and after, and aborted communicators refuse. Each round yields twice, the second time with
+    Fleet's own way, as that may hang."""
     made, samples, held = Communicators(), Samples({name: [] for name in NAMES}), list[bool]()
     group = made.new()
     for _ in range(count):
@@ -144,7 +145,7 @@ def _abort_then_make(made: Communicators, group: Group, busy: bool, aborts_s: li
 
 
 def _make_beside(made: Communicators, group: Group, samples: Samples, held: list[bool]) -> Group:
-    """As Fleet leaves a group, and forms the next one, whose first sum is part of the time."""
+    """Leave a group and form the next one as Fleet does. The first sum of the next one is part of the time."""
     pending = sums_right(group, busy=True)
     begin_s = time.perf_counter()
     interrupt_s, _ = _timed_s(group.interrupt)
@@ -159,8 +160,8 @@ def _make_beside(made: Communicators, group: Group, samples: Samples, held: list
 
 
 def lonely(blocking: bool) -> dict[str, float]:
-    """Of a communicator whose other rank never comes: seconds until its abort is back, and until the rank that waited is. Those that are
-    not back in time are missing."""
+    """For a communicator whose other rank never comes: seconds until its abort returns, and until the waiting rank returns. A call that
+    does not return in time is missing."""
     wires, back, begun = list[Any](), dict[str, float](), list[float]()
     made = Communicators()
 
@@ -184,7 +185,7 @@ def lonely(blocking: bool) -> dict[str, float]:
 
 
 def _wait_alone(made: Communicators, wires: list[Any], blocking: bool) -> None:
-    """Until the abort: what it raises then is what it is to do."""
+    """Wait until the abort, which should make the wait raise an error."""
     for name in nccl.OFF:
         os.environ[name] = "0"
     store = TorchStore(StoreClient(made._store.address, 1, LIMIT_S), "nccl")
@@ -200,7 +201,7 @@ def _wait_alone(made: Communicators, wires: list[Any], blocking: bool) -> None:
 
 
 def measure(count: int) -> dict[str, Any]:
-    """In processes of their own: samples, whether all held, and notes of what did not come back."""
+    """Measure in processes of their own: samples, whether all checks held, and notes of calls that did not return."""
     found = _asked(str(count), LIMIT_S + 8.0 * count)
     samples, notes = dict(found.get("samples", {})), list(found["notes"])
     for kind in LONELY:
@@ -210,12 +211,12 @@ def measure(count: int) -> dict[str, Any]:
             if what in alone:
                 samples[f"nccl_{kind}_{what}"] = [alone[what]]
             else:
-                notes.append(left_out(f"nccl_{kind}_{what}", f"it was not back {LONELY_S:g} s after the abort"))
+                notes.append(left_out(f"nccl_{kind}_{what}", f"it had not returned {LONELY_S:g} s after the abort"))
     return {"samples": samples, "held": found.get("held", []), "notes": notes}
 
 
 def _asked(what: str, limit_s: float) -> dict[str, Any]:
-    """What ``python -m benchmarks.device_nccl WHAT`` printed last, and notes when it failed."""
+    """The last output of ``python -m benchmarks.device_nccl WHAT``, and notes when it failed."""
     process = subprocess.Popen(
         [sys.executable, "-m", "benchmarks.device_nccl", what], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )  # fmt: skip
@@ -234,7 +235,7 @@ def _asked(what: str, limit_s: float) -> dict[str, Any]:
 
 
 def main() -> None:
-    """One part, in this process. It ends at once: what hangs in NCCL must not hold up its end."""
+    """Run one part in this process, which then ends at once: a call that hangs in NCCL must not hold up its end."""
     if sys.argv[1] in LONELY:
         print(json.dumps(lonely(blocking=sys.argv[1] == "lonely")), flush=True)
     else:

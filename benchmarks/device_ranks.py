@@ -1,8 +1,8 @@
 """For `device`: several ranks on one GPU, or on the host where there is none, trained through kills without Ray.
 
-Real are the coordinator with its decision core and journal, an agent for each of two nodes, and the ranks: processes of their own, with the
-protocol, the process group, transfers of the state, copies in the other node's memory and durable checkpoints, all over sockets of this
-machine. Not there is Ray: coordinator and agents live in one process, which also starts a process for each that was killed, as Ray Train
+The coordinator with its decision core and journal, an agent for each of two nodes, and the ranks are real. Ranks are processes with the
+protocol, the process group and transfers of the state. They keep copies in the other node's memory and durable checkpoints, all over
+sockets of this machine. Ray is not there: coordinator and agents live in one process, which also replaces killed processes, as Ray Train
 would. All ranks share one GPU, so they exchange by gloo over pinned host memory. A kill is SIGKILL to a rank, by its pid.
 """
 
@@ -36,10 +36,10 @@ from tests.support.plain import FORKED, PRELOADED, PlainFleet
 
 SEED, SHARDS, BATCH, CONTEXT, HEADS, BYTES = 7, 8, 64, 64, 4, 256
 SETTLED_STEPS = 3
-"""So many steps the world is full before the next kill."""
+"""Steps at full world before the next kill."""
 REPLACED_S, RUN_S = 60.0, 240.0
 STORE_S, PEERS_S = 5.0, 3.0
-"""From one durable checkpoint, and from one copy in the other node's memory, to the next."""
+"""Seconds between durable checkpoints, and between copies in the other node's memory."""
 WARM_STEPS = 10
 
 Samples = dict[str, list[float]]
@@ -47,8 +47,8 @@ Samples = dict[str, list[float]]
 
 @dataclass(frozen=True)
 class Sizes:
-    """``pause_s`` is waited in each step while ranks are killed, so that there are steps left for all ``kills``. With ``cut`` the model is
-    one that ``fully_shard`` has cut, of which ranks have chunks where they are killed, and the whole where they are not."""
+    """Sizes of a run. While ranks are killed, each step waits ``pause_s``, so that steps are left for all ``kills``. With ``cut``,
+    ``fully_shard`` cuts the model: ranks hold chunks in the run with kills, and the whole model in the run without."""
 
     world: int
     kills: int
@@ -72,7 +72,7 @@ class Text(torch.utils.data.Dataset[Tensor]):
 
 
 class Block(nn.Module):
-    """Attention and two linear layers, with dropout: random numbers of the device are part of what has to come out alike."""
+    """Attention and two linear layers, with dropout: the device's random numbers, too, have to be the same in both runs."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -101,8 +101,8 @@ class Transformer(nn.Module):
 
 
 class Walls:
-    """Of each step that this process commits, how long its shards took by the clock. They are timed only when nobody disturbs them, as to
-    wait for the device after each shard takes time itself."""
+    """Writes for each committed step the time of its shards by the clock. They are timed only in runs without kills: to wait for the device
+    after each shard takes time itself."""
 
     def __init__(self, folder: Path, slot: int, device: torch.device, timed: bool) -> None:
         self._file = (folder / f"walls-{slot}").open("a", buffering=1) if timed else None
@@ -124,7 +124,7 @@ class Walls:
 
 
 def train(run: Any) -> None:
-    """What a user would write. The deterministic kernels of torch are asked for: Fleet sums in a fixed order, and cannot mend a kernel."""
+    """A user's train function. It asks for torch's deterministic kernels: Fleet sums in a fixed order, and cannot mend a kernel."""
     os.environ["CUBLAS_WORKSPACE_CONFIG"] = ":4096:8"
     torch.use_deterministic_algorithms(True)
     torch.utils.deterministic.fill_uninitialized_memory = False
@@ -149,7 +149,7 @@ def train(run: Any) -> None:
 
 
 class Fleet(PlainFleet):
-    """Also keeps what agents told of the ranks' steps: (slot, step) -> milliseconds that the shards took, by the device's own events."""
+    """Also keeps the agents' reports of steps: (slot, step) -> milliseconds of the shards, by the device's own events."""
 
     def __init__(self, settings: RunSettings, folder: Path, trains: Callable[[Any], None]) -> None:
         super().__init__(trains, settings, folder)
@@ -178,7 +178,7 @@ class Fleet(PlainFleet):
         return {member.slot: process.pid for member, process, joined in self.census() if joined}
 
     def whole(self, without: set[int]) -> bool:
-        """Whether as many train as are to, none by a process of ``without``, and all spares are ready."""
+        """Whether the world is full, without a process of ``without``, and all spares are ready."""
         joined = self.joined().values()
         ready = [rank for rank in self.coordinator.machine.state.roster.in_order() if rank.phase is not RankPhase.STARTING]
         return len(joined) == self.settings.world and not without & set(joined) and len(ready) == self.settings.slots
@@ -186,7 +186,7 @@ class Fleet(PlainFleet):
 
 @dataclass
 class Ran:
-    """How one run ended, and what its ranks logged."""
+    """The end of one run, and its ranks' logs."""
 
     status: str
     digest: str
@@ -198,7 +198,8 @@ class Ran:
 
 
 def settings_of(sizes: Sizes, world: int, kills: int, device: str, folder: Path) -> RunSettings:
-    """Of a run on ``world`` ranks. Kills come from outside and are unknown to the run, so that its budgets have to leave room for them."""
+    """Settings of a run on ``world`` ranks. Kills come from outside and are unknown to the run, so its budgets have to leave room for
+    them."""
     pause = str(sizes.pause_s) if kills else "0"
     given = {"device": device, "folder": str(folder), "steps": str(sizes.steps), "pause_s": pause}
     shape = {"width": str(sizes.width), "layers": str(sizes.layers), "cut": "yes" if sizes.cut else ""}
@@ -215,7 +216,7 @@ def run(sizes: Sizes, world: int, kills: int, device: str, folder: Path) -> Ran:
 
 
 def through(settings: RunSettings, folder: Path, trains: Callable[[Any], None], kills: int, pause_s: float) -> Ran:
-    """The same of any train function, of this or of a preloaded module."""
+    """Train with any train function, of this or of a preloaded module, through kills; see :func:`run`."""
     FORKED.set_forkserver_preload([*PRELOADED, __name__])
     folder.mkdir()
     with Fleet(settings, folder, trains) as fleet:
@@ -228,7 +229,7 @@ def through(settings: RunSettings, folder: Path, trains: Callable[[Any], None], 
 
 
 def _kill(fleet: Fleet, kills: int, pause_s: float) -> list[Kill]:
-    """One rank that trains after the other, each once the one before is replaced, at random moments, until the run is over."""
+    """Kill training ranks at random moments until the run is over, each after the last one was replaced."""
     draw, killed = stream(SEED, "device kills"), list[Kill]()
     while _whole_again(fleet, killed) and len(killed) < kills:
         time.sleep(draw.random() * pause_s)
@@ -239,7 +240,7 @@ def _kill(fleet: Fleet, kills: int, pause_s: float) -> list[Kill]:
 
 
 def _whole_again(fleet: Fleet, killed: Sequence[Kill]) -> bool:
-    """Wait until all have trained for a few steps who were to; False: the run was over before that."""
+    """Wait until the full world has trained for a few steps; False: the run was over before that."""
     dead = {kill.pid for kill in killed}
     fleet.wait_for(lambda: fleet.ended.done() or fleet.whole(dead), REPLACED_S)
     since = fleet.step
@@ -257,7 +258,7 @@ def _walls(folder: Path) -> dict[tuple[int, int], float]:
 
 
 def recoveries(commits: Sequence[Commit], kills: Sequence[Kill], world: int) -> Samples:
-    """Of each kill: the gap between commits around it, less the median step until the last kill; and when all trained again."""
+    """Samples of each kill: the gap between commits around it, less the median step until the last kill; and when all trained again."""
     step_s = median_step_s([commit for commit in commits if commit.t_s <= kills[-1].t_s])
     stalls = [stall_s(commits, kill.t_s, step_s) for kill in kills]
     whole = [(full_again(commits, kill, world), kill) for kill in kills]
@@ -268,19 +269,19 @@ def recoveries(commits: Sequence[Commit], kills: Sequence[Kill], world: int) -> 
 
 
 def noticed_s(records: Sequence[Any], kills: Sequence[Kill]) -> list[float]:
-    """From each kill until the agent of its node knew; the run's clock is the one that the kills were read from."""
+    """Seconds from each kill until its node's agent knew. Kills have their times from the run's clock."""
     pids = {record.member: record.process.pid for record in records if isinstance(record, ProcessUp)}
     lost_s = {pids[record.member]: record.at_s for record in records if isinstance(record, ProcessLost)}
     return [lost_s[kill.pid] - kill.t_s for kill in kills if kill.pid in lost_s]
 
 
 def figures(injected: Ran, twins: dict[str, Ran], commits: Sequence[Commit], samples: Samples) -> dict[str, float]:
-    """Of the run through kills. One was survived when at least two steps were committed after it."""
+    """Figures of the run through kills. A kill was survived when at least two steps were committed after it."""
     survived = [sum(commit.t_s > kill.t_s for commit in commits) >= 2 for kill in injected.kills]
     durable = [one for one in injected.records if isinstance(one, CheckpointRecord) and one.phase == "durable"]
     counted = Ledger().apply_all(injected.records).summary().samples
     if counted is None:
-        raise ValueError("the journal does not say what the run was trained on")
+        raise ValueError("the journal has no record of the run's data")
     alike = [injected.status == "completed" and injected.digest == twin.digest != "" for twin in twins.values()]
     return {
         "fleet_kills": len(injected.kills),
@@ -299,7 +300,7 @@ def figures(injected: Ran, twins: dict[str, Ran], commits: Sequence[Commit], sam
 
 
 def events_against_walls(alone: Ran, samples: Samples) -> dict[str, float]:
-    """What the device's events said of the shards of a step, as agents told it, beside the clock's word, for a rank that has all shards."""
+    """Milliseconds of a step's shards by the device's events, as agents reported them, beside the clock's, for a rank with all shards."""
     both = [(ms, alone.walls_ms[at]) for at, ms in sorted(alone.timed_ms.items()) if at[1] >= WARM_STEPS and at in alone.walls_ms]
     samples["fleet_events_step_ms"], samples["fleet_events_wall_ms"] = ([pair[side] for pair in both] for side in (0, 1))
     return {
@@ -310,7 +311,7 @@ def events_against_walls(alone: Ran, samples: Samples) -> dict[str, float]:
 
 
 def measure_cut(sizes: Sizes, device: str, folder: Path) -> dict[str, Any]:
-    """A model in chunks, through kills, beside a single rank that has the whole."""
+    """Measure a model in chunks through kills, beside a single rank that has the whole model."""
     injected, whole = run(sizes, sizes.world, sizes.kills, device, folder / "struck"), run(sizes, 1, 0, device, folder / "whole")
     commits = injected.timeline.commits()
     samples = {name.replace("fleet_", "fleet_cut_"): values for name, values in recoveries(commits, injected.kills, sizes.world).items()}

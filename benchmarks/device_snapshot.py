@@ -1,9 +1,9 @@
-"""For `device`: what a snapshot of a state on a GPU costs the step, against torch.distributed.checkpoint and the wire to the host.
+"""For `device`: the cost of a snapshot of a GPU's state for the step, against torch.distributed.checkpoint and the wire to the host.
 
 A step is compute about twice as long as the plain copy of the same bytes to pinned memory, and then the state changes. ``blocked`` is all
-that the step waits for: the host within the calls, and, of Fleet, the stream behind them, by the device's own events, as there later
-kernels wait where the host does not. Every round takes each in turn: the plain copy, a step without anything, Fleet's, and async_save in
-three ways, see :class:`DcpSteps`. A save ends before the next begins; files go to memory (/dev/shm), so that no disk decides.
+the time that the step waits: the host within the calls and, for Fleet, the stream behind them. The device's own events measure the stream:
+there, later kernels wait, although the host does not. Every round takes each in turn: the plain copy, a plain step, Fleet's snapshot, and
+async_save in three ways, see :class:`DcpSteps`. A save ends before the next begins. Files go to memory (/dev/shm), so that no disk decides.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def _timed_ms(fn: Callable[[], object]) -> float:
 
 
 def _stream_ms(fn: Callable[[], object]) -> float:
-    """Milliseconds of the current stream for what ``fn`` puts there."""
+    """Milliseconds of the current stream for the work that ``fn`` puts there."""
     begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
     begin.record()
     fn()
@@ -51,7 +51,7 @@ def _stream_ms(fn: Callable[[], object]) -> float:
 
 
 class PinnedCopy:
-    """The wire: one stretch of device memory to one of pinned memory, of as many bytes as the state has."""
+    """The wire: a copy of one stretch of device memory to pinned memory, of the state's size."""
 
     def __init__(self, size: int) -> None:
         self._source = torch.ones(size, dtype=torch.uint8, device="cuda")
@@ -68,7 +68,8 @@ class FleetSteps:
         self._training, self._snapshots, self._step, self.skipped = training, Snapshotter(), 0, 0
 
     def step(self, samples: Samples, change: Callable[[], object]) -> None:
-        """Adds what blocked it: the host in ``begin`` and ``settle``, and the stream between the compute and the change."""
+        """Add the times that the step was blocked: the host in ``begin`` and ``settle``, and the stream between the compute and the
+        change."""
         self._step += 1
         before, after = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
         host_ms = _timed_ms(self._begin)
@@ -87,7 +88,7 @@ class FleetSteps:
         self.skipped += not self._snapshots.begin(StateId(0, self._step), self._training.state)
 
     def exact(self, change: Callable[[], object]) -> bool:
-        """Whether a snapshot has the bits from before the change that comes right behind it."""
+        """Whether a snapshot has the bits from before the change that follows at once."""
         before = [tensor.clone() for tensor in self._training.tensors]
         self.step({name: [] for name in NAMES}, change)
         snapshot = self._snapshots.hold_settled()
@@ -99,7 +100,7 @@ class FleetSteps:
 
 
 class DcpSteps:
-    """A step with ``async_save`` of the state before it. Milliseconds that it blocked."""
+    """Steps with ``async_save`` of the state before them. Methods return the milliseconds that it blocked."""
 
     def __init__(self, training: Training, folder: Path) -> None:
         self._training, self._folder = training, folder
@@ -109,11 +110,11 @@ class DcpSteps:
         self.failed: dict[str, str] = {}
 
     def async_ms(self, change: Callable[[], object]) -> float:
-        """As it comes: it returns once it has copied all to memory that is not pinned."""
+        """The default: the call returns once it has copied all to memory that is not pinned."""
         return self._copied_first(None, change)
 
     def kept_ms(self, change: Callable[[], object]) -> float:
-        """To pinned memory that is kept from save to save; it returns once it has copied all."""
+        """To pinned memory that is kept from save to save; the call returns once it has copied all."""
         return self._copied_first(self._kept, change)
 
     def _copied_first(self, stager: Any, change: Callable[[], object]) -> float:
@@ -126,13 +127,13 @@ class DcpSteps:
         return blocked_ms
 
     def beside_ms(self, change: Callable[[], object]) -> float:
-        """To pinned memory, filled beside the compute; the change waits for that. torch 2.11 can use such a stager once only, so that its
-        memory is pinned anew for each save."""
+        """To pinned memory, filled beside the compute; the change waits for that. With torch 2.11, such a stager works only once, so each
+        save pins its memory anew."""
         stager = DefaultStager(StagingOptions(use_shared_memory=False))
         saving: list[Any] = []
         blocked_ms = _timed_ms(lambda: saving.append(self._save(stager)))
         self._training.compute()
-        torch.cuda.synchronize()  # what the host waits for up to here it would wait for without a save, too
+        torch.cuda.synchronize()  # up to here, the host waits as it does without a save
         blocked_ms += _timed_ms(saving[0].staging_completion.result)
         change()
         torch.cuda.synchronize()
@@ -152,11 +153,11 @@ NAMES = (
     *(f"dcp_{way}_snapshot_blocked_ms" for way in WAYS),
 )
 FIRST_TIME = ("fleet_snapshot_host_ms", "dcp_kept_snapshot_blocked_ms")
-"""What a first time costs more, when memory is taken and pinned."""
+"""Samples that are larger the first time, when memory is taken and pinned."""
 
 
 def _calibrate(training: Training, wire: PinnedCopy) -> None:
-    """So many rounds of compute that a step is about twice as long as the plain copy."""
+    """Set the rounds of compute so that a step is about twice as long as the plain copy."""
     copy_ms = statistics.median(wire() for _ in range(3))
     training.rounds = 4
     training.compute()
@@ -181,7 +182,7 @@ def _round(training: Training, wire: PinnedCopy, fleet: FleetSteps, saves: DcpSt
 
 
 def _save(saves: DcpSteps, name: str, way: Callable[[DcpSteps, Callable[[], object]], float], samples: Samples) -> None:
-    """Each release of torch has its own errors there: a way that has failed is left out, and said to be."""
+    """Save in one way. Releases of torch have errors there: a way that has failed is left out, with a note."""
     if name in saves.failed:
         return
     try:
@@ -192,7 +193,7 @@ def _save(saves: DcpSteps, name: str, way: Callable[[DcpSteps, Callable[[], obje
 
 
 def measure(blocks: int, rounds: int) -> dict[str, Any]:
-    """Figures, samples and notes. The first round, which takes memory and pins it, is told in a note and counts in no figure."""
+    """Figures, samples and notes. The first round, which takes memory and pins it, has a note and counts in no figure."""
     warnings.simplefilter("ignore")
     training = Training(blocks, "cuda", MATRIX)
     wire, fleet = PinnedCopy(training.bytes), FleetSteps(training)

@@ -1,11 +1,11 @@
-"""What does it cost that nodes are taken away, and that the head is lost? On a local cluster, with real processes.
+"""How much do announced losses of nodes cost, and losses of the head? On a local cluster, with real processes.
 
-- A node is announced, and goes 30 s later: chaos does both, as a cloud would. Stall: the longest time from one commit to the next between
-  the announcement and some seconds behind the loss, less a median step. Cost: all that steps took beyond the median then, of the time that
-  the run trained; that slots are empty until another node is there is told apart, in rank-seconds.
-- The head is lost: the process that drives the run gets SIGKILL at a random moment, and its whole cluster ends with it, memory and all.
-  ``fleet run --resume-or-start`` is typed again, as a RayJob does it. Measured is the time from the kill to the next commit, and how much
-  training was lost, over the time from one durable checkpoint to the next.
+- A node is announced, and goes 30 s later: chaos does both, as a cloud would. The stall is the longest time between two commits from the
+  announcement to some seconds after the loss, less a median step. The cost is the time of these steps beyond the median, as a share of the
+  training time. The empty slots until another node comes are a figure of their own, in rank-seconds.
+- The head is lost: the driver gets SIGKILL at a random moment, and its whole cluster ends with it, memory included. Then
+  ``fleet run --resume-or-start`` is typed again, as a RayJob does it. The figures are the time from the kill to the next commit, and the
+  lost training over the time between two durable checkpoints.
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ ROOT = Path(__file__).parents[1]
 SCRIPT = "examples/gpt.py"
 NOTICE_S, BEHIND_S, LOOK_S = 30.0, 5.0, 0.1
 LIMITS_S = {Form.FULL: 600.0, Form.QUICK: 150.0, Form.SMOKE: 600.0}
-"""How long each run may take, and until it trains."""
+"""Most seconds of each run, and until it trains."""
 SAVE_S = 3.0
-"""From one durable checkpoint to the next, where the head is lost."""
+"""Seconds between durable checkpoints, where the head is lost."""
 
 
 def _command(folder: Path, *options: str) -> subprocess.Popen[bytes]:
@@ -59,8 +59,8 @@ def _end(child: subprocess.Popen[bytes]) -> None:
 
 
 def drain(folder: Path, notice_s: float, steps: int, node: int, limit_s: float) -> dict[str, float]:
-    """One run from which one node is taken away. Raises RuntimeError when it does not come to its end, and TimeoutExpired when it does not
-    within its limit."""
+    """One run from which one node is taken away. Raises RuntimeError when the run does not come to its end, and TimeoutExpired after its
+    limit."""
     folder.mkdir(parents=True)
     save_trace((Fault("m1", 8.0, "host_maintenance", "maintenance", node=node, duration_s=notice_s),), folder / "trace.csv")
     sizes = ("--world", "2", "--spares", "1", "--nodes", "3", "--steps", str(steps))
@@ -75,7 +75,7 @@ def drain(folder: Path, notice_s: float, steps: int, node: int, limit_s: float) 
 
 
 def figures_of(records: Sequence[Record]) -> dict[str, float]:
-    """Seconds of stall, steps lost, and the fault's share of the world's rank-seconds; and what its empty slots took, in rank-seconds."""
+    """Seconds of stall, steps lost, the fault's share of the world's rank-seconds, and the rank-seconds of its empty slots."""
     phases = {record.phase: record.at_s for record in records if isinstance(record, FaultRecord)}
     if "executed" not in phases:
         raise RuntimeError(f"the node was not taken away: {phases}")
@@ -94,7 +94,7 @@ def figures_of(records: Sequence[Record]) -> dict[str, float]:
 
 
 def drains(form: Form, folder: Path) -> Part:
-    """Several runs, of which each loses another node."""
+    """Several runs; each loses another node."""
     notice_s, steps = form.of(NOTICE_S, NOTICE_S, 4.0), form.of(150, 150, 45)
     work = {
         f"run {number + 1} from which a node is taken": partial(drain, folder / f"{number}", notice_s, steps, number % 3, LIMITS_S[form])
@@ -140,7 +140,7 @@ class _Head:
             return []
 
     def trains(self, child: subprocess.Popen[bytes], known: int) -> tuple[float, list[Record]] | None:
-        """(when it was seen, records) once there is a commit beyond the first ``known`` records; None: the run came to its end."""
+        """(time, records) once there is a commit beyond the first ``known`` records; None: the run came to its end."""
         end_s = time.monotonic() + self._limit_s
         while time.monotonic() < end_s:
             found = self.records()
@@ -152,7 +152,7 @@ class _Head:
         raise TimeoutError(f"no commit within {self._limit_s:g} s: {(self._folder / 'output.txt').read_text()[-2000:]}")
 
     def kill(self, child: subprocess.Popen[bytes]) -> tuple[float, list[Record]]:
-        """After a while: when, and what was in the journal then."""
+        """Kill the driver after a while; returns the time, and the journal's records then."""
         time.sleep(self._draw.uniform(SAVE_S / 2, 3 * SAVE_S))
         os.kill(child.pid, signal.SIGKILL)
         at_s = time.monotonic()
@@ -160,7 +160,7 @@ class _Head:
         return at_s, self.records()
 
     def killed(self, kills: int) -> tuple[list[float], list[float], bool]:
-        """(seconds until it trains again, seconds of training lost) of each of so many kills; and whether the run came to its end."""
+        """(seconds until the run trains again, seconds of training lost) of each kill; and whether the run came to its end."""
         back, lost = list[float](), list[float]()
         child = self.start()
         try:
@@ -179,7 +179,7 @@ class _Head:
             _end(child)
 
     def twin(self) -> None:
-        """A run that is not killed."""
+        """Make a run that is not killed."""
         child = self.start("twin")
         try:
             child.wait(self._limit_s)
@@ -187,13 +187,13 @@ class _Head:
             _end(child)
 
     def digests(self, name: str) -> list[str]:
-        """Of each end that a run came to."""
+        """Digest of the final state at each end of a run."""
         path = self._folder / name / "journal.jsonl"
         return [record.digest for record in read_journal(path, spans=False) if isinstance(record, RunEnded)]
 
 
 def lost_s(before: Sequence[Record], after: Sequence[Record]) -> float:
-    """Training that was done before the kill, and is done again: from the state that the run goes on from to its last commit."""
+    """Seconds of training that are repeated after the kill: from the state that the run goes on from to its last commit."""
     begun = next(record for record in after[len(before) :] if isinstance(record, HistoryBegun))
     commits = [record for record in before if isinstance(record, Committed)]
     kept = [record.at_s for record in commits if record.state.step <= begun.from_state.step]
@@ -201,7 +201,7 @@ def lost_s(before: Sequence[Record], after: Sequence[Record]) -> float:
 
 
 def heads(form: Form, folder: Path) -> Part:
-    """One run that is killed so many times, and then comes to its end with the bits of one that was not."""
+    """A run whose driver is killed again and again, and that then ends with the bits of an undisturbed run."""
     head, kills = _Head(folder, form.of(240, 40, 60), 1, LIMITS_S[form]), form.of(10, 2, 1)
     what = f"a run whose head is lost {kills} times"
 
@@ -220,7 +220,7 @@ def heads(form: Form, folder: Path) -> Part:
 
 
 def measure(form: Form) -> dict[str, Any]:
-    """Nodes that go with a notice, then a head that is lost."""
+    """Measure nodes that go after a notice, then a head that is lost."""
     with tempfile.TemporaryDirectory() as folder:
         return in_parts("elastic", [drains(form, Path(folder) / "drains"), heads(form, Path(folder) / "heads")])
 

@@ -1,13 +1,13 @@
-"""`exposed`: how much of a step is exchange that nothing hides, where parameters are kept in chunks, beside what the law of it says.
+"""`exposed`: how much of a step is exposed exchange, where parameters are kept in chunks, beside the law's answer.
 
-Ranks of a model that ``fully_shard`` has cut, each on a host of its own, which is a network namespace, so root is needed. Their links carry
-a set rate, and are slow enough that the wire decides; what blocks compute is a timed wait. Measured is what ranks record as exposed
-exchange, a step. The law (:func:`fleet.laws.exchange.exposed_exchange`) is given the bytes of the model, the rate and latency of a plain
-connection while both directions are busy (of the rate the upper quartile, as whatever else goes on only lowers it), and how long the
-backward computed.
+The ranks train a model that ``fully_shard`` has cut. Each has a host of its own, which is a network namespace, so root is needed. Links
+have a set rate, and are slow enough that the wire decides; a block's compute is a timed wait. The figure is the exposed exchange of a step,
+as ranks record it. The law (:func:`fleet.laws.exchange.exposed_exchange`) gets the bytes of the model, and the time that the backward
+computed. It also gets the rate and latency of a plain connection with both directions busy. The rate is the upper quartile, as other load
+only lowers it.
 
-Of two ranks without a copy each gathers half of the model, twice a step; with one it has all of it, and gathers nothing. Of four with a
-copy each gathers a half.
+Of two ranks without a copy, each gathers half of the model, twice a step. With a copy, a rank has the whole model, and gathers nothing. Of
+four ranks with a copy, each gathers a half.
 """
 
 from __future__ import annotations
@@ -36,15 +36,15 @@ from tests.support.programs import namespaces, program
 
 WARM_STEPS, LIMIT_S = 2, 240.0
 BURST = "16kb"
-"""A link gives so much at once behind a pause: little beside a unit."""
+"""Bytes that a link sends at once after a pause: little beside a unit."""
 
 
 @dataclass(frozen=True)
 class Case:
-    """What is trained, on what links, and how.
+    """A run: its model, its links and its ranks.
 
     Attributes:
-        wait_s: that the forward of a block computes; its backward takes twice that.
+        wait_s: seconds that the forward of a block computes; its backward takes twice that.
     """
 
     name: str
@@ -61,9 +61,9 @@ class Case:
 
 SMALL, LARGE, SMALLEST = Shape(128, 5, 1), Shape(192, 6, 1), Shape(64, 2, 1)
 LINKS = {"4mb": (SMALL, "40mbit", 0.04), "11mb": (LARGE, "100mbit", 0.04)}
-"""By name of the size: what is trained, on what link, and how long a block's forward computes."""
+"""Name of the size -> the model, the rate of links, and the seconds of a block's forward."""
 SPREADS = {"4mb": ((2, 0), (2, 1), (4, 1)), "11mb": ((2, 0), (2, 1))}
-"""By name of the size: (ranks, copies)."""
+"""Name of the size -> (ranks, copies) of each case."""
 
 
 def cases(form: Form) -> list[Case]:
@@ -78,7 +78,7 @@ def cases(form: Form) -> list[Case]:
 
 
 def units_of(shape: Shape) -> tuple[int, int]:
-    """(bytes of the blocks, of what is around them, which is kept from forward to backward)."""
+    """(bytes of the blocks, bytes of the parameters around them, which stay gathered from forward to backward)."""
     model = Transformer(shape.width, shape.layers)
     whole = sum(one.nbytes for one in model.parameters())
     blocks = sum(one.nbytes for block in model.blocks if isinstance(block, Block) for one in block.parameters())
@@ -86,7 +86,7 @@ def units_of(shape: Shape) -> tuple[int, int]:
 
 
 def lawful_s(case: Case, link: dict[str, float], backward_s: float) -> float:
-    """What the law says of the exposed exchange of a step."""
+    """The exposed exchange of a step by the law."""
     (blocks, around), world, copies = units_of(case.shape), case.world, case.copies
     found = exposed_exchange(
         forward_bytes=gathered_bytes(blocks + around, world, copies, 1),
@@ -102,11 +102,11 @@ def lawful_s(case: Case, link: dict[str, float], backward_s: float) -> float:
     return found.total_s
 
 
-# ---- what is measured ------------------------------------------------------------------------------------------------------------------
+# ---- the measurement -------------------------------------------------------------------------------------------------------------------
 
 
 def exposed_s(records: Sequence[Record]) -> dict[int, list[float]]:
-    """By committed step, what each rank recorded as exchange, in seconds."""
+    """Committed step -> the exchange that each rank recorded, in seconds."""
     found: dict[int, list[float]] = {}
     left_us: dict[Any, int] = {}
     for record in records:
@@ -123,7 +123,7 @@ def exposed_s(records: Sequence[Record]) -> dict[int, list[float]]:
 
 
 def link_of(places: Places, size: int, folder: Path) -> dict[str, Any]:
-    """What a plain connection between the first two hosts reaches, in both directions at once; both ends' figures."""
+    """Rate and latency of a plain connection between the first two hosts, in both directions at once; both ends' figures."""
     files = [folder / f"link-{number}" for number in range(2)]
     ends = [
         FORKED.Process(target=exposed_ranks.link_end, args=(place, places[1 - number].address, size, str(files[number])), daemon=True)
@@ -139,7 +139,7 @@ def link_of(places: Places, size: int, folder: Path) -> dict[str, Any]:
 
 
 def trained(case: Case, steps: int, folder: Path) -> dict[str, Any]:
-    """One run on links of its own, with a plain connection on one before and behind it."""
+    """One run on links of its own, with a plain connection measured before and after it."""
     folder.mkdir()
     FORKED.set_forkserver_preload([*PRELOADED, exposed_ranks.__name__])
     made = price_ranks.slow_link(case.rate, BURST) if case.world == 2 else price_ranks.slow_links(case.world, case.rate, BURST)
@@ -182,13 +182,13 @@ def measured(case: Case, steps: int, folder: Path) -> dict[str, Any]:
 
 
 def with_error(found: dict[str, Any]) -> dict[str, Any]:
-    """The law's largest deviation from what two ranks recorded, as a share of that. Of more, some wait for others' exchange."""
+    """The law's largest deviation from the record of two ranks, as a share of it. In larger worlds some ranks wait for others' exchange."""
     ratios = [value for name, value in found["figures"].items() if name.startswith("law_over_fleet_") and "_2_ranks_" in name]
     return found | {"figures": {"law_error_2_ranks_ratio_max": max(abs(ratio - 1.0) for ratio in ratios), **found["figures"]}}
 
 
 def measure(form: Form) -> dict[str, Any]:
-    """The exposed exchange of a sharded model's step, beside its law."""
+    """Measure the exposed exchange of a sharded model's step, beside its law."""
     try:
         namespaces()
         program("tc")

@@ -1,6 +1,7 @@
-"""For `exposed`: what ranks do, and how fast the link between their hosts is for a plain connection.
+"""For `exposed`: the ranks' train function, and the speed of the link between their hosts for a plain connection.
 
-Each rank trains a model that ``fully_shard`` has cut, and notes of each step what it has received, and how long its backward computed.
+Each rank trains a model that ``fully_shard`` has cut. For each step it notes the bytes that it received, and the time that its backward
+computed.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ ASKED, OVER = b"?", b"."
 
 
 class Filled:
-    """What a rank has gathered, and how long it waited for that, since it began."""
+    """The bytes that a rank has gathered since it began, and the seconds that it waited for them."""
 
     def __init__(self, layout: FsdpLayout) -> None:
         self.bytes, self.waited_s = 0, 0.0
@@ -47,7 +48,7 @@ class Filled:
 
 
 class Computes(torch.autograd.Function):
-    """Takes as long as an accelerator would, without the processor, which other ranks need: ``wait_s`` forward, and twice that backward."""
+    """Waits like an accelerator's compute, without the processor, which other ranks need: ``wait_s`` forward, twice that backward."""
 
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, wait_s: float) -> torch.Tensor:
@@ -62,7 +63,7 @@ class Computes(torch.autograd.Function):
 
 
 def computing(model: Transformer, wait_s: float) -> Transformer:
-    """Each block of it takes so long more."""
+    """``model`` with ``wait_s`` of compute in each block."""
 
     def hook(module: torch.nn.Module, given: Any, output: torch.Tensor) -> Any:
         return Computes.apply(output, wait_s)  # type: ignore[no-untyped-call]
@@ -74,7 +75,7 @@ def computing(model: Transformer, wait_s: float) -> Transformer:
 
 
 def gathers(run: Any) -> None:
-    """What a user would write, but for what is noted."""
+    """A user's train function, with notes."""
     options = run.options
     model, optimizer = cut(options, run.mesh)
     computing(model, float(options["wait_s"]))
@@ -97,7 +98,8 @@ def gathers(run: Any) -> None:
 
 
 def link_end(place: Place, other: str, size: int, file: str) -> None:
-    """Both ends give each other ``size`` bytes at once, a few times: bytes a second of one direction; and how long a message takes then."""
+    """Both ends send each other ``size`` bytes at once, a few times. Notes the bytes a second of one direction, and a message's latency
+    then."""
     place.enter()
     asks = place.address < other
     with _met(place.address, other, PORT) as beside, _met(place.address, other, PORT + 1) as connection:
@@ -141,7 +143,7 @@ def _ask(connection: socket.socket) -> None:
 
 
 def _answer(connection: socket.socket) -> None:
-    """Until no more is asked."""
+    """Answer until the other end asks no more."""
     while (asked := connection.recv(1)) == ASKED:
         connection.sendall(asked)
 
@@ -157,7 +159,7 @@ def _swap(connection: socket.socket, size: int) -> None:
     sender.start()
     _take(connection, size)
     sender.join()
-    connection.sendall(ASKED)  # all has arrived here
+    connection.sendall(ASKED)  # this end has received all
     _take(connection, 1)
 
 

@@ -1,4 +1,4 @@
-"""`floor`: how long after chaos has cost too much is everything healed, and when does the run go on?
+"""`floor`: when chaos has cost too much, how long until all faults are healed, and until the run goes on?
 
 Runs of two ranks, each slowed down to a sixth of its speed, with a floor of six tenths of the pace. All times are those of the journal.
 
@@ -30,7 +30,7 @@ HEAL, STEP = "fleet_floor_heal_s", "fleet_floor_step_s"
 
 
 def measure(form: Form) -> dict[str, Any]:
-    """How soon a run is rid of chaos that costs too much."""
+    """Measure how soon a run is rid of chaos that costs too much."""
     runs = form.of(7, 3, 1)
     samples: dict[str, list[float]] = {HEAL: [], STEP: []}
     for number in on_the_way("floor", range(runs), lambda number: f"run with seed {number}"):
@@ -43,7 +43,7 @@ def measure(form: Form) -> dict[str, Any]:
 
 
 def journal_of(number: int) -> list[Record]:
-    """Of a run that meets its floor."""
+    """The journal of a run that meets its floor."""
     settings = Settings(world=WORLD, spares=0, nodes=1, shards=SHARDS, seed=number)
     faults = [Fault(f"s{slot}", INJECT_S, "slow_compute", "slow", slot=slot, duration_s=600.0, severity=SEVERITY) for slot in range(WORLD)]
     with tempfile.TemporaryDirectory(prefix="bench-floor-", ignore_cleanup_errors=True) as folder:

@@ -44,7 +44,7 @@ def count_events(path: Path) -> int:
 
 
 def fold_events_per_s(path: Path) -> float:
-    """Reads, decodes and folds the journal at ``path`` from its first byte to the summary; events per second of wall time.
+    """Read, decode and fold the journal at ``path`` from its first byte to the summary; returns events per second of wall time.
 
     Raises AssertionError when the ledger does not close.
     """

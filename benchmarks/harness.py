@@ -1,7 +1,7 @@
 """One shape for all benchmarks: ``python -m benchmarks.NAME [--quick | --smoke] [--json FILE]`` prints a table and may write it as JSON.
 
 All forms are the same code with other sizes. ``--smoke`` is for CI: it shows that a benchmark runs, and its figures say nothing of speed.
-On its way each says on standard error what it does and what is left: :func:`on_the_way`.
+On its way each benchmark prints on standard error its current piece and the time left: :func:`on_the_way`.
 """
 
 from __future__ import annotations
@@ -50,12 +50,13 @@ def left_out(what: str, why: str) -> str:
 
 
 def on_the_way(name: str, items: Iterable[T], said: Callable[[T], str] = str, now_s: Callable[[], float] = time.monotonic) -> Iterator[T]:
-    """The ``items`` of a benchmark's work, one by one. Before each, standard error is told which of how many it is, and what; from the
-    second on also how many seconds it took so far, and how many are left if the others take as long as those that are done.
+    """The ``items`` of a benchmark's work, one by one. Before each, a line on standard error has its number, the count, and its words.
+
+    From the second item on, the line also has the seconds so far, and an estimate of those left.
 
     Args:
         name: of the benchmark.
-        said: what an item is, in a few words.
+        said: an item in a few words.
         now_s: the clock, in seconds.
     """
     work, begin_s = list(items), now_s()
@@ -71,8 +72,8 @@ class Part:
     """A part of a benchmark.
 
     Attributes:
-        work: what is done, piece by piece, by what each is called.
-        summarize: makes settings, figures, samples and notes of what the pieces gave, by their names.
+        work: name of each piece -> the function that does it.
+        summarize: makes settings, figures, samples and notes of the pieces' results, by their names.
     """
 
     work: Mapping[str, Callable[[], Any]]
@@ -85,7 +86,7 @@ def one_piece(what: str, do: Callable[[], Mapping[str, Any]]) -> Part:
 
 
 def in_parts(name: str, parts: Sequence[Part]) -> dict[str, Any]:
-    """All pieces of all parts, one after the other; and what they say, as one."""
+    """Do all pieces of all parts, one after the other, and return their results as one."""
     found: list[dict[str, Any]] = [{} for _ in parts]
     pieces = [(into, what, do) for into, part in zip(found, parts, strict=True) for what, do in part.work.items()]
     for into, what, do in on_the_way(name, pieces, said=lambda piece: piece[1]):
@@ -109,20 +110,20 @@ def _processor() -> str:
 
 
 def stolen() -> tuple[int, int]:
-    """(ticks that the hypervisor gave to others, all ticks) of this machine's processors since it started; zeros where nobody says."""
+    """(ticks that the hypervisor gave to others, all ticks) of this machine's processors since it started; zeros where not known."""
     lines = Path("/proc/stat").read_text().splitlines() if Path("/proc/stat").exists() else []
     ticks = [int(word) for word in lines[0].split()[1:9]] if lines else [0] * 8
     return ticks[7], sum(ticks)
 
 
 def stolen_note(before: tuple[int, int], after: tuple[int, int]) -> list[str]:
-    """What a reader has to know of a machine that others use, too: its wall-clock times are not its own."""
+    """A note for a machine that is shared with others: its wall-clock times depend on them."""
     share = (after[0] - before[0]) / max(1, after[1] - before[1])
     return [f"others on the same host took {share:.0%} of this machine's processor time meanwhile"] if share >= 0.01 else []
 
 
 def versions() -> dict[str, str]:
-    """Versions of what may be compared, as far as it is installed."""
+    """Versions of Python, and of the compared packages that are installed."""
     found = {"python": platform.python_version()}
     for name in VERSIONS_OF:
         try:
@@ -133,13 +134,13 @@ def versions() -> dict[str, str]:
 
 
 def as_rank(module: str) -> None:
-    """Go on in an environment as ranks have it: it counts only when a process starts. ``module`` is what ``python -m`` was given."""
+    """Start this process again in a rank's environment, which counts only from the start. ``module``: as in ``python -m``."""
     if any(os.environ.get(name) != value for name, value in RANK_ENVIRONMENT.items()):
         os.execve(sys.executable, [sys.executable, "-m", module, *sys.argv[1:]], {**os.environ, **RANK_ENVIRONMENT})
 
 
 def complete(name: str, measured: Mapping[str, Any]) -> Result:
-    """``settings``, ``figures``, ``samples`` and ``notes`` of a benchmark, with where they come from."""
+    """``settings``, ``figures``, ``samples`` and ``notes`` of a benchmark, with the machine and the versions."""
     parts = {"settings": {}, "figures": {}, "samples": {}, "notes": []}
     unknown = set(measured) - set(parts)
     if unknown:
@@ -148,7 +149,7 @@ def complete(name: str, measured: Mapping[str, Any]) -> Result:
 
 
 def together(parts: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
-    """What several measures give, as one."""
+    """The results of several measures as one."""
     whole: dict[str, Any] = {"settings": {}, "figures": {}, "samples": {}, "notes": []}
     for part in parts:
         for name in ("settings", "figures", "samples"):

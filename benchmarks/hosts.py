@@ -1,13 +1,13 @@
-"""`hosts`: what the loss of a rank, of a host and of a link costs on several hosts, and what the network between them costs a step.
+"""`hosts`: the cost of the loss of a rank, a host and a link on several hosts, and the network's cost for a step.
 
 Hosts are namespaces of this machine, each with an address, processes and folders of its own (`tests.support.hosts`), so root is needed. A
 head holds Ray's control plane, and three workers have room for exactly four ranks and a spare; torchft's ranks are on the same workers. The
 step, the event logs and the stall are those of `recovery`; systems take turns, round by round.
 
-- kill: SIGKILL of one rank in view. host loss: SIGKILL of all processes of a worker that has a rank in view. link cut: all that goes
-  between such a worker and the others is lost in silence; the node time-out is taken off.
-- replaced: another machine boots in the place of the lost worker. From the later of "Ray has the new node" and "Ray holds the old one for
-  dead" until the first step of the full world with a rank on the new one.
+- kill: SIGKILL of one rank in view. Host loss: SIGKILL of all processes of a worker that has a rank in view. Link cut: all packets between
+  such a worker and the others are lost in silence; the node time-out is subtracted.
+- replaced: another machine boots in the place of the lost worker. The time begins at the later of two events: Ray has the new node, and Ray
+  declares the old one dead. It ends with the first step of the full world with a rank on the new node.
 - step over loopback: the median step without faults, over that of the same run with all ranks on one host. Both runs make a pair, and
   the one that goes first alternates. The interval is Student's t over the logs of the pairs' ratios.
 """
@@ -57,14 +57,14 @@ SAID = {"kill": "kill", "host": "host loss", "cut": "link cut"}
 FIGURE = {"kill": "kill_stall_s", "host": "host_loss_stall_s", "cut": "link_cut_stall_s"}
 RATIO = "fleet_step_over_loopback_ratio"
 SURVIVOR_STEPS = 10
-"""After the loss of a host, before another one takes its place."""
+"""Steps after the loss of a host, before another host takes its place."""
 
 Samples = dict[str, list[float]]
 
 
 @dataclass(frozen=True)
 class Limits:
-    """How long a world is waited for, in seconds: when a run begins, and after a fault."""
+    """Most seconds to wait for a full world: when a run begins, and after a fault."""
 
     start_s: float
     full_again_s: float
@@ -75,7 +75,7 @@ LIMITS = {Form.FULL: Limits(300.0, 180.0), Form.QUICK: Limits(120.0, 60.0), Form
 
 @dataclass(frozen=True)
 class Sizes:
-    """How often each fault strikes each system in all, in how many rounds; how many ``pairs`` of how many steps each."""
+    """How often each fault strikes each system in all, and in how many rounds; the number of ``pairs``, and of steps in each."""
 
     kills: int
     hosts: int
@@ -92,7 +92,7 @@ FULL, QUICK, SMOKE = Sizes(10, 6, 6, 2, 6, 150), Sizes(3, 1, 1, 1, 0, 0), Sizes(
 
 
 def measure(form: Form) -> dict[str, Any]:
-    """What losses cost on three hosts, and what the network between them costs a step."""
+    """Measure the cost of losses on three hosts, and the network's cost for a step."""
     busy, (names, notes) = note_of_load(), systems(form)
     samples: Samples = defaultdict(list)
     sizes = form.of(FULL, QUICK, SMOKE)
@@ -121,7 +121,7 @@ def workload(form: Form) -> Settings:
 
 
 def used(settings: Settings, sizes: object) -> dict[str, Any]:
-    """What a result says of how it was measured."""
+    """The settings of a result."""
     return {**vars(settings), **vars(sizes), "node_timeout_s": fleet_hosts.SILENCE_S, "cpus": CPUS}
 
 
@@ -136,13 +136,13 @@ def systems(form: Form) -> tuple[list[str], list[str]]:
 
 
 def note_of_load() -> list[str]:
-    """What a reader has to know of a machine on which others ran when this began: every step shares its cores with them."""
+    """A note for a machine on which other processes ran at the start: every step shares its cores with them."""
     load, cores = os.getloadavg()[0], len(os.sched_getaffinity(0))
     return [f"others ran on this machine: {load:.0f} processes wanted its {cores} cores when this began"] if load >= 1.0 else []
 
 
 def plan(name: str, settings: Settings, sizes: Sizes, number: int, form: Form) -> list[tuple[Injection, str]]:
-    """The faults of one round, kinds mixed; each so many steps after the world is full. The same for both systems, kind by kind."""
+    """The faults of one round, kinds mixed, each some steps after the world is full. They are the same for both systems, kind by kind."""
     longest = form.of(30, 10, 1)
     injections: list[tuple[Injection, str]] = []
     for index in range(max(sizes.kills, sizes.hosts, sizes.cuts)):
@@ -155,7 +155,7 @@ def plan(name: str, settings: Settings, sizes: Sizes, number: int, form: Form) -
 
 @dataclass
 class Bench:
-    """Runs on ``site``, with what they found in ``samples`` and ``notes``. ``way`` goes a step further with each fault, and each pair."""
+    """Runs on ``site``; their results go into ``samples`` and ``notes``. ``way`` goes a step further with each fault, and each pair."""
 
     site: Site
     settings: Settings
@@ -169,7 +169,7 @@ class Bench:
         self._runs = 0
 
     def inject(self, name: str, faults: Sequence[tuple[Injection, str]]) -> None:
-        """Strike runs of a system until the plan is done: one run, and a new one after each that did not become whole again."""
+        """Inject faults into runs of a system until the plan is done: a new run begins after each whose world did not become full again."""
         left = list(faults)
         next(self.way)
         while left:
@@ -183,7 +183,7 @@ class Bench:
             self._whole()
 
     def pairs(self, sizes: Sizes) -> None:
-        """All pairs, with one host more."""
+        """Make all pairs, with one more host."""
         next(self.way)
         with Site(ALONE) as alone:
             for number in range(sizes.pairs):
@@ -192,7 +192,7 @@ class Bench:
                 self.pair(alone, sizes.steps, number)
 
     def pair(self, alone: Site, steps: int, number: int) -> None:
-        """The median step of a run without faults on several hosts, over that of one whose ranks are all on one host."""
+        """Add the median step of a run without faults on several hosts, over that of a run on one host."""
         found: dict[Site, float] = {}
         for site in (self.site, alone) if number % 2 == 0 else (alone, self.site):
             run = self._start("fleet", site)
@@ -210,7 +210,7 @@ class Bench:
         return SYSTEMS[name](site, called, self.settings, self.outputs / f"{called}.txt")
 
     def _whole(self) -> None:
-        """A worker that a run ended without is there for the next one."""
+        """Boot the workers again that the last run has lost."""
         for worker in self.site.workers:
             if not worker.alive:
                 self.site.replace(worker)
@@ -235,8 +235,8 @@ def _over(run: HostsRun) -> str:
 def inject_run(
     run: HostsRun, settings: Settings, faults: Sequence[tuple[Injection, str]], limits: Limits, way: Iterator[str]
 ) -> list[Kill]:  # fmt: skip
-    """Strike one run, as far as its world becomes full again. ``way`` goes a step further from the second fault on. Raises RuntimeError
-    when the world is never full at first."""
+    """Inject faults into one run, while its world becomes full again. ``way`` goes a step further from the second fault on. Raises
+    RuntimeError when the world is never full at first."""
     kills: list[Kill] = []
     since_s, limit_s, whole = 0.0, limits.start_s, True
     for injection, kind in faults:
@@ -259,7 +259,7 @@ def inject_run(
 
 
 def victim(run: HostsRun, kind: str, rank: int) -> int:
-    """The slot that is struck: of all ranks in view; where a whole host is, of those on the hosts with most room."""
+    """The slot to strike, out of all ranks in view; for the loss of a host, out of those on the hosts with most room."""
     members = run.ranks()
     most = max(run.site.cpus)
     roomy = [worker for worker, cpus in zip(run.site.workers, run.site.cpus, strict=True) if cpus == most]
@@ -268,15 +268,15 @@ def victim(run: HostsRun, kind: str, rank: int) -> int:
 
 
 def replaced_s(run: HostsRun, kill: Kill) -> float | None:
-    """From the later of "the new node has joined" and "the old one is out" until the full world makes a step with the new node; None when
-    it never did."""
+    """Seconds from the later of the new node's join and the old one's end until a step of the full world with the new node; None without
+    one."""
     nodes = node_of_times(run.site.node_times(run.host_of(kill.pid)), kill.t_s)
     whole_s = whole_again_s(run.commits(), kill, run.settings.world, run.boot_after(kill.pid))
     return None if nodes is None or whole_s is None else whole_s - max(nodes)
 
 
 def node_of_times(times: Sequence[tuple[float, float]], at_s: float) -> tuple[float, float] | None:
-    """(end of the node that was there at a time, start of the one that came after it), from (start, end) of all; None without either."""
+    """(end of the node that was there at a time, start of its successor), from (start, end) of all nodes; None without either."""
     old = max((node for node in times if node[0] < at_s), default=None)
     new = min((node for node in times if node[0] > at_s), default=None)
     return None if old is None or new is None or math.isinf(old[1]) else (old[1], new[0])

@@ -1,9 +1,9 @@
-"""`machine`: how much one core of control plane carries, and what the instrumentation costs a step.
+"""`machine`: how much one core of control plane carries, and how much time the instrumentation takes in a step.
 
-- heartbeats: pulses that a live ``FleetMachine`` takes in a second, aggregated by node as agents send them, from messages made beforehand,
-  with its ticks; decoding is measured beside it. 100,000 ranks at one pulse in 5 s are 20,000 a second.
-- fold: recorded events (a span or a mark is one) that a journal on disk yields into a ledger in a second.
-- step overhead: everything that the recorder does in one step of four shards, on tmpfs.
+- heartbeats: pulses that a live ``FleetMachine`` takes in a second, ticks included. They are aggregated by node, as agents send them, and
+  made beforehand; decoding is measured beside it. 100,000 ranks at one pulse in 5 s are 20,000 a second.
+- fold: recorded events (a span or a mark is one) that a ledger takes from a journal on disk in a second.
+- step overhead: all of the recorder's work in one step of four shards, on tmpfs.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ HEARTBEATS_PER_TICK = 125
 
 
 def measure(form: Form) -> dict[str, Any]:
-    """Control plane and instrumentation; every repetition is a sample."""
+    """Measure control plane and instrumentation; every repetition is a sample."""
     repetitions, ranks, events = form.of((7, 8_192, 1_000_000), (3, 1_024, 200_000), (1, 64, 2_000))
     measures: dict[str, Callable[[], list[float]]] = {
         "fleet_heartbeats_per_s": lambda: [heartbeats_per_s(ranks) for _ in range(repetitions)],
@@ -93,7 +93,7 @@ def _heartbeats(ranks: int, step: int) -> list[Heartbeat]:
 
 
 def heartbeats_per_s(ranks: int, rounds: int = 8) -> float:
-    """Pulses handled in a second of one core, ticks included; every round all ranks are a step further."""
+    """Pulses handled in a second of one core, ticks included. In every round all ranks are a step further."""
     machine = running_machine(ranks)
     messages = [_heartbeats(ranks, step) for step in range(rounds)]
     begin = time.perf_counter()
@@ -109,7 +109,7 @@ def heartbeats_per_s(ranks: int, rounds: int = 8) -> float:
 
 
 def decoded_per_s(messages: int = 2_000) -> float:
-    """Pulses decoded from the wire in a second: what the coordinator pays beside handling them."""
+    """Pulses decoded from the wire in a second: the coordinator has to decode each, too."""
     frames = [UP.encode(beat) for beat in _heartbeats(RANKS_PER_NODE * 100, 1)]
     begin = time.perf_counter()
     for index in range(messages):
@@ -133,7 +133,7 @@ def step_overhead_us(steps: int = 2_000, shards: int = 4) -> float:
 
 
 def one_step(recorder: Recorder, shards: int) -> None:
-    """What the recorder is told in one step."""
+    """The calls of the recorder in one step."""
     for shard in range(shards):
         recorder.switch(DATA)
         recorder.switch(COMPUTE)

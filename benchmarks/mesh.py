@@ -1,17 +1,17 @@
-"""`mesh`: what does it cost to keep parameters and optimizer state in chunks by rank (``optimizer_sharding = "fsdp"``), with copies?
+"""`mesh`: how much does it cost to keep parameters and optimizer state in chunks by rank (``optimizer_sharding = "fsdp"``), with copies?
 
-- A step without faults, beside the plain loop of PyTorch's FSDP2: the same model, the same samples a rank, one thread a rank, gloo on the
-  loopback interface. Both are started once, and take blocks of steps in turn, the one that goes first alternating. The ratio is the median
-  of the pairs' ratios, its interval that of 10,000 bootstrap samples of the pairs.
-  What the processors did in all ranks is told, too: it hardly depends on what else the machine does.
-- Ranks that train are killed (SIGKILL, from outside), with a spare: stalls as in `recovery`, samples lost by the ledger, and the bits at
-  the end beside those of an undisturbed run.
-- The same with two groups of two ranks, each of which is a replica (HSDP): one member is killed after the other. torchft has the same model
-  in the same groups beside it (:mod:`benchmarks.peers.torchft_hsdp`).
-- What a rank holds of parameters and optimizer state, and its resident memory beside that of a rank of FSDP2.
+- A step without faults, beside the plain loop of PyTorch's FSDP2. Both have the same model, the same samples a rank, one thread a rank, and
+  gloo on the loopback interface. Both are started once, and take blocks of steps in turn, each first in every other pair. The ratio is the
+  median of the pairs' ratios; its interval is that of 10,000 bootstrap samples of the pairs.
+  The processor time of all ranks is a figure, too: it hardly depends on the machine's other load.
+- Ranks that train are killed (SIGKILL, from outside), with a spare. The figures are stalls as in `recovery`, samples lost by the ledger,
+  and the final bits beside those of an undisturbed run.
+- The same with two groups of two ranks, each a replica (HSDP): one member is killed after the other. Beside it,
+  :mod:`benchmarks.peers.torchft_hsdp` trains the same model in the same groups with torchft.
+- A rank's bytes of parameters and optimizer state, and its resident memory beside that of a rank of FSDP2.
 
-Coordinator, agents and ranks are real; Ray is not there (:mod:`benchmarks.device_ranks` says what is in its place). What ranks do is in
-:mod:`benchmarks.mesh_ranks`.
+Coordinator, agents and ranks are real; Ray is not there (:mod:`benchmarks.device_ranks` has its replacement). The ranks' train functions
+are in :mod:`benchmarks.mesh_ranks`.
 """
 
 from __future__ import annotations
@@ -42,9 +42,9 @@ STEPPED = Shape(192, 4, 8)
 KILLED = {"1m": Shape(128, 5, 1), "10m": Shape(320, 8, 1), "50m": Shape(720, 8, 1)}
 SMALLEST = Shape(64, 2, 1)
 WORLD, SPARES = 3, 1
-"""Where ranks are killed."""
+"""Ranks and spares of the runs with kills."""
 GROUPED, GROUP = 4, 2
-"""Where they are killed out of groups: ranks in all, and in each."""
+"""Ranks in all, and in each group, of the runs with groups and kills."""
 
 
 def parameters_of(shape: Shape) -> tuple[int, int]:
@@ -55,8 +55,7 @@ def parameters_of(shape: Shape) -> tuple[int, int]:
 
 
 def settings_of(shape: Shape, world: int, folder: Path, spares: int = 0, replica_size: int = 1, **given: object) -> RunSettings:
-    """Nothing is written to the store, or copied, beside the steps; and nobody is called slow because this machine is.
-
+    """Settings of a run without checkpoints, without copies to peers, and without the straggler policy: this machine may be slow.
     A rank, or a group, is on a node of its own.
     """
     options = {**shape.options(), "folder": str(folder), **{name: str(value) for name, value in given.items()}}
@@ -71,7 +70,7 @@ def settings_of(shape: Shape, world: int, folder: Path, spares: int = 0, replica
 
 
 def in_turns(shape: Shape, world: int, pairs: int, block: int, folder: Path) -> dict[str, Side]:
-    """Fleet's ranks beside FSDP2's."""
+    """Run Fleet's ranks beside FSDP2's, in turns."""
     folder.mkdir()
     settings = settings_of(shape, world, folder, block=block, steps=steps_of(pairs, block))
     FORKED.set_forkserver_preload([*PRELOADED, mesh_ranks.__name__])
@@ -81,7 +80,7 @@ def in_turns(shape: Shape, world: int, pairs: int, block: int, folder: Path) -> 
 
 
 def steps(form: Form, folder: Path) -> Part:
-    """The step of both, at 2 and at 4 ranks."""
+    """The step of both, at 2 and 4 ranks."""
     pairs, block, shape = form.of((16, 12, STEPPED), (6, 3, STEPPED), (1, 1, SMALLEST))
     worlds = {f"steps of {world} ranks": world for world in (2, 4)}
     work = {what: partial(in_turns, shape, world, pairs, block, folder / f"steps-{world}") for what, world in worlds.items()}
@@ -103,7 +102,7 @@ def steps(form: Form, folder: Path) -> Part:
 
 
 def memory(form: Form, folder: Path) -> Part:
-    """What a rank of four holds, and has resident, at the second size."""
+    """Held and resident memory of a rank of four, at the second size."""
     shape, world = form.of(KILLED["10m"], KILLED["10m"], SMALLEST), 4
     what = f"memory of {world} ranks"
 
@@ -146,12 +145,12 @@ def lost(run: Ran) -> int:
     """Samples, as the ledger counts them."""
     counted = Ledger().apply_all(run.records).summary().samples
     if counted is None:
-        raise ValueError("the journal does not say what the run was trained on")
+        raise ValueError("the journal has no record of the run's data")
     return counted.skipped + counted.repeated + counted.taken_back
 
 
 def kills(form: Form, folder: Path) -> Part:
-    """Ten million parameters with a twin; one and fifty million without."""
+    """Kills at ten million parameters with a twin, and at one and fifty million without."""
     shapes = form.of(KILLED, {"10m": KILLED["10m"]}, {"10m": SMALLEST})
     count = form.of({"1m": 6, "10m": 24, "50m": 4}, {"10m": 4}, {"10m": 1})
     pause_s, each = form.of(0.25, 0.25, 0.1), form.of(12, 10, 60)
@@ -184,7 +183,7 @@ def kills(form: Form, folder: Path) -> Part:
 
 
 def groups(form: Form, folder: Path) -> Part:
-    """Members of two groups that are replicas of each other, Fleet's and torchft's; the twin has no groups."""
+    """Kills of members of two groups that are replicas of each other, Fleet's and torchft's; the twin has no groups."""
     shape, count, theirs = form.of(KILLED["10m"], KILLED["10m"], SMALLEST), form.of(24, 3, 1), form.of(12, 2, 1)
     pause_s, each = form.of(0.25, 0.25, 0.1), form.of(12, 10, 60)
     total = each * (count + 1)
@@ -219,7 +218,7 @@ def _ended(run: Ran, twin: Ran) -> str:
 
 
 def measure(form: Form, parts: Sequence[Callable[[Form, Path], Part]] = (steps, memory, kills, groups)) -> dict[str, Any]:
-    """Fleet's fsdp beside FSDP2: steps without faults, memory, and kills."""
+    """Measure Fleet's fsdp beside FSDP2: steps without faults, memory, and kills."""
     with tempfile.TemporaryDirectory(prefix="mesh-") as folder:
         return in_parts("mesh", [part(form, Path(folder)) for part in parts])
 

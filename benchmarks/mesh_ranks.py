@@ -1,7 +1,7 @@
-"""For `mesh`: what ranks do, Fleet's and those of PyTorch's own FSDP2.
+"""For `mesh`: the train functions of Fleet's ranks and of PyTorch's own FSDP2.
 
-Both train one model, which ``fully_shard`` cuts block by block, on as many samples a rank, with one thread. They take *turns*: blocks of
-steps, each of which begins when the driver calls for it by a file, and ends when a rank comes to the step behind it.
+Both train one model, which ``fully_shard`` cuts block by block, on the same number of samples a rank, with one thread. They take *turns* in
+blocks of steps. A block begins when the driver calls for it by a file, and ends when a rank comes to the step after it.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Shape:
 
 
 def cut(given: Mapping[str, str], mesh: DeviceMesh) -> tuple[Transformer, torch.optim.Optimizer]:
-    """Each block is a unit, and what is around them is one."""
+    """A model in which each block is a unit, and the parameters around them are one, with its optimizer."""
     model = Transformer(int(given["width"]), int(given["layers"]))
     for block in model.blocks:
         if isinstance(block, Block):
@@ -53,7 +53,7 @@ def cut(given: Mapping[str, str], mesh: DeviceMesh) -> tuple[Transformer, torch.
 
 
 class Turns:
-    """One rank's part. ``steps`` are in a block; ``SIDE-BLOCK`` is the file that calls for one."""
+    """One rank's turns. A block has ``steps`` steps; ``SIDE-BLOCK`` is the file that calls for it."""
 
     def __init__(self, given: Mapping[str, str], side: str, rank: int) -> None:
         self._folder, self._side, self._steps = Path(given["folder"]), side, int(given["block"])
@@ -71,7 +71,7 @@ class Turns:
 
 
 class Memory:
-    """What a rank had resident when it began, and at most, as the kernel counts it."""
+    """Resident memory of a rank when it began, and at most, as the kernel counts it."""
 
     def __init__(self, given: Mapping[str, str], side: str, rank: int) -> None:
         self._file, self._before = Path(given["folder"]) / f"{side}-{rank}.memory", _status_bytes("VmRSS")
@@ -103,7 +103,7 @@ def paired(run: Any) -> None:
 
 
 def batches(given: Mapping[str, str], rank: int, world: int, memory: Memory, turns: Turns) -> Iterator[torch.Tensor]:
-    """What a peer's rank is trained on, a batch a step: not drawn, but taken in order, which costs it nothing."""
+    """Batches of a peer's rank, one a step: the samples are taken in order, and not drawn, which costs it no time."""
     data, samples, last = Text(), int(given["samples"]), int(given["steps"]) - 1
     for step in range(last + 1):
         if step == last:
@@ -114,7 +114,7 @@ def batches(given: Mapping[str, str], rank: int, world: int, memory: Memory, tur
 
 
 def native(given: Mapping[str, str], rank: int, world: int) -> None:
-    """PyTorch's: its gathering, its reduce-scatter, no copies."""
+    """PyTorch's side: its gathering, its reduce-scatter, no copies."""
     torch.set_num_threads(1)
     torch.manual_seed(SEED)
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
@@ -132,9 +132,9 @@ def native(given: Mapping[str, str], rank: int, world: int) -> None:
 
 
 def with_faults(run: Any) -> None:
-    """Logs each commit; waits behind it while ranks are killed, so that there are steps left for all kills.
+    """Train, log each commit, and wait after it while ranks are killed, so that steps are left for all kills.
 
-    It waits between steps, as in one it would wait again in each attempt at it, which no work does.
+    The wait is between steps: within one, each new attempt at the step would wait again.
     """
     options, folder = run.options, Path(run.options["folder"])
     model, optimizer = cut(options, run.mesh)

@@ -12,7 +12,7 @@ from fleet.laws.law import HOUR_S
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One quantity from both, and why they differ where they do."""
+    """One quantity from both, with the reason where they differ."""
 
     name: str
     unit: str
@@ -67,7 +67,7 @@ def _model(mtbf_s: float, interval_s: float) -> Iterator[Row]:
 
 
 def _fleet() -> Any:
-    """2,048 nodes of mlsysim's registry, with the parts of ours: supplies that are not redundant, so that either of two stops the node."""
+    """2,048 nodes of mlsysim's registry with our parts: power supplies are not redundant, so the loss of either stops the node."""
     import mlsysim as m
     from mlsysim.systems.types import Fleet
 
@@ -81,7 +81,7 @@ def _plain(value: Any) -> float:
 
 
 def table() -> str:
-    """Markdown."""
+    """The table, in Markdown."""
     lines = ["| quantity | unit | Fleet | mlsysim 0.3.0 | difference |", "|---|---|---:|---:|---|"]
     for row in rows():
         same = abs(row.ours - row.theirs) <= 1e-6 * abs(row.ours)

@@ -1,18 +1,18 @@
 """Records how long equal work takes, again and again, in real processes: ``python -m benchmarks.noise [--out FILE]``.
 
-``benchmarks.detect`` lays these series over its simulated ranks, so that the noise its detectors see is recorded, and not drawn from a
-distribution that somebody chose. Each regime is a piece of work of a few milliseconds, done by some processes that share one core:
+``benchmarks.detect`` lays these series over its simulated ranks: its detectors see recorded noise, and not draws from a distribution of our
+choice. Each regime is a piece of work of a few milliseconds, done by some processes that share one core:
 
 - ``compute_quiet``: a fixed chain of matrix products, one process.
-- ``compute_shared``: the same, two processes: the scheduler decides who waits.
+- ``compute_shared``: the same, two processes; the scheduler decides which one waits.
 - ``compute_gc``: the same with Python objects in reference cycles, so that the garbage collector runs now and then.
 - ``network_quiet`` and ``network_shared``: 4 MiB there and back over TCP on the loopback interface, one pair and two at once.
 - ``data_cache``: reads of 64 KiB at random places of a file; every 61 steps the process drops the file from the page cache.
 
-A process that something else on the machine slows down *is* slow, so it must not pass for noise. Ours run at the highest priority that
-they may have, and a take is kept when others used next to no time of the core in it. A neighbour on the same host, in another virtual
-machine, shows in no counter; so a short loop of fixed length and a copy of 1 MiB are timed before and after each step, and steps are left
-out when these say that the core itself was slow, or the memory. The times of the steps have no part in either choice.
+A process that is slowed down by others on the machine *is* slow, so its times must not count as noise. Our processes run at the highest
+priority that they may have. A take is kept when others used almost no time of the core in it. Another virtual machine on the same host
+shows in no counter. So a short loop of fixed length and a copy of 1 MiB are timed before and after each step. A step is left out when they
+show that the core or the memory was slow. The times of the steps have no part in either choice.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ FILE = Path(__file__).parent / "data" / "noise.npz"
 STEPS, TAKE_STEPS, WARM_UPS = 16_000, 200, 50
 PROBE_LOOPS, PROBE_BYTES, PROBED_BYTES, PROBES = 3000, 1 << 20, 32 << 20, 3
 SLOW = 1.12
-"""A core, or memory, that takes so many times as long as at best is slow."""
+"""A core, or memory, is slow when it takes so many times its best time."""
 OTHERS_CORES, GLANCE_S, PATIENCE_S = 0.12, 0.25, 3600.0
 BOUND_S = 300.0
 MESSAGE_BYTES = 4 << 20
@@ -133,14 +133,14 @@ WORKS: dict[str, Callable[[int], contextlib.AbstractContextManager[Work]]] = {
 
 
 class _Probe:
-    """Equal pieces of work that tell how fast the core is, and the memory, whoever else wants them."""
+    """Equal pieces of work that tell how fast the core and the memory are, with all of their other load."""
 
     def __init__(self) -> None:
         self._source, self._target = np.ones(PROBED_BYTES, dtype=np.uint8), np.ones(PROBED_BYTES, dtype=np.uint8)
         self._at = itertools.cycle(range(0, PROBED_BYTES, PROBE_BYTES))
 
     def __call__(self) -> tuple[int, int]:
-        """Nanoseconds of a loop and of a copy: the least of some."""
+        """Nanoseconds of a loop and of a copy: the least of several."""
         return min(self._ns(self._loop) for _ in range(PROBES)), min(self._ns(self._copy) for _ in range(PROBES))
 
     def _ns(self, work: Work) -> int:
@@ -194,7 +194,7 @@ Take = list[tuple[np.ndarray, np.ndarray, float]]
 
 
 def _take(pipes: list[Connection], core: int) -> tuple[float, Take]:
-    """(share of the core that others used, for each process its steps, its probes, and its processor time)."""
+    """(share of the core that others used; for each process its steps, its probes, and its processor time)."""
     busy_s, begin_s = _busy_s(core), time.perf_counter()
     for pipe in pipes:
         pipe.send("go")
@@ -214,7 +214,7 @@ def _takes(pipes: list[Connection], core: int) -> tuple[list[Take], dict[str, fl
     until_s, spoiled, most, takes = time.perf_counter() + PATIENCE_S, 0, 0.0, []
     while not takes or min(len(_on_a_fast_machine(takes, process)) for process in range(len(pipes))) < STEPS:
         if time.perf_counter() > until_s:
-            raise SystemExit(f"core {core} was never quiet for long within {PATIENCE_S} s: end what else runs on the machine")
+            raise SystemExit(f"core {core} was never quiet for long within {PATIENCE_S} s: end other programs on the machine")
         others, take = _take(pipes, core)
         if others <= OTHERS_CORES:
             takes.append(take)
@@ -225,8 +225,8 @@ def _takes(pipes: list[Connection], core: int) -> tuple[list[Take], dict[str, fl
 
 
 def record(name: str, processes: int) -> tuple[np.ndarray, dict[str, float]]:
-    """Microseconds of each step of ``processes`` that do the work ``name`` at once, uint32 of shape [processes, steps], and what was left
-    out."""
+    """Microseconds of each step of ``processes`` that do the work ``name`` at once, uint32 of shape [processes, steps], and the shares that
+    were left out."""
     context, core = multiprocessing.get_context("spawn"), _idlest()
     pipes = [context.Pipe() for _ in range(processes)]
     started = [context.Process(target=_process, args=(name, i, core, theirs), daemon=True) for i, (_, theirs) in enumerate(pipes)]

@@ -3,16 +3,16 @@
 Both run the same script (`pace_loop`) by their own `fleet run`, with the libraries of this environment, and take turns:
 
 - pace at 4 and at 2 ranks: a run of each stands ready, and they take blocks of steps in turn. The step of 4 ranks is that of `storm`. The
-  step of 2 ranks is short and has no wait: it shows what a step costs beside its arithmetic. Also: microseconds of the processors in a rank
-  and step, and how often its threads were switched.
+  step of 2 ranks is short and has no wait: it shows the costs of a step beside its arithmetic. Other figures are the microseconds of the
+  processors in a rank and step, and the switches of its threads.
 - stall: one rank is killed, each side in turn: the gap around the kill, less the median step.
 - storm: one trace of kills for both: the samples committed in it.
 - start: seconds from the command to the first step, one side after the other, and of its parts.
 
-All is repeated in several launches, as a run keeps for its whole life what it was lucky with. A figure is the median of new over old over
-all pairs, with its 95% interval (bootstrap). It is called slower where the whole interval lies beyond `WORSE` on the slower side, and then
-the exit status is 1; it is 2 where the commit cannot be compared. The file is written anew after each launch, so that a comparison can be
-stopped at any time.
+All is repeated in several launches, as a run's luck at its start lasts for its whole life. A figure is the median of new over old over all
+pairs, with its 95% interval (bootstrap). It is called slower where the whole interval lies beyond `WORSE` on the slower side. Then the exit
+status is 1; it is 2 where the commit cannot be compared. The file is written anew after each launch, so that a comparison can be stopped at
+any time.
 """
 
 from __future__ import annotations
@@ -63,15 +63,15 @@ SLOWER = {
     "storm_samples": -1,
     "start_s": 1,
 }
-"""The figures that are judged: 1 where more is slower, -1 where less is."""
+"""The figures that are judged -> 1 where more is slower, -1 where less is slower."""
 
 Samples = dict[str, list[tuple[float, float]]]
-"""By figure, (old, new) of each pair."""
+"""Figure -> (old, new) of each pair."""
 
 
 @dataclass(frozen=True)
 class Sizes:
-    """How often: launches of each kind, and within each so many pairs of blocks, kills and storms."""
+    """Launches of each kind, and pairs of blocks, kills and storms within each."""
 
     launches: int
     blocks: int
@@ -108,7 +108,7 @@ def launched(base: Path, settings: Settings, new_first: bool) -> Iterator[Pair]:
 
 
 def both(pair: Pair, new_first: bool, measure: Callable[[Side], dict[str, float]], samples: Samples) -> None:
-    """Each side once."""
+    """Measure each side once."""
     found = {side.name: measure(side) for side in pair.turns(new_first)}
     if lost := [name for name, figures in found.items() if not figures]:
         print(f"pace: a pair is left out, as a rank was lost in it: {', '.join(lost)}", file=sys.stderr, flush=True)
@@ -117,7 +117,7 @@ def both(pair: Pair, new_first: bool, measure: Callable[[Side], dict[str, float]
 
 
 def block(side: Side) -> dict[str, float]:
-    """One block of steps: milliseconds a step, and microseconds of the processors and switches in each rank and step. Nothing where a rank
+    """Figures of one block: milliseconds a step, and microseconds of the processors and switches in each rank and step. Empty where a rank
     was lost in it."""
     ranks, count, members = side.settings.world, BLOCK_STEPS * side.settings.world, side.run.ranks()
     cpu_before_s, switches_before = side.used()
@@ -157,7 +157,7 @@ def _calm(side: Side, since_s: float) -> None:
 
 
 def storm(seed: int) -> Callable[[Side], dict[str, float]]:
-    """One trace of kills; the state grows by so many samples meanwhile."""
+    """The samples that are committed during one trace of kills."""
 
     def one(side: Side) -> dict[str, float]:
         side.go()
@@ -175,7 +175,7 @@ def storm(seed: int) -> Callable[[Side], dict[str, float]]:
 
 
 def starts(base: Path, settings: Settings, new_first: bool, samples: Samples) -> None:
-    """A start of each, one after the other."""
+    """Measure a start of each side, one after the other."""
     found: dict[str, dict[str, float]] = {}
     for name, place in sorted({"old": base, "new": REPOSITORY}.items(), reverse=not new_first):
         workdir = Path(tempfile.mkdtemp(prefix="pace-"))
@@ -190,7 +190,7 @@ def starts(base: Path, settings: Settings, new_first: bool, samples: Samples) ->
 
 
 def launch(base: Path, settings: Settings, sizes: Sizes, number: int, only: Sequence[str], samples: Samples, way: Iterator[str]) -> None:
-    """All measures, once. Who begins alternates. ``way`` goes a step further with each."""
+    """Take all measures once. The sides take turns to be first. ``way`` goes a step further with each."""
     new_first = number % 2 == 1
     if "start" in only:
         next(way)
@@ -216,7 +216,7 @@ def launch(base: Path, settings: Settings, sizes: Sizes, number: int, only: Sequ
 
 
 def figures(samples: Samples) -> dict[str, float]:
-    """Median of each side; the median ratio new over old, and its 95% interval where there are two pairs or more."""
+    """Median of each side; the median ratio of new over old, and its 95% interval where there are two pairs or more."""
     result: dict[str, float] = {}
     for name, pairs in samples.items():
         old, new = zip(*pairs, strict=True)
@@ -233,7 +233,7 @@ def slower(found: Mapping[str, float]) -> list[str]:
 
 
 def compare(base: Path, commit: str, sizes: Sizes, only: Sequence[str], target: Path | None) -> tuple[dict[str, Any], list[str]]:
-    """The result, and what is slower."""
+    """The result, and the figures that are slower."""
     settings = calibrated(Settings(spares=1, nodes=1))
     samples: Samples = defaultdict(list)
     result: dict[str, Any] = {}

@@ -1,7 +1,7 @@
 """The loop that `pace` runs at each commit with that commit's own `fleet run`.
 
-Nothing of Fleet is imported here, as its modules may have other names at another commit. Each rank asks the gate
-(`benchmarks.pace_sides.StepGate`) before it begins a block of steps, and appends a line for each commit, as `peers.common` has it.
+This module imports nothing of Fleet, whose modules may have other names at another commit. Each rank asks the gate
+(`benchmarks.pace_sides.StepGate`) before it begins a block of steps. For each commit it appends a line in the form of `peers.common`.
 """
 
 from __future__ import annotations

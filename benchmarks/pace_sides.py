@@ -1,4 +1,4 @@
-"""One side of a comparison of commits: a checkout, a run of it that stands ready, and the gate that lets it take blocks of steps."""
+"""One side of a comparison of commits: a checkout, a run of it that stands ready, and the gate that starts its blocks of steps."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class NoSuchCommit(ValueError):
 
 
 def checkout(commit: str, folder: Path) -> Path:
-    """``commit`` in a folder of its own below ``folder``, with its extension built. Raises NoSuchCommit, which names it and says why.
+    """``commit`` in a folder of its own below ``folder``, with its extension built. Raises NoSuchCommit with the commit and the reason.
 
     It runs with the libraries of this environment, so that the code alone is compared.
     """
@@ -68,7 +68,7 @@ def entry_point(place: Path, commit: str) -> tuple[str, str]:
 
 
 class StepGate:
-    """Ranks ask it before each block; it answers when the block may begin. One thread for each connection."""
+    """Ranks ask the gate before each block, and it answers when the block may begin. It has a thread for each connection."""
 
     def __init__(self, path: Path) -> None:
         self._socket = socket.socket(socket.AF_UNIX)
@@ -102,20 +102,20 @@ class StepGate:
             self.known.discard(pid)
 
     def grant(self, block: int) -> None:
-        """Blocks up to this one may begin."""
+        """Let blocks up to this one begin."""
         with self._change:
             self._granted = block
             self._change.notify_all()
 
     def halt(self) -> int:
-        """No further block begins, but for those that a rank has begun or asked for: the last one that does."""
+        """Let no further block begin, but for those that a rank has begun or asked for. Returns the last of these."""
         with self._change:
             self._granted = self._asked
             self._change.notify_all()
             return self._granted
 
     def stand(self, block: int, ranks: int, failed: str = "") -> float:
-        """Wait until so many ranks ask for ``block``: when the last one did."""
+        """Wait until ``ranks`` ranks ask for ``block``. Returns the time of the last one's question."""
         with self._change:
             if not self._change.wait_for(lambda: len(self._live(block)) >= ranks, LIMIT_S):
                 raise RuntimeError(f"{len(self._live(block))} of {ranks} ranks came to block {block} within {LIMIT_S:.0f} s{failed}")
@@ -129,7 +129,7 @@ class StepGate:
 
 
 def used_by(pid: int) -> tuple[float, int]:
-    """(seconds of processors, how often they were switched off one) of all threads of a process so far. Zeros when it has ended."""
+    """(seconds of processors, switches off a processor) of all threads of a process so far. Zeros when it has ended."""
     cpu_s, switches = 0.0, 0
     for task in Path(f"/proc/{pid}/task").glob("*"):
         try:
@@ -141,7 +141,7 @@ def used_by(pid: int) -> tuple[float, int]:
 
 
 class Side:
-    """A run of a checkout. Its ranks stand at the beginning of a block until :meth:`block`, or :meth:`go`."""
+    """A run of a checkout. Its ranks wait at the beginning of a block until :meth:`block`, or :meth:`go`."""
 
     def __init__(self, name: str, place: Path, workdir: Path, settings: Settings, block: int) -> None:
         self.name, self.settings, self._steps = name, settings, block
@@ -167,7 +167,7 @@ class Side:
             "wait_s": settings.wait_s,
             "block": block,
         }
-        # A rank that stands at the gate takes no step: that is no hang for as long as the others may take their turns.
+        # A rank that waits at the gate takes no step. It must not count as hanging while the other side has its turns.
         limits = {"form_s": 30, "progress_s": 300}
         command += [word for key, value in options.items() for word in (f"--{key}", str(value))]
         command += [word for key, value in given.items() for word in ("--set", f"{key}={value}")]
@@ -177,7 +177,7 @@ class Side:
         self.run = LoggedRun(workdir, settings, command, environment, where=place)
 
     def ready(self) -> None:
-        """Wait until all ranks have taken the first block, which warms up, and the spares have rehearsed."""
+        """Wait until all ranks have taken the first block, a warm-up, and the spares have rehearsed."""
         first, world = time.monotonic() + LIMIT_S, self.settings.world
         while len(self.gate.known) < world + self.settings.spares:
             if (why := self.run.failed()) is not None or time.monotonic() > first:
@@ -202,7 +202,7 @@ class Side:
         self.gate.grant(FAR)
 
     def halt(self) -> None:
-        """All ranks, and as many spares as there were, stand again."""
+        """Wait until all ranks, and as many spares as before, are at the gate again."""
         self._at = self.gate.halt() + 1
         self.gate.stand(self._at, self.settings.world)
         self.whole()
@@ -221,12 +221,13 @@ class Side:
         return self.run.inject("kill", slots[number % len(slots)])
 
     def used(self) -> tuple[float, int]:
-        """What the ranks that train have used, as :func:`used_by` has it."""
+        """Sums of :func:`used_by` over the ranks that train."""
         cpu_s, switches = zip(*map(used_by, self.run.ranks().values()), strict=True)
         return sum(cpu_s), sum(switches)
 
     def begins(self) -> dict[str, float]:
-        """Seconds from the command to each part of a start, as seen from outside, once the first step is committed. Call it at once."""
+        """Wait for the first commit. Returns the seconds from the command to each part of the start, as seen from outside. Call it at
+        once."""
         found: dict[str, float] = {}
         while not (commits := self.run.commits()):
             if (why := self.run.failed()) is not None:
@@ -253,5 +254,5 @@ def _command(pid: int) -> str:
 
 
 def light(settings: Settings) -> Settings:
-    """Short steps without a wait, which show what a step costs beside its arithmetic."""
+    """Settings with short steps and no wait, which show the costs of a step beside its arithmetic."""
     return dataclasses.replace(settings, world=2, shards=4, shard_samples=4, wait_s=0.0)

@@ -1,15 +1,14 @@
-"""`partition`: what it costs when the link of a host is cut for less than a second, whether any step is committed twice, and what is left
-of the pace when links lose packets.
+"""`partition`: the cost of a short cut of a host's link, steps that are committed twice, and the pace with lost packets.
 
-The hosts, the step and the event logs are those of `hosts`: a head and three workers with room for exactly four ranks and a spare. In each
-round a worker that has a rank in view is cut off from all others in silence, for 0.1 to 0.95 s, and mended; the next round begins once the
-world has been full for a while. Peers have nothing to say here: torchft's processes wait for a closed connection or a time-out of many
+The hosts, the step and the event logs are those of `hosts`. A head and three workers have room for exactly four ranks and a spare. In each
+round a worker that has a rank in view is cut off from all others in silence, for 0.1 to 0.95 s, and mended. The next round begins once the
+world has been full for a while. No peer takes part in the cuts: torchft's processes wait for a closed connection or a time-out of many
 seconds.
 
-- lossy goodput ratio: steps in a while in which each worker loses 1% of the packets that it sends, over steps in a while as long before
-  that, in the same run. Runs of both systems take turns. The kernel's packet filter draws the packets: what is sent as one is lost as one.
+- lossy goodput ratio: steps while each worker loses 1% of the packets that it sends, over steps in an equal time before, in the same run.
+  Runs of both systems take turns. The kernel's packet filter draws the packets; one that was sent as a whole is lost as a whole.
 - blip stall: the longest gap between two steps around the cut, less the median step. The cut itself is part of it.
-- evictions: ranks that were in view before a cut and are not once the world is full again.
+- evictions: ranks that were in view before a cut, and are not once the world is full again.
 - double commits: steps that the job's ranks have committed in more than one view.
 """
 
@@ -53,8 +52,8 @@ STALLS, LENGTHS, EVICTIONS = "fleet_blip_stall_s", "fleet_blip_length_s", "fleet
 
 @dataclass(frozen=True)
 class Sizes:
-    """How many cuts there are, after how many steps of the full world at most; how many runs with lost packets, and how long each of two
-    times is that are compared, of which a run has ``spans`` pairs."""
+    """Number of cuts, and most steps of the full world before each. Number of runs with lost packets, and seconds of each of the two times
+    that are compared; a run has ``spans`` such pairs."""
 
     blips: int
     steps: int
@@ -72,7 +71,7 @@ END"""
 
 
 def measure(form: Form) -> dict[str, Any]:
-    """What short cuts cost."""
+    """Measure the cost of short cuts, and of lost packets."""
     busy, (names, notes) = note_of_load(), systems(form)
     samples: Samples = defaultdict(list)
     sizes, limits = form.of(FULL, QUICK, SMOKE), LIMITS[form]
@@ -100,7 +99,7 @@ def measure(form: Form) -> dict[str, Any]:
 
 
 def lossy(run: HostsRun, name: str, settings: Settings, sizes: Sizes, limits: Limits, samples: Samples) -> None:
-    """How much of the pace is left while packets are lost, so many times in one run."""
+    """Add the share of the pace that is left while packets are lost, ``spans`` times in one run."""
     try:
         until_full(run, settings, 0.0, SETTLE_STEPS, limits.start_s)
         for _ in range(sizes.spans):
@@ -114,7 +113,7 @@ def lossy(run: HostsRun, name: str, settings: Settings, sizes: Sizes, limits: Li
 
 
 def steps_in(run: HostsRun, span_s: float) -> int:
-    """Steps that are committed from now on, for so long."""
+    """Steps that are committed in the next ``span_s`` seconds."""
     begin_s = time.monotonic()
     time.sleep(span_s)
     return len({commit.step for commit in run.commits() if begin_s <= commit.t_s < begin_s + span_s})
@@ -149,7 +148,7 @@ def doubled(commits: Sequence[Commit]) -> int:
 
 
 def figures(samples: Mapping[str, Sequence[float]], commits: Sequence[Commit]) -> dict[str, float]:
-    """95th percentile of the stalls, evictions in all, and steps that were committed twice."""
+    """95th percentile of the stalls, number of evictions, and of steps that were committed twice."""
     if not samples:
         return {}
     stalls = np.array(samples[STALLS])

@@ -15,7 +15,7 @@ Places = tuple[Place, ...]
 
 
 class Fleet(PlainFleet):
-    """``places`` are those of nodes, in their order; ranks that are lost stay so."""
+    """``places`` are those of nodes, in their order. Lost ranks are not replaced."""
 
     def __init__(
         self, settings: RunSettings, folder: Path, places: Places, train: Callable[[Any], None] = price_ranks.paired

@@ -1,16 +1,16 @@
-"""`price`: what does a step without faults cost, beside PyTorch's DistributedDataParallel?
+"""`price`: how much does a step without faults cost, beside PyTorch's DistributedDataParallel?
 
-The same model, the size of examples/gpt.py's, the same samples a rank, one thread a rank, gloo, the gradient clipped. Both are started
-once, and take blocks of steps in turn, the one that goes first alternating. A ratio is the median of the pairs' ratios, its interval that
-of 10,000 bootstrap samples of the pairs.
+Both train the same model, of the size of examples/gpt.py's, with the same samples a rank, one thread a rank, and gloo. Both clip the
+gradient. Both are started once, and take blocks of steps in turn, each first in every other pair. A ratio is the median of the pairs'
+ratios; its interval is that of 10,000 bootstrap samples of the pairs.
 
 - One shard a rank, which is how DDP splits a batch; and 16 shards in all, which Fleet adds up one by one.
 - One shard a rank on two hosts with a link of 1 Gbit/s between them: network namespaces, so root is needed.
 - Two ranks on each of two such hosts: Fleet's sums in two levels beside those in one, and the bytes that cross the link.
-- What becomes resident at most in a rank, beyond what was when it began to train.
+- A rank's peak of resident memory, beyond its memory when it began to train.
 
-Coordinator, agents and ranks are real; Ray is not there (:mod:`benchmarks.device_ranks` says what is in its place). What ranks do is in
-:mod:`benchmarks.price_ranks`.
+Coordinator, agents and ranks are real; Ray is not there (:mod:`benchmarks.device_ranks` has its replacement). The ranks' train functions
+are in :mod:`benchmarks.price_ranks`.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ SHARDS, RATE = 16, "1gbit"
 
 
 def settings_of(shape: Shape, shards: int, folder: Path, **given: object) -> RunSettings:
-    """Nothing is written to the store, or copied, beside the steps; and nobody is called slow because this machine is."""
+    """Settings of a run without checkpoints, without copies to peers, and without the straggler policy: this machine may be slow."""
     options = {**shape.options(), "folder": str(folder), **{name: str(value) for name, value in given.items()}}
     return RunSettings(
         world=WORLD, nodes=WORLD, shards=shards, seed=SEED, options=options, budgets=generous(),
@@ -52,7 +52,7 @@ def settings_of(shape: Shape, shards: int, folder: Path, **given: object) -> Run
 
 
 def in_turns(shape: Shape, shards: int, pairs: int, block: int, folder: Path, places: Places = HERE) -> dict[str, Side]:
-    """Fleet's ranks beside DDP's."""
+    """Run Fleet's ranks beside DDP's, in turns."""
     folder.mkdir()
     settings = settings_of(shape, shards, folder, block=block, steps=steps_of(pairs, block))
     FORKED.set_forkserver_preload([*PRELOADED, price_ranks.__name__])
@@ -64,7 +64,7 @@ def in_turns(shape: Shape, shards: int, pairs: int, block: int, folder: Path, pl
 
 
 def compared(name: str, sides: dict[str, Side]) -> dict[str, Any]:
-    """Figures and samples of one way to split, or one link; ``name`` ends theirs."""
+    """Figures and samples of one way to split, or of one link; ``name`` ends their names."""
     fleet, peer = sides["fleet"], sides["ddp"]
     figures = ratio_of(f"fleet_step_over_ddp_ratio{name}", fleet.step_ms, peer.step_ms)
     figures |= {f"fleet_cpu_over_ddp_ratio{name}": ratio_of("ratio", fleet.cpu_ms, peer.cpu_ms)["ratio"]}
@@ -75,7 +75,7 @@ def compared(name: str, sides: dict[str, Side]) -> dict[str, Any]:
 
 
 def sizes(form: Form) -> tuple[Shape, int, int]:
-    """What is trained, how many pairs, of how many steps a block."""
+    """The model, the number of pairs, and the steps of a block."""
     return form.of((STEPPED, 24, 12), (STEPPED, 12, 4), (SMALLEST, 1, 1))
 
 
@@ -122,7 +122,7 @@ def levels(form: Form, folder: Path) -> Part:
 
 
 def memory(form: Form, folder: Path) -> Part:
-    """The most that a rank had resident, beyond what it had when it began to train, of two sizes."""
+    """Peak of a rank's resident memory beyond that when it began to train, at two sizes."""
     shapes = form.of({"": STEPPED, "_10m": LARGER}, {"": STEPPED, "_10m": LARGER}, {"": SMALLEST, "_10m": SMALLEST})
     work = {f"memory{name}": partial(in_turns, shape, WORLD, 2, 4, folder / f"memory{name}") for name, shape in shapes.items()}
     return Part(work, lambda found: _resident({name: (shape, found[f"memory{name}"]) for name, shape in shapes.items()}))
@@ -140,12 +140,12 @@ def _resident(found: Mapping[str, tuple[Shape, dict[str, Side]]]) -> dict[str, A
 
 
 def nothing(notes: list[str]) -> Part:
-    """A part that cannot be had here."""
+    """A part that cannot run here."""
     return Part({}, lambda _: {"settings": {}, "figures": {}, "samples": {}, "notes": notes})
 
 
 def measure(form: Form, parts: Sequence[Callable[[Form, Path], Part]] = (steps, link, levels, memory)) -> dict[str, Any]:
-    """A step without faults beside DDP: time, processors, a slow link, memory. And sums in two levels beside those in one."""
+    """Measure a step without faults beside DDP: time, processors, a slow link, memory. And sums in two levels beside those in one."""
     with tempfile.TemporaryDirectory(prefix="price-") as folder:
         return in_parts("price", [part(form, Path(folder)) for part in parts])
 

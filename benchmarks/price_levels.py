@@ -1,6 +1,6 @@
 """The part of `price` about sums in two levels: two hosts with a slow link between them, two ranks on each, all of them Fleet's.
 
-One fleet sums in one level, the other in two; they take blocks of steps in turn. What crossed the link is what its interfaces have counted.
+One fleet sums in one level, the other in two; they take blocks of steps in turn. The link's interfaces count the bytes that cross it.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Neighbours(Fleet):
 
 
 def sent_bytes(places: Places) -> int:
-    """What the link has carried so far, in both directions, with headers, as the kernel has counted it."""
+    """Bytes that the link has carried so far, in both directions, with headers, as the kernel counts them."""
     total = 0
     for place in places:
         lines = Path(f"/proc/{place.holder}/net/dev").read_text().splitlines()
@@ -59,7 +59,7 @@ def settings_of(given: RunSettings, side: str) -> RunSettings:
 
 @contextmanager
 def both(given: RunSettings, folder: Path, places: Places, crossed: dict[str, list[int]]) -> Iterator[Turn]:
-    """Both fleets. ``crossed`` gets what the link has carried in each block."""
+    """Start both fleets. ``crossed`` gets the bytes that the link carries in each block."""
     kinds = {side: settings_of(given, side) for side in SIDES}
     for side in SIDES:
         (folder / f"own-{side}").mkdir()
@@ -102,7 +102,7 @@ def levels(form: Form, folder: Path, given: RunSettings, pairs: int, block: int)
 
 
 def can(name: str) -> list[str]:
-    """Why hosts cannot be had here, as a note for figures named so; nothing when they can."""
+    """Why this machine can have no hosts, as a note for figures of that name; empty when it can."""
     try:
         namespaces()
         program("tc")

@@ -1,6 +1,6 @@
-"""For `price`: what ranks do, Fleet's and those of PyTorch's DistributedDataParallel, and the two hosts with a slow link between them.
+"""For `price`: the train functions of Fleet's ranks and of PyTorch's DistributedDataParallel, and two hosts with a slow link between them.
 
-Both train one model on as many samples a rank, with one thread, and clip its gradient. They take turns as in
+Both train one model on the same number of samples a rank, with one thread, and clip its gradient. They take turns as in
 :mod:`benchmarks.mesh_ranks`.
 """
 
@@ -34,14 +34,14 @@ CLONE_NEWNET = 0x40000000
 
 @dataclass(frozen=True)
 class Place:
-    """Where a rank runs: its address, the network link with it, and a process whose network namespace it is in; None: this machine's."""
+    """The place of a rank: its address, the link that has it, and a process with its network namespace; None: this machine's."""
 
     address: str = "127.0.0.1"
     link: str = "lo"
     holder: int | None = None
 
     def enter(self) -> None:
-        """This thread, and what it starts, is there from now on."""
+        """Move this thread, and the processes that it starts, there."""
         if self.holder is None:
             return
         with open(f"/proc/{self.holder}/ns/net", "rb") as namespace:
@@ -54,7 +54,7 @@ HERE = (Place(), Place())
 
 @contextmanager
 def slow_link(rate: str, burst: str = BURST) -> Iterator[tuple[Place, Place]]:
-    """Two hosts, which are network namespaces, joined by a link that carries ``rate`` in each direction, and ``burst`` at once behind a
+    """Two hosts, which are network namespaces, joined by a link that carries ``rate`` in each direction, and ``burst`` at once after a
     pause. Needs root."""
     spaces = [_alone() for _ in range(2)]
     try:
@@ -68,7 +68,7 @@ def slow_link(rate: str, burst: str = BURST) -> Iterator[tuple[Place, Place]]:
 
 @contextmanager
 def slow_links(hosts: int, rate: str, burst: str = BURST) -> Iterator[tuple[Place, ...]]:
-    """As many hosts, each with such a link of its own to a switch, which is fast. Needs root."""
+    """``hosts`` hosts, each with a link as in :func:`slow_link` of its own to a fast switch. Needs root."""
     switch, *spaces = (_alone() for _ in range(hosts + 1))
     try:
         switch.do("ip", "link", "add", SWITCH, "type", "bridge")
@@ -90,7 +90,7 @@ def _alone() -> Space:
 
 
 def _joined(space: Space, number: int, rate: str, burst: str) -> Place:
-    """A host whose end of a link is there."""
+    """A host with its end of a link."""
     address = f"10.78.0.{number}"
     space.do("ip", "address", "add", f"{address}/24", "dev", LINK)
     space.do("ip", "link", "set", LINK, "up")
@@ -108,7 +108,7 @@ def build(given: Mapping[str, str]) -> tuple[Transformer, torch.optim.Optimizer]
 
 
 def paired(run: Any) -> None:
-    """Fleet's side: what a user would write, but for the turns."""
+    """Fleet's side: a user's train function, with turns."""
     options, last = run.options, int(run.options["steps"]) - 1
     side = options.get("side", "fleet")
     memory, turns = Memory(options, side, run.slot), Turns(options, side, run.slot)
@@ -124,7 +124,7 @@ def paired(run: Any) -> None:
 
 
 def started(train: Callable[[Any], None], settings: RunSettings, slot: int, node: str, folder: Path, url: str, place: Place) -> None:
-    """A rank of Fleet's, at its place."""
+    """Run a rank of Fleet's at its place."""
     multiprocessing.set_start_method("fork", force=True)
     place.enter()
     run_rank(train, settings, slot, node, folder, place.address, Parts(url), socket_path(folder, node))

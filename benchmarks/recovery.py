@@ -1,15 +1,15 @@
-"""`recovery`: what SIGKILL of one rank in view costs each system, and for Fleet the loss of a node and a hang too.
+"""`recovery`: the cost of SIGKILL of one rank in view for each system, and for Fleet also that of a lost node and a hang.
 
-Every system runs the same step (`peers.workload`) at the same world and is struck at the same planned points (`peers.common.strikes`);
-systems take turns, round by round, so that the machine's drift falls on all. Figures come from the ranks' event logs alone.
+Every system runs the same step (`peers.workload`) at the same world, with faults at the same planned points (`peers.common.injections`).
+Systems take turns, round by round, so that the machine's drift falls on all. Figures come from the ranks' event logs alone.
 
 - stall: the gap around a kill less the median step. A stock job's first step after its restart ends the stall, though it repeats old work.
-- excess: from the last commit before the kill until 20 steps after the world is full again, less the time in which the fault-free rate
-  gives the same samples. Repeated work, a smaller world and a smaller batch all count here.
+- excess: from the last commit before the kill until 20 steps after the world is full again. The time in which the fault-free rate gives the
+  same samples is subtracted. Repeated work, a smaller world and a smaller batch all count here.
 - survived: the job committed at least two more steps without a human.
-- samples lost: trained on and then undone (stock: back to its checkpoint), or computed and never trained on (torchft: the batch of a
-  failed step, and the one that a returning rank computes while it takes state). A step repeated with the same samples loses time, not
-  samples.
+- samples lost: trained on and then undone, or computed and never trained on. Stock jobs undo steps when they go back to a checkpoint.
+  With torchft, the batch of a failed step is dropped, and the batch that a returning rank computes while it takes state. A step repeated
+  with the same samples loses time, not samples.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ from benchmarks.peers.common import (
 )
 
 NODES_TO_LOSE = 3
-"""With two, the other one takes all ranks in when a node is lost, and the next loss is that of the whole world."""
+"""With two nodes, the other node takes all ranks in after a loss, and the next loss is that of the whole world."""
 
 SHOWN_S = (-2.0, 30.0)
 """The part of a run around its first kill, in seconds from it, that the samples have for the picture (`benchmarks.recovery_picture`)."""
@@ -56,7 +56,7 @@ Samples = dict[str, list[float]]
 
 @dataclass(frozen=True)
 class Sizes:
-    """``kills`` of each system in so many ``rounds``, and as many ``extra_faults`` of each other kind. Seconds that a world is waited for:
+    """``kills`` of each system in ``rounds`` rounds, and ``extra_faults`` of each other kind. Most seconds until the world is full:
     ``start_limit_s`` when a run begins, and ``full_again_limit_s`` after a fault."""
 
     kills: int
@@ -71,7 +71,7 @@ FULL, QUICK, SMOKE = Sizes(10, 2, 5), Sizes(2, 1, 1, 120.0, 60.0), Sizes(1, 1, 1
 
 @dataclass(frozen=True)
 class Turn:
-    """Faults that strike one system, with their kinds: in one run, for as long as that survives them."""
+    """Faults for one system, with their kinds, in one run, for as long as the run survives them."""
 
     system: System
     settings: Settings
@@ -79,7 +79,7 @@ class Turn:
 
 
 def measure(form: Form) -> dict[str, Any]:
-    """What the loss of a rank costs each system, and the loss of a node and a hang Fleet."""
+    """Measure the cost of a lost rank for each system, and that of a lost node and of a hang for Fleet."""
     systems, notes = installed_systems(form.of((), (), ("fleet",)))
     in_one = Settings(spares=1, nodes=NODES_TO_LOSE)
     settings = calibrated(form.of(Settings(spares=1), in_one, SMOKE_SETTINGS.replace(nodes=NODES_TO_LOSE)))
@@ -98,7 +98,7 @@ def measure(form: Form) -> dict[str, Any]:
 
 
 def by_kinds(systems: Sequence[System], settings: Settings, sizes: Sizes) -> list[Turn]:
-    """Systems take turns with kills; the other faults come in runs of their own."""
+    """Turns in which systems alternate with kills; the other faults come in runs of their own."""
     plan = injections(settings.seed, sizes.kills, settings.world, settings.checkpoint_steps)
     rounds = [[(injection, "kill") for injection in plan[number :: sizes.rounds]] for number in range(sizes.rounds)]
     turns = [Turn(system, settings, faults) for faults in rounds for system in systems]
@@ -110,7 +110,7 @@ def by_kinds(systems: Sequence[System], settings: Settings, sizes: Sizes) -> lis
 
 
 def in_one_run(systems: Sequence[System], settings: Settings, sizes: Sizes) -> list[Turn]:
-    """Every kind of fault strikes the same run, as often as the sizes say: a cluster takes longer to start than that takes."""
+    """One turn for each system with all kinds of faults: a cluster takes longer to start than these faults take."""
     turns = []
     for system in systems:
         kinds = ["kill"] * sizes.kills + [kind for kind in system.extra_faults for _ in range(sizes.extra_faults)]
@@ -120,8 +120,9 @@ def in_one_run(systems: Sequence[System], settings: Settings, sizes: Sizes) -> l
 
 
 def inject_all(turn: Turn, sizes: Sizes, notes: list[str], way: Iterator[str], around: Samples) -> list[tuple[str, Report]]:
-    """Strike runs of a system until its faults are done: one run, and a new one after each fault that a run did not survive. A report for
-    each, beside its kind. ``way`` goes a step further with each fault; ``around`` gets the commits around the system's first kill."""
+    """Inject all faults of a turn; a new run begins after each fault that a run did not survive. Returns (kind, report) of each fault.
+
+    ``way`` goes a step further with each fault. ``around`` gets the commits around the system's first kill."""
     system, settings = turn.system, turn.settings
     reports: list[tuple[str, Report]] = []
     next(way)
@@ -157,7 +158,7 @@ def around_kill(commits: Sequence[Commit], kill: Kill) -> tuple[list[float], lis
 
 
 def full(run: Run, since_s: float, settings: Settings, steps: int, limit_s: float) -> bool:
-    """Wait until the world has been full for so many steps; False: it was not in time."""
+    """Wait until the world has been full for ``steps`` steps; False: it was not in time."""
     return wait_until(lambda: steady_steps(run, since_s, settings.world) >= steps, run, limit_s)
 
 
@@ -166,8 +167,9 @@ def _state(run: Run) -> str:
 
 
 def inject_run(run: Run, settings: Settings, faults: Sequence[tuple[Injection, str]], sizes: Sizes, way: Iterator[str]) -> list[Kill]:
-    """Strike one run at the planned points, as far as its world becomes full again. ``way`` goes a step further from the second on. Raises
-    RuntimeError when the world is never full at first."""
+    """Inject faults into one run at the planned points, while its world becomes full again. ``way`` goes a step further from the second on.
+
+    Raises RuntimeError when the world is never full at first."""
     kills: list[Kill] = []
     for injection, kind in faults:
         if kills:
@@ -184,7 +186,7 @@ def inject_run(run: Run, settings: Settings, faults: Sequence[tuple[Injection, s
 
 
 def _collect(samples: Samples, system: System, reports: Sequence[tuple[str, Report]]) -> None:
-    """All of a kill; of other faults the stall, of a hang less its time-out."""
+    """Add all samples of kills; of other faults the stall, less the time-out of a hang."""
     for kind, one in reports:
         if kind == "kill":
             _collect_kill(samples, system.name, one)

@@ -1,10 +1,10 @@
 """`reduction`: the fixed-order mean against gloo's all-reduce, on the same ranks, in turn, on buffers made beforehand.
 
-Accounting: both sides start with the gradients of each rank's own shards already added up locally, and end with the result on every rank,
-in place. A sample is the time from a barrier until the slowest rank is done. With 16 shards, 2 and 4 ranks hold one partial sum each; of
-3 ranks two hold two and one holds one (``policies.placement``), so five partial sums travel instead of three. Fleet's side also divides by
-the number of shards, and leaves its inputs as they were: a lost peer does not cost what was computed. Before each sample the inputs are
-written anew, as those of a step have just been; that is not timed.
+Accounting: both sides start with the sum of the gradients of each rank's own shards, and end with the result on every rank, in place. A
+sample is the time from a barrier until the slowest rank is done. With 16 shards, 2 and 4 ranks hold one partial sum each. Of 3 ranks, two
+hold two and one holds one (``policies.placement``), so five partial sums travel instead of three. Fleet's side also divides by the number
+of shards. It leaves its inputs as they were, so that the loss of a peer costs no computed gradient. Before each sample the inputs are
+written anew, as in a step; that is not timed.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ HOST = "127.0.0.1"
 SHARDS = 16
 WORLDS = (2, 3, 4)
 SIZES_MB, SMOKE_SIZES_MB = {1: 8, 4: 4, 16: 2, 64: 1}, {1: 1}
-"""Size -> how many times the repetitions: small messages wait for the scheduler as often as large ones, and vary more."""
+"""Size -> factor of the repetitions: small messages wait for the scheduler as often as large ones, and vary more."""
 
 REPETITIONS, QUICK_REPETITIONS, SMOKE_REPETITIONS = 60, 20, 1
 WARM_UPS = 3

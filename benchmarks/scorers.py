@@ -11,7 +11,7 @@ from policies.straggler.scores import NORMAL_MAD, Array
 
 ROBUST_Z = 2.5
 BEST_SLOWDOWN = 1.25
-"""Against the rank's own best."""
+"""Slowdown against the rank's own best."""
 
 
 def relative_score(own: Array, reference: Array) -> Array:
@@ -20,7 +20,7 @@ def relative_score(own: Array, reference: Array) -> Array:
 
 
 def individual_score(best: Array, now: Array) -> Array:
-    """Own best time / own time now, of logarithms of both. A slowdown of everybody lowers everybody's."""
+    """Own best time / own time now, of logarithms of both. A slowdown of all ranks lowers the score of all."""
     return np.exp(best - now)
 
 

@@ -1,8 +1,8 @@
-"""`scrape`: what it costs to be watched.
+"""`scrape`: the cost of being watched.
 
-- scrape: summary and exposition of a run of 100,000 ranks, and of 10,000 with series of their own; what memory it takes beside the fold.
-- view change: from the loss of a rank to the view without it, in real runs of four ranks, quiet and under a storm of scrapes.
-- pages: 200 pages are open on a run that goes on; how long after it was written do they show a commit?
+- scrape: summary and exposition of a run of 100,000 ranks, and of 10,000 with series of their own; the memory beside the fold.
+- view change: time from the loss of a rank to the view without it, in real runs of four ranks, with and without scrapes.
+- pages: 200 pages are open on a run that goes on. How long after a commit is written do they show it?
 - open: a journal of 10 million recorded events (1 million with --quick), from its first byte and from the snapshot beside it.
 """
 
@@ -50,14 +50,15 @@ from fleet.settings.run import RunSettings
 SCRAPERS = 4
 FOR_EVER = aiohttp.ClientTimeout(total=None)
 STEPS_PER_S = 22
-"""The run that is scraped makes no more steps than these."""
+"""Most steps a second of the scraped run."""
 
 
 @dataclass(frozen=True)
 class Sizes:
-    """Ranks of the runs that are scraped, without series of their own and with, and how often; pages, and commits that they show with
-    ``commit_gap_s`` between; events of the journal that is opened; world and kills of the real runs: by ``first_kill_s`` a run trains,
-    and ``kill_gap_s`` after a kill it is whole again."""
+    """Sizes of all parts. Scraped runs have ``ranks`` ranks, or ``ranks_with_series`` with series of their own.
+
+    Pages show ``commits`` commits with ``commit_gap_s`` between them. ``events`` are those of the opened journal. A real run trains by
+    ``first_kill_s``, and is whole again ``kill_gap_s`` after a kill."""
 
     repetitions: int
     ranks: int
@@ -72,7 +73,7 @@ class Sizes:
     kill_gap_s: float
 
     def run(self) -> RunSettings:
-        """Of each real run: no more steps than fit until its last kill is over."""
+        """Settings of each real run, with the steps that fit until its last kill is over."""
         steps = int(STEPS_PER_S * (self.first_kill_s + self.kill_gap_s * self.kills))
         return RunSettings(world=self.world, shards=16, options={"steps": str(steps)})
 
@@ -83,7 +84,7 @@ SMOKE = Sizes(1, 1_000, 100, 3, 1, 0.0, 20_000, 2, 1, 0.5, 4.0)
 
 
 def measure(form: Form) -> dict[str, Any]:
-    """Scrapes, pages and long journals, and whether a run notices."""
+    """Measure scrapes, pages and long journals, and whether a run notices."""
     sizes = form.of(FULL, QUICK, SMOKE)
     watchers = {"quiet": None, "scraped": _scrape, "paged": functools.partial(_look, pages=sizes.pages)}
     watched = form.of(tuple(watchers), tuple(watchers), ("scraped",))
@@ -106,15 +107,15 @@ def measure(form: Form) -> dict[str, Any]:
     figures |= {"fleet_scrape_peak_bytes": float(max(many[1], per_rank[1])), **opened}
     size = f"{sizes.events:,} events ({FULL.events:,} in the full form), 100 a record"
     notes = [
-        f"medians; the scrapers never pause; they, or the {sizes.pages} pages, run beside the ranks where nothing else wants a core",
-        f"opened: a journal of {size}, and again from the snapshot that the first time left",
+        f"medians; the scrapers never pause; they, or the {sizes.pages} pages, run on idle cores beside the ranks",
+        f"opened: a journal of {size}, and again from the snapshot of the first time",
         *(left_out(f"_ms_{name}", f"the {form} form has one real run") for name in watchers if name not in watched),
     ]
     return {"settings": {**vars(sizes), "scrapers": SCRAPERS}, "figures": figures, "samples": samples, "notes": notes}
 
 
 def peak_of(work: Callable[[], object]) -> int:
-    """Bytes of resident memory that ``work`` took at its peak, beyond what was there before. Linux."""
+    """Peak bytes of resident memory during ``work``, beyond those before it. Linux."""
     gc.collect()
     Path("/proc/self/clear_refs").write_text("5")  # resets the peak
     before = _status_bytes("VmRSS")
@@ -144,7 +145,7 @@ def _large(world: int) -> Ledger:
 
 
 def _scrapes(world: int, per_rank: bool, repetitions: int) -> tuple[list[float], int]:
-    """Seconds of each scrape, and the bytes that one takes beside the fold."""
+    """Seconds of each scrape, and the bytes of one beside the fold."""
     ledger = _large(world)
     registry = CollectorRegistry()
     registry.register(RunsCollector(lambda: [ledger.summary()], per_rank))
@@ -155,7 +156,7 @@ def _scrapes(world: int, per_rank: bool, repetitions: int) -> tuple[list[float],
         text = generate_latest(registry)
         taken.append(time.perf_counter() - begin)
     if text.count(b"fleet_slot_seconds{") != (3 * world if per_rank else 0):
-        raise AssertionError("the scrape does not hold what it should")
+        raise AssertionError("the scrape lacks a series")
     return taken, peak
 
 
@@ -169,7 +170,7 @@ def _server(root: Path) -> Iterator[WatchServer]:
 
 
 def _pages(sizes: Sizes) -> list[float]:
-    """For each open page, the time from a commit's flush to the state that shows it; the longest of all commits."""
+    """For each open page, the longest time from a commit's flush to the state that shows it."""
     with tempfile.TemporaryDirectory() as folder:
         root = Path(folder)
         path = root / "run" / "journal.jsonl"
@@ -200,7 +201,7 @@ async def _update(url: str, writer: JournalWriter, newest: int, sizes: Sizes) ->
 async def _page(
     session: aiohttp.ClientSession, url: str, ready: asyncio.Semaphore, at_s: dict[int, float], newest: int, last: int
 ) -> float:  # fmt: skip
-    """The longest that a commit took to be shown on one page."""
+    """The longest time from a commit to its state on one page."""
     worst, seen = 0.0, newest
     async with session.get(f"{url}/api/runs/run/events") as answer:
         async for line in answer.content:
@@ -239,8 +240,8 @@ def _opened(events: int) -> dict[str, float]:
 
 
 def _view_changes(cluster: LocalCluster, sizes: Sizes, watching: Callable[[str], None] | None = None) -> list[float]:
-    """Milliseconds from each loss to the view without the lost rank, in one real run; ``watching`` is what a process does with the server's
-    URL meanwhile."""
+    """Milliseconds from each loss to the view without the lost rank, in one real run. Meanwhile a process calls ``watching`` with the
+    server's URL."""
     with tempfile.TemporaryDirectory() as folder:
         root = Path(folder)
         faults = [
@@ -259,7 +260,7 @@ def _view_changes(cluster: LocalCluster, sizes: Sizes, watching: Callable[[str],
 
 
 def changes_ms(records: list[Record]) -> list[float]:
-    """From each loss of a rank in a view to the first view that names it as its cause."""
+    """Milliseconds from each loss of a rank in a view to the first view with the loss as its cause."""
     lost_s = {str(r.member): r.at_s for r in records if isinstance(r, ProcessLost) and r.generation >= 0}
     found = []
     for record in records:
@@ -270,7 +271,7 @@ def changes_ms(records: list[Record]) -> list[float]:
 
 @contextmanager
 def _elsewhere(work: Callable[[str], None] | None, url: str) -> Iterator[None]:
-    """``work`` without end in a process of its own, as on a machine of its own: it takes what the run leaves of this one."""
+    """Repeat ``work`` in a process of its own meanwhile. As if on another machine, it only takes time that the run leaves idle."""
     if work is None:
         yield
         return
@@ -279,19 +280,19 @@ def _elsewhere(work: Callable[[str], None] | None, url: str) -> Iterator[None]:
     try:
         yield
         if not process.is_alive():
-            raise AssertionError("whoever watched gave up")
+            raise AssertionError("the watching process has ended")
     finally:
         process.kill()
         process.join()
 
 
 def _be_elsewhere() -> None:
-    """Whoever else wants the core has it at once."""
+    """Give the core to any other process that wants it, at once."""
     os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
 
 
 def _scrape(url: str) -> None:
-    """Several scrapers, without pause."""
+    """Scrape with several scrapers, without pause."""
     _be_elsewhere()
     with ThreadPoolExecutor(SCRAPERS) as pool:
         for done in [pool.submit(_scrape_for_ever, f"{url}/metrics") for _ in range(SCRAPERS)]:
@@ -305,7 +306,7 @@ def _scrape_for_ever(url: str) -> None:
 
 
 def _look(url: str, pages: int) -> None:
-    """Many pages, open on the run as soon as there is one."""
+    """Open many pages on the run as soon as it exists."""
     _be_elsewhere()
     asyncio.run(_look_for_ever(url, pages))
 

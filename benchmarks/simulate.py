@@ -29,7 +29,7 @@ PLAN = calling("fleet.app.cli.main", "main", "plan", "--gpus", "16384", "--model
 
 
 def scenario() -> Prepared:
-    """100,000 GPUs, 26 days, stragglers and all."""
+    """100,000 GPUs for 26 days, with stragglers."""
     return prepare(Scenario(plan=PlanInput(gpus=100_000, batch_tokens=2.0**25), days=26.0))
 
 
@@ -43,7 +43,7 @@ def _timed_ms(action: Callable[[], Any], repeats: int) -> list[float]:
 
 
 def measure(form: Form) -> Mapping[str, Any]:
-    """Fleet simulator, vectorised and event-driven, and SimPy."""
+    """Measure Fleet's simulators, vectorised and event-driven, and SimPy."""
     prepared = scenario()
     plain = replace(prepared.model, slow=())
     repeats, runs = form.of(30, 7, 1), form.of(RUNS, RUNS, SMOKE_RUNS)
@@ -75,7 +75,7 @@ def measure(form: Form) -> Mapping[str, Any]:
 
 
 def _process_s(command: Sequence[str]) -> float:
-    """A new process from its start to its end, as whoever types it waits for it."""
+    """Seconds of a new process from its start to its end: the wait of a user who types the command."""
     begin = time.perf_counter()
     subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
     return time.perf_counter() - begin
@@ -101,7 +101,7 @@ def _simpy(prepared: Prepared, plain: Any, repeats: int, figures: dict[str, floa
 
 
 def _peak_bytes(prepared: Prepared) -> int:
-    """Most memory that Python and numpy hold at a time during a run, beyond what was there before."""
+    """Peak bytes that Python and numpy hold during a run, beyond those before it."""
     tracemalloc.start()
     try:
         prepared.run(draw_arrivals(prepared.model, 1))

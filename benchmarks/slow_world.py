@@ -1,13 +1,13 @@
 """A simulated world of ranks whose work takes a known time, with recorded noise (``benchmarks.noise``) and faults of known truth.
 
-A step of a rank is so many shards of compute, an exchange and so many batches of data. Each of them takes the typical time, times the
-recorded noise of as much work in a row, from a place of its own, times what is wrong. What lasts for 100 ms is no single repetition of
-5 ms that something came across: it is laid over by 20 of them; by as many as a stretch can have without any of them twice, where what a
-step does lasts longer than that. In ``brief`` worlds a shard is one repetition, and steps take 5 to 30 ms: nothing evens out.
+A rank's step is some shards of compute, an exchange and some batches of data. Each part takes its typical time, times recorded noise, times
+its fault. The noise is the mean of successive recorded repetitions, from a place of its own: work of 100 ms gets 20 repetitions of 5 ms.
+Longer work gets as many as the stretch has without using one twice. In ``brief`` worlds a shard is one repetition, and steps take 5 to 30
+ms: no mean evens the noise out.
 
-On top of that comes what a detector must not fall for: ranks that differ by a few percent and hold unequal numbers of shards, warm-up, view
-changes with a newcomer, stretches in which everybody is slow, waiting for a slow rank that is booked on the wire, and a slow link that its
-peers feel, each in one of its transfers.
+The worlds also have effects that a detector must not accuse. Ranks differ by a few percent, and hold unequal numbers of shards. There are
+warm-ups, view changes with a newcomer, and stretches in which all ranks are slow. A wait for a slow rank counts as exchange, and each peer
+of a slow link feels it in one of its transfers.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ RANK_SPREAD, WAIT_LEAK, MESSAGES = 0.02, 0.02, 4
 
 @dataclass(frozen=True)
 class Series:
-    """How long equal work took, again and again: ``factors`` [processes, repetitions] of ``seconds``, what one typically takes."""
+    """Times of equal work, again and again: ``factors`` [processes, repetitions] of ``seconds``, the typical time of one."""
 
     factors: np.ndarray
     seconds: float
@@ -64,7 +64,7 @@ class SlowRank:
 
 @dataclass(frozen=True)
 class Stretch:
-    """Steps of one world, in portions, and what was wrong in it. ``fault`` and ``severity`` name the injected one; empty when clean."""
+    """Steps of one world, in portions, with its slow ranks. ``fault`` and ``severity`` are of the injected fault; empty when clean."""
 
     portions: tuple[StepTimes, ...]
     truth: tuple[SlowRank, ...]
@@ -84,7 +84,7 @@ def recorded(part: int, parts: int = 2) -> Noise:
 
 
 def stretches(seed: int, faults: int, clean: int, series: Noise, brief: bool = False) -> Iterator[Stretch]:
-    """``faults`` stretches with one slow rank (now and then two), by turns of all kinds and severities, then ``clean`` ones without."""
+    """``faults`` stretches with one slow rank (sometimes two), by turns of all kinds and severities, then ``clean`` ones without."""
     for number in range(faults):
         fault = FAULTS[number % len(FAULTS)]
         severity = SEVERITIES[number // len(FAULTS) % len(SEVERITIES)]
@@ -112,14 +112,14 @@ class _World:
         return Stretch(tuple(self._portions(self._seconds(factors), members, guilty)), truth, "+".join(self.regime), fault, severity)
 
     def _base(self, kind: str, name: str) -> np.ndarray:
-        """[ranks, steps]: the mean of as many recorded repetitions as the work of a step lasts, times the rank's own speed."""
+        """[ranks, steps]: the mean of the recorded repetitions that fill the work of a step, times the rank's own speed."""
         rows = [self._piece(self.series[name].factors, int(count)) for count in self._repetitions(kind, self.series[name])]
         speed = np.exp(self.rng.normal(0.0, RANK_SPREAD, (self.ranks, 1)))
         warm_up = 1 + 3 * np.exp(-np.arange(STEPS))
         return np.array(rows) * speed * warm_up
 
     def _repetitions(self, kind: str, series: Series) -> np.ndarray:
-        """Of a step, [ranks]."""
+        """Number of repetitions in a step, [ranks]."""
         if self.brief:
             counts = np.full(self.ranks, MESSAGES) if kind == NETWORK else self.shards
         else:
@@ -128,7 +128,7 @@ class _World:
         return np.clip(counts, 1, series.factors.shape[1] // STEPS)
 
     def _piece(self, factors: np.ndarray, count: int) -> np.ndarray:
-        """From anywhere in the series; after its end it goes on at its beginning."""
+        """A piece from a random place of the series, which begins again after its end."""
         row = factors[self.rng.integers(len(factors))]
         begin = int(self.rng.integers(len(row)))
         return np.roll(row, -begin)[: count * STEPS].reshape(STEPS, count).mean(axis=1)
@@ -161,7 +161,7 @@ class _World:
         }
 
     def _portions(self, seconds: dict[str, np.ndarray], members: list[Member], guilty: Sequence[int]) -> Iterator[StepTimes]:
-        """Now and then the view changes before the fault: one rank that stays innocent is new in it, with a warm-up of its own."""
+        """The portions of a stretch. Sometimes the view changes before the fault: an innocent rank is new in it, with its own warm-up."""
         innocent = [row for row in range(self.ranks) if row not in guilty]
         change = int(self.rng.integers(4, 8)) * PORTION if self.rng.random() < 0.3 else STEPS
         newcomer = int(self.rng.choice(innocent))

@@ -1,11 +1,10 @@
-"""`snapshot`: what a snapshot of the state after every step costs the loop, against what the same bytes cost otherwise.
+"""`snapshot`: the cost of a snapshot of the state after every step for the loop, against other copies of the same bytes.
 
 Accounting: a step is compute on all cores, about twice as long as the plain copy, and then the state changes. With a snapshot, the copy of
-the state runs beside the compute. ``blocked`` is all that the loop itself spends on it (to begin, and to wait before the state changes).
-The copy is not free beyond that: its core and its memory bandwidth are taken from the compute, which has both to itself otherwise. With
-``n`` busy cores a copy that keeps one core for ``c`` lengthens a step by ``c / n`` at best; that is what the inflation shows (``c`` is
-``fleet_copy``: the same bytes by one core as a snapshot copies them), and ``core_time`` is the same in core-seconds, which other processes
-disturb less. Steps with and without snapshots take turns. ``adamw`` is the
+the state runs beside the compute. ``blocked`` is all the time that the loop itself spends on it: to begin, and to wait before the state
+changes. The copy also takes a core and memory bandwidth from the compute. With ``n`` busy cores, a copy that keeps one core for ``c``
+lengthens a step by ``c / n`` at best. The inflation shows this; ``c`` is ``fleet_copy``, a snapshot's copy of the same bytes by one core.
+``core_time`` is the same in core-seconds, which other processes disturb less. Steps with and without snapshots take turns. ``adamw`` is the
 same with the optimizer's own step instead of a token change.
 """
 
@@ -76,7 +75,7 @@ class Training:
 
 
 def _memcpy(training: Training, samples: Samples) -> float:
-    """Milliseconds of the faster way to copy the same bytes from one reused buffer to another; sets the length of a step by it."""
+    """Milliseconds of the faster copy of the same bytes from one reused buffer to another. Sets the length of a step by it."""
     source, target = (torch.from_numpy(np.full(training.bytes, value, dtype=np.uint8)) for value in (1, 2))
     training.rounds, fastest_ms = 8, 0.0
     for _ in range(CALIBRATIONS):
@@ -98,7 +97,7 @@ class Fleet:
         self._training, self._snapshots, self._step, self.skipped = training, Snapshotter(), 0, 0
 
     def step(self, change: Callable[[], object]) -> float:
-        """Returns milliseconds that the loop was blocked."""
+        """Take a step; returns the milliseconds that the loop was blocked."""
         self._step += 1
         begin_ms = _timed_ms(self._begin)
         self._training.compute()
@@ -128,7 +127,7 @@ def _steps(training: Training, fleet: Fleet, change: Callable[[], object], name:
 
 
 def _others(training: Training, count: int, samples: Samples) -> None:
-    """Each save begins after a step and ends before the next save; the page cache takes the files, nothing is synced."""
+    """Measure other ways. Each save begins after a step and ends before the next save; the page cache takes the files, without a sync."""
     parts = {name: tracked.state_dict() for name, tracked in training.state.objects.items()}
     with tempfile.TemporaryDirectory() as folder:
         dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
@@ -152,7 +151,7 @@ def _async_save(parts: dict[str, Any], path: Path, training: Training) -> float:
 
 
 def measure(form: Form) -> dict[str, Any]:
-    """A snapshot of model and AdamW state after every step, against memcpy, torch.save, dcp.save and dcp.async_save."""
+    """Measure a snapshot of model and AdamW state after every step, against memcpy, torch.save, dcp.save and dcp.async_save."""
     warnings.simplefilter("ignore")
     training = Training(form.of(BLOCKS, QUICK_BLOCKS, SMOKE_BLOCKS))
     names = ["tensor_copy_ms", "memmove_ms", "fleet_copy_ms", "torch_save_ms", "dcp_save_ms", "dcp_async_blocked_ms"]
@@ -196,7 +195,7 @@ def _figures(medians: dict[str, float], memcpy_ms: float) -> dict[str, float]:
 
 
 def main() -> None:
-    """In an environment as ranks have it."""
+    """Run the benchmark in the environment of a rank."""
     harness.as_rank("benchmarks.snapshot")
     harness.run("snapshot", measure)
 

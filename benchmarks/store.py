@@ -1,14 +1,14 @@
 """`store`: checkpoints to and from a disk and an object store: the raw medium, torch.distributed.checkpoint (DCP) and Fleet, in turn.
 
-Accounting: a state of float32 tensors of 8 MiB is shared out among 1, 2 or 4 processes. A save begins when all are told to and ends when
-the whole checkpoint is durable: `raw` when every process has written its bytes (8 MiB writes and fsync; or a multipart upload by several
-threads), `dcp` when `dcp.save` with its fsspec writer has returned everywhere, `fleet` when every part is written and the manifest is put.
-A restore begins with cold caches (of files; a store's own memory is its own) and ends with the bytes in memory: `raw` in a buffer that is
-used again and again, `dcp` and `fleet` in tensors. Raw and DCP restore by as many processes as there were writers, each its share; Fleet by
-one process with several threads, because that is what a restart does, and with every digest compared.
+Accounting: a state of float32 tensors of 8 MiB is shared out among 1, 2 or 4 processes. A save begins when all are told to save, and ends
+when the whole checkpoint is durable. `raw` is durable when every process has written its bytes (8 MiB writes and fsync; or a multipart
+upload by several threads). `dcp` is durable when `dcp.save` with its fsspec writer has returned everywhere, `fleet` when every part is
+written and the manifest is put. A restore begins with cold caches of files (a store keeps its own memory), and ends with the bytes in
+memory. `raw` reads into a buffer that is used again and again, `dcp` and `fleet` into tensors. Raw and DCP restore by as many processes as
+there were writers, each its share. Fleet restores as in a restart: by one process with several threads, and with every digest compared.
 
-`fleet_peer_restore_over_tcp_ratio` is the time of a part (one of four ranks) from another process, verified, over that of a plain
-copy of the same bytes over loopback TCP (`benchmarks/store_peers.py`).
+`fleet_peer_restore_over_tcp_ratio` compares two copies of a part (one of four ranks): verified, from another process's memory, over plain,
+over loopback TCP (`benchmarks/store_peers.py`).
 
 Headline figures are each system's median at the number of processes that suits it best; the ratios take Fleet at its worst number.
 """
@@ -51,7 +51,7 @@ Samples = dict[tuple[str, str, str, int], list[float]]
 
 @dataclass(frozen=True)
 class Job:
-    """One thing that all of the first ``ranks`` processes do: ``save`` or ``restore`` a state with ``system``, at ``place``."""
+    """A job of the first ``ranks`` processes: to ``save`` or ``restore`` a state with ``system``, at ``place``."""
 
     what: str
     system: str
@@ -64,7 +64,7 @@ class Job:
 
 
 class Rank:
-    """One process. Its share of the state is made for a number of ranks, outside what is timed."""
+    """One process. Its share of the state, by the number of ranks, is made outside of the measured time."""
 
     def __init__(self, rank: int, store: str, state_bytes: int, server: SeaweedServer, numbers: tuple[int, ...]) -> None:
         import torch
@@ -108,7 +108,7 @@ class Rank:
         from torch.distributed.checkpoint._fsspec_filesystem import FsspecWriter
 
         state = {f"tensor.{index}": tensor for index, tensor in self.state.items()}
-        # To S3 its way of syncing is os.sync(), which waits for all disks of the machine and says nothing about the upload.
+        # To S3 its sync is os.sync(), which waits for all disks of the machine, and not for the upload.
         dcp.save(state, storage_writer=FsspecWriter(job.place, sync_files=job.medium == "local"), process_group=self.groups[job.ranks])
 
     def restore_dcp(self, job: Job) -> None:
@@ -180,7 +180,7 @@ def _rank(rank: int, store: str, state_bytes: int, server: SeaweedServer, number
 
 
 class Fleet:
-    """The processes, and the parent's side of what they do. ``numbers``: how many of them save and restore, by turns."""
+    """The processes, and the parent's side of their jobs. ``numbers``: how many of them save and restore, by turns."""
 
     def __init__(self, folder: Path, state_bytes: int, server: SeaweedServer, numbers: tuple[int, ...]) -> None:
         context = multiprocessing.get_context("forkserver")
@@ -211,7 +211,7 @@ class Fleet:
         return [self._answer(pipe) for pipe in self._pipes[: job.ranks]]
 
     def run(self, job: Job) -> float:
-        """Bytes per second."""
+        """Do a job; returns bytes per second."""
         self._all("prepare", job)
         begun_s = time.perf_counter()
         parts = self._all("do", job)
@@ -244,7 +244,7 @@ def _sync(folder: Path) -> None:
 
 
 def chill(folder: Path) -> None:
-    """Let the kernel forget the files in ``folder``, and write what the object store has left to it: nothing is under way on the disk."""
+    """Let the kernel forget the files in ``folder``, and write the object store's data: then no write is under way on the disk."""
     os.sync()
     for path in folder.rglob("*"):
         if path.is_file():
@@ -256,7 +256,7 @@ def chill(folder: Path) -> None:
 
 @contextlib.contextmanager
 def place(medium: str, name: str, folder: Path, server: SeaweedServer) -> Iterator[str]:
-    """Room for one checkpoint, which is emptied again."""
+    """Room for one checkpoint, emptied afterwards."""
     if medium == "local":
         (folder / name).mkdir()
         yield str(folder / name)
@@ -270,7 +270,7 @@ def place(medium: str, name: str, folder: Path, server: SeaweedServer) -> Iterat
 
 
 def collect(fleet: Fleet, warm_ups: int, repetitions: int, folder: Path, server: SeaweedServer) -> Samples:
-    """Every system after the other, in an order that turns with the repetition."""
+    """Measure one system after the other, in an order that turns with the repetition."""
     samples: Samples = defaultdict(list)
     turns = [
         (repetition, medium, ranks, SYSTEMS[(repetition + turn) % len(SYSTEMS)])
@@ -304,7 +304,7 @@ def figures(samples: Samples) -> dict[str, float]:
 
 
 def measure(form: Form) -> dict[str, Any]:
-    """Saves and restores of a checkpoint on a disk and on SeaweedFS, against the raw medium and torch.distributed.checkpoint."""
+    """Measure saves and restores of a checkpoint on a disk and on SeaweedFS, against the raw medium and torch.distributed.checkpoint."""
     state_bytes = form.of(STATE_BYTES, QUICK_STATE_BYTES, SMOKE_STATE_BYTES)
     repetitions = form.of(REPETITIONS, QUICK_REPETITIONS, SMOKE_REPETITIONS)
     numbers = form.of(RANKS, RANKS, SMOKE_RANKS)

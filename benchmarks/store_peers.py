@@ -1,7 +1,7 @@
 """One lost rank's part of the state, from the memory of another node's agent, against a plain copy of the same bytes over loopback TCP.
 
-Both ends of both are processes of their own. A restore ends with the bytes in memory that was not there before; Fleet's includes finding
-out who holds the part, and comparing every block with its digest.
+Both ends of both are processes of their own. A restore ends with the bytes in fresh memory. Fleet's includes the search for the holder of
+the part, and the comparison of every block with its digest.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def _serve_memory(pipe: Connection) -> None:
 
 
 def _serve_plainly(pipe: Connection, size: int) -> None:
-    """Sends ``size`` bytes to whoever connects."""
+    """Send ``size`` bytes over each new connection."""
     data = memoryview(np.frombuffer(os.urandom(size), dtype=np.uint8)).cast("B")
     with socket.create_server((HOST, 0)) as server:
         pipe.send(f"{HOST}:{server.getsockname()[1]}")

@@ -1,15 +1,15 @@
-"""`storm`: one seeded trace of kills, exponential with MTBF 15 s, against each system; committed samples over what no fault would give.
+"""`storm`: one seeded trace of kills, exponential with MTBF 15 s, against each system; committed samples over those without faults.
 
-- The trace is (time, rank of the view), drawn once and the same for all. At its time the process of the view's n-th slot is killed; when
+- The trace is (time, rank of the view), drawn once and the same for all. At its time, the process of the view's n-th slot is killed. When
   the view has no such rank, or its process is dead, the fault is suppressed and counted as such. So a system that is down meets fewer
   faults, which is in its favour.
-- Committed samples: by how much the state grew during the storm, less what was undone later: the log goes on after the storm, so that steps
-  which a pending restart undoes are not counted.
-- No machine stays as fast as it is. So the trace is cut into parts, and the systems take turns: each has a run for each part, which begins
-  and ends with a stretch without faults. A system's rate is the mean of all its stretches' samples per second, and the greatest of all
-  systems is the *one* common fault-free rate by which every system's committed samples are divided: a slower step costs its system here
-  too, and no system is measured by its own yardstick. All rates are reported.
-- All systems run on one node: nodes that share a machine's cores with the ranks would cost Ray's daemons for each, and none is lost here.
+- Committed samples: the samples by which the state grew during the storm, less those undone later. The log goes on after the storm, so
+  steps that a pending restart undoes do not count.
+- A machine's speed changes. So the trace is cut into parts, and the systems take turns. Each system has a run for each part, which begins
+  and ends with a stretch without faults. A system's rate is the mean samples per second of all its stretches. The greatest of these rates
+  is the *one* common fault-free rate: every system's committed samples are divided by it. So a slower step costs its system here, too. All
+  rates are reported.
+- All systems run on one node: more nodes would cost cores for Ray's daemons, and no node is lost here.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ from benchmarks.peers.common import (
 
 @dataclass(frozen=True)
 class Sizes:
-    """A storm of ``duration_s`` in ``parts``, ``calm_steps`` before and after each, which are waited for ``calm_limit_s`` at most."""
+    """A storm of ``duration_s`` in ``parts``, with ``calm_steps`` before and after each, in ``calm_limit_s`` at most."""
 
     mtbf_s: float
     duration_s: float
@@ -77,7 +77,7 @@ class Storm:
 
 
 def measure(form: Form) -> dict[str, Any]:
-    """Committed samples of each system under the same trace of kills, over what it would commit without them."""
+    """Measure the committed samples of each system under the same trace of kills, over those without faults."""
     systems, notes = installed_systems(form.of((), (), ("fleet",)))
     settings = calibrated(form.of(Settings(spares=1, nodes=1), Settings(spares=1, nodes=1), SMOKE_SETTINGS.replace(nodes=1)))
     sizes = form.of(FULL, QUICK, SMOKE)
@@ -106,7 +106,7 @@ def cut(trace: Trace, duration_s: float, parts: int) -> list[Trace]:
 
 
 def whole(parts: Sequence[Storm]) -> Storm:
-    """The storm that these are the parts of."""
+    """One storm, put together from its parts."""
     return Storm(
         fault_free_rates=tuple(rate for part in parts for rate in part.fault_free_rates),
         committed_samples=sum(part.committed_samples for part in parts),
@@ -146,7 +146,7 @@ def await_calm(system: System, run: Run, since_s: float, sizes: Sizes, world: in
 
 
 def inject_by_trace(run: Run, trace: Trace, begin_s: float) -> list[Kill]:
-    """Kill by the clock; returns the faults that were executed."""
+    """Kill ranks at the times of the trace; returns the faults that were executed."""
     kills: list[Kill] = []
     for at_s, rank in trace:
         time.sleep(max(0.0, begin_s + at_s - time.monotonic()))

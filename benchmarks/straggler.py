@@ -1,15 +1,15 @@
 """`straggler`: one of four ranks falls to half speed; how near does the run come to the best split of its shards?
 
-- Computing is a timed wait for each shard, so that ranks do not contend for cores; the slow rank waits twice as long from the ``onset`` on.
-- The same run with and without mitigation, in turn. Steps are timed by what a rank itself logs at its commits.
-- The yardstick is computed, not chosen: a step takes ``f + u x`` (shards of the fullest rank, the slow one's counted twice). Steps before
-  the onset have 4, steps of the run without mitigation after it 8: that gives ``u`` and ``f``, of steps that nothing else disturbed (the
-  first quartile). The best integer split of 16 shards has 5.
-- A ratio is the time that the ``steps`` from the onset on would take at the best split, over the time that they took: noticing, deciding
-  and changing the view are in it.
-- What it costs to check that nobody computes wrongly is measured on the same loop without a slow rank, with a larger model, its gradients
-  and state digested: runs with all checks on take turns with runs with all off. A mean step with checks is that of those in which a shard
-  is computed again and of the others, as often as they come.
+- A shard's compute is a timed wait, so that ranks do not contend for cores. From the ``onset`` on, the slow rank waits twice as long.
+- Runs with and without mitigation take turns. Steps are timed by a rank's own log of its commits.
+- The yardstick is computed: a step takes ``f + u x`` seconds, where ``x`` is the shards of the fullest rank, the slow one's counted twice.
+  Before the onset ``x`` is 4; after it, without mitigation, 8. That gives ``u`` and ``f``, from undisturbed steps (the first quartile). The
+  best integer split of 16 shards has ``x`` = 5.
+- A ratio is the time of the ``steps`` from the onset on at the best split, over their real time. Notice, decision and change of view are in
+  it.
+- The checks for wrong results are measured on the same loop without a slow rank, with a larger model whose gradients and state are
+  digested. Runs with all checks on take turns with runs with all off. In some steps a shard is computed again; a mean step with checks
+  weighs these and the others by their frequency.
 """
 
 from __future__ import annotations
@@ -43,16 +43,16 @@ from policies.straggler.mitigation import Mitigator
 
 WORLD, SHARDS, SLOW_SLOT, SLOWDOWN = 4, 16, 2, 2.0
 BUDGET, WIDTH = 0.01, 512
-"""Of each of the two kinds of checks; the model's width where they are measured: 1 MB of gradients, 3 MB of state."""
+"""Budget of each of the two kinds of checks; the model's width where they are measured: 1 MB of gradients, 3 MB of state."""
 EVERY = Sampling(budget=BUDGET).every(SHARDS, WORLD)
-"""Steps from one in which a shard is computed again to the next."""
+"""Steps between two in which a shard is computed again."""
 
 
 @dataclass(frozen=True)
 class Sizes:
-    """So many runs of each kind; the rank is well for ``onset`` steps and slow for ``steps``. The first ``settle`` steps are left out.
-    A shard takes a well rank ``shard_s`` seconds. Without mitigation the rank is slow for ``unmitigated`` steps; where no rank is slow,
-    there are ``checked`` steps."""
+    """Runs of each kind. The rank is well for ``onset`` steps and slow for ``steps``. The first ``settle`` steps are left out. A shard
+    takes ``shard_s`` seconds on a well rank. Without mitigation the rank is slow for ``unmitigated`` steps; without a slow rank, a run has
+    ``checked`` steps."""
 
     repetitions: int
     onset: int
@@ -67,7 +67,7 @@ class Sizes:
         return self.onset + self.steps + 1
 
     def of(self, kind: str) -> Sizes:
-        """Those of one kind of run."""
+        """The sizes of one kind of run."""
         if kind == "unmitigated":
             return dataclasses.replace(self, steps=self.unmitigated)
         return self if kind == "fleet" else dataclasses.replace(self, onset=0, steps=self.checked)
@@ -97,7 +97,7 @@ def train(run: Any) -> None:
 
 
 def commit_times(folder: Path, sizes: Sizes) -> list[float]:
-    """When each step was committed, by step; of the first rank."""
+    """Times of the first rank's commits, by step."""
     lines = (line.split() for line in (folder / "commits-0").read_text().splitlines())
     times = {int(step): float(at_s) for step, at_s in lines}
     return [times[step] for step in range(sizes.total)]
@@ -122,18 +122,18 @@ def chosen(mitigated: bool = False) -> RunSettings:
 
 
 def checked(budget: float) -> RunSettings:
-    """No rank is slow; replicas and gradients are compared, for so much of a step each."""
+    """Settings without a slow rank: replicas and gradients are checked, for ``budget`` of a step each."""
     verify = VerifySettings(replicas=budget, compute=budget, jumps=10.0 if budget else 0.0)
     return dataclasses.replace(chosen(), verify=verify, options={"width": str(WIDTH), "slowdown": "1"})
 
 
 def durations(times: Sequence[float]) -> list[float]:
-    """Of all steps but the first."""
+    """Seconds of all steps but the first."""
     return [round(end - begin, 4) for begin, end in itertools.pairwise(times)]
 
 
 def verify_samples(runs: dict[str, list[float]], sizes: Sizes) -> dict[str, list[float]]:
-    """Steps of the run without checks, and of the run with them: those in which a shard is computed again, and the others."""
+    """Step times of the run without checks, and of the run with them: steps in which a shard is computed again, and the others."""
     took = list(enumerate(durations(runs["checked"]), start=1))[sizes.settle :]
     again = [step_s for number, step_s in took if number % EVERY == EVERY - 1]
     others = [step_s for number, step_s in took if number % EVERY != EVERY - 1]
@@ -141,13 +141,13 @@ def verify_samples(runs: dict[str, list[float]], sizes: Sizes) -> dict[str, list
 
 
 def verify_overhead(samples: dict[str, list[float]]) -> float:
-    """What a mean step with checks takes longer than one without, as a share of it."""
+    """Time of a mean step with checks beyond one without, as a share of it."""
     plain_s, others_s, again_s = (undisturbed(samples[f"{name}_step_s"]) for name in ("unchecked", "checked", "recomputing"))
     return (again_s + (EVERY - 1) * others_s) / EVERY / plain_s - 1
 
 
 def undisturbed(steps_s: Iterable[float]) -> float:
-    """The first quartile: whatever else runs on the machine makes steps longer, and never shorter."""
+    """The first quartile: other load on the machine makes steps longer, and never shorter."""
     return statistics.quantiles(steps_s, n=4)[0]
 
 
@@ -161,14 +161,14 @@ def yardstick(plain: Sequence[float], sizes: Sizes, typical: Callable[[Iterable[
 
 
 def best_split() -> tuple[list[int], float]:
-    """Shards by rank, and those of the fullest one, the slow rank's counted as often as they take longer."""
+    """Shards by rank, and the shards of the fullest rank; the slow rank's count as often as they take longer."""
     speeds = [1 / SLOWDOWN if slot == SLOW_SLOT else 1.0 for slot in range(WORLD)]
     loads = [end - begin for begin, end in weighted_ranges(SHARDS, speeds)]
     return loads, max(load / speed for load, speed in zip(loads, speeds, strict=True))
 
 
 def simulated(mitigated: bool, sizes: Sizes) -> list[float]:
-    """When each step was committed, of the same run on a simulated world, by the live policy; nothing else runs there."""
+    """Times of the commits of the same run in a simulated world, with the live policy and without other load."""
     settings = chosen(mitigated)
     slow = Trouble(kind="slow", point="compute", step=sizes.onset, slots=(SLOW_SLOT,), severity=SLOWDOWN, duration_s=3600.0)
     plan = Plan(
@@ -190,7 +190,7 @@ def _machine(settings: RunSettings, plan: Plan, now_s: float) -> FleetMachine:
 
 
 def measure(form: Form) -> dict[str, Any]:
-    """Throughput over the best integer split, detection and settling included, with mitigation and without."""
+    """Measure throughput over the best integer split, detection and settling included, with mitigation and without."""
     from fleet.app.recipes import local_cluster
 
     loads, fullest = best_split()
@@ -239,7 +239,7 @@ def measure(form: Form) -> dict[str, Any]:
 
 
 def over_best(times: Sequence[float], best_s: float, sizes: Sizes) -> float:
-    """The time of the steps from the onset on at ``best_s`` each, over what they took."""
+    """The time of the steps from the onset on at ``best_s`` each, over their real time."""
     return sizes.steps * best_s / (times[sizes.onset + sizes.steps - 1] - times[sizes.onset - 1])
 
 

@@ -1,8 +1,8 @@
 """Tables of ``docs/benchmarks.md`` from results: ``python -m benchmarks.tables DIR [--page FILE]``.
 
-DIR holds what ``python -m benchmarks.NAME --json DIR/NAME.json`` wrote. Without ``--page`` the tables go to standard output; with it they
-replace what stands between the page's markers. A benchmark without a result in DIR keeps its section of the page; where there is none, its
-rows say that it was not measured. No figure comes from anywhere else.
+DIR holds the files of ``python -m benchmarks.NAME --json DIR/NAME.json``. Without ``--page`` the tables go to standard output; with it they
+replace the text between the page's markers. A benchmark without a result in DIR keeps its section of the page; without a section, its rows
+say that it was not measured. No figure comes from elsewhere.
 """
 
 from __future__ import annotations
@@ -44,16 +44,16 @@ class Target:
 
 
 Targets = dict[str, Target | None]
-"""Figures that a result must have, in order, and what is wanted of each; None where it is there to compare with."""
+"""Figures that a result must have, in order -> their targets; None for a figure that others are compared with."""
 
 
 MOST_SAMPLES = 20
-"""Of a figure with more, the page shows none."""
+"""Most samples of a figure that the page shows; it shows none of a figure with more."""
 
 
 @dataclass(frozen=True)
 class Benchmark:
-    """What a benchmark asks, in one sentence, and its figures."""
+    """A benchmark's question, in one sentence, and its figures."""
 
     question: str
     targets: Targets
@@ -375,7 +375,7 @@ def _origin(result: Result) -> str:
 
 
 def section(name: str, result: Result | None) -> str:
-    """One benchmark: its question, where it was measured, its figures with their targets, its samples where they are few, its notes."""
+    """The section of one benchmark: question, machine, figures with their targets, samples where they are few, and notes."""
     benchmark = BENCHMARKS[name]
     figures = result["figures"] if result is not None else {}
     names = [*benchmark.targets, *(figure for figure in figures if figure not in benchmark.targets)]
@@ -387,14 +387,14 @@ def section(name: str, result: Result | None) -> str:
 
 
 def _samples(result: Result) -> list[str]:
-    """A line for each figure that was taken a few times. All samples of all benchmarks are in the results' JSON."""
+    """A line for each figure with few samples. The results' JSON has all samples."""
     few = {name: values for name, values in result.get("samples", {}).items() if 0 < len(values) <= MOST_SAMPLES}
     return [f"every `{name}`: {', '.join(f'{value:.3g}' for value in values)}" for name, values in few.items()]
 
 
 def tables(folder: Path, page: str = "") -> str:
-    """All benchmarks, from the results in ``folder``, else as they are in ``page``. Raises ValueError for one under another's name, or
-    of the smoke form."""
+    """The sections of all benchmarks, from the results in ``folder``, else as they are in ``page``. Raises ValueError for a result under
+    another's name, or of the smoke form."""
     sections = []
     for name in BENCHMARKS:
         path = folder / f"{name}.json"

@@ -1,6 +1,6 @@
 """Two systems that take blocks of the same steps in turn: the driver's part, for `mesh` and `price`.
 
-The ranks' part is :class:`benchmarks.mesh_ranks.Turns`: a block begins when there is its file, ``SIDE-BLOCK``, and each rank notes its end.
+The ranks' part is :class:`benchmarks.mesh_ranks.Turns`: a block begins when its file ``SIDE-BLOCK`` appears, and each rank notes its end.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from tests.support.waiting import until
 
 SEED, LIMIT_S = 7, 120.0
 Turn = Callable[[str, int], float]
-"""Has one side take a block, by its number, and says how many seconds it took."""
+"""Lets one side take a block, by its number, and returns the seconds that it took."""
 
 
 @dataclass
 class Side:
-    """What was seen of one system: by pair, ms a step by the clock and of the processors in all ranks; by rank, memory."""
+    """Measurements of one system: by pair, ms a step by the clock and of the processors in all ranks; by rank, memory."""
 
     step_ms: list[float] = field(default_factory=list)
     cpu_ms: list[float] = field(default_factory=list)
@@ -37,7 +37,7 @@ class Side:
 
 @contextmanager
 def both(fleet: PlainFleet, peers: Sequence[BaseProcess], sides: Sequence[str], settings: RunSettings, folder: Path) -> Iterator[Turn]:
-    """Fleet's ranks and the peer's, all started."""
+    """Start Fleet's ranks and the peer's."""
     world, last = settings.world, (int(settings.options["steps"]) - 1) // int(settings.options["block"])
 
     def turn(side: str, block: int) -> float:
@@ -61,19 +61,19 @@ def both(fleet: PlainFleet, peers: Sequence[BaseProcess], sides: Sequence[str], 
 
 
 def _ends(folder: Path, side: str, block: int) -> list[tuple[float, float]]:
-    """(when a block ended, seconds of a processor until then) of each rank that has come so far."""
+    """(time of a block's end, seconds of processors until then) of each rank that has come there."""
     logs = [path.read_text().splitlines() for path in folder.glob(f"{side}-*.turns")]
     pairs = [log[block].split() for log in logs if len(log) > block]
     return [(float(pair[0]), float(pair[1])) for pair in pairs if len(pair) == 2]
 
 
 def steps_of(pairs: int, block: int) -> int:
-    """So many steps a run has: a pair before those that count warms up, and one step more is behind the last block."""
+    """Steps of a run: one pair warms up before those that count, and one step follows the last block."""
     return (pairs + 1) * block + 1
 
 
 def in_turns(started: AbstractContextManager[Turn], sides: Sequence[str], pairs: int, block: int, folder: Path) -> dict[str, Side]:
-    """A pair before those that count warms up."""
+    """Let both sides take blocks in turn; one pair warms up before those that count."""
     found = {side: Side() for side in sides}
     with started as turn:
         for number in range(pairs + 1):

@@ -29,14 +29,14 @@ def digits() -> TensorDataset:
 
 
 def save(path: Path, step: int, model: DistributedDataParallel, optimizer: torch.optim.Optimizer) -> None:
-    """To a temporary name first: a process that is killed while it writes leaves the checkpoint before."""
+    """Write to a temporary name first: a process that is killed while it writes leaves the last checkpoint."""
     unfinished = path.with_suffix(".tmp")
     torch.save({"step": step, "model": model.module.state_dict(), "optimizer": optimizer.state_dict()}, unfinished)
     os.replace(unfinished, path)
 
 
 def batches(data: TensorDataset, batch_size: int, first_step: int) -> Any:
-    """Endless batches of this rank, from step ``first_step`` on: which ones they are depends on the step alone."""
+    """Endless batches of this rank, from step ``first_step`` on. The samples of a batch depend on the step alone."""
     sampler = DistributedSampler(data, seed=0, drop_last=True)
     loader = DataLoader(data, batch_size=batch_size, sampler=sampler, drop_last=True)
     epoch, skip = divmod(first_step, len(loader))

@@ -1,4 +1,4 @@
-"""What `make demo` runs: gpt.py through a storm of faults, then its twin without them. It takes as many steps as this machine has time for.
+"""The program of `make demo`: gpt.py through a storm of faults, then its twin. It takes as many steps as this machine has time for.
 
 python examples/demo.py OPTIONS OF fleet run
 """
@@ -12,17 +12,17 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 RUN_S = 30.0
-"""So long one of the two runs may compute."""
+"""Seconds that each of the two runs may compute."""
 FEWEST, MOST = 30, 200
 WARM_S, MEASURED_S = 0.3, 1.0
 SHARDS, SAMPLES = 16, 4
-"""Of one step; the shards are shared by the cores."""
+"""Shards of a step, which the cores share, and samples of a shard."""
 BESIDE = 1.5
-"""A step takes so many times its arithmetic: ranks exchange gradients, and are lost and healed."""
+"""Time of a step over that of its arithmetic: ranks exchange gradients, and are lost and healed."""
 
 
 def step_s() -> float:
-    """Seconds of one step's arithmetic here: each core computes shards for a second, of what a quota leaves of it."""
+    """Seconds of one step's arithmetic on this machine: each core computes shards for a second, within a quota."""
     import torch
     from gpt import CONTEXT, build, loss_fn
 

@@ -1,4 +1,4 @@
-"""gpt.py for a model that PyTorch's ``fully_shard`` cuts: each rank keeps a part of it, and that part is kept by another rank, too.
+"""gpt.py for a model that PyTorch's ``fully_shard`` cuts: each rank keeps a part of it, and another rank keeps a copy of that part.
 
 fleet run examples/gpt_fsdp.py --optimizer-sharding fsdp --world 4 --spares 1 --set width=192 --set layers=4
 """

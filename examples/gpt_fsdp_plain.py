@@ -1,4 +1,4 @@
-"""The loop of gpt_fsdp.py in plain PyTorch: what it was before Fleet. When a rank is lost, all of it ends.
+"""The loop of gpt_fsdp.py in plain PyTorch, before its port to Fleet. When a rank is lost, the whole job ends.
 
 torchrun --standalone --nproc-per-node 2 examples/gpt_fsdp_plain.py
 """

@@ -1,4 +1,4 @@
-"""The loop of gpt.py in plain PyTorch, one process: what it was before Fleet."""
+"""The loop of gpt.py in plain PyTorch, for one process, before its port to Fleet."""
 
 from __future__ import annotations
 

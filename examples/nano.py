@@ -1,4 +1,4 @@
-"""nano_plain.py, ported: `fleet run examples/nano.py --world 2 --shards 8`. docs/nano.md says what each changed line is for."""
+"""nano_plain.py, ported: `fleet run examples/nano.py --world 2 --shards 8`. docs/nano.md explains each changed line."""
 
 from __future__ import annotations
 

@@ -1,5 +1,7 @@
-"""A training script of a common shape, in plain PyTorch and for one process: gradients of several micro-batches in each step, a learning
-rate set by hand, mixed precision, and a validation now and then that keeps the best model. docs/nano.md shows what becomes of it.
+"""A common training script in plain PyTorch, for one process. docs/nano.md shows its port.
+
+Each step adds up gradients of several micro-batches. The script sets its learning rate by hand, uses mixed precision, and validates now and
+then to keep the best model.
 """
 
 from __future__ import annotations

@@ -1,16 +1,16 @@
-"""What every system in `recovery` and `storm` shares: settings, the event log, the arithmetic on it, and the killer.
+"""The common parts of all systems in `recovery` and `storm`: settings, the event log, the arithmetic on it, and the killer.
 
 Every rank of every system appends one line per step to a file of its own, `<slot>-<pid>.log`:
 
     t_monotonic_s step samples kind epoch
 
-- ``kind`` is ``commit`` (this rank applied the step), ``drop`` (the step failed: its samples are not trained on, nor computed again) or
-  ``unused`` (others committed the step, but this rank's samples were left out of it).
-- ``samples``: of a commit the global batch that the step's gradient was made of; of the others this rank's own.
+- ``kind`` is ``commit`` (this rank applied the step), ``drop`` (the step failed, and its samples are lost) or ``unused`` (the commit lacks
+  this rank's samples).
+- ``samples``: of a commit, the global batch of the step's gradient; of the others, this rank's own.
 - ``epoch`` names the membership (a restart's number, a quorum, a view): lines of one (epoch, step) are one commit of the job.
 
-One `write` per line, so that SIGKILL loses none; CLOCK_MONOTONIC, so that the lines of one host can be compared. All figures are computed
-from these lines and from the times of the kills by pure functions, the same for all systems; no system reports its own recovery.
+Each line is one `write`, so that SIGKILL loses none. Times are CLOCK_MONOTONIC, so that the lines of one host can be compared. Pure
+functions, the same for all systems, compute all figures from these lines and the times of the kills. No system reports its own recovery.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ MODULES = {"fleet": "benchmarks.peers.fleet_run", "torchft": "benchmarks.peers.t
 class Settings:
     """One workload for all systems. ``world`` ranks train; ``spares`` is the room beyond them (processes or free CPUs).
 
-    ``nodes``: of Fleet's local cluster. Two are the fewest of which one can be lost.
+    ``nodes``: of Fleet's local cluster. A run can lose a node of two or more.
     """
 
     seed: int = 7
@@ -82,7 +82,7 @@ class Settings:
 
 
 SMOKE_SETTINGS = Settings(world=3, spares=1, shards=3, compute_s=0.002, wait_s=0.005, checkpoint_steps=1)
-"""One shard a rank, steps as short as they can be, and strikes as soon as they may come."""
+"""One shard a rank, the shortest steps, and the earliest faults."""
 
 
 def calibrated(settings: Settings) -> Settings:
@@ -123,7 +123,7 @@ class Line(NamedTuple):
 
 @dataclass
 class Commit:
-    """One step of the job: at ``t_s`` the first rank had applied it. ``members`` maps slots to pids of the ranks that did."""
+    """One step of the job, which the first rank had applied at ``t_s``. ``members``: slots -> pids of the ranks that applied it."""
 
     t_s: float
     step: int
@@ -173,7 +173,7 @@ class Timeline:
 
 @dataclass(frozen=True)
 class Kill:
-    """A fault that was executed: when, on which rank of the view, and its process."""
+    """A fault that was executed: its time, the rank of the view, and the rank's process."""
 
     t_s: float
     slot: int
@@ -183,7 +183,7 @@ class Kill:
 
 @dataclass(frozen=True)
 class Report:
-    """What one kill cost. ``stall_s`` and ``excess_s`` are None where the log ends before they are known."""
+    """The cost of one kill. ``stall_s`` and ``excess_s`` are None where the log ends before they are known."""
 
     survived: bool
     stall_s: float | None
@@ -192,7 +192,7 @@ class Report:
 
 
 def positions(commits: Sequence[Commit]) -> list[int]:
-    """After each commit, the samples that the model's state has been trained on: a step that is done again undoes those from it on."""
+    """The samples in the model's state after each commit. A step that is repeated undoes itself and all later steps."""
     stack: list[Commit] = []
     total, result = 0, []
     for commit in commits:
@@ -205,7 +205,7 @@ def positions(commits: Sequence[Commit]) -> list[int]:
 
 
 def committed_between(commits: Sequence[Commit], begin_s: float, end_s: float) -> int:
-    """Samples by which the state grew in the interval, less those that were undone later, by the end of the log."""
+    """Samples by which the state grew in the interval, less those that were undone by the end of the log."""
     before = sum(1 for commit in commits if commit.t_s <= begin_s)
     survivors: list[Commit] = []
     for commit in commits:
@@ -225,8 +225,8 @@ def median_step_s(commits: Sequence[Commit]) -> float:
 def stall_s(commits: Sequence[Commit], t_s: float, step_s: float) -> float | None:
     """The gap around a kill, less the median step.
 
-    A kill may fall after the all-reduce of the step in flight, so that one commit more follows; hence the longer of the gap that holds
-    the kill and the next. For a system that goes back to a checkpoint, the first step it does again ends the stall (in its favour).
+    A kill may fall after the all-reduce of the step in flight, so that one more commit follows. So the stall is the longer of two gaps:
+    that around the kill, and the next. For a system that goes back to a checkpoint, its first repeated step ends the stall (in its favour).
     """
     last = _last_before(commits, t_s)
     gaps = [b.t_s - a.t_s for a, b in zip(commits[last : last + 3], commits[last + 1 : last + 3], strict=False)]
@@ -234,7 +234,7 @@ def stall_s(commits: Sequence[Commit], t_s: float, step_s: float) -> float | Non
 
 
 def full_again(commits: Sequence[Commit], kill: Kill, world: int) -> int | None:
-    """Index of the first commit after the kill that ``world`` ranks made, none of them the killed process."""
+    """Index of the first commit after the kill by ``world`` ranks, without the killed process."""
     for index in range(_last_before(commits, kill.t_s) + 1, len(commits)):
         members = commits[index].members
         if len(members) >= world and kill.pid not in members.values():
@@ -243,8 +243,10 @@ def full_again(commits: Sequence[Commit], kill: Kill, world: int) -> int | None:
 
 
 def excess_s(commits: Sequence[Commit], kill: Kill, world: int, samples_per_s: float) -> float | None:
-    """Time from the last commit before the kill until ``SETTLE_STEPS`` steps after the world is full again, less what the samples gained
-    in between take at the fault-free rate. A smaller world, a smaller batch and steps undone all count, in seconds."""
+    """Time from the last commit before the kill until ``SETTLE_STEPS`` steps after the world is full again, beyond the fault-free time.
+
+    The fault-free time is that of the samples gained in between. A smaller world, a smaller batch and undone steps all count, in
+    seconds."""
     full = full_again(commits, kill, world)
     if full is None or full + SETTLE_STEPS >= len(commits):
         return None
@@ -256,8 +258,8 @@ def excess_s(commits: Sequence[Commit], kill: Kill, world: int, samples_per_s: f
 def samples_lost(commits: Sequence[Commit], lost_lines: Sequence[Line], begin_s: float, end_s: float) -> int:
     """Samples that were trained on and then undone (rolled back), or computed and never trained on (dropped, unused), in an interval.
 
-    A rank's dropped samples are not lost when another rank committed that very step of that epoch: the sum holds them, and others take
-    its state. Gradients of an attempt that is repeated with the same samples cost time, not samples, in every system.
+    A rank's dropped samples are not lost when another rank committed the same step of the same epoch. Then the sum holds them, and the
+    rank takes that state. An attempt that is repeated with the same samples costs time, not samples, in every system.
     """
     trained = positions(commits)
     undone = sum(trained[i - 1] + commits[i].samples - trained[i] for i in range(1, len(commits)) if begin_s < commits[i].t_s <= end_s)
@@ -317,7 +319,7 @@ class Run(Protocol):
     def world_full(self) -> bool: ...
 
     def failed(self) -> str | None:
-        """Why the job is over, or None while it runs."""
+        """Why the job is over; None while it runs."""
 
     def inject(self, kind: str, slot: int) -> Kill:
         """Execute a fault on the process of a slot in view: ``kill``, ``hang``, and ``node`` where the system has nodes to lose."""
@@ -326,7 +328,7 @@ class Run(Protocol):
 
 
 class System(Protocol):
-    """An adapter module has one of these, named SYSTEM."""
+    """A system. Each adapter module has one, named SYSTEM."""
 
     name: str
     extra_faults: tuple[str, ...]  # fault kinds beside "kill" that `recovery` measures on it
@@ -379,7 +381,7 @@ class LoggedRun:
         return dataclasses.replace(kill, t_s=time.monotonic())
 
     def stop(self) -> None:
-        """SIGTERM for the keeper, 20 s for it to end in order, SIGKILL for what is left of its tree."""
+        """SIGTERM to the keeper, 20 s for it to end in order, and SIGKILL to the rest of its tree."""
         tree = descendants(self._process.pid)
         self._process.terminate()
         with contextlib.suppress(subprocess.TimeoutExpired):
@@ -453,7 +455,7 @@ def wait_until(condition: Callable[[], bool], run: Run, limit_s: float) -> bool:
 
 
 def steady_steps(run: Run, since_s: float, world: int) -> int:
-    """How many of the last commits in a row the full world made, of those after ``since_s``."""
+    """Number of the full world's last commits in a row, after ``since_s``."""
     count = 0
     for commit in reversed(run.commits()[:-1]):  # the newest one's lines may still be coming
         if commit.t_s <= since_s or len(commit.members) < world:
@@ -463,7 +465,7 @@ def steady_steps(run: Run, since_s: float, world: int) -> int:
 
 
 class Injection(NamedTuple):
-    """A planned fault: so many steps after the world is full (again), at this fraction of a step, on this rank of the view."""
+    """A planned fault: steps after the world is full (again), fraction of a step, and rank of the view."""
 
     steps: int
     phase: float
@@ -471,8 +473,9 @@ class Injection(NamedTuple):
 
 
 def injections(seed: int, count: int, world: int, checkpoint_steps: int) -> list[Injection]:
-    """The same for every system. ``steps`` covers one checkpoint interval evenly, so that what a checkpoint loses is neither its best
-    nor its worst case, and is beyond ``SETTLE_STEPS``, so that no two windows overlap."""
+    """Planned faults, the same for every system. ``steps`` covers one checkpoint interval evenly, so that the loss of steps is a fair mean.
+
+    It is beyond ``SETTLE_STEPS``, so that no two windows overlap."""
     plan = []
     for index in range(count):
         rng = stream(seed, "recovery", index)

@@ -12,7 +12,8 @@ from benchmarks.peers.fleet_run import generous, train
 from benchmarks.peers.on_hosts import CODE, ENVIRONMENT, LOGS, HostsRun, Site
 
 SILENCE_S = 3.0
-"""After which a rank or a node is lost. Alike, so that a node that cannot be reached is not found by its ranks' silence before its own."""
+"""Seconds of silence after which a rank or a node is lost. They are equal, so that a cut-off node is not found by its ranks' silence
+first."""
 CALL = "import sys; from benchmarks.peers import fleet_hosts; fleet_hosts.drive(*sys.argv[1:])"
 
 

@@ -1,6 +1,6 @@
 """Fleet, through its public API, on a local cluster of its own.
 
-Killed ranks are replaced by Ray Train; with a spare, it joins at a step boundary soon after. A lost node comes back at once as another.
+Ray Train replaces killed ranks. A spare joins at a step boundary soon after a kill. A lost node comes back at once as a new one.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ ENDLESS = 1_000_000_000
 
 
 class FleetRun(LoggedRun):
-    """A node is lost by the driver, which started it: asked by a file, answered by another."""
+    """The driver, which started the nodes, loses one: it is asked by a file, and answers by another."""
 
     def inject(self, kind: str, slot: int) -> Kill:
         if kind != "node":

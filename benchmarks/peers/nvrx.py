@@ -1,7 +1,7 @@
 """NVIDIA's resiliency extension as a peer of ``benchmarks.detect``: its own scoring and its own report, on the same times.
 
-``nvidia_resiliency_ext.straggler.Detector`` needs CUDA to start (CUPTI), its ``ReportGenerator`` does not. Of a report only the transport
-is ours: the smallest median of all ranks, which it would find by an all-reduce, is found in this process.
+``nvidia_resiliency_ext.straggler.Detector`` needs CUDA to start (CUPTI), its ``ReportGenerator`` does not. Only the transport of a report
+is ours: this process finds the smallest median of all ranks, for which the extension would use an all-reduce.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ Accusation = tuple[Member, str, int]
 Made = tuple[tuple[Member, ...], int, Report]
 
 THRESHOLD = 0.75
-"""Its default for all scores."""
+"""The extension's default for all scores."""
 
 
 def summaries(window: list[StepTimes], rank: int) -> Summaries:
-    """What its detector computes of a section's times in one report interval."""
+    """The statistics that its detector computes from a section's times in one report interval."""
     found = {}
     for kind in KINDS:
         times = np.concatenate([portion.seconds(kind)[rank] for portion in window])
@@ -51,8 +51,8 @@ def report(generators: list[ReportGenerator], ranks: list[Summaries]) -> Report:
 
 
 def reports(portions: tuple[StepTimes, ...], each: int) -> list[Made]:
-    """A report for every ``each`` portions, each from its own times only, as the detector empties its sections after one. The first window
-    is warm-up and is left out."""
+    """A report for every ``each`` portions, from their times only, as the detector empties its sections after a report. The first window is
+    warm-up and is left out."""
     generators = [ReportGenerator(["relative_perf_scores", "individual_perf_scores"], gather_on_rank0=False) for _ in portions[0].members]
     found: list[Made] = []
     for begin in range(each, len(portions) - each + 1, each):
@@ -63,7 +63,7 @@ def reports(portions: tuple[StepTimes, ...], each: int) -> list[Made]:
 
 
 def accusations(made: list[Made], thresholds: Mapping[str, float], individual: bool = False) -> Iterator[Accusation]:
-    """(member, section, last step) whenever a report names a rank that the one before did not, in sections that have a threshold."""
+    """(member, section, last step) when a report names a rank that the last report did not name, in sections with a threshold."""
     before: set[tuple[Member, str]] = set()
     for members, last, report_ in made:
         now = set()

@@ -1,7 +1,7 @@
 """Hosts on which systems run beside each other, and a run whose ranks write event logs on hosts of their own.
 
-Hosts are namespaces of this machine (`tests.support.hosts`), so that one monotonic clock is that of all. A host's files are read from here
-as they grow; its processes are found and signalled by the PIDs that they have here.
+Hosts are namespaces of this machine (`tests.support.hosts`), so that all have one monotonic clock. This process reads a host's files as
+they grow, and finds and signals its processes by the PIDs that they have here.
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ from tests.support.hosts import HOME, Host, Hosts
 from tests.support.ray_hosts import Head, ray_head, ray_worker
 
 CODE, LIBRARY = f"{HOME}/code", f"{HOME}/library"
-"""Of a host: the benchmarks' ranks, which Fleet takes along from the head; and what other systems' ranks need of this repository."""
+"""Folders of a host: the code of the benchmarks' ranks, which Fleet brings from the head, and this repository's parts for other systems."""
 LOGS = f"{HOME}/bench"
-"""Of a host: each run writes below it."""
+"""Folder of a host below which each run writes."""
 RANKS = ("benchmarks/__init__.py", "benchmarks/peers")
 ENVIRONMENT = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "PYTHONPATH": str(REPOSITORY)}
-"""Of what is started on the head, which sees the repository."""
+"""Environment of processes on the head, which sees the repository."""
 END_S = 30.0
 TRIES = 3
 T = TypeVar("T")
 INCARNATION = 10_000_000
-"""PIDs of two hosts may be equal: those of each boot of a host begin at a multiple of this."""
+"""PIDs of two hosts may be equal, so those of each boot of a host begin at a multiple of this number."""
 
 _TIMES = """
 import json
@@ -48,7 +48,7 @@ print(json.dumps([[node.start_time_ms, node.end_time_ms] for node in nodes if no
 
 
 class Site:
-    """Context manager: a head without ranks and workers with so many slots each, with Ray on all, and an object store on the head.
+    """Context manager: a head without ranks, and workers with slots, with Ray on all, and an object store on the head.
 
     Args:
         cpus: slots of each worker.
@@ -73,7 +73,7 @@ class Site:
         self._stack.close()
 
     def join(self, worker: Host) -> None:
-        """Give a worker that has just booted what a rank needs, and have it join Ray; returns when it has registered."""
+        """Give a newly booted worker the code of ranks, and let it join Ray; returns when it has registered."""
         _tried(worker, lambda: self._try_to_join(worker))
 
     def _begin_head(self) -> tuple[HostStore, Head]:
@@ -88,15 +88,15 @@ class Site:
         ray_worker(worker, self.head, num_cpus=self.cpus[self.workers.index(worker)])
 
     def replace(self, worker: Host) -> None:
-        """Another machine in the place of a worker, which is lost with all that it has, if it is up; its link is whole."""
+        """Put another machine in the place of a worker. A worker that is up is lost with all that it has. The new link is whole."""
         worker.kill_all()
         worker.mend()
         worker.boot()
         self.join(worker)
 
     def node_times(self, worker: Host) -> list[tuple[float, float]]:
-        """(start, end) of each node that Ray has known at this address, oldest first, on this machine's monotonic clock; an end that did
-        not come is infinite."""
+        """(start, end) of each node that Ray has known at this address, oldest first, by this machine's monotonic clock. The end of a live
+        node is infinite."""
         found = json.loads(self.head.script(_TIMES.format(address=self.head.address, of=worker.address)).splitlines()[-1])
         ahead_s = time.time() - time.monotonic()
         return sorted((begin / 1000 - ahead_s, end / 1000 - ahead_s if end else float("inf")) for begin, end in found)
@@ -116,10 +116,10 @@ class _Logs:
 
 @dataclass
 class HostsRun:
-    """A run on a site, whose ranks log to ``folder`` of the host that they are on, and whose keepers are ``processes`` of hosts.
+    """A run on a site. Its ranks log to ``folder`` of their host, and its keepers are ``processes`` of hosts.
 
-    Implements `peers.common.Run`. PIDs are unique over hosts, and mean nothing elsewhere. Faults are ``kill``, ``host`` (all processes of
-    the rank's host) and ``cut`` (its link).
+    Implements `peers.common.Run`. PIDs are unique over hosts, and hold only within this run. Faults are ``kill``, ``host`` (all processes
+    of the rank's host) and ``cut`` (its link).
     """
 
     site: Site
@@ -141,7 +141,7 @@ class HostsRun:
         self.processes[host] = host.popen(command, env=env, stdout=self._output, stderr=self._output)
 
     def replace(self, worker: Host) -> None:
-        """Another machine in the place of a worker."""
+        """Put another machine in the place of a worker."""
         self.processes.pop(worker, None)
         self.site.replace(worker)
         self.watch(worker)
@@ -164,12 +164,12 @@ class HostsRun:
         return {slot: pid for slot, pid in sorted(members.items()) if self._here(pid) is not None}
 
     def host_of(self, pid: int) -> Host:
-        """Where a member is, or was."""
+        """The host of a member, now or before."""
         return self._logs_of(pid).host
 
     @staticmethod
     def boot_of(pid: int) -> int:
-        """Which of all boots of the site's workers a member's host is, or was, running since."""
+        """The number of the boot of a member's host, out of all boots of the site's workers."""
         return pid // INCARNATION
 
     def boot_after(self, pid: int) -> int:
@@ -196,11 +196,11 @@ class HostsRun:
             host.kill_all()
         else:
             host.cut()
-        # All of a host ends at one signal, and is then waited for, which takes a while; a process and a link end before the call returns.
+        # A host ends at one signal, and the call then waits for it, which takes a while. A process or a link ends before the call returns.
         return Kill(before_s if kind == "host" else time.monotonic(), slot, pid, kind)
 
     def stop(self) -> None:
-        """SIGTERM for the keepers, some time for them to end in order, and SIGKILL."""
+        """SIGTERM to the keepers, some time for them to end in order, and SIGKILL."""
         processes = [process for host, process in self.processes.items() if host.alive]
         for process in processes:
             process.terminate()
@@ -223,7 +223,7 @@ class HostsRun:
 
 
 def merged(timelines: Iterable[tuple[int, Sequence[Commit]]]) -> list[Commit]:
-    """Commits that ranks of several hosts logged as those of one job; each host's PIDs are counted from the number beside it."""
+    """The commits of one job, from the logs of ranks on several hosts. Each host's PIDs begin at the number beside them."""
     found: dict[tuple[int, int], Commit] = {}
     for base, commits in timelines:
         for commit in commits:
@@ -243,8 +243,8 @@ def _inside(pid: int) -> int:
 
 
 def _tried(host: Host, step: Callable[[], T]) -> T:
-    """What ``step`` gives, which starts Ray on a host. Ray's limit of half a minute is short on a busy machine: after a failure the host is
-    booted, and the step done again."""
+    """The result of ``step``, which starts Ray on a host. Ray's limit of half a minute is short on a busy machine: after a failure, the
+    host boots, and the step is done again."""
     for _ in range(TRIES - 1):
         with contextlib.suppress(RuntimeError, subprocess.TimeoutExpired):
             return step()

@@ -1,5 +1,7 @@
-"""The model of ``fleet.simulation.fleet_run`` in SimPy: one process for the job, one for the faults, one for each tier's copies, and one
-for each node that is away. Every copy is an event, nothing is skipped; given the same faults it must end with the same shares.
+"""The model of ``fleet.simulation.fleet_run`` in SimPy. The job and the faults have a process each, and so has each tier and each absent
+node.
+
+Every copy is an event, and none is skipped. With the same faults, the model must end with the same shares.
 """
 
 from __future__ import annotations
@@ -51,7 +53,7 @@ class SimpyFleet:
         self.shares |= {"goodput": self.work, "checkpoint_stall": self.stall}
         return {name: seconds / self.model.duration_s for name, seconds in self.shares.items()}
 
-    # ---- what strikes --------------------------------------------------------------------------------------------------------------------
+    # ---- faults --------------------------------------------------------------------------------------------------------------------------
 
     def _faults(self) -> Steps:
         found = self.arrivals
@@ -134,7 +136,7 @@ class SimpyFleet:
         return min(total, until - self.begin)
 
     def _half_step(self, index: int) -> float:
-        """What the fault takes of the step in flight when peers hold the state."""
+        """Seconds of the step in flight that the fault takes when peers hold the state."""
         kind = self.arrivals.kinds[index]
         held = index >= 0 and self.needs[kind] == HELD and not self.model.faults[kind].announced
         return min(0.5 * self.model.step_s, self.env.now - self.begin) if held else 0.0
@@ -158,10 +160,10 @@ class SimpyFleet:
         self.missing -= count
         self.ready -= count
 
-    # ---- the way back --------------------------------------------------------------------------------------------------------------------
+    # ---- recovery ------------------------------------------------------------------------------------------------------------------------
 
     def _stop(self, index: int) -> None:
-        """A fault stops the job, or begins its way back anew."""
+        """A fault stops the job, or begins its recovery anew."""
         fault, need = self.model.faults[self.arrivals.kinds[index]], self.needs[self.arrivals.kinds[index]]
         if self.up:
             self.up, self.need = False, HELD
@@ -232,7 +234,7 @@ class SimpyFleet:
                         self._lose(self.model.faults[kind].announced, self.needs[kind])
 
     def _pass(self, seconds: float, until_ready: bool = False, join: bool = False) -> Generator[Any, Any, int | None]:
-        """Time on the way back; a fault ends it, and is returned."""
+        """Pass time of the recovery; a fault ends it, and is returned."""
         end_s = self.env.now + seconds
         while self.env.now < end_s:
             try:

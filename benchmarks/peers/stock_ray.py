@@ -1,7 +1,8 @@
 """Stock Ray Train: `TorchTrainer` with gloo and DDP, `FailureConfig(max_failures=-1)`, a checkpoint every ``checkpoint_steps``.
 
-On a local cluster of its own, with a CPU for each rank and each spare. Health checks every 0.5 s (default 2 s), in its favour. A failure
-makes Ray Train stop all workers, start new ones and hand them the newest checkpoint; the loop goes on from its step, as its guide says.
+It has a local cluster of its own, with a CPU for each rank and each spare. Health checks come every 0.5 s (default 2 s), in its favour.
+After a failure, Ray Train stops all workers, starts new ones and hands them the newest checkpoint. The loop goes on from its step, as its
+guide says.
 """
 
 from __future__ import annotations

@@ -1,21 +1,21 @@
 """torchft by itself: a lighthouse, one replica group of one rank for each slot, and a supervisor that starts a dead rank again at once.
 
-It follows torchft's public `train_ddp.py`: `Manager` with `min_replica_size=1`, its `Optimizer`, `ProcessGroupGloo(timeout=5 s)`. What is
-chosen here is chosen in its favour:
+It follows torchft's public `train_ddp.py`: `Manager` with `min_replica_size=1`, its `Optimizer`, `ProcessGroupGloo(timeout=5 s)`. All
+choices here are in its favour:
 
-- Gradients go through the public `Manager.allreduce`, all in one buffer. With torchft 0.2.0's own `DistributedDataParallel` a peer's death
-  during `wait()` trips `assert fut._fut` in its hook (ddp.py:76), which ends survivors too; set ``BENCH_TORCHFT_DDP=1`` to see that.
+- Gradients go through the public `Manager.allreduce`, all in one buffer. With torchft 0.2.0's own `DistributedDataParallel`, a peer's death
+  during `wait()` trips `assert fut._fut` in its hook (ddp.py:76), which ends survivors, too. ``BENCH_TORCHFT_DDP=1`` shows that.
 - The stores through which replicas meet live in the supervisor, as torchelastic's agent store does, so that they outlive a killed rank.
-- Heartbeats every 25 ms, and a rank is taken for dead after ``HEARTBEAT_TIMEOUT_MS`` (defaults: 100 ms and 5 s).
-- The lighthouse looks every 10 ms (default 100 ms) and waits ``JOIN_TIMEOUT_MS`` at most for ranks that beat but have not joined (default
-  60 s): a replacement builds everything before it makes its Manager, so none beats for long before it joins. The shorter of the two
-  time-outs is most of a stall. Below these values live ranks that are late are left out of a quorum and have to take state again.
+- Heartbeats come every 25 ms, and a rank is dead after ``HEARTBEAT_TIMEOUT_MS`` (defaults: 100 ms and 5 s).
+- The lighthouse looks every 10 ms (default 100 ms). It waits ``JOIN_TIMEOUT_MS`` at most (default 60 s) for ranks that beat but have not
+  joined. A replacement builds everything before it makes its Manager, so none beats for long before it joins. The shorter of the two
+  time-outs is most of a stall. With shorter ones, late ranks are left out of a quorum and have to take state again.
 - The quorum may take 60 s, because a quorum that times out ends the process.
-- A checkpoint every ``checkpoint_steps`` from the first participant, as for stock Ray, for when no rank is left.
-- A survivor that crashes is started again like one that was killed.
+- The first participant writes a checkpoint every ``checkpoint_steps``, as for stock Ray, for the loss of all ranks.
+- A survivor that crashes is started again like a killed one.
 
-A replacement is a fresh process, as under torchelastic. torchft's own way to have a spare (`WorldSizeMode.FIXED_WITH_SPARES`) makes the
-spare compute every step and keeps it out of the sum; set ``BENCH_TORCHFT_SPARES=1`` to run `storm` that way.
+A replacement is a fresh process, as under torchelastic. torchft's own spares (`WorldSizeMode.FIXED_WITH_SPARES`) compute every step and
+stay out of the sum. ``BENCH_TORCHFT_SPARES=1`` runs `storm` that way.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ HEARTBEAT_INTERVAL = timedelta(milliseconds=25)
 HEARTBEAT_TIMEOUT_MS = int(os.environ.get("BENCH_TORCHFT_HEARTBEAT_TIMEOUT_MS", "150"))
 QUORUM_TICK_MS = 10
 LIGHTHOUSE_PORT = 29510
-"""Where there are several hosts."""
+"""Port of the lighthouse on several hosts."""
 JOIN_TIMEOUT_MS = int(os.environ.get("BENCH_TORCHFT_JOIN_TIMEOUT_MS", "100"))
 TIMEOUT = timedelta(seconds=10)
 QUORUM_TIMEOUT = timedelta(seconds=60)
@@ -72,7 +72,7 @@ def supervise(workdir: str, settings_json: str) -> None:
 
 
 def light(bind: str) -> Any:
-    """A lighthouse, for as long as it is held."""
+    """A lighthouse, which lives as long as the returned object."""
     from torchft.coordination import LighthouseServer
 
     return LighthouseServer(
@@ -93,7 +93,7 @@ class Keeper(Protocol):
 
 
 def keep(supervisor: Keeper) -> None:
-    """Until SIGTERM."""
+    """Let the supervisor watch until SIGTERM."""
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     try:
         supervisor.watch()
@@ -144,7 +144,7 @@ class Supervisor:
 
 
 def note_exit(workdir: Path, slot: int, code: int | None) -> None:
-    """A line for a rank that ended, for whoever asks why."""
+    """Write a line for a rank that ended, with its exit code."""
     with (workdir / "exits.txt").open("a") as exits:
         exits.write(f"{time.monotonic():.6f} {slot} {code}\n")
 
@@ -247,7 +247,7 @@ def _average_gradients(manager: Any, model: Any) -> None:
 
 
 def record(log: EventLog, manager: Any, committed: bool, taking_part: bool, samples: int, ranks: int = 1) -> None:
-    """The line of a step, in which each of so many ``ranks`` of a group had ``samples``; who takes state is not ``taking_part``."""
+    """Write the line of a step, in which each of a group's ``ranks`` had ``samples``. A rank that takes state is not ``taking_part``."""
     quorum = manager._quorum_id  # torchft has no public name for it; read only
     if not committed:
         log.write(manager.current_step() + 1, samples, "drop", quorum)

@@ -1,4 +1,4 @@
-"""torchft on hosts: the lighthouse on the head, on each worker a supervisor as in `torchft_alone`, which starts its dead ranks again.
+"""torchft on hosts: the lighthouse on the head, and on each worker a supervisor as in `torchft_alone`, which restarts its dead ranks.
 
 Ranks are dealt to the workers in turn. There is no spare: a host's ranks come back when another machine takes its place.
 """

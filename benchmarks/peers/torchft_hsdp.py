@@ -1,20 +1,20 @@
 """torchft with HSDP, for `mesh`: groups of ranks among which FSDP2 keeps a model in chunks, and torchft's public `Manager` between groups.
 
-A group gathers and reduce-scatters among its members over gloo; what is left of the gradients goes through FSDP2's
-``set_all_reduce_hook`` into `Manager.allreduce`, as in torchft's own `fsdp_test.py`. Each rank of a group meets the rank of its number in
-the other groups. The times of lighthouse and Manager are those of :mod:`benchmarks.peers.torchft_alone`; beside them, in torchft's favour:
+A group gathers and reduce-scatters among its members over gloo. The chunks of the gradients go through FSDP2's ``set_all_reduce_hook`` into
+`Manager.allreduce`, as in torchft's own `fsdp_test.py`. Each rank of a group meets the rank of its number in the other groups. The times of
+lighthouse and Manager are those of :mod:`benchmarks.peers.torchft_alone`. More choices are in torchft's favour:
 
-- A supervisor ends a group and starts it again as soon as one of its members ends, as torchelastic does, but at once: the others would wait
-  for the lost one. They are killed, not asked, so that no heartbeat and no open connection of theirs keeps the other group waiting.
+- A supervisor restarts a group when one of its members ends, as torchelastic does, but at once: the others would wait for the lost one. It
+  kills them, so that none of their heartbeats or open connections makes the other group wait.
 - Ranks are forked off a process that has imported all, as Fleet's are in `mesh`: a start costs no imports.
-- Each start of a group has a store of its own, which lives in the supervisor: no member finds the address of a Manager that is gone.
-- The state that a group takes from the other is each rank's chunks as plain tensors, from memory, by torchft's own HTTP transport; the
-  chunks are those that the optimizer holds, which stay where they are while the forward gathers them.
+- Each start of a group has a store of its own in the supervisor: no member finds the address of a Manager that is gone.
+- A group takes each rank's chunks from the other group as plain tensors, from memory, by torchft's own HTTP transport. These chunks are the
+  optimizer's, which stay in place while the forward gathers them.
 - The quorum is found beside the forward, which is torchft's default. With ``use_async_quorum=False`` all train again a step sooner, with
   fewer samples lost, but stalls were longer in trials.
 - Gradients are not clipped, which costs Fleet an exchange in each step.
 
-Nothing is written to a store, as in Fleet's part: groups that end together begin anew, and have not survived.
+Ranks write to no store, as in Fleet's part: groups that end together begin anew, and have not survived.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ NAME = "torchft_hsdp"
 GROUPS = GROUP = 2
 WORLD = GROUPS * GROUP
 FULL_S, AFTER_STEPS = 60.0, 2
-"""All are to train within this time; a kill was survived when so many steps follow it."""
+"""Seconds within which all ranks have to train, and steps after a kill that has been survived."""
 CALL = "import sys; from benchmarks.peers import torchft_hsdp; torchft_hsdp.supervise(*sys.argv[1:])"
 
 
@@ -159,7 +159,7 @@ def train_rank(workdir: str, given: Mapping[str, str], lighthouse: str, port: in
 
 
 def _to_a_file(path: Path) -> None:
-    """All that this process says from now on."""
+    """Write all output of this process to a file from now on."""
     with path.open("ab") as output:
         os.dup2(output.fileno(), 1)
         os.dup2(output.fileno(), 2)
@@ -187,7 +187,7 @@ class Chunks:
         return {"parameters": [_local(one) for one in self._parameters], "state": state}
 
     def load(self, found: Mapping[str, Any]) -> None:
-        """Another's, which has the same cut. Before the first step there is no state of AdamW's."""
+        """Load the part of another rank with the same cut. Before the first step, AdamW has no state."""
         with torch.no_grad():
             for one, taken in zip(self._parameters, found["parameters"], strict=True):
                 _local(one).copy_(taken)
@@ -210,7 +210,8 @@ def _as(parameter: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
 
 
 def measure(given: Mapping[str, str], count: int, pause_s: float, folder: Path) -> dict[str, Any]:
-    """Figures, samples and notes of ``count`` kills, one member after the other, of a model as ``given``; a note where none can be."""
+    """Figures, samples and notes of ``count`` kills, one member after the other, of a model as ``given``; a note where torchft cannot
+    run."""
     missing = not_installed("torch", "torchft")
     if missing is not None:
         return {"settings": {}, "figures": {}, "samples": {}, "notes": [left_out(NAME, missing)]}
@@ -225,13 +226,13 @@ def measure(given: Mapping[str, str], count: int, pause_s: float, folder: Path) 
 
 
 def _full(run: LoggedRun, kills: Sequence[Kill]) -> bool:
-    """Wait until all have trained for a few steps since the last kill; False: they did not in time."""
+    """Wait until all ranks have trained for a few steps since the last kill; False: they did not in time."""
     since_s = kills[-1].t_s if kills else 0.0
     return wait_until(lambda: steady_steps(run, since_s, WORLD) >= SETTLED_STEPS, run, FULL_S)
 
 
 def _inject(run: LoggedRun, count: int, pause_s: float) -> list[Kill]:
-    """As Fleet's ranks are killed, at random moments. Raises RuntimeError when not all train at first."""
+    """Kill ranks at random moments, as in Fleet's part. Raises RuntimeError when not all train at first."""
     draw, kills = stream(SEED, "device kills"), list[Kill]()
     while len(kills) < count and _full(run, kills):
         time.sleep(draw.random() * pause_s)
@@ -249,14 +250,14 @@ def survived(commits: Sequence[Commit], kill: Kill) -> bool:
 
 
 def lost(commits: Sequence[Commit], kills: Sequence[Kill], batch: int) -> int:
-    """Samples, since the first kill, of steps that were committed without a group, and of steps that were undone. Those of a step that
-    failed are computed again in the next attempt at it, so that they cost time."""
+    """Samples, since the first kill, of steps that were committed without a group, and of undone steps. Samples of a failed step are
+    computed again in the next attempt, so that they cost time."""
     short = sum(batch - commit.samples for commit in commits if commit.t_s > kills[0].t_s)
     return short + samples_lost(commits, (), kills[0].t_s, float("inf"))
 
 
 def errors(folder: Path) -> list[str]:
-    """What ranks reported, each error with how often it was seen, less addresses and advice."""
+    """The ranks' errors with their counts, without addresses and advice."""
     lines = [line for path in sorted(folder.glob("rank-*.txt")) for line in path.read_text(errors="replace").splitlines()]
     raised = [re.sub(r"\[[^]]*\](:\d+)?", "", line).partition(". ")[0] for line in lines if re.match(r"[\w.]*(Error|Exception): ", line)]
     return [f"{times} times {line}" for line, times in Counter(raised).items()]

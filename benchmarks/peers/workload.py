@@ -1,7 +1,7 @@
 """The one training step that every system runs: a real MLP, a calibrated compute, a timed wait, an all-reduce, AdamW.
 
-The global batch is cut into ``Settings.shards`` shards. A rank's share at full world is ``rank_shards`` of them, each its own forward and
-backward, so that a system which re-assigns shards and one which does not do the same arithmetic per sample.
+The global batch is cut into ``Settings.shards`` shards. A rank's share at full world is ``rank_shards`` of them, each with its own forward
+and backward. So systems that re-assign shards, and others, do the same arithmetic per sample.
 Imported inside ranks only: it needs torch.
 """
 
@@ -62,7 +62,7 @@ def backward_share(
 
 
 def cpu_s_per_share(settings: Settings, repetitions: int = 60) -> float:
-    """Median CPU seconds of one rank's share at full world, without the wait. CPU time, so that a busy machine does not bend it."""
+    """Median CPU seconds of one rank's share at full world, without the wait. Other load on the machine does not change CPU time."""
     model, _ = build(settings)
     taken: list[float] = []
     for step in range(repetitions):

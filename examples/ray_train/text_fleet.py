@@ -1,4 +1,4 @@
-"""A text classifier, after the examples for transformers and for checkpoints in Ray Train's documentation: it goes on where it was."""
+"""A text classifier, after the examples for transformers and checkpoints in Ray Train's documentation. It resumes from its checkpoint."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def accuracy(model: nn.Module, data: TensorDataset) -> float:
 
 
 def steps_taken(optimizer: torch.optim.Optimizer) -> int:
-    """The optimizer counts them."""
+    """Steps taken so far, as the optimizer counts them."""
     return next((int(state["step"]) for state in optimizer.state.values()), 0)
 
 

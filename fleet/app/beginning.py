@@ -1,4 +1,4 @@
-"""What a terminal shows from the command to a run's first step: what is done, and every few seconds that it still goes on."""
+"""Terminal lines from the command to a run's first step: each stage as it begins, and every few seconds that it still goes on."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from fleet.protocol.records import Committed, ProcessUp, Record, ViewPublished
 
 
 class Beginning(Waiting):
-    """Says what is waited for, until ``over``. Use as a context manager, in the process that waits.
+    """Names the stage that the command waits for, until ``over``. Use as a context manager, in the process that waits.
 
     Args:
         console: prints whole lines.
@@ -23,13 +23,13 @@ class Beginning(Waiting):
         self._up = 0
 
     def say(self, what: str) -> None:
-        """``what`` is waited for from now on."""
+        """The command waits for ``what`` from now on."""
         with self._lock:
             self._what = what
             self._print(what)
 
     def take(self, record: Record) -> None:
-        """What the journal tells: how many ranks are up, that they form a view, and that the first step is taken."""
+        """From the journal: the ranks that are up, the first view, and the first committed step, with which the wait is over."""
         match record:
             case ProcessUp():
                 self._up += 1

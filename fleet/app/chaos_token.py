@@ -1,7 +1,8 @@
-"""Who operates a cluster that was there before may keep chaos to those who know a token.
+"""A token for chaos on a cluster that was there before: its operator sets it, and a user needs it for a run with chaos.
 
-The token is the first line of ``~/.fleet/chaos-token`` on the head, of the user as whom Ray runs there. Who starts a run with chaos has the
-same in the variable ``FLEET_CHAOS_TOKEN``. It is a guard against mistakes: who may start jobs on the cluster can do as they like anyway.
+The token is the first line of ``~/.fleet/chaos-token`` on the head, in the home of the user that runs Ray there. A run with chaos needs the
+same text in the variable ``FLEET_CHAOS_TOKEN``. The token guards against mistakes alone: a user who starts jobs there can do anything
+anyway.
 """
 
 from __future__ import annotations
@@ -17,12 +18,12 @@ VARIABLE, FILE = "FLEET_CHAOS_TOKEN", ".fleet/chaos-token"
 
 
 def shown() -> str:
-    """What this process's user has to show: the token's digest, which travels with the plan; empty without one."""
+    """The digest of this user's token, which travels with the plan; empty without a token."""
     return _digest(os.environ.get(VARIABLE, ""))
 
 
 def check(digest: str, home: Path) -> None:
-    """Whether chaos is allowed on the cluster whose head has this home. Raises ConfigError."""
+    """Raises ConfigError when the cluster whose head has this home asks for another token."""
     path = home / FILE
     wanted = _digest(path.read_text().strip()) if path.exists() else ""
     if not wanted or hmac.compare_digest(wanted, digest):

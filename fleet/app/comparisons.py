@@ -38,9 +38,9 @@ def check_policies(names: Sequence[str]) -> list[str]:
 
 
 def runs_named(names: Sequence[str], storage: Path) -> list[Path]:
-    """The folders of the runs that are meant, where two or more names are given and none is a policy's; else none.
+    """The folders of the runs, where ``names`` are two or more runs and no policies; else none.
 
-    Raises ConfigError when one of them is a run and another one is not.
+    Raises ConfigError when one name is a run and another one is not.
     """
     if len(names) < 2 or any(recovery_of(name) in RECOVERIES for name in names):
         return []
@@ -51,7 +51,7 @@ def runs_named(names: Sequence[str], storage: Path) -> list[Path]:
 def of_simulated(
     first: Scenario, second: Scenario, pairs: int, seed: int, alpha: float, least: float, report_to: Callable[[int], None], partial: Partial
 ) -> PairedVerdict:
-    """Both on one trace after another, until it is decided, ``pairs`` are used up, or ``partial`` says stop."""
+    """Run both on one trace after another, until the test decides, ``pairs`` are used up, or ``partial`` says stop."""
     if pairs < 1:
         raise ConfigError("pairs", pairs, "must be at least 1", "The nearest valid value is 1.")
     one, other = prepare(first), prepare(second)
@@ -68,7 +68,7 @@ def of_simulated(
 
 
 def _verdict(pairs: Iterable[tuple[float, float]], test: Sequential) -> PairedVerdict:
-    """The last one, and how many pairs would decide where these do not."""
+    """The last verdict, with the number of pairs that would decide where these do not."""
     return replace(list(compare(pairs, test))[-1], would_decide=test.would_decide())
 
 
@@ -78,9 +78,9 @@ def complete(found: Mapping[str, PairedVerdict], wanted: Sequence[str], pairs: i
 
 
 def of_recorded(texts: Sequence[str], storage: Path, alpha: float, least: float, training: bool = False) -> PairedVerdict:
-    """Goodput of recorded runs, pair by pair; with ``training`` that while they trained, start-up and end apart.
+    """Compare the goodput of recorded runs, pair by pair; with ``training``, without start-up and end.
 
-    Raises ConfigError when a pair is no pair, or its runs did not meet the same faults.
+    Raises ConfigError when a text names no pair, or its runs were not to meet the same faults.
     """
     found = []
     for text in texts:
@@ -98,7 +98,7 @@ def _summary(folder: Path) -> LedgerSummary:
 
 
 def _check_pair(text: str, one: LedgerSummary, other: LedgerSummary) -> None:
-    """The planned faults of both are the same: else the comparison is not paired, and says something about luck."""
+    """Raises ConfigError when the planned faults of both differ: then the comparison would measure luck."""
     planned = [
         sorted((i.id, i.kind) for i in each.incidents if any(phase == "planned" for phase, _, _ in i.phases)) for each in (one, other)
     ]

@@ -21,14 +21,14 @@ from policies.lemons import Lemons
 NAMED = re.compile(r"[a-z_][\w.]*=")
 """How ``key=value`` begins; the value may be a path."""
 VERSION = 1
-"""Of files of settings. A file of a newer one is refused."""
+"""Version of files of settings. A file of a newer version is refused."""
 TABLES = {"chaos": ChaosSettings, "lemons": Lemons}
-"""What stands beside the settings of a run in a file: table -> class."""
+"""Tables that stand beside the settings of a run in a file -> their classes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Configuration:
-    """All that can be set of a run, but for its train function and its name. ``given`` are the settings that somebody has named."""
+    """All settings of a run, but for its train function and its name. ``given`` are the names of those that were given."""
 
     run: RunSettings = field(default_factory=RunSettings)
     chaos: ChaosSettings = field(default_factory=ChaosSettings)
@@ -64,7 +64,7 @@ def configured(*layers: Mapping[str, Any] | Path | str, over: Mapping[str, Any] 
 
 
 def _less_foreign(layer: Mapping[str, Any], chosen: Mapping[str, str]) -> dict[str, Any]:
-    """Without what ``layer`` has for policies that it names, where others were ``chosen``."""
+    """``layer`` without the settings of a policy that it names, where another policy was ``chosen``."""
     kept = dict(layer)
     for table, policy in chosen.items():
         if not declare_alike(table, layer.get(f"{table}.policy", policy), policy):
@@ -90,7 +90,7 @@ def _layer(given: Mapping[str, Any] | Path | str) -> dict[str, Any]:
 
 
 def layer_of(named: str, directory: Path) -> Path | str:
-    """What a user means by a text that stands for a layer: a file, named from ``directory``, or ``key=value``."""
+    """The layer that a user's text stands for: a file, named from ``directory``, or ``key=value``."""
     file = directory / named
     return named if NAMED.match(named) and not file.is_file() else file
 
@@ -115,7 +115,7 @@ def _check_version(version: object) -> None:
 
 
 def chaos_of(text: str) -> dict[str, Any]:
-    """All settings of chaos, as the text form has them: ``off``, ``storm``, or ``mtbf=15s,...``. It takes the place of what was before."""
+    """All settings of chaos from their text form: ``off``, ``storm``, or ``mtbf=15s,...``. They replace all earlier ones."""
     return values_of(parse_chaos(text), "chaos.")
 
 
@@ -132,7 +132,7 @@ def every(run: RunSettings | None = None) -> dict[str, Key]:
 
 
 def differing(found: Configuration) -> dict[str, tuple[Any, Any]]:
-    """Dotted name -> (value, default), of what is not as usual."""
+    """Dotted name -> (value, default), of each setting that differs from its default."""
     values = values_of(completed(found.run)) | values_of(found.chaos, "chaos.") | values_of(found.lemons, "lemons.")
     for table in PORTS:
         values |= {f"{table}.settings.{name}": value for name, value in values.pop(f"{table}.settings").items()}
@@ -163,12 +163,12 @@ def _about(table: str, inside: list[Key]) -> list[str]:
     if inside[0].kind is dict:
         return [inside[0].meaning]
     if table.endswith(".settings"):
-        return [f"What the policy {getattr(RunSettings(), table.removesuffix('.settings')).policy} itself can be told."]
+        return [f"Settings of the policy {getattr(RunSettings(), table.removesuffix('.settings')).policy} itself."]
     owner = TABLES[table] if table in TABLES else type(getattr(RunSettings(), table))
     return [(inspect.getdoc(owner) or "").partition("\n")[0]]
 
 
 def as_plain() -> dict[str, Any]:
-    """The same as data for JSON."""
+    """All settings, as data for JSON."""
     found = {key.name: {"default": key.default, "takes": key.takes, "meaning": key.meaning, "live": key.live} for key in every().values()}
     return {"version": VERSION, "settings": found}

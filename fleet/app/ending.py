@@ -1,4 +1,4 @@
-"""The last lines of a run: what happened, what it cost, what is saved where, and what to do next. Pure: the report's data go in."""
+"""The last lines of a run: its course, its cost, its checkpoints, and the next command. Pure: the report's data go in."""
 
 from __future__ import annotations
 
@@ -18,24 +18,24 @@ from fleet.machine.sessions import MOST
 from fleet.protocol.records import COMPLETED, PROGRAM, UNSAVED
 
 MOST_LOSSES = 3
-"""Of what took the rest of the time, the largest so many are named."""
+"""Number of the largest losses of time that are named."""
 WORTH_A_WORD = 0.001
-"""Of a run's money; what the store costs is told here from that share on, and in the report always."""
+"""Least share of a run's money from which on the store's cost is named here. The report always has it."""
 MOST_RANGES = 4
-"""Of the steps that were computed twice, the first so many stretches are named."""
+"""Number of stretches of steps computed twice that are named."""
 
 
 @dataclass(frozen=True, slots=True)
 class EndContext:
-    """What the report does not know.
+    """Facts that the report does not have.
 
     Args:
-        run: as it is to be named in commands.
+        run: the run's name, as commands take it.
         saved_at: where checkpoints lie.
-        first_fault_s: when chaos was to strike first, in seconds of training; None where none was planned.
-        storage: of the command line, where it is not the usual one.
-        again: of a script that is not Fleet's, the command that runs it again; its checkpoints are its own.
-        returns: how often in a row it has come back to the same step, from a checkpoint.
+        first_fault_s: when chaos was to strike first, in seconds of training; None where no fault was planned.
+        storage: of the command line, where it is not the default.
+        again: the command that runs a script again that is not Fleet's; its checkpoints are its own.
+        returns: how often in a row the run has come back to the same step, from a checkpoint.
     """
 
     run: str
@@ -79,7 +79,7 @@ def _happened(data: Mapping[str, Any]) -> str:
 
 
 def _goodput(data: Mapping[str, Any]) -> str:
-    """With spares also the share that the losses of the next line add up with: they are of all slots."""
+    """With spares, also the share of all slots: the losses of the next line are shares of all slots, too."""
     slots = data["world"] + data["spares"]
     all_slots = f", {data['scheduling_goodput']:.1%} of that of all {slots} slots" if data["spares"] else ""
     return f"{data['goodput']:.1%} of {data['world']} ranks' time{all_slots}"
@@ -108,7 +108,7 @@ def _faults(data: Mapping[str, Any], context: EndContext) -> str:
 
 
 def _back(data: Mapping[str, Any]) -> str:
-    """How many steps were rolled back, and which."""
+    """The number of steps that were rolled back, and their ranges."""
     if not data["rolled_back_steps"]:
         return ""
     ranges = [f"{each['first_step']} to {each['last_step']}" for each in data["rollbacks"]]
@@ -118,7 +118,7 @@ def _back(data: Mapping[str, Any]) -> str:
 
 
 def _checks(data: Mapping[str, Any]) -> str:
-    """Those that do not hold, with the reason; else how many do, where a fault struck."""
+    """The violated checks, with their reasons; else, where a fault struck, the number of checks that hold."""
     checks = data["checks"]
     wrong = [f"; VIOLATED {one['check']}: {one['reason']}" for one in violated(checks)]
     unknown = [f"{one['check']} ({one['reason']})" for one in checks if one["verdict"] == UNKNOWN]
@@ -127,7 +127,7 @@ def _checks(data: Mapping[str, Any]) -> str:
 
 
 def _cost(data: Mapping[str, Any]) -> str:
-    """In all, and what of it went into faults."""
+    """The whole cost, and the part of it that faults caused."""
     found = data["bill"]
     fault_cost = for_faults(found)
     faults = f"; of it for faults {in_units(fault_cost)}" if any(fault_cost.values()) else ""
@@ -139,7 +139,7 @@ def _cost(data: Mapping[str, Any]) -> str:
 def _saved(data: Mapping[str, Any], context: EndContext) -> str:
     step = saved_step(data["checkpoints"])
     if step is None and context.again:
-        return "nothing that could be seen: torch.save has written no file while it trained"
+        return "nothing that Fleet saw: torch.save has written no file while it trained"
     if step is None:
         return "nothing: no checkpoint became durable"
     behind = f", {data['steps'] - step:,} before the last" if step < data["steps"] else ""
@@ -147,7 +147,7 @@ def _saved(data: Mapping[str, Any], context: EndContext) -> str:
 
 
 def saved_step(checkpoints: Sequence[Mapping[str, Any]]) -> int | None:
-    """Step of the newest of a report's checkpoints that is durable, and was not withdrawn; None without one."""
+    """Step of the newest checkpoint that is durable and was not withdrawn; None without one."""
     gone = {each["checkpoint"] for each in checkpoints if each["phase"] == "withdrawn"}
     kept = [each for each in checkpoints if each["phase"] == "durable" and each["level"] == "store" and each["checkpoint"] not in gone]
     return int(kept[-1]["state"][1]) if kept else None
@@ -166,13 +166,13 @@ def _next(data: Mapping[str, Any], context: EndContext) -> list[tuple[str, str]]
 
 
 def _resume(run: str, returns: int) -> str:
-    """A command that has failed twice is not advised again."""
+    """The advice after a failure. A command that has failed twice is not advised again."""
     if returns >= MOST:
-        return f"change what fails in the script: it came to the same step from two checkpoints; where it failed: fleet diagnose {run}"
+        return f"mend the script: it came to the same step from two checkpoints, and failed; fleet diagnose {run} says where"
     return f"fleet run --resume {run}" + (", which begins from an older checkpoint: it came to the same step twice" if returns else "")
 
 
 def _of_plain(data: Mapping[str, Any], run: str, context: EndContext) -> str:
     if data["status"] in (COMPLETED, UNSAVED):
         return f"fleet compare {run} RUN, with a run of Fleet's under the same --chaos and --seed"
-    return f"{context.again}, which goes on from what the script finds; what it printed: fleet logs {run}"
+    return f"{context.again}, which goes on from the checkpoint that the script finds; its output: fleet logs {run}"

@@ -1,4 +1,4 @@
-"""``--expect``: what a run must come to, for CI. A closed grammar over figures of the report; nothing of it is evaluated as code. Pure."""
+"""``--expect``: conditions on a run's report, for CI. A closed grammar over its figures; no text is evaluated as code. Pure."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ FIGURES: dict[str, Callable[[Mapping[str, Any]], float | None]] = {
     "checkpoints": lambda data: data["counts"]["checkpoints"].get("durable", 0),
     "loss": lambda data: data["measurements"]["loss"][-1][1] if data["measurements"].get("loss") else None,
 }
-"""Name -> the figure in the report's JSON; None where there is none."""
+"""Name -> the figure in the report's JSON; None where the report has none."""
 WORDS: dict[str, Callable[[Mapping[str, Any]], str]] = {"status": lambda data: str(data["status"])}
 COMPARISONS: dict[str, Callable[[Any, Any], bool]] = {
     ">=": operator.ge, "<=": operator.le, "==": operator.eq, "!=": operator.ne, ">": operator.gt, "<": operator.lt,
@@ -30,7 +30,7 @@ _FORM = re.compile(r"\s*(\w+)\s*(>=|<=|==|!=|>|<)\s*(.+?)\s*")
 
 @dataclass(frozen=True, slots=True)
 class Expectation:
-    """``text`` is as it was typed. For the twin there is no sign and no value."""
+    """One condition; ``text`` is as it was typed. The twin's has no sign and no value."""
 
     text: str
     name: str
@@ -60,7 +60,7 @@ def parse(text: str) -> Expectation:
 
 
 def parse_all(texts: Sequence[str], twin: bool) -> list[Expectation]:
-    """All of them. Raises ConfigError also when the twin is expected and none will run."""
+    """All conditions. Raises ConfigError also when the twin is expected and none will run."""
     found = [parse(text) for text in texts]
     for each in found:
         if each.name == TWIN and not twin:
@@ -69,12 +69,12 @@ def parse_all(texts: Sequence[str], twin: bool) -> list[Expectation]:
 
 
 def unmet(expected: Sequence[Expectation], data: Mapping[str, Any]) -> list[str]:
-    """A line for each that the report ``data``, as plain data and perhaps with ``twin``, does not meet: with the figure that it has."""
+    """A line for each condition that the report ``data`` does not meet, with the report's figure. ``data`` may have a ``twin``."""
     return [f"expected {each.text}: {words}" for each in expected if (words := _against(each, data))]
 
 
 def _against(each: Expectation, data: Mapping[str, Any]) -> str:
-    """What is so instead; empty when it is as expected."""
+    """The report's figure, in words; empty when the condition is met."""
     if each.name == TWIN:
         twin = data.get(TWIN)
         return "" if twin and twin["equal"] else f"its verdict is {twin['verdict']}" if twin else "no twin ran"

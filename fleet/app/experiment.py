@@ -1,10 +1,10 @@
-"""Runs an experiment of Chaos Toolkit's open format, and says of each probe whether it was held, violated, or cannot be told.
+"""Runs an experiment of Chaos Toolkit's open format, and says of each probe whether it was held, was violated, or could not be told.
 
-An experiment that was cut off, by its user or because its method came to no end, has violated nothing: what a probe says of it then is of
+An experiment may be cut off: its user stops it, or its method does not finish. Then no probe counts as violated, since its value is that of
 a part.
 
 The format, its activities and its tolerances are those of ``chaostoolkit-lib``. That library's own runner stops at the first probe that
-fails, and knows two verdicts; this one asks all of them, once, after the method.
+fails, and knows two verdicts. This runner asks all probes, once, after the method.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ HELD, VIOLATED, UNKNOWN = "held", "violated", "could not be told"
 
 @dataclass(frozen=True, slots=True)
 class ProbeVerdict:
-    """Of one probe: what it gave, and what was tolerated."""
+    """The verdict on one probe: its value, and the tolerated values."""
 
     probe: str
     verdict: str
@@ -35,7 +35,7 @@ class ProbeVerdict:
 
 @dataclass(frozen=True, slots=True)
 class ExperimentOutcome:
-    """Of a whole experiment. ``failed`` says why its method came to no end, empty when it did; ``floor``: its faults were called off."""
+    """The outcome of an experiment. ``failed``: why its method did not finish; empty: it did. ``floor``: its faults were called off."""
 
     title: str
     verdicts: tuple[ProbeVerdict, ...]
@@ -44,18 +44,18 @@ class ExperimentOutcome:
 
     @property
     def held(self) -> int:
-        """How many probes were."""
+        """Number of probes that were held."""
         return sum(one.verdict == HELD for one in self.verdicts)
 
     @property
     def exit_code(self) -> Exit:
-        """Held only when there is a probe, and every one was. Faults that were called off have shown nothing, whatever probes say."""
+        """DONE only when there is a probe, and all probes were held. Faults that were called off have shown nothing, for any probe."""
         if self.floor:
             return Exit.CALLED_OFF
         return Exit.DONE if 0 < self.held == len(self.verdicts) and not self.failed else Exit.FAILED
 
     def to_dict(self) -> dict[str, Any]:
-        """As JSON."""
+        """The outcome as plain data, for JSON."""
         probes = [{name: getattr(one, name) for name in ProbeVerdict.__slots__} for one in self.verdicts]
         return {"title": self.title, "exit_code": int(self.exit_code), "failed": self.failed, "floor": self.floor, "probes": probes}
 
@@ -83,7 +83,7 @@ def load(path: str) -> Mapping[str, Any]:
 
 
 def _check_names(provider: Mapping[str, Any]) -> None:
-    """A probe of Fleet's asks for what there is: refused now, not after the run."""
+    """Raises ConfigError for a name that no probe of Fleet's knows: now, and not after the run."""
     known = {"figure": experiment_probes.FIGURE_NAMES, "check": experiment_probes.CHECK_NAMES}.get(str(provider.get("func")))
     name = (provider.get("arguments") or {}).get("name")
     if provider.get("module") == experiment_probes.__name__ and known is not None and name not in known:
@@ -91,7 +91,7 @@ def _check_names(provider: Mapping[str, Any]) -> None:
 
 
 def run(experiment: Mapping[str, Any]) -> ExperimentOutcome:
-    """Carry out its method, ask its probes, and roll back in any case. Raises ConfigError when the method is refused before it begins."""
+    """Carry out the method, ask the probes, and always roll back. Raises ConfigError when the method is refused before it begins."""
     settings = _settings(experiment)
     try:
         failed = _carry_out(experiment["method"], settings)
@@ -103,12 +103,12 @@ def run(experiment: Mapping[str, Any]) -> ExperimentOutcome:
 
 
 def _less_violated(verdict: ProbeVerdict, cut: str) -> ProbeVerdict:
-    """What can be said of an experiment that was ``cut`` off, for that reason; empty: it was not."""
+    """The verdict, or "could not be told" for a violated probe of an experiment that was cut off. ``cut``: why; empty: it was not."""
     return replace(verdict, verdict=UNKNOWN, reason=cut) if cut and verdict.verdict == VIOLATED else verdict
 
 
 def _settings(experiment: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The configuration of the file, with what it takes from the environment. Raises ConfigError."""
+    """The configuration of the file, with its values from the environment. Raises ConfigError."""
     from chaoslib.configuration import load_configuration
     from chaoslib.exceptions import ChaosException
 
@@ -120,14 +120,14 @@ def _settings(experiment: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _carry_out(activities: Sequence[Mapping[str, Any]], settings: Mapping[str, Any]) -> str:
-    """One after the other, as far as they succeed. Returns why one did not. Raises ConfigError when one is refused."""
+    """Carry out activities one after the other, up to the first that fails. Returns why it failed. Raises ConfigError: one is refused."""
     from chaoslib.activity import run_activity
     from chaoslib.exceptions import ChaosException
 
     for activity in activities:
         try:
             run_activity(activity, settings, {})
-        except ChaosException as error:  # the library has put what was raised into words, and keeps it as the context
+        except ChaosException as error:  # the library puts the error into words, and keeps it as the context
             if isinstance(error.__context__, ConfigError):
                 raise error.__context__ from None
             return f"{activity['name']}: {' '.join(str(error).split())}"
@@ -135,7 +135,7 @@ def _carry_out(activities: Sequence[Mapping[str, Any]], settings: Mapping[str, A
 
 
 def judge(probe: Mapping[str, Any], settings: Mapping[str, Any]) -> ProbeVerdict:
-    """Ask one probe. What gives nothing, or fails, is not held."""
+    """Ask one probe. A probe that fails, or gives no value, is not held."""
     from chaoslib.activity import run_activity
     from chaoslib.exceptions import ChaosException
     from chaoslib.hypothesis import within_tolerance

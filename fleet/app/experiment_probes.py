@@ -1,8 +1,8 @@
-"""What experiments of Chaos Toolkit do with Fleet: one action that trains under faults, and probes that look at what came of it.
+"""Functions for experiments of Chaos Toolkit: one action that trains under faults, and probes that look at the run.
 
 Files of the open format name these functions:
 ``"provider": {"type": "python", "module": "fleet.app.experiment_probes", "func": "figure", ...}``.
-They are run by ``fleet experiment run FILE``, or by ``chaos run FILE``. A probe gives None when the run cannot tell: that is never "held".
+``fleet experiment run FILE`` or ``chaos run FILE`` calls them. A probe gives None when the run cannot tell: that is never "held".
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ if TYPE_CHECKING:
     from fleet.app.result import Result
 
 COLUMNS = TRACE_COLUMNS[1:]
-"""What a fault may say; its id is made from its line."""
+"""Fields of a fault; its id is made from its line."""
 FIGURE_NAMES, CHECK_NAMES = tuple(FIGURES), tuple(checker.name for checker in CHECKERS)
 _runs: list[Result] = []
-"""Of this process, oldest first: probes look at the newest."""
+"""Runs of this process, oldest first. Probes look at the newest."""
 
 
 def train(
@@ -48,12 +48,12 @@ def train(
         twin: run again without faults, and compare the final bits.
         name: of the run; empty: the script's, with the time.
         limits: the most slots (``ranks``), ``nodes`` and racks (``domains``) that ``faults`` may name in all. More is refused before
-            anything is started. Of ``chaos`` they are its setting ``limits``: the most hit at once, or in an hour (``ranks/h``).
-        floor: such as ``goodput(60s) >= 0.9``: the share of the run's pace over so many seconds below which everything is healed, and the
-            run goes on without faults. A share alone is over 30 s.
+            anything is started. For ``chaos`` they are its setting ``limits``: the most hit at once, or in an hour (``ranks/h``).
+        floor: a condition such as ``goodput(60s) >= 0.9``. When the pace over 60 s is below that share of the run's own pace, all faults
+            are healed, and the run goes on without faults. A share alone is over 30 s.
         settings: any setting of a run, such as ``world=4``.
 
-    Raises ConfigError: something is impossible, and no rank was started. A run that fails is looked at by probes.
+    Raises ConfigError: something is impossible, and no rank was started. Probes look at a run that fails, too.
     """
     from actors.rank import script_loading
     from chaos.settings import floor_of
@@ -97,7 +97,7 @@ def check(name: str) -> bool | None:
 
 
 def faults_injected(kind: str = "") -> int:
-    """Probe: how many faults were carried out; of one kind, or in all. What was suppressed has shown nothing."""
+    """Probe: how many faults were carried out; of one kind, or in all. A suppressed fault has shown nothing."""
     kinds: Mapping[str, Mapping[str, int]] = _newest().report["counts"]["faults_by_kind"]
     return sum(phases.get("executed", 0) for each, phases in kinds.items() if kind in ("", each))
 
@@ -124,18 +124,18 @@ def checkpoints_sound() -> bool | None:
 
 
 def floor_kept() -> bool:
-    """Probe: whether chaos was never stopped for what it cost."""
+    """Probe: whether chaos was never stopped for its cost."""
     return not any(isinstance(record, DecisionMade) and record.policy == "floor" for record in _journal())
 
 
 def stall_s() -> float | None:
-    """Probe: the longest that the run went without a committed step, from the first to the last, in seconds; None: fewer than two steps."""
+    """Probe: the longest time between two committed steps, in seconds; None: fewer than two steps."""
     times = [record.at_s for record in _journal() if isinstance(record, Committed)]
     return max((later - earlier for earlier, later in itertools.pairwise(times)), default=None)
 
 
 def lowest_goodput(window_s: float = WINDOW_S) -> float | None:
-    """Probe: the least share of the run's own pace that was left over any ``window_s`` seconds; None: the run was shorter."""
+    """Probe: the run's least pace over ``window_s`` seconds, as a share of its own; None: the run was shorter."""
     return least_goodput(_journal(), window_s)
 
 
@@ -144,13 +144,13 @@ def _journal() -> Iterator[Record]:
 
 
 def cut_off() -> str:
-    """Why the newest run was stopped before its end, by its user or a limit; empty when it was not. What it says then is of a part."""
+    """Why the newest run was stopped before its end, by its user or a limit; empty when it was not. Probes then judge a part."""
     stopped = bool(_runs) and _runs[-1].status == STOPPED
     return f"the run was stopped: {_runs[-1].reason}" if stopped else ""
 
 
 def stopped_by_floor() -> bool:
-    """Whether there was a run, and its chaos was stopped for what it cost."""
+    """Whether there was a run, and its chaos was stopped for its cost."""
     return bool(_runs) and not floor_kept()
 
 
@@ -161,7 +161,7 @@ def _newest() -> Result:
 
 
 def _chaos(chaos: str, limits: Mapping[str, float], floor: float | str | None) -> str:
-    """What ``fleet run --chaos`` would be told. Raises ConfigError where that would be refused."""
+    """The text for ``fleet run --chaos``. Raises ConfigError when it would be refused."""
     from chaos.settings import STORM, parse_chaos
 
     words = [STORM if chaos.strip() == "storm" else chaos]
@@ -179,7 +179,7 @@ def _check_limits(faults: Sequence[Mapping[str, Any]], limits: Mapping[str, floa
         if any(_takes_all(fault) for fault in faults):
             raise ConfigError(f"limits.{name}", limits[name], "one of the faults takes all ranks", "Leave the limit out.")
         if any(_takes_racks(fault) for fault in faults):
-            reason = "how many a rack has is not known before"
+            reason = "the size of a rack is not known beforehand"
             raise ConfigError(f"limits.{name}", limits[name], reason, "Set limits.domains instead: racks at most.")
         hit = len({fault[place] for fault in faults if fault.get(place) is not None})
         if hit > limits[name]:
@@ -202,7 +202,7 @@ def _takes_racks(fault: Mapping[str, Any]) -> bool:
 
 
 def _trace(faults: Sequence[Mapping[str, Any]]) -> str:
-    """As CSV, which travels with the run's settings."""
+    """The faults as CSV, which travels with the run's settings."""
     text = io.StringIO()
     writer = csv.DictWriter(text, COLUMNS, restval="", lineterminator="\n")
     writer.writeheader()

@@ -1,4 +1,4 @@
-"""``fleet run`` tries a script before it starts anything for it: what is left out, how long that is waited for, and what is told."""
+"""``fleet run`` tries a script before it starts anything else: when it does, how long it waits, and the lines that it prints."""
 
 from __future__ import annotations
 
@@ -9,22 +9,22 @@ from actors.rank.script import Script
 from fleet.app.plans import RunPlan
 
 ALONE_S = 3.0
-"""So long nothing else is started: a small script has shown by then what is wrong, and nothing has to be ended for it."""
+"""Seconds in which nothing else is started. By then a small script has shown its faults, and no other process has to be ended."""
 LIMIT_S = 20.0
-"""Then it is given up. A cluster of this machine takes 5 to 10 s to start, and a trial beside that costs the run nothing; twice of that
-is as much as a run may wait for it."""
+"""Seconds after which the trial is given up. A local cluster takes 5 to 10 s to start, and a trial beside that costs no time. A run may
+wait for twice of that."""
 Wait = Callable[[float], None]
 
 
 @contextmanager
 def tried_first(plan: RunPlan, joins: bool, clock: Callable[[], float], say: Callable[[str], None]) -> Iterator[Wait]:
-    """Two steps of the plan's script are taken by one process meanwhile.
+    """One process takes two steps of the plan's script meanwhile.
 
-    Gives what waits for it, up to so many seconds from now on. With ``LIMIT_S`` it is over then, or given up. It raises ConfigError for a
-    script that is wrong, and says why a trial tells nothing.
+    Gives a function that waits for the trial, up to so many seconds from now on. With ``LIMIT_S`` the trial is over after it, or given up.
+    The function raises ConfigError for a script that is wrong, and says why a trial tells nothing.
 
     Args:
-        joins: the run is to be on a cluster of other machines.
+        joins: the run will be on a cluster of other machines.
         clock: seconds that do not go back.
         say: takes a line.
     """

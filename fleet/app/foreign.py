@@ -1,4 +1,4 @@
-"""What a run needs beside on a cluster that it did not start: agents for nodes that come, what ranks print, and lost nodes out of Ray."""
+"""Care for a run on a joined cluster: agents for new nodes, the ranks' output, and the removal of lost nodes from Ray."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ log = logging.getLogger("fleet.app.foreign")
 LOOK_S = 1.0
 CALL_S = 5.0
 PATIENCE = 5
-"""So many looks a rank may be without a place: it has none for a moment whenever a node is lost."""
+"""Looks for which a rank may lack a place: it lacks one for a moment whenever a node is lost."""
 SETTLE_S = 3.0
-"""A node whose agent is told to be gone for so long is taken out of Ray: its own raylet would be waited for for a minute."""
+"""Seconds after which a node without its agent is taken out of Ray. Ray itself would wait for its raylet for a minute."""
 
 
 class Caretaker:
     """Looks after a run once a second, in a thread of its own, until ``over`` says that it has ended.
 
     Args:
-        folder: of the run; what ranks print anywhere is copied there.
+        folder: of the run; the output of all ranks is copied there.
         most_agents: nodes beyond so many get an agent only when a rank of the run is placed there.
-        asks: the cluster's autoscaler is asked for nodes; a node has an agent then only while the run has a place there.
+        asks: the run asks the cluster's autoscaler for nodes. Then a node has an agent only while the run has a place there.
     """
 
     def __init__(
@@ -47,7 +47,7 @@ class Caretaker:
         self._thread.start()
 
     def close(self) -> None:
-        """Stop looking, and fetch what was printed last."""
+        """Stop looking, and fetch the last output."""
         self._wake.set()
         self._thread.join(CALL_S * 4)
         if self._asker is not None:
@@ -56,7 +56,7 @@ class Caretaker:
 
     def _tend_forever(self) -> None:
         while not self._over() and not self._wake.wait(LOOK_S):
-            # to collect comes last: it waits for agents that are gone
+            # _collect is last: it waits for agents that are gone
             for what in (self._greet, self._ask, self._dismiss, self._look_for_room, self._collect):
                 try:
                     what()
@@ -64,7 +64,7 @@ class Caretaker:
                     log.warning("%s: %s", what.__name__.strip("_"), " ".join(str(error).split())[:300])
 
     def _greet(self) -> None:
-        """An agent for each node that has come, and for each on which a rank of the run was placed."""
+        """Start an agent on each new node, and on each node with a rank of the run."""
         there = ray_internals.nodes_of_job() | (self._asker.kept() if self._asker is not None else set())
         indices = self._cluster.alive()
         placed = {index for node in there if (index := self._cluster.index_of(node)) is not None}
@@ -74,7 +74,7 @@ class Caretaker:
                 self._run.add_agent(index)
 
     def _collect(self) -> None:
-        """What ranks have printed since the last time."""
+        """Fetch the ranks' output since the last time."""
         calls = {index: agent.printed.remote(self._copies(index).known) for index, agent in list(self._run.agents.items())}
         done, _ = ray.wait(list(calls.values()), num_returns=len(calls), timeout=CALL_S) if calls else ([], [])
         for index, call in calls.items():
@@ -88,7 +88,7 @@ class Caretaker:
         return self._prints.setdefault(index, MirroredFiles(self._folder))
 
     def _dismiss(self) -> None:
-        """Nodes that the coordinator has lost, and that Ray still holds for alive, are taken out of Ray."""
+        """Take out of Ray each node that the coordinator has lost, and that is alive to Ray."""
         lost: Mapping[str, float] = ray.get(self._run.coordinator.lost_nodes.remote(), timeout=CALL_S)
         known = {place.id for place in self._run.places.values()}
         for node in nodes():
@@ -104,7 +104,7 @@ class Caretaker:
             self._asker.look()
 
     def _look_for_room(self) -> None:
-        """Ranks without a place are told once that they wait for more than a moment, and once that they have one."""
+        """Report once that ranks lack a place for more than a moment, and once that they have one."""
         lacking = ray_internals.unplaced()
         self._looks_without_room = self._looks_without_room + 1 if lacking else 0
         if lacking != self._reported and (not lacking or self._looks_without_room >= PATIENCE):

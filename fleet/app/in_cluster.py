@@ -1,7 +1,7 @@
 """The driver of a run that belongs to a cluster: a process of the head node, which :mod:`actors.supervisor` starts.
 
-``python -m fleet.app.in_cluster ADDRESS FOLDER begin|resume``: the folder has the plan and the runtime environment of its ranks, and gets
-how the run ended.
+``python -m fleet.app.in_cluster ADDRESS FOLDER begin|resume``: the folder has the plan and the runtime environment of its ranks. The driver
+writes the run's outcome there.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ log = logging.getLogger("fleet.app.in_cluster")
 
 
 def main() -> None:
-    """Drive the run that the command line names, and leave how it ended in its folder."""
+    """Drive the run that the command line names, and leave its outcome in its folder."""
     address, folder, how = sys.argv[1:]
     logging.basicConfig(format="%(asctime)s %(name)s %(levelname)s %(message)s")
     home = Path(folder)
@@ -47,12 +47,12 @@ def main() -> None:
     except Exception as error:
         log.exception("the run could not be driven")
         outcome = {"status": "failed", "reason": f"{type(error).__name__}: {' '.join(str(error).split())[:300]}", "detail": ""}
-    home.mkdir(parents=True, exist_ok=True)  # of a run that was refused nothing is left, but for this
+    home.mkdir(parents=True, exist_ok=True)  # a run that was refused leaves this file alone
     write_whole(home / OUTCOME, json.dumps(outcome))
 
 
 def _drive(address: str, folder: Path, resume: bool) -> dict[str, str]:
-    """Train to the end. Raises ConfigError when the cluster cannot have the run; nothing of it is left then."""
+    """Train to the end. Raises ConfigError when the run cannot be on this cluster; then it leaves nothing."""
     policy_choice.look_in(Path.cwd())
     plan: RunPlan = cloudpickle.loads((folder / PLAN).read_bytes())
     environment = json.loads((folder / ENVIRONMENT).read_text())
@@ -67,7 +67,7 @@ def _drive(address: str, folder: Path, resume: bool) -> dict[str, str]:
         here = dataclasses.replace(plan, folder=folder, resume=(resume and begun) or plan.resume)
         held = _ask_for_nodes(plan, cluster, resume)
         examined = {index: cluster.place(index) for index in cluster.alive()}
-        if not resume:  # what the last driver had may not be free yet, and the nodes have been asked
+        if not resume:  # else the last driver's slots may not be free yet, and the nodes have been examined
             if held is None:
                 check_room(plan.settings.slots, cluster.slot, cluster.selector, plan.name)
             examine(examined)
@@ -82,18 +82,18 @@ def _drive(address: str, folder: Path, resume: bool) -> dict[str, str]:
 
 
 def _ask_for_nodes(plan: RunPlan, cluster: JoinedCluster, resume: bool) -> nodes_asked.PlaceGroup | None:
-    """If that is wanted, wait for as many as the run needs, and hold their room. Raises ConfigError: there is nobody to ask."""
+    """If the settings ask for it, wait for enough nodes, and hold their room. Raises ConfigError: the cluster has no autoscaler."""
     if not plan.settings.ask_for_nodes:
         return None
     nodes_asked.check(cluster.address)
-    if resume:  # what the last driver had may not be free yet
+    if resume:  # the last driver's slots may not be free yet
         return None
     log.info("nodes are asked for: %d places", plan.settings.slots)
     return nodes_asked.await_room(plan.settings.slots, cluster.slot, cluster.selector, plan.settings.timeouts.nodes_s)
 
 
 def _for_ray(plan: RunPlan, address: str, folder: Path) -> dict[str, str]:
-    """What Ray's Jobs API says of the run. ``job_name`` is what Ray's list of jobs can be filtered by."""
+    """The run's metadata for Ray's Jobs API. Ray's list of jobs can be filtered by ``job_name``."""
     metadata = {"job_name": plan.name, "fleet_run": plan.name, "fleet_folder": str(folder)}
     metadata["fleet_attach"] = f"fleet attach {plan.name} --address {address}"
     return metadata | ({"fleet_page": plan.page} if plan.page else {})

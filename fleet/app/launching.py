@@ -1,4 +1,4 @@
-"""``fleet.launch``: a run from Python, in this process. What ``fleet run`` does for a script, this does for a function."""
+"""``fleet.launch``: a run from Python, in this process. It does for a function the same as ``fleet run`` for a script."""
 
 from __future__ import annotations
 
@@ -59,18 +59,18 @@ def launch(
     check: bool = True,
     **settings: Any,
 ) -> Result:
-    """Train with ``train(run)`` on a local cluster, through whatever happens to its ranks; returns when the run is over.
+    """Train with ``train(run)`` on a local cluster, through losses of its ranks; returns when the run is over.
 
-    It works in a script, in a notebook and in a test. ``train`` may be a closure or a lambda: it goes to the ranks with all that it uses of
-    its own module, by value. Ctrl-C is as on the command line: the first one ends the run in order, with status ``stopped``, the second
-    one at once. Where this is not called in the main thread, there is nobody to hear it.
+    It works in a script, in a notebook and in a test. ``train`` may be a closure or a lambda: it goes to the ranks by value, with the parts
+    of its module that it uses. Ctrl-C is as on the command line: the first ends the run in order, with status ``stopped``, the second at
+    once. Outside of the main thread, this function does not get Ctrl-C.
 
     Args:
         train: is called with a ``fleet.Run`` in each rank.
         world: ranks that train; here and in the next five None stands for the setting's default.
         spares: ranks that stand by.
         nodes: worker nodes of the local cluster.
-        steps: optimizer steps of the run, whatever the function says.
+        steps: optimizer steps of the run; they go before the function's number.
         seed: of model, data and chaos.
         storage: folder or fsspec URL for journals and checkpoints.
         address: of a Ray cluster to join: ``auto`` or ``HOST:PORT``; None: a local cluster of this run's own.
@@ -78,19 +78,19 @@ def launch(
             function brings only its own module.
         allow_chaos: with ``address``: faults may strike the run on that cluster.
         chaos: ``off`` (the default), ``storm``, or e.g. ``mtbf=15s,kinds=kill_rank+hang``; or a mapping of its settings.
-        options: what the train function reads as ``run.options``; values become text.
+        options: the train function reads them as ``run.options``; values become text.
         config: files of settings, ``key=value`` texts, or mappings; later over earlier, and arguments over all of them.
         name: of the run; empty: the function's, with the time.
         resume: go on with the run of this name from its newest durable checkpoint, with the settings that it began with.
         twin: run again without faults when the run is completed, and compare the final bits; a number is the twin's world size.
-        progress: is called about once a second, in a thread of its own, and once at the end. What it raises is logged once.
+        progress: is called about once a second, in a thread of its own, and once at the end. Its first error is logged.
         check: raise ``RunFailed`` when the run fails.
         settings: any other setting of a run by name, such as ``shards=32`` or ``timeouts={"progress_s": 30}``,
             or ``recovery={"policy": "package.module:Class"}``.
 
     Raises:
         ConfigError: something is impossible. No rank was started, and nothing is left of the run.
-        RunFailed: the run failed, and ``check`` is true. Its ``result`` is what would have been returned.
+        RunFailed: the run failed, and ``check`` is true. Its ``result`` is the result that would have been returned.
     """
     named: dict[str, Any] = {"world": world, "spares": spares, "nodes": nodes, "steps": steps, "seed": seed, "storage": storage}
     named |= {"chaos": chaos, "options": options}
@@ -102,7 +102,7 @@ def launch(
 
 
 def _load_ray() -> None:
-    """Ray tells a notebook, in red, which widgets it lacks; Fleet shows none of them."""
+    """Import Ray without its red warnings in a notebook about missing widgets: Fleet shows none of these."""
     logging.getLogger("ray.widgets.util").setLevel(logging.WARNING)
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="IProgress not found")
@@ -120,7 +120,7 @@ def layers_of(given: Mapping[str, Any]) -> list[Layer]:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class LaunchRequest:
-    """What is asked for beside settings; see :func:`launch`."""
+    """Arguments of :func:`launch` that are no settings."""
 
     name: str = ""
     resume: str = ""
@@ -133,7 +133,7 @@ class LaunchRequest:
 
 
 def launched(train: Callable[[Any], None], layers: Sequence[Layer], asked: LaunchRequest) -> Result:
-    """:func:`launch` for a train function that ranks can have as it is."""
+    """:func:`launch` for a train function that can travel to ranks as it is."""
     packages.check_not_shadowed()
     found = configured(*layers)
     plan = plan_of(train, found, asked)
@@ -146,7 +146,7 @@ def launched(train: Callable[[Any], None], layers: Sequence[Layer], asked: Launc
     return _judged(plan, result, verdict, twin, check=asked.check)
 
 
-# ---- what is asked for -------------------------------------------------------------------------------------------------------------------
+# ---- the request -------------------------------------------------------------------------------------------------------------------------
 
 
 def plan_of(train: Callable[[Any], None], found: Configuration, asked: LaunchRequest) -> RunPlan:
@@ -165,7 +165,7 @@ def _called(train: Callable[[Any], None]) -> str:
 
 
 def stem_of(function: str) -> str:
-    """A word for a run's name, from what its function is called."""
+    """A word for a run's name, from the name of its function."""
     return re.sub(r"[^A-Za-z0-9_]+", "-", function.rpartition(".")[2]).strip("-_") or "run"
 
 
@@ -199,7 +199,7 @@ Start = Callable[["RunPlan"], "LiveRun | Launched"]
 
 @contextmanager
 def _alone(address: str | None) -> Iterator[None]:
-    """Only one run at a time is made in a process, and no local cluster in one that is in another cluster. Raises ConfigError."""
+    """Allow one run at a time in a process, and no local cluster while the process is in another cluster. Raises ConfigError."""
     import ray
 
     if not _running.acquire(blocking=False):
@@ -249,7 +249,7 @@ def _joined(plan: RunPlan, asked: LaunchRequest) -> Iterator[Start]:
 def _run_all(
     plan: RunPlan, start: Start, twin_world: int, progress: Callable[[Progress], object] | None
 ) -> tuple[RunResult, dict[str, Any] | None, RunPlan | None]:
-    """(how the run ended, how its twin compares, the twin's plan)."""
+    """(the run's result, the twin's verdict, the twin's plan)."""
     result = _one(plan, start, progress)
     if not twin_world:
         return result, None, None
@@ -274,7 +274,7 @@ def _judged(plan: RunPlan, ended: RunResult, verdict: dict[str, Any] | None, twi
     beside = None
     if verdict is not None and twin is not None:
         beside = Twin(verdict=verdict["verdict"], world=verdict["world"], result=result_of(twin.folder, plans.store_url(twin)))
-    if not plan.journal.exists():  # it was deleted while the run went on: there is nothing to tell but that
+    if not plan.journal.exists():  # it was deleted while the run went on, so there is no report
         raise RunFailed(f"run {plan.name} failed: {ended.reason}", ended.detail)
     result = result_of(plan.folder, plans.store_url(plan), verdict, beside)
     if ended.status == "failed" and check:

@@ -1,4 +1,4 @@
-"""The check between nodes before a run: who is slow to all others, or reaches none, stays out of every view."""
+"""The check between nodes before a run: a node that is slow to all others, or reaches none, stays out of every view."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from fleet.protocol.provider import NodePlace
 from policies import links
 
 AT_ONCE = 4
-"""So many links are measured at a time: each wants the wires of two nodes for itself."""
+"""Number of links that are measured at a time. Each measurement needs the wires of two nodes for itself."""
 
 
 def measured(survey: LinkSurvey, nodes: Sequence[str], domains: Mapping[str, Domain], say: Callable[[str], None]) -> list[Link]:
-    """Links between ``nodes``, or some of each where there are many; what looks slow is measured once more before anybody is named."""
+    """Links between ``nodes``, or some of each node's where there are many. A link that looks slow is measured once more."""
     chosen = links.pairs(list(nodes))
     if not chosen:
         return []
@@ -30,7 +30,7 @@ def measured(survey: LinkSurvey, nodes: Sequence[str], domains: Mapping[str, Dom
 
 
 def kept_out(places: Mapping[int, NodePlace], say: Callable[[str], None]) -> dict[int, Decision]:
-    """By index, the nodes that are not fit, each with why. This process is connected to their cluster."""
+    """Index of each node that is not fit -> the decision with the reason. This process is connected to their cluster."""
     with LinkSurvey({place.host: (place.id, place.host) for place in places.values()}) as survey:
         found = measured(survey, [place.host for place in places.values()], {}, say)
     judged = {index: links.admit(place.host, found) for index, place in places.items()}

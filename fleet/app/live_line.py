@@ -1,4 +1,4 @@
-"""The one line that lives while a run goes on: what is in it, in how many columns, and what can be foreseen. Pure."""
+"""The status line of a run that goes on: its parts, its columns, and a forecast of the first fault. Pure."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from fleet.ledger.figures import figure
 from fleet.ledger.report import duration
 
 MARGIN = 1.2
-"""What is foreseen of a run's length is not exact."""
+"""The forecast of a run's length is multiplied by it, as it is not exact."""
 SPACE = "  "
 
 
@@ -35,7 +35,7 @@ class Status:
 
 
 def parts(status: Status) -> list[tuple[int, str]]:
-    """The line's parts in their order, each with its rank: what has the highest goes first where there is no room."""
+    """(number, text) of the line's parts in their order. Where there is no room, the part with the highest number is left out first."""
     faults = f"{status.survived} fault{'' if status.survived == 1 else 's'} survived"
     found = [(0, f"step {status.step:,}/{status.total:,}" if status.total else f"step {status.step:,}")]
     found += [(1 if name == "loss" else 6, f"{name} {figure(value)}") for name, value in status.figures.items()]
@@ -63,7 +63,7 @@ def hung(text: str, width: int | None, indent: int) -> str:
 
 
 def forewarning(status: Status, trained_s: float, first_fault_s: float) -> str:
-    """What to say where the run is over before the first fault is due, ``first_fault_s`` after its training began; else nothing."""
+    """A warning when the run will be over before the first fault, due ``first_fault_s`` after its training began; else empty."""
     if status.left_s is None or MARGIN * (trained_s + status.left_s) >= first_fault_s:
         return ""
     lasts, due = duration(trained_s + status.left_s), duration(first_fault_s)

@@ -1,4 +1,4 @@
-"""The decision core of a run, with its policies. The coordinator's process loads this, and no more of the composition."""
+"""The decision core of a run, with its policies. The coordinator's process loads this module, and no other of ``fleet.app``'s roots."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a run on an autoscaled cluster asks for while it goes on: places for ranks whose node is lost, or is about to go."""
+"""Requests of a run on an autoscaled cluster while it goes on: places for ranks whose node is lost, or is about to go."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ CALL_S = 5.0
 
 
 class Tended(Protocol):
-    """The run that is looked after."""
+    """The run that asks."""
 
     agents: dict[int, Any]
     places: dict[int, NodePlace]
@@ -33,14 +33,14 @@ class Tended(Protocol):
 
 
 class NodeAsker:
-    """Looks how the run is placed whenever it is told to, and asks for what is missing until it is closed."""
+    """Looks at the run's places with each call of ``look``, and asks for the missing ones until it is closed."""
 
     def __init__(self, run: Tended, cluster: JoinedCluster, clock: Clock | None = None) -> None:
         self._run, self._cluster, self._clock = run, cluster, clock or MonotonicClock()
         self._requests, self._group = NodeRequests(), PlaceGroup(cluster.slot, cluster.selector)
 
     def look(self) -> None:
-        """Raises RayError, TimeoutError, OSError: the cluster does not answer, and is asked again with the next look."""
+        """Ask for missing places. Raises RayError, TimeoutError, OSError: the cluster does not answer; the next look asks again."""
         unplaced, seen = ray_internals.unplaced(), self._nodes()
         wanted = self._requests.look(seen, unplaced, self._clock.now_s())
         self._group.ask(wanted.places, wanted.avoid)
@@ -52,7 +52,7 @@ class NodeAsker:
             ray.get(self._run.coordinator.report.remote(event), timeout=CALL_S)
 
     def kept(self) -> set[str]:
-        """Nodes that came and wait for ranks: they are prepared for them."""
+        """Nodes that came and wait for ranks; they get agents."""
         return {node for node in ray_internals.places_of_job(asked=True) if node}
 
     def close(self) -> None:

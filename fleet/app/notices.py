@@ -1,4 +1,4 @@
-"""What Ray says of nodes that will be taken away: a cloud's notice, an autoscaler's, ``ray drain-node``. The run is told what is new."""
+"""Ray's notices of nodes that will be taken away: from a cloud, an autoscaler or ``ray drain-node``. The run hears of new ones."""
 
 from __future__ import annotations
 
@@ -6,21 +6,21 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 UNSAID_S = 30.0
-"""For a node of which nobody says when it goes."""
+"""Seconds for a node whose notice has no time."""
 SAID_BY_RAY = "Ray drains it"
 
 
 @dataclass(slots=True)
 class Notices:
-    """What was told of so far. Pure."""
+    """The notices that the run has heard of so far. Pure."""
 
     reported: dict[str, float] = field(default_factory=dict)
 
     def news(self, draining: Mapping[str, float], known: Iterable[str], now_s: float) -> list[tuple[str, float | None]]:
-        """(node, seconds until it goes) of what is new, None for a node that stays after all.
+        """(node, seconds until it goes) of each new notice; None for a node that stays after all.
 
         Args:
-            draining: node -> when it goes; 0: nobody says.
+            draining: node -> when it goes; 0: not known.
             known: nodes of the run.
             now_s: Unix time, as in ``draining``.
         """

@@ -1,4 +1,4 @@
-"""Composition root of a job that is not Fleet's: its processes, what is known of it, chaos, and the journal, put together into one run."""
+"""Composition root of a job that is not Fleet's: it puts processes, their state, chaos and the journal together into one run."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from fleet.protocol.types import Member
 
 TURN_S = 0.1
 STOP_S = 10.0
-"""So long the script has to end once it is asked to."""
+"""Seconds for the script to end after it is asked to."""
 
 
 class PlainRun:
@@ -74,17 +74,17 @@ class PlainRun:
         return RunResult(plan=plan, status=ended.status, reason=ended.reason, detail=ended.detail)
 
     def stop(self, reason: str) -> None:
-        """Have the launcher end all; ``execute`` returns soon after."""
+        """Let the launcher end all processes; ``execute`` returns soon after."""
         self._asked = self._asked or reason
 
     def write(self, records: Iterable[Record]) -> None:
-        """Into the journal."""
+        """Write records to the journal."""
         for record in records:
             self.journal.append(record)
         self.journal.flush()
 
     def _watch(self) -> None:
-        """Until the launcher has ended."""
+        """Take events until the launcher has ended."""
         while self._crew.status is None:
             for event in self._crew.turn(TURN_S):
                 with self.lock:
@@ -106,7 +106,7 @@ class PlainRun:
                 self.write(self.job.ended(member, at_s))
 
     def _let_in(self) -> None:
-        """Those whose node is there, unless the run is to end."""
+        """Let in the new ranks whose node is there, unless the run is to end."""
         if self._stop_s is not None:
             return
         for member, came in list(self._held.items()):
@@ -116,7 +116,7 @@ class PlainRun:
                 self._crew.let_in(member)
 
     def _expired(self) -> bool:
-        """Ask the launcher to end all, once; whether it has had its time."""
+        """Ask the launcher once to end all. Returns whether its time is over."""
         now_s = self.clock.now_s()
         if self._stop_s is None:
             self._stop_s = now_s + STOP_S
@@ -126,7 +126,7 @@ class PlainRun:
         return now_s > self._stop_s
 
     def _close(self) -> RunEnded:
-        """Write down how it ended."""
+        """Write the run's end to the journal."""
         why, reason, detail = self._verdict()
         records = self.job.over(why, reason, self.clock.now_s(), detail)
         self.write(records)
@@ -148,7 +148,7 @@ class PlainRun:
         return EndWhy.DRIVER_FAILED, f"the launcher ended with status {self._crew.status}: see {log}", ""
 
     def _inject(self) -> None:
-        """Strike as planned, and as an operator orders, until the run is over."""
+        """Inject the planned faults, and those that an operator orders, until the run is over."""
         world = _World(self)
         try:
             live_chaos(self.plan.settings, self.plan.chaos, self.controls, world).run(self.clock, self._over.wait)
@@ -157,14 +157,14 @@ class PlainRun:
 
 
 class _World:
-    """The job as chaos sees it, and reaches into it."""
+    """The job as chaos sees it and acts on it."""
 
     def __init__(self, run: PlainRun) -> None:
         self._run, self._processes = run, LocalProcesses(HERE)
         self._nodes = ClusterNodes(_Lost(run, self._processes))
 
     def close(self) -> None:
-        """Nothing stays stopped or slowed."""
+        """Let all stopped and slowed processes go on."""
         self._processes.close()
 
     def see(self) -> ChaosView:
@@ -203,7 +203,7 @@ class _Lost:
         self._run, self._processes = run, processes
 
     def lose(self, index: int) -> str | None:
-        """Its ranks are killed, and its new ones are not let in before it is back."""
+        """Kill the node's ranks, and let in no new ones before the node is back."""
         run = self._run
         with run.lock:
             if not run.nodes.lose(index):
@@ -214,7 +214,7 @@ class _Lost:
         return None
 
     def add(self) -> int:
-        """The node that was lost first is back."""
+        """Bring back the node that was lost first."""
         with self._run.lock:
             return self._run.nodes.restore()
 
@@ -222,5 +222,5 @@ class _Lost:
         return list(self._run.nodes.up())
 
     def announce(self, index: int, notice_s: float | None) -> str | None:
-        """Nobody in such a job hears it: its node goes all the same."""
+        """Such a job cannot hear a notice; its node goes all the same."""
         return None

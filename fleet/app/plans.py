@@ -1,4 +1,4 @@
-"""What a run is to be, before anything runs: its plan, its name, its place, and how two runs compare. Light: neither Ray nor torch."""
+"""A run before anything runs: its plan, its name and its place; and the comparison of two runs. Light: neither Ray nor torch."""
 
 from __future__ import annotations
 
@@ -35,16 +35,16 @@ from storage.backends.urls import without_credentials
 
 @dataclass(frozen=True, kw_only=True)
 class RunPlan:
-    """One run to be made: what to train, with which settings, under which faults, and where its journal goes.
+    """One run to be made: its train function, its settings, its faults, and the folder of its journal.
 
     Attributes:
-        origin: URL, with the id, of the checkpoint of another run from which this one goes on; empty: it begins anew. ``build``: how that
-            one was built, as far as it says so.
-        twin_since_s: of a twin, when the run began that it repeats, by the calendar; None: it is no twin.
-        chaos_token: what its user shows for chaos on a cluster of others, see ``fleet.app.chaos_token``.
-        made_of: what the run is made of, where the script lies on another machine than its driver; None: it is found out here.
-        back: of a run that is resumed, to which checkpoint it goes back, and what it leaves out from there; None: it does not.
-        page: address of the run's live page; empty: nobody serves it.
+        origin: URL, with the id, of another run's checkpoint from which this one goes on; empty: it begins anew. ``build``: how the
+            other run was built, as far as its journal says so.
+        twin_since_s: of a twin, when the run began that it repeats, in Unix time; None: it is no twin.
+        chaos_token: its user's token for chaos on a joined cluster, see ``fleet.app.chaos_token``.
+        made_of: the run's provenance, where the script lies on another machine than its driver; None: it is found out here.
+        back: the checkpoint that a resumed run goes back to, and the samples that it leaves out from there; None: it does not go back.
+        page: address of the run's live page; empty: there is none.
         plain: the arguments of a script that is run as it is, without Fleet's loop; None: it is a script of Fleet's.
     """
 
@@ -72,13 +72,13 @@ class RunPlan:
 
 
 ARGUMENTS, MODULE = "arguments", "module"
-"""In what a journal says of a run: what its script finds in ``sys.argv``, and its name, where it was named as a module."""
+"""Keys of a run's record: the arguments that its script finds in ``sys.argv``, and the script's name, where it was named as a module."""
 CODE = {"script_sha256": "the script", "commit": "the commit", "diff_sha256": "what differs from the commit"}
 
 
 @dataclass(frozen=True, slots=True)
 class Changes:
-    """In what a run that is repeated now would differ from its record: in its ``code``, and ``around`` it. A clause each."""
+    """Differences of a run that is repeated now from its record: in its ``code``, and ``around`` it. A clause each."""
 
     code: tuple[str, ...]
     around: tuple[str, ...]
@@ -86,7 +86,7 @@ class Changes:
 
 @dataclass(frozen=True, kw_only=True)
 class RunResult:
-    """How a run ended. ``error`` is what Ray Train said, when the run ended without the coordinator's word."""
+    """How a run ended."""
 
     plan: RunPlan
     status: str
@@ -95,22 +95,22 @@ class RunResult:
 
     @property
     def completed(self) -> bool:
-        """Whether it has come to its end: all steps are committed, or its loop has ended it."""
+        """Whether the run has come to its end: all steps are committed, or its loop has ended it."""
         return self.status in (COMPLETED, UNSAVED)
 
 
 def root_of(storage: str) -> Path:
-    """The folder that holds the runs: of those in a store, it has the journals."""
+    """The folder of the runs; of runs in a store, it holds the journals."""
     return Path(RunSettings().storage if "://" in storage else storage).resolve()
 
 
 def new_name(script: str) -> str:
-    """A name for a run of ``script`` that no other run has: the script's, the time, and four random digits."""
+    """A new name for a run of ``script``: the script's name, the time, and four random digits."""
     return f"{Path(script).stem}-{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(2)}"
 
 
 def checked_name(name: str, root: Path) -> str:
-    """A name that the user gave. Raises ConfigError when it is no name of a folder, or a run under ``root`` has it."""
+    """The user's name for a run. Raises ConfigError when it is no name of a folder, or a run under ``root`` has it."""
     if not RUN_NAME.fullmatch(name):
         raise ConfigError("--name", name[:80], "not a name: letters, digits and . _ + -, at most 200, a letter or a digit first")
     if (root / name).exists():
@@ -119,14 +119,14 @@ def checked_name(name: str, root: Path) -> str:
 
 
 def check_chaos_allowed(address: str | None, allowed: bool, on: bool = True) -> None:
-    """Where chaos is ``on``, it may strike a run on a cluster that others use, too, only if its user says so. Raises ConfigError."""
+    """Raises ConfigError when chaos is ``on`` for a run on a joined cluster, and its user has not allowed it."""
     if on and address and not allowed:
         reason = "the cluster was there before, and may be used by others"
-        raise ConfigError("--chaos", "on", reason, "Add --allow-chaos (Python: allow_chaos=True): what strikes is done to this run alone.")
+        raise ConfigError("--chaos", "on", reason, "Add --allow-chaos (Python: allow_chaos=True): faults strike this run alone.")
 
 
 def check_asks(address: str | None, asks: bool) -> None:
-    """Only a cluster that was there before can be asked for nodes. Raises ConfigError."""
+    """Raises ConfigError when a local cluster is asked for nodes: only a joined cluster has an autoscaler."""
     if asks and not address:
         raise ConfigError(
             "ask_for_nodes", True, "a local cluster has the nodes that it was started with", "Give --address, or leave it out."
@@ -134,7 +134,7 @@ def check_asks(address: str | None, asks: bool) -> None:
 
 
 def fetch_journal(storage: str, name: str, root: Path) -> None:
-    """Of a run whose journal lies in its store alone."""
+    """Fetch the journal of a run from its store, if it lies in one."""
     if "://" in storage:
         from storage import mirror
 
@@ -142,7 +142,7 @@ def fetch_journal(storage: str, name: str, root: Path) -> None:
 
 
 def store_url(plan: RunPlan) -> str:
-    """Where the run's checkpoints lie: beside the journal, or under the storage that was asked for."""
+    """Where the run's checkpoints lie: beside the journal, or in the store of its settings."""
     return url_of(plan.settings.storage, plan.name, plan.folder)
 
 
@@ -153,14 +153,14 @@ def stored_at(folder: Path) -> str:
 
 
 def url_of(storage: str, run: str, folder: Path) -> str:
-    """Where the checkpoints of ``run`` lie, whose journal is in ``folder``, with ``storage`` as its setting says."""
+    """Where the checkpoints of ``run`` lie. ``folder``: of its journal; ``storage``: its setting."""
     return f"{storage.rstrip('/')}/{run}" if "://" in storage else f"file://{folder.resolve()}"
 
 
 def describe(plan: RunPlan, code: Code | None = None) -> str:
-    """The plan as JSON text, from which :func:`resumed_plan` and :func:`repeated_plan` make it again, and of what the run is made.
+    """The plan and the run's provenance as JSON text. :func:`resumed_plan` and :func:`repeated_plan` make the plan again from it.
 
-    Credentials in the storage's URL are not in it. ``code`` is that of the script, if it has been looked at.
+    Credentials in the storage's URL are left out. ``code`` is that of the script, if it was read already.
     """
     settings = dataclasses.asdict(completed(plan.settings)) | {"storage": without_credentials(plan.settings.storage)}
     rates = plan.chaos.rates_per_s(world=plan.settings.world, nodes=plan.settings.nodes)
@@ -175,14 +175,14 @@ def describe(plan: RunPlan, code: Code | None = None) -> str:
 
 
 def _executed(train: Callable[[Any], None]) -> dict[str, Any]:
-    """Of a script, what :func:`_loaded` needs beside its file."""
+    """The facts of a script that :func:`_loaded` needs beside its file."""
     if not isinstance(train, Script):
         return {}
     return ({ARGUMENTS: list(train.arguments)} if train.arguments else {}) | ({MODULE: train.name} if train.is_module else {})
 
 
 def check(settings: RunSettings, chaos: ChaosSettings) -> None:
-    """Refuse what no single setting shows to be impossible. Raises ConfigError."""
+    """Raises ConfigError for settings that are impossible together."""
     policy_choice.check(settings, imported=False)
     _check_copies(settings)
     chaos.plan(seed=settings.seed, world=settings.slots, nodes=settings.nodes)
@@ -193,7 +193,7 @@ def check(settings: RunSettings, chaos: ChaosSettings) -> None:
 
 
 def _check_copies(settings: RunSettings) -> None:
-    """More copies than other ranks would promise what cannot be kept. A single one is the default, also of a world of one rank."""
+    """Raises ConfigError for more copies than there are other ranks. One copy, the default, is allowed in a world of one rank, too."""
     copies, others = settings.optimizer_copies, settings.most - 1
     if settings.spread and copies > max(1, others):
         reason = f"a part is kept by its owner and by so many other ranks, and a world of {settings.most} has {others} others"
@@ -202,20 +202,20 @@ def _check_copies(settings: RunSettings) -> None:
 
 
 def is_completed(folder: Path) -> bool:
-    """Whether the run in ``folder`` has come to its end, by its last step or by its loop, and has kept its last state."""
+    """Whether the run in ``folder`` has come to its end, by its last step or by its loop, and has saved its last state."""
     ended = last_words(folder / "journal.jsonl")[1]
     return ended is not None and ended.status == COMPLETED
 
 
 def why_completed(folder: Path) -> str:
-    """Of such a run: what its journal says."""
+    """Why a completed run has ended, from its journal."""
     ended = last_words(folder / "journal.jsonl")[1]
     return ended.reason if ended is not None else ""
 
 
 @dataclass(frozen=True, slots=True)
 class Executed:
-    """The script that ranks execute, as the command line names it: what it finds in ``sys.argv``, and whether it is named as a module."""
+    """The script that ranks execute, as the command line names it: its ``sys.argv``, and whether it is named as a module."""
 
     script: str = ""
     arguments: tuple[str, ...] = ()
@@ -230,7 +230,7 @@ class Executed:
 def _again(folder: Path, asked: Executed, storage: str = "", train: Callable[[Any], None] | None = None) -> RunPlan:
     """The plan of the run in ``folder``, from its own journal, but for its faults. Raises ConfigError.
 
-    ``asked`` replaces the script and the arguments that it was started with. ``train`` is the train function, where it is in no script.
+    ``asked`` replaces the script and the arguments that the run was started with. ``train`` is a train function that is in no script.
     ``storage`` is the same place again, perhaps with credentials in its URL, which the journal does not keep.
     """
     run, content = recorded(folder)
@@ -242,7 +242,7 @@ def _again(folder: Path, asked: Executed, storage: str = "", train: Callable[[An
 
 
 def left_out_in(folder: Path) -> tuple[str, ...]:
-    """What the steps of the run in ``folder`` leave out of its data now, as the setting has it; see :mod:`fleet.protocol.draws`."""
+    """The samples that steps of the run in ``folder`` leave out now, in the setting's form; see :mod:`fleet.protocol.draws`."""
     return in_texts(DataHistory().apply_all(read_journal(folder / "journal.jsonl", spans=False)).left_out)
 
 
@@ -288,17 +288,17 @@ def seen_plan(folder: Path) -> RunPlan:
 
 
 def elsewhere(run: Any) -> None:
-    """In the place of a train function that is not here. Raises RunFailed."""
+    """Stands for a train function that is not here. Raises RunFailed."""
     raise RunFailed("this run is trained elsewhere: its function is not here")
 
 
 def check_fleets(folder: Path, option: str) -> None:
-    """Raises ConfigError when the run in ``folder`` was one of a script as it is, which Fleet can begin, and cannot continue."""
+    """Raises ConfigError when the run in ``folder`` ran a script as it is: Fleet can begin such a run, and cannot continue it."""
     run, content = recorded(folder)
     if PLAIN in content:
         words = _plainly(str(content["script"]), content[PLAIN])
         reason = "it ran a script as it is, whose checkpoints are its own"
-        raise ConfigError(option, run, reason, f"Run it again, and it goes on from what it finds: {words}")
+        raise ConfigError(option, run, reason, f"Run it again, and it goes on from the checkpoint that it finds: {words}")
 
 
 def again(plan: RunPlan) -> str:
@@ -311,15 +311,15 @@ def _plainly(script: str, arguments: Sequence[str]) -> str:
 
 
 def changed_since(folder: Path, script: str) -> Changes:
-    """What has changed since the run in ``folder`` began: its script or the one in its place, its repository, versions, and where it runs.
+    """Changes since the run in ``folder`` began: of its script or ``script``, its repository, its versions, its machine and its directory.
 
-    Of what the journal does not say, nothing is compared; nor are untracked files that the run has not had.
+    Facts that the journal lacks are not compared; nor are untracked files that the run did not have.
     """
     _, content = recorded(folder)
     was = content.get("made_of", {})
     script = script or script_in(content)
     now = provenance(script, code_of(script, was.get("untracked")))
-    # without a patch the digest is of tracked files alone
+    # without a patch, the digest covers tracked files alone
     compared = [name for name in CODE if name in was and (name != "diff_sha256" or "patch" in was)]
     versions = {**was.get("versions", {}), **now["versions"]} if "versions" in was else {}
     around = [_change(name, was["versions"].get(name, ""), now["versions"].get(name, "")) for name in versions]
@@ -333,7 +333,7 @@ def _change(what: str, was: str, now: str) -> str:
 
 
 def check_same_code(folder: Path, changes: Changes) -> None:
-    """Raises ConfigError when the code is not that of the run, with how to have that again."""
+    """Raises ConfigError when the code is not that of the run, and says how to get it back."""
     if not changes.code:
         return
     made_of = recorded(folder)[1]["made_of"]
@@ -345,7 +345,7 @@ def check_same_code(folder: Path, changes: Changes) -> None:
 
 
 def _loaded(content: Mapping[str, Any], asked: Executed) -> Script:
-    """The script of a run again, or the one in its place; with the arguments that it had, unless there are others. Raises ConfigError."""
+    """The run's script or the one that replaces it, with the run's arguments or those that replace them. Raises ConfigError."""
     given = asked.arguments or tuple(map(str, content.get(ARGUMENTS, ())))
     if not asked.script and content.get(MODULE):
         return script_loading.load_train(str(content[MODULE]), given, module=True)
@@ -353,14 +353,14 @@ def _loaded(content: Mapping[str, Any], asked: Executed) -> Script:
 
 
 def script_in(content: Mapping[str, Any]) -> str:
-    """Where the script of a run lies: named from the folder that the run was started in, when it is there."""
+    """The path of a run's script: in the folder that the run was started in, when it is there."""
     script = str(content["script"])
     there = Path(content.get("made_of", {}).get("directory", ""), script)
     return str(there) if script and there.is_file() else script
 
 
 def recorded(folder: Path) -> tuple[str, dict[str, Any]]:
-    """A run's name, and what :func:`describe` wrote of it; of that nothing, where its journal holds other words there.
+    """A run's name, and its record from :func:`describe`; an empty record, where the journal has another text there.
 
     Raises ConfigError: the journal is empty.
     """
@@ -371,7 +371,7 @@ def recorded(folder: Path) -> tuple[str, dict[str, Any]]:
 
 
 def settings_in(content: Mapping[str, Any], storage: str = "") -> RunSettings:
-    """What a run's record says of its settings; ``storage`` is the same place again, perhaps with credentials."""
+    """The settings of a run's record. ``storage`` is the same place again, perhaps with credentials."""
     settings = dict(content["settings"])
     if without_credentials(storage) == settings["storage"]:
         settings["storage"] = storage

@@ -1,4 +1,4 @@
-"""Policies by name or by import path: found, held against their port, and made. Composition: it imports what somebody chose."""
+"""Policies by name or by import path: found, checked against their port, and made. It imports the modules that users choose."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from policies.timeouts import ProgressTimeout
 
 @dataclass(frozen=True, slots=True)
 class Port:
-    """What a policy must be able to do, and the policies of Fleet's own by name."""
+    """The protocol that a policy has to implement, and Fleet's own policies by name."""
 
     protocol: type
     names: Mapping[str, Any]
@@ -39,20 +39,20 @@ PORTS = {
     "checkpoint": Port(ports.IntervalPolicy, dict.fromkeys(("fixed", *LAWS), CheckpointInterval)),
     "corruption": Port(ports.CorruptionPolicy, {"majority": MajorityRules}),
 }
-"""Table of settings -> port. ``policy`` in the table names the policy, and ``settings`` is what the policy itself can be told."""
+"""Table of settings -> port. ``policy`` in the table names the policy, and ``settings`` are the policy's own settings."""
 
 
 def look_in(*folders: Path) -> None:
-    """Let policies be found in ``folders``, too, after everything that is installed."""
+    """Look for policies in ``folders``, too, after all that is installed."""
     for folder in folders:
         if str(folder.resolve()) not in sys.path:
             sys.path.append(str(folder.resolve()))
 
 
 def check(run: RunSettings, *, imported: bool = True) -> None:
-    """Refuse policies that do not exist, are none, or cannot be made so. Raises ConfigError.
+    """Raises ConfigError for policies that do not exist, are no policies, or cannot be made with their settings.
 
-    ``imported`` False: policies of somebody else's are left alone, as their code is not to run here.
+    ``imported`` False: users' own policies are left out, as their code must not run here.
     """
     for table in PORTS:
         if imported or ":" not in _named(table, run):
@@ -74,12 +74,12 @@ def make(table: str, run: RunSettings) -> Any:
         raise
     except Exception as error:
         reason = f"it cannot be made: {type(error).__name__}: {error}"
-        way_out = "It is called without arguments, with its own Settings where it declares them, or as of(run, own) where it has that."
+        way_out = "It is called without arguments, with its Settings where it declares them, or as of(run, own) where it has this method."
         raise ConfigError(f"{table}.policy", _named(table, run), reason, way_out) from error
 
 
 def own_settings(table: str, run: RunSettings) -> Any:
-    """What the policy of ``table`` declares as ``Settings``, with the run's values; None where it declares nothing. Raises ConfigError."""
+    """The ``Settings`` that the policy of ``table`` declares, with the run's values; None where it declares none. Raises ConfigError."""
     given = getattr(run, table).settings
     kind = getattr(_found(table, _named(table, run)), "Settings", None)
     if kind is None:
@@ -100,13 +100,13 @@ def own_keys(table: str, name: str) -> Mapping[str, Key]:
 
 
 def declare_alike(table: str, one: str, other: str) -> bool:
-    """Whether two policies can be told the same; of somebody else's only the very same one can."""
+    """Whether two policies declare the same settings. A user's own policy declares them alike with itself alone."""
     names = PORTS[table].names
     return one == other or (one in names and other in names and names[one].Settings is names[other].Settings)
 
 
 def completed(run: RunSettings) -> RunSettings:
-    """The same with all that the policies can be told written out, so that a record of it is whole. Raises ConfigError."""
+    """The settings of a run with all settings of its policies written out, so that a record of them is whole. Raises ConfigError."""
     whole = {}
     for table in PORTS:
         own = own_settings(table, run)
@@ -131,7 +131,7 @@ def _found(table: str, name: str) -> Any:
     found = _imported(table, name)
     fault = _fault(found, PORTS[table].protocol)
     if fault:
-        way_out = f"fleet.protocol.ports.{PORTS[table].protocol.__name__} says what it must be able to do."
+        way_out = f"fleet.protocol.ports.{PORTS[table].protocol.__name__} has the methods that it must have."
         raise ConfigError(f"{table}.policy", name, f"it is no policy for {table}: {fault}", way_out)
     return found
 
@@ -142,9 +142,9 @@ def _imported(table: str, name: str) -> Any:
         found = importlib.import_module(module)
         for part in attribute.split("."):
             found = getattr(found, part)
-    except Exception as error:  # whatever its module does when it is imported
+    except Exception as error:  # a user's module may raise anything when it is imported
         reason = f"it cannot be imported: {type(error).__name__}: {error}"
-        way_out = "It is looked for among what is installed, beside the train script, and in the working directory."
+        way_out = "It is looked for among installed modules, beside the train script, and in the working directory."
         raise ConfigError(f"{table}.policy", name, reason, way_out) from error
     return found
 

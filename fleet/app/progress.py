@@ -1,4 +1,4 @@
-"""What a terminal shows while a run goes on: what happens, what ranks print, and one line that lives."""
+"""The terminal while a run goes on: its events, the ranks' output, and a status line."""
 
 from __future__ import annotations
 
@@ -23,24 +23,24 @@ from fleet.protocol.records import Record, ViewPublished
 
 POLL_S = 0.25
 PLAIN_S = 10.0
-"""Where no line can live, one is printed that often."""
+"""Seconds between status lines where the terminal cannot redraw one."""
 BAR, BAR_FROM = 16, 76
-"""Columns of the bar, and of the terminal from which on there is one."""
+"""Columns of the bar, and the least columns of a terminal that shows it."""
 
 
 INDENT = 13
-"""Of the second line of what happened, behind the time and its mark."""
+"""Columns before the second line of an event, below the first line's text."""
 
 
 class LiveView(Watching):
-    """Tells the terminal.
+    """Shows a run on the terminal.
 
     Args:
-        console: prints whole lines, see ``fleet.app.cli.prints``. Its line lives where it is a terminal.
+        console: prints whole lines, see ``fleet.app.cli.prints``. On a terminal, the status line is redrawn.
         clock: seconds that do not go back.
-        logs: what ranks print is shown, too.
+        logs: the ranks' output, which is shown, too.
         first_fault_s: when chaos strikes first, in seconds of training; None: never.
-        beginning: is told of the records that lead to the first step.
+        beginning: takes the records up to the first step.
     """
 
     def __init__(
@@ -81,7 +81,7 @@ class LiveView(Watching):
         self._console.print(Text(hung(text, self._console.width if self._lives else None, INDENT), colour))
 
     def _pass_on(self, *, last: bool) -> None:
-        """What ranks have printed, all at once: one by one it costs a rank's time."""
+        """Print the ranks' new output, all at once: line by line, it costs a rank's time."""
         lines = list(self._logs.poll(last=last)) if self._logs is not None else []
         if lines:
             self._console.print(Text("\n".join(lines)))
@@ -112,7 +112,7 @@ class LiveView(Watching):
         return Status(s.steps, self._total(), pace, batch_size, s.goodput, s.view_size, s.world, survived, dict(self._figures))
 
     def _forewarn(self, status: Status, now_s: float) -> None:
-        """Once, as soon as it is known: chaos that will not strike is no test of anything."""
+        """Warn once, as soon as it is known, that chaos will not strike: such a run tests nothing."""
         if self._first_fault_s is None or self._trains_since_s is None:
             return
         words = forewarning(status, now_s - self._trains_since_s, self._first_fault_s)

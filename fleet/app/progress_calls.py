@@ -1,4 +1,4 @@
-"""How far a run is, while it goes on: who follows it, and what a function of the user's is told about once a second."""
+"""The progress of a run while it goes on: threads that follow its journal, and the calls of a user's function about once a second."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ class Progress:
 
     Attributes:
         step: how many steps are committed.
-        total: of the whole run; 0 while the loop has not said it.
+        total: steps of the whole run; 0 while the loop has not given it.
         world: how many ranks train at the moment.
         goodput: share of the wanted ranks' time, so far, that went into steps that count.
         wall_s: seconds since the run began.
         loss: the last one that was noted; None before the first.
-        event: what happened last, as the command line tells it; empty before anything did.
+        event: the last event, as the command line tells it; empty before the first.
         ended: this is the last call.
-        printed: what ranks have printed since the last call, each line with its rank.
+        printed: lines that ranks have printed since the last call, each with its rank.
     """
 
     step: int
@@ -52,7 +52,7 @@ class Progress:
     printed: tuple[str, ...] = ()
 
     def __str__(self) -> str:
-        """For people, as ``progress=print`` shows it: what ranks have printed, then one line."""
+        """The text that ``progress=print`` shows: the ranks' output, then one line."""
         steps = f"step {self.step:,}/{self.total:,}" if self.total else f"step {self.step:,}"
         loss = [f"loss {figure(self.loss)}"] if self.loss is not None else []
         said = [f"{duration(self.wall_s):>9}", steps, *loss, f"goodput {self.goodput:.1%}", f"{self.world} ranks", self.event.strip()]
@@ -63,7 +63,7 @@ class Watching:
     """Follows a journal in a thread while its run goes on, and a last time at its end. Use as a context manager.
 
     Args:
-        every_s: how often what is new is taken.
+        every_s: seconds between two looks at the journal.
         clock: seconds that do not go back.
     """
 
@@ -104,11 +104,11 @@ class Watching:
             self._figures[record.name] = record.value
 
     def _say(self, lines: Iterable[Line]) -> None:
-        """Show these lines, which tell of the newest events."""
+        """Show these lines, which tell the newest events."""
         raise NotImplementedError
 
     def _show(self, *, ended: bool) -> None:
-        """How far the run is."""
+        """Show the run's progress."""
         raise NotImplementedError
 
     def _total(self) -> int:
@@ -117,7 +117,7 @@ class Watching:
 
 
 def reporting(journal: Path, report_to: Callable[[Progress], object] | None) -> AbstractContextManager[object]:
-    """Follow the run's journal meanwhile, and tell. Without ``report_to`` nothing is done."""
+    """Follow the run's journal meanwhile, and call ``report_to``; without it, do nothing."""
     return _Calls(Follower(journal), report_to) if report_to is not None else nullcontext()
 
 
@@ -142,7 +142,7 @@ class _Calls(Watching):
             self._report(Progress(s.steps, self._total(), s.view_size, s.goodput, s.wall_s, loss, self._event, ended, printed))
         except Exception:  # the run is not to end for it
             if not self._raised:
-                log.exception("progress= raised an error, which is told once; the run goes on.")
+                log.exception("progress= raised an error, which is logged once; the run goes on.")
             self._raised = True
         if ended:
             self._logs.close()

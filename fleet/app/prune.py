@@ -1,4 +1,4 @@
-"""Runs that nobody needs any more, by a rule: which they are, why the others stay, and what their folders hold."""
+"""Old runs, removed by a rule: which runs go, why the others stay, and the sizes of their folders."""
 
 from __future__ import annotations
 
@@ -15,16 +15,17 @@ from fleet.protocol.records import RunEnded, RunStarted, configuration
 from fleet.settings.fields import seconds
 
 SILENT = "silent"
-"""A run without an end, which nobody writes any more."""
+"""A run without an end, whose journal no process writes any more."""
 STATUSES = ("completed", "completed, not saved", "stopped", "failed", SILENT)
 GONE = ".pruned-"
 
 
 @dataclass(frozen=True, slots=True)
 class PruneRule:
-    """A run goes when all of it fits: not changed for ``older_than_s``, of one of ``statuses``, not one of the newest ``keep`` of those.
+    """A run goes when all conditions fit: not changed for ``older_than_s``, of one of ``statuses``, and not of the newest ``keep`` of
+    those.
 
-    Raises ConfigError for a rule that says nothing, or something that no run can be.
+    Raises ConfigError for an empty rule, or a condition that no run can meet.
     """
 
     older_than_s: float | None = None
@@ -43,7 +44,7 @@ class PruneRule:
 
 @dataclass(frozen=True, slots=True)
 class Judged:
-    """A run, and what becomes of it. ``stays``: why it stays; empty: it goes. ``elsewhere``: the store that has its checkpoints, if any."""
+    """A run and the verdict. ``stays``: why it stays; empty: it goes. ``elsewhere``: the store that has its checkpoints, if any."""
 
     name: str
     folder: Path
@@ -62,7 +63,7 @@ def duration_s(text: str) -> float:
 
 
 def judge(root: Path, rule: PruneRule, now_unix_s: float) -> list[Judged]:
-    """All runs under ``root``, newest first. Nothing is touched."""
+    """Judge all runs under ``root``, newest first. No folder is touched."""
     seen = sorted((_look(path) for path in root.glob("*/journal.jsonl")), key=lambda run: -run.changed_unix_s)
     origins = {run.name: _origin(run.folder) for run in seen}
     found: list[Judged] = []
@@ -90,7 +91,7 @@ def _look(journal: Path) -> Judged:
 
 
 def _origin(folder: Path) -> str:
-    """The run from whose checkpoint it went on; empty: it began anew."""
+    """The run whose checkpoint this run went on from; empty: it began anew."""
     started, _ = last_words(folder / "journal.jsonl")
     origin = str(configuration(started.config).get("origin", "")) if started is not None else ""
     return origin.rstrip("/").rpartition("/")[0].rpartition("/")[2]
@@ -109,20 +110,20 @@ def _stays(run: Judged, rule: PruneRule, now_unix_s: float) -> str:
 
 
 def is_going_on(run: Judged, now_unix_s: float) -> bool:
-    """Somebody holds its journal, or has written it a moment ago and there is no end. Its twin counts, too."""
+    """Whether a process holds the run's journal, or has just written it without an end. The twin's journal counts, too."""
     journals = [path for path in (run.folder / "journal.jsonl", run.folder / "twin" / "journal.jsonl") if path.is_file()]
     fresh = run.status == SILENT and now_unix_s - run.changed_unix_s <= SILENT_S
     return fresh or any(is_written(path) for path in journals)
 
 
 def size_bytes(folder: Path) -> int:
-    """What its files take on the disk; links are not followed."""
+    """Bytes that its files take on the disk; links are not followed."""
     sizes = [os.lstat(Path(where, name)) for where, _, names in os.walk(folder) for name in names]
     return sum(found.st_blocks * 512 for found in sizes)
 
 
 def remove(runs: Iterable[Judged], now_unix_s: float) -> list[Judged]:
-    """Remove the folders of those that do not stay; returns those that went. One that has begun to go on meanwhile stays."""
+    """Remove the folders of runs that do not stay, and return these runs. A run that goes on again meanwhile stays."""
     went = []
     for run in runs:
         if run.stays or is_going_on(_look(run.folder / "journal.jsonl"), now_unix_s):

@@ -1,7 +1,7 @@
 """An equal part of the cores for each process: a group (cgroup) with a quota of CPU time, of version 1 or 2 under one contract.
 
-A process in such a group may run for ``cores`` x a period, in each period, with all its threads together, and then waits for the next one.
-The period is far shorter than a step, so that a step does not end where a period happens to.
+In each period, all threads of such a process may run for ``cores`` x the period, and then wait for the next one. A period is far shorter
+than a step, so that the end of a step does not depend on that of a period.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from fleet.host.processor_time import V1_PERIOD, V1_QUOTA, V2_LIMIT, own_group
 
 PREFIX = "fleet-cpu-"
 LEAST_QUOTA_US, PERIOD_US = 1_000, 5_000
-"""The kernel gives no less than a millisecond a period."""
+"""The kernel gives a group at least a millisecond in each period."""
 MOST_PERIOD_US = 1_000_000
 
 
 def limit(cores: float) -> tuple[int, int]:
-    """(quota, period) in microseconds. Raises ConfigError where the kernel can give no such part."""
+    """(quota, period) in microseconds. Raises ConfigError for a part that the kernel cannot give."""
     period_us = max(PERIOD_US, round(LEAST_QUOTA_US / cores)) if cores > 0 else 0
     if not 0 < period_us <= MOST_PERIOD_US:
         raise ConfigError("--cpu-quota", cores, "the kernel gives a group from 0.001 cores on", "Give each rank 0.05 cores or more.")
@@ -34,7 +34,7 @@ def cpu_part(parent: Path, cores: float) -> BoundGroup:
 
 
 class Quotas:
-    """A group of its own for each process that is handed in. Raises ConfigError at once where there is no such thing on this host.
+    """A group of its own for each process that is handed in. Raises ConfigError at once on a host without such groups.
 
     Args:
         cores: of each process.
@@ -52,11 +52,11 @@ class Quotas:
             raise ConfigError("--cpu-quota", cores, f"no process can be given a part of a core here: {error}", way_out) from error
 
     def hold(self, pid: int) -> None:
-        """From now on the process has its part, and no more. Raises OSError when it has ended."""
+        """Limit the process to its part from now on. Raises OSError when it has ended."""
         self._groups.append(group := cpu_part(self._parent, self._cores))
         group.take(pid)
 
     def close(self) -> None:
-        """Everybody has what there is again, and the groups are gone."""
+        """Remove the groups, and with them all limits."""
         while self._groups:
             self._groups.pop().close()

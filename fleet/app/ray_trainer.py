@@ -28,16 +28,16 @@ if TYPE_CHECKING:
 log = logging.getLogger("fleet.trainer")
 NOTHING_TO_SHARE = ("dataset_config", "validation_config", "metadata", "resume_from_checkpoint")
 ASKED = ("name", "resume", "address", "working_dir", "twin", "progress")
-"""What of ``fleet.launch``'s arguments is no setting."""
+"""Arguments of ``fleet.launch`` that are no settings."""
 
 
 class TrainingFailed(ray.train.TrainingFailedError, RunFailed):  # type: ignore[misc]
-    """The run failed: what code for Ray Train catches, and what code for Fleet does."""
+    """The run failed. Code for Ray Train catches it, and code for Fleet, too."""
 
 
 @dataclass
 class TrainerResult(ray.train.Result):  # type: ignore[misc]
-    """A ``ray.train.Result``, with what Fleet says of the run.
+    """A ``ray.train.Result``, with Fleet's own result.
 
     Attributes:
         fleet: the run's ``fleet.Result``.
@@ -47,7 +47,7 @@ class TrainerResult(ray.train.Result):  # type: ignore[misc]
 
 
 class Trainer:
-    """Trains with a loop for Ray Train, through whatever happens to its ranks.
+    """Trains with a loop for Ray Train, through losses of its ranks.
 
     The arguments are those of ``ray.train.torch.TorchTrainer``; docs/from-ray-train.md says what each of them means here. In the loop
     ``fleet.current_run`` gives the ``fleet.Run``, whose ``track`` and ``steps`` take the place of the loop over batches.
@@ -56,17 +56,17 @@ class Trainer:
         train_loop_per_worker: is called in each rank, with ``train_loop_config`` if it has a parameter.
         train_loop_config: a mapping.
         scaling_config: ``num_workers`` ranks train; of (least, most) the most are wanted, and with fewer than the least the run waits.
-        run_config: name and place of the run; a name that is there, and not completed, goes on. ``checkpoint_config`` is about what
-            the loop reports: Fleet's own checkpoints are ``checkpoint={"keep": 3}``.
-        datasets: what ``ray.train.get_dataset_shard(name)`` gives: what ``step.batches`` takes, or a ``ray.data.Dataset`` that reads
-            Parquet files and does nothing else, or a function that makes one; the Ray that it starts for that is shut down.
-        settings: all that ``fleet.launch`` takes, but for the world and the name.
+        run_config: name and place of the run. A run of that name that is not completed goes on. ``checkpoint_config`` is about the
+            checkpoints that the loop reports; for Fleet's own, use ``checkpoint={"keep": 3}``.
+        datasets: by name, data for ``ray.train.get_dataset_shard``: data that ``step.batches`` takes; a ``ray.data.Dataset`` that only
+            reads Parquet files; or a function that makes either. A Ray that such a function starts is shut down again.
+        settings: all arguments of ``fleet.launch`` but the world and the name.
 
     Attributes:
-        notes: what of the arguments has no effect here, and why.
+        notes: arguments that have no effect here, and why.
 
     Raises:
-        ConfigError: an argument asks for what cannot be had.
+        ConfigError: an argument asks for something that a run of Fleet's does not have.
     """
 
     def __init__(
@@ -96,7 +96,7 @@ class Trainer:
         self._datasets = {name: readable(name, dataset) for name, dataset in (datasets or {}).items()}
 
     def fit(self) -> TrainerResult:
-        """Train to the end. A run that was stopped in order gives what it has come to.
+        """Train to the end, and return the result, also of a run that was stopped in order.
 
         Raises:
             ConfigError: as for ``fleet.launch``.
@@ -127,7 +127,7 @@ def _refuse_given(given: Iterator[tuple[str, Any]]) -> None:
 
 
 def _split(settings: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """(settings, what else is asked for)."""
+    """(settings, other arguments)."""
     ways = {"world": "Use scaling_config=ScalingConfig(num_workers=...).", "name": "Use run_config=RunConfig(name=...)."}
     ways |= {"resume": "Give the name of the run in run_config: one that is there goes on.", "check": "fit() raises when the run fails."}
     for name, way_out in ways.items():
@@ -137,7 +137,7 @@ def _split(settings: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
 
 
 def _scaled(scaling: ray.train.ScalingConfig) -> dict[str, Any]:
-    """The world. Raises ConfigError for what a local cluster's ranks cannot have."""
+    """The world, as settings. Raises ConfigError for a resource that a local cluster's ranks cannot have."""
     refused = {
         "use_tpu": (bool(scaling.use_tpu), "ranks train with PyTorch on CPUs", "Leave it out."),
         "accelerator_type": (scaling.accelerator_type is not None, "ranks of a local cluster have none", "Leave it out."),
@@ -158,7 +158,7 @@ def _scaled(scaling: ray.train.ScalingConfig) -> dict[str, Any]:
 
 
 def _per_rank(scaling: ray.train.ScalingConfig) -> dict[str, Any]:
-    """What each rank takes of Ray, as the settings have it. On a local cluster CPUs are not counted: ranks have slots there."""
+    """Ray's resources for each rank, as settings. On a local cluster CPUs are not counted: ranks have slots there."""
     takes = {name: float(amount) for name, amount in (scaling.resources_per_worker or {}).items() if amount and name != "CPU"}
     gpus = takes.pop("GPU", 1.0 if scaling.use_gpu else 0.0)
     found: dict[str, Any] = {"gpus": gpus} if gpus else {}
@@ -168,7 +168,7 @@ def _per_rank(scaling: ray.train.ScalingConfig) -> dict[str, Any]:
 
 
 def _run_named(run: ray.train.RunConfig | None, settings: dict[str, Any]) -> tuple[str, Retention]:
-    """(name of the run, which reported checkpoints are kept); its place goes into ``settings``. Raises ConfigError."""
+    """(name of the run, its rule for reported checkpoints). Puts its place into ``settings``. Raises ConfigError."""
     if run is None:
         return "", Retention()
     if run.storage_filesystem is not None:
@@ -189,9 +189,9 @@ def _notes(scaling: ray.train.ScalingConfig, run: ray.train.RunConfig | None) ->
     if (scaling.resources_per_worker or {}).get("CPU"):
         yield "scaling_config.resources_per_worker: CPUs have no effect; per_rank.cpus is for a joined cluster"
     if run is not None and run.failure_config != ray.train.FailureConfig():
-        yield "run_config.failure_config: the run goes on, and ends by itself when the same is lost again and again (budgets)"
+        yield "run_config.failure_config: the run goes on; it ends by itself when the same slot is lost again and again (budgets)"
     if run is not None and run.logging_config != ray.train.LoggingConfig():
-        yield "run_config.logging_config: what ranks print is in the run's folder, see fleet logs"
+        yield "run_config.logging_config: the ranks' output is in the run's folder, see fleet logs"
 
 
 def readable(name: str, dataset: Any) -> Any:
@@ -207,7 +207,7 @@ def readable(name: str, dataset: Any) -> Any:
     if isinstance(dataset, ray.data.Dataset):
         paths = parquet_paths(dataset)
         if paths is None:
-            reason = "its rows have no numbers, so a step cannot choose them; only of what reads Parquet files as they are are they known"
+            reason = "its rows have no numbers, so a step cannot choose them; only a dataset that just reads Parquet files has them"
             way_out = "Write it once, ds.write_parquet(path), and give fleet.data.ShardedDataset(path, Parquet()); or use Streams."
             raise ConfigError(f"datasets[{name!r}]", type(dataset).__name__, reason, way_out)
         return ShardedDataset(paths, cast("Reader", Parquet()))
@@ -219,7 +219,7 @@ def readable(name: str, dataset: Any) -> Any:
 
 @contextmanager
 def _ray_as_before() -> Iterator[None]:
-    """A Ray that is started meanwhile, as Ray Data does, is shut down: a run needs the process to itself."""
+    """Shut down a Ray that is started meanwhile, as Ray Data does: a run needs the process to itself."""
     before = ray.is_initialized()
     try:
         yield
@@ -236,7 +236,7 @@ def _stem(loop: Callable[..., Any]) -> str:
 
 
 def _begins_with(folder: Path, storage: str, folders: ReportedFolders) -> str:
-    """The newest reported checkpoint of the steps that a run which goes on has not to make again; empty without one."""
+    """The newest checkpoint that the loop reported in steps which a resumed run does not take again; empty without one."""
     from storage.checkpoint.parts import newest_checkpoint
 
     newest = newest_checkpoint(plans.url_of(storage, folder.name, folder), folder.name)
@@ -250,7 +250,7 @@ def _reports(folder: Path) -> list[ReportMade]:
 
 
 def _result(found: Result, folders: ReportedFolders) -> TrainerResult:
-    """As Ray Train has it. Raises TrainingFailed."""
+    """The result as Ray Train has it. Raises TrainingFailed."""
     import pandas as pd  # type: ignore[import-untyped]
 
     reported = [each.outcome for each in _reports(found.folder)]
@@ -271,7 +271,7 @@ def _result(found: Result, folders: ReportedFolders) -> TrainerResult:
 
 
 def _tidy(folders: ReportedFolders, kept: set[str]) -> None:
-    """Remove what no record names: of ranks that died while they wrote, and what was replaced last."""
+    """Remove folders that no record names: of ranks that died while they wrote, and those that were replaced last."""
     first_parts = {name.partition("/")[0] for name in kept}
     for name in folders.names():
         if name not in first_parts:

@@ -78,26 +78,26 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("fleet.app.recipes")
 TRAINER = "actors.trainer"
-"""It imports Ray Train, which takes a second: beside the start of a cluster, or when the ranks are to be started."""
+"""It imports Ray Train, which takes a second: beside the start of a cluster, or before ranks start."""
 
 HEAD_COMPONENTS = ("host_parts", "host_maintenance")
 NODE_COMPONENTS = (*HEAD_COMPONENTS, "switch_or_cable")
 NODE_REPAIR_S = 3600.0
 BACK_S = 30.0
-"""A node that chaos has cut off may take so long to be heard again."""
+"""Seconds for a node that chaos has cut off to be heard again."""
 CONTROLLER_RESTARTS = 8
-"""After so many losses of Ray Train's controller the next one ends the run."""
+"""Losses of Ray Train's controller after which the next loss ends the run."""
 
 ANSWER_S = 90.0
-"""For the coordinator's answer to whoever conducts chaos: longer than any fault lasts that stops it (``STOPPED``)."""
+"""Seconds for the coordinator's answer to the injector of chaos: longer than any fault that stops the coordinator (``STOPPED``)."""
 START_S = 60.0
 STOP_S = 20.0
 NOTICES_S = 1.0
 LEAVE_S = 2.0
-"""Ranks of a run that was stopped, or has failed, may take so long to end by themselves: a loop that computes does not hear of it. Then
-agents end them, and may take as long where what they leave is tidied up by others, too."""
+"""Seconds for ranks of a run that was stopped, or has failed, to end by themselves: a loop that computes does not hear of it. Then agents
+end them. Agents may take as long where other processes tidy up after them, too."""
 LEFT_S = 5.0
-"""For threads that ask a cluster which is lost: no thread may be in Ray when this process leaves it, else Ray ends the process."""
+"""Seconds for threads that ask a lost cluster. No thread may be in Ray when this process leaves it, else Ray ends the process."""
 
 
 def slots_per_node(settings: RunSettings) -> int:
@@ -110,7 +110,7 @@ def slots_per_node(settings: RunSettings) -> int:
 def local_cluster(settings: RunSettings, imports_from: Sequence[str] = ()) -> Iterator[LocalCluster]:
     """A cluster for runs of these settings, with this process connected to it; it ends with the context.
 
-    Modules in the folders ``imports_from`` are found by ranks, too.
+    Ranks, too, find modules in the folders ``imports_from``.
     """
     gpus = gpus_for(settings)
     threading.Thread(target=importlib.import_module, args=(TRAINER,), name="fleet-import").start()
@@ -122,30 +122,30 @@ def local_cluster(settings: RunSettings, imports_from: Sequence[str] = ()) -> It
 
 
 def preflight() -> Decision:
-    """Whether the node that this runs on may train: quick checks of its host and its GPUs."""
+    """Decides by quick checks of this host and its GPUs whether the node may train."""
     from actors.preflight import measure
 
     return admit(judge(measure(FATAL_XIDS, gather=False)))
 
 
 def imports_of(plan: RunPlan) -> Sequence[str]:
-    """Import statements that every rank of the run carries out, and that may be carried out ahead of them."""
+    """Import statements that every rank of the run executes, and that a process may execute ahead of them."""
     return plan.train.imports if isinstance(plan.train, Script) else ()
 
 
 def _check_domains(levels: Sequence[str], cluster: Cluster) -> None:
-    """Raises ConfigError when no node has a label that is to say what fails together, and nothing else says it."""
+    """Raises ConfigError when no node has a label of a failure domain, and no variable names the domains."""
     if any(level != HOST for level in levels) and VARIABLE not in os.environ:
         check_labels(levels, [cluster.place(index).labels for index in cluster.alive()])
 
 
 def agents_at_first(settings: RunSettings) -> int:
-    """So many nodes of a cluster get an agent before a rank is placed there: for all slots, and for where they go after losses."""
+    """Number of nodes that get an agent before a rank is placed there: for all slots, and for their places after losses."""
     return 2 * settings.slots + 2
 
 
 def home_of(plan: RunPlan) -> Home:
-    """Where the files of a run belong. A twin gets a working directory of its own, with links to what the run has read and not written."""
+    """The folders of a run's files. A twin gets its own working directory, with links to files that the run has not written."""
     if plan.twin_since_s is None:
         return Home(plan.folder.resolve())
     work = plan.folder.resolve() / "work"
@@ -155,7 +155,7 @@ def home_of(plan: RunPlan) -> Home:
 
 @dataclasses.dataclass(slots=True)
 class RunSignals:
-    """What the threads of a run tell each other: to ``stop``; the run is ``done``; its cluster is ``forsaken``; ranks have ``left``."""
+    """Signals between the threads of a run: to ``stop``; the run is ``done``; its cluster is ``forsaken``; ranks have ``left``."""
 
     stop: threading.Event = dataclasses.field(default_factory=threading.Event)
     done: threading.Event = dataclasses.field(default_factory=threading.Event)
@@ -168,7 +168,7 @@ class LiveRun:
 
     def __init__(self, plan: RunPlan, cluster: Cluster, unfit: Mapping[int, Decision] | None = None) -> None:
         self.plan, self.cluster, self._unfit = plan, cluster, unfit or {}
-        if not plan.resume:  # what is lost may have had them
+        if not plan.resume:  # nodes that are lost by now may have had the labels
             _check_domains(plan.settings.domains, cluster)
         self.shm = cluster.folder()
         self.store_url = store_url(plan)
@@ -197,7 +197,7 @@ class LiveRun:
 
     @property
     def _head_env(self) -> Mapping[str, Any]:
-        """Of actors on the head."""
+        """Runtime environment of actors on the head."""
         return fork_server.runtime_env(self.shm, {}) if self._head_forks is not None else {}
 
     def _spec(self) -> CoordinatorSpec:
@@ -223,7 +223,7 @@ class LiveRun:
         )
 
     def _lemons(self) -> dict[int, Decision]:
-        """Nodes that stay out for what they did in the runs that lie beside this one."""
+        """Nodes that stay out for their faults in the runs that lie beside this one."""
         bad = self.plan.lemons.keep_out(nodes.load(self.plan.folder.parent / nodes.NAME), unix_time_s() / HOUR_S)
         names = {index: self.cluster.place(index).name for index in self.cluster.alive()}
         return {index: bad[name] for index, name in names.items() if name in bad}
@@ -233,13 +233,13 @@ class LiveRun:
         try:
             nodes.append(self.plan.folder.parent / nodes.NAME, histories(read_journal(self.plan.journal, spans=False), names))
         except (OSError, JournalError) as error:
-            log.warning("what this run has seen of its nodes is not kept: %s", error)
+            log.warning("the history of this run's nodes is not kept: %s", error)
 
     def add_agent(self, index: int, trial: Callable[[], Failure | None] | None = None) -> None:
         place = self.places[index] = self.cluster.place(index)
         self._cut_until_s.pop(place.id, None)
         memory = functools.partial(PeerMemory, place.host) if self.plan.settings.peer_copies else None
-        decision = self._unfit.get(index)  # it was judged from elsewhere
+        decision = self._unfit.get(index)  # another process has judged it
         check = (lambda: decision) if decision is not None else preflight if self.plan.settings.preflight else None
         processes = functools.partial(LocalProcesses, place.id)
         levels = self.plan.settings.domains
@@ -261,21 +261,21 @@ class LiveRun:
             ray_internals.take_sigterm,
             imports_of(self.plan),
         )
-        self.agents[index].begin.remote(self._secret, self.address or self._begun)  # Ray waits for what is still to come
+        self.agents[index].begin.remote(self._secret, self.address or self._begun)  # Ray waits for the address
 
     def cut_off(self, order: Operation) -> None:
-        """Chaos keeps a node, or all of them, from being heard for a while, or has its agent start again."""
+        """Note that chaos cuts off a node, or all of them, for a while, or lets its agent start again."""
         kind = kind_of(order.kind)
         unreachable = order.is_target or kind.performer is Performer.HOST or Cost.WAIT in kind.may_cost
         if unreachable and order.phase == START and order.node is not None:
             self._cut_until_s[self.name_of(order.node)] = self._clock.now_s() + order.duration_s + BACK_S
 
     def comes_back(self, index: int) -> None:
-        """A node that chaos has lost has an agent again, which takes a moment to be heard."""
+        """Note that a node that chaos has lost has an agent again. It takes a moment to be heard."""
         self._cut_until_s[self.name_of(index)] = self._clock.now_s() + BACK_S
 
     def is_cut_off(self, name: str) -> bool:
-        """Whether chaos has lost or cut off the node that Ray calls so, or has until a moment ago: it is there, and comes back."""
+        """Whether chaos has lost or cut off Ray's node ``name``, now or a moment ago: the node is there, and comes back."""
         return self._clock.now_s() < self._cut_until_s.get(name, 0.0)
 
     def name_of(self, index: int) -> str:
@@ -304,7 +304,7 @@ class LiveRun:
             self.controls.close()
             patience_s = LEFT_S if self._signals.forsaken.is_set() else STOP_S
             chaos.join(patience_s)
-            watch.join(patience_s)  # it asks Ray, which this process may leave next, as the next one does
+            watch.join(patience_s)  # both threads ask Ray, which this process may leave next
             notices.join(patience_s)
             if caretaker is not None:
                 caretaker.close()
@@ -317,7 +317,7 @@ class LiveRun:
         return RunResult(plan=self.plan, status=outcome.status, reason=outcome.reason, detail=outcome.detail)
 
     def _await_agents(self) -> None:
-        """Those that do not come are given up: their node may be lost already. Raises RunFailed when none comes."""
+        """Wait for agents, and give up those that do not come: their node may be lost already. Raises RunFailed when none comes."""
         for index, answer in self._ask_agents("ready", START_S).items():
             if isinstance(answer, Exception):
                 log.warning("node %d has no agent: %s", index, " ".join(str(answer).split())[:300])
@@ -326,7 +326,7 @@ class LiveRun:
             raise RunFailed(f"no node's agent came up within {START_S:g} s")
 
     def _ask_agents(self, method: str, limit_s: float) -> dict[int, Any]:
-        """By node, the answer of its agent, or the error that came in place of one."""
+        """Node -> the answer of its agent, or the error in its place."""
         calls = {index: getattr(agent, method).remote() for index, agent in self.agents.items()}
         ray.wait(list(calls.values()), num_returns=len(calls), timeout=limit_s)
         answers: dict[int, Any] = {}
@@ -338,26 +338,26 @@ class LiveRun:
         return answers
 
     def _caretaker(self) -> Caretaker | None:
-        """Of a run on a cluster that is not this process's."""
+        """The caretaker of a run on a joined cluster; None on a local one."""
         if not isinstance(self.cluster, JoinedCluster):
             return None
         settings = self.plan.settings
         return Caretaker(self, self.cluster, self.plan.folder, self._signals.stop.is_set, agents_at_first(settings), settings.ask_for_nodes)
 
     def _fell(self, index: int) -> str | None:
-        """All that this run has on a node ends at once: ranks live no longer than what forked them, and that no longer than the agent."""
+        """End all processes of this run on a node at once: ranks end with the process that forked them, and that one with the agent."""
         if index not in self.agents:
             return f"node {index} has no agent"
         self.release(index)
         return None
 
     def release(self, index: int) -> None:
-        """Nothing of this run is on a node any more: Ray counts an agent as work, and an autoscaler takes no node away that works."""
+        """End the agent of a node that the run gives up: Ray counts an agent as work, and an autoscaler removes no node that works."""
         self._cut_until_s[self.name_of(index)] = math.inf  # Ray's node lives, and is not ours to take out
         ray.kill(self.agents.pop(index), no_restart=True)
 
     def _check_store(self) -> None:
-        """Each node's agent has tried it since it was started. Of a run that cannot begin nothing is left."""
+        """Raises ConfigError when an agent could not use the store. A run that cannot begin leaves nothing."""
         answers = self._ask_agents("tried", LIMIT_S + STOP_S)
         if self._mark:
             remove_mark(self.store_url, self._mark)
@@ -377,12 +377,13 @@ class LiveRun:
         raise refusal
 
     def _give_up(self, error: str) -> EndRun | None:
-        """Ray Train ended before the run did: have that written down. None when the coordinator is gone too."""
+        """Let the coordinator record that Ray Train ended before the run did. None when the coordinator is gone, too."""
         self.coordinator.stop_run.remote("Ray Train ended before the run did", error)
         return self._outcome()
 
     def _fit_to_the_end(self) -> FitOutcome:
-        """Ray Train's controller may die, and takes its ranks along. Coordinator and agents live on: new ranks begin from their memory."""
+        """Train, with a new controller of Ray Train after each loss of one. Its ranks die with it; new ones begin from the agents'
+        memory."""
         for attempt in range(CONTROLLER_RESTARTS):
             fitted = self._fit(f"train-{attempt}")
             if not fitted.lost_controller or self._outcome(0.0) is not None:
@@ -397,7 +398,7 @@ class LiveRun:
 
         settings = self.plan.settings
         train = self.plan.train
-        # Ranks get the module of a function with it: they need not find its file. A function that came without one is sent so anyway.
+        # Ranks get a function's module by value: they need not find its file. A function without a module is sent so anyway.
         if not isinstance(train, Script | Shipped) and (module := sys.modules.get(train.__module__)) is not None:
             cloudpickle.register_pickle_by_value(module)
         parts = functools.partial(Parts, self.store_url, self.plan.name)
@@ -424,7 +425,7 @@ class LiveRun:
         self.coordinator.stop_run.remote(reason)
 
     def _watch(self) -> None:
-        """Notice the end of the run, or of its cluster, so that Ray Train is not waited for much longer."""
+        """Notice the end of the run, or of its cluster, so that this process does not wait for Ray Train much longer."""
         address, silence = ray.get_runtime_context().gcs_address, control_store.Silence()
         while not self._signals.stop.is_set():
             outcome = self._outcome(timeout_s=1.0)
@@ -438,7 +439,7 @@ class LiveRun:
                 return
 
     def _report_notices(self) -> None:
-        """Of nodes that Ray will take away."""
+        """Tell the coordinator of nodes that Ray will take away."""
         notices = Notices()
         while not self._signals.stop.wait(NOTICES_S):
             try:
@@ -462,7 +463,7 @@ class LiveRun:
         self._remember_nodes()
 
     def _kill_actors(self) -> None:
-        if self._signals.forsaken.is_set():  # they end with the cluster; nobody there could be told to
+        if self._signals.forsaken.is_set():  # actors end with the cluster, and cannot be reached
             shutil.rmtree(self.shm, ignore_errors=True)
             return
         alive = self.cluster.alive()  # the agent of a node that is lost waits for it to come back
@@ -476,13 +477,13 @@ class LiveRun:
         shutil.rmtree(self.shm, ignore_errors=True)
 
     def _inject(self) -> None:
-        """Strike as planned, and as an operator orders, until the run is over."""
+        """Inject the planned faults, and those that an operator orders, until the run is over."""
         live = live_chaos(self.plan.settings, self.plan.chaos, self.controls, _World(self))
         live.run(MonotonicClock(), lambda seconds: self._signals.stop.wait(seconds) or self._signals.done.is_set())
 
 
 class _World:
-    """The run as chaos sees it, and reaches into it."""
+    """The run as chaos sees it and acts on it."""
 
     def __init__(self, run: LiveRun) -> None:
         self._run, self._processes, self._nodes = run, RemoteProcesses(run.coordinator), ClusterNodes(run.nodes)
@@ -520,7 +521,7 @@ class _World:
 
 
 class _Nodes:
-    """The cluster's nodes as chaos sees them: one that comes back gets an agent."""
+    """The cluster's nodes as chaos sees them. A node that comes back gets an agent."""
 
     def __init__(self, run: LiveRun) -> None:
         self._run = run
@@ -548,10 +549,10 @@ class _Nodes:
 def level_rates(plan: RunPlan) -> LevelRates:
     """Rates of the faults that need the durable checkpoint, and of those that need copies in memory, before the run has met any.
 
-    From the fault catalogue of its chaos, for this run's world, and as compressed as its chaos is. A rank lost in place needs neither.
-    Without copies the store is for all ranks lost together, and for the node of the control plane. With them it is for that node, and for
-    so many nodes at a time that copies are lost; and memory is for all ranks, by bad luck or by software that takes them all where chaos
-    may do that.
+    They come from the fault catalogue of the run's chaos, for its world, and at its compression. A rank lost in place needs neither.
+    Without copies in memory, the run needs the store after the loss of all ranks together, or of the control plane's node. With copies, it
+    needs the store after the loss of that node, or of so many nodes at a time that copies are lost. It needs memory after the loss of all
+    ranks: by chance, or by software that takes them all, where chaos may do that.
     """
     settings, chaos = plan.settings, plan.chaos
     catalogue, compression = chaos.catalogue(), chaos.compression_in(settings.nodes)

@@ -1,8 +1,8 @@
-"""The wind tunnel: a small real run as a scale model of a large fleet. What is chosen, predicted and compared; the command runs it.
+"""The wind tunnel: a small real run as a scale model of a large fleet. This module chooses, predicts and compares; the command runs it.
 
-A small run tells something about a large one only when all times scale together: every time over the time between faults (the ratios
-below) is what it is in the fleet. Some ratios can be set (the length of a step, the interval), some only by a delay that is put in, and
-some not at all; each is listed as what it is. Imports neither Ray nor torch.
+A small run tells something about a large one only when all times scale together. Then every time over the time between faults (the ratios
+below) is the same as in the fleet. Some ratios can be set: the length of a step, and the interval. Some need an added delay, and some
+cannot be matched; the list says which. Imports neither Ray nor torch.
 """
 
 from __future__ import annotations
@@ -42,20 +42,20 @@ CLOSE = 1.25
 """Ratios within this factor of each other are matched."""
 DRAWS = 400
 DRIFT = 0.08
-"""How much faster or slower a machine is as a whole in a run than a few minutes before, when it was calibrated (a logarithm): of nine pairs
-on one machine that was shared with others, mean times of recovery differed by 0 to 2% in six, and by 5, 10 and 21% in the others."""
+"""Standard deviation of the logarithm of a machine's speed between its calibration and a run a few minutes later. On one shared machine,
+mean times of recovery differed by 0 to 2% in six of nine pairs. In the others they differed by 5, 10 and 21%."""
 LEAST_STEP_S, WORK_S = 0.05, 0.02
-"""A step of the small run takes so long at least, and so long without a wait, about."""
+"""Least seconds of a step of the small run, and about its seconds without a wait."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Constants:
-    """What the machine at hand takes, from a run with faults that were put in for that purpose. Seconds.
+    """Times of the machine at hand, from a run with injected faults. Seconds.
 
     ``stalls_s``: from a loss until training goes on, one for each fault. ``refills_s``: from a loss until a view has its slot again.
     ``absent_s``: from a loss until its slot has a process again, which may be struck before it is in a view; the mean.
     ``blocked_s``, ``latency_s``: of a durable checkpoint, the median.
-    ``verify_ratio``: share of the time of a rank that is well which goes into checking that replicas are equal.
+    ``verify_ratio``: share of a healthy rank's time that goes into the check that replicas are equal.
     """
 
     step_s: float
@@ -68,20 +68,20 @@ class Constants:
 
     @property
     def stall_s(self) -> float:
-        """Mean."""
+        """Mean of ``stalls_s``."""
         return statistics.fmean(self.stalls_s)
 
     @property
     def refill_s(self) -> float:
-        """Mean."""
+        """Mean of ``refills_s``."""
         return statistics.fmean(self.refills_s)
 
 
 def constants(records: Iterable[Record]) -> Constants:
-    """From a journal. Raises ConfigError when no loss in it was recovered from."""
+    """The machine's times, from a journal. Raises ConfigError when the run has recovered from no loss."""
     listed = list(records)
     summary = Ledger().apply_all(listed).summary()
-    # Of faults alone: the ranks that restart with the one that was struck are lost, too, and would make one measurement look like three.
+    # Losses by faults alone: ranks that restart with the struck one are lost, too, and would make one measurement look like three.
     stalls = tuple(max(0.0, each.stall_s) for each in summary.incidents if each.stall_s is not None and each.members and each.phases)
     views = [(record.at_s, [member.slot for member in record.view.members]) for record in listed if isinstance(record, ViewPublished)]
     processes = [(record.at_s, [record.member.slot]) for record in listed if isinstance(record, ProcessUp)]
@@ -102,7 +102,7 @@ def _median(values: Sequence[float]) -> float:
 
 
 def _absences(records: Sequence[Record], seen: Sequence[tuple[float, Sequence[int]]]) -> Iterator[float]:
-    """From each loss to a fault until its slot was ``seen`` again: (when, slots) in order."""
+    """Seconds from each loss by a fault until its slot was ``seen`` again; ``seen``: (when, slots) in order."""
     for record in records:
         if isinstance(record, ProcessLost) and record.fault is not None:
             back_s = next((at_s for at_s, slots in seen if at_s > record.at_s and record.member.slot in slots), None)
@@ -111,7 +111,7 @@ def _absences(records: Sequence[Record], seen: Sequence[tuple[float, Sequence[in
 
 
 def recovered(records: Sequence[Record], losses: int) -> bool:
-    """Whether so many ranks were lost to faults that were put in, and the world has been full again since the last of them."""
+    """Whether injected faults took ``losses`` ranks, and the world has been full again since the last loss."""
     lost = [record.at_s for record in records if isinstance(record, ProcessLost) and record.fault is not None]
     started = next(record for record in records if isinstance(record, RunStarted))
     full = [record.at_s for record in records if isinstance(record, ViewPublished) and len(record.view.members) == started.world]
@@ -135,7 +135,7 @@ class ScaledRatio:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScaleModel:
-    """How the small run stands for the large one. ``delay_s`` is put in between a loss and the next view, ``wait_s`` into a step."""
+    """The scale of the small run. ``delay_s`` is added between a loss and the next view, ``wait_s`` to a step."""
 
     mtbf_s: float
     compression: float
@@ -147,12 +147,12 @@ class ScaleModel:
 
 
 def choose(target: Prepared, real: Constants, world: int, recovery: str, faults: int, budget_s: float, mtbf_s: float = 0.0) -> ScaleModel:
-    """The compression at which no constant of this machine dominates, or the nearest to it that the time allows.
+    """The compression at which no constant of this machine dominates, or the nearest that the time allows.
 
     Args:
-        target, real: the fleet, and what was measured here.
+        target, real: the fleet, and the times that were measured here.
         world: ranks of the small run; ``recovery``: in-place or restart.
-        faults, budget_s: how many are wanted, and how long the run may take.
+        faults, budget_s: number of faults, and seconds that the run may take.
         mtbf_s: of the small run; 0: chosen here.
     """
     if faults < 1 or not 0 < budget_s < math.inf:
@@ -220,7 +220,7 @@ def _others(target: Prepared, world: int, faults: int) -> tuple[ScaledRatio, ...
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RehearsalPrediction:
-    """Made before the first fault. Goodputs with 95% intervals where there are any; ``seal`` is the SHA-256 of all the rest."""
+    """A prediction made before the first fault: goodputs, two with 95% intervals. ``seal`` is the SHA-256 of all other fields."""
 
     closed_form: float
     fleet: tuple[float, float, float]
@@ -231,7 +231,7 @@ class RehearsalPrediction:
     seal: str = field(default="")
 
     def sealed(self) -> RehearsalPrediction:
-        """With its seal; anybody can compute it again from the file."""
+        """The prediction with its seal, which a reader can compute again from the file."""
         text = json.dumps(asdict(replace(self, seal="")), sort_keys=True)
         return replace(self, seal=sha256(text.encode()).hexdigest())
 
@@ -239,7 +239,7 @@ class RehearsalPrediction:
 def predict(
     target: Prepared, real: Constants, scale: ScaleModel, faults: Sequence[Fault], world: int, recovery: str, seed: int
 ) -> RehearsalPrediction:
-    """Closed form of the fleet, simulation of the fleet at full size, and simulation of the small run under the very faults to come."""
+    """Predict by a closed form of the fleet, a simulation of it at full size, and one of the small run under the same faults."""
     sample = monte_carlo(target.model, target.recovery, target.intervals, runs=100, seed=seed)
     values = np.sort(sample.shares["goodput"])
     fleet = float(values.mean()), float(np.quantile(values, 0.025)), float(np.quantile(values, 0.975))
@@ -254,8 +254,10 @@ def predict(
 def _small_run(
     real: Constants, scale: ScaleModel, faults: Sequence[Fault], world: int, recovery: str, rng: np.random.Generator
 ) -> float:  # fmt: skip
-    """One simulation of the small run. What was measured was a handful of losses: it is drawn again itself before it is drawn from, so that
-    the interval holds what so few do not tell, what the run's own losses may come to, and that a machine is not always equally fast."""
+    """Goodput of one simulation of the small run. Its times are drawn from a fresh sample of the measured losses, times a random drift.
+
+    So the interval covers the few measurements, the chance in the run's own losses, and a change of the machine's speed.
+    """
     drift = math.exp(rng.normal(0.0, DRIFT))
     stalls = drift * rng.choice(rng.choice(real.stalls_s, len(real.stalls_s)), max(1, len(faults)))
     refills = drift * rng.choice(rng.choice(real.refills_s, len(real.refills_s)), max(1, len(faults)))
@@ -271,7 +273,8 @@ def _small_run(
 
 
 def _that_find_a_rank(faults: Sequence[Fault], absences_s: Iterable[float]) -> list[float]:
-    """When those faults come that find a rank: for a while after all were ended there is none, and what is due then is suppressed."""
+    """Times of the faults that find a rank. After a restart of all ranks there is none for a while, and faults that are due are
+    suppressed."""
     times: list[float] = []
     back_s = 0.0
     for fault, absent_s in zip(sorted(faults, key=lambda fault: fault.at_s), absences_s, strict=False):
@@ -296,7 +299,7 @@ def small_model(real: Constants, scale: ScaleModel, world: int, stall_s: float) 
 
 @dataclass(frozen=True, slots=True)
 class MeasuredRun:
-    """From the journal of the small run: goodput from the first view to the end, and the losses in between."""
+    """Figures from the journal of the small run: goodput from the first view to the end, and the losses in between."""
 
     goodput: float
     losses: int
@@ -306,7 +309,7 @@ class MeasuredRun:
 
 
 def measured(records: Iterable[Record]) -> MeasuredRun:
-    """Start-up and the end of the run are not counted: a run of weeks has hardly any of either."""
+    """Measure without the run's start-up and end: a run of weeks has hardly any of either."""
     listed = list(records)
     summary = Ledger().apply_all(listed).summary()
     first_s = next(record.at_s for record in listed if isinstance(record, ViewPublished))
@@ -316,7 +319,7 @@ def measured(records: Iterable[Record]) -> MeasuredRun:
     kept = sum(summary.categories[name] for name in STEP_NAMES)
     shares = {name: value / (slots * window_s) for name, value in summary.categories.items()}
     start = (first_s - summary.started_s) / window_s
-    for name in ("init", "provision", "idle_spare"):  # what slots were in before there was a view
+    for name in ("init", "provision", "idle_spare"):  # categories of slots before the first view
         taken = min(start, shares[name])
         shares[name], start = shares[name] - taken, start - taken
     return MeasuredRun(kept / (slots * window_s), summary.in_view_losses, window_s, shares, judged(listed, summary))
@@ -324,7 +327,7 @@ def measured(records: Iterable[Record]) -> MeasuredRun:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rehearsal:
-    """All that a reader wants to see side by side."""
+    """The prediction and the measurement, side by side."""
 
     gpus: int
     days: float
@@ -339,16 +342,16 @@ class Rehearsal:
 
     @property
     def inside(self) -> bool:
-        """Whether the measurement lies in the interval that was stated before."""
+        """Whether the measurement lies in the predicted interval."""
         return self.prediction.run[1] <= self.measured.goodput <= self.prediction.run[2]
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain data."""
+        """The rehearsal as plain data."""
         return asdict(self) | {"error": self.error, "inside": self.inside}
 
 
 def rows(rehearsal: Rehearsal) -> list[tuple[str, str, str]]:
-    """(what, goodput, interval or remark), for the table."""
+    """(name, goodput, interval or remark) of each row of the table."""
     made, found = rehearsal.prediction, rehearsal.measured
     fleet, run = made.fleet, made.run
     return [
@@ -366,9 +369,7 @@ def reasons(rehearsal: Rehearsal) -> list[str]:
     verdict = "inside" if rehearsal.inside else "outside"
     said.append(f"The measurement is {100 * rehearsal.error:+.2f} points from the prediction, {verdict} the interval stated before.")
     if found.losses != made.faults:
-        said.append(
-            f"{made.faults} kills were planned and {found.losses} ranks were lost: what strikes an empty slot is suppressed or waits."
-        )
+        said.append(f"{made.faults} kills were planned and {found.losses} ranks were lost: a kill of an empty slot is suppressed or waits.")
     loose = [group for group in made.scale.groups if group.verdict == UNMATCHED]
     if loose:
         listed = "; ".join(f"{group.name} ({group.target:.3g} there, {group.real:.3g} here)" for group in loose)
@@ -381,7 +382,7 @@ def reasons(rehearsal: Rehearsal) -> list[str]:
 
 
 def target_of(gpus: int, days: float, recovery: str, chosen: Scenario | None = None, seen: FittedFaults | None = None) -> Prepared:
-    """The fleet to rehearse. ``seen``: what strikes it, from a log; None: the catalogue."""
+    """The fleet to rehearse. ``seen``: its faults, from a log; None: those of the catalogue."""
     scenario = chosen or Scenario()
     plan = replace(scenario.plan, gpus=gpus, recovery=recovery)
     return prepare(replace(scenario, days=days, plan=plan if seen is None else repaired_with(plan, seen), faults=seen or scenario.faults))

@@ -1,7 +1,7 @@
-"""Runs that belong to a cluster, as a process sees them that is connected to it: begin one, find one, follow it, stop it.
+"""Runs that belong to a cluster, seen from a process that is connected to it: begin one, find one, follow it, stop it.
 
-What such a run writes lies on the head node. Here it is copied, piece by piece, into a folder like that of a local run, so that all that
-reads a run's folder works on it.
+The files of such a run lie on the head node. This module copies them, piece by piece, into a folder like that of a local run. So all
+readers of a run's folder work on it.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from fleet.host.provenance import code_of, provenance
 from fleet.settings.per_rank import room
 
 ROOT = "~/.fleet/runs"
-"""On the head, unless ``--storage`` names a folder from its root on."""
+"""Folder of runs on the head, unless ``--storage`` is an absolute path."""
 CALL_S = 30.0
 PULL_S = 0.5
 LAST_PULLS = 1_000
@@ -45,7 +45,7 @@ LAST_PULLS = 1_000
 
 @contextmanager
 def connected(address: str) -> Iterator[None]:
-    """This process connected to the cluster at ``address``; a process that is connected to it already stays so. Raises ConfigError."""
+    """Connect this process to the cluster at ``address`` meanwhile. A process that is connected already stays so. Raises ConfigError."""
     if ray.is_initialized():
         here = ray.get_runtime_context().gcs_address
         if address not in (reach.AUTO, here):
@@ -58,7 +58,7 @@ def connected(address: str) -> Iterator[None]:
 
 
 def answered(run: str, call: Any) -> Any:
-    """What the supervisor of ``run`` answers; what it raises of Fleet's own is raised here as it is.
+    """The answer of the supervisor of ``run``. A FleetError that the supervisor raises is raised here, too.
 
     Raises RunFailed: the supervisor failed. Raises OutOfSight: it does not answer.
     """
@@ -101,20 +101,20 @@ class RemoteRun:
         return standing
 
     def pull(self) -> bool:
-        """Copy what is new; whether there was something. Raises OutOfSight."""
+        """Copy new data, and return whether there was any. Raises OutOfSight."""
         return self._copies.take(self._ask(self._handle.pieces.remote(self._copies.known))) > 0
 
     def stop(self, reason: str = "") -> None:
-        """End the run in order; called again, at once. ``reason`` is this process's: the run notes that its user has stopped it."""
+        """End the run in order; called again, at once. The run does not note ``reason``: its record says that its user has stopped it."""
         self._ask(self._handle.stop.remote())
 
     def ask(self, wanted: Wanted) -> SettingAnswer:
-        """Have the run's coordinator do what is wanted; it answers why not, if not. Raises FleetError: nobody answers."""
+        """Send ``wanted`` to the run's coordinator, whose answer may be a refusal. Raises FleetError: it does not answer."""
         answer: SettingAnswer = self._ask(self._handle.ask.remote(wanted))
         return answer
 
     def pause(self) -> None:
-        """Before the cluster is asked again."""
+        """Wait before the next question to the cluster."""
         self._over.wait(PULL_S)
 
     def follow(self) -> DriverStanding:
@@ -131,7 +131,7 @@ class RemoteRun:
                 self.pause()
 
     def leave(self, forget: bool = False) -> None:
-        """Nobody has to ask about this run any more. ``forget``: it was refused, and nothing of it is to be left on the head."""
+        """End the supervisor: no user needs it any more. ``forget``: the run was refused, and leaves nothing on the head."""
         ray.wait([self._handle.leave.remote(forget)], timeout=CALL_S)  # this process may end next, and the call with it
 
     def _ask(self, call: Any) -> Any:
@@ -139,18 +139,18 @@ class RemoteRun:
 
 
 class Attached:
-    """A run of a cluster, to look at: all that ``fleet.app.recipes.LiveRun`` is for a local one but its end."""
+    """A run of a cluster, to look at. It stands in for ``fleet.app.recipes.LiveRun``, but cannot stop the run."""
 
     controls = None
-    """Chaos takes orders where its injector is; the page here cannot give any."""
+    """Chaos takes orders beside its injector; the page here cannot give any."""
 
     def __init__(self, plan: RunPlan, run: RemoteRun) -> None:
         self.plan, self.run = plan, run
 
     def execute(self) -> RunResult:
-        """Follow it to its end.
+        """Follow the run to its end.
 
-        Raises ConfigError when the cluster could not have it: nothing is left of it then. Raises RunFailed when it has no journal.
+        Raises ConfigError when the run could not be on this cluster; then it leaves nothing. Raises RunFailed when it has no journal.
         """
         standing = self.run.follow()
         forget = "refused" in (standing.outcome or {}) and not self.plan.resume
@@ -170,14 +170,14 @@ class Launched(Attached):
         super().__init__(plan, begin(plan, root, code))
 
     def stop(self, reason: str) -> None:
-        """In order; called again, at once."""
+        """End the run in order; called again, at once."""
         self.run.stop(reason)
 
 
 def begin(plan: RunPlan, root: Path, code: Path | None) -> RemoteRun:
-    """Begin ``plan``, whose folder is somewhere below ``root``; what lies in the folder ``code`` is there for all its ranks.
+    """Begin ``plan``, whose folder is somewhere below ``root``. The files of the folder ``code`` travel to all ranks.
 
-    Raises ConfigError when the cluster has a run of this name, or the code is too much.
+    Raises ConfigError when the cluster has a run of this name, or the code is too large.
     """
     storage = plan.settings.storage
     there = storage if "://" not in storage and Path(storage).is_absolute() else ROOT
@@ -212,7 +212,7 @@ def _supervisor(plan: RunPlan, root: str, inside: str, runtime_env: dict[str, An
 
 
 def _taken(plan: RunPlan) -> ConfigError:
-    """The cluster has a run of this name, and what can be done depends on how far that is."""
+    """The error when the cluster has a run of this name, with advice by that run's state."""
     name, field = plan.name, "--resume" if plan.resume else "--name"
     over = find(name, plan.folder.parent).standing().code is not None
     if not over:
@@ -220,12 +220,12 @@ def _taken(plan: RunPlan) -> ConfigError:
         way_out = f"{otherwise}see it with fleet attach {name}; fleet stop {name} ends it."
         return ConfigError(field, name, "the cluster has a run of this name, which goes on", way_out[0].upper() + way_out[1:])
     then = "resume it then" if plan.resume else "choose another name"
-    reason = "the cluster has a run of this name, which has ended, and nobody has seen how"
+    reason = "the cluster has a run of this name, which has ended, and no user has seen its end"
     return ConfigError(field, name, reason, f"See its end with fleet attach {name}, and {then}.")
 
 
 def result_of(plan: RunPlan, standing: DriverStanding) -> RunResult:
-    """Raises ConfigError, as the driver has."""
+    """The result that the driver left. Raises ConfigError when the driver did."""
     outcome = standing.outcome or {}
     if "refused" in outcome:
         raise ConfigError(*outcome["refused"])
@@ -246,19 +246,19 @@ def find(name: str, root: Path) -> RemoteRun:
 
 
 def all_runs(root: Path) -> list[RemoteRun]:
-    """The runs that the cluster knows of: those that go on, and those that ended within the last hour and that nobody has attached to."""
+    """The runs of the cluster: those that go on, and those that ended within the last hour and to which no user has attached."""
     return [find(each.removeprefix(supervisor.PREFIX), root) for each in sorted(run_names())]
 
 
 def seen() -> str:
-    """The cluster that this process is connected to, in a clause: how many nodes it has, and how much room."""
+    """A clause on the cluster that this process is connected to: its nodes, and its room."""
     alive, free = nodes(), free_by_node()
     slots = sum(room(free.get(str(node["NodeID"]), {}), SLOT) for node in alive)
     return f"{len(alive)} nodes, room for {slots} ranks"
 
 
 def in_words(run: RemoteRun) -> str:
-    """How far a run is, in a line."""
+    """The state of a run, in a line."""
     standing = run.standing()
     restarts = f", its driver was started again {standing.restarts} time(s)" if standing.restarts else ""
     if standing.code is None:
@@ -268,10 +268,10 @@ def in_words(run: RemoteRun) -> str:
 
 
 def plan_of(run: RemoteRun, say: Callable[[str], None]) -> RunPlan | None:
-    """A plan of a run that was begun elsewhere, for what shows it: its folder and its settings; None when it was stopped before it began.
+    """The plan of a run that was begun elsewhere, to show it: its folder and its settings. None when it was stopped before it began.
 
-    A run that starts is waited for as long as it does, and ``say`` takes who starts it. Raises RunFailed: it has ended without a
-    journal. Raises ConfigError: the cluster could not have it.
+    While the run starts, this waits, and ``say`` takes the process that starts it. Raises RunFailed: it has ended without a journal.
+    Raises ConfigError: the run could not be on this cluster.
     """
     known = ""
     while True:
@@ -286,7 +286,7 @@ def plan_of(run: RemoteRun, say: Callable[[str], None]) -> RunPlan | None:
             known = by
             say(f"{run.name} has not begun yet: {by}")
         run.pause()
-    run.leave()  # somebody has seen its end
+    run.leave()  # this user has seen its end
     if standing.outcome == supervisor.STOPPED:
         return None
     outcome = standing.outcome or {}
@@ -297,6 +297,6 @@ def plan_of(run: RemoteRun, say: Callable[[str], None]) -> RunPlan | None:
 
 
 def _said(folder: Path) -> str:
-    """The end of what the driver has printed."""
+    """The end of the driver's output."""
     log = folder / "driver.log"
     return log.read_text(errors="replace")[-3000:] if log.exists() else ""

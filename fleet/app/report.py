@@ -77,13 +77,13 @@ def _headline(s: LedgerSummary, paint: _Paint) -> str:
 
 
 def _ahead(report: Report) -> str:
-    """What is to be expected, and what was worth its price."""
+    """The forecast, and the lines on what was worth its price."""
     lines = [*(f"forecast  {line}" for line in forecast_words(report)), *(f"worth  {line}" for line in worth_words(report.summary))]
     return "\n".join([*lines, ""]) if lines else ""
 
 
 def _bill(s: LedgerSummary) -> str:
-    """In all, for a step that is kept, and for each fault the dearest of which come first."""
+    """The cost: of the run, of a kept step, and of the dearest faults."""
     found = s.bill
     if found is None:
         return ""
@@ -94,13 +94,13 @@ def _bill(s: LedgerSummary) -> str:
 
 
 def _bar(begin: float, share: float, fill: str) -> str:
-    """A bar from ``begin`` for ``share`` of the width; whatever is there at all gets one character."""
+    """A bar from ``begin`` for ``share`` of the width, of at least one character."""
     start = min(round(begin * BAR_WIDTH), BAR_WIDTH - 1)
     return " " * start + fill * max(1, round((begin + share) * BAR_WIDTH) - start)
 
 
 def _waterfall(s: LedgerSummary, paint: _Paint) -> str:
-    """Down from what was allocated to goodput. What is pending stands below, as it is in no share: nobody knows yet where it went."""
+    """The waterfall from all allocated time down to goodput. Pending time stands below, in no share, as its category is not known yet."""
     allocated = s.decided_s or 1.0
     lines = [_line("allocated", allocated, 1.0, _bar(0.0, 1.0, "█"))]
     left = 1.0
@@ -124,7 +124,7 @@ def _step(s: LedgerSummary) -> str:
 
 
 def _shares(s: LedgerSummary) -> str:
-    """Steps by the Fleet Law, all rank-seconds alike, and how much of the exchange was hidden."""
+    """Shares of steps by the Fleet Law, shares of all rank-seconds, and the hidden share of the exchange."""
     law = s.step_law
     if law is None:
         return ""
@@ -134,7 +134,7 @@ def _shares(s: LedgerSummary) -> str:
 
 
 def _usage(s: LedgerSummary) -> str:
-    """Memory of the rank that has had most, and what the network carried."""
+    """Memory of the rank that used most, and the bytes sent between ranks."""
     used = s.tallies.usage
     if not used:
         return ""
@@ -155,7 +155,7 @@ def _samples(s: LedgerSummary) -> str:
 
 
 def _faults(s: LedgerSummary, paint: _Paint) -> str:
-    """Injected faults that came to something, losses that no fault explains, and times in which the run was stopped, dearest first."""
+    """Injected faults with an effect, losses without a fault, and times in which the run was stopped; the dearest first."""
     items = sorted((item for item in s.incidents if item.cost_s > 0 or item.members or item.down_s), key=lambda item: -item.cost_s)
     if not items:
         return ""
@@ -171,7 +171,7 @@ def _faults(s: LedgerSummary, paint: _Paint) -> str:
 
 
 def _causes(items: Sequence[Incident]) -> list[str]:
-    """Why each rank was lost: those that were lost alike in one line."""
+    """Why ranks were lost, with a line for each cause."""
     by_cause: dict[str, list[str]] = {}
     for item in items:
         for member, cause in zip(item.members, item.causes, strict=False):
@@ -180,7 +180,7 @@ def _causes(items: Sequence[Incident]) -> list[str]:
 
 
 def _slow_ranks(found: Mapping[str, Any], s: LedgerSummary, paint: _Paint) -> str:
-    """Who was found slow and why; what was done, what else could have been, and what it saved against doing nothing."""
+    """Ranks that were found slow, and why; each remedy with its alternatives, and its saving against no remedy."""
     lines = [paint(DIM, "  slow ranks")] if found["verdicts"] or found["actions"] else []
     for case in found["verdicts"][:MAX_ROWS]:
         sure = (
@@ -201,11 +201,11 @@ def _slow_ranks(found: Mapping[str, Any], s: LedgerSummary, paint: _Paint) -> st
 
 
 def _scored(score: Score) -> str:
-    """How the detectors did on what chaos slowed down."""
+    """The detectors' recall and precision on injected slowdowns."""
     said, after = score.right + score.wrong, ""
     if score.latency_s is not None:
         after = f", {duration(score.latency_s)} after it began (median)"
-    precision = f"; {score.right} of {said} accusations right (precision {score.precision:.0%})" if said else "; nobody was accused"
+    precision = f"; {score.right} of {said} accusations right (precision {score.precision:.0%})" if said else "; no rank was accused"
     return f"detectors: {score.found} of {score.injected} injected slowdowns found (recall {score.recall:.0%}){after}{precision}"
 
 
@@ -214,7 +214,7 @@ def _wrapped(text: str) -> list[str]:
 
 
 def _verdicts(report: Report, paint: _Paint) -> str:
-    """Who was found to be wrong or hanging, and where the evidence is."""
+    """Ranks that were found wrong or hanging, and the place of the evidence."""
     s, lines = report.summary, list[str]()
     judged = [decision for decision in report.history["decisions"] if decision["policy"] == "corruption"]
     lines += [f"  {_when(s, one['at_s']):>20}  {one['action']}: {one['reason']}" for one in judged]
@@ -233,14 +233,14 @@ def _verified(report: Report) -> str:
 
 
 def _checks(report: Report, paint: _Paint) -> str:
-    """Whether the run has survived its chaos."""
+    """The verdicts of the checks after chaos."""
     checks, colours = report.history.get("checks", []), {OK: GREEN, VIOLATED: RED}
     rows = [(paint(colours.get(one["verdict"], DIM), f"{one['verdict']:9}"), f"{one['check']:17}", one["reason"]) for one in checks]
     return "\n".join([paint(DIM, "  checks after chaos"), *(f"  {' '.join(row)}" for row in rows), ""]) if rows else ""
 
 
 def _levels(report: Report) -> str:
-    """What was saved in memory and in the store, how often it is, and why."""
+    """The saves to memory and to the store, their intervals, and the reasons."""
     s, lines = report.summary, []
     for name, policy, counts in (("memory", "interval of peers", s.copies_by_phase), ("store", "interval", s.checkpoints_by_phase)):
         reasons = [decision["reason"] for decision in report.history["decisions"] if decision["policy"] == policy]
@@ -251,7 +251,7 @@ def _levels(report: Report) -> str:
 
 
 def _moment(s: LedgerSummary, at_s: float) -> tuple[str, str]:
-    """From the start of the run on, and in UTC."""
+    """The time since the start of the run, and in UTC."""
     return duration(at_s - s.started_s), clock(s.unix_s(at_s), day=s.wall_s > DAY_S)
 
 
@@ -264,7 +264,7 @@ def _row(item: Incident, s: LedgerSummary) -> list[str]:
     what = item.kind if item.component == "unknown" else f"{item.kind} {item.component}"
     what = f"stopped for {duration(item.down_s)}" if item.down_s else item.domain or what
     costs = [duration(item.cost[name]) if item.cost[name] else "-" for name in COST_NAMES]
-    shown = what if item.phases else what[:MOST_CAUSE]  # what chaos did has a name; a cause is a sentence
+    shown = what if item.phases else what[:MOST_CAUSE]  # an injected fault has a short name; a cause is a sentence
     return [item.id, *_moment(s, item.at_s), shown, members or "-", *costs, duration(item.cost_s), duration(item.stall_s)]
 
 

@@ -1,4 +1,4 @@
-"""What a run that was started from Python came to: figures, the whole report, and the state that it ended with."""
+"""The result of a run that was started from Python: figures, the whole report, and the final state."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Twin:
     Attributes:
         verdict: ``equal`` or ``different``, bit for bit; ``not completed``: the twin did not come to its end, and nothing was compared.
         world: the twin's world size.
-        result: what the twin came to.
+        result: the twin's result.
     """
 
     verdict: str
@@ -32,19 +32,19 @@ class Twin:
 
     @property
     def equal(self) -> bool | None:
-        """Both ended with the same bits; None where nothing was compared."""
+        """Whether both ended with the same bits; None where nothing was compared."""
         return Sameness(self.verdict).equal
 
 
 @dataclass(frozen=True, kw_only=True)
 class Result:
-    """What a run came to. Times are in seconds, shares from 0 to 1.
+    """The result of a run. Times are in seconds, shares from 0 to 1.
 
     Attributes:
         name: of the run: ``fleet report NAME`` shows more.
         status: ``completed``; ``completed, not saved`` when its last state could not be stored; ``stopped`` on request; or ``failed``.
         reason: why it ended, in a sentence.
-        folder: where its journal lies, and what its ranks printed.
+        folder: of its journal and of its ranks' output.
         store: URL under which its checkpoints lie.
         digest: SHA-256 of the final state; empty when the run did not complete.
         steps: optimizer steps that are committed.
@@ -52,14 +52,14 @@ class Result:
         goodput: share of the wanted ranks' time that went into steps that count.
         wall_s: from the first process to the end.
         median_step_s: None before two commits.
-        faults: how many struck.
-        ranks_lost: how many ranks were lost while they trained.
-        views: how many worlds there were, one after the other.
-        rolled_back_steps: how many steps were taken back, and made again.
+        faults: number of faults that struck.
+        ranks_lost: number of ranks that were lost while they trained.
+        views: number of views.
+        rolled_back_steps: number of steps that were rolled back, and computed again.
         loss: the last one that was noted; None without one.
         checks: name of each check of the run's own record -> ``ok``, ``unknown`` or ``violated``.
-        report: all of it, as ``fleet report --json`` has it.
-        twin: the fault-free run beside it; None where none was asked for, or the run did not complete.
+        report: the whole report, as ``fleet report --json`` prints it.
+        twin: the run without faults; None where none was asked for, or the run did not complete.
     """
 
     name: str
@@ -84,14 +84,14 @@ class Result:
 
     @property
     def completed(self) -> bool:
-        """Whether it has come to its end: all steps are committed, or its loop has ended it."""
+        """Whether the run has come to its end: all steps are committed, or its loop has ended it."""
         return self.status in (COMPLETED, UNSAVED)
 
     def state(self, map_location: Any = "cpu") -> dict[str, Any]:
         """The state of the newest durable checkpoint, which is the final one of a completed run: tracked name -> its ``state_dict``.
 
         Args:
-            map_location: the device on which tensors lie: a ``torch.device``, or its name.
+            map_location: the device for the tensors: a ``torch.device``, or its name.
 
         Raises:
             FleetError: there is no sound checkpoint.
@@ -109,9 +109,9 @@ class Result:
 
 
 def result_of(folder: Path, store: str, verdict: Mapping[str, Any] | None = None, twin: Twin | None = None) -> Result:
-    """From the journal in a run's folder. ``verdict`` is how it compares with its ``twin``, see ``fleet.app.plans.compare``.
+    """The result from the journal in a run's folder. ``verdict`` is that on its ``twin``, see ``fleet.app.plans.compare``.
 
-    Raises JournalError when nothing of the journal is good.
+    Raises JournalError when no line of the journal is good.
     """
     from fleet.app.expects import FIGURES
     from fleet.host.follow import open_report
@@ -127,7 +127,7 @@ def result_of(folder: Path, store: str, verdict: Mapping[str, Any] | None = None
 
 
 def report_data(report: Report, damage: str, twin: Mapping[str, Any] | None) -> dict[str, Any]:
-    """The report as plain data, with what was damaged in the journal, and the comparison with the twin."""
+    """The report as plain data, with the damage of the journal, and the comparison with the twin."""
     from fleet.ledger import checkers
 
     data = report.to_dict() | {"damage": damage}

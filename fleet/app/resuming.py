@@ -28,17 +28,16 @@ from policies.lemons import Lemons
 from storage.backends.urls import redact
 
 FREE = ("storage",)
-"""It may have credentials now."""
+"""Settings that may differ: the store's URL may have credentials now."""
 BEYOND = (*FREE, "steps")
-"""What a run that goes on beyond another one's end may have of its own."""
+"""Settings that may differ in a run that continues a completed run."""
 OPTIONS, ABSENT = "options", "not set"
 
 
 def check(folder: Path, found: Configuration, script: str = "") -> None:
-    """Whether the run in ``folder`` may go on, with ``script`` in the place of its own, and with the settings that were given.
+    """Raises ConfigError when the run in ``folder`` may not go on, with ``script`` in the place of its own, and with the given settings.
 
-    Raises ConfigError: it goes on already, a setting is given that is another one than the run's, or it has come back to the same step from
-    two checkpoints.
+    It may not when it goes on already, when a given setting differs, or when it came to one step from two checkpoints.
     """
     if is_written(folder / "journal.jsonl"):
         reason = "it goes on: another process writes its journal"
@@ -48,18 +47,18 @@ def check(folder: Path, found: Configuration, script: str = "") -> None:
 
 
 def check_given(folder: Path, found: Configuration, free: Collection[str] = FREE) -> None:
-    """Raises ConfigError when a setting is given, and is not ``free``, that is not the one that the run in ``folder`` began with."""
+    """Raises ConfigError when a given setting, which is not ``free``, differs from that of the run in ``folder``."""
     run, content = plans.recorded(folder)
     was, now = _values(recorded_settings(content)), _values(found)
     for name in (each for each in found.given if each not in free):
         for field, old, new in _differences(name, was.get(name), now.get(name)):
             reason = f"run {run} is resumed with the settings that it began with, where it is {old}"
-            way_out = "Leave it out. For another one begin a new run: run.track(weights=...) takes the model of this one."
+            way_out = "Leave it out. For another value begin a new run: run.track(weights=...) takes the model of this one."
             raise ConfigError(field, new, reason, way_out)
 
 
 def recorded_settings(content: Mapping[str, Any]) -> Configuration:
-    """All that was set of a run, from what its journal says."""
+    """All settings of a run, from its journal's record."""
     chaos, lemons = read(ChaosSettings, content["chaos"], "chaos."), read(Lemons, content.get("lemons", {}), "lemons.")
     return Configuration(run=plans.settings_in(content), chaos=chaos, lemons=lemons)
 
@@ -70,7 +69,7 @@ def _values(found: Configuration) -> dict[str, Any]:
 
 
 def _differences(name: str, was: Any, now: Any) -> list[tuple[str, Any, Any]]:
-    """(what the user calls it, what it was, what it would be), of one setting; of ``--set`` each that differs."""
+    """(the user's name, the old value, the new value) of a setting that differs; for ``--set``, of each of its values that differs."""
     if name == OPTIONS:
         return [("--set", _option(key, was), f"{key}={text}") for key, text in now.items() if (was or {}).get(key) != text]
     return [(name, was, now)] if was != now else []
@@ -85,14 +84,14 @@ def check_returns(folder: Path, script: str = "") -> None:
     sessions = Sessions().note_all(read_journal(folder / "journal.jsonl", spans=False))
     sessions.note(Resumed(0.0, 0.0, "", script_sha256=digest_of_script(script or plans.script_in(plans.recorded(folder)[1]))))
     if len(sessions.returns) >= MOST:
-        way_out = f"Change what fails in the script, and resume it then; fleet diagnose {folder.name} shows where it failed."
+        way_out = f"Mend the script, and resume it then; fleet diagnose {folder.name} shows where it failed."
         raise ConfigError("--resume", folder.name, in_words(sessions.returns), way_out)
 
 
 def going_back(plan: RunPlan, token: str, from_step: int, skip_steps: Sequence[str]) -> RunPlan:
-    """The plan of a run that goes back to its checkpoint of step ``from_step``, and leaves out the samples of these steps from there on.
+    """The plan of a run that goes back to its checkpoint of step ``from_step``, and then leaves out the samples of ``skip_steps``.
 
-    Raises ConfigError: there is no such checkpoint, or not all of these steps come behind it.
+    Raises ConfigError: there is no such checkpoint, or some of these steps come before it.
     """
     ranges = [range_of("--skip-steps", text) for text in skip_steps]
     for text, (first, _) in zip(skip_steps, ranges, strict=True):
@@ -106,7 +105,7 @@ def going_back(plan: RunPlan, token: str, from_step: int, skip_steps: Sequence[s
 
 
 def _checkpoint_of(plan: RunPlan, step: int) -> StateId:
-    """The newest one of that step that the run still uses. Raises ConfigError, which names the nearest ones."""
+    """The run's newest checkpoint of that step that was not withdrawn. Raises ConfigError, which names the nearest steps."""
     from storage.checkpoint.manifest import CheckpointDamaged, parse_checkpoint_id
     from storage.checkpoint.store import CheckpointStore
 

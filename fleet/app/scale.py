@@ -1,4 +1,4 @@
-"""``fleet scale``: trains with some worlds, says what another one will take before it is measured, and what larger ones would take."""
+"""``fleet scale``: trains with some worlds, predicts the step time of another one before measuring it, and that of larger ones."""
 
 from __future__ import annotations
 
@@ -33,24 +33,24 @@ if TYPE_CHECKING:
 
 LOOK_S = 0.1
 LEAST_STEPS = 10
-"""Of a visit, when its beginning and its extremes are taken out."""
+"""Least steps of a visit, without its beginning and its extremes."""
 FIRST = {"nodes": 1, "straggler": {"enabled": False}}
-"""Unless the user says otherwise: one node of the local cluster, and the same shards for each rank, however slow."""
+"""Defaults of these runs: one node of the local cluster, and the same shards for each rank, however slow."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ScaleRequest:
-    """What is asked for.
+    """A request for ``scale``.
 
     Attributes:
         script: a Python file with a function ``train(run)``.
-        worlds: to be measured; ``hold_out`` is one of them, which is predicted from the others first.
+        worlds: world sizes to measure. ``hold_out`` is one of them, which is predicted from the others first.
         seconds: of training at each world, in ``rounds`` visits.
         cpu_quota: cores of each rank; None: as many as it has threads.
         rank_mtbf_hours, recover_s: see ``fleet.planning.scale.Failures``.
-        pays: going to a larger world pays while a further kept token costs at most so many times the cheapest.
+        pays: a larger world pays while a further kept token costs at most ``pays`` times the cheapest.
         settings: of the runs, as ``fleet.launch`` takes them.
-        file: where all of it is written, at each stage.
+        file: the answer is written there, at each stage.
     """
 
     script: str
@@ -74,8 +74,8 @@ class ScaleRequest:
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """One visit: what its journal says. ``per_step`` and ``goods``: what a step brings. ``flops`` of a step, 0 where nobody says.
-    ``load`` of the host at its end, over a minute."""
+    """Figures of one visit, from its journal. ``per_step`` and ``goods``: the yield of a step, and its unit. ``flops`` of a step; 0: not
+    known. ``load`` of the host at its end, over a minute."""
 
     visit: Visit
     run: str
@@ -87,7 +87,7 @@ class Seen:
     load: float = 0.0
 
     def plain(self) -> dict[str, Any]:
-        """For JSON."""
+        """The visit as plain data, for JSON."""
         return {"world": self.visit.world, "run": self.run, "steps": self.steps, "load": self.load, "terms": dict(self.visit.terms)}
 
 
@@ -95,9 +95,9 @@ Reporter = Callable[[str, dict[str, Any]], object]
 
 
 def scale(asked: ScaleRequest, clock: Clock, report_to: Reporter) -> dict[str, Any]:
-    """All of it: what ``asked.file`` holds at the end. ``report_to`` hears of each stage, by its name.
+    """Carry out the request; returns the content of ``asked.file``. ``report_to`` takes each stage, with its name.
 
-    Raises ConfigError before any process starts; RunFailed when a run fails, or tells too little.
+    Raises ConfigError before any process starts; RunFailed when a run fails, or has too few steps.
     """
     settings, train = _settings(asked), script_loading.load_train(asked.script)
     quotas = None if asked.cpu_quota is None else Quotas(asked.cpu_quota)
@@ -109,7 +109,7 @@ def scale(asked: ScaleRequest, clock: Clock, report_to: Reporter) -> dict[str, A
 
 
 def _settings(asked: ScaleRequest) -> RunSettings:
-    """Refuse what cannot be measured. Raises ConfigError."""
+    """The settings of the runs. Raises ConfigError for those that cannot be measured."""
     from fleet.laws.scale_fit import check_determines
     from fleet.planning.scale import check_room, check_worlds
 
@@ -128,7 +128,7 @@ def _settings(asked: ScaleRequest) -> RunSettings:
 
 
 class _Stages:
-    """Measure some worlds, predict the one that was held out, write that down, measure it, and look beyond."""
+    """Measures some worlds, predicts the one that was held out, writes the prediction down, measures it, and predicts larger ones."""
 
     def __init__(
         self, asked: ScaleRequest, settings: RunSettings, train: Callable[[Any], None], cluster: Cluster, quotas: Quotas | None,
@@ -156,7 +156,7 @@ class _Stages:
         prediction = before.step_s(asked.hold_out, asked.rounds)
         terms = before.terms_s(asked.hold_out)
         said = {"world": asked.hold_out, "step_s": asdict(prediction), "terms": terms, "law": fit_plain(before), "unix_s": unix_time_s()}
-        self._note(prediction=said)  # before anybody knows
+        self._note(prediction=said)  # before the measurement
         self._visit([asked.hold_out])
         held = [seen.visit for seen in self._seen if seen.visit.world == asked.hold_out]
         self._note(measured=judged(prediction, held) | {"terms": means(held)})
@@ -165,7 +165,7 @@ class _Stages:
         return self._answer
 
     def _note(self, **said: Any) -> None:
-        """Write it down, and tell it."""
+        """Write an answer to the file, and report it."""
         self._answer |= said
         self._asked.file.parent.mkdir(parents=True, exist_ok=True)
         self._asked.file.write_text(json.dumps(self._answer, indent=1) + "\n")
@@ -175,7 +175,7 @@ class _Stages:
     # ---- visits
 
     def _visit(self, worlds: Sequence[int]) -> None:
-        """Round by round, so that what drifts on the host meets all worlds alike."""
+        """Visit worlds round by round, so that a drift of the host meets all worlds alike."""
         for _ in range(self._asked.rounds):
             for world in worlds:
                 self._seen.append(seen := self._train_with(world))
@@ -219,7 +219,7 @@ class _Stages:
         return Failures(self._asked.rank_mtbf_hours, self._asked.recover_s, blocked_s, self._settings.recovery.policy)
 
     def _price(self) -> RankPrice:
-        """Of a rank-second in USD, where somebody has said what a slot costs."""
+        """Price of a rank-second in USD, where the settings have the cost of a slot."""
         from fleet.planning.scale import RankPrice
 
         found, first = tariff(asdict(self._settings.cost)), self._seen[0]
@@ -227,7 +227,7 @@ class _Stages:
         return RankPrice(1.0 if usd is None else usd, "rank-s" if usd is None else "USD", first.per_step, first.goods)
 
     def _for_a_plan(self, law: Fit) -> dict[str, Any]:
-        """What ``fleet plan --measured`` takes. How much of the exchange computing hides is not measured."""
+        """Figures for ``fleet plan --measured``. The share of the exchange that computing hides is not measured."""
         largest = max(self._asked.worlds)
         coefficients, flops = law.coefficients(), self._seen[0].flops
         alone_s, spread_s = coefficients["compute"].value, coefficients["wait"].value
@@ -241,7 +241,7 @@ class _Stages:
 
 
 def seen_in(world: int, run: str, seconds: float, records: Sequence[Record]) -> Seen:
-    """What the journal of a visit says of so many seconds from the first step on. Raises RunFailed: too little, or a rank was lost."""
+    """Figures of a visit's ``seconds`` from the first step on. Raises RunFailed: it has too few steps, or a rank was lost."""
     from fleet.laws.scale_fit import Visit
 
     terms, ledger = StepTerms(), Ledger()
@@ -261,7 +261,7 @@ def seen_in(world: int, run: str, seconds: float, records: Sequence[Record]) -> 
 
 
 def _goods(tokens: float | None, records: Sequence[Record]) -> tuple[float, str]:
-    """What a step brings: tokens, where the script says how many; else samples; else itself."""
+    """The yield of a step, and its unit: tokens, where the script gives their number; else samples; else the step itself."""
     samples = next((record.batch_size for record in records if isinstance(record, DataRead)), 0)
     if tokens:
         return tokens, "tokens"
@@ -269,7 +269,7 @@ def _goods(tokens: float | None, records: Sequence[Record]) -> tuple[float, str]
 
 
 class _Watch:
-    """Reads a run's journal while it grows: gives each rank its part of the cores, and ends the run when it was seen for long enough."""
+    """Follows a run's journal. It gives each rank its part of the cores, and ends the run after ``seconds`` of training."""
 
     def __init__(self, journal: Path, quotas: Quotas | None, seconds: float, stop: Callable[[str], None], clock: Clock) -> None:
         self._tail, self._quotas, self._seconds, self._stop, self._clock = JournalTail(journal), quotas, seconds, stop, clock
@@ -279,7 +279,7 @@ class _Watch:
         self.interrupted, self.error = False, ""
 
     def beside(self, execute: Callable[[], Any]) -> Any:
-        """Watch while it executes."""
+        """Watch while ``execute`` runs."""
         thread = threading.Thread(target=self._watch, name="fleet-scale", daemon=True)
         thread.start()
         try:
@@ -291,7 +291,7 @@ class _Watch:
                 self._quotas.close()
 
     def interrupt(self, reason: str) -> None:
-        """The user wants it to end."""
+        """End the run, as its user wants."""
         self.interrupted = True
         self._stop(reason)
 
@@ -300,11 +300,11 @@ class _Watch:
             try:
                 for record in self._tail.poll():
                     self._see(record)
-            except Exception as error:  # noqa: BLE001 - whatever it is, nothing is measured any more
+            except Exception as error:  # noqa: BLE001 - after any error, nothing is measured any more
                 self.error = f"{type(error).__name__}: {error}"
             if self.error or (self._since_s is not None and self._clock.now_s() >= self._since_s + self._seconds):
                 if self._quotas is not None:
-                    self._quotas.close()  # what comes now is not measured, and soon over
+                    self._quotas.close()  # the rest of the run is not measured, and short
                 self._stop("fleet scale has seen enough")
                 return
 
@@ -318,7 +318,7 @@ class _Watch:
                 self._since_s = self._clock.now_s()
 
     def _hold(self) -> None:
-        """Ranks have their part from their first view on: until then they import and build, which is no part of a step."""
+        """Give ranks their part from their first view on: before, they import and build, which is no part of a step."""
         while self._quotas is not None and self._pids:
             with suppress(ProcessLookupError):  # it has ended, which the run will tell
                 self._quotas.hold(self._pids.pop())

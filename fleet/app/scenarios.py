@@ -33,7 +33,7 @@ from policies.straggler.remedies import EVICT, REBALANCE, REPLACE, LeastLoss, St
 
 LOCAL, OBJECT = 0, 1
 NEEDS = {"job": LOCAL, "model state": OBJECT}
-"""Blast radius, in the catalogue -> tier from which such faults come back; peers hold the state of all others."""
+"""Blast radius in the catalogue -> the tier that a run needs after such a fault. After others, peers hold the state."""
 
 STAYS = "job"
 """The blast radius of faults that take no node."""
@@ -41,20 +41,20 @@ STAYS = "job"
 
 @dataclass(frozen=True, kw_only=True)
 class Scenario:
-    """What ``fleet simulate`` is asked about.
+    """A question to ``fleet simulate``.
 
     Args:
-        plan: fleet, model, times of recovery, spares: as ``fleet plan`` takes them. How often what fails is not read from it, but from
+        plan: fleet, model, times of recovery, spares: as ``fleet plan`` takes them. The rates of failures come not from it, but from
             the faults that are simulated (``mttf_hours`` and the catalogue).
         days: length of the run.
-        mttf_hours: of one GPU, from all causes that stop a job; 0: what the catalogue comes to.
+        mttf_hours: of one GPU, from all causes that stop a job; 0: the catalogue's sum.
         interval: checkpoint policy: exact, daly, young, or seconds.
         rack_mttf_hours: of a rack of 64 GPUs; 0: racks do not fail as such.
-        notice_s: from a silent corruption until somebody notices.
+        notice_s: from a silent corruption until it is noticed.
         lemon_factor: how many times as often a lemon fails (1.2% of the nodes); 1: there are none.
         crews: repairs at a time; 0: any number.
         stragglers: whether nodes and networks are slow at times.
-        faults: what a log of faults came to, in place of the catalogue; None: the catalogue.
+        faults: fitted to a log of faults, in place of the catalogue; None: the catalogue.
     """
 
     plan: PlanInput = field(default_factory=PlanInput)
@@ -76,7 +76,7 @@ class Scenario:
 
     @property
     def lemons(self) -> float:
-        """How many times as often a lemon fails: as asked for, else as the log has it."""
+        """How many times as often a lemon fails: the given factor, else the log's."""
         return self.lemon_factor if self.lemon_factor > 1 or self.faults is None else self.faults.lemon_factor
 
     def topology(self) -> Topology:
@@ -95,7 +95,7 @@ class Prepared:
     plan: FleetPlan
 
     def arrivals(self, seed: int, trace: Path | None = None) -> Arrivals:
-        """Drawn, or from a trace."""
+        """Faults that are drawn, or read from a trace."""
         return read_arrivals(self.model, trace, seed) if trace is not None else draw_arrivals(self.model, seed)
 
     def run(self, arrivals: Arrivals, partial: Partial | None = None) -> FleetOutcome:
@@ -103,7 +103,7 @@ class Prepared:
         return FleetRun(self.model, arrivals, self.recovery, self.intervals, self.lemons, partial).run()
 
     def injected(self, arrivals: Arrivals) -> Arrivals:
-        """Those of ``arrivals`` that strike somebody when these policies run. A trace says what happened: an empty place cannot fail."""
+        """Those of ``arrivals`` that strike a node when these policies run. A trace has no others: an empty place cannot fail."""
         run = FleetRun(self.model, arrivals, self.recovery, self.intervals, self.lemons)
         run.run()
         return arrivals.only(run.counts.injected)
@@ -143,12 +143,14 @@ def prepare(scenario: Scenario, catalogue: Catalogue | None = None) -> Prepared:
 
 
 RATES = ("gpu_mttf_hours", "in_place_share", "durable_share")
-"""What a file of faults says in the place of a user of ``fleet plan``."""
+"""Inputs of ``fleet plan`` that a file of faults gives in the user's place."""
 
 
 def asked_with(asked: PlanInput, faults: FittedFaults, given: Collection[str] = ()) -> PlanInput:
-    """The question to ``fleet plan`` about the faults of a log: how often, what they need, and how long a repair takes, unless that is
-    ``given``. A node fails as often as one of the log's, whatever its GPUs. Raises ConfigError where ``given`` contradicts the log."""
+    """The input of ``fleet plan`` with a log's faults: their rate, their needs, and their time of repair, unless that is ``given``.
+
+    A node fails as often as one of the log's, for any number of GPUs. Raises ConfigError where ``given`` contradicts the log.
+    """
     for name in given:
         if name in RATES:
             raise ConfigError(f"--set {name}", getattr(asked, name), f"--faults says it, from {faults.source}", "Leave one of them out.")
@@ -163,7 +165,7 @@ def repaired_with(asked: PlanInput, faults: FittedFaults, given: Collection[str]
 
 
 def _with_faults(asked: PlanInput, faults: Sequence[FaultClass]) -> PlanInput:
-    """The question to the closed form, about the very faults that are simulated: their rate, and what they need."""
+    """The input of the closed form, with the rate and the needs of the faults that are simulated."""
     rate = sum(fault.rate_per_s for fault in faults)
     in_place = sum(fault.rate_per_s for fault in faults if fault.need == HELD) / rate
     durable = sum(fault.rate_per_s for fault in faults if fault.need == OBJECT) / rate
@@ -182,7 +184,7 @@ def _interval(text: str) -> CheckpointInterval:
 
 
 def fault_classes(scenario: Scenario, catalogue: Catalogue) -> tuple[FaultClass, ...]:
-    """The catalogue's components that stop a job, at the rate of the whole fleet, or scaled to the MTTF that was asked for."""
+    """The catalogue's components that stop a job, at the rate of the whole fleet, or scaled to the scenario's MTTF."""
     fleet = scenario.topology()
     rated = [c for c in catalogue.components if c.mttf_hours is not None or (c.per == "rack" and scenario.rack_mttf_hours)]
     rates = catalogue.rates(fleet, [component.name for component in rated])
@@ -202,7 +204,7 @@ def _fault_class(scenario: Scenario, component: Component, rate_per_s: float, fl
 
 
 def _tiers(plan: FleetPlan) -> tuple[Tier, ...]:
-    """Local disks and the object store, from what the plan says a copy costs."""
+    """Local disks and the object store, with the plan's cost of a copy."""
     found = []
     for name in ("local", "object"):
         blocked_s, durable_s, load_s = copy_times(plan.asked, plan.step, name)
@@ -229,12 +231,12 @@ def _slow(scenario: Scenario, catalogue: Catalogue, plan: FleetPlan) -> tuple[Sl
 
 
 NOTICE_STEPS = 30
-"""Steps until the live detector accuses a rank: its window, and the strides that a verdict has to persist."""
+"""Steps until the live detector accuses a rank: its window, and the strides for which a verdict has to persist."""
 
 
 def mitigated_severity(plan: FleetPlan, kind: str, severity: float, spares: int) -> float:
-    """What the live straggler policy leaves of a slow replica's slowness, when one replica is slow, ranks being replicas and shards
-    being micro-batches."""
+    """The slowness that is left of one slow replica's after the live straggler policy. Ranks are replicas here, and shards
+    micro-batches."""
     shards, replicas = max(1, plan.step.micro_batches), plan.step.mapping.data
     if replicas < 2:
         return severity

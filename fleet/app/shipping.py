@@ -18,23 +18,23 @@ from fleet.errors import ConfigError
 from fleet.host.packages import PACKAGES
 
 _pickling = threading.Lock()
-"""What is pickled by value is the same for the whole process."""
+"""The modules that are pickled by value are the same for the whole process."""
 MOST_BYTES = 256 * 2**20
-"""Every rank gets it through Ray's object store, of which a node of the local cluster has 80 MB in memory."""
+"""Every rank gets a function through Ray's object store, of which a node of the local cluster has 80 MB in memory."""
 
 
 def ship(train: Callable[..., Any], field: str = "train") -> Shipped:
-    """``train`` as bytes, with its module's other functions and values that it uses. ``field``: what its user calls it.
+    """``train`` as bytes, with its module's other functions and values that it uses. ``field``: the name of the user's argument.
 
     Raises:
-        ConfigError: it cannot be called with the run alone, or it holds what cannot be sent to another process.
+        ConfigError: it cannot be called with the run alone, or it holds an object that cannot be sent to another process.
     """
     check_callable(train, field, (None,))
     return packed(train, train, field)
 
 
 def check_callable(train: Any, field: str, arguments: tuple[Any, ...]) -> None:
-    """Raises ConfigError when it is no function that does its work when it is called with these ``arguments``."""
+    """Raises ConfigError when ``train`` is no plain function, or cannot be called with these ``arguments``."""
     if not callable(train) or inspect.iscoroutinefunction(train) or inspect.isgeneratorfunction(train):
         raise ConfigError(field, name_of(train), "it is no plain function", "Give a function that trains when it is called.")
     try:
@@ -52,17 +52,17 @@ def packed(called: Callable[[Any], None], train: Callable[..., Any], field: str)
     try:
         with _by_value(_module_of(train)):
             pickled = bytes(cloudpickle.dumps(called))
-    except Exception as error:  # whatever an object of the user's raises when it is pickled
+    except Exception as error:  # a user's object may raise anything when it is pickled
         way_out = "Make it inside the function: open files, locks, threads, sockets and clients stay where they are."
         raise ConfigError(field, name, f"it cannot be sent to ranks: {type(error).__name__}: {error}", way_out) from error
     if len(pickled) > MOST_BYTES:
         reason = f"it holds {len(pickled):,} bytes, and at most {MOST_BYTES:,} are sent to each rank"
-        raise ConfigError(field, name, reason, "Have ranks read data from files: give the function a path, and not what it holds.")
+        raise ConfigError(field, name, reason, "Let ranks read data from files: give the function a path, and not the data.")
     return Shipped(name, pickled)
 
 
 def _name_modules() -> None:
-    """Modules of classes of their own, such as ``torch.backends.cudnn``, are pickled by name, as others are."""
+    """Pickle modules by name also when they have a class of their own, such as ``torch.backends.cudnn``."""
     for module in list(sys.modules.values()):
         kind = type(module)
         if isinstance(module, ModuleType) and kind.__reduce__ is object.__reduce__ and kind is not ModuleType:
@@ -74,7 +74,7 @@ def _by_name(module: ModuleType) -> tuple[Callable[[str], ModuleType], tuple[str
 
 
 def name_of(train: object) -> str:
-    """What users call it."""
+    """The name by which users know the function."""
     return str(getattr(_function(train), "__qualname__", type(train).__qualname__))
 
 
@@ -85,7 +85,7 @@ def _function(train: Any) -> Any:
 
 
 def _module_of(train: Any) -> ModuleType | None:
-    """The user's module that it is from, whose parts ranks need not find: neither a library's nor ours."""
+    """The user's module of the function, which travels with it; None for a module of a library or of Fleet's."""
     module = sys.modules.get(getattr(_function(train), "__module__", None) or "")
     if module is None or _stays(module):
         return None
@@ -99,7 +99,7 @@ def _stays(module: ModuleType) -> bool:
 
 @contextmanager
 def _by_value(module: ModuleType | None) -> Iterator[None]:
-    """What is of ``module`` is pickled by value meanwhile; after that as before."""
+    """Pickle the parts of ``module`` by value meanwhile, and then as before."""
     from ray import cloudpickle
 
     with _pickling:

@@ -1,4 +1,4 @@
-"""Recorded runs beside each other: where the rank-seconds of each went, what its faults cost, and whether they met the same ones. Pure."""
+"""Recorded runs beside each other: their rank-seconds by category, the cost of their faults, and whether these were the same. Pure."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ LEAST = 0.0005
 
 
 def kind_of_run(config: Mapping[str, Any]) -> str:
-    """What ran, in words, from what a run has said of itself at its start."""
+    """The kind of a run, in words, from the record of its start."""
     return "as it is (torchrun)" if PLAIN in config else f"with Fleet ({config.get('settings', {}).get('recovery', {}).get('policy', '?')})"
 
 
 def table(runs: Sequence[Mapping[str, Any]], kinds: Sequence[str]) -> list[tuple[str, ...]]:
-    """Rows of text, the first one with the runs' names. ``runs`` are reports as JSON has them, ``kinds`` what :func:`kind_of_run` says."""
+    """Rows of text, the first with the runs' names. ``runs`` are reports as in JSON, ``kinds`` the answers of :func:`kind_of_run`."""
     lines: list[tuple[str, list[str]]] = [
         ("", [str(run["run"]) for run in runs]),
         ("script", list(kinds)),
@@ -38,7 +38,7 @@ def table(runs: Sequence[Mapping[str, Any]], kinds: Sequence[str]) -> list[tuple
 
 
 def _losses(runs: Sequence[Mapping[str, Any]]) -> list[tuple[str, list[str]]]:
-    """A line for each category that took something: its share of all rank-seconds."""
+    """A line for each category with losses: its share of all rank-seconds."""
     shares = [_shares(run) for run in runs]
     names = sorted({name for each in shares for name in each}, key=lambda name: -max(each.get(name, 0.0) for each in shares))
     shown = [name for name in names if max(each.get(name, 0.0) for each in shares) >= LEAST]
@@ -51,18 +51,18 @@ def _shares(run: Mapping[str, Any]) -> dict[str, float]:
 
 
 def _cost(run: Mapping[str, Any]) -> str:
-    """The mean of what faults and other losses cost, with the start-up of the processes that followed, in rank-seconds."""
+    """The mean cost of faults and other losses, with the start-up of the new processes, in rank-seconds."""
     costs = [each["cost_s"] + each["init_s"] for each in run["faults"] if each["members"]]
     return f"{sum(costs) / len(costs):.1f} rank-s" if costs else "-"
 
 
 def same_faults(runs: Sequence[Mapping[str, Any]]) -> str:
-    """Whether what was planned for the runs is the same, in a sentence."""
+    """Whether the same faults were planned for all runs, in a sentence."""
     planned = [sorted((each["id"], each["kind"]) for each in run["faults"] if _planned(each)) for run in runs]
     if not any(planned):
         return "No faults were planned for them."
     if all(each == planned[0] for each in planned):
-        return f"The same {len(planned[0])} faults were planned for each; what each did with them is its own."
+        return f"The same {len(planned[0])} faults were planned for each; the runs differ in how they met them."
     counts = " and ".join(str(len(each)) for each in planned)
     return f"They were not to meet the same faults ({counts} were planned): make them with the same --chaos, --seed, --world and --nodes."
 

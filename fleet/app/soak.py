@@ -1,7 +1,7 @@
-"""A soak: one run after the other through faults of all kinds, until the time is over, or something is wrong.
+"""A soak: one run after the other through faults of all kinds, until the time is over, or a round is wrong.
 
 Every run does the same work from the same seed, so its bits must be those of a first run without faults. A round is wrong when its run does
-not complete, when a check of its record is violated, or when its bits differ. Then all that is needed to look into it is put into one file.
+not complete, when a check of its record is violated, or when its bits differ. Then one file gets all that is needed to look into it.
 """
 
 from __future__ import annotations
@@ -26,18 +26,18 @@ from fleet.settings.run import RunSettings
 from storage.checkpoint.store import CheckpointStore
 
 DURATION_S = 3600.0
-"""Faults are planned for so much training; a run that ends before meets fewer."""
+"""Seconds of training for which faults are planned; a shorter run meets fewer."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Soak:
-    """What is asked for.
+    """A request for ``soak``.
 
     Attributes:
         script: a Python file with a function ``train(run)``.
         seed: of the faults.
         mtbf_s: mean time between two faults of a run.
-        kinds: of faults; None: all that can be carried out there.
+        kinds: of faults; None: all that are possible there.
         address: of a Ray cluster to join; empty: a local one for each run. Faults may strike there.
         settings: of the runs, as ``fleet.launch`` takes them.
         folder: where the file about a wrong round is written.
@@ -58,7 +58,7 @@ class Soak:
 
 @dataclass(frozen=True, slots=True)
 class Round:
-    """What a round came to. ``wrong`` says why it is, empty when it is not; ``kept`` is the file about it then."""
+    """The outcome of a round. ``wrong``: why the round is wrong; empty: it is not. ``kept``: the file about a wrong round."""
 
     number: int
     run: str
@@ -69,7 +69,7 @@ class Round:
 
 
 def soak(asked: Soak, goes_on: Callable[[], bool], report_to: Callable[[Round], object]) -> tuple[Round, ...]:
-    """Rounds until one is wrong, or ``goes_on`` says no; one at least. Raises ConfigError, and RunFailed where the first run fails."""
+    """Run rounds until one is wrong, or ``goes_on`` says no; at least one. Raises ConfigError, and RunFailed where the first run fails."""
     calm = _run(asked, "off")
     if not calm.completed:
         raise RunFailed(f"the run without faults has not completed: {calm.reason}")
@@ -82,7 +82,7 @@ def soak(asked: Soak, goes_on: Callable[[], bool], report_to: Callable[[Round], 
 
 
 def one_round(asked: Soak, number: int, digest: str) -> Round:
-    """Through the faults of round ``number``; its bits should be ``digest``."""
+    """A run through the faults of round ``number``; its bits should have the ``digest``."""
     run = configured(*launching.layers_of(dict(asked.settings))).run
     kinds = kinds_for(asked.kinds, hosts=bool(asked.address), verified=run.verify.compute > 0)
     faults = round_of(asked.seed, number, kinds, mtbf_s=asked.mtbf_s, duration_s=DURATION_S, world=run.slots, nodes=run.nodes)
@@ -91,7 +91,7 @@ def one_round(asked: Soak, number: int, digest: str) -> Round:
         result = _run(asked, {"trace": trace}, name)
     except ConfigError:
         raise
-    except Exception as error:  # noqa: BLE001 - whatever it is, it was the faults that brought it about
+    except Exception as error:  # noqa: BLE001 - the faults have caused the error, of any kind
         wrong = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
         folder = plans.root_of(RunSettings().storage if asked.address else run.storage) / name
         return Round(number, name, 0, 0.0, wrong, str(_keep(asked, number, folder, trace, wrong)))
@@ -110,7 +110,7 @@ def _run(asked: Soak, chaos: Any, name: str = "") -> Result:
 
 
 def _wrong(result: Result, digest: str) -> str:
-    """Why a round is, empty when it is not."""
+    """Why a round is wrong; empty when it is not."""
     reasons = [] if result.completed else [f"the run has ended as {result.status}: {result.reason}"]
     reasons += [f"check {name} is violated" for name, verdict in result.checks.items() if verdict == VIOLATED]
     if result.completed and result.digest != digest:
@@ -119,7 +119,7 @@ def _wrong(result: Result, digest: str) -> str:
 
 
 def _keep(asked: Soak, number: int, folder: Path, trace: str, wrong: str) -> Path:
-    """The run's folder (journal, prints, stacks), its faults, and how it can be had again."""
+    """Write the file about a wrong round: the run's folder (journal, output, stacks), its faults, and the request to repeat it."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "faults.csv").write_text(trace)
     facts = {"round": number, "wrong": wrong, "run": folder.name, **asdict(asked)}
@@ -132,12 +132,12 @@ def _keep(asked: Soak, number: int, folder: Path, trace: str, wrong: str) -> Pat
 
 
 def _small(item: tarfile.TarInfo) -> tarfile.TarInfo | None:
-    """All but checkpoints."""
+    """A file of the archive, which has all but checkpoints."""
     return None if "checkpoints" in Path(item.name).parts[1:2] else item
 
 
 def _forget(result: Result) -> None:
-    """Of a run that is as it should be nothing is kept but its journal where that is in a store."""
+    """Remove a run without faults in its bits and checks; only its journal in a store stays."""
     if not result.store.startswith("file://"):
         store = CheckpointStore(result.store)
         for checkpoint in store.list():

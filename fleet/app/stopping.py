@@ -1,4 +1,4 @@
-"""What signals do. The first Ctrl-C ends a run in order, the second one at once; the same for SIGTERM. A look they end alone."""
+"""Handlers of signals. The first Ctrl-C or SIGTERM ends a run in order, the second at once. A command that only looks just ends."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ from types import FrameType
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 LEAVE = (*SIGNALS, signal.SIGHUP)
-"""They end a look; the last one comes when its terminal is closed."""
+"""Signals that end a command that only looks. SIGHUP comes when its terminal is closed."""
 ANSWER_S = 1.0
-"""The main thread may take so long to come to what it does at a signal."""
+"""Seconds for the main thread to get to its handler."""
 RESTORED = 0
-"""Stands in the pipe behind all signals that came before the handlers were as before; no signal has this number."""
+"""Stands in the pipe behind all signals that came before the old handlers were restored; no signal has this number."""
 KILLED = 128
 """Exit code of a process that a signal has ended, less the signal's number."""
 
 
 @contextmanager
 def stopped_by_signals(stop: Callable[[str], None], say: Callable[[str], None]) -> Iterator[None]:
-    """The first SIGINT or SIGTERM calls ``stop`` with its name, the second one does what it did before.
+    """The first SIGINT or SIGTERM calls ``stop`` with its name; the second has its old effect.
 
-    A thread hears them: Python handles signals in its main thread, once the call returns that it is in, and a stop has little time.
-    Handlers can be set in the main thread alone: in another one nothing is changed, and a signal does what it does there.
+    A thread of its own takes the signals. Python's main thread handles one only when its current call returns, and a stop has little time.
+    Handlers can be set in the main thread alone; called in another thread, this changes nothing.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -49,7 +49,7 @@ def stopped_by_signals(stop: Callable[[str], None], say: Callable[[str], None]) 
                     first = False
                     say(f"{signal.Signals(number).name}: stopping in order; once more to stop at once")
                     stop(signal.Signals(number).name)
-                elif number in SIGNALS and not restored:  # Python calls a handler once for all signals that came before it could
+                elif number in SIGNALS and not restored:  # Python calls a handler once for several signals
                     if not handled.wait(ANSWER_S):  # the main thread is in the same call as at the first one
                         os._exit(KILLED + number)
                     os.kill(os.getpid(), number)
@@ -73,7 +73,7 @@ def stopped_by_signals(stop: Callable[[str], None], say: Callable[[str], None]) 
 
 @contextmanager
 def interrupted_by_signals() -> Iterator[None]:
-    """SIGINT, SIGTERM and SIGHUP raise KeyboardInterrupt in the main thread: what only looks ends, and tells nobody else of it.
+    """SIGINT, SIGTERM and SIGHUP raise KeyboardInterrupt in the main thread: a command that only looks ends, and the run goes on.
 
     A second one ends the process at once. An ignored signal, as by ``nohup``, stays ignored. In another thread nothing is changed.
     """

@@ -1,7 +1,7 @@
-"""Sends a run to trackers: from a process beside the one that drives it, for each of them, or afterwards.
+"""Sends a run to trackers: from a process for each tracker beside the driver, or afterwards.
 
-Such a process follows the run's journal. No rank waits for it, and nothing that it does or meets reaches the run. Its standard input ends
-when the driver ends or is killed: from then on it has ``track.end_s`` for what is left.
+Such a process follows the run's journal. No rank waits for it, and none of its errors reaches the run. Its standard input ends
+when the driver ends or is killed: from then on it has ``track.end_s`` for the rest.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ from fleet.settings.track import TrackSettings
 
 log = logging.getLogger("fleet.tracking")
 GRACE_S = 5.0
-"""A tracker's process that has not ended so long after its time is up is killed."""
+"""Seconds after which a tracker's process that has not ended in its time is killed."""
 NICENESS = 10
 LOCK_S = 0.5
 
 
 @contextmanager
 def tracked(folder: Path, settings: TrackSettings) -> Iterator[None]:
-    """The run in ``folder`` is sent to its trackers meanwhile. The end waits for them, for ``settings.end_s`` and ``GRACE_S`` at most."""
+    """Send the run in ``folder`` to its trackers meanwhile. The end waits for them, for ``settings.end_s`` and ``GRACE_S`` at most."""
     if settings.to:
         (folder / FOLDER).mkdir(parents=True, exist_ok=True)
     senders = [_start(folder, name, settings) for name in settings.to]
@@ -57,7 +57,7 @@ def tracked(folder: Path, settings: TrackSettings) -> Iterator[None]:
 
 
 def _start(folder: Path, name: str, settings: TrackSettings) -> subprocess.Popen[bytes]:
-    """In a session of its own: Ctrl-C is for the driver, and what is left to send then is sent."""
+    """Start a tracker's process in its own session: Ctrl-C is for the driver, and the process then sends the rest."""
     command = calling("fleet.app.tracking", "main", str(folder), name, json.dumps(dataclasses.asdict(settings)))
     with (folder / FOLDER / f"{name}.log").open("ab") as output:
         return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=output, stderr=output, start_new_session=True)
@@ -92,7 +92,7 @@ def main() -> None:
 
 
 class _Alone:
-    """What this process knows of its driver: once that is gone, the time runs."""
+    """Watches this process's driver. When the driver is gone, the time runs."""
 
     def __init__(self, limit_s: float) -> None:
         self.over, self._never = threading.Event(), threading.Event()
@@ -106,10 +106,10 @@ class _Alone:
         self._end_s = self._clock.now_s() + self._limit_s
         self.over.set()
         self._never.wait(self._limit_s + GRACE_S / 2)
-        os._exit(3)  # a call of a library hangs; what has arrived is noted
+        os._exit(3)  # a call of a library hangs; data that has arrived is noted
 
     def wait(self, seconds: float) -> bool:
-        """See ``Wait``. While the driver is there, the end of it ends the wait."""
+        """See ``Wait``. The end of the driver ends the wait."""
         if not self.over.is_set():
             self.over.wait(seconds)
             return False
@@ -119,7 +119,7 @@ class _Alone:
 
 @contextmanager
 def _kept(folder: Path, name: str, wait: Wait) -> Iterator[StandingFile]:
-    """A driver that was killed has left a process that sends the rest; it ends soon."""
+    """The tracker's file, once no other process holds it. A killed driver may have left a process that sends the rest; it ends soon."""
     while True:
         try:
             kept = StandingFile(folder, name)
@@ -159,13 +159,14 @@ def artefacts(folder: Path, marks: Sequence[str]) -> list[Path]:
 
 
 def recorded(folder: Path, to: Sequence[str], environment: Mapping[str, str]) -> TrackSettings:
-    """How the run in ``folder`` is tracked: as its journal says, or by the trackers ``to``, if any. They are where ``environment`` says."""
+    """Settings of the trackers of the run in ``folder``: its journal's, or the trackers ``to``, if any, with places from
+    ``environment``."""
     said = section(section(plans.recorded(folder)[1], "settings"), "track")
     settings = read(TrackSettings, said, "track.")
     return choice.located(dataclasses.replace(settings, to=tuple(to) or settings.to), environment, over=True)
 
 
 def in_words(folder: Path, settings: TrackSettings) -> list[str]:
-    """What has come of each tracker of the run in ``folder``, in a line each."""
+    """The state of each tracker of the run in ``folder``, a line each."""
     found = [standing(folder, name) for name in settings.to]
     return [str(each) if each.done else f"{each}; to send the rest: fleet track {folder} --track {each.tracker}" for each in found]

@@ -1,4 +1,4 @@
-"""How a run compares with its twin, the same run without faults: one of four verdicts, the same everywhere."""
+"""The verdict on a run and its twin, the same run without faults: one of four, the same everywhere."""
 
 from __future__ import annotations
 
@@ -23,19 +23,19 @@ class Sameness(StrEnum):
 
     @property
     def equal(self) -> bool | None:
-        """None: nobody knows."""
+        """Whether the bits are equal; None: not known."""
         return {Sameness.EQUAL: True, Sameness.DIFFERENT: False}.get(self)
 
 
 def verdict(run_digest: str, twin_digest: str, completed: bool, status: str, reason: str, world: int) -> dict[str, Any]:
-    """As plain data. ``status`` and ``reason`` are how the twin ended; ``completed``: it has come to its end."""
+    """The verdict as plain data. ``status`` and ``reason`` are those of the twin's end; ``completed``: it has come to its end."""
     known = completed and run_digest != "" != twin_digest
     found = Sameness.NOT_COMPLETED if not known else Sameness.EQUAL if run_digest == twin_digest else Sameness.DIFFERENT
     return _plain(found, world, run_digest, twin_digest, status, reason)
 
 
 def not_run(status: str, reason: str, world: int) -> dict[str, Any]:
-    """Of a run that ended as ``status`` before its end, so that there is nothing to compare."""
+    """The verdict on a run that ended as ``status`` before its last step, so that no twin was begun."""
     return _plain(Sameness.NOT_RUN, world, "", "", status, reason)
 
 
@@ -64,5 +64,5 @@ def in_words(twin: Mapping[str, Any]) -> str:
 
 
 def _short(digest: str) -> str:
-    """As much as a person compares; the report's JSON has all of it."""
+    """The first digits of a digest; the report's JSON has all."""
     return digest[:SHOWN_DIGITS] + ("..." if len(digest) > SHOWN_DIGITS else "")

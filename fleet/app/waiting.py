@@ -1,4 +1,4 @@
-"""What a command says while it waits: no terminal is silent for long without a word of what for."""
+"""Lines of a command that waits: a terminal that is silent for some seconds gets a line with the reason."""
 
 from __future__ import annotations
 
@@ -13,20 +13,21 @@ from rich.text import Text
 from fleet.ledger.report import duration
 
 EVERY_S = 2.5
-"""A line comes after so long at the latest."""
+"""Seconds after which the first line comes."""
 MOST_S = 60.0
-"""It is repeated ever more seldom: at least so often."""
+"""Most seconds between two lines; the time between them doubles up to this."""
 CHECK_S = 0.25
 
 
 class Waiting:
-    """Says what is waited for, from the first few seconds of it on, until ``over``. Use as a context manager, in the process that waits.
+    """Prints the reason of a wait after some seconds, and again, until ``over``; an empty reason is not known yet.
 
+    Use as a context manager, in the process that waits.
     Args:
         console: prints whole lines.
         clock: seconds that do not go back.
-        what: is waited for; empty: nothing yet.
-        most_s: it is repeated at least so often.
+        what: the reason.
+        most_s: most seconds between two lines.
     """
 
     def __init__(self, console: Console, clock: Callable[[], float], what: str = "", most_s: float = MOST_S) -> None:
@@ -44,7 +45,7 @@ class Waiting:
         self.over()
 
     def over(self) -> None:
-        """Nothing is waited for any more."""
+        """The wait is over."""
         self._stop.set()
         if self._thread.is_alive() and self._thread is not threading.current_thread():
             self._thread.join()
@@ -58,5 +59,5 @@ class Waiting:
 
     def _print(self, what: str) -> None:
         self._said_s = self._clock()
-        # The run's own clock, by which all later lines tell, begins only when its coordinator does.
+        # All later lines have the time of the run's own clock, which begins only with its coordinator.
         self._console.print(Text(f"{'':>9}    {what}, {duration(self._said_s - self._began_s)} after the command", "dim"))

@@ -103,7 +103,7 @@ def test_what_has_failed_twice_is_not_advised_once_more() -> None:
     reported = [lines(data(story), EndContext("run", "file:///x", returns=returns))["next"] for returns in range(3)]
     assert reported[0] == "fleet run --resume run"
     assert reported[1].startswith("fleet run --resume run, which begins from an older checkpoint")
-    assert "--resume" not in reported[2] and "change what fails in the script" in reported[2]
+    assert "--resume" not in reported[2] and "mend the script" in reported[2]
 
 
 def test_a_twin_that_came_to_no_end_is_neither_equal_nor_different() -> None:

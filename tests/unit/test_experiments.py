@@ -101,7 +101,7 @@ def test_what_is_wrong_is_refused_before_anything_starts(tmp_path: Path, content
         ({"faults": [{"kind": "lose_node", "at_s": 1, "node": 1}], "limits": {"nodes": 0}}, "the faults hit 1"),
         ({"chaos": "storm", "limits": {"racks": 1}}, "is no limit"),
         ({"limits": {"racks": 1}}, "there is no such limit"),
-        ({"faults": [{"kind": "rack", "at_s": 1, "node": 0}], "limits": {"nodes": 1}}, "how many a rack has"),
+        ({"faults": [{"kind": "rack", "at_s": 1, "node": 0}], "limits": {"nodes": 1}}, "the size of a rack"),
         ({"faults": [{"kind": "rack", "at_s": 1, "node": 0}] * 2, "limits": {"domains": 1}}, "the faults hit 2"),
         ({"faults": [{"kind": "kill_controller", "at_s": 1}], "limits": {"ranks": 1}}, "takes all ranks"),
         ({"chaos": "storm", "limits": {"domains/h": 1.5}}, "1.5 is no whole number of domains"),

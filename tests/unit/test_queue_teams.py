@@ -276,7 +276,7 @@ def test_a_cluster_that_goes_away_is_said_and_seen_again_when_it_is_back(tmp_pat
         assert room.most()[0].resources == {"CPU": 4.0}
         gone.touch()
         for _ in range(2):  # the second time it is not tried again yet
-            with pytest.raises(RunFailed, match="not seen any more"):
+            with pytest.raises(RunFailed, match="does not answer any more"):
                 room.nodes([])
         gone.unlink()
         monkeypatch.setattr(room, "_retry_s", 0.0)

@@ -155,7 +155,7 @@ def test_one_that_does_not_answer_is_no_run_that_failed(error: Exception, monkey
             None,
             "--name = 'run': the cluster has a run of this name, which goes on. Choose another name, or see it with fleet attach",
         ),
-        (True, 0, "which has ended, and nobody has seen how. See its end with fleet attach run, and resume it then."),
+        (True, 0, "which has ended, and no user has seen its end. See its end with fleet attach run, and resume it then."),
     ],
 )
 def test_a_name_that_the_cluster_has_is_refused_by_how_far_its_run_is(

@@ -1,1 +1,1 @@
-"""Where the nodes of a run come from: a Ray cluster of this machine, or one that was there before; and runs that wait for room there."""
+"""The nodes of a run: a Ray cluster of this machine, or one that was there before. Also the queue of runs that wait for room."""

@@ -1,7 +1,7 @@
-"""The room of a Ray cluster that was there before, for a queue: what its nodes have, and which of it each run holds.
+"""The room of a Ray cluster that was there before, for a queue: the resources of its nodes, and those that each run holds.
 
-A process of its own is connected to the cluster and asked by lines: when the cluster goes away Ray ends such a process, and the queue is to
-outlive that.
+A process of its own connects to the cluster, and answers questions by lines. Ray ends such a process when the cluster goes away, and the
+queue has to outlive that.
 """
 
 from __future__ import annotations
@@ -28,19 +28,19 @@ from fleet.protocol.queueing import Node
 from fleet.settings.per_rank import meets
 
 JOIN_S = 60.0
-"""The process has so long to start and to join the cluster."""
+"""Seconds for the process to start and to join the cluster."""
 LOOK_S = 10.0
 AGAIN_S = 10.0
-"""A cluster that could not be joined is tried again so much later."""
+"""Seconds until the next try to join a cluster after one that failed."""
 FRESH_S = 0.5
-"""Who asks again within so long gets the same answer."""
+"""Seconds for which one look answers all questions."""
 Look = Mapping[str, Any]
 """``total`` and ``free``: node -> resources; ``labels``: node -> its labels; ``held``: run -> node -> resources."""
 
 
 def look() -> Look:
-    """The cluster that this process is connected to."""
-    held = held_by_run()  # first: a run that takes its room meanwhile is put too little down to, and not too much
+    """A look at the cluster that this process is connected to."""
+    held = held_by_run()  # first: a run that takes its room meanwhile then seems to hold too little, and not too much
     alive, free = nodes(), free_by_node()
     names = _names(alive)
     return {
@@ -65,9 +65,9 @@ def _of(resources: Mapping[str, float]) -> dict[str, float]:
 
 
 def serve() -> None:
-    """Answer each line of stdin with a look, until there is none. The first line out says whether the cluster was joined."""
+    """Answer each line of stdin with a look, until stdin closes. The first line out says whether the cluster was joined."""
     out = os.fdopen(os.dup(sys.stdout.fileno()), "w")
-    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # whatever Ray has to say is no answer
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # Ray's prints are no answers
     try:
         with reached(sys.argv[1]):
             _say(out, {"joined": True})
@@ -85,7 +85,7 @@ def _say(out: TextIO, answer: Look) -> None:
 class ClusterRoom:
     """``fleet.app.cluster.queue.QueueRoom`` of the cluster at ``address``. Use as a context manager; safe from any thread.
 
-    Raises ConfigError when it cannot be joined at first; later it is tried again, and RunFailed says why there is no answer.
+    Raises ConfigError when the first join fails. Later it joins again by itself; until then RunFailed says why there is no answer.
     """
 
     def __init__(self, address: str, shape: Mapping[str, float] = SLOT) -> None:
@@ -122,7 +122,7 @@ class ClusterRoom:
                 return self._seen[1]
             except (OSError, ValueError) as error:
                 self._leave()
-                raise self._gone(f"the cluster at {self._address} is not seen any more: {error}") from error
+                raise self._gone(f"the cluster at {self._address} does not answer any more: {error}") from error
 
     def _ask(self) -> Look:
         assert self._process is not None and self._process.stdin is not None
@@ -171,13 +171,13 @@ def _line(process: subprocess.Popen[str], limit_s: float) -> Look:
     return found
 
 
-# ---- whose what is -----------------------------------------------------------------------------------------------------------------------
+# ---- the room of each run ----------------------------------------------------------------------------------------------------------------
 
 
 def shares(seen: Look, jobs: Sequence[Job]) -> tuple[list[Node], list[Job]]:
-    """(what the queue may give out on each node, ``jobs`` with what they have there). Pure.
+    """(nodes with the resources that the queue may give out, ``jobs`` with their slots by node). Pure.
 
-    What a run does not hold yet, because it is about to start or has lost a node, is put aside for it where there is room now.
+    A run that is about to start, or has lost a node, lacks slots. Free room is put aside for them.
     """
     free = {name: Counter(resources) for name, resources in seen["free"].items()}
     there = {name: Counter(resources) for name, resources in seen["free"].items()}
@@ -195,7 +195,7 @@ def shares(seen: Look, jobs: Sequence[Job]) -> tuple[list[Node], list[Job]]:
                 has[node] = has.get(node, 0) + here
                 missing -= here
         placed.append(dataclasses.replace(job, placed={node: slots for node, slots in has.items() if slots > 0}))
-    # what is free is told a moment later than who holds what: there is never more than the node has
+    # Ray tells free resources a moment later than held ones: the sum may exceed the node's total
     most = {name: {each: min(has, total[name].get(each, 0.0)) for each, has in own.items()} for name, own in there.items()}
     return [Node(name, own, labels[name]) for name, own in most.items()], placed
 

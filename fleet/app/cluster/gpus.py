@@ -13,17 +13,17 @@ DRIVER = Path("/proc/driver/nvidia/gpus")
 
 
 def visible_gpus() -> list[str]:
-    """Ids as ``CUDA_VISIBLE_DEVICES`` has them: those that it names, and else all that the driver knows."""
+    """Ids of GPUs: those in ``CUDA_VISIBLE_DEVICES``, or all that the driver knows where it is not set."""
     if (named := os.environ.get(VISIBLE)) is not None:
         return [name.strip() for name in named.split(",") if name.strip() and name.strip() != "-1"]
     return [str(number) for number in range(len(list(DRIVER.glob("*"))))]
 
 
 def gpus_for(settings: RunSettings) -> list[str]:
-    """GPUs of this machine that a local cluster for such a run has, as many for each of its nodes; none where ranks take none.
+    """This machine's GPUs for a local cluster, the same number for each of its nodes; none where ranks take none.
 
     Raises:
-        ConfigError: there are too few for all ranks and spares; or ranks want of a cluster what no local one has.
+        ConfigError: there are too few for all ranks and spares, or ranks ask for a resource that no local cluster has.
     """
     wanted = settings.per_rank
     if wanted.of_joined:

@@ -24,21 +24,21 @@ from fleet.settings.per_rank import meets, room
 SLOT = {"CPU": 1.0}
 """Resources of Ray that one rank takes."""
 SUBMITTED = "RAY_JOB_CONFIG_JSON_ENV_VAR"
-"""Ray sets it for what it starts for ``ray job submit``: such a job has an environment already."""
+"""Ray sets this variable in jobs of ``ray job submit``. Such a job has a runtime environment already."""
 
 
 @dataclass
 class JoinedCluster:
     """Connects this process to a cluster, and numbers its nodes as they come. Implements ``fleet.protocol.provider.Cluster``.
 
-    A node that is lost keeps its index; when it comes back it is another node to Ray, and has another one. Use as a context manager.
+    A lost node keeps its index. A node that comes back is a new node to Ray, and gets a new index. Use as a context manager.
 
     Args:
         address: ``auto`` (of the node that this process is on), or ``HOST:PORT`` of the head.
         slot: resources of Ray that one rank takes.
         selector: conditions on Ray's labels of the nodes that ranks may be on, by key; see ``fleet.settings.per_rank``.
-        code: what nodes get of this process's code; None: nothing, they have it.
-        metadata: what Ray's API says of this process's job, as its metadata: texts by name.
+        code: the runtime environment that brings this process's code to the nodes; None: they have the code.
+        metadata: metadata of this process's job, which Ray's API shows: texts by name.
     """
 
     address: str
@@ -47,7 +47,7 @@ class JoinedCluster:
     code: Mapping[str, Any] | None = None
     metadata: Mapping[str, str] = field(default_factory=dict)
     lose_node: Callable[[int], str | None] = lambda index: f"node {index} has no agent"
-    """What makes a node of this run fail, as chaos wants it; the cluster itself and what others have there are left alone."""
+    """Makes a node fail for this run, for chaos; returns why not, or None. The cluster and other users' processes stay untouched."""
     shares_folders = False
 
     def __post_init__(self) -> None:
@@ -80,7 +80,7 @@ class JoinedCluster:
         return next((str(node["NodeManagerAddress"]) for node in nodes() if is_head(node)), "")
 
     def alive(self) -> Sequence[int]:
-        """Indices of the nodes that have room for a rank when nothing else is there; a node without such resources is no worker."""
+        """Indices of the nodes that have room for a rank when they are empty. Other nodes are no workers."""
         found = [str(node["NodeID"]) for node in chosen(self.selector) if room(node["Resources"], self.slot) >= 1]
         with self._lock:
             for name in found:
@@ -100,11 +100,11 @@ class JoinedCluster:
         return NodePlace(node_id, address, str(found.get("NodeName") or address), labels)
 
     def folder(self) -> Path:
-        """Its name; on each node the agent makes it."""
+        """The path of the run's folder on each node; the agent there makes it."""
         return MEMORY / f"{FOLDER_PREFIX}{secrets.token_hex(6)}"
 
     def lose(self, index: int) -> str | None:
-        """What this run has on the node is gone at once, as when the node fails. Nothing else there is touched."""
+        """End all that this run has on the node at once, as if the node failed. Nothing else there is touched."""
         refused = self.lose_node(index)
         if refused is None:
             with self._lock:
@@ -112,7 +112,7 @@ class JoinedCluster:
         return refused
 
     def add(self) -> int:
-        """The node that was lost first is there again, as a new one."""
+        """Take back the node that was lost first, as a new node."""
         with self._lock:
             if not self._lost:
                 raise RunFailed(f"the cluster at {self.address} has no other node, and Fleet starts none there")
@@ -141,14 +141,14 @@ def chosen(selector: Mapping[str, str]) -> list[dict[str, Any]]:
 
 
 def rooms(slot: Mapping[str, float], selector: Mapping[str, str]) -> list[tuple[str, int, int]]:
-    """(address, for how many ranks there is room now, and for how many when nobody else is there) of each node that has such resources."""
+    """(address, ranks that have room now, ranks that have room when it is empty) of each node that has such resources."""
     now = free_by_node()
     found = [(node, room(now.get(node["NodeID"], {}), slot), room(node["Resources"], slot)) for node in chosen(selector)]
     return [(str(node["NodeManagerAddress"]), free, total) for node, free, total in found if total]
 
 
 def in_words(slot: Mapping[str, float], selector: Mapping[str, str]) -> str:
-    """What a rank takes, and where there is room for how many."""
+    """The resources that a rank takes, and the ranks that each node has room for."""
     takes = ", ".join(f"{amount:g} {name}" for name, amount in slot.items())
     where = "".join(f", where {key}={condition}" for key, condition in selector.items())
     there = "; ".join(f"{address}: {free} of {total} free" for address, free, total in rooms(slot, selector))
@@ -156,7 +156,7 @@ def in_words(slot: Mapping[str, float], selector: Mapping[str, str]) -> str:
 
 
 def check_room(slots: int, slot: Mapping[str, float], selector: Mapping[str, str], name: str) -> None:
-    """Raises ConfigError when too few slots are free for run ``name``: what is there, what was asked for, and who has the rest."""
+    """Raises ConfigError when too few slots are free for run ``name``. It names the free slots, and the runs that hold the rest."""
     _check_labels(selector)
     free = sum(each[1] for each in rooms(slot, selector))
     if free >= slots:
@@ -167,12 +167,12 @@ def check_room(slots: int, slot: Mapping[str, float], selector: Mapping[str, str
 
 
 def _check_labels(selector: Mapping[str, str]) -> None:
-    """Raises ConfigError naming the first condition that no node meets, and what nodes have there."""
+    """Raises ConfigError with the first condition that no node meets, and the nodes' values of that label."""
     there = nodes()
     for key, condition in selector.items():
         if not any(meets(node["Labels"], {key: condition}) for node in there):
             values = ", ".join(sorted({node["Labels"][key] for node in there if key in node["Labels"]}))
-            reason = f"no node is like that: {f'of {key} they have {values}' if values else f'none has a label {key}'}"
+            reason = f"no node meets it: {f'their values of {key} are {values}' if values else f'none has a label {key}'}"
             raise ConfigError("per_rank.labels", f"{key}={condition}", reason, "See ray list nodes, and ray start --labels.")
 
 
@@ -185,9 +185,9 @@ def run_names() -> list[str]:
 
 
 def environment(folder: Path | None) -> dict[str, Any]:
-    """What travels to the nodes of a cluster: Fleet itself, and the code in ``folder``. Raises ConfigError when that is too much.
+    """The runtime environment that travels to a cluster's nodes: Fleet itself, and the code in ``folder``.
 
-    A job that was submitted has an environment already, and its working directory is that.
+    A submitted job has an environment with a working directory already. Raises ConfigError when the code is too large.
     """
     travels: dict[str, Any] = {"py_modules": parcel.packages()}
     if SUBMITTED in os.environ:
@@ -199,7 +199,7 @@ def environment(folder: Path | None) -> dict[str, Any]:
 
 
 def top_of(folder: Path | None) -> Path | None:
-    """The folder here that is the working directory of ranks there: ``folder``, as :func:`environment` takes it, or that of the job."""
+    """The folder here that becomes the working directory of ranks: ``folder``, as :func:`environment` takes it, or the job's."""
     return Path.cwd() if SUBMITTED in os.environ else folder
 
 

@@ -1,7 +1,7 @@
-"""Ray's agent of a node, without the parts that serve Ray's dashboard: what a node host starts in its place.
+"""Ray's agent of a node, without the parts that serve Ray's dashboard. A node host starts it in the place of Ray's own.
 
-Ray's own, told ``--minimal``, still loads all of its parts where their dependencies happen to be installed. They then look for a dashboard
-every second, for events every two, and sum up the machine's processes every five: 7 ms of a core each second and 43 MB, on each node.
+With ``--minimal``, Ray's own agent still loads each part whose dependencies are installed. The parts look for a dashboard every second and
+for events every two, and sum up the machine's processes every five. On each node that takes 7 ms of a core each second, and 43 MB.
 """
 
 from __future__ import annotations

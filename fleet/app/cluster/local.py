@@ -33,7 +33,7 @@ ZYGOTE_FILE = "zygote.sock"
 OBJECT_STORE_BYTES = 80 * 2**20
 
 Zygote = Callable[[Path, Mapping[str, str]], subprocess.Popen[bytes]]
-"""Starts it, at a path and with an environment. It ends when its standard input is closed."""
+"""Starts the zygote, at a path and with an environment. The zygote ends when its standard input is closed."""
 
 _HOST = f"import sys; sys.path.append({str(Path(__file__).parents[3])!r}); from fleet.app.cluster.node_host import main; main()"
 
@@ -44,7 +44,7 @@ def node_resource(index: int) -> str:
 
 
 class NodeGpus:
-    """GPUs of this machine, by the ids that ``CUDA_VISIBLE_DEVICES`` has: each worker node takes as many, and no two the same."""
+    """This machine's GPUs, by their ids in ``CUDA_VISIBLE_DEVICES``. Each worker node takes the same number, and no two share one."""
 
     def __init__(self, gpus: Sequence[str], nodes: int) -> None:
         self.per_node = len(gpus) // nodes
@@ -52,29 +52,29 @@ class NodeGpus:
         self._taken: dict[str, list[str]] = {}
 
     def take(self, node: str) -> str:
-        """For a node that comes up."""
+        """Ids for a node that comes up, joined by commas."""
         self._taken[node], self._free = self._free[: self.per_node], self._free[self.per_node :]
         return ",".join(self._taken[node])
 
     def give_back(self, node: str) -> None:
-        """It is gone."""
+        """Free the GPUs of a node that is gone."""
         self._free += self._taken.pop(node, [])
 
 
 class LocalCluster:
     """Context manager: a head without CPUs and ``nodes`` worker nodes, each a raylet with a process tree of its own.
 
-    Implements ``fleet.protocol.provider.Cluster``. Whatever happens to this process, its nodes end with it. Not for use from several
+    Implements ``fleet.protocol.provider.Cluster``. The nodes end with this process, however it ends. Not for use from several
     threads at once, except ``stop``.
 
     Args:
         nodes: worker nodes to start with.
         slots_per_node: units of ``RANK_RESOURCE`` on each worker node.
-        labels: Ray's labels of the first worker nodes, by index: what a rack and its loss are rehearsed with.
-        gpus: ids of GPUs of this machine, as ``CUDA_VISIBLE_DEVICES`` has them; each worker node has as many of them, and no two the same.
-        gpus_per_rank: of which a rank takes so many.
+        labels: Ray's labels of the first worker nodes, by index; a run rehearses the loss of a rack with them.
+        gpus: ids of this machine's GPUs, as in ``CUDA_VISIBLE_DEVICES``; the worker nodes divide them equally.
+        gpus_per_rank: GPUs that a rank takes.
         start_limit_s: how long a node may take to come up.
-        zygote: starts what workers of all nodes are forked off, while the nodes come up.
+        zygote: starts the zygote while the nodes come up; the workers of all nodes are forked off it.
 
     Raises:
         ConfigError: the system is not Linux, or a number is impossible.
@@ -162,7 +162,7 @@ class LocalCluster:
         return Path(tempfile.mkdtemp(prefix=FOLDER_PREFIX, dir=MEMORY))
 
     def lose(self, index: int) -> str | None:
-        """SIGKILL all processes of a node at once, as a power failure would. Returns why not, or None when none of them is left."""
+        """SIGKILL all processes of a node at once, as a power failure would. Returns None, or why some are left."""
         with self._lock:
             host = self._hosts.get(str(index))
             if host is None:
@@ -192,7 +192,7 @@ class LocalCluster:
             for name in list(self._hosts):
                 self._reap(name)
             if self._zygote is not None:
-                self._end(self._zygote, "what forks for all nodes")
+                self._end(self._zygote, "the zygote of all nodes")
                 self._zygote = None
             self._restore_environment()
             shutil.rmtree(self._directory, ignore_errors=True)
@@ -206,7 +206,7 @@ class LocalCluster:
         self.stop()
 
     def _add_many(self, count: int) -> list[int]:
-        """Nodes come up side by side: most of the time each waits for processes of its own."""
+        """Start nodes side by side: each mostly waits for its own processes."""
         indices = list(range(self._next_index, self._next_index + count))
         self._next_index += count
         for index in indices:
@@ -310,8 +310,8 @@ class LocalCluster:
     def _authenticate(self) -> None:
         """Protect the cluster with Ray's token, unless the user chose otherwise: any local user could run code in it.
 
-        A token that the user has (environment or home directory) is used, so that Ray's command line works with the cluster;
-        else the cluster has one of its own, which this process and its children know.
+        The cluster uses the user's token (environment or home directory), so that Ray's command line works with it. Without one, the
+        cluster has a token of its own, which this process and its children know.
         """
         if os.environ.get("RAY_AUTH_MODE") is not None:
             return

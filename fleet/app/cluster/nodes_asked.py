@@ -1,7 +1,7 @@
 """Places that a run asks its cluster's autoscaler for: a placement group beside the ranks' own, in which no rank is ever placed.
 
-``ray.autoscaler.sdk.request_resources`` is one word for a whole cluster: each call takes back what any other run or user has asked for, and
-outlives who called it. A placement group belongs to its job: Ray removes it when that ends, however it ends.
+``ray.autoscaler.sdk.request_resources`` keeps one request for a whole cluster: each call replaces those of all other runs and users, and
+outlives its caller. A placement group belongs to its job: Ray removes it when the job ends, however it ends.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ WAY_OUT = "Leave it out, or join a cluster that was started with autoscaler vers
 
 
 class PlaceGroup:
-    """So many places, asked for again whenever that changes. One process has one; its job must be connected."""
+    """A request for places, made anew when their number changes. A process has one; its job must be connected."""
 
     def __init__(self, slot: Mapping[str, float], selector: Mapping[str, str]) -> None:
         self._slot, self._selector = dict(slot), dict(selector)
@@ -25,7 +25,7 @@ class PlaceGroup:
         self._group: Any = None
 
     def ask(self, places: int, avoid: Sequence[str] = ()) -> None:
-        """For ``places``, on none of the nodes ``avoid``; 0: for none, and what came is free."""
+        """Ask for ``places``, on none of the nodes ``avoid``. 0 takes the request back and frees its places."""
         if (wanted := (places, tuple(avoid))) == self._asked:
             return
         from ray.util import placement_group, remove_placement_group
@@ -40,7 +40,7 @@ class PlaceGroup:
             self._group = placement_group([self._slot] * places, **options)
 
     def wait(self, limit_s: float) -> bool:
-        """Whether all that was asked for is there within ``limit_s``."""
+        """Whether all places come within ``limit_s``."""
         return bool(self._group is None or self._group.wait(limit_s))
 
 
@@ -55,9 +55,9 @@ def check(address: str) -> None:
 
 
 def await_room(slots: int, slot: Mapping[str, float], selector: Mapping[str, str], limit_s: float) -> PlaceGroup | None:
-    """Ask for nodes until there is room for ``slots`` ranks, for up to ``limit_s``. What is returned holds it; None: there is none.
+    """Ask for nodes until there is room for ``slots`` ranks, for up to ``limit_s``. Returns the group that holds the room; None: no room.
 
-    It is given up once something of the run is on each node: else one that is idle for too long goes while the run begins.
+    The caller gives it up once the run has a process on each node. Before that, the autoscaler may take away an idle node.
     """
     group = PlaceGroup(slot, selector)
     group.ask(slots)

@@ -1,4 +1,4 @@
-"""What of this machine's code goes to the nodes of a cluster, and how much that is."""
+"""The code of this machine that goes to the nodes of a cluster, and the limit of its size."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from fleet.errors import ConfigError
 
 PACKAGES = ("fleet", "actors", "policies", "storage", "chaos", "dashboards")
 EXCLUDED = (".git", ".venv*", "venv", "__pycache__", "node_modules", "runs", ".mypy_cache", ".pytest_cache", ".ruff_cache")
-"""Never sent, whatever lies in them."""
+"""Patterns of names that are never sent."""
 MOST_BYTES = 200 * 2**20
-"""It goes to every node by way of the head; Ray refuses more than 500 MB."""
+"""The code goes to every node by way of the head; Ray refuses more than 500 MB."""
 
 
 def packages() -> list[str]:
@@ -24,7 +24,7 @@ def packages() -> list[str]:
 
 
 def checked(folder: Path) -> str:
-    """``folder``, if its files may travel. Raises ConfigError naming the largest when they are too much."""
+    """``folder``, if its files may travel. Raises ConfigError with the largest files when they are too much."""
     sizes = list(_sizes(folder))
     total = sum(size for _, size in sizes)
     if total > MOST_BYTES:

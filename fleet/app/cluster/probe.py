@@ -1,4 +1,4 @@
-"""What a node is asked before anything of a run is started there. It is sent as code, so that it runs where Fleet cannot be imported."""
+"""Questions to a node before a run starts anything there. They are sent as code, so that they run where Fleet cannot be imported."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ from fleet.errors import ConfigError
 MODULES = ("torch", "numpy", "fsspec", "fleet.errors", "actors.node", "storage.checkpoint.parts")
 MEMORY = "/dev/shm"
 LEAST_MEMORY_BYTES = 64 << 20
-"""For the rings of a node's ranks, and what they say to each other."""
+"""For the rings of a node's ranks, and for their messages to each other."""
 MOST_SKEW_S = 60.0
-"""Object stores refuse what was signed by a clock that is off by some minutes."""
+"""Object stores refuse a request that was signed by a clock some minutes off."""
 LIMIT_S = 120.0
 """A node fetches the code that travels, and starts a process, before it can answer."""
 
 
 @dataclass(frozen=True, slots=True)
 class NodeFacts:
-    """What one node says of itself. ``asked_s`` and ``answered_s`` are this process's calendar around ``clock_s``, the node's."""
+    """A node's answers. ``clock_s`` is the node's calendar time; ``asked_s`` and ``answered_s`` are this process's, before and after."""
 
     where: str
     python: str
@@ -38,17 +38,17 @@ class NodeFacts:
 
     @property
     def skew_s(self) -> float:
-        """How far the node's calendar is from this process's at least, whatever the question and the answer took."""
+        """Least seconds between the node's calendar and this process's, for any time that question and answer took to travel."""
         return max(self.asked_s - self.clock_s, self.clock_s - self.answered_s, 0.0)
 
 
 def facts(modules: Sequence[str], memory: str) -> dict[str, Any]:
-    """On the node. Standard library only, as it is sent there by value."""
+    """Runs on the node. Standard library only, as it is sent there by value."""
     clock_s, missing = time.time(), ""
     for name in modules:
         try:
             importlib.import_module(name)
-        except Exception as error:  # noqa: BLE001 - whatever an import raises, ranks would meet it too
+        except Exception as error:  # noqa: BLE001 - any error of an import would meet ranks, too
             missing = f"{name}: {type(error).__name__}: {error}"
             break
     free = shutil.disk_usage(memory).free if os.path.isdir(memory) else 0
@@ -58,7 +58,7 @@ def facts(modules: Sequence[str], memory: str) -> dict[str, Any]:
 
 
 def judge(found: Mapping[str, NodeFacts], python: str) -> None:
-    """Raises ConfigError naming the first node that cannot train, and how many others cannot. Keys are addresses."""
+    """Raises ConfigError with the first node that cannot train, and the number of the others. Keys are addresses."""
     complaints = [(address, *complaint) for address, each in found.items() if (complaint := _complaint(each, python)) is not None]
     if not complaints:
         return
@@ -68,7 +68,7 @@ def judge(found: Mapping[str, NodeFacts], python: str) -> None:
 
 
 def _complaint(each: NodeFacts, python: str) -> tuple[str, object, str, str] | None:
-    """(what, its value, why it will not do, what to do), or None."""
+    """(setting, value, reason, way out) of the first fault, or None."""
     if each.python.rpartition(".")[0] != python.rpartition(".")[0]:
         return "Python", each.python, f"ranks are sent code of Python {python}", "Use one version of Python on all nodes."
     if each.missing:
@@ -83,8 +83,6 @@ def _complaint(each: NodeFacts, python: str) -> tuple[str, object, str, str] | N
         reason = f"{MEMORY} has {each.memory_bytes >> 20} MiB free, and ranks need {LEAST_MEMORY_BYTES >> 20}"
         return MEMORY, f"{each.memory_bytes >> 20} MiB", reason, "Make it larger (docker run --shm-size, an emptyDir of medium Memory)."
     if each.skew_s > MOST_SKEW_S:
-        reason = (
-            f"its calendar is {each.skew_s:,.0f} s off that of the head, and at most {MOST_SKEW_S:g} s will do: object stores refuse it"
-        )
+        reason = f"its clock is {each.skew_s:,.0f} s off that of the head, and at most {MOST_SKEW_S:g} s will do: object stores refuse it"
         return "clock", f"{each.skew_s:,.0f} s", reason, "Let it be set from the network (NTP, chrony)."
     return None

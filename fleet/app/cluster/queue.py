@@ -1,6 +1,7 @@
-"""Runs that wait for room: kept in files, started as processes, looked after until they end; told to give way, and started again.
+"""The queue of runs that wait for room: it keeps them in files, starts them as processes, and watches them until they end.
 
-A run outlives the service that started it: another one takes up its file, and knows the process by its pid and start time.
+It tells a run to give way, and starts it again. A run outlives the service that started it: another service takes up its file, and knows
+the process by its pid and start time.
 """
 
 from __future__ import annotations
@@ -25,37 +26,37 @@ from fleet.protocol.exit_codes import Exit
 from fleet.protocol.queueing import ONE_SLOT, SLOT, Asked, Decision, Node, Preempt, Running, Start
 
 SUBMITTED = "FLEET_SUBMITTED_UNIX_S"
-"""Tells a run when it was handed in, so that its journal has how long it waited."""
+"""Tells a run when it was handed in, for the wait in its journal."""
 LOOK_S = 0.25
 KEPT = 200
 WAITING, RUNNING, ENDED, CANCELLED = "waiting", "running", "ended", "cancelled"
 MOST_WAITING = 1_000
 NOTICE_S = 120.0
-"""A run that is to end has so long to hear of it once it was started, and then so long to keep its last state."""
+"""Seconds that a run which is to end has to get ready for the signal, and then again to keep its last state."""
 GAVE_WAY = (None, Exit.STOPPED, Exit.NOT_SAVED, -signal.SIGTERM)
-"""Exit codes of a run that was told to give way and is not over: it will go on. None: nobody who could know it has looked; a run that was
-completed ends at once when it is started again."""
+"""Exit codes after which a run that was told to give way goes on later. None: no process saw the code. A completed run ends at once when it
+is started again."""
 HERE = "here"
 Noted = Callable[[str, "Job", str], None]
-"""Is told (action, run, why) of all that the queue does."""
+"""Takes (action, run, why) of each action of the queue."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
-    """One run, as it was handed in, and what became of it.
+    """One run, as it was handed in, and its state since.
 
     Args:
         slots: ranks, spares included.
-        owner, team: who handed it in, and whose quota it counts for.
-        shape: what a slot takes of a node; selector: conditions on the node's labels.
-        waits_since_unix_s: since when it waits, if it does; ``waited_s``: how long it has before that, in all.
-        starts: how often it was started; refusals: how often that was refused, one after the other.
-        placed: the slots that the queue counts on for it, by node.
+        owner, team: the user that handed it in, and the team whose quota it counts for.
+        shape: resources that a slot takes of a node; selector: conditions on the node's labels.
+        waits_since_unix_s: since when it waits, if it does; ``waited_s``: seconds that it waited before that, in all.
+        starts: how often it was started; refusals: how many of its last starts were refused.
+        placed: its slots by node, as the queue counts them.
         gives_way_to: the run for which it is to end; empty: none.
-        leaves_since_unix_s: since when it is to end, for that or because it was cancelled; 0: it is not.
-        stop_sent_unix_s: when it was told so; 0: it was not yet.
+        leaves_since_unix_s: since when it is to end, to give way or because it was cancelled; 0: it is not to end.
+        stop_sent_unix_s: when SIGTERM was sent; 0: not yet.
         hurried: it did not end in order, and was ended at once.
-        exit_code: None when it ended while nobody looked.
+        exit_code: None when no service saw it end.
     """
 
     name: str
@@ -91,7 +92,7 @@ class Job:
         return {**dataclasses.asdict(self), "arguments": list(self.arguments)}
 
     def asked(self, now_s: float) -> Asked:
-        """As the policy sees it."""
+        """The run as the policy sees it."""
         waits_s = 0.0
         if self.phase == WAITING:
             since_s = self.submitted_unix_s if self.waits_since_unix_s is None else self.waits_since_unix_s
@@ -107,18 +108,20 @@ class Job:
 
 
 class QueueRoom(Protocol):
-    """Where runs go."""
+    """Room for runs."""
 
     def nodes(self, jobs: Sequence[Job]) -> tuple[list[Node], list[Job]]:
-        """What the queue may give out now, and its running ``jobs`` with the nodes that they have. Raises RunFailed: it cannot be seen."""
+        """Nodes with the resources that the queue may give out now, and its running ``jobs`` with their nodes.
+
+        Raises RunFailed: the room cannot be seen."""
 
     def most(self) -> list[Node]:
-        """All there is when nobody is there. Raises RunFailed."""
+        """All nodes as if they were empty. Raises RunFailed."""
 
 
 @dataclass(frozen=True)
 class OneMachine:
-    """So many slots, wherever they are: runs start clusters of their own on this machine."""
+    """A number of slots of this machine, on which each run starts a cluster of its own."""
 
     slots: int
 
@@ -137,24 +140,24 @@ class Runs(Protocol):
     """How runs are started and ended.
 
     Attributes:
-        tries: how often a run may be refused as it starts before that is its end: others may take the room that was seen.
+        tries: so many refused starts in a row end a run. Another user may take the room that the queue has seen.
     """
 
     @property
     def tries(self) -> int: ...
 
     def command(self, job: Job) -> list[str]:
-        """The command line of ``job``; it goes on with the run where that was started before."""
+        """The command line of ``job``; it resumes a run that was started before."""
 
     def listens(self, job: Job) -> bool:
-        """Whether a process that was started is so far that SIGTERM ends its run in order."""
+        """Whether the process of ``job`` is so far that SIGTERM ends its run in order."""
 
     def hurry(self, job: Job) -> None:
-        """End a run at once that was told to end in order, and has not."""
+        """End at once a run that was told to end in order, and has not ended."""
 
 
 class Policy(Protocol):
-    """Who starts, and who gives way: ``policies.admission`` with its rules."""
+    """Decides which runs start, and which give way: ``policies.admission`` with its rules."""
 
     def decide(self, waiting: Sequence[Asked], running: Sequence[Running], nodes: Sequence[Node]) -> list[Decision]: ...
 
@@ -162,7 +165,7 @@ class Policy(Protocol):
 
 
 def nobody_notes(action: str, job: Job, why: str) -> None:
-    """For a queue that keeps no book."""
+    """For a queue that records no actions."""
 
 
 class RunQueue:
@@ -171,9 +174,9 @@ class RunQueue:
     Args:
         folder: where jobs and their output are kept.
         room: the slots that there are.
-        policy: who starts now.
-        runs: how they are started and ended.
-        noted: is told of all that is done.
+        policy: decides which runs start now, and which give way.
+        runs: how runs are started and ended.
+        noted: takes each action.
     """
 
     def __init__(self, folder: Path, room: QueueRoom, policy: Policy, runs: Runs, noted: Noted = nobody_notes) -> None:
@@ -193,7 +196,7 @@ class RunQueue:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Runs go on; those that wait will start when somebody looks after them again."""
+        """Runs go on. Waiting runs start when a service takes up the folder again."""
         self._stop.set()
         self._thread.join(10.0)
 
@@ -241,7 +244,7 @@ class RunQueue:
             self.step()
 
     def step(self) -> None:
-        """Take note of what has ended, start what has room, and tell who has to give way."""
+        """Note the runs that ended, start runs that have room, and tell runs to give way."""
         with self._lock:
             for job in self._in(RUNNING):
                 self._notice(job)
@@ -282,15 +285,15 @@ class RunQueue:
             again = dataclasses.replace(job, phase=WAITING, waits_since_unix_s=unix_time_s(), gives_way_to="", placed={}, refusals=refusals)
             self._put(dataclasses.replace(again, leaves_since_unix_s=0.0, stop_sent_unix_s=0.0, hurried=False))
             return
-        self._noted("end", job, "nobody saw how" if code is None else f"exit code {code}")
+        self._noted("end", job, "no process saw how" if code is None else f"exit code {code}")
         self._put(dataclasses.replace(job, phase=ENDED, exit_code=code, ended_unix_s=unix_time_s()))
 
     def _why_again(self, job: Job, code: int | None) -> str:
-        """Why a run that has ended is not over; empty: it is."""
+        """Why a run whose process has ended waits again; empty: the run is over."""
         if job.gives_way_to and (code in GAVE_WAY or (job.hurried and code != Exit.DONE)):
             return f"its slots are free for {job.gives_way_to}"
         if code == Exit.REFUSED and job.refusals + 1 < self._runs.tries:
-            return "it was refused as it started: somebody else may have had the room"
+            return "its start was refused: another user may have taken the room"
         return ""
 
     def _leaves(self, job: Job) -> Job:
@@ -298,7 +301,7 @@ class RunQueue:
         return self._jobs[job.name]
 
     def _press(self, job: Job) -> None:
-        """Tell a run that is to end so, once it can hear it; one that has not ended ``NOTICE_S`` later is ended at once."""
+        """Send SIGTERM to a run that is to end, once it can hear it. A run that has not ended ``NOTICE_S`` later is ended at once."""
         now_s = unix_time_s()
         if job.phase != RUNNING or not job.leaves_since_unix_s or not _alive(job):
             return

@@ -1,4 +1,4 @@
-"""Ray without its noise: users of Fleet read Fleet's own output; what Ray has to say stays in its log files and in a logger."""
+"""Ray without its noise: users of Fleet read Fleet's own output. Ray's messages stay in its log files and in a logger."""
 
 from __future__ import annotations
 

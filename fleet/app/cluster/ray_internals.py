@@ -1,8 +1,8 @@
-"""All that a local cluster uses of Ray's internals. What a run uses of Ray Train's is in ``actors.ray_internals``.
+"""All uses of Ray's internals by a cluster. ``actors.ray_internals`` has a run's uses of Ray Train's.
 
-Ray promises none of it: each thing here is a fact that ``tests/contract/test_ray_facts.py`` checks by name, and ``docs/upgrading.md`` tells
-what to do when one does not hold any more. Imports stand inside the functions: a driver does not load what the host of a node needs.
-(``fleet.app.cluster.lean_agent`` is the only other one: it is the main program of a process of Ray's, and imports nothing of Fleet's.)
+Ray promises none of it. ``tests/contract/test_ray_facts.py`` checks each fact by its name, and ``docs/upgrading.md`` says how to mend one
+that does not hold any more. Imports stand inside the functions: a driver does not load the parts that the host of a node needs. (One other
+module uses internals: ``fleet.app.cluster.lean_agent``, the main program of a process of Ray's. It imports nothing of Fleet's.)
 """
 
 from __future__ import annotations
@@ -23,26 +23,26 @@ ASKED = "fleet-asks-for-nodes"
 """Name of the placement groups by which runs ask for nodes: no rank is ever placed in one."""
 log = logging.getLogger("fleet.app.cluster.ray_internals")
 HTTP2_OPENS = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes((0, 0, 0, 4, 0, 0, 0, 0, 0))
-"""What a client says first: the preface and its settings, of which there are none (RFC 9113, section 3.4). A server tells its own."""
+"""A client's first bytes: the preface, and an empty frame of settings (RFC 9113, section 3.4). A server answers with its own settings."""
 SYSTEM_CONFIG = {
-    # A killed raylet refuses connections, so each check fails at once: dead after period x threshold. A starved one answers late:
-    # it is given the time-out for every check, so that a busy machine does not lose nodes.
+    # A killed raylet refuses connections, so each check fails at once: the node is dead after period x threshold. A starved raylet
+    # answers late: each check waits for the time-out, so that a busy machine does not lose nodes.
     "health_check_initial_delay_ms": 0,
     "health_check_period_ms": 400,
     "health_check_timeout_ms": 5000,
     "health_check_failure_threshold": 4,
     "worker_register_timeout_seconds": 30,
-    # Ray looks four times a second how much memory is left, in each node, as if each had a machine of its own.
+    # By default, Ray reads the free memory four times a second in each node, as if each had a machine of its own.
     "memory_monitor_refresh_ms": 1000,
-    # Nor is a second too long for the rest that Ray's daemons look after 5 to 10 times a second: objects to fetch and to free, of which
-    # ranks make none, and workers without work. Demand is asked for on behalf of an autoscaler, and a local cluster has none.
+    # By default, Ray's daemons look 5 to 10 times a second for objects to fetch and to free, and for idle workers. Once a second is
+    # enough: ranks make no objects. The daemons ask for demand on behalf of an autoscaler, and a local cluster has none.
     "object_manager_timer_freq_ms": 1000,
     "raylet_check_gc_period_milliseconds": 1000,
     "kill_idle_workers_interval_ms": 1000,
     "gcs_pull_resource_loads_period_milliseconds": 10_000,
     # Ray's default of 15 puts ranks behind everything else on the machine, its own daemons first. Ranks are what the machine is for.
     "worker_niceness": 0,
-    # Every process tells each second which calls it ran. Only Ray's dashboard shows them, which does not run here.
+    # By default, each process reports its calls every second. Only Ray's dashboard shows them, and it does not run here.
     "task_events_report_interval_ms": 0,
 }
 
@@ -86,7 +86,7 @@ def _node_class() -> Any:
 
 
 def _leave_out_dashboard() -> None:
-    """Agents start with --minimal, and without parts."""
+    """Agents start with ``--minimal``, and as :mod:`fleet.app.cluster.lean_agent`."""
     import ray
     from ray._private import ray_constants, services
 
@@ -102,7 +102,7 @@ def _leave_out_dashboard() -> None:
 
 
 def take_prints(sink: Callable[[dict[str, Any], bool], None]) -> None:
-    """``sink`` gets what Ray would print here: ``lines`` with the ``pid`` that they come from, and whether they go without a prefix."""
+    """``sink`` gets Ray's prints of this process: ``lines`` with the ``pid`` of their source, and whether they go without a prefix."""
     import ray
 
     ray._private.worker.print_to_stdstream = sink
@@ -110,7 +110,7 @@ def take_prints(sink: Callable[[dict[str, Any], bool], None]) -> None:
 
 @contextmanager
 def prints_kept() -> Iterator[None]:
-    """Ray prints here as before once the block has ended, whoever has taken its prints meanwhile."""
+    """Ray prints here as before once the block has ended, although ``take_prints`` was called meanwhile."""
     import ray
 
     before = ray._private.worker.print_to_stdstream
@@ -145,8 +145,8 @@ def reread_authentication() -> None:
 def take_sigterm(on_signal: Callable[[], object]) -> None:
     """In this worker SIGTERM calls ``on_signal``, in its main thread, and ends nothing.
 
-    Only the main thread may set a handler, and an actor with a loop never has that thread. Ray's handler is there, is run within a moment,
-    and ends the process by a function that it looks up each time.
+    Only the main thread may set a handler, and an actor with a loop never gets that thread. Ray's own handler runs within a moment, and
+    ends the process by a function that it looks up each time. ``on_signal`` takes the place of that function.
     """
     from ray._private import worker
 
@@ -158,7 +158,7 @@ def take_sigterm(on_signal: Callable[[], object]) -> None:
 
 
 def ignored_in(folder: Path, excluded: Sequence[str]) -> Callable[[Path], bool]:
-    """Whether a file of ``folder`` stays behind when Ray sends that: by ``excluded``, ``.rayignore`` and ``.gitignore``."""
+    """A test of a path: whether Ray leaves it behind when it sends ``folder``, by ``excluded``, ``.rayignore`` and ``.gitignore``."""
     from ray._private.runtime_env.packaging import _get_excludes, get_excludes_from_ignore_files
 
     rules = [_get_excludes(folder, list(excluded)), *get_excludes_from_ignore_files(folder, include_gitignore=True)]
@@ -166,7 +166,7 @@ def ignored_in(folder: Path, excluded: Sequence[str]) -> Callable[[Path], bool]:
 
 
 def uploaded(environment: Mapping[str, Any]) -> dict[str, Any]:
-    """A runtime environment whose folders are in the cluster now, for an actor: Ray itself does that for whole jobs alone."""
+    """Upload the folders of a runtime environment to the cluster, for an actor. Ray itself uploads those of whole jobs alone."""
     from ray._private.runtime_env.py_modules import upload_py_modules_if_needed
     from ray._private.runtime_env.working_dir import upload_working_dir_if_needed
 
@@ -177,7 +177,7 @@ def uploaded(environment: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def free_by_node() -> dict[str, dict[str, float]]:
-    """Ray's id of each node -> the resources that nobody holds there now."""
+    """Ray's id of each node -> the resources that are free there now."""
     import ray
 
     found: dict[str, dict[str, float]] = ray._private.state.available_resources_per_node()
@@ -185,7 +185,9 @@ def free_by_node() -> dict[str, dict[str, float]]:
 
 
 def held_by_run(limit_s: float = 5.0) -> dict[str, dict[str, dict[str, float]]]:
-    """Run of Fleet's -> Ray's id of each node -> the resources that its ranks' places hold there. Raises OSError when nobody answers."""
+    """Run of Fleet's -> Ray's id of each node -> the resources that its ranks' places hold there.
+
+    Raises OSError when the control plane does not answer."""
     import ray
 
     try:
@@ -213,9 +215,9 @@ def nodes_of_job() -> set[str]:
 
 
 def places_of_job(asked: bool = False) -> Counter[str]:
-    """How many places this job has on each node of Ray's; those of "" wait for room, or for a node to be given up.
+    """Ray's id of each node -> the number of this job's places there; those of "" wait for room, or for a node to be given up.
 
-    ``asked``: only those that were asked for in a placement group called ``ASKED``, and else none of these.
+    ``asked``: count only placement groups called ``ASKED``; otherwise, all groups but these.
     """
     import ray
 
@@ -231,7 +233,7 @@ def unplaced() -> int:
 
 
 def has_autoscaler(limit_s: float = 5.0) -> bool:
-    """Whether an autoscaler (version 2) reports to this cluster's control plane. Raises OSError when nobody answers."""
+    """Whether an autoscaler (version 2) reports to this cluster's control plane. Raises OSError when the control plane does not answer."""
     import ray
     from ray.core.generated.autoscaler_pb2 import GetClusterStatusReply
 
@@ -244,10 +246,10 @@ def has_autoscaler(limit_s: float = 5.0) -> bool:
 
 
 def draining(limit_s: float = 2.0) -> dict[str, float]:
-    """Ray's id of each node that will be taken away -> when, in seconds of Unix time; 0: nobody has said when.
+    """Ray's id of each node that will be taken away -> when, in seconds of Unix time; 0: no time was given.
 
-    ``get_draining_nodes`` has no time-out, and ends this process when the control plane is gone for a minute: it is called for the times
-    alone, right after an answer. Raises OSError when none comes.
+    ``get_draining_nodes`` has no time-out, and ends this process when the control plane is gone for a minute. So it is called for the times
+    alone, right after another answer. Raises OSError when the control plane does not answer.
     """
     import ray
     from ray.core.generated.gcs_pb2 import NodeSnapshot
@@ -262,7 +264,7 @@ def draining(limit_s: float = 2.0) -> dict[str, float]:
 
 
 def remove_node(address: str, node_id: str, limit_s: float = 10.0) -> None:
-    """Have the control plane at ``address`` hold a node for dead, now; its own check takes a minute when the node cannot be reached.
+    """Let the control plane at ``address`` declare a node dead now. Its own check of a node that it cannot reach takes a minute.
 
     Placement groups move, and the node's raylet ends when it hears of it. Raises OSError when the control plane does not answer.
     """
@@ -282,9 +284,9 @@ def remove_node(address: str, node_id: str, limit_s: float = 10.0) -> None:
 
 
 def answers(address: str, limit_s: float) -> bool:
-    """Whether the control store at ``host:port`` reacts to a new connection: one that is stopped does not, though its port is open.
+    """Whether the control store at ``host:port`` reacts to a new connection. A stopped process does not, though its port is open.
 
-    It is not asked by gRPC's library: that keeps threads, which a process that forks must not have.
+    gRPC's library is not used: it keeps threads, and a process that forks must have none.
     """
     host, _, port = address.rpartition(":")
     try:

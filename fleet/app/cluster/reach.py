@@ -17,7 +17,7 @@ from fleet.protocol.domains import locate
 AUTO = "auto"
 HELLO, FRAME_HEAD, SETTINGS_FRAME = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\x00\x00\x00\x04\x00\x00\x00\x00\x00", 9, 4
 TRY_S = 3.0
-"""How long the address may take to accept a connection: Ray itself would try for longer, and say less."""
+"""Seconds for the address to accept a connection. Ray itself would try for longer, and say less."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,12 +63,12 @@ def join(address: str, **arguments: Any) -> None:
 
 
 def asks_for_token(words: str) -> bool:
-    """Whether Ray was refused for its token, by what it said of that."""
+    """Whether Ray's words say that the cluster refused its token."""
     return "uthenticat" in words or "AuthToken" in words
 
 
 def _roots(error: BaseException) -> str:
-    """What an error was raised from: of a token Ray speaks there alone."""
+    """The texts of an error and of its causes. Ray speaks of a token in a cause alone."""
     found, cause = [str(error)], error.__cause__
     while cause is not None:
         found.append(str(cause))
@@ -77,7 +77,7 @@ def _roots(error: BaseException) -> str:
 
 
 def _way_out(address: str, words: str = "") -> str:
-    """What to do, by what Ray said."""
+    """The advice for Ray's words."""
     if asks_for_token(words):
         return "Set RAY_AUTH_TOKEN, or put the cluster's token into ~/.ray/auth_token; RAY_AUTH_MODE=disabled where it asks for none."
     if "ersion mismatch" in words:
@@ -90,7 +90,7 @@ def _way_out(address: str, words: str = "") -> str:
 
 
 def _knock(address: str) -> None:
-    """Ray itself looks for a cluster for minutes, and says less."""
+    """Raises ConfigError when no cluster answers. Ray itself would try for minutes, and say less."""
     scheme, _, place = address.rpartition("://")
     host, _, port = place.rpartition(":")
     if scheme or not host or not port.isdecimal() or not 0 < int(port) < 65536:
@@ -103,11 +103,13 @@ def _knock(address: str) -> None:
         reason = f"no cluster answers there: {error.strerror or error}"
         raise ConfigError("--address", address, reason, _way_out(address)) from error
     if not speaks:
-        raise ConfigError("--address", address, "whoever listens there is no head of a Ray cluster", _way_out(address))
+        raise ConfigError("--address", address, "the process that listens there is no head of a Ray cluster", _way_out(address))
 
 
 def _speaks_grpc(line: socket.socket) -> bool:
-    """Whether it answers as HTTP/2 does, by a frame of settings (RFC 9113, 3.4): Ray waits for minutes for others. Not tried under TLS."""
+    """Whether the server answers with a frame of settings, as HTTP/2 does (RFC 9113, 3.4). Ray would wait minutes for another server.
+
+    Not tried under TLS."""
     if os.environ.get("RAY_USE_TLS", "0").lower() in ("1", "true"):
         return True
     line.sendall(HELLO)
@@ -116,7 +118,7 @@ def _speaks_grpc(line: socket.socket) -> bool:
 
 
 def nodes_seen(levels: Sequence[str], overrides: Mapping[str, str] | None = None) -> list[ReachedNode]:
-    """The nodes that live, by name. ``overrides``: by name, the path that ``FLEET_DOMAIN`` gives.
+    """The nodes that are alive, in the order of their hosts. ``overrides``: by name, the path that ``FLEET_DOMAIN`` gives.
 
     A slot is a unit of Fleet's own resource where a node has one; else a GPU where any node has one; else a CPU.
     """

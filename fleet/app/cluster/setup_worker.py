@@ -1,7 +1,7 @@
-"""What a local raylet starts for each worker, in the place of ``ray/_private/workers/setup_worker.py``.
+"""A local raylet starts this script for each worker, in the place of ``ray/_private/workers/setup_worker.py``.
 
-That one imports Ray to set variables and to start something else: a second of one core, right after a rank was lost. This one does the same
-for what Fleet's workers ask for, variables and an executable, with the standard library alone, and hands all else over to Ray's.
+Ray's script imports Ray to set variables and to start another program: a second of one core, right after a rank was lost. Fleet's workers
+ask for variables and an executable. This script handles those with the standard library alone, and hands all else over to Ray's.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ RAYS = "FLEET_RAY_SETUP_WORKER"
 
 
 def worker(arguments: list[str], environment: dict[str, str]) -> tuple[list[str], dict[str, str]] | None:
-    """(command, environment) of the worker that ``arguments`` of the raylet describe, or None: that is for Ray."""
+    """(command, environment) of the worker that the raylet's ``arguments`` describe; None: Ray's script has to start it."""
     values = {prefix: text[len(prefix) :] for prefix in (CONTEXT, LANGUAGE) for text in arguments if text.startswith(prefix)}
     context = json.loads(values.get(CONTEXT) or "{}")
     known = {"env_vars", "py_executable"}
@@ -32,7 +32,7 @@ def worker(arguments: list[str], environment: dict[str, str]) -> tuple[list[str]
 
 
 def _expanded(text: str, environment: dict[str, str]) -> str:
-    """As Ray does it: a variable that is not set is empty in braces, and stays as it is without."""
+    """As Ray does it: a variable that is not set becomes empty in braces, and stays as it is without them."""
     return re.sub(r"\$(?:\{(\w+)\}|(\w+))", lambda m: environment.get(m[1] or m[2], "" if m[1] else m[0]), text)
 
 

@@ -1,1 +1,1 @@
-"""Files that bring up a cluster with a run on it: from one small spec to texts, and what is wrong in such texts. Nothing is started."""
+"""Files that bring up a cluster with a run on it: their texts, made from one small spec, and faults in such texts. Nothing is started."""

@@ -1,6 +1,6 @@
-"""What is wrong in the files that bring up a cluster: their texts in, refusals out.
+"""Faults in the files that bring up a cluster: their texts in, refusals out.
 
-Judges are Ray's schema for ``ray up``, Kubernetes' own for what Kubernetes knows, and the tables of ``rules.py`` for KubeRay's objects.
+The judges are Ray's schema for ``ray up``, Kubernetes' schemas for its own objects, and the tables of ``rules.py`` for all of them.
 """
 
 from __future__ import annotations
@@ -19,31 +19,31 @@ from fleet.app.deploy import entrypoint, jobset, pod_security, pods, rules
 from fleet.errors import ConfigError
 
 KUBERNETES = "1.33"
-"""The version whose schemas are asked."""
+"""The version whose schemas judge."""
 RAY, JOB_SET = "ray.io/v1", "jobset.x-k8s.io/v1alpha2"
 LEAST_PATIENCE_S = 60
 LEAST_SHARED_B = 64 * 2**20
-"""Of `/dev/shm`; what Fleet needs there."""
+"""Bytes that Fleet needs in ``/dev/shm``."""
 EXTRA = "kubernetes_validate"
 YAML = (".yaml", ".yml")
 OWN = {"PodDisruptionBudget": rules.BUDGET, "NetworkPolicy": rules.POLICY, "ServiceAccount": rules.ACCOUNT}
-"""Kinds that Kubernetes' own schemas know, and what Fleet asks of them beside that."""
+"""Kinds that Kubernetes' own schemas know -> Fleet's rules beside the schemas."""
 KNOWN = (
     f"A cluster file of ray up, RayJob, RayCluster, JobSet, {', '.join(OWN)} can be checked; docs/deploy.md names tools for other files."
 )
 
 
 def check(name: str, text: str, accepts: entrypoint.Accepts, *, core: bool = True) -> list[ConfigError]:
-    """All that is wrong in a file.
+    """All faults in a file.
 
     Args:
         name: of the file.
-        text: what is in it.
+        text: its content.
         accepts: Fleet's own command line, which judges the commands in it.
         core: ask Kubernetes' schemas, too. They come with the extra ``kubernetes``.
     """
     if PurePosixPath(name).suffix not in YAML:
-        raise ConfigError("FILE", name, "it is of no kind that is known by its name", KNOWN)
+        raise ConfigError("FILE", name, "files of such a name cannot be checked", KNOWN)
     faults = _check_yaml(text, accepts, core)
     return [ConfigError(f"{name}: {error.field}", error.value, error.reason, error.way_out) for error in faults]
 
@@ -95,7 +95,7 @@ def _document(document: Any, accepts: entrypoint.Accepts, core: bool) -> list[Co
 
 
 def _core(document: Mapping[str, Any], below: str = "") -> Iterator[ConfigError]:
-    """What Kubernetes' own schema refuses first; unknown fields, too. ``below``: what stands before each path."""
+    """The first refusal by Kubernetes' own schema, which refuses unknown fields, too. ``below``: text before each path."""
     import kubernetes_validate as schemas
 
     try:
@@ -178,7 +178,7 @@ def _scripts(document: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
 
 
 def _peers(policy: Mapping[str, Any]) -> Iterator[ConfigError]:
-    """Pods of the policy's own namespace that it lets in are those of its run."""
+    """Refusals of a policy that lets in pods of its own namespace that are not of its run."""
     wanted = ["spec", "podSelector", "matchLabels", pods.RUN]
     own = next((value for _, value in rules.reached(policy, wanted)), None)
     for path, labels in rules.reached(policy, wanted[:-1]):
@@ -196,7 +196,7 @@ def _peers(policy: Mapping[str, Any]) -> Iterator[ConfigError]:
 
 
 def _command(text: str, field: str, accepts: entrypoint.Accepts, room: int | None) -> Iterator[ConfigError]:
-    """What ``entrypoint.check`` raises, as a refusal of ``field``."""
+    """The error of ``entrypoint.check``, as a refusal of ``field``."""
     try:
         entrypoint.check(text, field, accepts, room)
     except ConfigError as error:
@@ -250,7 +250,7 @@ def _judged(template: Mapping[str, Any], at: str, table: Sequence[rules.Rule | r
 
 
 def _shared_memory(template: Mapping[str, Any]) -> Iterator[ConfigError]:
-    """A pod has 64 MiB of it otherwise, and Ray would put its objects on a disk."""
+    """Refusals of a pod without enough: by default it has 64 MiB, and Ray would put its objects on a disk."""
     volumes = [value for _, value in rules.reached(template, ["spec", "volumes", "*"]) if isinstance(value, Mapping)]
     mounts = [value for _, value in rules.reached(template, ["spec", "containers", "*", "volumeMounts", "*"]) if isinstance(value, Mapping)]
     names = [each.get("name") for each in mounts if each.get("mountPath") == "/dev/shm"]
@@ -305,7 +305,7 @@ def _probes(container: Mapping[str, Any], path: str) -> Iterator[ConfigError]:
 
 
 def _room(cluster: Mapping[str, Any]) -> int | None:
-    """Ranks that the worker groups hold. None: it cannot be told."""
+    """Ranks that the worker groups hold. None: not known."""
     held = [_held(group.get("template"), group) if isinstance(group, Mapping) else None
             for _, group in rules.reached(cluster, ["workerGroupSpecs", "*"])]  # fmt: skip
     known = [each for each in held if each is not None]
@@ -313,7 +313,7 @@ def _room(cluster: Mapping[str, Any]) -> int | None:
 
 
 def _held(template: Any, group: Any) -> int | None:
-    """Ranks that a group of like pods holds: one for each GPU, or for each CPU where there is no GPU. None: it cannot be told."""
+    """Ranks that a group of like pods holds: one for each GPU, or for each CPU where there is no GPU. None: not known."""
     count = next((group[name] for name in ("replicas", "parallelism") if name in group), None) if isinstance(group, Mapping) else None
     found = [value for _, value in rules.reached(template, ["spec", "containers", "*", "resources", "limits"])]
     if count is None or not found or not isinstance(found[0], Mapping) or not rules.whole(0)(count):

@@ -12,7 +12,7 @@ from fleet.app.deploy.spec import Spec
 from fleet.errors import ConfigError
 
 Accepts = Callable[[Sequence[str]], Any]
-"""Fleet's own command line: takes what follows ``fleet run``, and raises ConfigError for what it refuses."""
+"""Fleet's own command line: takes the words after ``fleet run``, and raises ConfigError when it refuses them."""
 
 
 def words(spec: Spec, folder: str, address: str = "auto", *, detach: bool = False) -> list[str]:
@@ -30,7 +30,7 @@ def words(spec: Spec, folder: str, address: str = "auto", *, detach: bool = Fals
 
 
 def resume_words(spec: Spec, folder: str) -> list[str]:
-    """What goes on with the run on another cluster, after the loss of the head."""
+    """The command that resumes the run on another cluster, after the loss of the head."""
     return ["fleet", "run", posixpath.join(folder, spec.script), "--resume", spec.name, "--storage", spec.store, "--address", "auto"]
 
 
@@ -40,7 +40,7 @@ def line(command: Sequence[str]) -> str:
 
 
 def check(text: str, field: str, accepts: Accepts, room: int | None) -> None:
-    """Raises ConfigError where ``text`` is no ``fleet run`` that Fleet takes, that fits into the cluster, and that ends with it.
+    """Raises ConfigError unless ``text`` is a ``fleet run`` that Fleet takes, that fits into the cluster, and that stays with its run.
 
     Args:
         text: a command line.
@@ -56,7 +56,7 @@ def check(text: str, field: str, accepts: Accepts, room: int | None) -> None:
     if "--address" not in options:
         raise ConfigError(field, text, "without --address it starts a cluster of its own on one node", "Add --address auto.")
     if "--detach" in found:
-        raise ConfigError(field, text, "the cluster ends with this command, so that the run cannot be left to it", "Leave out --detach.")
+        raise ConfigError(field, text, "the cluster ends with this command, and the run with the cluster", "Leave out --detach.")
     ranks = int(options.get("--world", "4")) + int(options.get("--spares", "0"))
     if room is not None and ranks > room:
         raise ConfigError(field, text, f"it asks for {ranks} ranks with spares, and the nodes have room for {room}", "Add nodes.")

@@ -1,4 +1,4 @@
-"""The files of each target, as texts. Pure: what writes them is ``fleet.app.cli.cluster``."""
+"""The files of each target, as texts. Pure: ``fleet.app.cli.cluster`` writes them."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from fleet.app.deploy import entrypoint, jobset, kuberay, pods, ray_up
 from fleet.app.deploy.spec import LEFT_BEHIND, WHEEL, Spec
 
 ADDRESS = "$HEAD_IP:6379"
-"""Of the head, in the batch script."""
+"""Address of the head, in the batch script."""
 TITLES = {"ray-up": "with ray up", "kuberay": "on Kubernetes", "jobset": "on Kubernetes, without KubeRay", "slurm": "on Slurm"}
 BESIDE = ("service-account.yaml", "network-policies.yaml", "disruption-budgets.yaml")
-"""Files of what stands beside the pods, in the order in which it is applied."""
+"""Files of the objects beside the pods, in the order in which they are applied."""
 FENCE = (
     "The budgets keep the head, and all workers but one, from evictions; a drain of the head's host waits for the end of the run. "
     "The policies let nothing but pods of this run connect to them: add a rule for a Prometheus of yours."
 )
 STORES = {"gs": "gcsfs", "gcs": "gcsfs", "abfs": "adlfs", "az": "adlfs"}
-"""What a store's URL needs beside what Fleet brings along."""
+"""Scheme of a store's URL -> the package that it needs beside those of Fleet."""
 
 
 def files(spec: Spec, target: str, folder: str, python: str) -> dict[str, str]:
@@ -31,7 +31,7 @@ def files(spec: Spec, target: str, folder: str, python: str) -> dict[str, str]:
 
     Args:
         folder: where they will lie, as commands name it.
-        python: the version that all nodes need, such as 3.11: that of whoever begins the run.
+        python: the version that all nodes need, such as 3.11: that of the driver.
     """
     match target:
         case "ray-up":
@@ -53,7 +53,7 @@ def files(spec: Spec, target: str, folder: str, python: str) -> dict[str, str]:
 
 
 def _beside(spec: Spec, *, operator: bool) -> dict[str, str]:
-    """What stands beside the pods in their namespace; ``operator``: KubeRay's is there."""
+    """Files of the objects beside the pods in their namespace. ``operator``: KubeRay's is there."""
     account = {"service-account.yaml": _yaml([pods.service_account(spec)])} if spec.kubernetes.service_account_annotations else {}
     policies = {"network-policies.yaml": _yaml(pods.policies(spec, operator=operator))}
     return {**account, **policies, "disruption-budgets.yaml": _yaml(pods.budgets(spec))}
@@ -87,13 +87,13 @@ def _start(spec: Spec) -> str:
 
 
 def _batch_command(spec: Spec) -> str:
-    """The one word that the shell is to fill in stands in double quotes."""
+    """The batch script's command. The one word that the shell fills in stands in double quotes."""
     words = entrypoint.words(spec, "", ADDRESS)
     return " ".join(f'"{word}"' if word == ADDRESS else entrypoint.line([word]) for word in words)
 
 
 def base_image(spec: Spec, python: str) -> str:
-    """What the Dockerfile starts from."""
+    """The image that the Dockerfile starts from."""
     kind = "gpu" if spec.nodes.gpus else "cpu"
     return spec.base or f"rayproject/ray:{kuberay.RAY}-py{python.replace('.', '')}-{kind}"
 
@@ -110,7 +110,7 @@ def _dockerfile(spec: Spec, folder: str, python: str) -> str:
 
 
 def _readme(spec: Spec, target: str, folder: str, beside: Iterable[str]) -> str:
-    """What to type. ``beside``: names of the files that stand beside the pods."""
+    """The commands to type. ``beside``: names of the files of the objects beside the pods."""
     code = {"ray-up": ray_up.CODE, "kuberay": pods.CODE, "jobset": pods.CODE}.get(target, "")
     resume = entrypoint.line(entrypoint.resume_words(spec, code))
     command, attach, stop = entrypoint.line(entrypoint.words(spec, code)), "", ""

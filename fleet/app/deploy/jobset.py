@@ -1,7 +1,7 @@
-"""What JobSet is handed: a JobSet of a head and of worker nodes, each a pod that starts Ray itself. Pure.
+"""The file for JobSet: a head and worker nodes, each a pod that starts Ray itself. Pure.
 
-A container that ends is started again in its pod, on its host: a worker's without touching another, and the head's with the run, which goes
-on from its newest durable checkpoint. JobSet's own ``InPlaceRestart`` starts all pods again when one of them is lost, which Fleet need not.
+A container that ends starts again in its pod, on its host. A worker's restart touches no other pod. After the head's, the run goes on from
+its newest durable checkpoint. JobSet's own ``InPlaceRestart`` starts all pods again when one is lost, and Fleet does not need that.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ UNLIMITED = 2**31 - 1
 START_S = 600
 """How long a node may take to start: a worker waits for the head, and the head for its image."""
 GRACE_S = 120
-"""What the run has for its last checkpoint when its head is told to go."""
+"""Seconds that the run has for its last checkpoint when its head is told to end."""
 KEEP_S = 3600
-PREPARE = "find /dev/shm -mindepth 1 -delete # what the last container has left\nulimit -n 65536 || true"
+PREPARE = "find /dev/shm -mindepth 1 -delete # left by the last container\nulimit -n 65536 || true"
 
 
 def job_set(spec: Spec) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""What KubeRay is handed: a RayJob or a RayCluster. Pure.
+"""The file for KubeRay: a RayJob or a RayCluster. Pure.
 
 World and spares are one worker group of one object, so that Kueue admits all of them or none.
 """
@@ -38,7 +38,7 @@ def ray_cluster(spec: Spec) -> dict[str, Any]:
 
 
 def _cluster(spec: Spec) -> dict[str, Any]:
-    """A new pod is a new node (``Never``): what is left of the old one cannot be in its way."""
+    """A new pod is a new node (``Never``), so nothing that the old one left is in its way."""
     labels = {"labels": dict(spec.nodes.labels)} if spec.nodes.labels else {}
     return {
         "rayVersion": RAY,

@@ -26,7 +26,7 @@ OFF = one_of(False)
 
 
 def refused(template: Mapping[str, Any]) -> Iterator[ConfigError]:
-    """What of a pod's template the level refuses, by its path."""
+    """The level's refusals of a pod's template, by their paths."""
     yield from broken(template, POD)
     for kind in KINDS:
         for path, container in reached(template, ["spec", kind, "*"]):
@@ -37,7 +37,7 @@ def refused(template: Mapping[str, Any]) -> Iterator[ConfigError]:
 
 
 def _inherited(template: Mapping[str, Any], container: Mapping[str, Any]) -> Iterator[ConfigError]:
-    """What may be said of the pod or of each container; the container's word counts where it has one."""
+    """Refusals of fields that stand in the pod or in each container. The container's value counts where it has one."""
     for words, good, takes in (
         (["runAsNonRoot"], one_of(True), "true"),
         (["seccompProfile", "type"], one_of(*PROFILES), "RuntimeDefault, or Localhost"),

@@ -1,4 +1,4 @@
-"""What all targets on Kubernetes share: pods of a head and of worker nodes, and what stands beside them in their namespace. Pure."""
+"""The parts that all targets on Kubernetes share: pods of a head and of worker nodes, and the objects beside them. Pure."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 from fleet.app.deploy.spec import Head, Nodes, Spec, toleration
 
 CODE = "/home/ray/code"
-"""Where the image has the folder of the script."""
+"""The folder of the script, in the image."""
 QUEUE, PRIORITY = "kueue.x-k8s.io/queue-name", "kueue.x-k8s.io/priority-class"
 RUN, PART, TEAM = "fleet-run", "fleet-part", "fleet-team"
 """Labels of pods by which budgets and policies find them. Names that KubeRay and JobSet give are not known beforehand."""
@@ -18,17 +18,17 @@ HEAD_HEALTH, NODE_HEALTH = ("/api/gcs_healthz", 8265), ("/api/local_raylet_healt
 RETRIES = 3
 """A run that fails by itself fails again, and is not tried for ever."""
 READY_S, PATIENCE_S = 5, 120
-"""How often it is asked, and for how long a node may be silent before Kubernetes ends its pod, which Fleet has given up long before."""
+"""Seconds between probes, and of silence before Kubernetes ends a node's pod. Fleet has given up the node long before."""
 USER, GROUP = 1000, 100
-"""Of Ray's images, as numbers: Kubernetes cannot see that a name is not root's."""
+"""User and group of Ray's images, as numbers: Kubernetes cannot see that a name is not root's."""
 PORTS = {"protocol": "TCP", "port": 1024, "endPort": 65535}
-"""Of the coordinator, agents, ranks and Ray: nearly all are free ones that the system gives."""
+"""Ports of the coordinator, agents, ranks and Ray: the system gives nearly all of them, from the free ones."""
 OPERATOR = {"app.kubernetes.io/component": "kuberay-operator"}
 """Label of KubeRay's operator."""
 
 
 def metadata(spec: Spec, *, queued: bool = False, suffix: str = "") -> dict[str, Any]:
-    """Of an object. ``queued``: Kueue admits it."""
+    """Metadata of an object. ``queued``: Kueue admits it."""
     found = labels(spec)
     if queued and spec.kubernetes.queue:
         found |= {QUEUE: spec.kubernetes.queue} | ({PRIORITY: spec.kubernetes.priority_class} if spec.kubernetes.priority_class else {})
@@ -36,12 +36,12 @@ def metadata(spec: Spec, *, queued: bool = False, suffix: str = "") -> dict[str,
 
 
 def labels(spec: Spec) -> dict[str, str]:
-    """Of all that belongs to the run."""
+    """Labels of all objects of the run."""
     return {RUN: spec.name} | ({TEAM: spec.team} if spec.team else {})
 
 
 def literal(text: str) -> str:
-    """As Kubernetes must be told it: ``$(NAME)`` in a variable's value, or in a container's arguments, is one that it fills in."""
+    """``text`` so that Kubernetes keeps it as it is: it fills in ``$(NAME)`` in a variable's value and in a container's arguments."""
     return text.replace("$", "$$") if "$(" in text or "$$" in text else text
 
 
@@ -97,7 +97,7 @@ def _tolerations(spec: Spec, part: str) -> list[dict[str, str]]:
 
 
 def _apart(spec: Spec) -> dict[str, Any]:
-    """One host is one loss: pods go to as many as there are."""
+    """Spread the pods over as many hosts as there are: one host is one loss."""
     return {
         "maxSkew": 1, "topologyKey": "kubernetes.io/hostname", "whenUnsatisfiable": "ScheduleAnyway",
         "labelSelector": {"matchLabels": {RUN: spec.name}},
@@ -131,7 +131,7 @@ def _container_security() -> dict[str, Any]:
 
 
 def kubelet_probe(health: tuple[str, int], silent_s: int) -> dict[str, Any]:
-    """A question to one of Ray's paths of health, which may stay without an answer for ``silent_s``."""
+    """A probe of one of Ray's health paths, which may stay without an answer for ``silent_s``."""
     return {
         "httpGet": {"path": health[0], "port": health[1]}, "initialDelaySeconds": 10, "periodSeconds": READY_S, "timeoutSeconds": READY_S,
         "failureThreshold": silent_s // READY_S,
@@ -149,9 +149,9 @@ def _variables(spec: Spec) -> list[dict[str, Any]]:
 
 
 def budgets(spec: Spec) -> list[dict[str, Any]]:
-    """What evictions must leave: the head, and all worker nodes but one.
+    """Limits of evictions: the head, and all worker nodes but one, must stay.
 
-    Both are said as the number that stays: Kubernetes cannot count pods of an owner that it does not know.
+    Both are numbers of pods that stay: Kubernetes cannot count pods of an owner that it does not know.
     """
     return [_budget(spec, HEAD, 1), _budget(spec, WORKER, max(1, spec.nodes.count - 1))]
 
@@ -168,7 +168,7 @@ def _budget(spec: Spec, part: str, stay: int) -> dict[str, Any]:
 def policies(spec: Spec, *, operator: bool) -> list[dict[str, Any]]:
     """Pods of the run accept connections of each other, and with ``operator`` the head's dashboard those of KubeRay's operator.
 
-    A host's kubelet, which asks the probes, is let in by Kubernetes itself. What pods connect to stays open: no policy can name a store.
+    Kubernetes itself lets in a host's kubelet, which asks the probes. Pods may connect to any address: no policy can name a store.
     """
     own = {"from": [{"podSelector": {"matchLabels": {RUN: spec.name}}}], "ports": [dict(PORTS)]}
     found = [_policy(spec, "", {RUN: spec.name}, own)]

@@ -9,16 +9,17 @@ from fleet.app.deploy import entrypoint
 from fleet.app.deploy.spec import LEFT_BEHIND, Head, Nodes, Spec
 
 CODE = "~/code"
-"""Where nodes have the folder of the script."""
+"""The folder of the script, on nodes."""
 HEAD, WORKER = "head", "ranks"
 """Names of the kinds of nodes."""
 START_HEAD = "ray start --head --port=6379 --autoscaling-config=~/ray_bootstrap_config.yaml --num-cpus=0 --num-gpus=0 --disable-usage-stats"
 FIRST_AUTOSCALER = "RAY_enable_autoscaler_v2=0 "
-"""The second one, which ``ray up`` asks for, takes the head for a worker where machines are there already, and leaves one of them out."""
+"""The first version. The second, which ``ray up`` asks for, takes the head for a worker on machines that are there already, and leaves
+one of them out."""
 FILES = "{ ulimit -n 65536 || true; }"
 """More open files for Ray, where the machine allows them."""
 LOGIN = ("bash", "--login", "-i", "-c")
-"""The shell in which Ray has its commands on nodes."""
+"""The shell in which Ray runs its commands on nodes."""
 
 
 def cluster(spec: Spec) -> dict[str, Any]:
@@ -47,10 +48,10 @@ def on_node(spec: Spec, command: str) -> str:
 
 
 def stop(spec: Spec) -> str:
-    """What ends Ray on machines that are there, typed on the head before ``ray down``; "" where that does it itself.
+    """The command that ends Ray on machines that are there, typed on the head before ``ray down``; "" where ``ray down`` ends it itself.
 
-    It runs ``ray stop`` on the head alone, and there in no environment. Ray's daemons on other machines miss the head after a minute, and
-    leave others behind. The head comes first: its autoscaler would start Ray again elsewhere.
+    ``ray down`` runs ``ray stop`` on the head alone, and there in no environment. Ray's daemons on other machines miss the head after a
+    minute, and leave other processes behind. The head comes first: its autoscaler would start Ray again elsewhere.
     """
     if spec.ray_up.provider != "local" or spec.image:
         return ""
@@ -65,7 +66,7 @@ def _start_head(spec: Spec) -> str:
 
 
 def _start_worker(spec: Spec) -> str:
-    """A cloud's node is told by the autoscaler what its kind has; a machine that was there by this command."""
+    """The autoscaler tells a cloud's node its resources; this command tells a machine that was there."""
     start = f"ray start --address=$RAY_HEAD_IP:6379 --disable-usage-stats{_store(spec, spec.nodes)}"
     if spec.ray_up.provider != "local":
         return start
@@ -75,7 +76,7 @@ def _start_worker(spec: Spec) -> str:
 
 
 def _store(spec: Spec, part: Head | Nodes) -> str:
-    """An option, where ``/dev/shm`` is that of a container, and not half of the machine's memory."""
+    """The option that sizes Ray's object store, where ``/dev/shm`` is a container's. A machine's own is half of its memory."""
     return f" --object-store-memory={part.object_store_bytes}" if spec.image else ""
 
 

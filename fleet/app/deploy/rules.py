@@ -1,4 +1,4 @@
-"""What Fleet asks of a document, field by field, where no schema says it: the tables at the end. Pure.
+"""Fleet's rules for a document, field by field, where no schema has them: the tables at the end. Pure.
 
 A path is the keys from the top, with a space between two; ``*`` is each entry of a list.
 """
@@ -23,7 +23,7 @@ Good = Callable[[Any], bool]
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """What the value at ``path`` must be. ``takes``: in words. ``needed``: it must be there."""
+    """A rule for the value at ``path``: ``good`` judges it, and ``takes`` is the rule in words. ``needed``: the value must be there."""
 
     path: str
     good: Good
@@ -48,7 +48,7 @@ def broken(document: Mapping[str, Any], table: Sequence[Rule | Keys]) -> Iterato
 
 
 def reached(value: Any, words: Sequence[str], path: str = "") -> Iterator[tuple[str, Any]]:
-    """(dotted path, value) of each place that a path leads to; MISSING where the way ends before."""
+    """(dotted path, value) of each place that a path leads to; the value is MISSING where the path ends early."""
     if not words:
         yield path, value
     elif words[0] == "*":
@@ -85,7 +85,7 @@ def shown(value: Any) -> Any:
     return value if isinstance(value, int | float) else str(value)[:LONGEST_SHOWN]
 
 
-# ---- what a value may be -----------------------------------------------------------------------------------------------------------------
+# ---- tests of a value --------------------------------------------------------------------------------------------------------------------
 
 
 def text(value: Any) -> bool:
@@ -172,7 +172,7 @@ SUBMITTER: tuple[Rule | Keys, ...] = (
     Rule("spec containers", some(99), "one container or more"),
     Rule("spec containers * image", pinned, "an image by its tag or digest", "Name the version that was tested."),
 )
-"""Of the pod that hands in the entrypoint of a RayJob, as its template."""
+"""Rules for the template of the pod that hands in the entrypoint of a RayJob."""
 
 POD: tuple[Rule | Keys, ...] = (
     LABEL_OF_RUN,
@@ -184,10 +184,10 @@ POD: tuple[Rule | Keys, ...] = (
     *_probe("readinessProbe"),
     *_probe("livenessProbe"),
 )  # fmt: skip
-"""Of a pod of Ray's, as its template."""
+"""Rules for the template of a pod of Ray's."""
 
 NEW_POD = Rule("spec restartPolicy", one_of("Never"), "Never: a new pod is a new node of Ray's")
-"""Where KubeRay makes one in the place of a lost one."""
+"""For pods that KubeRay replaces when they are lost."""
 
 START = {
     "address", "port", "num-cpus", "num-gpus", "memory", "object-store-memory", "resources", "dashboard-host", "dashboard-port",
@@ -226,11 +226,11 @@ CLUSTER: tuple[Rule | Keys, ...] = (
     Rule("workerGroupSpecs * labels", texts, "a table of texts", "Put numbers in quotes.", False),
     Rule("workerGroupSpecs * template", table, "a pod's template"),
 )  # fmt: skip
-"""Of ``spec`` of a RayCluster, and of ``spec.rayClusterSpec`` of a RayJob."""
+"""Rules for ``spec`` of a RayCluster, and for ``spec.rayClusterSpec`` of a RayJob."""
 
 
 def metadata(version: str) -> tuple[Rule | Keys, ...]:
-    """Of an object that no schema of Kubernetes' own knows. ``version``: its ``apiVersion``."""
+    """Rules for an object that no schema of Kubernetes' own knows. ``version``: its ``apiVersion``."""
     return (
         Keys("", {"apiVersion", "kind", "metadata", "spec", "status"}),
         Keys("metadata", {"name", "namespace", "labels", "annotations", "finalizers", "ownerReferences"}),
@@ -269,26 +269,26 @@ BUDGET: tuple[Rule | Keys, ...] = (
     Rule(f"spec selector matchLabels {pods.RUN}", text, "the run's name, as its pods have it"),
     Rule(f"spec selector matchLabels {pods.PART}", one_of("head", "worker"), "head or worker"),
 )  # fmt: skip
-"""Of a PodDisruptionBudget, beside Kubernetes' own schema."""
+"""Rules for a PodDisruptionBudget, beside Kubernetes' own schema."""
 
 POLICY: tuple[Rule | Keys, ...] = (
     Rule("apiVersion", one_of("networking.k8s.io/v1"), "networking.k8s.io/v1"),
     Rule("metadata name", like(DOMAIN), "small letters, digits, - and ."),
     Rule(f"spec podSelector matchLabels {pods.RUN}", text, "the run's name, as its pods have it"),
     Rule(f"spec podSelector matchLabels {pods.PART}", one_of(pods.HEAD, pods.WORKER), "head or worker", "", False),
-    Rule("spec policyTypes", one_of(["Ingress"], ["Ingress", "Egress"]), "Ingress: it says who may connect to the pods"),
+    Rule("spec policyTypes", one_of(["Ingress"], ["Ingress", "Egress"]), "Ingress: it limits connections to the pods"),
     Rule("spec ingress", some(99), "one rule or more"),
-    Rule("spec ingress * from", some(99), "whom it lets in: a rule without lets all in"),
+    Rule("spec ingress * from", some(99), "the peers that it lets in: a rule without any lets all in"),
     Rule("spec ingress * ports", some(99), "the ports that it opens"),
 )
-"""Of a NetworkPolicy, beside Kubernetes' own schema."""
+"""Rules for a NetworkPolicy, beside Kubernetes' own schema."""
 
 ACCOUNT: tuple[Rule | Keys, ...] = (
     Rule("apiVersion", one_of("v1"), "v1"),
     Rule("metadata name", like(DOMAIN), "small letters, digits, - and ."),
     Rule("automountServiceAccountToken", one_of(False), "false: nothing in the pods speaks with Kubernetes"),
 )
-"""Of a ServiceAccount, beside Kubernetes' own schema."""
+"""Rules for a ServiceAccount, beside Kubernetes' own schema."""
 
 JOB_SET: tuple[Rule | Keys, ...] = (
     Keys("spec", {
@@ -306,7 +306,7 @@ JOB_SET: tuple[Rule | Keys, ...] = (
     Rule("spec successPolicy targetReplicatedJobs", one_of([jobset.HEAD]), "[head]: the JobSet ends with its run"),
     Rule("spec failurePolicy maxRestarts", whole(0), "a whole number, at least 0", "", False),
     Rule("spec failurePolicy restartStrategy", one_of("Recreate", "BlockingRecreate"),
-         "Recreate or BlockingRecreate: InPlaceRestart starts all pods again when one is lost, and Fleet need not",
+         "Recreate or BlockingRecreate: InPlaceRestart starts all pods again when one is lost, and Fleet does not need that",
          "Containers with restartPolicy OnFailure start again in place, each by itself.", False),
     Rule("spec ttlSecondsAfterFinished", whole(0), "a whole number of seconds, at least 0", "", False),
     Rule("spec suspend", one_of(False), "false: Kueue says itself when the job starts", "Leave it out.", False),
@@ -321,4 +321,4 @@ JOB_SET: tuple[Rule | Keys, ...] = (
     Rule("spec replicatedJobs * template spec template spec restartPolicy", one_of("OnFailure"),
          "OnFailure: a container starts again in place"),
 )  # fmt: skip
-"""Of a JobSet."""
+"""Rules for a JobSet."""

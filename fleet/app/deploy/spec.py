@@ -1,4 +1,4 @@
-"""What a cluster and its run are to be: one small file in TOML, from which the files of each target are written. Pure."""
+"""The spec of a cluster and its run: one small file in TOML, from which the files of each target are written. Pure."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ LEFT_BEHIND = (".git", ".venv", "runs", "__pycache__")
 TARGETS = ("ray-up", "kuberay", "jobset", "slurm")
 PROVIDERS = ("aws", "gcp", "local")
 LONGEST_NAME = 47
-"""Characters: KubeRay adds its own to the name of a RayJob, and Kubernetes allows 63."""
+"""Characters. KubeRay adds its own to the name of a RayJob, and Kubernetes allows 63."""
 WHEEL = re.compile(r"(?:(?!\.\.?/)[\w.+-]+/)*fleet_train-[\w.+!]+(-\d\w*)?(-[\w.]+){3}\.whl")
 GIT = re.compile(r"git\+(?:https|ssh)://[^\s@]+(?:@[^\s@/]+/[^\s@]+)?@[\w./+-]+")
 """A URL that pip takes, with the tag or commit that was tested."""
@@ -34,11 +34,11 @@ OURS = (
     "--address", "--world", "--spares", "--nodes", "--storage", "--store", "--name", "--detach", "--resume", "--resume-or-start",
     "--repeat", "--plain",
 )  # fmt: skip
-"""Options of ``fleet run`` that the spec says otherwise."""
+"""Options of ``fleet run`` that have a field of their own in the spec."""
 ARN = re.compile(r"arn:aws[a-z-]*:iam::\d{12}:instance-profile/[\w+=,.@/-]+")
 TAINT = re.compile(r"(?P<key>[^=:]*)(?:=(?P<value>[^=:]*))?(?::(?P<effect>NoSchedule|PreferNoSchedule|NoExecute))?")
 RESERVED = {"cpu": "nodes.cpus", "memory": "nodes.memory_gib", "nvidia.com/gpu": "nodes.gpus", "ephemeral-storage": "nodes.disk_gib"}
-"""Resources that the spec says otherwise."""
+"""Resource -> the field of the spec that sets it."""
 QUANTITY = re.compile(r"[1-9]\d*([kMGTPE]i?)?")
 LOOPBACK = re.compile(r"127\.|localhost$|::1$")
 
@@ -58,12 +58,14 @@ class Nodes:
     shm_gib: int = setting(
         4, "`/dev/shm` of each, GiB, out of its memory. Half is for Ray's object store, and Fleet needs 64 MiB.", least=1
     )
-    disk_gib: int = setting(0, "Kubernetes: ephemeral storage of each, GiB, for logs and what Ray spills; 0: none is asked for.", least=0)
+    disk_gib: int = setting(
+        0, "Kubernetes: ephemeral storage of each, GiB, for logs and spilled objects of Ray; 0: none is asked for.", least=0
+    )
     labels: Mapping[str, str] = _texts("Labels of Ray's that each node gets, such as `rack`.")
 
     @property
     def object_store_bytes(self) -> int:
-        """Of Ray's object store."""
+        """Size of Ray's object store."""
         return _object_store_bytes(self.shm_gib)
 
 
@@ -82,12 +84,12 @@ class Head:
 
     @property
     def object_store_bytes(self) -> int:
-        """Of Ray's object store."""
+        """Size of Ray's object store."""
         return _object_store_bytes(self.shm_gib)
 
 
 def _object_store_bytes(shm_gib: int) -> int:
-    """Half of ``/dev/shm``. Ray that is not told takes 30 % of a node's memory, and puts it on a disk where ``/dev/shm`` has less."""
+    """Half of ``/dev/shm``. By default Ray takes 30 % of a node's memory, and puts it on a disk where ``/dev/shm`` is smaller."""
     return shm_gib * 2**30 // 2
 
 
@@ -103,11 +105,11 @@ class RayUp:
     head_instance_type: str = setting("", "aws, gcp: kind of machine of the head.")
     machine_image: str = setting("", "The disk image: needed on gcp; on aws an AMI, or Ray's choice.")
     identity: str = setting(
-        "", "What nodes may do in the store: on aws an instance profile by name or ARN, on gcp the e-mail of a service account."
+        "", "Identity of nodes at the store: on aws an instance profile by name or ARN, on gcp the e-mail of a service account."
     )
     head_ip: str = setting("", "local: address of the head.")
     worker_ips: tuple[str, ...] = setting((), "local: addresses of the worker nodes.")
-    ssh_user: str = setting("ubuntu", "Who logs in.")
+    ssh_user: str = setting("ubuntu", "User that logs in.")
     ssh_private_key: str = setting("", "Path of the key to log in with; on aws and gcp Ray makes one otherwise.")
     setup: tuple[str, ...] = setting(
         (), "Shell commands that make a node ready, such as the installation of Fleet where there is no image."
@@ -125,7 +127,7 @@ class Kubernetes:
     pod_priority_class: str = setting("", "Priority class of the pods.")
     service_account: str = setting("", "Service account of the pods, by which a cloud lets them into the store.")
     service_account_annotations: Mapping[str, str] = _texts(
-        "By which a cloud knows that account; with some, `service-account.yaml` makes it. Without, it must be there."
+        "Annotations by which a cloud knows that account. With any, `service-account.yaml` makes it; without, it must be there."
     )
     pull_secrets: tuple[str, ...] = setting((), "Names of Secrets in the namespace by which the image is pulled.")
     secret: str = setting("", "Name of a Secret in the namespace that holds credentials.")
@@ -155,8 +157,8 @@ class Spec:
     arguments: tuple[str, ...] = setting((), "More options of `fleet run`, one word each.")
     image: str = setting("", "Container image that nodes run, with its tag: needed but for Slurm and `local`.")
     base: str = setting("", "Image that the Dockerfile starts from, with its tag; empty: Ray's of the version that Fleet needs.")
-    fleet: str = setting("", "Where the image has Fleet from: a wheel below the spec's folder, or a git URL with a tag or commit.")
-    team: str = setting("", "Who pays: Slurm's account, and a label of pods.")
+    fleet: str = setting("", "Source of Fleet for the image: a wheel below the spec's folder, or a git URL with a tag or commit.")
+    team: str = setting("", "Team that pays: Slurm's account, and a label of pods.")
     activate: str = setting("", "Shell command before each command of Ray and Fleet, such as `. ~/venv/bin/activate`.")
     env: Mapping[str, str] = _texts("Environment variables of all nodes. No secrets.")
     nodes: Nodes = field(default_factory=Nodes)
@@ -177,18 +179,18 @@ class Spec:
 
 
 def spec_keys() -> Mapping[str, fields.Key]:
-    """Dotted name -> what the spec may say."""
+    """Dotted name -> field of the spec."""
     return fields.keys(Spec)
 
 
 def nearest(word: str, known: Iterable[str], otherwise: str) -> str:
-    """The way out of a slip in ``word``; ``otherwise`` where none of the ``known`` is near."""
+    """The advice for a slip in ``word``: the nearest of the ``known`` words, or ``otherwise``."""
     near = difflib.get_close_matches(word, list(known), n=1)
     return f"Nearest: {near[0]}." if near else otherwise
 
 
 def toleration(taint: str) -> dict[str, str]:
-    """As a pod has it. Raises ConfigError for what is no taint: ``KEY``, ``KEY=VALUE``, and either with ``:EFFECT``."""
+    """The toleration of a taint, as a pod has it. A taint is ``KEY`` or ``KEY=VALUE``, with or without ``:EFFECT``. Raises ConfigError."""
     match = TAINT.fullmatch(taint)
     if match is None or not LABEL_KEY.fullmatch(match["key"]) or not LABEL_VALUE.fullmatch(match["value"] or ""):
         way_out = "Write KEY=VALUE:EFFECT or KEY:EFFECT; EFFECT is NoSchedule, PreferNoSchedule or NoExecute."
@@ -198,7 +200,7 @@ def toleration(taint: str) -> dict[str, str]:
 
 
 def load(content: Mapping[str, Any], target: str) -> Spec:
-    """A spec for ``target`` from what its file holds. Raises ConfigError for the first thing that cannot be."""
+    """A spec for ``target`` from the content of its file. Raises ConfigError with the first fault."""
     if target not in TARGETS:
         raise ConfigError("--target", target, "there is no such target", nearest(target, TARGETS, f"One of {', '.join(TARGETS)}."))
     known = spec_keys()
@@ -208,7 +210,7 @@ def load(content: Mapping[str, Any], target: str) -> Spec:
     return spec
 
 
-# ---- what is asked of every spec ---------------------------------------------------------------------------------------------------------
+# ---- checks of every spec ----------------------------------------------------------------------------------------------------------------
 
 
 def _check(spec: Spec) -> None:
@@ -239,7 +241,7 @@ def _check(spec: Spec) -> None:
 
 def _check_script(script: str) -> None:
     if posixpath.isabs(script) or ".." in script.split("/"):
-        raise ConfigError("script", script, "it is not below the spec's folder, which is what travels", "Put the spec beside the script.")
+        raise ConfigError("script", script, "it is not below the spec's folder, the one that travels", "Put the spec beside the script.")
     _check_travels("script", script)
     if not script.endswith(".py"):
         raise ConfigError("script", script, "it is no Python file", "Name the file with train(run).")
@@ -268,7 +270,7 @@ def _check_arguments(arguments: tuple[str, ...]) -> None:
 
 
 def check_pinned(name: str, image: str) -> None:
-    """Raises ConfigError where the same name of an image may be another image tomorrow."""
+    """Raises ConfigError where the name may mean another image tomorrow."""
     match = IMAGE.fullmatch(image)
     if match is None:
         raise ConfigError(name, image, "it is no name of an image")
@@ -286,7 +288,7 @@ def _match(name: str, value: str, pattern: re.Pattern[str], takes: str, most: in
         raise ConfigError(name, value, f"it takes {takes}" + (f", at most {most} characters" if len(value) > most else ""))
 
 
-# ---- what is asked of a target -----------------------------------------------------------------------------------------------------------
+# ---- checks of each target ---------------------------------------------------------------------------------------------------------------
 
 
 def _check_ray_up(spec: Spec) -> None:
