@@ -1,1 +1,1 @@
-"""Faults on purpose: the catalogue, seeded arrivals, the injector, and what carries each kind out."""
+"""Faults on purpose: the catalogue, seeded arrivals, the injector, and the performers of each kind of fault."""

@@ -1,4 +1,4 @@
-"""Arrivals of one component's faults: Poisson, Weibull, or as a trace has them; drawn from the stream they are given."""
+"""Arrivals of one component's faults: Poisson, Weibull, or those of a trace; drawn from the given stream."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def weibull_arrivals(draw: random.Random, units: int, mean_s: float, shape: floa
     """Arrival times in 0..horizon of ``units`` superposed renewal processes with Weibull lifetimes of mean ``mean_s``.
 
     Only the part that failed is renewed. The fleet is in balance at the start (parts of all ages), so that the rate is units / mean_s
-    throughout: the first failure of a part comes after a uniform share of a length-biased lifetime, (L/eta)^k ~ Gamma(1 + 1/k).
+    throughout. The first failure of a part comes after a uniform share of a length-biased lifetime, (L/eta)^k ~ Gamma(1 + 1/k).
     """
     scale_s = weibull_scale_s(mean_s, shape)
     ahead = [draw.random() * scale_s * draw.gammavariate(1 + 1 / shape, 1) ** (1 / shape) for _ in range(units)]
@@ -51,12 +51,12 @@ def compression_for(components: Iterable[Component], fleet: Topology, nodes: int
 
 
 def arrival_rates(components: Iterable[Component], fleet: Topology, nodes: int) -> dict[str, float]:
-    """Arrivals a second of fleet time at a world of ``nodes`` nodes, by component: what stops a job comes from all over the fleet."""
+    """Arrivals a second of fleet time for ``nodes`` nodes, by component: faults that stop a job come from the whole fleet."""
     return {c.name: units(c, fleet, nodes) / c.mean_s(fleet) for c in components}
 
 
 def burst_of(name: str) -> str:
-    """The id of the first fault of the burst that a fault of this id belongs to; of a burst of its own, itself."""
+    """The id of the first fault in the burst of the fault ``name``; the fault itself where it begins a burst."""
     return name.partition("+")[0]
 
 
@@ -66,7 +66,7 @@ def in_order(faults: Iterable[Fault]) -> tuple[Fault, ...]:
 
 
 def units(component: Component, fleet: Topology, nodes: int) -> int:
-    """How many units of a component arrivals are drawn for."""
+    """The number of units of a component for which arrivals are drawn."""
     return nodes if component.per_unit_share else fleet.units(component.per)
 
 
@@ -83,7 +83,7 @@ def as_trace(faults: Iterable[Fault]) -> str:
 def load_trace(path: Path | str, *, seed: int = 0, world: int = 1, nodes: int = 1) -> tuple[Fault, ...]:
     """Faults of a trace, see :mod:`fleet.planning.traces.trace`: a file, or a text of more than one line.
 
-    The trace of a run names the places of the run. That of a fleet does not: ``seed`` draws a slot of ``world`` where a rank is struck, and
+    The trace of a run names the places of the run. That of a fleet does not: ``seed`` draws a slot of ``world`` for a fault of a rank, and
     node i of the fleet stands for node i modulo ``nodes``.
 
     Raises:
@@ -98,7 +98,7 @@ def load_trace(path: Path | str, *, seed: int = 0, world: int = 1, nodes: int = 
 
 
 def _placed(row: FleetTraceRow, seed: int, world: int, nodes: int) -> Fault:
-    """A fault of a fleet, at a place of the run. Lengths that a log does not have are those of a fault by hand."""
+    """A fault of a fleet, at a place of the run. Durations that a log does not have are those of a fault by hand."""
     fault, kind = row.fault, _kind(row)
     draw = stream(seed, "chaos", "trace", fault.id)
     slot = node = None
@@ -111,7 +111,7 @@ def _placed(row: FleetTraceRow, seed: int, world: int, nodes: int) -> Fault:
 
 
 def _checked(row: FleetTraceRow) -> Fault:
-    """A fault of a run, which must name its place, and no number out of bounds."""
+    """A fault of a run, which must name its place and have all numbers within bounds."""
     fault, kind = row.fault, _kind(row)
     named = [name for name, place in (("slot", fault.slot), ("node", fault.node)) if place is not None] or [""]
     if named not in ([place.field] for place in kind.targets):

@@ -1,8 +1,8 @@
-"""A program that leaves no room on a filesystem: it holds a file without a name, of all that is free.
+"""A program that leaves no room on a filesystem: it holds a file without a name that takes all free bytes.
 
-``python chaos/ballast.py FOLDER MOST_BYTES SECONDS`` writes ``ready``, or why it cannot be: more than ``MOST_BYTES`` are free, say. When
-the time is over, when standard input ends or SIGTERM comes, it ends, and however it ends, the kernel frees what the file took. It imports
-nothing but the standard library, as it has to be there at once.
+``python chaos/ballast.py FOLDER MOST_BYTES SECONDS`` writes ``ready``, or the reason why it cannot fill the filesystem. One reason is that
+more than ``MOST_BYTES`` are free. It ends when the time is over, when standard input ends or SIGTERM comes. In every case the kernel frees
+the bytes of the file. It imports nothing but the standard library, as it has to start at once.
 """
 
 from __future__ import annotations
@@ -14,17 +14,17 @@ import signal
 import sys
 
 PIECES = (1 << 26, 1 << 20, 1 << 12)
-"""Bytes that are asked for at once, as long as there are so many."""
+"""Sizes of pieces that it asks for, as long as so many bytes are free."""
 
 
 def free_bytes(folder: str) -> int:
-    """What this process may still write there. Raises OSError."""
+    """Bytes that this process may still write there. Raises OSError."""
     found = os.statvfs(folder)
     return (found.f_bfree if os.geteuid() == 0 else found.f_bavail) * found.f_frsize
 
 
 def fill(folder: str) -> int:
-    """Take all that is free, with a file of this process that nobody sees; returns its descriptor. Raises OSError."""
+    """Take all free bytes, with a file of this process that has no name. Returns its descriptor. Raises OSError."""
     held, size = os.open(folder, os.O_TMPFILE | os.O_WRONLY, 0o600), 0
     for piece in PIECES:
         try:
@@ -39,7 +39,7 @@ def fill(folder: str) -> int:
 
 
 def main(folder: str, most_bytes: str, lasts_s: str) -> None:
-    """As the command line says."""
+    """Run as the command line says."""
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     try:
         free = free_bytes(folder)

@@ -1,9 +1,9 @@
-"""A program that slows a disk down: no more than so many bytes a second are written to the device of a filesystem.
+"""A program that slows a disk down: it limits the bytes a second that are written to the device of a filesystem.
 
-``python chaos/brake.py FOLDER BYTES_PER_S SECONDS`` has the kernel limit writes to the device that the filesystem of ``FOLDER`` is on, and
-writes ``ready``, or why it cannot be. When the time is over, when standard input ends or SIGTERM comes, the limit is taken off. A child
-takes it off when this program is killed. What is left when both are killed at once is in a note on that filesystem, from which
-:func:`sweep` undoes it. It imports nothing but the standard library, as it has to be there at once.
+``python chaos/brake.py FOLDER BYTES_PER_S SECONDS`` has the kernel limit writes to the device that the filesystem of ``FOLDER`` is on. It
+writes ``ready``, or the reason why it cannot do that. It removes the limit when the time is over, when standard input ends or SIGTERM
+comes. A child removes it when this program is killed. When both are killed at once, a note on that filesystem keeps the limit on record,
+and :func:`sweep` removes it. The program imports nothing but the standard library, as it has to start at once.
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ from contextlib import suppress
 from pathlib import Path
 
 LIMITS = Path("/sys/fs/cgroup/blkio/blkio.throttle.write_bps_device")
-"""Of all that is written on the host, in cgroup version 1. Version 2 has no limit for all, and none of what the kernel writes later."""
+"""Limit of all writes of the host, in cgroup version 1. Version 2 has no limit for all, and none for the kernel's later writes."""
 NOTE = ".fleet-slowed"
-"""At the root of a slowed filesystem: who slowed it."""
+"""A file at the root of a slowed filesystem; it names the program that slowed it."""
 
 
 def device_of(folder: Path) -> str:
     """``major:minor`` of the device that a folder's filesystem is on. Raises OSError."""
     found = os.stat(folder).st_dev
     if not os.major(found):
-        raise OSError(f"{folder} is on no device of its own")
+        raise OSError(f"{folder} has no device of its own")
     return f"{os.major(found)}:{os.minor(found)}"
 
 
@@ -35,11 +35,11 @@ def limit_of(device: str, limits: Path) -> int:
 
 
 class Brake:
-    """The limit of the filesystem whose root is ``root``. Raises OSError, also when somebody else has set one."""
+    """The limit of the filesystem whose root is ``root``. Raises OSError, also when another program has set one."""
 
     def __init__(self, root: Path, bytes_per_s: int, limits: Path = LIMITS) -> None:
         if not limits.exists():
-            raise OSError(f"{limits} is not there: it takes cgroup version 1, and root")
+            raise OSError(f"{limits} is missing: a slow disk needs cgroup version 1, and root")
         self._limits, self._device, self._note, self._pid = limits, device_of(root), root / NOTE, str(os.getpid())
         if limit_of(self._device, limits):
             raise OSError(f"device {self._device} has a limit already")
@@ -47,14 +47,14 @@ class Brake:
         self._limits.write_text(f"{self._device} {bytes_per_s}")
 
     def off(self) -> None:
-        """No limit any more; nothing is done twice, as another may have set one since."""
+        """Remove the limit, at most once: another program may have set one since."""
         if self._note.exists() and self._note.read_text() == self._pid:
             self._limits.write_text(f"{self._device} 0")
             self._note.unlink()
 
 
 def sweep(root: Path, limits: Path = LIMITS) -> None:
-    """Take off a limit whose program is gone."""
+    """Remove a limit whose program is gone."""
     note = root / NOTE
     if note.exists() and not Path(f"/proc/{note.read_text() or 0}").exists():
         limits.write_text(f"{device_of(root)} 0")
@@ -62,7 +62,7 @@ def sweep(root: Path, limits: Path = LIMITS) -> None:
 
 
 def _guard(brake: Brake) -> None:
-    """A child that waits for the end of this process, and takes the limit off."""
+    """Fork a child that waits for the end of this process, and removes the limit."""
     mine, its = os.pipe()
     if os.fork():
         os.close(mine)
@@ -79,7 +79,7 @@ def _guard(brake: Brake) -> None:
 
 
 def main(folder: str, bytes_per_s: str, lasts_s: str) -> None:
-    """As the command line says."""
+    """Run as the command line says."""
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     try:
         brake = Brake(Path(folder), int(float(bytes_per_s)))

@@ -1,7 +1,7 @@
-"""What fails in a GPU fleet, and how often: ``catalogue.csv`` and the assumptions that turn it into arrival rates.
+"""Faults of a GPU fleet, and their rates: ``catalogue.csv`` and the assumptions that turn it into arrival rates.
 
-MTTFs are 21.2 million GPU-hours (2.65 million node-hours) over the counts of one published run of 54 days on 16,384 GPUs, so that they give
-back that run's failure rate is a self-check of this file and no evidence about another fleet.
+MTTFs are 21.2 million GPU-hours (2.65 million node-hours) over the counts of one published run of 54 days on 16,384 GPUs. So they give back
+that run's failure rate. That is a self-check of this file, and no evidence about another fleet.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ OFF_BY_DEFAULT = tuple(name for name, kind in KIND_OF_COMPONENT.items() if not K
 
 @dataclass(frozen=True, slots=True)
 class Assumption:
-    """What the catalogue does not say and the plan needs. ``why`` says where the figure is from.
+    """A figure that the plan needs and the catalogue does not have. ``why`` names its source.
 
     Attributes:
         duration_s: mean length of the fault, fleet time.
         severity: how many times slower; 1 where it does not apply.
-        observed_s: for a share of jobs that *ever* meet the fault: how long such a job is taken to run.
+        observed_s: for a share of jobs that *ever* meet the fault: the assumed length of such a job.
     """
 
     duration_s: float
@@ -45,7 +45,7 @@ ASSUMPTIONS = {
     "slow_network": Assumption(
         48 * MINUTE_S, 1.34, "middle of 24-72 min, large jobs 1.34x slower (Greyhound); a week a job is assumed", 7 * DAY_S
     ),
-    "lemon_node": Assumption(28 * DAY_S, 1.0, "a repeat offender is taken to stay for four weeks before it is found"),
+    "lemon_node": Assumption(28 * DAY_S, 1.0, "a repeat offender is assumed to stay for four weeks before it is found"),
 }
 
 
@@ -53,7 +53,7 @@ ASSUMPTIONS = {
 class Component:
     """One row of the catalogue. ``mttf_hours`` is for one unit of ``per`` (gpu, node, job, rack); ``prevalence`` a share of those units.
 
-    ``shape``: of the Weibull law of a unit's lives, where a log has said so; None: the law that is asked for.
+    ``shape``: of the Weibull law of a unit's lives, where a log has it; None: the law of the settings.
     """
 
     name: str
@@ -66,12 +66,12 @@ class Component:
 
     @property
     def kind(self) -> str:
-        """The operation that shows this fault: ``Fault.kind``."""
+        """The kind of operation that performs this fault: ``Fault.kind``."""
         return KIND_OF_COMPONENT[self.name]
 
     @property
     def per_unit_share(self) -> bool:
-        """The row is a share of the nodes at a time, and not a rate at which the job is struck."""
+        """Whether the row is a share of the nodes at a time, and not a rate of faults that strike the job."""
         return self.prevalence is not None and self.per == "node"
 
     def mean_s(self, topology: Topology) -> float:
@@ -92,9 +92,9 @@ class Component:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Topology:
-    """The fleet whose faults are wanted. ``rack_mttf_hours`` has no published value, so racks fail only when it is given."""
+    """The fleet of the faults. ``rack_mttf_hours`` has no published value, so racks fail only when the user sets it."""
 
-    gpus: int = setting(16_384, "All of them.", least=1)
+    gpus: int = setting(16_384, "GPUs of the fleet.", least=1)
     gpus_per_node: int = setting(8, "Of a node.", least=1)
     gpus_per_rack: int = setting(64, "Of a rack.", least=1)
     rack_mttf_hours: float | None = setting(None, "MTTF of a rack; None: racks do not fail.", above=0)
@@ -103,7 +103,7 @@ class Topology:
         within(self, "fleet.")
 
     def units(self, per: str) -> int:
-        """How many units of ``per`` (gpu, node, job, rack) this fleet has."""
+        """The number of units of ``per`` (gpu, node, job, rack) in this fleet."""
         size = {"gpu": 1, "node": self.gpus_per_node, "rack": self.gpus_per_rack, "job": self.gpus}[per]
         return math.ceil(self.gpus / size)
 
@@ -115,10 +115,10 @@ class Catalogue:
     components: tuple[Component, ...]
 
     def chosen(self, names: Iterable[str] | None = None, kinds: Iterable[str] | None = None) -> tuple[Component, ...]:
-        """Components by name (all but racks when None) that show as one of ``kinds`` (any when None).
+        """Components by name (all but racks when None) with one of ``kinds`` (any when None).
 
         Raises:
-            ConfigError: a name or kind is unknown, or nothing is left.
+            ConfigError: a name or kind is unknown, or no component is left.
         """
         known = {component.name: component for component in self.components}
         wanted = [name for name in known if name not in OFF_BY_DEFAULT] if names is None else list(names)
@@ -128,7 +128,7 @@ class Catalogue:
         allowed = tuple(KINDS) if kinds is None else check_kinds(kinds)
         found = tuple(known[name] for name in wanted if known[name].kind in allowed)
         if not found:
-            raise ConfigError("chaos.kinds", "+".join(allowed), "no component of the catalogue shows as these kinds")
+            raise ConfigError("chaos.kinds", "+".join(allowed), "no component of the catalogue has these kinds")
         return found
 
     def rates(self, topology: Topology, components: Iterable[str] | None = None) -> dict[str, float]:
@@ -136,13 +136,13 @@ class Catalogue:
         return {c.name: topology.units(c.per) / c.mean_s(topology) for c in self.chosen(components)}
 
     def rate(self, topology: Topology, components: Iterable[str]) -> float:
-        """Arrivals per second of these components together. What a log does not have adds nothing."""
+        """Arrivals per second of these components together. A component that is not in the catalogue adds 0."""
         known = {component.name for component in self.components}
         return sum(self.rates(topology, [name]).get(name, 0.0) for name in components if name in known)
 
 
 def check_kinds(kinds: Iterable[str]) -> tuple[str, ...]:
-    """``kinds`` as a tuple. Raises ConfigError for one that does not exist, or for none."""
+    """``kinds`` as a tuple. Raises ConfigError for an unknown kind, or without any."""
     wanted = tuple(kinds)
     for kind in wanted:
         if kind not in KINDS:
@@ -153,7 +153,7 @@ def check_kinds(kinds: Iterable[str]) -> tuple[str, ...]:
 
 
 def load_catalogue() -> Catalogue:
-    """The catalogue that Fleet ships. Some of its columns are for people alone."""
+    """The catalogue that Fleet ships. The program does not use some of its columns."""
     source = files("chaos").joinpath("catalogue.csv").read_text(encoding="utf-8")
     return Catalogue(tuple(_component(row) for row in csv.DictReader(source.splitlines())))
 
@@ -161,7 +161,7 @@ def load_catalogue() -> Catalogue:
 def fitted(faults: FittedFaults, base: Catalogue | None = None) -> Catalogue:
     """The catalogue with the rates of a log in place of the published ones: components that the log does not have are left out.
 
-    What makes a job slow is in no log of faults: those rows, and that of the lemons, stay.
+    No log of faults has faults that only slow a job: those rows, and that of the lemons, stay.
     """
     found = []
     for row in (base or load_catalogue()).components:

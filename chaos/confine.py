@@ -1,10 +1,10 @@
-"""A program that leaves a process no more memory: the kernel kills it as soon as it asks for some.
+"""A program that leaves a process no more memory: the kernel kills the process as soon as it asks for some.
 
-``python chaos/confine.py PIDFD PID SECONDS`` makes a memory group (cgroup) of its own without any memory and moves the process into it;
-what the process has already stays charged where it was. It writes ``ready``, or why it cannot be. When the process has ended, when the time
-is over, when standard input ends or SIGTERM comes, what still lives is moved back, and the group is removed. The group has the PID of this
-program in its name, so that :func:`sweep` can tell one that was left behind. It imports nothing but the standard library, as it has to be
-there at once.
+``python chaos/confine.py PIDFD PID SECONDS`` makes a memory group (cgroup) without any memory, and moves the process into it. Memory that
+the process already has stays charged to its old group. The program writes ``ready``, or the reason why it cannot do that. It ends when the
+process has ended, when the time is over, when standard input ends or SIGTERM comes. Then it moves live processes back, and removes the
+group. The group has the PID of this program in its name, so that :func:`sweep` can find a group that was left behind. It imports nothing
+but the standard library, as it has to start at once.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ ROOT = Path("/sys/fs/cgroup")
 PREFIX = "fleet-"
 LIMIT_BYTES = 0
 GONE_S, LOOK_S = 2.0, 0.02
-"""For the kernel to take the last process out of the group, and how often it is looked for."""
+"""How long the kernel may take to remove the last process from the group, and the time between two looks."""
 LIMITS = ("memory.limit_in_bytes", "memory.max")
 """The file of the limit, in cgroup version 1 and 2."""
 
@@ -40,12 +40,12 @@ def memory_group(groups: str, root: Path = ROOT) -> Path:
 
 
 class BoundGroup:
-    """A group below ``parent`` that is bounded, and has the PID of its maker in its name. Raises OSError where it cannot be.
+    """A bounded group below ``parent``, with the PID of its maker in its name. Raises OSError where the kernel cannot make it.
 
     Args:
         prefix: of its name.
-        of: what is bounded, in words.
-        limits: file of the group -> what it is to say; of several such tables the first whose files the kernel has.
+        of: the bounded resource, in words.
+        limits: file of the group -> its contents; of several such tables, the first whose files the kernel has.
     """
 
     def __init__(self, parent: Path, prefix: str, of: str, limits: Sequence[Mapping[str, str]]) -> None:
@@ -62,17 +62,17 @@ class BoundGroup:
             raise
 
     def take(self, pid: int) -> None:
-        """Move a process into the group, with its threads and what it starts from now on. Raises OSError when it has ended."""
+        """Move a process into the group, with its threads and its later children. Raises OSError when it has ended."""
         (self.folder / "cgroup.procs").write_text(str(pid))
 
     def close(self) -> None:
-        """Move back who lives, and remove the group."""
+        """Move live processes back, and remove the group."""
         end_s = time.monotonic() + GONE_S
         while self.folder.exists() and time.monotonic() < end_s:
             for pid in self._inside():
                 with suppress(OSError):  # it has ended meanwhile
                     (self.parent / "cgroup.procs").write_text(str(pid))
-            with suppress(OSError):  # the kernel has not taken the last one out yet
+            with suppress(OSError):  # the kernel has not removed the last one yet
                 self.folder.rmdir()
                 return
             time.sleep(LOOK_S)
@@ -91,12 +91,12 @@ def sweep(parent: Path, prefix: str = PREFIX) -> None:
     """Remove groups below ``parent`` whose maker is gone."""
     for folder in parent.glob(f"{prefix}[0-9]*-*"):
         if not Path(f"/proc/{folder.name.removeprefix(prefix).partition('-')[0]}").exists():
-            with suppress(OSError):  # somebody is in it
+            with suppress(OSError):  # a process is in it
                 folder.rmdir()
 
 
 def main(pidfd: str, pid: str, lasts_s: str) -> None:
-    """As the command line says. SIGTERM only wakes it: it may come while the group is being removed already, and must not end that."""
+    """Run as the command line says. SIGTERM only wakes it: it may come during the removal of the group, and must not stop that."""
     reader, writer = os.pipe2(os.O_NONBLOCK)
     signal.set_wakeup_fd(writer)
     signal.signal(signal.SIGTERM, lambda *_: None)

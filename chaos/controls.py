@@ -1,4 +1,4 @@
-"""An operator's orders to a run's chaos: given from any thread, carried out by the one that conducts it."""
+"""An operator's orders to a run's chaos. Any thread gives them, and the injector's thread carries them out."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class ChaosControls:
     """Takes orders, and keeps them until the injector's thread asks for them.
 
     Args:
-        slots, nodes: how many there are to be struck.
+        slots, nodes: the numbers of slots and nodes that faults can strike.
         planned: whether the run has a plan of faults, so that chaos is on from the start.
     """
 
@@ -39,7 +39,7 @@ class ChaosControls:
         self._lock = threading.Lock()
 
     def order(self, asked: Mapping[str, Any]) -> str:
-        """What the page's API was asked for, whose description has the fields. Returns what will happen. Raises ConfigError."""
+        """Take a request of the page's API, whose description has the fields. Returns its effect. Raises ConfigError."""
         match asked["action"]:
             case "start":
                 return self.start()
@@ -53,29 +53,30 @@ class ChaosControls:
                 return self.inject(asked.get("kind", ""), amounts=amounts, **places)
 
     def start(self) -> str:
-        """Let planned faults strike. Returns what will happen."""
+        """Let planned faults strike. Returns the effect, in words."""
         self._give("start")
         self._running = True
         return "planned faults strike; when none is left, a storm is planned"
 
     def stop(self) -> str:
-        """Keep planned faults from striking; what has struck heals in its time."""
+        """Keep planned faults from striking; faults that last heal in their time."""
         self._give("stop")
         self._running = False
         return "no planned fault strikes until chaos is started again"
 
     def heal(self) -> str:
-        """Heal what has struck and lasts, as far as an order can; a lost node comes back where it would."""
+        """Heal faults that last, as far as an order can; a lost node comes back at its own time."""
         self._give("heal")
-        return "what has struck and lasts is healed"
+        return "the faults that last are healed"
 
     def inject(self, kind: str, slot: int | None = None, node: int | None = None, amounts: Mapping[str, float] | None = None) -> str:
-        """One fault, as soon as may be; returns its id. ``amounts`` are its parameters by their names, where not their defaults.
+        """Inject one fault as soon as possible; returns its id. ``amounts`` are its parameters by name, where they differ from the
+        defaults.
 
-        Raises ConfigError when it cannot be.
+        Raises ConfigError when it is not possible.
         """
         if kind not in EXECUTABLE:
-            raise ConfigError("kind", kind, "is no fault that can be carried out", f"Choose one of {', '.join(EXECUTABLE)}.")
+            raise ConfigError("kind", kind, "is no fault that chaos can carry out", f"Choose one of {', '.join(EXECUTABLE)}.")
         place = self._checked_place(kind, slot, node)
         given = amounts or {}
         own_bounds = {parameter.name: parameter for parameter in KINDS[kind].parameters}
@@ -88,7 +89,7 @@ class ChaosControls:
         return name
 
     def _checked_place(self, kind: str, slot: int | None, node: int | None) -> dict[str, int]:
-        """What a fault of this kind has to name, as fields of ``Fault``. Raises ConfigError."""
+        """The place of a fault of this kind, as fields of ``Fault``. Raises ConfigError."""
         name = place_name(kind)
         if not name:
             return {}
@@ -107,7 +108,7 @@ class ChaosControls:
 
     @property
     def waiting(self) -> bool:
-        """Whether an order was given that nobody took yet."""
+        """Whether there is an order that the injector has not taken yet."""
         return bool(self._orders)
 
     def take(self) -> list[Order]:
@@ -117,26 +118,26 @@ class ChaosControls:
         return orders
 
     def close(self) -> None:
-        """The run is over: further orders are refused."""
+        """The run is over: refuse further orders."""
         with self._lock:
             self._ended, self._running = True, False
 
     def status(self) -> dict[str, Any]:
-        """What a page shows: whether chaos strikes, and what may be ordered."""
+        """For a page: whether chaos strikes, and which orders it takes."""
         places = {kind: place_name(kind) for kind in EXECUTABLE}
         return {"running": self._running, "ended": self._ended, "kinds": list(EXECUTABLE), "places": places, "slots": self._slots,
                 "nodes": self._nodes}  # fmt: skip
 
 
 def place_name(kind: str) -> str:
-    """What an order has to name for it: ``"slot"``, ``"node"``, or nothing."""
+    """The place that an order has to name for it: ``"slot"``, ``"node"``, or none."""
     return KINDS[kind].targets[0].field
 
 
 def obey(orders: Iterable[Order], injector: Injector, now_s: float, storm: Callable[[], tuple[Fault, ...]]) -> list[FaultRecord]:
-    """Carry orders out: what strikes does so at the injector's next turn. Returns reports of what was planned anew.
+    """Carry orders out; their faults strike at the injector's next turn. Returns reports of newly planned faults.
 
-    ``storm`` makes the faults that follow when chaos is started and none is left; their times count from ``now_s``.
+    ``storm`` makes faults for when chaos is started and none is left; their times count from ``now_s``.
     """
     planned: list[FaultRecord] = []
     for order in orders:

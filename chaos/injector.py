@@ -1,7 +1,7 @@
-"""Turns a plan into operations, and every planned fault into a report of what became of it.
+"""Turns a plan into operations, and every planned fault into a report of its outcome.
 
-The injector does no I/O and reads no clock: it looks at a frozen ``ChaosView``, says what to do as data, and is told what came of it. All
-that it did is in the journal.
+The injector does no I/O and reads no clock: it reads a frozen ``ChaosView``, returns operations as data, and receives their outcome. The
+journal has all its actions.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ JOB_WIDE = "software"
 """The component of the catalogue whose blast radius is the job."""
 
 ONE_OF = {FaultPlace.COORDINATOR: HEAD_NODE, FaultPlace.STORE: STORE_NODE}
-"""What a run has one of, and what stands for it where nodes have indices."""
+"""Places that exist once in a run, and their stand-in for a node's index."""
 
 WITNESSES = 3
-"""Replicas that it takes to say which one is wrong."""
+"""The least number of replicas that can tell which one is wrong."""
 
 
 @dataclass(frozen=True, slots=True)
 class Occupant:
-    """The process that fills a slot now. ``in_view``: it trains; otherwise it is a spare or still starting."""
+    """The process that fills a slot now. ``in_view``: whether it trains; else it is a spare or still starting."""
 
     member: Member
     process: Process
@@ -41,9 +41,11 @@ class Occupant:
 
 @dataclass(frozen=True, slots=True)
 class ChaosView:
-    """What chaos sees of the world: live slots, the slots on each live worker node (by the node's index), whether the run trains, whether
-    a copy in memory or a durable checkpoint could bring it back if all ranks were lost, the domain path of each node, and addresses: of
-    each node that has an agent, and of the coordinator's host (``HEAD``)."""
+    """Chaos's view of the run: live slots, the slots on each live worker node (by the node's index), and whether the run trains.
+
+    ``restorable``: whether a copy in memory or a durable checkpoint could bring it back if all ranks were lost. It also has the domain path
+    of each node, and addresses: of each node that has an agent, and of the coordinator's host (``HEAD``).
+    """
 
     slots: Mapping[int, Occupant]
     nodes: Mapping[int, tuple[int, ...]]
@@ -53,16 +55,16 @@ class ChaosView:
     hosts: Mapping[int, str] = field(default_factory=dict)
 
     def node_of(self, slot: int) -> int | None:
-        """The index of the node that a slot is on; None while it is on none."""
+        """The index of the slot's node; None while it is on none."""
         return next((node for node, slots in self.nodes.items() if slot in slots), None)
 
     def rack(self, node: int) -> tuple[int, ...]:
-        """The live nodes of the widest domain that ``node`` is in, itself among them."""
+        """The live nodes of the widest domain that ``node`` is in, with itself."""
         widest = place_of(self.domains.get(node, ""))[:1]
         return tuple(each for each in self.nodes if each == node or (widest and place_of(self.domains.get(each, ""))[:1] == widest))
 
     def rail(self, slot: int) -> tuple[int, ...]:
-        """The slots at the same place of their nodes as ``slot``: of its rack's nodes, or of all where no rack is known."""
+        """The slots at the same place of their nodes as ``slot``, on the nodes of its rack, or on all nodes without a known rack."""
         home = self.node_of(slot)
         if home is None:
             return ()
@@ -74,7 +76,7 @@ class ChaosView:
 
 @dataclass(frozen=True, slots=True)
 class FaultAction:
-    """Perform ``operations``, then hand what came of it to :meth:`Injector.outcome` and send the event that this returns."""
+    """Perform ``operations``, hand their outcome to :meth:`Injector.outcome`, and send the event that it returns."""
 
     report: FaultRecord
     operations: tuple[Operation, ...] = ()
@@ -82,7 +84,7 @@ class FaultAction:
 
 @dataclass(slots=True)
 class _Open:
-    """An executed fault that is to be healed."""
+    """An executed fault that has a heal to come."""
 
     fault: Fault
     members: tuple[Member, ...]
@@ -96,10 +98,10 @@ class Injector:
     Args:
         plan: the run's faults.
         min_ranks: the run's least number of ranks; a fault that would leave fewer of those in view is suppressed.
-        repair_s: a lost node comes back after that long; None: never.
-        max_nodes_down: how many nodes may be lost at a time; more would have no room to be replaced in.
-        lose_all: all ranks may be lost, when there is something to go on from; a fault of software then takes them all.
-        sharded: the optimizer's state is spread over the ranks. What is wrong in one of them then ends the run, so no bit of it is flipped.
+        repair_s: time until a lost node comes back; None: never.
+        max_nodes_down: how many nodes may be lost at a time; with more there is no room for replacements.
+        lose_all: all ranks may be lost when there is a state to go on from; a fault of software then takes them all.
+        sharded: the optimizer's state is spread over the ranks. A wrong bit in one part ends the run, so chaos flips none.
         limits: how much may be hit, at once and within an hour. A fault that would hit more is suppressed.
     """
 
@@ -129,15 +131,15 @@ class Injector:
         return [FaultRecord(fault, "planned", (), at_s=now_s) for fault in more]
 
     def pause(self, paused: bool) -> None:
-        """While paused, faults that are due are suppressed, but for those that are addressed by hand."""
+        """While paused, planned faults that are due are suppressed; faults ordered by hand are not."""
         self._paused = paused
 
     def heal_all(self) -> None:
-        """Heal at the next turn what has struck and lasts."""
+        """Heal at the next turn all faults that last."""
         self._heal_now = True
 
     def next_s(self) -> float:
-        """When there is something to do next; infinity when nothing is left."""
+        """The time of the next action; infinity when none is left."""
         if self._heal_now:
             return -math.inf
         times = [opened.until_s for opened in (*self._open.values(), *self._announced.values())]
@@ -146,7 +148,7 @@ class Injector:
         return min(times, default=float("inf"))
 
     def due(self, now_s: float, world: ChaosView) -> list[FaultAction]:
-        """What is due at ``now_s``, heals first. Each action's outcome must be given back before the next call."""
+        """Actions due at ``now_s``, heals first. The caller must give back each action's outcome before the next call."""
         self._settle(world)
         over = [opened for opened in self._open.values() if opened.until_s <= now_s or (self._heal_now and _can_be_healed(opened.fault))]
         actions, self._heal_now = [self._heal(opened, now_s, world) for opened in over], False
@@ -156,11 +158,11 @@ class Injector:
         return actions
 
     def end(self, now_s: float, world: ChaosView) -> list[FaultAction]:
-        """The run is over: let every stopped process go on, and report what was never executed."""
+        """The run is over: let every stopped process go on, and report the faults that were never executed."""
         return self._heal_all(now_s, world, "the run ended before it was due", over=True)
 
     def call_off(self, now_s: float, world: ChaosView, why: str) -> list[FaultAction]:
-        """The run goes on, and no fault strikes any more, whoever orders it: heal everything. Who cannot be reached heals in its time."""
+        """The run goes on without faults from now on, also without ordered ones: heal all. An unreachable process heals in its time."""
         self._called_off = f"chaos was called off: {why}"
         return self._heal_all(now_s, world, self._called_off, over=False)
 
@@ -173,9 +175,10 @@ class Injector:
         return actions
 
     def outcome(self, action: FaultAction, refusals: Iterable[str | None], now_s: float) -> FaultRecord:
-        """The event to send, once ``action`` was performed: an executed fault that was refused throughout becomes a suppressed one.
+        """The event to send, once ``action`` was performed. When all its operations are refused, an executed fault becomes a suppressed
+        one.
 
-        ``refusals`` has one answer for each operation: why it was refused, or None.
+        ``refusals`` has one answer for each operation: the reason of the refusal, or None.
         """
         report, answers = replace(action.report, at_s=now_s), list(refusals)
         refused = [why for why in answers if why is not None]
@@ -208,7 +211,7 @@ class Injector:
         return FaultAction(FaultRecord(fault, "executed", members, at_s=now_s), _to_ranks(fault, kind, START, targets, world))
 
     def _inject_only(self, fault: Fault, kind: FaultKind, now_s: float, world: ChaosView) -> FaultAction:
-        """What a run has one of: every node is kept from it."""
+        """Strike a place that exists once in a run. For a fault of links, every node is cut off from it."""
         hit = ONE_OF[kind.targets[0]]
         orders = _orders(fault, kind, START, (hit,), world)
         beside = [node for node, host in world.hosts.items() if node != hit and host == world.hosts.get(hit)]
@@ -245,20 +248,20 @@ class Injector:
             return f"{where} is already stopped or slowed"
         wrong = Cost.WRONG in kind.may_cost
         if wrong and self._sharded:
-            return "optimizer state is sharded: a majority could not say which rank is wrong, and the run would end"
+            return "optimizer state is sharded: a majority cannot tell which rank is wrong, and the run would end"
         if wrong and sum(o.in_view and o.member not in self._gone for o in world.slots.values()) < WITNESSES:
-            return f"fewer than {WITNESSES} ranks train: there would be no majority to say which one is wrong"
+            return f"fewer than {WITNESSES} ranks train: there is no majority to tell which one is wrong"
         return self._too_few(targets, world) if kind.takes_ranks else None
 
     def _inject_node(self, fault: Fault, kind: FaultKind, now_s: float, world: ChaosView) -> FaultAction:
         index = self._node(fault.node, world)
         if index is None:
-            return _suppressed(fault, now_s, f"node {fault.node} is not there")
+            return _suppressed(fault, now_s, f"node {fault.node} does not exist")
         hit = world.rack(index) if kind.whole_rack else (index,)
         targets = [world.slots[slot] for node in hit for slot in world.nodes[node] if slot in world.slots]
         why = self._no_room(fault, hit, world) if Cost.NODE in kind.may_cost else None
         if kind.whole_rack and len(hit) == 1:
-            why = f"no other node is known to be in the rack of node {index}: name the label that says so with domains"
+            why = f"no other node is known to be in the rack of node {index}: name the racks' label in the setting domains"
         if kind.performer is Performer.LINKS:
             why = _alone_at(index, world)
         why = why or (self._too_few(targets, world) if kind.takes_ranks else None)
@@ -274,7 +277,7 @@ class Injector:
         return FaultAction(FaultRecord(fault, "executed", members, at_s=now_s), _orders(fault, kind, START, hit, world))
 
     def _carry_out(self, announced: _Open, now_s: float, world: ChaosView) -> FaultAction:
-        """What was announced strikes now, if it may still."""
+        """Carry out an announced fault now, if it still may strike."""
         action = self._inject(announced.fault, now_s, world)
         del self._announced[announced.fault.id]
         return action if action.operations else self._taken_back(announced, action.report)
@@ -285,14 +288,14 @@ class Injector:
         return FaultAction(report) if over else self._taken_back(announced, report)
 
     def _taken_back(self, announced: _Open, report: FaultRecord) -> FaultAction:
-        """The run is told that it does not come after all."""
+        """Tell the run that the announced fault does not come."""
         self._radius.forget(announced.fault.id)
         return FaultAction(report, tuple(operation(announced.fault, WITHDRAW, node=node) for node in announced.nodes))
 
     def _no_room(self, fault: Fault, hit: tuple[int, ...], world: ChaosView) -> str | None:
-        """Nodes of one burst count as one, as those of a rack do."""
+        """The reason why no more nodes may be lost. Nodes of one burst count as one, like those of a rack."""
         if len({burst_of(name) for name in self._down} - {burst_of(fault.id)}) >= self._max_nodes_down:
-            return f"not back yet are {len(self._down)} lost nodes: there is no room for the ranks of another"
+            return f"{len(self._down)} lost nodes are not back yet: there is no room for the ranks of another"
         return "it is the last node" if len(world.nodes) <= len(hit) else None
 
     def _too_few(self, targets: list[Occupant], world: ChaosView) -> str | None:
@@ -305,7 +308,7 @@ class Injector:
         return None if world.restorable else f"it would leave {left} ranks, and neither memory nor store holds a state to go on from"
 
     def _too_wide(self, fault: Fault, members: tuple[Member, ...], nodes: tuple[int, ...], now_s: float, world: ChaosView) -> str | None:
-        """Why the blast radius does not allow it. A place is hit until its fault is healed, and its ranks train again."""
+        """The reason why the blast radius forbids it. A place counts as hit until its fault is healed, and its ranks train again."""
 
         def lasts(name: str, reach: FaultReach) -> bool:
             trains = {slot for slot, o in world.slots.items() if o.in_view and o.member not in self._gone}
@@ -327,14 +330,14 @@ class Injector:
         return [world.slots[slot] for slot in slots if slot in world.slots and not self._dead(world.slots[slot].member)]
 
     def _dead(self, member: Member) -> bool:
-        """Struck dead already, though the view may not show it yet. (A hung one is gone from training, but its process is there.)"""
+        """Whether it was struck dead, though the view may not show it yet. (A hung one trains no more, but its process still exists.)"""
         hung = {m for opened in self._open.values() if _stands_still(opened.fault) for m in opened.members}
         return member in self._gone and member not in hung
 
     # ---- nodes -------------------------------------------------------------------------------------------------------------------------
 
     def _settle(self, world: ChaosView) -> None:
-        """A plan names places 0, 1, ...; nodes keep theirs while they live, and a new node takes the first that is empty."""
+        """A plan names places 0, 1, ... Nodes keep their places while they live, and a new node takes the first empty one."""
         if not world.running:
             return  # nodes may still be joining, in any order
         self._place = {place: index for place, index in self._place.items() if index in world.nodes}
@@ -362,7 +365,7 @@ class Injector:
             self._open[fault.id] = _Open(fault, members, at_s + length_s, nodes)
 
     def _length_s(self, fault: Fault, heal: Heal) -> float | None:
-        """After that long it is healed; None: never."""
+        """Time until the heal; None: never."""
         lengths = {Heal.REPAIR: self._repair_s, Heal.FOUND: max(fault.duration_s, KNOWN_S), Heal.NEVER: None}
         return lengths.get(heal, fault.duration_s)
 
@@ -374,7 +377,7 @@ class Injector:
             self._gone.difference_update(opened.members)
 
     def _forget(self, report: FaultRecord) -> None:
-        """The world refused the fault: it did not happen."""
+        """Forget a fault that was refused: it did not happen."""
         self._gone.difference_update(report.members)
         self._open.pop(report.fault.id, None)
         self._announced.pop(report.fault.id, None)
@@ -394,7 +397,7 @@ class Injector:
         return FaultAction(FaultRecord(fault, "healed", opened.members, detail, at_s=now_s), operations)
 
     def _heal_node(self, opened: _Open, kind: FaultKind, now_s: float, over: bool, world: ChaosView) -> FaultAction:
-        """A node that is lost comes back, unless the run is over; what would heal by itself is healed when the run ends before."""
+        """Bring a lost node back, unless the run is over. When the run ends before a fault heals by itself, it is healed now."""
         left = over and kind.heal is Heal.REPAIR
         report = FaultRecord(opened.fault, "healed", opened.members, "the run ended before the node was back" if left else "", at_s=now_s)
         needed = (kind.heal in (Heal.REPAIR, Heal.AFTER) and not left) or (kind.heal is Heal.ITSELF and now_s < opened.until_s)
@@ -402,7 +405,7 @@ class Injector:
 
 
 def _to_ranks(fault: Fault, kind: FaultKind, phase: str, targets: Iterable[Occupant], world: ChaosView) -> tuple[Operation, ...]:
-    """To the process of each; where links are cut, from all hosts but its own."""
+    """Operations to the process of each target; where links are cut, to all hosts but its own."""
     orders = [(operation(fault, phase, process=target.process), target) for target in targets]
     if kind.performer is not Performer.LINKS:
         return tuple(order for order, _ in orders)
@@ -410,7 +413,7 @@ def _to_ranks(fault: Fault, kind: FaultKind, phase: str, targets: Iterable[Occup
 
 
 def _orders(fault: Fault, kind: FaultKind, phase: str, hit: tuple[int, ...], world: ChaosView) -> tuple[Operation, ...]:
-    """To each node; what is done to links is done at both ends, and at the nodes' own last, as they may hear nothing after that."""
+    """Operations to each node. A fault of links needs both ends. The struck nodes' own end comes last: it may hear no order after that."""
     if kind.performer is not Performer.LINKS:
         return tuple(operation(fault, phase, node=node) for node in hit)
     near = _addresses(hit, world)
@@ -433,18 +436,18 @@ def _far_hosts(target: Occupant, world: ChaosView) -> tuple[str, ...]:
 
 
 def _no_far_host(targets: Iterable[Occupant], world: ChaosView) -> str | None:
-    """Why a rank cannot be cut off: its node has no agent, or there is one host."""
+    """The reason why a rank cannot be cut off: its node has no agent, or all nodes share one host."""
     alone = any(not _far_hosts(target, world) for target in targets)
-    return "its node has no agent, or one address with all others: links are cut between hosts" if alone else None
+    return "its node has no agent, or the same address as all others: links are cut between hosts" if alone else None
 
 
 def _alone_at(node: int, world: ChaosView) -> str | None:
-    """Why the links of a node cannot be cut: it has no agent, or no address of its own."""
+    """The reason why the links of a node cannot be cut: it has no agent, or no address of its own."""
     if node not in world.hosts:
         return f"node {node} has no agent"
     others = [index for index, host in world.hosts.items() if host == world.hosts[node] and index != node]
     where = "the head" if others == [HEAD_NODE] else f"{len(others)} others"
-    return f"node {node} has one address with {where}: links are cut between hosts" if others else None
+    return f"node {node} has the same address as {where}: links are cut between hosts" if others else None
 
 
 def _reach(fault: Fault, members: tuple[Member, ...], nodes: tuple[int, ...], at_s: float) -> FaultReach:
@@ -453,7 +456,7 @@ def _reach(fault: Fault, members: tuple[Member, ...], nodes: tuple[int, ...], at
 
 
 def _can_be_healed(fault: Fault) -> bool:
-    """What is found by itself stays until it is."""
+    """Whether chaos heals it: a fault that the run finds by itself stays until then."""
     return drawn(fault).heal is not Heal.FOUND
 
 

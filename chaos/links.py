@@ -1,9 +1,9 @@
-"""Faults of the network between the hosts of a run, by rules of the kernel's packet filter, and a relay for what is only late.
+"""Faults of the network between the hosts of a run: rules of the kernel's packet filter, and a relay for packets that are only late.
 
-A rule concerns packets of this run alone: between ports that processes of the run on this host have open, and other hosts of the run; or
-to the address and port of its store. The table of rules is owned by a child of this process, ``nft -i``: the kernel removes it when that
-ends, however it ends, and it ends with this process. The relay is a child, too: see ``chaos.relay``. Root is needed, and the programs
-``nft`` and ``ip``.
+A rule matches packets of this run alone. Some go between ports of the run's processes on this host and other hosts of the run. The others
+go to the address and port of its store. A child of this process, ``nft -i``, owns the table of rules. The kernel removes the table when the
+child ends in any way, and the child ends with this process. The relay is a child, too: see ``chaos.relay``. These faults need root, and the
+programs ``nft`` and ``ip``.
 """
 
 from __future__ import annotations
@@ -28,27 +28,27 @@ from fleet.host.clock import MonotonicClock
 from fleet.protocol.operations import HEAL, START, Acts, Operation, perform
 
 BEFORE_S = 0.1
-"""From an order to the cut: the answer to the order goes the same way."""
+"""Delay from an order to the cut: the answer to the order goes the same way."""
 REFRESH_S = 0.02
-"""What the run has opened since is looked for so often."""
+"""Time between two looks for ports that the run has opened."""
 FLAP_S = 1.0
 """A link that flaps is down for so long, and up for so long."""
 LIMIT_S = 2.0
-"""For nft to answer: the agent waits for it."""
+"""How long nft may take to answer: the agent waits for it."""
 PARTS = 10_000
-"""A share of packets is counted in these."""
+"""The unit of a share of packets."""
 CHAINS = {"steer": "route hook output priority -150", "output": "filter hook output priority 0", "input": "filter hook input priority 0"}
 DIVERTS = {"divert": "nat hook output priority -100"}
-"""Chains of a table, and where the kernel asks them; the second only where connections are to end elsewhere."""
+"""Chains of a table, and their hooks in the kernel. ``DIVERTS`` is only for faults that end connections at another place."""
 
 
 def no_store() -> tuple[list[str], int]:
-    """Where nobody has said what the store is. Raises OSError."""
-    raise OSError("nobody has said where the store is")
+    """Stands for a store without an address. Raises OSError."""
+    raise OSError("the address of the store is unknown")
 
 
 def open_ports(pids: Iterable[int]) -> set[int]:
-    """Local TCP ports that these processes listen on or are connected by."""
+    """Local TCP ports of these processes, of listeners and of connections."""
     found: set[int] = set()
     for pid in pids:
         try:
@@ -59,7 +59,7 @@ def open_ports(pids: Iterable[int]) -> set[int]:
 
 
 class Table:
-    """Rules of the packet filter that last for as long as this object's child process does. Raises OSError when there can be none."""
+    """Rules of the packet filter that last as long as this object's child process. Raises OSError when there can be none."""
 
     def __init__(self, hosts: Iterable[str], diverts: bool = False) -> None:
         self._said = tempfile.TemporaryFile("w+")  # noqa: SIM115  closed with the child
@@ -77,7 +77,7 @@ class Table:
         )
 
     def _begin(self, last: str, *lines: str) -> None:
-        """Raises OSError, and leaves nothing then."""
+        """Raises OSError, and leaves no child then."""
         try:
             self.run_lines(*lines)
             self._await(last)
@@ -86,23 +86,23 @@ class Table:
             raise
 
     def run_lines(self, *lines: str) -> None:
-        """Commands, in the words of nft(8)."""
+        """Run commands, in the words of nft(8)."""
         assert self._nft.stdin is not None
         self._nft.stdin.write("\n".join([*lines, ""]))
         self._nft.stdin.flush()
 
     def rule(self, *rules: str) -> None:
-        """More rules, each of which begins with its chain."""
+        """Add rules, each of which begins with its chain."""
         self.run_lines(*(f"add rule inet {self.name} {rule}" for rule in rules))
 
     def pass_all(self) -> None:
-        """No rule any more."""
+        """Remove all rules."""
         self.run_lines(*(f"flush chain inet {self.name} {chain}" for chain in ("steer", "output", "input")))
 
     def counted(self) -> list[int]:
         """Packets that each counter among the rules has seen. Raises OSError.
 
-        From what nft prints for people: of a table that has an owner it prints no whole JSON (1.0.6).
+        It reads nft's plain output: for a table with an owner, nft prints no complete JSON (1.0.6).
         """
         listed = self._list()
         if listed.returncode:
@@ -110,22 +110,22 @@ class Table:
         return [int(packets) for packets in re.findall(r"counter packets (\d+)", listed.stdout)]
 
     def concern(self, ports: set[int]) -> None:
-        """Rules are about these local ports, too."""
+        """Apply the rules to these local ports, too."""
         if new := ports - self._known:
             self._known |= new
             self.run_lines(f"add element inet {self.name} ports {{ {', '.join(map(str, sorted(new)))} }}")
 
     def close(self) -> None:
-        """The kernel removes the table."""
+        """End the child; the kernel removes the table."""
         self._nft.kill()
         self._nft.wait()
         assert self._nft.stdin is not None
-        with suppress(OSError):  # what nft has not taken any more
+        with suppress(OSError):  # input that nft has not read
             self._nft.stdin.close()
         self._said.close()
 
     def _await(self, words: str) -> None:
-        """Until the kernel has what was told last. Raises OSError."""
+        """Wait until the kernel has the last commands. Raises OSError."""
         for _ in range(round(LIMIT_S / REFRESH_S)):
             listed = self._list()
             if words in listed.stdout:
@@ -145,7 +145,7 @@ class Table:
 
 
 class Relay:
-    """The process that holds marked packets back; it ends with this object, or with this process. Raises OSError."""
+    """The process that holds back marked packets. It ends with this object, or with this process. Raises OSError."""
 
     def __init__(self, program: str, *words: object) -> None:
         self._process = begin(program, *words)
@@ -156,16 +156,16 @@ class Relay:
 
     @property
     def ended(self) -> bool:
-        """It holds nothing back any more."""
+        """Whether it has ended, and holds back no packets any more."""
         return self._process.poll() is not None
 
     @property
     def verdict(self) -> str:
-        """What a rule does with its packets."""
+        """The action of a rule on its packets."""
         return f"counter meta mark set {self.mark}"
 
     def close(self) -> str:
-        """Packets go as before. Returns what it said last."""
+        """End it: packets go as before. Returns its last line of output."""
         try:
             said, _ = self._process.communicate(timeout=LIMIT_S)
         except subprocess.TimeoutExpired:
@@ -175,7 +175,7 @@ class Relay:
 
 
 class StoreRelayProcess(Relay):
-    """The process to which connections to the store go in its place; it ends as a relay does. Raises OSError."""
+    """The process that takes connections in place of the store; it ends as a relay does. Raises OSError."""
 
     def __init__(self, host: str, port: int, what: str, seed: int) -> None:
         super().__init__(store_relay.__file__, host, port, what, seed, relay.MARKS)
@@ -189,15 +189,15 @@ class StoreRelayProcess(Relay):
 
 @dataclass(frozen=True, slots=True)
 class Effect:
-    """What becomes of packets.
+    """The effect of a fault on packets.
 
     Attributes:
-        sends, receives: which of this host's packets are concerned.
+        sends, receives: the direction of this host's packets that it strikes.
         loss: share of them that is lost.
         flaps: all or none of them, in turn.
-        refuses: a packet that is lost is answered: the connection is no more.
-        held: packets go by a relay, with the delay and the rate of the order.
-        instead: what becomes of connections that end at a relay in place of the store: ``deny`` or ``tear``.
+        refuses: each lost packet is answered, which ends its connection.
+        held: packets go through a relay, with the delay and the rate of the order.
+        instead: the treatment of connections that end at a relay in place of the store: ``deny`` or ``tear``.
     """
 
     sends: bool = True
@@ -210,19 +210,19 @@ class Effect:
 
     @property
     def verdict(self) -> str:
-        """In the words of nft(8), where no relay is needed."""
+        """The action in the words of nft(8), where no relay is needed."""
         if self.loss < 1:
             return f"numgen random mod {PARTS} < {round(self.loss * PARTS)} counter drop"
         return "counter reject with tcp reset" if self.refuses else "counter drop"
 
 
 class LocalLinks:
-    """What is between this host and others of the run, for the agent of this node.
+    """The links between this host and others of the run, for the agent of this node.
 
     Args:
         pids: the run's processes on this host, now.
         coordinator: ``host:port`` at which the coordinator listens.
-        store: IPv4 addresses and the port of the store; it says why there are none by an OSError.
+        store: IPv4 addresses and the port of the store; it raises OSError with the reason when there are none.
     """
 
     def __init__(self, pids: Callable[[], Iterable[int]], coordinator: str, store: Callable[[], tuple[list[str], int]] = no_store) -> None:
@@ -230,15 +230,15 @@ class LocalLinks:
         self._coordinator = coordinator.rpartition(":")
         self._cuts: dict[str, _Cut] = {}
         if os.geteuid() == 0 and shutil.which("ip"):
-            with suppress(OSError):  # what another run has left leads nowhere: it does no harm
+            with suppress(OSError):  # rules left by another run lead nowhere, and do no harm
                 relay.sweep()
 
     def operate(self, order: Operation) -> str | None:
-        """Carry it out, as ``ACTS`` says. Returns why it was refused, or None."""
+        """Carry out the order, by ``ACTS``. Returns the reason of a refusal, or None."""
         return perform(ACTS, self, order)
 
     def between_hosts(self, order: Operation, effect: Effect) -> str | None:
-        """For its duration, on what goes between the run's processes here and ``order.hosts``; where the order names one, of that alone."""
+        """For its duration, strike packets between the run's processes here and ``order.hosts``, or only those of the order's process."""
         if wrong := [host for host in order.hosts if not _is_ipv4(host)]:
             return f"{order.kind}: {wrong[0]} is no IPv4 address"
         host, _, port = self._coordinator
@@ -250,7 +250,7 @@ class LocalLinks:
         return self._begin(order, effect, order.hosts, matches, lambda: open_ports(pids()))
 
     def to_store(self, order: Operation, effect: Effect) -> str | None:
-        """For its duration, on what this host sends to the store."""
+        """For its duration, strike packets of this host to the store."""
         try:
             hosts, port = self._store()
         except OSError as error:
@@ -258,18 +258,18 @@ class LocalLinks:
         return self._begin(order, effect, hosts, [("output", f"ip daddr @hosts tcp dport {port}")], set, port)
 
     def heal(self, order: Operation) -> None:
-        """End what was begun for the same fault; nothing happens when it is over."""
+        """End the rules of the same fault; without effect when it is over."""
         cut = self._cuts.get(order.fault)
         if cut is not None:
             cut.end()
 
     def applied(self, fault: str) -> str:
-        """What was done for a fault that is healed, as it was measured; empty where that says nothing."""
+        """The measured effect of a healed fault, in words; empty without a measurement."""
         cut = self._cuts.pop(fault, None)
         return cut.applied if cut is not None else ""
 
     def close(self) -> None:
-        """End everything."""
+        """End all rules."""
         for fault in list(self._cuts):
             self._cuts.pop(fault).end()
 
@@ -294,8 +294,8 @@ class LocalLinks:
 
 
 def _rules(effect: Effect, matches: Sequence[tuple[str, str]], kept: Relay | None) -> list[str]:
-    """Each with its chain, in pairs: what is concerned, and what becomes of it."""
-    if kept is not None and effect.instead:  # connections that are there already end
+    """Rules, each with its chain: for each match, the action on its packets."""
+    if kept is not None and effect.instead:  # existing connections end
         others = [f"{match} meta mark != {kept.mark}" for _, match in matches]
         return [rule for match in others for rule in (f"divert {match} {kept.verdict}", f"output {match} counter reject with tcp reset")]
     verdict = kept.verdict if kept is not None else effect.verdict
@@ -303,7 +303,7 @@ def _rules(effect: Effect, matches: Sequence[tuple[str, str]], kept: Relay | Non
 
 
 def _send_lost(links: LocalLinks, order: Operation) -> str | None:
-    """What the struck node sends is lost: there on its way out, elsewhere on its way in."""
+    """Drop packets that the struck node sends: there on their way out, elsewhere on their way in."""
     return links.between_hosts(order, Effect(sends=order.is_target, receives=not order.is_target))
 
 
@@ -335,11 +335,11 @@ STARTS: Acts = {
     ("store_tears", START): _by_store(Effect(receives=False, instead="tear")),
 }
 ACTS: Acts = {**STARTS, **{(kind, HEAL): lambda links, order: links.heal(order) for kind, _ in STARTS}}
-"""What the agent of a node does to the links of its host."""
+"""The agent of a node performs these on the links of its host."""
 
 
 class _Cut:
-    """Applies rules for a while, in a thread of its own. ``applied``: what they did, in words, once it is over."""
+    """Applies rules for a while, in a thread of its own. ``applied``: their measured effect, in words, once it is over."""
 
     def __init__(
         self, table: Table, kept: Relay | None, rules: list[str], ports: Callable[[], set[int]], duration_s: float, effect: Effect
@@ -351,7 +351,7 @@ class _Cut:
         self._thread.start()
 
     def end(self) -> None:
-        """Returns when all passes again."""
+        """Returns when all packets pass again."""
         self._over.set()
         self._thread.join()
 
@@ -379,9 +379,9 @@ class _Cut:
                 return
 
     def _measured(self) -> str:
-        """Counters come in pairs: what a rule was about, and what became of it."""
+        """The measured effect, in words. Counters come in pairs: matched packets, and struck packets."""
         if self._effect.flaps:
-            return ""  # with each rule its counter goes
+            return ""  # a removed rule takes its counter along
         try:
             counted = self._table.counted()
         except (OSError, subprocess.SubprocessError) as error:

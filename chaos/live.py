@@ -1,4 +1,4 @@
-"""The loop that carries chaos out on a live run: what is planned, and what an operator orders beside it."""
+"""The loop that carries out chaos on a live run: planned faults, and an operator's orders beside them."""
 
 from __future__ import annotations
 
@@ -25,28 +25,28 @@ ORDER_POLL_S = 0.5
 LOOK_S = 1.0
 
 Pause = Callable[[float], bool]
-"""Waits so many seconds, or until the run is over: then it says True."""
+"""Waits so many seconds, or until the run is over: then it returns True."""
 
 
 class ChaosWorld(Protocol):
-    """A run as chaos sees it, and reaches into it."""
+    """A run, as chaos sees and strikes it."""
 
     def see(self) -> ChaosView: ...
 
     def operate(self, order: Operation) -> str | None:
-        """Have it carried out. Returns why it was refused, or None."""
+        """Have the order carried out. Returns the reason of a refusal, or None."""
         ...
 
     def report(self, event: FaultRecord) -> None:
-        """Tell the run's coordinator. Its time is that of the clock that the loop was given."""
+        """Tell the run's coordinator. The event's time is on the loop's clock."""
         ...
 
     def learned(self, fault: str) -> str:
-        """What was applied for a fault, as those say who carried it out and measured it; empty where they do not."""
+        """The measured effect of a fault, in the words of its performers; empty without a measurement."""
         ...
 
     def committed_step(self) -> int | None:
-        """The newest step that is committed; None once all are."""
+        """The newest committed step; None once all are committed."""
         ...
 
     def report_floor(self, event: FloorReached) -> None:
@@ -55,10 +55,10 @@ class ChaosWorld(Protocol):
 
 
 class LiveChaos:
-    """Strikes ``world`` as ``injector`` and ``controls`` say; ``storm`` makes the faults that follow when chaos is started without any.
+    """Strikes ``world`` as ``injector`` and ``controls`` decide. ``storm`` makes faults for when chaos is started without any.
 
-    ``floor``: when less is left of the run's pace, everything is healed, and the run goes on without faults. ``at_steps``: what strikes
-    once a step is committed, by step, so that a slow machine strikes the same.
+    ``floor``: when less is left of the run's pace, all faults are healed, and the run goes on without any. ``at_steps``: faults that strike
+    once a step is committed, by step, so that they do not depend on the machine's speed.
     """
 
     def __init__(
@@ -71,7 +71,7 @@ class LiveChaos:
         self._origin_s = 0.0
 
     def run(self, clock: Clock, pause: Pause) -> None:
-        """Until the run is over. The plan's time counts from when the run first trains."""
+        """Runs until the run is over. The plan's time begins when the run first trains."""
         planned = self._injector.planned(0.0)
         if not (planned or self._at_steps or self._ordered(pause)) or not self._trains(pause):
             return
@@ -90,7 +90,7 @@ class LiveChaos:
         self._carry_out(self._injector.end(clock.now_s() - self._origin_s, self._world.see()), clock)
 
     def _mind_the_steps(self, now_s: float) -> None:
-        """Plan for now what was to come at a step that is committed."""
+        """Plan for now the faults whose step is committed."""
         if not self._at_steps or (step := self._world.committed_step()) is None:
             return
         due = []
@@ -103,7 +103,7 @@ class LiveChaos:
             self._report(event)
 
     def _mind_the_floor(self, now_s: float, clock: Clock) -> None:
-        """Once a second: is enough left of the pace? If not, heal everything, once and for all."""
+        """Once a second: is enough left of the pace? If not, heal all faults for good."""
         if self._floor is None or now_s - self._looked_s < LOOK_S:
             return
         self._looked_s = now_s
@@ -118,7 +118,7 @@ class LiveChaos:
             self._carry_out(self._injector.call_off(now_s, self._world.see(), "too little was left of the run's pace"), clock)
 
     def _ordered(self, pause: Pause) -> bool:
-        """Without a plan, whether an operator orders something before the run ends."""
+        """Without a plan: whether an operator gives an order before the run ends."""
         while not pause(ORDER_POLL_S):
             if self._controls.waiting:
                 return True
@@ -131,7 +131,7 @@ class LiveChaos:
         return False
 
     def _carry_out(self, actions: list[FaultAction], clock: Clock) -> None:
-        """A fault is announced before the blow, so that a death that follows at once is known to be injected."""
+        """Announce a fault before the blow, so that a death right after it is known as injected."""
         for action in actions:
             if action.operations:
                 self._report(dataclasses.replace(action.report, phase="aimed"))
@@ -148,7 +148,7 @@ class LiveChaos:
 
 
 def live_chaos(settings: RunSettings, chaos: ChaosSettings, controls: ChaosControls, world: ChaosWorld) -> LiveChaos:
-    """The chaos of a run with these settings, as it is planned; what an operator starts when nothing is planned any more is a storm."""
+    """The planned chaos of a run with these settings. When no fault is left in the plan, an operator's start makes a storm."""
     plan = functools.partial(ChaosSettings.plan, seed=settings.seed, world=settings.slots, nodes=settings.nodes)
     sharded = settings.optimizer_sharding != "none"
     injector = Injector(

@@ -9,26 +9,26 @@ from fleet.protocol.ports import NodePort
 
 
 class RunNodes(NodePort, Protocol):
-    """The nodes of a run, which can be told that one of them will be taken away."""
+    """The nodes of a run, which take a notice that one of them will be taken away."""
 
     def announce(self, index: int, notice_s: float | None) -> str | None:
-        """Node ``index`` goes in ``notice_s``; None: it stays after all. Returns why nobody could be told, or None."""
+        """Node ``index`` goes in ``notice_s``; None: it stays after all. Returns the reason why no process got the notice, or None."""
         ...
 
 
 class ClusterNodes:
-    """Carries out what is done to the nodes of a cluster."""
+    """Carries out faults of a cluster's nodes."""
 
     def __init__(self, cluster: RunNodes) -> None:
         self._cluster = cluster
 
     def operate(self, order: Operation) -> str | None:
-        """Carry it out, as ``ACTS`` says. Returns why it was refused, or None."""
+        """Carry out the order, by ``ACTS``. Returns the reason of a refusal, or None."""
         return perform(ACTS, self._cluster, order)
 
 
 def _restore(cluster: RunNodes, order: Operation) -> None:
-    """As a new node, whose index the launcher chooses."""
+    """Bring it back as a new node, whose index the launcher chooses."""
     cluster.add()
 
 
@@ -54,4 +54,4 @@ ACTS: Acts = {
     ("rack", START): _lose,
     ("rack", HEAL): _restore,
 }
-"""What the launcher does."""
+"""The launcher performs these."""

@@ -1,4 +1,4 @@
-"""Real signals to the processes of one node, by pidfd: a pid that was reused is never hit."""
+"""Real signals to the processes of one node, by pidfd: they never hit another process that got the same PID."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ CYCLE_S = 0.05
 
 
 def opened(process: Process) -> int:
-    """A pidfd that is sure to be ``process``: the start time is read after it was opened, when the pid can no longer be reused.
+    """A pidfd that certainly is of ``process``: the start time is read after it was opened, when the PID can no longer be reused.
 
     Raises ProcessLookupError.
     """
@@ -37,8 +37,8 @@ def opened(process: Process) -> int:
 class LocalProcesses:
     """A ``ProcessPort`` for the processes of this node.
 
-    A slowed or stopped process must not stay so when its tormentor goes: :meth:`close` ends every duty cycle and lets every stopped process
-    go on, also at interpreter exit. (Nothing can do that after a SIGKILL of this very process.)
+    A slowed or stopped process must not stay so when this object goes. :meth:`close` ends every duty cycle and lets every stopped process
+    go on, also at interpreter exit. (After a SIGKILL of this very process that is not possible.)
     """
 
     def __init__(self, node: str) -> None:
@@ -49,7 +49,7 @@ class LocalProcesses:
         atexit.register(self.close)
 
     def operate(self, order: Operation) -> str | None:
-        """Carry it out, as ``ACTS`` says."""
+        """Carry out the order, by ``ACTS``."""
         return perform(ACTS, self, order)
 
     def kill(self, process: Process) -> str | None:
@@ -107,7 +107,7 @@ class LocalProcesses:
         return None
 
     def _open(self, process: Process) -> int:
-        """See :func:`opened`; of this node's processes alone."""
+        """See :func:`opened`; only for processes of this node."""
         if process.node != self._node:
             raise ProcessLookupError(f"it is on node {process.node}, this is {self._node}")
         return opened(process)
@@ -120,7 +120,7 @@ ACTS: Acts = {
     ("slow", START): lambda processes, order: processes.slow(order.process, order.severity, order.duration_s),
     ("slow", HEAL): lambda processes, order: processes.resume(order.process),
 }
-"""What the agent of a node does."""
+"""The agent of a node performs these."""
 
 
 class _DutyCycle:

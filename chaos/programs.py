@@ -1,4 +1,4 @@
-"""Starts the programs of this package that do for a while what their starter cannot: each ends when its standard input does."""
+"""Starts programs of this package that perform a fault for a while, where their starter cannot. Each ends with its standard input."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 
 def begin(program: str, *words: object, descriptors: Sequence[int] = ()) -> subprocess.Popen[str]:
-    """Start the file ``program``, which imports the standard library alone; it gets these descriptors, too. Raises OSError."""
+    """Start the file ``program``, which imports only the standard library; it gets these descriptors, too. Raises OSError."""
     command = [sys.executable, "-I", "-S", program, *map(str, words)]
     return subprocess.Popen(
         command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, pass_fds=descriptors, start_new_session=True, text=True
@@ -17,7 +17,7 @@ def begin(program: str, *words: object, descriptors: Sequence[int] = ()) -> subp
 
 
 def ready(child: subprocess.Popen[str], limit_s: float) -> str:
-    """Why the program has not said ``ready`` within the limit; empty when it has."""
+    """The reason why the program has not written ``ready`` within the limit; empty when it has."""
     assert child.stdout is not None
     spoken, _, _ = select.select([child.stdout], [], [], limit_s)
     said = child.stdout.readline().strip() if spoken else ""

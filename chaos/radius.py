@@ -1,4 +1,4 @@
-"""How much of a run faults may hit, at once and within an hour: the blast radius. Pure."""
+"""The blast radius: how much of a run faults may hit, at once and within an hour. Pure."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ AN_HOUR = "/h"
 
 @dataclass(frozen=True, slots=True)
 class BlastLimit:
-    """The most ``ranks``, ``nodes`` or ``domains`` (racks) that are hit: at once, or by all faults of an hour."""
+    """The most ``ranks``, ``nodes`` or ``domains`` (racks) that may be hit: at once, or by all faults of an hour."""
 
     place: str
     most: int
@@ -41,7 +41,7 @@ def limits_of(texts: Iterable[str], where: str = "chaos.limits") -> tuple[BlastL
 
 @dataclass(frozen=True, slots=True)
 class FaultReach:
-    """What one fault has hit at ``at_s``: processes of ranks, nodes by their index, and whether it takes a rack."""
+    """The places that one fault hits at ``at_s``: processes of ranks, nodes by their index, and whether it takes a rack."""
 
     at_s: float
     members: tuple[Member, ...]
@@ -49,7 +49,7 @@ class FaultReach:
     takes_rack: bool
 
     def hit(self, place: str, name: str) -> set[int] | set[str]:
-        """The places of this sort that the fault ``name`` hits."""
+        """The places of kind ``place`` that the fault ``name`` hits."""
         if place == "ranks":
             return {member.slot for member in self.members}
         if place == "nodes":
@@ -58,23 +58,23 @@ class FaultReach:
 
 
 class BlastRadius:
-    """Counts what faults reach, and says which one would be too many."""
+    """Counts the places that faults hit, and refuses a fault that would hit too many."""
 
     def __init__(self, limits: Iterable[BlastLimit]) -> None:
         self._limits = tuple(limits)
         self._reaches: dict[str, FaultReach] = {}
 
     def count(self, name: str, reach: FaultReach) -> None:
-        """The fault ``name`` strikes, or is announced."""
+        """Count the fault ``name``: it strikes, or is announced."""
         if self._limits:
             self._reaches[name] = reach
 
     def forget(self, name: str) -> None:
-        """It did not happen after all."""
+        """Forget a fault that did not happen."""
         self._reaches.pop(name, None)
 
     def refusal(self, name: str, reach: FaultReach, lasts: Callable[[str, FaultReach], bool]) -> str | None:
-        """Why the fault ``name`` may not strike; None: it may. ``lasts`` says whether an earlier fault's places are still hit."""
+        """The reason why the fault ``name`` may not strike; None: it may. ``lasts``: whether an earlier fault's places are still hit."""
         earlier = {each: one for each, one in self._reaches.items() if each != name}
         recent = {each: one for each, one in earlier.items() if reach.at_s - one.at_s < HOUR_S}
         standing = {each: one for each, one in earlier.items() if lasts(each, one)}

@@ -1,11 +1,11 @@
-"""A program that holds packets back: what the kernel marks for it goes into a TUN device, and out of it again, later.
+"""A program that holds packets back: packets that the kernel marks for it go into a TUN device, and come out of it later.
 
-``python chaos/relay.py DELAY_S BYTES_PER_S JITTER_S`` writes ``ready``, or why it cannot be, and goes on until its standard input ends. The
-device, its route and its settings vanish with this process, however it ends. The rule that sends marked packets into the device is taken
-away when the input ends; where this process is killed first, the rule stays, and points to nothing: packets go as before. The mark has the
+``python chaos/relay.py DELAY_S BYTES_PER_S JITTER_S`` writes ``ready``, or the reason why it cannot do that, and runs until its standard
+input ends. The device, its route and its settings vanish with this process, however it ends. At the end of its input it removes the rule
+that sends marked packets into the device. When it is killed first, the rule stays without a target: packets go as before. The mark has the
 PID of this process in it, so that :func:`sweep` can tell such a rule from one in use.
 
-It needs root, and the program ``ip``. It imports nothing but the standard library: it has to be there at once.
+It needs root, and the program ``ip``. It imports nothing but the standard library, as it has to start at once.
 """
 
 from __future__ import annotations
@@ -25,29 +25,29 @@ from contextlib import suppress
 from pathlib import Path
 
 MARKS = 0x5F000000
-"""Marks, and numbers of routing tables, are this and the PID of a relay."""
+"""Marks, and numbers of routing tables, are this number plus the PID of a relay."""
 PIDS = 1 << 22
-"""There are no more."""
+"""The kernel's limit of PIDs."""
 SET_INTERFACE, TUN_WITHOUT_HEADER = 0x400454CA, 0x1001
 LIMIT_S = 5.0
 SLOTS = 20_000
-"""Packets that may wait; what comes beyond that is lost, as on a link that is too slow for what it is given."""
+"""Packets that may wait; further ones are lost, as on a link that is too slow."""
 SETTINGS = Path("/proc/sys/net/ipv4/conf")
 PACKET, AT_ONCE = 65535, 256
 
 
 def mark_of(pid: int) -> int:
-    """Of the packets for the relay with this PID."""
+    """The mark of packets for the relay with this PID."""
     return MARKS + pid
 
 
 class TunDevice:
-    """A TUN device of this process, into which the kernel routes packets that have the mark. Raises OSError."""
+    """A TUN device of this process, into which the kernel routes packets with the mark. Raises OSError."""
 
     def __init__(self, mark: int) -> None:
         self.mark, self.name = mark, f"fleet{mark - MARKS}"
         if (SETTINGS / "all/rp_filter").read_text().strip() == "1":
-            raise OSError("net.ipv4.conf.all.rp_filter is 1, with which the kernel drops what comes back from a relay; set it to 2")
+            raise OSError("net.ipv4.conf.all.rp_filter is 1, with which the kernel drops packets that come back from a relay; set it to 2")
         self.fd = os.open("/dev/net/tun", os.O_RDWR | os.O_NONBLOCK)
         fcntl.ioctl(self.fd, SET_INTERFACE, struct.pack("16sH", self.name.encode(), TUN_WITHOUT_HEADER))
         for setting, value in (("forwarding", "1"), ("accept_local", "1"), ("rp_filter", "0"), ("send_redirects", "0")):
@@ -57,15 +57,15 @@ class TunDevice:
         _ip("rule", "add", "fwmark", hex(mark), "lookup", str(mark))
 
     def close(self) -> None:
-        """The rule goes; what is left is the kernel's to remove."""
+        """Remove the rule; the kernel removes the rest."""
         remove_rule(self.mark)
         os.close(self.fd)
 
 
 class DelayLine:
-    """When each packet leaves: ``delay_s`` after it came, and no more than ``bytes_per_s`` in all (0: no limit).
+    """The time at which each packet leaves: ``delay_s`` after it came, and at most ``bytes_per_s`` in all (0: no limit).
 
-    With ``jitter_s`` each is up to so much later, evenly: packets that come close to each other change places.
+    With ``jitter_s`` each leaves up to so much later, evenly: packets that are close to each other change places.
     """
 
     def __init__(self, delay_s: float, bytes_per_s: float, jitter_s: float = 0.0, seed: int = 0) -> None:
@@ -74,26 +74,26 @@ class DelayLine:
         self._free_s, self._numbers, self._draw = 0.0, itertools.count(), random.Random(seed)
 
     def add(self, packet: bytes, now_s: float) -> None:
-        """A packet came; it is lost where too many wait."""
+        """Add a packet; it is lost where too many wait."""
         if len(self._waiting) < SLOTS:
             self._free_s = max(now_s, self._free_s) + len(packet) * self._s_per_byte
             leaves_s = self._free_s + self._delay_s + self._jitter_s * self._draw.random()
             heapq.heappush(self._waiting, (leaves_s, next(self._numbers), packet))
 
     def due(self, now_s: float) -> list[bytes]:
-        """What leaves now, in order; what is to leave at one time, as it came."""
+        """Packets that leave now, in order; packets of the same time in the order of their arrival."""
         packets = []
         while self._waiting and self._waiting[0][0] <= now_s:
             packets.append(heapq.heappop(self._waiting)[2])
         return packets
 
     def wait_s(self, now_s: float) -> float | None:
-        """Until the next one leaves; None: nothing waits."""
+        """Seconds until the next packet leaves; None: no packet waits."""
         return max(0.0, self._waiting[0][0] - now_s) if self._waiting else None
 
 
 def relay(device: TunDevice, line: DelayLine, until: int) -> None:
-    """Until something comes on the descriptor ``until``, or it ends."""
+    """Relay packets until the descriptor ``until`` has input, or ends."""
     while True:
         readable, _, _ = select.select([device.fd, until], [], [], line.wait_s(time.monotonic()))
         if until in readable:
@@ -105,7 +105,7 @@ def relay(device: TunDevice, line: DelayLine, until: int) -> None:
 
 
 def sweep() -> None:
-    """Take away rules of relays that are gone: their devices are. Raises OSError."""
+    """Remove rules of relays that are gone: their devices are gone, too. Raises OSError."""
     for table in re.findall(r"lookup (\d+)", _ip("rule", "list")):
         pid = int(table) - MARKS
         if 0 < pid < PIDS and not (SETTINGS / f"fleet{pid}").exists():
@@ -118,7 +118,7 @@ def remove_rule(mark: int) -> None:
 
 
 def _take(fd: int, line: DelayLine) -> None:
-    """What the kernel has for us, as far as others have to wait no longer for it than a moment."""
+    """Read packets from the kernel, in batches small enough that others wait only a moment."""
     for _ in range(AT_ONCE):
         try:
             packet = os.read(fd, PACKET)
@@ -128,12 +128,12 @@ def _take(fd: int, line: DelayLine) -> None:
 
 
 def _put(fd: int, packet: bytes) -> None:
-    with suppress(OSError):  # the kernel takes it not: the packet is lost, as on any link
+    with suppress(OSError):  # the kernel does not take it: the packet is lost, as on any link
         os.write(fd, packet)
 
 
 def _ip(*words: str) -> str:
-    """``ip WORDS``. Raises OSError with what it said."""
+    """Run ``ip WORDS``. Raises OSError with its output."""
     try:
         done = subprocess.run(["ip", *words], capture_output=True, text=True, timeout=LIMIT_S, check=False)
     except subprocess.TimeoutExpired:
@@ -144,7 +144,7 @@ def _ip(*words: str) -> str:
 
 
 def main(delay_s: float, bytes_per_s: float, jitter_s: float) -> None:
-    """Until standard input ends."""
+    """Runs until standard input ends."""
     try:
         device = TunDevice(mark_of(os.getpid()))
     except OSError as error:

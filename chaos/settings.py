@@ -1,11 +1,11 @@
 """Settings of chaos: catalogue x fleet x compression -> the list of faults of one run, before it starts.
 
-Time is drawn at the rate of the large fleet and divided by ``compression``. Every component draws from streams of its own, named
-``chaos:COMPONENT...``, so that adding or removing one shifts no other (with a stated compression; one that follows from ``mtbf_s`` changes
-with the total rate, and scales all times alike).
+Times are drawn at the rate of the large fleet and divided by ``compression``. Every component draws from its own streams, named
+``chaos:COMPONENT...``, so that one more or one less shifts no other. That holds for a given compression. A compression that follows from
+``mtbf_s`` changes with the total rate, and scales all times equally.
 
-What stops a job strikes it wherever in the fleet it happens: those rows arrive at the rate of the whole fleet. A share of slow nodes is
-kept as a share instead: a synchronous job with ten slow nodes is as slow as with one, so the small world gets its own nodes' arrivals.
+A fault that stops a job strikes it from anywhere in the fleet: such rows arrive at the rate of the whole fleet. A share of slow nodes stays
+a share: a synchronous job with ten slow nodes is as slow as with one. So the small world gets the arrivals of its own nodes.
 """
 
 from __future__ import annotations
@@ -33,47 +33,47 @@ from fleet.simulation.rng import stream
 
 LAWS = ("exponential", "weibull")
 SOURCES = ("mtbf_s", "compression", "trace", "at")
-"""Each says how many faults there are, or when."""
+"""Each gives the number of faults, or their times."""
 STORM_KINDS = "+".join(kind.name for kind in TABLE if kind.in_storm)
 STORM = f"mtbf=12s,duration=150s,quiet_start=3s,kinds={STORM_KINDS},mean_duration=6s,repair=15s"
-"""What ``--chaos storm`` stands for: the Llama 3 fleet's mix of faults, one every 12 s."""
+"""The settings of ``--chaos storm``: the Llama 3 fleet's mix of faults, one every 12 s."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChaosSettings:
-    """Which faults a run meets. Off unless ``mtbf_s``, ``compression``, ``trace`` or ``at`` is given, one of them only."""
+    """Faults of a run. Off unless ``mtbf_s``, ``compression``, ``trace`` or ``at`` is given, one of them only."""
 
-    fleet_gpus: int = setting(Topology().gpus, "GPUs of the large fleet whose mix of faults is wanted.")
+    fleet_gpus: int = setting(Topology().gpus, "GPUs of the large fleet that gives the mix of faults.")
     gpus_per_node: int = setting(Topology().gpus_per_node, "GPUs of each of its nodes.")
-    mtbf_s: float | None = setting(None, "Mean time between planned faults of the run; or compression, or trace.", above=0)
+    mtbf_s: float | None = setting(None, "Mean time between planned faults of the run; or set compression, or trace.", above=0)
     compression: float | None = setting(None, "Seconds of the fleet in one second of the run.", above=0)
-    trace: str | None = setting(None, "CSV file of recorded faults, which needs none of the rest.")
+    trace: str | None = setting(None, "CSV file of recorded faults, which needs no other setting.")
     at: tuple[str, ...] | None = setting(
         None, "Steps at which one fault of each of kinds strikes, as step:500, once it is committed; in place of mtbf."
     )
-    faults: str | None = setting(None, "File of fleet traces fit: the mix of faults of a log of yours, in place of the catalogue's.")
-    duration_s: float = setting(600.0, "Faults come until then, counted from the start of the run's training.", above=0)
-    quiet_start_s: float = setting(0.0, "None come before.")
+    faults: str | None = setting(None, "File of fleet traces fit: the mix of faults of your log, in place of the catalogue's.")
+    duration_s: float = setting(600.0, "Faults come until so long after the start of the run's training.", above=0)
+    quiet_start_s: float = setting(0.0, "No faults come before.")
     law: str = setting("exponential", "Law of the lifetimes: exponential or weibull.")
     shape: float = setting(0.7, "Shape of the Weibull law: 0.7 falls with age, 1 is exponential.", least=0.1, most=20)
-    kinds: tuple[str, ...] | None = setting(None, "Kinds of fault to plan; none: every kind that the catalogue has.")
+    kinds: tuple[str, ...] | None = setting(None, "Kinds of fault to plan; none: every kind of the catalogue.")
     mean_duration_s: float | None = setting(
-        None, "Mean length of hangs and slowdowns; none: the catalogue's, compressed as all is.", above=0
+        None, "Mean length of hangs and slowdowns; none: the catalogue's, compressed like all times.", above=0
     )
-    severity: float | None = setting(None, "Of slowdowns (2 = half speed); none: the catalogue's.")
-    repair_s: float | None = setting(30.0, "A lost node comes back after that long; none: never.", above=0)
+    severity: float | None = setting(None, "Severity of slowdowns (2 = half speed); none: the catalogue's.")
+    repair_s: float | None = setting(30.0, "A lost node comes back after so long; none: never.", above=0)
     seed: int | None = setting(None, "Seed of the faults; none: the run's own.")
     floor: float | None = setting(
         None, "Share of the run's pace below which all faults are healed and no more strike; none: never.", above=0, below=1
     )
-    floor_window_s: float = setting(WINDOW_S, "Over so many trailing seconds; floor=goodput(60s)>=0.9 says both.", above=0)
+    floor_window_s: float = setting(WINDOW_S, "Trailing window of the floor; floor=goodput(60s)>=0.9 sets both.", above=0)
     limits: tuple[str, ...] | None = setting(
-        None, "Most ranks, nodes and domains (racks) hit at once, as ranks:2, and in an hour, as ranks/h:20; none: as many as come."
+        None, "Most ranks, nodes and domains (racks) hit at once, as ranks:2, and in an hour, as ranks/h:20; none: no limit."
     )
-    burst: float = setting(0.0, "Share of lost nodes that take others of their rack along, each with this probability.", least=0, most=1)
+    burst: float = setting(0.0, "Share of lost nodes that take others of their rack down, each with this probability.", least=0, most=1)
     burst_s: float = setting(5.0, "Mean time until each of those is lost.", above=0)
-    rack_nodes: int = setting(4, "Nodes of a rack there: neighbours by their index.", least=1)
-    lose_all: bool = setting(False, "Faults may take all ranks at once, where a copy or a checkpoint is there to go on from.")
+    rack_nodes: int = setting(4, "Nodes of a rack in a burst: neighbours by their index.", least=1)
+    lose_all: bool = setting(False, "Faults may take all ranks at once, if the run can go on from a copy or a checkpoint.")
 
     def __post_init__(self) -> None:
         _ = self.fleet  # it checks its own numbers
@@ -91,11 +91,11 @@ class ChaosSettings:
 
     @property
     def on(self) -> bool:
-        """Whether any fault is wanted."""
+        """Whether the run has any faults."""
         return any(getattr(self, name) is not None for name in SOURCES)
 
     def carried(self) -> ChaosSettings:
-        """The same for another host: files themselves in place of their names. Raises ConfigError when one cannot be read."""
+        """The same settings for another host: contents of files in place of their names. Raises ConfigError when one cannot be read."""
         named = {name: getattr(self, name) for name in ("trace", "faults")}
         named = {name: path for name, path in named.items() if path is not None and "\n" not in path}
         if not named:
@@ -107,11 +107,11 @@ class ChaosSettings:
         return replace(self, **texts)
 
     def fitted(self) -> FittedFaults | None:
-        """What the log of ``faults`` came to. Raises ConfigError when the file cannot be used."""
+        """The fit of the log in ``faults``. Raises ConfigError when the file cannot be used."""
         return None if self.faults is None else load_faults(self.faults, "chaos.faults")
 
     def catalogue(self) -> Catalogue:
-        """What fails, and how often: the catalogue that Fleet ships, or that of ``faults``, without what no log of faults has."""
+        """The rates: the catalogue that Fleet ships, or that of ``faults``, without the kinds that no log of faults has."""
         found = self.fitted()
         if found is None:
             return load_catalogue()
@@ -123,18 +123,18 @@ class ChaosSettings:
         if len(given) > 1:
             raise ConfigError(f"chaos.{given[1]}", getattr(self, given[1]), f"contradicts {given[0]}", "Give only one of them.")
         if self.at is not None and self.kinds is None:
-            raise ConfigError("chaos.at", ", ".join(self.at), "says when, and not what strikes", "Add kinds, such as kinds=kill_rank.")
+            raise ConfigError("chaos.at", ", ".join(self.at), "gives a time, and no kind of fault", "Add kinds, such as kinds=kill_rank.")
         _ = [step_of(text) for text in self.at or ()]  # it checks its own words
 
     def compression_in(self, nodes: int) -> float:
-        """How many seconds of the fleet pass in one of a run on ``nodes`` worker nodes; 1 where no chaos is on, or a trace."""
+        """Seconds of the fleet in one second of a run on ``nodes`` worker nodes; 1 without chaos, or with a trace."""
         if self.mtbf_s is None:
             return self.compression or 1.0
         return compression_for(self._components(), self.fleet, nodes, self.mtbf_s)
 
     @property
     def fleet(self) -> Topology:
-        """The large fleet whose mix of faults is wanted."""
+        """The large fleet that gives the mix of faults."""
         return Topology(gpus=self.fleet_gpus, gpus_per_node=self.gpus_per_node)
 
     def _components(self) -> tuple[Component, ...]:
@@ -142,9 +142,9 @@ class ChaosSettings:
         return found.chosen(None if self.faults is None else [component.name for component in found.components], self.kinds)
 
     def rates_per_s(self, *, world: int, nodes: int) -> dict[str, float]:
-        """How many faults of each kind a second of a run should bring, by the catalogue, or by the trace that it is to meet.
+        """Expected faults of each kind in a second of the run, from the catalogue or from its trace.
 
-        With chaos on, those of the large fleet, compressed as chaos is; without it, those of the ``world`` ranks themselves.
+        With chaos on, those of the large fleet, compressed like chaos; without it, those of the ``world`` ranks themselves.
         """
         if self.trace is not None:
             counts = Counter(fault.kind for fault in load_trace(self.trace))
@@ -160,7 +160,7 @@ class ChaosSettings:
     def plan(self, *, seed: int, world: int, nodes: int) -> tuple[Fault, ...]:
         """The faults of a run with ``world`` slots on ``nodes`` worker nodes. ``seed`` counts when the settings have none.
 
-        Those at steps are not among them, as their time is not known: see :meth:`at_steps`.
+        Faults at steps are not among them, as their time is not known: see :meth:`at_steps`.
         """
         if not self.on or self.at is not None:
             return ()
@@ -172,7 +172,7 @@ class ChaosSettings:
         return plan(self._components(), chaos, seed, world=world, nodes=nodes, compression=self.compression_in(nodes))
 
     def at_steps(self, *, seed: int, world: int, nodes: int) -> tuple[tuple[int, Fault], ...]:
-        """(step, what strikes once it is committed), by step. Places are drawn as those of other faults are; ``at_s`` is filled in then."""
+        """(step, fault that strikes once it is committed), by step. Places are drawn as for other faults; ``at_s`` is filled in then."""
         draw = stream(seed if self.seed is None else self.seed, "chaos", "at")
         steps = sorted(step_of(text) for text in self.at or ())
         return tuple((step, _at_step(step, kind, draw, self, world, nodes)) for step in steps for kind in self.kinds or ())
@@ -187,7 +187,7 @@ def step_of(text: str) -> int:
 
 
 def _at_step(step: int, kind: str, draw: random.Random, chaos: ChaosSettings, world: int, nodes: int) -> Fault:
-    """One fault of this kind, somewhere; length and severity as in the settings, else as of a fault by hand."""
+    """One fault of this kind, at a drawn place. Length and severity are those of the settings, else those of a fault by hand."""
     place = kind_of(kind).targets[0]
     usual: dict[str, Any] = {each.name: each.default for each in kind_of(kind).parameters}
     fault = Fault(f"{kind}-at-step-{step}", 0.0, "at", kind, **usual)
@@ -207,11 +207,11 @@ def plan(
     """All faults of one run, by time. Pure: the same arguments give the same faults on any machine. Settings have checked them.
 
     Args:
-        components: what fails.
-        chaos: for how long, by which law, and how far it spreads.
+        components: the components that fail.
+        chaos: the settings with duration, law and spread.
         seed: the run's seed.
         world, nodes: slots and worker nodes of the small world; targets are drawn uniformly from them.
-        compression: how many seconds of the fleet pass in one of the run.
+        compression: seconds of the fleet in one second of the run.
     """
     horizon_s = (chaos.duration_s - chaos.quiet_start_s) * compression
     faults: list[Fault] = []
@@ -227,7 +227,7 @@ def plan(
 
 
 def _burst(fault: Fault, nodes: int, draw: random.Random, chaos: ChaosSettings) -> Iterator[Fault]:
-    """The nodes of its rack that a lost node takes along. As many numbers are drawn whether or not they do."""
+    """The nodes of its rack that are lost with a lost node. It draws the same number of random values in any case."""
     assert fault.node is not None
     first, spreads = fault.node - fault.node % chaos.rack_nodes, draw.random() < chaos.burst
     for node in range(first, first + chaos.rack_nodes):
@@ -237,7 +237,7 @@ def _burst(fault: Fault, nodes: int, draw: random.Random, chaos: ChaosSettings) 
 
 
 class _Aim:
-    """Draws what one component's faults hit, and for how long, from streams apart from their times."""
+    """Draws the places of one component's faults, and their lengths, from other streams than their times."""
 
     def __init__(self, component: Component, chaos: ChaosSettings, seed: int, world: int, nodes: int, compression: float) -> None:
         self._component, self._world, self._nodes = component, world, nodes
@@ -270,7 +270,7 @@ def _arrivals(component: Component, chaos: ChaosSettings, nodes: int, horizon_s:
     count, mean_s = units(component, chaos.fleet, nodes), component.mean_s(chaos.fleet)
     if component.shape is not None:
         return weibull_arrivals(draw, count, mean_s, component.shape, horizon_s)
-    # An MTTF is a part's lifetime. Shares say nothing about the law between two onsets, so those stay exponential.
+    # An MTTF is a part's lifetime. A share does not give the law of the time between two faults, so that stays exponential.
     if chaos.law == "weibull" and component.prevalence is None:
         return weibull_arrivals(draw, count, mean_s, chaos.shape, horizon_s)
     return poisson_arrivals(draw, count / mean_s, horizon_s)
@@ -281,14 +281,14 @@ def _arrivals(component: Component, chaos: ChaosSettings, nodes: int, horizon_s:
 KNOWN = keys(ChaosSettings, "chaos.")
 """By name. A time may be written without the ``_s`` of its setting."""
 LISTS = ("chaos.kinds", "chaos.limits", "chaos.at")
-"""Joined by + in a text, as commas stand between settings."""
+"""Settings with several values, joined by + in a text, as commas stand between settings."""
 
 
 _FLOOR = re.compile(r"goodput\((?P<window>[^()]*)\)\s*>=\s*(?P<share>.+)")
 
 
 def floor_of(text: str, where: str = "chaos.floor") -> dict[str, float]:
-    """``floor``, and ``floor_window_s`` where one is named, of ``0.3`` or ``goodput(60s) >= 0.9``. Raises ConfigError."""
+    """``floor``, and ``floor_window_s`` where it is named, of ``0.3`` or ``goodput(60s) >= 0.9``. Raises ConfigError."""
     found = _FLOOR.fullmatch(text.strip())
     try:
         floor = {"floor": float(found["share"] if found else text)}
@@ -301,7 +301,7 @@ def parse_chaos(text: str) -> ChaosSettings:
     """``off``, ``storm``, or ``key=value,...``, such as ``mtbf=15s,kinds=kill_rank+lose_node,law=weibull``, or ``trace=faults.csv``.
 
     Raises:
-        ConfigError: a key is unknown or doubled, a value is not what the key takes, or the settings contradict each other.
+        ConfigError: a key is unknown or doubled, a value is of another kind, or the settings contradict each other.
     """
     if text.strip() in ("", "off"):
         return ChaosSettings()
@@ -324,5 +324,5 @@ def parse_chaos(text: str) -> ChaosSettings:
     settings = build(ChaosSettings, values, "chaos.")
     if not settings.on:
         way_out = "Add mtbf=..., compression=..., trace=... or at=step:...; or write off."
-        raise ConfigError("chaos", text, "says which faults but not how many", way_out)
+        raise ConfigError("chaos", text, "names kinds of faults but no number of them", way_out)
     return settings

@@ -1,8 +1,8 @@
-"""A program that strikes one process a moment later, also the one that started it.
+"""A program that strikes one process a moment later, also its own starter.
 
-``python chaos/signaller.py PIDFD KILL|STOP SECONDS``: SIGKILL, or SIGSTOP and after so many seconds SIGCONT; earlier when who started it is
-gone (its standard input ends then), and when it is told to end itself (SIGTERM). ``python chaos/signaller.py -1 SPIN SECONDS`` keeps a core
-busy for as long. It imports nothing but the standard library: it has to be there at once.
+``python chaos/signaller.py PIDFD KILL|STOP SECONDS`` sends SIGKILL, or SIGSTOP and after so many seconds SIGCONT. SIGCONT comes earlier
+when its starter is gone (its standard input ends then), or when it gets SIGTERM. ``python chaos/signaller.py -1 SPIN SECONDS`` keeps a core
+busy for as long. It imports nothing but the standard library, as it has to start at once.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ import time
 from contextlib import suppress
 
 BEFORE_S = 0.1
-"""From the order to the blow: the answer to the order goes first."""
+"""Delay from the order to the blow: the answer to the order goes first."""
 LOOK = 1_000_000
 """Turns of a loop between two looks at the clock."""
 
 
 def signal_later(pidfd: int, what: str, lasts_s: float) -> None:
-    """Once, and to its end."""
+    """Strike once, and end the stop in time."""
     time.sleep(BEFORE_S)
     with suppress(ProcessLookupError):  # it has ended by itself
         if what == "KILL":
@@ -34,7 +34,7 @@ def signal_later(pidfd: int, what: str, lasts_s: float) -> None:
 
 
 def spin(lasts_s: float) -> None:
-    """Until the time is over, or who started it is gone."""
+    """Keep a core busy until the time is over, or its starter is gone."""
     end_s = time.monotonic() + lasts_s
     while time.monotonic() < end_s and not select.select([sys.stdin], [], [], 0)[0]:
         for _ in range(LOOK):
@@ -42,7 +42,7 @@ def spin(lasts_s: float) -> None:
 
 
 def main(pidfd: str, what: str, lasts_s: str) -> None:
-    """As the command line says."""
+    """Run as the command line says."""
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     if what == "SPIN":
         spin(float(lasts_s))

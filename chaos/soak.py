@@ -1,4 +1,4 @@
-"""Faults of every kind that can be carried out, drawn anew for each round of a soak. Pure."""
+"""Faults of every kind that chaos can carry out, drawn anew for each round of a soak. Pure."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ from fleet.protocol.types import Fault
 from fleet.simulation.rng import stream
 
 CATALOGUE_SHARE = 0.7
-"""So many of the faults are of kinds that the catalogue has, at its rates; the others share the rest evenly."""
+"""This share of the faults is of the catalogue's kinds, at its rates; the other kinds share the rest evenly."""
 RANGES: Mapping[str, tuple[float, float]] = {
     "duration_s": (0.2, 8.0), "severity": (1.5, 4.0), "loss": (0.002, 0.05), "delay_s": (0.002, 0.05), "bytes_per_s": (1e7, 1e8),
     "jitter_s": (0.0, 0.01),
 }  # fmt: skip
-"""Within these a fault's parameters are drawn."""
+"""Bounds of a fault's parameters."""
 
 
 def kinds_for(asked: Iterable[str] | None, *, hosts: bool, verified: bool) -> tuple[FaultKind, ...]:
-    """The kinds to draw from: those that are ``asked`` for, or all that can be carried out. Raises ConfigError for one that cannot be.
+    """The kinds to draw from: the ``asked`` ones, or all that chaos can carry out. Raises ConfigError for one that it cannot.
 
     Args:
         hosts: the cluster's nodes have addresses of their own, so that links between them can be cut.
-        verified: what ranks compute is computed again, so that a wrong gradient is seen.
+        verified: ranks compute shards again, so that a wrong gradient is found.
     """
     possible = [kind for kind in TABLE if kind.performer is not None and not kind.whole_rack]
     possible = [kind for kind in possible if hosts or kind.performer is not Performer.LINKS]
@@ -35,7 +35,7 @@ def kinds_for(asked: Iterable[str] | None, *, hosts: bool, verified: bool) -> tu
     wanted = check_kinds(asked)
     for name in wanted:
         if KINDS[name] not in possible:
-            why = KINDS[name].why_not or "it takes a cluster of several hosts, or verification"
+            why = KINDS[name].why_not or "it needs a cluster of several hosts, or verification"
             raise ConfigError(
                 "--kinds", name, f"cannot be carried out there: {why}", f"Possible: {', '.join(kind.name for kind in possible)}."
             )
@@ -49,7 +49,7 @@ def round_of(
 
     Args:
         mtbf_s: mean time between two of them.
-        duration_s: none comes after so many seconds of training.
+        duration_s: no fault comes after so many seconds of training.
         world, nodes: slots and worker nodes; a fault names any of them.
     """
     draw, faults, at_s = stream(seed, "soak", number), list[Fault](), 0.0

@@ -1,12 +1,12 @@
-"""A program between a host and its store: it answers in the store's place, or ends connections in the middle of what is sent.
+"""A program between a host and its store: it answers in the store's place, or cuts connections in the middle of the data.
 
-``python chaos/store_relay.py HOST PORT deny|tear SEED MARKS`` writes ``ready``, or why it cannot be, then the port on which it listens,
-and goes on until its standard input ends; its last line is what it did. ``deny``: each request is answered with 403, as with credentials
-that are refused. ``tear``: what is sent passes to ``HOST:PORT``, and is cut off after so many bytes, drawn for each connection. A rule of
-the packet filter brings connections here; those from here to the store carry the mark of this process, ``MARKS`` and its PID, which the
-rule leaves alone.
+``python chaos/store_relay.py HOST PORT deny|tear SEED MARKS`` writes ``ready``, or the reason why it cannot do that. Then it writes the
+port on which it listens, and runs until its standard input ends. Its last line is its effect. ``deny``: it answers each request with 403,
+as for refused credentials. ``tear``: it passes data on to ``HOST:PORT``, and cuts the connection after a number of bytes, drawn for each
+one. A rule of the packet filter brings connections here. The program's own connections to the store carry its mark, ``MARKS`` and its PID,
+which the rule leaves alone.
 
-It imports nothing but the standard library: it has to be there at once.
+It imports nothing but the standard library, as it has to start at once.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import sys
 from contextlib import suppress
 
 LEAST_BITS, MOST_BITS = 6.0, 22.0
-"""A connection is cut after 2 to the power of what is drawn from here, in bytes: from the first line of a request on, to 4 MiB."""
+"""A connection is cut after 2 to the power of a number drawn from here, in bytes: from the first line of a request to 4 MiB."""
 PIECE = 1 << 16
 TLS_HELLO = b"\x16"
 BODY = b'<?xml version="1.0" encoding="UTF-8"?>\n<Error><Code>AccessDenied</Code><Message>refused by chaos</Message></Error>'
@@ -28,7 +28,7 @@ HEAD = b"HTTP/1.1 403 Forbidden\r\nContent-Type: application/xml\r\nContent-Leng
 
 
 def body_bytes(head: bytes) -> int:
-    """How many bytes a request sends before it wants its answer, from its head."""
+    """Bytes that a request sends before it expects its answer, from its head."""
     if re.search(rb"(?im)^expect:\s*100-continue", head):
         return 0
     length = re.search(rb"(?im)^content-length:\s*(\d+)", head)
@@ -36,13 +36,13 @@ def body_bytes(head: bytes) -> int:
 
 
 def answer(head: bytes) -> bytes:
-    """403, without a body where none may be."""
+    """The answer 403, without a body where none is allowed."""
     body = b"" if head.startswith(b"HEAD ") else BODY
     return HEAD % len(BODY) + body
 
 
 class StoreRelay:
-    """One of the two ways to treat connections; counts what it did."""
+    """One of the two ways to treat connections; it counts its effects."""
 
     def __init__(self, host: str, port: int, what: str, seed: int, mark: int) -> None:
         self._far, self._denies, self._mark = (host, port), what == "deny", mark
@@ -51,33 +51,33 @@ class StoreRelay:
         self.came = self.injected = self.locked = 0
 
     async def take(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """A connection came."""
+        """Treat a new connection."""
         self.came += 1
         task = asyncio.current_task()
         assert task is not None
         self._tasks.add(task)
         try:
-            with suppress(OSError, asyncio.IncompleteReadError, asyncio.LimitOverrunError):  # an end has left
+            with suppress(OSError, asyncio.IncompleteReadError, asyncio.LimitOverrunError):  # one end has left
                 await (self._deny(reader, writer) if self._denies else self._tear(reader, writer))
         finally:
             self._tasks.discard(task)
             writer.transport.abort()
 
     async def end(self) -> None:
-        """All connections end."""
+        """End all connections."""
         for task in list(self._tasks):
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
     @property
     def said(self) -> str:
-        """What it did, in words."""
+        """Its effect, in words."""
         did = f"{self.injected} of {self.came} connections {'refused with 403' if self._denies else 'cut off in the middle'}"
         return did + (f"; {self.locked} speak TLS, and were closed" if self.locked else "")
 
     async def _deny(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         first = await reader.readexactly(1)
-        if first == TLS_HELLO:  # nobody but the store can answer
+        if first == TLS_HELLO:  # only the store can answer
             self.locked += 1
             return
         head = first + await reader.readuntil(b"\r\n\r\n")
@@ -88,7 +88,7 @@ class StoreRelay:
         writer.write(answer(head))
         await writer.drain()
         writer.write_eof()
-        await reader.read()  # until the other has read it, and leaves
+        await reader.read()  # until the other end has read the answer, and leaves
 
     async def _tear(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         after = int(2 ** self._draw.uniform(LEAST_BITS, MOST_BITS))
@@ -107,7 +107,7 @@ class StoreRelay:
 
     async def _dial(self) -> socket.socket:
         far = socket.socket()
-        with suppress(PermissionError):  # without root no rule brings connections here either
+        with suppress(PermissionError):  # without root, no rule brings connections here
             far.setsockopt(socket.SOL_SOCKET, socket.SO_MARK, self._mark)
         far.setblocking(False)
         try:
@@ -119,7 +119,7 @@ class StoreRelay:
 
 
 async def _pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, limit: float = float("inf")) -> bool:
-    """Pass on what comes, to its end, or to so many bytes. Returns whether it was the limit."""
+    """Pass on data to its end, or up to so many bytes. Returns whether the limit was reached."""
     while data := await reader.read(int(min(PIECE, limit))):
         writer.write(data)
         await writer.drain()
@@ -142,7 +142,7 @@ async def _serve(relay: StoreRelay) -> None:
 
 
 def main(host: str, port: str, what: str, seed: str, marks: str) -> None:
-    """Until standard input ends."""
+    """Runs until standard input ends."""
     relay = StoreRelay(host, int(port), what, int(seed), int(marks) + os.getpid())
     try:
         asyncio.run(_serve(relay))

@@ -1,4 +1,4 @@
-"""The ``fleet`` command, and ``python -m fleet``: packages are looked for before any of them is loaded."""
+"""The ``fleet`` command, and ``python -m fleet``: it checks for shadowed packages before it loads any."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from fleet.protocol.exit_codes import Exit
 
 
 def main() -> None:
-    """Entry point. Exits with 2 when Python would load somebody else's package instead of one of ours."""
+    """Entry point. Exits with 2 when Python would load a package of the same name instead of one of Fleet's."""
     code = [int(Exit.FAILED)]
-    atexit.register(_leave, code)  # what is registered first is called last
+    atexit.register(_leave, code)  # atexit calls the first registered function last
     try:
         _command()
         code[0] = Exit.DONE
@@ -38,11 +38,11 @@ def _command() -> None:
 
 
 def _leave(code: list[int]) -> None:
-    """End at once: all is written. What the interpreter would still do, next to threads of Ray's libraries, has been seen to hang."""
+    """End the process at once, with all output written. The interpreter's own shutdown has hung next to threads of Ray's libraries."""
     for stream in (sys.stdout, sys.stderr):
         try:
             stream.flush()
-        except OSError:  # whoever read has gone
+        except OSError:  # the reader of this stream has gone
             continue
     os._exit(code[0])
 

@@ -1,4 +1,4 @@
-"""Errors that say who must act, on which field, and why."""
+"""Errors of Fleet. Each names the setting, process or file to act on, and the reason."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ class ConfigError(FleetError):
 
     Args:
         field: the name of the setting, as the user wrote it.
-        value: what it was set to.
-        reason: why that cannot work.
-        way_out: what to set instead.
+        value: its value.
+        reason: the reason why that value cannot work.
+        way_out: advice on a value that works.
     """
 
     def __init__(self, field: str, value: object, reason: str, way_out: str = "") -> None:
@@ -27,7 +27,7 @@ class ConfigError(FleetError):
 
 
 class LoopError(FleetError):
-    """A mistake of the train function that another process would make, too: it ends the run at once, and no node is to blame."""
+    """A mistake of the train function that would come again in another process. It ends the run at once, and no node is to blame."""
 
 
 class ProtocolError(FleetError):
@@ -35,7 +35,7 @@ class ProtocolError(FleetError):
 
 
 class LineRefused(FleetError, ConnectionError):
-    """A connection was refused, or ended, for what came on it. ``reason`` is one of ``fleet.protocol.proof.Reason``."""
+    """A side refused a connection, or ended it, because of a message on it. ``reason`` is one of ``fleet.protocol.proof.Reason``."""
 
     def __init__(self, reason: str, detail: str) -> None:
         super().__init__(reason, detail)
@@ -57,7 +57,7 @@ class RunFailed(FleetError):
     """The run ended without reaching its last step. ``reason`` is a sentence for the user.
 
     Attributes:
-        result: what the run came to, a ``fleet.Result``, where ``fleet.launch`` raises this; else None.
+        result: the run's ``fleet.Result`` where ``fleet.launch`` raises this; else None.
     """
 
     result: object = None
@@ -71,15 +71,15 @@ class RunFailed(FleetError):
 
 
 class OutOfSight(FleetError):
-    """How a run is, or ends, cannot be seen from here: its cluster does not answer. The run may go on."""
+    """The run's cluster does not answer, so that the run's state and end are unknown here. The run may go on."""
 
 
 PASSING = ("unreachable", "timeout", "server")
-"""Causes of a store's failure that end without anybody's doing."""
+"""Causes of a store's failure that can pass by themselves."""
 
 
 def may_pass(error: BaseException) -> bool:
-    """Whether a store that failed like this may work again by itself: it is out of reach, too late, or not well."""
+    """Whether a store that failed with ``error`` may work again by itself: it is out of reach, too slow, or has a server error."""
     return getattr(error, "cause", "") in PASSING
 
 
@@ -95,11 +95,11 @@ class GroupLost(FleetError):
 
 
 class RunOver(BaseException):
-    """The run ends, and this rank does not hold the final state: unwinds the train function, so that no code behind the loop runs here.
+    """The run ends, and this rank does not hold the final state. It unwinds the train function, so that no code behind the loop runs here.
 
-    Not an ``Exception``, so that a handler of the user's does not take it for a failure of the step.
+    It is no ``Exception``, so that no handler of the user's takes it for a failure of the step.
     """
 
 
 class Fenced(FleetError):
-    """This process is a stale incarnation of its slot: another has taken its place, so it must exit."""
+    """This process is a stale incarnation of its slot: another process has taken its place, so it must exit."""

@@ -1,4 +1,4 @@
-"""The simulator, for whoever writes a policy: the decision core that runs live, among simulated troubles, in parts of a second a run.
+"""The simulator, for authors of policies. It runs the decision core of live runs among simulated troubles, in parts of a second a run.
 
     from fleet.testing import check_straggler_policy, simulate
 
@@ -6,8 +6,8 @@
     assert not results.violated, results.report()
     print(results.goodput)
 
-A policy is handed in as a function of the run's settings. It is called for every life of a coordinator: troubles end that as well, and
-what a policy has learned goes with it. Equal seeds give equal runs.
+The caller hands in a policy as a function of the run's settings. The simulator calls it for every life of a coordinator: a trouble may end
+the coordinator, and with it all that the policy has learned. Equal seeds give equal runs.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ WORLDS: Mapping[str, Callable[[int], Plan]] = {"any": random_plan, "slow": slow_
 
 @dataclass(frozen=True, kw_only=True)
 class Policies:
-    """What makes each policy of a run, from its settings. The defaults are those that run live, with intervals as the plan has them."""
+    """Functions that make each policy of a run from its settings. The defaults are those of live runs, with the plan's intervals."""
 
     recovery: Callable[[RunSettings], RecoveryPolicy] = lambda run: ReformPromoteRegrow(run.budgets, run.timeouts.start_s)
     placement: Callable[[RunSettings], PlacementPolicy] = lambda run: placement
@@ -80,12 +80,12 @@ class SimulatedResult:
     """One simulated run.
 
     Attributes:
-        seed, plan: what makes it; ``plan.troubles`` is what struck it.
-        status, reason: how it ended: completed, stopped or failed; "" when it never did.
-        violated: the invariant that did not hold, "" when all did; ``why`` says what was seen.
-        journal: its records, as of a live run, but for the time of ranks.
+        seed, plan: the seed and the plan of the run; ``plan.troubles`` are the troubles that struck it.
+        status, reason: the end of the run: completed, stopped or failed; "" when it did not end.
+        violated: the invariant that did not hold, "" when all did; ``why`` describes the violation.
+        journal: its records, as of a live run, but without the ranks' times.
         took_s: simulated seconds from its start to its end.
-        trace: the last lines of what happened.
+        trace: the last lines of the simulation's trace.
     """
 
     seed: int
@@ -108,12 +108,12 @@ class SimulatedResult:
         return quiet.took_s / self.took_s
 
     def decisions(self, policy: str, *actions: str) -> list[DecisionMade]:
-        """What ``policy`` ("straggler", "interval", ...) decided, all of it or these actions."""
+        """The decisions of ``policy`` ("straggler", "interval", ...): all of them, or those with one of ``actions``."""
         found = [record for record in self.journal if isinstance(record, DecisionMade) and record.policy == policy]
         return [record for record in found if not actions or record.action in actions]
 
     def report(self) -> str:
-        """What was violated, and the end of the trace."""
+        """The violated invariant, or the status, and the end of the trace."""
         return "\n".join([f"seed {self.seed}: {self.violated or self.status}: {self.why or self.reason}", *self.trace])
 
 
@@ -151,9 +151,9 @@ def simulate(
     Args:
         seeds: of sizes, networks, times and troubles.
         world: "any" (every kind of trouble), "slow" (slow ranks and links), "flips" (bits that flip), or one :class:`Plan` for all seeds.
-        faults: what strikes in the place of the world's own troubles; () for nothing.
-        policies: all at once; the others are put in their places there.
-        recovery, straggler, corruption, interval: a function of the run's settings that makes the policy; see ``fleet.protocol.ports``.
+        faults: troubles in the place of the world's own; () for none.
+        policies: all policies at once. The policies of the next arguments replace theirs.
+        recovery, straggler, corruption, interval: functions of the run's settings that make the policy; see ``fleet.protocol.ports``.
 
     Raises:
         ConfigError: there is no such world.
@@ -187,7 +187,7 @@ def _run(plan: Plan, policies: Policies) -> SimulatedResult:
 
 @dataclass(frozen=True)
 class Shown:
-    """What a straggler policy is shown at one moment: the arguments of ``StragglerPolicy.look``."""
+    """The input of a straggler policy at one moment: the arguments of ``StragglerPolicy.look``."""
 
     timings: Timings | None
     circumstances: Circumstances
@@ -195,7 +195,7 @@ class Shown:
 
 
 def show(policy: StragglerPolicy, moments: Iterable[Shown]) -> list[Remedy]:
-    """The policy's answers, in order. Nothing is done about them: what it is shown stays as it is."""
+    """The policy's answers, in order. No answer is carried out: the moments stay as they are."""
     return [policy.look(moment.timings, moment.circumstances, moment.now_s) for moment in moments]
 
 
@@ -203,11 +203,11 @@ def made_up(
     *, world: int = 4, steps: int = 120, shard_s: float = 0.02, noise: float = 0.02, slow: Mapping[int, float] | None = None,
     since: int = 40, kind: str = "compute", spares: int = 0, seed: int = 0, generation: int = 1,
 ) -> list[Shown]:  # fmt: skip
-    """A run of four shards a rank that was never made, a step at a time.
+    """An invented run with four shards a rank, a step at a time.
 
     Args:
-        shard_s: what a shard takes; ``noise``: by how much of that it wavers (one standard deviation).
-        slow: view rank -> how many times as long it takes, from step ``since`` on, for what ``kind`` says: compute, network or data.
+        shard_s: seconds of a shard; ``noise``: the standard deviation of that, as a share.
+        slow: view rank -> factor by which its ``kind`` of time (compute, network or data) grows, from step ``since`` on.
     """
     rng = stream(seed, "made up")
     members = tuple(Member(slot, 0) for slot in range(world))
@@ -241,9 +241,10 @@ def _circumstances(view: View, spares: int = 0, shards: int = 0) -> Circumstance
 
 
 def recorded(journal: str | Path | Iterable[Record], batch: int = 8) -> Iterator[Shown]:
-    """The measured steps of a run that was made, from its journal: what a policy would have been shown, ``batch`` steps at a time.
+    """The measured steps of a past run, from its journal, as a policy would see them: ``batch`` steps at a time.
 
-    Views are as they were, whatever the policy answers; a step that not all ranks of a view have finished is left out. Nobody stands by.
+    Views stay those of the journal, also where the policy answers otherwise. There are no spares. A step that some rank of a view did not
+    finish is left out.
     """
     records = list(read_journal(journal) if isinstance(journal, str | Path) else journal)
     shards = next((record.shards for record in records if isinstance(record, RunStarted)), 0)
@@ -260,7 +261,7 @@ def recorded(journal: str | Path | Iterable[Record], batch: int = 8) -> Iterator
 
 
 def _own_times(records: Iterable[Record]) -> dict[tuple[int, Member], dict[int, StepTime]]:
-    """By (generation, member) and step, as the agents measured it."""
+    """Own times by (generation, member) and step, as the agents measured them."""
     found: dict[tuple[int, Member], dict[int, StepTime]] = defaultdict(dict)
     timers: dict[Member, StepTimer] = defaultdict(StepTimer)
     for spans in records:
@@ -288,11 +289,11 @@ def _seconds(time: OwnTime) -> StepTime:
 
 
 def check_straggler_policy(make: Callable[[RunSettings], StragglerPolicy], seeds: Iterable[int] = range(20)) -> list[str]:
-    """What is wrong with a straggler policy, in sentences; none when it keeps what Fleet relies on.
+    """Faults of a straggler policy, in sentences; none when it keeps the rules that Fleet relies on.
 
-    It is shown times that were made up (well ranks, slow ones, gaps, a new view, ranks that are all slow alike, a world of one), and asked
-    for answers that can be performed, twice the same for the same times. Then it runs the "slow" world, in which every invariant must hold.
-    Whether it pays is another question: compare ``simulate(...).goodput`` with that of the policy that Fleet has.
+    The policy gets invented times: well ranks, slow ones, gaps, a new view, ranks that are all slow alike, a world of one. It must give
+    answers that Fleet can carry out, and twice the same answers for the same times. Then it runs the "slow" world, where every invariant
+    must hold. Whether it pays is another question: compare ``simulate(...).goodput`` with that of Fleet's own policy.
     """
     faults = [f"{name}: {fault}" for name, moments in _situations().items() for fault in _faults_in(make, moments)]
     faults += [run.report() for run in simulate(straggler=make, world="slow", seeds=seeds).violated]
@@ -306,7 +307,7 @@ def _situations() -> dict[str, list[Shown]]:
         "all are well": well,
         "one is slow": slow,
         "its link is slow": made_up(slow={1: 4.0}, kind="network"),
-        "a step that nobody measured": [*slow[:60], gap, *slow[61:]],
+        "a step without measured times": [*slow[:60], gap, *slow[61:]],
         "nothing is new": [*slow, dataclasses.replace(slow[-1], timings=None)],
         "a new view": [*slow, *made_up(world=3, generation=2)],
         "a world of one": made_up(world=1, slow={0: 3.0}),
@@ -323,7 +324,7 @@ def _faults_in(make: Callable[[RunSettings], StragglerPolicy], moments: Sequence
     settings = small(len(moments[0].circumstances.view.members))
     try:
         first, second = (show(_configured(make(settings), settings), moments) for _ in range(2))
-    except Exception as error:  # noqa: BLE001 - whatever it raises is the finding
+    except Exception as error:  # noqa: BLE001 - any error of the policy is the finding
         yield f"it raised {type(error).__name__}: {error}"
         return
     if first != second:
@@ -341,7 +342,7 @@ def _configured(policy: StragglerPolicy, settings: RunSettings) -> StragglerPoli
 
 
 def _fault_of(remedy: Remedy, circumstances: Circumstances) -> str:
-    """Why an answer cannot be performed, or ""."""
+    """The reason why Fleet cannot carry out an answer, or ""."""
     action = remedy.decision.action if remedy.decision is not None else "tolerate"
     view = circumstances.view
     if action not in (*ACTIONS, "tolerate"):

@@ -1,1 +1,1 @@
-"""Decisions, one file each: pure objects that take what is known and ``now_s``, and return a ``Decision`` with its reason."""
+"""Decisions, one file each: pure objects that take the known facts and ``now_s``, and return a ``Decision`` with its reason."""

@@ -1,14 +1,14 @@
-"""Which runs start, and which give way: whole gangs, real room on each node, quotas of teams, priorities that rise by waiting.
+"""The runs that start, and the runs that give way: whole gangs, real room on each node, quotas of teams, priorities that rise by waiting.
 
-What it promises, of a queue that does as it is told:
+It guarantees, for a queue that follows its decisions:
 
 - A run has all of its slots or none, on nodes that have room for them; a team never has more than its quota.
-- Nothing overtakes the first in the line that has no room. Whoever is kept back by its team's quota holds up that team alone, and whoever
-  is larger than all that the queue has holds up nobody.
-- A run gives way to one of a greater priority only, and only where that one starts once all who were told have ended.
-- A run that has waited ``(TOP - priority) * ageing_s`` in all is overtaken by no run that was handed in later, and gives way to none. With
-  k runs ahead of it that were handed in earlier, and none that takes longer than D, it starts within ``2 * D * (k + 1)`` from then on: each
-  of them waits for its team's runs to end, and then for those that have the room.
+- No run overtakes the first one in the line that has no room. A run that waits for its team's quota blocks that team alone. A run that is
+  larger than the whole queue blocks no run.
+- A run gives way only to one of a greater priority. That run must be able to start once all runs that were told to end have ended.
+- A run that has waited ``(TOP - priority) * ageing_s`` in all gives way to no run, and no later run overtakes it.
+- From then on it starts within ``2 * D * (k + 1)``, with k earlier runs ahead of it, and no run that takes longer than D. Each of these
+  runs waits for its team's runs to end, and then for the runs that have the room.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ from fleet.settings.per_rank import meets, room
 
 
 def rank(one: Asked, ageing_s: float) -> int:
-    """Its priority, and one more for each ``ageing_s`` that it has waited, up to ``TOP``."""
+    """The run's priority, and one more for each ``ageing_s`` that it has waited, up to ``TOP``."""
     return min(TOP, one.priority + int(one.waited_s // ageing_s)) if ageing_s > 0 else one.priority
 
 
 def in_turn(waiting: Iterable[Asked], ageing_s: float = 0.0) -> list[Asked]:
-    """In the order in which they will start: by rank, then by age."""
+    """The runs in the order in which they will start: by rank, then by age."""
     return sorted(waiting, key=lambda one: (-rank(one, ageing_s), one.since_s, one.name))
 
 
 def decide(waiting: Sequence[Asked], running: Sequence[Running], nodes: Sequence[Node], rules: Rules) -> list[Decision]:
-    """Who starts now and where, and who gives way to whom."""
+    """The runs that start now, with their nodes, and the runs that give way, each to another."""
     line, found = _Line(running, nodes, rules), list[Decision]()
     kept_back = set[str]()
     for one in in_turn(waiting, rules.ageing_s):
@@ -61,29 +61,29 @@ def never(one: Asked, nodes: Sequence[Node], rules: Rules) -> tuple[str, str]:
 
 
 class _Line:
-    """What is there while decisions are made, one after the other."""
+    """The state of the queue while decisions are made, one after the other."""
 
     def __init__(self, running: Sequence[Running], nodes: Sequence[Node], rules: Rules) -> None:
         self._running, self._nodes, self._rules = list(running), nodes, rules
 
     def start(self, one: Asked, placed: Mapping[str, int]) -> None:
-        """From here on it counts as running; nobody who comes behind it in this line makes it give way."""
+        """From here on the run counts as running; no later run of this line makes it give way."""
         self._running.append(Running(asked=one, placed=placed))
 
     def too_large(self, one: Asked) -> bool:
-        """Whether it would have no room with nobody else there, or is above its team's quota alone."""
+        """Whether the run would have no room even alone, or alone exceeds its team's quota."""
         return self._placed(one, ()) is None or one.slots > self._rules.quota(one.team)
 
     def over_quota(self, one: Asked) -> bool:
-        """Whether it is its team that has too much already."""
+        """Whether the run's team has too much already."""
         return self._over(one, self._running)
 
     def place(self, one: Asked) -> dict[str, int] | None:
-        """How many of its slots each node gets now; None: it cannot start."""
+        """The number of the run's slots that each node gets now; None: it cannot start."""
         return None if self._over(one, self._running) else self._placed(one, self._running)
 
     def who_leaves(self, one: Asked) -> list[Running] | None:
-        """Who has to give way so that it can start: nobody else than those that leave already, some more, or None: it does not help."""
+        """The runs that must give way so that it can start: none beside those that leave already, some more, or None: no choice helps."""
         staying = [each for each in self._running if not each.leaving]
         if self._fits(one, staying):
             return []
@@ -95,14 +95,14 @@ class _Line:
         return None
 
     def _may_leave(self, one: Asked, staying: Sequence[Running]) -> list[Running]:
-        """Those of lower priority that did not rise above it by waiting; the lowest first, of those the youngest."""
+        """Runs of lower priority that did not rise above it by waiting; the lowest first, of those the youngest."""
         ageing_s = self._rules.ageing_s
         mine = rank(one, ageing_s)
         lower = [each for each in staying if each.asked.priority < one.priority and rank(each.asked, ageing_s) < mine]
         return sorted(lower, key=lambda each: (each.asked.priority, -each.began_s, each.asked.name)) if self._rules.preempts else []
 
     def _needed(self, one: Asked, staying: Sequence[Running], chosen: Sequence[Running]) -> list[Running]:
-        """Those of ``chosen`` without whom it would not do; whoever was chosen last is spared first."""
+        """The runs of ``chosen`` that are needed; the run chosen last is spared first."""
         needed = list(chosen)
         for each in reversed(chosen):
             fewer = _without(needed, [each])
@@ -128,7 +128,7 @@ class _Line:
         return placed if left == 0 else None
 
     def _free(self, running: Iterable[Running]) -> dict[str, dict[str, float]]:
-        """What is left of each node; a node that is gone takes with it what was placed there."""
+        """The free resources of each node; the slots placed on a node that is gone do not count."""
         free = {node.name: dict(node.resources) for node in self._nodes}
         for each in running:
             for name in each.placed.keys() & free.keys():
@@ -138,7 +138,7 @@ class _Line:
 
 
 def _of_kind(one: Asked) -> str:
-    """What slots of this run are, where they are not any."""
+    """Words on the slots that this run needs, where not any slot will do."""
     if not one.selector and one.shape == ONE_SLOT:
         return ""
     takes = " and ".join(f"{amount:g} {name}" for name, amount in one.shape.items())

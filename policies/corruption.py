@@ -1,12 +1,12 @@
-"""Silent corruption: who is wrong when results differ, and which state is still good.
+"""Silent corruption: the wrong rank when results differ, and the newest good state.
 
-A flipped bit hits one rank, once. So ranks that hold three different things without a majority, and ranks that differ again right after
-they went on, run a loop that is wrong; nobody is accused then. Nor is anybody when two things are held and no majority tells which one is
-wrong: all go back to what was the same everywhere, and compute it again.
+A flipped bit hits one rank, once. So the train loop is wrong when ranks hold three different results without a majority, or when ranks
+differ again right after they went on. Then no rank is accused. With two results and no majority, no rank is accused either. All ranks go
+back to a state that was the same everywhere, and compute again.
 
-Two nets, of different mesh. Replicas hold the same weights, so their digests are compared before every reduction: a difference shows in the
-step in which it arises. A wrong *computation* leaves the weights of all replicas equally wrong; so now and then each rank computes one
-shard of another rank again, before the commit, and compares bit for bit.
+There are two checks. Replicas hold the same weights, so ranks compare their digests before every reduction: a difference shows in the step
+in which it arises. A wrong *computation* leaves the weights of all replicas equally wrong. So now and then each rank computes one shard of
+another rank again, before the commit, and compares bit for bit.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ AGREED, OUTVOTED, TIE = "agreed", "outvoted", "tie"
 
 @dataclass(frozen=True, slots=True)
 class Vote:
-    """``outcome``: agreed, outvoted (``guilty`` differ from a strict majority of all), or tie: nobody can be named from these digests."""
+    """``outcome``: agreed, outvoted (``guilty`` differ from a strict majority of all), or tie: these digests name no wrong rank."""
 
     outcome: str
     guilty: tuple[Member, ...] = ()
@@ -51,10 +51,10 @@ def vote(digests: Mapping[Member, str]) -> Vote:
 
 
 def after_vote(outcome: Vote) -> Decision:
-    """What a vote leads to: ``carry_on``, ``evict``, ``retry`` or ``stop``.
+    """The decision after a vote: ``carry_on``, ``evict``, ``retry`` or ``stop``.
 
-    A tie is no reason to go on: a state is known that may be wrong. With two results all go back to what was the same for all (``retry``);
-    more of them are a mistake of the loop (``stop``).
+    After a tie the run must not simply go on: its state may be wrong. With two results all ranks go back to a state that was the same for
+    all (``retry``). More results are a mistake of the loop (``stop``).
     """
     votes = Figures({"digests": float(len(outcome.votes)), "voters": float(sum(count for _, count in outcome.votes)), "idle": 0.0})
     if outcome.outcome == AGREED:
@@ -64,13 +64,13 @@ def after_vote(outcome: Vote) -> Decision:
         guilty = Figures({**votes.values, "guilty": float(len(outcome.guilty))})
         return Decision("evict", f"{names} differ from the majority, bit for bit", guilty)
     if len(outcome.votes) > 2:
-        return Decision("stop", f"{len(outcome.votes)} different results, and no majority, which is more than a flipped bit does", votes)
-    return Decision("retry", "two different results, and no majority names who is wrong: nobody is accused, and all go back", votes)
+        return Decision("stop", f"{len(outcome.votes)} different results, and no majority: a flipped bit does not cause that", votes)
+    return Decision("retry", "two different results, and no majority names the wrong rank: no rank is accused, and all go back", votes)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VoteSettings:
-    """What the vote over corruption can be told."""
+    """Settings of the vote over corruption."""
 
     hit: float = setting(1.0, "Probability that a verification of a rank finds that it computes wrongly.", above=0, most=1)
 
@@ -80,7 +80,7 @@ class VoteSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MajorityRules:
-    """The ``CorruptionPolicy`` of live runs: a strict majority names who is wrong, and without one nobody is.
+    """The ``CorruptionPolicy`` of live runs: a strict majority names the wrong rank; without one, no rank is accused.
 
     ``hit``: see :class:`VoteSettings`.
     """
@@ -90,11 +90,11 @@ class MajorityRules:
 
     @classmethod
     def of(cls, run: RunSettings, own: VoteSettings) -> Self:
-        """A run's."""
+        """The policy of a run."""
         return cls(hit=own.hit)
 
     def judge(self, votes: Mapping[Member, str], others: Mapping[Member, str], again: bool = False) -> Verdict:
-        """``others`` are wrong when they differ from what the votes come to, and somebody else holds that too.
+        """``others`` are wrong when they differ from the result of the votes, and another rank holds that result, too.
 
         ``again``: the ranks differed right before, in the same way. Raises ValueError without any vote.
         """
@@ -102,19 +102,19 @@ class MajorityRules:
         outcome = vote(votes)
         wrong = tuple(sorted(member for member, digest in held.items() if digest != outcome.digest))
         if again and wrong:
-            return Verdict(Decision("stop", "the ranks differ again, right where they went on, and a flipped bit does not come back"))
+            return Verdict(Decision("stop", "the ranks differ again in the same step, and a flipped bit does not come back"))
         if outcome.outcome == TIE or (wrong and list(held.values()).count(outcome.digest) == 1):
             return Verdict(after_vote(Vote(TIE, (), "", tuple(Counter(held.values()).most_common()))))
         judged = Vote(OUTVOTED if wrong else AGREED, wrong, outcome.digest, outcome.votes)
         return Verdict(after_vote(judged), wrong)
 
     def go_back(self, found: StateId, cleared: StateId, kept: Sequence[StateId]) -> tuple[Decision, StateId | None]:
-        """The newest of the ``kept`` states that is good; None where the run has to begin anew.
+        """The newest good state of the ``kept`` ones; None where the run has to begin anew.
 
-        All up to ``cleared`` was compared and was alike. If that is no earlier than ``found``, the weights of one replica are wrong:
-        digests are compared before each sum, so what the others hold is good, and nothing is taken back. Else a computation is wrong:
-        every step since the guilty rank's last passed verification is in doubt, since its gradients are in all replicas. States up to
-        that verification are good but for ``residual``, 1 - hit: sampling bounds the risk, it removes none.
+        All states up to ``cleared`` were compared and were equal. If ``cleared`` is not earlier than ``found``, the weights of one replica
+        are wrong. Ranks compare digests before each sum, so the other ranks' state is good, and no step is taken back. Else a computation
+        is wrong: every step since the guilty rank's last passed verification is in doubt, since its gradients are in all replicas. States
+        up to that verification are good but for ``residual``, 1 - hit: sampling bounds the risk, and does not remove it.
         """
         if cleared >= found:
             reason = "the weights of one replica differ from the majority's, and were not used yet"
@@ -126,11 +126,11 @@ class MajorityRules:
         if good:
             newest = max(good)
             sure = Figures({**sure.values, "steps_lost": float(found.step - newest.step), "step": float(newest.step)})
-            reason = f"step {newest.step} is the newest kept state before step {cleared.step}, where the rank that is wrong last passed"
+            reason = f"step {newest.step} is the newest kept state before step {cleared.step}, where the wrong rank last passed"
             return Decision("go_back", reason, sure), newest
-        before = [state for state in kept if state.history < cleared.history]  # what is kept of older histories led to this one
+        before = [state for state in kept if state.history < cleared.history]  # kept states of older histories led to this one
         if before:
             reason = f"step {max(before).step} of history {max(before).history} is the newest kept state before step {cleared.step}"
             return Decision("go_back", reason, sure), max(before)
-        why = "no state that is kept is old enough" if passed else "the rank that is wrong never passed a verification"
-        return Decision("begin_anew", f"{why}: nothing is cleared", sure), None
+        why = "no kept state is old enough" if passed else "the wrong rank never passed a verification"
+        return Decision("begin_anew", f"{why}: no state is cleared", sure), None

@@ -1,4 +1,4 @@
-"""What makes a training script come out otherwise: what is tried, the likely cause of a difference, and its way out. Pure."""
+"""Causes of a training script that gives other results in each run: the trials, the likely cause of a difference, and its way out. Pure."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ from fleet.ledger.sameness import (
 )  # fmt: skip
 
 AGAIN, TOGETHER, WROTE = "again", "together", "written"
-"""What brings a difference out besides ``VARIED``: nothing at all, only several things at once, a write that needs no comparison."""
+"""Values of ``varied`` besides ``VARIED``: no variation, several variations only together, a write that needs no comparison."""
 
 
 @dataclass(frozen=True, slots=True)
 class FormCost:
-    """What a deterministic form costs: medians of ``step_s``, as it is and with the form; 0 where there is no form to switch on.
+    """The cost of a deterministic form: medians of ``step_s``, without and with the form; 0 where there is no form to switch on.
 
-    ``module_s``: of all forwards of the module in a step, 0 where it has none. ``holds``: whether the difference is gone with the form.
+    ``module_s``: of all forwards of the module in a step, 0 where it has none. ``holds``: whether the form removes the difference.
     """
 
     form: str
@@ -50,16 +50,16 @@ class FormCost:
 
 @dataclass(frozen=True, slots=True)
 class DeterminismFinding:
-    """What differs, where it differed first, why, and what to do about it.
+    """A difference, its first place, its likely cause, and its remedy.
 
     Attributes:
         place: qualified name of the first module that differs; a data set's name; ``train`` for the loop body itself.
-        what: what of it differs, in words.
-        varied: what brought it out: ``AGAIN`` for nothing at all, ``WROTE``, ``TOGETHER``, or a key of ``VARIED``.
-        cause: one word for it; ``reason`` says it in a sentence, ``way_out`` what to do.
-        calls: lines of the script that may be it.
-        kept: what the script keeps, and kept otherwise at that moment.
-        operation: torch's operation that gave something else for the same input.
+        ``what``: the value that differs, in words.
+        varied: the variation that showed it: ``AGAIN`` for none, ``WROTE``, ``TOGETHER``, or a key of ``VARIED``.
+        cause: one word for it; ``reason``: the same in a sentence; ``way_out``: the remedy.
+        calls: lines of the script that may be the cause.
+        kept: values that the script keeps, and that differed at that moment.
+        operation: torch's operation that gave another result for the same input.
     """
 
     place: str
@@ -79,10 +79,10 @@ Run = Callable[[TrialRequest], Trial]
 
 
 def examine(run: Run) -> list[DeterminismFinding]:
-    """Try, and say what differs; none: a clean script. The trials are few where nothing differs: once, once more, with all varied, and by a
-    process that comes late.
+    """Run trials and return the differences; none: a clean script. Without a difference there are few trials: one, one more, one with all
+    variations, and one in a process that comes late.
 
-    Where something differs without anything being varied, that alone is told: what else there is cannot be seen behind it.
+    A difference without any variation is returned alone: it hides all others.
     """
     first = run(TrialRequest())
     if (mark := sameness.written(first)) is not None:
@@ -93,12 +93,12 @@ def examine(run: Run) -> list[DeterminismFinding]:
     found = sameness.first_difference(first, run(TrialRequest(AT_ONCE)))
     if found is None:
         return _when_late(first, run)
-    again = sameness.first_difference(first, run(TrialRequest()))  # by chance both were the same before
+    again = sameness.first_difference(first, run(TrialRequest()))  # the first two may have been the same by chance
     if again is not None:
         return [_judged(again, AGAIN, first, run)]
     singly = {one: sameness.first_difference(first, run(TrialRequest(frozenset({one})))) for one in VARIED if one in AT_ONCE}
     findings = [_judged(difference, one, first, run) for one, difference in singly.items() if difference is not None]
-    late = [] if singly[ORDER] is not None else _when_late(first, run)  # what shards leave behind, steps leave, too
+    late = [] if singly[ORDER] is not None else _when_late(first, run)  # values kept from shard to shard are also kept from step to step
     return [*findings, *late] or [_judged(found, TOGETHER, first, run)]
 
 
@@ -108,11 +108,11 @@ def _when_late(first: Trial, run: Run) -> list[DeterminismFinding]:
 
 
 REPEATS = 2
-"""Of a timed trial as it is and with a form, in turns."""
+"""Timed trials without and with a form, in turns."""
 
 
 def priced(found: DeterminismFinding, run: Run) -> DeterminismFinding:
-    """With what its deterministic form costs: the first form with which the difference is gone is timed against the script as it is."""
+    """The finding with the cost of its form: the first form that removes the difference is timed against the unchanged script."""
     keys = _keys(found.varied)
     held = next((form for form in found.forms if _holds(form, keys, run)), "")
     plain, formed = list[Trial](), list[Trial]()
@@ -139,7 +139,7 @@ def _module_s(trials: Sequence[Trial], place: str) -> float:
 
 def _written(mark: TrialMark) -> DeterminismFinding:
     place = sameness.owner(mark.where)
-    reason = "the forward writes to it, so what the next shard computes depends on which shards were computed before, and by whom"
+    reason = "the forward writes to it, so the next shard's result depends on the shards that this process computed before"
     way_out = "Keep the change for step.on_commit(fn), or compute with a copy: functional forms such as weight / weight.norm()."
     return DeterminismFinding(place, f"parameter {mark.where}", WROTE, "written", reason, way_out)
 
@@ -170,26 +170,26 @@ ASKS = {
     CLOCK: ("clock",),
     MACHINE: ("machine", "threads"),
 }
-"""What brings a difference out -> the kinds of calls that may be it."""
+"""Variation that shows a difference -> the kinds of calls that may cause it."""
 
 
 def suspects(calls: Sequence[Call], place: str, kinds: Sequence[str]) -> tuple[Call, ...]:
-    """Of what the script asked for, what may be it: in the forward of ``place``, or else outside of all modules."""
+    """Calls of the script that may be the cause: in the forward of ``place``, or else outside of all modules."""
     each = tuple(call for call in dict.fromkeys(calls) if call.kind in kinds)
     return tuple(call for call in each if call.within == place) or tuple(call for call in each if call.within == LOOP)
 
 
 def described(found: Difference) -> str:
-    """What differs, in words."""
+    """The difference, in words."""
     mark, other = found.mark, found.other
     at = f"step {found.at.step}, shard {found.at.shard}" if found.at.shard >= 0 else f"step {found.at.step}"
     if mark is None or other is None or (mark.kind, mark.where) != (other.kind, other.where):
         names = [f"{one.kind} of {one.where}" if one is not None else "nothing" for one in (mark, other)]
-        return f"what it calls: {names[0]} in one trial, and {names[1]} in the other, in {at}"
+        return f"its calls: {names[0]} in one trial, and {names[1]} in the other, in {at}"
     words = {
         sameness.START: f"{mark.where} before the first step",
         sameness.BATCH: f"the batch, in {at}",
-        sameness.INPUT: f"what it gives to {mark.where}, in {at}",
+        sameness.INPUT: f"its input to {mark.where}, in {at}",
         sameness.OUTPUT: f"its output, in {at}",
         sameness.LOSS: f"the loss, in {at}",
         sameness.BUFFER: f"buffer {mark.where} behind the forward, in {at}",
@@ -204,32 +204,32 @@ SEED_IT = "Draw from torch, random or numpy's global generators: Fleet seeds the
 
 
 def likely(found: Difference, varied: str, operation: TrialMark | None, calls: Sequence[Call], threads: bool) -> Likely:
-    """(cause in a word, reason, way out, deterministic forms that can be tried)."""
+    """(cause in a word, reason, way out, deterministic forms to try)."""
     kinds = {call.kind for call in calls}
     if varied == AGAIN:
         return _by_chance(found, operation, kinds)
     if varied == MACHINE and threads:
-        reason = "the script sets the number of threads from the machine, and sums of another number of threads round otherwise"
+        reason = "the script sets the number of threads from the machine, and another number of threads rounds sums differently"
         return "threads", reason, "Leave it to Fleet: --config threads_per_rank=N is the same on every rank.", (ONE_THREAD,)
     return OTHERWISE[varied]
 
 
 def _by_chance(found: Difference, operation: TrialMark | None, kinds: set[str]) -> Likely:
-    """Nothing was varied, and it came out otherwise."""
+    """A difference without any variation."""
     if operation is not None and operation.chance:
-        reason = f"{operation.where} draws from a generator that is not seeded by Fleet: one of its own, or one that the script has seeded"
+        reason = f"{operation.where} draws from a generator that Fleet does not seed: one of its own, or one that the script has seeded"
         return "draw", reason, SEED_IT, (SEEDED,)
     if operation is not None and not operation.where.startswith(("aten::", "prims::")):
-        reason = f"the custom operation {operation.where} gives something else for the same input"
+        reason = f"the custom operation {operation.where} gives another result for the same input"
         return "operation", reason, "Fix the order in which it adds, or register a deterministic form of it.", (KERNELS,)
     if "chance" in kinds:
-        return "draw", "it draws random numbers that nobody seeds", SEED_IT, (SEEDED,)
+        return "draw", "it draws random numbers without a seed", SEED_IT, (SEEDED,)
     if "clock" in kinds:
         return "clock", "it reads a clock", "Decide by step.number, which is the same on all ranks and in each attempt.", ()
     if "process" in kinds:
         return "process", "it depends on the process that computes it", "Use run.seed and the number of the sample.", ()
     if operation is not None:
-        reason = f"{operation.where} gives something else for the same input: its order of adding up is not fixed"
+        reason = f"{operation.where} gives another result for the same input: its order of adding up is not fixed"
         return (
             "kernel",
             reason,
@@ -237,33 +237,33 @@ def _by_chance(found: Difference, operation: TrialMark | None, kinds: set[str]) 
             (KERNELS, ONE_THREAD),
         )
     if found.kind == sameness.BATCH:
-        return "samples", "what a sample is does not follow from its number and Fleet's seeds", SEED_IT, (SEEDED,)
-    reason = "it computes with something that is another in each process: a draw that nobody seeds, an address (id), or unwritten memory"
+        return "samples", "a sample does not follow from its number and Fleet's seeds", SEED_IT, (SEEDED,)
+    reason = "it computes with a value that differs between processes: a draw without a seed, an address (id), or unwritten memory"
     return "chance", reason, SEED_IT, (SEEDED, KERNELS, ONE_THREAD)
 
 
 OTHERWISE: dict[str, Likely] = {
     ORDER: (
         "state",
-        "it keeps something between shards (a counter, a cache, a generator, a sum), and which a rank computes first changes with losses",
+        "it keeps a value between shards (a counter, a cache, a generator, a sum), and losses change the order of a rank's shards",
         "Compute it from the batch, make it a registered buffer (its changes are averaged over shards), or give it to step.on_commit(fn).",
         (),
     ),
     LATE: (
         "carried",
-        "it keeps something from step to step that is not tracked, and a process that takes the place of a lost one has none of it",
+        "it keeps an untracked value from step to step, and a process that takes the place of a lost one does not have it",
         "Compute it from the batch, or track it, such as by fleet.ShardState: see docs/determinism.md, state that a script keeps.",
         (),
     ),
     RANK: (
         "rank",
-        "it depends on the rank that computes it, and any rank computes any shard when another one is lost",
+        "it depends on the rank that computes it, and after a loss another rank may compute the shard",
         "Use step.number and step.shard in the place of run.rank, run.slot, run.is_main, and of RANK or WORLD_SIZE.",
         (),
     ),
     HASH: (
         "hash",
-        "it goes through a set, or by hash(), in an order that is another in each process",
+        "it goes through a set, or by hash(), in an order that differs between processes",
         "Use sorted(...) or a dict, which keeps its order.",
         (),
     ),
@@ -282,8 +282,8 @@ OTHERWISE: dict[str, Likely] = {
     ),
     TOGETHER: (
         "together",
-        "it differs only where several things are otherwise at once: " + ", ".join(one for one in VARIED if one in AT_ONCE),
-        "See which of them the place named here asks for.",
+        "it differs only where several things vary at once: " + ", ".join(one for one in VARIED if one in AT_ONCE),
+        "Check which of them the named place depends on.",
         (),
     ),
 }  # fmt: skip

@@ -1,6 +1,6 @@
-"""When the next durable checkpoint is due, from what it costs and how often it is needed.
+"""The time of the next durable checkpoint, from its cost and from how often faults need it.
 
-The rate that counts is that of faults which need *this* checkpoint. A rank that is lost while another holds the same state needs none.
+Only faults that need *this* checkpoint count for the rate. A lost rank whose state another rank holds needs none.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ LAWS: dict[str, Callable[[float, float], float]] = {"young": young_work_s, "daly
 class IntervalSettings:
     """Bounds of the intervals. An operator may want to stop and go on elsewhere also when no fault needs a checkpoint."""
 
-    first_s: float = setting(10.0, "When the first durable checkpoint is due: soon, so that its cost is known.", above=0)
+    first_s: float = setting(10.0, "Time of the first durable checkpoint: soon, so that its cost is known.", above=0)
     max_s: float = setting(3600.0, "The longest interval between durable checkpoints.", above=0)
     peer_first_s: float = setting(3.0, "The same as first_s, for copies in the memory of other nodes.", above=0)
     peer_max_s: float = setting(
-        300.0, "The same as max_s, for copies: a fault that needs one costs no more than this, however rare it is.", above=0
+        300.0, "The same as max_s, for copies: a fault that needs one costs no more than this, even if it is rare.", above=0
     )
 
     def __post_init__(self) -> None:
@@ -41,7 +41,7 @@ class CheckpointInterval:
     """An ``IntervalPolicy``: ``law`` is fixed, young, daly or exact. ``first_s`` and ``max_s``: see :class:`IntervalSettings`.
 
     Args:
-        law: how the interval follows from cost and fault rate.
+        law: the way in which the interval follows from cost and fault rate.
         interval_s: the interval of ``fixed``.
     """
 
@@ -62,18 +62,18 @@ class CheckpointInterval:
 
     @classmethod
     def of(cls, run: RunSettings, own: IntervalSettings) -> Self:
-        """A run's, for its durable checkpoints."""
+        """The policy of a run, for its durable checkpoints."""
         chosen = run.checkpoint
         return cls(law=chosen.policy, interval_s=chosen.interval_s, first_s=own.first_s, max_s=own.max_s)
 
     @classmethod
     def of_copies(cls, run: RunSettings, own: IntervalSettings) -> Self:
-        """A run's, for copies in the memory of other nodes: it follows from cost and rate, unless it is fixed."""
+        """The policy of a run, for copies in the memory of other nodes. It follows from cost and rate, unless it is fixed."""
         every_s = run.checkpoint.peer_interval_s
         return cls(law="fixed", interval_s=every_s) if every_s else cls(first_s=own.peer_first_s, max_s=own.peer_max_s)
 
     def configured(self, settings: CheckpointSettings) -> CheckpointInterval:
-        """The same under new settings."""
+        """The same policy under new settings."""
         return dataclasses.replace(self, law=settings.policy, interval_s=settings.interval_s)
 
     def due(
@@ -83,12 +83,12 @@ class CheckpointInterval:
         """Save now, or wait until ``valid_until_s``.
 
         Args:
-            now_s, last_s: now, and when the last checkpoint was done with (or the run began).
-            blocked_s: C, what one checkpoint blocks the loop for. Unknown when neither it nor ``latency_s`` is above 0.
+            now_s, last_s: now, and the end of the last checkpoint (or the begin of the run).
+            blocked_s: C, the time for which one checkpoint blocks the loop. Unknown when neither it nor ``latency_s`` is above 0.
             latency_s: L, how long one takes until it is durable. The interval is never below it.
-            rate_per_s: rate of the faults that need this level's checkpoint, as it was expected before the run. With several levels each
-                has its own, and its interval is the first-order optimum of all together (:func:`fleet.laws.tiers.multilevel_work_s`).
-            events, exposure_s: how many such faults the run has met, in how long. The rate is the mean of the Gamma posterior.
+            rate_per_s: rate of the faults that need this level's checkpoint, as expected before the run. With several levels each has its
+                own, and its interval is the first-order optimum of all together (:func:`fleet.laws.tiers.multilevel_work_s`).
+            events, exposure_s: the number of such faults that the run has met, and its time. The rate is the mean of the Gamma posterior.
         """
         rate_per_s = updated_rate_per_s(rate_per_s, events, exposure_s)
         interval_s, why = self._interval(blocked_s, latency_s, rate_per_s)
@@ -104,7 +104,7 @@ class CheckpointInterval:
         if self.interval_s is not None:
             return self._bounded(self.interval_s, max(self.interval_s, self.max_s), latency_s, "fixed by the user")
         if not (blocked_s > 0 or latency_s > 0):
-            return min(self.first_s, self.max_s), "the first one, to learn what it costs"
+            return min(self.first_s, self.max_s), "the first one, to learn its cost"
         if not rate_per_s > 0:
             return self._bounded(self.max_s, self.max_s, latency_s, "no fault is expected to need it")
         blocked = max(blocked_s, 0.0)
@@ -117,27 +117,27 @@ class CheckpointInterval:
         if interval_s > max_s:
             interval_s, why = max_s, f"{why}; not above {max_s:g} s"
         if interval_s < latency_s:
-            return latency_s, f"{why}; not below the {latency_s:.3g} s that one takes to be durable"
+            return latency_s, f"{why}; not below the {latency_s:.3g} s that one takes until it is durable"
         return interval_s, why
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LevelRates:
-    """How often faults need each level of checkpoints: what was known before the run, and what its losses have taught since.
+    """Rates of faults that need each level of checkpoints, from the prior of the run and from its own losses.
 
-    State that is replicated is lost only when no rank holds it any more (:func:`fleet.laws.reliability.all_lost_rate_per_s`), or when
-    all ranks go at a time. An estimate: failures are independent and exponential there, so shared causes (a rack, a switch, a bug that
-    all ranks meet) must be in ``whole_per_s``, which in practice dominates; a repair time that varies is taken at its mean.
+    Replicated state is lost only when no rank holds it any more (:func:`fleet.laws.reliability.all_lost_rate_per_s`), or when all ranks go
+    at a time. It is an estimate: failures are independent and exponential. So ``whole_per_s`` must have shared causes (a rack, a switch, a
+    bug that all ranks meet), and in practice these dominate. A repair time that varies counts with its mean.
 
     Args:
         faults_per_s: faults that take a rank, over all ranks, as expected before the run.
         head_per_s: of the control plane's node, whose loss needs the store.
-        whole_per_s: of what takes all ranks at a time.
+        whole_per_s: of faults that take all ranks at a time.
         copies_lost_per_s: of the loss of all nodes that hold a copy; None: there are no copies on other nodes.
         restarts: all ranks begin from a checkpoint after each fault.
         world: ranks.
         copied: copies in memory are made.
-        refill_s: until a lost rank is replaced.
+        refill_s: time until a lost rank is replaced.
     """
 
     faults_per_s: float
@@ -161,11 +161,11 @@ class LevelRates:
 
 
 def updated_rate_per_s(prior_rate_per_s: float, events: int, exposure_s: float, prior_events: float = 1.0) -> float:
-    """Posterior mean of a Poisson rate, as the run's forecast has it (``fleet.ledger.rates``): a prior worth ``prior_events`` = a events.
+    """Posterior mean of a Poisson rate, as in the run's forecast (``fleet.ledger.rates``): a prior worth ``prior_events`` = a events.
 
-    It is (a + events) / (a / prior_rate + exposure) for as long as the run meets what was foretold: with a = 1, one that has seen none for
-    as long as its prior MTBF halves the rate. When faults come far more often than that, the prior loses its weight. A prior rate of 0
-    counts for nothing: the estimate is then events / exposure, 0 with no exposure.
+    It is (a + events) / (a / prior_rate + exposure) as long as faults come about as expected. With a = 1, a run without faults for as long
+    as its prior MTBF halves the rate. When faults come far more often than expected, the prior loses its weight. A prior rate of 0 has no
+    weight: the estimate is then events / exposure, 0 with no exposure.
     """
     if prior_rate_per_s <= 0:
         return events / exposure_s if exposure_s > 0 else 0.0

@@ -1,10 +1,10 @@
-"""Which nodes are kept out of a run because of what they did in earlier ones.
+"""Nodes that are kept out of a run because of their incidents in earlier runs.
 
-Faults of a node are a Poisson process whose rate is unknown: Gamma(a, a / r) before anything is seen, with r the fleet's rate and a = 1/4,
-a long tail: one node in 20 fails five times as often as the mean. After ``n`` faults in ``t`` hours the rate is Gamma(a + n, a / r + t)
-(conjugate prior; Gelman et al., Bayesian Data Analysis, 2.6). A node is a *lemon* when its rate is at least ``factor`` times the fleet's;
-it is kept out when that is nearly certain, and when there were at least ``least`` faults, since one can be anybody's bad luck. Old faults,
-and old hours, count less and less.
+Faults of a node are a Poisson process with an unknown rate. The prior of the rate is Gamma(a, a / r), with r the fleet's rate and a = 1/4.
+It has a long tail: one node in 20 fails five times as often as the mean. After ``n`` faults in ``t`` hours the rate is Gamma(a + n, a / r +
+t) (conjugate prior; Gelman et al., Bayesian Data Analysis, 2.6). A node is a *lemon* when its rate is at least ``factor`` times
+that of the fleet. It is kept out when that is nearly certain, and after at least ``least`` faults, since one fault can be bad luck. Old
+faults, and old hours, count less and less.
 """
 
 from __future__ import annotations
@@ -21,20 +21,20 @@ from fleet.protocol.decisions import Decision, Lemon
 from fleet.settings.fields import setting, within
 
 WEIGHTS = {"lost": 1.0, "hang": 1.0, "straggler": 0.5, "preflight": 1.0, "corruption": 3.0}
-"""How many faults an incident counts for. A straggler may be the neighbours' fault; what was outvoted bit by bit is nobody else's."""
+"""The number of faults that an incident counts for. A neighbour may cause a straggler; only the rank itself loses a bitwise vote."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lemons:
-    """Keeps repeat offenders out. Meta's research clusters saw about 6.5 faults a 1,000 node-days (arXiv 2410.21680)."""
+    """Keeps out repeat offenders. Meta's research clusters saw about 6.5 faults a 1,000 node-days (arXiv 2410.21680)."""
 
     fleet_rate_per_h: float = setting(6.5 / 1000 / 24, "Faults of an ordinary node an hour.", above=0)
     factor: float = setting(5.0, "A lemon fails at least this many times as often.", above=1)
-    certainty: float = setting(0.95, "Posterior probability of that from which a node is kept out.", above=0, below=1)
-    least: float = setting(2.0, "Weighted faults that there must be.", above=0)
+    certainty: float = setting(0.95, "From this posterior probability of that on, a node is kept out.", above=0, below=1)
+    least: float = setting(2.0, "Least number of weighted faults.", above=0)
     half_life_h: float = setting(60 * 24.0, "Age at which a fault, or an hour without one, counts half.", above=0)
     share_max: float = setting(
-        0.1, "At most this share of the nodes is kept out, the worst first: when many are bad it is not the nodes.", above=0, below=1
+        0.1, "At most this share of the nodes is kept out, the worst first: when many are bad, the cause is elsewhere.", above=0, below=1
     )
     prior_faults: float = setting(0.25, "The faults that the prior is worth.", above=0)
 

@@ -1,6 +1,6 @@
-"""What measured links between nodes mean: which node is slow to all others, and which single link is. Pure.
+"""The meaning of measured links between nodes: nodes that are slow to all others, and single slow links. Pure.
 
-Nodes are compared with each other, not with a figure: what a link should do depends on the hardware, but alike nodes should be alike.
+Nodes are compared with each other, not with a figure. The right figure of a link depends on the hardware, but equal nodes should be equal.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ from fleet.protocol.decisions import Decision, Figures
 from fleet.protocol.domains import Place, shared_levels
 
 SLOWER = {"round trip": 4.0, "bandwidth": 3.0}
-"""From so many times slower than the others on a node or a link is named. Racks may be far apart, and a shared core wavers."""
+"""A node or a link that is so many times slower than the others is named. Racks may be far apart, and a shared core varies."""
 MOST_PAIRS = 120
-"""All pairs of 16 nodes. More nodes are measured along a ring, and each with a few others by chance."""
+"""All pairs of 16 nodes. With more nodes the pairs are a ring, and a few random others of each node."""
 BY_CHANCE = 2
 LIKE, ENOUGH = 0.25, 3
 SLOWNESS: dict[str, Callable[[Link], float]] = {
     "round trip": lambda link: link.round_trip_s,
     "bandwidth": lambda link: 1 / max(1.0, min(link.there_bytes_per_s, link.back_bytes_per_s)),
 }
-"""By figure, how slow a link is: the greater the slower. Of the two ways the slower one counts."""
+"""By figure, the slowness of a link: greater is slower. Of the two directions the slower one counts."""
 Slowness = dict[tuple[str, str], float]
 
 
@@ -41,7 +41,7 @@ class Outlier:
 
 
 def pairs(nodes: Sequence[str], most: int = MOST_PAIRS, seed: int = 0) -> list[tuple[str, str]]:
-    """Which links to measure: all of up to ``most``; else a ring, so that each node is measured, and ``BY_CHANCE`` others of each."""
+    """Links to measure: all of up to ``most``; else a ring, so that each node is measured, and ``BY_CHANCE`` others of each node."""
     every = list(itertools.combinations(nodes, 2))
     if len(every) <= most:
         return every
@@ -53,7 +53,7 @@ def pairs(nodes: Sequence[str], most: int = MOST_PAIRS, seed: int = 0) -> list[t
 
 
 def rounds(chosen: Sequence[tuple[str, str]], at_once: int) -> list[list[tuple[str, str]]]:
-    """The pairs in rounds of up to ``at_once``, no node in two pairs of a round: what else it does would be measured, too."""
+    """The pairs in rounds of up to ``at_once``. No node is in two pairs of a round, as each would disturb the other."""
     left, found = list(chosen), list[list[tuple[str, str]]]()
     while left:
         busy, now = set[str](), list[tuple[str, str]]()
@@ -67,9 +67,9 @@ def rounds(chosen: Sequence[tuple[str, str]], at_once: int) -> list[list[tuple[s
 
 
 def judge(links: Iterable[Link], places: Mapping[str, Place] | None = None) -> list[Outlier]:
-    """Broken links, then nodes that are slow to all others, then slow links between nodes that are not; the worst first.
+    """Broken links, then nodes that are slow to all others, then slow links between other nodes; the worst first.
 
-    With two nodes nothing is slow, as there is nothing to compare it with.
+    With two nodes no link counts as slow, as there is no other to compare with.
 
     Args:
         places: failure domains of the nodes, where they are known. A link to another rack is then compared with others to other racks.
@@ -82,9 +82,9 @@ def judge(links: Iterable[Link], places: Mapping[str, Place] | None = None) -> l
 
 
 def _slowness(links: Sequence[Link], figure: str, places: Mapping[str, Place]) -> Slowness:
-    """By the ends of each link, its slowness over that of the good ones (the lower quartile) of those as far apart.
+    """By the ends of each link, its slowness over that of good links (the lower quartile) of the same distance.
 
-    A single node in a rack of its own is far from all others, and whether it is slow cannot be told.
+    A single node in a rack of its own is far from all others, and its slowness cannot be judged.
     """
     slow = {link.ends: SLOWNESS[figure](link) for link in links}
     alike: dict[int, list[float]] = {}
@@ -112,10 +112,10 @@ def _of_figure(slow: Slowness, figure: str) -> list[Outlier]:
 
 
 def _slowest_node(slow: Slowness, figure: str) -> Outlier | None:
-    """The node that is slower than all links without it, if one is by enough.
+    """The node that is slower than all links without it, if one is slower by enough.
 
-    It is judged by one of its best links (the lower quartile): one bad link makes no bad node. Whoever is named is left out of what
-    follows, so that it does not make those it talks to look slow.
+    It is judged by one of its best links (the lower quartile): one bad link makes no bad node. The caller leaves a named node out of the
+    next round, so that its peers do not look slow because of it.
     """
     best = (0.0, 0.0, "")
     for node in sorted({end for ends in slow for end in ends}):
@@ -142,13 +142,13 @@ def _slow_links(slow: Slowness, figure: str) -> list[Outlier]:
 
 
 def again(outliers: Sequence[Outlier], links: Iterable[Link]) -> list[tuple[str, str]]:
-    """The pairs to measure once more before anybody is named: a busy machine has slow moments. All links of a slow node, too."""
+    """The pairs to measure once more before a node is named: a busy machine has slow moments. All links of a slow node are among them."""
     slow = [set(outlier.nodes) for outlier in outliers]
     return [link.ends for link in links if any(nodes <= set(link.ends) for nodes in slow)]
 
 
 def best(links: Iterable[Link]) -> list[Link]:
-    """Of each pair one link, with the best figure of each kind: what it can do. It has an error only where it never worked."""
+    """One link for each pair, with the best figure of each kind. It has an error only if the pair never worked."""
     found: dict[tuple[str, str], Link] = {}
     for link in links:
         before = found.get(link.ends, link)
@@ -163,12 +163,12 @@ def best(links: Iterable[Link]) -> list[Link]:
 def admit(node: str, links: Sequence[Link], places: Mapping[str, Place] | None = None) -> Decision:
     """Action ``admit`` or ``keep_out``: a node that is slow to all others, or reaches none, would hold up every step of every rank.
 
-    Of a slow link between two nodes neither is to blame, and none is kept out for it.
+    A slow link between two nodes is the fault of neither, and keeps out none.
     """
     mine = [link for link in links if node in link.ends]
     broken = [link for link in mine if link.error]
     named = [outlier.reason for outlier in judge(links, places) if outlier.nodes == (node,)]
     checked = Figures({"checks": float(len(mine)), "failed": float(len(broken) + len(named))})
     if mine and len(broken) == len(mine):
-        return Decision("keep_out", f"node {node} reaches none of the {len(mine)} nodes that it was tried with: {broken[0].error}", checked)
+        return Decision("keep_out", f"node {node} reaches none of the {len(mine)} nodes that it tried: {broken[0].error}", checked)
     return Decision("keep_out", "; ".join(named), checked) if named else Decision("admit", "it is not slow to all others", checked)

@@ -1,8 +1,8 @@
-"""Which places a run asks its cluster's autoscaler for, and which nodes it does without. Pure.
+"""Places that a run asks its cluster's autoscaler for, and nodes that the run does not need. Pure.
 
-Ray asks by itself for what a placement group has no node for, and that is all that it knows of: a node that was announced to go, or whose
-agent is gone while Ray still holds it for alive, has its places. Those are asked for here, ahead of Ray. What was asked for and came is
-kept until the ranks' own placement group takes it.
+Ray asks by itself for places that a placement group has no node for. It does not ask for places on a node with a notice that it goes. Nor
+does it ask for places on a node whose agent is gone while Ray takes the node as alive. The run asks for these, ahead of Ray. It keeps the
+places that came until the ranks' own placement group takes them.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from fleet.protocol.decisions import AskAction
 
 IDLE_S = 10.0
-"""A node on which a run has no place for so long is not needed: its last ranks have moved, and nothing moves back by itself."""
+"""A run does not need a node on which it has had no place for so long. Its last ranks have moved, and no rank moves back by itself."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,8 +24,8 @@ class NodeSeen:
         name: Ray's id.
         held: places of the run's ranks there.
         kept: places there that the run has asked for and got, for ranks that are still elsewhere.
-        free: places that nobody has.
-        goes: it is lost, or was announced to be taken away.
+        free: places that no process has.
+        goes: it is lost, or a notice says that it will be taken away.
         agent: the run has an agent there, which Ray counts as work.
     """
 
@@ -48,7 +48,7 @@ class NodeReport:
 
 @dataclass(frozen=True, slots=True)
 class NodeDemand:
-    """Wanted: ``places`` asked for, on none of the nodes ``avoid``; no agents on ``to_release``; ``reports`` in the journal."""
+    """The wanted change: ``places`` to ask for, not on the nodes ``avoid``; nodes ``to_release``, without agents; ``reports``: journal."""
 
     places: int
     avoid: tuple[str, ...] = ()
@@ -57,15 +57,17 @@ class NodeDemand:
 
 
 def to_ask(nodes: Sequence[NodeSeen], unplaced: int) -> int:
-    """Places to ask for: those that go with their nodes, less the room that is elsewhere once the ``unplaced``, for which Ray asks, have
-    theirs."""
+    """Places to ask for: those that go with their nodes, less the room that other nodes have left beside the ``unplaced``.
+
+    Ray itself asks for the ``unplaced``.
+    """
     going = sum(node.held for node in nodes if node.goes)
     free = sum(node.free for node in nodes if not node.goes)
     return max(0, min(going, going + unplaced - free))
 
 
 def lacking(nodes: Sequence[NodeSeen], unplaced: int) -> int:
-    """Ranks for which there is no place now, or soon."""
+    """Ranks without a place now, or soon."""
     going = sum(node.held for node in nodes if node.goes)
     there = sum(node.free + node.kept for node in nodes if not node.goes)
     return max(0, going + unplaced - there)
@@ -73,9 +75,9 @@ def lacking(nodes: Sequence[NodeSeen], unplaced: int) -> int:
 
 @dataclass(slots=True)
 class NodeRequests:
-    """What a run has asked for so far: ``ranks`` have lacked a place since ``since_s``, when it knew the nodes ``known``.
+    """The requests of a run so far: ``ranks`` have lacked a place since ``since_s``, when it knew the nodes ``known``.
 
-    ``idle_s``: since when it has no place on a node on which it has an agent.
+    ``idle_s``: since when it has no place on a node with one of its agents.
     """
 
     since_s: float | None = None
@@ -84,7 +86,7 @@ class NodeRequests:
     idle_s: dict[str, float] = field(default_factory=dict)
 
     def look(self, nodes: Sequence[NodeSeen], unplaced: int, now_s: float) -> NodeDemand:
-        """What is to be asked for when the nodes are like this and ``unplaced`` ranks have none."""
+        """The demand for nodes in this state and ``unplaced`` ranks without a place."""
         places, short = to_ask(nodes, unplaced), lacking(nodes, unplaced)
         news = self._news(nodes, short, now_s)
         avoid = tuple(sorted(node.name for node in nodes if node.goes)) if places else ()
@@ -107,7 +109,7 @@ class NodeRequests:
         return (reported,)
 
     def _idle(self, nodes: Sequence[NodeSeen], short: int, now_s: float) -> tuple[str, ...]:
-        """None while ranks look for a place, or none has one yet: they may find it there."""
+        """Empty while ranks look for a place, or none has one yet: they may find it there."""
         placed = not short and any(node.held for node in nodes)
         unused = [node.name for node in nodes if placed and node.agent and not (node.goes or node.held or node.kept)]
         self.idle_s = {name: self.idle_s.get(name, now_s) for name in unused}

@@ -1,8 +1,8 @@
-"""Which batch shards each view rank computes.
+"""The batch shards that each view rank computes.
 
-A step takes as long as its fullest rank, so no rank gets more than ``ceil(shards / ranks)``. Among those splits the best has the fewest
-*partial sums*: a rank sends one a block of the shard tree (``fleet.protocol.shards``) that its range is made of. 16 shards over 3 ranks are
-cut 6, 6, 4: two, two and one partial sums; 6, 5, 5 would need two, three and two.
+A step takes as long as its fullest rank, so no rank gets more than ``ceil(shards / ranks)``. The best of those splits has the fewest
+*partial sums*: a rank sends one for each block of the shard tree (``fleet.protocol.shards``) in its range. The best split of 16 shards over
+3 ranks is 6, 6, 4: two, two and one partial sums. 6, 5, 5 would need two, three and two.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ Ranges = tuple[tuple[int, int], ...]
 Cost = tuple[int, float]
 
 EXHAUSTIVE_LIMIT = 200_000
-"""Largest number of candidate ranges for which all splits are compared; beyond it each rank takes the best range that is left."""
+"""Largest number of candidate ranges for which all splits are compared. Beyond it each rank takes the best range that is left."""
 
 
 def ranges(shards: int, ranks: int) -> Ranges:
@@ -35,8 +35,8 @@ def ranges(shards: int, ranks: int) -> Ranges:
 def weighted_ranges(shards: int, weights: Sequence[float]) -> Ranges:
     """As :func:`ranges`, for ranks of unequal speed: view rank ``r`` computes ``weights[r]`` shards while one of weight 1 computes one.
 
-    The slowest rank's time, the largest of shards / weight, is the least that any split into whole shards can have; among those splits
-    the fewest partial sums, then the evenest load.
+    The slowest rank's time, the largest of shards / weight, is the least of any split into whole shards. Of those splits it takes the one
+    with the fewest partial sums, then the evenest load.
 
     Raises ConfigError when there are more ranks than shards, or a weight is not a positive number.
     """
@@ -45,7 +45,7 @@ def weighted_ranges(shards: int, weights: Sequence[float]) -> Ranges:
         raise ConfigError("ranks", len(weights), reason, "Use fewer ranks or more shards.")
     for weight in weights:
         if not 0 < weight < math.inf:
-            raise ConfigError("weights", weight, "the speed of a rank must be a positive number", "Leave a rank that stands still out.")
+            raise ConfigError("weights", weight, "the speed of a rank must be a positive number", "Leave out a rank that stands still.")
     return _weighted(shards, tuple(weight / max(weights) for weight in weights))
 
 
@@ -59,7 +59,7 @@ def _weighted(shards: int, weights: tuple[float, ...]) -> Ranges:
 
 
 def _caps(shards: int, weights: tuple[float, ...]) -> tuple[int, ...]:
-    """The most shards that each rank may get in the least time in which all shards can be computed, at least one each."""
+    """The most shards that each rank may get in the least time for all shards, at least one each."""
     most = shards - len(weights) + 1
 
     def caps(time: float) -> tuple[int, ...]:
@@ -75,7 +75,7 @@ def _caps(shards: int, weights: tuple[float, ...]) -> tuple[int, ...]:
 
 
 class _Bounds:
-    """Where a range may begin and end, so that every rank before and after it gets from 1 shard up to its cap."""
+    """Bounds of each range's begin and end, so that every rank before and after it gets from 1 shard up to its cap."""
 
     def __init__(self, shards: int, caps: tuple[int, ...]) -> None:
         self.shards, self.caps = shards, caps
@@ -100,7 +100,7 @@ def _cost(start: int, stop: int, shards: int, weight: float) -> Cost:
 
 
 def _exhaustive(shards: int, caps: tuple[int, ...], weights: tuple[float, ...]) -> list[int]:
-    """Best cut positions, by dynamic programming from the right: ``best[start]`` is for the ranks after the one at hand."""
+    """Best cut positions, by dynamic programming from the right: ``best[start]`` is for the ranks after the current one."""
     bounds = _Bounds(shards, caps)
     best: dict[int, tuple[Cost, int]] = {shards: ((0, 0.0), shards)}
     choices: list[dict[int, int]] = []
@@ -136,15 +136,18 @@ def _greedy(shards: int, caps: tuple[int, ...], weights: tuple[float, ...]) -> l
 
 
 def copies(homes: Sequence[str], domains: Mapping[str, str], copies: int) -> tuple[tuple[str, ...], ...]:
-    """Nodes that keep the copies of each view rank: never its own, and as few as there are when there are fewer than ``copies``.
+    """Nodes that keep the copies of each view rank: never its own, and fewer than ``copies`` where there are too few nodes.
 
-    Other failure domains come first, those that are widest apart: a domain without a copy before one with a copy, and of those without the
-    rank's own last, as two copies should survive without any rank; then the node that has least
-    to keep; then the next one after the rank's own in order of names, so that a view of one rank a node becomes a ring.
+    The order of choice:
+
+    - Other failure domains, the widest apart first: a domain without a copy before one with a copy. The rank's own comes last among those
+      without, as two copies should survive without any rank.
+    - The node that keeps least.
+    - The next one after the rank's own by name, so that a view of one rank a node becomes a ring.
 
     Args:
         homes: the node of each view rank.
-        domains: the domain path of every node that has memory to offer (:mod:`fleet.protocol.domains`); "" when it is not known.
+        domains: the domain path of every node with memory for copies (:mod:`fleet.protocol.domains`); "" when it is not known.
     """
     order, places = sorted(domains), {node: place_of(path) for node, path in domains.items()}
     at, load = {node: index for index, node in enumerate(order)}, dict.fromkeys(order, 0)

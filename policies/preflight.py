@@ -1,4 +1,4 @@
-"""What the figures of a pre-flight check mean, and whether a node may join a run with them."""
+"""The meaning of a pre-flight check's figures: whether a node may join a run with them."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from fleet.ledger.health import FAIL, PASS, WARN, HealthCheck, MeasuredFigure
 from fleet.protocol.decisions import Decision, Figures
 
 MUST_BE_ZERO = {
-    "matmul_wrong": "the same product came out differently: the device computes wrongly",
-    "memory_wrong": "memory did not hold what was written to it",
-    "gather_wrong": "what a peer sent did not arrive as it was sent",
+    "matmul_wrong": "the same product gave different results: the device computes wrongly",
+    "memory_wrong": "memory did not hold the bytes that were written to it",
+    "gather_wrong": "the bytes of a peer did not arrive as they were sent",
     "ecc_uncorrected": "uncorrected memory errors since the driver was loaded",
     "remapped_failed": "a row of memory could not be remapped: the device is to be replaced",
     "xid_fatal": "the driver has reported errors that end processes (XID)",
@@ -43,16 +43,16 @@ def _judged(one: MeasuredFigure, alike: Sequence[float]) -> HealthCheck:
     if one.name in SHOULD_BE_ZERO and one.value:
         return HealthCheck(one, WARN, SHOULD_BE_ZERO[one.name])
     if one.name == "temperature" and one.value >= HOT_C:
-        return HealthCheck(one, WARN, f"{HOT_C:g} C or more: it will be slowed down")
+        return HealthCheck(one, WARN, f"{HOT_C:g} C or more: the device will slow down")
     if one.name in AT_LEAST and len(alike) >= 3:
         typical = statistics.median(alike)
         if one.value < AT_LEAST[one.name] * typical:
-            return HealthCheck(one, FAIL, f"{one.value / typical:.0%} of the {typical:.3g} {one.unit} that its like have in the middle")
+            return HealthCheck(one, FAIL, f"{one.value / typical:.0%} of the {typical:.3g} {one.unit} that is the median of such devices")
     return HealthCheck(one, PASS)
 
 
 def admit(checks: Iterable[HealthCheck]) -> Decision:
-    """Action ``admit`` or ``keep_out``: a node with a failed check joins no view; a warning is only told."""
+    """Action ``admit`` or ``keep_out``: a node with a failed check joins no view; a warning has no effect but a message."""
     checks = list(checks)
     failed = [check for check in checks if check.verdict == FAIL]
     checked = Figures({"checks": float(len(checks)), "failed": float(len(failed))})

@@ -1,4 +1,4 @@
-"""The ranks that train on after a loss, those that join later, and when losses are a crash loop; and a policy that takes its time."""
+"""The ranks that train on after a loss, those that join later, and the limit of a crash loop. Also a policy that delays recovery."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from policies.topology import joining, ordered
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReformSettings:
-    """What recovery can be told besides the run's budgets and time-outs."""
+    """Settings of recovery besides the run's budgets and time-outs."""
 
-    settle_s: float = setting(0.4, "After a view has formed nobody is taken in for so long: first comes the step that broke.", least=0)
+    settle_s: float = setting(0.4, "After a view has formed no rank joins for so long: first comes the step that broke.", least=0)
 
     def __post_init__(self) -> None:
         within(self, "recovery.settings.")
@@ -32,11 +32,11 @@ SETTLE_S = ReformSettings().settle_s
 
 
 class ReformPromoteRegrow:
-    """Re-form at once with who is left, promote spares at the next step boundary, regrow when replacements are up.
+    """Re-form at once with the survivors, promote spares at the next step boundary, regrow when replacements are up.
 
-    Newcomers are in the view of the survivors themselves only where that does not go on without them: see ``_first``.
-    With fewer than ``min_ranks`` it waits. Without any rank that holds a clean state it waits up to ``start_s`` for the full world, since
-    everyone starts over from a checkpoint anyway and a fuller world costs only the wait.
+    Newcomers are in the survivors' own view only where the view cannot go on without them: see ``_first``. With fewer than ``min_ranks`` it
+    waits. Without any rank that holds a clean state it waits up to ``start_s`` for the full world. All ranks start from a checkpoint then,
+    and a fuller world costs only the wait.
     """
 
     Settings = ReformSettings
@@ -46,7 +46,7 @@ class ReformPromoteRegrow:
 
     @classmethod
     def of(cls, run: RunSettings, own: ReformSettings) -> Self:
-        """A run's."""
+        """The policy of a run."""
         return cls(run.budgets, run.timeouts.start_s, own.settle_s)
 
     def form(self, situation: Situation, now_s: float) -> Formation:
@@ -70,7 +70,7 @@ class ReformPromoteRegrow:
         waiting = [candidate for candidate in situation.candidates if not candidate.in_view]
         room = situation.world - len(present)
         if not waiting or room <= 0:
-            return Formation(Decision("wait", "nobody to add" if not waiting else "the world is full"))
+            return Formation(Decision("wait", "no rank to add" if not waiting else "the world is full"))
         if now_s < (settled_s := situation.since_s + self.settle_s):
             return Formation(Decision("wait", "the survivors first take the step that broke", valid_until_s=settled_s))
         chosen = [*present, *joining(waiting, present, room, situation.replica_size)]
@@ -89,14 +89,14 @@ class ReformPromoteRegrow:
         return Decision("go_on", "within all budgets")
 
     def _counts(self, recent: Sequence[Loss]) -> list[tuple[str, int, int]]:
-        """(what, how often, limit), the most telling first."""
+        """(loss, its number, its limit), the most telling first."""
         budgets = self.budgets
         shards = Counter((loss.step, loss.shard) for loss in recent if loss.shard >= 0)
         slots = Counter(loss.slot for loss in recent)
         nodes = Counter(loss.node for loss in recent)
         last = recent[-1]
         fruitless = sum(1 for loss in recent if loss.slot == last.slot and loss.committed == last.committed)
-        out = [(f"whoever computed shard {shard} of step {step}", n, budgets.shard) for (step, shard), n in shards.most_common(1)]
+        out = [(f"the rank that computed shard {shard} of step {step}", n, budgets.shard) for (step, shard), n in shards.most_common(1)]
         out.append((f"slot {last.slot}, with no step committed in between,", fruitless, budgets.slot_fruitless))
         out += [(f"slot {slot}", n, budgets.slot) for slot, n in slots.most_common(1)]
         out += [(f"a rank of node {node}", n, budgets.node) for node, n in nodes.most_common(1)]
@@ -104,7 +104,7 @@ class ReformPromoteRegrow:
 
 
 def _lost_together(recent: Sequence[Loss]) -> int:
-    """How many of these add nothing to the count of all losses: a domain that is lost with all of its ranks is one loss."""
+    """Losses that add nothing to the total: a domain that is lost with all of its ranks is one loss."""
     last_s, repeats = dict[str, float](), 0
     for loss in recent:
         widest = loss.domain.partition(SEPARATOR)[0]
@@ -115,19 +115,19 @@ def _lost_together(recent: Sequence[Loss]) -> int:
 
 
 class RestartAll(ReformPromoteRegrow):
-    """After any loss all ranks start again from the newest durable checkpoint: what most training systems do, to compare with."""
+    """After any loss all ranks start again from the newest durable checkpoint, as most training systems do: for comparisons."""
 
     def form(self, situation: Situation, now_s: float) -> Formation:
-        """Action ``restart`` names those who are left and have to go; later as the base class, which waits for the full world."""
+        """Action ``restart`` names the survivors, which have to go. Later it is the base class, which waits for the full world."""
         left = tuple(candidate.member for candidate in situation.candidates if candidate.in_view)
         if left:
             survivors = Figures({"survivors": float(len(left)), "world": float(situation.world)})
-            return Formation(Decision("restart", f"a rank was lost: the {len(left)} that are left start again with it", survivors), left)
+            return Formation(Decision("restart", f"a rank was lost: the {len(left)} survivors start again with it", survivors), left)
         return super().form(situation, now_s)
 
 
 RECOVERIES: dict[str, type[ReformPromoteRegrow]] = {"in-place": ReformPromoteRegrow, "restart": RestartAll}
-"""By the names that settings and commands use."""
+"""Policies by the names in settings and commands."""
 
 
 def _holds_state(candidate: Candidate) -> bool:
@@ -135,9 +135,10 @@ def _holds_state(candidate: Candidate) -> bool:
 
 
 def _first(situation: Situation) -> list[Candidate]:
-    """Who goes on at once. A newcomer brings nothing to its first step, which would wait for its state: it joins beside the step after.
+    """Ranks that go on at once. A newcomer has no state for its first step, which would wait for it: it joins beside the next step.
 
-    Unless there are too few without it, or it brings something: when newcomers are more than half of the view, or each rank holds a part.
+    There are two exceptions: too few ranks without it, or a gain from it. It helps when newcomers are more than half of the view, or each
+    rank holds a part of the state.
     """
     size = situation.replica_size
     known = [candidate for candidate in _preferred(situation.candidates, size) if candidate.in_view or _holds_state(candidate)]
@@ -171,7 +172,7 @@ class Delayed:
         """See ``RecoveryPolicy``."""
         until_s = situation.since_s + self.delay_s
         if now_s < until_s and any(candidate.in_view for candidate in situation.candidates):
-            reason = f"as a fleet would that takes {self.delay_s:g} s longer to detect a loss and to form groups"
+            reason = f"like a fleet that takes {self.delay_s:g} s longer to detect a loss and to form groups"
             return Formation(Decision("wait", reason, Figures({"delay_s": self.delay_s}), until_s))
         return self.policy.form(situation, now_s)
 

@@ -1,4 +1,4 @@
-"""What a run on some nodes cannot survive, domain by domain: ranks, state, copies, and room for replacements. Pure."""
+"""Losses that a run on some nodes cannot survive, domain by domain: ranks, state, copies, and room for replacements. Pure."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from policies.topology import together
 
 @dataclass(frozen=True, slots=True)
 class Site:
-    """A node: its name, its domain path (see :mod:`fleet.protocol.domains`), and how many ranks it has room for."""
+    """A node: its name, its domain path (see :mod:`fleet.protocol.domains`), and the number of ranks that it has room for."""
 
     node: str
     path: str
@@ -25,18 +25,18 @@ class Site:
 
 @dataclass(frozen=True, slots=True)
 class Risk:
-    """What the loss of one domain, all its nodes at once, does to a run.
+    """The effect on a run of the loss of one domain, all its nodes at once.
 
     Attributes:
-        level, domain: what kind of domain it is (the label's name), and its path.
-        nodes, slots: that are in it.
-        ranks, spares: of the run, in it.
-        left: ranks that train elsewhere and spares that can be promoted there.
+        level: the kind of the domain (the label's name); ``domain``: its path.
+        nodes: their number in the domain; ``slots``: theirs.
+        ranks: the run's number of them in the domain; ``spares``: theirs.
+        left: ranks that train elsewhere, and spares elsewhere that can be promoted.
         enough: ``left`` is at least ``min_ranks``.
-        chunks: parts of a sharded optimizer's state of which every copy is there.
-        copies: parts of a checkpoint in memory of which every copy is there, if ranks elsewhere were lost as well.
-        parts: that there are of either; of copies none where nobody keeps one.
-        room: how many of its ranks and spares find a free slot elsewhere.
+        chunks: parts of a sharded optimizer's state with all copies in the domain.
+        copies: parts of a checkpoint in memory with all copies in the domain, if ranks elsewhere were lost as well.
+        parts: the number of all parts, of either; 0 for copies where no node keeps one.
+        room: the number of its ranks and spares that find a free slot elsewhere.
     """
 
     level: str
@@ -54,12 +54,12 @@ class Risk:
 
     @property
     def survives(self) -> bool:
-        """The run goes on at once, with all of its state."""
+        """Whether the run goes on at once, with all of its state."""
         return self.enough and not self.chunks
 
 
 def place_slots(sites: Sequence[Site], slots: int) -> tuple[str, ...]:
-    """The node of each slot, as Ray's SPREAD places them on empty nodes: one after the other, where fewest are. Fewer when room ends."""
+    """The node of each slot, as Ray's SPREAD places them on empty nodes: one after the other, on the emptiest. Fewer when room ends."""
     used, found = {site.node: 0 for site in sites}, list[str]()
     for _ in range(slots):
         free = [site for site in sites if used[site.node] < site.slots]
@@ -72,7 +72,7 @@ def place_slots(sites: Sequence[Site], slots: int) -> tuple[str, ...]:
 
 
 def lacks(sites: Sequence[Site], settings: RunSettings) -> Lacking:
-    """What the placement of the ranks that train lacks of what ``domains`` and ``replica_size`` ask for."""
+    """The requirements of ``domains`` and ``replica_size`` that the placement of the training ranks does not meet."""
     places = {site.node: place_of(site.path, site.node) for site in sites}
     homes = place_slots(sites, settings.slots)[: settings.world]
     ranked = [homes[index] for group in together([places[node] for node in homes], settings.replica_size) for index in group]
@@ -83,7 +83,7 @@ def lacks(sites: Sequence[Site], settings: RunSettings) -> Lacking:
 
 
 def risks(sites: Sequence[Site], settings: RunSettings) -> list[Risk]:
-    """For each domain that holds nodes, from wide to narrow. One that holds the very nodes of a wider one is not told again."""
+    """For each domain that holds nodes, from wide to narrow. A domain with the very nodes of a wider one is left out."""
     homes, places = place_slots(sites, settings.slots), {site.node: place_of(site.path) for site in sites}
     depth, found = max(map(len, places.values()), default=0), list[Risk]()
     seen = set[tuple[str, ...]]()
@@ -112,7 +112,7 @@ def _risk(
 
 
 def _chunks(members: Sequence[str], lost: set[str], sites: Sequence[Site], settings: RunSettings) -> int:
-    """Chunks whose owner and guards are all lost; with the state whole on each rank all, when no rank is left."""
+    """Chunks whose owner and guards are all lost. With the whole state on each rank: all chunks, when no rank is left."""
     if settings.optimizer_sharding == "none":
         return 0 if any(node not in lost for node in members) else len(members)
     paths = {site.node: site.path for site in sites}
@@ -133,7 +133,7 @@ def _copies(members: Sequence[str], lost: set[str], sites: Sequence[Site], setti
 
 
 def sentences(risk: Risk, settings: RunSettings) -> list[str]:
-    """What the loss of this domain comes to, for people."""
+    """The effect of the loss of this domain, in words."""
     holds = f"{_kind(risk)} {risk.domain} holds {risk.ranks} of {settings.world} ranks and {risk.spares} of {settings.spares} spares."
     if not risk.ranks + risk.spares:
         return [holds]
@@ -160,11 +160,11 @@ def _of_state(risk: Risk, settings: RunSettings) -> list[str]:
     else:
         found.append("All of the state is held elsewhere too: no committed step is lost.")
     if not settings.peer_copies:
-        return [*found, "No copies are kept in memory (peer_copies is 0): going back means the newest durable checkpoint."]
+        return [*found, "No copies are kept in memory (peer_copies is 0): the way back is the newest durable checkpoint."]
     if risk.copies:
         lost = f"{risk.copies} of {risk.parts} parts of the checkpoint in memory lie there alone"
         when = "" if risk.chunks else ", if all other ranks were lost as well"
-        return [*found, f"{lost}: going back means the newest durable checkpoint{when}."]
+        return [*found, f"{lost}: the way back is the newest durable checkpoint{when}."]
     return [*found, "Every part of the checkpoint in memory has a copy elsewhere."]
 
 
@@ -176,7 +176,7 @@ def _of_room(risk: Risk) -> str:
 
 
 def shortage(sites: Sequence[Site], settings: RunSettings) -> str:
-    """Why the run does not fit on these nodes, or nothing."""
+    """The reason why the run does not fit on these nodes; empty when it fits."""
     room = sum(site.slots for site in sites)
     if room >= settings.slots:
         return ""

@@ -1,4 +1,4 @@
-"""How long a rank may go without a step before it counts as hung, from how long steps take."""
+"""The time that a rank may go without a step before it counts as hung, from the duration of steps."""
 
 from __future__ import annotations
 
@@ -15,15 +15,13 @@ from fleet.settings.run import RunSettings, Timeouts
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QuantileSettings:
-    """How the progress time-out follows the steps."""
+    """The way in which the progress time-out follows the steps."""
 
-    factor: float = setting(
-        10.0, "Multiple of the quantile: so many times as long as nearly all others a step must take to be a hang.", above=1
-    )
-    quantile: float = setting(0.99, "Quantile of the last steps that it is a multiple of.", above=0, below=1)
-    window: int = setting(256, "So many of the last steps are looked at.")
-    least: int = setting(20, "So many steps must be known.", least=1)
-    shrink: float = setting(0.1, "It falls by at most this share at a time, and rises at once.", above=0, below=1)
+    factor: float = setting(10.0, "Multiple of the quantile: a step so many times as long as nearly all others is a hang.", above=1)
+    quantile: float = setting(0.99, "Quantile of the last steps, of which the time-out is a multiple.", above=0, below=1)
+    window: int = setting(256, "The number of last steps that count.")
+    least: int = setting(20, "The least number of known steps.", least=1)
+    shrink: float = setting(0.1, "The time-out falls by at most this share at a time, and rises at once.", above=0, below=1)
 
     def __post_init__(self) -> None:
         within(self, "progress.settings.")
@@ -33,9 +31,10 @@ class QuantileSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProgressTimeout(QuantileSettings):
-    """The progress time-out as a multiple of a high quantile of observed steps, between ``floor_s`` and ``ceiling_s``.
+    """The progress time-out as a multiple of a high quantile of measured steps, between ``floor_s`` and ``ceiling_s``.
 
-    The ceiling also holds while too few steps are known. It falls slowly: a slow stretch must not be killed for a quick one before it.
+    The ceiling also holds while too few steps are known. The time-out falls slowly: after quick steps, a slow stretch must not count as a
+    hang.
     """
 
     Settings = QuantileSettings
@@ -49,16 +48,16 @@ class ProgressTimeout(QuantileSettings):
 
     @classmethod
     def of(cls, run: RunSettings, own: QuantileSettings | None = None) -> Self:
-        """A run's: never above what is set, and never so low that a view which is hard to form counts as a hang."""
+        """The policy of a run: never above the setting, and never so low that a view which is hard to form counts as a hang."""
         limits = run.timeouts
         return cls(floor_s=min(2 * limits.form_s, limits.progress_s), ceiling_s=limits.progress_s, **asdict(own or QuantileSettings()))
 
     def decide(self, steps_s: Sequence[float], present_s: float) -> Decision:
-        """Action ``keep`` or ``set``; ``payload.progress_s`` is the time-out that holds from now on.
+        """Action ``keep`` or ``set``; ``payload.progress_s`` is the time-out from now on.
 
         Args:
-            steps_s: how long the last steps took, newest last; what is no number or not positive is left out.
-            present_s: the time-out that holds now.
+            steps_s: durations of the last steps, newest last; values that are no number or not positive are left out.
+            present_s: the time-out now.
         """
         known = sorted(s for s in steps_s[-self.window :] if 0 < s < math.inf)
         if len(known) < self.least:

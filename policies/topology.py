@@ -1,11 +1,11 @@
-"""Which ranks are a group: groups stay within the narrowest domain that holds them, and a newcomer makes one of them whole. Pure.
+"""Groups of ranks. Each stays within the narrowest domain that holds it, and a newcomer makes one whole again. Pure.
 
-A group is a run of ``replica_size`` view ranks, such as those that hold one replica of a model among them. Ray decides on which node a
-process starts; which rank of which group it is, or that it stands by, is decided here, and again whenever a view changes.
+A group is a run of ``replica_size`` view ranks, such as the ranks that together hold one replica of a model. Ray chooses the node on which
+a process starts. This module chooses its rank and group, or that it stands by, and does so again whenever a view changes.
 
-A domain with n ranks holds at most floor(n / size) whole groups. Grouping within the narrowest domains first, and what is left over within
-the next wider ones, reaches that bound in every domain at once: the floors of the parts, and of what they leave, add up to the floor of
-the whole.
+A domain with n ranks holds at most floor(n / size) whole groups. This module groups within the narrowest domains first, and the rest within
+the next wider ones. That reaches the bound in every domain at once. The floors of the parts, and of the rests, add up to the floor of the
+whole.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ Group = tuple[int, ...]
 
 
 def together(places: Sequence[Place], size: int) -> list[Group]:
-    """All of ``places``, by index, in groups of ``size``; who is left over is a shorter one, the last.
+    """All of ``places``, by index, in groups of ``size``; the rest is a shorter group, the last.
 
     Args:
-        places: where each lies: its domains from wide to narrow, then its node.
+        places: of each member, its domains from wide to narrow, then its node.
     """
     pools, found = defaultdict[Place, list[int]](list), list[Group]()
     for index, place in enumerate(places):
@@ -44,22 +44,22 @@ def together(places: Sequence[Place], size: int) -> list[Group]:
 
 
 def whole(places: Sequence[Place], groups: Sequence[Group], size: int) -> tuple[int, ...]:
-    """How many groups lie within one domain, at each level from none to the narrowest."""
+    """The number of groups within one domain, at each level from none to the narrowest."""
     counts = Counter(len(shared([places[index] for index in group])) for group in groups if len(group) == size)
     depth = max(map(len, places), default=0)
     return tuple(sum(count for level, count in counts.items() if level >= least) for least in range(depth + 1))
 
 
-# ---- who is which rank -------------------------------------------------------------------------------------------------------------------
+# ---- the order of ranks ------------------------------------------------------------------------------------------------------------------
 
 
 def ordered(candidates: Sequence[Candidate], size: int, *, replicated: bool = True) -> tuple[Member, ...]:
-    """These in the order of view ranks. Groups that are whole stay as they are, unless others then lie farther apart than they need.
+    """The candidates in the order of view ranks. Whole groups stay together, unless others would then lie farther apart than they need.
 
-    Whoever stays in its group keeps its place there, and a newcomer takes the place of the one that it stands in for.
+    A rank that stays in its group keeps its place there, and a newcomer takes the place of the rank that it replaces.
 
     Args:
-        replicated: each has all of the state. Else a rank has the part of its place: without groups, too, it keeps that wherever it can.
+        replicated: each rank has the whole state. Else a rank has the part of its place: without groups, too, it keeps its place if it can.
     """
     ranked = sorted(candidates, key=lambda candidate: candidate.member)
     if size == 1:
@@ -74,7 +74,7 @@ def ordered(candidates: Sequence[Candidate], size: int, *, replicated: bool = Tr
 
 
 def _filled(ranked: Sequence[Candidate], places: Sequence[Place], size: int) -> list[Group]:
-    """The groups of the present view, those that lack fewest first: each made whole by the newcomers nearest to it, if there are enough."""
+    """The groups of the present view, those that lack fewest first. The nearest newcomers make each one whole, if there are enough."""
     before, newcomers = defaultdict[int, list[int]](list), list[int]()
     for index, candidate in enumerate(ranked):
         (before[candidate.view_rank // size] if candidate.view_rank >= 0 else newcomers).append(index)
@@ -89,25 +89,25 @@ def _filled(ranked: Sequence[Candidate], places: Sequence[Place], size: int) -> 
 
 
 def _stays(group: Group, ranked: Sequence[Candidate]) -> bool:
-    """Whether all of it was in the view before: nobody of it is gone."""
+    """Whether all ranks of the group were in the view before, and none of it is gone."""
     return all(ranked[index].view_rank >= 0 for index in group)
 
 
 def _others(some: Sequence[Group], places: Sequence[Place], size: int) -> list[Group]:
-    """Whoever is in none of these groups, in groups."""
+    """The candidates that are in none of these groups, in groups."""
     inside = {index for group in some for index in group}
     rest = [index for index in range(len(places)) if index not in inside]
     return [tuple(rest[index] for index in group) for group in together([places[index] for index in rest], size)]
 
 
 def _order(group: Sequence[Candidate], size: int) -> tuple[bool, float, Member]:
-    """A shorter group comes last, one that was there before others."""
+    """A shorter group comes last; a group that existed before comes before others."""
     ranks = [candidate.view_rank for candidate in group if candidate.view_rank >= 0]
     return len(group) < size, min(ranks, default=math.inf), min(candidate.member for candidate in group)
 
 
 def _in_group(group: Sequence[Candidate], size: int) -> list[Candidate]:
-    """By the place that each had in its group; who had none, or one that is taken, has one that is free."""
+    """By the place of each rank in its group. A rank without a place, or with a taken one, gets a free one."""
     by_place, others = dict[int, Candidate](), list[Candidate]()
     for candidate in sorted(group, key=lambda candidate: (candidate.view_rank < 0, candidate.view_rank, candidate.member)):
         place = candidate.view_rank % size
@@ -120,13 +120,13 @@ def _in_group(group: Sequence[Candidate], size: int) -> list[Candidate]:
     return [by_place[place] for place in sorted(by_place)]
 
 
-# ---- who trains, and who stands by -------------------------------------------------------------------------------------------------------
+# ---- ranks that train, and spares --------------------------------------------------------------------------------------------------------
 
 
 def promoted(waiting: Iterable[Candidate], members: Sequence[Candidate], room: int) -> list[Candidate]:
-    """Up to ``room`` of ``waiting``, one after the other: of the widest domain that has fewest ``members``, down to the node; then by slot.
+    """Up to ``room`` of ``waiting``, one after the other: of the widest domain with fewest ``members``, down to the node; then by slot.
 
-    Without members there is nothing to be apart from, and they come by slot.
+    Without members there is no distance to keep, and they come by slot.
     """
     left = sorted(waiting, key=lambda candidate: candidate.member)
     if not members:
@@ -143,7 +143,7 @@ def promoted(waiting: Iterable[Candidate], members: Sequence[Candidate], room: i
 def joining(waiting: Sequence[Candidate], members: Sequence[Candidate], room: int, size: int) -> list[Candidate]:
     """Up to ``room`` of ``waiting``: those that make a group whole again in its domain, then whole groups, each in the domain with fewest.
 
-    Groups of one: as :func:`promoted` has it.
+    For groups of one: as :func:`promoted`.
     """
     if size == 1:
         return promoted(waiting, members, room)
@@ -160,7 +160,7 @@ def joining(waiting: Sequence[Candidate], members: Sequence[Candidate], room: in
 
 
 def _next(left: Sequence[Candidate], counts: Counter[Place], crowd: Crowd, room: int, size: int) -> list[Candidate]:
-    """Who of ``left`` makes a group whole in the best domain for that; where there is none, the one that is farthest from all."""
+    """The candidates of ``left`` that make a group whole in the best domain for it; if none do, the candidate farthest from all."""
     there = defaultdict[Place, list[Candidate]](list)
     for candidate in left:
         for domain in _domains(candidate):

@@ -1,4 +1,4 @@
-"""A copy of the journal where the checkpoints are, so that it survives the coordinator's node."""
+"""A copy of the journal beside the checkpoints, so that it survives the coordinator's node."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ JOURNAL = "journal.jsonl"
 
 
 class JournalMirror:
-    """Copies a growing local file to ``URL/journal.jsonl``, whole: object stores cannot append. Does nothing when nothing was added."""
+    """Copies a growing local file to ``URL/journal.jsonl``, whole: object stores cannot append. It copies only when the file has grown."""
 
     def __init__(self, url: str) -> None:
         self._files = open_files(url)
         self._copied_bytes = -1
 
     def copy(self, journal: Path) -> bool:
-        """True when something was copied. Raises OSError when the store fails; the next call copies everything again."""
+        """Whether it copied. Raises OSError when the store fails; the next call copies the whole file again."""
         size = journal.stat().st_size
         if size == self._copied_bytes:
             return False
@@ -29,7 +29,7 @@ class JournalMirror:
 
 
 def fetch_journal(url: str, journal: Path) -> bool:
-    """Bring the copy back to ``journal`` when there is none: for the user who resumes a run on another machine. Whether it was brought.
+    """Bring the copy back to ``journal`` when there is none: for a resume on another machine. Returns whether it did.
 
     Raises ConfigError when the store fails.
     """

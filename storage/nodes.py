@@ -1,4 +1,4 @@
-"""What nodes did in earlier runs: one line of JSON for each node and run, in a file beside the runs."""
+"""The past of nodes in earlier runs: one line of JSON for each node and run, in a file beside the runs."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ NAME = "nodes.jsonl"
 
 
 def load(path: Path) -> list[NodeHistory]:
-    """One history for each node, of all its runs; none when there is no file yet. Raises ConfigError naming a line that is no record."""
+    """One history for each node, of all its runs; empty without a file. Raises ConfigError naming a line that is no record."""
     found: dict[str, NodeHistory] = {}
     for number, line in enumerate(path.read_text(encoding="utf-8").splitlines() if path.exists() else (), start=1):
         try:
@@ -27,7 +27,7 @@ def load(path: Path) -> list[NodeHistory]:
 
 
 def append(path: Path, histories: Iterable[NodeHistory]) -> None:
-    """Add what nodes did in one run. One write, so that two runs that end together do not mix their lines."""
+    """Add the nodes' histories of one run. It is one write, so that two runs that end together do not mix their lines."""
     lines = [
         json.dumps({"node": one.node, "stretches": one.stretches, "incidents": list(map(astuple, one.incidents))}) for one in histories
     ]

@@ -1,4 +1,4 @@
-"""Folders that train functions report as checkpoints: kept as they are under a run's store, each under a name of its own."""
+"""Folders that train functions report as checkpoints: unchanged copies under a run's store, each under a name of its own."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ FOLDER = "reported"
 
 
 class ReportedFolders:
-    """Those of one run, whose checkpoints lie under ``url``. All methods raise OSError when the store fails.
+    """The reported folders of one run, whose checkpoints lie under ``url``. All methods raise OSError when the store fails.
 
-    A folder that is half there is one that no record names: whoever wrote it has died. Each has a name that was never used before.
+    A folder that is only half written has no record: its writer has died. Each folder has a name that was never used before.
     """
 
     def __init__(self, url: str) -> None:
@@ -22,18 +22,18 @@ class ReportedFolders:
         self._local = Path(self.url.removeprefix("file://")) if "://" not in url or url.startswith("file://") else None
 
     def put(self, name: str, folder: Path) -> None:
-        """Copy all files of a local folder, with those in its subfolders, to ``name``; they are there when this returns."""
+        """Copy all files of a local folder, with those in its subfolders, to ``name``; they exist when this returns."""
         files = sorted(path for path in folder.rglob("*") if path.is_file())
         for path in files:
             inner = f"{name}/{path.relative_to(folder).parent.as_posix()}".removesuffix("/.")
             copy_in(open_files(f"{self.url}/{inner}"), path.name, path)
 
     def names(self) -> list[str]:
-        """First parts of the names of all folders that are there, whole or not."""
+        """First parts of the names of all existing folders, whole or not."""
         return open_files(self.url).directories()
 
     def remove(self, name: str) -> None:
-        """With all else under the first part of its name. One that is not there is fine."""
+        """Remove it with all else under the first part of its name. Without effect when there is none."""
         first = name.partition("/")[0]
         if self._local is not None:
             shutil.rmtree(self._local / first, ignore_errors=True)
@@ -41,7 +41,7 @@ class ReportedFolders:
             open_files(self.url).remove(first)
 
     def there(self, name: str) -> bool:
-        """Whether it is there."""
+        """Whether it exists."""
         return name.partition("/")[0] in self.names()
 
     def where(self, name: str) -> tuple[str, Any]:

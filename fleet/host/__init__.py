@@ -1,1 +1,1 @@
-"""The ground: clock, kernel, files and sockets of this machine. Nothing is decided here. Standard library only."""
+"""The ground: clock, kernel, files and sockets of this machine. It decides nothing. Standard library only."""

@@ -7,7 +7,7 @@ from typing import Protocol
 
 
 class Clock(Protocol):
-    """Where time comes from; tests and the simulator have their own."""
+    """A source of time; tests and the simulator have their own."""
 
     def now_s(self) -> float:
         """Seconds on a clock that never goes back."""

@@ -1,9 +1,9 @@
-"""Which core is whose, where a thread works for some milliseconds beside another one that computes with all cores.
+"""The cores of two threads: one works for some milliseconds beside another that computes, on a machine where all cores compute.
 
-The kernel puts a thread that wakes onto an idle core if it knows one near by, and looks for others only at some of its ticks. In a virtual
-machine that does not know which cores have a cache in common there is none near by. There a thread that copied for 35 ms was seen to share
-the core of the loop for up to 13 ms while the other core was idle, as the loop's helpers had done their half and waited for it. And when it
-was done, the loop and its helper, which it had pushed onto one core, went on to share that for 9 to 11 ms beside an idle one.
+The kernel puts a thread that wakes onto an idle core if it knows one near by. It looks for other cores only at some of its ticks. In a
+virtual machine that does not know which cores share a cache there is no core near by. There a thread that copied for 35 ms shared the core
+of the loop for up to 13 ms. The other core was idle meanwhile: the loop's helpers had done their half and waited for the loop. The copying
+thread had also pushed the loop and its helper onto one core. After its end they shared that core for 9 to 11 ms beside an idle one.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from fleet.host.linux import allow_cores, allowed_cores
 from fleet.host.proc import stat_fields
 
 WAITS = 0.1
-"""Who waits longer than this part of the time for a core shares it with another."""
+"""A thread that waits longer than this part of the time for a core shares that core with another thread."""
 
 
 class Glance(NamedTuple):
-    """Where a thread is: the number of its core, whether it wants to run, and for how long it has run and has waited for a core in all."""
+    """The state of a thread: its core's number, whether it wants to run, and its total times on a core and in wait for one."""
 
     core: int
     wants: bool
@@ -30,9 +30,9 @@ class Glance(NamedTuple):
 
 
 class BesideThread:
-    """The calling thread works beside ``other`` of this process: it keeps a core for itself, and leaves it when it is done.
+    """The calling thread works beside thread ``other`` of this process. It keeps a core for itself, and hands that over at its end.
 
-    Nothing is changed where ``other`` may run on one core only, and on systems other than Linux.
+    Nothing changes where ``other`` may run on one core only, and on systems other than Linux.
     """
 
     def __init__(self, other: int) -> None:
@@ -40,15 +40,15 @@ class BesideThread:
         self._before: tuple[Glance, Glance] | None = None
 
     def keep(self) -> bool:
-        """Work has begun: ``other``, if it waits for this core, is sent to one of the others. Whether it was."""
+        """At the begin of the work: send ``other`` to another core if it waits for this one. Returns whether it was sent."""
         try:
             own, other = self._before = _glance(self._own), _glance(self._other)
             return other.wants and own.core == other.core and _send(self._other, allowed_cores(self._other) - {own.core})
-        except OSError:  # one of them has ended, the kernel does not let us, or there is no /proc
+        except OSError:  # a thread has ended, the kernel does not allow it, or there is no /proc
             return False
 
     def leave(self) -> bool:
-        """Work is done: ``other`` goes on here, if it has had to share its core with a third and nobody else wants this one. Whether so."""
+        """At the end of the work: send ``other`` to this core if it shared its own and no thread wants this one. Whether it was sent."""
         try:
             now = _glance(self._own), _glance(self._other)
             return self._before is not None and _is_left(self._before, now) and _send(self._other, {now[0].core})
@@ -63,14 +63,14 @@ def _is_left(before: tuple[Glance, Glance], now: tuple[Glance, Glance]) -> bool:
 
 
 def _glance(thread: int) -> Glance:
-    """proc_pid_stat(5), fields 3 and 39, of one thread; ``schedstat`` begins with the times on a core and on the queue of one."""
+    """proc_pid_stat(5), fields 3 and 39, of one thread; ``schedstat`` begins with its times on a core and in a core's queue."""
     fields = stat_fields(thread)
     ran_ns, waited_ns = map(int, Path(f"/proc/{thread}/schedstat").read_text(encoding="utf-8").split()[:2])
     return Glance(int(fields[36]), fields[0] == "R", ran_ns, waited_ns)
 
 
 def _send(thread: int, cores: Set[int]) -> bool:
-    """To one of these cores, if it may run there; afterwards it may run wherever it might before."""
+    """Send the thread to one of ``cores``, if it may run there. Afterwards it may run on the same cores as before."""
     allowed = allowed_cores(thread)
     if not allowed & cores:
         return False

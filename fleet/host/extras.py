@@ -1,4 +1,4 @@
-"""Extras: distributions that only a part of Fleet needs. Where one is missing it is named, with the command that brings it along."""
+"""Extras: distributions that only a part of Fleet needs. The error for a missing one names it, with the command that installs it."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ def is_there(module: str) -> bool:
 
 
 def command(extra: str) -> str:
-    """What to type for an extra, and what stands for what in it."""
+    """The command that installs an extra, and the meaning of FLEET in it."""
     return f"pip install 'fleet-train[{extra}] @ FLEET', where {WHERE}"
 
 
 def need(module: str, extra: str, field: str, value: str) -> None:
-    """Raises ConfigError for ``field`` and its ``value`` where ``module`` is not installed, which ``extra`` brings along."""
+    """Raises ConfigError for ``field`` and its ``value`` where ``module`` is not installed; ``extra`` installs it."""
     if not is_there(module):
         raise ConfigError(field, value, f"it needs {module}, which is not installed", f"Run {command(extra)}.")

@@ -1,4 +1,4 @@
-"""A journal's old part is folded in its file, while nobody writes it. :mod:`fleet.ledger.folding` says what is folded, and what stays."""
+"""Folds a journal's old part in its file, while no process writes it. :mod:`fleet.ledger.folding` decides which records are folded."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from fleet.protocol.journal import encode_line
 
 FOLDING = ".folding"
 CLOSE = 1e-9
-"""Sums of floats in another order differ by less."""
+"""Sums of the same floats in another order differ by less."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,14 +27,14 @@ class Fold:
 
 
 def fold_journal(path: Path, kept_steps: int = KEPT_STEPS) -> Fold:
-    """Fold the old part of the journal at ``path``, in its place. What the ledger makes of it is compared before the old one is given up.
+    """Fold the old part of the journal at ``path``, in its place. The folded journal replaces it only where the ledger's figures agree.
 
     Raises:
-        JournalError: a process writes it, it is damaged, or its figures would change; then it stays as it was.
+        JournalError: a process writes the journal, it is damaged, or its figures would change. The journal then stays as it was.
     """
     with path.open("rb") as held:
         if not take_lock(held):
-            raise JournalError(f"{path}: a process is writing this journal: it is folded when the run does not go on")
+            raise JournalError(f"{path}: a process is writing this journal: it can be folded once the run does not go on")
         new = path.with_name(path.name + FOLDING)
         try:
             _write(path, new, kept_steps)
@@ -64,7 +64,7 @@ def _write(path: Path, new: Path, kept_steps: int) -> None:
 def _compare(path: Path, new: Path) -> None:
     was, now = (Ledger().apply_all(read_journal(each)).summary() for each in (path, new))
     if not alike(was, now):
-        raise JournalError(f"{path}: its figures would be others once it is folded, so it stays as it is")
+        raise JournalError(f"{path}: its figures would change if it were folded, so it stays as it is")
 
 
 def _plain(summary: object) -> object:
@@ -72,7 +72,7 @@ def _plain(summary: object) -> object:
 
 
 def alike(one: object, other: object) -> bool:
-    """Whether two values are the same, but for what sums of floats in another order differ by."""
+    """Whether two values are the same. Floats may differ by as much as their sums in another order."""
     if isinstance(one, float) and isinstance(other, float):
         return one == other or abs(one - other) <= CLOSE * max(abs(one), abs(other), 1.0)
     if isinstance(one, dict) and isinstance(other, dict):
@@ -85,7 +85,7 @@ def alike(one: object, other: object) -> bool:
 
 
 def is_written(path: Path) -> bool:
-    """Whether a process of this host holds the journal to write it."""
+    """Whether a process of this host has the journal open to write it."""
     try:
         with path.open("rb") as held:
             return not take_lock(held)

@@ -1,7 +1,7 @@
-"""Follows a journal, while its run goes on or afterwards: ledger, timeline, history, and who is where, in step with the writer.
+"""Follows a journal, while its run goes on or afterwards. It keeps the ledger, the timeline, the history and each slot's place up to date.
 
-The memory it takes is bounded by the world's size, whatever the journal's length: the file is read in pieces, the timeline has a fixed
-number of buckets, and of all else the newest is kept. A long journal is opened from the snapshot beside it, if there is one.
+The world's size bounds its memory; the journal's length does not. It reads the file in pieces, the timeline has a fixed number of buckets,
+and of all other lists it keeps the newest entries. It opens a long journal from the snapshot beside it, if there is one.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ from fleet.protocol.records import DataRead, Record, Resumed, RunEnded, RunStart
 T = TypeVar("T")
 PIECE_BYTES = 4 * 2**20
 MOST = 2_000
-"""Of each kind of happening, the newest so many are kept."""
+"""The follower keeps so many of the newest happenings of each kind."""
 SILENT_S = 30.0
-"""A journal that has not grown for so long, and has no end, is one whose writer is gone."""
+"""The writer of a journal that has no end and has not grown for so long counts as gone."""
 TAIL_BYTES = 65_536
 
 
 def is_over(journal: Path) -> bool:
-    """The run has an end, or nobody writes its journal any more."""
+    """Whether the run has an end, or no process writes its journal any more."""
     return last_words(journal)[1] is not None or (journal.exists() and unix_time_s() - journal.stat().st_mtime > SILENT_S)
 
 
@@ -42,8 +42,8 @@ class Follower:
     """One journal, folded as it grows. Safe to use from several threads.
 
     Attributes:
-        version: rises with every poll that brought something.
-        caught_up: it has come to the end of the journal once, or to its damage. Before that its sums are of the past.
+        version: rises with every poll that brought something new.
+        caught_up: whether the follower has reached the end of the journal once, or its damage. Before that its sums are of the past.
     """
 
     def __init__(self, journal: Path) -> None:
@@ -51,7 +51,7 @@ class Follower:
         self.version = 0
         self.caught_up = False
         self._damage = self._torn = ""
-        self._unfolded = 0  # lines that were read and whose records the ledger has not taken
+        self._unfolded = 0  # lines read whose records the ledger has not taken
         self._lock = threading.Lock()
         self._tail = JournalTail(journal)
         self._ledger = Ledger(Timeline())
@@ -69,28 +69,28 @@ class Follower:
 
     @property
     def damage(self) -> str:
-        """Why reading stopped before the end of the file, and at which line; empty while all is well. What lies before it is folded.
+        """Why reading stopped before the end of the file, and at which line; empty without damage. The lines before it are folded.
 
-        An incomplete last line is damage once nobody writes any more. Who writes on cuts it off, and then it is none.
+        An incomplete last line is damage once no process writes any more. A writer that goes on cuts it off, and then it is no damage.
         """
         return self._damage or self._torn
 
     @property
     def good_lines(self) -> int:
-        """How many lines are folded."""
+        """The number of folded lines."""
         return self._tail.place[1] - self._unfolded
 
     def keep(self, least_bytes: int = snapshots.LEAST_BYTES) -> bool:
-        """Keep a snapshot of the fold beside the journal, unless the last one is less than ``least_bytes`` old. Whether it was kept."""
+        """Keep a snapshot of the fold beside the journal, unless the last one is less than ``least_bytes`` old. Returns whether it did."""
         with self._lock:
             offset, line = self._tail.place
             if self._damage or offset - self._kept_bytes < least_bytes:
                 return False
-            self._kept_bytes = offset  # also when it cannot be written: it is tried again when the journal has grown
+            self._kept_bytes = offset  # also when the write fails: the next try comes when the journal has grown
             return snapshots.save(self.journal, offset, line, (self._ledger, self._history, self._anchor))
 
     def poll(self, limit_bytes: int = PIECE_BYTES) -> list[Record]:
-        """Fold what the journal has gained, a piece of it at most; the new records, oldest first. Damage ends it, see ``damage``."""
+        """Fold the journal's new part, at most one piece of it. Returns the new records, oldest first. Damage ends it, see ``damage``."""
         with self._lock:
             if self._damage:
                 return []
@@ -105,7 +105,7 @@ class Follower:
             return folded
 
     def _incomplete(self) -> str:
-        """What is to be said of a last line that has no end and gets none, as its writer is gone."""
+        """The text about an incomplete last line whose writer is gone; empty where there is none."""
         rest_bytes = self._tail.behind_bytes
         if rest_bytes <= 0 or not self._quiet(unix_time_s()):
             return ""
@@ -126,7 +126,7 @@ class Follower:
         return records
 
     def read(self) -> Follower:
-        """Fold all that there is now, and keep a snapshot when that was much; returns the follower itself."""
+        """Fold the whole journal as it is now, and keep a snapshot when that was long. Returns the follower itself."""
         while self.poll():
             self.keep(snapshots.EVERY_BYTES)
         self.keep()
@@ -141,7 +141,7 @@ class Follower:
         return self._ledger.started
 
     def silent(self, unix_s: float | None = None) -> bool:
-        """The run has no end, and nobody writes its journal any more."""
+        """Whether the run has no end, and no process writes its journal any more."""
         if self.ended or not self.journal.exists():
             return False
         return self._quiet(unix_time_s() if unix_s is None else unix_s)
@@ -150,7 +150,7 @@ class Follower:
         return unix_s - self.journal.stat().st_mtime > SILENT_S
 
     def now_s(self) -> float | None:
-        """The time on the run's clock, by this host's calendar; None when the run does not go on: its last record's time counts then."""
+        """The time on the run's clock, by this host's calendar. None when the run does not go on: its last record's time counts then."""
         if self.ended or self.damage or self._tail.behind_bytes > PIECE_BYTES or self.silent():
             return None
         at_s, unix_s = self._anchor
@@ -162,7 +162,7 @@ class Follower:
             return self._ledger.summary(self.now_s()) if self._ledger.started is not None else None
 
     def look(self, how: Callable[[Report], T]) -> T | None:
-        """``how`` of the run's report now; None before the run's first record. Keep nothing of the timeline: it goes on changing."""
+        """``how`` of the run's report now; None before the run's first record. Keep no part of the timeline: it goes on changing."""
         with self._lock:
             if self._ledger.started is None:
                 return None
@@ -170,34 +170,34 @@ class Follower:
 
     @property
     def data(self) -> DataRead | None:
-        """What the run is trained on, None while it has not said so."""
+        """The data that the run trains on; None until the run has recorded it."""
         return self._history.data
 
     @property
     def step_s(self) -> float | None:
-        """How long a step takes now; see :class:`fleet.ledger.pace.Pace`."""
+        """The duration of a step now; see :class:`fleet.ledger.pace.Pace`."""
         return self._history.pace.step_s
 
     def decided(self) -> dict[str, Any]:
-        """What policies have decided so far; see :meth:`fleet.ledger.report.History.decided`."""
+        """The decisions of policies so far; see :meth:`fleet.ledger.report.History.decided`."""
         with self._lock:
             return self._history.decided()
 
     def slots(self) -> list[SlotStatus]:
-        """Who is where, by slot."""
+        """The process and state of each slot."""
         with self._lock:
             return self._ledger.tally.slots()
 
     def injected(self) -> tuple[str, ...]:
-        """Kinds of the faults that last and strike no rank, but what all have in common."""
+        """Kinds of the injected faults that last and strike no single rank, but a resource that all share."""
         with self._lock:
             return self._ledger.tally.injected()
 
 
 def open_report(journal: Path) -> tuple[Report, str]:
-    """(the report of what is good of a journal, why and where that ends before the file does, else empty).
+    """(report of the good part of a journal, reason and place where that part ends before the file does, else empty).
 
-    Raises JournalError when nothing is good, OSError when the file cannot be read.
+    Raises JournalError when no line is good, OSError when the file cannot be read.
     """
     torn: list[str] = []
     try:
@@ -211,7 +211,7 @@ def open_report(journal: Path) -> tuple[Report, str]:
 
 
 def good_records(journal: Path) -> tuple[list[Record], str]:
-    """(what is good of a journal but for the ranks' time, why and where that ends before the file does, else empty).
+    """(records of the good part of a journal without the ranks' time, reason and place where it ends before the file does, else empty).
 
     Raises as :func:`open_report` does.
     """
@@ -227,7 +227,7 @@ def good_records(journal: Path) -> tuple[list[Record], str]:
 
 
 def last_words(journal: Path) -> tuple[RunStarted | None, RunEnded | None]:
-    """First record of a journal, and how the run ended if it has, without reading what lies between: what a list of runs shows."""
+    """First record of a journal, and the end of its run if it has one, for a list of runs. It does not read the records in between."""
     try:
         first = next(read_journal(journal, spans=False, on_torn=lambda message: None), None)
         with journal.open("rb") as file:

@@ -1,7 +1,7 @@
-"""The run's journal: one JSON line a record, only ever appended to. ``docs/journal.md`` says where it lies and who writes it.
+"""The run's journal: one JSON line a record, only ever appended to. ``docs/journal.md`` names its place and its writer.
 
-A line is complete when it ends in a newline. A process that dies while writing leaves at most one incomplete last line: readers leave
-it out and say so, and a writer that opens the file again cuts it off. Damage anywhere else is refused, by file and line.
+A line is complete when it ends in a newline. A process that dies during a write leaves at most one incomplete last line. Readers leave that
+line out and say so, and a writer that opens the file again cuts it off. Readers refuse damage anywhere else, by file and line.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ logger = logging.getLogger("fleet.host.journal")
 FLUSH_INTERVAL_S = 0.05
 FLUSH_BYTES = 256 * 1024
 ROOM_BYTES = 1 << 20
-"""So much of the disk is held behind the last line, at least: a run whose disk is full still writes how it ends. What is held above that
-lets it go on while a disk is full for a while."""
+"""The writer holds at least so much of the disk behind the last line: a run whose disk is full can still write its end. With the room that
+it holds above that, the run goes on for a while on a full disk."""
 _SPANS_PREFIX = b'["Spans",'
 _BLOCK_BYTES = 64 * 1024
 
@@ -53,7 +53,7 @@ def read_journal(path: str | os.PathLike[str], *, spans: bool = True, on_torn: C
 
     Args:
         path: the journal file.
-        spans: when False, ``Spans`` are skipped unread. The other records are all that the protocol needs; they bound a replay.
+        spans: False: skip ``Spans`` unread. The protocol needs only the other records, and they bound a replay.
         on_torn: called with a sentence when the last line is incomplete; that line is left out.
 
     Raises:
@@ -72,11 +72,11 @@ def read_journal(path: str | os.PathLike[str], *, spans: bool = True, on_torn: C
 
 
 class JournalTail:
-    """Reads a journal that is still being written. Each poll gives the records that were completed since the last one.
+    """Reads a journal while a process still writes it. Each poll gives the records that were completed since the last one.
 
     Args:
         path: the journal.
-        offset, line: bytes and lines of it that are known already.
+        offset, line: bytes and lines of it that the caller knows already.
     """
 
     def __init__(self, path: str | os.PathLike[str], offset: int = 0, line: int = 0) -> None:
@@ -86,7 +86,7 @@ class JournalTail:
     def poll(self, limit_bytes: int = 1 << 62) -> list[Record]:
         """New records, oldest first; empty while the file does not exist. Reads at most about ``limit_bytes``: call again for the rest.
 
-        Raises JournalError as :func:`read_journal` does; the records before the damage are given first, by the call before.
+        Raises JournalError as :func:`read_journal` does. The call before that gives the records before the damage.
         """
         if not self._path.exists():
             return []
@@ -105,12 +105,12 @@ class JournalTail:
 
     @property
     def place(self) -> tuple[int, int]:
-        """Bytes and lines that were read."""
+        """Bytes and lines read so far."""
         return self._offset, self._line
 
     @property
     def behind_bytes(self) -> int:
-        """What of the file is not read yet, an incomplete last line included."""
+        """Bytes of the file that are not read yet, an incomplete last line included."""
         return self._path.stat().st_size - self._offset if self._path.exists() else 0
 
     def _read(self, limit_bytes: int) -> bytes:
@@ -124,7 +124,7 @@ class JournalTail:
 
 
 def take_lock(file: IO[Any]) -> bool:
-    """Hold an open file for as long as it is open. Returns whether nobody else does."""
+    """Lock an open file until it is closed. False where another process holds the lock."""
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -135,9 +135,9 @@ def take_lock(file: IO[Any]) -> bool:
 class JournalWriter:
     """Appends to the journal at ``path``; implements :class:`fleet.protocol.ports.JournalPort`. One writer at a time, by a lock.
 
-    Records are gathered and written together: when ``flush`` is called, when ``flush_interval_s`` has passed since the last write (looked
-    at when a record is appended), or when ``flush_bytes`` have gathered. Flushed records survive the death of the process; :meth:`sync`
-    and :meth:`close` make them survive that of the machine. :attr:`trouble` tells of a disk that is full before anything is lost.
+    The writer gathers records and writes them together: when ``flush`` is called, or ``flush_bytes`` have gathered, or ``flush_interval_s``
+    has passed since the last write. It looks at the time when a record is appended. Flushed records survive the death of the process;
+    :meth:`sync` and :meth:`close` make them survive that of the machine. :attr:`trouble` reports a full disk before a record is lost.
 
     Raises:
         JournalError: another process writes this journal, or the file is a journal of another version.
@@ -168,7 +168,7 @@ class JournalWriter:
         self._hold_room()
 
     def _hold_room(self) -> None:
-        """Where the filesystem cannot hold room, a full disk is not known before a record is lost."""
+        """Reserve room on the disk. Where the filesystem cannot do that, a full disk shows only when a record is lost."""
         left_bytes = self._held_bytes - self._bytes
         if left_bytes >= 2 * ROOM_BYTES:
             return
@@ -181,7 +181,7 @@ class JournalWriter:
 
     @property
     def trouble(self) -> str:
-        """The trouble with the file, in a clause that names it; empty while all is well. A full disk still takes what ends a run."""
+        """The trouble with the file, in a clause that names it; empty without trouble. A full disk still takes the run's last records."""
         if self._full is not None:
             return f"{self.path} cannot grow: [Errno {self._full.errno}] {self._full.strerror}"
         here = os.fstat(self._file.fileno())
@@ -190,10 +190,10 @@ class JournalWriter:
         except OSError as error:
             return f"{self.path} is gone: [Errno {error.errno}] {error.strerror}"
         same = (here.st_dev, here.st_ino) == (there.st_dev, there.st_ino)
-        return "" if same else f"{self.path} is another file than the one that is written: it was replaced"
+        return "" if same else f"{self.path} is another file than the one that the writer has open: it was replaced"
 
     def _take_over(self) -> int:
-        """Lock the file, check that it is ours to continue, and cut off an incomplete last line; returns the bytes cut."""
+        """Lock the file, check that it is a journal to continue, and cut off an incomplete last line. Returns the bytes cut off."""
         if not take_lock(self._file):
             raise JournalError(f"{self.path}: another process is writing this journal")
         next(read_journal(self.path, on_torn=lambda message: None), None)
@@ -207,7 +207,7 @@ class JournalWriter:
         return size - keep
 
     def append(self, record: Record) -> None:
-        """Add ``record`` at the end. Raises ProtocolError when it is no record, ValueError when the journal is closed."""
+        """Add ``record`` at the end. Raises ProtocolError when it is not a record, ValueError when the journal is closed."""
         if self._file.closed:
             raise ValueError(f"{self.path} is closed")
         self._pending += encode_line(record)
@@ -215,9 +215,9 @@ class JournalWriter:
             self.flush()
 
     def flush(self) -> None:
-        """Hand everything appended so far to the operating system.
+        """Hand all appended records to the operating system.
 
-        Raises OSError when it cannot be written; nothing is lost then, and the next flush goes on where this one stopped.
+        Raises OSError when the write fails. No record is lost then: the next flush goes on where this one stopped.
         """
         while self._pending:
             written = self._file.write(self._pending)
@@ -227,23 +227,23 @@ class JournalWriter:
         self._hold_room()
 
     def sync(self) -> None:
-        """Flush, and wait until the disk has it."""
+        """Flush, and wait until the records are on the disk."""
         self.flush()
         os.fsync(self._file.fileno())
 
     def close(self) -> None:
-        """Sync and let go of the file. Closing twice does no harm."""
+        """Sync, and close the file. A second call does no harm."""
         if self._file.closed:
             return
         try:
             self.sync()
-            self._file.truncate(self._bytes)  # what is held behind the last line
+            self._file.truncate(self._bytes)  # free the room held behind the last line
         finally:
             self._file.close()
 
 
 def sync_directory(path: Path) -> None:
-    """Make the names in a directory durable: a file's own fsync does not promise that its name survives."""
+    """Make the names in a directory durable: a file's own fsync does not guarantee its name."""
     descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(descriptor)

@@ -1,7 +1,7 @@
-"""Folders in a node's memory whose processes were ended before they could tidy up: the next run that comes to the node removes them.
+"""Folders in a node's memory whose processes ended before they could tidy up. The next run on the node removes them.
 
-An owner is named by its PID, the tick at which it started, and the PID namespace in which that holds: what belongs to a process that cannot
-be seen from here is left alone.
+An owner's name has its PID, its start tick, and the PID namespace of both. The sweep leaves a folder alone when it cannot see an owner's
+process from here.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ def _namespace() -> int:
 
 
 def own(folder: Path) -> None:
-    """This process uses ``folder`` from now on, perhaps beside others."""
+    """This process uses ``folder`` from now on, perhaps with others."""
     pid = os.getpid()
     (folder / f"{OWNER}{pid}").write_text(f"{start_ticks(pid)} {_namespace()}")
 
 
 def sweep(root: Path, prefix: str) -> list[Path]:
-    """Remove the folders in ``root`` whose names begin with ``prefix`` and whose owners have all ended; which those were."""
+    """Remove the folders in ``root`` whose names begin with ``prefix`` and whose owners have all ended. Returns the removed folders."""
     gone = [folder for folder in root.glob(f"{prefix}*") if folder.is_dir() and _abandoned(folder)]
     for folder in gone:
         shutil.rmtree(folder, ignore_errors=True)
@@ -34,7 +34,7 @@ def sweep(root: Path, prefix: str) -> list[Path]:
 
 
 def _abandoned(folder: Path) -> bool:
-    """Whether it had owners, all of which could be seen from here, and none lives. A folder that is just being made has none yet."""
+    """Whether the folder had owners, all visible from here, and none lives. A folder that a process is just making has none yet."""
     owners = list(folder.glob(f"{OWNER}*"))
     return bool(owners) and not any(_may_live(owner) for owner in owners)
 

@@ -1,7 +1,7 @@
-"""Lines over plain sockets that begin with the proof of the run's secret: :mod:`fleet.protocol.proof` for threads and selectors.
+"""Connections over plain sockets that begin with the proof of the run's secret: :mod:`fleet.protocol.proof` for threads and selectors.
 
-A :class:`Door` lets connections into a loop with a selector once they have proven themselves; it never waits for one. A :class:`Knock` is
-the client's half. ``actors.lines`` has both for asyncio.
+A :class:`Door` lets a connection into a loop with a selector once the connection has proven itself; it never waits for one. A
+:class:`Knock` is the client's half. ``actors.lines`` has both for asyncio.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from fleet.host.refusals import REFUSALS
 from fleet.protocol.proof import DENIAL, MOST_UNPROVEN, UNPROVEN_S, Asking, Purpose, Reason, Serving
 
 PAUSE_S = 0.05
-"""While this process may open no more files, nobody is accepted for so long."""
+"""While this process may open no more files, the door accepts no connection for so long."""
 FULL = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 _CREDENTIALS = struct.Struct("3i")
 BACKLOG = 4096
 
 
 def peer_of(connection: socket.socket) -> str:
-    """``host:port`` of the other end, for people; empty where it is gone."""
+    """``host:port`` of the other end, for a log; empty where it is gone."""
     try:
         name = connection.getpeername()
     except OSError:
@@ -49,14 +49,14 @@ class _Waiting:
 
 
 class Door:
-    """A listening socket in a loop with a selector, and those who stand before it: connections that have not proven themselves yet.
+    """A listening socket in a loop with a selector, and the connections before it that have not proven themselves yet.
 
     Args:
-        selector: of the loop; give this object what of it is ready and :meth:`knows` it.
+        selector: of the loop. When a file of it is ready and :meth:`knows` it, call :meth:`ready`.
         host: the address at which others reach this process.
-        purposes: what connections may be for.
+        purposes: the purposes that a connection may have.
         port: 0: a free one.
-        most: how many may stand there; one more pushes out the oldest.
+        most: most connections before the door; one more pushes out the oldest.
     """
 
     def __init__(self, selector: selectors.BaseSelector, host: str, *purposes: Purpose, port: int = 0, most: int = MOST_UNPROVEN) -> None:
@@ -70,11 +70,11 @@ class Door:
         selector.register(self._listening, selectors.EVENT_READ)
 
     def knows(self, fileobj: object) -> bool:
-        """Whether :meth:`ready` is to be called for it."""
+        """Whether the loop has to call :meth:`ready` for ``fileobj``."""
         return fileobj is self._listening or fileobj in self._waiting
 
     def ready(self, fileobj: object) -> tuple[socket.socket, Purpose] | None:
-        """Go on with it. Returns a connection that has now proven what it is for: it does not block, and is in no selector any more."""
+        """Go on with ``fileobj``. Returns a connection that has proven its purpose: it does not block, and is in no selector any more."""
         if fileobj is self._listening:
             self._accept()
             return None
@@ -82,13 +82,13 @@ class Door:
         return self._read(fileobj, self._waiting[fileobj])
 
     def wait_s(self) -> float | None:
-        """For how long the loop may wait before it calls :meth:`expire`; None: for ever."""
+        """Seconds that the loop may wait before it calls :meth:`expire`; None: without limit."""
         ends = [self._paused_until_s] if self._paused_until_s is not None else []
         ends += [next(iter(self._waiting.values())).until_s] if self._waiting else []
         return max(0.0, min(ends) - time.monotonic()) if ends else None
 
     def expire(self) -> None:
-        """Turn away who takes too long. Call it after each wait."""
+        """Refuse connections that take too long. Call it after each wait."""
         now_s = time.monotonic()
         if self._paused_until_s is not None and now_s >= self._paused_until_s:
             self._paused_until_s = None
@@ -97,7 +97,7 @@ class Door:
             self._turn_away(first[0], Reason.SLOW, f"it did not prove itself within {UNPROVEN_S:g} s")
 
     def close(self) -> None:
-        """Nobody is let in any more."""
+        """Stop listening, and close the connections that have not proven themselves."""
         if self._paused_until_s is None:
             self._selector.unregister(self._listening)
         self._listening.close()
@@ -121,7 +121,7 @@ class Door:
         self._selector.register(connection, selectors.EVENT_READ)
 
     def _make_room(self) -> None:
-        """No file may be opened: who stands here longest goes, and when nobody does, all wait."""
+        """The process may open no more files. The oldest unproven connection goes; without one, the door stops listening for a while."""
         if self._waiting:
             self._turn_away(next(iter(self._waiting)), Reason.CROWD, "this process may open no more files")
         else:
@@ -159,12 +159,12 @@ class Door:
         REFUSALS.note(waiting.serving.purpose or self._purposes[0], reason, waiting.peer, detail)
         self._leave(connection)
         with contextlib.suppress(OSError):
-            connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))  # nothing of it stays behind
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))  # the kernel keeps no state of it
         connection.close()
 
 
 class Knock:
-    """The client's half on a connected, blocking socket: says hello at once; the proof goes out together with the first request.
+    """The client's half on a connected, blocking socket. It says hello at once; the proof goes out together with the first request.
 
     Raises OSError: LineRefused when the other end does not hold this run's secret, TimeoutError when it does not answer within ``limit_s``.
     """
@@ -175,7 +175,7 @@ class Knock:
         stream.sendall(self._asking.hello)
 
     def proof(self) -> bytes:
-        """Wait for the other end's proof; returns ours, to be sent before anything else."""
+        """Wait for the other end's proof. Returns this side's proof, to be sent before any other byte."""
         before_s, until_s = self._stream.gettimeout(), time.monotonic() + self._limit_s
         proof = b""
         try:
@@ -183,7 +183,7 @@ class Knock:
                 self._stream.settimeout(max(0.001, until_s - time.monotonic()))
                 data = self._stream.recv(self._asking.missing)
                 if not data:
-                    raise LineRefused(Reason.HUNG_UP, "the other end hung up: it speaks another version, or refuses what this is for")
+                    raise LineRefused(Reason.HUNG_UP, "the other end hung up: it speaks another version, or refuses this purpose")
                 proof = self._take(data)
         finally:
             self._stream.settimeout(before_s)

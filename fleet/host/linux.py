@@ -1,6 +1,6 @@
-"""Calls of Linux about processes, threads, cores, memory and room on disks, one function each; no other module makes them.
+"""Calls of Linux about processes, threads, cores, memory and room on disks, one function each; no other module makes these calls.
 
-:mod:`fleet.host.scheduling` and :mod:`fleet.host.cores` say when, and what for.
+:mod:`fleet.host.scheduling` and :mod:`fleet.host.cores` use them, and give the reasons.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import signal
 from collections.abc import Set
 
 RESET_ON_FORK = 1
-"""Of sched_setattr(2): what the thread starts later does not have it."""
+"""Flag of sched_setattr(2): threads and processes that the thread starts later do not inherit the attributes."""
 
 FIRST_FILE = 3
 """The first open file after the standard streams."""
@@ -48,7 +48,7 @@ class _SchedAttr(ctypes.Structure):
 def ask_slice(slice_us: int, niceness: int, flags: int, thread: int = 0) -> bool:
     """``thread`` (0: the calling one) asks for slices of so many microseconds; 0 is the kernel's own length (Linux 6.12).
 
-    False, and nothing is changed, where the kernel knows no such request, or the thread is of another scheduling class already.
+    Returns False, without a change, where the kernel does not know the request, or the thread is of another scheduling class already.
     """
     number = _SCHED_SETATTR.get(platform.machine())
     if number is None or os.sched_getscheduler(thread) & ~os.SCHED_RESET_ON_FORK != os.SCHED_OTHER:
@@ -69,7 +69,7 @@ def niceness(thread: int = 0) -> int:
 
 
 def be_nicer(by: int) -> int:
-    """The calling thread, and those that it starts from now on, are nicer; how nice they are then."""
+    """Raise the niceness of the calling thread, and of the threads that it starts from now on. Returns the new niceness."""
     return os.nice(by)
 
 
@@ -84,17 +84,17 @@ def allowed_cores(thread: int = 0) -> set[int]:
 
 
 def allow_cores(thread: int, cores: Set[int]) -> None:
-    """``thread`` may run on these from now on, and is sent to one of them. Raises OSError when it has ended, or none of them is there."""
+    """``thread`` may run on ``cores`` from now on, and moves to one of them. Raises OSError when it has ended, or no such core exists."""
     os.sched_setaffinity(thread, cores)
 
 
 def die_with_parent() -> bool:
-    """SIGKILL for this process when the thread that started it ends. False where it cannot be had, or the parent is gone already."""
+    """SIGKILL for this process when the thread that started it ends. False where the system cannot do that, or the parent is gone."""
     return ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0) == 0 and os.getppid() != 1
 
 
 def leave_shared_files(kept: int) -> bool:
-    """From here on this thread has a table of open files of its own, with the standard streams and ``kept``. False where that cannot be."""
+    """From here on this thread has its own table of open files, with the standard streams and ``kept``. False where that is impossible."""
     call = ctypes.CDLL(None).syscall
     if call(_CLOSE_RANGE, ctypes.c_uint(kept + 1), ctypes.c_uint(_LAST_FILE), ctypes.c_uint(_UNSHARE)) != 0:
         return False
@@ -104,10 +104,10 @@ def leave_shared_files(kept: int) -> bool:
 
 
 def use_one_arena() -> None:
-    """From now on the threads of this process allocate from one arena; where the C library is not glibc, nothing is done.
+    """From now on the threads of this process allocate from one arena. Without glibc this does nothing.
 
-    A rank has few threads, and hardly two of them allocate at once. Each arena of theirs kept what it had once had, though: of a model with
-    10 million parameters a rank had 390 to 420 MB more than at its start, and 380 to 390 with one arena.
+    A rank has few threads, and hardly two of them allocate at once. But each arena keeps all memory that it once had. With a model of
+    10 million parameters a rank had 390 to 420 MB more than at its start, and 380 to 390 MB with one arena.
     """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is not None:
@@ -115,9 +115,9 @@ def use_one_arena() -> None:
 
 
 def hold_room(descriptor: int, start: int, size_bytes: int) -> bool:
-    """Hold so much of the disk for what the open file will have from ``start`` on; its size stays as it is. Held room stays held.
+    """Hold so much of the disk for the open file's bytes from ``start`` on; the file's size stays the same. Held room stays held.
 
-    False where the filesystem cannot do that. Raises OSError when there is not so much room.
+    False where the filesystem cannot do that. Raises OSError when the disk has less room.
     """
     call = ctypes.CDLL(None, use_errno=True).fallocate64
     if call(descriptor, _FALLOC_FL_KEEP_SIZE, ctypes.c_int64(start), ctypes.c_int64(size_bytes)) == 0:

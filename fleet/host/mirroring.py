@@ -1,7 +1,7 @@
-"""Copies of growing files in another folder, piece by piece: a run's journal and what its ranks print, where no folder is shared.
+"""Copies growing files into another folder, piece by piece: a run's journal and its ranks' output, where no folder is shared.
 
-Files only grow, but for two cases. A writer may cut off an incomplete last line, and a file that has grown too long gets another name
-(its own and ``.1``) while a new one takes its place.
+Files only grow, but for two cases. A writer may cut off an incomplete last line. A file that has grown too long gets another name (its own
+and ``.1``), and a new file takes its place.
 """
 
 from __future__ import annotations
@@ -14,15 +14,15 @@ from pathlib import Path
 OLDER = ".1"
 PIECE_BYTES = 4 << 20
 RUN = ("journal.jsonl", "code.patch", "driver.log", "logs/*.log", "evidence/*", "outcome.json", "track/*.json")
-"""What of a run's folder is copied."""
+"""Files of a run's folder that are copied."""
 
 Known = Mapping[str, tuple[int, int]]
-"""Name -> inode of the original, and how many bytes of it have come."""
+"""Name -> inode of the original, and the number of its bytes that have arrived."""
 
 
 @dataclass(frozen=True, slots=True)
 class FilePiece:
-    """Bytes of file ``name`` from ``offset`` on. Whatever the copy has behind them is wrong. ``inode`` tells files of one name apart."""
+    """Bytes of file ``name`` from ``offset`` on. The copy's own bytes behind them are wrong. ``inode`` tells files of one name apart."""
 
     name: str
     inode: int
@@ -31,7 +31,7 @@ class FilePiece:
 
 
 def pieces(folder: Path, patterns: Iterable[str], known: Known, limit_bytes: int = PIECE_BYTES) -> list[FilePiece]:
-    """What the files in ``folder`` that fit ``patterns`` have beyond what is ``known``, ``limit_bytes`` of it at most."""
+    """The bytes of files in ``folder`` that match ``patterns`` and are not ``known`` yet, at most ``limit_bytes`` of them."""
     found: list[FilePiece] = []
     for path in sorted({path for pattern in patterns for path in folder.glob(pattern) if path.is_file()}):
         name = str(path.relative_to(folder))
@@ -61,7 +61,7 @@ def _news(path: Path, name: str, known: tuple[int, int] | None, limit_bytes: int
 
 
 def _read(path: Path, offset: int, limit_bytes: int) -> tuple[int, bytes] | None:
-    """(where it begins, bytes): at the end of a file that is shorter than ``offset``. None: the file is gone."""
+    """(first offset, bytes); the offset is the end of a file that is shorter than ``offset``. None: the file is gone."""
     try:
         with path.open("rb") as file:
             offset = min(offset, os.fstat(file.fileno()).st_size)
@@ -72,14 +72,14 @@ def _read(path: Path, offset: int, limit_bytes: int) -> tuple[int, bytes] | None
 
 
 class MirroredFiles:
-    """The files of another folder in this one; ``known`` is what to ask for the next pieces with."""
+    """The files of another folder in this one. A request for the next pieces sends ``known`` along."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.known: dict[str, tuple[int, int]] = {}
 
     def take(self, pieces: Iterable[FilePiece]) -> int:
-        """Write them; how many bytes came. Raises ValueError for a name that leads out of the folder."""
+        """Write the pieces. Returns the number of bytes. Raises ValueError for a name that leads out of the folder."""
         count = 0
         for piece in pieces:
             path = self.folder / piece.name

@@ -1,4 +1,4 @@
-"""Whether Python finds Fleet's own packages: their names are ordinary words."""
+"""Checks that Python finds Fleet's own packages: their names are ordinary words."""
 
 from __future__ import annotations
 
@@ -16,8 +16,10 @@ PACKAGES = ("fleet", "actors", "policies", "storage", "dashboards", "chaos")
 
 
 def check_not_shadowed() -> None:
-    """Our package names are ordinary words. Raises ConfigError when Python would import somebody else's, or loads what another
-    distribution has written over one of ours."""
+    """Raises ConfigError when Python would import another package of the same name, or a file that another distribution put over Fleet's.
+
+    The names of Fleet's packages are ordinary words.
+    """
     ours = Path(__file__).resolve().parents[2]
     for name in PACKAGES:
         found = importlib.util.find_spec(name)
@@ -36,7 +38,7 @@ def check_not_shadowed() -> None:
 
 
 def _written_over() -> list[str]:
-    """Packages of an installed wheel that begin otherwise than when they were installed; a checkout records none."""
+    """Packages of an installed wheel whose first file differs from the installed one; a checkout records no such files."""
     try:
         files = importlib.metadata.files(DISTRIBUTION) or []
     except importlib.metadata.PackageNotFoundError:
@@ -46,5 +48,5 @@ def _written_over() -> list[str]:
 
 
 def _digest(file: importlib.metadata.PackagePath, mode: str) -> str:
-    """As the list of installed files has it."""
+    """The digest in the form of the list of installed files."""
     return base64.urlsafe_b64encode(hashlib.new(mode, file.read_binary()).digest()).rstrip(b"=").decode()

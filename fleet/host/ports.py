@@ -1,4 +1,4 @@
-"""Ports for servers of this machine that others are told of before they listen."""
+"""Ports for servers of this machine whose address is given out before they listen."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ TRIES = 100
 
 
 def free_port(host: str = "127.0.0.1") -> int:
-    """A port on which nobody listens, and that no outgoing connection is given: it is free when its server starts, and starts again."""
+    """A port without a listener, outside the kernel's range for outgoing connections: it stays free until its server starts, also again."""
     kept_back = range(FIRST, _first_outgoing())
     for port in random.sample(kept_back, min(TRIES, len(kept_back))):
         if _is_free(host, port):
             return port
-    with socket.create_server((host, 0)) as server:  # of a system that keeps none back
+    with socket.create_server((host, 0)) as server:  # the system has no ports outside its range for outgoing connections
         return int(server.getsockname()[1])
 
 

@@ -1,4 +1,4 @@
-"""What the kernel says of a process in ``/proc``."""
+"""The kernel's figures of a process in ``/proc``."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def stat_fields(pid: int) -> list[str]:
 
 
 def start_ticks(pid: int) -> int:
-    """Field 22: when the process started, in clock ticks since boot. With the pid, it names one process for good.
+    """Field 22: the start of the process, in clock ticks since boot. PID and start together name one process for good.
 
     Raises:
         ProcessLookupError: there is no such process.
@@ -29,9 +29,9 @@ def start_ticks(pid: int) -> int:
 
 
 def handles(pid: int, number: int) -> bool:
-    """Whether signal ``number``, sent to the process, still waits for its main thread or that thread is in its handler, which blocks it.
+    """Whether signal ``number`` waits for the process's main thread, or that thread runs its handler, which blocks the signal.
 
-    False for a process that has ended. The kernel hands a process's signals to its main thread unless that blocks them.
+    False for a process that has ended. The kernel hands a process's signals to its main thread unless that thread blocks them.
     """
     try:
         lines = Path(f"/proc/{pid}/status").read_text(encoding="utf-8", errors="replace").splitlines()
@@ -42,13 +42,13 @@ def handles(pid: int, number: int) -> bool:
 
 
 def peak_bytes() -> int:
-    """The most memory that this process has had at a time; 0 where the kernel does not say. What it was forked off does not count."""
+    """The peak memory of this process; 0 where the kernel does not give it. The memory of the process that forked it does not count."""
     lines = Path("/proc/self/status").read_text(encoding="utf-8").splitlines()
     return next((int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM:")), 0)
 
 
 def core_wait_us(pid: int) -> int:
-    """How long the main thread of a process could run and had to wait for a core, since it began; 0 where the kernel does not say."""
+    """Time in which the main thread of a process could run but waited for a core, since its start; 0 where the kernel does not give it."""
     try:
         return int(Path(f"/proc/{pid}/schedstat").read_text(encoding="utf-8").split()[1]) // 1000
     except (FileNotFoundError, ProcessLookupError):

@@ -17,24 +17,24 @@ CLUSTER_VARIABLE = "FLEET_CLUSTER"
 NODE_VARIABLE = "FLEET_NODE_INDEX"
 """Index of the node that a process runs on; ``head`` on the head node."""
 ZYGOTE_VARIABLE = "FLEET_ZYGOTE"
-"""Path of the socket of what forks for the nodes of a local cluster; see ``actors.fork_server``."""
+"""Path of the socket of the process that forks for the nodes of a local cluster; see ``actors.fork_server``."""
 NO_NODE = "of-no-node-yet"
-"""Marks a process off which those of nodes are forked: as long as any index, which is written in its place."""
+"""Marks a process that forks the nodes' processes. It is as long as any index: the fork writes the node's index in its place."""
 ENVIRONMENT_BEGINS, ENVIRONMENT_ENDS = 47, 48
 """Of :func:`stat_fields`: env_start and env_end, see proc_pid_stat(5)."""
 
 
 def calling(module: str, function: str, *arguments: str) -> list[str]:
-    """Command line of a process that calls a function of ours, with these arguments in ``sys.argv``; it needs no installation."""
+    """Command line of a process that calls a function of Fleet, with these arguments in ``sys.argv``; it needs no installation."""
     ours = str(Path(__file__).parents[2])
     program = f"import sys; sys.path.insert(0, {ours!r}); from {module} import {function}; sys.argv[0] = 'fleet'; {function}()"
     return [sys.executable, "-c", program, *arguments]
 
 
 def bear_mark(node: str) -> None:
-    """Have this process, which was forked off one marked ``NO_NODE``, be found as one of ``node``.
+    """Mark this process as one of ``node``. It was forked from a process marked ``NO_NODE``.
 
-    ``/proc`` shows the memory that a process began with, which a fork copies: changes of the environment itself are not seen there.
+    ``/proc`` shows the environment in the memory that a process began with, which a fork copies. It does not show later changes.
     """
     begins, ends = (int(stat_fields(os.getpid())[number]) for number in (ENVIRONMENT_BEGINS, ENVIRONMENT_ENDS))
     mark = f"{NODE_VARIABLE}={NO_NODE}".encode()
@@ -45,7 +45,7 @@ def bear_mark(node: str) -> None:
 
 
 def find(cluster: str, node: str | None = None) -> list[int]:
-    """Pids of the live processes of a cluster (of one of its nodes), and of all that descend from them, parents first."""
+    """PIDs of the live processes of a cluster (or of one of its nodes) and of all their descendants, parents first."""
     marks = [f"{CLUSTER_VARIABLE}={cluster}".encode()] + ([f"{NODE_VARIABLE}={node}".encode()] if node is not None else [])
     parents: dict[int, int] = {}
     found: set[int] = set()
@@ -62,7 +62,7 @@ def find(cluster: str, node: str | None = None) -> list[int]:
 
 
 def kill_all(cluster: str, node: str | None = None, limit_s: float = 10.0) -> list[int]:
-    """SIGKILL every process of the cluster (node) but this one until none is left, for at most ``limit_s``; returns who outlives it.
+    """SIGKILL every process of the cluster (node) but this one until none is left, for at most ``limit_s``. Returns the PIDs still alive.
 
     It looks again after each round, so that a process forked between the look and the signal does not escape.
     """
@@ -80,11 +80,11 @@ def _kill(pid: int) -> None:
     try:
         os.kill(pid, signal.SIGKILL)
     except ProcessLookupError:
-        return  # it has ended since the look, which is what was wanted
+        return  # it has ended since the look, as it should
 
 
 def _processes() -> Iterator[tuple[int, int, list[bytes]]]:
-    """(pid, parent, environment) of each live process that we may read; zombies are left out."""
+    """(pid, parent, environment) of each live process that this process may read; zombies are left out."""
     for name in os.listdir("/proc"):
         if not name.isdigit():
             continue

@@ -1,4 +1,4 @@
-"""How much of the processors a process may use: the cores that it may run on, and the quota of its group (cgroup), of version 1 or 2."""
+"""The share of the processors that a process may use: the cores that it may run on, and its group's quota (cgroup, version 1 or 2)."""
 
 from __future__ import annotations
 
@@ -24,16 +24,16 @@ def cpu_group(groups: str, root: Path = ROOT) -> Path:
 
 
 def own_group() -> Path:
-    """Of this process. Raises OSError."""
+    """The group of this process. Raises OSError."""
     return cpu_group(Path("/proc/self/cgroup").read_text(encoding="utf-8"))
 
 
 def cores_of_host() -> float:
-    """Cores that this process may use: those that it may run on, or what its own group has of them where that is less."""
+    """Cores that this process may use: those that it may run on, or its group's share of them where that is less."""
     cores = float(len(allowed_cores(0)))
     try:
         return min(cores, _bound_of(own_group()))
-    except OSError:  # no groups here: nothing bounds it
+    except OSError:  # no groups here: no quota bounds it
         return cores
 
 

@@ -1,4 +1,4 @@
-"""What a run is made of: code, versions, machine. Written into the journal's first record, so that runs can be compared and repeated."""
+"""The parts of a run: code, versions, machine. The journal's first record holds them, so that users can compare and repeat runs."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ PATCH = "code.patch"
 PATCH_BYTES = 2**20
 UNTRACKED_BYTES = 2**20
 UNTRACKED_FILES = 1_000
-"""So many are in the patch, and so many names in the record."""
+"""The most files in the patch, and the most names in the record."""
 NOT_CODE = {".fleet", "__pycache__", "nodes.jsonl"}
-"""What Fleet and Python leave in folders of code: it changes with every run."""
+"""Names that Fleet and Python leave in folders of code; they change with every run."""
 DIFF = ("diff", "HEAD", "--binary", "--no-color", "--no-ext-diff", "--no-textconv", "--src-prefix=a/", "--dst-prefix=b/")
 
 
 @dataclass(frozen=True, slots=True)
 class Code:
-    """The code of a run: the ``commit`` that is checked out, and how its files differ from it, as a patch that ``git apply`` takes.
+    """The code of a run: the ``commit`` that is checked out, and the difference of its files from it, as a patch that ``git apply`` takes.
 
-    The patch has the ``untracked`` files that git does not ignore. Large ones, and more than a thousand, are ``left_out``: of those the
-    names and sizes are known. All is empty outside a repository, and where git is not installed.
+    The patch has the ``untracked`` files that git does not ignore. Large files, and files beyond a thousand, are ``left_out``: the record
+    has only their names and sizes. All is empty outside a repository, and where git is not installed.
     """
 
     commit: str = ""
@@ -41,7 +41,7 @@ class Code:
     left_out: tuple[str, ...] = ()
 
     def record(self) -> dict[str, Any]:
-        """For a run's record. ``diff_sha256`` is empty when nothing differs; ``patch`` names the file, or says why there is none."""
+        """Facts for a run's record. ``diff_sha256`` is empty without a difference; ``patch`` names the file, or why there is none."""
         differs = self.patch + "\n".join(self.left_out).encode()
         size = len(self.patch)
         kept = PATCH if 0 < size <= PATCH_BYTES else f"not kept: {size} bytes, at most {PATCH_BYTES}" if size else ""
@@ -50,14 +50,14 @@ class Code:
         return facts | ({"untracked_left_out": ", ".join(self.left_out)[:1_000]} if self.left_out else {})
 
     def keep(self, folder: Path) -> None:
-        """Write the patch into a run's folder, if anything differs, and by no more than ``PATCH_BYTES``."""
+        """Write the patch into a run's folder, if there is a difference of at most ``PATCH_BYTES``."""
         if 0 < len(self.patch) <= PATCH_BYTES:
             folder.mkdir(parents=True, exist_ok=True)
             (folder / PATCH).write_bytes(self.patch)
 
 
 def provenance(script: str, code: Code | None = None) -> dict[str, Any]:
-    """Digest of the script, the commit that it lies in and a digest of what differs from it, versions, processor, command and folder."""
+    """Digest of the script, its commit and a digest of the difference from that, versions, processor, command and folder."""
     return {
         "script_sha256": digest_of_script(script),
         **(code or code_of(script)).record(),
@@ -70,7 +70,7 @@ def provenance(script: str, code: Code | None = None) -> dict[str, Any]:
 
 
 def digest_of_script(script: str) -> str:
-    """SHA-256 of its file; empty where there is none."""
+    """SHA-256 of the script's file; empty where there is none."""
     return _digest(Path(script).read_bytes()) if script and Path(script).is_file() else ""
 
 
@@ -86,9 +86,9 @@ def _version(name: str) -> str:
 
 
 def code_of(script: str, only: Collection[str] | None = None) -> Code:
-    """The code of the repository that ``script`` lies in, or this process's folder without one.
+    """The code of the repository that holds ``script``, or this process's folder without a script.
 
-    Of untracked files ``only`` these count, if given: those that a run has had, so that what came later is no difference.
+    ``only``: the untracked files that count, if given. A resumed run gives those of its begin, so that later files make no difference.
     """
     folder = Path(script).resolve().parent if script else Path.cwd()
     commit = _git(folder, "rev-parse", "HEAD").decode().strip()
@@ -103,7 +103,7 @@ def code_of(script: str, only: Collection[str] | None = None) -> Code:
 
 
 def _untracked(top: Path) -> list[str]:
-    """Untracked files that may be code, in order. What runs, Fleet and Python leave is none: such a digest would be another each time."""
+    """Untracked files that may be code, in order. Files left by runs, Fleet and Python do not count: they change with every run."""
     listed = _git(top, "ls-files", "--others", "--exclude-standard", "-z").split(b"\0")
     names = [Path(os.fsdecode(name)) for name in listed if name and not name.endswith(b"/")]  # with a slash: another repository
     folders = {folder for name in names for folder in list(name.parents)[:-1]}
@@ -112,7 +112,7 @@ def _untracked(top: Path) -> list[str]:
 
 
 def _patch(top: Path, untracked: list[str]) -> bytes:
-    """How the working tree differs from its commit. Untracked files get into it through a copy of the index: git's own stays as it is."""
+    """The working tree's difference from its commit. Untracked files get into it through a copy of git's index, which stays the same."""
     if not untracked:
         return _git(top, *DIFF)
     with tempfile.TemporaryDirectory(prefix="fleet-index-") as scratch:
@@ -126,7 +126,7 @@ def _patch(top: Path, untracked: list[str]) -> bytes:
 
 
 def _git(folder: Path, *arguments: str, given: bytes = b"", environment: Mapping[str, str] | None = None) -> bytes:
-    """What git prints; empty when it fails, takes too long, or is not there."""
+    """The output of git; empty when git fails, takes too long, or is not there."""
     variables = {**os.environ, **(environment or {})}
     try:
         done = subprocess.run(

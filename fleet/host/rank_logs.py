@@ -1,4 +1,4 @@
-"""What ranks print lies in the run's folder, a file for each process of a slot: how the files are called, and how they are read."""
+"""The ranks' output in the run's folder, a file for each process of a slot: the names of the files, and their readers."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ from fleet.protocol.types import Member
 
 FOLDER = "logs"
 OLDER = ".1"
-"""Ends the name of the file with the lines before those of the file itself, where that has grown too long."""
+"""Ends the name of the file with older lines, where a file has grown too long."""
 REHEARSAL = "[fleet] a rehearsal begins: this rank stands by, and nothing of the step that it computes counts"
 REHEARSED = "[fleet] the rehearsal is over"
 PIECE_BYTES = 1 << 20
 LONGEST_BYTES = 64 * 1024
-"""A line without an end is cut there."""
+"""The reader cuts a line without an end there."""
 MOST_LINES, MOST_LOOKS = 10, 8
-"""Of each process, at each look, so many lines are shown; of how many more it has printed is said once in so many looks."""
+"""Each look shows at most so many lines of a process; a line with the number of the others comes once in so many looks."""
 
 _NAME = re.compile(r"rank-(\d+)\.(\d+)\.log")
 _ESCAPES = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]|\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)|[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 
 
 def logs_of(run: Path) -> Path:
-    """Where the ranks of the run in folder ``run`` write, on every node that sees this folder."""
+    """The folder in which the ranks of the run in folder ``run`` write, on every node that sees this folder."""
     return run / FOLDER
 
 
@@ -36,7 +36,7 @@ def log_path(folder: Path, member: Member) -> Path:
 
 
 def found(folder: Path, slot: int | None = None) -> dict[Member, Path]:
-    """The files that are there now, of all slots or of one, by slot and then by age."""
+    """The files that exist now, of all slots or of one, by slot and then by age."""
     with suppress(FileNotFoundError):
         names = [(match, path) for path in folder.iterdir() if (match := _NAME.fullmatch(path.name))]
         files = {Member(int(match[1]), int(match[2])): path for match, path in names}
@@ -45,21 +45,21 @@ def found(folder: Path, slot: int | None = None) -> dict[Member, Path]:
 
 
 def prefix(member: Member) -> str:
-    """Before each line: the slot, and from the second process of a slot on its number."""
+    """The text before each line: the slot, and the process's number from the second process of a slot on."""
     return f"[rank {member.name}] "
 
 
 def shown(line: bytes) -> str:
-    """A line as a terminal may show it: what a progress bar wrote last, and no codes that move the cursor or change its colour."""
+    """A line for a terminal: a progress bar's last text, without codes that move the cursor or change its colour."""
     text = line.decode(errors="replace").rstrip("\r").rpartition("\r")[2]
     return _ESCAPES.sub("", text).expandtabs()
 
 
 class Tail:
-    """Reads what one file has gained since the last time, also when its lines go on in a new file of that name.
+    """Reads the new lines of one file since the last read, also when they go on in a new file of that name.
 
     Attributes:
-        rehearsing: the process that writes has said that what it does now does not count.
+        rehearsing: whether the process is in a rehearsal, where its work does not count.
     """
 
     def __init__(self, path: Path) -> None:
@@ -81,9 +81,9 @@ class Tail:
             self._rest = b""
 
     def some(self, most: int, last: bool = False) -> Iterator[bytes]:
-        """The first ``most`` lines that count, without those of a rehearsal; of the others the number, when they end, or every so often.
+        """The first ``most`` lines that count, without those of a rehearsal. A line with the number of the others comes now and then.
 
-        A process that prints without end costs whoever reads no more than that.
+        The cost of a process that prints without end stays bounded for the reader.
         """
         number = 0
         for line in self.lines(last):
@@ -100,7 +100,7 @@ class Tail:
             self._unshown = self._looks = 0
 
     def forget(self) -> None:
-        """Lines that were not shown so far are not missed."""
+        """Forget the lines that were not shown so far."""
         self._unshown = self._looks = 0
 
     def _pieces(self) -> Iterator[bytes]:
@@ -116,7 +116,7 @@ class Tail:
             self._descriptor = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
 
     def _moved(self) -> bool:
-        """Whether the file that is open has another name by now, and another one has its."""
+        """Whether the open file has another name by now, and another file has its old name."""
         assert self._descriptor is not None
         with suppress(FileNotFoundError):
             return os.fstat(self._descriptor).st_ino != self.path.stat().st_ino
@@ -133,8 +133,8 @@ class RunLogs:
 
     Args:
         folder: see :func:`logs_of`.
-        slot: of this slot alone; None: of all.
-        from_start: also of processes that were there before; else only what is new.
+        slot: only this slot; None: all.
+        from_start: also lines that processes printed before; else only new ones.
     """
 
     def __init__(self, folder: Path, slot: int | None = None, from_start: bool = True) -> None:
@@ -147,10 +147,10 @@ class RunLogs:
                 tail.forget()
 
     def poll(self, most: int | None = MOST_LINES, last: bool = False) -> Iterator[str]:
-        """What has been printed since the last poll, each line with its rank.
+        """The lines since the last poll, each with its rank.
 
-        Of each process ``most`` lines, and now and then one that says how many there are more; None: all. A rehearsal is left out when
-        there is a ``most``.
+        ``most``: the most lines of each process; now and then a line gives the number of the others. Lines of a rehearsal are left out.
+        None: all lines, also those of a rehearsal.
         """
         for member, path in found(self.folder, self._slot).items():
             tail = self._tails.setdefault(member, Tail(path))
@@ -163,5 +163,5 @@ class RunLogs:
 
 
 def older(path: Path) -> Path:
-    """Where the lines lie that were before those of ``path``, if there were too many."""
+    """The file with the older lines of ``path``, if there were too many."""
     return path.with_name(path.name + OLDER)

@@ -1,4 +1,4 @@
-"""What listeners of this process have refused: counted by listener and reason, and named in the log, at most so often."""
+"""Connections that the listeners of this process have refused: counts by listener and reason, and lines in the log, at a limited rate."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from fleet.protocol.facts import RefusedLines
 log = logging.getLogger("fleet.refusals")
 
 LOG_S = 1.0
-"""Of each listener one line in this time; the next one says how many were left out."""
+"""The log gets one line of a listener in this time; the next one gives the number of refusals left out."""
 REPORT_S = 2.0
-"""What was counted is told to the coordinator, and so written into the journal, at most so often."""
+"""The counts go to the coordinator, and so into the journal, at most once in this time."""
 
 
 class Refusals:
-    """Safe for several threads."""
+    """The refusals of one process. Safe for several threads."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -28,7 +28,7 @@ class Refusals:
         self._taken_s = 0.0
 
     def note(self, listener: str, reason: str, peer: str, detail: str = "") -> None:
-        """Count one, and log it unless one was logged just now."""
+        """Count one refusal, and log it unless the log just got one of this listener."""
         with self._lock:
             before = self._counted.get((listener, reason))
             self._counted[listener, reason] = RefusedLines("", listener, reason, peer, (before.count if before else 0) + 1)
@@ -42,7 +42,7 @@ class Refusals:
         log.warning("%s: a connection from %s was refused: %s%s%s", listener, peer or "?", reason, f": {detail}" if detail else "", more)
 
     def take(self, where: str) -> list[RefusedLines]:
-        """What ``where`` has refused since the last time, for the journal; nothing within ``REPORT_S`` of that."""
+        """The refusals at ``where`` since the last call, for the journal; empty within ``REPORT_S`` of that call."""
         with self._lock:
             now_s = time.monotonic()
             if not self._counted or now_s - self._taken_s < REPORT_S:
@@ -53,4 +53,4 @@ class Refusals:
 
 
 REFUSALS = Refusals()
-"""Of this process."""
+"""The refusals of this process."""

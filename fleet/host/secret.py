@@ -1,7 +1,7 @@
-"""The secret of a run: drawn by whoever starts it, handed to its coordinator and agents by a call, and read by other processes from a file.
+"""The secret of a run. The process that starts the run draws it. A call hands it to coordinator and agents; other processes read a file.
 
-The file belongs to the user alone, and lies beside the journal for the coordinator and ``fleet set``, and in the node's own folder for its
-agent and its ranks. It goes with the run. The secret is on no command line and in no environment, as other users may read these.
+The file belongs to the user alone. The coordinator and ``fleet set`` find it beside the journal, an agent and its ranks in the node's own
+folder. It is removed with the run. The secret is on no command line and in no environment, as other users may read these.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from fleet.protocol.proof import NONCE_BYTES, SECRET_BYTES, check_secret
 T = TypeVar("T")
 
 FILE = "secret"
-"""Its name, in the run's folder and in each node's."""
+"""The file's name, in the run's folder and in each node's."""
 
 
 def fresh() -> bytes:
@@ -30,12 +30,12 @@ def fresh() -> bytes:
 
 
 def nonce() -> bytes:
-    """What is drawn for each connection."""
+    """Random bytes for one connection."""
     return secrets.token_bytes(NONCE_BYTES)
 
 
 def keep(folder: Path, secret: bytes) -> None:
-    """Write it into ``folder``, readable by this user alone, at once or not at all. Raises OSError."""
+    """Write the secret into ``folder``, readable by this user alone, at once or not at all. Raises OSError."""
     check_secret(secret)
     beside = folder / f".{FILE}-{secrets.token_hex(8)}"
     number = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
@@ -49,8 +49,8 @@ def keep(folder: Path, secret: bytes) -> None:
 
 
 def read(folder: Path) -> bytes:
-    """The secret of the run whose ``folder`` it is. Raises FileNotFoundError where none is, RunFailed when others may know or have written
-    it."""
+    """The secret of the run with this ``folder``. Raises FileNotFoundError where there is none, RunFailed when other users may know it or
+    have written it."""
     path = folder / FILE
     with path.open("rb") as file:
         found = os.fstat(file.fileno())
@@ -63,23 +63,23 @@ def read(folder: Path) -> bytes:
 
 
 def forget(folder: Path) -> None:
-    """Remove it: the run is over, or a new one is made."""
+    """Remove the secret: the run is over, or a new one follows."""
     with contextlib.suppress(FileNotFoundError):
         (folder / FILE).unlink()
 
 
 def private(folder: Path) -> Path:
-    """``folder``, made where it is missing, with mode 0700. Raises RunFailed when it is another user's."""
+    """``folder``, made where it is missing, with mode 0700. Raises RunFailed when it belongs to another user."""
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     found = folder.stat()
     if found.st_uid != os.geteuid():
-        raise RunFailed(f"{folder} belongs to user {found.st_uid}: what lies in it is no secret, and its sockets may be theirs")
+        raise RunFailed(f"{folder} belongs to user {found.st_uid}: its files are no secret, and its sockets may be that user's")
     if stat.S_IMODE(found.st_mode) & 0o077:
         folder.chmod(0o700)
     return folder
 
 
-# ---- what this process holds -------------------------------------------------------------------------------------------------------------
+# ---- the secret of this process ----------------------------------------------------------------------------------------------------------
 
 
 class _Held:
@@ -94,13 +94,13 @@ _held = _Held()
 
 
 def hold(secret: bytes) -> None:
-    """From here on this process proves ``secret``, and asks for it."""
+    """From here on this process proves ``secret``, and asks its peers for it."""
     with _held.lock:
         _held.secret = check_secret(secret)
 
 
 def held() -> bytes:
-    """The secret of this process's run. One that was given none draws its own: it understands itself, and nobody else."""
+    """The secret of this process's run. A process without one draws its own: then it can talk to itself alone."""
     with _held.lock:
         if _held.secret is None:
             _held.secret = fresh()
@@ -108,6 +108,6 @@ def held() -> bytes:
 
 
 def holding(run_secret: bytes, work: Callable[..., T], *arguments: Any) -> T:
-    """``work``, in a process that was not forked off one that holds the secret: what is to run first there."""
+    """``work``, as the first call in a process that was not forked from one that holds the secret."""
     hold(run_secret)
     return work(*arguments)

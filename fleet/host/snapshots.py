@@ -1,7 +1,7 @@
-"""A follower's fold, kept beside its journal, so that a long journal opens at once: only what came after it is read.
+"""A follower's fold, kept beside its journal, so that a long journal opens at once: the reader goes on from the snapshot.
 
-The journal stays the only truth. A snapshot that does not fit it, was made by other code, or is damaged is not used, and the journal is
-folded from its start. Reading one makes no objects but those of the fold, so that a folder from elsewhere can be opened.
+The journal stays the only truth. The reader does not use a snapshot that does not fit the journal, is damaged, or comes from other code. It
+then folds the journal from its start. Reading one makes only objects of the fold, so that a folder from elsewhere can be opened.
 """
 
 from __future__ import annotations
@@ -23,24 +23,24 @@ NAME = "fold.snapshot"
 MAGIC = b"fleet fold 1\n"
 PROBE_BYTES = 4_096
 EVERY_BYTES = 64 * 2**20
-"""A journal that has grown by so much since the last snapshot is worth another."""
+"""A journal that has grown by so much since the last snapshot gets a new one."""
 LEAST_BYTES = 4 * 2**20
-"""A shorter journal is folded as fast as a snapshot of it is read."""
+"""Folding a shorter journal is as fast as reading its snapshot."""
 OURS = ("ledger", "protocol")
-"""Rooms of ``fleet`` whose classes a fold is made of."""
+"""Packages of ``fleet`` whose classes make up a fold."""
 BUILTIN = {("collections", kind.__name__) for kind in (Counter, OrderedDict, deque)} | {("builtins", "set"), ("builtins", "frozenset")}
 
 
 @cache
 def _code() -> str:
-    """Digest of the code that makes a fold: another version's snapshot may mean something else."""
+    """Digest of the code that makes a fold: a snapshot of another version may have another meaning."""
     here = Path(__file__)
     files = [path for room in OURS for path in sorted((here.parents[1] / room).glob("*.py"))]
     return hashlib.sha256(b"\0".join(path.read_bytes() for path in (*files, here.with_name("follow.py")))).hexdigest()
 
 
 class _Reader(pickle.Unpickler):
-    """Makes objects of the fold's own classes alone."""
+    """Unpickles only the fold's own classes."""
 
     def find_class(self, module: str, name: str) -> Any:
         ours = module.split(".")[:-1] in (["fleet", room] for room in OURS)
@@ -51,7 +51,7 @@ class _Reader(pickle.Unpickler):
 
 
 def _probe(journal: Path, offset: int) -> str:
-    """Digest of the journal's beginning, and of what lies before ``offset``."""
+    """Digest of the journal's beginning, and of the bytes just before ``offset``."""
     with journal.open("rb") as file:
         head = file.read(min(PROBE_BYTES, offset))
         file.seek(max(0, offset - PROBE_BYTES))

@@ -1,7 +1,7 @@
-"""The working directory of a twin: it shows what the run saw, and what the twin writes there touches nothing of the run's.
+"""The working directory of a twin. It shows the files that the run saw, and the twin's writes there change nothing of the run's.
 
-A twin does again what the run did. So whatever the run has written since it began is left out, and the twin makes its own; the rest, which
-neither of them writes, is linked.
+A twin repeats the run's work. So the folder leaves out files that the run has written since its begin, and the twin makes its own. It links
+the rest, which neither of them writes.
 """
 
 from __future__ import annotations
@@ -11,13 +11,13 @@ from collections.abc import Iterable
 from pathlib import Path
 
 MOST_ENTRIES = 100_000
-"""So many files are looked at. A folder that has more below it is linked as it is: a data set, most likely."""
+"""The search ends after so many files. A folder with more files below it is linked whole: it most likely holds a data set."""
 
 
 def make(work: Path, seen: Path, since_unix_s: float, excluded: Iterable[Path]) -> None:
-    """Fill ``work`` with links to what lies in the folder ``seen`` and was not written since ``since_unix_s``.
+    """Fill ``work`` with links to entries of the folder ``seen`` that were not written since ``since_unix_s``.
 
-    Hidden entries are linked as they are. ``excluded`` are left out: where runs are kept, in which ``work`` itself may be.
+    Hidden entries are linked whole. ``excluded`` are left out: the folders with runs, one of which may hold ``work`` itself.
     """
     left_out = {path.resolve() for path in excluded}
     work.mkdir(parents=True, exist_ok=True)
@@ -35,7 +35,7 @@ def make(work: Path, seen: Path, since_unix_s: float, excluded: Iterable[Path]) 
 
 
 def _touched(folder: Path, since_unix_s: float, left_out: set[Path]) -> bool:
-    """Whether something in or below ``folder`` was written since, or is to be left out."""
+    """Whether an entry in or below ``folder`` was written since then, or is one to leave out."""
     seen = 0
     for root, folders, files in os.walk(folder):
         paths = [Path(root), *(Path(root, name) for name in files)]

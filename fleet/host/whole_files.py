@@ -1,4 +1,4 @@
-"""Small files that other processes look for: each is there whole, or as it was before."""
+"""Small files that other processes read: each file is there whole, or as it was before."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 
 
 def write_whole(path: Path, text: str) -> None:
-    """Put ``text`` in the place of what is at ``path``. Several processes may do so at a time. Raises OSError."""
+    """Replace the file at ``path`` by one with ``text``. Several processes may do so at a time. Raises OSError."""
     draft = path.with_name(f"{path.name}.{os.getpid()}")
     draft.write_text(text)
     draft.replace(path)

@@ -14,16 +14,16 @@ from fleet.protocol.proof import MIB, Reason
 
 LENGTH = struct.Struct("<I")
 LARGEST_BYTES = 64 * MIB
-"""Of a frame between processes of one user on one machine. Listeners that others reach have limits of their own."""
+"""Of a frame between processes of one user on one machine. Listeners for other machines have limits of their own."""
 
 
 def frame(data: bytes) -> bytes:
-    """``data`` as it goes on the stream."""
+    """``data`` with its length before it, for the stream."""
     return LENGTH.pack(len(data)) + data
 
 
 def checked(length: int, largest: int = LARGEST_BYTES) -> int:
-    """``length``, when a frame may have it. Raises LineRefused."""
+    """``length``, when a frame may be so long. Raises LineRefused."""
     if length > largest:
         raise LineRefused(Reason.SIZE, f"a frame of {length} bytes, at most {largest} are taken: the peer does not speak this protocol")
     return length

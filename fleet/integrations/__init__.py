@@ -1,1 +1,1 @@
-"""Trainers that people have, on Fleet. Each module needs an extra, and says so where it is missing. ``import fleet`` loads none."""
+"""Trainers of other libraries on Fleet. Each module needs an extra, and names it where it is missing. ``import fleet`` loads none."""

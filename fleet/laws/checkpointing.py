@@ -1,8 +1,11 @@
-"""How often to write a checkpoint, and what that leaves of the machine.
+"""The interval of checkpoints, and the share of the machine that it leaves for work.
 
-Symbols of the literature: M = ``mtbf_s``, lambda = 1/M, C = ``blocked_s`` (what one checkpoint blocks training for), D = ``down_s`` (in
-which nothing can fail), R = ``restart_s`` (recovery, in which failures strike again), w = ``work_s`` (useful work between two checkpoints).
-All times are seconds; any other unit works if it is the same for all.
+Symbols of the literature, all times in seconds; another unit works if all times have it. M = ``mtbf_s``, lambda = 1/M.
+
+* C = ``blocked_s``: time for which one checkpoint blocks training.
+* D = ``down_s``: downtime, in which no failure can strike.
+* R = ``restart_s``: recovery, in which failures strike again.
+* w = ``work_s``: useful work between two checkpoints.
 """
 
 from __future__ import annotations
@@ -77,7 +80,7 @@ def exact_work_s(blocked_s: NonNegative, mtbf_s: Positive) -> float:
 def segment_s(work_s: Positive, blocked_s: NonNegative, mtbf_s: Positive, down_s: NonNegative = 0.0, restart_s: NonNegative = 0.0) -> float:
     """Expected time to finish one segment of w work and its checkpoint: exp(lambda R) (M + D) (exp(lambda (w + C)) - 1).
 
-    Exponential failures, which may strike during the restart but not during the downtime.
+    Failures are exponential. They may strike during the restart but not during the downtime.
     """
     return exp(restart_s / mtbf_s) * (mtbf_s + down_s) * expm1((work_s + blocked_s) / mtbf_s)
 
@@ -92,7 +95,7 @@ def segment_safe_restart_s(
 
 @law(SEGMENT, work_s=600.0, blocked_s=60.0, mtbf_s=1080.0, down_s=300.0, restart_s=300.0)
 def goodput(work_s: Positive, blocked_s: NonNegative, mtbf_s: Positive, down_s: NonNegative = 0.0, restart_s: NonNegative = 0.0) -> float:
-    """Share of the wall clock that becomes work that is kept: w / E[T(w)], exact. In 0..1; 0 when no segment would ever be finished."""
+    """Share of the wall clock that becomes kept work: w / E[T(w)], exact. In 0..1; 0 when no segment would ever end."""
     load = (work_s + blocked_s) / mtbf_s
     return work_s / (mtbf_s + down_s) * exp(-load - restart_s / mtbf_s) / -expm1(-load)
 
@@ -123,7 +126,7 @@ def breakdown(
 ) -> Breakdown:
     """Where the wall clock goes, exact: work = goodput, checkpoint = C/w of it, down = F D, restart = F M (1 - exp(-R/M)), rework the rest.
 
-    F = 1/(M + D) failures per unit of wall clock; each is followed by a downtime, and by a restart that lasts R or until the next failure.
+    F = 1/(M + D) failures per unit of wall clock. A downtime follows each failure, then a restart that lasts R or until the next failure.
     Rework is work, and checkpoints of it, that a failure took before it was safe.
     """
     work = goodput(work_s, blocked_s, mtbf_s, down_s, restart_s)

@@ -1,4 +1,4 @@
-"""How sure one can be that a rank is gone, or slow."""
+"""Confidence that a rank is gone, or slow."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def phi_timeout_s(phi: Positive, mean_s: Positive) -> float:
 
 @law("Iglewicz & Hoaglin 1993, How to Detect and Handle Outliers", values=(1.0, 1.01, 0.99, 1.0, 1.3))
 def robust_z(values: Sequence[float] | NDArray[np.float64]) -> NDArray[np.float64]:
-    """0.6745 (x - median) / MAD for each of the values, which must not all be alike."""
+    """0.6745 (x - median) / MAD for each value. The values must not all be equal."""
     array = np.asarray(values, dtype=np.float64)
     if array.size < 2 or not np.all(np.isfinite(array)):
         raise ConfigError("values", array.tolist(), "needs at least 2 finite numbers")

@@ -44,7 +44,7 @@ def carbon_kg(used_kwh: NonNegative, g_per_kwh: NonNegative) -> float:
 
 @law("ratio of carbon intensities", dirty_g_per_kwh=800.0, clean_g_per_kwh=20.0)
 def carbon_ratio(dirty_g_per_kwh: NonNegative, clean_g_per_kwh: Positive) -> float:
-    """How many times more one grid emits for the same energy."""
+    """Emissions of one grid over those of another for the same energy."""
     return dirty_g_per_kwh / clean_g_per_kwh
 
 
@@ -56,7 +56,7 @@ def transfer_j(size_bytes: NonNegative, j_per_bit: NonNegative) -> float:
 
 @law("ratio of energies per bit", old_j_per_bit=10e-12, new_j_per_bit=5e-12)
 def optics_ratio(old_j_per_bit: NonNegative, new_j_per_bit: Positive) -> float:
-    """How many times less energy a better link uses."""
+    """Energy of the old link over that of a better one."""
     return old_j_per_bit / new_j_per_bit
 
 

@@ -1,7 +1,7 @@
-"""What Fleet's ranks give each other in a step, by how they keep their state, and what of it nothing hides.
+"""Bytes that Fleet's ranks exchange in a step, by the way they keep their state, and the time of it that no compute hides.
 
-N ranks; c copies of each chunk beside its owner's, in groups at least as many as there are other groups; P bytes of parameters, S those of
-gradients. Bytes are those that one rank receives, and as many it sends.
+N ranks; c copies of each chunk beside its owner's, in groups at least as many as there are other groups. P: bytes of parameters, S: bytes
+of gradients. All bytes are those that one rank receives; it sends as many.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ class Exposed:
     """Seconds of one rank in a step.
 
     Attributes:
-        gathers_s: units that are waited for.
-        sums_s: of gradients, what is left when the backward is over; ``hidden_s`` is what travels while it computes.
+        gathers_s: the wait for units.
+        sums_s: time of the gradients' sums after the backward's end; ``hidden_s`` is their time while the backward computes.
     """
 
     gathers_s: float
@@ -29,24 +29,24 @@ class Exposed:
 
     @property
     def total_s(self) -> float:
-        """What a step is longer by."""
+        """Seconds by which the exchange makes a step longer."""
         return self.gathers_s + self.sums_s
 
 
 @law(COUNTED, parameter_bytes=28e9, ranks=8, copies=1, gathers=2)
 def gathered_bytes(parameter_bytes: NonNegative, ranks: AtLeastOne, copies: CountOrZero = 1, gathers: CountOrZero = 2) -> float:
-    """Of parameters that are kept in chunks, all that a rank does not keep, each time it gathers them: gathers x (N - 1 - c)/N P.
+    """Bytes of parameters in chunks that a rank gathers: all that it does not keep, each time. gathers x (N - 1 - c)/N P.
 
-    A unit is gathered for each forward and for each backward, so twice a shard; once a shard, if it is kept from one to the other.
+    A rank gathers a unit for each forward and for each backward, so twice a shard. It gathers it once a shard if it keeps it in between.
     """
     return gathers * (ranks - 1.0 - minimum(copies, ranks - 1.0)) / ranks * parameter_bytes
 
 
 @law(COUNTED, gradient_bytes=28e9, ranks=8, copies=1, partials=1)
 def summed_bytes(gradient_bytes: NonNegative, ranks: AtLeastOne, copies: CountOrZero = 1, partials: Count = 1) -> float:
-    """Of gradients whose sums stay with the owners of their chunks and with c guards: (partials (N - 1) + c)/N S.
+    """Bytes of gradients whose sums stay with the owners of their chunks and with c guards: (partials (N - 1) + c)/N S.
 
-    A rank brings as many partial sums as there are blocks of the tree that its shards make up; if gradients leave in the backward, one for
+    A rank brings one partial sum for each block of the tree that its shards make up. If gradients leave in the backward, it brings one for
     each of its shards. Where all ranks have the whole sum, c is N - 1.
     """
     return (partials * (ranks - 1.0) + minimum(copies, ranks - 1.0)) / ranks * gradient_bytes
@@ -67,10 +67,11 @@ def exposed_exchange(
 ) -> Exposed:
     """(F + B + S)/beta + 2 alpha a gather; if gradients leave in the backward, less min((u - 1)/u x backward, (S - last)/beta).
 
-    Nothing hides a gather: a module waits for its unit, F in the forwards of u units and B in their backwards, and each is a question and
-    an answer. Where gradients are summed behind the step, nothing hides S. A gradient that leaves travels while the backward computes, from
-    the end of the first unit on; of the last one, what is around the others, nothing is hidden. A rank brings one after the other, and
-    waits for the answer to each, alpha: u gradients and u means. ``latency_s`` is that of a link that is busy.
+    No compute hides a gather: a module waits for its unit, F in the forwards of u units and B in their backwards. Each gather is a request
+    and an answer. Where ranks sum gradients after the backward, no compute hides S. A gradient that leaves in the backward travels while it
+    computes, from the end of the first unit on. The last unit, which has the parameters around the others, is not hidden at all. A rank
+    brings one gradient after the other, and waits for the answer to each, alpha: u gradients and u means. ``latency_s`` is that of a busy
+    link.
     """
     asked = where(forward_bytes > 0.0, units, 0.0) + where(backward_bytes > 0.0, units, 0.0)
     gathers_s = (forward_bytes + backward_bytes) / bytes_per_s + 2.0 * asked * latency_s

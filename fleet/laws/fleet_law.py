@@ -1,4 +1,4 @@
-"""The Fleet Law: T_step(N) = T_compute/N + T_comm(N) + T_sync(N) - T_overlap, and what it says when it is turned round."""
+"""The Fleet Law: T_step(N) = T_compute/N + T_comm(N) + T_sync(N) - T_overlap, and its forms solved for other terms."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ SOURCE = "Fleet Law, Machine Learning Systems (textbook), vol. 2"
 
 @dataclass(frozen=True, slots=True)
 class TermChange:
-    """What changing one term is worth.
+    """The gain from a change of one term.
 
     Attributes:
-        name: the term, as a reader knows it.
+        name: the term, by its printed name.
         step_s: the step with the term changed.
         speedup: step before / step after.
     """
@@ -31,13 +31,13 @@ class TermChange:
 def fleet_step_s(
     compute_s: NonNegative, ranks: AtLeastOne, comm_s: NonNegative, sync_s: NonNegative = 0.0, overlap_s: NonNegative = 0.0
 ) -> float:
-    """T_compute/N + T_comm + T_sync - T_overlap; no more can overlap than there is communication, or computation."""
+    """T_compute/N + T_comm + T_sync - T_overlap. The overlap is at most the communication, and at most the computation."""
     _check_overlap(compute_s / ranks, comm_s, overlap_s)
     return compute_s / ranks + comm_s + sync_s - overlap_s
 
 
 def _check_overlap(compute_s: float, comm_s: float, overlap_s: float) -> None:
-    """Of one rank."""
+    """Check the overlap of one rank's times. Raises ConfigError."""
     most = np.minimum(compute_s, comm_s)
     if np.any(overlap_s > most * (1.0 + 1e-12)):
         reason = f"no more than {np.min(most):g} s of computation and communication can run at the same time"
@@ -46,7 +46,7 @@ def _check_overlap(compute_s: float, comm_s: float, overlap_s: float) -> None:
 
 @law(f"{SOURCE}, solved for T_overlap", step_s=1.3, compute_s=1000.0, ranks=1000, comm_s=0.5, sync_s=0.0)
 def overlap_s(step_s: Positive, compute_s: NonNegative, ranks: AtLeastOne, comm_s: NonNegative, sync_s: NonNegative = 0.0) -> float:
-    """T_overlap = T_compute/N + T_comm + T_sync - T_step of a measured step; below 0 when the step holds something that no term names."""
+    """T_overlap = T_compute/N + T_comm + T_sync - T_step of a measured step; below 0 when the step has time that no term names."""
     return compute_s / ranks + comm_s + sync_s - step_s
 
 
@@ -59,9 +59,9 @@ def compute_share(compute_s: NonNegative, comm_s: NonNegative, sync_s: NonNegati
 
 @law(SOURCE, alone=True, compute_s=0.9, comm_s=0.8, sync_s=0.4)
 def term_to_attack(compute_s: NonNegative, comm_s: NonNegative, sync_s: NonNegative, overlap_s: NonNegative = 0.0) -> str:
-    """The largest term that does not compute: T_comm (what of it is not overlapped) or T_sync; T_compute when neither costs anything.
+    """The largest term that does not compute: T_comm (its part without overlap) or T_sync; T_compute when both are 0.
 
-    Shortening T_compute alone lowers the share that computes; the other terms stay.
+    A shorter T_compute alone lowers the share that computes; the other terms stay.
     """
     _check_overlap(compute_s, comm_s, overlap_s)
     terms = {"T_comm": comm_s - overlap_s, "T_sync": sync_s}
@@ -73,9 +73,9 @@ def term_to_attack(compute_s: NonNegative, comm_s: NonNegative, sync_s: NonNegat
 def levers(
     compute_s: NonNegative, comm_s: NonNegative, sync_s: NonNegative, overlap_s: NonNegative = 0.0, factor: Share = 0.5
 ) -> list[TermChange]:
-    """T_step before / after each term is multiplied by `factor`, best first; T_overlap: as if all that can overlap did.
+    """T_step before / after each term is multiplied by `factor`, best first. For T_overlap, all that can overlap does.
 
-    Overlap is kept, as far as there is something left to overlap.
+    The overlap stays the same, as far as the changed terms still allow it.
     """
     _check_overlap(compute_s, comm_s, overlap_s)
     before = compute_s + comm_s + sync_s - overlap_s

@@ -11,13 +11,13 @@ GIGA, TERA = 1e9, 1e12
 
 @dataclass(frozen=True, slots=True)
 class Accelerator:
-    """One accelerator, and the node it comes in.
+    """One accelerator, and its node.
 
     Attributes:
         peak_flop_per_s: dense BF16 (FP16 where there is no BF16).
         memory_bytes, memory_bytes_per_s: high-bandwidth memory.
         link_bytes_per_s: to the other accelerators of its node, one direction, all links together.
-        power_w: of the accelerator; ``node_w`` of a whole node at most, None where it is not published.
+        power_w: of the accelerator; ``node_w``: most power of a whole node, None where it is not published.
     """
 
     name: str

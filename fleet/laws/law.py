@@ -1,8 +1,8 @@
-"""What all laws share: inputs are checked by name, arrays go in and come out, and nothing that is not finite leaves.
+"""Common code of all laws: it checks inputs by name, maps arrays to arrays, and lets no result out that is not finite.
 
-A law is a pure function over plain numbers. Its annotations say what each input may be (:data:`Positive`, :data:`Share` ...), its name ends
-in the unit of its result (none: a ratio or a count), its docstring begins with the formula. :func:`law` adds what the reader needs besides:
-the source, and one worked example, which ``docs/laws.md`` shows as it comes out.
+A law is a pure function over plain numbers. Its annotations give the domain of each input (:data:`Positive`, :data:`Share` ...). Its name
+ends in the unit of its result (none: a ratio or a count), and its docstring begins with the formula. :func:`law` adds the source, and one
+worked example, which ``docs/laws.md`` shows with its result.
 """
 
 from __future__ import annotations
@@ -113,7 +113,7 @@ REGISTRY: dict[str, Law] = {}
 
 
 class Vectorised(Protocol[P, R_co]):
-    """A law: floats give what the function is annotated with, an array anywhere gives an array of the broadcast shape."""
+    """A law: floats give the annotated type of result, an array anywhere gives an array of the broadcast shape."""
 
     __name__: str
     __wrapped__: Callable[..., Any]
@@ -129,8 +129,8 @@ def law(
 ) -> Callable[[Callable[P, R_co]], Vectorised[P, R_co]]:
     """Register a law with its source and the arguments of one worked example.
 
-    ``elementwise``: the body is for single numbers and is applied to every element of an array. ``alone``: its answer is no number, and
-    arrays are refused.
+    ``elementwise``: the body is for single numbers and runs for every element of an array. ``alone``: the answer is not a number, and the
+    law refuses arrays.
     """
 
     def decorate(function: Callable[P, R_co]) -> Vectorised[P, R_co]:
@@ -176,7 +176,7 @@ def _guarded(function: Callable[..., Any], args: tuple[Any, ...], kwargs: Mappin
 
 def _apply(function: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any], domains: Mapping[str, Domain],
            names: tuple[str, ...], elementwise: bool) -> Any:  # fmt: skip
-    """Numbers as float64 arrays; with ``elementwise`` one call for each element."""
+    """Numbers as float64 arrays; with ``elementwise``, one call for each element."""
     values = dict(zip(names, args, strict=False)) | dict(kwargs)
     numbers = {name: np.asarray(value, dtype=np.float64) for name, value in values.items() if name in domains}
     each = np.broadcast(*numbers.values())

@@ -15,7 +15,7 @@ RECOMPUTE = ("none", "selective", "full")
 
 @dataclass(frozen=True, slots=True)
 class RankMemory:
-    """Bytes on one rank. ``gathered`` are parameters that are not kept here, while they are computed with."""
+    """Bytes on one rank. ``gathered``: parameters that the rank does not keep, during the compute that uses them."""
 
     weights: float
     gradients: float
@@ -47,16 +47,16 @@ def model_state(parameters: Positive, tensor: AtLeastOne = 1, pipeline: AtLeastO
 
 
 def _kept(ranks: float, copies: float) -> float:
-    """Share of a state in chunks that one rank keeps."""
+    """Share of a chunked state that one rank keeps."""
     return (1.0 + minimum(copies, ranks - 1.0)) / ranks
 
 
 @law(CHUNKS, parameter_bytes=28e9, ranks=8, copies=1, moments=2, spread=True)
 def replicated_state(parameter_bytes: Positive, ranks: AtLeastOne, copies: int = 1, moments: int = 2, spread: bool = False) -> RankMemory:
-    """Bytes of one rank of Fleet's that has the parameters whole, at one shard a rank: P weights, 3 P gradients, moments x P.
+    """Bytes of one rank of Fleet's that has all parameters, at one shard a rank: P weights, 3 P gradients, moments x P.
 
-    Gradients at most, as they are summed: what the backward has left, the sum of this rank's shards, and the mean. Where they travel while
-    they come (overlap), what the backward leaves is the sum but in the first steps: 2 P.
+    3 P is the peak of the gradients, while ranks sum them: the result of the backward, the sum of this rank's shards, and the mean. Where
+    gradients travel during the backward (overlap), its result is the sum, but for the first steps: 2 P.
     ``spread``: the optimizer's state is in chunks (zero1), (1 + copies)/N of it on each rank.
     """
     share = _kept(ranks, copies) if spread else 1.0
@@ -74,9 +74,9 @@ def chunked_state(
 ) -> RankMemory:
     """Bytes of one rank of Fleet's fsdp, at one shard a rank: (1 + copies)/N of P weights and of moments x P, and units gathered.
 
-    Gradients leave in the backward: (1 + copies)/N of P and one unit, and 1/N of P for each shard that has come ahead of those that it is
-    added to, which is not counted. There are as many moments a parameter as the optimizer keeps, in the type of the parameters: 2 for
-    AdamW. No more copies than other ranks. In groups there are as many copies as there are other groups, at least.
+    Gradients leave in the backward: (1 + copies)/N of P and one unit. A shard that arrives before the shards it is added to takes 1/N of P
+    more, which this law leaves out. ``moments`` is the optimizer's number for a parameter, in the type of the parameters: 2 for AdamW.
+    There are at most as many copies as other ranks. In groups there are at least as many copies as other groups.
     """
     kept = _kept(ranks, copies) * parameter_bytes
     return RankMemory(kept, kept + leaving_bytes, moments * kept, 0.0, gathered_bytes)

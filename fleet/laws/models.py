@@ -1,4 +1,4 @@
-"""Language models, each with the source of its figures, and what follows from a shape."""
+"""Language models, each with the source of its figures, and the figures that follow from their shapes."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ class Model:
     """A decoder.
 
     Attributes:
-        parameters: all of them; ``active`` those that one token meets (fewer in a mixture of experts).
+        parameters: all of them; ``active``: those that one token meets (fewer in a mixture of experts).
         gated: the MLP has three matrices (SwiGLU), not two. ``tied``: input and output share the embedding.
-        tokens: of the published run; ``batch_tokens`` of one step, None where it is not published.
+        tokens: of the published run; ``batch_tokens``: of one step, None where it is not published.
     """
 
     name: str
@@ -35,7 +35,7 @@ class Model:
 
     @property
     def dense(self) -> bool:
-        """Every token meets every parameter."""
+        """Whether every token meets every parameter."""
         return self.active == self.parameters
 
     @property

@@ -53,7 +53,7 @@ def largest_mapping(gpus: Count, tensor: Count, pipeline: Count) -> Mapping3d:
 
 
 def check_mapping(gpus: int, tensor: int, pipeline: int, data: int) -> Mapping3d:
-    """The mapping, when TP x PP x DP is N. Raises ConfigError with the nearest DP and N that would do."""
+    """The mapping, when TP x PP x DP is N. Raises ConfigError with the nearest valid DP and N."""
     for name, value in {"gpus": gpus, "tensor": tensor, "pipeline": pipeline, "data": data}.items():
         if value < 1:
             raise ConfigError(name, value, "must be at least 1", "The nearest valid value is 1.")

@@ -1,7 +1,7 @@
-"""Published tables of large fleets, computed anew: each value beside the one that was printed, with a note where the publication
-contradicts itself. ``fleet laws sweep`` prints them.
+"""Published tables of large fleets, computed anew. Each value stands beside the printed one, with a note where the publication contradicts
+itself. ``fleet laws sweep`` prints them.
 
-Nothing is copied but the published values themselves; all else comes from the laws of this package and the inputs that are named here.
+The module copies only the published values themselves. All else comes from the laws of this package and the inputs named here.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ SWEEP = (8, 32, 64, 128, 256, 512, 1024)
 PER_NODE = 8
 H100, NDR = ACCELERATORS["h100"], FABRICS["ib-ndr"]
 PARAMETERS = 70.6e9
-"""Of Llama 3 70B, as the tutorial has it."""
+"""Parameters of Llama 3 70B, from the tutorial."""
 NVLINK_BYTES_PER_S, NVLINK_LATENCY_S = 2.0 * H100.link_bytes_per_s, 0.5e-6
 """The tutorial counts both directions of NVLink."""
 COMPUTE_S = 6.68
-"""Of a step. It is not printed: efficiency of 89.9% at 1,024 GPUs, with communication of 750.3 ms, implies it, and that of 8 agrees."""
+"""Compute of a step. The tutorial does not print it: its 89.9% at 1,024 GPUs and 750.3 ms of communication imply it; that of 8 agrees."""
 MONTH_S = 30.0 * DAY_S
 WRITE_S = 60.0
 STORE_BYTES_PER_S = 7e9
@@ -37,10 +37,10 @@ class PublishedValue:
 
     Attributes:
         value: computed here, in ``unit``.
-        published: what was printed; None where nothing was.
-        within: half of the last digit that was printed.
-        source: who printed it, or whose method it is.
-        note: what is wrong with it, or with what it is compared.
+        published: the printed value; None where none was printed.
+        within: half of the last printed digit.
+        source: the publication of the value, or of its method.
+        note: the fault of the value, or of the value that it is compared with.
     """
 
     name: str
@@ -53,7 +53,7 @@ class PublishedValue:
 
     @property
     def agrees(self) -> bool | None:
-        """Whether both are the same to the digits that were printed; None where there is nothing to compare."""
+        """Whether both values are the same to the printed digits; None without a printed value."""
         return None if self.published is None else abs(self.value - self.published) <= self.within * (1.0 + 1e-9)
 
 
@@ -74,9 +74,10 @@ def tables() -> dict[str, list[PublishedValue]]:
 
 
 def tutorial_comm_s(gpus: int) -> float:
-    """Communication of a step as the tutorial counts it, 8 tensor-parallel ranks in a node and the rest data-parallel.
+    """Communication of a step by the tutorial's count: 8 tensor-parallel ranks in a node, and the rest data-parallel.
 
-    Weights of a rank once over NVLink; gradients by a ring in the node, or, of more than 8 replicas, two of these and a ring between nodes.
+    Weights of a rank go once over NVLink. Gradients go round a ring in the node. With more than 8 replicas they take two such rings and a
+    ring between nodes.
     """
     size, replicas = shard_bytes(), gpus // PER_NODE
     weights_s = collectives.message_s(size, NVLINK_BYTES_PER_S)
@@ -87,7 +88,7 @@ def tutorial_comm_s(gpus: int) -> float:
 
 
 def placed_comm_s(gpus: int) -> float:
-    """The same where replicas are: 8 tensor-parallel ranks fill a node, so every replica is on another, and all rings cross the network."""
+    """The same with the replicas in their places: 8 tensor-parallel ranks fill a node, so all rings of replicas cross the network."""
     ring_s = collectives.ring_all_reduce_s(shard_bytes(), gpus // PER_NODE, NDR.bytes_per_s, NDR.latency_s)
     return collectives.message_s(shard_bytes(), NVLINK_BYTES_PER_S) + ring_s
 
@@ -113,7 +114,7 @@ def scale() -> Iterator[PublishedValue]:
 
 
 def mtbf_of(gpus: int) -> float:
-    """MTBF in seconds of that many GPUs in nodes of 8, with their NICs and power supplies in series."""
+    """MTBF in seconds of so many GPUs in nodes of 8, with their NICs and power supplies in series."""
     return reliability.mtbf_s(NODE_MTTF_S, gpus / PER_NODE)
 
 
@@ -139,7 +140,7 @@ def young_s(gpus: int, write_s: float) -> float:
 
 
 def checkpoint_loss() -> Iterator[PublishedValue]:
-    """Hours that 30 days lose to checkpoints and rework, and to communication."""
+    """Hours of 30 days that checkpoints and rework take, and communication."""
     write_s = checkpointing.write_s(checkpointing.state_bytes(PARAMETERS), STORE_BYTES_PER_S)
     yield PublishedValue("checkpoint of 70.6 B parameters", checkpointing.state_bytes(PARAMETERS) / 1e9, "GB", 988.4, 0.05, TUTORIAL)
     yield PublishedValue("its write at 7 GB/s", write_s, "s", 141.2, 0.05, TUTORIAL)
@@ -173,7 +174,7 @@ def power() -> Iterator[PublishedValue]:
 
 
 def productivity() -> Iterator[PublishedValue]:
-    """What a joule does."""
+    """Work for a joule."""
     peak = roofline.fleet_flop_per_s(25_000, H100.peak_flop_per_s)
     watts = energy.fleet_power_w(25_000, H100.power_w)
     yield PublishedValue("peak of 25,000 GPUs", peak / 1e19, "1e19 FLOP/s", 2.47, 0.005)
@@ -189,7 +190,7 @@ def productivity() -> Iterator[PublishedValue]:
 
 
 def gap() -> Iterator[PublishedValue]:
-    """Parts that are reliable, fleets that are not."""
+    """Reliable parts, and fleets of them that are not reliable."""
     for share, nodes, printed, within in ((0.999, 1_000, 36.8, 0.05), (0.999, 10_000, 0.0045, 5e-5), (0.9999, 10_000, 36.8, 0.05)):
         yield PublishedValue(
             f"no failure of {nodes:,} nodes, {share} each", 100.0 * reliability.all_survive(share, nodes), "%", printed, within
@@ -201,7 +202,7 @@ def gap() -> Iterator[PublishedValue]:
 
 
 def tax() -> Iterator[PublishedValue]:
-    """What working together costs."""
+    """The cost of working together."""
     gradients = checkpointing.state_bytes(175e9, bytes_per_parameter=4)
     yield PublishedValue("gradients of 175 B parameters", gradients / 1e9, "GB", 700, 0.5)
     for name, bits_per_s, printed in (("200 Gb/s", 200e9, 4.1), ("100 Gb/s", 100e9, 2.1)):
@@ -241,16 +242,16 @@ HEADS = ("quantity", "unit", "here", "published", "", "note")
 
 
 def cells(row: PublishedValue) -> tuple[str, ...]:
-    """A row for people, in the order of ``HEADS``."""
+    """A row as text, in the order of ``HEADS``."""
     published = "" if row.published is None else _printed(row.published, row.within)
     return row.name, row.unit, shown(row.value), published, SIGNS[row.agrees], row.note
 
 
 def _printed(value: float, within: float) -> str:
-    """With the digits that were printed."""
+    """The value with the digits of the publication."""
     return f"{value:.{max(0, round(-log10(2.0 * within)))}f}" if within else shown(value)
 
 
 def shown(value: float) -> str:
-    """Six figures at most, and no exponent for what people read as it is."""
+    """Six figures at most, and no exponent for numbers of a usual size."""
     return f"{value:.6g}" if 1e-4 <= abs(value) < 1e6 or not value else f"{value:.4g}"

@@ -1,4 +1,4 @@
-"""Looking things up by name, and saying what there is when a name is unknown."""
+"""Look-up by name; the error for an unknown name lists the known ones."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ T = TypeVar("T")
 
 
 def find(field: str, name: str, known: Mapping[str, T]) -> T:
-    """``known[name]``; names are compared without case, spaces, dots, dashes and underscores.
+    """``known[name]``. The comparison ignores case, spaces, dots, dashes and underscores.
 
     Raises:
         ConfigError: no such name; the way out names the nearest one and all others.

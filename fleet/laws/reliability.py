@@ -1,4 +1,4 @@
-"""How often a fleet fails. Rates add: n units in series fail n times as often as one."""
+"""The rate of a fleet's failures. Rates add: n units in series fail n times as often as one."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from fleet.laws.law import (
 )
 
 GPU_MTTF_S = 50_000.0 * HOUR_S
-"""MTTF of one GPU where nothing better is known: 50,677 h at Llama 3's 419 interruptions (arXiv 2407.21783), rounded."""
+"""MTTF of one GPU without a better figure: 50,677 h at Llama 3's 419 interruptions (arXiv 2407.21783), rounded."""
 
 NODE_PARTS = ((50_000.0 * HOUR_S, 8), (150_000.0 * HOUR_S, 8), (100_000.0 * HOUR_S, 2))
 """(MTTF in seconds, count) of GPUs, NICs and power supplies of one node, Machine Learning Systems (textbook), vol. 2, appendix Fleet."""
@@ -56,7 +56,7 @@ def series_mttf_s(parts: Iterable[tuple[float, float]]) -> float:
             raise ConfigError("parts", (mttf, count), "an MTTF must be greater than 0, and a count at least 0")
         rate += count / mttf
     if not np.all(np.asarray(rate) > 0):
-        raise ConfigError("parts", (), "nothing that can fail is left", "Name at least one part.")
+        raise ConfigError("parts", (), "there is no part that can fail", "Name at least one part.")
     return 1.0 / rate
 
 
@@ -65,8 +65,8 @@ def series_mttf_s(parts: Iterable[tuple[float, float]]) -> float:
 def redundant_mttf_s(mttf_s: Positive, parts: Count, needed: Count = 1, repair_s: NonNegative = 0.0) -> float:
     """Mean time until fewer than ``needed`` of ``parts`` work, all new at first: sum over states of the mean passage time down one state.
 
-    ``repair_s`` = 0 means none: MTTF x sum of 1/i for i = needed..parts. Else each broken part has its own repair crew;
-    passage from i working parts: h(i) = (1 + r(i) h(i + 1)) / (i/MTTF), r(i) = (parts - i) / repair.
+    ``repair_s`` = 0 means none: MTTF x sum of 1/i for i = needed..parts. Else each broken part has its own repair crew.
+    Passage from i working parts: h(i) = (1 + r(i) h(i + 1)) / (i/MTTF), r(i) = (parts - i) / repair.
     """
     if needed > parts:
         raise ConfigError("needed", needed, f"only {parts:g} parts are there", f"The nearest valid value is {parts:g}.")
@@ -125,7 +125,7 @@ def any_slow(share: Share, units: NonNegative) -> float:
 
 @law("synchronous training waits for the slowest rank", relative_speed=0.8)
 def straggler_loss(relative_speed: PositiveShare) -> float:
-    """What a synchronous fleet loses when its slowest rank runs at ``relative_speed``: 1 - speed."""
+    """Loss of a synchronous fleet whose slowest rank runs at ``relative_speed``: 1 - speed."""
     return 1.0 - relative_speed
 
 
@@ -137,13 +137,13 @@ def recovery_share(recovery_s: NonNegative, mean_s: Positive) -> float:
 
 @law("wall-clock reading of a published claim: 100,000 GPUs, a failure every 18 min", stall_s=600.0, mean_s=1080.0)
 def effective_share(stall_s: NonNegative, mean_s: Positive) -> float:
-    """Share of the wall clock that is left when each failure stalls the job: (M - stall) / M, 0 when it never gets going again."""
+    """Share of the wall clock left when each failure stalls the job: (M - stall) / M, 0 when a stall lasts until the next failure."""
     return maximum(0.0, 1.0 - stall_s / mean_s)
 
 
 @law("budget of Machine Learning Systems (textbook), vol. 2, appendix Fleet", overheads=(0.05, 0.03, 0.10, 0.05))
 def overhead_goodput(overheads: Iterable[float]) -> float:
-    """What additive overheads, each a share of the wall clock, leave: 1 - sum."""
+    """Goodput after additive overheads, each a share of the wall clock: 1 - sum."""
     shares = [*overheads]
     if min(shares, default=0.0) < 0 or sum(shares) > 1:
         raise ConfigError("overheads", tuple(shares), "shares of the wall clock are at least 0 and add up to at most 1")
@@ -206,7 +206,7 @@ def weibull_survival(age_s: NonNegative, scale_s: Positive, shape: Positive) -> 
 
 @law("minimum of N Weibull lives; Heien et al. 2011 (SC) on why not", scale_s=79.0, shape=0.7, units=1000, elementwise=True)
 def renew_all_mtbf_s(scale_s: Positive, shape: Positive, units: Positive) -> float:
-    """MTBF if every failure renewed all N parts: eta Gamma(1+1/k) N^(-1/k). Far too pessimistic for k < 1; here to show by how much."""
+    """MTBF if every failure renewed all N parts: eta Gamma(1+1/k) N^(-1/k). Far too pessimistic for k < 1; it shows by how much."""
     return scale_s * math.gamma(1.0 + 1.0 / shape) * math.pow(units, -1.0 / shape)
 
 
@@ -214,8 +214,8 @@ def renew_all_mtbf_s(scale_s: Positive, shape: Positive, units: Positive) -> flo
 def all_lost_rate_per_s(fault_rate_per_s: NonNegative, groups: Count, repair_s: NonNegative) -> float:
     """Rate at which ``groups`` independent groups are down at the same time, each mended ``repair_s`` after its fault: a k A (1 - A)^(k-1).
 
-    ``fault_rate_per_s`` is the rate over all groups together. Each group is up a share A = 1/(1 + a r) of the time, a = rate/groups,
-    r = repair; the last one falls at a x P(exactly one is up) = a k A (1 - A)^(k-1) (independent two-state machines in balance).
+    ``fault_rate_per_s`` is the rate over all groups together. The groups are independent two-state machines in balance. Each is up a share
+    A = 1/(1 + a r) of the time, a = rate/groups, r = repair. The last group falls at a x P(exactly one is up) = a k A (1 - A)^(k-1).
     """
     each = fault_rate_per_s / groups
     down = each * repair_s / (1.0 + each * repair_s)

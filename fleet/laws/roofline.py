@@ -1,4 +1,4 @@
-"""What one accelerator can do, and how much of it is used."""
+"""The rates that one accelerator can reach, and the used share of them."""
 
 from __future__ import annotations
 
@@ -54,5 +54,5 @@ def decode_flop_per_byte(batch: Positive, bytes_per_parameter: Positive = 2.0) -
 
 @law("of the data sheet's dense peak", gpus=25_000, peak_flop_per_s=PEAK)
 def fleet_flop_per_s(gpus: Positive, peak_flop_per_s: Positive, utilisation: PositiveShare = 1.0) -> float:
-    """Peak of a fleet, or what a utilisation leaves of it: N x peak x utilisation."""
+    """Peak of a fleet, times its utilisation: N x peak x utilisation."""
     return gpus * peak_flop_per_s * utilisation

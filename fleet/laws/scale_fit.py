@@ -1,13 +1,15 @@
-"""The Fleet Law of a job, fitted to what its steps took at some worlds: T(N) = T_compute/N + T_comm(N) + T_sync(N), term by term.
+"""The Fleet Law of a job, fitted to the measured steps at some worlds: T(N) = T_compute/N + T_comm(N) + T_sync(N), term by term.
 
-Each term is a sum of shapes, functions of the world alone, with a coefficient in seconds for each; coefficients are found by least squares
-and are never below 0 (Lawson & Hanson 1974, Solving Least Squares Problems, ch. 23). What is observed is a visit: a world, trained with for
-a while, once. Visits of one world differ by more than the noise of their steps, so visits, and not steps, are the sample. Their deviations
-are taken to be normal, and correlated between terms, as what delays a host delays all of them; how they grow with a term is chosen by its
-likelihood. Intervals are Student's, of weighted linear regression (Draper & Smith 1998, Applied Regression Analysis, ch. 3 and 9).
+Each term is a sum of shapes, functions of the world alone, with a coefficient in seconds for each. Least squares give the coefficients,
+never below 0 (Lawson & Hanson 1974, Solving Least Squares Problems, chapter 23).
 
-An interval holds what visits differ by, and what few visits do not tell of the coefficients. It does not hold that the law may have another
-shape where nobody has measured.
+The sample is made of visits: one visit is one world, trained with once for a while. Visits of one world differ by more than the noise of
+their steps, so steps are no sample. The fit takes the visits' deviations as normal. It takes them as correlated between terms: a delay of a
+host delays all of them. The likelihood chooses how a deviation grows with its term. Intervals are Student's, of weighted linear regression
+(Draper & Smith 1998, Applied Regression Analysis, chapters 3 and 9).
+
+An interval covers the difference between visits, and the uncertainty of coefficients from few visits. It does not cover another shape of
+the law at worlds without a visit.
 """
 
 from __future__ import annotations
@@ -25,12 +27,12 @@ Array = NDArray[np.float64]
 Shape = Callable[[int, int], float]
 CONFIDENCE = 0.9
 PARTS_OF_STEP = (0.02, 0.1, 0.5)
-"""A term deviates in proportion to itself and to one of these parts of the step, as what delays a rank delays some term of it. Which of
-them it is, the visits say."""
+"""A term deviates in proportion to itself and to one of these parts of the step. A delay of a rank delays some term of its step. The
+visits' likelihood chooses the part."""
 
 
 def largest_part(world: int, shards: int) -> float:
-    """Share of the shards that the rank with most of them has. Beyond one rank a shard, the batch is taken to be cut as finely."""
+    """Share of the shards that the rank with most of them has. Beyond one rank a shard, the law cuts the batch as finely."""
     return math.ceil(shards / world) / shards if world <= shards else 1.0 / world
 
 
@@ -58,14 +60,14 @@ SHAPES: Mapping[str, Mapping[str, Shape]] = {
 
 @dataclass(frozen=True, slots=True)
 class Visit:
-    """A world, trained with once: mean seconds of a step by term, as ``fleet.ledger.step_terms`` has them."""
+    """A world, trained with once: mean seconds of a step by term, as in ``fleet.ledger.step_terms``."""
 
     world: int
     terms: Mapping[str, float]
 
     @property
     def step_s(self) -> float:
-        """Of all terms."""
+        """The sum of all terms."""
         return sum(self.terms.values())
 
 
@@ -84,8 +86,10 @@ class Estimate:
 
 @dataclass(frozen=True)
 class _Term:
-    """One term's regression. ``pseudo`` turns what was observed, each in proportion to its deviation, into coefficients, and ``left`` what
-    deviates into what no coefficient takes up."""
+    """One term's regression, of observations in proportion to their deviation.
+
+    ``pseudo`` maps observations to coefficients, and ``left`` maps them to residuals.
+    """
 
     shapes: Mapping[str, Shape]
     part: float
@@ -104,7 +108,7 @@ class _Term:
 
 @dataclass(frozen=True)
 class Fit:
-    """The law of a job. ``worlds`` are those that it rests on."""
+    """The law of a job. ``worlds`` are the worlds of its visits."""
 
     shards: int
     worlds: tuple[int, ...]
@@ -127,7 +131,7 @@ class Fit:
         return _around(middle, float(variances.sum()), self._freedom(names, np.diag(variances)))
 
     def coefficients(self) -> dict[str, Estimate]:
-        """By name, in seconds."""
+        """Estimates by name of the coefficient, in seconds."""
         found = {}
         for term in self.terms.values():
             sigma2 = float(term.residuals @ term.residuals) / term.freedom
@@ -137,7 +141,7 @@ class Fit:
         return found
 
     def _covariance(self, one: str, other: str, world: int, visits: int, step_s: float) -> float:
-        """Of the errors with which two terms are predicted: by their coefficients, and by the visits that are to come."""
+        """Covariance of the errors of two predicted terms: the errors of their coefficients, and the deviations of visits to come."""
         a, b = self.terms[one], self.terms[other]
         sigma2 = float(a.residuals @ b.residuals) / float((a.left * b.left).sum())
         known = (a.row(world, self.shards) @ a.pseudo) @ (b.row(world, self.shards) @ b.pseudo)
@@ -145,7 +149,7 @@ class Fit:
         return sigma2 * (float(known) + to_come / visits)
 
     def _freedom(self, names: Sequence[str], variances: Array) -> float:
-        """The terms' own, by their part in the variance: what delays a host delays all terms, so that they are not worth their sum."""
+        """The terms' degrees of freedom, weighted by their part in the variance. A host's delay hits all terms: a sum would be too high."""
         below = sum(float(v) / self.terms[name].freedom for name, v in zip(names, variances, strict=True))
         return float(variances.sum()) / below if below > 0 else float(min(self.terms[name].freedom for name in names))
 
@@ -158,7 +162,7 @@ def _around(value: float, variance: float, freedom: float) -> Estimate:
 
 
 def evened(visit: Visit, shards: int) -> Visit:
-    """The visit with compute and data of the rank that has most shards: the others wait for it, which is no noise."""
+    """The visit with compute and data of the rank with most shards. The other ranks wait for it, and that wait is not noise."""
     longer = largest_part(visit.world, shards) * visit.world - 1.0
     more = {name: visit.terms[name] * longer for name in ("compute", "data")}
     terms = {name: value + more.get(name, 0.0) for name, value in visit.terms.items()}
@@ -166,7 +170,7 @@ def evened(visit: Visit, shards: int) -> Visit:
 
 
 def fit(visits: Sequence[Visit], shards: int) -> Fit:
-    """The law that comes nearest to the visits, at ``shards`` shards a step. Raises ConfigError when they say too little."""
+    """The law that fits the visits best, at ``shards`` shards a step. Raises ConfigError when there are too few visits."""
     worlds = tuple(sorted({visit.world for visit in visits}))
     check_determines(worlds, len(visits))
     even = [evened(visit, shards) for visit in visits]
@@ -174,24 +178,24 @@ def fit(visits: Sequence[Visit], shards: int) -> Fit:
 
 
 def check_determines(worlds: Sequence[int], visits: int) -> None:
-    """Whether so many visits of these worlds tell the law. Raises ConfigError."""
+    """Check that so many visits of these worlds determine the law. Raises ConfigError."""
     if len(worlds) < 2 or max(worlds) < 2:
-        reason = f"the law is fitted to the worlds {', '.join(map(str, worlds)) or 'none'}, and one world does not say how a step scales"
+        reason = f"the law is fitted to the worlds {', '.join(map(str, worlds)) or 'none'}, and one world does not show how a step scales"
         raise ConfigError("--worlds", ",".join(map(str, worlds)), reason, "Name at least two worlds beside the held-out one: 1,2,4.")
     if visits < 3:
-        reason = "two visits have two points, which say nothing of how far off a line through them is"
+        reason = "a line always fits two visits, so that its error is unknown"
         raise ConfigError("--rounds", visits, reason, "Visit each world twice: --rounds 2.")
 
 
 def _regression(name: str, visits: Sequence[Visit], shards: int) -> _Term:
-    """With the deviations that make what was seen most likely."""
+    """The regression of one term with the most likely deviations."""
     shapes = _separable(SHAPES[name], visits, shards)
     found = [_weighted(name, visits, shapes, part, shards) for part in PARTS_OF_STEP]
     return max(found, key=lambda pair: pair[0])[1]
 
 
 def _weighted(name: str, visits: Sequence[Visit], shapes: Mapping[str, Shape], part: float, shards: int) -> tuple[float, _Term]:
-    """(log-likelihood, regression) where deviations are in proportion to the term and to that part of the step."""
+    """(log-likelihood, regression) with deviations in proportion to the term and to ``part`` of the step."""
     from scipy.optimize import nnls
 
     means = {world: np.mean([(v.terms[name], v.step_s) for v in visits if v.world == world], axis=0) for world in {v.world for v in visits}}
@@ -208,7 +212,7 @@ def _weighted(name: str, visits: Sequence[Visit], shapes: Mapping[str, Shape], p
 
 
 def _separable(shapes: Mapping[str, Shape], visits: Sequence[Visit], shards: int) -> dict[str, Shape]:
-    """The first shapes that these worlds tell apart, with one visit left to say how far off they are."""
+    """The first shapes that these worlds tell apart; one visit more than shapes remains, for their error."""
     kept: dict[str, Shape] = {}
     informative = sum(any(shape(visit.world, shards) for shape in shapes.values()) for visit in visits)
     for name, shape in shapes.items():

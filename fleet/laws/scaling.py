@@ -1,4 +1,4 @@
-"""What more ranks give."""
+"""The gain from more ranks."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def communication_intensity_bytes_per_flop(size_bytes: NonNegative, work_flop: P
 
 @law("overheads before and after", nominal=10.0, overhead_before=0.05, overhead_after=0.40)
 def effective_speedup(nominal: Positive, overhead_before: Share, overhead_after: Share) -> float:
-    """What a nominal speedup comes to when the overhead grows: nominal x (1 - after) / (1 - before)."""
+    """The real gain of a nominal speedup when the overhead grows: nominal x (1 - after) / (1 - before)."""
     return nominal * (1.0 - overhead_after) / (1.0 - overhead_before)
 
 
@@ -71,7 +71,7 @@ def effective_flop_per_s(gpus: Positive, peak_flop_per_s: Positive, mfu: Share, 
 
 @law(TEXTBOOK, shares=(0.5, 0.5, 0.77))
 def compound_share(shares: Iterable[Share]) -> float:
-    """What independent efficiencies leave of the peak: their product."""
+    """The share of the peak after independent efficiencies: their product."""
     values = [*shares]
     for value in values:
         Domain(0.0, 1.0).check("shares", value)
@@ -80,7 +80,7 @@ def compound_share(shares: Iterable[Share]) -> float:
 
 @law("speedups multiply", wanted=100.0, parts=(4.0, 2.5))
 def remaining_factor(wanted: Positive, parts: Iterable[float]) -> float:
-    """The factor that is left to find when others are known: wanted / product of the parts."""
+    """The factor still to find when the others are known: wanted / product of the parts."""
     values = [*parts]
     for value in values:
         Domain(0.0, open=True).check("parts", value)

@@ -1,6 +1,6 @@
 """Spares, as the machine repair problem: N units are needed, S stand by cold, c crews repair.
 
-With n units down the fleet fails at rate min(N, N + S - n) lambda and is repaired at rate min(n, c) / MTTR, all times exponential.
+With n units down the fleet fails at rate min(N, N + S - n) lambda. The crews repair at rate min(n, c) / MTTR. All times are exponential.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ def availability(mttf_s: Positive, repair_s: NonNegative) -> float:
 
 @law("share of capacity bought and not used", units=2048, spares=16)
 def spare_share(units: Positive, spares: NonNegative) -> float:
-    """Share of all units that stands by: S / (N + S)."""
+    """Share of all units that stand by: S / (N + S)."""
     return spares / (units + spares)
 
 

@@ -91,5 +91,5 @@ def nested_goodput(shares: Sequence[PositiveShare]) -> float:
     """Goodput of independent levels, each with its own checkpoints and failures: product of the levels' goodputs."""
     values = [float(share) for share in shares]
     if not all(0.0 < value <= 1.0 for value in values):
-        raise ConfigError("shares", tuple(values), "each level's goodput lies above 0 and is at most 1")
+        raise ConfigError("shares", tuple(values), "each level's goodput must be above 0 and at most 1")
     return math.prod(values)

@@ -1,4 +1,4 @@
-"""How much a model costs to train, and how large it should be."""
+"""The cost of training a model, and its best size."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def training_flop(parameters: Positive, tokens: Positive) -> float:
 
 @law("Narayanan et al. 2021, arXiv 2104.04473, sec. 5.1; Chowdhery et al. 2022, appendix B", layers=80, width=8192, sequence=8192)
 def attention_flop(layers: Positive, width: Positive, sequence: Positive) -> float:
-    """FLOP of attention scores per token, forward and backward: 12 x layers x width x sequence; a causal kernel that skips does half."""
+    """FLOP of attention scores per token, forward and backward: 12 x layers x width x sequence; half with a causal kernel."""
     return 12.0 * layers * width * sequence
 
 

@@ -1,1 +1,1 @@
-"""The ledger: where every rank-second of a run went, as a fold of its journal, and what follows from that."""
+"""The ledger: a fold of a run's journal into rank-seconds by category, and the figures that follow from it."""

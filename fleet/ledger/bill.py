@@ -1,7 +1,7 @@
-"""What rank-seconds cost in money, energy and emissions: of a run, of each category, and of each fault. Pure.
+"""The price of rank-seconds in money, energy and emissions: of a run, of each category, and of each fault. Pure.
 
-Amounts are what the tariff says of a slot times the slots' seconds, so they add up as the ledger does. What the tariff does not know is
-left out; each amount says on what it rests: ``declared`` by the user, ``measured`` by the devices, or a ``data sheet``.
+An amount is the tariff of a slot's second times the slots' seconds, so amounts add up as the ledger does. The bill leaves out an amount
+without a tariff. Each amount has a basis: ``declared`` by the user, ``measured`` by the devices, or a ``data sheet``.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ UNITS = {"usd": "USD", "kwh": "kWh", "kg_co2": "kg CO2"}
 
 @dataclass(frozen=True, slots=True)
 class Tariff:
-    """``per_s``: amount of a slot's second, by name of ``UNITS``; ``basis``: what each rests on.
+    """``per_s``: amount of a slot's second, by name of ``UNITS``; ``basis``: the basis of each amount.
 
-    ``grid_kg_per_s``: of ``kg_co2``, what comes with the energy, by hour of the day in UTC; empty where that is the same at all hours.
+    ``grid_kg_per_s``: the part of ``kg_co2`` that comes with the energy, by hour of the day in UTC; empty where all hours are the same.
     """
 
     per_s: Mapping[str, float]
@@ -33,7 +33,7 @@ class Tariff:
     grid_kg_per_s: tuple[float, ...] = ()
 
     def between(self, unix_s: float, seconds: float) -> Tariff:
-        """That of a run which began then and has lasted so long: a slot draws the same at all hours, and the grid is not the same."""
+        """The tariff of a run from ``unix_s`` on for ``seconds``. A slot's power is the same at all hours; the grid's emissions change."""
         if not self.grid_kg_per_s:
             return self
         usual = sum(self.grid_kg_per_s) / len(self.grid_kg_per_s)
@@ -45,7 +45,7 @@ class Tariff:
 
 
 def _mean(by_hour: Sequence[float], unix_s: float, seconds: float) -> float:
-    """Over the time from ``unix_s`` on, of what goes by the hour of the day."""
+    """The mean of an hourly amount, over ``seconds`` from ``unix_s`` on."""
     end_s, at_s, total = unix_s + max(seconds, 1e-6), unix_s, 0.0
     days, rest_s = divmod(end_s - at_s, len(by_hour) * HOUR_S)
     total, end_s = days * sum(by_hour) * HOUR_S, at_s + rest_s
@@ -57,11 +57,11 @@ def _mean(by_hour: Sequence[float], unix_s: float, seconds: float) -> float:
 
 
 def tariff(cost: Mapping[str, Any], measured_w: float | None = None) -> Tariff | None:
-    """From the settings of a run, as its journal has them (see ``fleet.settings.cost``); None when they say nothing.
+    """From a run's settings in its journal (see ``fleet.settings.cost``); None when they have no cost.
 
     Args:
-        cost: what the user says wins.
-        measured_w: what a slot's device draws on average, where devices say it: it wins over the data sheet.
+        cost: the user's own figures win.
+        measured_w: a slot's mean power, where devices measure it. It wins over the data sheet.
     """
     watts, rests_on = _watts(cost, measured_w)
     on_energy = _on_energy(cost, watts) if watts is not None else {}
@@ -77,7 +77,7 @@ def tariff(cost: Mapping[str, Any], measured_w: float | None = None) -> Tariff |
 
 
 def _watts(cost: Mapping[str, Any], measured_w: float | None) -> tuple[float | None, str]:
-    """Of a slot, and on what that rests; None where nobody knows it."""
+    """Power of a slot, and its basis; None where it is unknown."""
     if (said := cost.get("watts_per_rank")) is not None:
         return said, DECLARED
     if measured_w is not None:
@@ -90,7 +90,7 @@ def _watts(cost: Mapping[str, Any], measured_w: float | None) -> tuple[float | N
 
 
 def _on_energy(cost: Mapping[str, Any], watts: float) -> dict[str, float]:
-    """What a slot's second takes in energy, and costs for it."""
+    """Energy of a slot's second, its price and its emissions."""
     from fleet.laws.energy import carbon_kg, energy_kwh, energy_usd, facility_w
 
     hours = [float(each) for each in cost.get("g_co2_per_kwh_by_hour") or ()]
@@ -124,12 +124,12 @@ def bill(found: Tariff, s: Any) -> dict[str, Any]:
 
 
 def _each(total: Mapping[str, float], count: float) -> dict[str, float] | None:
-    """The share of one of ``count``; None where there is none."""
+    """The share of one of ``count``; None for a count of 0."""
     return {name: amount / count for name, amount in total.items()} if count else None
 
 
 def for_faults(found: Mapping[str, Any]) -> dict[str, float]:
-    """What of a :func:`bill` went into faults and other losses, all of them together."""
+    """The part of a :func:`bill` for faults and other losses, all of them together."""
     return {name: sum(each[name] for each in found["faults"].values()) for name in found["total"]}
 
 
@@ -139,7 +139,7 @@ def in_units(amounts: Mapping[str, float]) -> str:
 
 
 def stored_words(store: Mapping[str, float] | None) -> str:
-    """What of a :func:`bill` the store has cost, as a part of its line; empty where nobody has said what a store costs."""
+    """The store's part of a :func:`bill`, as a part of its line; empty without a price of the store."""
     if store is None:
         return ""
     usd, kept, read = (figure(store[name], 3) for name in ("usd", "gb_months", "gb_read"))
@@ -156,11 +156,11 @@ def rests_on(basis: Mapping[str, str]) -> str:
 
 GB = 1e9
 MONTH_S = 730 * HOUR_S
-"""As providers count: 8,760 hours a year, in twelve parts."""
+"""A provider's month: a twelfth of 8,760 hours."""
 
 
 class Stored:
-    """What lies in the durable store, and what was read from it: bytes, and bytes over time. Checkpoints are what a run has there.
+    """Bytes in the durable store over time, and bytes read from it. Only checkpoints lie there.
 
     The newest ``keep`` durable checkpoints lie in the store; a withdrawn one stays until newer ones push it out.
     """
@@ -171,7 +171,7 @@ class Stored:
         self._read: dict[Member, int] = {}
 
     def add(self, record: Record) -> None:
-        """Durable checkpoints, and what ranks have read of them."""
+        """Take a durable checkpoint, or a rank's count of bytes read."""
         if isinstance(record, CheckpointRecord) and record.phase == "durable" and record.level == STORE:
             self._byte_s = self.byte_s(record.at_s)
             self._since_s = record.at_s
@@ -180,22 +180,22 @@ class Stored:
             self._read[record.member] = record.fetched_bytes
 
     def byte_s(self, now_s: float) -> float:
-        """Bytes times the seconds that they have been there, up to ``now_s``."""
+        """Bytes times the seconds that they have lain there, up to ``now_s``."""
         return self._byte_s + sum(self._kept) * max(0.0, now_s - self._since_s)
 
     @property
     def read_bytes(self) -> int:
-        """Of all processes."""
+        """Bytes that all processes have read."""
         return sum(self._read.values())
 
 
 def store_bill(cost: Mapping[str, Any], byte_s: float, read_bytes: float) -> dict[str, float] | None:
-    """What the store has cost: ``gb_months``, ``gb_read`` and ``usd``; None where no setting ``cost.*`` says what it costs.
+    """Cost of the store: ``gb_months``, ``gb_read`` and ``usd``; None where no setting ``cost.*`` has a price of it.
 
     Args:
-        cost: settings of a run, as its journal has them (see ``fleet.settings.cost``).
-        byte_s: what lay there, in bytes times seconds.
-        read_bytes: what was read, in bytes.
+        cost: settings of a run, from its journal (see ``fleet.settings.cost``).
+        byte_s: stored bytes times seconds.
+        read_bytes: bytes read.
     """
     month, read = cost.get("usd_per_gb_month"), cost.get("usd_per_gb_read")
     if month is None and read is None:

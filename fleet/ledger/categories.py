@@ -1,4 +1,4 @@
-"""What each category of the ledger means, a sentence each: for whoever meets one on a page or in a document."""
+"""The meaning of each category of the ledger, a sentence each, for pages and documents."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ MEANINGS: Mapping[str, str] = {
     "rework": "Steps that did not count: they were abandoned after a loss, or rolled back after they were committed.",
     "checkpoint_stall": "The loop stands still while its state is copied for a checkpoint.",
     "restore": "A rank receives the state, from a peer, a disk or the store.",
-    "detect": "A process is lost and nobody knows yet: from its last sign of life until it is declared lost.",
+    "detect": "A process is lost and not known as lost yet: from its last sign of life until the agent or coordinator declares it lost.",
     "reform": "Ranks leave one view and meet in the next one.",
     "provision": "The slot is empty: no process fills it yet, at the start or after a loss.",
-    "maintenance": "The slot is empty: its node was taken away, as was announced before, and no other process fills it yet.",
+    "maintenance": "The slot is empty: its node was taken away after a notice, and no other process fills it yet.",
     "init": "A process starts: imports, model and first connection, until it is ready for its first view.",
     "verify": "Ranks compare their states, or compute a shard again, to find corruption.",
     "idle_spare": "A spare is up and waits until a rank is lost.",
     "finish": "The rank is done with its last step and waits for the end of the run.",
-    "other": "The process ran and nobody recorded what it did.",
+    "other": "The process ran, and no record says how it spent the time.",
     STEP: "A step that was committed: compute, exposed_comm, straggler_wait and data_wait together. This is goodput.",
     PENDING: "Not decided yet: steps in flight, and time that ranks have not reported so far. It is neither goodput nor lost.",
 }
-"""Of every category of ``fleet.protocol.records.CATEGORIES``, of a step as a whole, and of time that is in no category yet."""
+"""Meanings of all categories of ``fleet.protocol.records.CATEGORIES``, of a step as a whole, and of time without a category yet."""

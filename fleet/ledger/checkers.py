@@ -1,7 +1,7 @@
-"""Whether a run has survived its chaos: folds of its journal, one for each thing that should hold. Pure.
+"""Whether a run has survived its chaos: folds of its journal, one for each property that should hold. Pure.
 
-Three verdicts: ok, violated, unknown. Unknown means that the journal cannot tell; a checker that crashes says unknown and why, and is
-never ok. Bounds in time follow from the run's own time-outs, so that none is shorter than what the run itself waits for.
+Three verdicts: ok, violated, unknown. Unknown means that the journal does not decide it. A checker that crashes gives unknown and the
+error, never ok. Bounds in time follow from the run's own time-outs, so that no bound is shorter than the run's own wait.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ from fleet.protocol.types import Member
 
 OK, VIOLATED, UNKNOWN = "ok", "violated", "unknown"
 MOST_OTHER = 0.01
-"""So much of the rank-seconds may be in the ledger's ``other``."""
+"""The largest share of the rank-seconds in the ledger's ``other``."""
 LAST_S = 1.0
-"""So much of a process's time may die untold with it: what it did since its agent looked last, or its node's agent told."""
+"""Seconds of a process's time that may die with it unreported: since its agent's last look, or since its agent's last report."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,8 +52,8 @@ class Judgement:
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """Seconds. ``react_s``: from a loss to a view without it. ``full_s``: from the last loss to a full world. ``hang_s``: a rank may stand
-    still for so long before it is evicted."""
+    """Seconds. ``react_s``: from a loss to a view without it. ``full_s``: from the last loss to a full world. ``hang_s``: the longest time
+    without progress before a rank is evicted."""
 
     react_s: float
     full_s: float
@@ -61,14 +61,14 @@ class Bounds:
 
     @classmethod
     def of(cls, settings: Mapping[str, Any]) -> Bounds:
-        """From what a run has said of its settings; any text may stand there."""
+        """From the settings that a run recorded; their values may be any text."""
         limits = timeouts_said(settings)
         react_s = sum(limits[name] for name in ("node_s", "quiesce_s", "form_s", "start_s")) + numbers(settings).get("form_delay_s", 0.0)
         return cls(react_s, react_s + limits["start_s"], limits["progress_s"])
 
 
 class Checker(ABC):
-    """One thing that should hold. ``takes`` are the records that it looks at."""
+    """One property that should hold. ``takes``: the types of records that it reads."""
 
     name: ClassVar[str]
     takes: ClassVar[tuple[type, ...]]
@@ -102,12 +102,12 @@ class FaultsAccounted(Checker):
     def take(self, record: FaultRecord | Resumed | RunEnded) -> None:
         match record:
             case FaultRecord(phase="planned", fault=fault, at_s=at_s):
-                if self._origin_s is None:  # what is ordered by hand is due at once; else the plan's time begins now
+                if self._origin_s is None:  # a fault ordered by hand is due at once; else the plan's time begins now
                     self._origin_s = at_s - (fault.at_s if fault.component == BY_HAND else 0.0)
                 self._due_s[fault.id] = self._origin_s + fault.at_s
             case FaultRecord(phase="executed" | "suppressed" as phase, fault=fault, at_s=at_s):
-                self._decided.setdefault(fault.id, set()).add((phase, at_s))  # what was told twice was decided once
-            case Resumed(gap=True):  # who would have decided the rest is gone
+                self._decided.setdefault(fault.id, set()).add((phase, at_s))  # a decision reported twice counts once
+            case Resumed(gap=True):  # the process that decides the rest is gone
                 self._left += len(self._open())
                 self._due_s = {fault: due_s for fault, due_s in self._due_s.items() if fault in self._decided}
             case RunEnded():
@@ -131,7 +131,7 @@ class FaultsAccounted(Checker):
 
 
 class RanksLeft(Checker):
-    """Every rank of the view that a fault has ended was followed, within the bound, by a view without it or the run's end."""
+    """After a fault ended a rank of the view, a view without that rank or the run's end followed within the bound."""
 
     name = Check.RANKS_LEFT.value
     takes = (FaultRecord, ProcessLost, ViewPublished, Resumed, RunEnded)
@@ -150,7 +150,7 @@ class RanksLeft(Checker):
                 self._kinds[fault.id] = fault.kind
                 if phase == "executed":
                     self._note_fault(fault.id, record.members, record.at_s)
-            case ProcessLost(fault=str(fault), member=member, at_s=at_s):  # this may be told before the fault was
+            case ProcessLost(fault=str(fault), member=member, at_s=at_s):  # this record may come before the fault's
                 self._note_fault(fault, (member,), at_s)
             case ViewPublished(view=view, at_s=at_s):
                 self._view = frozenset(view.members)
@@ -183,7 +183,7 @@ class RanksLeft(Checker):
 
 
 class WorldFullAgain(Checker):
-    """At most the bound after the last fault or loss, or the last return of what it took, the view had all its ranks, and kept them."""
+    """The view had all its ranks within the bound, and kept them. The bound begins with the last fault, loss, or return of a node."""
 
     name = "world_full_again"
     takes = (RunStarted, FaultRecord, ProcessLost, ViewPublished, Resumed, RunEnded)
@@ -244,7 +244,7 @@ class WorldFullAgain(Checker):
 
 
 class GoesOn(Checker):
-    """After every fault that stops or slows the run for a while, a step was committed, or the run completed."""
+    """After every fault that stops or slows the run for a while, the run committed a step, or completed."""
 
     name = Check.GOES_ON.value
     takes = (FaultRecord, Committed, Resumed, RunEnded)
@@ -288,7 +288,7 @@ class GoesOn(Checker):
 
 
 class Bits(Checker):
-    """What a fault has made wrong in a rank is in nobody's state at the end: it is found, or a twin without faults tells."""
+    """No rank has bits at the end that a fault made wrong. A rank has found them, or a twin without faults shows that none are left."""
 
     name = Check.BITS.value
     takes = (FaultRecord, ProcessLost, HistoryBegun, ViewPublished)
@@ -308,10 +308,10 @@ class Bits(Checker):
                     self._unseen.add(fault.id)
             case ProcessLost(member=member):
                 self._wrong.pop(member, None)
-            case HistoryBegun():  # all go back to a state that was found to be good
+            case HistoryBegun():  # all ranks go back to a state that is known to be good
                 self._wrong.clear()
             case ViewPublished(view=view):
-                for rank in view.receivers:  # they are given the state
+                for rank in view.receivers:  # they receive the state
                     self._wrong.pop(view.members[rank], None)
 
     def verdict(self, now_s: float) -> tuple[str, str]:
@@ -319,15 +319,15 @@ class Bits(Checker):
             return UNKNOWN, "no bit was flipped, and no twin has run to compare with"
         left = sorted({*self._wrong.values(), *self._unseen})
         if left:
-            return UNKNOWN, f"nobody has found what {', '.join(left)} made wrong: a twin can tell whether it is left (--twin)"
-        return OK, f"what {len(self._seen)} faults made wrong was replaced, or computed again"
+            return UNKNOWN, f"no rank has found the wrong bits of {', '.join(left)}: a twin can show whether they are left (--twin)"
+        return OK, f"the wrong bits of {len(self._seen)} faults were replaced, or computed again"
 
 
 class CommitsExact(Checker):
-    """No committed step is lost or doubled, but for what a new history rolled back on record.
+    """No committed step is lost or doubled, but for the steps that a new history rolled back on record.
 
-    In the coordinator's records: within a history commits only go up, no view starts from before them, and a history starts from what
-    exists. In the ranks' own time lines: one process commits a step of a history at most once, and together they commit every step.
+    In the coordinator's records, commits only go up within a history. No view starts from before them, and a history starts from an
+    existing state. In the ranks' time lines, a process commits a step of a history at most once. Together they commit every step.
     """
 
     name = "commits_exact"
@@ -350,7 +350,7 @@ class CommitsExact(Checker):
                 if state.step <= self._newest.get(state.history, -1) and state.step != self._base.get(state.history):
                     self._say(f"step {state.step} of history {state.history} was committed twice")
                 self._newest[state.history] = state.step
-            case ViewPublished(view=view, graceful=False):  # one that grows beside running steps is older than it will be
+            case ViewPublished(view=view, graceful=False):  # a view that grows beside running steps has an older state than it will have
                 newest = self._newest.get(view.state.history, view.state.step)
                 if view.state.step < newest:
                     lost = f"{newest} steps of history {view.state.history} were committed"
@@ -370,7 +370,7 @@ class CommitsExact(Checker):
         if self._wrong:
             return VIOLATED, self._wrong
         if not self._newest:
-            return UNKNOWN, "nothing was committed"
+            return UNKNOWN, "no step was committed"
         if not self._done:
             return UNKNOWN, "the journal has no time lines of ranks"
         last = max(self._newest)
@@ -382,7 +382,7 @@ class CommitsExact(Checker):
 
 
 class LedgerCloses(Checker):
-    """Every rank-second is in the ledger, and next to none in its ``other``; what dies with processes and nodes may be there."""
+    """Every rank-second is in the ledger, and next to none in its ``other``, but for time that dies with processes and nodes."""
 
     name = "ledger_closes"
     takes = (ProcessLost,)
@@ -435,7 +435,7 @@ class Judge:
         for checker in self._by_record.get(type(record), ()):
             try:
                 checker.take(record)
-            except Exception as error:  # noqa: BLE001 - whatever a checker trips over, it must not end the fold, nor pass for a verdict
+            except Exception as error:  # noqa: BLE001 - an error of a checker must not end the fold, and is no verdict
                 self._broken[checker.name] = _crash(error)
 
     def judgements(self, ledger: LedgerSummary | None = None) -> list[Judgement]:
@@ -454,7 +454,7 @@ class Judge:
 
 
 def judged(records: Iterable[Record], ledger: LedgerSummary | None = None) -> tuple[Judgement, ...]:
-    """What the journal of a run comes to; ``ledger`` is that of the same run."""
+    """The judgements on a run's journal; ``ledger`` is that of the same run."""
     judge = Judge()
     for record in records:
         judge.take(record)
@@ -466,7 +466,7 @@ def _crash(error: Exception) -> str:
 
 
 def with_twin(checks: Iterable[Mapping[str, str]], equal: bool | None) -> list[dict[str, str]]:
-    """Checks as plain data, with what is known of the bits once a twin without faults has run. None: it came to no end: nothing."""
+    """Checks as plain data, with the answer of a twin without faults about the bits. None: the twin did not end, and the checks stay."""
     if equal is None:
         return [dict(one) for one in checks]
     reason = "the twin without faults ended with the same bits" if equal else "the twin without faults ended with other bits"
@@ -475,5 +475,5 @@ def with_twin(checks: Iterable[Mapping[str, str]], equal: bool | None) -> list[d
 
 
 def violated(checks: Iterable[Mapping[str, str]]) -> list[Mapping[str, str]]:
-    """Of checks as plain data those that do not hold."""
+    """The checks that do not hold, of checks as plain data."""
     return [one for one in checks if one["verdict"] == VIOLATED]

@@ -1,6 +1,6 @@
-"""What each loss cost: the ledger's time, charged to the misfortune that caused it. Used by ``fleet.ledger.goodput``.
+"""The cost of each loss: the ledger's time, charged to the loss that caused it. Used by ``fleet.ledger.goodput``.
 
-A loss is known by its member, ``slot.incarnation``; a time when the whole run was down without any loss on record is an ``outage-N``.
+A loss has the name of its member, ``slot.incarnation``. A time when the whole run was down without a recorded loss is an ``outage-N``.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from fleet.protocol.records import FaultRecord, LossExplained, ProcessLost, View
 from fleet.protocol.types import Fault, Member, StateId
 
 STEADY_STEPS = 20
-"""Steps after the world is full again, for the excess of a loss."""
+"""Steps after the world is full again, before the excess of a loss is taken."""
 
 Causes = tuple[str, ...]
 
 
 @dataclass(slots=True)
 class LossCost:
-    """A process that was lost (``at_us`` on the run's clock), and the microseconds by category that it is charged with."""
+    """A lost process (``at_us`` on the run's clock), and the microseconds by category that it is charged with."""
 
     id: str
     at_us: int
@@ -42,19 +42,19 @@ class LossCost:
     """(step, at_us) of the first commit at or after the target."""
     views: list[int] = field(default_factory=list)
     like: str = "kill_rank"
-    """The kind of fault that it looks like, where no fault explains it."""
+    """The kind of fault that the loss looks like, where no fault explains it."""
     domain: str = ""
-    """The domain that was lost as a whole, and this with it: ``rack a: 2 nodes, 4 ranks``."""
+    """The domain that was lost as a whole, with this process: ``rack a: 2 nodes, 4 ranks``."""
     together: int = 0
-    """The same number for all that were lost with it; 0: it was lost alone."""
+    """The same number for all losses of one domain; 0: it was lost alone."""
     evicted: bool = False
-    """The reason is the rule by which it was evicted, and not that its process was killed by that."""
+    """The cause stays the rule that evicted the process, and not the kill that followed."""
     down_us: int = 0
-    """Of an outage: how long nobody held a machine, which is in no category."""
+    """Of an outage: time without a machine, which is in no category."""
 
 
 class CostBook:
-    """Losses, views and faults, and who is charged with what."""
+    """Losses, views and faults, and the time that each loss is charged with."""
 
     def __init__(self) -> None:
         self.losses: dict[str, LossCost] = {}
@@ -90,7 +90,7 @@ class CostBook:
             self._unsettled.append(loss)
 
     def domain_lost(self, lost: DomainLost) -> None:
-        """These losses are one. A wider domain that is lost then takes the place of those in it."""
+        """These losses are one. The later loss of a wider domain takes the place of those in it."""
         nodes, ranks = (
             f"{count} {what}{'s' if count != 1 else ''}" for count, what in ((len(lost.nodes), "node"), (len(lost.members), "rank"))
         )
@@ -100,12 +100,12 @@ class CostBook:
                 loss.domain, loss.together = f"{lost.level} {lost.domain}: {nodes}, {ranks}", self._domains
 
     def explained(self, record: LossExplained) -> None:
-        """How the process of a loss has ended."""
+        """Record how the process of a loss ended."""
         if (loss := self.losses.get(str(record.member))) is not None and not loss.evicted:
             loss.cause = str(record.cause)
 
     def outage(self, at_us: int, back_us: int, cause: str) -> None:
-        """The whole run was down between these times. It is charged with what it cost to start again, and not with its own length."""
+        """The whole run was down between these times. The outage is charged with the cost of the new start, not with its own length."""
         self._downs.append((at_us, back_us))
         loss = LossCost(f"outage-{len(self._downs)}", at_us, cause, None, -1, before=self._committed, down_us=back_us - at_us)
         self.losses[loss.id] = loss
@@ -145,7 +145,7 @@ class CostBook:
         return tuple(name for name in before if name in self.losses)
 
     def _inherited(self) -> Causes:
-        """A view without causes of its own: it follows an outage, or one that never came to a commit."""
+        """The causes of a view without causes of its own: it follows an outage, or a view that never committed a step."""
         if self._open_outage or not self._generations:
             return self._open_outage
         tried = self._generations[-1]
@@ -167,10 +167,10 @@ class CostBook:
         known = self._commit_times.get(generation, (first_us, last_us))
         self._commit_times[generation] = (min(known[0], first_us), max(known[1], last_us))
 
-    # ---- who pays
+    # ---- charging
 
     def charge(self, index: int, duration_us: int, causes: Causes) -> None:
-        """Charge time to its causes, who share it; what has no known cause is kept apart."""
+        """Charge time to its causes in equal shares. Time without a known cause is kept apart."""
         if len(causes) > 1:
             self._shared.setdefault(causes, [0] * len(CODES))[index] += duration_us
             return
@@ -178,9 +178,9 @@ class CostBook:
         (self.uncharged if loss is None else loss.us)[index] += duration_us
 
     def charged(self) -> tuple[dict[str, list[int]], list[int]]:
-        """Microseconds by category that each loss is charged with, and those that are nobody's. Shares are equal, to the microsecond.
+        """Microseconds by category for each loss, and those without a cause. Shares are equal, to the microsecond.
 
-        Shares are dealt out here and not in ``charge``: when thousands of ranks are lost at once, each span would be cut in thousands.
+        It deals out the shares here and not in ``charge``: when thousands of ranks are lost at once, each span would have as many parts.
         """
         us = {name: list(loss.us) for name, loss in self.losses.items()}
         uncharged = list(self.uncharged)
@@ -193,7 +193,7 @@ class CostBook:
         return us, uncharged
 
     def charge_after(self, index: int, duration_us: int, generation: int) -> None:
-        """Charge the losses that ended ``generation``: they are named by the next view that was not entered gracefully."""
+        """Charge the losses that ended ``generation``. The next view that is not graceful names them."""
         causes = self.causes_after(generation)
         if causes is None:
             self._waiting.setdefault(generation, Counter())[index] += duration_us
@@ -201,7 +201,7 @@ class CostBook:
             self.charge(index, duration_us, causes)
 
     def charge_span(self, charge: Charge) -> None:
-        """Charge a rank's own time: after its steps to what ended its view, before them to what led to the view or to the process."""
+        """Charge a rank's own time: after its steps to the end of its view, before them to the cause of view or process."""
         if charge.after:
             self.charge_after(charge.category, charge.duration_us, charge.generation)
             return
@@ -215,12 +215,12 @@ class CostBook:
         return self._graceful_causes.get(generation, ())
 
     def causes_after(self, generation: int) -> Causes | None:
-        """Causes of the first view after ``generation`` that was not graceful; None while there is none."""
+        """Causes of the first view after ``generation`` that was not graceful; None before there is one."""
         at = bisect_right(self._generations, generation)
         return self._causes[at] if at < len(self._causes) else None
 
     def broke_us(self, generation: int) -> int | None:
-        """When ``generation`` was broken: its first loss, or the moment when the rank that was lost began to hang, if that is known."""
+        """The time when ``generation`` broke: its first loss, or the time when the lost rank began to hang, if it is known."""
         if generation not in self._broken:
             return None
         if generation not in self._broke_us:
@@ -233,14 +233,14 @@ class CostBook:
         return min([loss.at_us, *hung])
 
     def close(self) -> None:
-        """The run has ended: time that waits for a view goes to the losses of its own generation."""
+        """At the end of the run: charge time that waits for a view to the losses of its own generation."""
         for generation, waiting in self._waiting.items():
             causes = tuple(loss.id for loss in self._broken.get(generation, ()))
             for index, duration in waiting.items():
                 self.charge(index, duration, causes)
         self._waiting.clear()
 
-    # ---- what it came to
+    # ---- results
 
     def stall_us(self, loss: LossCost, median_us: float) -> float | None:
         """Gap between the last commit before the view that repaired ``loss`` and the first after it, less the median step."""
@@ -255,13 +255,13 @@ class CostBook:
         return max(0.0, first - last - self._down_us(last, first) - median_us)
 
     def _down_us(self, begin_us: int, end_us: int) -> int:
-        """How long nobody held a machine between these times."""
+        """Time without a machine between these times."""
         return sum(max(0, min(end_us, back_us) - max(begin_us, gone_us)) for gone_us, back_us in self._downs)
 
     def excess_us(self, loss: LossCost, median_us: float) -> float | None:
-        """All that the loss cost in wall time in which machines were held, until 20 steps after the world is full again.
+        """All wall time that the loss cost while machines were held, until 20 steps after the world is full again.
 
-        None when it did not come to that.
+        None when the run did not get that far.
         """
         if loss.before is None or loss.steady is None:
             return None
@@ -273,9 +273,9 @@ class CostBook:
 
 
 class Floors:
-    """Steps that are no longer part of history, by the key (generation or history) that is too old to hold them.
+    """The last steps that count, by key (generation or history): later steps of an older key are no longer part of history.
 
-    ``add(key, step)`` says: whatever is older than ``key`` counts only up to ``step``. Keys rise.
+    ``add(key, step)``: keys older than ``key`` count only up to ``step``. Keys rise.
     """
 
     def __init__(self) -> None:
@@ -290,6 +290,6 @@ class Floors:
         self._steps.append(step)
 
     def of(self, key: int, default: int) -> int:
-        """The last step of ``key`` that counts, ``default`` when nothing was taken back."""
+        """The last step of ``key`` that counts; ``default`` when no step was taken back."""
         at = bisect_right(self._keys, key)
         return self._steps[at] if at < len(self._steps) else default

@@ -1,8 +1,8 @@
-"""Why a run was slow: symptom -> metric -> compute, communication or coordination -> layer -> remedy -> where the cost moves -> evidence.
+"""The causes of a run's cost: symptom, metric, term of the step, layer, remedy, place to which the cost moves, and evidence.
 
-A pure function of the ledger. Every sentence carries the figures it rests on; what cannot be told from a ledger is not guessed. ``where``
-is the term of the Fleet Law that the time is in, as ``fleet.ledger.step_law`` has it; the layer is what has to be changed. They may
-differ: ranks that wait for a slow one coordinate, and what is to be mended computes.
+A pure function of the ledger. Every sentence has the figures that it rests on, and guesses nothing that a ledger does not show. ``where``
+is the term of the Fleet Law with the time (see ``fleet.ledger.step_law``); the layer is the part to change. They may differ: ranks that
+wait for a slow rank are coordination, and the part to mend computes.
 """
 
 from __future__ import annotations
@@ -27,20 +27,19 @@ LAYER_OF: Mapping[str, str] = {
 """Metric -> the layer of the system whose cost it is."""
 TERM_NAMES = {"T_compute": "computing", "T_comm": "communication that nothing hides", "T_sync": "coordination"}
 NOTABLE = 0.01
-"""Shares of all rank-seconds below this are not worth anybody's time; the largest loss is named all the same."""
+"""The diagnosis leaves out smaller shares of all rank-seconds, but always names the largest loss."""
 UNEVEN = 1.5
-"""A slot that waits for the others this many times less than they wait is the one they wait for."""
+"""A slot that waits this many times less than the others is the one that they wait for."""
 OFTEN = 3
-"""Losses of one slot from which on it is the place, and not bad luck, that is suspected."""
+"""From so many losses of one slot on, the diagnosis suspects the place and not bad luck."""
 
 
 @dataclass(frozen=True, slots=True)
 class TimeFinding:
-    """One thing that cost time.
+    """One cost in time.
 
-    ``share`` of all allocated rank-seconds of which it is known where they went, ``metric`` the category or figure that shows it. ``layer``
-    is the part of that layer of the system, which ``system`` names, that it is about. ``moves_to``: what grows when the remedy is taken; no
-    remedy is free.
+    ``share``: of all allocated rank-seconds that have a category. ``metric``: the category or figure that shows it. ``layer``: the part of
+    the system's layer (``system``) that causes it. ``moves_to``: the cost that grows with the remedy; no remedy is free.
     """
 
     symptom: str
@@ -63,7 +62,7 @@ class TimeFinding:
 
 
 def diagnose(summary: LedgerSummary) -> tuple[TimeFinding, ...]:
-    """What cost the run most, dearest first. Empty for a run that lost nothing."""
+    """The largest costs of the run, dearest first. Empty for a run without losses."""
     found = [rule(summary) for rule in RULES]
     ranked = sorted((finding for finding in found if finding is not None and finding.share > 0), key=lambda each: -each.share)
     notable = [finding for finding in ranked if finding.share >= NOTABLE] or ranked[:1]
@@ -71,14 +70,14 @@ def diagnose(summary: LedgerSummary) -> tuple[TimeFinding, ...]:
 
 
 def _of_all(summary: LedgerSummary, rank_s: float) -> float:
-    """As a share of all rank-seconds of which it is known where they went."""
+    """``rank_s`` as a share of all rank-seconds that have a category."""
     return rank_s / summary.decided_s if summary.decided_s > 0 else 0.0
 
 
 def _finding(
     summary: LedgerSummary, metric: str, symptom: str, layer: str, remedy: str, moves_to: str, *evidence: str, part_s: float | None = None
 ) -> TimeFinding:
-    """About the time of a category, or of ``part_s`` seconds of it. How much that is comes first of the evidence."""
+    """About the time of a category, or of ``part_s`` seconds of it. The evidence begins with that time."""
     spent_s = summary.categories[metric] if part_s is None else part_s
     share = _of_all(summary, spent_s)
     spent = f"{metric} took {rank_time(spent_s)} of all {rank_time(summary.decided_s)} that the ranks had ({share:.1%})."
@@ -104,7 +103,7 @@ def _slow_rank(summary: LedgerSummary) -> TimeFinding:
 
 
 def _waits(summary: LedgerSummary) -> dict[int, float]:
-    """Share of each slot's steps that it waited for slower ones; slots without steps are left out."""
+    """Share of each slot's steps in which it waited for slower ones; slots without steps are left out."""
     totals = {slot: sum(row[name] for name in STEP_NAMES) for slot, row in enumerate(summary.slots)}
     return {slot: summary.slots[slot]["straggler_wait"] / total for slot, total in totals.items() if total > 0}
 
@@ -124,14 +123,14 @@ def _wire(summary: LedgerSummary) -> TimeFinding:
 
 
 def _overlap(law: StepLaw) -> list[str]:
-    """What is hidden of the exchange, and what it is worth to hide all that can be."""
+    """The hidden part of the exchange, and the gain from hiding all that compute can hide."""
     said = [f"{hidden_words(law).capitalize()}."]
     speedup = {lever.name: lever.speedup for lever in _levers(law)}.get("T_overlap", 1.0)
     return [*said, f"With all hidden that computing can hide, steps would be {speedup:.2f} times as fast."] if speedup > 1.005 else said
 
 
 def _levers(law: StepLaw) -> list[fleet_law.TermChange]:
-    """What each term of the step is worth; nothing for a step of no time."""
+    """The gain from each term of the step; empty for a step of no time."""
     return fleet_law.levers(law.compute_s, law.comm_s, law.sync_s, law.hidden_s) if law.step_s > 0 else []
 
 
@@ -152,7 +151,7 @@ def _data(summary: LedgerSummary) -> TimeFinding:
 
 
 def _interval(summary: LedgerSummary) -> list[str]:
-    """How the interval in use compares with the optimum for what was measured."""
+    """Compares the interval in use with the optimum for the measured figures."""
     every_s, blocked_s, losses = summary.checkpoint_interval_s, summary.checkpoint_blocked_s, summary.in_view_losses
     if every_s is None or not blocked_s or not losses:
         return []
@@ -200,7 +199,7 @@ def _of_faults(name: str, symptom: str, layer: str, remedy: str, moves_to: str) 
 
 
 def _cold(summary: LedgerSummary) -> TimeFinding:
-    """Slots that wait for their first process: no spare helps against that."""
+    """Slots that wait for their first process: no spare helps there."""
     started = "the run started"
     if again := sum(incident.down_s > 0 for incident in summary.incidents):
         started += f" and was resumed {again} time{'s' if again > 1 else ''}"
@@ -241,7 +240,7 @@ def _start(summary: LedgerSummary) -> TimeFinding:
 
 def _verification(summary: LedgerSummary) -> TimeFinding:
     compute = summary.categories["compute"]
-    share = [f"That is {summary.categories['verify'] / compute:.1%} of what the steps computed."] if compute else []
+    share = [f"That is {summary.categories['verify'] / compute:.1%} of the steps' compute."] if compute else []
     return _finding(
         summary, "verify", "Ranks check each other's work.", "the defence against silent corruption",
         "Compute fewer shards again (--verify), if the nodes are trusted.",
@@ -251,14 +250,14 @@ def _verification(summary: LedgerSummary) -> TimeFinding:
 
 def _unexplained(summary: LedgerSummary) -> TimeFinding:
     return _finding(
-        summary, "other", "Time that nobody recorded.", "the journal",
+        summary, "other", "Time without a record.", "the journal",
         "Look at which slots have holes, and when: a node that died takes its last moments along.", "nowhere: it was lost anyway",
-        f"{summary.holes} holes of {duration(summary.hole_s)} in what ranks recorded.",
+        f"{summary.holes} holes of {duration(summary.hole_s)} in the ranks' records.",
     )  # fmt: skip
 
 
 def _places(summary: LedgerSummary) -> list[TimeFinding]:
-    """Slots that are lost again and again, not by chaos."""
+    """Slots that are lost again and again, not through chaos."""
     natural = [i for i in summary.incidents if i.id.startswith("loss-")]
     lost = Counter(member.partition(".")[0] for incident in natural for member in incident.members)
     found = []
@@ -289,7 +288,7 @@ RULES: tuple[Callable[[LedgerSummary], TimeFinding | None], ...] = (
     _of_faults("restore", "Newcomers take long to get the state.", "state transfer",
                "Send it from several peers, or keep a copy beside the spare.", "to exposed_comm, while copies are kept up to date"),
     _of_faults("finish", "The run takes long to end.", "the end of the run: the last checkpoint, and processes that leave",
-               "Run longer, so that there is one end to more steps, or leave the last checkpoint out where nobody needs it.",
+               "Run longer, so that there is one end to more steps, or leave the last checkpoint out where no later run needs it.",
                "to rework, when the run is taken up again from an older checkpoint"),
 )  # fmt: skip
 
@@ -318,7 +317,7 @@ def explain(summary: LedgerSummary, findings: tuple[TimeFinding, ...]) -> str:
 
 
 def _law_words(summary: LedgerSummary) -> str:
-    """The terms of a step, the one to attack first, and all of the time by the same three; lines that go on after another."""
+    """Lines on the terms of a step, the term to attack first, and all rank-seconds by the same terms."""
     law = summary.step_law
     if law is None:
         return ""
@@ -331,7 +330,7 @@ def _law_words(summary: LedgerSummary) -> str:
 
 
 def law_plain(summary: LedgerSummary) -> dict[str, object] | None:
-    """The same for JSON; None before a step is kept."""
+    """The same lines for JSON; None before a step is kept."""
     law = summary.step_law
     if law is None:
         return None

@@ -1,9 +1,11 @@
-"""Goodput as a product: how much of what was held was the world's, how much of that became steps that are kept, and how much of the
-hardware's peak those used. Pure.
+"""Goodput as a product of three shares. Pure.
 
-The first two together are the time of kept steps over all that was held or queued for; the third is the MFU of those steps, where the train
-model's FLOPs are counted, or the train function says them (``run.steps(flops=)``). The peak is that of the data sheet (``cost.device``), or
-the one that the first rank has measured.
+* Scheduling: the world's part of all time that was held or queued for.
+* Runtime: the part of the world's time that went into kept steps.
+* Program: the MFU of those steps, their part of the hardware's peak. It needs FLOPs, which the train model's count or the train function
+  (``run.steps(flops=)``) gives.
+
+The peak is that of the data sheet (``cost.device``), or the one that the first rank has measured.
 """
 
 from __future__ import annotations
@@ -17,7 +19,7 @@ from fleet.protocol.records import FLOPS, PEAK
 
 @dataclass(frozen=True, slots=True)
 class Factors:
-    """Shares from 0 to 1; ``program`` is None where nobody knows it, and else a share of the peak that ``rests_on`` names."""
+    """Shares from 0 to 1. ``program`` is a share of the peak that ``rests_on`` names, or None where it is unknown."""
 
     scheduling: float
     runtime: float
@@ -26,7 +28,7 @@ class Factors:
 
     @property
     def product(self) -> float:
-        """Of those that are known."""
+        """The product of the known shares."""
         return self.scheduling * self.runtime * (1.0 if self.program is None else self.program)
 
     def plain(self) -> dict[str, Any]:
@@ -40,7 +42,7 @@ class Factors:
 
 
 def factors(s: Any) -> Factors | None:
-    """Of a ``LedgerSummary``; None before any of its time is decided."""
+    """The factors of a ``LedgerSummary``; None before any of its time has a category."""
     held_s = s.decided_s + (s.world + s.spares) * s.queued_s
     if s.decided_s <= 0:
         return None
@@ -48,7 +50,7 @@ def factors(s: Any) -> Factors | None:
 
 
 def _program(s: Any, kept_s: float) -> tuple[float | None, str]:
-    """MFU: FLOPs of the model in kept steps over what the ranks could have done in their time; and of which peak."""
+    """MFU: FLOPs of the model in kept steps over the FLOPs of the ranks' peak in that time; and the name of that peak."""
     peak, rests_on = _peak(s)
     if FLOPS not in s.measurements or not peak or kept_s <= 0:
         return None, ""
@@ -57,7 +59,7 @@ def _program(s: Any, kept_s: float) -> tuple[float | None, str]:
 
 
 def _peak(s: Any) -> tuple[float, str]:
-    """FLOP/s of a rank's device, and on what that rests; 0 where nobody knows it."""
+    """FLOP/s of a rank's device, and its basis; 0 where it is unknown."""
     if s.device:
         from fleet.laws.hardware import accelerator  # it takes numpy, which a summary does without
 

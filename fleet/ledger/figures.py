@@ -1,12 +1,12 @@
-"""Figures as people read them: a few digits, thousands apart, and a unit that fits. Pure."""
+"""Figures for readers: a few digits, thousands apart, and a unit that fits. Pure."""
 
 from __future__ import annotations
 
 SMALL, LARGE = 1e-3, 1e12
-"""Between them no power of ten is written."""
+"""Between these a figure has no power of ten."""
 PREFIXES = (("P", 1e15), ("T", 1e12), ("G", 1e9), ("M", 1e6), ("k", 1e3))
 ROUGH = 1e-3
-"""Of a smaller share one digit behind the point says nothing."""
+"""One digit behind the point is too coarse for a smaller share."""
 
 
 def figure(value: float, digits: int = 4) -> str:
@@ -24,5 +24,5 @@ def with_prefix(value: float, unit: str) -> str:
 
 
 def share(value: float) -> str:
-    """``91.2%``, and ``0.042%`` of what is less than a thousandth."""
+    """``91.2%``, and ``0.042%`` for a share below a thousandth."""
     return f"{value:.1%}" if not 0 < abs(value) < ROUGH else f"{100 * value:.2g}%"

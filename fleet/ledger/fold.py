@@ -1,9 +1,10 @@
 """The goodput ledger: a pure fold of the journal. Every rank-second of every slot falls into exactly one category.
 
-Nothing is inferred as a remainder: a rank's time is in its own ``Spans``; the ledger adds only what no rank can record, from the times of
-losses and of replacements (``provision``, ``detect``, ``rework``). Time that nobody recorded is ``other``, and counted as a hole. What a
-process reports after another took its place (its node was cut off, and came back) is not the slot's time any more; it is counted apart. So
-is the time in which the run was stopped and nobody held a machine: it is nobody's.
+No category is a remainder. A rank's time is in its own ``Spans``. The ledger adds only the time that no rank can record, from the times of
+losses and of replacements (``provision``, ``detect``, ``rework``). Time without a record is ``other``, and counts as a hole.
+
+Two times are counted apart. A process may report after another took its place, when its node was cut off and came back. The slot does not
+own that time any more. No slot owns the time in which the run was stopped and held no machine.
 """
 
 from __future__ import annotations
@@ -66,10 +67,10 @@ from fleet.protocol.records import (
 from fleet.protocol.types import Member
 
 KEPT_BOUNDARIES = 8
-"""Durable checkpoints that the ledger can follow a rollback to."""
+"""The number of durable checkpoints to which the ledger can follow a rollback."""
 BUDGET, WORLD = "cost.budget_usd", "world"
 END_NOISE_US = 100_000
-"""Spans may end this much after the run, by hosts whose clocks are not quite aligned; the run then ends with the last of them."""
+"""Spans may end so long after the run, as clocks of hosts differ a little. The run then ends with the last span."""
 FINISH_INDEX = NAMES.index("finish")
 
 
@@ -84,7 +85,7 @@ class LedgerFold:
     Live and afterwards alike: :meth:`apply` each record, ask :meth:`summary` at any time.
 
     Args:
-        timeline: gathers what each slot did when, for pictures; None saves the time.
+        timeline: gathers the categories of each slot over time, for pictures; None saves the time.
     """
 
     def __init__(self, timeline: Timeline | None = None) -> None:
@@ -105,7 +106,7 @@ class LedgerFold:
         self._closed: LedgerFold | None = None
 
     def __getstate__(self) -> dict[str, Any]:
-        """For a snapshot: all but what follows from the rest."""
+        """For a snapshot: all fields but the derived one."""
         return self.__dict__ | {"_closed": None}
 
     def apply(self, record: Record) -> None:
@@ -143,7 +144,7 @@ class LedgerFold:
         self.last_us = max(self.last_us, to_us(record.at_s))
 
     def _resumed(self, record: Resumed) -> None:
-        """After a gap every slot was empty since the last record, and nobody held it."""
+        """After a gap: every slot was empty since the last record, and the run held no machine."""
         at_us, ended = to_us(record.at_s), self.ended
         if ended is not None:
             self.last_us = to_us(ended.at_s)
@@ -157,7 +158,7 @@ class LedgerFold:
         self.last_us = at_us
 
     def _stopped(self, back_us: int, ended: RunEnded | None, cause: str) -> None:
-        """Nobody held a machine since the last record, and everybody was gone by then."""
+        """The run held no machine since the last record, and all processes were gone by then."""
         gone_us = min(back_us, max(self.last_us, *(slot.cursor_us for slot in self.slots)))
         for slot in self.slots:
             if slot.incarnation >= 0:
@@ -208,7 +209,7 @@ class LedgerFold:
         self.last_us = max(self.last_us, slot.cursor_us)
 
     def _in_life(self, record: Spans) -> Spans:
-        """Without what the process did after it was declared lost: its slot was empty by then, or another's."""
+        """Without the process's time after it was declared lost: by then its slot was empty, or another process had it."""
         loss_us = self._loss_us(record.member)
         if loss_us is None:
             return record
@@ -221,7 +222,7 @@ class LedgerFold:
         return self.book.members.get(generation, self.world.ranks)
 
     def _enter(self, slot: SlotAccount, record: Spans) -> Spans:
-        """Check that the record follows on what the slot has; a new incarnation fills the time before it."""
+        """Check that the record follows the slot's last one; a new incarnation fills the time before it."""
         member = record.member
         if member.incarnation == slot.incarnation:
             if record.start_us != slot.cursor_us:
@@ -269,14 +270,14 @@ class LedgerFold:
         return duration
 
     def _hole(self, slot: SlotAccount, end_us: int) -> None:
-        """Time between a process's last span and its death that nobody recorded."""
+        """Time without a record, from a process's last span to its death."""
         duration = self._fill(slot, end_us, OTHER_INDEX)
         if duration > CLOCK_NOISE_US:
             slot.holes += 1
             slot.hole_us += duration
 
     def _unobserved(self, record: Unobserved) -> None:
-        """Lenient where spans are strict: the node that knew the exact times is gone."""
+        """Lenient where spans are strict: the node with the exact times is gone."""
         slot = self._slot(record.member)
         if slot.is_past(record.member):
             self.stale_us += record.end_us - record.start_us
@@ -289,10 +290,10 @@ class LedgerFold:
         self._hole(slot, min(record.start_us, end_us))
         self._fill(slot, end_us, OTHER_INDEX)
 
-    # ---- what came to nothing
+    # ---- rework
 
     def _abandon(self, abandoned: Abandoned) -> None:
-        """Wait with the verdict until the next view: the loss that broke this one may not be on record yet."""
+        """Delay the verdict until the next view: the loss that broke this view may not be on record yet."""
         causes = self.book.causes_after(abandoned.generation)
         if causes is None and not abandoned.rolled_back:
             self.undone.held.setdefault(abandoned.generation, []).append(abandoned)
@@ -300,7 +301,7 @@ class LedgerFold:
             self._resolve(abandoned)
 
     def _resolve(self, abandoned: Abandoned) -> None:
-        """Rework, but for the part after the loss that broke the generation: that is the time it took to notice."""
+        """Rework, but for the part after the loss that broke the generation: that part is detection."""
         broke_us = None if abandoned.rolled_back else self.book.broke_us(abandoned.generation)
         slot = self.slots[abandoned.slot]
         for start_us, duration, _ in abandoned.pieces:
@@ -327,7 +328,7 @@ class LedgerFold:
         self.book.close()
 
     def _roll_back(self, step: int) -> int:
-        """Move all that was committed after ``step`` to rework; returns the microseconds."""
+        """Move all steps committed after ``step`` to rework; returns the microseconds."""
         self.undone.boundaries = [boundary for boundary in self.undone.boundaries if boundary <= step]
         moved_us = 0
         for slot in self.slots:
@@ -348,7 +349,7 @@ class LedgerFold:
     # ---- the other records
 
     def _process_lost(self, record: ProcessLost) -> None:
-        """What ended with its cluster is no loss of its own: the outage is."""
+        """A process that ended with its cluster is no loss of its own: the outage is the loss."""
         self._seen(record)
         slot = self._slot(record.member)
         if self.stretches.gaps and ((slot.stopped and slot.is_past(record.member)) or to_us(record.at_s) <= self.stretches.back_us):
@@ -385,7 +386,7 @@ class LedgerFold:
         self.book.charge(REWORK, moved_us, self.book.causes_after(record.view.generation - 1) or ())
 
     def _history_begun(self, record: HistoryBegun) -> None:
-        """The view that follows names the losses that are to blame."""
+        """Roll back to the history's first state. The view that follows names the losses that caused it."""
         self._seen(record)
         steps, undone, back_to = self.steps, self.undone, record.from_state.step
         undone.histories.add(record.history, back_to)
@@ -421,7 +422,7 @@ class LedgerFold:
         self._seen(record)
         self.checkpoints.counts[record.level, record.phase] += 1
         if record.phase != "durable" or record.level != STORE:
-            return  # copies in memory come too often to keep the step of each, and the last is never far back
+            return  # copies in memory are too frequent to keep each step, and the last is never far back
         self.checkpoints.newest, undone = record, self.undone
         if not undone.boundaries or record.state.step > undone.boundaries[-1]:
             undone.boundaries = [*undone.boundaries, record.state.step][-KEPT_BOUNDARIES:]
@@ -444,7 +445,7 @@ class LedgerFold:
             self._resized(int(payload.value), to_us(record.at_s))
 
     def _resized(self, world: int, at_us: int) -> None:
-        """The run is to have another world from now on."""
+        """The run has another world size from now on."""
         held_us = at_us - self.stretches.start_us - self.stretches.down_us
         self.world.changes.append((world - self.world.ranks, held_us, self.stretches.trained_us(at_us, None)))
         self.world.ranks = world
@@ -458,7 +459,7 @@ class LedgerFold:
         self.samples.reads = [read for read in self.samples.reads if read.step < record.step] + [record]
 
     def close_slots(self, end_us: int) -> None:
-        """Fill every slot up to the end: released processes finish, other slots are empty."""
+        """Fill every slot up to the end: a released process finishes, any other slot is empty."""
         latest = max(self.slots, key=lambda slot: slot.cursor_us)
         if latest.cursor_us > end_us + END_NOISE_US:
             raise LedgerError(f"{latest.member}: spans until {latest.cursor_us} us, after the run ended at {end_us} us")
@@ -490,4 +491,4 @@ HANDLERS: Mapping[type, Callable[[LedgerFold, Any], None]] = {
     RunEnded: LedgerFold._run_ended,
     LossExplained: LedgerFold._explained,
 }
-"""Of any other record it is known when it was made."""
+"""For a record of any other type, the ledger takes only its time."""

@@ -1,10 +1,12 @@
-"""Old parts of a journal made short: many committed steps of a rank become one record, as long as nobody can tell the difference.
+"""Shortens old parts of a journal: many committed steps of a rank become one record, as far as all reports stay the same.
 
-What is folded: time of steps that are behind the run's last durable checkpoint, were never rolled back, and are not among the newest, by
-which step times are told. Steps become one where they are of one rank, view and history, lie in one bucket of the run's timeline, and no
-durable checkpoint lies between them. Sums, costs, rollbacks, stories, verdicts and the timeline come out as before. Of the notes of commits
-between two other happenings the first and the last stay, of what a rank has taken by now the last; of a figure's curve as many points as a
-page shows. All else stays as it is.
+It folds the time of steps that meet three conditions. They lie behind the run's last durable checkpoint, no rollback undid them, and they
+are not among the newest, which give the step times. Steps become one record where they have one rank, view and history. They must also lie
+in one bucket of the run's timeline, without a durable checkpoint between them. Sums, costs, rollbacks, stories, verdicts and the timeline
+stay the same.
+
+Between two other happenings the first and the last commit note stay, and the last usage of each rank. A figure's curve keeps as many points
+as a page shows. All else stays.
 """
 
 from __future__ import annotations
@@ -39,29 +41,29 @@ from fleet.protocol.records import (
 from fleet.protocol.types import Member, StateId
 
 KEPT_STEPS = 5_000
-"""The newest steps stay as they are: more than the ledger keeps step times of."""
+"""So many of the newest steps stay: more than the ledger keeps step times of."""
 KEPT_POINTS = 500
-"""Of the curve of a figure in the old part."""
+"""Points of a figure's curve in the old part."""
 FIRST_STEPS = 2
-"""The first steps of a rank in a view say when it goes on again: they stay."""
+"""The first steps of a rank in a view show when it goes on again: they stay."""
 FIRST_COMMITS = 2 * STEADY_STEPS
-"""So many notes after another happening stay: they say when the run is as fast as before it."""
+"""So many commit notes after another happening stay: they show when the run is as fast as before it."""
 PASSING = (Spans, Committed, Measurement, DecisionMade, CheckpointRecord, Received, OnceRecord, Usage)
-"""Records across which a rank's time may be put together. At any other all that was put together is written first."""
+"""Records across which a rank's spans may be joined. Before any other record, the joined spans are written."""
 NEVER = 1 << 62
 
 
 @dataclass(slots=True)
 class Survey:
-    """What is to be known of a whole journal before it is folded: a first reading.
+    """Facts of a whole journal that the fold needs, from a first reading.
 
     Attributes:
-        horizon: the commit from which on all stays as it is; None: nothing is folded.
-        width_us: of a bucket of the timeline that the run has by then, from ``start_us`` on.
-        cuts: steps at which a rollback may end: no two steps on both sides become one.
-        by_view, by_history: generation and history -> the step up to which nothing of it was rolled back.
-        points: of each figure before the horizon.
-        paced: faults may be stopped by the run's pace, which is told from each commit: all notes of commits stay.
+        horizon: the commit from which on all records stay; None: the fold changes nothing.
+        width_us: width of a bucket of the run's timeline at the horizon, from ``start_us`` on.
+        cuts: steps at which a rollback may end. No record joins steps on both sides of a cut.
+        by_view, by_history: generation and history -> the step up to which no rollback undid its steps.
+        points: number of points of each figure before the horizon.
+        paced: the run's pace, which needs every commit, may stop faults: all commit notes stay.
     """
 
     horizon: StateId | None = None
@@ -75,7 +77,7 @@ class Survey:
 
 
 class _Reading:
-    """What a survey gathers on its way."""
+    """Facts that a survey gathers on its way."""
 
     def __init__(self, every: int) -> None:
         self.every = max(1, every)
@@ -104,7 +106,7 @@ class _Reading:
 
 
 def survey(records: Iterable[Record], kept_steps: int = KEPT_STEPS) -> Survey:
-    """The first reading; ``Spans`` are not needed. ``kept_steps``: with fewer than there are, step times come out otherwise."""
+    """The first reading; it needs no ``Spans``. ``kept_steps``: with fewer than the ledger's step times, those would change."""
     reading, started = _Reading(kept_steps // 64), None
     for record in records:
         started = record if isinstance(record, RunStarted) else started
@@ -125,7 +127,7 @@ def survey(records: Iterable[Record], kept_steps: int = KEPT_STEPS) -> Survey:
 
 
 def _limits(begun: list[tuple[int, int]]) -> dict[int, int]:
-    """Number of a view or history -> the least step from which a later one began."""
+    """Number of a view or history -> the least step from which a later view or history began."""
     limits: dict[int, int] = {}
     least = NEVER
     for number, step in reversed(begun):
@@ -152,7 +154,7 @@ class _Group:
 
 
 class _Track:
-    """The time of one process in one view and history, put together."""
+    """The time of one process in one view and history, joined."""
 
     def __init__(self, record: Spans, known: Survey) -> None:
         self._member, self._generation, self._history = record.member, record.generation, record.history
@@ -166,7 +168,7 @@ class _Track:
         self._limit = min(generations, known.by_history.get(record.history, NEVER))
 
     def follows(self, record: Spans) -> bool:
-        """Whether the record goes on where this ends."""
+        """Whether the record goes on where this track ends."""
         mine = self._member, self._generation, self._history, self.end_us, self.step
         return mine == (record.member, record.generation, record.history, record.start_us, record.step)
 
@@ -185,7 +187,7 @@ class _Track:
                 self._close(0)
 
     def _close(self, commits: int) -> None:
-        """The pieces at hand are a step, or time between steps. It joins what is before it if it may."""
+        """The pieces at hand are a step, or time between steps. They join the group before them if they may."""
         self._seen += commits
         begin_us = self.end_us - sum(duration for _, duration in self._attempt)
         early_or_undone = commits and (self._seen <= FIRST_STEPS or self.step > self._limit)
@@ -201,7 +203,7 @@ class _Track:
         self._group.take([piece for piece in pieces if piece[0] != COMMIT], commits)
 
     def _joins(self, group: _Group) -> bool:
-        """The step that ends here, at ``end_us``, lies in the same bucket as ``group``, and no rollback can end between them."""
+        """Whether the step that ends at ``end_us`` lies in the bucket of ``group``, and no rollback can end between them."""
         same = self._bucket(group.start_us) == self._bucket(self.end_us - 1)
         return same and bisect_left(self._known.cuts, group.first + 1) == bisect_left(self._known.cuts, self.step)
 
@@ -209,7 +211,7 @@ class _Track:
         return (at_us - self._known.start_us) // self._known.width_us
 
     def _as_it_is(self, commits: int = 0) -> None:
-        """What is at hand stays; ``commits`` steps of it are committed."""
+        """Keep the pieces at hand unfolded; they hold ``commits`` committed steps."""
         pieces, self._attempt = self._attempt, []
         if self._group is not None:
             self._write(self._group)
@@ -231,13 +233,13 @@ class _Track:
         self._out.append(Spans(self._member, self._generation, self._history, step, start_us, durations, codes))
 
     def take(self) -> list[Spans]:
-        """All of it."""
+        """All spans of the track."""
         self._as_it_is()
         return self._out
 
 
 def folded(records: Iterable[Record], known: Survey) -> Iterator[Record]:
-    """The records of the journal that ``known`` was made of, with the old part folded. What is folded may be folded again."""
+    """The records of the journal that ``known`` describes, with the old part folded. A folded part may be folded again."""
     kept = _Kept()
     thin, old, fresh = _Thin(known.points), known.horizon is not None, 0
     for record in records:
@@ -260,7 +262,7 @@ def folded(records: Iterable[Record], known: Survey) -> Iterator[Record]:
 
 
 class _Kept:
-    """What is not written yet: ranks' time, the first and the last note of a commit, and what each rank has taken by now."""
+    """Records that are not written yet: ranks' spans, the first and the last commit note, and the last usage of each rank."""
 
     def __init__(self) -> None:
         self._tracks: dict[Member, list[_Track]] = {}
@@ -274,12 +276,12 @@ class _Kept:
         mine[-1].add(record)
 
     def noted(self) -> list[Record]:
-        """The notes of commits."""
+        """The commit notes."""
         found, self.commits = self.commits, []
         return [*found]
 
     def take(self) -> list[Record]:
-        """All of it."""
+        """All records."""
         time = [spans for mine in self._tracks.values() for track in mine for spans in track.take()]
         usage = [*self.usage.values()]
         self._tracks, self.usage = {}, {}
@@ -287,7 +289,7 @@ class _Kept:
 
 
 class _Thin:
-    """Of the points of each figure every so manieth, and the last."""
+    """Keeps every n-th point of each figure, and the last one."""
 
     def __init__(self, points: Mapping[str, int]) -> None:
         self._points, self._seen = points, Counter[str]()

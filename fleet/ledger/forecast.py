@@ -1,14 +1,14 @@
-"""What faults should cost a run, and what is to be expected of it: two questions, and one cost for each kind of fault. Pure.
+"""The cost of faults to a run, and a forecast: two questions, and one cost for each kind of fault. Pure.
 
-*Given the faults that came*, what should they have cost? :func:`predict` prices each by what was known when it struck: the run's own
-time-outs, how long its first processes took to start, and what it has measured of the faults before. The *prediction* is set beside what
-the ledger measured; they differ by the *error*.
+*Given the faults that came*, how much should they have cost? :func:`predict` prices each fault with the facts that were known when it
+struck. They are the run's own time-outs, the start-up time of its first processes, and its measurements of earlier faults. The *prediction*
+stands beside the ledger's measured cost; they differ by the *error*.
 
-*What will come?* :func:`forecast` says it of the time ahead: how often each kind of fault comes (``fleet.ledger.rates``), what that will
-leave of the training, each with the interval that holds the truth in 90% of cases. Both learn from every fault, planned or not.
+*Which faults will come?* :func:`forecast` gives the rate of each kind of fault ahead (``fleet.ledger.rates``), and the goodput that they
+leave. Each figure has the interval that holds the truth in 90% of cases. Both learn from every fault, planned or not.
 
-Costs are first order: in faults that do not overlap. They are rank-seconds that are in no kept step; what only makes steps longer (a slow
-rank, a bad link) costs none, as the ledger counts these steps as kept.
+Costs are first order: they take faults as not overlapping. They are rank-seconds that are in no kept step. A fault that only makes steps
+longer (a slow rank, a bad link) costs none, as the ledger counts these steps as kept.
 """
 
 from __future__ import annotations
@@ -25,33 +25,33 @@ from fleet.protocol.records import section
 from fleet.settings.run import RunSettings, Timeouts
 
 PAUSE_S, RESTORE_S, START_S, VACANT_S = 0.15, 1.0, 3.0, 1.0
-"""Until measured: all ranks pause for a loss; a newcomer takes the state; a process starts; a slot has none. Of a local cluster."""
+"""Until measured: all ranks pause for a loss; a newcomer takes the state; a process starts; a slot is empty. Of a local cluster."""
 REFILL_S = VACANT_S + START_S + RESTORE_S
-"""From the loss of a rank until its replacement trains, until that is measured."""
+"""Time from the loss of a rank until its replacement trains, until the run has measured it."""
 SEND_S, JOIN_STEPS = 0.1, 2.5
-"""A newcomer has the state after about so long and so many steps: its view is entered behind a step, and it waits for the next one."""
+"""A newcomer has the state after so long and about so many steps. It enters its view behind a step, and waits for the next one."""
 SETTLE_S = 0.4
-"""A spare that is there joins after that, and its own restore."""
+"""A spare that stands by joins after this time and its own restore."""
 SAVING = 0.01
-"""Share of the time that steps stop for checkpoints, until the first is written: its cost is not known before."""
+"""Share of the time that steps stop for checkpoints, until the first checkpoint is written: its cost is unknown before."""
 UNLIKE = 0.5
-"""How much two faults of a kind differ in what they cost, and how little is known of it before the first (standard deviation over mean)."""
+"""The assumed spread of the cost of faults of a kind (standard deviation over mean). It also is the doubt before the first fault."""
 KNOWN_AFTER_S = 0.5
-"""What a fault cost is known once its slots have been filled for so long."""
+"""The cost of a fault is known once its slots have been filled for so long."""
 FROZEN = "freeze"
-"""The simulator's trouble for kinds whose processes stand still as a whole, and do not beat. Others beat on, and nobody moves."""
+"""The simulator's trouble for kinds whose processes stand still as a whole and send no heartbeat. In other kinds heartbeats go on."""
 OUTAGE = "outage"
-"""The kind of an incident in which the whole run was stopped. Its start-up stands among what is no fault's; steps are taken again."""
+"""The kind of an incident in which the whole run was stopped. Its start-up is not charged to a fault; its repeated steps are."""
 LEAST_S = 30.0
-"""A forecast is said of no shorter time: one loss more or less decides what it leaves."""
+"""The shortest time of a forecast: in a shorter one, a single loss decides the goodput."""
 
 
-# ---- what costs depend on ----------------------------------------------------------------------------------------------------------------
+# ---- terms of costs ----------------------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Terms:
-    """What costs depend on, from the run's settings. ``timeouts`` are seconds by name; ``verify`` is a share of the time of ranks."""
+    """Terms of costs, from the run's settings. ``timeouts`` are seconds by name; ``verify`` is a share of the time of ranks."""
 
     world: int
     spares: int
@@ -67,7 +67,7 @@ class Terms:
 
     @classmethod
     def said(cls, config: Mapping[str, Any], world: int, spares: int) -> Terms:
-        """As a run wrote them down when it started. What it has not written, or any text in its place, is taken as it is by default."""
+        """From the settings that a run recorded at its start. A missing value, or any text in its place, counts as the default."""
         run = section(config, "settings")
         own, verify = RunSettings(), numbers(section(run, "verify"))
         return cls(
@@ -78,7 +78,7 @@ class Terms:
         )  # fmt: skip
 
     def noticed_s(self, kind: FaultKind) -> float:
-        """How long all ranks wait until those that a fault of this kind took are given up."""
+        """How long all ranks wait until the ranks that a fault of this kind took are declared lost."""
         names: tuple[str, ...] = ()
         if Cost.APART in kind.may_cost:
             names = ("stall_s",) if self.stalls else ("node_s",)
@@ -87,7 +87,7 @@ class Terms:
         return sum(self.timeouts[name] for name in names)
 
     def ranks_lost(self, kind: FaultKind) -> int:
-        """Ranks that one fault of this kind takes: of a rank, a node, or the whole run."""
+        """The ranks that one fault of this kind takes: one rank, those of a node, or all of the run."""
         if not kind.takes_ranks:
             return 0
         if FaultPlace.COORDINATOR in kind.targets:
@@ -97,34 +97,34 @@ class Terms:
 
 
 def timeouts_said(run: Mapping[str, Any]) -> dict[str, float]:
-    """Seconds by name, of a run's settings as it wrote them down; what it has not written, or any text in its place, is the default."""
+    """Seconds by name, from the settings that a run recorded. A missing value, or any text in its place, counts as the default."""
     return numbers(dataclasses.asdict(Timeouts())) | numbers(section(run, "timeouts"))
 
 
 def numbers(found: Mapping[str, Any]) -> dict[str, float]:
-    """Those of the values that are numbers."""
+    """The values that are numbers."""
     return {name: float(value) for name, value in found.items() if isinstance(value, int | float)}
 
 
-# ---- what was measured -------------------------------------------------------------------------------------------------------------------
+# ---- measured times ----------------------------------------------------------------------------------------------------------------------
 
 
 @dataclass(slots=True)
 class Mean:
-    """A time that is learned: what was assumed counts as one measurement."""
+    """A learned time. The assumed time counts as one measurement."""
 
     assumed_s: float
     sum_s: float = 0.0
     count: int = 0
     squares: float = 0.0
-    """Of what differed from the mean so far, over that mean."""
+    """Sum of squared differences from the mean so far, each over that mean."""
 
     @property
     def value_s(self) -> float:
         return (self.assumed_s + self.sum_s) / (1 + self.count)
 
     def add(self, sum_s: float, count: int = 1) -> None:
-        """So many took so long together. Of one that still lasts the time so far counts, and it does not: the mean of exponential times."""
+        """``count`` times took ``sum_s`` together. An open time adds its part so far, and no count: the mean of exponential times."""
         if count and self.value_s:
             self.squares += count * (sum_s / count / self.value_s - 1) ** 2
         self.sum_s, self.count = self.sum_s + sum_s, self.count + count
@@ -137,8 +137,8 @@ class Mean:
 
 @dataclass(slots=True)
 class RecoveryTimes:
-    """What the run's own recoveries take. ``refill`` is from a loss until the slot's next process trains, ``restore`` the part of it in
-    which a newcomer takes the state, ``pause`` what everybody stops for. Refills are learned by kind: a lost node is not a lost process."""
+    """Durations of the run's own recoveries. ``refill``: from a loss until the slot's next process trains. ``restore``: the part of it in
+    which a newcomer takes the state. ``pause``: all ranks stop. Refills are learned by kind: a lost node is not a lost process."""
 
     pause: Mean
     restore: Mean
@@ -147,19 +147,19 @@ class RecoveryTimes:
 
     @classmethod
     def of(cls, start_s: float | None, step_s: float = 0.0) -> RecoveryTimes:
-        """Before the first fault: a replacement takes as long to start as the run's first processes did, on average, and some steps to
+        """Times before the first fault: a replacement starts as slowly as the run's first processes on average, and needs some steps to
         join. None, and 0: not known."""
         start_s, restore_s = START_S if start_s is None else start_s, SEND_S + JOIN_STEPS * step_s if step_s else RESTORE_S
         return cls(Mean(PAUSE_S), Mean(restore_s), Mean(VACANT_S + start_s + restore_s))
 
     def refill_s(self, kind: str) -> float:
-        """By the faults of this kind, as far as there were any: what all kinds took counts as one of them."""
+        """The mean of this kind's faults, if there were any; the mean of all kinds counts as one of them."""
         known = self.by_kind.get(kind)
         return self.refill.value_s if known is None else (self.refill.value_s + known.sum_s) / (1 + known.count)
 
     def learn(self, kind: str, item: Any, noticed_s: float, world: int, over: bool, kept: bool) -> None:
-        """What a fault that took ranks came to. What it took to notice beyond the time-outs is a part of the pause. ``over``: its slots are
-        filled again. ``kept``: no step was taken back meanwhile; that has its own price."""
+        """Learn from a fault that took ranks. Its detection beyond the time-outs is a part of the pause. ``over``: its slots are filled
+        again. ``kept``: no step was taken back meanwhile; steps taken back have their own price."""
         cost, lost = item.cost, len(item.members)
         if over and kept:
             self.pause.add(max(0.0, (cost["detect"] + cost["reform"] + cost["rework"]) / world - noticed_s))
@@ -174,7 +174,7 @@ class RecoveryTimes:
 
 @dataclass(frozen=True, slots=True)
 class FaultCost:
-    """Rank-seconds in which the world stands still, places of the world are empty, and slots are, those of spares included."""
+    """Rank-seconds in which the world stands still, places of the world are empty, and slots are empty (with those of spares)."""
 
     pause_s: float = 0.0
     missing_s: float = 0.0
@@ -182,19 +182,21 @@ class FaultCost:
 
     @property
     def charged_s(self) -> float:
-        """What the ledger should charge it with, start-up of replacements included."""
+        """The predicted charge of the ledger, start-up of replacements included."""
         return self.pause_s + self.refill_s
 
     @property
     def lost_s(self) -> float:
-        """What the world's goodput should lose."""
+        """The predicted loss of the world's goodput."""
         return self.pause_s + self.missing_s
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FaultImpact:
-    """Facts about a fault that is to be priced: its kind, ranks that it took, how many were in the view, spares that were there,
-    how long training and run lasted from then on, and how much training was taken back, as nobody was left who held the state."""
+    """Facts about a fault, for its price: its kind, its ranks, the number of them in the view, and the spares that stood by.
+
+    ``training_s`` and ``run_s``: how long training and run lasted from then on. ``back_s``: training taken back, as no rank held the state.
+    """
 
     kind: str
     lost: int
@@ -206,7 +208,7 @@ class FaultImpact:
 
 
 def fault_cost(impact: FaultImpact, terms: Terms, times: RecoveryTimes) -> FaultCost:
-    """What it should cost. Nothing where it takes no rank: what is only slower, or is waited for, is in the time of steps that are kept."""
+    """The predicted cost. Zero where the fault takes no rank: slower steps and waits are in the time of kept steps."""
     if not impact.lost:
         return FaultCost()
     kind = kind_of(impact.kind)
@@ -231,10 +233,10 @@ class Term:
 
 @dataclass(frozen=True, slots=True)
 class Prediction:
-    """What the run's goodput should be by now, given the faults that came. ``goodput`` is 1 less the predicted shares of ``terms``.
+    """The run's predicted goodput by now, given the faults that came. ``goodput`` is 1 less the predicted shares of ``terms``.
 
     ``error`` is the measured goodput less the predicted one; ``costs`` are those of each incident, by its id. Measured shares and the
-    measured goodput add up to 1: the last term is what is left, so that whatever is in no model stands there.
+    measured goodput add up to 1: the last term is the rest, with all costs that no model has.
     """
 
     goodput: float
@@ -249,7 +251,7 @@ class Prediction:
 
 
 def predict(s: Any) -> Prediction:
-    """The prediction of a ``LedgerSummary`` for its ``now_s``. Start-up and end, also of each resume, are taken as measured: no fault's."""
+    """The prediction of a ``LedgerSummary`` for its ``now_s``. Start-up and end, also of a resume, count as measured, and as no fault's."""
     found: Prediction = s.once("prediction", lambda: _predict(s))
     return found
 
@@ -273,7 +275,7 @@ def _predict(s: Any) -> Prediction:
 
 
 def _saving(s: Any) -> float:
-    """Share of the time of steps that checkpoints of all levels should take: what one blocks, over the interval."""
+    """Share of the time of steps for checkpoints of all levels: the time that one blocks, over the interval."""
     intervals = [each for each in (s.checkpoint_interval_s, s.copy_interval_s) if each]
     known = s.checkpoint_blocked_s and intervals
     saving: float = sum(s.checkpoint_blocked_s / interval_s for interval_s in intervals) if known else SAVING
@@ -281,7 +283,7 @@ def _saving(s: Any) -> float:
 
 
 def priced(s: Any) -> tuple[dict[str, FaultCost], RecoveryTimes]:
-    """Each incident's cost, as far as it could be known when it struck; and what all of them have taught."""
+    """Each incident's cost from the facts known when it struck; and the times that all of them have taught."""
     found: tuple[dict[str, FaultCost], RecoveryTimes] = s.once("priced", lambda: _priced(s))
     return found
 
@@ -309,7 +311,7 @@ def _priced(s: Any) -> tuple[dict[str, FaultCost], RecoveryTimes]:
 
 
 class _SlotLosses:
-    """Which slots lost a process when: one that is lost before it trains leaves the place empty that it was to fill."""
+    """Times at which slots lost a process. A process that is lost before it trains leaves its place empty."""
 
     def __init__(self, s: Any) -> None:
         self._spares = s.spares
@@ -319,13 +321,13 @@ class _SlotLosses:
                 self._lost.setdefault(_slot(member), []).append(item.at_s)
 
     def next_s(self, item: Any) -> float:
-        """When the slot of a single loss lost its next process."""
+        """The time at which the slot of a single loss lost its next process."""
         slots = {_slot(member) for member in item.members}
         later = [at_s for at_s in self._lost[slots.pop()] if at_s > item.at_s] if len(slots) == 1 else []
         return min(later, default=math.inf)
 
     def still_empty(self, item: Any, refill_s: float) -> int:
-        """Of processes that were in no view: how many were to fill one that was empty. With spares a slot without a process is no place."""
+        """The number of lost processes, in no view, that were to fill an empty place. With spares, a slot without a process is no place."""
         before = [[at_s for at_s in self._lost[_slot(member)] if at_s < item.at_s] for member in item.members]
         return 0 if self._spares else sum(bool(each) and item.at_s - max(each) < 2 * refill_s for each in before)
 
@@ -335,13 +337,13 @@ def _slot(member: str) -> str:
 
 
 def _slot_s(item: Any) -> float:
-    """How long each of its slots was without a rank that trains."""
+    """The time in which each of its slots had no rank that trains."""
     total: float = item.cost["provision"] + item.cost["maintenance"] + item.init_s + item.cost["restore"]
     return total / len(item.members)
 
 
 def _taken_back(s: Any) -> dict[str, float]:
-    """Seconds of training since the newest state that was kept, by the incident with which nobody was left who held a newer one."""
+    """Seconds of training since the newest kept state, by the incident that took the last holder of a newer state."""
     found: dict[str, float] = {}
     for rollback in s.rollbacks:
         before = [item for item in s.incidents if (item.in_view or item.kind == OUTAGE) and item.at_s <= rollback.at_s]
@@ -351,7 +353,7 @@ def _taken_back(s: Any) -> dict[str, float]:
     return found
 
 
-# ---- what will come ----------------------------------------------------------------------------------------------------------------------
+# ---- the time ahead ----------------------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -368,15 +370,15 @@ class MeanInterval:
 
 @dataclass(frozen=True, slots=True)
 class Forecast:
-    """Of the next ``ahead_s`` seconds of training.
+    """A forecast of the next ``ahead_s`` seconds of training.
 
     Attributes:
-        ahead_s: as long as the run still has to train, as far as it has said how many steps it takes; else as long as it has trained.
+        ahead_s: the training time that the run has left, if its number of steps is known; else as long as it has trained.
         goodput: of that time.
-        faults: how many come in it.
-        rates: events a second, of each kind that is known or was met; ``all`` has all of them.
-        inside, scored: of how many forecasts that the run made of its own faults the interval held the truth.
-        spares: as many keep the world whole for 95% of the time.
+        faults: their number in that time.
+        rates: events a second, of each kind that is known or was met; ``all``: of all kinds.
+        inside, scored: of ``scored`` earlier forecasts of the run's own faults, ``inside`` intervals held the truth.
+        spares: so many keep the world whole for 95% of the time.
     """
 
     ahead_s: float
@@ -395,8 +397,10 @@ class Forecast:
 
 @dataclass(frozen=True, slots=True)
 class Price:
-    """What one fault of a kind will cost in rank-seconds of the world, how much two differ (standard deviation over mean), and from how
-    many faults that is known."""
+    """Cost of the next fault of a kind in rank-seconds of the world.
+
+    ``unlike`` is its spread (standard deviation over mean), ``known`` the number of faults that it rests on.
+    """
 
     mean_s: float
     unlike: float = UNLIKE
@@ -406,12 +410,12 @@ class Price:
 def coming(
     rates: Mapping[str, Rate], prices: Mapping[str, Price], ahead_s: float, world: int, always: float, unsure: float = 0.0
 ) -> MeanInterval:  # fmt: skip
-    """Goodput of the next ``ahead_s`` seconds, of which a share ``always`` is lost without any fault, known up to a share ``unsure`` of it.
+    """Goodput of the next ``ahead_s`` seconds. A share ``always`` of them is lost without any fault, known up to a share ``unsure`` of it.
 
-    The loss is a sum over a random number of faults. Let a kind come at rate r, of mean m and variance v, and cost c, which differs from
-    fault to fault by a share u of it, and whose mean is known up to u / sqrt(1 + n) after n faults. In a time t it then takes t m c, with a
-    variance of t m c^2 (1 + u^2) + t^2 v c^2 + (t m c u)^2 / (1 + n). Their sum is taken for a Gamma law of the same mean and variance;
-    where it is likelier than 5% that nothing comes, the least loss is none.
+    The loss is a sum over a random number of faults. A kind comes at rate r, of mean m and variance v. Its cost c differs from fault to
+    fault by a share u. After n faults the mean of c is known up to u / sqrt(1 + n). In a time t it takes t m c.
+    The variance: t m c^2 (1 + u^2) + t^2 v c^2 + (t m c u)^2 / (1 + n). A Gamma law of the same mean and variance stands for the sum. Where
+    the chance that no fault comes is above 5%, the least loss is 0.
     """
     mean = variance = 0.0
     none = 1.0
@@ -432,7 +436,7 @@ def coming(
 
 
 def forecast(s: Any, left_s: float | None = None) -> Forecast | None:
-    """The forecast of a ``LedgerSummary``; None before training has begun. ``left_s``: how long it still has to train, if that is known."""
+    """The forecast of a ``LedgerSummary``; None before training has begun. ``left_s``: the training time left, if it is known."""
     found: Forecast | None = s.once(("forecast", left_s), lambda: _forecast(s, left_s))
     return found
 
@@ -455,15 +459,17 @@ def _forecast(s: Any, left_s: float | None) -> Forecast | None:
 
 
 def _always(s: Any) -> tuple[float, float]:
-    """(share of the world's time that checkpoints and checks take, up to what part of it that is known): as it was so far, once a state was
-    saved; what one of ``n`` saves takes is known up to its spread over sqrt(1 + n), and the bounds are two such deviations away."""
+    """(share of the world's time for checkpoints and checks, the relative doubt of it). Once a state is saved, the share is that so far.
+
+    The time of one save is known up to its spread over sqrt(1 + n) after ``n`` saves. The bounds are two such deviations away.
+    """
     saves = s.checkpoints_by_phase.get("durable", 0) + s.copies_by_phase.get("durable", 0)
     share = s.categories["checkpoint_stall"] / max(s.world_s, 1e-9) if saves else _saving(s)
     return share + s.categories["verify"] / max(s.world_s, 1e-9), min(1.0, 2 * UNLIKE / math.sqrt(1 + saves))
 
 
 def typical(kind: str, s: Any, times: RecoveryTimes) -> Price:
-    """What the next fault of a kind will cost, with as many spares as the run has."""
+    """The cost of the next fault of a kind, with the run's number of spares."""
     lost = s.terms.ranks_lost(kind_of(kind))
     known = times.by_kind.get(kind, times.refill)
     every_s = s.copy_interval_s or s.checkpoint_interval_s or 0.0
@@ -473,9 +479,9 @@ def typical(kind: str, s: Any, times: RecoveryTimes) -> Price:
 
 
 def spares_wanted(rates: Mapping[str, Rate], s: Any, times: RecoveryTimes, whole: float = 0.95) -> int:
-    """The fewest spares with which the world is whole for a share ``whole`` of the time, were faults to come as forecast.
+    """The fewest spares that keep the world whole for a share ``whole`` of the time, if faults come as forecast.
 
-    Ranks that are away at a time are Poisson with the mean of Little's law, rate x time of a replacement (M/G/infinity; Gross et al. 2008,
+    The number of ranks away at a time is Poisson. Its mean is Little's law, rate x time of a replacement (M/G/infinity; Gross et al. 2008,
     Fundamentals of Queueing Theory, sec. 2.7).
     """
     away = sum(rate.mean * s.terms.ranks_lost(kind_of(kind)) * times.refill_s(kind) for kind, rate in rates.items())
@@ -485,12 +491,12 @@ def spares_wanted(rates: Mapping[str, Rate], s: Any, times: RecoveryTimes, whole
     return wanted
 
 
-# ---- what it was worth -------------------------------------------------------------------------------------------------------------------
+# ---- worth -------------------------------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
 class Worth:
-    """Rank-seconds of the world that something has saved, and what it has cost; of ``uses`` it was called on so many times."""
+    """Rank-seconds of the world that a measure has saved, and its cost; ``uses``: how many times it was used."""
 
     name: str
     saved_s: float
@@ -499,10 +505,10 @@ class Worth:
 
 
 def worths(s: Any) -> Sequence[Worth]:
-    """What spares and checkpoints were worth to the run of a ``LedgerSummary``, by the prices of its own faults.
+    """The worth of spares and checkpoints to the run of a ``LedgerSummary``, by the prices of its own faults.
 
-    A spare saves the time in which a place would have been empty, and costs its idle time. A checkpoint saves the steps before it, which
-    would have been taken again from the beginning, whenever all ranks were lost; it costs what it blocked.
+    A spare saves the time in which a place would have been empty, and costs its idle time. When all ranks are lost, a checkpoint saves the
+    steps before it, which ranks would repeat from the beginning. It costs the time that it blocks.
     """
     spares = [_spared(s)] if s.spares else []
     kept_s = sum(rollback.to_step for rollback in s.rollbacks) * s.median_step_s * s.world

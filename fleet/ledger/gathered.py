@@ -1,4 +1,4 @@
-"""What the fold of the ledger gathers on its way: small objects of what belongs together."""
+"""Small objects that the fold of the ledger fills on its way."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ NOWHERE = 1 << 62
 
 
 class RunSaid:
-    """What the run's configuration says that its sums need."""
+    """The parts of the run's configuration that its sums need."""
 
     def __init__(self, started: RunStarted) -> None:
         said = configuration(started.config)
@@ -36,8 +36,10 @@ class RunSaid:
 
 @dataclass(slots=True)
 class StepsTaken:
-    """``step`` of ``history`` is committed. ``commits`` and ``rolled_back`` are of all histories; what ranks have said of theirs follows:
-    how many steps of ranks stand, the time that they took, and the gaps between the newest."""
+    """``step`` of ``history`` is committed. ``commits`` and ``rolled_back`` are of all histories.
+
+    The other fields come from the ranks' spans: the number of their steps that count, the time of those, and the gaps between the newest.
+    """
 
     history: int = 0
     step: int = 0
@@ -49,14 +51,17 @@ class StepsTaken:
 
     @property
     def median_us(self) -> float:
-        """Of the newest steps; 0 before the second."""
+        """Median of the newest steps; 0 before the second."""
         return statistics.median(self.gaps_us) if self.gaps_us else 0.0
 
 
 @dataclass(slots=True)
 class Undone:
-    """What came to nothing, or may have: attempts ``held`` until it is known, by generation; the steps up to which views and histories
-    count, and ``boundaries`` that they may go back to; rework that is ``owed`` until a view says for what; all that was moved there."""
+    """Work that does not count, or may not count.
+
+    ``held``: attempts without a verdict yet, by generation. ``views``, ``histories``: the steps up to which they count. ``boundaries``:
+    steps that they may go back to. ``owed_us``: rework that waits for a view to name its cause. ``reclassified_us``: all time moved there.
+    """
 
     held: dict[int, list[Abandoned]] = field(default_factory=dict)
     views: Floors = field(default_factory=Floors)
@@ -69,7 +74,7 @@ class Undone:
 
 @dataclass(slots=True)
 class CheckpointsSeen:
-    """How many of each level came how far, the ``newest`` durable one, and the intervals of either level."""
+    """Number of checkpoints by level and phase, the ``newest`` durable one, and the intervals of either level."""
 
     counts: Counter[tuple[str, str]] = field(default_factory=Counter)
     newest: CheckpointRecord | None = None
@@ -82,7 +87,7 @@ class CheckpointsSeen:
 
 @dataclass(slots=True)
 class SamplesRead:
-    """What steps were read from, which steps ranks committed, and the histories: (number, the step it went on from)."""
+    """The data sets of steps, the steps that ranks committed, and the histories: (number, the step it went on from)."""
 
     reads: list[DataRead] = field(default_factory=list)
     cover: StepCover = field(default_factory=StepCover)
@@ -91,7 +96,7 @@ class SamplesRead:
 
 @dataclass(slots=True)
 class WorldSize:
-    """Ranks that the run is to have, and (ranks more, held until then, trained until then) of each change, in microseconds."""
+    """Ranks that the run should have, and for each change (more ranks, held until then, trained until then), in microseconds."""
 
     ranks: int = 0
     changes: list[tuple[int, int, int]] = field(default_factory=list)

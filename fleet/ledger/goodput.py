@@ -1,4 +1,4 @@
-"""The goodput ledger: the fold of a run's journal (``fold.py``), and what it comes to at any moment, faults and losses with their costs."""
+"""The goodput ledger: the fold of a run's journal (``fold.py``) and its summary at any moment, with the cost of faults and losses."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ class Ledger(LedgerFold):
     def summary(self, now_s: float | None = None) -> LedgerSummary:
         """The ledger at ``now_s`` (default: the last record's time; an ended run's end). Rank-seconds by category, faults and their cost.
 
-        Raises LedgerError when there is no record yet, or when time was recorded after the end of the run.
+        Raises LedgerError when there is no record yet, or when ranks recorded time after the end of the run.
         """
         if self.started is None:
-            raise LedgerError("no RunStarted yet: there is nothing to sum up")
+            raise LedgerError("no RunStarted yet: there is no record to sum up")
         if self.ended is None:
             now_us = max(self.last_us, to_us(now_s) if now_s is not None else 0)
             return summary_of(self, self, now_us)
@@ -37,13 +37,13 @@ class Ledger(LedgerFold):
         return summary_of(self, self._closed, max(slot.cursor_us for slot in self._closed.slots))
 
     def closed_timeline(self) -> Timeline | None:
-        """What each slot did when, up to the end of a run that has ended."""
+        """The category of each slot over time, up to the end of an ended run."""
         if self.ended is not None and self._closed is None:
             self._closed = self._close()
         return self._closed.timeline if self._closed is not None else self.timeline
 
     def _close(self) -> LedgerFold:
-        """A copy that is filled up to the run's end; late spans may still come in, so this ledger stays open."""
+        """A copy that is filled up to the run's end. Late spans may still come in, so this ledger stays open."""
         assert self.ended is not None
         closed = copy.copy(self)
         for name in ("slots", "book", "undone"):
@@ -56,7 +56,7 @@ class Ledger(LedgerFold):
 
 
 class Times(NamedTuple):
-    """Microseconds. ``rows`` are by category for each slot, ``pending`` those of each slot that are not decided yet, ``cold`` the part of
+    """Microseconds. ``rows``: by category for each slot. ``pending``: of each slot, time without a category yet. ``cold``: the part of
     provision in which slots waited for their first process."""
 
     rows: list[tuple[int, ...]]
@@ -137,7 +137,7 @@ def summary_of(ledger: LedgerFold, closed: LedgerFold, now_us: int) -> LedgerSum
 
 
 def _holes(slots: Sequence[SlotAccount]) -> dict[str, Any]:
-    """Time that nobody recorded, before a loss."""
+    """Time without a record, before a loss."""
     return {"holes": sum(slot.holes for slot in slots), "hole_s": sum(slot.hole_us for slot in slots) / 1e6}
 
 
@@ -147,7 +147,7 @@ def _samples(ledger: LedgerFold) -> SampleCount | None:
 
 
 def _goodputs(ledger: LedgerFold, step_us: int, held_us: int, trained_us: int, pending: list[int]) -> dict[str, Any]:
-    """Shares of the time of which it is known where it went: of the world's slots, of all, while training, and of the wall time."""
+    """Shares of the time that has a category: of the world's slots, of all, while training, and of the wall time."""
     assert ledger.started is not None
     waits_us = _of_the_world(ledger, pending)
     world = ledger.world
@@ -171,7 +171,7 @@ def _newest(durable: CheckpointRecord | None) -> dict[str, Any]:
 
 
 def _share(part_us: float, whole_us: float) -> float:
-    """From 0 to 1: while a run goes on, times that are not decided yet are known by slot and not by view rank."""
+    """From 0 to 1. While a run goes on, time without a category yet is known by slot and not by view rank."""
     return min(1.0, max(0.0, part_us / whole_us)) if whole_us > 0 else 0.0
 
 
@@ -181,7 +181,7 @@ def _columns(rows: Sequence[Sequence[int]]) -> list[int]:
 
 
 def _slot_times(ledger: LedgerFold, now_us: int) -> Times:
-    """Where each slot's time went, up to ``now_us``."""
+    """The time of each slot by category, up to ``now_us``."""
     pending = [0] * len(ledger.slots)
     for held in ledger.undone.held.values():
         for item in held:
@@ -199,7 +199,7 @@ def _slot_times(ledger: LedgerFold, now_us: int) -> Times:
 
 
 def _of_the_world(ledger: LedgerFold, pending: list[int]) -> list[int]:
-    """Time pending in the places of the world: in the view's slots, and in as many others as are missing there, the latest to report."""
+    """Pending time of the world's places: that of the view's slots, and of as many others as are missing there, the latest to report."""
     assert ledger.started is not None
     joined = {member.slot for member in ledger.book.in_view}
     others = sorted((each for slot, each in enumerate(pending) if slot not in joined), reverse=True)
@@ -216,9 +216,9 @@ def seconds(us: Iterable[int]) -> dict[str, float]:
 
 
 def incidents(book: CostBook, charged: Charged, median_us: float) -> list[Incident]:
-    """Faults in the order in which they were first heard of, then losses that no fault explains, and outages.
+    """Faults in the order of their first record, then losses that no fault explains, and outages.
 
-    What one domain has taken along when it was lost is one loss.
+    All losses of one lost domain are one incident.
     """
     explained: dict[str, list[LossCost]] = {name: [] for name in book.faults}
     alone: list[list[LossCost]] = []
@@ -249,7 +249,7 @@ def _of_fault(book: CostBook, charged: Charged, name: str, losses: list[LossCost
 
 
 def _of_losses(book: CostBook, charged: Charged, losses: list[LossCost], median_us: float) -> Incident:
-    """Of one loss, or of all that one domain has taken along."""
+    """The incident of one loss, or of all losses of one domain."""
     loss, costs = losses[0], _costs(book, charged, losses, median_us)
     if loss.id.startswith("outage-"):
         return Incident(loss.id, loss.at_us / 1e6, "run", "outage", None, None, (), (), (loss.cause,), *costs, loss.down_us / 1e6)

@@ -1,4 +1,4 @@
-"""What happens in a run, a line for each thing that costs something, in order of cause. Pure: records go in, lines come out."""
+"""The story of a run: a line for each happening that costs something, in order of cause. Pure: records go in, lines come out."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from fleet.protocol.topology import asked
 from fleet.protocol.types import Fault, Member
 
 PATIENCE_S = 2.0
-"""A loss waits that long for the word that the fault which explains it was carried out, or for how its process ended."""
+"""A loss waits so long for the record that its fault was carried out, or for the record of how its process ended."""
 BAD, WARN, GOOD = "red", "yellow", "green"
 COSTLY = {
     "corruption": ("evict", "recompute", "stop", "go_back", "begin_anew"),
@@ -48,7 +48,7 @@ COSTLY = {
     "output": ("warn",),
     "settings": ("set",),
 }
-"""Policy -> decisions that cost something, or change what will. Of the policy ``store`` it is all."""
+"""Policy -> decisions that cost something, or change a later cost. All decisions of the policy ``store`` count."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,8 +66,8 @@ class Line:
 
 @dataclass(frozen=True, slots=True)
 class _Waiting:
-    """``unexplained``: the loss that is told, while nobody has said how its process ended. ``with_node``: whom its node has taken
-    along, while the node may be one of a domain that is lost as a whole."""
+    """``unexplained``: the loss of the line, until a record says how its process ended. ``with_node``: the member lost with its node, as
+    long as the node may be one of a domain that is lost as a whole."""
 
     line: Line
     since_s: float
@@ -77,7 +77,7 @@ class _Waiting:
 
 
 class Narrator:
-    """Turns records into lines. What a fault has caused comes after the fault, though the journal learns of it before."""
+    """Turns records into lines. A fault's line comes before its effects', though the journal has the effects first."""
 
     def __init__(self) -> None:
         self._started_s = 0.0
@@ -89,7 +89,7 @@ class Narrator:
         self._waiting: list[_Waiting] = []
 
     def take(self, record: Record, now_s: float) -> list[Line]:
-        """The lines that may be shown, ``now_s`` seconds on any clock that does not go back."""
+        """The lines to show now, at ``now_s`` seconds on any clock that does not go back."""
         if isinstance(record, LossExplained):
             self._explain(record)
             return self._released(now_s)
@@ -107,23 +107,23 @@ class Narrator:
         return self._released(now_s)
 
     def due(self, now_s: float) -> list[Line]:
-        """What has waited for long enough."""
+        """The lines that have waited long enough."""
         return self._released(now_s)
 
     def rest(self) -> list[Line]:
-        """All that still waits: nothing comes any more."""
+        """All lines that still wait, once no more records come."""
         lines, self._waiting = [waiting.line for waiting in self._waiting], []
         return lines
 
     def _explain(self, record: LossExplained) -> None:
-        """A loss that still waits is told with how its process ended."""
+        """Add to a loss that still waits how its process ended."""
         for place, waiting in enumerate(self._waiting):
             if (lost := waiting.unexplained) is not None and lost.member == record.member:
                 line = self._line(replace(lost, cause=record.cause)) or waiting.line
                 self._waiting[place] = _Waiting(line, waiting.since_s)
 
     def _released(self, now_s: float) -> list[Line]:
-        """From the first that still waits for its fault on, all wait: what follows from it comes behind it."""
+        """All lines wait behind the first one that still waits for its fault, as its effects come after it."""
         lines = []
         while self._waiting and self._ready(self._waiting[0], now_s):
             lines.append(self._waiting.pop(0).line)
@@ -131,7 +131,7 @@ class Narrator:
 
     @staticmethod
     def _waits_for(record: Record) -> tuple[str | None, ProcessLost | None]:
-        """The fault that explains a loss, or the loss of which it is not known yet how its process ended: to end takes a while."""
+        """The fault that explains a loss; or the loss, if it is not known yet how its process ended: an end takes a while."""
         if not isinstance(record, ProcessLost):
             return None, None
         return (record.fault, None) if record.fault else (None, record if record.cause == ProcessEnded() else None)
@@ -204,12 +204,12 @@ class Narrator:
 
 
 SUMMARIZED = ("kind", "node", "severity", "loss", "delay_s")
-"""What of a fault the sentences about its kind may have."""
+"""Fields of a fault that the sentences about its kind may have."""
 
 
 def operation(fault: Fault, members: tuple[Member, ...]) -> str:
-    """What was done, to whom: ``SIGSTOP to rank 1 for 6.0 s (gpu)``."""
-    ranks = f"rank{'s' if len(members) > 1 else ''} {', '.join(member.name for member in members) or 'of nobody'}"
+    """The fault and its ranks: ``SIGSTOP to rank 1 for 6.0 s (gpu)``."""
+    ranks = f"rank{'s' if len(members) > 1 else ''} {', '.join(member.name for member in members) or 'without a process'}"
     lasts = f" for {duration(fault.duration_s)}" if fault.duration_s else ""
     words = kind_of(fault.kind).summary.format(ranks=ranks, lasts=lasts, **{name: getattr(fault, name) for name in SUMMARIZED})
     return f"{words} ({fault.component})"

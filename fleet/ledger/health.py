@@ -1,4 +1,4 @@
-"""The state of a node's health: what a check came to, what was measured of its links, and what it did in earlier runs."""
+"""A node's health: the results of checks, the measured links, and the node's earlier runs."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class MeasuredFigure:
 
 @dataclass(frozen=True, slots=True)
 class HealthCheck:
-    """A figure and what it means: ``verdict`` is pass, warn or fail; ``reason`` is empty when it passes."""
+    """A figure and its verdict: ``verdict`` is pass, warn or fail; ``reason`` is empty when it passes."""
 
     measured: MeasuredFigure
     verdict: str
@@ -34,7 +34,7 @@ class HealthCheck:
 
 @dataclass(frozen=True, slots=True)
 class NodeIncident:
-    """Something that a node did in a run, by itself and not by chaos.
+    """Something that a node did in a run, by itself and not through chaos.
 
     ``at_h``: hours on any one clock. ``kind``: lost, hang, straggler, preflight or corruption.
     """
@@ -46,7 +46,7 @@ class NodeIncident:
 
 @dataclass(frozen=True, slots=True)
 class NodeHistory:
-    """What is known of one node: (begin_h, end_h) of each stretch in which it trained, and its incidents."""
+    """The past of one node: (begin_h, end_h) of each stretch in which it trained, and its incidents."""
 
     node: str
     stretches: tuple[tuple[float, float], ...] = ()
@@ -61,11 +61,11 @@ HOUR_S = 3600.0
 
 
 def histories(records: Iterable[Record], names: Mapping[str, str]) -> list[NodeHistory]:
-    """What each node did in one run, from its journal: how long it trained, and what went wrong there by itself.
+    """Training time of each node in one run, and its own incidents, from the journal.
 
-    A loss that chaos injected, an exception of the user's and the end of the whole cluster are nobody's incident; nor is corruption, when
-    the loop turned out to be wrong. Ranks that one node loses at a moment are one. ``names``: a node's id in the journal -> the name under
-    which it is known from run to run; others are left out.
+    Three losses are no incident of a node: one that chaos injected, an exception of the user's, and the end of the whole cluster.
+    Corruption is none, either, when the loop turned out to be wrong. Ranks that one node loses at a moment are one incident. ``names``: a
+    node's id in the journal -> its name from run to run; other nodes are left out.
     """
     run, zero_s = "", 0.0
     nodes: dict[Member, str] = {}
@@ -82,7 +82,7 @@ def histories(records: Iterable[Record], names: Mapping[str, str]) -> list[NodeH
                 known = incidents.setdefault(nodes[member], {})
                 known.setdefault((kind, round(record.at_s)), NodeIncident((zero_s + record.at_s) / HOUR_S, kind, run))
             case RunEnded(why=why):
-                if why is EndWhy.LOOP_WRONG:  # then it is why ranks differed
+                if why is EndWhy.LOOP_WRONG:  # then the loop is the cause of ranks that differ
                     incidents = {name: _but_corruption(found) for name, found in incidents.items()}
                 seen = {name: (begin_s, record.at_s) for name, (begin_s, _) in seen.items()}
     hours = {name: ((zero_s + begin_s) / HOUR_S, (zero_s + end_s) / HOUR_S) for name, (begin_s, end_s) in seen.items()}
@@ -95,7 +95,7 @@ def _but_corruption(incidents: Mapping[tuple[str, int], NodeIncident]) -> dict[t
 
 @dataclass(frozen=True, slots=True)
 class Link:
-    """The round trip of a small message in seconds, and the bytes per second each way. ``error``: why there is nothing, a sentence."""
+    """The round trip of a small message in seconds, and the bytes per second each way. ``error``: why there is no figure, a sentence."""
 
     one: str
     other: str

@@ -1,6 +1,6 @@
-"""Which steps of a run were read from which data, and which of them still count: folded from its journal.
+"""The data of a run's steps, and which steps still count: folded from its journal.
 
-Which samples a shard of a step gets follows from seed, step, shard, and the data set's size and order alone, so no list of samples is kept.
+The samples of a shard follow from seed, step, shard, and the data set's size and order alone, so no list of samples is kept.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ NEVER = 1 << 62
 
 @dataclass(frozen=True, slots=True)
 class ReadStretch:
-    """Steps ``first`` to ``end``, without that, of one history, all read alike. ``read`` is None where the journal does not say how.
+    """Steps ``first`` to ``end``, without that, of one history, all read the same way. ``read`` is None where the journal has no record.
 
-    ``counts``: they are part of what the run has become; else they were rolled back. ``left_out``: what was left out in this history.
+    ``counts``: whether they are part of the run's state; else they were rolled back. ``left_out``: samples left out in this history.
     """
 
     history: int
@@ -45,7 +45,7 @@ class ReadStretch:
 
 @dataclass(slots=True)
 class FilesOf:
-    """What is known of the files of a data set: ``files`` by their number, of ``total``. For the others see ``DataFiles``."""
+    """The known files of a data set: ``files`` by their number, of ``total``. For the others see ``DataFiles``."""
 
     reader: str
     layout: str
@@ -55,17 +55,17 @@ class FilesOf:
 
     @property
     def whole(self) -> bool:
-        """Whether none is missing."""
+        """Whether all files are known."""
         return len(self.files) == self.total
 
     @property
     def in_order(self) -> list[DataFile]:
-        """The files that are known, by their number."""
+        """The known files, by their number."""
         return [self.files[number] for number in sorted(self.files)]
 
 
 class DataHistory:
-    """The data of one run, folded record by record; ``Spans`` are not needed."""
+    """The data of one run, folded record by record; it needs no ``Spans``."""
 
     def __init__(self) -> None:
         self.run, self.seed, self.shards, self.origin = "", 0, 0, ""
@@ -78,7 +78,7 @@ class DataHistory:
         self._reads: dict[int, list[DataRead]] = {}
 
     def apply_all(self, records: Iterable[Record]) -> DataHistory:
-        """All of a journal, or what came since."""
+        """Take all records of a journal, or the new ones."""
         for record in records:
             self._apply(record)
         return self
@@ -108,7 +108,7 @@ class DataHistory:
                 known_files.files |= dict(enumerate(record.files, record.first))
 
     def stretches(self) -> list[ReadStretch]:
-        """All steps that were committed, by history and in order; those that were rolled back, too."""
+        """All committed steps, by history and in order, with those that were rolled back."""
         found: list[ReadStretch] = []
         end_of_kept = NEVER
         for history, first in reversed(self._begun):
@@ -120,7 +120,7 @@ class DataHistory:
         return sorted(found, key=lambda each: (each.history, each.first))
 
     def _within(self, history: int, first: int, end: int, counts: bool) -> list[ReadStretch]:
-        """Steps ``first`` to ``end``, cut where they begin to be read otherwise."""
+        """Steps ``first`` to ``end``, cut where the way of reading changes."""
         found: list[ReadStretch] = []
         reads = self._reads.get(history, [])
         begins = [first, *(read.step for read in reads if first < read.step < end), end]
@@ -137,6 +137,6 @@ class DataHistory:
 
     @property
     def reads(self) -> list[DataRead]:
-        """All that was said of what is read, each data set once."""
+        """All records of reads, each data set once."""
         every = [read for reads in self._reads.values() for read in reads]
         return list({(read.samples, read.batch_size, read.data_sha256): read for read in every}.values())

@@ -1,5 +1,5 @@
-"""How far a run was when: steps over time in a bounded number of points, for curves and for the time that is left. And a limit to what
-chaos may cost: the share of the pace that is left over a trailing window, below which it stops. Pure.
+"""The progress of a run over time, in a bounded number of points, for curves and for the time that is left. And a limit to the cost of
+chaos: chaos stops when the share of the pace over a trailing window falls below the floor. Pure.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ RECENT = 64
 
 
 class Pace:
-    """Commits as (at_s, step) on the run's clock, folded record by record; steps that were rolled back are taken out.
+    """Commits as (at_s, step) on the run's clock, folded record by record. Steps that were rolled back are taken out.
 
     Args:
-        most: of more points every second one goes.
+        most: with more points, every second one goes.
     """
 
     def __init__(self, most: int = MOST) -> None:
@@ -50,27 +50,27 @@ class Pace:
 
 
 def remaining_s(steps: int, total_steps: int | None, step_s: float | None, goodput: float) -> float | None:
-    """Seconds until ``total_steps`` are committed, at ``step_s`` a step and the share of time that becomes steps; None while unknown."""
+    """Seconds until ``total_steps`` are committed, at ``step_s`` a step and this goodput; None while unknown."""
     if total_steps is None or step_s is None or goodput <= 0.0:
         return None
     return max(0, total_steps - steps) * step_s / min(1.0, goodput)
 
 
 WINDOW_S = 30.0
-"""The steps that were committed in the last so many seconds are compared with the run's own pace, where no other window is named."""
+"""The length of the window over which the run's steps are compared with its own pace, unless the user names another."""
 LEAST_STEPS = 10
-"""So many steps without a fault are what the pace is learned from."""
+"""The pace is learned from at least so many steps without a fault."""
 
 
 class Floor:
-    """Told of committed steps as they come; says when too little is left of the pace.
+    """Takes committed steps as they come, and tells when too little of the pace is left.
 
-    The pace is the median step before the first fault, or of the first steps, where a fault came before there were enough: so that faults
-    cannot lower what they are measured by. A long evaluation counts as a stall.
+    The pace is the median step before the first fault. Where a fault came too early, it is the median of the first steps. So faults cannot
+    lower the pace that they are measured by. A long evaluation counts as a stall.
 
     Args:
-        share: from 0 to 1; the run goes on without faults once less than that is left.
-        window_s: of the trailing window.
+        share: from 0 to 1; chaos stops once less than this is left.
+        window_s: length of the trailing window.
     """
 
     def __init__(self, share: float, window_s: float = WINDOW_S) -> None:
@@ -80,11 +80,11 @@ class Floor:
         self._injected = False
 
     def injected(self) -> None:
-        """A fault was carried out: what comes from now on says nothing about the pace."""
+        """A fault was carried out: later steps do not show the pace."""
         self._injected = True
 
     def see(self, at_s: float, step: int) -> None:
-        """``step`` is the newest that is committed, at ``at_s``."""
+        """``step`` is the newest committed one, at ``at_s``."""
         last_s, last = self._seen[-1] if self._seen else (at_s, -1)
         if step <= last:
             return
@@ -103,13 +103,13 @@ class Floor:
         return steps * statistics.median(self._gaps_s) / self._window_s
 
     def broken(self, now_s: float) -> bool:
-        """Whether less is left than ``share``, and a fault may be why."""
+        """Whether less than ``share`` is left, and a fault may be the cause."""
         kept = self.kept(now_s) if self._injected else None
         return kept is not None and kept < self.share
 
 
 def least_goodput(records: Iterable[Record], window_s: float) -> float | None:
-    """The least share of a run's own pace that was left over any ``window_s`` seconds that end with a commit; None: it was shorter."""
+    """The least share of a run's own pace over any ``window_s`` seconds that end with a commit; None: the run was shorter."""
     floor, found = Floor(0.0, window_s), list[float]()
     for record in records:
         match record:
@@ -123,6 +123,6 @@ def least_goodput(records: Iterable[Record], window_s: float) -> float | None:
 
 
 def stops(event: FloorReached, now_s: float) -> DecisionMade:
-    """The decision that the journal has once the floor is reached."""
-    reason = f"{event.kept:.0%} of the pace is left, less than {event.floor:.0%}: all faults are healed, and no more strike"
+    """The journal's decision when the floor is reached."""
+    reason = f"{event.kept:.0%} of the pace is left, less than {event.floor:.0%}: all faults are healed, and no more faults strike"
     return DecisionMade("floor", "stop", reason, Figures({"kept": event.kept, "floor": event.floor}), now_s)

@@ -1,4 +1,4 @@
-"""One Markdown page about a run for those who were not there: when, what it cost, why, what was decided by which rule, what to do. Pure."""
+"""One Markdown page about a run for readers who did not follow it: time, cost, causes, decisions by rule, and remedies. Pure."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from fleet.ledger.utc import clock, stamp
 from fleet.protocol.records import DecisionMade, Record, ViewPublished
 
 MOST = 60
-"""Rows of a table; how many are left out is said."""
+"""Rows of a table; a line below gives the number of the others."""
 DAY_S = 86_400.0
 
 
@@ -22,7 +22,7 @@ def post_mortem(report: Report, records: Iterable[Record]) -> str:
     """The page.
 
     Args:
-        records: of the run, in order; its ranks' ``Spans`` are not needed.
+        records: of the run, in order; the page needs no ``Spans`` of its ranks.
     """
     s, records = report.summary, list(records)
     findings = diagnose(s)
@@ -61,7 +61,7 @@ def _impact(s: LedgerSummary) -> str:
 
 
 def _lines(s: LedgerSummary, records: Sequence[Record]) -> list[Line]:
-    """What happened, a line each, as ``fleet watch`` shows it, and the views that ranks trained in."""
+    """The happenings, a line each, as ``fleet watch`` shows them, and the views that ranks trained in."""
     narrator, lines = Narrator(), list[Line]()
     for record in records:
         lines += narrator.take(record, getattr(record, "at_s", 0.0))
@@ -100,7 +100,7 @@ def _cause(s: LedgerSummary, item: Incident) -> list[str]:
 
 
 def _decided(s: LedgerSummary, records: Sequence[Record]) -> str:
-    """Each rule and what it decided, how often, and its newest reason."""
+    """Each rule and its decisions, their number, and the newest reason."""
     found: dict[tuple[str, str], list[DecisionMade]] = {}
     for record in records:
         if isinstance(record, DecisionMade):
@@ -132,7 +132,7 @@ def _table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> Iterator[str]
 
 
 def _cell(text: str) -> str:
-    """Text of a journal stays text: it ends no cell and begins no markup."""
+    """Text of a journal stays text: it cannot end a cell or begin markup."""
     for sign in "\\|<>`*_[":
         text = text.replace(sign, "\\" + sign)
     return " ".join(text.split())

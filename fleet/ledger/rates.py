@@ -1,13 +1,14 @@
-"""How often faults come, as far as a run can know it: a posterior for each kind, which starts from what is known elsewhere; and which
-faults a run has met. Pure.
+"""The rates of faults, as far as a run can know them: a posterior for each kind, from a prior of other fleets. Also the faults that a run
+has met. Pure.
 
-Faults of a kind come at a rate that nobody knows (a Poisson process). What is known of it before is a Gamma law, worth ``PRIOR_EVENTS``
-faults at the rate of the catalogue or of a fitted log; after n faults in t seconds it is a Gamma law again, with n and t added to its two
-figures (Gelman et al., Bayesian Data Analysis, 3rd edition, sec. 2.6). A small share of the prior, ``SURPRISE``, says nothing of the rate:
-without it a run that meets a fault a minute would go on to believe a catalogue that has one in a century (a robust prior: Schmidli et al.
-2014, Biometrics 70(4)).
+Faults of a kind come at an unknown rate (a Poisson process). The prior of the rate is a Gamma law, worth ``PRIOR_EVENTS`` faults at the
+rate of the catalogue or of a fitted log. After n faults in t seconds it is a Gamma law again: n and t add to its two figures (Gelman et
+al. 2013, Bayesian Data Analysis, section 2.6).
 
-A run makes a forecast of how many faults come whenever its training time has doubled, for as long again, and scores it when that time is
+A small share of the prior, ``SURPRISE``, is vague about the rate. Without it, a run with a fault a minute would still believe a catalogue
+with a fault a century (a robust prior: Schmidli et al. 2014, Biometrics 70(4)).
+
+Whenever its training time has doubled, a run forecasts the number of faults for as long again. It scores the forecast when that time is
 over: a handful in an hour, a dozen in a month.
 """
 
@@ -22,21 +23,21 @@ from fleet.protocol.causes import AgentHungUp, AgentSilent, Cause, incident
 from fleet.protocol.records import FaultRecord, ProcessLost
 
 PRIOR_EVENTS = 2.0
-"""Published rates of one component differ two- or threefold between fleets: as much as after two faults."""
+"""Published rates of one component differ two- or threefold between fleets: about the spread after two faults."""
 SURPRISE = 1e-5
-"""Share of a prior that holds that the rate is another one altogether."""
+"""The share of a prior that is vague: the rate may be another one altogether."""
 COVERS = 0.90
 """Share of the intervals that hold the truth."""
 WIDE = 1_000.0
-"""From so many events on they are not counted one by one, and a Gamma law stands for them."""
+"""From so many events on, a Gamma law takes the place of the count."""
 
 NOTHING = 1e-60
-"""So small a part of a mean is nothing."""
+"""A smaller part of a mean counts as 0."""
 
 
 @dataclass(frozen=True, slots=True)
 class Gamma:
-    """The law of a positive number, by its ``shape`` and its ``rate`` (one over its scale): as many faults in so many seconds."""
+    """The law of a positive number, by its ``shape`` and its ``rate`` (one over its scale): ``shape`` faults in ``rate`` seconds."""
 
     shape: float
     rate: float
@@ -58,12 +59,12 @@ class Gamma:
         return gamma_below(self.shape, value * self.rate)
 
     def quantile(self, share: float) -> float:
-        """The value that a ``share`` of the law lies below."""
+        """The value below which a ``share`` of the law lies."""
         return quantile(self.below, self.mean, share)
 
     @classmethod
     def like(cls, mean: float, variance: float) -> Gamma:
-        """The one with this mean and variance, both above 0 (Satterthwaite, Biometrics Bulletin 2, 1946)."""
+        """The Gamma law with this mean and variance, both above 0 (Satterthwaite, Biometrics Bulletin 2, 1946)."""
         return cls(mean * mean / variance, mean / variance)
 
 
@@ -86,7 +87,7 @@ class Rate:
         return sum(weight * law.below(rate_per_s) for weight, law in self.parts)
 
     def after(self, events: int, exposure_s: float) -> Rate:
-        """The belief once so many have come in so long: each part learns, and the one that had said so gains weight."""
+        """The belief after ``events`` in ``exposure_s``: each part learns, and the part that predicted them best gains weight."""
         if not events and not exposure_s:
             return self
         logs = [math.log(weight) + _log_chance(law, events, exposure_s) for weight, law in self.parts]
@@ -99,22 +100,22 @@ class Rate:
         return sum(weight * math.exp(-law.shape * math.log1p(duration_s / law.rate)) for weight, law in self.parts)
 
     def interval(self, covers: float = COVERS) -> tuple[float, float]:
-        """Bounds that the rate lies between with probability ``covers``, as likely below as above."""
+        """Bounds of the rate with probability ``covers``; the two tails are equal."""
         ends = ((1 - covers) / 2, (1 + covers) / 2)
         low, high = (quantile(self.below, self.mean, share) for share in ends)
         return low, high
 
 
 VAGUE = Gamma(0.5, 10.0)
-"""Nothing known: Jeffreys' shape for a Poisson rate, and a few seconds, so that one fault soon after the start is no storm."""
+"""The vague prior: Jeffreys' shape for a Poisson rate, and a few seconds, so that one fault soon after the start is no storm."""
 
 
 def prior(rate_per_s: float, events: float = PRIOR_EVENTS) -> Rate:
-    """The belief before the run, of a kind whose rate elsewhere is ``rate_per_s``; 0: nothing is known of it.
+    """The belief before the run, of a kind whose rate elsewhere is ``rate_per_s``; 0: the rate is unknown.
 
     Args:
         rate_per_s: events a second of this run, at least 0.
-        events: from how many that is known.
+        events: the number of events that the rate rests on.
     """
     if rate_per_s <= 0:
         return Rate(((1.0, VAGUE),))
@@ -129,7 +130,7 @@ def together(rates: Iterable[Rate]) -> Rate:
 
 
 def count_interval(rate: Rate, duration_s: float, covers: float = COVERS) -> tuple[int, int]:
-    """How many events ``duration_s`` brings, at least and at most, with probability ``covers`` or a little more, as counts are whole.
+    """The least and the most events in ``duration_s``, with probability ``covers`` or a little more, as counts are whole.
 
     A Poisson count at a Gamma rate is negative binomial: P(0) = (b / (b + t))^a, P(n + 1) = P(n) (a + n) / (n + 1) t / (b + t).
     """
@@ -149,8 +150,10 @@ def count_interval(rate: Rate, duration_s: float, covers: float = COVERS) -> tup
 
 
 def quantile(below: Callable[[float], float], start: float, share: float) -> float:
-    """Where the distribution function ``below`` reaches ``share``: bisected on a scale of factors, to one part in 10,000. What lies below
-    ``NOTHING`` of ``start``, a mean, is 0."""
+    """The value at which the distribution function ``below`` reaches ``share``, bisected on a scale of factors, to one part in 10,000.
+
+    A value below ``NOTHING`` of ``start``, a mean, is 0.
+    """
     low = high = start
     if below(start * NOTHING) >= share:
         return 0.0
@@ -165,30 +168,30 @@ def quantile(below: Callable[[float], float], start: float, share: float) -> flo
 
 
 def _log_chance(law: Gamma, events: int, exposure_s: float) -> float:
-    """Log of P(events in ``exposure_s``), less what all laws have in common: negative binomial."""
+    """Log of P(events in ``exposure_s``), without the terms that all laws share: negative binomial."""
     more = math.lgamma(law.shape + events) - math.lgamma(law.shape)
     return more + law.shape * math.log(law.rate) - (law.shape + events) * math.log(law.rate + exposure_s)
 
 
 FIRST_S = 30.0
-"""The first forecast that is scored is made after so much training."""
+"""The run makes its first scored forecast after so much training."""
 TOGETHER_S = 1.0
 """Ranks of a node that are lost within this time of each other are one fault."""
 LIKE = {"hang": "hang", "corruption": "flip_weight"}
-"""The kind of fault that a loss which nobody planned looks like, by the kind of its incident."""
+"""The kind of fault that an unplanned loss looks like, by the kind of its incident."""
 UNKNOWN = "kill_rank"
-"""What may come where nothing is known before the run: the commonest kind."""
+"""The assumed kind where a run has no rates before it: the commonest kind."""
 NODE_GONE = (AgentHungUp, AgentSilent)
 
 
 def looks_like(cause: Cause) -> str:
-    """The kind of fault whose cost and whose count a loss has that no fault explains."""
+    """The kind of fault of a loss that no fault explains, for its cost and its count."""
     return "lose_node" if isinstance(cause, NODE_GONE) else LIKE.get(incident(cause), UNKNOWN)
 
 
 @dataclass(slots=True)
 class Met:
-    """``before`` are rates by kind, faults a second, as they were written down when the run started; ``events`` what has come since.
+    """``before``: rates by kind, faults a second, as recorded when the run started. ``events``: the faults since then, by kind.
 
     ``inside`` of ``scored`` forecasts of the number of faults held the truth.
     """
@@ -200,7 +203,7 @@ class Met:
     _seen: set[str] = field(default_factory=set)
     _node_lost_s: float = float("-inf")
     _due_s: float = FIRST_S
-    """Training time at which the forecast that is open is scored, and the next one made."""
+    """The training time at which the open forecast is scored, and the next one made."""
     _bounds: tuple[int, int] | None = None
     """The least and the most faults in all by then."""
 
@@ -210,13 +213,13 @@ class Met:
         return {kind: prior(self.before.get(kind, 0.0)).after(self.events[kind], exposure_s) for kind in kinds}
 
     def fault(self, record: FaultRecord) -> None:
-        """Chaos has struck, or an operator; each fault once."""
+        """A fault of chaos, or of an operator, was carried out. Each fault counts once."""
         if record.phase == "executed" and record.fault.id not in self._seen:
             self._seen.add(record.fault.id)
             self.events[record.fault.kind] += 1
 
     def lost(self, record: ProcessLost) -> None:
-        """A process was lost. It counts when no fault explains it, and nobody wanted it gone for another reason than its own."""
+        """A process was lost. It counts when no fault explains it, and its end is an incident of its own."""
         if record.fault is not None or not incident(record.cause):
             return
         kind = looks_like(record.cause)
@@ -227,9 +230,9 @@ class Met:
         self.events[kind] += 1
 
     def trained(self, exposure_s: float) -> None:
-        """So much training is done, before what comes next is counted: score the forecast that is due, and make the next one.
+        """After so much training, and before the next fault counts: score the forecast that is due, and make the next one.
 
-        It is due at times that do not depend on when this is asked: a journal whose old part is folded comes to the same score.
+        The due times do not depend on the times of the calls: a journal with a folded old part gives the same score.
         """
         while exposure_s >= self._due_s:
             count = self.events.total()

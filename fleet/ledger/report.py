@@ -1,4 +1,4 @@
-"""What a run came to: one report from its journal, as plain data, and the words and units in which it is told."""
+"""The report of a run from its journal, as plain data, and its words and units."""
 
 from __future__ import annotations
 
@@ -45,15 +45,15 @@ HEAD = (
 )  # fmt: skip
 PACE = ("median_step_s", "tokens_per_s", "goodput", "scheduling_goodput", "ettr", "training_goodput")
 TIME = ("other_ratio", "closes", "pending_s", "holes", "hole_s", "stale_s", "categories", "cold_provision_s")
-"""Of a summary, what a report has under the same names, in three places."""
+"""Fields of a summary that a report has under the same names, in three places."""
 
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """``summary`` and ``timeline`` are the ledger's own; ``history`` holds what happened, as plain data.
+    """``summary`` and ``timeline`` are the ledger's own; ``history`` holds the happenings, as plain data.
 
-    ``commits`` are (at_s, step) of the history as it ended, ``step_s`` is the median of the newest ones; ``total_steps`` is None for a loop
-    that has not said it.
+    ``commits`` are (at_s, step) of the history at its end, ``step_s`` is the median of the newest ones. ``total_steps`` is None for a loop
+    with an unknown number of steps.
     """
 
     summary: LedgerSummary
@@ -65,7 +65,7 @@ class Report:
 
     @property
     def left_s(self) -> float | None:
-        """How long the run still has to train; None where it has ended, or that is not known."""
+        """The training time left; None where the run has ended, or the time is unknown."""
         s = self.summary
         return remaining_s(s.steps, self.total_steps, self.step_s, s.training_goodput) if s.status == "running" else None
 
@@ -100,10 +100,10 @@ class Report:
 
 
 class History:
-    """What happened in a run, as plain data, gathered record by record.
+    """The happenings of a run, as plain data, gathered record by record.
 
     Args:
-        most: keep only that many of each kind, the newest; of a measurement every second point goes when there are more. None: keep all.
+        most: keep so many of each kind, the newest; with more points of a measurement, every second one goes. None: keep all.
     """
 
     def __init__(self, most: int | None = None) -> None:
@@ -161,7 +161,7 @@ class History:
             del points[1:-1:2]
 
     def decided(self) -> dict[str, Any]:
-        """How often each policy has taken each action in the whole run, and the last few decisions with their reasons."""
+        """How often each policy took each action in the whole run, and the last few decisions with their reasons."""
         last = [{name: item[name] for name in ("at_s", "policy", "action", "reason")} for item in self._kinds["decisions"]]
         counts = {policy: dict(sorted(actions.items())) for policy, actions in sorted(self._decided.items())}
         return {"counts": counts, "last": last[-LAST_DECISIONS:]}
@@ -183,7 +183,7 @@ def build_report(records: Iterable[Record]) -> Report:
 
 
 def report_of(ledger: Ledger, history: History, summary: LedgerSummary) -> Report:
-    """The report of a ledger with a timeline, as ``summary`` has it."""
+    """The report of a ledger with a timeline, with ``summary``'s figures."""
     verified = verification(ledger.started, summary.view_size, summary.median_step_s) if ledger.started else {}
     timeline, pace = ledger.closed_timeline() or Timeline(), history.pace
     total = getattr(history.data, "total_steps", 0) or None
@@ -192,7 +192,7 @@ def report_of(ledger: Ledger, history: History, summary: LedgerSummary) -> Repor
 
 
 OURS = ("event", "view_changed")
-"""What of a record is for code alone."""
+"""Fields of a record that only the code needs."""
 
 
 def _facts(record: CheckpointRecord | EvidenceKept) -> dict[str, Any]:
@@ -248,7 +248,7 @@ def _counts(summary: LedgerSummary) -> dict[str, Any]:
 
 
 def finite(value: Any, digits: int | None = None) -> Any:
-    """``value`` for JSON, rounded to so many digits after the point: what is not finite becomes None."""
+    """``value`` for JSON, rounded to so many digits after the point. A number that is not finite becomes None."""
     if isinstance(value, float):
         return None if not math.isfinite(value) else value if digits is None else round(value, digits)
     if isinstance(value, Mapping):
@@ -279,13 +279,13 @@ def rank_time(rank_s: float) -> str:
 
 
 def prediction_words(summary: LedgerSummary) -> str:
-    """What the run's goodput should be, given the faults that came."""
+    """The predicted goodput of the run, given the faults that came."""
     found = predict(summary)
     return f"{found.goodput:.2%} predicted for the faults that came, error {100 * found.error:+.1f} points"
 
 
 def forecast_words(report: Report) -> list[str]:
-    """What is to be expected, a line each: faults and goodput of the time ahead, and how often that was right. Empty before training."""
+    """The forecast, a line each: faults and goodput of the time ahead, and how often forecasts were right. Empty before training."""
     found = forecast(report.summary, report.left_s)
     if found is None:
         return []
@@ -294,7 +294,7 @@ def forecast_words(report: Report) -> list[str]:
     often = f"a fault every {_every(found.all.mean)} ({_every(found.all.high)} to {_every(found.all.low)})"
     return [
         f"next {duration(found.ahead_s)} of training: {often}, {goodput}",
-        f"in brackets what holds with 90% certainty{score}",
+        f"in brackets: the bounds of 90% certainty{score}",
         f"the world is whole for 95% of that time with {found.spares} spare{'' if found.spares == 1 else 's'}",
     ]
 
@@ -304,7 +304,7 @@ def _every(rate_per_s: float) -> str:
 
 
 def worth_words(summary: LedgerSummary) -> list[str]:
-    """What spares and checkpoints have saved, and cost, a line each."""
+    """The savings and the cost of spares and checkpoints, a line each."""
     return [
         f"{each.name} saved {rank_time(each.saved_s)} of ranks in {each.uses} {'use' if each.uses == 1 else 'uses'}, "
         f"and cost {rank_time(each.cost_s)}"
@@ -313,6 +313,6 @@ def worth_words(summary: LedgerSummary) -> list[str]:
 
 
 def losses_by_size(summary: LedgerSummary) -> list[tuple[str, float]]:
-    """Where the rank-seconds went that were no goodput, largest first; categories without any are left out. What is pending is none."""
+    """Rank-seconds outside goodput by category, largest first. It leaves out empty categories, and pending time."""
     named = [(name, value) for name, value in summary.categories.items() if name not in STEP_NAMES and value > 0]
     return sorted(named, key=lambda item: -item[1])

@@ -1,4 +1,4 @@
-"""What train loops have reported in a run, from its journal. Pure."""
+"""Reports of train loops in a run, from its journal. Pure."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from fleet.protocol.types import StateId
 
 @dataclass(frozen=True, slots=True)
 class ReportMade:
-    """One report that counts. ``state`` is the one that it was made at: None before and behind the loop; ``outcome`` is what came of it."""
+    """One report that counts. ``state`` is the state at the report: None before and behind the loop; ``outcome`` is its result."""
 
     state: StateId | None
     outcome: dict[str, Any]
 
 
 def reports(records: Iterable[Record], name: str) -> list[ReportMade]:
-    """All that was done once in a run under ``name``, in order, without what belongs to steps that were taken back."""
+    """All actions done once in a run under ``name``, in order, without those of steps that were taken back."""
     found: dict[str, ReportMade] = {}
     for record in records:
         match record:

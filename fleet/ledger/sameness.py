@@ -1,7 +1,7 @@
-"""Whether two trials of a training script came to the same, and which part of it was the first to differ. Pure; see ``fleet doctor``.
+"""Whether two trials of a training script gave the same values, and which part differed first. Pure; see ``fleet doctor``.
 
-A trial is a few steps of a script in one process. It leaves a list of marks, in order of execution: what went into each module and came out
-of it, gradients, buffers, parameters, each as a digest.
+A trial is a few steps of a script in one process. It leaves a list of marks, in order of execution, each with a digest. There is a mark for
+each module's input and output, and for gradients, buffers and parameters.
 """
 
 from __future__ import annotations
@@ -16,21 +16,21 @@ OUT_GRADIENT, IN_GRADIENT, GRADIENT = "gradient of the output", "gradient of the
 BUFFER, WRITTEN, RATE, UPDATED = "buffer", "written", "learning rate", "updated"
 BACKWARD = (OUT_GRADIENT, IN_GRADIENT, GRADIENT)
 LOOP = "train"
-"""The place of what is done in the loop body itself, and in no module."""
+"""The place of work in the loop body itself, outside all modules."""
 
 ORDER, RANK, HASH, CLOCK, MACHINE, MEMORY, LATE = "order", "rank", "hash", "clock", "machine", "memory", "late"
 VARIED = {
     ORDER: "its shards came in another order",
     RANK: "another rank computed it",
-    HASH: "Python's strings had other hashes, as they have in each process",
-    CLOCK: "it was another time, and clocks ran faster",
+    HASH: "Python's strings had other hashes, as in each new process",
+    CLOCK: "it ran at another time, and clocks ran faster",
     MACHINE: "the machine had another number of cores, another name, and listed its folders in another order",
-    MEMORY: "memory that nobody had written held something else, and objects lay elsewhere",
-    LATE: "a new process computed it, which had the state and none of the steps before",
+    MEMORY: "memory that the script had not written held other bytes, and objects had other addresses",
+    LATE: "a new process computed it, with the state but without the earlier steps",
 }
-"""What a trial can have otherwise than the first one -> in words. None of it may change a bit."""
+"""Differences that a trial can have from the first one -> in words. No difference may change a bit."""
 AT_ONCE = frozenset(VARIED) - {LATE}
-"""What is tried in one trial. Of a process that comes late only its own steps can be compared."""
+"""Differences that one trial can combine. For a process that comes late, only its own steps can be compared."""
 
 SEEDED, KERNELS, ONE_THREAD = "seeded", "kernels", "one_thread"
 FORMS = {
@@ -38,19 +38,19 @@ FORMS = {
     KERNELS: "torch.use_deterministic_algorithms(True)",
     ONE_THREAD: "one thread",
 }
-"""Deterministic forms that can be tried without a change of the script -> in words."""
+"""Deterministic forms that a trial can have without a change of the script -> in words."""
 
 
 @dataclass(frozen=True, slots=True)
 class TrialRequest:
-    """A trial that is wanted.
+    """A trial to run.
 
     Attributes:
-        varied: keys of ``VARIED``: what is otherwise than in the first trial.
-        inside: record also torch's operations in the forward of this module, and in the backward; empty: none.
+        varied: keys of ``VARIED``: the differences from the first trial.
+        inside: also record torch's operations in the forward of this module, and in the backward; empty: none.
         form: a key of ``FORMS``, or empty.
-        timed: nothing is recorded but how long steps take.
-        at: note what the script keeps when this (step, shard) begins; a shard of -1: the first of the step.
+        timed: record only how long steps take.
+        at: note the script's kept values when this (step, shard) begins; a shard of -1: the first of the step.
     """
 
     varied: frozenset[str] = frozenset()
@@ -62,7 +62,7 @@ class TrialRequest:
 
 @dataclass(frozen=True, slots=True)
 class KeptValue:
-    """Something that a script keeps from shard to shard beside what it tracks: what it is in words, its ``line``, and a digest of it."""
+    """A value that a script keeps from shard to shard beside its tracked state: its description, its ``line``, and its digest."""
 
     what: str
     line: str
@@ -71,16 +71,16 @@ class KeptValue:
 
 @dataclass(frozen=True, slots=True)
 class TrialMark:
-    """One thing that a trial came by.
+    """One value that a trial computed or received.
 
     Attributes:
-        kind: what it is, one of the constants above.
+        kind: its kind, one of the constants above.
         where: qualified name of the module, parameter or buffer; of a batch the data set; of an OP the name of torch's operation.
-        digest: of its value; of an OP that of what it gave.
+        digest: of its value; of an OP, of its result.
         step, shard: -1 outside of them.
-        within: the module that was in its forward then, ``LOOP`` where none was.
-        given: of an OP the digest of what it was given.
-        chance: of an OP whether it draws random numbers.
+        within: the module whose forward was running, ``LOOP`` where none was.
+        given: of an OP, the digest of its input.
+        chance: of an OP, whether it draws random numbers.
     """
 
     kind: str
@@ -95,9 +95,9 @@ class TrialMark:
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """The script asked for something that another process, moment or machine answers otherwise.
+    """A request of the script whose answer depends on the process, the moment or the machine.
 
-    ``line`` is that of the script, ``within`` the module whose forward was running.
+    ``line`` is the line of the script, ``within`` the module whose forward was running.
     """
 
     what: str
@@ -108,9 +108,12 @@ class Call:
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """What a trial left. ``error``: what ended it early. ``step_s``: seconds of each step, ``module_s`` of all forwards of each module in
-    one step, on average; ``threads`` it computed with at its end, ``set_threads`` whether that is not what Fleet has set.
-    ``kept``: what the script kept at the moment that was asked for."""
+    """The result of a trial.
+
+    ``error``: the cause of an early end. ``step_s``: seconds of each step; ``module_s``: seconds of all forwards of each module in one
+    step, on average. ``threads``: its threads at its end; ``set_threads``: whether the script changed Fleet's number. ``kept``: the
+    script's kept values at the requested moment.
+    """
 
     marks: tuple[TrialMark, ...] = ()
     calls: tuple[Call, ...] = ()
@@ -124,7 +127,7 @@ class Trial:
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """The first mark that differs between two trials, and the qualified name of the ``place`` that is to blame for it.
+    """The first mark that differs between two trials, and the qualified name of the ``place`` that causes it.
 
     ``other`` is None where the second trial has no such mark, ``mark`` where the first has none.
     """
@@ -135,7 +138,7 @@ class Difference:
 
     @property
     def kind(self) -> str:
-        """Of the mark that differs."""
+        """The kind of the mark that differs."""
         return self.at.kind
 
     @property
@@ -147,9 +150,9 @@ class Difference:
 
 
 def first_difference(one: Trial, other: Trial) -> Difference | None:
-    """The first difference in the order in which ``one`` was computed; shards are compared with the same shards. None: there is none.
+    """The first difference in the order in which ``one`` ran; shards are compared with the same shards. None: there is none.
 
-    Where a trial was ended early, only what both came to is compared.
+    Where a trial ended early, only the part that both reached is compared.
     """
     mine, theirs = (_by_shard([mark for mark in trial.marks if mark.kind != OP]) for trial in (one, other))
     ended = bool(one.error or other.error)
@@ -165,14 +168,14 @@ def first_difference(one: Trial, other: Trial) -> Difference | None:
 
 
 def difference_when_late(first: Trial, late: Trial) -> Difference | None:
-    """As :func:`first_difference`, of a trial that began at a later step: the steps that both have taken, from that one on."""
+    """As :func:`first_difference`, for a trial that began at a later step: it compares the steps of both, from that one on."""
     steps = {mark.step for mark in late.marks if mark.step >= 0}
     both = [replace(trial, marks=tuple(mark for mark in trial.marks if mark.step in steps)) for trial in (first, late)]
     return first_difference(*both)
 
 
 def changed(one: Trial, other: Trial) -> tuple[KeptValue, ...]:
-    """What the script of one trial kept, and that of the other did not, or kept otherwise."""
+    """Values that the script of one trial kept, and that the other did not keep, or kept with another digest."""
     mine, theirs = ({(kept.what, kept.line): kept for kept in trial.kept} for trial in (one, other))
     return tuple(kept for name, kept in (theirs | mine).items() if mine.get(name) != theirs.get(name))
 
@@ -185,11 +188,11 @@ def _by_shard(marks: Sequence[TrialMark]) -> dict[tuple[int, int], list[TrialMar
 
 
 def _place(mark: TrialMark | None, twin: TrialMark | None, marks: Sequence[TrialMark], theirs: Sequence[TrialMark]) -> str:
-    """Who is to blame. What goes into a module was made by the one around it, and what comes out of it by itself."""
+    """The module that causes the difference. A module's input comes from the module around it, and its output from itself."""
     found = mark or twin
     assert found is not None
     if mark is None or twin is None or (mark.kind, mark.where) != (twin.kind, twin.where):
-        return found.within  # it has taken another way: whoever calls is to blame
+        return found.within  # the trials took different ways: the caller is the cause
     if found.kind == INPUT:
         return found.within
     if found.kind in BACKWARD:
@@ -205,7 +208,7 @@ def owner(name: str) -> str:
 
 
 def _to_blame(marks: Sequence[TrialMark], theirs: Sequence[TrialMark]) -> str:
-    """The innermost module whose backward was given the same in both trials, and gave something else; empty when there is none."""
+    """The innermost module whose backward had the same input in both trials, and another result; empty when there is none."""
     same, differs = _compared(marks, theirs)
     given = [mark.where for mark in marks if mark.kind == OUT_GRADIENT and (OUT_GRADIENT, mark.where) in same]
     gave = {where for kind, where in differs if kind == IN_GRADIENT} | {owner(where) for kind, where in differs if kind == GRADIENT}
@@ -214,7 +217,7 @@ def _to_blame(marks: Sequence[TrialMark], theirs: Sequence[TrialMark]) -> str:
 
 
 def _compared(marks: Sequence[TrialMark], theirs: Sequence[TrialMark]) -> tuple[set[tuple[str, str]], set[tuple[str, str]]]:
-    """(what came out the same each time, what did not) of one shard, as (kind, where)."""
+    """(marks that were the same each time, marks that were not) of one shard, as (kind, where)."""
     mine, others = dict(_numbered(marks)), dict(_numbered(theirs))
     differs = {key[:2] for key in mine.keys() | others.keys() if mine.get(key) != others.get(key)}
     return {key[:2] for key in mine} - differs, differs
@@ -229,7 +232,7 @@ def _numbered(marks: Sequence[TrialMark]) -> Iterator[tuple[tuple[str, str, int]
 
 
 def first_operation(one: Trial, other: Trial) -> TrialMark | None:
-    """The first operation of torch's that was given the same in both trials and gave something else; None: there is none."""
+    """The first operation of torch that had the same input in both trials and another result; None: there is none."""
     mine, theirs = (_by_shard([mark for mark in trial.marks if mark.kind == OP]) for trial in (one, other))
     for key, marks in mine.items():
         for mark, twin in zip(marks, theirs.get(key, ()), strict=False):
@@ -241,5 +244,5 @@ def first_operation(one: Trial, other: Trial) -> TrialMark | None:
 
 
 def written(trial: Trial) -> TrialMark | None:
-    """The first parameter that a forward has written to; None: there is none."""
+    """The first parameter that a forward wrote to; None: there is none."""
     return next((mark for mark in trial.marks if mark.kind == WRITTEN), None)

@@ -1,7 +1,7 @@
-"""Which samples a run was trained on, counted from what ranks recorded: a step takes a batch, and batches follow each other.
+"""The samples that a run was trained on, counted from the ranks' records: a step takes a batch, and batches follow each other.
 
-Which samples are in a batch follows from seed and step. So no sample is skipped or comes twice when each step of the present history was
-committed, and by no rank twice.
+The samples of a batch follow from seed and step. So no sample is skipped or repeated when each step of the present history was committed,
+and no rank committed a step twice.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from fleet.protocol.types import Member
 
 @dataclass(frozen=True, slots=True)
 class SampleCount:
-    """``seen`` in the present history, once by all steps that share them: ``epochs`` times all there are, 0 where that is not known.
-    ``taken_back`` were computed in steps that were rolled back.
+    """``seen``: samples in the present history, where steps that share a sample count it once. ``epochs``: how often that is all samples; 0
+    where their number is unknown. ``taken_back``: samples of steps that were rolled back.
 
-    ``skipped`` belong to steps of the present history whose commit no rank has recorded, up to the newest that one has; ``repeated`` to
-    steps that a rank committed twice.
+    ``skipped``: samples of steps of the present history whose commit no rank has recorded, up to the newest recorded one. ``repeated``:
+    samples of steps that a rank committed twice.
     """
 
     seen: int
@@ -32,16 +32,16 @@ class SampleCount:
 
 
 class StepCover:
-    """The steps that ranks committed, by history: stretches ``[begin, end)``, apart from each other and in order."""
+    """The steps that ranks committed, by history: disjoint stretches ``[begin, end)``, in order."""
 
     def __init__(self) -> None:
         self._begins: dict[int, list[int]] = {}
         self._ends: dict[int, list[int]] = {}
-        self._last: dict[int, tuple[Member, int, int]] = {}  # slot -> whose newest commit it was, in which history, and its next step
+        self._last: dict[int, tuple[Member, int, int]] = {}  # slot -> member of its newest commit, history, and next step
         self.repeated = 0
 
     def add(self, record: Spans) -> None:
-        """One record of a rank."""
+        """Take one record of a rank."""
         count = record.codes.count(COMMIT)
         if not count:
             return
@@ -64,7 +64,7 @@ class StepCover:
         begins[low:high], ends[low:high] = [first], [end]
 
     def reached(self, history: int) -> int:
-        """The step after the newest that was committed in that history."""
+        """The step after the newest committed one of that history."""
         return self._ends.get(history, [0])[-1]
 
     def __bool__(self) -> bool:
@@ -84,17 +84,17 @@ class StepCover:
 def trained_on(
     reads: Sequence[DataRead], cover: StepCover, begun: list[tuple[int, int]], steps: int, rolled_back: int
 ) -> SampleCount | None:  # fmt: skip
-    """``reads`` are what the steps of the present history were read from, each from its ``step`` on. ``begun`` are the histories: (number,
-    the step it went on from), in order. None when the loop body has read no data set.
+    """``reads`` are the reads of the present history, each from its ``step`` on. ``begun`` are the histories: (number, the step it went on
+    from), in order. None when the loop body has read no data set.
     """
     if not reads:
         return None
-    missing, end = 0, min(steps, cover.reached(begun[-1][0]))  # what came after that was committed, and its ranks have yet to tell
+    missing, end = 0, min(steps, cover.reached(begun[-1][0]))  # later steps are committed, and their ranks' records are still to come
     for history, first in reversed(begun):
         missing += cover.missing(history, first, end)
         end = min(end, first)
     begins = [0, *(min(steps, max(0, read.step)) for read in reads[1:]), steps]
     seen = [(end - begin) * read.batch_size // read.steps_each for read, (begin, end) in zip(reads, pairwise(begins), strict=True)]
-    epochs = sum(count / read.samples for read, count in zip(reads, seen, strict=True) if read.samples)  # of a stream nobody knows
+    epochs = sum(count / read.samples for read, count in zip(reads, seen, strict=True) if read.samples)  # a stream has no known number
     each = reads[-1].batch_size
     return SampleCount(sum(seen), epochs, rolled_back * each, missing * each, cover.repeated * each)

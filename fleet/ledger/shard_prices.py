@@ -1,4 +1,4 @@
-"""What each number of shards costs: time and memory of a rank's part of a step. Pure; see ``fleet doctor --shards``."""
+"""The price of each number of shards: time and memory of a rank's part of a step. Pure; see ``fleet doctor --shards``."""
 
 from __future__ import annotations
 
@@ -7,18 +7,18 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 FACTORS = (1, 2, 4, 8, 16)
-"""Shards of each rank that are tried."""
+"""Shards of each rank to try."""
 
 
 @dataclass(frozen=True, slots=True)
 class ShardPrice:
-    """Of a number of shards.
+    """The price of a number of shards.
 
     Attributes:
-        shards: of a step, of all ranks together; ``per_rank`` of each; ``samples`` in one.
-        step_s: median seconds of a rank's part of a step; ``times`` as long as with the fewest shards.
+        shards: of a step, of all ranks together; ``per_rank``: of each rank; ``samples``: in one shard.
+        step_s: median seconds of a rank's part of a step; ``times``: that over the time with the fewest shards.
         first_pass_s: median seconds of it that compute representations for ``step.gather``, ahead of the loss.
-        peak_bytes: memory of the process at most, ``step_bytes`` of it since its first step began.
+        peak_bytes: peak memory of the process; ``step_bytes``: the part of it since its first step began.
     """
 
     shards: int
@@ -37,7 +37,7 @@ def candidates(world: int, batch_size: int) -> list[int]:
 
 
 def prices(world: int, batch_size: int, measured: Sequence[tuple[int, Sequence[float], Sequence[float], int, int]]) -> list[ShardPrice]:
-    """Of each (shards, seconds of its steps, of their first passes, peak bytes, bytes before the first step), in order."""
+    """The price of each (shards, seconds of its steps, of their first passes, peak bytes, bytes before the first step), in order."""
     medians = {shards: statistics.median(seconds) for shards, seconds, *_ in measured}
     least = medians[min(medians)] if medians else 0.0
     return [

@@ -32,26 +32,26 @@ CODES = "".join(CATEGORIES)
 NAMES = tuple(CATEGORIES.values())
 STEP_KINDS = len(STEP_CODES)
 if CODES[:STEP_KINDS] != COMPUTE + COMM + STRAGGLER + DATA:
-    raise AssertionError(f"the ledger counts on the codes of a step being the first of CATEGORIES, they are {CODES}")
+    raise AssertionError(f"the codes of a step must be the first of CATEGORIES, and the codes are {CODES}")
 COMMIT_INDEX, ABANDON_INDEX, HOLD_INDEX = len(CODES), len(CODES) + 1, len(CODES) + 2
 INDEX = {code: index for index, code in enumerate(CODES + COMMIT + ABANDON + HOLD)}
 REWORK, DETECT, PROVISION, MAINTENANCE = INDEX["R"], INDEX["D"], INDEX["P"], INDEX["M"]
 OTHER_INDEX = INDEX[OTHER]
 WAITED = frozenset((INDEX[COMM], INDEX[STRAGGLER]))
 CHARGED = frozenset((INDEX[RESTORE], INDEX[REFORM], INDEX[INIT]))
-"""Spans of a rank that a loss is charged with, beside what the ledger assigns."""
+"""A rank's spans that are charged to a loss, beside the time that the ledger assigns."""
 
 CLOCK_NOISE_US = 1_000
-"""Two processes of a slot may seem to overlap by this much, and no more."""
+"""Two processes of a slot may seem to overlap by so much, and no more."""
 MAX_COMMITS = 4_096
-"""Steps a slot remembers one by one when no checkpoint is ever durable."""
+"""Steps that a slot keeps one by one when no checkpoint is ever durable."""
 
 Piece = tuple[int, int, int]
 """(start_us, duration_us, index) of one span."""
 
 
 class Commit(NamedTuple):
-    """Steps ``first + 1 .. last`` as one slot did them: what a rollback would take back."""
+    """Steps ``first + 1 .. last`` of one slot, which a rollback would take back."""
 
     first: int
     last: int
@@ -70,7 +70,7 @@ class Commit(NamedTuple):
 
 
 class Abandoned(NamedTuple):
-    """A step attempt that came to nothing; ``rolled_back``: it was committed by the rank, but its history was already given up."""
+    """A step attempt that does not count. ``rolled_back``: the rank committed it, but its history was already rolled back."""
 
     slot: int
     generation: int
@@ -79,7 +79,7 @@ class Abandoned(NamedTuple):
 
 
 class Charge(NamedTuple):
-    """Time of one category to charge to a loss: one that broke ``generation`` when ``after``, else one that led to it."""
+    """Time of one category to charge to a loss: to one that broke ``generation`` when ``after``, else to one that led to it."""
 
     category: int
     duration_us: int
@@ -89,8 +89,8 @@ class Charge(NamedTuple):
 
 
 class Folded(NamedTuple):
-    """What one ``Spans`` record did beyond its slot's account. Commit times are None when there was no commit; the first step that was
-    committed began at ``first_step_us``.
+    """The effects of one ``Spans`` record beyond its slot's account. Commit times are None without a commit; the first committed step began
+    at ``first_step_us``.
     """
 
     first_step_us: int
@@ -104,7 +104,7 @@ class Folded(NamedTuple):
 
 
 def merge(commits: list[Commit]) -> Commit:
-    """One entry for steps that can only be rolled back together."""
+    """One entry for steps that can be rolled back only together."""
     columns = list(zip(*commits, strict=True))
     sums = [sum(column) for column in columns[4:]]
     return Commit(commits[0].first, commits[-1].last, commits[0].start_us, commits[-1].end_us, *sums)
@@ -112,12 +112,12 @@ def merge(commits: list[Commit]) -> Commit:
 
 @dataclass(slots=True, eq=False)
 class SlotAccount:
-    """Where one slot's time went. ``us[i]`` are the microseconds in category ``NAMES[i]``, up to ``cursor_us``, less ``attempt``.
+    """The time of one slot. ``us[i]``: microseconds in category ``NAMES[i]``, up to ``cursor_us``, without ``attempt``.
 
     Attributes:
-        stepped: the generation that it has stepped in last; -2: none, not even generation -1, that of a process without a view.
-        away: its process left with a node that was taken away, and it has no other since.
-        stopped: its process ended with the cluster, and it has no other since.
+        stepped: the generation of its last step; -2: it has made no step, not even in generation -1, that of a process without a view.
+        away: its process left with a node that was taken away, and no other has come since.
+        stopped: its process ended with the cluster, and no other has come since.
     """
 
     slot: int
@@ -142,29 +142,29 @@ class SlotAccount:
 
     @property
     def vacant(self) -> int:
-        """The category of time in which it is empty."""
+        """The category of the slot's time without a process."""
         return MAINTENANCE if self.away else PROVISION
 
     @property
     def empty(self) -> bool:
-        """No process is known to be in the slot."""
+        """Whether no process is known to be in the slot."""
         return self.incarnation < 0 or self.lost_us is not None
 
     @property
     def cold(self) -> bool:
-        """It waits for the first process that it gets since the run started or was resumed, and not for one in a lost one's place."""
+        """Whether the slot waits for its first process since the run started or was resumed, and not for a replacement."""
         return self.incarnation < 0 or self.stopped
 
     def is_past(self, member: Member) -> bool:
-        """Another process took the place of ``member``, or its cluster ended."""
+        """Whether another process took the place of ``member``, or its cluster ended."""
         return member.incarnation < self.incarnation or (self.stopped and member.incarnation == self.incarnation)
 
     def join(self, incarnation: int, lost_us: int | None) -> None:
-        """The next process is in the slot; ``lost_us``: when it is known to have been lost."""
+        """The next process is in the slot; ``lost_us``: the known time of its loss."""
         self.incarnation, self.lost_us, self.stopped, self.away = incarnation, lost_us, False, False
 
     def stop(self, gone_us: int, back_us: int) -> None:
-        """The run was stopped, and nobody held the slot between these times."""
+        """The run was stopped, and the slot had no machine between these times."""
         self.cursor_us = max(self.cursor_us, back_us)
         self.lost_us = gone_us if self.lost_us is None else min(self.lost_us, gone_us)
         self.stopped = self.incarnation >= 0
@@ -183,7 +183,7 @@ class SlotAccount:
         return [Abandoned(self.slot, self.generation, pieces, False)] if pieces else []
 
     def hold(self) -> list[Abandoned]:
-        """Of the open attempt, what it has waited comes to nothing; what it has computed stays."""
+        """Abandon the waits of the open attempt; its compute stays."""
         waited = [piece for piece in self.attempt if piece[2] in WAITED]
         self.attempt = [piece for piece in self.attempt if piece[2] not in WAITED]
         return [Abandoned(self.slot, self.generation, waited, False)] if waited else []
@@ -192,8 +192,8 @@ class SlotAccount:
         """Add a record whose start is at the cursor.
 
         Args:
-            record: contiguous with what came before.
-            floor: steps beyond it were rolled back before this record was seen.
+            record: contiguous with the record before it.
+            floor: steps beyond it were rolled back before this record came.
             members: size of the record's view; a step's wall time is its rank time over this.
 
         Raises:
@@ -213,7 +213,7 @@ class SlotAccount:
     def _fold(self, record: Spans, floor: int, members: int, abandoned: list[Abandoned]) -> Folded:
         time_us, step, us, attempt = self.cursor_us, record.step, self.us, self.attempt
         first_commit_us: int | None = None
-        last_commit_us: int | None = None  # also of a record whose last attempt came to nothing, after which nothing follows on it
+        last_commit_us: int | None = None  # also of a record whose last attempt does not count, so that no span follows on it
         first_step_us = time_us
         gaps_us: list[int] = []
         charges: list[Charge] = []
@@ -270,7 +270,7 @@ class SlotAccount:
         return productive_us
 
     def roll_back(self, step: int) -> list[Commit]:
-        """Move the steps after ``step`` to rework; returns them. Raises LedgerError when they were merged with earlier ones."""
+        """Move the steps after ``step`` to rework; returns them. Raises LedgerError when they are merged with earlier ones."""
         removed: list[Commit] = []
         while self.commits and self.commits[-1].last > step:
             commit = self.commits.pop()
@@ -286,7 +286,7 @@ class SlotAccount:
         return removed
 
     def compact(self, boundaries: list[int]) -> None:
-        """Forget single steps up to the last boundary: a rollback goes back to a boundary, or stays after the last."""
+        """Merge single steps up to the last boundary: a rollback goes back to a boundary, or stays after the last."""
         keep = bisect_left(self.commits, boundaries[-1] + 1, key=lambda commit: commit.last)
         groups: dict[int, list[Commit]] = {}
         for commit in self.commits[:keep]:
@@ -295,7 +295,7 @@ class SlotAccount:
 
 
 def clip(record: Spans, end_us: int) -> Spans:
-    """The part of a record up to ``end_us``; a mark at that very time still counts."""
+    """The part of a record up to ``end_us``; a mark at ``end_us`` itself still counts."""
     durations_us: list[int] = []
     time_us = record.start_us
     for duration in record.durations_us:
@@ -307,7 +307,7 @@ def clip(record: Spans, end_us: int) -> Spans:
 
 
 def cut_front(record: Spans, lap_us: int) -> Spans:
-    """The record without its first ``lap_us``; spans that are shorter lose all their length."""
+    """The record without its first ``lap_us``; shorter spans lose their whole length."""
     durations_us, left = list(record.durations_us), lap_us
     for number, duration in enumerate(durations_us):
         taken = min(left, duration)

@@ -1,8 +1,8 @@
-"""A run's time as compute, communication and coordination, and its steps as the Fleet Law has them, with overlap as a term. Pure.
+"""A run's time as compute, communication and coordination, and its steps by the Fleet Law, with overlap as a term. Pure.
 
-T_step = T_compute / N + T_comm + T_sync - T_overlap. All terms but one are the ledger's: means over the ranks and the steps that are kept,
-so the law adds up to what a rank's step took. What hid behind computing is in no category, as the rank computed meanwhile; ranks measure it
-(``actors.rank.telemetry.exchanged``), and it is a part of T_comm that T_overlap takes away again.
+T_step = T_compute / N + T_comm + T_sync - T_overlap. All terms but T_overlap are the ledger's: means over the ranks and the kept steps. So
+the law adds up to the time of a rank's step. The exchange behind compute has no category, as the rank computed meanwhile. Ranks measure it
+(``actors.rank.telemetry.exchanged``). T_comm includes it, and T_overlap takes it away again.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ OF_CATEGORY: Mapping[str, str] = dict.fromkeys(CATEGORIES.values(), COORDINATION
     "verify": COMPUTE,
     "exposed_comm": COMMUNICATION,
 }
-"""Category of the ledger -> which of the three its time is. Coordination is what a rank spends neither computing nor exchanging gradients:
-it waits for others, or for what keeps so many of them together."""
+"""Category of the ledger -> one of the three. In coordination a rank neither computes nor exchanges gradients: it waits for other ranks, or
+for work that keeps many ranks together."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,10 +30,10 @@ class StepLaw:
     Attributes:
         ranks: N, the mean world of the steps, each with the weight of its time.
         compute_s: of one rank, T_compute / N.
-        exposed_s: exchange that nothing hid: the ledger's ``exposed_comm``.
-        straggler_s, data_s: together T_sync: waiting for slower ranks, and for samples.
+        exposed_s: exchange that no compute hid: the ledger's ``exposed_comm``.
+        straggler_s, data_s: together T_sync: the wait for slower ranks, and for samples.
         overlap_s: exchange that went on while a rank computed; None where no rank has measured it.
-        ahead: share of the bytes of the exchange that were there when a rank was done computing.
+        ahead: share of the exchanged bytes that had arrived when a rank was done computing.
     """
 
     ranks: float
@@ -46,12 +46,12 @@ class StepLaw:
 
     @property
     def parts_s(self) -> tuple[float, float, float, float]:
-        """What the ledger splits a step into: computing, exchange that nothing hid, waiting for slower ranks, and for samples."""
+        """The ledger's parts of a step: computing, exchange that no compute hid, waits for slower ranks, and waits for samples."""
         return self.compute_s, self.exposed_s, self.straggler_s, self.data_s
 
     @property
     def hidden_s(self) -> float:
-        """T_overlap, 0 where nobody has measured it: nothing is known to be hidden then."""
+        """T_overlap; 0 where no rank has measured it: no overlap is known then."""
         return self.overlap_s or 0.0
 
     @property
@@ -66,18 +66,18 @@ class StepLaw:
 
     @property
     def step_s(self) -> float:
-        """T_step, of the law: what the ledger has of a step of a rank. What stands between two steps is in none."""
+        """T_step of the law: the ledger's time of a rank's step. It has no time between two steps."""
         return self.compute_s + self.comm_s + self.sync_s - self.hidden_s
 
     @property
     def shares(self) -> dict[str, float]:
-        """Of T_step, by the three and overlap: the three less overlap are 1. Without overlap where nobody has measured it."""
+        """Shares of T_step, by the three and overlap: the three less overlap are 1. No overlap where no rank has measured it."""
         parts = {COMPUTE: self.compute_s, COMMUNICATION: self.comm_s, COORDINATION: self.sync_s}
         return _over(parts if self.overlap_s is None else parts | {OVERLAP: self.overlap_s})
 
     @property
     def hidden(self) -> float | None:
-        """Share of the exchange's time that was hidden; None where that was not measured, or nothing was exchanged."""
+        """Share of the exchange's time that was hidden; None where that was not measured, or there was no exchange."""
         return None if self.overlap_s is None or self.comm_s <= 0 else self.overlap_s / self.comm_s
 
     def plain(self) -> dict[str, Any]:
@@ -88,19 +88,19 @@ class StepLaw:
 
 
 def step_law(s: Any) -> StepLaw:
-    """Of a ``LedgerSummary``."""
+    """The law of a ``LedgerSummary``."""
     names = ("compute", "exposed_comm", "straggler_wait", "data_wait")
     compute_s, exposed_s, straggler_s, data_s = (s.categories[name] / max(1, s.rank_steps) for name in names)
     used = s.tallies.usage.values()
     timed, received = sum(each.exchanges for each in used), sum(each.received_bytes for each in used)
     ahead = sum(each.ahead_bytes for each in used) / received if received else None
-    # What hides behind computing is no longer than that. The lead of a peer may be: this rank may have stood still for a checkpoint.
+    # The hidden exchange is at most the compute. A peer's lead may be longer: this rank may have stood still for a checkpoint.
     overlap_s = min(compute_s, sum(each.hidden_s for each in used) / timed) if timed else None
     return StepLaw(s.ranks, compute_s, exposed_s, straggler_s, data_s, overlap_s, ahead if timed else None)
 
 
 def run_shares(s: Any) -> dict[str, float]:
-    """Of all rank-seconds of which it is known where they went, as ``StepLaw.shares`` are of a step. Empty before there are any."""
+    """Shares of all rank-seconds that have a category, as ``StepLaw.shares`` are of a step. Empty before there are any."""
     found, sums = s.step_law, dict.fromkeys((COMPUTE, COMMUNICATION, COORDINATION), 0.0)
     for name, rank_s in s.categories.items():
         sums[OF_CATEGORY[name]] += rank_s
@@ -111,13 +111,13 @@ def run_shares(s: Any) -> dict[str, float]:
 
 
 def _over(parts: Mapping[str, float]) -> dict[str, float]:
-    """Each over what they come to without what overlaps; empty where that is nothing."""
+    """Each part over their sum without the overlap; empty where that sum is 0."""
     whole = sum(-value if name == OVERLAP else value for name, value in parts.items())
     return {name: value / whole for name, value in parts.items()} if whole > 0 else {}
 
 
 def plain_shares(shares: Mapping[str, float]) -> dict[str, float | None]:
-    """For JSON: overlap is None where nobody has measured it."""
+    """For JSON: overlap is None where no rank has measured it."""
     return {**shares, OVERLAP: shares.get(OVERLAP)}
 
 
@@ -128,9 +128,9 @@ def in_shares(shares: Mapping[str, float]) -> str:
 
 
 def hidden_words(law: StepLaw) -> str:
-    """How much of the exchange of gradients went on while ranks computed."""
+    """Words on the part of the gradients' exchange that went on while ranks computed."""
     if law.overlap_s is None:
-        return f"exchange: {_ms(law.exposed_s)} a step that nothing hid; what was hidden behind computing is not measured"
+        return f"exchange: {_ms(law.exposed_s)} a step that nothing hid; the part hidden behind computing is not measured"
     share = f", {law.hidden:.1%} of it" if law.hidden is not None else ""
     ahead = f"; {law.ahead:.1%} of its bytes came ahead" if law.ahead is not None else ""
     return f"exchange: {_ms(law.exposed_s)} a step that nothing hid, {_ms(law.overlap_s)} behind computing{share}{ahead}"

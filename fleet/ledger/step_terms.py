@@ -1,7 +1,7 @@
-"""What a step is made of, from what its ranks recorded: the terms of the Fleet Law, measured. Pure.
+"""The terms of the Fleet Law in a step, measured from its ranks' records. Pure.
 
-A rank records when it begins something else, so no clock of the train function is needed. Each term is a mean over the ranks of a view; in
-a step all of them commit together, so the terms add up to the step.
+A rank records each change of its work, so the train function needs no clock. Each term is a mean over the ranks of a view. All ranks commit
+a step together, so the terms add up to the step.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from fleet.protocol.types import Member
 TERMS = ("compute", "update", "data", "exchange", "wait", "verify")
 MEANINGS: Mapping[str, str] = {
     "compute": "forward and backward of a rank's shards",
-    "update": "what each rank computes whatever the world: clipping, the optimizer, the loop between steps",
+    "update": "compute of each rank that does not depend on the world size: clipping, the optimizer, the loop between steps",
     "data": "waiting for samples",
     "exchange": "exchange of gradients that nothing hides",
     "wait": "waiting for a slower rank",
@@ -25,9 +25,9 @@ MEANINGS: Mapping[str, str] = {
 }
 _OF_CODE = {DATA: "data", COMM: "exchange", STRAGGLER: "wait", VERIFY: "verify"}
 WARM_SHARE = 0.2
-"""This share of the time of a run, from its first step on, is left out: caches fill, and libraries choose what they do."""
+"""This share of a run's time, from its first step on, is left out: caches fill, and libraries choose their algorithms."""
 MIDDLE_SHARE = 0.8
-"""Of the other steps, the shortest and the longest tenth are left out: those that met something else on the host."""
+"""Of the other steps, the shortest and the longest tenth are left out: other work on the host disturbed them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +41,7 @@ class StepRow:
 
     @property
     def step_s(self) -> float:
-        """Its terms together."""
+        """The sum of its terms."""
         return sum(self.terms.values())
 
 
@@ -54,7 +54,7 @@ class StepTerms:
         self._parts: dict[tuple[int, int], list[tuple[int, dict[str, int]]]] = {}
 
     def add(self, record: Record) -> None:
-        """Take what the record says of steps, if it says anything."""
+        """Take the steps of a record, if it has any."""
         match record:
             case ViewPublished(view=view):
                 self._sizes[view.generation] = len(view.members)
@@ -73,7 +73,7 @@ class StepTerms:
                 step += 1
 
     def rows(self) -> list[StepRow]:
-        """The steps that all ranks of their view have told, in order."""
+        """The steps that all ranks of their view have reported, in order."""
         whole = {key: parts for key, parts in sorted(self._parts.items()) if len(parts) == self._sizes.get(key[0])}
         return [_row(step, parts) for (_, step), parts in whole.items()]
 
@@ -86,7 +86,7 @@ class _Attempt:
         self._before, self._torn = "", False
 
     def take(self, code: str, us: int) -> None:
-        if code == COMPUTE:  # what comes right after a shard's samples is the shard's
+        if code == COMPUTE:  # compute right after a shard's samples belongs to the shard
             self._us["compute" if self._before == DATA else "update"] += us
         elif code in _OF_CODE:
             self._us[_OF_CODE[code]] += us
@@ -94,7 +94,7 @@ class _Attempt:
         self._before = code
 
     def close(self) -> dict[str, int] | None:
-        """The step is committed: what it took, None where it was torn."""
+        """The step is committed: its times, None where it was torn."""
         us, torn = self._us, self._torn
         self._us, self._torn = dict.fromkeys(TERMS, 0), False
         return None if torn else us
@@ -106,7 +106,7 @@ def _row(step: int, parts: Sequence[tuple[int, dict[str, int]]]) -> StepRow:
 
 
 def settled(rows: Sequence[StepRow]) -> list[StepRow]:
-    """The rows that are left when the beginning and the extremes are taken out, see ``WARM_SHARE`` and ``MIDDLE_SHARE``."""
+    """The rows without the beginning and the extremes, see ``WARM_SHARE`` and ``MIDDLE_SHARE``."""
     if not rows:
         return []
     warm_s = rows[0].end_s + WARM_SHARE * (rows[-1].end_s - rows[0].end_s)
@@ -116,7 +116,7 @@ def settled(rows: Sequence[StepRow]) -> list[StepRow]:
 
 
 class Termed(Protocol):
-    """A step, or what several together come to."""
+    """A step, or several steps together."""
 
     @property
     def terms(self) -> Mapping[str, float]: ...

@@ -1,6 +1,7 @@
-"""The story of one loss: what was seen, what was decided by which rule, what each rank did, until training goes on without it. Pure.
+"""The story of one loss: observations, decisions by rule, and each rank's actions, until training goes on without the rank. Pure.
 
-What belongs to it is found by numbers, not by words: a record names the event that it follows from, a view names the losses that led to it.
+Numbers, not words, tell which records belong to it. A record names the event that it follows from, and a view names the losses that led to
+it.
 """
 
 from __future__ import annotations
@@ -32,15 +33,15 @@ from fleet.protocol.records import (
 from fleet.protocol.types import Member, View
 
 NAMED = 12
-"""Of the losses, the newest so many are named to whom asks for one that there is not."""
+"""The error about an unknown loss names so many of the newest losses."""
 SILENCE_S = 60.0
-"""What was seen of the node so long before the loss belongs to it."""
+"""Observations of the node within this time before the loss belong to it."""
 COORDINATOR = "coordinator"
 
 
 @dataclass(frozen=True, slots=True)
 class Moment:
-    """``after_s``: seconds after the loss, negative before it. ``event``: the number of the event that it follows from, 0 when none."""
+    """``after_s``: seconds after the loss, negative before it. ``event``: the event that it follows from, 0 when none."""
 
     after_s: float
     event: int
@@ -54,7 +55,7 @@ class Moment:
 
 @dataclass(frozen=True, slots=True)
 class Story:
-    """``loss`` is what it is about, ``at_s`` when, from the start of the run on, and ``unix_s`` on the calendar."""
+    """``loss``: the loss of the story. ``at_s``: its time, from the start of the run on; ``unix_s``: the calendar's time."""
 
     loss: ProcessLost
     at_s: float
@@ -83,7 +84,7 @@ class Story:
 
 @dataclass
 class _Known:
-    """What the journal says besides the loss itself."""
+    """The journal's facts besides the loss itself."""
 
     records: Sequence[Record]
     place: int
@@ -139,7 +140,7 @@ def _head(known: _Known, started_s: float, zero_s: float) -> str:
 
 
 def _moments(known: _Known) -> Iterator[Moment]:
-    """All that belongs to the loss, in the order of the journal. Its agent saw the end before the coordinator heard of it."""
+    """All records that belong to the loss, in the order of the journal. Its agent saw the end before the coordinator heard of it."""
     loss, declared_s = known.loss, known.loss.at_s
     for record in known.records[: known.place]:
         at_s, said = getattr(record, "at_s", loss.at_s), _before(known, record)
@@ -152,7 +153,7 @@ def _moments(known: _Known) -> Iterator[Moment]:
 
 
 def _before(known: _Known, record: Record) -> tuple[str, str] | None:
-    """What the loss follows from, though it is written before it."""
+    """A record that the loss follows from, though the journal has it later."""
     loss = known.loss
     match record:
         case FaultRecord(fault=fault, phase="executed") if fault.id == loss.fault:
@@ -167,9 +168,9 @@ def _before(known: _Known, record: Record) -> tuple[str, str] | None:
 
 
 def _after(known: _Known) -> Iterator[Moment]:
-    """From the loss on, until a step is committed in a view that was made without it; and how its slot is filled again."""
+    """From the loss on, until ranks commit a step in a view that was made without it; and how its slot is filled again."""
     loss, start = known.loss, -1
-    training = loss.generation < 0  # it was in no view, and no other had to be made for it
+    training = loss.generation < 0  # it was in no view, so that no new view was needed
     for record in known.records[known.place + 1 :]:
         after_s, event = getattr(record, "at_s", loss.at_s) - loss.at_s, getattr(record, "event", 0)
         said = _later(known, record) if training else _words(known, record)
@@ -191,7 +192,7 @@ def _fills(loss: ProcessLost, view: View) -> bool:
 
 
 def _later(known: _Known, record: Record) -> tuple[str, str] | None:
-    """Once training goes on: how the process has ended, the fault if that was told late, and who comes in its place."""
+    """Records after training goes on: how the process ended, the fault if it was reported late, and the slot's next process."""
     loss = known.loss
     match record:
         case LossExplained(member=member) if member == loss.member:
@@ -206,7 +207,7 @@ def _later(known: _Known, record: Record) -> tuple[str, str] | None:
 
 
 def _words(known: _Known, record: Record) -> tuple[str, str] | None:
-    """Who did what."""
+    """The actor of a record, and its action."""
     match record:
         case FaultRecord(fault=fault, phase=phase):
             done = operation(fault, record.members) if phase == "executed" else phase
@@ -243,7 +244,7 @@ WORDS = {
     "Joined": "says hello",
     "Tick": "looks at the clock",
 }
-"""Event -> what it says; those of ``OF_RANKS`` are said by a rank."""
+"""Event -> its text. A rank sends the events of ``OF_RANKS``."""
 OF_RANKS = ("Raised", "Quiesced", "Formed", "Finished", "Left", "Joined", "Ready")
 
 
@@ -257,7 +258,7 @@ def _received(record: Received) -> tuple[str, str]:
 
 
 def _moved(known: _Known, view: View) -> str:
-    """Where the shards of the lost rank have gone."""
+    """The ranks that took over the shards of the lost rank."""
     before = known.views.get(known.loss.generation)
     if before is None or known.loss.member not in before.members or view.generation <= before.generation:
         return ""

@@ -1,4 +1,4 @@
-"""What the ledger says at one moment: immutable, safe to hand to another thread. Made by ``fleet.ledger.goodput``."""
+"""The ledger's figures at one moment: immutable, safe to hand to another thread. Made by ``fleet.ledger.goodput``."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 COST_NAMES = ("detect", "reform", "provision", "maintenance", "restore", "rework")
-"""Categories that make up the cost of a fault. The ``init`` of replacements is shown beside it."""
+"""Categories that make up the cost of a fault. The ``init`` of replacements stands beside it."""
 STEP_NAMES = ("compute", "exposed_comm", "straggler_wait", "data_wait")
 
 
@@ -31,16 +31,16 @@ class Incident:
     Args:
         id: the fault's id; ``loss-SLOT.INCARNATION`` or ``outage-N`` when no injected fault explains it.
         phases: (phase, at_s, detail) of an injected fault, in order.
-        members: the processes that were lost to it.
+        members: the processes lost through it.
         cost: rank-seconds by category, of ``COST_NAMES``.
-        init_s: rank-seconds that its replacements took to start up; not part of the cost.
+        init_s: rank-seconds of its replacements' start-up; not part of the cost.
         stall_s: longest gap between two commits that it caused, less a median step; None when no commit followed.
-        excess_s: wall time it cost in all, until 20 steps after the world was full again; None when it did not come to that. Losses whose
-            times overlap each count the whole overlap.
-        down_s: of an outage: how long the run was stopped and nobody held a machine. In no category, and no part of any cost.
+        excess_s: wall time that it cost in all, until 20 steps after the world was full again; None when the run did not get so far. Losses
+            whose times overlap each count the whole overlap.
+        down_s: of an outage: how long the run was stopped and held no machine. In no category, and no part of any cost.
         in_view: how many of its members were in a view.
-        like: the kind of fault that it is, or looks like where none explains it.
-        domain: the failure domain that was lost as a whole by it, with how many nodes and ranks; empty: none was.
+        like: its kind of fault, or the kind that it looks like where none explains it.
+        domain: the failure domain that was lost as a whole by it, with its number of nodes and ranks; empty: none was.
     """
 
     id: str
@@ -68,7 +68,7 @@ class Incident:
 
 @dataclass(frozen=True, slots=True)
 class Rollback:
-    """At ``at_s`` the run went back to ``to_step``, which was kept, and ``steps`` did not count any more."""
+    """At ``at_s`` the run went back to ``to_step``, a kept step, and ``steps`` did not count any more."""
 
     at_s: float
     to_step: int
@@ -77,10 +77,10 @@ class Rollback:
 
 @dataclass(frozen=True, slots=True)
 class SlotUsage:
-    """Of all processes of a slot: the most memory of any, on the host and of its GPU, and what they have sent, in bytes.
+    """Sums and peaks of all processes of a slot: peak memory on the host and of its GPU, and sent bytes.
 
-    ``hidden_s`` of the exchange went on while they computed, in ``exchanges`` of gradients in which that was measured: ``ahead_bytes`` of
-    ``received_bytes`` were there when they were done. GPUs have taken ``energy_j`` in ``metered_s`` seconds of them.
+    ``hidden_s`` of the exchange went on while they computed, in ``exchanges`` of gradients that measured it: ``ahead_bytes`` of
+    ``received_bytes`` had arrived when they were done. GPUs have taken ``energy_j`` in ``metered_s`` seconds.
     """
 
     peak_bytes: int = 0
@@ -96,11 +96,11 @@ class SlotUsage:
 
 @dataclass(frozen=True, slots=True)
 class Tallies:
-    """What is counted beside time. Times are on the run's clock, None before the first. ``decisions`` are by (policy, action),
+    """Counts beside the ledger's time. Times are on the run's clock, None before the first. ``decisions`` are by (policy, action),
     ``refused`` connections by (listener, reason).
 
-    ``standing_by`` are live processes in no view; ``worst_slot_losses`` is how often the slot that lost most lost its process. ``score`` is
-    that of the detectors of slow ranks. ``usage`` is by slot.
+    ``standing_by``: live processes in no view. ``worst_slot_losses``: losses of the slot with the most. ``score``: the score of the
+    detectors of slow ranks. ``usage`` is by slot.
     """
 
     last_commit_s: float | None
@@ -119,17 +119,17 @@ class Tallies:
 class LedgerSummary:
     """The ledger at ``now_s``. Rank-seconds unless named otherwise.
 
-    ``categories`` and ``pending_s`` together are ``rank_s``: ``slots x held``. ``down_s`` is how long the run was stopped and nobody held a
-    machine: it is in no rank-second, and ``held_s`` is the rest of the wall time. ``pending_s`` is what is not decided yet (steps in
-    flight, time not yet reported) and is 0 once the run has ended; goodput, ETTR and the like are of what is decided.
-    ``training_goodput`` is that of the ``training_s`` seconds in which the run trained, as ``fleet.ledger.stretches`` has it;
-    ``ends`` are when training ended in each stretch between stops, and when the stretch did. ``terms`` and ``met`` are what
-    ``fleet.ledger.forecast`` rests on. ``cold_provision_s`` is the part of provision in which slots waited for the first process since the
-    run started or was resumed. ``ranks`` is the mean world of the steps that are kept, by their time.
+    ``categories`` and ``pending_s`` together are ``rank_s``: ``slots x held``. ``down_s`` is the time in which the run was stopped and held
+    no machine. It is in no rank-second, and ``held_s`` is the rest of the wall time. ``pending_s`` has no category yet: steps in flight,
+    and time without a report. It is 0 once the run has ended; goodput, ETTR and the like leave it out. ``training_goodput`` is the goodput
+    of the ``training_s`` seconds in which the run trained (see ``fleet.ledger.stretches``). ``ends``: for each stretch between stops, the
+    end of its training and its own end. ``terms`` and ``met`` are for ``fleet.ledger.forecast``. ``cold_provision_s`` is the part of
+    provision in which slots waited for the first process since the run started or was resumed. ``ranks`` is the mean world of the kept
+    steps, by their time.
 
-    ``settled`` never falls, nor does ``reclassified``: what was committed and later rolled back
-    is in ``settled`` under both its first category and ``rework``, and in ``reclassified`` under its first. ``stale_s`` came from processes
-    that had been replaced, and is in no category.
+    ``settled`` and ``reclassified`` never fall. Steps that were committed and later rolled back are in ``settled`` under both their first
+    category and ``rework``, and in ``reclassified`` under their first. ``stale_s`` came from processes that had been replaced, and is in no
+    category.
     """
 
     run: str
@@ -198,7 +198,7 @@ class LedgerSummary:
     _once: dict[Any, Any] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def once(self, key: Any, make: Callable[[], T]) -> T:
-        """What ``make`` makes of this summary alone, made when it is asked for first: a scrape or a page asks several times."""
+        """A value that ``make`` derives from this summary alone. It is made at the first call: a scrape or a page calls several times."""
         if key not in self._once:
             self._once[key] = make()
         made: T = self._once[key]
@@ -206,7 +206,7 @@ class LedgerSummary:
 
     @property
     def tariff_now(self) -> Tariff | None:
-        """What a slot's second has cost on average; None where nobody has said it."""
+        """The mean cost of a slot's second; None without a tariff."""
         if self.tariff is None:
             return None
         found = tariff(self.cost, self.measured_w) or self.tariff
@@ -214,29 +214,29 @@ class LedgerSummary:
 
     @property
     def measured_w(self) -> float | None:
-        """What the GPU of a slot has drawn on average; None where no GPU says it."""
+        """The mean power of a slot's GPU; None where no GPU reports it."""
         metered_s = sum(used.metered_s for used in self.tallies.usage.values())
         return sum(used.energy_j for used in self.tallies.usage.values()) / metered_s if metered_s else None
 
     @property
     def bill(self) -> dict[str, Any] | None:
-        """What it cost, see ``fleet.ledger.bill``; None where nobody has said what a slot costs."""
+        """The cost of the run, see ``fleet.ledger.bill``; None without a tariff."""
         found = self.tariff_now
         return bill(found, self) if found is not None else None
 
     @property
     def kept_s(self) -> float:
-        """Rank-seconds of steps that are kept."""
+        """Rank-seconds of kept steps."""
         return sum(self.categories[name] for name in STEP_NAMES)
 
     @property
     def world_s(self) -> float:
-        """Rank-seconds of the world's places of which it is known where they went: what goodput is a share of."""
+        """Rank-seconds of the world's places that have a category: goodput is a share of them."""
         return self.kept_s / self.goodput if self.goodput else self.decided_s * self.world / (self.world + self.spares)
 
     @property
     def start_s(self) -> float | None:
-        """How long the first processes took to start, on average; None while none has."""
+        """Mean start-up time of the first processes; None before one has started."""
         return self.uncharged["init"] / (self.world + self.spares) or None
 
     @property
@@ -256,23 +256,23 @@ class LedgerSummary:
 
     @property
     def run_shares(self) -> Mapping[str, float]:
-        """Of all rank-seconds: compute, communication and coordination, and what of these overlapped."""
+        """Shares of all rank-seconds: compute, communication and coordination, and their overlap."""
         return self.once("run_shares", lambda: run_shares(self))
 
     @property
     def tokens_per_step(self) -> float | None:
-        """What the train function says of it (``step.batches(tokens=)``); None where it says nothing."""
+        """The train function's figure (``step.batches(tokens=)``); None without one."""
         return self.measurements[TOKENS][1] if TOKENS in self.measurements else None
 
     @property
     def tokens_per_s(self) -> float | None:
-        """At the median step; None where nobody counts them, or before there are two steps."""
+        """At the median step; None without a count of tokens, or before there are two steps."""
         tokens = self.tokens_per_step
         return tokens / self.median_step_s if tokens is not None and self.median_step_s else None
 
     @property
     def slots(self) -> tuple[Mapping[str, float], ...]:
-        """Seconds by category, of each slot; made when asked for."""
+        """Seconds by category, of each slot; computed at each call."""
         return tuple({name: us / 1e6 for name, us in zip(self.categories, row, strict=True)} for row in self.slot_us)
 
     @property
@@ -291,5 +291,5 @@ class LedgerSummary:
 
     @property
     def decided_s(self) -> float:
-        """Allocated rank-seconds of which it is known where they went."""
+        """Allocated rank-seconds that have a category."""
         return self.rank_s - self.pending_s

@@ -1,4 +1,4 @@
-"""What is counted beside the ledger's time: who lives where, what was decided, when things last happened."""
+"""Counts beside the ledger's time: the process of each slot, decisions, and times of the last events."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ LOST, STANDS_BY, STARTS, TRAINS = "lost", "stands by", "starts", "trains"
 
 @dataclass(frozen=True, slots=True)
 class SlotStatus:
-    """Who fills a slot. ``shards`` is the half-open range that it computes, None when it is in no view. ``injected``: kinds of the injected
-    faults that last, and have not been healed."""
+    """The process of a slot. ``shards`` is the half-open range that it computes, None when it is in no view. ``injected``: kinds of the
+    injected faults that last, and are not healed."""
 
     slot: int
     incarnation: int
@@ -47,7 +47,7 @@ class SlotStatus:
 
     @property
     def member(self) -> Member:
-        """Who it is."""
+        """The process as a member."""
         return Member(self.slot, self.incarnation)
 
 
@@ -115,13 +115,13 @@ class Tally:
                 self._durable_s, self._bytes = at_s, size
 
     def _stands_by(self, member: Member) -> None:
-        """It is ready, whether it is in a view or not."""
+        """The process is ready, in a view or not."""
         rank = self._slots.get(member.slot)
         if rank is not None and (rank.member, rank.state) == (member, STARTS):
             self._slots[member.slot] = replace(rank, state=STANDS_BY)
 
     def slots(self) -> list[SlotStatus]:
-        """The ranks by slot, with what strikes each."""
+        """The ranks by slot, with the faults on each."""
         return [self._slot(rank) for _, rank in sorted(self._slots.items())]
 
     def _slot(self, rank: SlotStatus) -> SlotStatus:
@@ -130,7 +130,7 @@ class Tally:
         return replace(rank, state=rank.state if shards is None else TRAINS, shards=shards, injected=injected)
 
     def injected(self) -> tuple[str, ...]:
-        """Kinds of faults that strike what the run has one of, such as the store, and have not been healed."""
+        """Kinds of faults that strike a shared resource, such as the store, and are not healed."""
         return tuple(record.fault.kind for record in self._open.values() if record.fault.slot is None and record.fault.node is None)
 
     def now(self) -> Tallies:

@@ -1,4 +1,4 @@
-"""What each slot did when, in a bounded number of pieces: for pictures, not for sums. Filled by ``fleet.ledger.goodput.Ledger``."""
+"""The category of each slot over time, in a bounded number of pieces: for pictures, not for sums. ``fleet.ledger.goodput`` fills it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from fleet.protocol.records import Spans
 
 STEP = "step"
 SHOWN_SHARE = 0.1
-"""A bucket is shown as its largest loss when that is at least this share of it: a stall of a tenth of a pixel stays visible."""
+"""A bucket shows its largest loss when that is at least this share of it. So a stall of a tenth of a pixel stays visible."""
 MAX_MARKS = 2_000
 MAX_CELLS = 400_000
 FIRST_WIDTH_US = 1_000
@@ -17,7 +17,7 @@ FIRST_WIDTH_US = 1_000
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """A slot did ``name`` (a ledger category, or ``step``) from ``start_s`` to ``end_s`` on the run's clock."""
+    """A slot's time in category ``name`` (or ``step``) from ``start_s`` to ``end_s`` on the run's clock."""
 
     start_s: float
     end_s: float
@@ -26,7 +26,7 @@ class Segment:
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """Something happened at ``at_s``. ``kind``: loss, view, fault-executed, fault-healed, fault-suppressed."""
+    """A happening at ``at_s``. ``kind``: loss, view, fault-executed, fault-healed, fault-suppressed."""
 
     at_s: float
     kind: str
@@ -38,7 +38,7 @@ class Timeline:
     """Per slot, at most ``buckets`` buckets of equal width; the width doubles as the run grows.
 
     Args:
-        buckets: the most that a slot has; fewer when there are many slots, so that all slots together stay within ``MAX_CELLS``.
+        buckets: the most buckets of a slot; with many slots fewer, so that all slots together stay within ``MAX_CELLS``.
     """
 
     def __init__(self, buckets: int = 1_000) -> None:
@@ -55,7 +55,7 @@ class Timeline:
         self.rows = [{} for _ in range(slots)]
 
     def add(self, slot: int, record: Spans) -> None:
-        """A rank's own time. The four parts of a step are one here; steps count as such until ``recolour`` says otherwise."""
+        """A rank's own time. The four parts of a step are one here. Steps count as such until ``recolour`` changes them."""
         time_us = begin_us = record.start_us
         running = 0
         for code, duration in zip(record.codes, record.durations_us, strict=True):
@@ -76,7 +76,7 @@ class Timeline:
             cell[index] = cell.get(index, 0) + part
 
     def recolour(self, slot: int, start_us: int, duration_us: int, index: int) -> None:
-        """What looked like steps was something else."""
+        """Give time that counted as steps another category."""
         for bucket, part in self._spread(start_us, duration_us):
             cell = self.rows[slot].setdefault(bucket, {})
             moved = min(part, cell.get(0, 0))
@@ -122,7 +122,7 @@ class Timeline:
         return out
 
     def shares(self) -> list[tuple[float, float, float]]:
-        """(start_s, rank-seconds in steps, rank-seconds of anything) of each bucket. What is not reported yet is in neither."""
+        """(start_s, rank-seconds in steps, rank-seconds of anything) of each bucket. Time without a report is in neither."""
         sums: dict[int, list[int]] = {}
         for bucket, cell in (item for row in self.rows for item in row.items()):
             into = sums.setdefault(bucket, [0, 0])

@@ -1,4 +1,4 @@
-"""Moments of a run as a calendar has them, in UTC. The run's own clock begins anew with each machine, and is no use in a post-mortem."""
+"""Moments of a run on the calendar, in UTC. The run's own clock begins anew with each machine, and is no use in a post-mortem."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def with_utc(value: Any, zero_unix_s: float) -> Any:
     """A copy of plain data in which ``at_utc`` stands beside each ``at_s``, and so on.
 
     Args:
-        zero_unix_s: when the run's clock was at 0, in seconds since 1970.
+        zero_unix_s: the time at which the run's clock was 0, in seconds since 1970.
     """
     if isinstance(value, Mapping):
         found: dict[str, Any] = {}

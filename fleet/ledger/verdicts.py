@@ -1,10 +1,12 @@
-"""Verdicts on slow ranks, from the journal: evidence, the ways that were weighed, and what the one that was taken saved.
+"""Verdicts on slow ranks, from the journal: evidence, the possible actions, and the time that the chosen action saved.
 
-What an action saved is told against doing nothing, ever. That world is computed, not simulated: each step that was committed while the
-action held would have taken ``step_even_s``, the closed form ``fixed + shard x (shards of the rank that takes longest, counted as often as
-it is slower)`` of an even split and the slowness at the moment of the decision, with the medians that were measured then. From that comes
-off what the steps did take, everything included. An action holds until all who were accused are cleared, the next action, or the end. Of
-a rank that is gone nobody sees when it would have been well again: there it holds for as long as the slowness was expected to last.
+The savings of an action compare with a world without any action. That world is computed, not simulated. Each step committed under the
+action would have taken ``step_even_s``, from the medians measured at the decision. It is the closed form for an even split and the slowness
+at the decision: ``fixed + shard x (shards of the rank that takes longest, times its slowness)``. The savings are that time less the real
+time of the steps, with all that they include.
+
+An action holds until all accused ranks are cleared, the next action, or the end. When a rank is gone, no measurement shows its recovery.
+Then the action holds for the expected length of the slowness.
 """
 
 from __future__ import annotations
@@ -28,7 +30,7 @@ EVIDENCE = ("relative_score", "individual_score", "robust_z", "impact_ratio", "n
 
 @dataclass
 class Action:
-    """One action and what followed. ``steps`` are those committed while it held; ``saved_rank_s`` is None without the figures for it."""
+    """One action and its effects. ``steps``: those committed under it. ``saved_rank_s`` is None without the figures for it."""
 
     at_s: float
     action: str
@@ -41,7 +43,7 @@ class Action:
     last: tuple[float, int] | None = None
 
     def committed(self, at_s: float, step: int) -> None:
-        """A step is committed while it holds."""
+        """Take a step that is committed under the action."""
         if at_s <= self.until_s:
             self.began = self.began or (at_s, step)
             self.last = (at_s, step)
@@ -63,7 +65,7 @@ class Action:
 
 
 class Verdicts:
-    """A fold over a run's journal. ``most``: keep only so many verdicts and actions, the newest."""
+    """A fold over a run's journal. ``most``: keep only so many of the newest verdicts and actions."""
 
     def __init__(self, most: int | None = None) -> None:
         self._cases: deque[dict[str, Any]] = deque(maxlen=most)
@@ -127,14 +129,14 @@ def _rank(suspect: Suspect) -> str:
 
 
 LEAST_SEVERITY = 1.5
-"""A smaller slowdown need not be found."""
+"""Detectors need not find a smaller slowdown."""
 AFTER_S = 10.0
-"""What a detector says so soon after a slowdown is about it: it looks at whole windows of steps."""
+"""An accusation within this time after a slowdown is about it: detectors look at whole windows of steps."""
 
 
 @dataclass(slots=True)
 class Slowdown:
-    """One that was injected. ``left``: those of its ranks that live; ``found_s``: when one of them was first accused."""
+    """An injected slowdown. ``left``: its live ranks; ``found_s``: the time of the first accusation of one of them."""
 
     fault: str
     kind: str
@@ -147,12 +149,12 @@ class Slowdown:
 
     @property
     def latency_s(self) -> float | None:
-        """From its beginning; None: it was not found."""
+        """Seconds from its beginning; None: no accusation found it."""
         return None if self.found_s is None else self.found_s - self.begin_s
 
     @property
     def counts(self) -> bool:
-        """It should be found: how much slower it makes a step is known, and that is worth a word."""
+        """Whether detectors should find it: its effect on a step is known, and large enough."""
         return SEVERITY in kind_of(self.kind).parameters and self.severity >= LEAST_SEVERITY
 
     def plain(self) -> dict[str, Any]:
@@ -162,16 +164,16 @@ class Slowdown:
         return {"fault": self.fault, "kind": self.kind, **figures}
 
     def explains(self, member: Member, at_s: float) -> bool:
-        """Whether an accusation of ``member`` is right for this."""
+        """Whether this slowdown makes an accusation of ``member`` right."""
         meant = member in self.members or kind_of(self.kind).performer is Performer.HOST  # others share the host's cores
         return meant and self.begin_s <= at_s <= self.end_s + AFTER_S
 
 
 @dataclass(frozen=True, slots=True)
 class Score:
-    """Counts, how long it took in the middle, and each slowdown that counts, as plain data.
+    """Counts, the median latency, and each slowdown that counts, as plain data.
 
-    ``precision`` and ``recall`` are None where nothing was said, or nothing injected.
+    ``precision`` is None without accusations, ``recall`` without injected slowdowns.
     """
 
     injected: int = 0
@@ -197,15 +199,15 @@ class Score:
 
 
 class Scorecard:
-    """The detectors of slow ranks, held against what this run's chaos has slowed down: were those found, and only those? A fold.
+    """Compares the accusations by detectors of slow ranks with the slowdowns that this run's chaos injected. A fold.
 
-    An injected slowdown is a fault that may cost slower steps, from when it was carried out until it was healed, or its ranks were gone.
-    Those of a known severity of 1.5 and above should be found; others, such as a lossy link, only make an accusation right. A slowdown is
-    found by the first accusation of one of its ranks in that time, or shortly after. An accusation of anybody else is wrong. In a run
-    whose chaos slows nobody down there is no truth to hold them against, and nothing is counted.
+    An injected slowdown is a fault that may cost slower steps. It lasts from its execution until it is healed, or its ranks are gone. Those
+    of a known severity of 1.5 and above should be found; others, such as a lossy link, only make an accusation right. The first accusation
+    of one of its ranks in that time, or shortly after, finds a slowdown. An accusation of any other rank is wrong. Without injected
+    slowdowns there is no truth to compare with, and the scorecard counts nothing.
 
-    - precision: accusations that are right / all of them
-    - recall: slowdowns that were found / all of them
+    - precision: right accusations / all accusations
+    - recall: slowdowns that were found / all slowdowns
     """
 
     def __init__(self) -> None:
@@ -241,7 +243,7 @@ class Scorecard:
             same[-1].end_s = min(same[-1].end_s, record.at_s)
 
     def _gone(self, member: Member, at_s: float) -> None:
-        """The time of a slowdown is over when its last rank is gone."""
+        """A slowdown ends when its last rank is gone."""
         for slowdown in self._slowdowns:
             if member in slowdown.left:
                 slowdown.left.discard(member)

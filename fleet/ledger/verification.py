@@ -1,4 +1,4 @@
-"""What a run's verification can find, how soon, and what it cannot: for the report, from the run's own settings and steps."""
+"""The reach of a run's verification: errors that it finds, how soon, and errors that it does not find. From its own settings and steps."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from fleet.protocol.verification import Sampling, expected_steps_to_detection
 PARTLY = 0.1
 """Share of its shards that a rank computes wrongly, for the second figure: most faulty cores are wrong now and then."""
 
-SLICED = "sums that were added up wrongly outside the slice of each rank's that a verification adds up again"
+SLICED = "sums that a rank added up wrongly, outside the slice of each rank that a verification adds up again"
 SUMS = "a sum that is added up wrongly: the rank that owns a chunk of it gives the same to all"
 STATES = "weights and optimizer state that differ between ranks, until the end of the run"
 GRADIENTS = "gradients that a rank computes wrongly: once they are summed they are the same for all"
-SAMPLED = "gradients that a rank computed wrongly between two verifications: what is sampled bounds the risk, and removes none"
+SAMPLED = "gradients that a rank computed wrongly between two verifications: sampling bounds the risk, and does not remove it"
 SPREAD = "optimizer state that is spread over the ranks, until weights differ for it; a run in which they do is ended"
-ALIKE = "whatever is wrong in the same way on all ranks"
+ALIKE = "errors that are the same on all ranks"
 
 
 def verification(started: RunStarted, ranks: int, median_step_s: float) -> dict[str, Any]:
-    """Plain data; empty when the journal's first record does not say how the run verifies, or the script was not Fleet's.
+    """Plain data; empty when the journal's first record has no settings of verification, or the script was not Fleet's.
 
     ``expected_steps`` are means for a rank that computes each of its shards wrongly, or a tenth of them; None: never.
     """
@@ -52,7 +52,7 @@ def in_words(found: dict[str, Any]) -> list[str]:
     states = "replicas are compared in each step" if found["replicas"] else "replicas are not compared"
     words = f"verified: {states}"
     if found["every_steps"]:
-        words += f"; a shard of each rank is computed again every {found['every_steps']} steps, so that one which computes wrongly is found"
-        words += f" after {found['expected_steps']['each_shard']:.0f} steps in the mean, {found['expected_steps']['a_tenth']:.0f}"
+        words += f"; a shard of each rank is computed again every {found['every_steps']} steps, so that a rank with wrong results is found"
+        words += f" after {found['expected_steps']['each_shard']:.0f} steps on average, {found['expected_steps']['a_tenth']:.0f}"
         words += " if a tenth of its shards are wrong"
     return [words, "not covered: " + "; ".join(found["not_covered"])]

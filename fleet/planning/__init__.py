@@ -1,1 +1,1 @@
-"""``fleet plan``: a fleet, a model and a mapping in, what it will do and what it will lose out. Pure arithmetic over :mod:`fleet.laws`."""
+"""``fleet plan``: from a fleet, a model and a mapping to throughput, losses and cost. Pure arithmetic over :mod:`fleet.laws`."""

@@ -1,8 +1,8 @@
-"""What the fleet loses to faults: the rate that each tier must answer, the best interval for it, and where the wall clock goes.
+"""The fleet's losses to faults: the rate that each tier must answer, the best interval for it, and the shares of the wall clock.
 
-A tier is a way back: replicas of the state in other ranks, the node's own disk, the object store. The rate that counts for a tier is that
-of the faults which need *that* tier. Tiers nest: what one tier keeps is the wall clock of the next, so that their goodputs multiply
-(:func:`fleet.laws.tiers.nested_goodput`) and their losses add up to the whole.
+A tier is a way back: replicas of the state in other ranks, the node's own disk, the object store. The rate of a tier counts only the faults
+that need *that* tier. Tiers nest: the wall clock that one tier keeps is the wall clock of the next. So their goodputs multiply
+(:func:`fleet.laws.tiers.nested_goodput`), and their losses add up to the whole.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from fleet.planning.kept import survives
 from fleet.planning.step import MappedStep
 
 STATE_BYTES = 14.0
-"""Bytes of a checkpoint for one parameter: 2 BF16 + 12 of Adam; where Fleet keeps the state, as it does (``parameter_bytes``)."""
+"""Bytes of a checkpoint for one parameter: 2 BF16 + 12 of Adam. Where Fleet keeps the state, ``parameter_bytes`` sets them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,9 +28,9 @@ class RecoveryTier:
 
     Attributes:
         mtbf_s: between faults that need this tier.
-        interval_s: work between two copies; ``blocked_s`` what one blocks training for, ``durable_s`` until it can be relied on.
+        interval_s: work between two copies; ``blocked_s``: time for which one blocks training; ``durable_s``: until it is durable.
         limit: why the interval is not the optimum, when it is not.
-        down_s, restart_s: after a fault, before work goes on: without and with the chance of another fault.
+        down_s, restart_s: times after a fault, before work goes on. No other fault can strike in ``down_s``; one can in ``restart_s``.
         goodput: share of its wall clock that is kept, of this tier alone.
         losses: the rest by cause.
     """
@@ -49,7 +49,7 @@ class RecoveryTier:
 
 @dataclass(frozen=True, slots=True)
 class FaultLosses:
-    """Goodput of the fleet and what it is made of; ``losses`` and ``goodput`` add up to 1."""
+    """Goodput of the fleet and its parts; ``losses`` and ``goodput`` add up to 1."""
 
     mtbf_s: float
     tiers: tuple[RecoveryTier, ...]
@@ -60,7 +60,7 @@ class FaultLosses:
 
 
 def fault_plan(plan: PlanInput, step: MappedStep) -> FaultLosses:
-    """Tiers, spares and goodput for a plan whose step is known."""
+    """Tiers, spares and goodput for a plan with a known step."""
     mean_s = mtbf_s(plan.gpu_mttf_hours * HOUR_S, plan.gpus)
     tiers = tuple(_tier(plan, step, name, mean_s / share) for name, share in _shares(plan, step).items() if share > 0)
     spares, short, missing = _spares(plan, step)
@@ -84,7 +84,7 @@ def _shares(plan: PlanInput, step: MappedStep) -> dict[str, float]:
 
 
 def _rank_bytes(plan: PlanInput, step: MappedStep) -> float:
-    """What one GPU of one replica must have back: weights, and the optimizer's part that it holds."""
+    """Bytes that one GPU of one replica must get back: weights, and its part of the optimizer's state."""
     return step.memory.weights + step.memory.optimizer
 
 
@@ -104,7 +104,7 @@ def _tier(plan: PlanInput, step: MappedStep, name: str, mean_s: float) -> Recove
 
 
 def copy_times(plan: PlanInput, step: MappedStep, name: str) -> tuple[float, float, float]:
-    """(what a copy blocks, until it is durable, to read it again). The copy to the host blocks; the write goes on behind the steps."""
+    """(time that a copy blocks, time until it is durable, time to read it). The copy to the host blocks; its write does not."""
     whole = plan.what.parameters * (plan.parameter_bytes * (1 + plan.moments) if plan.whole else STATE_BYTES)
     snapshot_s = write_s(_rank_bytes(plan, step), plan.snapshot_bytes_per_s)
     rate = plan.object_bytes_per_s if name == "object" else plan.local_bytes_per_s * plan.nodes
@@ -119,14 +119,16 @@ def _measured(plan: PlanInput, name: str, mean_s: float, work_s: float, blocked_
     losses |= {part: parts.down * seconds / down_s for part, seconds in down.items() if down_s > 0}
     losses["rework"] += losses.pop("work not yet durable", 0.0)
     if parts.work <= 0.0:
-        reason = f"faults that need the {name} tier come every {mean_s:.3g} s, and no work between them is ever finished"
+        reason = f"faults that need the {name} tier come every {mean_s:.3g} s, and no work between them can finish"
         raise ConfigError("gpu_mttf_hours", plan.gpu_mttf_hours, reason, "Plan fewer GPUs, a higher gpu_mttf_hours, or a faster way back.")
     return RecoveryTier(name, mean_s, work_s, blocked_s, durable_s, limit, down_s, restart_s, parts.work, losses)
 
 
 def _replacement_share(plan: PlanInput, step: MappedStep, mean_s: float) -> float:
-    """Capacity that is away until a spare has taken over: with in-place recovery one replica of 1/dp of the batch; else all of it, for as
-    long as the replacement takes longer than the restart."""
+    """Capacity that is away until a spare has taken over. With in-place recovery it is one replica, 1/dp of the batch.
+
+    Without, it is the whole batch, for as long as the replacement takes longer than the restart.
+    """
     if plan.recovery != "in-place" or step.mapping.data == 1:
         waits = plan.in_place_share * max(0.0, plan.replace_s - plan.detect_s - plan.restart_s) / mean_s
         return waits / (1.0 + waits)
@@ -134,7 +136,7 @@ def _replacement_share(plan: PlanInput, step: MappedStep, mean_s: float) -> floa
 
 
 def _spares(plan: PlanInput, step: MappedStep) -> tuple[int, float, float]:
-    """(spare nodes, P(more down than spares), share of capacity that is missing for it)."""
+    """(spare nodes, P(more down than spares), share of capacity missing through that)."""
     rate = plan.in_place_share * plan.chip.per_node / (plan.gpu_mttf_hours * HOUR_S)
     repair_s = plan.repair_hours * HOUR_S
     if rate == 0.0:

@@ -1,4 +1,4 @@
-"""What a plan is asked about, with the assumptions it makes when it is not told better."""
+"""The question of a plan, with its assumptions for all that the user does not give."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ DEFAULT_BATCH_TOKENS = 16_777_216.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanInput:
-    """All that a plan depends on. 0 where "0: ..." is said means: find it. Raises ConfigError for what cannot be."""
+    """All inputs of a plan. "0: ..." means that 0 finds the value. Raises ConfigError for impossible inputs."""
 
     gpus: Annotated[Count, "GPUs that train"] = 16_384
     model: Annotated[str, "model of the registry"] = "llama3-70b"
@@ -35,14 +35,14 @@ class PlanInput:
     pp: Annotated[CountOrZero, "pipeline stages; 0: the best that fits"] = 0
     dp: Annotated[CountOrZero, "data-parallel replicas; 0: gpus / (tp x pp)"] = 0
     zero: Annotated[CountOrZero, "ZeRO stage, 0 to 3"] = 1
-    optimizer_sharding: Annotated[str, "as ranks of Fleet's keep the state: none (whole), zero1, fsdp; auto: by zero, in any system"] = AUTO
+    optimizer_sharding: Annotated[str, "how Fleet's ranks keep the state: none (whole), zero1, fsdp; auto: by zero, in any system"] = AUTO
     optimizer_copies: Annotated[CountOrZero, "with zero1 and fsdp: other ranks that keep each part"] = 1
     replica_size: Annotated[Count, "with fsdp: ranks of a group that is a replica; 1: no groups"] = 1
-    parameter_bytes: Annotated[Positive, "with optimizer_sharding: of a parameter as it is kept, of its gradient, and of each moment"] = 4.0
-    compute_bytes: Annotated[Positive, "with optimizer_sharding: of a parameter as it is gathered to compute with"] = 2.0
+    parameter_bytes: Annotated[Positive, "with optimizer_sharding: of a kept parameter, of its gradient, and of each moment"] = 4.0
+    compute_bytes: Annotated[Positive, "with optimizer_sharding: of a parameter that is gathered for compute"] = 2.0
     moments: Annotated[CountOrZero, "with optimizer_sharding: numbers that the optimizer keeps beside each parameter"] = 2
     exchange_bytes_per_s: Annotated[
-        NonNegative, "with optimizer_sharding: what a rank's exchange was seen to reach; 0: the fabric's, or the node's links' within it"
+        NonNegative, "with optimizer_sharding: measured rate of a rank's exchange; 0: that of the fabric, or of the node's links within it"
     ] = 0.0
     interleave: Annotated[Count, "chunks of layers a pipeline stage holds, as far as it has layers"] = 8
     micro_batch: Annotated[Count, "sequences of one micro-batch"] = 1
@@ -65,7 +65,7 @@ class PlanInput:
     snapshot_bytes_per_s: Annotated[Positive, "copy of a GPU's state to its host, a GPU"] = 25e9
     local_bytes_per_s: Annotated[Positive, "local disks, a node"] = 10e9
     object_bytes_per_s: Annotated[Positive, "object store, all nodes together"] = 100e9
-    spares: Annotated[int, "spare nodes; -1: as many as the risk asks for"] = -1
+    spares: Annotated[int, "spare nodes; -1: as many as the risk needs"] = -1
     risk: Annotated[Probability, "accepted share of time with more nodes down than spares"] = 0.01
     repair_hours: Annotated[Positive, "until a broken node is back"] = 24.0
     usd_per_gpu_hour: Annotated[NonNegative, "rent of one GPU"] = 2.0
@@ -82,9 +82,9 @@ class PlanInput:
         if self.zero > 3:
             raise ConfigError("zero", self.zero, "ZeRO has the stages 0, 1, 2 and 3", "The nearest valid value is 3.")
         if self.spares < -1:
-            raise ConfigError("spares", self.spares, "must be at least 0, or -1 for as many as the risk asks for", "Use -1.")
+            raise ConfigError("spares", self.spares, "must be at least 0, or -1 for as many as the risk needs", "Use -1.")
         if self.spares == -1 and self.risk <= 0:
-            raise ConfigError("risk", self.risk, "no finite number of spares rules it out", "Give a risk greater than 0, such as 0.01.")
+            raise ConfigError("risk", self.risk, "no finite number of spares makes the risk 0", "Give a risk greater than 0, such as 0.01.")
         if self.in_place_share + self.durable_share > 1.0:
             left = 1.0 - self.in_place_share
             reason = f"with in_place_share = {self.in_place_share:g} the shares of faults add up to more than 1"
@@ -92,7 +92,7 @@ class PlanInput:
         accelerator(self.hardware), fabric(self.fabric), model(self.model)
 
     def _check_keeping(self) -> None:
-        """What Fleet refuses of a run's settings, too."""
+        """Refuse the combinations that a run's settings refuse, too."""
         chosen = self.optimizer_sharding
         if chosen != AUTO and self.optimizer_copies > MOST_COPIES:
             raise ConfigError("optimizer_copies", self.optimizer_copies, "each copy is memory of a rank", "Choose 0 to 3.")
@@ -112,7 +112,7 @@ class PlanInput:
 
     @property
     def whole(self) -> bool:
-        """Fleet keeps the state, and each rank computes the whole model."""
+        """Whether Fleet keeps the state, and each rank computes the whole model."""
         return self.optimizer_sharding != AUTO
 
     @property
@@ -162,7 +162,7 @@ def _domains() -> dict[str, Domain]:
 
 
 def fields() -> Mapping[str, dataclasses.Field[Any]]:
-    """Name -> field, in the order in which a reader wants them."""
+    """Name -> field, in the order for readers."""
     return {each.name: each for each in dataclasses.fields(PlanInput)}
 
 

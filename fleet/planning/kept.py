@@ -1,4 +1,4 @@
-"""How ranks of Fleet's keep a model's state (``optimizer_sharding``): what that takes of a GPU, and what of its exchange nothing hides."""
+"""The state of a model in Fleet's ranks (``optimizer_sharding``): its memory on a GPU, and the exchange that no compute hides."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from fleet.planning.inputs import AUTO, FSDP, PlanInput
 from fleet.protocol.chunks import AT_ONCE
 
 LINK_LATENCY_S = 1e-6
-"""Within a node."""
+"""Latency within a node."""
 
 
 @dataclass(frozen=True, slots=True)
 class Units:
-    """Parameters by what is gathered together: each of ``layers``, and what is ``around`` them (embeddings), which is kept from forward to
-    backward."""
+    """Parameters of the units that ranks gather: of each of ``layers``, and those ``around`` them (embeddings), which a rank keeps from
+    forward to backward."""
 
     layer: float
     layers: int
@@ -25,32 +25,32 @@ class Units:
 
     @property
     def at_once(self) -> float:
-        """Most that are gathered on a rank together: the largest ones, as :mod:`actors.rank.fsdp.room` asks room for them."""
+        """The most parameters gathered on a rank at once: the largest units, as :mod:`actors.rank.fsdp.room` reserves room for them."""
         return sum(sorted((self.around, *[self.layer] * min(self.layers, AT_ONCE)))[-AT_ONCE:])
 
 
 def units_of(plan: PlanInput) -> Units:
-    """A model that ``fully_shard`` has cut layer by layer."""
+    """The units of a model that ``fully_shard`` has cut layer by layer."""
     model = plan.what
     around = min(model.parameters / 2.0, model.vocabulary * model.width * (1.0 if model.tied else 2.0))
     return Units((model.parameters - around) / model.layers, model.layers, around)
 
 
 def copies_of(plan: PlanInput, ranks: int) -> int:
-    """Of each chunk, beside its owner's: the other groups have one each."""
+    """Copies of each chunk, beside its owner's: each other group has one."""
     groups = ranks // plan.replica_size if plan.replica_size > 1 else 1
     return min(max(plan.optimizer_copies, groups - 1), ranks - 1)
 
 
 def survives(plan: PlanInput, ranks: int) -> bool:
-    """Some other rank has the state of one that is lost."""
+    """Whether some other rank has the state of a lost one."""
     if plan.optimizer_sharding in (AUTO, "none"):
         return ranks > 1
     return copies_of(plan, ranks) > 0
 
 
 def in_words(plan: PlanInput, ranks: int) -> str:
-    """How the state is kept."""
+    """Words on the way the state is kept."""
     if not plan.whole:
         return f"ZeRO stage {plan.zero}"
     if plan.optimizer_sharding == "none":
@@ -63,7 +63,7 @@ def in_words(plan: PlanInput, ranks: int) -> str:
 
 
 def laws_of(plan: PlanInput) -> dict[str, str]:
-    """Name of a law that memory (the first one) and exchange (the last one) are from -> its source."""
+    """Name of a law -> its source: the first law is for memory, the last one for the exchange."""
     if not plan.whole:
         names = ["memory.model_state"]
     else:
@@ -75,7 +75,7 @@ def laws_of(plan: PlanInput) -> dict[str, str]:
 
 
 def state_of(plan: PlanInput, ranks: int) -> RankMemory:
-    """Without activations."""
+    """The memory of the state, without activations."""
     whole, copies = plan.what.parameters * plan.parameter_bytes, copies_of(plan, ranks)
     if plan.optimizer_sharding != FSDP:
         return replicated_state(whole, ranks, copies, plan.moments, spread=plan.optimizer_sharding == "zero1")
@@ -86,7 +86,7 @@ def state_of(plan: PlanInput, ranks: int) -> RankMemory:
 
 
 def exchange_of(plan: PlanInput, ranks: int, shards: int, backward_s: float) -> Exposed:
-    """Of one step. ``shards``: how many a rank computes; ``backward_s``: of all of them."""
+    """The exchange of one step. ``shards``: shards that a rank computes; ``backward_s``: time of all their backwards."""
     if ranks == 1:
         return Exposed(0.0, 0.0, 0.0)
     if plan.optimizer_sharding == FSDP:
@@ -100,7 +100,7 @@ def exchange_of(plan: PlanInput, ranks: int, shards: int, backward_s: float) -> 
 
 
 def _of_chunks(plan: PlanInput, ranks: int, shards: int, backward_s: float) -> Exposed:
-    """Gathers are within a group, and on its link, where there are groups."""
+    """Where there are groups, gathers stay within a group, and on its link."""
     units, copies = units_of(plan), copies_of(plan, ranks)
     blocks = units.layer * units.layers
     near, far = _link(plan, plan.replica_size if plan.replica_size > 1 else ranks), _link(plan, ranks)
@@ -122,7 +122,7 @@ def _of_chunks(plan: PlanInput, ranks: int, shards: int, backward_s: float) -> E
 
 
 def _link(plan: PlanInput, ranks: int) -> tuple[float, float]:
-    """(bytes a second, latency) of what goes on among so many ranks, one after the other."""
+    """(bytes a second, latency) of an exchange among so many successive ranks."""
     inside = ranks <= plan.chip.per_node
     rate, latency_s = (plan.chip.link_bytes_per_s, LINK_LATENCY_S) if inside else (plan.net.bytes_per_s, plan.net.latency_s)
     return plan.exchange_bytes_per_s or rate, latency_s

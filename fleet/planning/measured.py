@@ -1,4 +1,4 @@
-"""What ``fleet scale`` has measured, in place of what ``fleet plan`` would assume. Pure: text in, fields of a plan out."""
+"""Measurements of ``fleet scale``, in place of assumptions of ``fleet plan``. Pure: text in, fields of a plan out."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ WRITE_IT = "Give the file that fleet scale --json has written."
 
 @dataclass(frozen=True, slots=True)
 class MeasuredJob:
-    """Of a job that was measured."""
+    """Measurements of a job."""
 
     kernel_efficiency: float | None = fields.setting(
-        None, "Share of the peak that ranks reached while they computed; None: its FLOPs or the device are not known.", least=0, most=1
+        None, "Share of the peak that ranks reached while they computed; None: its FLOPs or the device are unknown.", least=0, most=1
     )
     overlap: float | None = fields.setting(None, "Share of the gradient exchange that computing hid, where measured.", least=0, most=1)
-    spread: float = fields.setting(0.0, "By how much a rank's compute time deviates from step to step, as a share of it.", least=0)
-    device: str = fields.setting("", "On which accelerator; empty where that was not said.")
-    cpu_quota: float | None = fields.setting(None, "Cores of a rank where it had a part of one only.", least=0)
-    script: str = fields.setting("", "What was trained.")
+    spread: float = fields.setting(0.0, "Deviation of a rank's compute time from step to step, as a share of it.", least=0)
+    device: str = fields.setting("", "The accelerator; empty where it is unknown.")
+    cpu_quota: float | None = fields.setting(None, "Cores of a rank that had only a part of one.", least=0)
+    script: str = fields.setting("", "The training script.")
 
 
 def read_measured(text: str) -> MeasuredJob:
-    """From the file of ``fleet scale``. Raises ConfigError, by the field, for any other."""
+    """The job of a file of ``fleet scale``. Raises ConfigError, by the field, for any other file."""
     try:
         content = json.loads(text)
     except ValueError as error:
@@ -43,13 +43,13 @@ def read_measured(text: str) -> MeasuredJob:
         raise ConfigError(f"{OPTION}: version", content.get("version"), f"this Fleet reads version {VERSION}", "Run fleet scale again.")
     said = content.get("plan")
     if not isinstance(said, dict):
-        raise ConfigError(f"{OPTION}: plan", said, "is not there: fleet scale has not come to its end", "Run it to the end.")
+        raise ConfigError(f"{OPTION}: plan", said, "is missing: fleet scale has not ended", "Run it to the end.")
     given = content | said
     return fields.read(MeasuredJob, {each.name: given.get(each.name) for each in dataclasses.fields(MeasuredJob)}, f"{OPTION}: ")
 
 
 def fields_of(found: MeasuredJob, hardware: str, gpus: int) -> dict[str, float]:
-    """Fields of ``PlanInput`` that the measurement takes the place of. Raises ConfigError where it was made on other hardware."""
+    """Fields of ``PlanInput`` that the measurement replaces. Raises ConfigError where it comes from other hardware."""
     known: dict[str, float] = {"slowest_speed": 1.0 / (1.0 + found.spread * slowest(gpus))}
     if found.kernel_efficiency:
         if found.device != hardware:
@@ -60,12 +60,12 @@ def fields_of(found: MeasuredJob, hardware: str, gpus: int) -> dict[str, float]:
 
 
 def sentences(found: MeasuredJob, known: Mapping[str, float]) -> list[str]:
-    """What of a plan was measured, and what was not."""
+    """Sentences on the measured and the assumed inputs of a plan."""
     figures = ", ".join(f"{name} {value:.3g}" for name, value in known.items())
-    said = [f"Measured with {found.script}, in place of what is assumed: {figures}."]
+    said = [f"Measured with {found.script}, in place of assumptions: {figures}."]
     missing = [name for name in ("kernel_efficiency", "overlap") if name not in known]
     if missing:
-        why = "what kernels reach needs cost.device, whose peak counted FLOPs are held against; how much is hidden nobody measures"
+        why = "the share of the peak needs cost.device, for its peak, and a count of FLOPs; the hidden share has no measurement"
         said.append(f"Not measured, and assumed: {', '.join(missing)} ({why}).")
     if found.cpu_quota is not None:
         said.append(f"Each rank had {found.cpu_quota:g} cores only: ranks of a real fleet share no host, and have another network.")

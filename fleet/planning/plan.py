@@ -21,7 +21,7 @@ from fleet.planning.step import MappedStep, best_step
 
 @dataclass(frozen=True, slots=True)
 class Bill:
-    """Of the whole run, spares included."""
+    """The bill of the whole run, spares included."""
 
     days: float
     usd: float
@@ -33,7 +33,7 @@ class Bill:
 
 @dataclass(frozen=True, slots=True)
 class Lever:
-    """One change, and what it is worth. ``goodput_points`` are percentage points, ``throughput_ratio`` is of kept tokens a second."""
+    """One change, and its gain. ``goodput_points`` are percentage points, ``throughput_ratio`` is of kept tokens a second."""
 
     sentence: str
     change: dict[str, Any]
@@ -43,7 +43,7 @@ class Lever:
 
 @dataclass(frozen=True, slots=True)
 class FleetPlan:
-    """The answer."""
+    """The plan: the answer to a ``PlanInput``."""
 
     asked: PlanInput
     step: MappedStep
@@ -53,7 +53,7 @@ class FleetPlan:
 
     @property
     def kept_tokens_per_s(self) -> float:
-        """Tokens per second of wall clock that are never lost again."""
+        """Tokens per second of wall clock that no fault takes back."""
         return self.step.tokens_per_s * self.faults.goodput
 
     @property
@@ -64,7 +64,7 @@ class FleetPlan:
         return term_to_attack(step.compute_s, comm_s, step.bubble_s + step.straggler_s, step.hidden_s)
 
     def to_dict(self) -> dict[str, Any]:
-        """All of it as plain values, for JSON; times in seconds."""
+        """The plan as plain values, for JSON; times in seconds."""
         data = dataclasses.asdict(self)
         derived = {"step_s": self.step.step_s, "tokens_per_s": self.step.tokens_per_s, "shares": self.step.shares, "fits": self.step.fits}
         data["step"] |= {**derived, "memory_bytes": self.step.memory.total_bytes, "attack": self.attack, "laws": laws_of(self.asked)}
@@ -98,7 +98,7 @@ def _bill(asked: PlanInput, step: MappedStep, faults: FaultLosses) -> Bill:
 
 
 def notes(plan: FleetPlan) -> list[str]:
-    """What the reader must know to trust the figures."""
+    """Limits of the figures, for the reader."""
     asked, said = plan.asked, []
     if not asked.batch_tokens and asked.what.batch_tokens is None:
         said.append(f"The batch of {asked.model} is not published: {asked.step_tokens:,.0f} tokens are assumed (batch_tokens).")
@@ -110,13 +110,13 @@ def notes(plan: FleetPlan) -> list[str]:
         said.append("Activations only fit when all are computed again, which costs a third more arithmetic.")
     ranks = plan.step.mapping.data
     if ranks > 1 and not survives(asked, ranks):
-        said.append("No copies: the part of a lost rank is in a checkpoint alone, so every fault needs one.")
+        said.append("No copies: the part of a lost rank is only in a checkpoint, so every fault needs one.")
     if asked.whole and asked.optimizer_sharding != FSDP and asked.overlap > 0.0:
-        said.append(f"{asked.overlap:.0%} of the sums are taken to hide (overlap): ranks on CPUs do that, and on GPUs they do not yet.")
+        said.append(f"{asked.overlap:.0%} of the sums are taken as hidden (overlap): ranks on CPUs hide them, ranks on GPUs do not yet.")
     if asked.optimizer_sharding == FSDP and ranks > 2:
         said.append("The law of the exposed exchange held within 8% for two ranks, and was 15% too low for four (docs/benchmarks.md).")
     if asked.optimizer_sharding == FSDP and not asked.exchange_bytes_per_s:
-        said.append("Gathers go by plain connections through host memory: set exchange_bytes_per_s to what they were seen to reach.")
+        said.append("Gathers go by plain connections through host memory: set exchange_bytes_per_s to their measured rate.")
     if ranks == 1:
         said.append("One replica: no rank holds the state of a lost one, so every fault needs a checkpoint.")
     return said
@@ -157,7 +157,7 @@ LEVERS: tuple[tuple[str, Change], ...] = (
 
 
 def _levers(plan: FleetPlan) -> tuple[Lever, ...]:
-    """Each change alone, on the mapping of the plan, best first; what changes nothing is left out."""
+    """Each change alone, on the mapping of the plan, best first; changes without effect are left out."""
     mapping = plan.step.mapping
     fixed = replace(plan.asked, tp=mapping.tensor, pp=mapping.pipeline, dp=mapping.data, recompute=plan.step.recompute)
     found = [_lever(plan, fixed, name, change(plan.asked)) for name, change in LEVERS]
@@ -184,7 +184,7 @@ def _worth(points: float, ratio: float) -> str:
 
 
 def days(seconds: float) -> str:
-    """A time as a reader wants it."""
+    """A time with a unit that fits."""
     for unit, size in (("days", DAY_S), ("h", HOUR_S), ("min", 60.0)):
         if seconds >= 2 * size:
             return f"{seconds / size:,.1f} {unit}"

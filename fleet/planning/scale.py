@@ -1,4 +1,4 @@
-"""What if it were larger: a fitted law beside what was measured, beyond it, and in money. Pure; ``docs/scale.md`` says what it is for."""
+"""Larger worlds: a fitted law beside the measurements, beyond them, and in money. Pure; ``docs/scale.md`` gives its purpose."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ GROUPS: Mapping[str, tuple[str, ...]] = {
     "communication": ("exchange",),
     "coordination": ("data", "wait", "verify"),
 }
-"""The three C: which terms of a step belong to each."""
+"""The three C: the terms of a step that belong to each."""
 LARGER = 3
-"""The law is followed to worlds of 2 to this power times the largest that was measured."""
+"""The law goes up to worlds of 2 to this power times the largest measured one."""
 
 
 @dataclass(frozen=True, slots=True)
 class Failures:
-    """How often ranks are lost, and what a loss takes.
+    """The rate of lost ranks, and the cost of a loss.
 
     Attributes:
         rank_mtbf_hours: mean hours between two losses of one rank.
-        recover_s: all ranks stand still for so long.
-        blocked_s: a checkpoint stops training for so long, where a loss goes back to one.
+        recover_s: time for which all ranks stand still.
+        blocked_s: time for which a checkpoint stops training, where a loss goes back to one.
         policy: ``in-place``, or ``restart`` from the newest checkpoint.
     """
 
@@ -47,7 +47,7 @@ class Failures:
             raise ConfigError("--recover", self.recover_s, "must be a number of seconds, at least 0")
 
     def kept_share(self, world: int, step_s: float) -> float:
-        """Share of the time that becomes steps that are kept. In place a loss takes the step at hand, else all since a checkpoint."""
+        """Share of the time that becomes kept steps. In place a loss takes the current step, else all steps since a checkpoint."""
         job_s = mtbf_s(self.rank_mtbf_hours * HOUR_S, world)
         restarts = self.policy == "restart" and self.blocked_s > 0
         work_s = max(step_s, exact_work_s(self.blocked_s, job_s)) if restarts else step_s
@@ -56,7 +56,7 @@ class Failures:
 
 @dataclass(frozen=True, slots=True)
 class RankPrice:
-    """What a rank-second costs, and what a step brings."""
+    """The cost of a rank-second, and the goods of a step."""
 
     per_rank_s: float
     money: str
@@ -66,8 +66,8 @@ class RankPrice:
 
 @dataclass(frozen=True, slots=True)
 class WorldRow:
-    """One world, as the law has it. ``cost`` is of a million goods that are kept, ``further_cost`` of a million that the ranks bring which
-    this world has more than the row before: None in the first row, and where they bring nothing."""
+    """One world by the law. ``cost``: of a million kept goods. ``further_cost``: of a million goods that this world brings beyond the row
+    before; None in the first row, and where it brings no more."""
 
     world: int
     step: Estimate
@@ -81,12 +81,12 @@ class WorldRow:
 
 
 def candidates(worlds: Sequence[int]) -> list[int]:
-    """The worlds that were measured, and larger ones by doubling."""
+    """The measured worlds, and larger ones by doubling."""
     return sorted({*worlds, *(max(worlds) * 2**power for power in range(1, LARGER + 1))})
 
 
 def rows(fit: Fit, worlds: Sequence[int], visits: int, failures: Failures, price: RankPrice, most: float) -> list[WorldRow]:
-    """A row for each world. It pays to go to one as long as a further kept good costs at most ``most`` times the cheapest one."""
+    """A row for each world. A world pays as long as a further kept good costs at most ``most`` times the cheapest one."""
     found = [_row(fit, world, visits, failures, price, min(worlds)) for world in worlds]
     dearest = most * min(row.cost for row in found)
     compared = [_with_further(before, row, price, dearest) for before, row in itertools.pairwise(found)]
@@ -111,12 +111,12 @@ def _with_further(before: WorldRow, row: WorldRow, price: RankPrice, dearest: fl
 
 
 def pays_up_to(found: Sequence[WorldRow]) -> int:
-    """The largest world to which it pays to go."""
+    """The largest world that pays."""
     return max(row.world for row in found if row.pays)
 
 
 def fastest(found: Sequence[WorldRow]) -> int:
-    """The world that keeps most a second."""
+    """The world that keeps most goods a second."""
     return max(found, key=lambda row: row.kept_per_s).world
 
 
@@ -124,7 +124,7 @@ def fastest(found: Sequence[WorldRow]) -> int:
 
 
 def check_room(world: int, threads: int, cores: float, quota: float | None) -> None:
-    """Refuse ranks that would take each other's cores: the fit would measure that. Raises ConfigError."""
+    """Refuse ranks that would compete for cores, as the fit would measure that. Raises ConfigError."""
     if quota is None:
         if world * threads > cores:
             part = int(90 * cores / world) / 100
@@ -143,7 +143,7 @@ def check_room(world: int, threads: int, cores: float, quota: float | None) -> N
 
 
 def check_worlds(worlds: Sequence[int], held_out: int, shards: int) -> None:
-    """Refuse worlds that cannot be trained with, or leave nothing to predict from. Raises ConfigError."""
+    """Refuse worlds that no run can have, or that leave no other world for the fit. Raises ConfigError."""
     named = ",".join(map(str, worlds))
     if any(world < 1 for world in worlds) or len(set(worlds)) < len(worlds):
         raise ConfigError("--worlds", named, "must be different whole numbers of ranks, each at least 1", "For example 1,2,4,8.")
@@ -158,7 +158,7 @@ def check_worlds(worlds: Sequence[int], held_out: int, shards: int) -> None:
 
 
 def judged(prediction: Estimate, visits: Sequence[Visit]) -> dict[str, Any]:
-    """What the held-out world took beside what was said of it before."""
+    """The measured step of the held-out world beside its prediction."""
     step_s = sum(visit.step_s for visit in visits) / len(visits)
     return {"step_s": step_s, "visits": len(visits), "inside": prediction.holds(step_s), "off": step_s / prediction.value - 1.0}
 

@@ -1,4 +1,4 @@
-"""``fleet scale`` in lines for people. Each comes from what its file holds, so that a file can be told again."""
+"""The output of ``fleet scale`` in lines. Each line comes from the file's contents, so that a file can be printed again."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from fleet.planning.scale import groups
 
 Answer = Mapping[str, Any]
 BUSY = 2.0
-"""A host with more threads than this for each core, that run or wait for one, has others on it."""
+"""A host with more running or waiting threads than this for each core has other work on it."""
 
 
 def took(seconds: float) -> str:
-    """Three figures: what tells one world from another is often less than a millisecond."""
+    """Three figures: two worlds often differ by less than a millisecond."""
     return f"{seconds * 1000:.3g} ms" if seconds < 1 else f"{seconds:.3g} s"
 
 
@@ -26,15 +26,15 @@ def visit_line(visit: Answer) -> str:
 
 
 def prediction_line(said: Answer) -> str:
-    """What is said of the held-out world before it is trained with."""
+    """The prediction for the held-out world before it is trained with."""
     step, fitted = said["step_s"], ", ".join(map(str, said["law"]["worlds"]))
     return f"world {said['world']}, not measured yet: {_interval(step)} a step, predicted from {fitted} ({said['law']['confidence']:.0%})"
 
 
 def measured_line(world: int, measured: Answer) -> str:
-    """What it took, beside what was said."""
+    """The measured step, beside its prediction."""
     verdict = "inside" if measured["inside"] else "outside"
-    return f"world {world}, measured: {took(measured['step_s'])} a step, {verdict} ({measured['off']:+.1%} of what was predicted)"
+    return f"world {world}, measured: {took(measured['step_s'])} a step, {verdict} ({measured['off']:+.1%} of the prediction)"
 
 
 def law_lines(law: Answer) -> Iterator[str]:
@@ -51,14 +51,14 @@ COEFFICIENTS: Mapping[str, str] = {
     "exchange_alone": "adding up and bookkeeping of the exchange, at any world",
     "exchange_volume": "exchange of the gradients once there and back, x 2 (N-1)/N",
     "exchange_peers": "exchange with one peer more, x (N-1)",
-    "wait": "by how much a rank's step deviates; x the largest of N such deviations is waited for",
+    "wait": "deviation of a rank's step; ranks wait for x the largest of N such deviations",
     "verify": MEANINGS["verify"],
 }
-"""Name of a coefficient -> what it is."""
+"""Name of a coefficient -> its meaning."""
 
 
 def larger_table(larger: Answer) -> tuple[list[str], list[list[str]]]:
-    """(heads, rows): the worlds that were measured and larger ones."""
+    """(heads, rows): the measured worlds and larger ones."""
     goods, money = larger["price"]["goods"], larger["price"]["money"]
     heads = ["world", "step", "90% interval", "efficiency", "kept", f"kept {goods}/s", f"{money} per M", f"a further M {goods}", "pays"]
     return heads, [_row(row) for row in larger["rows"]]
@@ -75,37 +75,37 @@ def _row(row: Answer) -> list[str]:
 
 
 def larger_lines(larger: Answer) -> Iterator[str]:
-    """Where adding ranks stops paying, and on what that rests."""
+    """The world from which more ranks do not pay, and the assumptions of that."""
     goods, failures = larger["price"]["goods"], larger["failures"]
     largest = larger["rows"][-1]["world"]
     if larger["pays_up_to"] < largest:
         dear = f"a further million {goods} costs more than {larger['pays']:g} times the cheapest"
         yield f"Adding ranks pays up to {larger['pays_up_to']}: beyond, {dear}."
     else:
-        yield f"Adding ranks pays up to {largest}, the largest world that was looked at."
+        yield f"Adding ranks pays up to {largest}, the largest world of the table."
     if larger["fastest"] < largest:
         yield f"More than {larger['fastest']} ranks are slower than {larger['fastest']}."
     lost = f"a rank is lost every {failures['rank_mtbf_hours']:,.0f} h, and all stand still for {failures['recover_s']:g} s then"
     yield f"Assumed: {lost} (--mtbf-hours, --recover); recovery {failures['policy']}."
     if larger["price"]["money"] != "USD":
-        yield "In rank-seconds, as nobody has said what one costs: --config cost.usd_per_rank_hour=USD."
+        yield "In rank-seconds, as no setting gives the cost of one: --config cost.usd_per_rank_hour=USD."
 
 
 def limits(answer: Answer) -> Iterator[str]:
-    """What the reader must know to trust the figures."""
+    """Limits of the figures, for the reader."""
     shards = answer["shards"]
     if answer["cpu_quota"] is not None:
         yield (
-            f"Each rank had {answer['cpu_quota']:g} cores of one host, for computing and exchanging alike: the shape of the law is that of "
+            f"Each rank had {answer['cpu_quota']:g} cores of one host, both for computing and for exchanging: the law has the shape of "
             "such ranks. A fleet has its own network, memory and caches, which ranks shared here."
         )
     if any(row["world"] > shards for row in answer["larger"]["rows"]):
-        yield f"A step has {shards} shards: worlds beyond need more (shards=N), and are taken to share the same batch."
+        yield f"A step has {shards} shards: worlds beyond need more (shards=N), and the law lets them share the same batch."
     busiest = max(answer["visits"], key=lambda visit: float(visit["load"]))
     if busiest["load"] > BUSY * answer["cores"]:
         host = f"The host had a load of {busiest['load']:.0f} at world {busiest['world']}, on {answer['cores']:g} cores"
-        yield f"{host}: others computed beside the ranks, and what they took is in these figures."
-    yield "Intervals hold what visits differ by. That the law has another shape where nobody has measured, they do not hold."
+        yield f"{host}: other work ran beside the ranks, and its time is in these figures."
+    yield "Intervals cover the difference between visits. They do not cover another shape of the law at worlds without a visit."
 
 
 def _interval(said: Answer) -> str:

@@ -1,4 +1,4 @@
-"""One training step: which mapping, does it fit, and where does the time go."""
+"""One training step: its mapping, its memory, and its time by term."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ class MappedStep:
     """A step of one mapping; times are those of the slowest rank, and add up to ``step_s``.
 
     Attributes:
-        compute_s: arithmetic. ``bubble_s``: waiting in the pipeline. ``straggler_s``: waiting for a slow rank.
-        tensor_s, pipeline_s, data_s: communication that is not hidden; ``hidden_s`` is what overlap hides. ``gather_s``: of parameters that
-            others keep.
+        compute_s: arithmetic. ``bubble_s``: wait in the pipeline. ``straggler_s``: wait for a slow rank.
+        tensor_s, pipeline_s, data_s: communication that is not hidden; ``hidden_s``: the part that overlap hides. ``gather_s``: gathers of
+            parameters that other ranks keep.
     """
 
     mapping: Mapping3d
@@ -50,17 +50,17 @@ class MappedStep:
 
     @property
     def tokens_per_s(self) -> float:
-        """Without faults."""
+        """Tokens a second without faults."""
         return self.tokens / self.step_s
 
     @property
     def fits(self) -> bool:
-        """The state and the activations find room on one GPU."""
+        """Whether the state and the activations find room on one GPU."""
         return self.memory.total_bytes <= self.usable_bytes
 
     @property
     def shares(self) -> dict[str, float]:
-        """Share of the step by what is done, largest first."""
+        """Share of the step by kind of work, largest first."""
         parts = {
             "compute": self.compute_s, "pipeline bubble": self.bubble_s, "tensor parallel": self.tensor_s,
             "pipeline sends": self.pipeline_s, "gradient exchange": self.data_s, "parameter gathers": self.gather_s,
@@ -70,10 +70,10 @@ class MappedStep:
 
 
 def best_step(plan: PlanInput) -> MappedStep:
-    """The step of the mapping that is asked for, or of the fastest one that fits.
+    """The step of the requested mapping, or of the fastest one that fits.
 
     Raises:
-        ConfigError: the mapping is impossible, or nothing fits; the way out names the nearest value that would do.
+        ConfigError: the mapping is impossible, or none fits; the way out names the nearest valid value.
     """
     steps = [build_step(each, mapping) for each in _recomputing(plan) for mapping in _mappings(each)]
     fitting = [step for step in steps if step.fits]
@@ -92,7 +92,7 @@ def _recomputing(plan: PlanInput) -> list[PlanInput]:
 
 
 def _more_room(plan: PlanInput) -> str:
-    """The nearest question that has an answer: another mapping of these GPUs, or the fewest GPUs by doubling; as little else as will do."""
+    """The nearest plan that fits: another mapping of these GPUs, or the fewest GPUs by doubling, with as few other changes as possible."""
     gpus = plan.gpus
     while gpus < 2**20:
         for kept in (("tp", "pp"), ("tp",), ("pp",), ()):
@@ -105,7 +105,7 @@ def _more_room(plan: PlanInput) -> str:
 
 
 def _changes(plan: PlanInput, trial: PlanInput) -> list[str]:
-    """What is to be asked in place of ``plan`` to have the fastest mapping of ``trial`` that fits; empty where none does."""
+    """Changes to ``plan`` that give the fastest mapping of ``trial`` that fits; empty where none does."""
     steps = [step for each in _recomputing(trial) for mapping in _mappings(each) if (step := build_step(each, mapping)).fits]
     if not steps:
         return []
@@ -115,7 +115,7 @@ def _changes(plan: PlanInput, trial: PlanInput) -> list[str]:
 
 
 def _sharding(plan: PlanInput) -> str:
-    """How the state is to be kept so that the mapping that was asked for fits, in words: the nearest way."""
+    """Words on the nearest way to keep the state in which the requested mapping fits."""
     for more in _spread_further(plan):
         trials = _recomputing(replace(plan, **more))
         if any(build_step(trial, mapping).fits for trial in trials for mapping in _mappings(trial)):
@@ -124,7 +124,7 @@ def _sharding(plan: PlanInput) -> str:
 
 
 def _spread_further(plan: PlanInput) -> list[dict[str, Any]]:
-    """What leaves less of the state on each rank, the nearest first."""
+    """Changes that leave less of the state on each rank, the nearest first."""
     if not plan.whole:
         return [{"zero": zero} for zero in range(plan.zero + 1, 4)]
     ways: list[tuple[bool, dict[str, Any]]] = [
@@ -192,7 +192,7 @@ def _no_mapping(plan: PlanInput) -> ConfigError:
 
 
 def build_step(plan: PlanInput, mapping: Mapping3d) -> MappedStep:
-    """Memory and times of one step. Whole micro-batches and whole layers: the replica and the stage with most of them set the pace."""
+    """Memory and times of one step. Micro-batches and layers are whole: the replica and the stage with most of them set the pace."""
     model, sequence = plan.what, plan.sequence_tokens
     micro_batches = math.ceil(plan.step_tokens / (sequence * plan.micro_batch * mapping.data))
     layers = math.ceil(model.layers / mapping.pipeline)
@@ -224,7 +224,7 @@ def build_step(plan: PlanInput, mapping: Mapping3d) -> MappedStep:
 
 
 def _memory(plan: PlanInput, mapping: Mapping3d, layers: int, micro_batches: int, chunks: int) -> RankMemory:
-    """State by ZeRO; activations of the first stage under 1F1B, more of them in flight when chunks are interleaved."""
+    """State by ZeRO, and activations of the first stage under 1F1B; with interleaved chunks more activations are in flight."""
     model = plan.what
     if plan.whole:
         state = state_of(plan, mapping.data)
@@ -237,9 +237,9 @@ def _memory(plan: PlanInput, mapping: Mapping3d, layers: int, micro_batches: int
 
 
 def _exchange(plan: PlanInput, mapping: Mapping3d, shards: int, compute_s: float, recomputed: float) -> tuple[float, float, float]:
-    """(gathers, what is not hidden of the gradients' exchange, what is)."""
+    """(gathers, the gradients' exchange that is not hidden, the part that is)."""
     if plan.whole:
-        backward_s = compute_s * (1.0 - 1.0 / (3.0 * recomputed))  # all but a forward; one that is computed again is a part of it
+        backward_s = compute_s * (1.0 - 1.0 / (3.0 * recomputed))  # all but one forward; a forward computed again is a part of the backward
         found = exchange_of(plan, mapping.data, shards, backward_s)
         return found.gathers_s, found.sums_s, found.hidden_s
     data_s = _data_s(plan, mapping)
@@ -248,7 +248,7 @@ def _exchange(plan: PlanInput, mapping: Mapping3d, shards: int, compute_s: float
 
 
 def _tensor_s(plan: PlanInput, mapping: Mapping3d, layer_passes: int) -> float:
-    """Two all-reduces forward and two backward of every layer and micro-batch, on the links of the node where TP fits into it."""
+    """Two all-reduces forward and two backward of every layer and micro-batch, on the node's links where TP fits into the node."""
     if mapping.tensor == 1:
         return 0.0
     inside = mapping.tensor <= plan.chip.per_node
@@ -258,7 +258,7 @@ def _tensor_s(plan: PlanInput, mapping: Mapping3d, layer_passes: int) -> float:
 
 
 def _pipeline_s(plan: PlanInput, mapping: Mapping3d, sends: int) -> float:
-    """A send forward and one backward of every chunk and micro-batch; TP ranks send a slice each."""
+    """One send forward and one backward of every chunk and micro-batch; each TP rank sends a slice."""
     if mapping.pipeline == 1:
         return 0.0
     size = boundary_bytes(plan.sequence_tokens, plan.what.width, plan.micro_batch) / mapping.tensor

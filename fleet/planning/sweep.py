@@ -17,7 +17,7 @@ MAX_POINTS = 100_000
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """One value, and its plan or why there is none."""
+    """One value, and its plan or the reason why there is none."""
 
     value: Any
     plan: FleetPlan | None
@@ -36,7 +36,7 @@ def parse_sweep(text: str) -> Sweep:
     """The sweep that ``text`` describes, ends included where a step meets them.
 
     Raises:
-        ConfigError: another form, an unknown field, one that is no number, a step that leads nowhere, or far too many points.
+        ConfigError: another form, an unknown field, a field that is no number, a step that never reaches the last value, too many points.
     """
     match = FORM.fullmatch(text)
     if match is None:
@@ -48,7 +48,7 @@ def parse_sweep(text: str) -> Sweep:
         raise ConfigError("--sweep", text, f"{name} is no number", "Run it once for each name.")
     step, times = _number(text, match["step"]), match["kind"] == "x"
     if (times and (step <= 1.0 or low <= 0.0)) or (not times and step <= 0.0) or high < low:
-        raise ConfigError("--sweep", text, "never gets from the first value to the last", "Multiply by more than 1, or add more than 0.")
+        raise ConfigError("--sweep", text, "never reaches the last value from the first", "Multiply by more than 1, or add more than 0.")
     whole = isinstance(fields()[name].default, int)
     values = [*_values(low, high, step, times)]
     return Sweep(name, tuple(dict.fromkeys(round(value) if whole else value for value in values)))
@@ -72,7 +72,7 @@ def _values(low: float, high: float, step: float, times: bool) -> Iterator[float
 
 
 def run_sweep(asked: PlanInput, sweep: Sweep) -> Iterator[Point]:
-    """A point at a time, in order, so that whoever iterates can show progress, or stop and keep what there is."""
+    """One point at a time, in order, so that the caller can show progress, or stop and keep the points so far."""
     for value in sweep.values:
         try:
             yield Point(value, make_plan(replace(asked, **{sweep.field: value}), levers=False), "")

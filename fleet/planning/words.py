@@ -47,7 +47,7 @@ def _step(plan: FleetPlan) -> Rows:
         law, source = list(laws_of(plan.asked).items())[-1]
         parts = f"gathers {days(step.gather_s)}, sums {days(step.data_s)}, {days(step.hidden_s)} hidden"
         rows.append(("exposed exchange", days(step.gather_s + step.data_s), f"{parts}; by the law {law}: {source}"))
-    return [*rows, ("term to attack", plan.attack, "of the Fleet Law: the largest that does not compute")]
+    return [*rows, ("term to attack", plan.attack, "of the Fleet Law: the largest one beside computing")]
 
 
 def _faults(plan: FleetPlan) -> Rows:
@@ -66,7 +66,7 @@ def _tiers(plan: FleetPlan) -> Rows:
     for tier in plan.faults.tiers:
         every = "each step" if tier.name == "replicas" else f"every {days(tier.interval_s)}"
         cost = f"needed every {days(tier.mtbf_s)}; a copy blocks {days(tier.blocked_s)}, is durable after {days(tier.durable_s)}"
-        cost = f"needed every {days(tier.mtbf_s)}; costs nothing, the copy is there" if tier.name == "replicas" else cost
+        cost = f"needed every {days(tier.mtbf_s)}; costs nothing, as the copy exists already" if tier.name == "replicas" else cost
         rows.append((TIER_NAMES[tier.name], every, cost + (f"; {tier.limit}" if tier.limit else "")))
     return rows
 

@@ -1,1 +1,1 @@
-"""What a run can be told: fields with defaults and meanings."""
+"""Settings of a run: fields with defaults and meanings."""

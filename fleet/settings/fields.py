@@ -1,7 +1,7 @@
 """Settings of components. Each has a frozen dataclass whose fields say what they mean, and owns its defaults there. Pure.
 
-A setting has a dotted name, such as ``straggler.gain``. Values come as nested mappings (a file, Python) or as text (a command line), become
-flat ones, later over earlier, and then dataclasses, which check what no single value shows.
+A setting has a dotted name, such as ``straggler.gain``. Values come as nested mappings (a file, Python) or as text (a command line). This
+module turns them into flat values, a later one over an earlier one, and then into dataclasses. The dataclasses check values together.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from fleet.errors import ConfigError
 
 T = TypeVar("T")
 NONE = "none"
-"""What stands for no value, where a setting may have none: TOML has no word for it."""
+"""This word stands for no value, where a setting may have none: TOML has no word for that."""
 WORDS = {"on": True, "true": True, "yes": True, "1": True, "off": False, "false": False, "no": False, "0": False}
 TAKES: dict[type, str] = {
     bool: "on or off", int: "a whole number", float: "a number", str: "text", tuple: "a list of texts", dict: "a table",
@@ -54,9 +54,9 @@ def within(settings: Any, prefix: str = "") -> None:
 
 @dataclass(frozen=True, slots=True)
 class Key:
-    """One setting: its dotted name, the kind of value (one of ``TAKES``), whether it may have none, and what its field says of it.
+    """One setting: its dotted name, the kind of value (one of ``TAKES``), whether it may have none, and its field's metadata.
 
-    ``texts``: of a table, whether its values are texts.
+    ``texts``: whether the values of a table are texts.
     """
 
     name: str
@@ -74,7 +74,7 @@ class Key:
 
 @functools.cache
 def keys(cls: Any, prefix: str = "") -> Mapping[str, Key]:
-    """Dotted name -> setting, of a dataclass and of those in it. Raises TypeError for a field of a type that no setting can have."""
+    """Dotted name -> setting, of a dataclass and its inner dataclasses. Raises TypeError for a field of a type that no setting can have."""
     hints, found = typing.get_type_hints(cls), dict[str, Key]()
     for field in dataclasses.fields(cls):
         name, hint = prefix + field.name, hints[field.name]
@@ -110,7 +110,7 @@ ALL = "fleet config prints all settings."
 def flat(known: Mapping[str, Key], given: Mapping[str, Any], prefix: str = "", way_out: str = ALL) -> dict[str, Any]:
     """Dotted name -> value, checked one by one. Raises ConfigError: a name is unknown, or a value is not of its kind.
 
-    ``way_out`` is said where no known name is near an unknown one.
+    The error of an unknown name has ``way_out`` where no known name is near.
     """
     found: dict[str, Any] = {}
     for name, value in given.items():
@@ -131,7 +131,7 @@ def _of(table: str, known: Iterable[str]) -> str:
 
 
 def unknown(name: str, value: object, known: Iterable[str], way_out: str = ALL) -> ConfigError:
-    """The refusal of a setting that does not exist, with the names that come nearest to it."""
+    """The error for a setting that does not exist, with the nearest known names."""
     known = list(known)
     same = [each for each in known if each.rpartition(".")[2] == name.rpartition(".")[2]]
     names = [*known, *dict.fromkeys(each.rpartition(".")[0] for each in known if "." in each)]
@@ -162,7 +162,7 @@ def _text(name: str, value: Any) -> str:
 
 
 def from_text(known: Mapping[str, Key], name: str, text: str) -> dict[str, Any]:
-    """The one value that ``NAME=TEXT`` gives, as :func:`flat` has it. Raises ConfigError: unknown, or not of its kind."""
+    """The value of ``NAME=TEXT``, in the form of :func:`flat`. Raises ConfigError: the name is unknown, or the value not of its kind."""
     if name in known:
         return {name: _read(known[name], text)}
     table, _, inner = name.rpartition(".")
@@ -190,7 +190,7 @@ def _read(key: Key, text: str) -> Any:
 
 
 def _toml(text: str) -> Any:
-    """As a file would have it; what is no value there is text."""
+    """The value that ``text`` has in a TOML file; ``text`` itself where it is no TOML value."""
     try:
         return tomllib.loads(f"value = {text}")["value"]
     except tomllib.TOMLDecodeError:
@@ -219,7 +219,7 @@ def merged(*layers: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def build(cls: type[T], values: Mapping[str, Any], prefix: str = "") -> T:
-    """A settings class from flat values. Raises ConfigError for what it refuses."""
+    """A settings class from flat values. Raises ConfigError for values that the class refuses."""
     hints, given = typing.get_type_hints(cls), dict[str, Any]()
     for field in dataclasses.fields(cls):  # type: ignore[arg-type]
         name = prefix + field.name
@@ -231,7 +231,7 @@ def build(cls: type[T], values: Mapping[str, Any], prefix: str = "") -> T:
 
 
 def read(cls: type[T], given: Mapping[str, Any], prefix: str = "", way_out: str = ALL) -> T:
-    """A settings class from nested values. Raises ConfigError: a name is unknown (``way_out``), a value not of its kind, or impossible."""
+    """A settings class from nested values. Raises ConfigError: unknown name (``way_out``), or refused value."""
     known: Mapping[str, Key] = keys(cls, prefix)  # type: ignore[arg-type]  # a class is hashable
     found = build(cls, flat(known, given, prefix, way_out), prefix)
     within(found, prefix)
@@ -252,7 +252,7 @@ def values_of(settings: Any, prefix: str = "") -> dict[str, Any]:
 
 
 def shown(value: Any) -> str:
-    """A value as a file of settings has it."""
+    """A value as a settings file writes it."""
     match value:
         case None:
             return f'"{NONE}"'

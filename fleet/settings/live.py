@@ -1,4 +1,4 @@
-"""Which settings of a run can change while it goes on, and what they become. Pure."""
+"""Settings of a run that can change while it goes on, and their new values. Pure."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from fleet.settings.fields import from_text, keys
 from fleet.settings.run import RunSettings
 
 LIVE = {key.name: key for key in keys(RunSettings).values() if key.live}
-"""By name. What defines the result, or the processes that run, is fixed for a run's life."""
+"""By name. Settings that define the result, or the processes that run, are fixed for a run's life."""
 
 WORLD = "world"
 """It may change up to ``max_world``; see ``fleet resize``."""
@@ -19,7 +19,7 @@ ADDRESS_FILE = "coordinator"
 
 
 def parsed(key: str, text: str) -> float:
-    """The value that ``text`` gives to setting ``key``, as a number. Raises ConfigError: unknown, fixed, or not of its kind."""
+    """``text`` as a number, for setting ``key``. Raises ConfigError: the setting is unknown or fixed, or the value not of its kind."""
     if key not in LIVE:
         known, exists = f"Settings that can: {', '.join(sorted(LIVE))}.", key in keys(RunSettings)
         raise ConfigError(key, text, "it cannot change while a run goes on" if exists else "there is no such setting", known)
@@ -35,8 +35,8 @@ def changed(settings: RunSettings, key: str, value: float) -> RunSettings:
         return dataclasses.replace(settings, checkpoint=dataclasses.replace(settings.checkpoint, policy="fixed", interval_s=value))
     if key == WORLD:
         if value < settings.world and settings.spread and not settings.optimizer_copies:
-            reason = "who leaves would take its part of the optimizer's state along: there is no copy of it"
-            raise ConfigError(key, value, reason, "Begin the run with --optimizer-copies 1 or more to be able to.")
+            reason = "a rank that leaves would take its part of the optimizer's state along: there is no copy of it"
+            raise ConfigError(key, value, reason, "Begin the run with --optimizer-copies 1 or more to make it smaller.")
         return dataclasses.replace(settings, world=int(value), max_world=settings.most)
     inner = dataclasses.replace(getattr(settings, group), **{name: LIVE[key].kind(value)})
     return dataclasses.replace(settings, **{group: inner})

@@ -1,4 +1,4 @@
-"""What each rank, or spare, takes of a Ray cluster, and on which of its nodes. Pure."""
+"""Resources that each rank, or spare, takes of a Ray cluster, and labels of its nodes. Pure."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from fleet.settings.fields import setting
 WORD = r"[A-Za-z0-9](?:[A-Za-z0-9_.-]{0,61}[A-Za-z0-9])?"
 KEY = re.compile(rf"(?:{WORD}/)?{WORD}")
 CONDITION = re.compile(rf"!?{WORD}|!?in\({WORD}(?:, ?{WORD})*\)")
-"""As Ray has them: VALUE, !VALUE, in(A,B) or !in(A,B)."""
+"""Conditions in Ray's form: VALUE, !VALUE, in(A,B) or !in(A,B)."""
 VISIBLE = "CUDA_VISIBLE_DEVICES"
-"""In a process's environment: the GPUs that it may use. Ray sets it for each rank to its own: the first is number 0 there."""
+"""In a process's environment: the GPUs that it may use. Ray sets it for each rank to the rank's own GPUs: their first is number 0 there."""
 EPSILON = 1e-9
 """Three tenths make room for three ranks that take a tenth each."""
 OWN = {"CPU": "per_rank.cpus", "GPU": "per_rank.gpus"}
@@ -26,11 +26,12 @@ OWN = {"CPU": "per_rank.cpus", "GPU": "per_rank.gpus"}
 class PerRankSettings:
     """Resources of Ray that a rank takes, and labels of the nodes that it may be on. A spare takes the same."""
 
-    cpus: float = setting(1.0, "CPUs of Ray's that a rank takes of a cluster that was joined.")
+    cpus: float = setting(1.0, "Ray CPUs that a rank takes of a cluster that the run joined.")
     gpus: float = setting(0.0, "GPUs that a rank has, or the part of one that it shares, such as 0.5.")
-    resources: tuple[str, ...] = setting((), "NAME=AMOUNT: other resources of Ray's that a rank takes, of a cluster that was joined.")
+    resources: tuple[str, ...] = setting((), "NAME=AMOUNT: other Ray resources that a rank takes of a cluster that the run joined.")
     labels: tuple[str, ...] = setting(
-        (), "KEY=VALUE, KEY=!VALUE, KEY=in(A,B) or KEY=!in(A,B): Ray's labels of nodes that ranks may be on, of a cluster that was joined."
+        (),
+        "KEY=VALUE, KEY=!VALUE, KEY=in(A,B) or KEY=!in(A,B): Ray labels of nodes that ranks may be on, of a cluster that the run joined.",
     )
 
     def __post_init__(self) -> None:
@@ -43,13 +44,13 @@ class PerRankSettings:
 
     @property
     def takes(self) -> dict[str, float]:
-        """Amount by name of a resource, as Ray has them; none of them is 0."""
+        """Amount by Ray's name of a resource; none of the amounts is 0."""
         own = {name: amount for name, amount in (("CPU", self.cpus), ("GPU", self.gpus)) if amount}
         return own | dict(_amount(text) for text in self.resources)
 
     @property
     def selector(self) -> dict[str, str]:
-        """Condition by key of a label, as Ray has them."""
+        """Condition by key of a label, in Ray's form."""
         found: dict[str, str] = {}
         for text in self.labels:
             key, condition = _condition(text)
@@ -62,18 +63,18 @@ class PerRankSettings:
 
     @property
     def of_joined(self) -> str:
-        """The first setting that only a cluster which was joined can meet; empty when there is none."""
+        """The first setting that only a cluster that the run joined can meet; empty when there is none."""
         given = {"cpus": self.cpus != 1.0, "resources": bool(self.resources), "labels": bool(self.labels)}
         return next((name for name, value in given.items() if value), "")
 
 
 def room(resources: Mapping[str, float], takes: Mapping[str, float]) -> int:
-    """For how many ranks there is room among ``resources`` when each takes so much; none where they take nothing."""
+    """The number of ranks that ``resources`` have room for when each rank ``takes`` so much; 0 where it takes nothing."""
     return max(0, min((int(resources.get(name, 0.0) / amount + EPSILON) for name, amount in takes.items() if amount > 0), default=0))
 
 
 def meets(labels: Mapping[str, str], selector: Mapping[str, str]) -> bool:
-    """Whether a node with these labels may have a rank, as Ray decides it: who has no such label has no such value."""
+    """Whether a node with these labels may have a rank, as Ray decides it: a node without the label does not have the value."""
     return all(_holds(labels.get(key), condition) for key, condition in selector.items())
 
 
@@ -95,7 +96,7 @@ def _amount(text: str) -> tuple[str, float]:
         raise ConfigError("per_rank.resources", text, f"{amount} is no number", "For example TPU=4.") from None
     _check_amount("per_rank.resources", number, text)
     if not number:
-        raise ConfigError("per_rank.resources", text, "takes nothing of it", "Leave it out.")
+        raise ConfigError("per_rank.resources", text, "the amount is 0", "Leave it out.")
     return name, number
 
 
@@ -104,7 +105,7 @@ def _check_amount(field: str, amount: float, text: str = "") -> None:
         raise ConfigError(field, text or amount, "must be a finite number, at least 0")
     if amount > 1 and amount != int(amount):
         raise ConfigError(
-            field, text or amount, "more than one is given whole, as Ray has it", f"Choose {int(amount)}, or {int(amount) + 1}."
+            field, text or amount, "Ray gives amounts above 1 in whole numbers", f"Choose {int(amount)}, or {int(amount) + 1}."
         )
 
 

@@ -1,4 +1,4 @@
-"""Settings of a run: keyword-only, frozen, checked where they are made, so that nothing impossible reaches a process."""
+"""Settings of a run: keyword-only and frozen. Each class checks its values when it is made: no impossible value reaches a process."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ ORDER = ("heartbeat_s", "quiesce_s", "form_s", "progress_s", "collective_s", "ru
 
 
 def check_order(timeouts: Mapping[str, float], order: Sequence[str] = ORDER) -> None:
-    """Refuse time-outs of which a slower one would fire first and hide what the quicker one knows.
+    """Refuse time-outs out of order: a slower check would fire first and hide the cause that the quicker one knows.
 
     Args:
-        timeouts: name -> seconds. Names of ``order`` that are missing are not used by the run, and not compared.
+        timeouts: name -> seconds. A run does not use time-outs of ``order`` that are missing, and nothing compares them.
         order: names, shortest first.
 
     Raises:
@@ -45,29 +45,27 @@ def check_order(timeouts: Mapping[str, float], order: Sequence[str] = ORDER) -> 
 class Timeouts:
     """Time-outs. Sane is heartbeat <= node, and heartbeat < quiesce < form < progress < collective < run: none hides a longer one."""
 
-    heartbeat_s: float = setting(3.0, "A rank that is not heard for so long is lost.")
-    node_s: float = setting(4.0, "A node whose agent is not heard for so long is lost.")
+    heartbeat_s: float = setting(3.0, "A rank that is silent for so long is lost.")
+    node_s: float = setting(4.0, "A node whose agent is silent for so long is lost.")
     quiesce_s: float = setting(5.0, "How long ranks may take to come out of a step when their view breaks.")
     form_s: float = setting(10.0, "How long a view may take to form.")
     progress_s: float = setting(
-        300.0, "The longest a rank may take without a step; a time-out that follows the steps is below it.", live=True
+        300.0, "The longest time that a rank may go without a step. The time-out that follows the steps stays below it.", live=True
     )
     collective_s: float = setting(
-        600.0, "Bounds a wait inside a process group that nobody ends earlier: no sign of a hang, as all wait there."
+        600.0, "Bound of a wait inside a process group, where no other check ends it earlier. It finds no hang: all ranks wait there."
     )
     start_s: float = setting(60.0, "How long a process may take to start and to join.")
     checkpoint_s: float = setting(120.0, "How long a checkpoint may take to be durable.")
-    resend_s: float = setting(1.0, "What was not answered is sent again after so long.")
-    hangup_s: float = setting(
-        0.1, "How long a node whose agent's connection broke has to connect again: an agent that lives does so at once."
-    )
-    stall_s: float = setting(600.0, "With on_partition = stall: a node that is silent for so long is lost all the same.")
+    resend_s: float = setting(1.0, "A message without an answer is sent again after so long.")
+    hangup_s: float = setting(0.1, "How long an agent whose connection broke has to connect again: a live agent does so at once.")
+    stall_s: float = setting(600.0, "With on_partition = stall: a node that is silent for so long is still lost.")
     finish_s: float = setting(3600.0, "How long the code behind the loop may take.")
-    store_s: float = setting(60.0, "Durable checkpoints may fail for so long before the run says what it would lose.")
-    run_s: float | None = setting(None, "The run is stopped in order after so long.", live=True)
+    store_s: float = setting(60.0, "Durable checkpoints may fail for so long before the run says which steps it would lose.")
+    run_s: float | None = setting(None, "The run stops in order after so long.", live=True)
     nodes_s: float = setting(900.0, "With ask_for_nodes: how long a run waits for its nodes before it begins.")
-    grace_s: float = setting(25.0, "A run that is told to stop has kept its last commit, and its processes are gone, after so long.")
-    notice_s: float = setting(30.0, "A node whose agent gets SIGTERM is taken to go in so long: Kubernetes waits as long by itself.")
+    grace_s: float = setting(25.0, "Within so long, a run that has to stop keeps its last commit and ends its processes.")
+    notice_s: float = setting(30.0, "A node whose agent gets SIGTERM is expected to end after so long: Kubernetes' default grace period.")
 
     def __post_init__(self) -> None:
         given = {name: value for name in self.__slots__ if (value := getattr(self, name)) is not None}
@@ -79,7 +77,9 @@ class Timeouts:
             reason = f"less than timeouts.heartbeat_s = {self.heartbeat_s}: one late heartbeat would cost the whole node"
             raise ConfigError("timeouts.node_s", self.node_s, reason)
         if self.stall_s < self.node_s:
-            raise ConfigError("timeouts.stall_s", self.stall_s, f"less than timeouts.node_s = {self.node_s:g}: nobody would be waited for")
+            raise ConfigError(
+                "timeouts.stall_s", self.stall_s, f"less than timeouts.node_s = {self.node_s:g}: no rank would wait for a node"
+            )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,21 +88,21 @@ class Budgets:
 
     slot: int = setting(8, "Losses of one slot.", least=1)
     node: int = setting(12, "Losses of ranks of one node.", least=1)
-    shard: int = setting(3, "Losses of whoever computed one shard of one step.", least=1)
+    shard: int = setting(3, "Losses of ranks that computed the same shard of the same step.", least=1)
     total: int = setting(64, "Losses in all.", least=1)
-    slot_fruitless: int = setting(4, "Losses of one slot with no step committed by the run in between.", least=1)
+    slot_fruitless: int = setting(4, "Losses of one slot between which the run commits no step.", least=1)
     window_s: float = setting(600.0, "The time in which they are counted.", above=0)
 
     def __post_init__(self) -> None:
         within(self, "budgets.")
 
 
-OWN = "What the policy itself can be told; see the policy."
+OWN = "Settings of the policy itself; see the policy."
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecoverySettings:
-    """Who trains on after a loss."""
+    """Ranks that train on after a loss."""
 
     policy: str = setting("in-place", "in-place (survivors go on), restart (of all ranks), or package.module:Class.")
     settings: Mapping[str, Any] = field(default_factory=dict, metadata={"meaning": OWN})
@@ -118,7 +118,7 @@ class PlacementSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CorruptionSettings:
-    """Who is wrong when ranks differ bit for bit."""
+    """Decides which rank is wrong when ranks differ bit for bit."""
 
     policy: str = setting("majority", "majority, or package.module:Class.")
     settings: Mapping[str, Any] = field(default_factory=dict, metadata={"meaning": OWN})
@@ -134,14 +134,14 @@ class ProgressSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckpointSettings:
-    """When checkpoints are made, and what happens when that fails."""
+    """Times of checkpoints, and the answer to a checkpoint that fails."""
 
     policy: str = setting("exact", "Interval policy: exact, daly, young, fixed (needs interval_s), or package.module:Class.")
-    interval_s: float | None = setting(None, "From one durable checkpoint to the next; for policy fixed only.", live=True, above=0)
+    interval_s: float | None = setting(None, "Time from one durable checkpoint to the next; for policy fixed only.", live=True, above=0)
     peer_interval_s: float | None = setting(
-        None, "From one copy in the memory of other nodes to the next; none: it follows from cost and rate, whatever the policy.", above=0
+        None, "Time from one copy in other nodes' memory to the next; none: it follows from cost and rate, with every policy.", above=0
     )
-    keep: int = setting(3, "How many durable checkpoints are kept, beside the last one that a resume led on from.", least=1)
+    keep: int = setting(3, "How many durable checkpoints are kept, beside the one that the last resume started from.", least=1)
     on_store_failure: str = setting("go-on", "When checkpoints fail for timeouts.store_s: go-on, or stop (in order).")
     settings: Mapping[str, Any] = field(default_factory=dict, metadata={"meaning": OWN})
 
@@ -154,17 +154,17 @@ class CheckpointSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StragglerSettings:
-    """What is done about slow ranks."""
+    """Remedies for slow ranks."""
 
-    policy: str = setting("least-loss", "least-loss (the cheapest of bearing, rebalancing, replacing, evicting), or package.module:Class.")
-    enabled: bool = setting(True, "Off: slow ranks are borne.", live=True)
-    compute_slowdown: float = setting(1.10, "Own compute time / the others' from which a rank may be called slow.", live=True, above=1)
+    policy: str = setting("least-loss", "least-loss (the cheapest of tolerate, rebalance, replace and evict), or package.module:Class.")
+    enabled: bool = setting(True, "Off: the run tolerates slow ranks.", live=True)
+    compute_slowdown: float = setting(1.10, "A rank may count as slow from this own compute time / the others'.", live=True, above=1)
     network_slowdown: float = setting(1.18, "The same for time on the wire.", live=True, above=1)
     data_slowdown: float = setting(1.21, "The same for waiting for samples.", live=True, above=1)
     gain: float = setting(
-        0.1, "Share of what it costs to go on as now that another way must save: measured slowness wavers.", live=True, least=0, below=1
+        0.1, "A remedy must save this share of the cost of tolerating the slow rank: measured slowness wavers.", live=True, least=0, below=1
     )
-    changes: int = setting(6, "So many view changes for slow ranks' sake are made in window_s at most.", live=True, least=0)
+    changes: int = setting(6, "At most so many view changes because of slow ranks in window_s.", live=True, least=0)
     window_s: float = setting(600.0, "The time in which they are counted.", live=True, above=0)
     settings: Mapping[str, Any] = field(default_factory=dict, metadata={"meaning": OWN})
 
@@ -174,13 +174,11 @@ class StragglerSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VerifySettings:
-    """What silent corruption is looked for with. 0 turns each off, and costs nothing."""
+    """Checks for silent corruption. 0 turns a check off, and costs nothing."""
 
-    replicas: float = setting(
-        0.01, "Share of a step for comparing digests of the state that all ranks hold, before each reduction.", least=0, most=1
-    )
-    compute: float = setting(0.0, "Share of compute for computing shards again elsewhere; 0: off.", least=0, most=1)
-    jumps: float = setting(10.0, "A step whose loss or gradient is so many spreads above what is usual is computed once more.", least=0)
+    replicas: float = setting(0.01, "Share of a step for comparing digests of the replicated state before each reduction.", least=0, most=1)
+    compute: float = setting(0.0, "Share of compute for computing shards again on another rank; 0: off.", least=0, most=1)
+    jumps: float = setting(10.0, "Ranks compute a step once more when its loss or gradient is so many spreads above the usual.", least=0)
 
     def __post_init__(self) -> None:
         within(self, "verify.")
@@ -191,48 +189,49 @@ class RunSettings:
     """Everything that defines a run, but for the train function and chaos."""
 
     world: int = setting(4, "Ranks that train.", live=True, least=1)
-    max_world: int = setting(0, "Up to so many ranks fleet resize may have train; their slots are held all the time. 0: world.")
+    max_world: int = setting(0, "Most ranks that fleet resize may let train. The run holds their slots all the time. 0: world.")
     spares: int = setting(0, "Ranks that stand by.", least=0)
     nodes: int = setting(2, "Worker nodes of the local cluster.", least=1)
     shards: int = setting(16, "Batch shards of each step; fixed for the whole run.")
     min_ranks: int = setting(1, "Wait instead of training with fewer.", least=1)
     on_partition: str = setting(
-        "go-on", "When nodes fall silent: go-on (without them), or stall (all wait for them, up to timeouts.stall_s)."
+        "go-on", "When nodes fall silent: go-on (without them), or stall (all ranks wait for them, up to timeouts.stall_s)."
     )
-    steps: int = setting(0, "Optimizer steps of the run, whatever the train function says; 0: as it says.", least=0)
-    peer_copies: int = setting(1, "On how many other nodes the memory keeps a copy of the state; 0: on none.", least=0)
+    steps: int = setting(0, "Optimizer steps of the run, in place of the train function's number; 0: the train function's number.", least=0)
+    peer_copies: int = setting(1, "Number of other nodes that keep a copy of the state in memory; 0: none.", least=0)
     seed: int = setting(0, "Seed of model, data and chaos.")
-    left_out: tuple[str, ...] = setting((), "FIRST:END: no step takes the samples that these steps would take; see fleet run --skip-steps.")
+    left_out: tuple[str, ...] = setting((), "FIRST:END: no step takes the samples of these steps; see fleet run --skip-steps.")
     reduction: str = setting("tree", "tree (bit-identical) or native (plain all-reduce).")
     optimizer_sharding: str = setting(
-        "none", "none; zero1: each rank has a part of the optimizer's state; fsdp: and of the parameters, as fully_shard cuts the model."
+        "none", "none; zero1: each rank has a part of the optimizer's state; fsdp: also of the parameters, as fully_shard cuts the model."
     )
     optimizer_copies: int = setting(
-        1, "With zero1 and fsdp: so many other ranks keep each part, up to 3; 0: any loss goes back to a checkpoint.", least=0, most=3
+        1,
+        "With zero1 and fsdp: so many other ranks keep each part, up to 3; 0: any loss goes back to a checkpoint.",
+        least=0,
+        most=3,
     )
     overlap: bool = setting(True, "Without fsdp: gradients travel while a rank's last backward of a step runs: docs/decisions/0014.")
     overlap_cores: float = setting(
         2.0,
-        "With overlap, ranks that share one machine: cores that each must have, or gradients travel behind the backward; 0: none.",
+        "With overlap, cores that each rank of a shared machine must have, or gradients travel after the backward; 0: no minimum.",
     )
     two_level_sums: bool = setting(
         False, "Without fsdp: ranks of one host (domains: the narrowest) add up gradients before they cross: docs/decisions/0014."
     )
     threads_per_rank: int = setting(1, "Threads that a rank computes with.", least=1)
-    form_delay_s: float = setting(0.0, "Put in before survivors go on; see fleet rehearse.", least=0)
+    form_delay_s: float = setting(0.0, "A delay before survivors go on, in seconds; see fleet rehearse.", least=0)
     domains: tuple[str, ...] = setting(
-        (HOST,), "Labels of Ray nodes (or NAME=LABEL) that say what fails together, from narrow to wide; host: the host. docs/placement.md."
+        (HOST,), "Labels of Ray nodes (or NAME=LABEL) that name domains of failure, from narrow to wide; host: the host. docs/placement.md."
     )
-    replica_size: int = setting(
-        1, "So many ranks, one after the other, are a group in one domain, with fsdp a replica; 1: no groups.", least=1
-    )
+    replica_size: int = setting(1, "So many successive ranks are a group in one domain, with fsdp a replica; 1: no groups.", least=1)
     storage: str = setting("runs", "Folder or fsspec URL for journals and checkpoints.")
     ask_for_nodes: bool = setting(
-        False, "Ask the autoscaler of a cluster that was joined for nodes that the run lacks, and let go of those it does without."
+        False, "Ask the autoscaler of a cluster that the run joined for nodes that the run lacks, and release nodes that it does not need."
     )
     preflight: bool = setting(False, "Check each node before its ranks join; see fleet doctor.")
     options: Mapping[str, str] = field(
-        default_factory=dict, metadata={"meaning": "What the train function reads as run.options; see --set."}
+        default_factory=dict, metadata={"meaning": "The train function reads them as run.options; see --set."}
     )
     timeouts: Timeouts = field(default_factory=Timeouts)
     budgets: Budgets = field(default_factory=Budgets)
@@ -249,17 +248,17 @@ class RunSettings:
 
     @property
     def replica_ranks(self) -> int:
-        """So many ranks, one after the other, keep one replica of a sharded model among them; 1: all ranks of a view keep one."""
+        """So many successive ranks together keep one replica of a sharded model; 1: all ranks of a view keep one."""
         return self.replica_size if self.optimizer_sharding == "fsdp" else 1
 
     @property
     def spread(self) -> str:
-        """What of the state is spread over the ranks; empty where each has all of it."""
+        """The part of the state that is spread over the ranks; empty where each rank has the whole state."""
         return LAYOUTS[self.optimizer_sharding].spread
 
     @property
     def slots(self) -> int:
-        """Of ranks and spares. It is the same whatever the world is now."""
+        """The number of slots, for ranks and spares. It does not follow the world size."""
         return self.most + self.spares
 
     @property
@@ -283,7 +282,7 @@ class RunSettings:
         if self.reduction not in ("tree", "native"):
             raise ConfigError("reduction", self.reduction, "unknown", "Choose tree (bit-identical) or native (plain all-reduce).")
         if self.on_partition not in ("go-on", "stall"):
-            way_out = "Choose go-on, or stall (all wait for nodes that are silent)."
+            way_out = "Choose go-on, or stall (all ranks wait for silent nodes)."
             raise ConfigError("on_partition", self.on_partition, "unknown", way_out)
         check_levels(self.domains)
         left_out_of(self.left_out)

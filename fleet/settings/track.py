@@ -1,4 +1,4 @@
-"""In which trackers a run is to be seen, beside its own page."""
+"""Trackers that show a run, beside its own page."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ TRACKERS = ("tensorboard", "mlflow", "wandb", "otel")
 class TrackSettings:
     """Trackers that the run is sent to while it goes on."""
 
-    to: tuple[str, ...] = setting((), f"Of {', '.join(TRACKERS)}: where the run is sent.")
-    every_s: float = setting(10.0, "From one sample of all metrics to the next; of a long run, 0.2% of its age.", above=0)
-    end_s: float = setting(30.0, "So long the end of the run waits for trackers; what is not sent then, fleet track sends later.", least=0)
+    to: tuple[str, ...] = setting((), f"Trackers that get the run, of {', '.join(TRACKERS)}.")
+    every_s: float = setting(10.0, "Time from one sample of all metrics to the next; in a long run, 0.2% of its age.", above=0)
+    end_s: float = setting(30.0, "How long the end of the run waits for trackers. fleet track sends the rest later.", least=0)
     project: str = setting("fleet", "Experiment of MLflow, project of Weights & Biases.")
-    folder: str = setting("", "Folder for TensorBoard, with one of the run's name in it; empty: tensorboard in the run's folder.")
+    folder: str = setting("", "Folder for TensorBoard, which gets a folder of the run's name; empty: tensorboard in the run's folder.")
     mlflow_url: str = setting("", "Server of MLflow; empty: as MLFLOW_TRACKING_URI says.")
     otlp_url: str = setting("", "Where OpenTelemetry's traces go; empty: as OTEL_EXPORTER_OTLP_ENDPOINT says.")
 

@@ -1,1 +1,1 @@
-"""Who is slow, in what, and what is the cheapest to do about it."""
+"""Slow ranks: their detection, the kind of slowness, and the cheapest remedy."""

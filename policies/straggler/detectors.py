@@ -1,17 +1,17 @@
-"""Which rank is slow, and in what: its compute, its link or its data. Pure: times in, verdicts out, no clock.
+"""Slow ranks, by kind: compute, link or data. Pure: times in, verdicts out, no clock.
 
-A detector sees the steps of a view as they come, and says after each batch of them who is guilty *now*. What makes a verdict:
+A detector sees the steps of a view as they come, and names after each batch the ranks that are guilty *now*. The rules of a verdict:
 
-- Times are a rank's own: seconds of work, never of waiting for a peer. Compute, network and data are judged apart, so that a slow link is
-  not blamed on a processor.
-- A rank is compared with the others in the same steps. When all are slow alike nobody is guilty. What a rank usually takes more than the
-  others, up to ``tolerance``, is how machines differ.
-- While the others take what they always took, it is compared with itself, where that is known better: in small worlds it often is.
-- It has to be slow by more than the steps so far waver: how much, and for how long in a row, is learned.
-- Each window of steps gives a strength, 1 at the threshold. ``persistence`` windows in a row make a rank guilty, ``release`` windows in a
-  row below ``release_ratio`` clear it, and in between it stays what it was.
-- A rank that is new, or has a new incarnation, starts without a past; after a view change the network does so for all, since other peers
-  are at the other end.
+- Times are a rank's own: seconds of work, never of waiting for a peer. Compute, network and data are judged apart, so that a slow link does
+  not look like a slow processor.
+- A rank is compared with the others in the same steps. When all are equally slow, no rank is guilty. A rank's usual excess over the others,
+  up to ``tolerance``, counts as a difference of machines.
+- While the others take their usual time, a rank is compared with its own past, where that is known better. In small worlds it often is.
+- A rank has to be slower by more than the steps so far vary. The detector learns their variation, and for how many steps in a row it lasts.
+- Each window of steps gives a strength, 1 at the threshold. ``persistence`` windows in a row make a rank guilty. ``release`` windows in a
+  row below ``release_ratio`` clear it. In between its verdict stays.
+- A new rank, or a new incarnation, starts without a past. After a view change the network does so for all, since other peers are at the
+  other end.
 """
 
 from __future__ import annotations
@@ -35,15 +35,15 @@ USUAL = StragglerSettings()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepTimes:
-    """What the ranks of one view measured in some consecutive steps. Rows are view ranks, columns steps; NaN is not measured.
+    """Times of the ranks of one view in some consecutive steps. Rows are view ranks, columns steps; NaN is not measured.
 
     Attributes:
         generation: the view's. All steps are of this one view.
         first_step: number of the first column's step.
-        members: who the rows are.
+        members: the ranks of the rows.
         shards: batch shards of each rank, [ranks].
         compute_s: own compute, seconds *per shard*: without waiting, and without work that is not divided by shards.
-        network_s: seconds a step on the wire, counted from when the peer was there too.
+        network_s: seconds a step on the wire, counted from the time when the peer was there too.
         data_s: waiting for samples, seconds per shard.
     """
 
@@ -68,10 +68,10 @@ class StepTimes:
 
 @dataclass(frozen=True, slots=True)
 class DetectorVerdict:
-    """Who is guilty. ``score`` is reference time / own time, 0.5 for half speed.
+    """A guilty rank. ``score`` is reference time / own time, 0.5 for half speed.
 
-    ``confidence`` is how probable it is that the rank really is slower than what would clear it, given the noise seen so far.
-    ``since_step`` is the first step of the window that made it guilty; ``step`` the last step that was seen.
+    ``confidence``: the probability, given the noise so far, that the rank really is slower than the level that would clear it.
+    ``since_step`` is the first step of the window that made it guilty; ``step`` the last step so far.
     """
 
     member: Member
@@ -88,24 +88,22 @@ class DetectorVerdict:
 class DetectorSettings:
     """Thresholds of the detector but for the slowdowns. ``benchmarks.detect`` chose them on other seeds than it reports."""
 
-    window: int = setting(18, "Steps that a score looks at.", least=1)
+    window: int = setting(18, "Steps in the window of a score.", least=1)
     stride: int = setting(2, "Steps from one score to the next.", least=1)
     persistence: int = setting(1, "Scores in a row that make a rank guilty.", least=1)
     release: int = setting(5, "Scores in a row that clear it.", least=1)
     release_ratio: float = setting(0.5, "Share of the threshold below which a score counts for clearing.", least=0, below=1)
-    warmup: int = setting(5, "First steps of a rank, or of a view's network, that are not looked at.")
-    learn: int = setting(34, "Steps after those until a rank may be accused: how much steps waver has to be seen first.")
+    warmup: int = setting(5, "First steps of a rank, or of a view's network, that do not count.")
+    learn: int = setting(34, "Steps after those until a rank may be accused: the detector first learns how much steps vary.")
     network_least: float = setting(1.13, "network_slowdown in a small world, where each peer feels a good share of a slow link.", above=1)
     chance: float = setting(
         1e-5, "Probability that chance alone reaches the threshold in one window, for all ranks of a world together.", above=0, below=0.5
     )
-    impact: float = setting(0.01, "Excess time at the threshold, as a share of a step: what costs less is nobody's fault.")
-    noise_floor: float = setting(0.015, "Smallest standard deviation of a step that is believed.", above=0)
+    impact: float = setting(0.01, "Excess time at the threshold, as a share of a step: a smaller excess makes no rank guilty.")
+    noise_floor: float = setting(0.015, "Least standard deviation of a step that the detector assumes.", above=0)
     wait_share: float = setting(0.05, "Share of the wait for the slowest peer that may have been booked as time on the wire.")
-    spread: float = setting(0.03, "Standard deviation of how much machines differ (a logarithm), before anything is seen of them.", above=0)
-    tolerance: float = setting(
-        0.06, "What a rank usually takes more or less than the others is its own measure, up to so much (a logarithm)."
-    )
+    spread: float = setting(0.03, "Prior standard deviation of the difference of machines (a logarithm).", above=0)
+    tolerance: float = setting(0.06, "A rank's usual difference from the others counts as normal, up to so much (a logarithm).")
 
     def __post_init__(self) -> None:
         within(self, "straggler.settings.")
@@ -122,8 +120,8 @@ class Sensitivity(DetectorSettings):
     def least(self, kind: str, ranks: int) -> float:
         """Own time / the others' at the threshold, in a world of so many ranks.
 
-        A slow link is felt by each of the ``ranks - 1`` peers in one of its transfers: those that a rank is compared with are slower, too.
-        Two ranks feel the link between them alike.
+        Each of the ``ranks - 1`` peers feels a slow link in one of its transfers, so the ranks of the comparison are slower, too. Two ranks
+        feel the link between them equally.
         """
         slowdown = self.slowdown(kind)
         if kind != NETWORK or ranks <= 2:
@@ -131,7 +129,7 @@ class Sensitivity(DetectorSettings):
         return max(min(self.network_least, slowdown), slowdown / (1 + (slowdown - 1) / (ranks - 1)))
 
     def errors(self, ranks: int) -> float:
-        """Standard errors at the threshold, in a world of so many ranks: of many one is far off by chance."""
+        """Standard errors at the threshold, in a world of so many ranks: among many ranks, one is far off by chance."""
         return NormalDist().inv_cdf(1 - self.chance / ranks)
 
     def slowdown(self, kind: str) -> float:
@@ -141,12 +139,12 @@ class Sensitivity(DetectorSettings):
 
 @dataclass(frozen=True, slots=True)
 class Scores:
-    """Figures of one window and one kind, each [ranks]. ``strength`` is 1 at the threshold; NaN where it cannot be told.
+    """Figures of one window and one kind, each [ranks]. ``strength`` is 1 at the threshold; NaN where it is unknown.
 
     ``excess`` is log(own / others) of midmeans and ``median_excess`` of medians, ``change`` log(now / own best). ``beyond`` is the mean of
-    log(own / others) in each step, without what it does in a single one, less what is usual for this rank; ``error`` the standard
-    deviation of that when the rank is well; or log(now / before) in place of log(own / others), while the others are as usual and if that
-    is known better. ``impact`` is the excess time as a share of a step.
+    log(own / others) over the steps, with the effect of each single step bounded, less this rank's usual value. ``error`` is its standard
+    deviation for a well rank. While the others take their usual time, and log(now / before) is known better, that takes the place of
+    log(own / others). ``impact`` is the excess time as a share of a step.
     """
 
     kind: str
@@ -159,7 +157,7 @@ class Scores:
 
 
 def combined(scores_: Scores, limits: Sensitivity) -> Array:
-    """The weakest of three: large enough, beyond what steps waver, and worth the time of a step."""
+    """The weakest of three: large enough, beyond the variation of steps, and a large enough share of a step."""
     ranks = len(scores_.beyond)
     large = scores_.beyond / math.log(limits.least(scores_.kind, ranks))
     certain = scores_.beyond / scores_.error / limits.errors(ranks)
@@ -167,4 +165,4 @@ def combined(scores_: Scores, limits: Sensitivity) -> Array:
 
 
 Scorer = Callable[[Scores, Sensitivity], Array]
-"""What turns the figures of a window into strengths, [ranks]."""
+"""Maps the figures of a window to strengths, [ranks]."""

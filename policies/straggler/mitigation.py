@@ -1,4 +1,4 @@
-"""The straggler policy that runs live: a detector that watches the steps, and the least expected loss as the answer to what it finds."""
+"""The straggler policy of live runs: a detector watches the steps, and the answer to its verdicts is the least expected loss."""
 
 from __future__ import annotations
 
@@ -29,24 +29,24 @@ from policies.straggler.remedies import REBALANCE, TOLERATE, LeastLoss, Standing
 from policies.straggler.windows import WindowedDetector
 
 LEAST_STEPS, TYPICAL_STEPS, FRESH_STEPS = 5, 16, 6
-"""Measured steps of a view before it is changed, the last ones that tell what a step takes, and those that tell how slow a rank is whose
-slowness is so new that a detector's window still holds steps from before it."""
+"""Three numbers of steps. A view has so many measured steps before it is changed. So many last steps give the usual step time. So many give
+a fresh slowness, for which a detector's window still holds earlier steps."""
 
 STEADY_STEPS, STEADY = 4, 0.15
-"""A slowdown is acted on once it has changed by less than this (as a logarithm) in so many steps: it may still be coming or going."""
+"""The policy acts on a slowdown that has changed by less than this (as a logarithm) in so many steps. Before, it may come or go."""
 
 MOSTLY = 0.5
-"""Of what a rank took longer than the others, so much has to be time without a core, for its machine to be what is slow."""
+"""The machine counts as the cause when at least this share of a rank's excess over the others was time without a core."""
 
 WELL_STEPS = 60
-"""A process that was presumed slow, as the one before it in its slot was, is presumed no longer after so many steps of good conduct."""
+"""A new process in the slot of a slow one is presumed slow, until it has made so many steps of normal length."""
 
 Key = tuple[Member, str]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class MitigatorSettings(DetectorSettings, WaysSettings):
-    """What the detector, and the choice among the ways, can be told besides what a running run can change."""
+    """Settings of the detector, and of the choice among the ways, besides those that a run can change while it goes on."""
 
 
 def sensitivity(settings: StragglerSettings, own: DetectorSettings | None = None) -> Sensitivity:
@@ -80,24 +80,24 @@ class Mitigator:
 
     @classmethod
     def of(cls, run: RunSettings, own: MitigatorSettings) -> Mitigator:
-        """A run's."""
+        """The policy of a run."""
         return cls(run.straggler, own=own)
 
     def configure(self, settings: StragglerSettings) -> None:
-        """New thresholds hold from the next step on; what was learned of the times stays."""
+        """New thresholds hold from the next step on; the learned times stay."""
         self.settings = settings
         self._law = dataclasses.replace(self._law, gain=settings.gain, changes=settings.changes)
         self._detector.limits = sensitivity(settings, self._own)
 
     def look(self, timings: Timings | None, circumstances: Circumstances, now_s: float) -> Remedy:
-        """See :class:`fleet.protocol.ports.StragglerPolicy`. Disabled, it forgets whom it accused, and shards go back to an even split."""
+        """See :class:`fleet.protocol.ports.StragglerPolicy`. Disabled, it forgets its accusations, and shards go back to an even split."""
         try:
             findings = self._observe(timings, circumstances, now_s) if timings is not None else []
             return self._answer(tuple(findings), circumstances, now_s)
         except Exception as error:  # noqa: BLE001 - whatever the policy trips over, nobody is guilty of it, and training goes on
             return Remedy(tuple(self._unknown(f"the straggler policy crashed: {type(error).__name__}: {error}")))
 
-    # ---- who is slow ---------------------------------------------------------------------------------------------------------------------
+    # ---- slow ranks ----------------------------------------------------------------------------------------------------------------------
 
     def _observe(self, timings: Timings, circumstances: Circumstances, now_s: float) -> list[Decision]:
         if timings.generation != self._generation:
@@ -112,7 +112,7 @@ class Mitigator:
         return [*self._accused(guilty, now_s), *self._cleared(guilty, circumstances, now_s)]
 
     def _unknown(self, reason: str) -> list[Decision]:
-        """Nothing is known for now; said once, until something is known again."""
+        """The decision when no rank can be judged for now; sent once, until ranks can be judged again."""
         said, self._blind = self._blind, reason
         return [Decision("unknown", reason)] if reason != said else []
 
@@ -128,7 +128,7 @@ class Mitigator:
         return found
 
     def _cleared(self, guilty: dict[Key, DetectorVerdict], circumstances: Circumstances, now_s: float) -> list[Decision]:
-        """Those that are no longer slow; of a rank that left nobody knows how long it would have gone on."""
+        """Verdicts that end. When an accused rank has left, the length of its slowness stays unknown."""
         found = []
         for key in [key for key in self._guilty if key not in guilty]:
             verdict, since_s = self._guilty.pop(key), self._since_s.pop(key)
@@ -141,7 +141,7 @@ class Mitigator:
                 found.append(_finding("clear", verdict, f"{verdict.kind} is as with the other ranks again, after {lasted_s:.3g} s"))
         return found
 
-    # ---- what to do ----------------------------------------------------------------------------------------------------------------------
+    # ---- remedies ------------------------------------------------------------------------------------------------------------------------
 
     def _answer(self, findings: tuple[Decision, ...], circumstances: Circumstances, now_s: float) -> Remedy:
         view = circumstances.view
@@ -166,14 +166,14 @@ class Mitigator:
 
     @property
     def _knows(self) -> bool:
-        """Whether it has watched for so long that it would have found a slow rank: after a restart others may have been found before."""
+        """Whether it has watched long enough to find a slow rank. After a restart it may not know earlier verdicts."""
         limits = sensitivity(self.settings, self._own)
         return (
             not self.settings.enabled or self._watched >= limits.warmup + limits.learn + limits.window + limits.persistence * limits.stride
         )
 
     def _steady(self, key: Key) -> bool:
-        """Whether the slowdown is what it was some steps ago; a fresh verdict has shown by its persistence that it is there."""
+        """Whether the slowdown is the same as some steps ago; the persistence of a fresh verdict has shown that it exists."""
         last_step, last = self._scores[key][-1]
         before = [score for step, score in self._scores[key] if step <= last_step - STEADY_STEPS]
         return not before or abs(last - before[-1]) < STEADY
@@ -207,7 +207,7 @@ class Mitigator:
         )  # fmt: skip
 
     def _waiting(self, members: Sequence[Member]) -> tuple[int, ...]:
-        """View ranks that are accused, and that had no core to run on for most of what they took longer than the others."""
+        """View ranks that are accused, and that had no core for most of their excess over the others."""
         accused = {member for member, _ in self._guilty}
         others = [rank for rank, member in enumerate(members) if member not in accused]
         found = []
@@ -219,7 +219,7 @@ class Mitigator:
         return tuple(found)
 
     def _beyond(self, rank: int, others: Sequence[int], seconds: Callable[[StepTime], float]) -> float:
-        """By how much the rank's seconds were above the others' median, in all of the last steps together."""
+        """The rank's excess in seconds over the others' median, in all of the last steps together."""
         total = 0.0
         for column in self._columns:
             rest = [seconds(time) for other in others if (time := column[other]) is not None]
@@ -228,7 +228,7 @@ class Mitigator:
         return total
 
     def _slowdown(self, rank: int, kind: str, verdict: DetectorVerdict) -> float:
-        """As the detector has it; of a fresh verdict as the very last steps have it, if that is more."""
+        """The detector's figure; for a fresh verdict the figure of the very last steps, if that is more."""
         known = self._scores[verdict.member, kind]
         if known[-1][0] - known[0][0] >= STEADY_STEPS or kind != COMPUTE:
             return 1 / verdict.score
@@ -237,7 +237,7 @@ class Mitigator:
         return max([1 / verdict.score, _median(ratios)] if ratios else [1 / verdict.score])
 
     def _typical(self, members: Sequence[Member]) -> tuple[float, float, float, float, float]:
-        """(compute and data a shard, network, fixed) of a rank that is well, and seconds of a whole step; medians of the last steps."""
+        """(compute and data a shard, network, fixed) of a well rank, and seconds of a whole step; medians of the last steps."""
         slow = {member for member, _ in self._guilty}
         well = [rank for rank, member in enumerate(members) if member not in slow] or list(range(len(members)))
         times = [column[rank] for column in self._columns for rank in well]
@@ -252,12 +252,12 @@ class Mitigator:
 
 
 def _took(kind: str) -> Callable[[StepTime], float]:
-    """What a rank is accused of: seconds of a shard, or of a step's exchange."""
+    """The seconds that a rank is accused of: of a shard, or of a step's exchange."""
     return lambda time: time.network_s if kind == NETWORK else (time.compute_s + time.data_s) / time.shards
 
 
 def _waited(kind: str) -> Callable[[StepTime], float]:
-    """The same of the time in which it had no core to run on."""
+    """The same for the time in which it had no core to run on."""
     return lambda time: time.waited_s if kind == NETWORK else time.waited_s / time.shards
 
 
@@ -286,7 +286,7 @@ def _finding(action: Literal["accuse", "clear"], verdict: DetectorVerdict, what:
 
 
 def _with_steps(decision: Decision, standing: Standing, split: Ranges | None) -> Decision:
-    """What the counterfactual of the report is computed from: a step as the split is, as it would be, and had nothing ever been done."""
+    """The inputs of the report's counterfactual: a step now, a step after the change, and a step had the policy never acted."""
     prices, even = decision.payload, even_ranges(standing.shards, len(standing.ranges))
     assert isinstance(prices, Prices)
     steps = StepFigures(

@@ -1,8 +1,8 @@
-"""What to do about slow ranks: bear them, give them fewer shards, put a spare in their place, or drop their node.
+"""Remedies for slow ranks: tolerate them, give them fewer shards, put a spare in their place, or drop their node.
 
-Each way is priced in lost rank-seconds, against a world in which every rank is well, and the cheapest is taken. A way costs something at
-once (a view change, a transfer of state, a spare that the next fault will miss) and something for as long as the slowness lasts. How long
-that is nobody knows; it is estimated from how long earlier ones lasted (:class:`Durations`), and grows while this one goes on.
+Each way has a price in lost rank-seconds, against a world in which every rank is well; the policy takes the cheapest. A way has a cost at
+once: a view change, a transfer of state, a spare that the next fault will miss. It has another cost for as long as the slowness lasts. That
+time is unknown. Its estimate comes from earlier slowness (:class:`Durations`), and grows while this one goes on.
 """
 
 from __future__ import annotations
@@ -25,34 +25,34 @@ REPLACE: Final = "replace"
 EVICT: Final = "evict"
 
 SHAPE = 2.0
-"""Of the prior of :class:`Durations`."""
+"""Shape of the prior of :class:`Durations`."""
 
 _Lost = Callable[[float], float]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Durations:
-    """How long slowness lasts: exponential, with a rate that is Gamma(shape, (shape - 1) x mean) before anything is seen.
+    """The duration of slowness: exponential, with a prior rate of Gamma(shape, (shape - 1) x mean).
 
     ``mean_s`` is the prior mean: about 10 minutes for slow compute, 24 to 72 for a slow network (published for Greyhound). ``seen_s`` are
-    the lengths of those that ended. With n of them, and this one lasting for e so far, the rate is Gamma(shape + n, ... + sum + e), and the
-    mean time left ((shape - 1) mean + sum(seen) + e) / (shape + n - 1): it grows with e, as it should when nobody knows the cause.
+    the durations that ended. With n of them, and this one lasting for e so far, the rate is Gamma(shape + n, ... + sum + e). The mean time
+    left is ((shape - 1) mean + sum(seen) + e) / (shape + n - 1). It grows with e, as it should when the cause is unknown.
     """
 
     mean_s: float
     seen_s: tuple[float, ...] = ()
 
     def left_s(self, elapsed_s: float) -> float:
-        """Expected seconds that it still lasts."""
+        """Expected seconds that the slowness still lasts."""
         return ((SHAPE - 1) * self.mean_s + sum(self.seen_s) + elapsed_s) / (SHAPE + len(self.seen_s) - 1)
 
 
 @dataclass(frozen=True, kw_only=True)
 class WaysSettings:
-    """What the choice among the ways can be told."""
+    """Settings of the choice among the ways."""
 
-    review_s: float = setting(10.0, "How long a decision holds while nothing happens.", above=0)
-    compute_mean_s: float = setting(600.0, "How long slow compute lasts on average, before anything is seen.", above=0)
+    review_s: float = setting(10.0, "How long a decision holds without an event.", above=0)
+    compute_mean_s: float = setting(600.0, "Prior mean of how long slow compute lasts.", above=0)
     network_mean_s: float = setting(2880.0, "The same for a slow network.", above=0)
     data_mean_s: float = setting(600.0, "The same for slow data.", above=0)
 
@@ -60,7 +60,7 @@ class WaysSettings:
         within(self, "straggler.settings.")
 
     def priors(self) -> dict[str, Durations]:
-        """By kind of slowness."""
+        """Priors by kind of slowness."""
         return {kind: Durations(mean_s=getattr(self, f"{kind}_mean_s")) for kind in KINDS}
 
 
@@ -69,23 +69,23 @@ USUAL = StragglerSettings()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Standing:
-    """What is known when the decision is due. Sequences are by view rank.
+    """The known facts when a decision is due. Sequences are by view rank.
 
     Attributes:
-        shards, ranges: the batch shards, and who computes which at present.
-        slowdowns: own time / the others' (``1 / Verdict.score``) of the ranks that are guilty, 1 for all others.
-        kind: what is slow: compute, network or data.
+        shards, ranges: the batch shards, and the range of each rank at present.
+        slowdowns: own time / the others' (``1 / Verdict.score``) of guilty ranks, 1 for all others.
+        kind: the kind of slowness: compute, network or data.
         nodes: the node of each rank.
-        shard_s: seconds that a well rank takes for one shard; ``fixed_s`` what a step takes besides. For a slow network the fixed part is
-            what is slow.
-        elapsed_s: how long it has been slow.
+        shard_s: seconds that a well rank takes for one shard; ``fixed_s``: the rest of a step. For a slow network the fixed part is the
+            slow one.
+        elapsed_s: how long the slowness has lasted.
         remaining_s: how long the run still lasts.
-        spares: slowdown of each spare that is ready, 1 for one that is well or was never measured.
+        spares: slowdown of each ready spare, 1 for a spare that is well or was never measured.
         changes: how many view changes the policy made within its window.
-        rebalance_s, replace_s, evict_s: what the view change of each way stalls all ranks for.
-        provision_s: until a lost slot is filled again; infinite when there is no room for a replacement.
+        rebalance_s, replace_s, evict_s: how long the view change of each way stalls all ranks.
+        provision_s: time until a lost slot is filled again; infinite without room for a replacement.
         spare_rate_per_s: rate of the faults that would need a spare.
-        waiting: ranks that are slow only as they wait for cores. Their machine is busy, which is no reason to end a process.
+        waiting: ranks that are slow only because they wait for cores. Their machine is busy, which is no reason to end a process.
     """
 
     shards: int
@@ -115,11 +115,11 @@ class Standing:
 
     @property
     def blamed(self) -> list[int]:
-        """Ranks whose slowness, if they are slow, is not that of a busy machine."""
+        """Ranks whose slowness, if they are slow, does not come from a busy machine."""
         return [rank for rank in range(len(self.slowdowns)) if rank not in self.waiting]
 
     def step_s(self, split: Ranges, slowdowns: Sequence[float]) -> float:
-        """Seconds of a step: as long as the slowest rank takes."""
+        """Seconds of a step: those of the slowest rank."""
         if self.kind == NETWORK:
             return max(end - begin for begin, end in split) * self.shard_s + self.fixed_s * max(slowdowns)
         busiest = max((end - begin) * slow for (begin, end), slow in zip(split, slowdowns, strict=True))
@@ -128,7 +128,7 @@ class Standing:
 
 @dataclass(frozen=True, slots=True)
 class Way:
-    """One way out: rank-seconds lost ``at_once``, and ``per_s`` for each of ``for_s`` seconds; ``slots`` are the view ranks that go."""
+    """One way: rank-seconds lost ``at_once``, and ``per_s`` for each of ``for_s`` seconds; ``slots`` are the view ranks that go."""
 
     action: Measure
     at_once: float
@@ -157,9 +157,9 @@ class LeastLoss:
     """Takes the way with the least expected loss.
 
     Args:
-        gain: another way than to go on as now must save at least this share of what going on costs: measured slowness wavers.
+        gain: another way than to tolerate must save at least this share of the cost of tolerating: measured slowness varies.
         changes: view changes that the policy may make in its window; when they are used up it tolerates.
-        review_s: how long a decision holds while nothing happens.
+        review_s: how long a decision holds without an event.
     """
 
     gain: float = USUAL.gain
@@ -168,9 +168,9 @@ class LeastLoss:
     durations: Mapping[str, Durations] = field(default_factory=WaysSettings().priors)
 
     def decide(self, standing: Standing, now_s: float) -> Mitigation:
-        """Action ``tolerate`` (go on as now), ``rebalance``, ``replace`` or ``evict``.
+        """Action ``tolerate`` (no change), ``rebalance``, ``replace`` or ``evict``.
 
-        A rank that is well again shows in ``slowdowns`` as 1: then an even split is what ``rebalance`` leads back to.
+        A rank that is well again has a slowdown of 1: then ``rebalance`` leads back to an even split.
         """
         slow = max(standing.slowdowns) > 1
         left_s = min(self.durations[standing.kind].left_s(standing.elapsed_s) if slow else math.inf, standing.remaining_s)
@@ -180,7 +180,7 @@ class LeastLoss:
         prices = _prices(standing, ways, left_s)
         until_s = now_s + self.review_s
         if best is now or now.cost - best.cost <= self.gain * now.cost:
-            why = "nothing is slow" if now.per_s <= 0 else f"no way saves over {self.gain:.0%} of the {now.cost:.3g} rank-seconds it costs"
+            why = "no rank is slow" if now.per_s <= 0 else f"no way saves over {self.gain:.0%} of the {now.cost:.3g} rank-seconds it costs"
             return Mitigation(Decision(TOLERATE, why + waits, prices, until_s))
         if standing.changes >= self.changes:
             why = f"{best.action} would save {now.cost - best.cost:.3g} rank-seconds, but {standing.changes} view changes are used up"
@@ -194,11 +194,11 @@ class LeastLoss:
 def _in_words(waiting: Sequence[int]) -> str:
     """A clause of a reason; empty where no rank waits for a core."""
     ranks = "one slow rank waits" if len(waiting) == 1 else f"{len(waiting)} slow ranks wait"
-    return f"; {ranks} for cores that other programs have: no process is ended for that" if waiting else ""
+    return f"; {ranks} for cores that other programs have: that ends no process" if waiting else ""
 
 
 def ways_out(standing: Standing, left_s: float) -> list[Way]:
-    """All ways that exist here; first of all to go on as now. ``left_s``: for how long it will be slow."""
+    """All possible ways; the first is to tolerate. ``left_s``: how long the slowness will last."""
     ranks = len(standing.ranges)
     well_s = standing.step_s(ranges(standing.shards, ranks), (1.0,) * ranks)
 
@@ -212,17 +212,17 @@ def ways_out(standing: Standing, left_s: float) -> list[Way]:
 
 
 def _rebalance(standing: Standing, left_s: float, lost: _Lost) -> Way | None:
-    """None where shards are not what is slow, or the split would stay what it is."""
+    """None where shards are not the cause of the slowness, or the split would stay the same."""
     split = weighted_ranges(standing.shards, [1 / slow for slow in standing.slowdowns])
     if standing.kind == NETWORK or split == standing.ranges:
         return None
-    back = 2 if max(standing.slowdowns) > 1 else 1  # when it is over, the shards go back
+    back = 2 if max(standing.slowdowns) > 1 else 1  # after the slowness, the shards go back
     at_once = back * len(split) * standing.rebalance_s
     return Way(REBALANCE, at_once, lost(standing.step_s(split, standing.slowdowns)), left_s, split)
 
 
 def _replace(standing: Standing, lost: _Lost) -> Way | None:
-    """The slowest ranks by the best spares, as far as that helps. A spare may be slow itself, for as long as the run lasts."""
+    """Replace the slowest ranks by the best spares, as far as that helps. A spare may be slow itself, for as long as the run lasts."""
     slowest = sorted(standing.blamed, key=lambda rank: -standing.slowdowns[rank])
     pairs = zip(slowest, sorted(standing.spares), strict=False)
     swaps = {rank: spare for rank, spare in pairs if standing.slowdowns[rank] > 1 and spare < standing.slowdowns[rank]}
@@ -236,8 +236,8 @@ def _replace(standing: Standing, lost: _Lost) -> Way | None:
 
 
 def _evict(standing: Standing, left_s: float, lost: _Lost) -> Way | None:
-    """The node of the slowest rank: its ranks are gone; spares take their place at once, replacements later, or they themselves when the
-    slowness is expected to be over."""
+    """Drop the node of the slowest rank. Its ranks are gone: spares take their place at once, and replacements later. When the slowness is
+    expected to be over, the ranks themselves come back."""
     worst = max(standing.blamed, key=standing.slowdowns.__getitem__, default=0)
     gone = tuple(rank for rank, node in enumerate(standing.nodes) if node == standing.nodes[worst])
     stay = [slow for rank, slow in enumerate(standing.slowdowns) if rank not in gone]

@@ -1,7 +1,7 @@
-"""How slow each rank is, as pure functions over arrays: medians, what is usual, what is beyond it.
+"""Slowness of each rank, as pure functions over arrays: medians, usual values, and the excess over them.
 
-All times enter as natural logarithms of seconds, so that a difference is a ratio. A missing time is NaN, and so is every score that cannot
-be told from what there is. Everything is vectorised over ranks.
+All times enter as natural logarithms of seconds, so that a difference is a ratio. A missing time is NaN, and so is every score without
+enough times. All functions are vectorised over ranks.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ MEDIAN_VARIANCE = math.pi / 2
 """Variance of the median of many normal values, times that of their mean."""
 
 FEW_TIMES, FEW_OF_A_RANK = 12, 6
-"""Of fewer, in all and of one rank, nothing is said."""
+"""With fewer times, in all and of one rank, there are no figures."""
 
 LAGS, PRIOR_STEPS, PRIOR_MEMORY, MOST_MEMORY = 8, 20, 2.5, 4.0
 
 
 def quantiles(values: Array, *shares: float) -> list[Array]:
-    """Along the last axis, for each of ``shares``, from 0 to 1, what ``np.quantile`` gives where no value is NaN.
+    """Along the last axis, for each of ``shares``, from 0 to 1, the result of ``np.quantile`` where no value is NaN.
 
-    One pass for all shares, and for a few values without most of what numpy's own takes to begin.
+    One pass serves all shares. For few values it avoids most of the overhead of numpy's own function.
     """
     places = [share * (values.shape[-1] - 1) for share in shares]
     parted = np.partition(values, sorted({edge(place) for place in places for edge in (math.floor, math.ceil)}), axis=-1)
@@ -45,8 +45,8 @@ def median(values: Array) -> Array:
 def locations(log_s: Array, least: int) -> tuple[Array, Array]:
     """(median, midmean) of each row of ``log_s`` [ranks, steps]; NaN for a row with fewer than ``least`` times.
 
-    The midmean is the mean of the middle half. Both shrug off a quarter of outliers; the midmean moves in proportion when a rank is slow in
-    every other step, where the median jumps or does not move at all.
+    The midmean is the mean of the middle half. Both ignore a quarter of outliers. When a rank is slow in every other step, the midmean
+    moves in proportion, and the median jumps or does not move at all.
     """
     ordered = np.sort(log_s, axis=1)  # NaN last
     count = np.isfinite(ordered).sum(axis=1)
@@ -62,10 +62,10 @@ def locations(log_s: Array, least: int) -> tuple[Array, Array]:
 
 
 def median_of_others(values: Array, slow: NDArray[np.bool_] | None = None) -> Array:
-    """For each of ``values`` [ranks] the median of all others; NaN where a value is missing or no other is there.
+    """For each of ``values`` [ranks] the median of all others; NaN where a value is missing or there is no other.
 
-    Leaving the own value out matters in small worlds: of two ranks the other is the reference, and of four a pair of stragglers cannot
-    hide behind each other. Those known to be ``slow`` (a mask) are nobody's reference, while at least two others are.
+    To leave out the own value matters in small worlds. Of two ranks the other is the reference, and of four ranks a pair of stragglers
+    cannot hide behind each other. Ranks known to be ``slow`` (a mask) are no reference, while there are at least two others.
     """
     known = np.flatnonzero(np.isfinite(values))
     result = np.full(len(values), np.nan)
@@ -85,13 +85,13 @@ def median_of_others(values: Array, slow: NDArray[np.bool_] | None = None) -> Ar
 
 @dataclass(frozen=True, slots=True)
 class Usual:
-    """What ranks do that are well, as far as it is known.
+    """The known behaviour of well ranks.
 
     Attributes:
-        apart: log(own / others) that is usual for each rank, [ranks]: machines differ.
-        doubt: standard deviation with which that is known, [ranks].
-        noise: standard deviation of one step about that; infinite while nothing is known: then nothing is beyond it.
-        memory: how many times the variance of a mean over steps is what it would be if no step knew of the one before it.
+        apart: the usual log(own / others) of each rank, [ranks]: machines differ.
+        doubt: standard deviation of that estimate, [ranks].
+        noise: standard deviation of one step about that; infinite while it is unknown: then no step is beyond it.
+        memory: the variance of a mean over steps, over its value for steps that are independent of each other.
     """
 
     apart: Array
@@ -101,14 +101,13 @@ class Usual:
 
 
 def usual(past: Array, spread: float, most: float, floor: float) -> Usual:
-    """From earlier log(own / others) ``past`` [ranks, steps] of ranks that were well, NaN where they were not.
+    """The usual values, from earlier log(own / others) ``past`` [ranks, steps] of well ranks, NaN where they were not well.
 
-    What is usual for a rank is its median, as far as that is known better than that machines differ by ``spread`` (a standard deviation):
-    the mean of a normal with a normal prior. It is no larger than ``most``, so that a rank that has been slow since its first step stands
-    out.
+    A rank's usual value is its median, weighed against a normal prior: machines differ by ``spread`` (a standard deviation). It is the mean
+    of that posterior. It is at most ``most``, so that a rank that has been slow since its first step stands out.
 
-    The noise is the larger of what the median size and the 90% quantile would be of, for a normal, and not below ``floor``: tails are often
-    heavier than that.
+    The noise is the larger of two estimates of a normal's deviation, from the median size and from the 90% quantile. Tails are often
+    heavier than normal. The noise is at least ``floor``.
     """
     known = np.isfinite(past)
     if known.sum() < FEW_TIMES:
@@ -128,7 +127,7 @@ def usual(past: Array, spread: float, most: float, floor: float) -> Usual:
 def memory(centred: Array, noise: float) -> float:
     """1 + 2 x the sum of autocorrelations of ``centred`` [ranks, steps] up to ``LAGS`` steps; from 1 to ``MOST_MEMORY``.
 
-    Of few steps that is hardly known: they are weighed against ``PRIOR_STEPS`` that say ``PRIOR_MEMORY``.
+    Few steps hardly determine it: they are weighed against ``PRIOR_STEPS`` steps with ``PRIOR_MEMORY``.
     """
     known = np.isfinite(centred)
     values = np.where(known, np.clip(centred, -3 * noise, 3 * noise), 0.0)
@@ -137,7 +136,7 @@ def memory(centred: Array, noise: float) -> float:
         pairs = np.count_nonzero(known[:, lag:] & known[:, :-lag])
         if pairs < FEW_TIMES or not variance:
             break
-        total += float((values[:, lag:] * values[:, :-lag]).sum()) / pairs / variance  # what is not known is 0
+        total += float((values[:, lag:] * values[:, :-lag]).sum()) / pairs / variance  # an unknown value is 0
     steps = int(known.any(axis=0).sum())
     found = (steps * (1 + 2 * max(0.0, total)) + PRIOR_STEPS * PRIOR_MEMORY) / (steps + PRIOR_STEPS)
     return min(found, MOST_MEMORY)

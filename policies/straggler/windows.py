@@ -1,4 +1,4 @@
-"""The detector that runs live: a sliding window over the steps, a scorer, persistence and hysteresis."""
+"""The detector of live runs: a sliding window over the steps, a scorer, persistence and hysteresis."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ from policies.straggler.detectors import (
 from policies.straggler.scores import Array, Usual
 
 HISTORY_STEPS, LAG_STEPS, LEARN_EVERY = 100, 18, 10
-"""What ranks do that are well is told by so many steps, anew every so many. The last ones are not among them: they may be what is to be
-judged."""
+"""The usual values of well ranks come from so many steps, learned anew every so many. The last steps are not among them: the detector may
+have to judge them."""
 
 FEW = 3
 """In a world of so few ranks a slow one moves the scores of all others: the median of the others is then not robust."""
@@ -34,20 +34,20 @@ ENOUGH = 0.8
 """Share of a window's steps that have to be known."""
 
 OFTEN = 1 / 3
-"""Share of a window's steps that have to be slow, by half of what they are slow on average: a few long ones are a pause."""
+"""Share of a window's steps that have to be slow, each by at least half of the window's mean. A few long steps are a pause."""
 
 ONE_STEP, ONE_STEP_NOISES = 0.5, 3.0
-"""A single step counts for no more than this (a logarithm), or than so many standard deviations of one: a pause is no slow rank."""
+"""A single step counts for no more than this (a logarithm), or so many standard deviations. A pause does not make a rank slow."""
 
 AS_USUAL = 2.0
-"""So many standard errors above what the others usually take, they are slower too."""
+"""From so many standard errors above their usual time on, the others count as slower, too."""
 
 ANY = 1e3
-"""A standard deviation, and a bound, of logarithms of seconds of which nothing is known before they are seen."""
+"""A standard deviation, and a bound, of logarithms of seconds before any time is known."""
 
 
 class _Past(NamedTuple):
-    """What is usual of log(own / others), of log(own) and of log(others)."""
+    """Usual values of log(own / others), of log(own) and of log(others)."""
 
     apart: Usual
     own: Usual
@@ -56,10 +56,10 @@ class _Past(NamedTuple):
 
 @dataclass(slots=True)
 class _Track:
-    """What is remembered of one kind of time; rows are the ranks of the present view, columns steps, newest last.
+    """The past of one kind of time; rows are the ranks of the present view, columns steps, newest last.
 
-    ``times`` are logarithms of seconds, ``own`` what of them may be held against a rank, ``others`` what it is compared with, and ``well``
-    where they tell what a rank does that is well.
+    ``times`` are logarithms of seconds. ``own``: the part of them that counts against a rank. ``others``: the times to compare with.
+    ``well``: whether they show the behaviour of a well rank.
     """
 
     times: Array
@@ -80,7 +80,7 @@ class _Track:
         return cls(np.full((ranks, window), np.nan), past, past.copy(), np.zeros(past.shape, bool), nothing, *verdicts)
 
     def moved(self, rows: list[int], *, forget: bool) -> _Track:
-        """The rows of another view: ``rows[r]`` is where rank ``r`` was, -1 for a newcomer. ``forget`` leaves only the verdicts."""
+        """The rows of another view: ``rows[r]`` is the former row of rank ``r``, -1 for a newcomer. ``forget`` leaves only the verdicts."""
         fresh = _Track.empty(len(rows), self.times.shape[1])
         here = [row for row, old in enumerate(rows) if old >= 0]
         there = [rows[row] for row in here]
@@ -90,7 +90,7 @@ class _Track:
         return fresh
 
     def push(self, log_s: Array, own_log_s: Array) -> None:
-        """One step: what each rank took, and what of it may be held against it."""
+        """Add one step: the time of each rank, and the part of it that counts against the rank."""
         accused = self.guilty > 0
         others = scores.median_of_others(log_s, accused)
         well = ~accused & ~(accused.any() and len(accused) <= FEW)
@@ -99,7 +99,7 @@ class _Track:
             past[:, -1] = now
 
     def learn(self, limits: Sensitivity) -> _Past:
-        """What is usual, from all but the last steps of ranks that were well."""
+        """The usual values, from all but the last steps of well ranks."""
         well = self.well[:, :-LAG_STEPS]
         own, others = (np.where(well, past[:, :-LAG_STEPS], np.nan) for past in (self.own, self.others))
         floor = limits.noise_floor
@@ -108,9 +108,10 @@ class _Track:
         return self.past
 
     def beyond(self, past: _Past, window: int, most: float) -> tuple[Array, Array]:
-        """(how much slower than usual in the last ``window`` steps, the standard error of that), [ranks]; NaN where too few are known.
+        """(log of the slowdown against the usual in the last ``window`` steps, its standard error), [ranks]; NaN with too few known steps.
 
-        Slower than the others, or, while those take what they always took and it is known better, than before: if it was well before.
+        The slowdown is against the others. It is against the rank's own past if that is known better, the rank was well before, and the
+        others take their usual time.
         """
         own, others = self.own[:, -window:], self.others[:, -window:]
         apart, alone, change = (_beyond(*pair) for pair in ((own - others, past.apart), (own, past.own), (others, past.others)))
@@ -122,7 +123,7 @@ class _Track:
 
 
 class _Beyond(NamedTuple):
-    """Of steps less what is usual: their mean, its standard error, and whether it is the doing of many of them; each [ranks]."""
+    """Of steps less their usual values: their mean, its standard error, and whether many steps cause it; each [ranks]."""
 
     mean: Array
     error: Array
@@ -141,7 +142,7 @@ def _beyond(now: Array, usual: Usual) -> _Beyond:
 
 @dataclass(slots=True)
 class WindowedDetector:
-    """Sees every step once, in order. Feeding it the same steps in other portions gives the same verdicts.
+    """Sees every step once, in order. The same steps in other batches give the same verdicts.
 
     Cost of a step: O(ranks x window), and O(ranks x history) every ten steps. Memory: about 320 numbers a rank and kind.
     """
@@ -158,7 +159,7 @@ class WindowedDetector:
     _shown: dict[tuple[Member, str], DetectorVerdict] = field(default_factory=dict)
 
     def observe(self, times: StepTimes) -> tuple[DetectorVerdict, ...]:
-        """Who is guilty after these steps. Raises ValueError when steps come without any rank."""
+        """The guilty ranks after these steps. Raises ValueError when steps come without any rank."""
         if not times.members:
             raise ValueError("steps of no rank at all")
         if (times.generation, times.members) != (self._generation, self._members):
@@ -212,8 +213,11 @@ class WindowedDetector:
         return scores.locations(track.times, least=(2 * self.limits.window + 2) // 3)
 
     def _less_waiting(self, log_s: Array) -> Array:
-        """A rank that waits for a slower one may have booked some of it on the wire: in its favour that is taken off its own time, and not
-        off the others', to which a slower one is compared."""
+        """A rank that waits for a slower one may have counted a part of that wait as time on the wire.
+
+        The rank gets the benefit: that part is taken off its own time. It is not taken off the others' times, against which a slow rank is
+        compared.
+        """
         seconds = np.exp(log_s)
         return np.asarray(np.log(np.maximum(seconds - self._waited_s, seconds / 2)))
 
@@ -236,7 +240,7 @@ class WindowedDetector:
         track.streak = np.where(suspect, track.streak + 1, 0)
         track.calm = np.where(calm, track.calm + 1, 0)
         begins = (track.streak >= limits.persistence) & (track.guilty == 0)
-        if begins.any():  # what led to the verdict is no noise, neither of the slow rank nor of those that were compared with it
+        if begins.any():  # the steps that led to the verdict are no noise, neither of the slow rank nor of the ranks it was compared with
             track.well[:, -LAG_STEPS:] = False
         track.since = np.where(begins, step - limits.stride * (limits.persistence - 1) - limits.window + 1, track.since)
         track.guilty = np.where(begins, 1.0, np.where(track.calm >= limits.release, 0.0, track.guilty))
@@ -248,14 +252,14 @@ class WindowedDetector:
 
     def _verdict(self, kind: str, row: int, step: int, figures: Scores) -> DetectorVerdict:
         beyond, error, change = float(figures.beyond[row]), float(figures.error[row]), float(figures.change[row])
-        excess = max(float(figures.excess[row]), beyond)  # the midmean is behind at first
+        excess = max(float(figures.excess[row]), beyond)  # the midmean lags at first
         clears = self.limits.release_ratio * math.log(self.limits.least(kind, len(self._members)))
         evidence = {
             "relative_score": math.exp(-float(figures.median_excess[row])), "individual_score": math.exp(-change),
             "robust_z": beyond / error, "noise": error, "ranks": float(len(self._members)),
             "others_individual_score": math.exp(-_typical(np.delete(figures.change, row))), "impact_ratio": float(figures.impact[row]),
         }  # fmt: skip
-        reason = f"{kind} takes {math.exp(excess):.2f} times what it takes the other ranks, {beyond / error:.1f} times the noise"
+        reason = f"{kind} takes {math.exp(excess):.2f} times as long as on the other ranks, {beyond / error:.1f} times the noise"
         since, confidence = max(0, int(self._tracks[kind].since[row])), 0.5 * math.erfc((clears - beyond) / error / math.sqrt(2))
         return DetectorVerdict(self._members[row], kind, math.exp(-excess), confidence, since, step, evidence, reason)
 

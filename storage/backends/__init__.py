@@ -1,1 +1,1 @@
-"""Where files lie: a directory, S3 or another object store, and why such a store fails."""
+"""Places of files: a directory, S3 or another object store; and the causes of such a store's failure."""

@@ -1,7 +1,7 @@
-"""Files as blocks: written and read by several threads, each block hashed beside the transfer.
+"""Files as blocks: several threads write and read them, and hash each block beside the transfer.
 
-A file's digest is the SHA-256 of the digests of its blocks of ``BLOCK_BYTES``, in order, which are XXH3 of 128 bits. That finds damage, not
-forgery: whoever can write to the store can write a manifest too. SHA-256 over all bytes would be slower than the disk.
+A file's digest is the SHA-256 of the digests of its blocks of ``BLOCK_BYTES``, in order, which are XXH3 of 128 bits. It finds damage, not
+forgery: a process that can write to the store can write a manifest too. SHA-256 over all bytes would be slower than the disk.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ Segments = Sequence[memoryview | bytearray]
 
 
 class Sink(Protocol):
-    """Where a file's blocks go. ``workers`` is how many blocks may be under way at once; :meth:`block` is called from their threads."""
+    """The target of a file's blocks. ``workers``: most blocks under way at once; :meth:`block` is called from their threads."""
 
     workers: int
 
@@ -41,7 +41,7 @@ class Sink(Protocol):
 
 
 class SharedReader(Protocol):
-    """A file that may be read by several threads at once."""
+    """A file that several threads may read at once."""
 
     def into(self, offset: int, views: Sequence[memoryview]) -> None:
         """Fill ``views``, one after the other, from ``offset`` on. Raises EOFError where the file ends before, or OSError."""
@@ -49,7 +49,7 @@ class SharedReader(Protocol):
 
 
 def block_digest(data: Segments) -> bytes:
-    """XXH3, 128 bits, of what the segments hold together."""
+    """XXH3, 128 bits, of all bytes of the segments together."""
     digest = xxhash.xxh3_128()
     for segment in data:
         digest.update(segment)
@@ -62,12 +62,12 @@ def digest_of(blocks: Iterable[bytes]) -> str:
 
 
 class BlockStream(AbstractContextManager["BlockStream", None]):
-    """A file object that is only written to, in order.
+    """A file object for writing only, in order.
 
-    What lies in memory that stays as it is until :meth:`finish` is stored from there: ``bytes``, and ``stable`` stretches of (address,
-    bytes). All else is copied, and may change as soon as :meth:`write` returns; copies of at most ``workers + 2`` blocks are held.
+    Memory that does not change until :meth:`finish` is stored from its place: ``bytes``, and ``stable`` stretches of (address, bytes). All
+    other bytes are copied, and may change as soon as :meth:`write` returns. At most ``workers + 2`` blocks are held as copies.
 
-    Nothing but :meth:`finish` raises: torch.save, when what it writes to raises, raises a RuntimeError of its own in place of the reason.
+    Only :meth:`finish` raises. When its target raises, torch.save raises a RuntimeError of its own in place of the cause.
     """
 
     def __init__(self, sink: Sink, stable: Iterable[tuple[int, int]] = ()) -> None:
@@ -135,13 +135,13 @@ class BlockStream(AbstractContextManager["BlockStream", None]):
         return self._position
 
     def flush(self) -> None:
-        """What is gathered stays gathered: only :meth:`finish` makes the file whole."""
+        """Without effect on gathered bytes: only :meth:`finish` makes the file whole."""
 
     def close(self) -> None:
-        """The file is closed by :meth:`finish`; whoever was handed this stream must not end it."""
+        """Without effect: :meth:`finish` closes the file, and a function that only got this stream must not close it."""
 
     def finish(self) -> tuple[int, str]:
-        """Store what is left. Returns (bytes, digest). Raises OSError when any block was not stored."""
+        """Store the rest. Returns (bytes, digest). Raises OSError when any block was not stored."""
         if self._failed is not None:
             raise self._failed
         if not self._digests:
@@ -152,7 +152,7 @@ class BlockStream(AbstractContextManager["BlockStream", None]):
 
 
 class Extents:
-    """Which stretches of a file go where in memory; what lies between goes to scratch memory."""
+    """Stretches of a file and their places in memory; the bytes between them go to scratch memory."""
 
     def __init__(self, extents: Iterable[tuple[int, memoryview]] = ()) -> None:
         self._extents = sorted(((offset, view) for offset, view in extents if len(view)), key=lambda extent: extent[0])

@@ -1,8 +1,8 @@
-"""Reading and writing past the page cache, so that blocks come and go at the disk's rate, and a checkpoint drives nothing out of memory.
+"""Reading and writing past the page cache: blocks move at the disk's rate, and a checkpoint drives no other pages out of memory.
 
-Several threads that read one file through the cache disturb its read-ahead, and get some 0.7 of what the disk gives; one thread, that also
-makes room and takes digests, gets less. What is written through it needs memory as large as the file, which takes longer to get than the
-disk to write where the machine has to fetch it from its host: from 0.3 to 3 GB/s in turn were seen, against 2.5 to 3 past it.
+Several threads that read one file through the cache disturb its read-ahead, and get some 0.7 of the disk's rate. One thread, which also
+makes room and takes digests, gets less. A write through the cache needs memory as large as the file. Where the machine has to get that
+memory from its host, this takes longer than the disk's write. Measured rates varied from 0.3 to 3 GB/s, against 2.5 to 3 past the cache.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import numpy as np
 from storage.backends.blocks import BLOCK_BYTES, Segments, SharedReader
 
 PAGE_BYTES = 4096
-"""What offsets, lengths and addresses of such reads are multiples of: no disk asks for more."""
+"""Offsets, lengths and addresses of such reads are multiples of this: no disk needs a larger one."""
 
 _O_DIRECT = getattr(os, "O_DIRECT", None)
 _thread = threading.local()
@@ -28,7 +28,7 @@ _thread = threading.local()
 
 @contextmanager
 def past_the_cache(path: Path, through: SharedReader) -> Iterator[SharedReader]:
-    """A reader of ``path`` that goes past the cache; ``through`` where the file system has no such way, or the file is small."""
+    """A reader of ``path`` that goes past the cache; ``through`` where the file system cannot do that, or the file is small."""
     descriptor = _opened(path, os.O_RDONLY) if path.stat().st_size >= BLOCK_BYTES else None
     if descriptor is None:
         yield through
@@ -40,7 +40,7 @@ def past_the_cache(path: Path, through: SharedReader) -> Iterator[SharedReader]:
 
 
 class DirectWriter:
-    """Writes blocks of a file that ``descriptor`` has open for writing, too, by any number of threads. Then :meth:`close` it."""
+    """Writes blocks of a file by any number of threads, beside its open ``descriptor``. Call :meth:`close` after the last block."""
 
     def __init__(self, path: Path, descriptor: int) -> None:
         self._path, self._file = path, descriptor
@@ -50,10 +50,10 @@ class DirectWriter:
         self._end = 0
 
     def write(self, offset: int, data: Segments) -> bool:
-        """False when nothing was written, as there is no such way here. ``offset`` is a multiple of PAGE_BYTES."""
+        """False when it wrote nothing, as the file system cannot do that. ``offset`` is a multiple of PAGE_BYTES."""
         size = sum(map(len, data))
         with self._lock:
-            self._end = max(self._end, offset + size)  # whichever way it goes: nothing of it is to be cut off
+            self._end = max(self._end, offset + size)  # for both ways of writing: close must not cut it off
         descriptor = self._descriptor()
         if descriptor is None:
             return False
@@ -62,7 +62,7 @@ class DirectWriter:
         for segment in data:
             np.copyto(pages[at : at + len(segment)], np.frombuffer(segment, dtype=np.uint8))  # does not keep the interpreter's lock
             at += len(segment)
-        with _Refusals():  # some file systems say so only now
+        with _Refusals():  # some file systems refuse only here
             _write_all(descriptor, pages, offset)
             return True
         self._refused = True
@@ -76,7 +76,7 @@ class DirectWriter:
             return None if self._refused else self._direct
 
     def close(self) -> None:
-        """Nothing is left to be written. What the last block was longer by is cut off."""
+        """End the writes, and cut off the padding of the last block."""
         if self._direct is not None:
             os.close(self._direct)
             self._direct = None
@@ -91,7 +91,7 @@ def _write_all(descriptor: int, pages: np.ndarray, offset: int) -> None:
 
 
 class _Refusals(AbstractContextManager[None, bool]):
-    """A file system that knows no such way says EINVAL: what follows the block is what is done then."""
+    """Catches EINVAL of a file system that cannot do this; then the code after the block runs."""
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> bool:
         return isinstance(error, OSError) and error.errno == errno.EINVAL
@@ -115,7 +115,7 @@ class _DirectReader:
 
     def _past(self, offset: int, views: Sequence[memoryview]) -> bool:
         at = offset % PAGE_BYTES
-        with _Refusals():  # some file systems say so only now
+        with _Refusals():  # some file systems refuse only here
             pages = self._pages(offset - at, at + sum(map(len, views)))
             for view in views:
                 np.copyto(np.frombuffer(view, dtype=np.uint8), pages[at : at + len(view)])  # does not keep the interpreter's lock
@@ -136,7 +136,7 @@ class _DirectReader:
 
 
 def _room(size: int) -> np.ndarray:
-    """``size`` bytes of this thread's own, beginning with a page."""
+    """``size`` bytes of this thread's own, aligned to a page."""
     if getattr(_thread, "room", None) is None or len(_thread.room) < size:
         memory = np.empty(size + PAGE_BYTES, dtype=np.uint8)
         start = -memory.ctypes.data % PAGE_BYTES

@@ -1,6 +1,6 @@
-"""Where a checkpoint's files lie: a local (or shared) directory, S3, or any other object store that fsspec knows.
+"""Places of a checkpoint's files: a local (or shared) directory, S3, or any other object store of fsspec.
 
-All put a file atomically and durably, or not at all. (But for ``memory://``, whose files are there, incomplete, while they are written.)
+All of them put a file atomically and durably, or not at all. (``memory://`` does not: its files exist, incomplete, while they are written.)
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class Files(Protocol):
     """Files named ``directory/file`` under one root. Failures are OSErrors; a missing file is a FileNotFoundError."""
 
     def writing(self, name: str) -> AbstractContextManager[Sink]:
-        """A file that is there, whole and durable, once the block ends, and not at all when the block raises."""
+        """A file that exists, whole and durable, once the block ends, and not at all when the block raises."""
         ...
 
     def reading(self, name: str) -> AbstractContextManager[SharedReader]: ...
@@ -59,17 +59,17 @@ class Files(Protocol):
         ...
 
     def sizes(self, directory: str) -> dict[str, int]:
-        """Bytes of every file in ``directory``; nothing when there is no such directory."""
+        """Bytes of every file in ``directory``; empty without such a directory."""
         ...
 
     def directories(self) -> list[str]: ...
 
     def remove(self, name: str) -> None:
-        """Remove a file or a directory with all in it; one that is not there is fine."""
+        """Remove a file or a directory with all in it; without effect when there is none."""
         ...
 
     def unfinished(self) -> list[tuple[str, Callable[[], None]]]:
-        """(directory, what removes it) of everything that a writer who died has left behind, or one who is at it holds."""
+        """(directory, function that removes it) of all unfinished files: those of dead writers, and those of writers at work."""
         ...
 
 
@@ -77,11 +77,11 @@ SCHEMES = {
     "s3": "storage.backends.s3:S3Files",
     "peers": "storage.peers.files:PeerFiles",
 }
-"""Scheme of URLs -> what has their files, imported when it is asked for. All others are local, or fsspec's."""
+"""Scheme of a URL -> class of its files, imported when needed. All other schemes are local, or fsspec's."""
 
 
 def open_files(url: str, **options: Any) -> Files:
-    """The files under ``url``: a path or ``file://``, ``s3://``, ``peers://``, ``memory://`` or what else fsspec knows.
+    """The files under ``url``: a path or ``file://``, ``s3://``, ``peers://``, ``memory://``, or another scheme of fsspec.
 
     ``options`` of ``s3://`` are those of :class:`storage.backends.s3.S3Files`; others go to fsspec.
     """
@@ -96,10 +96,10 @@ def open_files(url: str, **options: Any) -> Files:
 
 
 def addresses_of(url: str) -> tuple[list[str], int]:
-    """IPv4 addresses that the store under ``url`` has now, and its port. Raises OSError when there are none that are known here."""
+    """The current IPv4 addresses of the store under ``url``, and its port. Raises OSError when none are known here."""
     address: str = getattr(open_files(url), "address", "")
     if not address:
-        raise OSError(f"the store {url.partition('://')[0]}:// has no address that is known")
+        raise OSError(f"the store {url.partition('://')[0]}:// has no known address")
     host, _, port = address.rpartition(":")
     found = socket.getaddrinfo(host, int(port), socket.AF_INET, socket.SOCK_STREAM)
     return sorted({str(address[0]) for *_, address in found}), int(port)
@@ -113,7 +113,7 @@ def put(files: Files, name: str, data: bytes) -> tuple[int, str]:
 
 
 def copy_in(files: Files, name: str, source: Path) -> None:
-    """Write what a local file has; it is there when this returns."""
+    """Write the bytes of a local file; the file exists when this returns."""
     with source.open("rb") as file, files.writing(name) as sink, BlockStream(sink) as stream:
         while block := file.read(BLOCK_BYTES):
             stream.write(block)
@@ -225,7 +225,7 @@ class _LocalReader:
 
 
 def skip(views: list[memoryview], count: int) -> list[memoryview]:
-    """What is left of ``views`` after their first ``count`` bytes."""
+    """The rest of ``views`` after their first ``count`` bytes."""
     index = 0
     while index < len(views) and count >= len(views[index]):
         count -= len(views[index])
@@ -236,11 +236,11 @@ def skip(views: list[memoryview], count: int) -> list[memoryview]:
     return left
 
 
-# ---- an object store of fsspec's ---------------------------------------------------------------------------------------------------------
+# ---- an object store of fsspec -----------------------------------------------------------------------------------------------------------
 
 
 class ObjectFiles:
-    """An object store through fsspec: an object is there once its upload was completed."""
+    """An object store through fsspec: an object exists once its upload is complete."""
 
     def __init__(self, system: Any, root: str, url: str = "") -> None:
         self._system, self._root, self._url = system, root.rstrip("/"), url or root
@@ -296,14 +296,14 @@ class ObjectFiles:
                 self._system.rm(self._path(name), recursive=True)
 
     def unfinished(self) -> list[tuple[str, Callable[[], None]]]:
-        return []  # fsspec cannot list what was begun and not completed; stores expire that by a rule of the bucket
+        return []  # fsspec cannot list incomplete uploads; stores expire them by a rule of the bucket
 
     def _path(self, name: str) -> str:
         return f"{self._root}/{name}"
 
 
 class _ObjectSink:
-    """One worker: what fsspec opens is written in order."""
+    """One worker: a file of fsspec is written in order."""
 
     workers = 1
 
@@ -341,7 +341,7 @@ def _last(path: str) -> str:
 
 @contextmanager
 def _as_os_error(url: str) -> Iterator[None]:
-    """Client libraries have errors of their own (no route, no credentials); callers are promised OSErrors, without secrets in them."""
+    """Turns errors of client libraries (no route, no credentials) into OSErrors without secrets, as callers expect."""
     try:
         yield
     except Exception as error:

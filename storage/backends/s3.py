@@ -1,7 +1,7 @@
-"""Files in S3 or a store that speaks its protocol. Large files go up in parts, and come down in ranges, by several threads.
+"""Files in S3 or a store with its protocol. Several threads send large files in parts, and fetch them in ranges.
 
-Through botocore's own client: through s3fs the same ranges came down at about half the rate (one event loop for all), and time-outs and
-retries would be multiplied by those of a second layer. Time-outs and retries are botocore's, set here, so that every call ends.
+It uses botocore's own client. Through s3fs, the same ranges came at about half the rate (one event loop for all). A second layer would also
+multiply time-outs and retries. Time-outs and retries are botocore's, set here, so that every call ends.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ CAUSES = {
 class S3Files:
     """Files under ``s3://[KEY:SECRET@]BUCKET/PREFIX``; see :class:`storage.backends.files.Files`.
 
-    Credentials, region and endpoint are found as every AWS tool finds them (``AWS_*`` variables, profiles, instance roles);
+    Credentials, region and endpoint come from the sources of every AWS tool (``AWS_*`` variables, profiles, instance roles);
     ``FLEET_S3_ENDPOINT`` names another endpoint than AWS.
 
     Args:
@@ -117,7 +117,7 @@ class S3Files:
         ]
 
     def give_up(self, key: str, upload: str) -> None:
-        """End an upload that is not to be completed."""
+        """End an upload that will not be completed."""
         with self._errors():
             self._client.abort_multipart_upload(Bucket=self._bucket, Key=key, UploadId=upload)
 
@@ -190,7 +190,7 @@ class _S3Sink:
             self._files._client.complete_multipart_upload(**self._target, UploadId=self._upload, MultipartUpload={"Parts": parts})
 
     def abort(self) -> None:
-        """As far as the store lets us: what stays is found by :meth:`S3Files.unfinished`."""
+        """As far as the store allows it; :meth:`S3Files.unfinished` finds the rest."""
         if self._upload is not None:
             with contextlib.suppress(OSError):
                 self._files.give_up(self._target["Key"], self._upload)
@@ -220,7 +220,7 @@ class _S3Reader:
 
 
 def _parsed(url: str) -> tuple[str, str, tuple[str | None, str | None]]:
-    """(bucket, prefix, (key, secret)) of an S3 URL. A secret may hold what a URL may not, so it may be percent-encoded."""
+    """(bucket, prefix, (key, secret)) of an S3 URL. A secret may have characters that a URL may not, so it may be percent-encoded."""
     parts = urlsplit(url)
     user, _, bucket = parts.netloc.rpartition("@")
     key, _, secret = user.partition(":")
@@ -234,7 +234,7 @@ def _client(
     environment: tuple[str | None, ...], endpoint: str | None, key: str | None, secret: str | None,
     connect_timeout_s: float, read_timeout_s: float, attempts: int,
 ) -> Any:  # fmt: skip
-    """One client for all that agree in what it is made from; it costs a third of a second, and may be used by many threads."""
+    """One client for all callers with the same arguments. It takes a third of a second to make, and many threads may use it."""
     from botocore.config import Config
     from botocore.session import get_session
 

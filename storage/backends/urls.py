@@ -1,4 +1,4 @@
-"""URLs without what must not be seen: one function for every text that leaves the store."""
+"""URLs without secrets: one function for every text that leaves the store."""
 
 from __future__ import annotations
 
@@ -16,5 +16,5 @@ def redact(text: object) -> str:
 
 
 def without_credentials(url: str) -> str:
-    """The URL without its user part, so that whoever uses it must bring credentials of their own."""
+    """The URL without its user part, so that its next user must bring own credentials."""
     return _USER.sub("", url)

@@ -1,1 +1,1 @@
-"""What a durable checkpoint is: its format, its manifest, how it is written, read back and exported."""
+"""The durable checkpoint: its format, its manifest, its writers, its readers and its export."""

@@ -1,7 +1,7 @@
 """The durable format: that of ``torch.distributed.checkpoint`` (DCP), written by DCP's own writer and planner.
 
-A rank writes ``__R_0.distcp``, of which DCP's index needs nothing but offsets. The commit gives the tensors their names and writes the
-index, ``.metadata``, together with one more file for all that are no tensors.
+A rank writes ``__R_0.distcp``, of which DCP's index needs only offsets. The commit names the tensors and writes the index, ``.metadata``,
+together with one more file for all values that are not tensors.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _NO_CRC = {"save.compute_crc32": False}
 
 
 def file_name(index: int) -> str:
-    """The one file of writer ``index``, as DCP names it."""
+    """The one file of writer ``index``, by its name in DCP."""
     return f"__{index}_0.distcp"
 
 
@@ -55,7 +55,7 @@ def _entry(piece: Piece, result: WriteResult, large: dict[int, int]) -> Entry:
 
 
 def write_index(files: Files, checkpoint: str, parts: Sequence[Part], meta: str) -> tuple[Part, ...]:
-    """Write the values that are no tensors, if there are any, and then ``.metadata``. Returns what was written. Raises OSError."""
+    """Write the values that are not tensors, if there are any, and then ``.metadata``. Returns the written parts. Raises OSError."""
     entries = [(part.name, entry) for part in parts for entry in decode_layout(checkpoint, part)]
     state = named(meta, [entry for _, entry in entries])
     planner = DefaultSavePlanner()
@@ -79,7 +79,7 @@ def write_index(files: Files, checkpoint: str, parts: Sequence[Part], meta: str)
 
 
 def _on_meta(state: Any, entries: dict[int, Entry], numbers: dict[int, int]) -> Any:
-    """The state with tensors that have a shape and a type, but no memory. ``numbers`` becomes the index of each, by its ``id()``."""
+    """The state with tensors that have a shape and a type, but no memory. ``numbers`` gets the index of each, by its ``id()``."""
     if isinstance(state, TensorRef):
         entry = entries[state.index]
         tensor = torch.empty(entry.shape, dtype=getattr(torch, entry.dtype), device="meta")
@@ -93,7 +93,7 @@ def _on_meta(state: Any, entries: dict[int, Entry], numbers: dict[int, int]) -> 
 
 
 def _chunks(flat: dict[str, Any], numbers: dict[int, int], metadata: Metadata, entries: Sequence[tuple[str, Entry]]) -> list[WriteResult]:
-    """Where each tensor's rectangles lie, under its name; ``metadata`` is told of the rectangles."""
+    """The places of each tensor's rectangles, under its name; they are added to ``metadata``."""
     held: dict[int, list[tuple[str, Entry]]] = {}
     for name, entry in entries:
         held.setdefault(entry.index, []).append((name, entry))
@@ -109,7 +109,7 @@ def _chunks(flat: dict[str, Any], numbers: dict[int, int], metadata: Metadata, e
 
 
 def _stored(index: MetadataIndex, name: str, entry: Entry) -> WriteResult:
-    from torch.distributed.checkpoint.filesystem import _StorageInfo  # what FileSystemReader expects of whoever writes its index
+    from torch.distributed.checkpoint.filesystem import _StorageInfo  # FileSystemReader expects it from the writer of its index
 
     return WriteResult(index, entry.length, _StorageInfo(name, entry.offset, entry.length))
 
@@ -118,7 +118,7 @@ def _stored(index: MetadataIndex, name: str, entry: Entry) -> WriteResult:
 
 
 def _write(planner: DefaultSavePlanner, index: int, stream: BlockStream) -> list[WriteResult]:
-    """Let DCP's writer write what ``planner`` plans, as rank ``index``, into ``stream``."""
+    """Let DCP's writer write the plan of ``planner``, as rank ``index``, into ``stream``."""
     from torch.utils.serialization import config
 
     writer = _Writer(stream)
@@ -128,7 +128,7 @@ def _write(planner: DefaultSavePlanner, index: int, stream: BlockStream) -> list
 
 
 class _Writer(FileSystemWriter):
-    """DCP's writer, into one stream. What makes a file durable is the business of :class:`storage.backends.files.Files`."""
+    """DCP's writer, into one stream. :class:`storage.backends.files.Files` makes the file durable."""
 
     def __init__(self, stream: BlockStream) -> None:
         super().__init__("", single_file_per_rank=True, sync_files=False, thread_count=1)
@@ -156,7 +156,7 @@ class _OneStream(FileSystemBase):
         """The stream has its directory already."""
 
     def rm_file(self, path: str | os.PathLike[str]) -> None:
-        """There is nothing before it: :meth:`exists` says so."""
+        """There is no earlier file, see :meth:`exists`."""
 
     def exists(self, path: str | os.PathLike[str]) -> bool:
         return False
@@ -187,7 +187,7 @@ class _PiecePlanner(DefaultSavePlanner):
 
 
 class _ValuePlanner(DefaultSavePlanner):
-    """Plans what ``planner`` would, but for tensors."""
+    """Plans the items of ``planner``, without the tensors."""
 
     def __init__(self, planner: DefaultSavePlanner, plan: SavePlan) -> None:
         super().__init__()

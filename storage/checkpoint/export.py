@@ -1,4 +1,4 @@
-"""A checkpoint or a model as one plain file, which can be read without Fleet."""
+"""A checkpoint or a model as one plain file, which other programs can read without Fleet."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
-"""As ``from_pretrained`` looks for them."""
+"""Names that ``from_pretrained`` looks for."""
 
 FILE_BYTES = 5_000_000_000
 
@@ -28,8 +28,8 @@ FILE_BYTES = 5_000_000_000
 def export_state(store: CheckpointStore, checkpoint: str, target: Path) -> tuple[int, list[str]]:
     """Write {tracked name: its state dict} to ``target``, whole or not at all.
 
-    Returns (bytes written, classes of the objects that were left out because they are no plain data). A state whose skeleton cannot be read
-    is ``{"tensors": [...]}``.
+    Returns (bytes written, classes of the objects that were left out because they are not plain data). A state whose skeleton cannot be
+    read is ``{"tensors": [...]}``.
 
     Raises:
         CheckpointDamaged: names the part that is missing, cut short or altered.
@@ -44,9 +44,9 @@ def export_state(store: CheckpointStore, checkpoint: str, target: Path) -> tuple
 
 
 def export_weights(store: CheckpointStore, checkpoint: str, folder: Path, module: str = "", file_bytes: int = FILE_BYTES) -> list[Path]:
-    """Write the tracked modules' weights to ``folder`` as safetensors, as ``from_pretrained`` reads them; returns the files.
+    """Write the tracked modules' weights to ``folder`` as safetensors for ``from_pretrained``. Returns the files.
 
-    One file, or several and an index, of at most ``file_bytes`` each but for a single tensor. There is no memory for the optimizer's state.
+    One file, or several and an index, of at most ``file_bytes`` each but for a single tensor. It takes no memory for the optimizer's state.
     Tied weights are written under each of their names.
 
     Raises:
@@ -56,7 +56,7 @@ def export_weights(store: CheckpointStore, checkpoint: str, folder: Path, module
         OSError: the store failed, or ``folder`` cannot be written.
     """
     if there := sorted(folder.glob("*.safetensors*")):
-        raise FileExistsError(f"{there[0]} is there already")
+        raise FileExistsError(f"{there[0]} exists already")
     meta, tensors = store.load(checkpoint, lambda meta: {ref.index for ref in weights_of(meta, module).values()})
     weights = {name: tensors[ref.index] for name, ref in weights_of(meta, module).items()}
     folder.mkdir(parents=True, exist_ok=True)
@@ -92,7 +92,7 @@ def _write_index(path: Path, files: Mapping[str, Sequence[str]], weights: Mappin
 
 
 def load_state(store: CheckpointStore, checkpoint: str, device: Any = "cpu") -> tuple[dict[str, Any], list[str]]:
-    """({tracked name: its state dict} in memory, with tensors on ``device``; the classes that were left out). See :func:`export_state`."""
+    """({tracked name: its state dict} in memory, with tensors on ``device``; the classes left out). See :func:`export_state`."""
     from torch.utils._pytree import tree_map_only
 
     meta, tensors = store.load(checkpoint)
@@ -104,10 +104,10 @@ def load_state(store: CheckpointStore, checkpoint: str, device: Any = "cpu") -> 
 
 
 def export_model(target: str, model: Mapping[str, Any]) -> str:
-    """Write names to tensors to the path or URL ``target``, whole or not at all. Returns where it lies: an absolute path, or the URL.
+    """Write names to tensors to the path or URL ``target``, whole or not at all. Returns its place: an absolute path, or the URL.
 
     ``.safetensors``: one flat file of that format; mappings within ``model`` give names with a dot, and tensors that share memory are
-    written each. Anything else: what ``torch.load(FILE, weights_only=True)`` gives back. The same tensors give the same bytes.
+    written each. Any other name: a file for ``torch.load(FILE, weights_only=True)``. The same tensors give the same bytes.
 
     Raises:
         OSError: the folder cannot be made, or the file cannot be written.
@@ -136,11 +136,11 @@ def _write_model(path: Path, suffix: str, model: Mapping[str, Any]) -> None:
 
 
 def _write_safetensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
-    """Those that share memory are written each: a reader that knows of no tied weights finds them under any of their names."""
+    """Tensors that share memory are written each: a reader without tied weights finds them under any of their names."""
     from safetensors.torch import save_file
 
     path.touch()
-    mode = path.stat().st_mode  # as any new file; the library would let nobody else read it
+    mode = path.stat().st_mode  # as any new file; with the library's own mode no other user could read it
     save_file({name: tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()}, path, metadata={"format": "pt"})
     path.chmod(mode)
 
@@ -155,7 +155,7 @@ def _flat(model: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Ten
 
 @contextmanager
 def _whole(target: Path) -> Iterator[Path]:
-    """A file beside ``target`` that takes its place once the block ends, durably; nothing is left of it when the block raises."""
+    """A file beside ``target`` that takes its place once the block ends, durably; it is removed when the block raises."""
     beside = target.with_name(f"{TEMPORARY}{uuid.uuid4().hex}")
     try:
         yield beside

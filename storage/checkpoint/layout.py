@@ -1,4 +1,4 @@
-"""Where in a part's file each tensor lies, as text: what a rank knows when it has written, and the commit and the restore need."""
+"""The places of tensors in a part's file, as text: a rank knows them after its write, and commit and restore need them."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Piece:
 class Entry:
     """Bytes ``offset`` to ``offset + length`` of the file hold a rectangle, as ``torch.save`` writes it.
 
-    From ``payload`` on lie its elements as they are in memory; -1 where that is not known. ``dtype`` is its name in ``torch``.
+    Its elements begin at ``payload``, as they are in memory; -1 where that is unknown. ``dtype`` is its name in ``torch``.
     """
 
     index: int

@@ -1,4 +1,4 @@
-"""What a durable checkpoint is, without any I/O: its id and its manifest.
+"""A durable checkpoint's id and manifest, without any I/O.
 
 Ids sort by (history, step, generation) as plain text, so that the newest of a listing is its last.
 """
@@ -20,21 +20,21 @@ FORMAT = "fleet-checkpoint"
 VERSION = 2
 MANIFEST = "manifest.json"
 METADATA = ".metadata"
-"""What ``torch.distributed.checkpoint`` reads first."""
+"""The first file that ``torch.distributed.checkpoint`` reads."""
 
 _ID = re.compile(r"(\d{6})-(\d{12})-g(\d{8})")
 _SAFE = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]*")
 
 
 class CheckpointDamaged(FleetError, OSError):
-    """A checkpoint cannot be used: the message names it, the part or manifest at fault, and what is wrong with it."""
+    """A checkpoint cannot be used: the message names it, its bad part or manifest, and the fault."""
 
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
     """A committed checkpoint: its state, its parts, and ``meta``, which is opaque here.
 
-    ``run`` is the run that wrote it, or "" where none was named. ``files`` are those beside the ranks' parts, without tensors.
+    ``run`` is the run that wrote it, or "" without a name. ``files`` are those beside the ranks' parts, without tensors.
     """
 
     checkpoint: str
@@ -66,7 +66,7 @@ def checkpoint_id(state: StateId, generation: int) -> str:
 
 
 def parse_checkpoint_id(checkpoint: str) -> tuple[StateId, int]:
-    """(state, generation) of an id. Raises ValueError for a text that is none."""
+    """(state, generation) of an id. Raises ValueError for a text that is no id."""
     match = _ID.fullmatch(checkpoint)
     if match is None:
         raise ValueError(f"{checkpoint!r} is not a checkpoint id (history-step-gGENERATION)")
@@ -75,14 +75,14 @@ def parse_checkpoint_id(checkpoint: str) -> tuple[StateId, int]:
 
 
 def safe_name(name: str) -> str:
-    """``name``, which is safe as one component of a path. Raises ValueError for one that is not."""
+    """``name``, if it is safe as one component of a path. Raises ValueError if it is not."""
     if not _SAFE.fullmatch(name) and name != METADATA:
         raise ValueError(f"{name!r} cannot be a file name: letters, digits, dot, dash and underscore only")
     return name
 
 
 def check_parts(checkpoint: str, parts: Sequence[Part]) -> None:
-    """Raises CheckpointDamaged when there are no parts, two are the same file, or a tensor is in none of them."""
+    """Raises CheckpointDamaged when there are no parts, two parts are the same file, or a tensor is in no part."""
     if not parts:
         raise CheckpointDamaged(f"checkpoint {checkpoint} has no parts")
     doubled = [name for name, count in Counter(safe_name(part.name) for part in parts).items() if count > 1]
@@ -118,7 +118,7 @@ def decode_manifest(checkpoint: str, data: bytes, run: str = "") -> Manifest:
     """Inverse of :func:`encode_manifest`.
 
     Raises:
-        CheckpointDamaged: it is damaged, or of another format version, checkpoint or run (where ``run`` is named).
+        CheckpointDamaged: it is damaged, or of another format version, checkpoint or run (if ``run`` is given).
     """
     try:
         body = json.loads(data)

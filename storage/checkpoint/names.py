@@ -1,7 +1,7 @@
-"""The names under which a training state's tensors and values are found, as ``torch.distributed.checkpoint.state_dict`` gives them.
+"""The names of a training state's tensors and values, as ``torch.distributed.checkpoint.state_dict`` gives them.
 
-What ranks hand over is a skeleton: the tracked objects' state dicts as text, with a number in place of each tensor. Devices, and arrays of
-numpy, are no plain data to whoever has neither: they are left out.
+Ranks hand over a skeleton: the tracked objects' state dicts as text, with a number in place of each tensor. It leaves out devices, and
+arrays of numpy: they are not plain data for a reader without them.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class Opaque:
 
 
 def _of_torch(name: str) -> Any:
-    """``torch.Size`` or a dtype; None for anything else."""
+    """``torch.Size`` or a dtype; None for any other name."""
     import torch
 
     found = getattr(torch, name, None)
@@ -53,7 +53,7 @@ _READ = Format(
         Kind("scalar", (), list, _stands_for("numpy.generic")),
     )
 )
-"""As ranks write, see ``actors.rank.plain_kinds``; nothing is ever written with it."""
+"""Kinds that ranks write, see ``actors.rank.plain_kinds``; this table is for reading only."""
 
 
 def read_skeleton(meta: str) -> dict[str, Any] | None:
@@ -71,10 +71,10 @@ def read_skeleton(meta: str) -> dict[str, Any] | None:
 
 
 def named(meta: str, entries: Sequence[Entry]) -> dict[str, Any]:
-    """The state as nested dicts and lists of TensorRefs and plain values, of which DCP makes its flat keys.
+    """The state as nested dicts and lists of TensorRefs and plain values, for DCP's flat keys.
 
-    Optimizer states are keyed by the parameters' names where those are known for certain (see :func:`parameter_names`), else by number.
-    A tensor that the skeleton does not place, or all of them when there is none, is ``tensors.NUMBER``.
+    Optimizer states have the parameters' names as keys where those are certain (see :func:`parameter_names`), else numbers. A tensor
+    without a place in the skeleton is ``tensors.NUMBER``; without a skeleton, all are.
     """
     shapes = {entry.index: entry.shape for entry in entries}
     state = read_skeleton(meta) or {}
@@ -90,7 +90,7 @@ def named(meta: str, entries: Sequence[Entry]) -> dict[str, Any]:
 
 
 def plain(value: Any, dropped: Callable[[str], None] = lambda kind: None) -> Any:
-    """``value`` as dicts, lists, TensorRefs and plain values; keys stay as they are. The rest is left out, and named to ``dropped``."""
+    """``value`` as dicts, lists, TensorRefs and plain values; keys stay. Other values are left out, and ``dropped`` gets their kind."""
     if isinstance(value, Mapping):
         kept = {key: plain(item, dropped) for key, item in value.items() if not isinstance(key, Opaque)}
         return {key: item for key, item in kept.items() if item is not Opaque}
@@ -114,9 +114,9 @@ def refs(value: Any) -> set[int]:
 
 
 def weights_of(meta: str, module: str = "") -> dict[str, TensorRef]:
-    """What the state dicts of modules hold, by name: of ``module``, of the only one, or of several with their names before it.
+    """Tensors of modules' state dicts, by name: of ``module``, of the only module, or of several with their names before it.
 
-    Raises LookupError, which names what is there, when there is no such module.
+    Raises LookupError, with the names of all tracked objects, when there is no such module.
     """
     state = read_skeleton(meta) or {}
     found = {name: tensors for name, tracked in state.items() if (tensors := _tensors_of(tracked))}
@@ -132,7 +132,7 @@ def weights_of(meta: str, module: str = "") -> dict[str, TensorRef]:
 
 
 def _tensors_of(tracked: Any) -> dict[str, TensorRef]:
-    """Of a flat state dict with names; {} of anything else, and of an optimizer."""
+    """Tensors of a flat state dict with names; {} for any other object, and for an optimizer."""
     if not isinstance(tracked, Mapping) or is_optimizer(tracked):
         return {}
     return {name: value for name, value in tracked.items() if isinstance(name, str) and isinstance(value, TensorRef)}
@@ -152,9 +152,9 @@ def is_optimizer(tracked: Any) -> bool:
 def parameter_names(optimizer: Any, state: Mapping[str, Any], shapes: Mapping[int, tuple[int, ...]]) -> dict[Any, str] | None:
     """Parameter number -> name, or None when it is not certain.
 
-    It is when the optimizer was made from ``named_parameters()``; or when it has one group, exactly one tracked module has as many distinct
-    tensors as the optimizer has parameters (so no buffers), and each parameter's state has that parameter's shape: that is what
-    ``Optimizer(module.parameters())`` gives.
+    It is certain in two cases. The optimizer was made from ``named_parameters()``. Or the state is what ``Optimizer(module.parameters())``
+    gives. Then the optimizer has one group. Exactly one tracked module has as many distinct tensors as the optimizer has parameters, so
+    that it has no buffers. Each parameter's state has that parameter's shape.
     """
     groups = optimizer["param_groups"]
     numbers = [number for group in groups for number in group["params"]]
@@ -169,7 +169,7 @@ def parameter_names(optimizer: Any, state: Mapping[str, Any], shapes: Mapping[in
 
 
 def _module_tensors(tracked: Any) -> dict[int, str]:
-    """Tensor -> its first name, of a state dict that holds tensors alone; {} for anything else."""
+    """Tensor -> its first name, for a state dict with only tensors; {} for any other object."""
     if not isinstance(tracked, Mapping) or not all(isinstance(value, TensorRef) for value in tracked.values()):
         return {}
     names: dict[int, str] = {}
@@ -179,7 +179,7 @@ def _module_tensors(tracked: Any) -> dict[int, str]:
 
 
 def _fits(state: Mapping[Any, Any], numbers: Sequence[Any], tensors: Sequence[int], shapes: Mapping[int, tuple[int, ...]]) -> bool:
-    """Whether every tensor in a parameter's state is a scalar, or has the shape of the tensor that would be the parameter."""
+    """Whether every tensor in a parameter's state is a scalar, or has the shape of the matching tensor."""
     for number, tensor in zip(numbers, tensors, strict=True):
         held = [shapes.get(index, ()) for index in refs(state.get(number, {}))]
         if any(math.prod(shape) != 1 and shape != shapes.get(tensor) for shape in held):
@@ -188,7 +188,7 @@ def _fits(state: Mapping[Any, Any], numbers: Sequence[Any], tensors: Sequence[in
 
 
 def _renamed(optimizer: Mapping[str, Any], names: Mapping[Any, str]) -> dict[str, Any]:
-    """As ``get_optimizer_state_dict`` gives it: names in place of numbers."""
+    """The form of ``get_optimizer_state_dict``: names in place of numbers."""
     groups = [
         {**_without(group, "params", "param_names"), "params": [names[number] for number in group["params"]]}
         for group in optimizer["param_groups"]

@@ -1,4 +1,4 @@
-"""Durable checkpoints as ranks and the coordinator use them, on one URL."""
+"""Durable checkpoints on one URL, for ranks and for the coordinator."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _log = logging.getLogger(__name__)
 
 
 class Parts:
-    """A rank's end: writes its part, reads whole checkpoints. ``run`` as for :class:`storage.checkpoint.store.CheckpointStore`."""
+    """A rank's side: it writes its part, and reads whole checkpoints. ``run``: see :class:`storage.checkpoint.store.CheckpointStore`."""
 
     def __init__(self, url: str, run: str = "") -> None:
         self.url, self.run = url, run
@@ -27,9 +27,9 @@ class Parts:
     def write(
         self, state: StateId, generation: int, index: int, count: int, tensors: Sequence[tuple[Any, ...]], place: str = ""
     ) -> tuple[str, Part]:  # fmt: skip
-        """(id of the checkpoint, the part as written). Raises OSError when the store, or a memory of ``place``, fails.
+        """(id of the checkpoint, the written part). Raises OSError when the store, or a memory of ``place``, fails.
 
-        ``tensors`` are (index, tensor), or (index, rows of it, where they begin, its shape).
+        ``tensors`` are (index, tensor), or (index, rows of it, their offset, its shape).
         """
         from storage.checkpoint.layout import Piece
 
@@ -44,12 +44,12 @@ class Parts:
         return export_model(target, model)
 
     def load(self, checkpoint: str) -> tuple[str, list[Tensor]]:
-        """(skeleton, tensors in order), of the store or, given a URL, of another level. Raises CheckpointDamaged naming the bad part.
+        """(skeleton, tensors in order), of the store or, for a URL, of another level. Raises CheckpointDamaged with the bad part.
 
-        What is damaged there is deleted, so that nobody is sent to it again.
+        On another level than the store it deletes a damaged checkpoint, so that no rank is sent to it again.
         """
         place, _, name = checkpoint.rpartition("/")
-        own = level_at(place) != STORE  # else it is another run's, from which this one goes on
+        own = level_at(place) != STORE  # else it is another run's, from which this run goes on
         store = CheckpointStore(place or self.url, run=self.run if own or not place else "")
         try:
             meta, tensors = store.load(name)
@@ -61,13 +61,13 @@ class Parts:
 
 
 class RetainingStore:
-    """The coordinator's end: a ``CheckpointPort`` that keeps the last ``keep`` checkpoints; in memories the last one."""
+    """The coordinator's side: a ``CheckpointPort`` that keeps the last ``keep`` checkpoints; in memories the last one."""
 
     def __init__(self, url: str, keep: int, run: str = "") -> None:
         self._store, self._keep, self._run = CheckpointStore(url, run=run), keep, run
 
     def commit(self, order: CommitCheckpoint) -> int:
-        """Total bytes. What is old is deleted then; a store that fails in that has the checkpoint all the same."""
+        """Returns total bytes. It then deletes older checkpoints; when that fails, the new checkpoint still counts."""
         store, keep = (CheckpointStore(order.place, run=self._run, index=False), 1) if order.place else (self._store, self._keep)
         size = store.commit(order)
         try:
@@ -78,6 +78,6 @@ class RetainingStore:
 
 
 def newest_checkpoint(url: str, run: str = "") -> tuple[str, StateId] | None:
-    """Id and state of the newest checkpoint whose files are all sound, or None."""
+    """Id and state of the newest checkpoint with all files sound, or None."""
     checkpoint = CheckpointStore(url, run=run).newest_valid()
     return None if checkpoint is None else (checkpoint, parse_checkpoint_id(checkpoint)[0])

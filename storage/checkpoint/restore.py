@@ -1,4 +1,4 @@
-"""Bytes of parts back into tensors: read where they belong, by several threads, and compared with their digests."""
+"""Bytes of parts back into tensors: several threads read them into place, and compare their digests."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class Room:
-    """Memory for one rectangle: its elements alone where it is known where they lie, else all that ``torch.save`` wrote."""
+    """Memory for one rectangle: only its elements where their place is known, else all bytes of ``torch.save``."""
 
     def __init__(self, entry: Entry) -> None:
         self.entry = entry
@@ -48,7 +48,7 @@ def _type(name: str):  # type: ignore[no-untyped-def]
 
 
 def load_tensors(files: Files, checkpoint: str, parts: Iterable[Part], only: Collection[int] | None = None) -> dict[int, Tensor]:
-    """{index: tensor on the CPU}. ``only``: there is no memory for others, though all is read and compared.
+    """{index: tensor on the CPU}. ``only``: other tensors take no memory, though all are read and compared.
 
     Raises CheckpointDamaged naming the part that is missing, cut short or altered, OSError.
     """
@@ -61,12 +61,12 @@ def load_tensors(files: Files, checkpoint: str, parts: Iterable[Part], only: Col
 
 
 def read_verified(files: Files, checkpoint: str, parts: Iterable[Part], into: dict[str, Extents]) -> None:
-    """Read every file of ``parts``, keep what ``into`` has room for, and compare its digest. Raises like :func:`load_tensors`."""
+    """Read every file of ``parts``, keep the bytes that ``into`` has room for, and compare its digest. Raises like :func:`load_tensors`."""
     parts = tuple(parts)
     check_sizes(files, checkpoint, parts)
     with contextlib.ExitStack() as stack:
         readers = [stack.enter_context(_opened(files, checkpoint, part)) for part in parts]
-        reading = stack.enter_context(BlockReader())  # entered last, so that no thread reads any more when files are closed
+        reading = stack.enter_context(BlockReader())  # entered last, so that all threads have ended when files are closed
         begun = [reading.start(reader, part.bytes, into.get(part.name) or Extents()) for part, reader in zip(parts, readers, strict=True)]
         for part, blocks in zip(parts, begun, strict=True):
             with _named(checkpoint, part):
@@ -92,7 +92,7 @@ def _named(checkpoint: str, part: Part) -> Iterator[None]:
 
 
 def check_sizes(files: Files, checkpoint: str, parts: Iterable[Part]) -> None:
-    """Raises CheckpointDamaged when a file is not there, or has not the size that was written."""
+    """Raises CheckpointDamaged when a file is missing, or has another size than was written."""
     sizes = files.sizes(checkpoint)
     for part in parts:
         if part.name not in sizes:

@@ -1,7 +1,7 @@
 """Durable checkpoints: ``URL/checkpoints/ID/`` holds ``__0_0.distcp`` ..., ``.metadata`` and ``manifest.json``, which is put last.
 
-Ranks write parts, each its own; once all are there the coordinator puts the index of ``torch.distributed.checkpoint``, then the manifest.
-A checkpoint without a manifest does not exist, so whoever dies in between leaves nothing but files that the next
+Each rank writes its own part. Once all parts exist, the coordinator puts the index of ``torch.distributed.checkpoint``, then the manifest.
+A checkpoint without a manifest does not exist. So a writer that dies in between leaves only files that the next
 :meth:`CheckpointStore.retain` sweeps up.
 """
 
@@ -28,15 +28,15 @@ _log = logging.getLogger(__name__)
 
 
 def checkpoint_files(url: str) -> Files:
-    """Where the checkpoints of ``url`` lie."""
+    """The files of the checkpoints of ``url``."""
     return open_files(f"{url.rstrip('/')}/{DIRECTORY}")
 
 
 def write_part(url: str, checkpoint: str, index: int, count: int, tensors: Iterable[tuple[int, Tensor] | Piece]) -> Part:
-    """Write part ``index`` of ``count`` and return what it is; durable when this returns.
+    """Write part ``index`` of ``count`` and return its description; it is durable when this returns.
 
-    ``tensors`` are (index in the training state, tensor), on any device, or rectangles of tensors; a view into larger storage is written
-    as itself alone.
+    ``tensors`` are (index in the training state, tensor), on any device, or rectangles of tensors. Of a view into larger storage, only the
+    view is written.
 
     Raises:
         OSError: the store failed, or the checkpoint is committed already (FileExistsError).
@@ -56,8 +56,8 @@ class CheckpointStore:
     """A ``CheckpointPort`` over any fsspec URL.
 
     Args:
-        run: name of the run; checkpoints of another are refused. "" takes any.
-        index: write the index of ``torch.distributed.checkpoint`` at the commit. Without it Fleet alone can load the checkpoint.
+        run: name of the run; checkpoints of another run are refused. "" takes any.
+        index: write the index of ``torch.distributed.checkpoint`` at the commit. Without it only Fleet can load the checkpoint.
 
     Methods raise OSError when the store fails.
     """
@@ -67,7 +67,7 @@ class CheckpointStore:
         self._files = checkpoint_files(url)
 
     def commit(self, order: CommitCheckpoint) -> int:
-        """Put the manifest, after every part was found with its size. Returns total bytes. To commit the same again changes nothing.
+        """Put the manifest, after every part was found with its size. Returns total bytes. A second commit of the same changes nothing.
 
         Raises:
             CheckpointDamaged: a part is missing, has another size, or does not fit the others.
@@ -101,7 +101,7 @@ class CheckpointStore:
         return decode_manifest(checkpoint, self._files.read(f"{safe_name(checkpoint)}/{MANIFEST}"), self.run)
 
     def load(self, checkpoint: str, only: Callable[[str], Collection[int]] | None = None) -> tuple[str, dict[int, Tensor]]:
-        """(meta, {index: tensor on the CPU}), each part compared with its SHA-256. ``only``: which tensors, by the meta; else all.
+        """(meta, {index: tensor on the CPU}), each part compared with its SHA-256. ``only``: chooses tensors, from the meta; default all.
 
         Raises:
             CheckpointDamaged: names the part that is missing, cut short or altered.
@@ -121,7 +121,7 @@ class CheckpointStore:
         return manifest
 
     def newest_valid(self) -> str | None:
-        """Id of the newest checkpoint whose every file is undamaged; newer ones are passed over with a warning that says why."""
+        """Id of the newest checkpoint without a damaged file; newer ones are skipped with a warning that gives the reason."""
         for name in self._names():
             if self._committed(name):
                 try:
@@ -133,14 +133,14 @@ class CheckpointStore:
         return None
 
     def delete(self, checkpoint: str) -> None:
-        """The manifest first: a deletion that is cut short leaves no checkpoint, never half of one."""
+        """Delete the manifest first: a deletion that is cut short leaves no checkpoint, never half of one."""
         self._files.remove(f"{safe_name(checkpoint)}/{MANIFEST}")
         self._files.remove(checkpoint)
 
     def retain(self, keep: int, guarded: Collection[str] = ()) -> tuple[str, ...]:
-        """Keep the newest ``keep`` checkpoints; delete older ones that are not ``guarded``, and what older attempts left unfinished.
+        """Keep the newest ``keep`` checkpoints; delete older ones that are not ``guarded``, and unfinished files of older attempts.
 
-        Returns the ids deleted. Files newer than the newest committed checkpoint stay: they may be those of one that is being written.
+        Returns the deleted ids. Files newer than the newest committed checkpoint stay: a rank may be writing them.
         """
         if keep < 1:
             raise ValueError(f"keep = {keep}: at least one checkpoint must stay")
@@ -154,7 +154,7 @@ class CheckpointStore:
         return tuple(doomed)
 
     def _sweep(self, kept: Sequence[str]) -> None:
-        """What writers who died have left in checkpoints that are done, or older than the newest."""
+        """Remove files of dead writers in committed checkpoints, and in those older than the newest."""
         for name, remove in self._files.unfinished():
             if kept and name <= kept[0]:
                 remove()

@@ -1,6 +1,6 @@
-"""Files in the memories of nodes, ``peers://HOST:PORT,HOST:PORT``: written to all of them, read from whichever has them.
+"""Files in the memories of nodes, ``peers://HOST:PORT,HOST:PORT``: writes go to all of them, reads to any that has the file.
 
-A write succeeds when every memory that was named holds the file, verified. A memory that does not answer is passed over by reads.
+A write succeeds when every named memory holds the file, verified. Reads skip a memory that does not answer.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ T = TypeVar("T")
 
 
 class Peer:
-    """One memory, over connections that are kept for the next call. Its errors are OSErrors."""
+    """One memory, with connections that are kept for the next call. Its errors are OSErrors."""
 
     def __init__(self, address: str) -> None:
         self.address = address
@@ -41,7 +41,7 @@ class Peer:
 
     @contextmanager
     def connection(self) -> Iterator[socket.socket]:
-        """A connection for one exchange, which is not used again when the block raises."""
+        """A connection for one exchange; it is not used again when the block raises."""
         stream = self._connect()
         try:
             yield stream
@@ -82,7 +82,7 @@ class Peer:
             return self.answer(stream)
 
     def answer(self, stream: socket.socket) -> dict[str, Any]:
-        """The reply. Raises what the memory complains of."""
+        """The reply. Raises the error that the memory sends."""
         header = receive_header(stream, ANSWERS_BYTES[Purpose.MEMORY])
         code = header.get("cause")
         if code == "missing":
@@ -99,7 +99,7 @@ class Peer:
 
 
 def _quiet(stream: socket.socket) -> bool:
-    """Whether an idle connection is still open: the peer has nothing to say on it, and has not hung up."""
+    """Whether an idle connection is still open: the peer has sent nothing on it, and has not hung up."""
     waiting = select.poll()
     waiting.register(stream, select.POLLIN)
     return not waiting.poll(0)
@@ -114,7 +114,7 @@ def peer(address: str) -> Peer:
 
 
 class PeerFiles:
-    """Files under ``peers://HOST:PORT,...``, of which a memory has checkpoints alone; see :class:`storage.backends.files.Files`."""
+    """Files under ``peers://HOST:PORT,...``; a memory holds only checkpoints. See :class:`storage.backends.files.Files`."""
 
     def __init__(self, url: str) -> None:
         hosts, self._url = url.removeprefix(PEERS_SCHEME).partition("/")[0], url
@@ -148,7 +148,7 @@ class PeerFiles:
         return b"".join(bytes(block) for block in self.fetch(name))
 
     def fetch(self, name: str) -> list[np.ndarray[Any, np.dtype[np.uint8]]]:
-        """The blocks as they were written, each compared with its digest. A memory that fails is passed over while another has the file."""
+        """The written blocks, each compared with its digest. A memory that fails is skipped while another has the file."""
         return _first(self._holders(name), lambda holder: _fetched(holder, name))
 
     def size(self, name: str) -> int | None:
@@ -170,7 +170,7 @@ class PeerFiles:
         return holders
 
     def _listings(self) -> list[tuple[Peer, dict[str, int]]]:
-        """What each memory that answers holds. Raises OSError when none does."""
+        """The files of each memory that answers. Raises OSError when none does."""
         found, failed = [], None
         for each in self._peers:
             try:
@@ -188,11 +188,11 @@ class PeerFiles:
             each.ask(op="remove", name=name)
 
     def unfinished(self) -> list[tuple[str, Callable[[], None]]]:
-        return []  # what a writer that died has left went with its connection
+        return []  # the files of a dead writer went with its connection
 
 
 class _PeerSink:
-    """The same blocks to every memory: one connection each, taken in turn by the threads that have a block ready."""
+    """The same blocks to every memory: one connection each, used in turn by the threads that have a block ready."""
 
     workers = WORKERS
 
@@ -241,11 +241,11 @@ def _fetched(holder: Peer, name: str) -> list[np.ndarray[Any, np.dtype[np.uint8]
 
 
 def _first(holders: Sequence[Peer], work: Callable[[Peer], T]) -> T:
-    """What the first of ``holders`` gives that does not fail. Raises the error of the last."""
+    """The result of the first of ``holders`` that does not fail. Raises the error of the last one."""
     for number, holder in enumerate(holders):
         try:
             return work(holder)
         except OSError:
             if number == len(holders) - 1:
                 raise
-    raise FileNotFoundError("nobody holds it")
+    raise FileNotFoundError("no memory holds it")

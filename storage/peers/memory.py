@@ -1,12 +1,11 @@
 """The memory of one node in which ranks of other nodes keep copies of their parts, served over TCP.
 
-Files are named ``ID/file``, ID as :mod:`storage.checkpoint.manifest` has it. The last ``STEPS`` IDs are kept: the newest committed one
-(which has a manifest; or the newest, where none has), and the one being written.
-A writer of an older history or generation than one already seen is refused, so what wakes after its replacement cannot push out what its
-successors wrote.
+Files are named ``ID/file``, with ID as in :mod:`storage.checkpoint.manifest`. The last ``STEPS`` IDs are kept. They are the newest
+committed one (which has a manifest; or the newest, where none has), and the one being written. A writer of an older history or generation
+than one already seen is refused. So a process that wakes after its replacement cannot push out the files of its successors.
 
-A connection begins with the proof of the run's secret. A message is a frame of JSON, then bytes. A file is there once it is complete and
-each of its blocks has the digest that its writer gave; what a writer that dies has sent goes with its connection.
+A connection begins with the proof of the run's secret. A message is a frame of JSON, then bytes. A file exists once it is complete and each
+of its blocks has its writer's digest. The bytes of a writer that dies go with its connection.
 """
 
 from __future__ import annotations
@@ -38,21 +37,21 @@ from storage.checkpoint.manifest import MANIFEST, parse_checkpoint_id
 STEPS = 2
 LARGEST_BLOCK_BYTES = 4 * BLOCK_BYTES
 PIECE_BYTES = 256 << 10
-"""What is not taken is read and dropped in pieces of it."""
+"""Refused bytes are read and dropped in pieces of this size."""
 SLOW_S = 20.0
-"""Who sends nothing in the middle of a message, or takes nothing of an answer, for so long is dropped."""
+"""A peer that sends no byte in the middle of a message, or takes no byte of an answer, for so long is dropped."""
 IOV_MAX = 1024
 MEMORY_SHARE = 0.5
-"""Of the host's memory; what is to go beyond is refused."""
+"""Share of the host's memory; bytes beyond it are refused."""
 
 
 class Refused(StoreError):
-    """The memory does not take it: its writer is overtaken, or there is no room. ``cause`` is ``stale``, ``full`` or ``damaged``."""
+    """The memory refuses it: its writer is overtaken, or there is no room. ``cause`` is ``stale``, ``full`` or ``damaged``."""
 
 
 @dataclass(frozen=True)
 class StoredFile:
-    """A complete file: its blocks, each with its digest, and where each begins."""
+    """A complete file: its blocks, each with its digest, and the offset of each."""
 
     blocks: tuple[memoryview, ...]
     digests: tuple[bytes, ...]
@@ -72,9 +71,9 @@ class StoredFile:
 
 @dataclass
 class Staged:
-    """A file that is being sent. It belongs to one connection, and goes with it.
+    """A file that a writer is sending. It belongs to one connection, and goes with it.
 
-    ``taken_bytes``: what it takes, the block under way included.
+    ``taken_bytes``: its memory, with the current block.
     """
 
     name: str
@@ -83,7 +82,7 @@ class Staged:
 
     def whole(self) -> StoredFile:
         if sorted(self.blocks) != list(range(len(self.blocks))):
-            raise Refused(self.name, "damaged", f"of its blocks only {sorted(self.blocks)} came")
+            raise Refused(self.name, "damaged", f"only its blocks {sorted(self.blocks)} came")
         parts = [self.blocks[number] for number in sorted(self.blocks)]
         starts = tuple(itertools.accumulate((len(block) for block, _ in parts), initial=0))
         return StoredFile(tuple(block for block, _ in parts), tuple(digest for _, digest in parts), starts)
@@ -94,7 +93,7 @@ class PeerMemory:
 
     Args:
         host: the address at which others reach this node; the port is a free one.
-        steps: how many IDs are kept; None: all.
+        steps: number of kept IDs; None: all.
         capacity_bytes: files beyond it are refused; None: half of the host's memory.
     """
 
@@ -116,7 +115,7 @@ class PeerMemory:
         self._thread.start()
 
     def held(self) -> tuple[Copy, ...]:
-        """The checkpoints of which parts are here, oldest first."""
+        """The checkpoints with parts here, oldest first."""
         found: dict[str, set[int]] = {}
         with self._lock:
             for name in self._files:
@@ -127,7 +126,7 @@ class PeerMemory:
         return tuple(Copy(each, parse_checkpoint_id(each)[0], tuple(sorted(found[each])), counts[each]) for each in sorted(found))
 
     def close(self) -> None:
-        """Forget everything and stop serving."""
+        """Forget all files and stop serving."""
         with contextlib.suppress(OSError):
             self._wake.send(b"x")
         self._thread.join()
@@ -138,14 +137,14 @@ class PeerMemory:
             with contextlib.suppress(OSError):
                 connection.shutdown(socket.SHUT_RDWR)
 
-    # ---- what is kept --------------------------------------------------------------------------------------------------------------------
+    # ---- kept files ----------------------------------------------------------------------------------------------------------------------
 
     def _held(self) -> int:
         """Bytes of all files, those under way included."""
         return self._sending + sum(stored.size for stored in self._files.values())
 
     def _begin(self, name: str) -> Staged:
-        """A writer comes: refuse one that is overtaken, and make room for another step."""
+        """Begin a file: refuse a writer that is overtaken, and make room for another step."""
         directory, file = name.split("/")
         parsed = _parsed(directory)
         with self._lock:
@@ -173,7 +172,7 @@ class PeerMemory:
     def _room(self, staged: Staged, size: int) -> memoryview:
         with self._lock:
             if self._held() + size > self._capacity:
-                raise Refused(staged.name, "full", f"{self._held()} of {self._capacity} bytes are held, {size} more were to come")
+                raise Refused(staged.name, "full", f"{self._held()} of {self._capacity} bytes are held, and {size} more were announced")
             self._sending += size
             staged.taken_bytes += size
         return np.empty(size, dtype=np.uint8).data.cast("B")  # numpy asks for huge pages
@@ -209,7 +208,7 @@ class PeerMemory:
 
     def _receive(self, connection: socket.socket) -> None:
         connection.setblocking(True)
-        for limit in (socket.SO_RCVTIMEO, socket.SO_SNDTIMEO):  # by the kernel, which so can still wait for all of a block at once
+        for limit in (socket.SO_RCVTIMEO, socket.SO_SNDTIMEO):  # limits of the kernel, so that one call can still wait for a whole block
             connection.setsockopt(socket.SOL_SOCKET, limit, struct.pack("ll", int(SLOW_S), 0))
         with self._lock:
             self._connections.add(connection)
@@ -223,7 +222,7 @@ class PeerMemory:
         except LineRefused as error:
             REFUSALS.note(Purpose.MEMORY, error.reason, peer, error.detail)
         except BlockingIOError:
-            REFUSALS.note(Purpose.MEMORY, Reason.SLOW, peer, f"nothing came or went for {SLOW_S:g} s in the middle of a message")
+            REFUSALS.note(Purpose.MEMORY, Reason.SLOW, peer, f"no byte came or went for {SLOW_S:g} s in the middle of a message")
         except OSError:
             return  # the peer is gone
         except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
@@ -291,7 +290,7 @@ class _Session:
         self._staged = self._memory._begin(name)
 
     def _block(self, header: dict[str, Any]) -> None:
-        """No reply: the writer hears at the end. What cannot be taken is read and dropped."""
+        """It sends no reply: the writer gets one at the end. Refused bytes are read and dropped."""
         size, staged, room = _size(header["bytes"]), self._staged, None
         if staged is not None and self._error is None:
             try:
@@ -311,7 +310,7 @@ class _Session:
         if self._error is not None:
             raise self._error
         if self._staged is None:
-            raise Refused("", "damaged", "nothing was begun on this connection")
+            raise Refused("", "damaged", "no file was begun on this connection")
         self._memory._complete(self._staged)
         self.end()
 
@@ -352,7 +351,7 @@ def _parsed(directory: str) -> Any:
 
 
 def _count(manifest: StoredFile) -> int:
-    """How many parts it names; 0 when it cannot be read."""
+    """The number of parts in it; 0 when it cannot be read."""
     try:
         return len(json.loads(b"".join(manifest.blocks))["parts"])
     except (ValueError, KeyError, TypeError):
@@ -360,7 +359,7 @@ def _count(manifest: StoredFile) -> int:
 
 
 def _part_number(file: str) -> tuple[int, ...]:
-    """Of ``__R_0.distcp`` as DCP names it: (R,); of any other file nothing."""
+    """For DCP's name ``__R_0.distcp``: (R,); for any other file ()."""
     digits = file.removeprefix("__").removesuffix("_0.distcp")
     return (int(digits),) if digits.isdigit() else ()
 
@@ -369,7 +368,7 @@ def _part_number(file: str) -> tuple[int, ...]:
 
 
 def send(connection: socket.socket, header: dict[str, Any], data: Segments | Sequence[memoryview] = ()) -> None:
-    """A header and the bytes that belong to it."""
+    """Send a header and its bytes."""
     left = [memoryview(frame(json.dumps(header, separators=(",", ":")).encode())), *(memoryview(each).cast("B") for each in data)]
     left = [view for view in left if len(view)]
     while left:
@@ -377,16 +376,16 @@ def send(connection: socket.socket, header: dict[str, Any], data: Segments | Seq
 
 
 def begins(connection: socket.socket) -> bool:
-    """Wait for the next message, however long; False when the peer has hung up instead."""
+    """Wait for the next message without a limit; False when the peer has hung up instead."""
     while True:
         try:
             return bool(connection.recv(1, socket.MSG_PEEK))
-        except BlockingIOError:  # SO_RCVTIMEO: between messages nobody is slow
+        except BlockingIOError:  # SO_RCVTIMEO: between messages a peer may take any time
             continue
 
 
 def receive_header(connection: socket.socket, largest: int) -> dict[str, Any]:
-    """The next header, of at most ``largest`` bytes. Raises ConnectionResetError at the end of the stream, LineRefused for what is none."""
+    """The next header, of at most ``largest`` bytes. Raises ConnectionResetError at the stream's end, LineRefused for other data."""
     head = bytearray(LENGTH.size)
     receive_into(connection, [memoryview(head)])
     body = bytearray(checked(LENGTH.unpack(head)[0], largest))
@@ -401,14 +400,14 @@ def receive_header(connection: socket.socket, largest: int) -> dict[str, Any]:
 
 
 def _size(announced: Any) -> int:
-    """Bytes of a block. Raises LineRefused when none has so many."""
+    """Bytes of a block. Raises LineRefused when no block has so many."""
     if type(announced) is not int or not 0 <= announced <= LARGEST_BLOCK_BYTES:
         raise LineRefused(Reason.SIZE, f"a block of {announced!r} bytes, at most {LARGEST_BLOCK_BYTES} are taken")
     return announced
 
 
 def _drain(connection: socket.socket, size: int) -> None:
-    """Read ``size`` bytes that nobody wants."""
+    """Read and drop ``size`` bytes."""
     piece = memoryview(bytearray(min(size, PIECE_BYTES)))
     while size:
         taken = min(size, len(piece))

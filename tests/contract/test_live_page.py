@@ -97,7 +97,7 @@ def test_chaos_is_ordered_by_whoever_has_the_token(browser: Browser, served: Wat
         page.get_by_role("button", name="Start").click()
         text(page, "#chaos-words", "Planned faults strike.")
         page.get_by_role("button", name="Heal all").click()
-        text(page, "#chaos-said", "Ordered: what has struck and lasts is healed")
+        text(page, "#chaos-said", "Ordered: the faults that last are healed")
         page.locator("#inject-kind").select_option("lose_node")
         text(page, "#inject-where", "node")
         page.locator("#inject-kind").select_option("store_gone")

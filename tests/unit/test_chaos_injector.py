@@ -330,7 +330,7 @@ def test_a_rank_is_cut_off_from_all_hosts_but_its_own() -> None:
     [order] = only(injector.due(1.0, three_nodes())).operations
     assert (order.process, order.hosts, order.is_target) == (process(2), ("10.0.0.0", "10.0.0.2", "10.0.0.9"), True)
     alone = replace(three_nodes(), hosts=dict.fromkeys((0, 1, 2, HEAD_NODE), "h"))
-    assert "one address" in only(Injector([fault("i", 1.0, "isolate_rank", 2, duration_s=9.0)]).due(1.0, alone)).report.detail
+    assert "the same address" in only(Injector([fault("i", 1.0, "isolate_rank", 2, duration_s=9.0)]).due(1.0, alone)).report.detail
 
 
 def test_a_rail_is_the_ranks_at_one_place_of_each_node_of_a_rack() -> None:

@@ -203,7 +203,7 @@ def test_a_step_that_never_came_is_on_record() -> None:
 
 def test_what_is_wrong_about_steps_is_refused() -> None:
     for wrong, says in (
-        ("at=step:5", "says when, and not what strikes"), ("at=soon,kinds=hang", "is no step"), ("at=step:-5,kinds=hang", "is no step"),
+        ("at=step:5", "gives a time, and no kind of fault"), ("at=soon,kinds=hang", "is no step"), ("at=step:-5,kinds=hang", "is no step"),
         ("at=step:5,kinds=hang,mtbf=5s", "contradicts mtbf"),
     ):  # fmt: skip
         with pytest.raises(ConfigError, match=says):

@@ -52,7 +52,7 @@ def test_off_plans_nothing(text: str) -> None:
         ("mtbf=15s,burst=0.5,rack_nodes=0", "chaos.rack_nodes", "at least 1"),
         ("frequency=15s", "chaos", "not a setting"),
         ("mtbf", "chaos", "not a setting"),
-        ("fleet_gpus=16384", "chaos", "not how many"),
+        ("fleet_gpus=16384", "chaos", "no number of them"),
     ],
 )
 def test_refuses_with_field_reason_and_way_out(text: str, field: str, says: str) -> None:

@@ -228,7 +228,7 @@ def test_of_several_modules_one_is_chosen_or_all_are_named(fleet: Callable[..., 
     done = fleet("export", str(tmp_path / "run"), "--format", "safetensors", "--output", "out3", "--module", "nobody")
     assert (done.code, "nobody is no module" in done.err) == (2, True)
     done = fleet("export", str(tmp_path / "run"), "--format", "safetensors", "--output", "out0")
-    assert (done.code, "is there already" in done.err) == (2, True)
+    assert (done.code, "exists already" in done.err) == (2, True)
 
 
 def test_large_weights_are_several_files_and_an_index_and_tied_ones_have_both_names(tmp_path: Path) -> None:

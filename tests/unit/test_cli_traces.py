@@ -79,7 +79,7 @@ def test_a_mapping_of_ones_own(folder: Path, tmp_path: Path) -> None:
     (tmp_path / "site.toml").write_text('start = "t"\nnode = "n"\n[components]\n')
     (tmp_path / "site.csv").write_text("t,n\n2024-01-01,a\n2024-01-03,b\n")
     shown = fleet("traces", "import", str(tmp_path / "site.csv"), "--map", str(tmp_path / "site.toml"), "--nodes", "40")
-    assert "2 faults of 40 nodes" in shown and "No column says what failed" in shown
+    assert "2 faults of 40 nodes" in shown and "No column names the failed part" in shown
 
 
 def test_a_picture_is_drawn(folder: Path, tmp_path: Path) -> None:

@@ -35,7 +35,7 @@ def test_the_third_decides() -> None:
 
 def test_two_ranks_that_differ_are_not_judged() -> None:
     decision = after_vote(vote({A: "x", B: "y"}))
-    assert decision.action == "retry" and "nobody is accused" in decision.reason
+    assert decision.action == "retry" and "no rank is accused" in decision.reason
 
 
 def test_ranks_that_differ_again_are_no_matter_of_the_hardware() -> None:

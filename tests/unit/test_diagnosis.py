@@ -70,7 +70,7 @@ def _names(rule: Callable[[LedgerSummary], TimeFinding | None], name: str) -> bo
         ({0: "c40 x60", 1: "c40 x60"}, "exposed_comm", "communication", "the reduction of gradients", "rho = 1.50"),
         ({0: "c40 d60", 1: "c40 d60"}, "data_wait", "coordination", "the feed: storage and decoding", "waits 60 ms"),
         ({0: "c40 k60", 1: "c40 k60"}, "checkpoint_stall", "coordination", "snapshots and the store", "60.0%"),
-        ({0: "c40 v60", 1: "c40 v60"}, "verify", "compute", "the defence against silent corruption", "150.0% of what the steps computed"),
+        ({0: "c40 v60", 1: "c40 v60"}, "verify", "compute", "the defence against silent corruption", "150.0% of the steps' compute"),
         (
             {0: "c40 e60", 1: "c40 e60"},
             "finish",

@@ -117,7 +117,7 @@ def test_the_api_takes_what_the_table_has() -> None:
 def test_an_order_is_taken_when_somebody_can_carry_it_out(kind: FaultKind) -> None:
     controls = ChaosControls(slots=3, nodes=2, planned=False)
     if kind.performer is None:
-        with pytest.raises(ConfigError, match="no fault that can be carried out"):
+        with pytest.raises(ConfigError, match="no fault that chaos can carry out"):
             controls.inject(kind.name, **place(kind))
     else:
         controls.inject(kind.name, **place(kind))

@@ -92,7 +92,7 @@ def test_it_grows_only_by_those_who_wait_and_only_up_to_the_world() -> None:
     three = (candidate(0), candidate(1), candidate(2))
     waiting = (candidate(3, None, in_view=False), candidate(4, None, in_view=False))
     assert slots(POLICY.grow(situation(*three, *waiting), SETTLE_S).members) == [0, 1, 2, 3]
-    assert POLICY.grow(situation(*three), 0.0).decision.reason == "nobody to add"
+    assert POLICY.grow(situation(*three), 0.0).decision.reason == "no rank to add"
     assert POLICY.grow(situation(*three, *waiting, world=3), 0.0).decision.reason == "the world is full"
 
 

@@ -156,11 +156,11 @@ class Odd(LocalFiles):
 @pytest.mark.parametrize(
     ("wrong", "operation", "detail"),
     [
-        ({"read": b"other"}, "read", "other bytes came back"),
+        ({"read": b"other"}, "read", "returned other bytes"),
         ({"read": PermissionError(errno.EACCES, "no reading")}, "read", "no reading"),
         ({"sizes": {}}, "list", "is not listed"),
         ({"remove": PermissionError(errno.EACCES, "no deleting")}, "delete", "no deleting"),
-        ({"size": 64}, "delete", "still there"),
+        ({"size": 64}, "delete", "still exists"),
         ({"read": ValueError("a client's own error")}, "read", "a client's own error"),
     ],
 )

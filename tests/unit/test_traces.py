@@ -286,7 +286,7 @@ def test_what_is_no_log_is_refused(text: str, asked: dict, says: str) -> None:
     [
         ("start = ", "no TOML"),
         ('begin = "x"', "no such setting"),
-        ('node = "x"', "no column says when"),
+        ('node = "x"', "no column has the time"),
         ("start = 5", "it takes"),
         ('start = "x"\nduration_unit = "fortnight"', "no unit of time"),
         ('start = "x"\n[components]\nsun = "spots"', "no component of the fault catalogue"),
@@ -320,9 +320,9 @@ def test_an_imported_log_comes_back_from_its_trace() -> None:
 
 
 def test_a_trace_without_exposure_cannot_be_fitted() -> None:
-    with pytest.raises(ConfigError, match="what time and which nodes"):
+    with pytest.raises(ConfigError, match="the time and the nodes"):
         from_trace(read_trace(as_text([FleetTraceRow(Fault("a", 1.0, "gpu", "kill_rank", slot=1))])))
-    with pytest.raises(ConfigError, match="was changed"):
+    with pytest.raises(ConfigError, match="were changed"):
         from_trace(read_trace(as_trace(read_log(lanl(20))).replace(" nodes from", " from")))
 
 

@@ -1,1 +1,1 @@
-"""Traces: what struck a fleet, read from the logs that people keep, and the rates and habits that follow from it."""
+"""Traces: faults of a fleet, read from its logs, and the rates and habits that follow from them."""

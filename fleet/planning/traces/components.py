@@ -1,4 +1,4 @@
-"""From the words of a log to the components of the fault catalogue. What no word says is unknown, and counted as that."""
+"""From the words of a log to the components of the fault catalogue. A cause without a known word counts as unknown."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ from fleet.errors import ConfigError
 from fleet.protocol.fault_kinds import KIND_OF_COMPONENT
 
 IGNORE = "ignore"
-"""Stands for a cause that is no fault: a job that was cancelled, or came to its end."""
+"""Stands for a cause that is no fault: a job that was cancelled, or ended well."""
 UNKNOWN = "host_parts"
-"""What a fault of an unknown cause is taken for: its node is lost. It is counted as unknown besides."""
+"""A fault of an unknown cause counts as this component: its node is lost. It also counts as unknown."""
 
 WORDS: tuple[tuple[str, str], ...] = (
     ("maintenance", "host_maintenance"), ("scheduled", "host_maintenance"), ("upgrade", "host_maintenance"),
@@ -28,7 +28,7 @@ WORDS: tuple[tuple[str, str], ...] = (
     ("node", "host_parts"), ("board", "host_parts"), ("psu", "host_parts"), ("chassis", "host_parts"), ("fan", "host_parts"),
     ("host", "host_parts"), ("bios", "host_parts"), ("scsi", "host_parts"),
 )  # fmt: skip
-"""(what stands in a cause, component). The first that is found counts; short ones must be words of their own."""
+"""(word in a cause, component). The first word found counts; a short one must be a word of its own."""
 SHORT = 4
 
 
@@ -40,7 +40,7 @@ def check(name: str, where: str) -> str:
 
 
 def component_of(said: str) -> str:
-    """The component for a cause as a log says it, or "" when the words above do not have it."""
+    """The component for a cause in a log's words, or "" when the words above do not have it."""
     text = " ".join(said.lower().replace("_", " ").split())
     if said in KIND_OF_COMPONENT:
         return said

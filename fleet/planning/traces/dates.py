@@ -1,7 +1,7 @@
-"""Times as logs write them, as seconds since 1970. A time that names no zone is in the one that the log's mapping names, else in UTC.
+"""Times of logs, as seconds since 1970. A time without a zone has the zone of the log's mapping, else UTC.
 
-When clocks are put back, an hour comes twice: its times are taken for the first one. When they are put forward, an hour never comes: its
-times count on from the hour before, so that 02:30 is 03:30. Both are ``fold=0`` of PEP 495, and told to those who ask for a moment.
+When clocks are put back, an hour comes twice: its times count as the first one. When clocks are put forward, an hour never comes: its times
+count on from the hour before, so that 02:30 is 03:30. Both are ``fold=0`` of PEP 495, and the findings on a log's times name them.
 """
 
 from __future__ import annotations
@@ -21,17 +21,19 @@ FORMATS = (
     "%d.%m.%Y %H:%M:%S", "%d-%b-%Y %H:%M", "%d-%b-%Y %H:%M:%S", "%b %d %Y %H:%M:%S", "%Y/%m/%d %H:%M", "%Y/%m/%d %H:%M:%S",
     "%m/%d/%Y", "%d/%m/%Y", "%d.%m.%Y",
 )  # fmt: skip
-"""What is tried, in this order, after ISO 8601 and numbers. Month first, as the published logs have it."""
+"""Forms to try, in this order, after ISO 8601 and numbers. Month first, as in the published logs."""
 NEVER = ("", "unknown", "none", "null", "n/a", "nan", "-", "current")
-"""How logs write that there is no time."""
+"""Words in logs for a missing time."""
 UNITS = {"s": 1.0, "sec": 1.0, "seconds": 1.0, "min": 60.0, "minutes": 60.0, "h": 3600.0, "hours": 3600.0, "days": 86_400.0, "ms": 1e-3}
 _NUMBERS = (UNIX, UNIX_MS, SECONDS)
 _CLOCK = re.compile(r"(?:(\d+)-)?(\d+):(\d\d)(?::(\d\d(?:\.\d+)?))?")
 
 
 class LogTime(NamedTuple):
-    """A time of a log. ``at_s``: seconds since 1970. ``other_s``: what it may mean as well: of a time that came twice the second one, of
-    one that never came the one before the clock's jump; else ``at_s`` itself."""
+    """A time of a log. ``at_s``: seconds since 1970. ``other_s``: its other possible meaning, else ``at_s`` itself.
+
+    For a time that came twice it is the second one. For a time that never came it is the one before the clock's jump.
+    """
 
     at_s: float
     other_s: float
@@ -48,7 +50,7 @@ class LogTime(NamedTuple):
 
 
 NO_LOG_TIME = LogTime(math.nan, math.nan)
-"""Where a log says nothing of a time."""
+"""The value where a log has no time."""
 
 
 def reader(form: str, zone: tzinfo = UTC) -> Callable[[str], LogTime]:
@@ -79,7 +81,7 @@ def zone_of(name: str, where: str) -> tzinfo:
     except (ZoneInfoNotFoundError, ValueError, OSError) as error:
         way_out = 'Write one such as zone = "Europe/Berlin".'
         if not available_timezones():
-            way_out = "This host has no database of zones: install tzdata, of its system or of PyPI."
+            way_out = "This host has no database of zones: install tzdata, from the system or from PyPI."
         raise ConfigError(where, name, "is no zone that this host knows", way_out) from error
 
 
@@ -101,7 +103,7 @@ def given(text: str) -> bool:
 
 
 def fitting(texts: Iterable[str]) -> list[str]:
-    """The forms that all ``texts`` have, the likeliest first."""
+    """The forms that fit all ``texts``, the likeliest first."""
     sample = [text.strip() for text in texts if given(text)]
     if not sample:
         return []
@@ -120,7 +122,7 @@ def _reads(form: str, text: str) -> bool:
 
 
 def lasting(text: str, unit: float) -> float:
-    """Seconds of a length: a number in ``unit`` seconds, or Slurm's [days-]hours:minutes:seconds. Raises ValueError."""
+    """Seconds of a duration: a number in ``unit`` seconds, or Slurm's [days-]hours:minutes:seconds. Raises ValueError."""
     found = _CLOCK.fullmatch(text)
     if found is None:
         return _finite(float(text)) * unit
@@ -131,7 +133,7 @@ def lasting(text: str, unit: float) -> float:
 
 
 def moment(text: str, where: str, zone: tzinfo = UTC) -> float:
-    """A time that a user gives, as a log would. Raises ConfigError, also when its hour came twice or never: a user can say which."""
+    """A user's time, in the form of a log. Raises ConfigError, also when its hour came twice or never: the user can name its zone."""
     try:
         found = reader(ISO, zone)(text)
     except (ValueError, OverflowError) as error:
@@ -144,7 +146,7 @@ def moment(text: str, where: str, zone: tzinfo = UTC) -> float:
 
 
 def shown(at_s: float) -> str:
-    """``2003-06-01 14:23``, in UTC; seconds where the log counts from a beginning of its own."""
+    """``2003-06-01 14:23``, in UTC; seconds where the log counts from its own beginning."""
     if at_s < 1e8:
         return f"{at_s:.0f} s"
     return datetime.fromtimestamp(at_s, UTC).strftime("%Y-%m-%d %H:%M")

@@ -1,4 +1,4 @@
-"""The file that ``fleet traces fit`` writes, and that plan, simulate, run and rehearse take as ``--faults``: how often what fails. JSON."""
+"""The file that ``fleet traces fit`` writes, and that plan, simulate, run and rehearse take as ``--faults``: rates by component. JSON."""
 
 from __future__ import annotations
 
@@ -23,26 +23,26 @@ class ComponentFaults:
     """Faults of one component."""
 
     mttf_hours: float = fields.setting(0.0, "Node-hours for each fault.", above=0)
-    faults: int = fields.setting(0, "How many were counted.")
-    low_hours: float = fields.setting(0.0, "From where on the 95% interval of mttf_hours is.", least=0)
-    high_hours: float | None = fields.setting(None, "Its end; None: it has none.")
+    faults: int = fields.setting(0, "The number of counted faults.")
+    low_hours: float = fields.setting(0.0, "The low end of the 95% interval of mttf_hours.", least=0)
+    high_hours: float | None = fields.setting(None, "Its high end; None: it has none.")
     shape: float | None = fields.setting(
-        None, "Of the Weibull law of times between them, where it is better; None: exponential.", least=0.1, most=20
+        None, "Shape of the Weibull law of times between faults, where it fits better; None: exponential.", least=0.1, most=20
     )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FittedFaults:
-    """What a log came to."""
+    """The rates that a log gave."""
 
     components: Mapping[str, ComponentFaults]
     source: str = ""
-    nodes: int = fields.setting(1, "Of the fleet.", least=1)
-    node_hours: float = fields.setting(0.0, "In which faults would have been seen.", least=0)
-    repair_hours: float | None = fields.setting(None, "Until a node is back, the mean; None: the log does not say.", above=0)
-    burst: float = fields.setting(0.0, "Share of faults that draw others along.", least=0, most=1)
-    lemon_share: float = fields.setting(0.0, "Of nodes that fail more often than the others.", least=0, most=1)
-    lemon_factor: float = fields.setting(1.0, "How many times as often.", least=1)
+    nodes: int = fields.setting(1, "Nodes of the fleet.", least=1)
+    node_hours: float = fields.setting(0.0, "Node-hours in which the log would have faults.", least=0)
+    repair_hours: float | None = fields.setting(None, "Mean time until a node is back; None: the log does not have it.", above=0)
+    burst: float = fields.setting(0.0, "Share of faults that are followed by others.", least=0, most=1)
+    lemon_share: float = fields.setting(0.0, "Share of nodes that fail more often than the others.", least=0, most=1)
+    lemon_factor: float = fields.setting(1.0, "How many times as often they fail.", least=1)
     about: Mapping[str, Any] = field(default_factory=dict)
 
     @property
@@ -56,10 +56,10 @@ class FittedFaults:
 
 
 def load_faults(path: Path | str, setting: str = "--faults") -> FittedFaults:
-    """What a file says, or its text (of more than one line).
+    """The rates of a file, or of its text (of more than one line).
 
     Raises:
-        ConfigError: it cannot be read, is no such file or one of a newer version, or a number in it is impossible.
+        ConfigError: the file cannot be read, is of another kind or of a newer version, or has an impossible number.
     """
     text = text_of(path, setting)
     named = "faults" if text == path else str(path)
@@ -73,7 +73,7 @@ def load_faults(path: Path | str, setting: str = "--faults") -> FittedFaults:
         raise ConfigError(setting, data[MARK], f"is no version of {named} that this Fleet reads: {VERSION}", "Fit the log again.")
     parts = data.get("components")
     if not isinstance(parts, dict) or not parts:
-        raise ConfigError(f"{setting} components", parts, "names no component that fails", "Fit a log with a fault at least.")
+        raise ConfigError(f"{setting} components", parts, "names no component that fails", "Fit a log with at least one fault.")
     known = {name: _component(f"{setting} components.{name}", name, each) for name, each in parts.items()}
     given = {name: value for name, value in data.items() if name != MARK} | {"components": known}
     return fields.read(FittedFaults, given, f"{setting} ")

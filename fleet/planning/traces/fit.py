@@ -1,4 +1,4 @@
-"""From a log to what it says: rates with intervals, laws of lives and of repairs, bursts, repeat offenders, trend."""
+"""From a log to its figures: rates with intervals, laws of lives and of repairs, bursts, repeat offenders, trend."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from fleet.planning.traces.lives import EXPONENTIAL, LAWS, WEIBULL, Floats, inte
 from fleet.simulation.rng import derive_seed
 
 LEAST_LIVES = 20
-"""With fewer lives whose end was seen no law is fitted: any would do."""
+"""No law is fitted to fewer lives with a known end: any law would fit."""
 LEAST_SHAPE, MOST_SHAPE = 0.1, 20.0
 """Shapes that chaos draws with."""
 MINUTE_S = 60.0
@@ -32,8 +32,8 @@ MINUTE_S = 60.0
 
 @dataclass(frozen=True, slots=True)
 class ComponentRate:
-    """Faults of one component. ``mttf_hours``: node-hours for each; ``low_hours`` and ``high_hours`` its exact 95% interval of a Poisson
-    count (Garwood 1936, Biometrika 28), ``share`` of all faults."""
+    """Faults of one component. ``mttf_hours``: node-hours for each. ``low_hours`` and ``high_hours``: its exact 95% interval of a Poisson
+    count (Garwood 1936, Biometrika 28). ``share``: of all faults."""
 
     component: str
     faults: int
@@ -46,7 +46,7 @@ class ComponentRate:
 @dataclass(frozen=True, slots=True)
 class LawFit:
     """One law by maximum likelihood. ``parameters``: name -> (value, low, high), 95% intervals. ``aic``: Akaike's, the least is best.
-    ``distance``: the largest between the law and what was seen; ``p``: how often chance alone gives more; None where it was not asked."""
+    ``distance``: the largest one between the law and the lives. ``p``: how often chance alone gives a larger one; None: not computed."""
 
     law: str
     parameters: Mapping[str, tuple[float, float, float]]
@@ -59,7 +59,7 @@ class LawFit:
 
 @dataclass(frozen=True, slots=True)
 class Lives:
-    """Times and their laws, the best first. ``seen`` of them ended, ``censored`` were still going on when the log ended."""
+    """Times and their laws, the best first. ``seen`` of them ended, ``censored`` were still open when the log ended."""
 
     seen: int
     censored: int
@@ -79,8 +79,8 @@ class Lives:
 
 @dataclass(frozen=True, slots=True)
 class TraceFit:
-    """All that is said of a log. ``between``: times between faults of a node, of all components ("all") and of each; of the whole cluster
-    where ``of_nodes`` is false, as nodes are not named. ``repairs``: how long nodes were away."""
+    """All figures of a log. ``between``: times between faults of a node, of all components ("all") and of each. Where ``of_nodes`` is
+    false, the log names no nodes, and the times are of the whole cluster. ``repairs``: how long nodes were away."""
 
     source: str
     log: Log
@@ -95,7 +95,7 @@ class TraceFit:
     dispersion: float
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain data for JSON; what is not finite is None."""
+        """Plain data for JSON; a number that is not finite is None."""
         log, said = self.log, dataclasses.asdict(dataclasses.replace(self, log=None))  # type: ignore[arg-type]
         said["log"] = {
             "rows": log.rows, "faults": len(log.entries), "nodes": log.nodes,
@@ -126,7 +126,7 @@ class TraceFit:
 
 
 def fit(log: Log, source: str = "", seed: int = 0) -> TraceFit:
-    """What a log says. Pure: the same log and seed give the same figures."""
+    """The figures of a log. Pure: the same log and seed give the same figures."""
     counted = Counter(entry.component for entry in log.entries)
     rates = tuple(rate(name, counted[name], log) for name, _ in counted.most_common())
     clusters = habits.by_group(log)
@@ -154,13 +154,13 @@ def rate(component: str, faults: int, log: Log) -> ComponentRate:
 
 
 def count_interval(count: int, sure: float = 0.95) -> tuple[float, float]:
-    """The mean of a Poisson count lies between these (Garwood 1936)."""
+    """Bounds of the mean of a Poisson count (Garwood 1936)."""
     rest = (1 - sure) / 2
     return (float(chi2.ppf(rest, 2 * count)) / 2 if count else 0.0), float(chi2.isf(rest, 2 * count + 2)) / 2
 
 
 def _repairs(log: Log, rng: np.random.Generator) -> Lives | None:
-    """How long nodes were away, of those faults that say it. Logs count in minutes, so that 0 is half of one."""
+    """How long nodes were away, from faults that have it. Logs count in minutes, so that 0 stands for half a minute."""
     lasted = np.array([entry.repair_s for entry in log.entries if entry.repair_s is not None])
     if not len(lasted):
         return None
@@ -186,9 +186,9 @@ def _between(entries: Sequence[LogEntry], log: Log, of_nodes: bool, rng: np.rand
 
 
 def times_between(entries: Sequence[LogEntry], log: Log, of_nodes: bool) -> tuple[Floats, Floats, Floats]:
-    """(times between faults of a node or a cluster, whether each ended, how long it could have been seen).
+    """(times between faults of a node or a cluster, whether each ended, how long the log could have shown it).
 
-    The first of each node begins at its first fault, as nobody knows how old the node was before; the last is cut off by the log's end.
+    A node's first time begins at its first fault: its age before that is unknown. Its last time is cut off by the log's end.
     """
     if not entries:
         return np.zeros(0), np.zeros(0), np.zeros(0)
@@ -205,7 +205,7 @@ def times_between(entries: Sequence[LogEntry], log: Log, of_nodes: bool) -> tupl
     owner, times, ends = owner[order], times[order], ends[order]
     seen = np.concatenate((owner[1:] == owner[:-1], [False]))
     until = np.where(seen, np.concatenate((times[1:], [0.0])), ends)
-    least = 0.5 * (MINUTE_S if np.all(times % MINUTE_S == 0) else 1.0)  # two in one minute were apart by half of it, about
+    least = 0.5 * (MINUTE_S if np.all(times % MINUTE_S == 0) else 1.0)  # two faults in one minute were about half a minute apart
     lives, limits = until - times, ends - times
     kept = seen | (lives > least)
     return np.maximum(lives[kept], least), seen[kept].astype(float), np.maximum(limits[kept], least)

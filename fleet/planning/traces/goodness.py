@@ -1,8 +1,9 @@
-"""Whether lives follow a law: the largest distance between them and the law (Kolmogorov, Smirnov), and how often chance alone gives more.
+"""Whether lives follow a law: the largest distance between them and the law (Kolmogorov, Smirnov), and how often chance gives a larger one.
 
-The law's parameters come from the same lives, so that no table of the distance holds: samples of the same size are drawn from the fitted
-law, censored where the real lives could have been, fitted anew, and their distances compared (parametric bootstrap; Stute, Gonzales
-Manteiga & Presedo Quindimil 1993, Metrika 40). What is compared with the law is the estimate of Kaplan and Meier.
+The law's parameters come from the same lives, so that no table of the distance holds. The test draws samples of the same size from the
+fitted law, and censors them where the real lives could have been. It fits them anew and compares their distances. That is a parametric
+bootstrap (Stute, Gonzales Manteiga & Presedo Quindimil 1993, Metrika 40). The lives' side of the distance is the estimate of Kaplan and
+Meier.
 """
 
 from __future__ import annotations
@@ -15,11 +16,11 @@ from scipy import stats
 from fleet.planning.traces.lives import LAWS, Floats
 
 AGAIN, MOST_LIVES = 99, 400
-"""Samples that are drawn, and lives of each: of more lives these many are taken, so that the test takes no longer."""
+"""The number of samples, and the lives of each. Of more lives the test takes so many, to bound its time."""
 
 
 def distance(law: str, lives: Floats, seen: Floats, first: float, second: float) -> float:
-    """The largest distance between the law and the lives' own distribution, at the lives whose end was seen."""
+    """The largest distance between the law and the lives' own distribution, at the lives with a known end."""
     kept = stats.ecdf(stats.CensoredData.right_censored(lives, seen == 0)).sf
     after, times = kept.probabilities, kept.quantiles
     before = np.concatenate(([1.0], after[:-1]))
@@ -28,12 +29,12 @@ def distance(law: str, lives: Floats, seen: Floats, first: float, second: float)
 
 
 def probability(law: str, lives: Floats, seen: Floats, limits: Floats, rng: np.random.Generator) -> float:
-    """How often lives that do follow the law are as far from it: below 0.05 they hardly do.
+    """How often lives that follow the law are as far from it; below 0.05 the lives hardly follow it.
 
     Args:
         law: name.
         lives, seen: [lives], see :mod:`fleet.planning.traces.lives`.
-        limits: how long each life could have been seen at most; inf: for ever.
+        limits: the longest that the log could have shown of each life; inf: no limit.
         rng: of the samples.
     """
     if len(lives) > MOST_LIVES:

@@ -1,4 +1,4 @@
-"""What a rate does not say: bursts, nodes that fail again and again, and whether it all gets better or worse."""
+"""Habits that a rate does not show: bursts, nodes that fail again and again, and a trend."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from fleet.planning.traces.importing import Log, LogCluster, LogEntry
 from fleet.planning.traces.lives import Floats
 
 SURE = 0.01
-"""Significance of every verdict here; of nodes together (Bonferroni)."""
+"""Significance of every verdict here; for nodes, of all nodes together (Bonferroni)."""
 BURST_SHARE, LEAST_BURST_S, MOST_BURST_S = 0.05, 60.0, 3600.0
 """Faults of a burst follow one another within this share of the mean time between faults of their cluster, and within these bounds."""
 BLOCKS = 24
-"""Into so many parts of time a log is cut, so that a busy year is not taken for a burst."""
+"""A log is cut into so many parts of time, so that a busy year does not look like a burst."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,11 +28,11 @@ class Bursts:
     """Faults of other nodes soon after a fault.
 
     Attributes:
-        within_s: how soon.
-        followed, expected: faults that came so soon after one of another node of their cluster, and how many would by chance.
+        within_s: the longest time between them.
+        followed, expected: faults so soon after one of another node of their cluster, and their expected number by chance.
         p: probability of so many by chance.
-        share: of faults, or bursts, that draw others along beyond chance; ``mean_s`` until each of those.
-        count, largest, largest_line: bursts of two nodes or more; nodes of the largest, and the line where it begins.
+        share: of faults, or bursts, that are followed by others beyond chance; ``mean_s``: mean time until each of those.
+        count: bursts of two nodes or more; ``largest``, ``largest_line``: the nodes and the first line of the largest one.
     """
 
     within_s: float
@@ -53,7 +53,7 @@ class Bursts:
 
 @dataclass(frozen=True, slots=True)
 class Offender:
-    """A node that failed more often than its like."""
+    """A node that failed more often than similar nodes."""
 
     node: str
     faults: int
@@ -63,7 +63,7 @@ class Offender:
 
 @dataclass(frozen=True, slots=True)
 class Offenders:
-    """Repeat offenders. ``share`` of all nodes; ``factor``: how many times as often they fail as the others; ``faults``: their share."""
+    """Repeat offenders. ``share``: of all nodes. ``factor``: how many times as often they fail as the others. ``faults``: their share."""
 
     nodes: tuple[Offender, ...]
     share: float
@@ -73,8 +73,11 @@ class Offenders:
 
 @dataclass(frozen=True, slots=True)
 class Trend:
-    """Whether faults become more (``lewis_robinson`` > 0) or fewer (< 0) with time, and the ``p`` of that: Laplace's statistic over the
-    spread of the times between faults, which bursts do not mislead; about standard normal of a steady stream."""
+    """Whether faults become more (``lewis_robinson`` > 0) or fewer (< 0) with time, and the ``p`` of that.
+
+    It is Laplace's statistic over the spread of the times between faults, so that bursts do not mislead it. For a steady stream it is about
+    standard normal.
+    """
 
     lewis_robinson: float
     p: float
@@ -104,7 +107,7 @@ def by_group(log: Log) -> dict[str, list[LogEntry]]:
 
 
 def bursts(log: Log, clusters: Parts) -> Bursts | None:
-    """Of all clusters together; None where nodes are not named, or faults are too few."""
+    """Bursts of all clusters together; None where nodes are not named, or faults are too few."""
     parts = [_bursts(entries, log.groups[name]) for name, entries in clusters.items() if len(entries) >= 10]
     named = sum(bool(entry.node) for entry in log.entries)
     if not parts or named < 0.5 * len(log.entries):
@@ -161,8 +164,8 @@ def _bursts(entries: Sequence[LogEntry], group: LogCluster) -> _Part:
 
 
 def offenders(log: Log, clusters: Parts) -> Offenders:
-    """Nodes whose faults are more than chance gives any of them. Each is compared with the middle node of its cluster, which a few bad
-    ones do not move, and with the mean of the cluster where most of its nodes never failed."""
+    """Nodes with more faults than chance gives any node. Each is compared with the middle node of its cluster, which a few bad nodes do not
+    move. Where most nodes of a cluster never failed, it is compared with the cluster's mean."""
     found: list[Offender] = []
     nodes, all_faults = max(1, log.nodes), sum(1 for entry in log.entries if entry.node)
     for name, entries in clusters.items():
@@ -181,7 +184,7 @@ def offenders(log: Log, clusters: Parts) -> Offenders:
 
 
 def _usual(counts: Sequence[int], size: int) -> float:
-    """Faults of an ordinary node: the mean of those that are left when the highest are taken away, until it does not change."""
+    """Faults of an ordinary node: the mean of the rest when the highest counts are taken away, until it does not change."""
     values = np.sort(np.concatenate((np.array(counts, dtype=float), np.zeros(max(0, size - len(counts))))))
     mean = max(float(values.mean()), 1e-12)
     for _ in range(20):
@@ -197,8 +200,10 @@ def _usual(counts: Sequence[int], size: int) -> float:
 
 
 def trend(log: Log, clusters: Parts) -> Trend | None:
-    """Of all clusters together, each in its own time; None with fewer than ten faults. Laplace's statistic adds up over clusters: it is
-    the sum of (t - T/2) over sqrt(n T^2 / 12)."""
+    """The trend of all clusters together, each in its own time; None with fewer than ten faults.
+
+    Laplace's statistic adds up over clusters: it is the sum of (t - T/2) over sqrt(n T^2 / 12).
+    """
     above, counted, gaps = 0.0, 0, list[Floats]()
     for name, entries in clusters.items():
         group = log.groups[name]
@@ -216,7 +221,7 @@ def trend(log: Log, clusters: Parts) -> Trend | None:
 
 
 def dispersion(log: Log, clusters: Parts) -> float:
-    """Variance over mean of the counts of equal stretches of time, of which each holds some faults: 1 for independent ones."""
+    """Variance over mean of the counts of equal stretches of time, each with some faults: 1 for independent faults."""
     ratios: list[tuple[float, int]] = []
     for name, entries in clusters.items():
         group = log.groups[name]

@@ -1,4 +1,4 @@
-"""A log becomes a trace: every row is a fault, or is counted with the reason and the line. Nothing is dropped silently."""
+"""A log becomes a trace: every row is a fault, or is counted with the reason and the line. No row is dropped silently."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from fleet.protocol.types import Fault
 
 
 class FoundKind(StrEnum):
-    """What is found in a log. The second word of each says what became of the row."""
+    """Kinds of findings in a log. The second part of each names the effect on the row."""
 
     UNREADABLE = "unreadable, left out"
     NO_TIME = "no time, left out"
@@ -43,20 +43,20 @@ class FoundKind(StrEnum):
 
 
 LEFT_OUT = (FoundKind.UNREADABLE, FoundKind.NO_TIME, FoundKind.DUPLICATE, FoundKind.STEP, FoundKind.NO_FAULT, FoundKind.OUTSIDE)
-"""Rows that are no fault of the trace. All others are."""
+"""Rows that are not faults of the trace. All other rows are."""
 GAP_CHANCE = 1e-3
-"""A gap is longer than the longest of a steady log would be, but once in a thousand logs."""
+"""A gap is longer than the longest one of a steady log, but for one log in a thousand."""
 UNORDERED = 0.05
-"""A log of which a larger share of rows goes back in time is in no order of time: then each node's own rows are looked at."""
+"""A log with a larger share of rows that go back in time is in no order of time. Then each node's own rows are checked."""
 FEW = 3
-"""So many rows may go back in any log that is in order."""
+"""So many rows may go back in a log that is in order."""
 DISAGREE_S, DISAGREE_SHARE = 90.0, 0.05
 """Durations that differ from their end by more than both of these disagree: minutes are rounded."""
 
 
 @dataclass(frozen=True, slots=True)
 class LogFinding:
-    """Something about one line of the log."""
+    """A finding about one line of the log."""
 
     what: FoundKind
     line: int
@@ -82,7 +82,7 @@ class LogEntry:
 
 @dataclass(frozen=True, slots=True)
 class LogCluster:
-    """A cluster of the log: its nodes, and the time in which its faults were written down, in seconds since 1970."""
+    """A cluster of the log: its nodes, and the time in which its faults were recorded, in seconds since 1970."""
 
     nodes: int
     began_s: float
@@ -96,7 +96,7 @@ class LogCluster:
 
 @dataclass(frozen=True, slots=True)
 class Log:
-    """An imported log. ``exposure_node_s``: node-seconds in which faults would have been seen, and ``exposure_of`` how that is known."""
+    """An imported log. ``exposure_node_s``: node-seconds in which the log would have faults; ``exposure_of``: the source of that."""
 
     entries: tuple[LogEntry, ...]
     findings: tuple[LogFinding, ...]
@@ -115,12 +115,12 @@ class Log:
 
     @property
     def began_s(self) -> float:
-        """The first moment."""
+        """The log's first moment."""
         return min(group.began_s for group in self.groups.values())
 
     @property
     def ended_s(self) -> float:
-        """The last one."""
+        """The log's last moment."""
         return max(group.ended_s for group in self.groups.values())
 
     def group_of(self, node: str) -> str:
@@ -129,22 +129,22 @@ class Log:
         return name if name in self.groups else next(iter(self.groups))
 
     def counts(self) -> dict[str, int]:
-        """How often each thing was found."""
+        """The number of findings of each kind."""
         counted = Counter(finding.what for finding in self.findings)
         return {what.value: counted[what] for what in FoundKind if counted[what]}
 
 
 def read_log(text: str, mapping: LogMapping | None = None, *, nodes: int = 0, since: str = "", until: str = "") -> Log:
-    """The faults that a log tells of.
+    """The faults of a log.
 
     Args:
         text: CSV (comma, semicolon, tab or bar between columns, with a line of names), or JSON lines.
-        mapping: what its columns mean; None: guessed.
-        nodes: of the fleet, all clusters together; 0: what the log says, else the nodes that it names.
+        mapping: the meaning of its columns; None: guessed.
+        nodes: of the fleet, all clusters together; 0: the log's own number, else the nodes that it names.
         since, until: the time that the log covers, in its zone; "": from its first fault to its last.
 
     Raises:
-        ConfigError: the log has no rows, its columns are not understood, or no row of it is a fault.
+        ConfigError: the log has no rows, its columns have no known meaning, or none of its rows is a fault.
     """
     columns, rows, broken = _table(text)
     found = understood(mapping, columns, [cells for _, cells in rows])
@@ -180,7 +180,7 @@ Line = tuple[int, Sequence[str]]
 
 def _table(text: str) -> tuple[tuple[str, ...], list[Line], list[LogFinding]]:
     """(columns, rows with their lines, lines that cannot be read)."""
-    lines = text.lstrip("\ufeff").split("\n")  # and at nothing else: other marks may stand within a cell
+    lines = text.lstrip("\ufeff").split("\n")  # at no other mark: others may stand within a cell
     first = next((line for line in lines if line.strip()), "")
     if not first:
         raise ConfigError("FILE", "", "it is empty", "A log has a line of names, and a row for each fault.")
@@ -234,7 +234,7 @@ def _objects(lines: Sequence[str]) -> tuple[tuple[str, ...], list[Line], list[Lo
 
 
 class _Reading:
-    """Rows of one log, and what is found in them."""
+    """Rows of one log, and the findings in them."""
 
     def __init__(self, mapping: LogMapping, columns: Sequence[str]) -> None:
         place = {name: number for number, name in enumerate(columns)}
@@ -252,7 +252,7 @@ class _Reading:
         self.span_s: tuple[float, float] | None = None
 
     def entry(self, line: int, cells: Sequence[str]) -> LogEntry | None:
-        """The fault that a row tells of, or None."""
+        """The fault of a row, or None."""
         if self.mapping.jobs and "." in self._text(cells, "job"):
             self._note(FoundKind.STEP, line)
             return None
@@ -280,12 +280,12 @@ class _Reading:
         return LogEntry(at_s, self._name(cells), component if component in KIND_OF_COMPONENT else components.UNKNOWN, shown, repair_s, line)
 
     def exposure(self) -> tuple[float, str]:
-        """Node-seconds of all jobs, where the log has those that went well, too."""
+        """Node-seconds of all jobs, where the log also has jobs that went well."""
         return (self._job_node_s, "hours of all jobs") if self._well and self._job_node_s else (0.0, "")
 
     @property
     def failed_jobs_only(self) -> bool:
-        """A log of jobs without any that went well."""
+        """Whether it is a log of jobs without any that went well."""
         return self.mapping.jobs and self._jobs > 0 and not self._well
 
     def _note(self, what: FoundKind, line: int, detail: str = "") -> None:
@@ -295,7 +295,7 @@ class _Reading:
         return cells[self._at[part]].strip() if self._at[part] >= 0 else ""
 
     def _times(self, line: int, cells: Sequence[str]) -> tuple[float | None, float | None, list[LogFinding]]:
-        """(beginning, end, what is in doubt of them). An end whose first hour would be before its beginning was in the second."""
+        """(beginning, end, doubts about them). An end whose first hour would be before its beginning was in the second."""
         begin, end = self._moment(line, cells, "start"), self._moment(line, cells, "end")
         late = begin is not None and end is not None and end.came_twice and end.at_s < begin.at_s
         doubts = (self._doubt(line, cells, "start", begin, False), self._doubt(line, cells, "end", end, late))
@@ -303,14 +303,14 @@ class _Reading:
         return None if begin is None else begin.at_s, end_s, [doubt for doubt in doubts if doubt is not None]
 
     def _doubt(self, line: int, cells: Sequence[str], part: str, found: dates.LogTime | None, late: bool) -> LogFinding | None:
-        """Words about a time whose hour came twice or never. ``late``: the second hour counts."""
+        """The finding on a time whose hour came twice or never. ``late``: the second hour counts."""
         if found is None or not (found.came_twice or found.never_came):
             return None
         twice = FoundKind.TWICE_LATE if late else FoundKind.TWICE
         return LogFinding(twice if found.came_twice else FoundKind.NEVER, line, self._text(cells, part))
 
     def _moment(self, line: int, cells: Sequence[str], part: str) -> dates.LogTime | None:
-        """The time in a column; NaN where there is none, None where it cannot be read and the row has been counted for it."""
+        """The time in a column; NaN where there is none; None where it cannot be read, and a finding counts the row."""
         text = self._text(cells, part)
         if not dates.given(text):
             return dates.NO_LOG_TIME
@@ -325,11 +325,11 @@ class _Reading:
         return "end" if self.mapping.jobs or not self.mapping.start else "start"
 
     def _said(self, cells: Sequence[str]) -> tuple[str, str]:
-        """(column, what it says) of the cause: the first that says anything."""
+        """(column, text) of the cause: the first column that is not empty."""
         return next(((name, cells[place].strip()) for name, place in self._cause if cells[place].strip()), ("", ""))
 
     def _component(self, name: str, said: str) -> str:
-        """Looked up once for each cause: first what the mapping says of it, then of its category, then by its words."""
+        """The component, looked up once for each cause: first the mapping's entry for it, then that for its category, then its words."""
         if (name, said) not in self._known:
             known = self.mapping.components
             exact = known.get(said.lower()) or known.get(said.lower().partition(" ")[0]) or known.get(name.lower())
@@ -365,7 +365,7 @@ class _Reading:
         return alone if alone and not set(alone) & set("[,") and alone != "None assigned" else ""
 
     def _size(self, cells: Sequence[str]) -> None:
-        """How many nodes the row says its cluster has."""
+        """Take the row's number of nodes of its cluster."""
         if self._at["nodes"] >= 0:
             text, group = self._text(cells, "nodes"), self._text(cells, "group")
             self.sizes[group] = max(self.sizes.get(group, 0), int(text) if text.isdigit() else 0)
@@ -387,7 +387,7 @@ class _Reading:
 
 
 class _Window:
-    """The time that a log covers, as far as the user says: dates in ``zone``. Raises ConfigError."""
+    """The time that a log covers, as far as the user gives it: dates in ``zone``. Raises ConfigError."""
 
     def __init__(self, since: str, until: str, zone: tzinfo) -> None:
         self._begin_s = dates.moment(since, "--since", zone) if since else -math.inf
@@ -396,19 +396,19 @@ class _Window:
             raise ConfigError("--until", until, f"it is not after --since {since}")
 
     def sifted(self, entries: Sequence[LogEntry]) -> tuple[list[LogEntry], list[LogFinding]]:
-        """(those inside, findings of the others)."""
+        """(entries inside, findings of the others)."""
         inside = [entry for entry in entries if self._begin_s <= entry.at_s <= self._end_s]
         outside = [entry for entry in entries if not self._begin_s <= entry.at_s <= self._end_s]
         return inside, [LogFinding(FoundKind.OUTSIDE, entry.line, dates.shown(entry.at_s)) for entry in outside]
 
     def span(self, jobs_s: tuple[float, float] | None) -> tuple[float | None, float | None]:
-        """What time the log covers, where that is known: as the user says, else from the first job to the last."""
+        """The time that the log covers, if it is known: the user's, else from the first job to the last."""
         begin_s, end_s = jobs_s or (None, None)
         return self._begin_s if math.isfinite(self._begin_s) else begin_s, self._end_s if math.isfinite(self._end_s) else end_s
 
 
 def _backwards(entries: Sequence[LogEntry]) -> Iterator[LogFinding]:
-    """Rows that go back in time: from one to the next, or within a node where the log is in another order. Newest first is an order."""
+    """Rows that go back in time: from one row to the next, or within a node where the log has another order. Newest first is an order."""
     if sum(late.at_s < early.at_s for early, late in itertools.pairwise(entries)) > len(entries) / 2:
         entries = [*reversed(entries)]
     back = [*_back(entries)]
@@ -425,7 +425,7 @@ def _back(entries: Sequence[LogEntry]) -> Iterator[tuple[LogEntry, LogEntry]]:
 
 
 def _single(ordered: Sequence[LogEntry]) -> tuple[list[LogEntry], list[LogFinding]]:
-    """Without what is there twice: the same node, time and cause. Where nodes are not named, equal rows may be faults of two nodes."""
+    """Entries without duplicates: the same node, time and cause. Where nodes are not named, equal rows may be faults of two nodes."""
     seen: dict[tuple[str, float, str], int] = {}
     kept, doubles = [], []
     for entry in ordered:
@@ -450,7 +450,7 @@ def _overlaps(ordered: Iterable[LogEntry]) -> Iterator[LogFinding]:
 
 
 def _gaps(ordered: Sequence[LogEntry]) -> Iterator[LogFinding]:
-    """Stretches without a row that a steady log of that many rows has once in a thousand logs: P(longest of n > x) ~ n exp(-x / mean)."""
+    """Stretches without a row that a steady log has once in a thousand logs: P(longest of n > x) ~ n exp(-x / mean)."""
     count = len(ordered) - 1
     if count < 10:
         return
@@ -461,7 +461,7 @@ def _gaps(ordered: Sequence[LogEntry]) -> Iterator[LogFinding]:
 
 
 def _groups(ordered: Sequence[LogEntry], reading: _Reading, nodes: int, span: tuple[float | None, float | None]) -> dict[str, LogCluster]:
-    """Clusters with their nodes and their time. Nodes that never failed are in no row: their number has to be said."""
+    """Clusters with their nodes and their time. Nodes that never failed are in no row: the caller has to give the number of nodes."""
     begin_s, end_s = span
     of_group: dict[str, list[LogEntry]] = {}
     for entry in ordered:
@@ -477,22 +477,22 @@ def _groups(ordered: Sequence[LogEntry], reading: _Reading, nodes: int, span: tu
     if nodes < (least := sum(len({entry.node for entry in inside if entry.node}) for inside in of_group.values())):
         raise ConfigError("--nodes", nodes, f"the log names {least} nodes", f"The nearest valid value is {least}.")
     if len(found) > 1:
-        reason = f"the log has {len(found)} clusters, and this says nothing of how many nodes each has"
+        reason = f"the log has {len(found)} clusters, and this does not give the number of nodes of each"
         raise ConfigError("--nodes", nodes, reason, "Name the column in a mapping: nodes = COLUMN, group = COLUMN.")
     return {name: replace(group, nodes=nodes) for name, group in found.items()}
 
 
 def _notes(mapping: LogMapping, reading: _Reading, nodes: int) -> tuple[str, ...]:
-    """What the reader has to know of how the log was understood."""
+    """Sentences on the way in which the log was read."""
     said = []
     if not nodes and not reading.sizes and not reading.exposure()[0]:
-        said.append("The log does not say how many nodes there are: only those that failed are counted. Give --nodes.")
+        said.append("The log does not have the number of nodes: only those that failed are counted. Give --nodes.")
     if reading.failed_jobs_only:
-        said.append("The log has failed jobs only, so that the hours of all jobs are not known: rates are for each of --nodes.")
+        said.append("The log has failed jobs only, so that the hours of all jobs are unknown: rates are for each of --nodes.")
     if mapping.dates.startswith("%m/%d/"):
-        said.append(f"Dates are read with the month first ({mapping.dates}). Say dates in a mapping if that is wrong.")
+        said.append(f"Dates are read with the month first ({mapping.dates}). Set dates in a mapping if that is wrong.")
     if not mapping.cause:
-        said.append("No column says what failed: every cause is unknown.")
+        said.append("No column names the failed part: every cause is unknown.")
     return tuple(said)
 
 
@@ -518,11 +518,11 @@ def as_trace(log: Log) -> str:
 
 
 def from_trace(trace: Trace) -> Log:
-    """A log that was imported before. Raises ConfigError where it is the trace of a run, or of the simulator."""
+    """A log that was imported before. Raises ConfigError for the trace of a run, or of the simulator."""
     head = trace.head
     if "exposure_node_s" not in head or not trace.rows:
-        reason = "it is a trace, and does not say what time and which nodes it covers"
-        raise ConfigError("FILE", "trace", reason, "Fit a log, or what fleet traces import wrote.")
+        reason = "it is a trace, and does not give the time and the nodes that it covers"
+        raise ConfigError("FILE", "trace", reason, "Fit a log, or the output of fleet traces import.")
     try:
         began_s, node_s = float(head["began"]), float(head["exposure_node_s"])
         groups = {
@@ -530,7 +530,7 @@ def from_trace(trace: Trace) -> Log:
             for name, words in ((name, text.split()) for name, text in head.items() if name.split()[0] == "cluster")
         }
     except (ValueError, LookupError) as error:
-        raise ConfigError("FILE", "trace", f"what it says before its rows was changed: {error}", "Import the log again.") from error
+        raise ConfigError("FILE", "trace", f"the lines before its rows were changed: {error}", "Import the log again.") from error
     entries = (
         LogEntry(began_s + row.fault.at_s, row.name, row.fault.component, row.said, row.repair_s, number)
         for number, row in enumerate(trace.rows, len(head) + 2)

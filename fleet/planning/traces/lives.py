@@ -1,8 +1,8 @@
-"""Exponential, Weibull and lognormal lives by maximum likelihood, with lives whose end was not seen (censored).
+"""Exponential, Weibull and lognormal lives by maximum likelihood, with lives of unknown end (censored).
 
-Arrays are [lives]; ``seen`` is 1 where a life's end was seen and 0 where it was only known to be longer. Sources: Lawless 2003, Statistical
-Models and Methods for Lifetime Data, ch. 4 and 5; Olsen 1978, Econometrica 46: of laws that shift and stretch ln x by u and b, the
-likelihood has one top in (u/b, 1/b).
+Arrays are [lives]; ``seen`` is 1 for a life with a known end, and 0 for a life that is only known to be longer. Sources: Lawless 2003,
+Statistical Models and Methods for Lifetime Data, chapters 4 and 5. Olsen 1978, Econometrica 46: for laws that shift and stretch ln x by u
+and b, the likelihood has one top in (u/b, 1/b).
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ Z95 = 1.959963984540054
 
 @dataclass(frozen=True, slots=True)
 class LifeLaw:
-    """A law of lives with two parameters, of which the exponential law uses the second alone.
+    """A law of lives with two parameters; the exponential law uses only the second.
 
     ``fit(lives, seen)`` -> (first, second); ``of(first, second)`` -> scipy's distribution with these.
     """
@@ -40,12 +40,12 @@ class LifeLaw:
     of: Callable[[float, float], Any]
 
     def log_likelihood(self, lives: Floats, seen: Floats, first: float, second: float) -> float:
-        """Of these lives."""
+        """The log-likelihood of these lives."""
         law = self.of(first, second)
         return float(np.sum(law.logpdf(lives[seen > 0])) + np.sum(law.logsf(lives[seen == 0])))
 
     def mean(self, first: float, second: float) -> float:
-        """Of a life; inf where it is too long for a number."""
+        """The mean of a life; inf where it is too long for a number."""
         with np.errstate(over="ignore"):
             return float(self.of(first, second).mean())
 
@@ -64,7 +64,7 @@ def _fit_lognormal(lives: Floats, seen: Floats) -> tuple[float, float]:
 
 
 def _likeliest(lives: Floats, seen: Floats, slope: Callable[[Floats], Floats]) -> tuple[float, float]:
-    """(u, b): where z = (ln x - u) / b, ``slope(z)`` is minus the derivative of each life's log-likelihood by z."""
+    """(u, b): with z = (ln x - u) / b, ``slope(z)`` is minus the derivative of each life's log-likelihood by z."""
     logs, ends = np.log(lives), seen.sum()
     centre, wide = float(logs.mean()), max(float(logs.std()), 1e-6)
     apart = (logs - centre) / wide
@@ -86,9 +86,9 @@ LAWS = {
 
 
 def interval(law: LifeLaw, lives: Floats, seen: Floats, first: float, second: float) -> tuple[tuple[float, float], tuple[float, float]]:
-    """95% intervals of both parameters from the curvature at the top (Wald), on the logarithm of what is positive.
+    """95% intervals of both parameters from the curvature at the top (Wald), on the logarithm of positive parameters.
 
-    Of the exponential law the second alone: its count is Poisson's, so that the interval of the logarithm is 1.96 / sqrt(n) wide.
+    For the exponential law, only the second: its count is Poisson's, so that the interval of the logarithm is 1.96 / sqrt(n) wide.
     """
     if law.free == 1:
         half = math.exp(Z95 / math.sqrt(float(seen.sum())))

@@ -1,4 +1,4 @@
-"""What the columns of a log mean: from a file, one that ships with Fleet, or guessed from names and values."""
+"""The meaning of a log's columns: from a file, from a mapping that ships with Fleet, or guessed from names and values."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ NAMES: dict[str, tuple[str, ...]] = {
     "node": ("node", "host", "hostname", "node id", "nodeid", "node name", "machine", "server", "nodelist"),
     "cause": ("component", "cause", "root cause", "reason", "category", "failure type", "type", "state", "error", "kind"),
 }
-"""Names that columns have in logs, the likeliest first; units and marks in them do not count."""
+"""Names of columns in logs, the likeliest first; units and marks in a name do not count."""
 ZONE = "--map zone"
 SAMPLE = 200
 """Rows that a guess looks at."""
@@ -30,20 +30,20 @@ SAMPLE = 200
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogMapping:
-    """Columns of a log by what they mean; "" or () where the log has none.
+    """Columns of a log by their meaning; "" or () where the log has none.
 
     Attributes:
-        name: of this mapping, for people.
-        start, end: when a fault began, and when its node was back. Of a log of jobs: when a job began and ended.
+        name: of this mapping.
+        start, end: the beginning of a fault, and the return of its node. In a log of jobs: the beginning and the end of a job.
         duration, duration_unit: how long the node was away; ``min``, ``h`` ...
         node: columns that name a node together.
-        cause: columns that say why; of several the first that is not empty counts, and its name is the category.
-        dates: the form of times: ``iso``, ``unix``, ``unix_ms``, ``seconds``, or as for strptime.
-        zone: the zone of times that name none, such as ``Europe/Berlin``; UTC where none is said.
+        cause: columns with the cause. The first that is not empty counts, and its name is the category.
+        dates: the form of times: ``iso``, ``unix``, ``unix_ms``, ``seconds``, or a format of strptime.
+        zone: the zone of times without one, such as ``Europe/Berlin``; default UTC.
         nodes: column with the number of nodes of the row's group.
         group: column that names the cluster, where a log has several.
-        jobs: each row is a job, faulty or not: a fault is when it ended, and the hours of all jobs are the exposure.
-        width: of a log of jobs: column with the number of nodes of a job; ``job``: with its id.
+        jobs: each row is a job, faulty or not: a fault is at the job's end, and the hours of all jobs are the exposure.
+        width: in a log of jobs, the column with the number of nodes of a job; ``job``: the one with its id.
         components: cause or category, in lower case -> component of the fault catalogue, ``ignore``, or ``unknown``.
     """
 
@@ -65,13 +65,13 @@ class LogMapping:
 
     @property
     def columns(self) -> tuple[str, ...]:
-        """All columns that are named."""
+        """All named columns."""
         single = (self.start, self.end, self.duration, self.group, self.width, self.job, self.nodes)
         return tuple(name for name in (*single, *self.node, *self.cause) if name)
 
 
 def from_text(text: str, where: str) -> LogMapping:
-    """A mapping from TOML. Raises ConfigError: it is no TOML, a name is unknown, or a value is not what it takes."""
+    """A mapping from TOML. Raises ConfigError: it is no TOML, a name is unknown, or a value is of another kind."""
     try:
         data = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
@@ -79,7 +79,7 @@ def from_text(text: str, where: str) -> LogMapping:
     one = {name: [data[name]] for name in ("node", "cause") if isinstance(data.get(name), str)}
     found = fields.read(LogMapping, data | one | {"name": where}, "--map ", f"A mapping has {', '.join(fields.keys(LogMapping))}.")
     if not (found.start or found.end):
-        raise ConfigError("--map start", found.start, f"no column says when ({where})", 'Write start = "COLUMN".')
+        raise ConfigError("--map start", found.start, f"no column has the time ({where})", 'Write start = "COLUMN".')
     if found.duration_unit not in dates.UNITS:
         raise ConfigError("--map duration_unit", found.duration_unit, "is no unit of time", f"Known: {', '.join(dates.UNITS)}.")
     dates.zone_of(found.zone, ZONE)
@@ -92,7 +92,7 @@ def _component(value: str, said: str) -> str:
 
 
 def load(named: str) -> LogMapping:
-    """One that ships with Fleet, by its name, or a file. Raises ConfigError."""
+    """A mapping that ships with Fleet, by its name, or one from a file. Raises ConfigError."""
     if named in SHIPPED:
         return from_text(files("fleet.planning.traces").joinpath(f"{named}.toml").read_text(encoding="utf-8"), named)
     try:
@@ -104,10 +104,10 @@ def load(named: str) -> LogMapping:
 
 
 def understood(mapping: LogMapping | None, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> LogMapping:
-    """``mapping`` for a log with these columns, or a guess; forms of dates are found where none are said.
+    """``mapping`` for a log with these columns, or a guess. Forms of dates are found where the mapping has none.
 
     Raises:
-        ConfigError: a column is missing, or nothing in the log looks like a time.
+        ConfigError: a column is missing, or no value in the log looks like a time.
     """
     found = mapping or next((each for each in map(load, SHIPPED) if set(_needed(each)) <= set(columns)), None) or _guess(columns)
     missing = [name for name in _needed(found) if name not in columns]
@@ -119,7 +119,7 @@ def understood(mapping: LogMapping | None, columns: Sequence[str], rows: Sequenc
 
 
 def _needed(mapping: LogMapping) -> tuple[str, ...]:
-    """Columns without which a log is not of this form. Slurm's are chosen by who asks, so few of them are needed."""
+    """Columns that a log of this form must have. The user chooses Slurm's columns, so few of them are needed."""
     if mapping.jobs:
         return tuple(name for name in (mapping.start, mapping.end, *mapping.cause) if name)
     return mapping.columns
@@ -134,7 +134,7 @@ def _form(mapping: LogMapping, columns: Sequence[str], rows: Sequence[Sequence[s
     forms = dates.fitting(sample) or [form for form, count in Counter(alone).most_common(1) if 2 * count >= len(sample)]
     if not forms:
         value = next((text for text in sample if dates.given(text)), "")
-        raise ConfigError(f"column {name}", value, "is no time that Fleet knows", 'Say in a mapping: dates = "%d.%m.%Y %H:%M".')
+        raise ConfigError(f"column {name}", value, "is no time that Fleet knows", 'Set in a mapping: dates = "%d.%m.%Y %H:%M".')
     return forms[0]
 
 
@@ -161,6 +161,6 @@ def _guess(columns: Sequence[str]) -> LogMapping:
 
 
 def _unit(column: str) -> str:
-    """The unit that a column's name says; seconds where it says none."""
+    """The unit in a column's name; seconds without one."""
     words = column.lower().replace("(", " ").replace(")", " ").replace("_", " ").split()
     return next((word for word in words if word in dates.UNITS), "s")

@@ -1,7 +1,7 @@
-"""The one format of traces: what struck, and when, as CSV. A run's chaos and the simulator read it, and ``fleet traces import`` writes it.
+"""The one format of traces: faults and their times, as CSV. A run's chaos and the simulator read it; ``fleet traces import`` writes it.
 
-A trace *of a run* names the slots and nodes of that run. A trace *of a fleet* begins with lines ``# name = value``, of which ``nodes``
-says how many nodes it has; its rows name nodes of the fleet, or none, and may say how long a node was away.
+A trace *of a run* names the slots and nodes of that run. A trace *of a fleet* begins with lines ``# name = value``; ``nodes`` gives its
+number of nodes. Its rows name nodes of the fleet, or none, and may have the time for which a node was away.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ SLOW = "slow"
 
 @dataclass(frozen=True, slots=True)
 class FleetTraceRow:
-    """One row. ``repair_s``: how long what it took was away; None: the row does not say. ``name``, ``said``: the node and the cause in the
-    words of the log that it is from. ``where`` is file and line."""
+    """One row. ``repair_s``: how long the place of the fault was away; None: unknown. ``name``, ``said``: the node and the cause in the
+    words of the original log. ``where`` is file and line."""
 
     fault: Fault
     repair_s: float | None = None
@@ -37,7 +37,7 @@ class FleetTraceRow:
 
 @dataclass(frozen=True, slots=True)
 class Trace:
-    """All rows, in the order of the file, and what its first lines say. ``of_fleet``: its places are those of a fleet, and of no run."""
+    """All rows, in the order of the file, and the values of its first lines. ``of_fleet``: its places are a fleet's, not a run's."""
 
     rows: tuple[FleetTraceRow, ...]
     head: Mapping[str, str] = field(default_factory=dict)
@@ -59,7 +59,7 @@ def as_text(rows: Iterable[FleetTraceRow], head: Mapping[str, object] | None = N
 
 
 def text_of(path: Path | str, setting: str = "trace") -> str:
-    """What the file holds. Text of more than one line is the trace itself, which needs no file on the host that reads it."""
+    """The text of the file. Text of more than one line is the trace itself, which needs no file on the host that reads it."""
     if isinstance(path, str) and "\n" in path:
         return path
     try:
@@ -71,7 +71,7 @@ def text_of(path: Path | str, setting: str = "trace") -> str:
 
 
 def is_trace(text: str) -> bool:
-    """Whether a text is a trace of Fleet's own form, and no log of another."""
+    """Whether a text is a trace of Fleet's own form, and not a log of another."""
     first = next((line for line in text.splitlines() if not line.startswith("#")), "")
     return {"at_s", "component", "kind"} <= set(first.split(","))
 
@@ -102,7 +102,7 @@ def read_trace(path: Path | str, setting: str = "trace") -> Trace:
 
 @dataclass(frozen=True, slots=True)
 class _Cells:
-    """One line, and how to complain of it."""
+    """One line, and the error about it."""
 
     setting: str
     where: str
@@ -125,7 +125,7 @@ class _Cells:
         return FleetTraceRow(fault, repair_s, self.text("name"), self.text("said"), self.where)
 
     def _numbers(self, kind: str) -> dict[str, float]:
-        """Parameters of a kind. Those that it does not have stay as they are; severity and length may stand in any row."""
+        """Parameters of a kind. Parameters that the kind does not have keep their defaults; any row may have severity and duration."""
         usual = {each.name: each.default for each in kind_of(kind).parameters} | {DURATION.name: 0.0, SEVERITY.name: 1.0}
         return {name: self.number(name, default) for name, default in usual.items()}
 

@@ -1,4 +1,4 @@
-"""What was read, and what it says, in tables and sentences for people."""
+"""The log and its figures, in tables and sentences."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from fleet.planning.traces.goodness import MOST_LIVES
 from fleet.planning.traces.importing import LEFT_OUT, Log, LogFinding
 
 MOST_NAMED = 3
-"""Lines of the same kind that are named on a screen; ``--json`` names all."""
+"""So many lines of the same kind are on the screen; ``--json`` has all."""
 LEAST_P = 0.05
 WIDE = 1.5
-"""From this dispersion on the intervals of rates are told to be too narrow."""
+"""From this dispersion on, a sentence warns that the intervals of rates are too narrow."""
 
 
 def understanding(log: Log) -> list[tuple[str, str]]:
-    """How the columns were understood."""
+    """The meaning given to the columns."""
     found = log.mapping
     shown = {
         "start": found.start, "end": found.end, "duration": f"{found.duration} ({found.duration_unit})" if found.duration else "",
@@ -39,7 +39,7 @@ def summary(log: Log) -> str:
 
 
 def findings(log: Log) -> Iterator[tuple[str, str, str]]:
-    """(what was found, how often, the first lines)."""
+    """(kind of finding, its number, the first lines)."""
     of_kind: dict[str, list[LogFinding]] = {}
     for finding in log.findings:
         of_kind.setdefault(finding.what, []).append(finding)
@@ -81,7 +81,7 @@ def _value(name: str, value: float) -> str:
 
 
 def sentences(fit: TraceFit) -> Iterator[str]:
-    """What the tables do not say."""
+    """Facts that are not in the tables."""
     whose = "a node" if fit.of_nodes else "the fleet (nodes are not named)"
     yield f"Laws are those of the times between faults of {whose}; their goodness of fit is tested on {MOST_LIVES} of them at most."
     if fit.repairs:
@@ -95,7 +95,7 @@ def sentences(fit: TraceFit) -> Iterator[str]:
         found = fit.trend
         yield f"Trend: {found.verdict} (Lewis and Robinson {found.lewis_robinson:+.1f}, p = {found.p:.2g})."
         if found.verdict != "steady":
-            yield "A rate that changes is no constant: fit the last part alone with --since."
+            yield "The rate is not constant: fit only the last part with --since."
 
 
 def _bursts(fit: TraceFit) -> Iterator[str]:
@@ -104,7 +104,7 @@ def _bursts(fit: TraceFit) -> Iterator[str]:
         yield "Bursts: not looked for, as nodes are not named, or faults are too few."
     elif found.found:
         yield (f"Bursts: {found.followed} faults came within {found.within_s:,.0f} s of one of another node, and {found.expected:,.0f} "
-               f"would by chance; {found.share:.1%} of faults draw others along, the largest burst took {found.largest} nodes "
+               f"would by chance; {found.share:.1%} of faults are followed by others, the largest burst took {found.largest} nodes "
                f"(line {found.largest_line}).")  # fmt: skip
     else:
         yield f"Bursts: none beyond chance ({found.followed} faults soon after another, {found.expected:,.0f} expected)."
