@@ -312,7 +312,9 @@ def parse_chaos(text: str) -> ChaosSettings:
         name = f"chaos.{key}" if f"chaos.{key}" in KNOWN else f"chaos.{key}_s"
         if not equals or name not in KNOWN:
             known = ", ".join(each.removeprefix("chaos.") for each in KNOWN)
-            raise ConfigError("chaos", item, "is not a setting of chaos", f"Write key=value with one of: {known}; or off.")
+            raise ConfigError(
+                "chaos", item, "is neither off, nor storm, nor a setting of chaos", f"Write storm, or key=value with one of: {known}."
+            )
         if name in values:
             raise ConfigError(f"chaos.{key}", value, "is given twice")
         if name == "chaos.floor" and value != NONE:

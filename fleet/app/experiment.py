@@ -74,7 +74,7 @@ def load(path: str) -> Mapping[str, Any]:
         experiment: Mapping[str, Any] = load_experiment(path)
         ensure_experiment_is_valid(experiment)
     except ChaosException as error:
-        raise ConfigError("FILE", path, f"it is no experiment: {error}", "See docs/experiments.md.") from error
+        raise ConfigError("FILE", path, f"it cannot be read as an experiment: {error}", "See docs/experiments.md.") from error
     if not _probes(experiment):
         raise ConfigError("FILE", path, "its hypothesis has no probe, so nothing could be held", "Add steady-state-hypothesis.probes.")
     for probe in _probes(experiment):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import difflib
 import json
 import secrets
 import shlex
@@ -383,7 +384,10 @@ def find_run(name: str, root: Path) -> Path:
     for folder in (Path(name), root / name):
         if (folder / "journal.jsonl").is_file():
             return folder
-    raise ConfigError("RUN", name, f"no journal.jsonl in it, nor in {root / name}", "Name a run's folder, or a run under --storage.")
+    runs = sorted(journal.parent.name for journal in root.glob("*/journal.jsonl")) if root.is_dir() else []
+    near = difflib.get_close_matches(name, runs, n=3)
+    there = f"Did you mean {' or '.join(near)}?" if near else f"{root} has {len(runs)} runs; `fleet runs` lists them."
+    raise ConfigError("RUN", name, f"no run is there: neither ./{name} nor {root / name} has a journal.jsonl", there)
 
 
 def twin_of(plan: RunPlan, world: int | None = None) -> RunPlan:

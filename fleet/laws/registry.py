@@ -15,15 +15,16 @@ def find(field: str, name: str, known: Mapping[str, T]) -> T:
     """``known[name]``. The comparison ignores case, spaces, dots, dashes and underscores.
 
     Raises:
-        ConfigError: no such name; the way out names the nearest one and all others.
+        ConfigError: no such name; the way out names all, and first one that is spelt alike.
     """
     if name in known:
         return known[name]
     plain = {_plain(key): value for key, value in known.items()}
     if _plain(name) in plain:
         return plain[_plain(name)]
-    near = difflib.get_close_matches(name.lower(), known, n=1, cutoff=0.0)
-    raise ConfigError(field, name, "unknown", f"The nearest valid value is {near[0]}. Known: {', '.join(known)}.")
+    near = difflib.get_close_matches(name.lower(), known, n=1)
+    meant = f"Did you mean {near[0]}? " if near else ""
+    raise ConfigError(field, name, "unknown", f"{meant}Known: {', '.join(known)}.")
 
 
 def _plain(name: str) -> str:

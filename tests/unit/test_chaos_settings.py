@@ -50,8 +50,8 @@ def test_off_plans_nothing(text: str) -> None:
         ("mtbf=15s,burst=often", "chaos.burst", "a number"),
         ("mtbf=15s,burst=0.5,burst_s=0s", "chaos.burst_s", "greater than 0"),
         ("mtbf=15s,burst=0.5,rack_nodes=0", "chaos.rack_nodes", "at least 1"),
-        ("frequency=15s", "chaos", "not a setting"),
-        ("mtbf", "chaos", "not a setting"),
+        ("frequency=15s", "chaos", "nor a setting of chaos"),
+        ("strom", "chaos", "Write storm, or key=value"),
         ("fleet_gpus=16384", "chaos", "no number of them"),
     ],
 )

@@ -11,6 +11,8 @@ import pytest
 from typer.testing import CliRunner
 
 from fleet.app.cli.main import app
+from fleet.app.plans import find_run
+from fleet.errors import ConfigError
 from fleet.protocol import records as r
 from fleet.protocol.decisions import Figures
 from fleet.protocol.journal import encode_line
@@ -137,3 +139,13 @@ def test_no_name_is_cut_however_narrow_the_terminal(tmp_path: Path, monkeypatch:
     assert any(line.startswith(f"{name}  completed") for line in call("runs", "--storage", str(tmp_path)).splitlines())
     lines = call("diff", name, "two", "--storage", str(tmp_path)).splitlines()
     assert name in lines[0] and len(lines) == 2 and lines[1].count("why") == 40
+
+
+def test_a_run_that_is_not_there_is_told_with_names_that_are_alike(tmp_path: Path) -> None:
+    for name in ("yesterday", "gpt-1"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "journal.jsonl").touch()
+    with pytest.raises(ConfigError, match=r"no run is there: .* Did you mean yesterday\?"):
+        find_run("yesterdy", tmp_path)
+    with pytest.raises(ConfigError, match=r"has 2 runs; `fleet runs` lists them"):
+        find_run("nothing-alike", tmp_path)

@@ -72,11 +72,11 @@ def test_what_is_shipped_is_an_experiment_that_says_what_must_hold(path: Path, m
     ("content", "words"),
     [
         (None, "there is no such file"),
-        ({"title": "t"}, "it is no experiment"),
+        ({"title": "t"}, "it cannot be read as an experiment"),
         ({"probes": ()}, "has no probe"),
         ({"probes": (probe("figure", 1, "fleet.app.experiment_probes", name="godput"),)}, r"figure\.name = 'godput'"),
         ({"probes": (probe("check", True, "fleet.app.experiment_probes", name="luck"),)}, r"check\.name = 'luck'"),
-        ({"probes": (probe("nobody", True),)}, "it is no experiment"),
+        ({"probes": (probe("nobody", True),)}, "it cannot be read as an experiment"),
         (
             {"probes": (probe("gives", True, value=1),), "configuration": {"s": {"type": "env", "key": "NOT_SET_ANYWHERE"}}},
             "NOT_SET_ANYWHERE",

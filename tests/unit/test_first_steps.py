@@ -107,8 +107,11 @@ def test_what_only_the_second_step_meets_is_found(tmp_path: Path) -> None:
 
 
 def test_a_batch_that_does_not_divide_into_the_runs_shards_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="batch_size = 32: the global batch has to divide into 64 batch shards"):
-        trial(written(tmp_path), settings=RunSettings(shards=64))
+    script = written(tmp_path)
+    with pytest.raises(ConfigError, match="batch_size = 32: the global batch has to divide into 64 batch shards") as raised:
+        trial(script, settings=RunSettings(shards=64))
+    numbers = (number for number, text in enumerate(Path(script).read_text().splitlines(), 1) if "step.batches(" in text)
+    assert f"{script}, line {next(numbers)}: for batch in step.batches(" in str(raised.value), "the line of the call"
 
 
 def test_a_train_function_without_a_loop_is_refused_without_a_line(tmp_path: Path) -> None:

@@ -252,7 +252,7 @@ def test_registries_have_sources_and_name_their_nearest() -> None:
     for each in (*ACCELERATORS.values(), *FABRICS.values(), *models.MODELS.values()):
         assert each.source
     assert accelerator("H100") is ACCELERATORS["h100"] and models.model("Llama-3 70B") is models.MODELS["llama3-70b"]
-    with pytest.raises(ConfigError, match="nearest valid value is h100"):
+    with pytest.raises(ConfigError, match="Did you mean h100"):
         accelerator("h10")
 
 

@@ -129,7 +129,7 @@ def test_an_interval_is_never_shorter_than_a_copy_takes() -> None:
         ({"kernel_efficiency": 0.0}, ("kernel_efficiency", "greater than 0 will do, such as 1")),
         ({"gpu_mttf_hours": float("nan")}, ("gpu_mttf_hours", "nan")),
         ({"gpu_mttf_hours": 0.01}, ("gpu_mttf_hours = 0.01", "can finish")),
-        ({"hardware": "h1000"}, ("hardware", "h1000", "nearest valid value is h100")),
+        ({"hardware": "h1000"}, ("hardware", "h1000", "Did you mean h100")),
         ({"model": "llama9"}, ("model", "llama9", "Known:")),
         ({"fabric": "token-ring"}, ("fabric", "Known:")),
         ({"recovery": "hope"}, ("recovery", "in-place")),

@@ -94,7 +94,7 @@ def test_a_group_within_a_node_gathers_on_its_links() -> None:
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"optimizer_sharding": "fsdq"}, ("optimizer_sharding", "nearest valid value is fsdp")),
+        ({"optimizer_sharding": "fsdq"}, ("optimizer_sharding", "Did you mean fsdp")),
         ({"optimizer_sharding": "zero1", "replica_size": 8}, ("replica_size", "zero1")),
         ({"replica_size": 24}, ("replica_size", "64 GPUs", "gpus = 48")),
         ({"optimizer_copies": 4}, ("optimizer_copies", "0 to 3")),

@@ -78,7 +78,7 @@ def shard_size(batch_size: int, shards: int, dataset_len: int) -> int:
         raise ConfigError("batch_size", batch_size, "it is the number of samples of a step, of all ranks together", "Give an int.")
     if batch_size < 1 or batch_size % shards:
         reason = f"the global batch has to divide into {shards} batch shards of equal size"
-        raise ConfigError("batch_size", batch_size, reason, f"Use a multiple of {shards}.")
+        raise ConfigError("batch_size", batch_size, reason, f"Use a multiple of {shards}, or set --shards.")
     if dataset_len < 1:
         raise ConfigError("dataset", dataset_len, "it has no samples")
     return batch_size // shards

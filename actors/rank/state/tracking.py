@@ -78,5 +78,5 @@ def _check_shared(state: TrackedState) -> None:
     for name, optimizer in state.optimizers.items():
         for one in (one for group in optimizer.param_groups for one in group["params"] if id(one) not in known):
             reason = f"a parameter of shape {tuple(one.shape)} in it belongs to no tracked module, so ranks would not share its gradient"
-            lists = "Modules in a list or dict are none of their module's: take nn.ModuleList or nn.ModuleDict."
+            lists = "PyTorch does not register modules in a plain list or dict: use nn.ModuleList or nn.ModuleDict."
             raise ConfigError(name, type(optimizer).__name__, reason, f"Track its module, too. {lists}")

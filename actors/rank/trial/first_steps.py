@@ -6,6 +6,7 @@ import math
 import os
 import sys
 import tempfile
+import traceback
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -63,7 +64,7 @@ def take_first_steps(load: Callable[[], Train], file: str, run: RunSettings, fol
         with within(trying):
             play(trying, load())
     except ConfigError as refused:
-        return refused
+        return _located(file, refused)
     except LoopError as mistake:
         return _mistaken(file, mistake)
     except Exception as error:  # noqa: BLE001 - any error of the script is the result
@@ -72,6 +73,15 @@ def take_first_steps(load: Callable[[], Train], file: str, run: RunSettings, fol
     except SystemExit as end:
         return _raising(file, end)
     return None
+
+
+def _located(file: str, refused: ConfigError) -> ConfigError:
+    """The refusal with the line of the script that made the refused call; as it was if no line of the script did."""
+    frames = [frame for frame in traceback.extract_tb(refused.__traceback__) if frame.filename == file]
+    if not frames:
+        return refused
+    called = f"{file}, line {frames[-1].lineno}: {frames[-1].line}"
+    return ConfigError(refused.field, refused.value, refused.reason, f"{refused.way_out}\n  {called}".lstrip())
 
 
 def _raising(file: str, error: BaseException) -> ConfigError:

@@ -85,8 +85,8 @@ def _way_out(address: str, words: str = "") -> str:
     if "find a node" in words or "node_ip_address" in words:
         return "This machine is no node of that cluster: use ray job submit, or a shell on one of its nodes."
     if address == AUTO:
-        return "Start Ray on this machine, name a cluster by HOST:PORT, or set RAY_ADDRESS; without --address Fleet starts a local one."
-    return "Name the head's HOST:PORT as ray start printed it; without --address Fleet starts a cluster of its own."
+        return "Start Ray on this machine, name a running cluster by --address HOST:PORT, or set RAY_ADDRESS."
+    return "Name the head's HOST:PORT as ray start printed it. `fleet run` without --address starts a cluster of its own."
 
 
 def _knock(address: str) -> None:
