@@ -66,6 +66,7 @@ from fleet.protocol.reach import LEASE
 from fleet.protocol.records import COMMIT, Spans, Unobserved
 from fleet.protocol.types import Member, Process, View, view_delta
 from fleet.settings.live import changed, parsed
+from fleet.settings.run import HANGUP_S
 
 log = logging.getLogger("fleet.coordinator")
 CONTRADICTION = "contradiction.txt"
@@ -199,7 +200,7 @@ class Coordinator:
             REFUSALS.note(purpose, error.reason, peer_of(writer), error.detail)
 
     async def _answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """Answer one request, such as that of ``fleet set`` or ``fleet drain``. The client may hang up."""
+        """Answer one request, such as that of ``fleet runs set`` or ``fleet runs drain``. The client may hang up."""
         try:
             async with asyncio.timeout(UNPROVEN_S):
                 wanted = _first(await read_frame(reader, LIMITS_BYTES[Purpose.SETTING]), SettingWanted, NoticeWanted, PauseWanted)
@@ -280,7 +281,7 @@ class Coordinator:
         if line is not None and self._lines.by_node.get(line.node) is line:
             del self._lines.by_node[line.node]
             self._driver.submit(NodeSilent(line.node, self._driver.clock.now_s()))
-            self._driver.tick_after(self.machine.state.settings.timeouts.hangup_s)
+            self._driver.tick_after(HANGUP_S)
         for future in line.waiting.values() if line is not None else ():
             if not future.done():
                 future.set_exception(ConnectionError("the node's agent hung up"))

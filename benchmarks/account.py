@@ -30,7 +30,7 @@ KEEP = "ACCOUNT_RUNS"
 
 
 def fits(form: Form) -> dict[str, Any]:
-    """Read a log of the form of Los Alamos', and fit all that ``fleet traces fit`` shows.
+    """Read a log of the form of Los Alamos', and fit all that ``fleet experiment fit`` shows.
 
     Seconds of the processor are measured, too: on a shared machine the clock's seconds depend on its load.
     """

@@ -104,7 +104,7 @@ def replacement(cluster: Autoscaled, folder: Path) -> dict[str, float]:
     when the replacement takes too long."""
     folder.mkdir(parents=True)
     places = ("--address", cluster.address, "--storage", str(folder), "--copy-to", str(folder / "copies"), "--name", "lost")
-    sizes = ("--world", "2", "--spares", "0", "--steps", str(STEPS), "--seed", "7", "--labels", "kind=rank", "--ask-for-nodes")
+    sizes = ("--world", "2", "--spares", "0", "--steps", str(STEPS), "--seed", "7", "--labels", "kind=rank", "--config", "ask_for_nodes=on")
     command = [sys.executable, "-m", "fleet", "run", SCRIPT, *places, *sizes]
     journal = folder / "lost" / "journal.jsonl"
     with (folder / "output.txt").open("ab") as output:

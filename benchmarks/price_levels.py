@@ -6,6 +6,7 @@ One fleet sums in one level, the other in two; they take blocks of steps in turn
 from __future__ import annotations
 
 import dataclasses
+import math
 import statistics
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -53,7 +54,7 @@ def settings_of(given: RunSettings, side: str) -> RunSettings:
     options = {**given.options, "side": side}
     world = HOSTS * RANKS
     return dataclasses.replace(
-        given, options=options, world=world, nodes=HOSTS, shards=world, overlap=False, two_level_sums=side == "two_level"
+        given, options=options, world=world, nodes=HOSTS, shards=world, overlap_cores=math.inf, two_level_sums=side == "two_level"
     )
 
 

@@ -51,7 +51,7 @@ class ChaosSettings:
     at: tuple[str, ...] | None = setting(
         None, "Steps at which one fault of each of kinds strikes, as step:500, once it is committed; in place of mtbf."
     )
-    faults: str | None = setting(None, "File of fleet traces fit: the mix of faults of your log, in place of the catalogue's.")
+    faults: str | None = setting(None, "File of fleet experiment fit: the mix of faults of your log, in place of the catalogue's.")
     duration_s: float = setting(600.0, "Faults come until so long after the start of the run's training.", above=0)
     quiet_start_s: float = setting(0.0, "No faults come before.")
     law: str = setting("exponential", "Law of the lifetimes: exponential or weibull.")

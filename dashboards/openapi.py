@@ -127,7 +127,7 @@ REFUSALS = {
     "413": _problem("The body is larger than 16 KiB."),
     "415": _problem("The body is not application/json."),
 }
-NO_QUEUE = {"409": _problem("This server starts no runs: that of fleet up does.")}
+NO_QUEUE = {"409": _problem("This server starts no runs: that of fleet cluster up does.")}
 
 
 def _change(summary: str, answer: dict[str, Any], body: dict[str, Any] | None, *, named: bool, **more: dict[str, Any]) -> dict[str, Any]:

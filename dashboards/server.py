@@ -396,7 +396,7 @@ class WatchServer:
 
     def _queue(self) -> QueuePort:
         if self.queue is None:
-            raise web.HTTPConflict(text="this server starts no runs; that of fleet up does")
+            raise web.HTTPConflict(text="this server starts no runs; that of fleet cluster up does")
         return self.queue
 
     def _known(self, request: web.Request) -> Identity:

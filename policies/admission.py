@@ -53,10 +53,10 @@ def never(one: Asked, nodes: Sequence[Node], rules: Rules) -> tuple[str, str]:
     """(why this run can never start, what to do about it); empty texts when it can."""
     if one.slots > rules.quota(one.team):
         allowed = f"team {one.team} may have {rules.quota(one.team):g} slots at once, and this run needs {one.slots}"
-        return allowed, "Ask for fewer ranks and spares, or for another quota: fleet up --quota."
+        return allowed, "Ask for fewer ranks and spares, or for another quota: fleet cluster up --quota."
     most = sum(room(node.resources, one.shape) for node in nodes if meets(node.labels, one.selector))
     if one.slots > most:
-        return f"more than the {most} that this service has for all runs{_of_kind(one)}", "See fleet up --slots."
+        return f"more than the {most} that this service has for all runs{_of_kind(one)}", "See fleet cluster up --slots."
     return "", ""
 
 

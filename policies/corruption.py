@@ -14,12 +14,9 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Self
 
 from fleet.protocol.decisions import Decision, Figures
 from fleet.protocol.types import Member, StateId, Verdict
-from fleet.settings.fields import setting, within
-from fleet.settings.run import RunSettings
 
 AGREED, OUTVOTED, TIE = "agreed", "outvoted", "tie"
 
@@ -69,29 +66,13 @@ def after_vote(outcome: Vote) -> Decision:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class VoteSettings:
-    """Settings of the vote over corruption."""
-
-    hit: float = setting(1.0, "Probability that a verification of a rank finds that it computes wrongly.", above=0, most=1)
-
-    def __post_init__(self) -> None:
-        within(self, "corruption.settings.")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class MajorityRules:
     """The ``CorruptionPolicy`` of live runs: a strict majority names the wrong rank; without one, no rank is accused.
 
-    ``hit``: see :class:`VoteSettings`.
+    ``hit``: probability that a verification of a rank finds that it computes wrongly.
     """
 
-    Settings = VoteSettings
-    hit: float = VoteSettings().hit
-
-    @classmethod
-    def of(cls, run: RunSettings, own: VoteSettings) -> Self:
-        """The policy of a run."""
-        return cls(hit=own.hit)
+    hit: float = 1.0
 
     def judge(self, votes: Mapping[Member, str], others: Mapping[Member, str], again: bool = False) -> Verdict:
         """``others`` are wrong when they differ from the result of the votes, and another rank holds that result, too.

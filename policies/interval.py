@@ -15,41 +15,34 @@ from fleet.laws.checkpointing import daly_work_s, exact_work_s, young_work_s
 from fleet.laws.reliability import all_lost_rate_per_s
 from fleet.ledger.rates import PRIOR_EVENTS, prior
 from fleet.protocol.decisions import Decision, Interval
-from fleet.settings.fields import setting, within
 from fleet.settings.run import CheckpointSettings, RunSettings
 
 LAWS: dict[str, Callable[[float, float], float]] = {"young": young_work_s, "daly": daly_work_s, "exact": exact_work_s}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class IntervalSettings:
-    """Bounds of the intervals. An operator may want to stop and go on elsewhere also when no fault needs a checkpoint."""
+FIRST_S, PEER_FIRST_S = 10.0, 3.0
+"""When the first durable checkpoint, and the first copy in the memory of other nodes, are due: soon, so that their cost is known."""
 
-    first_s: float = setting(10.0, "Time of the first durable checkpoint: soon, so that its cost is known.", above=0)
-    max_s: float = setting(3600.0, "The longest interval between durable checkpoints.", above=0)
-    peer_first_s: float = setting(3.0, "The same as first_s, for copies in the memory of other nodes.", above=0)
-    peer_max_s: float = setting(
-        300.0, "The same as max_s, for copies: a fault that needs one costs no more than this, even if it is rare.", above=0
-    )
-
-    def __post_init__(self) -> None:
-        within(self, "checkpoint.settings.")
+MAX_S, PEER_MAX_S = 3600.0, 300.0
+"""The longest intervals of both. An operator may want to stop and go on elsewhere also when no fault needs a checkpoint. A fault that needs
+a copy costs no more than its interval, however rare the fault is."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckpointInterval:
-    """An ``IntervalPolicy``: ``law`` is fixed, young, daly or exact. ``first_s`` and ``max_s``: see :class:`IntervalSettings`.
+    """An ``IntervalPolicy``: ``law`` is fixed, young, daly or exact.
 
     Args:
         law: the way in which the interval follows from cost and fault rate.
         interval_s: the interval of ``fixed``.
+        first_s: when the first checkpoint is due.
+        max_s: the longest interval.
     """
 
-    Settings = IntervalSettings
     law: str = CheckpointSettings().policy
     interval_s: float | None = None
-    first_s: float = IntervalSettings().first_s
-    max_s: float = IntervalSettings().max_s
+    first_s: float = FIRST_S
+    max_s: float = MAX_S
 
     def __post_init__(self) -> None:
         if self.law != "fixed" and self.law not in LAWS:
@@ -57,20 +50,18 @@ class CheckpointInterval:
         if (self.law == "fixed") != (self.interval_s is not None):
             reason = "fixed needs an interval" if self.law == "fixed" else f"{self.law} computes the interval itself"
             raise ConfigError("checkpoint.interval_s", self.interval_s, reason, "Set interval_s with policy fixed, and only then.")
-        IntervalSettings(first_s=self.first_s, max_s=self.max_s)
         CheckpointSettings(interval_s=self.interval_s)
 
     @classmethod
-    def of(cls, run: RunSettings, own: IntervalSettings) -> Self:
+    def of(cls, run: RunSettings, own: None) -> Self:
         """The policy of a run, for its durable checkpoints."""
-        chosen = run.checkpoint
-        return cls(law=chosen.policy, interval_s=chosen.interval_s, first_s=own.first_s, max_s=own.max_s)
+        return cls(law=run.checkpoint.policy, interval_s=run.checkpoint.interval_s)
 
     @classmethod
-    def of_copies(cls, run: RunSettings, own: IntervalSettings) -> Self:
+    def of_copies(cls, run: RunSettings) -> Self:
         """The policy of a run, for copies in the memory of other nodes. It follows from cost and rate, unless it is fixed."""
         every_s = run.checkpoint.peer_interval_s
-        return cls(law="fixed", interval_s=every_s) if every_s else cls(first_s=own.peer_first_s, max_s=own.peer_max_s)
+        return cls(law="fixed", interval_s=every_s) if every_s else cls(first_s=PEER_FIRST_S, max_s=PEER_MAX_S)
 
     def configured(self, settings: CheckpointSettings) -> CheckpointInterval:
         """The same policy under new settings."""

@@ -18,7 +18,6 @@ from scipy.special import gammaincc
 from fleet.errors import ConfigError
 from fleet.ledger.health import NodeHistory, NodeIncident
 from fleet.protocol.decisions import Decision, Lemon
-from fleet.settings.fields import setting, within
 
 WEIGHTS = {"lost": 1.0, "hang": 1.0, "straggler": 0.5, "preflight": 1.0, "corruption": 3.0}
 """The number of faults that an incident counts for. A neighbour may cause a straggler; only the rank itself loses a bitwise vote."""
@@ -26,20 +25,25 @@ WEIGHTS = {"lost": 1.0, "hang": 1.0, "straggler": 0.5, "preflight": 1.0, "corrup
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lemons:
-    """Keeps out repeat offenders. Meta's research clusters saw about 6.5 faults a 1,000 node-days (arXiv 2410.21680)."""
+    """Keeps out repeat offenders. Meta's research clusters saw about 6.5 faults a 1,000 node-days (arXiv 2410.21680).
 
-    fleet_rate_per_h: float = setting(6.5 / 1000 / 24, "Faults of an ordinary node an hour.", above=0)
-    factor: float = setting(5.0, "A lemon fails at least this many times as often.", above=1)
-    certainty: float = setting(0.95, "From this posterior probability of that on, a node is kept out.", above=0, below=1)
-    least: float = setting(2.0, "Least number of weighted faults.", above=0)
-    half_life_h: float = setting(60 * 24.0, "Age at which a fault, or an hour without one, counts half.", above=0)
-    share_max: float = setting(
-        0.1, "At most this share of the nodes is kept out, the worst first: when many are bad, the cause is elsewhere.", above=0, below=1
-    )
-    prior_faults: float = setting(0.25, "The faults that the prior is worth.", above=0)
+    Attributes:
+        fleet_rate_per_h: faults of an ordinary node an hour.
+        factor: a lemon fails at least this many times as often.
+        certainty: from this posterior probability of that on, a node is kept out.
+        least: least number of weighted faults.
+        half_life_h: age at which a fault, or an hour without one, counts half.
+        share_max: at most this share of the nodes is kept out, the worst first: when many are bad, the cause is elsewhere.
+        prior_faults: the faults that the prior is worth.
+    """
 
-    def __post_init__(self) -> None:
-        within(self, "lemons.")
+    fleet_rate_per_h: float = 6.5 / 1000 / 24
+    factor: float = 5.0
+    certainty: float = 0.95
+    least: float = 2.0
+    half_life_h: float = 60 * 24.0
+    share_max: float = 0.1
+    prior_faults: float = 0.25
 
     def judge(self, history: NodeHistory, now_h: float) -> Decision:
         """Action ``admit`` or ``keep_out``. Raises ConfigError for an incident of a kind that has no weight."""

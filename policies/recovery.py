@@ -13,22 +13,12 @@ from fleet.protocol.domains import SEPARATOR
 from fleet.protocol.ports import RecoveryPolicy
 from fleet.protocol.topology import WINDOW_S
 from fleet.protocol.types import Candidate, Formation, Loss, Situation, outnumbered
-from fleet.settings.fields import setting, within
+from fleet.settings.run import WINDOW_S as BUDGET_S
 from fleet.settings.run import Budgets, RunSettings
 from policies.topology import joining, ordered
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ReformSettings:
-    """Settings of recovery besides the run's budgets and time-outs."""
-
-    settle_s: float = setting(0.4, "After a view has formed no rank joins for so long: first comes the step that broke.", least=0)
-
-    def __post_init__(self) -> None:
-        within(self, "recovery.settings.")
-
-
-SETTLE_S = ReformSettings().settle_s
+SETTLE_S = 0.4
+"""After a view has formed no rank joins for so long: first comes the step that broke."""
 
 
 class ReformPromoteRegrow:
@@ -39,15 +29,13 @@ class ReformPromoteRegrow:
     and a fuller world costs only the wait.
     """
 
-    Settings = ReformSettings
-
-    def __init__(self, budgets: Budgets, start_s: float, settle_s: float = SETTLE_S) -> None:
-        self.budgets, self.start_s, self.settle_s = budgets, start_s, settle_s
+    def __init__(self, budgets: Budgets, start_s: float) -> None:
+        self.budgets, self.start_s = budgets, start_s
 
     @classmethod
-    def of(cls, run: RunSettings, own: ReformSettings) -> Self:
+    def of(cls, run: RunSettings, own: None) -> Self:
         """The policy of a run."""
-        return cls(run.budgets, run.timeouts.start_s, own.settle_s)
+        return cls(run.budgets, run.timeouts.start_s)
 
     def form(self, situation: Situation, now_s: float) -> Formation:
         chosen = _first(situation)
@@ -71,19 +59,19 @@ class ReformPromoteRegrow:
         room = situation.world - len(present)
         if not waiting or room <= 0:
             return Formation(Decision("wait", "no rank to add" if not waiting else "the world is full"))
-        if now_s < (settled_s := situation.since_s + self.settle_s):
+        if now_s < (settled_s := situation.since_s + SETTLE_S):
             return Formation(Decision("wait", "the survivors first take the step that broke", valid_until_s=settled_s))
         chosen = [*present, *joining(waiting, present, room, situation.replica_size)]
         members = ordered(chosen, situation.replica_size, replicated=situation.replicated)
         return Formation(Decision("grow", f"{len(members) - len(present)} of {room} missing ranks are ready"), members)
 
     def judge(self, losses: Sequence[Loss], now_s: float) -> Decision:
-        recent = [loss for loss in losses if not loss.injected and now_s - loss.at_s <= self.budgets.window_s]
+        recent = [loss for loss in losses if not loss.injected and now_s - loss.at_s <= BUDGET_S]
         if not recent:
             return Decision("go_on", "no loss that chaos did not inject")
         for what, count, limit in self._counts(recent):
             if count >= limit:
-                often = f"{count} times in {self.budgets.window_s:g} s (limit {limit})"
+                often = f"{count} times in {BUDGET_S:g} s (limit {limit})"
                 reason = f"crash loop: {what} was lost {often}; last error: {recent[-1].detail}"
                 return Decision("give_up", reason, Figures({"count": float(count), "limit": float(limit)}))
         return Decision("go_on", "within all budgets")

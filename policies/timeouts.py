@@ -4,53 +4,46 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Self
 
 from fleet.errors import ConfigError
 from fleet.protocol.decisions import Decision, TimeOut
-from fleet.settings.fields import setting, within
 from fleet.settings.run import RunSettings, Timeouts
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class QuantileSettings:
-    """The way in which the progress time-out follows the steps."""
-
-    factor: float = setting(10.0, "Multiple of the quantile: a step so many times as long as nearly all others is a hang.", above=1)
-    quantile: float = setting(0.99, "Quantile of the last steps, of which the time-out is a multiple.", above=0, below=1)
-    window: int = setting(256, "The number of last steps that count.")
-    least: int = setting(20, "The least number of known steps.", least=1)
-    shrink: float = setting(0.1, "The time-out falls by at most this share at a time, and rises at once.", above=0, below=1)
-
-    def __post_init__(self) -> None:
-        within(self, "progress.settings.")
-        if self.least > self.window:
-            raise ConfigError("progress.settings.least", self.least, f"must be from 1 to window = {self.window}")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ProgressTimeout(QuantileSettings):
+class ProgressTimeout:
     """The progress time-out as a multiple of a high quantile of measured steps, between ``floor_s`` and ``ceiling_s``.
 
     The ceiling also holds while too few steps are known. The time-out falls slowly: after quick steps, a slow stretch must not count as a
     hang.
+
+    Attributes:
+        factor: multiple of the quantile: a step that takes so many times as long as nearly all others is a hang.
+        quantile: quantile of the last steps, of which the time-out is a multiple.
+        window: the number of last steps that count.
+        least: the least number of known steps.
+        shrink: the time-out falls by at most this share at a time, and rises at once.
     """
 
-    Settings = QuantileSettings
+    factor: float = 10.0
+    quantile: float = 0.99
+    window: int = 256
+    least: int = 20
+    shrink: float = 0.1
     floor_s: float = 5.0
     ceiling_s: float = Timeouts().progress_s
 
     def __post_init__(self) -> None:
         if not 0 < self.floor_s <= self.ceiling_s:
             raise ConfigError("progress.floor_s", self.floor_s, f"must be above 0 and not above ceiling_s = {self.ceiling_s:g}")
-        QuantileSettings.__post_init__(self)
 
     @classmethod
-    def of(cls, run: RunSettings, own: QuantileSettings | None = None) -> Self:
+    def of(cls, run: RunSettings) -> Self:
         """The policy of a run: never above the setting, and never so low that a view which is hard to form counts as a hang."""
         limits = run.timeouts
-        return cls(floor_s=min(2 * limits.form_s, limits.progress_s), ceiling_s=limits.progress_s, **asdict(own or QuantileSettings()))
+        return cls(floor_s=min(2 * limits.form_s, limits.progress_s), ceiling_s=limits.progress_s)
 
     def decide(self, steps_s: Sequence[float], present_s: float) -> Decision:
         """Action ``keep`` or ``set``; ``payload.progress_s`` is the time-out from now on.

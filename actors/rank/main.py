@@ -28,7 +28,7 @@ from fleet.host.clock import now_us
 from fleet.host.linux import use_one_arena
 from fleet.host.rank_logs import log_path
 from fleet.protocol.events import OutputDropped, Raised
-from fleet.settings.run import RunSettings
+from fleet.settings.run import HANGUP_S, RunSettings
 
 OURS = (str(Path(__file__).parents[1]), os.sep + "ray" + os.sep)
 LAST_WORDS_S = 10.0
@@ -61,7 +61,7 @@ def run_rank(
     torch.set_num_threads(settings.threads_per_rank)
     seed_all(settings.seed)
     store = StoreServer(host)
-    client = Client(slot, token, node, agent_path, store.address, recorder, settings.timeouts.hangup_s)
+    client = Client(slot, token, node, agent_path, store.address, recorder, HANGUP_S)
     lifeline = Lifeline(lifeline_path(folder, node), token)
     stacks = Stacks(stacks_path(folder, token))
     client.on_inspect = stacks.write

@@ -123,7 +123,7 @@ def _dashboard(grafana: GrafanaFace, model: dict[str, Any]) -> str:
 
 
 def _message(stamp: str | None) -> str:
-    return f"fleet dashboard push, content {stamp}"
+    return f"fleet cluster dashboards, content {stamp}"
 
 
 def _newest_message(grafana: GrafanaFace, uid: str) -> str:

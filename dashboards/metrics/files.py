@@ -1,4 +1,4 @@
-"""Files for a Prometheus: what ``fleet up`` writes for that of this machine."""
+"""Files for a Prometheus: what ``fleet cluster up`` writes for that of this machine."""
 
 from __future__ import annotations
 

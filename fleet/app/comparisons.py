@@ -33,7 +33,9 @@ def check_policies(names: Sequence[str]) -> list[str]:
         if recovery_of(name) not in RECOVERIES:
             raise ConfigError("policies", name, "unknown", f"Known: {', '.join(RECOVERIES)}, each with :INTERVAL if wanted.")
     if len(set(names)) < 2:
-        raise ConfigError("policies", " ".join(names), "two different ones are needed", "For example: fleet compare in-place restart.")
+        raise ConfigError(
+            "policies", " ".join(names), "two different ones are needed", "For example: fleet experiment compare in-place restart."
+        )
     return list(dict.fromkeys(names))
 
 

@@ -12,18 +12,15 @@ from pathlib import Path
 from typing import Any
 
 from chaos.settings import ChaosSettings, parse_chaos
-from fleet.app.policy_choice import PORTS, completed, declare_alike, own_keys
+from fleet.app.policy_choice import PORTS, completed, own_keys
 from fleet.errors import ConfigError
 from fleet.settings.fields import Key, build, flat, from_text, keys, merged, shown, values_of
 from fleet.settings.run import RunSettings
-from policies.lemons import Lemons
 
 NAMED = re.compile(r"[a-z_][\w.]*=")
 """How ``key=value`` begins; the value may be a path."""
 VERSION = 1
 """Version of files of settings. A file of a newer version is refused."""
-TABLES = {"chaos": ChaosSettings, "lemons": Lemons}
-"""Tables that stand beside the settings of a run in a file -> their classes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,17 +29,13 @@ class Configuration:
 
     run: RunSettings = field(default_factory=RunSettings)
     chaos: ChaosSettings = field(default_factory=ChaosSettings)
-    lemons: Lemons = field(default_factory=Lemons)
     given: tuple[str, ...] = field(default=(), compare=False)
 
 
 @functools.cache
 def known() -> Mapping[str, Key]:
     """All settings by dotted name, but for those that policies declare themselves."""
-    found = dict(keys(RunSettings))
-    for table, kind in TABLES.items():
-        found |= keys(kind, f"{table}.")
-    return found
+    return {**keys(RunSettings), **keys(ChaosSettings, "chaos.")}
 
 
 def configured(*layers: Mapping[str, Any] | Path | str, over: Mapping[str, Any] | None = None) -> Configuration:
@@ -54,8 +47,7 @@ def configured(*layers: Mapping[str, Any] | Path | str, over: Mapping[str, Any] 
     names, first = merged(*every_layer), known()
     chosen = {table: names.get(f"{table}.policy", first[f"{table}.policy"].default) for table in PORTS}
     values = merged(*(_less_foreign(layer, chosen) for layer in every_layer))
-    parts: dict[str, Any] = {table: build(kind, values, f"{table}.") for table, kind in TABLES.items()}
-    found = Configuration(run=build(RunSettings, values), given=tuple(names), **parts)
+    found = Configuration(run=build(RunSettings, values), chaos=build(ChaosSettings, values, "chaos."), given=tuple(names))
     wanted = next((name for name, value in values_of(found.chaos, "chaos.").items() if value != known()[name].default), None)
     if wanted and not found.chaos.on:
         reason = "it says which faults, and nothing says how many"
@@ -67,7 +59,7 @@ def _less_foreign(layer: Mapping[str, Any], chosen: Mapping[str, str]) -> dict[s
     """``layer`` without the settings of a policy that it names, where another policy was ``chosen``."""
     kept = dict(layer)
     for table, policy in chosen.items():
-        if not declare_alike(table, layer.get(f"{table}.policy", policy), policy):
+        if layer.get(f"{table}.policy", policy) != policy:
             kept.pop(f"{table}.settings", None)
     return kept
 
@@ -79,7 +71,9 @@ def _layer(given: Mapping[str, Any] | Path | str) -> dict[str, Any]:
         case str():
             name, sign, text = given.partition("=")
             if not sign:
-                raise ConfigError("--config", given, "it is no file, and not of the form key=value", "fleet config prints all settings.")
+                raise ConfigError(
+                    "--config", given, "it is no file, and not of the form key=value", "fleet init fleet.toml writes all settings."
+                )
             return chaos_of(text) if name == "chaos" else from_text(known(), name.strip(), text.strip())
     content = dict(given)
     chaos = content.pop("chaos", {})
@@ -101,7 +95,9 @@ def _file(path: Path) -> dict[str, Any]:
     except OSError as error:
         raise ConfigError("--config", str(path), f"it cannot be read: {error.strerror}") from error
     except ValueError as error:  # no TOML, or no text at all
-        raise ConfigError("--config", str(path), f"it is no TOML: {error}", "fleet config prints a file that can be used.") from error
+        raise ConfigError(
+            "--config", str(path), f"it is no TOML: {error}", "fleet init fleet.toml writes a file that can be used."
+        ) from error
     except ConfigError as error:
         raise ConfigError(error.field, error.value, f"{error.reason} (in {path})", error.way_out) from error
 
@@ -111,7 +107,7 @@ def _check_version(version: object) -> None:
         return
     newer = isinstance(version, int) and version > VERSION
     reason = f"the file is newer than this Fleet, which reads version {VERSION}" if newer else f"must be {VERSION}"
-    raise ConfigError("version", version, reason, "Use a newer Fleet, or write the file anew with fleet config." if newer else "")
+    raise ConfigError("version", version, reason, "Use a newer Fleet, or write the file anew with fleet init." if newer else "")
 
 
 def chaos_of(text: str) -> dict[str, Any]:
@@ -133,7 +129,7 @@ def every(run: RunSettings | None = None) -> dict[str, Key]:
 
 def differing(found: Configuration) -> dict[str, tuple[Any, Any]]:
     """Dotted name -> (value, default), of each setting that differs from its default."""
-    values = values_of(completed(found.run)) | values_of(found.chaos, "chaos.") | values_of(found.lemons, "lemons.")
+    values = values_of(completed(found.run)) | values_of(found.chaos, "chaos.")
     for table in PORTS:
         values |= {f"{table}.settings.{name}": value for name, value in values.pop(f"{table}.settings").items()}
     usual = {name: key.default for name, key in every(found.run).items()}
@@ -164,11 +160,5 @@ def _about(table: str, inside: list[Key]) -> list[str]:
         return [inside[0].meaning]
     if table.endswith(".settings"):
         return [f"Settings of the policy {getattr(RunSettings(), table.removesuffix('.settings')).policy} itself."]
-    owner = TABLES[table] if table in TABLES else type(getattr(RunSettings(), table))
+    owner = ChaosSettings if table == "chaos" else type(getattr(RunSettings(), table))
     return [(inspect.getdoc(owner) or "").partition("\n")[0]]
-
-
-def as_plain() -> dict[str, Any]:
-    """All settings, as data for JSON."""
-    found = {key.name: {"default": key.default, "takes": key.takes, "meaning": key.meaning, "live": key.live} for key in every().values()}
-    return {"version": VERSION, "settings": found}

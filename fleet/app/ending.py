@@ -162,17 +162,17 @@ def _next(data: Mapping[str, Any], context: EndContext) -> list[tuple[str, str]]
     if data["status"] in (COMPLETED, UNSAVED):
         load = 'torch.load("model.pt", weights_only=True)["model"], or as run.track named it'
         return more + ([("next", f"fleet checkpoint export {run} --output model.pt, then {load}")] if saved else [])
-    return [*more, ("next", _resume(run, context.returns) if saved else f"fleet diagnose {run}")]
+    return [*more, ("next", _resume(run, context.returns) if saved else f"fleet report {run} --diagnose")]
 
 
 def _resume(run: str, returns: int) -> str:
     """The advice after a failure. A command that has failed twice is not advised again."""
     if returns >= MOST:
-        return f"mend the script: it came to the same step from two checkpoints, and failed; fleet diagnose {run} says where"
+        return f"mend the script: it came to the same step from two checkpoints, and failed; fleet report {run} --diagnose says where"
     return f"fleet run --resume {run}" + (", which begins from an older checkpoint: it came to the same step twice" if returns else "")
 
 
 def _of_plain(data: Mapping[str, Any], run: str, context: EndContext) -> str:
     if data["status"] in (COMPLETED, UNSAVED):
-        return f"fleet compare {run} RUN, with a run of Fleet's under the same --chaos and --seed"
+        return f"fleet experiment compare {run} RUN, with a run of Fleet's under the same --chaos and --seed"
     return f"{context.again}, which goes on from the checkpoint that the script finds; its output: fleet logs {run}"

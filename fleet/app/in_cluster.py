@@ -27,6 +27,7 @@ from fleet.app.recipes import LiveRun
 from fleet.app.stopping import stopped_by_signals
 from fleet.errors import ConfigError, FleetError
 from fleet.host.whole_files import write_whole
+from fleet.settings.run import NODES_S
 
 log = logging.getLogger("fleet.app.in_cluster")
 
@@ -89,7 +90,7 @@ def _ask_for_nodes(plan: RunPlan, cluster: JoinedCluster, resume: bool) -> nodes
     if resume:  # the last driver's slots may not be free yet
         return None
     log.info("nodes are asked for: %d places", plan.settings.slots)
-    return nodes_asked.await_room(plan.settings.slots, cluster.slot, cluster.selector, plan.settings.timeouts.nodes_s)
+    return nodes_asked.await_room(plan.settings.slots, cluster.slot, cluster.selector, NODES_S)
 
 
 def _for_ray(plan: RunPlan, address: str, folder: Path) -> dict[str, str]:

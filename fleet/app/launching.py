@@ -157,7 +157,7 @@ def plan_of(train: Callable[[Any], None], found: Configuration, asked: LaunchReq
     if asked.resume:
         return _resumed(train, root, found, asked)
     name = plans.checked_name(name, root) if name else plans.new_name(_called(train))
-    return plans.RunPlan(name=name, folder=root / name, settings=settings, train=train, chaos=found.chaos, lemons=found.lemons)
+    return plans.RunPlan(name=name, folder=root / name, settings=settings, train=train, chaos=found.chaos)
 
 
 def _called(train: Callable[[Any], None]) -> str:

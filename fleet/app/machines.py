@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from fleet.app.policy_choice import make, own_settings
+from fleet.app.policy_choice import make
 from fleet.machine.core import FleetMachine
 from fleet.protocol.decisions import Decision
 from fleet.protocol.ports import RecoveryPolicy
 from fleet.protocol.types import Build
 from fleet.settings.run import RunSettings
-from policies.interval import CheckpointInterval, IntervalSettings, LevelRates
+from policies.corruption import MajorityRules
+from policies.interval import CheckpointInterval, LevelRates
 from policies.recovery import Delayed
+from policies.timeouts import ProgressTimeout
 from storage.checkpoint.manifest import parse_checkpoint_id
 from storage.checkpoint.parts import newest_checkpoint
 
@@ -25,13 +27,12 @@ def make_machine(
     recovery: RecoveryPolicy = make("recovery", settings)
     if settings.form_delay_s:
         recovery = Delayed(recovery, settings.form_delay_s)
-    own = own_settings("checkpoint", settings)
-    peers = CheckpointInterval.of_copies(settings, own if isinstance(own, IntervalSettings) else IntervalSettings())
+    peers = CheckpointInterval.of_copies(settings)
     newest = newest_checkpoint(store_url, run) if resume else None
     if origin and newest is None:
         newest = origin, parse_checkpoint_id(origin.rpartition("/")[2])[0]
     return FleetMachine(
         settings, recovery, make("placement", settings), make("checkpoint", settings), build=build, straggler=make("straggler", settings),
-        progress=make("progress", settings), corruption=make("corruption", settings), lemons=lemons, checkpoint=newest, peers=peers,
+        progress=ProgressTimeout.of(settings), corruption=MajorityRules(), lemons=lemons, checkpoint=newest, peers=peers,
         rates=rates, now_s=now_s,
     )  # fmt: skip

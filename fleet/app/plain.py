@@ -27,6 +27,7 @@ from fleet.protocol.fault_kinds import Performer, kind_of
 from fleet.protocol.operations import Operation
 from fleet.protocol.records import VERSION, Record, RunEnded, RunStarted
 from fleet.protocol.types import Member
+from fleet.settings.run import WINDOW_S
 
 TURN_S = 0.1
 STOP_S = 10.0
@@ -39,7 +40,7 @@ class PlainRun:
     def __init__(self, plan: RunPlan) -> None:
         self.plan, settings = plan, plan.settings
         budgets = settings.budgets
-        self.job = PlainJob(settings.world, Limits(budgets.slot_fruitless, budgets.slot, budgets.window_s))
+        self.job = PlainJob(settings.world, Limits(budgets.slot_fruitless, budgets.slot, WINDOW_S))
         self.nodes = PlainNodes(settings.world, settings.nodes)
         self.controls = ChaosControls(settings.world, settings.nodes, plan.chaos.on)
         self.lock = threading.RLock()

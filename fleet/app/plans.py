@@ -30,7 +30,6 @@ from fleet.protocol.types import Build
 from fleet.settings.fields import read
 from fleet.settings.run import RunSettings
 from fleet.settings.track import TrackSettings
-from policies.lemons import Lemons
 from storage.backends.urls import without_credentials
 
 
@@ -55,7 +54,6 @@ class RunPlan:
     train: Callable[[Any], None]
     script: str = ""
     chaos: ChaosSettings = field(default_factory=ChaosSettings)
-    lemons: Lemons = field(default_factory=Lemons)
     resume: bool = False
     queued_s: float = 0.0
     origin: str = ""
@@ -166,8 +164,7 @@ def describe(plan: RunPlan, code: Code | None = None) -> str:
     settings = dataclasses.asdict(completed(plan.settings)) | {"storage": without_credentials(plan.settings.storage)}
     rates = plan.chaos.rates_per_s(world=plan.settings.world, nodes=plan.settings.nodes)
     made_of = plan.made_of if plan.made_of is not None else provenance(plan.script, code)
-    others = {"chaos": dataclasses.asdict(plan.chaos), "lemons": dataclasses.asdict(plan.lemons)}
-    content = {"script": plan.script, "settings": settings, **others, "made_of": made_of}
+    content = {"script": plan.script, "settings": settings, "chaos": dataclasses.asdict(plan.chaos), "made_of": made_of}
     rest = {"queued_s": plan.queued_s, "origin": plan.origin}
     said = {} if plan.plain is None else {PLAIN: list(plan.plain)}
     return json.dumps(
@@ -190,7 +187,7 @@ def check(settings: RunSettings, chaos: ChaosSettings) -> None:
     in_memory, interval_s = settings.nodes > 1 and settings.peer_copies > 0, settings.checkpoint.interval_s
     if chaos.lose_all and not in_memory and interval_s is not None and interval_s >= chaos.duration_s:
         reason = f"no node keeps copies in its memory, and the first durable checkpoint comes after {interval_s:g} s, when chaos is over"
-        raise ConfigError("chaos.lose_all", "yes", reason, "Use two nodes with --peer-copies 1, or a shorter --checkpoint interval.")
+        raise ConfigError("chaos.lose_all", "yes", reason, "Use two nodes with --config peer_copies=1, or a shorter --checkpoint interval.")
 
 
 def _check_copies(settings: RunSettings) -> None:
@@ -198,7 +195,7 @@ def _check_copies(settings: RunSettings) -> None:
     copies, others = settings.optimizer_copies, settings.most - 1
     if settings.spread and copies > max(1, others):
         reason = f"a part is kept by its owner and by so many other ranks, and a world of {settings.most} has {others} others"
-        way_out = f"Use --optimizer-copies {max(1, others)} or fewer, or a --world of {copies + 1} or more."
+        way_out = f"Use --config optimizer_copies={max(1, others)} or fewer, or a --world of {copies + 1} or more."
         raise ConfigError("optimizer_copies", copies, reason, way_out)
 
 
@@ -275,9 +272,8 @@ def continued_plan(folder: Path, asked: Executed, name: str, steps: int, storage
 def repeated_plan(folder: Path, asked: Executed, root: Path) -> RunPlan:
     """The same run once more, under a new name: its settings, its seed and its chaos, from its journal. Raises ConfigError."""
     plan, content = _again(folder, asked), recorded(folder)[1]
-    chaos, lemons = read(ChaosSettings, content["chaos"], "chaos."), read(Lemons, content.get("lemons", {}), "lemons.")
-    name = new_name(plan.script)
-    return dataclasses.replace(plan, name=name, folder=root / name, chaos=chaos, lemons=lemons)
+    chaos, name = read(ChaosSettings, content["chaos"], "chaos."), new_name(plan.script)
+    return dataclasses.replace(plan, name=name, folder=root / name, chaos=chaos)
 
 
 def seen_plan(folder: Path) -> RunPlan:

@@ -16,11 +16,9 @@ from fleet.protocol import ports
 from fleet.settings.fields import Key, keys, read
 from fleet.settings.run import RunSettings
 from policies import placement
-from policies.corruption import MajorityRules
 from policies.interval import LAWS, CheckpointInterval
 from policies.recovery import RECOVERIES
 from policies.straggler.mitigation import Mitigator
-from policies.timeouts import ProgressTimeout
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,9 +33,7 @@ PORTS = {
     "recovery": Port(ports.RecoveryPolicy, RECOVERIES),
     "placement": Port(ports.PlacementPolicy, {"blocks": placement}),
     "straggler": Port(ports.StragglerPolicy, {"least-loss": Mitigator}),
-    "progress": Port(ports.ProgressPolicy, {"quantile": ProgressTimeout}),
     "checkpoint": Port(ports.IntervalPolicy, dict.fromkeys(("fixed", *LAWS), CheckpointInterval)),
-    "corruption": Port(ports.CorruptionPolicy, {"majority": MajorityRules}),
 }
 """Table of settings -> port. ``policy`` in the table names the policy, and ``settings`` are the policy's own settings."""
 
@@ -97,12 +93,6 @@ def own_keys(table: str, name: str) -> Mapping[str, Key]:
     """The settings that policy ``name`` of ``table`` declares, by dotted name."""
     kind = getattr(_found(table, name), "Settings", None)
     return keys(kind, f"{table}.settings.") if kind is not None else {}
-
-
-def declare_alike(table: str, one: str, other: str) -> bool:
-    """Whether two policies declare the same settings. A user's own policy declares them alike with itself alone."""
-    names = PORTS[table].names
-    return one == other or (one in names and other in names and names[one].Settings is names[other].Settings)
 
 
 def completed(run: RunSettings) -> RunSettings:

@@ -65,6 +65,7 @@ from fleet.protocol.provider import Cluster, NodePlace
 from fleet.protocol.records import COMPLETED, UNSAVED, VERSION, RunStarted
 from fleet.settings.run import RunSettings
 from policies.interval import LevelRates
+from policies.lemons import Lemons
 from policies.preflight import FATAL_XIDS, admit, judge
 from storage import nodes
 from storage.backends.files import addresses_of
@@ -224,7 +225,7 @@ class LiveRun:
 
     def _lemons(self) -> dict[int, Decision]:
         """Nodes that stay out for their faults in the runs that lie beside this one."""
-        bad = self.plan.lemons.keep_out(nodes.load(self.plan.folder.parent / nodes.NAME), unix_time_s() / HOUR_S)
+        bad = Lemons().keep_out(nodes.load(self.plan.folder.parent / nodes.NAME), unix_time_s() / HOUR_S)
         names = {index: self.cluster.place(index).name for index in self.cluster.alive()}
         return {index: bad[name] for index, name in names.items() if name in bad}
 

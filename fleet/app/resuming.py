@@ -24,7 +24,6 @@ from fleet.protocol.records import CheckpointRecord, Record, Resumed
 from fleet.protocol.types import StateId
 from fleet.settings.fields import read, values_of
 from fleet.settings.run import RunSettings
-from policies.lemons import Lemons
 from storage.backends.urls import redact
 
 FREE = ("storage",)
@@ -41,7 +40,7 @@ def check(folder: Path, found: Configuration, script: str = "") -> None:
     """
     if is_written(folder / "journal.jsonl"):
         reason = "it goes on: another process writes its journal"
-        raise ConfigError("--resume", folder.name, reason, f"See it with fleet watch {folder.name}, or end it with fleet pause.")
+        raise ConfigError("--resume", folder.name, reason, f"See it with fleet runs watch {folder.name}, or end it with fleet stop.")
     check_given(folder, found)
     check_returns(folder, script)
 
@@ -59,13 +58,12 @@ def check_given(folder: Path, found: Configuration, free: Collection[str] = FREE
 
 def recorded_settings(content: Mapping[str, Any]) -> Configuration:
     """All settings of a run, from its journal's record."""
-    chaos, lemons = read(ChaosSettings, content["chaos"], "chaos."), read(Lemons, content.get("lemons", {}), "lemons.")
-    return Configuration(run=plans.settings_in(content), chaos=chaos, lemons=lemons)
+    return Configuration(run=plans.settings_in(content), chaos=read(ChaosSettings, content["chaos"], "chaos."))
 
 
 def _values(found: Configuration) -> dict[str, Any]:
     run: RunSettings = completed(found.run)
-    return values_of(run) | values_of(found.chaos, "chaos.") | values_of(found.lemons, "lemons.")
+    return values_of(run) | values_of(found.chaos, "chaos.")
 
 
 def _differences(name: str, was: Any, now: Any) -> list[tuple[str, Any, Any]]:
@@ -84,7 +82,7 @@ def check_returns(folder: Path, script: str = "") -> None:
     sessions = Sessions().note_all(read_journal(folder / "journal.jsonl", spans=False))
     sessions.note(Resumed(0.0, 0.0, "", script_sha256=digest_of_script(script or plans.script_in(plans.recorded(folder)[1]))))
     if len(sessions.returns) >= MOST:
-        way_out = f"Mend the script, and resume it then; fleet diagnose {folder.name} shows where it failed."
+        way_out = f"Mend the script, and resume it then; fleet report {folder.name} --diagnose shows where it failed."
         raise ConfigError("--resume", folder.name, in_words(sessions.returns), way_out)
 
 

@@ -1,4 +1,4 @@
-"""``fleet scale``: trains with some worlds, predicts the step time of another one before measuring it, and that of larger ones."""
+"""``fleet experiment scale``: trains with some worlds, predicts another one before it is measured, and predicts larger ones."""
 
 from __future__ import annotations
 
@@ -305,7 +305,7 @@ class _Watch:
             if self.error or (self._since_s is not None and self._clock.now_s() >= self._since_s + self._seconds):
                 if self._quotas is not None:
                     self._quotas.close()  # the rest of the run is not measured, and short
-                self._stop("fleet scale has seen enough")
+                self._stop("fleet experiment scale has seen enough")
                 return
 
     def _see(self, record: Record) -> None:

@@ -169,4 +169,4 @@ def recorded(folder: Path, to: Sequence[str], environment: Mapping[str, str]) ->
 def in_words(folder: Path, settings: TrackSettings) -> list[str]:
     """The state of each tracker of the run in ``folder``, a line each."""
     found = [standing(folder, name) for name in settings.to]
-    return [str(each) if each.done else f"{each}; to send the rest: fleet track {folder} --track {each.tracker}" for each in found]
+    return [str(each) if each.done else f"{each}; to send the rest: fleet runs track {folder} --track {each.tracker}" for each in found]

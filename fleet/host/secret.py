@@ -1,7 +1,7 @@
 """The secret of a run. The process that starts the run draws it. A call hands it to coordinator and agents; other processes read a file.
 
-The file belongs to the user alone. The coordinator and ``fleet set`` find it beside the journal, an agent and its ranks in the node's own
-folder. It is removed with the run. The secret is on no command line and in no environment, as other users may read these.
+The file belongs to the user alone. The coordinator and ``fleet runs set`` find it beside the journal, an agent and its ranks in the node's
+own folder. It is removed with the run. The secret is on no command line and in no environment, as other users may read these.
 """
 
 from __future__ import annotations

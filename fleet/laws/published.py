@@ -1,5 +1,5 @@
 """Published tables of large fleets, computed anew. Each value stands beside the printed one, with a note where the publication contradicts
-itself. ``fleet laws sweep`` prints them.
+itself. ``fleet laws`` prints them.
 
 The module copies only the published values themselves. All else comes from the laws of this package and the inputs named here.
 """

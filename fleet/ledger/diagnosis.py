@@ -205,7 +205,8 @@ def _cold(summary: LedgerSummary) -> TimeFinding:
         started += f" and was resumed {again} time{'s' if again > 1 else ''}"
     return _finding(
         summary, "provision", "The cluster takes long to start.", "start-up: the cluster and its first processes",
-        "Use a cluster that is up already (fleet up, fleet submit), or run longer.", "to machines that are held while nothing runs on them",
+        "Use a cluster that is up already (fleet cluster up, fleet cluster submit), or run longer.",
+        "to machines that are held while nothing runs on them",
         f"All of it was before a slot had its first process, as {started}.", part_s=summary.cold_provision_s,
     )  # fmt: skip
 

@@ -61,7 +61,7 @@ def _impact(s: LedgerSummary) -> str:
 
 
 def _lines(s: LedgerSummary, records: Sequence[Record]) -> list[Line]:
-    """The happenings, a line each, as ``fleet watch`` shows them, and the views that ranks trained in."""
+    """The happenings, a line each, as ``fleet runs watch`` shows them, and the views that ranks trained in."""
     narrator, lines = Narrator(), list[Line]()
     for record in records:
         lines += narrator.take(record, getattr(record, "at_s", 0.0))

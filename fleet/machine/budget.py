@@ -50,9 +50,7 @@ class BudgetWatch:
             return None
         self._reported = budget
         left_s = (budget - spent) / (spent / held_s)
-        reason = (
-            f"{spent:.4g} of {budget:g} USD are spent: it ends in {left_s / HOUR_S:.3g} h, unless cost.budget_usd is raised (fleet set)"
-        )
+        reason = f"{spent:.4g} of {budget:g} USD are spent: it ends in {left_s / HOUR_S:.3g} h unless fleet runs set raises cost.budget_usd"
         return DecisionMade(POLICY, "warn", reason, figures, now_s)
 
     def _store_usd(self, settings: RunSettings, now_s: float) -> float:

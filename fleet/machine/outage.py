@@ -48,7 +48,7 @@ class Outage:
     def _why_it_stops(self, store: Checkpoints, steps: int, now_s: float) -> str:
         lasted = f"durable checkpoints have failed for {duration(now_s - self.since_s)}, and the run was told to stop then"
         newest = f"the newest durable one was {count(steps)} old" if store.kept else "there was none yet"
-        return f"{lasted} (--on-store-failure stop): {newest}; the store says: {store.failures.last}"
+        return f"{lasted} (checkpoint.on_store_failure=stop): {newest}; the store says: {store.failures.last}"
 
     def _over(self, store: Checkpoints, now_s: float) -> DecisionMade:
         self.reported = False

@@ -15,6 +15,7 @@ from fleet.protocol.probes import probe
 from fleet.protocol.records import DecisionMade
 from fleet.protocol.slowness import ACTIONS, Circumstances, Remedy
 from fleet.protocol.types import Formation, View
+from fleet.settings.run import WINDOW_S
 
 
 def tick(machine: MachineState, now_s: float) -> None:
@@ -25,7 +26,7 @@ def tick(machine: MachineState, now_s: float) -> None:
     timings = slow.timings(view, now_s)
     if timings is None and now_s < slow.review_s:
         return
-    slow.acted_s = [at_s for at_s in slow.acted_s if now_s - at_s < machine.settings.straggler.window_s]
+    slow.acted_s = [at_s for at_s in slow.acted_s if now_s - at_s < WINDOW_S]
     remedy = slow.policy.look(timings, _circumstances(machine, view, now_s), now_s)
     slow.review_s = now_s + REVIEW_S if remedy.decision is None else remedy.decision.valid_until_s
     _write(machine, remedy, now_s)

@@ -11,7 +11,7 @@ from fleet.protocol.decisions import Decision
 from fleet.protocol.events import Heartbeat
 from fleet.protocol.topology import Gone
 from fleet.protocol.types import Member, Process, StateId
-from fleet.settings.run import Timeouts
+from fleet.settings.run import HANGUP_S, Timeouts
 
 
 class RankPhase(StrEnum):
@@ -228,7 +228,7 @@ class Roster:
         ``waits``: for nodes with ranks, the limit of silence is ``stall_s``.
         """
         silent = self.silent.items()
-        lost: list[tuple[str, NodeCause, float]] = [(node, AgentHungUp(), at_s) for node, at_s in silent if now_s - at_s >= limits.hangup_s]
+        lost: list[tuple[str, NodeCause, float]] = [(node, AgentHungUp(), at_s) for node, at_s in silent if now_s - at_s >= HANGUP_S]
         quiet = self.unheard(limits.node_s, now_s)
         if waits:
             quiet = quiet - self.with_ranks() | self.unheard(limits.stall_s, now_s)

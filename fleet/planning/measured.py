@@ -1,4 +1,4 @@
-"""Measurements of ``fleet scale``, in place of assumptions of ``fleet plan``. Pure: text in, fields of a plan out."""
+"""Measurements of ``fleet experiment scale``, in place of assumptions of ``fleet plan``. Pure: text in, fields of a plan out."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from fleet.planning.scale import FORMAT, VERSION
 from fleet.settings import fields
 
 OPTION = "--measured"
-WRITE_IT = "Give the file that fleet scale --json has written."
+WRITE_IT = "Give the file that fleet experiment scale --json has written."
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +31,7 @@ class MeasuredJob:
 
 
 def read_measured(text: str) -> MeasuredJob:
-    """The job of a file of ``fleet scale``. Raises ConfigError, by the field, for any other file."""
+    """The job of a file of ``fleet experiment scale``. Raises ConfigError, by the field, for any other file."""
     try:
         content = json.loads(text)
     except ValueError as error:
@@ -40,10 +40,12 @@ def read_measured(text: str) -> MeasuredJob:
         given = content.get("format") if isinstance(content, dict) else type(content).__name__
         raise ConfigError(f"{OPTION}: format", given, f"must be {FORMAT}", WRITE_IT)
     if content.get("version") != VERSION:
-        raise ConfigError(f"{OPTION}: version", content.get("version"), f"this Fleet reads version {VERSION}", "Run fleet scale again.")
+        raise ConfigError(
+            f"{OPTION}: version", content.get("version"), f"this Fleet reads version {VERSION}", "Run fleet experiment scale again."
+        )
     said = content.get("plan")
     if not isinstance(said, dict):
-        raise ConfigError(f"{OPTION}: plan", said, "is missing: fleet scale has not ended", "Run it to the end.")
+        raise ConfigError(f"{OPTION}: plan", said, "is missing: fleet experiment scale has not ended", "Run it to the end.")
     given = content | said
     return fields.read(MeasuredJob, {each.name: given.get(each.name) for each in dataclasses.fields(MeasuredJob)}, f"{OPTION}: ")
 

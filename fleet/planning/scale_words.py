@@ -1,4 +1,4 @@
-"""The output of ``fleet scale`` in lines. Each line comes from the file's contents, so that a file can be printed again."""
+"""The output of ``fleet experiment scale`` in lines. Each line comes from the file's contents, so that a file can be printed again."""
 
 from __future__ import annotations
 

@@ -36,7 +36,7 @@ BOUNDS = {
 
 
 def setting(default: T, meaning: str, *, live: bool = False, **bounds: float) -> T:
-    """A field of a settings class. ``live``: it may change while a run goes on, see ``fleet set``. ``bounds``: see :func:`within`."""
+    """A field of a settings class. ``live``: it may change while a run goes on, see ``fleet runs set``. ``bounds``: see :func:`within`."""
     return dataclasses.field(default=default, metadata={"meaning": meaning, "live": live, "bounds": bounds})
 
 
@@ -104,7 +104,7 @@ def _kind(name: str, hint: Any) -> tuple[type, bool, bool]:
 # ---- from values -------------------------------------------------------------------------------------------------------------------------
 
 
-ALL = "fleet config prints all settings."
+ALL = "fleet init fleet.toml writes all settings."
 
 
 def flat(known: Mapping[str, Key], given: Mapping[str, Any], prefix: str = "", way_out: str = ALL) -> dict[str, Any]:

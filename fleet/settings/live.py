@@ -12,7 +12,7 @@ LIVE = {key.name: key for key in keys(RunSettings).values() if key.live}
 """By name. Settings that define the result, or the processes that run, are fixed for a run's life."""
 
 WORLD = "world"
-"""It may change up to ``max_world``; see ``fleet resize``."""
+"""It may change up to ``max_world``; see ``fleet runs set``."""
 
 ADDRESS_FILE = "coordinator"
 """In the run's folder: ``host:port`` at which its coordinator listens, while the run goes on."""
@@ -36,7 +36,7 @@ def changed(settings: RunSettings, key: str, value: float) -> RunSettings:
     if key == WORLD:
         if value < settings.world and settings.spread and not settings.optimizer_copies:
             reason = "a rank that leaves would take its part of the optimizer's state along: there is no copy of it"
-            raise ConfigError(key, value, reason, "Begin the run with --optimizer-copies 1 or more to make it smaller.")
+            raise ConfigError(key, value, reason, "Begin the run with --config optimizer_copies=1 or more to make it smaller.")
         return dataclasses.replace(settings, world=int(value), max_world=settings.most)
     inner = dataclasses.replace(getattr(settings, group), **{name: LIVE[key].kind(value)})
     return dataclasses.replace(settings, **{group: inner})

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -15,6 +16,18 @@ from fleet.settings.cost import CostSettings
 from fleet.settings.fields import setting, within
 from fleet.settings.per_rank import PerRankSettings
 from fleet.settings.track import TrackSettings
+
+WINDOW_S = 600.0
+"""The time in which losses, and view changes for slow ranks, are counted against their limits."""
+
+HANGUP_S = 0.1
+"""A node whose agent's connection broke has this long to connect again: an agent that lives does so at once."""
+
+NODES_S = 900.0
+"""With ``ask_for_nodes``: a run waits this long for its nodes before it begins."""
+
+RESEND_S = 1.0
+"""A message that was not answered is sent again after this long, or after half of the heartbeat's time-out if that is less."""
 
 ORDER = ("heartbeat_s", "quiesce_s", "form_s", "progress_s", "collective_s", "run_s")
 """Time-outs, from the check that must fire first to the one that must fire last."""
@@ -57,15 +70,17 @@ class Timeouts:
     )
     start_s: float = setting(60.0, "How long a process may take to start and to join.")
     checkpoint_s: float = setting(120.0, "How long a checkpoint may take to be durable.")
-    resend_s: float = setting(1.0, "A message without an answer is sent again after so long.")
-    hangup_s: float = setting(0.1, "How long an agent whose connection broke has to connect again: a live agent does so at once.")
     stall_s: float = setting(600.0, "With on_partition = stall: a node that is silent for so long is still lost.")
     finish_s: float = setting(3600.0, "How long the code behind the loop may take.")
     store_s: float = setting(60.0, "Durable checkpoints may fail for so long before the run says which steps it would lose.")
     run_s: float | None = setting(None, "The run stops in order after so long.", live=True)
-    nodes_s: float = setting(900.0, "With ask_for_nodes: how long a run waits for its nodes before it begins.")
     grace_s: float = setting(25.0, "Within so long, a run that has to stop keeps its last commit and ends its processes.")
     notice_s: float = setting(30.0, "A node whose agent gets SIGTERM is expected to end after so long: Kubernetes' default grace period.")
+
+    @property
+    def resend_s(self) -> float:
+        """A message that was not answered is sent again after so long."""
+        return min(RESEND_S, self.heartbeat_s / 2)
 
     def __post_init__(self) -> None:
         given = {name: value for name in self.__slots__ if (value := getattr(self, name)) is not None}
@@ -84,17 +99,28 @@ class Timeouts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Budgets:
-    """How many losses that chaos did not inject end the run."""
+    """How many losses within ``WINDOW_S`` end the run, of those that chaos did not inject. Other limits follow from ``slot``."""
 
-    slot: int = setting(8, "Losses of one slot.", least=1)
-    node: int = setting(12, "Losses of ranks of one node.", least=1)
-    shard: int = setting(3, "Losses of ranks that computed the same shard of the same step.", least=1)
-    total: int = setting(64, "Losses in all.", least=1)
-    slot_fruitless: int = setting(4, "Losses of one slot between which the run commits no step.", least=1)
-    window_s: float = setting(600.0, "The time in which they are counted.", above=0)
+    slot: int = setting(8, "Losses of one slot in 10 minutes that end the run; other limits follow from it.", least=1)
+    total: int = setting(64, "Losses in all in 10 minutes that end the run.", least=1)
 
     def __post_init__(self) -> None:
         within(self, "budgets.")
+
+    @property
+    def node(self) -> int:
+        """Losses of ranks of one node."""
+        return math.ceil(1.5 * self.slot)
+
+    @property
+    def shard(self) -> int:
+        """Losses of the ranks that computed one shard of one step."""
+        return math.ceil(0.375 * self.slot)
+
+    @property
+    def slot_fruitless(self) -> int:
+        """Losses of one slot with no step committed by the run in between."""
+        return math.ceil(0.5 * self.slot)
 
 
 OWN = "Settings of the policy itself; see the policy."
@@ -113,22 +139,6 @@ class PlacementSettings:
     """Which rank computes which shards, and where copies go."""
 
     policy: str = setting("blocks", "blocks (the fewest partial sums), or package.module:Class.")
-    settings: Mapping[str, Any] = field(default_factory=dict, metadata={"meaning": OWN})
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CorruptionSettings:
-    """Decides which rank is wrong when ranks differ bit for bit."""
-
-    policy: str = setting("majority", "majority, or package.module:Class.")
-    settings: Mapping[str, Any] = field(default_factory=dict, metadata={"meaning": OWN})
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ProgressSettings:
-    """How the progress time-out follows the steps."""
-
-    policy: str = setting("quantile", "quantile, or package.module:Class.")
     settings: Mapping[str, Any] = field(default_factory=dict, metadata={"meaning": OWN})
 
 
@@ -158,14 +168,10 @@ class StragglerSettings:
 
     policy: str = setting("least-loss", "least-loss (the cheapest of tolerate, rebalance, replace and evict), or package.module:Class.")
     enabled: bool = setting(True, "Off: the run tolerates slow ranks.", live=True)
-    compute_slowdown: float = setting(1.10, "A rank may count as slow from this own compute time / the others'.", live=True, above=1)
-    network_slowdown: float = setting(1.18, "The same for time on the wire.", live=True, above=1)
-    data_slowdown: float = setting(1.21, "The same for waiting for samples.", live=True, above=1)
     gain: float = setting(
         0.1, "A remedy must save this share of the cost of tolerating the slow rank: measured slowness wavers.", live=True, least=0, below=1
     )
-    changes: int = setting(6, "At most so many view changes because of slow ranks in window_s.", live=True, least=0)
-    window_s: float = setting(600.0, "The time in which they are counted.", live=True, above=0)
+    changes: int = setting(6, "At most so many view changes because of slow ranks in 10 minutes.", live=True, least=0)
     settings: Mapping[str, Any] = field(default_factory=dict, metadata={"meaning": OWN})
 
     def __post_init__(self) -> None:
@@ -189,7 +195,7 @@ class RunSettings:
     """Everything that defines a run, but for the train function and chaos."""
 
     world: int = setting(4, "Ranks that train.", live=True, least=1)
-    max_world: int = setting(0, "Most ranks that fleet resize may let train. The run holds their slots all the time. 0: world.")
+    max_world: int = setting(0, "Most ranks that fleet runs set may let train. The run holds their slots all the time. 0: world.")
     spares: int = setting(0, "Ranks that stand by.", least=0)
     nodes: int = setting(2, "Worker nodes of the local cluster.", least=1)
     shards: int = setting(16, "Batch shards of each step; fixed for the whole run.")
@@ -211,16 +217,16 @@ class RunSettings:
         least=0,
         most=3,
     )
-    overlap: bool = setting(True, "Without fsdp: gradients travel while a rank's last backward of a step runs: docs/decisions/0014.")
     overlap_cores: float = setting(
         2.0,
-        "With overlap, cores that each rank of a shared machine must have, or gradients travel after the backward; 0: no minimum.",
+        "Without fsdp: cores that a rank needs on a shared machine to send gradients beside its backward; 0: none, inf: never (0014).",
+        least=0,
     )
     two_level_sums: bool = setting(
         False, "Without fsdp: ranks of one host (domains: the narrowest) add up gradients before they cross: docs/decisions/0014."
     )
     threads_per_rank: int = setting(1, "Threads that a rank computes with.", least=1)
-    form_delay_s: float = setting(0.0, "A delay before survivors go on, in seconds; see fleet rehearse.", least=0)
+    form_delay_s: float = setting(0.0, "A delay before survivors go on, in seconds; see fleet experiment rehearse.", least=0)
     domains: tuple[str, ...] = setting(
         (HOST,), "Labels of Ray nodes (or NAME=LABEL) that name domains of failure, from narrow to wide; host: the host. docs/placement.md."
     )
@@ -239,9 +245,7 @@ class RunSettings:
     recovery: RecoverySettings = field(default_factory=RecoverySettings)
     placement: PlacementSettings = field(default_factory=PlacementSettings)
     straggler: StragglerSettings = field(default_factory=StragglerSettings)
-    progress: ProgressSettings = field(default_factory=ProgressSettings)
     verify: VerifySettings = field(default_factory=VerifySettings)
-    corruption: CorruptionSettings = field(default_factory=CorruptionSettings)
     cost: CostSettings = field(default_factory=CostSettings)
     track: TrackSettings = field(default_factory=TrackSettings)
     per_rank: PerRankSettings = field(default_factory=PerRankSettings)
@@ -270,7 +274,9 @@ class RunSettings:
         within(self)
         if self.max_world and self.world > self.max_world:
             reason = f"more than max_world = {self.max_world}, which is fixed when a run begins"
-            raise ConfigError("world", self.world, reason, f"Choose {self.min_ranks} to {self.max_world} ranks, or begin with --max-world.")
+            raise ConfigError(
+                "world", self.world, reason, f"Choose {self.min_ranks} to {self.max_world} ranks, or begin with another max_world."
+            )
         if self.shards < self.most:
             raise ConfigError(
                 "shards", self.shards, f"fewer batch shards than ranks ({self.most}): some ranks would have nothing to compute",

@@ -17,7 +17,7 @@ class TrackSettings:
 
     to: tuple[str, ...] = setting((), f"Trackers that get the run, of {', '.join(TRACKERS)}.")
     every_s: float = setting(10.0, "Time from one sample of all metrics to the next; in a long run, 0.2% of its age.", above=0)
-    end_s: float = setting(30.0, "How long the end of the run waits for trackers. fleet track sends the rest later.", least=0)
+    end_s: float = setting(30.0, "How long the end of the run waits for trackers. fleet runs track sends the rest later.", least=0)
     project: str = setting("fleet", "Experiment of MLflow, project of Weights & Biases.")
     folder: str = setting("", "Folder for TensorBoard, which gets a folder of the run's name; empty: tensorboard in the run's folder.")
     mlflow_url: str = setting("", "Server of MLflow; empty: as MLFLOW_TRACKING_URI says.")

@@ -35,6 +35,7 @@ from fleet.protocol.records import (
 )
 from fleet.protocol.slowness import ACTIONS
 from fleet.protocol.types import Member, StateId, View
+from fleet.settings.run import WINDOW_S
 from fleet.simulation.checker import Homes, InvariantChecker, Violation
 from fleet.simulation.endings import DoneOnce, FinalKept, InOrder
 from fleet.simulation.model import POISON, SPOILED, gradient
@@ -465,7 +466,7 @@ class BudgetsHold(Homes):
     def _exceeded(self, now_s: float) -> str:
         budgets = self.world.settings.budgets
         losses = [record for record in self.world.journal if isinstance(record, ProcessLost) and record.fault is None]
-        losses = [loss for loss in losses if now_s - loss.at_s <= budgets.window_s]
+        losses = [loss for loss in losses if now_s - loss.at_s <= WINDOW_S]
         counts = [
             ("the total", len(losses), budgets.total),
             ("a slot", max(Counter(loss.member.slot for loss in losses).values(), default=0), budgets.slot),
@@ -524,8 +525,8 @@ class ChangesBounded(InvariantChecker):
         if not isinstance(record, DecisionMade) or record.policy != "straggler" or record.action not in ACTIONS:
             return
         limits = self.world.settings.straggler
-        self._acted_s = [at_s for at_s in [*self._acted_s, record.at_s] if record.at_s - at_s < limits.window_s]
-        often = f"{len(self._acted_s)} view changes for slow ranks in {limits.window_s:g} s"
+        self._acted_s = [at_s for at_s in [*self._acted_s, record.at_s] if record.at_s - at_s < WINDOW_S]
+        often = f"{len(self._acted_s)} view changes for slow ranks in {WINDOW_S:g} s"
         self.require(len(self._acted_s) <= limits.changes, f"{often}, limit {limits.changes}")
 
 

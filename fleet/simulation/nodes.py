@@ -12,6 +12,7 @@ from fleet.protocol.facts import ProcessLost
 from fleet.protocol.instructions import Evict, Fence, Instruction, Propose, Publish, Quiesce, Welcome
 from fleet.protocol.reach import LEASE, Reach
 from fleet.protocol.types import Copy, Member
+from fleet.settings.run import HANGUP_S
 from fleet.simulation.clockwork import Stoppable
 from fleet.simulation.gathering import SimFsdpLayout
 from fleet.simulation.links import AGAIN_S, HEAD
@@ -214,7 +215,7 @@ class SimNode(Stoppable):
         ranks = list(self.ranks.values())
         for rank in ranks:
             self.world.clock.after(linger_s, lambda rank=rank: rank.die("its node was lost"))  # type: ignore[misc]
-            self.world.clock.after(self.world.settings.timeouts.hangup_s, lambda rank=rank: rank.alone())  # type: ignore[misc]
+            self.world.clock.after(HANGUP_S, lambda rank=rank: rank.alone())  # type: ignore[misc]
             self.world.train.forget(rank.protocol.slot, rank)
 
     def come_back(self) -> None:

@@ -19,10 +19,10 @@ SHARDED_POINTS = ("ready", "decided", "gathering", "advancing", "placing", "plac
 """More points with sharded state: within the commit, and while chunks move to their places."""
 
 FAST = Timeouts(
-    heartbeat_s=1.0, node_s=1.5, stall_s=20.0, quiesce_s=2.0, form_s=4.0, progress_s=8.0, start_s=10.0, checkpoint_s=6.0, resend_s=0.5
+    heartbeat_s=1.0, node_s=1.5, stall_s=20.0, quiesce_s=2.0, form_s=4.0, progress_s=8.0, start_s=10.0, checkpoint_s=6.0
 )  # fmt: skip
-PATIENT = Budgets(slot=1000, node=1000, shard=1000, total=1000, slot_fruitless=1000)
-IMPATIENT = Budgets(slot=3, node=5, shard=2, total=7, slot_fruitless=2)
+PATIENT = Budgets(slot=2667, total=1000)
+IMPATIENT = Budgets(slot=3, total=7)
 WEIGHTS = {
     "kill": 12, "point": 18, "freeze": 6, "hang": 2, "lose_node": 4, "partition": 4, "forget": 2, "coordinator": 10, "store": 2, "raise": 2,
     "shard": 2, "stop": 1, "pair": 4, "all": 1,

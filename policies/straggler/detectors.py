@@ -24,13 +24,10 @@ from statistics import NormalDist
 import numpy as np
 
 from fleet.protocol.types import Member
-from fleet.settings.fields import setting, within
-from fleet.settings.run import StragglerSettings
 from policies.straggler.scores import Array
 
 COMPUTE, NETWORK, DATA = "compute", "network", "data"
 KINDS = (COMPUTE, NETWORK, DATA)
-USUAL = StragglerSettings()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,37 +82,44 @@ class DetectorVerdict:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DetectorSettings:
-    """Thresholds of the detector but for the slowdowns. ``benchmarks.detect`` chose them on other seeds than it reports."""
+class Sensitivity:
+    """Thresholds of the detector. ``benchmarks.detect`` chose them on other seeds than it reports.
 
-    window: int = setting(18, "Steps in the window of a score.", least=1)
-    stride: int = setting(2, "Steps from one score to the next.", least=1)
-    persistence: int = setting(1, "Scores in a row that make a rank guilty.", least=1)
-    release: int = setting(5, "Scores in a row that clear it.", least=1)
-    release_ratio: float = setting(0.5, "Share of the threshold below which a score counts for clearing.", least=0, below=1)
-    warmup: int = setting(5, "First steps of a rank, or of a view's network, that do not count.")
-    learn: int = setting(34, "Steps after those until a rank may be accused: the detector first learns how much steps vary.")
-    network_least: float = setting(1.13, "network_slowdown in a small world, where each peer feels a good share of a slow link.", above=1)
-    chance: float = setting(
-        1e-5, "Probability that chance alone reaches the threshold in one window, for all ranks of a world together.", above=0, below=0.5
-    )
-    impact: float = setting(0.01, "Excess time at the threshold, as a share of a step: a smaller excess makes no rank guilty.")
-    noise_floor: float = setting(0.015, "Least standard deviation of a step that the detector assumes.", above=0)
-    wait_share: float = setting(0.05, "Share of the wait for the slowest peer that may have been booked as time on the wire.")
-    spread: float = setting(0.03, "Prior standard deviation of the difference of machines (a logarithm).", above=0)
-    tolerance: float = setting(0.06, "A rank's usual difference from the others counts as normal, up to so much (a logarithm).")
+    Attributes:
+        compute_slowdown, network_slowdown, data_slowdown: own time / the others' from which a rank may be called slow.
+        window: steps that a score looks at.
+        stride: steps from one score to the next.
+        persistence: scores in a row that make a rank guilty.
+        release: scores in a row that clear it.
+        release_ratio: share of the threshold below which a score counts for clearing.
+        warmup: first steps of a rank, or of a view's network, that are not looked at.
+        learn: steps after those until a rank may be accused: the detector first sees how much steps waver.
+        network_least: ``network_slowdown`` in a small world, where each peer feels a good share of a slow link.
+        chance: probability that chance alone reaches the threshold in one window, for all ranks of a world together.
+        impact: excess time at the threshold, as a share of a step: a smaller excess is no rank's fault.
+        noise_floor: smallest standard deviation of a step that is believed.
+        wait_share: share of the wait for the slowest peer that may have been booked as time on the wire.
+        spread: standard deviation of how much machines differ (a logarithm), before any of them is measured.
+        tolerance: a rank's usual difference from the others is its own measure, up to this (a logarithm).
+    """
 
-    def __post_init__(self) -> None:
-        within(self, "straggler.settings.")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Sensitivity(DetectorSettings):
-    """All thresholds: ``compute_slowdown``, ``network_slowdown`` and ``data_slowdown`` are own time / the others' at the threshold."""
-
-    compute_slowdown: float = USUAL.compute_slowdown
-    network_slowdown: float = USUAL.network_slowdown
-    data_slowdown: float = USUAL.data_slowdown
+    compute_slowdown: float = 1.10
+    network_slowdown: float = 1.18
+    data_slowdown: float = 1.21
+    window: int = 18
+    stride: int = 2
+    persistence: int = 1
+    release: int = 5
+    release_ratio: float = 0.5
+    warmup: int = 5
+    learn: int = 34
+    network_least: float = 1.13
+    chance: float = 1e-5
+    impact: float = 0.01
+    noise_floor: float = 0.015
+    wait_share: float = 0.05
+    spread: float = 0.03
+    tolerance: float = 0.06
 
     def least(self, kind: str, ranks: int) -> float:
         """Own time / the others' at the threshold, in a world of so many ranks.

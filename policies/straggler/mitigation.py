@@ -18,14 +18,11 @@ from policies.placement import ranges as even_ranges
 from policies.straggler.detectors import (
     COMPUTE,
     DATA,
-    KINDS,
     NETWORK,
-    DetectorSettings,
     DetectorVerdict,
-    Sensitivity,
     StepTimes,
 )
-from policies.straggler.remedies import REBALANCE, TOLERATE, LeastLoss, Standing, WaysSettings
+from policies.straggler.remedies import REBALANCE, TOLERATE, LeastLoss, Standing
 from policies.straggler.windows import WindowedDetector
 
 LEAST_STEPS, TYPICAL_STEPS, FRESH_STEPS = 5, 16, 6
@@ -44,17 +41,6 @@ WELL_STEPS = 60
 Key = tuple[Member, str]
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class MitigatorSettings(DetectorSettings, WaysSettings):
-    """Settings of the detector, and of the choice among the ways, besides those that a run can change while it goes on."""
-
-
-def sensitivity(settings: StragglerSettings, own: DetectorSettings | None = None) -> Sensitivity:
-    """The detector's thresholds."""
-    rest = {field.name: getattr(own, field.name) for field in dataclasses.fields(DetectorSettings)} if own is not None else {}
-    return Sensitivity(**{f"{kind}_slowdown": getattr(settings, f"{kind}_slowdown") for kind in KINDS}, **rest)
-
-
 class Mitigator:
     """A :class:`fleet.protocol.ports.StragglerPolicy`.
 
@@ -62,14 +48,10 @@ class Mitigator:
         settings: thresholds, and the budget of view changes; :meth:`configure` changes them in a running run.
     """
 
-    Settings = MitigatorSettings
-
-    def __init__(self, settings: StragglerSettings | None = None, own: MitigatorSettings | None = None) -> None:
-        self.settings, self._own = settings or StragglerSettings(), own or MitigatorSettings()
-        self._detector = WindowedDetector(sensitivity(self.settings, self._own))
-        self._law = LeastLoss(
-            gain=self.settings.gain, changes=self.settings.changes, review_s=self._own.review_s, durations=self._own.priors()
-        )  # fmt: skip
+    def __init__(self, settings: StragglerSettings | None = None) -> None:
+        self.settings = settings or StragglerSettings()
+        self._detector = WindowedDetector()
+        self._law = LeastLoss(gain=self.settings.gain, changes=self.settings.changes)
         self._guilty: dict[Key, DetectorVerdict] = {}
         self._since_s: dict[Key, float] = {}
         self._columns: deque[tuple[StepTime | None, ...]] = deque(maxlen=TYPICAL_STEPS)
@@ -79,15 +61,14 @@ class Mitigator:
         self._blind = ""
 
     @classmethod
-    def of(cls, run: RunSettings, own: MitigatorSettings) -> Mitigator:
+    def of(cls, run: RunSettings, own: None) -> Mitigator:
         """The policy of a run."""
-        return cls(run.straggler, own=own)
+        return cls(run.straggler)
 
     def configure(self, settings: StragglerSettings) -> None:
-        """New thresholds hold from the next step on; the learned times stay."""
+        """The settings hold from the next step on; the times that were learned stay."""
         self.settings = settings
         self._law = dataclasses.replace(self._law, gain=settings.gain, changes=settings.changes)
-        self._detector.limits = sensitivity(settings, self._own)
 
     def look(self, timings: Timings | None, circumstances: Circumstances, now_s: float) -> Remedy:
         """See :class:`fleet.protocol.ports.StragglerPolicy`. Disabled, it forgets its accusations, and shards go back to an even split."""
@@ -167,7 +148,7 @@ class Mitigator:
     @property
     def _knows(self) -> bool:
         """Whether it has watched long enough to find a slow rank. After a restart it may not know earlier verdicts."""
-        limits = sensitivity(self.settings, self._own)
+        limits = self._detector.limits
         return (
             not self.settings.enabled or self._watched >= limits.warmup + limits.learn + limits.window + limits.persistence * limits.stride
         )

@@ -13,10 +13,9 @@ from dataclasses import dataclass, field, replace
 from typing import Final, Literal
 
 from fleet.protocol.decisions import Decision, Prices
-from fleet.settings.fields import setting, within
 from fleet.settings.run import StragglerSettings
 from policies.placement import Ranges, ranges, weighted_ranges
-from policies.straggler.detectors import KINDS, NETWORK
+from policies.straggler.detectors import COMPUTE, DATA, NETWORK
 
 Measure = Literal["tolerate", "rebalance", "replace", "evict"]
 TOLERATE: Final = "tolerate"
@@ -47,22 +46,11 @@ class Durations:
         return ((SHAPE - 1) * self.mean_s + sum(self.seen_s) + elapsed_s) / (SHAPE + len(self.seen_s) - 1)
 
 
-@dataclass(frozen=True, kw_only=True)
-class WaysSettings:
-    """Settings of the choice among the ways."""
+REVIEW_S = 10.0
+"""How long a decision holds without an event."""
 
-    review_s: float = setting(10.0, "How long a decision holds without an event.", above=0)
-    compute_mean_s: float = setting(600.0, "Prior mean of how long slow compute lasts.", above=0)
-    network_mean_s: float = setting(2880.0, "The same for a slow network.", above=0)
-    data_mean_s: float = setting(600.0, "The same for slow data.", above=0)
-
-    def __post_init__(self) -> None:
-        within(self, "straggler.settings.")
-
-    def priors(self) -> dict[str, Durations]:
-        """Priors by kind of slowness."""
-        return {kind: Durations(mean_s=getattr(self, f"{kind}_mean_s")) for kind in KINDS}
-
+MEAN_S = {COMPUTE: 600.0, NETWORK: 2880.0, DATA: 600.0}
+"""Prior mean of :class:`Durations`, by kind of slowness, in seconds."""
 
 USUAL = StragglerSettings()
 
@@ -164,8 +152,8 @@ class LeastLoss:
 
     gain: float = USUAL.gain
     changes: int = USUAL.changes
-    review_s: float = WaysSettings().review_s
-    durations: Mapping[str, Durations] = field(default_factory=WaysSettings().priors)
+    review_s: float = REVIEW_S
+    durations: Mapping[str, Durations] = field(default_factory=lambda: {kind: Durations(mean_s=mean_s) for kind, mean_s in MEAN_S.items()})
 
     def decide(self, standing: Standing, now_s: float) -> Mitigation:
         """Action ``tolerate`` (no change), ``rebalance``, ``replace`` or ``evict``.

@@ -76,7 +76,7 @@ def watched_settings(folder: Path) -> RunSettings:
     return settings(
         folder, spares=1, options=ENDLESS, straggler=StragglerSettings(enabled=False),
         checkpoint=CheckpointSettings(policy="fixed", interval_s=0.5),
-        budgets=Budgets(slot=10_000, node=10_000, shard=10_000, total=10_000, slot_fruitless=10_000),
+        budgets=Budgets(slot=100_000, total=10_000),
     )  # fmt: skip
 
 

@@ -32,7 +32,7 @@ def train(run):
             step.backward(model(batch).pow(2).mean())
         step.commit()
 """
-HELD = ("--cpus-per-rank", "1", "--labels", "kind=rank", "--shards", "8", "--set", "pause_s=0.05")
+HELD = ("--config", "per_rank.cpus=1", "--labels", "kind=rank", "--shards", "8", "--set", "pause_s=0.05")
 
 
 @pytest.fixture
@@ -100,7 +100,9 @@ def trains(found: list[Record]) -> bool:
 
 def test_a_lost_node_is_asked_for_again_and_all_go_at_the_end(cluster: Autoscaled, tmp_path: Path) -> None:
     """From no node at all: the run waits for two, loses one, gets a third in its place, and ends with the bits of its twin."""
-    going = Going(cluster, tmp_path, "--world", "2", "--ask-for-nodes", "--twin", "--json", "report.json", "--set", "steps=120")
+    going = Going(
+        cluster, tmp_path, "--world", "2", "--config", "ask_for_nodes=on", "--twin", "--json", "report.json", "--set", "steps=120"
+    )
     try:
         going.wait(trains, "two nodes came, and it trains", 180)
         victim = home_of_the_last(going.records())

@@ -35,7 +35,7 @@ from tests.support.plain import PlainFleet
 from tests.support.undisturbed import Undisturbed
 
 STEPS = 40
-FAST = Timeouts(heartbeat_s=2.0, node_s=3.0, quiesce_s=5.0, form_s=10.0, progress_s=30.0, start_s=60.0, resend_s=0.5)
+FAST = Timeouts(heartbeat_s=2.0, node_s=3.0, quiesce_s=5.0, form_s=10.0, progress_s=30.0, start_s=60.0)
 
 
 def settings(folder: Path, world: int = 3, **changes: Any) -> RunSettings:
@@ -395,7 +395,7 @@ def test_lost_shards_join_the_attempt_that_is_under_way(tmp_path: Path, fault_fr
 
 
 def test_a_shard_that_kills_whoever_computes_it_ends_the_run_by_name(tmp_path: Path) -> None:
-    outcome, _, _ = train_through(trains.poisoned_shard, settings(tmp_path, budgets=Budgets(shard=3)), tmp_path)
+    outcome, _, _ = train_through(trains.poisoned_shard, settings(tmp_path, budgets=Budgets()), tmp_path)
     assert outcome.status == "failed"
     assert "shard 5 of step 10" in outcome.reason
     assert "3 times" in outcome.reason

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import gc
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -85,7 +86,7 @@ def test_a_rank_holds_what_the_law_says(world: int, copies: int, tmp_path: Path)
 
 @pytest.mark.parametrize(("world", "copies", "sharding"), [(3, 1, "none"), (4, 1, "zero1")])
 def test_a_rank_with_all_parameters_holds_what_the_law_says(world: int, copies: int, sharding: str, tmp_path: Path) -> None:
-    found = held(tmp_path, world, optimizer_sharding=sharding, optimizer_copies=copies, overlap=False)
+    found = held(tmp_path, world, optimizer_sharding=sharding, optimizer_copies=copies, overlap_cores=math.inf)
     law = replicated_state(PARAMETER_BYTES, world, copies, spread=sharding == "zero1").total_bytes
     assert max(found) == pytest.approx(law, rel=0.1), f"{[round(each / PARAMETER_BYTES, 3) for each in found]} of the parameters"
 

@@ -66,18 +66,18 @@ def test_a_run_is_resized_and_paused_and_resumed(typed: Typed, undisturbed: Undi
         for key, value in (OPTIONS | {"flags": str(typed.folder / "flags"), "pause_s": "0.4"}).items()
         for part in ("--set", f"{key}={value}")
     ]
-    sizes = ("--world", "2", "--max-world", "4", "--spares", "0", "--shards", "8", "--nodes", "2")
+    sizes = ("--world", "2", "--config", "max_world=4", "--spares", "0", "--shards", "8", "--nodes", "2")
     run = typed.begin("run", "script.py", "--name", "run", *sizes, *options, "--checkpoint", "60")
     typed.wait(lambda kept: sum(isinstance(one, ProcessUp) for one in kept) == 4, "all slots are held")
     typed.wait_for_world(2)
-    assert typed.say("resize", "run", "--world", "4")[0] == 0
+    assert typed.say("runs", "set", "run", "world=4")[0] == 0
     typed.wait_for_world(4)
     for size, reason in (("5", "more than max_world = 4"), ("0", "must be at least 1")):
-        code, said = typed.say("resize", "run", "--world", size)
+        code, said = typed.say("runs", "set", "run", f"world={size}")
         assert code == 2 and reason in " ".join(said.split()), said
-    assert typed.say("resize", "run", "--world", "1")[0] == 0
+    assert typed.say("runs", "set", "run", "world=1")[0] == 0
     typed.wait_for_world(1)
-    code, said = typed.say("pause", "run")
+    code, said = typed.say("stop", "run")
     assert code == 0 and "fleet run --resume run goes on" in said
     run.communicate(timeout=60)
     kept = records(typed.runs)
@@ -85,7 +85,7 @@ def test_a_run_is_resized_and_paused_and_resumed(typed: Typed, undisturbed: Undi
     assert (ended.status, ended.why) == ("stopped", EndWhy.PAUSED)
     assert not any(isinstance(record, ProcessLost | HistoryBegun) for record in kept), "nobody was lost, and nothing is done again"
     last = max(record.state.step for record in kept if isinstance(record, Committed))
-    code, said = typed.say("resume", "run")
+    code, said = typed.say("run", "--resume", "run")
     assert code == 0, said[-3000:]
     kept = records(typed.runs)
     first = next(record.from_state.step for record in kept if isinstance(record, HistoryBegun))
@@ -98,5 +98,5 @@ def test_a_run_is_resized_and_paused_and_resumed(typed: Typed, undisturbed: Undi
 def test_a_run_that_has_ended_is_not_resized(typed: Typed) -> None:
     typed.runs.mkdir(parents=True)
     (typed.runs / NAME).touch()
-    code, said = typed.say("resize", "run", "--world", "2")
+    code, said = typed.say("runs", "set", "run", "world=2")
     assert code not in (0, None) and "no coordinator answers" in said

@@ -31,8 +31,8 @@ from storage.checkpoint.store import CheckpointStore
 from tests.support.plain import PlainFleet
 from tests.support.waiting import until
 
-FAST = Timeouts(heartbeat_s=2.0, node_s=3.0, quiesce_s=5.0, form_s=10.0, progress_s=30.0, start_s=60.0, resend_s=0.5)
-HASTY = Timeouts(heartbeat_s=0.6, node_s=1.0, quiesce_s=0.7, form_s=1.0, progress_s=2.0, start_s=30.0, resend_s=0.3)
+FAST = Timeouts(heartbeat_s=2.0, node_s=3.0, quiesce_s=5.0, form_s=10.0, progress_s=30.0, start_s=60.0)
+HASTY = Timeouts(heartbeat_s=0.6, node_s=1.0, quiesce_s=0.7, form_s=1.0, progress_s=2.0, start_s=30.0)
 COLD_S = 4.0
 """Longer than any time-out above, but the one for a process to start."""
 HELD_AT = {5: 1, 9: 2}

@@ -1,4 +1,4 @@
-"""``fleet scale`` with real ranks: what it says of a world stands in its file before that world is trained with."""
+"""``fleet experiment scale`` with real ranks: what it says of a world stands in its file before that world is trained with."""
 
 from __future__ import annotations
 
@@ -38,7 +38,22 @@ def train(run):
 
 def scaled(folder: Path, *more: str) -> subprocess.CompletedProcess[str]:
     (folder / "job.py").write_text(JOB)
-    line = [sys.executable, "-m", "fleet", "scale", "job.py", "--worlds", "1,2,3,4", "--hold-out", "4", "--seconds", "3", "--rounds", "1"]
+    line = [
+        sys.executable,
+        "-m",
+        "fleet",
+        "experiment",
+        "scale",
+        "job.py",
+        "--worlds",
+        "1,2,3,4",
+        "--hold-out",
+        "4",
+        "--seconds",
+        "3",
+        "--rounds",
+        "1",
+    ]
     environment = os.environ | {"PYTHONPATH": str(ROOT)}
     return subprocess.run([*line, *more], check=False, cwd=folder, env=environment, capture_output=True, text=True, timeout=LIMIT_S)
 

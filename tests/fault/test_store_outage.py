@@ -89,7 +89,7 @@ def test_a_run_that_is_to_stop_without_its_store_stops_in_order(server: SeaweedS
         lose_the_store(fleet, server)
         outcome = fleet.wait(LIMIT_S)
         assert outcome.status == "stopped"
-        assert "(--on-store-failure stop)" in outcome.reason and "unreachable" in outcome.reason
+        assert "(checkpoint.on_store_failure=stop)" in outcome.reason and "unreachable" in outcome.reason
         assert actions(fleet) == ["stop"]
         [ended] = of(RunEnded, fleet.records())
         assert ended.reason == outcome.reason == reported(fleet)[0].reason

@@ -20,7 +20,7 @@ SLOW_SLOT = 2
 
 
 def slow_down(fleet: PlainFleet) -> None:
-    """From step 60 on: by then the detector knows how much times waver. Before that, a threshold is changed as ``fleet set`` does it."""
+    """From step 60 on: by then the detector knows how much times waver. Before that, a setting is changed as by ``fleet runs set``."""
     (fleet.folder / ADDRESS_FILE).write_text(f"127.0.0.1:{fleet.port}")
     assert not ask(fleet.folder, SettingWanted("straggler.gain", "0.05")).refused
     assert "cannot change while a run goes on" in ask(fleet.folder, SettingWanted("shards", "5")).refused

@@ -63,7 +63,7 @@ def wait(process: subprocess.Popen[str], condition: Callable[[], object], what: 
 
 
 def tracked(folder: Path, environment: dict[str, str]) -> subprocess.CompletedProcess[str]:
-    command = calling("fleet.app.cli.main", "main", "track", "seen")
+    command = calling("fleet.app.cli.main", "main", "runs", "track", "seen")
     return subprocess.run(
         command, cwd=folder, env={**os.environ, **environment}, text=True, capture_output=True, timeout=LIMIT_S, check=False
     )
@@ -101,7 +101,7 @@ def test_a_run_goes_on_without_its_trackers_and_they_get_all_of_it(
         process.kill()
         process.wait()
     assert process.returncode == 0, said
-    assert f"fleet track {run} --track otel" in " ".join(said.split()), said
+    assert f"fleet runs track {run} --track otel" in " ".join(said.split()), said
 
     assert not receiver.spans, "nobody was there"
     receiver.start()

@@ -49,7 +49,7 @@ def test_two_levels_are_used_and_end_with_the_bits_of_one(kind: type[PlainFleet]
 
 
 @pytest.mark.parametrize("dies_in", ["_combined", "leaves", "pass_on"])
-@pytest.mark.parametrize("chosen", [{}, {"optimizer_sharding": "zero1"}, {"overlap": True}], ids=["whole", "zero1", "overlap"])
+@pytest.mark.parametrize("chosen", [{}, {"optimizer_sharding": "zero1"}, {"overlap_cores": 0.0}], ids=["whole", "zero1", "overlap"])
 def test_death_at_either_level_of_a_sum(dies_in: str, chosen: dict[str, Any], tmp_path: Path, truth: str) -> None:
     options = WIDE | {"dies_in": dies_in}
     outcome, records, digest = train(settings(tmp_path, world=4, two_level_sums=True, options=options, **chosen), tmp_path)

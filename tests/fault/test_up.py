@@ -1,4 +1,4 @@
-"""``fleet up`` brings the page, a queue and a real Prometheus up, and ``fleet down`` leaves nothing of them."""
+"""``fleet cluster up`` brings the page, a queue and a real Prometheus up, and ``fleet cluster down`` leaves nothing of them."""
 
 from __future__ import annotations
 
@@ -69,18 +69,18 @@ def test_runs_that_are_handed_in_have_their_turn_and_all_their_ranks(tmp_path: P
     passes an order to the first on to it: a rank is killed, and the run goes on."""
     root, script = tmp_path / "runs", tmp_path / "script.py"
     script.write_text("from tests.support.trains import with_a_last_step_that_waits as train\n")
-    fleet("up", "--storage", str(root), "--port", "0", "--slots", "3")
+    fleet("cluster", "up", "--storage", str(root), "--port", "0", "--slots", "3")
     (tmp_path / "almost").touch()
     options = ["--world", "2", "--nodes", "1", "--shards", "4", "--set", "steps=5", "--set", f"flags={tmp_path}", "--storage", str(root)]
     try:
-        names = [fleet("submit", str(script), *options).split()[0] for _ in range(2)]
+        names = [fleet("cluster", "submit", str(script), *options).split()[0] for _ in range(2)]
         folder = root / ".fleet" / "queue"
 
         def phases() -> list[str]:
             return [json.loads((folder / f"{name}.json").read_text())["phase"] for name in names]
 
         until(lambda: phases() == ["running", "waiting"], "the first one runs")
-        assert "waiting" in fleet_out("queue", "--storage", str(root))
+        assert "waiting" in fleet_out("cluster", "queue", "--storage", str(root))
         until(lambda: Committed in kinds(root / names[0]), "it trains")
         inject(root, names[0])
         until(
@@ -95,7 +95,7 @@ def test_runs_that_are_handed_in_have_their_turn_and_all_their_ranks(tmp_path: P
         service.resume()
         until(lambda: phases() == ["ended", "ended"], "both have ended")
     finally:
-        fleet("down", "--storage", str(root))
+        fleet("cluster", "down", "--storage", str(root))
     first, second = (build_report(read_journal(root / name / "journal.jsonl")) for name in names)
     assert [one.summary.status for one in (first, second)] == ["completed", "completed"], (folder / f"{names[1]}.log").read_text()
     assert second.summary.started_unix_s >= first.summary.unix_s(first.summary.now_s)
@@ -112,7 +112,7 @@ def actions(root: Path) -> list[tuple[str, str]]:
 def test_a_run_gives_way_to_an_urgent_one_and_ends_with_the_same_bits(tmp_path: Path, fault_free: str) -> None:
     root, script = tmp_path / "runs", tmp_path / "script.py"
     script.write_text("from tests.support.trains import plain as train\n")
-    fleet("up", "--storage", str(root), "--port", "0", "--slots", "2", "--preempt")
+    fleet("cluster", "up", "--storage", str(root), "--port", "0", "--slots", "2", "--preempt")
     common = ["--world", "2", "--nodes", "1", "--shards", "8", "--set", "norm=layer", "--set", f"flags={tmp_path}", "--storage", str(root)]
     folder = root / ".fleet" / "queue"
 
@@ -120,7 +120,7 @@ def test_a_run_gives_way_to_an_urgent_one_and_ends_with_the_same_bits(tmp_path: 
         return [json.loads((folder / f"{name}.json").read_text())["phase"] for name in ("low", "high")]
 
     def submit(name: str, *words: str) -> None:
-        fleet("submit", str(script), "--name", name, *common, *words)
+        fleet("cluster", "submit", str(script), "--name", name, *common, *words)
 
     try:
         submit("low", "--set", f"steps={STEPS}", "--set", "pause_s=0.5")
@@ -130,7 +130,7 @@ def test_a_run_gives_way_to_an_urgent_one_and_ends_with_the_same_bits(tmp_path: 
         assert RunEnded in kinds(root / "low"), "it has ended in order"
         until(lambda: phases() == ["ended", "ended"], "both have ended", 300.0)
     finally:
-        fleet("down", "--storage", str(root))
+        fleet("cluster", "down", "--storage", str(root))
     low, high = (build_report(read_journal(root / name / "journal.jsonl")) for name in ("low", "high"))
     assert [one.summary.status for one in (low, high)] == ["completed", "completed"], (folder / "low.log").read_text()
     assert final_digest(root / "low") == fault_free
@@ -148,14 +148,14 @@ def test_fleet_up_serves_all_runs_with_a_prometheus_and_leaves_nothing(tmp_path:
     root = tmp_path / "runs"
     with watched(root) as served:
         served.write("done", list(one_loss().records))
-    said = fleet("up", "--storage", str(root), "--port", "0", "--with-prometheus", "--prometheus-port", "0")
+    said = fleet("cluster", "up", "--storage", str(root), "--port", "0", "--with-prometheus", "--prometheus-port", "0")
     try:
         assert fleet("status", "--storage", str(root)) == said
         url = next(word for line in said.splitlines() if line.startswith("Prometheus") for word in line.split() if word.startswith("http"))
         [info] = Server(url).until("fleet_run_info")
         assert (info["metric"]["run"], info["metric"]["job"]) == ("story", "fleet")
     finally:
-        down = fleet("down", "--storage", str(root))
+        down = fleet("cluster", "down", "--storage", str(root))
     assert "down" in down
     with pytest.raises(requests.ConnectionError):
         requests.get(url, timeout=10)

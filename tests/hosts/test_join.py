@@ -149,14 +149,14 @@ def ended_s(seen: Seen) -> float:
 def test_ranks_are_where_labels_and_resources_have_them(shell: Shell, undisturbed: Seen) -> None:
     kept = shell.cluster.workers[:2]
     racks = f"rack=in({','.join(f'rack-{worker.hostname}' for worker in kept)})"
-    done = shell.run("placed", "--labels", racks, "--cpus-per-rank", "1", world=3, spares=1)
+    done = shell.run("placed", "--labels", racks, "--config", "per_rank.cpus=1", world=3, spares=1)
     assert done.returncode == 0, done.stderr[-3000:]
     placed = shell.seen(f"{ON_THE_HEAD}/placed")
     assert placed.digest == undisturbed.digest
     homes = {each.process.node for each in placed.records if isinstance(each, ProcessUp)}
     addresses = {node["NodeID"]: node["NodeManagerAddress"] for node in shell.cluster.head.nodes()}
     assert {addresses[home] for home in homes} == {worker.address for worker in kept}
-    alone = shell.run("alone", "--resources", f"{kept[0].hostname}=0.5", "--cpus-per-rank", "0.5", world=2, spares=0)
+    alone = shell.run("alone", "--resources", f"{kept[0].hostname}=0.5", "--config", "per_rank.cpus=0.5", world=2, spares=0)
     assert alone.returncode == 0, alone.stderr[-3000:]
     seen = shell.seen(f"{ON_THE_HEAD}/alone")
     assert {addresses[each.process.node] for each in seen.records if isinstance(each, ProcessUp)} == {kept[0].address}

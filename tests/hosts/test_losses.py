@@ -203,7 +203,7 @@ def test_when_the_heads_link_is_cut_ranks_wait_and_nobody_is_lost(shell: Shell, 
 
 
 def test_with_stall_all_wait_for_a_host_that_is_cut_off(shell: Shell, digest: str) -> None:
-    with watched(shell, "stall", "--on-partition", "stall") as run:
+    with watched(shell, "stall", "--config", "on_partition=stall") as run:
         before = living(run.records())
         check_all_wait(run, run.donors_host())
         assert living(run.records()) == before and all(worker.address in shell.cluster.head.alive() for worker in shell.cluster.workers)

@@ -56,7 +56,7 @@ def test_blips_cost_no_rank(shell: Shell) -> None:
 
 
 def test_go_on_gives_up_who_is_cut_off_and_stall_does_not(shell: Shell) -> None:
-    went_on, stalled = through(shell, "went-on", LONG), through(shell, "stalled", LONG, "--on-partition", "stall")
+    went_on, stalled = through(shell, "went-on", LONG), through(shell, "stalled", LONG, "--config", "on_partition=stall")
     for seen in (went_on, stalled):
         check(seen, LONG)
     assert len(lost(went_on.records)) >= 2 and waited(went_on.records).count("wait") == 0
@@ -80,7 +80,7 @@ def at_random(seed: int, count: int) -> tuple[str, ...]:
 def test_twenty_random_partitions_of_a_gpt_run_leave_its_bits_as_they_are(shell: Shell, choice: str) -> None:
     """They are those of its twin, and so of the other choice."""
     faults = at_random(7, 20)
-    options = ("--on-partition", choice, "--set", f"steps={GPT_STEPS}", "--twin", "--expect", "twin")
+    options = ("--config", f"on_partition={choice}", "--set", f"steps={GPT_STEPS}", "--twin", "--expect", "twin")
     write(shell.head, f"{FOLDER}/{choice}.csv", "\n".join([COLUMNS, *faults, ""]))
     script = str(ROOT / "examples" / "gpt.py")
     done = shell.run(f"gpt-{choice}", "--chaos", f"trace={choice}.csv", *options, script=script, timeout_s=1100.0)

@@ -36,7 +36,19 @@ def reported(shell: Shell, *arguments: str) -> str:
 
 def submit(shell: Shell, name: str, world: int, *options: str, priority: int = 0) -> None:
     shape = ["--world", str(world), "--shards", str(SHARDS), "--name", name]
-    words = ["submit", "train.py", "--priority", str(priority), "--storage", ROOT, "--", *shape, "--storage", shell.store.url("runs")]
+    words = [
+        "cluster",
+        "submit",
+        "train.py",
+        "--priority",
+        str(priority),
+        "--storage",
+        ROOT,
+        "--",
+        *shape,
+        "--storage",
+        shell.store.url("runs"),
+    ]
     done = shell.fleet(*words, *options)
     assert done.returncode == 0, done.stdout + done.stderr
 
@@ -50,11 +62,11 @@ def test_a_run_gives_way_and_ends_with_the_same_bits(shell: Shell) -> None:
     """Six ranks have room. One run of five has it, an urgent one of three comes, and one of another size says what the bits are."""
     undisturbed = shell.run("undisturbed-queue", world=2, spares=0)
     assert undisturbed.returncode == 0, undisturbed.stderr[-3000:]
-    reported(shell, "up", "--address", shell.cluster.head.address, "--port", "0", "--quota", "*=6")
+    reported(shell, "cluster", "up", "--address", shell.cluster.head.address, "--port", "0", "--quota", "*=6")
     try:
         submit(shell, "low", 5, "--set", "pause_s=0.2")
         until(lambda: any(isinstance(each, Committed) for each in shell.records(f"{ROOT}/low")), "it trains", 180.0, tick_s=1.0)
-        assert "low" in reported(shell, "queue") and sum(job(shell, "low")["placed"].values()) == 5
+        assert "low" in reported(shell, "cluster", "queue") and sum(job(shell, "low")["placed"].values()) == 5
         submit(shell, "high", 3, "--set", "steps=4", priority=5)
         until(lambda: job(shell, "high")["phase"] != "waiting", "low has given way", 180.0, tick_s=1.0)
         until(lambda: job(shell, "high")["phase"] == "ended" and job(shell, "low")["starts"] == 2, "low goes on", 240.0, tick_s=1.0)
@@ -68,17 +80,30 @@ def test_a_run_gives_way_and_ends_with_the_same_bits(shell: Shell) -> None:
         assert "high has priority 5, and this one 0" in shell.head.run(["cat", f"{ROOT}/.fleet/audit.jsonl"]).stdout
     finally:
         shell.go_slowly()
-        reported(shell, "down")
+        reported(shell, "cluster", "down")
 
 
 def test_what_a_cluster_can_never_have_is_refused_by_name(shell: Shell) -> None:
-    refused = shell.fleet("up", "--address", shell.cluster.head.address, "--port", "0", "--quota", "vision=7", "--storage", ROOT)
+    refused = shell.fleet("cluster", "up", "--address", shell.cluster.head.address, "--port", "0", "--quota", "vision=7", "--storage", ROOT)
     assert refused.returncode == 2 and "there are 6 slots in all, so that this can never be met" in refused.stdout + refused.stderr
-    reported(shell, "up", "--address", shell.cluster.head.address, "--port", "0", "--quota", "vision=2")
+    reported(shell, "cluster", "up", "--address", shell.cluster.head.address, "--port", "0", "--quota", "vision=2")
     try:
-        words = ["submit", "train.py", "--storage", ROOT, "--team", "vision", "--", "--world", "3", "--storage", shell.store.url("runs")]
+        words = [
+            "cluster",
+            "submit",
+            "train.py",
+            "--storage",
+            ROOT,
+            "--team",
+            "vision",
+            "--",
+            "--world",
+            "3",
+            "--storage",
+            shell.store.url("runs"),
+        ]
         refused = shell.fleet(*words)
         assert refused.returncode == 2 and "team vision may have 2 slots at once, and this run needs 3" in refused.stdout + refused.stderr
-        assert "6 of 6 slots are free" in reported(shell, "queue")
+        assert "6 of 6 slots are free" in reported(shell, "cluster", "queue")
     finally:
-        reported(shell, "down")
+        reported(shell, "cluster", "down")

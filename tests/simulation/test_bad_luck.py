@@ -263,7 +263,7 @@ def test_a_crash_loop_ends_with_what_how_often_and_the_last_error() -> None:
 
 def test_injected_losses_cost_no_budget() -> None:
     troubles = [Trouble(kind="kill", at_s=1.5 + 0.7 * i, slot=i % 4, noticed=True) for i in range(8)]
-    outcome = completed(*troubles, budgets=Budgets(slot=1, node=1, total=1, slot_fruitless=1, shard=1), shard_s=0.1)
+    outcome = completed(*troubles, budgets=Budgets(slot=1, total=1), shard_s=0.1)
     assert all(record.fault is not None for record in of(ProcessLost, outcome))
 
 

@@ -101,7 +101,7 @@ def stop_once(folder: Path, way: str, seed: int) -> Stopped:
     words = ["run", "script.py", "--world", "2", "--nodes", "1", "--shards", "4", "--name", "run", "--set", f"moments={seed}"]
     words += ["--checkpoint", "5", *_limit(way, after_s)]
     environment = {**os.environ, "PYTHONPATH": f"{ROOT}:{folder}", MARK: mark}
-    process = begin([sys.executable, "-m", "fleet", *words, "--grace", str(GRACE_S)], folder, environment)
+    process = begin([sys.executable, "-m", "fleet", *words, "--config", f"timeouts.grace_s={GRACE_S!s}"], folder, environment)
     reported_s = _send(way, folder, process, after_s, environment)
     said, _ = process.communicate(timeout=300)
     over_s = time.monotonic()
@@ -130,7 +130,7 @@ def _send(way: str, folder: Path, process: subprocess.Popen[str], after_s: float
     if way == "signal":
         process.terminate()
     elif way == "pause":
-        command = [sys.executable, "-m", "fleet", "pause", "run"]
+        command = [sys.executable, "-m", "fleet", "stop", "run"]
         subprocess.run(command, cwd=folder, env=environment, check=True, timeout=120, capture_output=True)
     else:
         until(lambda: process.poll() is not None or _is_stopping(folder), "the limit is reached", 240, 0.1)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import subprocess
 import sys
 import threading
@@ -11,12 +12,16 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
+from typer.main import get_command
+from typer.testing import CliRunner
 
 import fleet as package
 from actors.coordinator import Coordinator
 from fleet.app.cli import main as cli
+from fleet.app.configuration import every
 from fleet.host import secret
 from fleet.host.clock import MonotonicClock
 from fleet.host.journal import JournalWriter
@@ -28,8 +33,11 @@ from policies import placement
 from policies.interval import CheckpointInterval
 from policies.recovery import ReformPromoteRegrow
 from storage.checkpoint.parts import RetainingStore
+from tests.golden.journals import one_loss
 
 GOOD = "def train(run):\n    pass\n"
+VERBS, OPTIONS, SETTINGS = 15, 25, 90
+"""At most so many lines of ``fleet --help``, lines of ``fleet run --help``, and rows of docs/settings.md."""
 
 
 @dataclass
@@ -59,7 +67,7 @@ def fleet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Captur
         (("--world", "4", "--shards", "2"), ("shards", "2", "fewer batch shards than ranks")),
         (("--spares", "-1"), ("spares", "-1")),
         (("--min-ranks", "9"), ("min_ranks", "9", "could never start")),
-        (("--reduction", "fast"), ("reduction", "fast", "tree")),
+        (("--config", "reduction=fast"), ("reduction", "fast", "tree")),
         (("--chaos", "mtbf=0s"), ("mtbf", "0")),
         (("--chaos", "mtbf=-3s"), ("mtbf", "-3")),
         (("--chaos", "kinds=meteor,mtbf=9s"), ("kinds", "meteor")),
@@ -144,12 +152,12 @@ def test_the_package_lists_what_it_offers() -> None:
 def test_a_report_of_nothing_is_refused(fleet: Callable[..., Done]) -> None:
     done = fleet("report", "nothing")
     assert done.returncode == 2
-    assert "no journal.jsonl" in done.stderr
+    assert "neither ./nothing nor runs/nothing has a journal.jsonl" in done.stderr
 
 
 @contextmanager
 def coordinator(folder: Path) -> Iterator[None]:
-    """One that answers as every run's does, and that ``fleet set`` finds in ``folder``."""
+    """One that answers as every run's does, and that ``fleet runs set`` finds in ``folder``."""
     settings = RunSettings()
     machine = FleetMachine(settings, ReformPromoteRegrow(settings.budgets, settings.timeouts.start_s), placement, CheckpointInterval())
     folder.mkdir()
@@ -174,26 +182,84 @@ def coordinator(folder: Path) -> Iterator[None]:
 
 def test_what_a_run_refuses_to_set_is_said_in_whole_sentences(tmp_path: Path, fleet: Callable[..., Done]) -> None:
     with coordinator(tmp_path / "goes-on"):
-        said = fleet("set", "goes-on", "straggler.nonsense=1").stderr
+        said = fleet("runs", "set", "goes-on", "straggler.nonsense=1").stderr
         way_out = f"Settings that can: {', '.join(sorted(LIVE))}."
         assert f"straggler.nonsense = '1': there is no such setting. {way_out}\n" in said
-        said = fleet("set", "goes-on", "checkpoint.interval_s=0").stderr
+        said = fleet("runs", "set", "goes-on", "checkpoint.interval_s=0").stderr
         assert "checkpoint.interval_s = '0': must be greater than 0 s.\n" in said
 
 
 def test_a_run_that_ends_at_its_pause_was_paused_and_one_that_has_ended_is_not(tmp_path: Path, fleet: Callable[..., Done]) -> None:
     """It has taken no step: there is nothing to keep, and it ends as it is told."""
     with coordinator(tmp_path / "goes-on"):
-        done = fleet("pause", "goes-on")
+        done = fleet("stop", "goes-on")
         assert done.returncode == 0, done.stderr
-        done = fleet("pause", "goes-on")
+        done = fleet("stop", "goes-on")
         assert done.returncode == 2 and "the run has ended" in done.stderr
 
 
 def test_a_setting_of_a_run_that_does_not_go_on_is_refused(tmp_path: Path, fleet: Callable[..., Done]) -> None:
     (tmp_path / "over").mkdir()
     (tmp_path / "over" / "journal.jsonl").touch()
-    done = fleet("set", "over", "straggler.gain=0.2")
+    done = fleet("runs", "set", "over", "straggler.gain=0.2")
     assert done.returncode == 1 and "no coordinator answers" in done.stderr
-    done = fleet("set", "over", "straggler.gain")
+    done = fleet("runs", "set", "over", "straggler.gain")
     assert done.returncode == 2 and "not of the form key=value" in done.stderr
+
+
+# ---- what is typed -----------------------------------------------------------------------------------------------------------------------
+
+
+def shown(*arguments: str) -> list[str]:
+    """Names that a help text prints: of commands, or of options."""
+    text = CliRunner().invoke(cli.app, arguments, catch_exceptions=False).output
+    return re.findall(r"^│ (--[a-z-]+|[a-z]+) ", text, re.M)
+
+
+def test_help_is_short() -> None:
+    verbs = [name for name in shown("--help") if not name.startswith("--")]
+    assert verbs and len(verbs) <= VERBS
+    options = [name for name in shown("run", "--help") if name.startswith("--")]
+    assert {"--world", "--help-all"} <= set(options) and len(options) <= OPTIONS
+    assert sum(not name.startswith("chaos.") for name in every()) <= SETTINGS, "beside those that --chaos takes as one"
+
+
+def test_all_options_are_in_the_long_help_and_those_left_out_are_settings() -> None:
+    run: Any = get_command(cli.app).commands["run"]  # type: ignore[attr-defined]
+    named = {option.opts[0] for option in run.params if option.opts[0].startswith("--")}
+    assert named <= set(shown("run", "--help-all"))
+    assert not {"--recovery", "--max-world", "--grace"} & named
+
+
+def test_a_run_of_nothing_says_what_to_type(fleet: Callable[..., Done]) -> None:
+    done = fleet("run")
+    assert done.returncode == 2 and len(done.stderr.splitlines()) == 3
+    assert all(line.startswith("fleet run ") for line in done.stderr.splitlines())
+    assert "SCRIPT" in fleet("run", "--world", "2").stderr
+
+
+def test_bash_completes_commands_and_options(tmp_path: Path) -> None:
+    shim = tmp_path / "fleet"
+    shim.write_text(f"#!{sys.executable}\nfrom fleet.app.cli.main import main\nmain()\n")
+    shim.chmod(0o755)
+    program = """
+    eval "$(_FLEET_COMPLETE=source_bash fleet)"
+    complete -p fleet
+    try() { COMP_WORDS=("$@"); COMP_CWORD=$(($# - 1)); _fleet_completion fleet; echo "${COMPREPLY[@]}"; }
+    try fleet re; try fleet runs s; try fleet run --wor
+    """
+    path = f"{tmp_path}:{os.environ['PATH']}"
+    environment = os.environ | {"PATH": path, "PYTHONPATH": str(Path(package.__file__).parents[1])}
+    done = subprocess.run(["bash", "-c", program], check=True, env=environment, capture_output=True, text=True, timeout=120)
+    bound, *found = done.stdout.splitlines()
+    assert bound.endswith("-F _fleet_completion fleet") and found == ["report", "set show", "--world"]
+
+
+def test_a_run_of_this_machine_that_has_ended_is_not_stopped(tmp_path: Path, fleet: Callable[..., Done]) -> None:
+    (tmp_path / "runs" / "over").mkdir(parents=True)
+    journal = JournalWriter(tmp_path / "runs" / "over" / "journal.jsonl")
+    for record in one_loss().records:
+        journal.append(record)
+    journal.close()
+    done = fleet("stop", "over")
+    assert done.returncode == 2 and "the run has ended. Go on from its last step: fleet run --resume over" in " ".join(done.stderr.split())

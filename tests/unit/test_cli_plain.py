@@ -46,7 +46,7 @@ def fleet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Captur
         (["job.py", "--resume", "old"], "--resume = 'old'"),
         (["job.py", "--repeat", "old"], "--repeat = 'old'"),
         (["job.py", "--verify", "0.1"], "--verify = 0.1"),
-        (["job.py", "--recovery", "in-place"], "--recovery = 'in-place'"),
+        (["job.py", "--optimizer-sharding", "fsdp"], "--optimizer-sharding = 'fsdp'"),
         (["job.py", "--config", "world=2"], "--config"),
         (["job.py", "--steps", "9"], "fleet run --plain train.py -- --steps 300"),
         (["job.py", "--set", "steps=9"], "fleet run --plain train.py -- --steps 300"),

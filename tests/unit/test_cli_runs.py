@@ -1,4 +1,4 @@
-"""``fleet show`` and ``fleet diff`` on journals that were written by hand: what was decided, what is left, in what two runs differ."""
+"""``fleet runs show`` and ``fleet runs diff`` on journals that were written by hand: decisions, artefacts, differences."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def call(*arguments: str) -> str:
 
 
 def reported(root: Path, name: str) -> dict[str, Any]:
-    found = json.loads(call("show", name, "--storage", str(root)))
+    found = json.loads(call("runs", "show", name, "--storage", str(root)))
     assert isinstance(found, dict)
     return found
 
@@ -80,7 +80,7 @@ def test_two_runs_alike_do_not_differ_wherever_they_lie(tmp_path: Path) -> None:
     other = decided(one_loss(), ("interval", "save"))
     other.records[-2] = dataclasses.replace(other.records[-2], at_s=6.5)  # type: ignore[arg-type]
     kept(tmp_path, "two", other)
-    assert call("diff", "one", "two", "--storage", str(tmp_path)).strip() == "They do not differ."
+    assert call("runs", "diff", "one", "two", "--storage", str(tmp_path)).strip() == "They do not differ."
 
 
 def test_two_runs_differ_in_settings_in_outcome_and_in_what_was_decided(tmp_path: Path) -> None:
@@ -89,7 +89,7 @@ def test_two_runs_differ_in_settings_in_outcome_and_in_what_was_decided(tmp_path
     assert isinstance(other.records[-1], r.RunEnded)
     other.records[-1] = dataclasses.replace(other.records[-1], status="failed")
     kept(tmp_path, "two", other, {"settings": STORE["settings"] | {"seed": 8}})
-    lines = call("diff", "one", "two", "--storage", str(tmp_path)).splitlines()
+    lines = call("runs", "diff", "one", "two", "--storage", str(tmp_path)).splitlines()
     found = {words[0]: words[1:] for line in lines[1:] if (words := line.split())}
     assert found == {
         "settings.seed": ["7", "8"],
@@ -104,7 +104,7 @@ def test_two_runs_differ_in_their_data(tmp_path: Path) -> None:
         story.records.insert(-1, r.DataRead(r.Member(0, 0), 1_000, 16, sha256, at_s=2.0))
         kept(tmp_path, name, story)
     assert reported(tmp_path, "one")["data"] == {"samples": 1_000, "batch_size": 16, "data_sha256": "aa"}
-    assert call("diff", "one", "two", "--storage", str(tmp_path)).splitlines()[1].split() == ["data.data_sha256", "aa", "bb"]
+    assert call("runs", "diff", "one", "two", "--storage", str(tmp_path)).splitlines()[1].split() == ["data.data_sha256", "aa", "bb"]
 
 
 def test_a_damaged_journal_is_told_of_as_far_as_it_is_good(tmp_path: Path) -> None:
@@ -112,8 +112,8 @@ def test_a_damaged_journal_is_told_of_as_far_as_it_is_good(tmp_path: Path) -> No
     assert json.loads(call("report", "one", "--storage", str(tmp_path), "--json"))["damage"] == ""
     lines = journal.read_bytes().splitlines(keepends=True)
     journal.write_bytes(b"".join([*lines[:-1], b'["Meteor",[/bold] 1]\n', lines[-1]]))
-    for command in ("report", "diagnose"):
-        done = CliRunner().invoke(app, [command, "one", "--storage", str(tmp_path), "--json"], catch_exceptions=False)
+    for options in ((), ("--diagnose",)):
+        done = CliRunner().invoke(app, ["report", "one", "--storage", str(tmp_path), "--json", *options], catch_exceptions=False)
         assert done.exit_code == 0
         found = json.loads(done.stdout)
         assert found["run"] == "story"
@@ -124,7 +124,7 @@ def test_a_damaged_journal_is_told_of_as_far_as_it_is_good(tmp_path: Path) -> No
 
 
 def test_a_run_that_is_not_there_is_refused_by_name(tmp_path: Path) -> None:
-    done = CliRunner().invoke(app, ["show", "nowhere", "--storage", str(tmp_path)])
+    done = CliRunner().invoke(app, ["runs", "show", "nowhere", "--storage", str(tmp_path)])
     assert done.exit_code != 0
     assert "nowhere" in str(done.exception)
 
@@ -137,7 +137,7 @@ def test_no_name_is_cut_however_narrow_the_terminal(tmp_path: Path, monkeypatch:
     other.records[-1] = dataclasses.replace(other.records[-1], reason="why " * 40)  # type: ignore[arg-type]
     kept(tmp_path, "two", other)
     assert any(line.startswith(f"{name}  completed") for line in call("runs", "--storage", str(tmp_path)).splitlines())
-    lines = call("diff", name, "two", "--storage", str(tmp_path)).splitlines()
+    lines = call("runs", "diff", name, "two", "--storage", str(tmp_path)).splitlines()
     assert name in lines[0] and len(lines) == 2 and lines[1].count("why") == 40
 
 

@@ -1,4 +1,4 @@
-"""``fleet simulate`` and ``fleet compare`` as commands, on small fleets: what they answer, keep, and say before they start."""
+"""``fleet simulate`` and ``fleet experiment compare`` as commands, on small fleets: what they answer, keep, and say before they start."""
 
 from __future__ import annotations
 
@@ -58,8 +58,9 @@ def test_how_often_gpus_fail_holds_for_the_closed_form_too() -> None:
         (("simulate", "--set", "gpu_mttf_hours=900"), "--set gpu_mttf_hours"),
         (("simulate", "--runs", "0"), "runs"), (("simulate", "--days", "0"), "days"), (("simulate", "--mttf-hours", "-1"), "mttf_hours"),
         (("simulate", "--interval", "0"), "checkpoint.interval_s"), (("simulate", "--interval", "-5"), "checkpoint.interval_s"),
-        (("compare", "in-place"), "policies"), (("compare", "in-place", "hope"), "policies"),
-        (("compare", "in-place", "restart", "--pairs", "0"), "pairs"), (("compare", "in-place", "restart", "--alpha", "0"), "alpha"),
+        (("experiment", "compare", "in-place"), "policies"), (("experiment", "compare", "in-place", "hope"), "policies"),
+        (("experiment", "compare", "in-place", "restart", "--pairs", "0"), "pairs"),
+        (("experiment", "compare", "in-place", "restart", "--alpha", "0"), "alpha"),
     ],
 )  # fmt: skip
 def test_the_impossible_is_refused_by_name(arguments: tuple[str, ...], field: str) -> None:
@@ -86,11 +87,11 @@ POLICIES = ("in-place", "restart", "restart:daly")
 
 
 def test_two_policies_until_it_is_decided() -> None:
-    found = answer("compare", *POLICIES[:2], *SMALL, "--mttf-hours", "500", "--days", "20")
+    found = answer("experiment", "compare", *POLICIES[:2], *SMALL, "--mttf-hours", "500", "--days", "20")
     assert found["complete"] and found["alpha_each"] == found["alpha"] == 0.05
     verdict = found["against"]["restart"]
     assert verdict["decided"] == "first" and verdict["low"] > 0 and verdict["pairs"] < 1000
-    said = fleet("compare", *POLICIES[:2], *SMALL, "--mttf-hours", "500", "--days", "20").stdout
+    said = fleet("experiment", "compare", *POLICIES[:2], *SMALL, "--mttf-hours", "500", "--days", "20").stdout
     assert "in-place loses less than restart" in said and "with 95% at any time" in said
 
 
@@ -103,9 +104,9 @@ def test_three_policies_share_the_probability_of_being_wrong(monkeypatch: pytest
             super().__init__(alpha, **rest)
 
     monkeypatch.setattr(comparisons, "Sequential", Noted)
-    found = answer("compare", *POLICIES, *SMALL, "--mttf-hours", "500", "--days", "5", "--pairs", "2", "--alpha", "0.1")
+    found = answer("experiment", "compare", *POLICIES, *SMALL, "--mttf-hours", "500", "--days", "5", "--pairs", "2", "--alpha", "0.1")
     assert used == [0.05, 0.05] and found["alpha_each"] == 0.05 and found["alpha"] == 0.1
-    assert "with 97.5% at any time" in fleet("compare", *POLICIES, *SMALL, "--days", "5", "--pairs", "2").stdout
+    assert "with 97.5% at any time" in fleet("experiment", "compare", *POLICIES, *SMALL, "--days", "5", "--pairs", "2").stdout
 
 
 def test_an_interrupted_comparison_keeps_what_it_has(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -123,7 +124,7 @@ def test_an_interrupted_comparison_keeps_what_it_has(monkeypatch: pytest.MonkeyP
         return real(*most, then, partial)
 
     monkeypatch.setattr(comparisons, "of_simulated", interrupted)
-    found = answer("compare", *POLICIES, *SMALL, "--days", "5", code=130)
+    found = answer("experiment", "compare", *POLICIES, *SMALL, "--days", "5", code=130)
     assert found["complete"] is False and list(found["against"]) == ["restart"] and found["against"]["restart"]["pairs"] == 3
 
 
@@ -141,7 +142,7 @@ def test_long_runs_say_for_how_long_before_they_start(monkeypatch: pytest.Monkey
 
 def test_a_comparison_that_stops_when_it_is_decided_promises_no_length(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cli_simulate, "SLOW_S", 0.0)
-    said = fleet("compare", *POLICIES[:2], *SMALL, "--mttf-hours", "500", "--days", "20", "--json", "-").stderr
+    said = fleet("experiment", "compare", *POLICIES[:2], *SMALL, "--mttf-hours", "500", "--days", "20", "--json", "-").stderr
     assert "not decided yet after 1 pair; it goes on to at most 1000" in said
     assert "left" not in said and "will take" not in said
 

@@ -48,8 +48,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     where = tmp_path_factory.mktemp("traces")
     (where / "log.csv").write_text(lanl(4000, seed=2, shape=0.7))
     (where / "slurm.txt").write_text(SACCT)
-    fleet("traces", "import", str(where / "log.csv"), "--output", str(where / "trace.csv"))
-    fleet("traces", "fit", str(where / "trace.csv"), "--output", str(where / "faults.json"))
+    fleet("experiment", "import", str(where / "log.csv"), "--output", str(where / "trace.csv"))
+    fleet("experiment", "fit", str(where / "trace.csv"), "--output", str(where / "faults.json"))
     return where
 
 
@@ -57,35 +57,35 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_import_shows_what_it_understood_and_what_is_wrong(folder: Path) -> None:
-    shown = fleet("traces", "import", str(folder / "log.csv"))
+    shown = fleet("experiment", "import", str(folder / "log.csv"))
     assert "4,000 faults of 2,790 nodes in 7 clusters" in shown and "start     Prob Started" in shown
     assert "unknown cause, counted as host_parts" in shown and "month first" in shown
-    answer = json.loads(fleet("traces", "import", str(folder / "slurm.txt"), "--json", "-"))
+    answer = json.loads(fleet("experiment", "import", str(folder / "slurm.txt"), "--json", "-"))
     assert answer["faults"] == 3 and answer["found"]["step of a job, left out"] == 1
     assert len(answer["lines"]) == sum(answer["found"].values()), "every line that something was found in is named"
     assert answer["mapping"]["mapping"] == "sacct"
 
 
 def test_a_log_is_fitted_as_it_is_and_as_its_trace(folder: Path) -> None:
-    one, other = (json.loads(fleet("traces", "fit", str(folder / name), "--json", "-")) for name in ("log.csv", "trace.csv"))
+    one, other = (json.loads(fleet("experiment", "fit", str(folder / name), "--json", "-")) for name in ("log.csv", "trace.csv"))
     assert one["rates"] == other["rates"] and one["total"]["faults"] == 4000
     assert one["between"]["all"]["laws"][0]["law"] == "weibull"
     assert one["repairs"]["laws"][0]["law"] == "lognormal" and one["trend"]["verdict"] == "steady"
-    shown = fleet("traces", "fit", str(folder / "log.csv"))
+    shown = fleet("experiment", "fit", str(folder / "log.csv"))
     assert "Repair: mean" in shown and "Bursts: none beyond chance" in shown and "host_parts" in shown
 
 
 def test_a_mapping_of_ones_own(folder: Path, tmp_path: Path) -> None:
     (tmp_path / "site.toml").write_text('start = "t"\nnode = "n"\n[components]\n')
     (tmp_path / "site.csv").write_text("t,n\n2024-01-01,a\n2024-01-03,b\n")
-    shown = fleet("traces", "import", str(tmp_path / "site.csv"), "--map", str(tmp_path / "site.toml"), "--nodes", "40")
+    shown = fleet("experiment", "import", str(tmp_path / "site.csv"), "--map", str(tmp_path / "site.toml"), "--nodes", "40")
     assert "2 faults of 40 nodes" in shown and "No column names the failed part" in shown
 
 
 def test_a_picture_is_drawn(folder: Path, tmp_path: Path) -> None:
-    fleet("traces", "fit", str(folder / "log.csv"), "--plot", str(tmp_path / "faults.png"))
+    fleet("experiment", "fit", str(folder / "log.csv"), "--plot", str(tmp_path / "faults.png"))
     assert (tmp_path / "faults.png").read_bytes().startswith(b"\x89PNG")
-    fleet("traces", "fit", str(folder / "slurm.txt"), "--plot", str(tmp_path / "few.svg"))
+    fleet("experiment", "fit", str(folder / "slurm.txt"), "--plot", str(tmp_path / "few.svg"))
     assert "<svg" in (tmp_path / "few.svg").read_text()
 
 

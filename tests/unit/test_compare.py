@@ -95,7 +95,7 @@ def test_goodput_while_training_is_compared_apart_from_start_up(tmp_path: Path) 
     whole, training = (of_recorded([f"{one},{two}"], tmp_path, 0.05, 0.01, each) for each in (False, True))
     assert whole.mean > 0.1 and training.mean == pytest.approx(0.0, abs=0.02)
     with pytest.raises(ConfigError, match="--training = .given.: it is for pairs of recorded runs"):
-        CliRunner().invoke(app, ["compare", "in-place", "restart", "--training"], catch_exceptions=False)
+        CliRunner().invoke(app, ["experiment", "compare", "in-place", "restart", "--training"], catch_exceptions=False)
 
 
 def test_what_is_not_decided_says_how_many_pairs_would() -> None:

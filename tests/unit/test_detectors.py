@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
 from benchmarks.scorers import SCORERS, individual_score, relative_score, robust_zs
-from fleet.errors import ConfigError
 from fleet.protocol.types import Member
 from policies.straggler import scores
 from policies.straggler.detectors import KINDS, DetectorVerdict, Sensitivity, StepTimes
@@ -187,9 +186,6 @@ def test_times_of_another_shape_are_refused() -> None:
     good = times(world(), 0, 5)
     with pytest.raises(ValueError, match="network_s has shape"):
         replace(good, network_s=good.network_s[:2])
-    for wrong in ({"release_ratio": 1.0}, {"window": 0}, {"chance": 0.0}):
-        with pytest.raises(ConfigError, match=rf"straggler\.settings\.{next(iter(wrong))} = "):
-            Sensitivity(**wrong)  # type: ignore[arg-type]
 
 
 VALUES = arrays.arrays(float, st.integers(2, 12), elements=st.floats(-5, 5))

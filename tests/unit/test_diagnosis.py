@@ -143,7 +143,7 @@ def test_a_cold_start_is_no_reason_for_a_spare() -> None:
     findings = diagnose(summary(slow_start(lost=False)))
     assert [each.metric for each in findings] == ["provision"]
     assert findings[0].share == pytest.approx(0.8)
-    assert "fleet up" in findings[0].remedy and "spare" not in findings[0].remedy
+    assert "fleet cluster up" in findings[0].remedy and "spare" not in findings[0].remedy
 
 
 def test_a_slot_that_is_empty_after_a_loss_is_told_from_a_cold_start() -> None:
@@ -194,6 +194,6 @@ def test_the_command_says_the_same(tmp_path: Path) -> None:
     for record in one_loss("gpu-1").records:
         writer.append(record)
     writer.close()
-    assert CliRunner().invoke(app, ["diagnose", str(tmp_path)]).output == GOLDEN.read_text()
-    data = json.loads(CliRunner().invoke(app, ["diagnose", str(tmp_path), "--json"]).output)
+    assert CliRunner().invoke(app, ["report", str(tmp_path), "--diagnose"]).output == GOLDEN.read_text()
+    data = json.loads(CliRunner().invoke(app, ["report", str(tmp_path), "--diagnose", "--json"]).output)
     assert data["findings"][0]["remedy"] and data["run"] == "story"

@@ -8,6 +8,7 @@ import json
 import re
 import textwrap
 import xml.etree.ElementTree as ET
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -156,49 +157,20 @@ def recordings_table() -> str:
     return "\n".join(["| rule | expression |", "|---|---|", *rows]) + "\n"
 
 
+SHOWN = (
+    "run", "attach", "stop", "status", "logs", "report", "init", "doctor", "plan", "simulate", "laws", "experiment run", "experiment soak",
+    "experiment rehearse", "experiment compare", "experiment scale", "experiment import", "experiment fit", "runs", "runs watch",
+    "runs set", "runs drain", "runs diff", "runs data", "runs track", "runs prune", "runs fold", "checkpoint list", "checkpoint verify",
+    "checkpoint export", "checkpoint delete", "cluster write", "cluster check", "cluster up", "cluster dashboards",
+)  # fmt: skip
+"""Commands whose options stand in docs/cli.md."""
 PARTS = {
     "docs/cli.md": {
-        "run": lambda: options_of("run"),
         "exit codes": exit_codes_table,
         "chaos": chaos_settings,
-        "config": lambda: options_of("config"),
         "live": live_table,
-        "attach": lambda: options_of("attach"),
-        "stop": lambda: options_of("stop"),
-        "init": lambda: options_of("init"),
-        "report": lambda: options_of("report"),
-        "logs": lambda: options_of("logs"),
-        "drain": lambda: options_of("drain"),
-        "data": lambda: options_of("data"),
-        "watch": lambda: options_of("watch"),
-        "up": lambda: options_of("up"),
-        "status": lambda: options_of("status"),
-        "runs": lambda: options_of("runs"),
-        "runs prune": lambda: options_of("runs prune"),
-        "runs fold": lambda: options_of("runs fold"),
-        "diff": lambda: options_of("diff"),
-        "track": lambda: options_of("track"),
-        "dashboard push": lambda: options_of("dashboard push"),
-        "diagnose": lambda: options_of("diagnose"),
-        "set": lambda: options_of("set"),
-        "doctor": lambda: options_of("doctor"),
-        "scale": lambda: options_of("scale"),
-        "plan": lambda: options_of("plan"),
-        "laws sweep": lambda: options_of("laws sweep"),
         "plan fields": plan_fields,
-        "simulate": lambda: options_of("simulate"),
-        "traces import": lambda: options_of("traces import"),
-        "traces fit": lambda: options_of("traces fit"),
-        "compare": lambda: options_of("compare"),
-        "experiment run": lambda: options_of("experiment run"),
-        "experiment soak": lambda: options_of("experiment soak"),
-        "rehearse": lambda: options_of("rehearse"),
-        "checkpoint list": lambda: options_of("checkpoint list"),
-        "checkpoint verify": lambda: options_of("checkpoint verify"),
-        "checkpoint export": lambda: options_of("checkpoint export"),
-        "checkpoint delete": lambda: options_of("checkpoint delete"),
-        "cluster write": lambda: options_of("cluster write"),
-        "cluster check": lambda: options_of("cluster check"),
+        **{command: partial(options_of, command) for command in SHOWN},
     },
     "docs/deploy.md": {"spec": spec_table},
     "docs/settings.md": {"settings": settings_table},

@@ -90,7 +90,7 @@ def test_what_did_not_go_well_is_said() -> None:
     bare = Story(world=1)
     bare.ended(1000, status="stopped")
     nothing = lines(data(bare))
-    assert (nothing["saved"], nothing["next"]) == ("nothing: no checkpoint became durable", "fleet diagnose story")
+    assert (nothing["saved"], nothing["next"]) == ("nothing: no checkpoint became durable", "fleet report story --diagnose")
     twin = twins.verdict("ab", "cd", True, "completed", "", 2)
     assert lines(data(twin=twin))["twin"] == "DIFFERENT, world 2: run ab, twin cd"
 

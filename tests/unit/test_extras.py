@@ -39,7 +39,7 @@ def test_an_experiment_names_its_extra() -> None:
 
 @pytest.mark.usefixtures("without")
 def test_dashboards_name_their_extra() -> None:
-    done = CliRunner().invoke(app, ["dashboard", "push", "--grafana", "http://127.0.0.1:1"])
+    done = CliRunner().invoke(app, ["cluster", "dashboards", "--grafana", "http://127.0.0.1:1"])
     assert isinstance(done.exception, ConfigError)
     assert "fleet-train[grafana] @ FLEET" in str(done.exception)
 

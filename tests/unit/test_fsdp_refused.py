@@ -126,7 +126,7 @@ def test_more_copies_than_other_ranks(sharding: str, world: int, copies: int) ->
     settings = RunSettings(world=world, optimizer_sharding=sharding, optimizer_copies=copies)
     with pytest.raises(ConfigError) as refused:
         plans.check(settings, ChaosSettings())
-    way_out = f"Use --optimizer-copies {max(1, world - 1)} or fewer, or a --world of {copies + 1} or more."
+    way_out = f"Use --config optimizer_copies={max(1, world - 1)} or fewer, or a --world of {copies + 1} or more."
     assert f"optimizer_copies = {copies}" in str(refused.value) and way_out in str(refused.value)
 
 

@@ -274,7 +274,7 @@ def test_a_wrong_token_or_no_grafana(there: FakeGrafana) -> None:
 
 
 def pushed(*arguments: str) -> Result:
-    return CliRunner().invoke(app, ["dashboard", "push", *arguments])
+    return CliRunner().invoke(app, ["cluster", "dashboards", *arguments])
 
 
 def test_the_command_pushes_with_the_token_of_the_environment(there: FakeGrafana, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -59,8 +59,6 @@ def test_without_faults_that_need_it_the_interval_is_the_longest() -> None:
         ({"law": "fixed"}, "checkpoint.interval_s"),
         ({"law": "young", "interval_s": 5.0}, "checkpoint.interval_s"),
         ({"law": "fixed", "interval_s": 0.0}, "checkpoint.interval_s"),
-        ({"max_s": math.inf}, "checkpoint.settings.max_s"),
-        ({"first_s": -1.0}, "checkpoint.settings.first_s"),
     ],
 )
 def test_refuses_what_cannot_work(settings: dict[str, object], field: str) -> None:

@@ -342,11 +342,11 @@ def test_a_value_that_differs_is_said_to_differ() -> None:
 
 
 def test_the_command_prints_a_table_and_all_as_json() -> None:
-    reported = CliRunner().invoke(app, ["laws", "sweep", "--table", "scale"], catch_exceptions=False).output
+    reported = CliRunner().invoke(app, ["laws", "--table", "scale"], catch_exceptions=False).output
     assert re.search(r"communication, 1024 GPUs +ms +750\.289 +750\.3 +same", reported) and "reliability" not in reported
-    found = json.loads(CliRunner().invoke(app, ["laws", "sweep", "--json", "-"], catch_exceptions=False).output)
+    found = json.loads(CliRunner().invoke(app, ["laws", "--json", "-"], catch_exceptions=False).output)
     assert [*found] == [*published.tables()] and found["scale"][0]["agrees"] is True
-    done = CliRunner().invoke(app, ["laws", "sweep", "--table", "scales"])
+    done = CliRunner().invoke(app, ["laws", "--table", "scales"])
     assert isinstance(done.exception, ConfigError) and "checkpoint loss" in str(done.exception)
 
 

@@ -85,9 +85,6 @@ def test_the_fleet_rate_is_not_made_by_its_lemons(nodes: int, hours: float) -> N
 def test_what_has_no_weight_and_impossible_settings_are_refused() -> None:
     with pytest.raises(ConfigError, match="lemons.kind = 'mood'"):
         Lemons().judge(node("a", 1, kind="mood"), NOW_H)
-    for wrong in ({"factor": 1.0}, {"certainty": 1.0}, {"half_life_h": 0.0}, {"share_max": 0.0}):
-        with pytest.raises(ConfigError, match=f"lemons.{next(iter(wrong))} = "):
-            Lemons(**wrong)
 
 
 def test_what_nodes_did_is_read_from_the_journal_and_survives_the_run(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""What ``fleet data`` says is what the ranks read: for each reader, through roll-backs and changes of the data set."""
+"""What ``fleet runs data`` says is what the ranks read: for each reader, through roll-backs and changes of the data set."""
 
 from __future__ import annotations
 
@@ -362,5 +362,5 @@ def test_the_command_takes_the_users_own_data_set(run: Path) -> None:
     ],
 )
 def test_what_cannot_be_answered_is_refused(run: Path, asked: tuple[str, ...], reason: str) -> None:
-    done = CliRunner().invoke(app, ["data", "one", "--storage", str(run / "runs"), *asked])
+    done = CliRunner().invoke(app, ["runs", "data", "one", "--storage", str(run / "runs"), *asked])
     assert isinstance(done.exception, ConfigError) and reason in str(done.exception)

@@ -30,7 +30,7 @@ def written(out: list[object]) -> list[Record]:
 def test_a_change_is_journalled_in_force_and_survives_the_coordinator() -> None:
     first = machine()
     records: list[Record] = []
-    for key, value in (("straggler.enabled", 0.0), ("straggler.compute_slowdown", 1.5), ("checkpoint.interval_s", 7.0)):
+    for key, value in (("straggler.enabled", 0.0), ("straggler.gain", 0.5), ("checkpoint.interval_s", 7.0)):
         records += written(list(first.handle(SettingChanged(key, value), 1.0)))
     assert [(record.policy, record.action) for record in records if isinstance(record, DecisionMade)] == [("settings", "set")] * 3
     second = machine()
@@ -38,7 +38,7 @@ def test_a_change_is_journalled_in_force_and_survives_the_coordinator() -> None:
     for one in (first, second):
         policy, interval = one.state.stragglers.policy, one.state.checkpoints.store.interval
         assert isinstance(policy, Mitigator) and isinstance(interval, CheckpointInterval)
-        assert policy.settings.enabled is False and policy.settings.compute_slowdown == 1.5
+        assert policy.settings.enabled is False and policy.settings.gain == 0.5
         assert (interval.law, interval.interval_s) == ("fixed", 7.0)
 
 
@@ -61,7 +61,7 @@ def test_what_cannot_be_set_is_refused_by_name(key: str, text: str, reason: str)
 
 @pytest.mark.parametrize(
     ("key", "value"),
-    [("straggler.gain", 1.0), ("straggler.compute_slowdown", 1.0), ("checkpoint.interval_s", 0.0), ("timeouts.progress_s", 900.0)],
+    [("straggler.gain", 1.0), ("checkpoint.interval_s", 0.0), ("timeouts.progress_s", 900.0)],
 )
 def test_a_value_that_would_be_refused_at_the_start_is_refused_now(key: str, value: float) -> None:
     with pytest.raises(ConfigError, match=key.rpartition(".")[2].replace("progress_s", "progress_s|collective_s")):

@@ -99,7 +99,7 @@ def test_so_it_is_with_what_follows_the_prints_of_ranks(tmp_path: Path) -> None:
 def test_the_page_is_served_until_a_signal(number: int, tmp_path: Path) -> None:
     journal = begun(tmp_path)
     before = journal.read_bytes()
-    assert ended_at(number, "http://127.0.0.1", tmp_path, "watch", NAME)[0] == Exit.DONE
+    assert ended_at(number, "http://127.0.0.1", tmp_path, "runs", "watch", NAME)[0] == Exit.DONE
     assert journal.read_bytes() == before
 
 
@@ -107,7 +107,7 @@ def test_what_was_begun_to_outlive_its_terminal_does(tmp_path: Path) -> None:
     """As by ``nohup``: SIGHUP is ignored from the beginning, and only the next signal ends it."""
     begun(tmp_path)
     program = f"import signal; signal.signal(signal.SIGHUP, signal.SIG_IGN)\n{PROGRAM}"
-    process = begin([sys.executable, "-c", program, "watch", NAME], tmp_path, os.environ | {"PYTHONPATH": str(ROOT)})
+    process = begin([sys.executable, "-c", program, "runs", "watch", NAME], tmp_path, os.environ | {"PYTHONPATH": str(ROOT)})
     assert process.stdout is not None and "http://127.0.0.1" in process.stdout.readline()
     process.send_signal(signal.SIGHUP)
     process.send_signal(signal.SIGINT)
@@ -124,4 +124,4 @@ def test_one_of_this_machine_is_told_where_it_is_seen(tmp_path: Path) -> None:
     process = begin(command, tmp_path, os.environ | {"PYTHONPATH": str(ROOT)})
     said, _ = process.communicate(timeout=60)
     assert process.returncode == Exit.REFUSED
-    assert "belongs to no cluster" in said and "fleet pause run ends it" in " ".join(said.split())
+    assert "belongs to no cluster" in said and "fleet stop run ends it" in " ".join(said.split())

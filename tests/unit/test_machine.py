@@ -48,7 +48,7 @@ from fleet.protocol.instructions import (
 from fleet.protocol.levels import PEERS, level_of
 from fleet.protocol.records import CheckpointRecord, Committed, HistoryBegun, Record, RunEnded, ViewPublished
 from fleet.protocol.types import Copy, Fault, Member, Part, Process, Pulse, StateId
-from fleet.settings.run import Budgets, RunSettings
+from fleet.settings.run import HANGUP_S, Budgets, RunSettings
 from policies.interval import CheckpointInterval
 from policies.recovery import SETTLE_S, ReformPromoteRegrow
 from tests.simulation.runs import Placement
@@ -323,7 +323,7 @@ def test_a_silent_node_is_lost_with_all_its_ranks_in_one_view_change() -> None:
 def test_an_agent_that_connects_again_at_once_costs_no_rank() -> None:
     bench = Bench().start(STEP_3)
     assert not bench.send(NodeSilent("n1", 0.0), NodeJoined("n1", 1))
-    bench.after(bench.settings.timeouts.hangup_s)
+    bench.after(HANGUP_S)
     assert not bench.of(ProcessLost)
 
 
@@ -331,7 +331,7 @@ def test_a_node_whose_agent_hangs_up_and_does_not_come_back_is_lost() -> None:
     bench = Bench().start(STEP_3)
     bench.send(NodeSilent("n1", bench.now_s))
     assert not bench.of(ProcessLost)
-    bench.after(2 * bench.settings.timeouts.hangup_s, 1, 3)
+    bench.after(2 * HANGUP_S, 1, 3)
     assert {record.member for record in bench.of(ProcessLost)} == {member(1), member(3)}
 
 

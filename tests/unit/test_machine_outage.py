@@ -117,7 +117,7 @@ def test_a_run_that_is_to_stop_stops_in_order_and_says_why() -> None:
     one.after(ANSWER_S + 0.1)  # ranks that are called out say nothing here
     end = only(EndRun, one.said)
     assert end.status == "stopped"
-    assert "(--on-store-failure stop)" in end.reason and "ExpiredToken" in end.reason and "there was none yet" in end.reason
+    assert "(checkpoint.on_store_failure=stop)" in end.reason and "ExpiredToken" in end.reason and "there was none yet" in end.reason
     [stop] = reported(one)
     assert stop.action == "stop" and stop.reason == end.reason
     assert stop.fields["outage_s"] == pytest.approx(60.0)

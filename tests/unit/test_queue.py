@@ -343,7 +343,7 @@ def test_a_refusal_of_the_service_reads_as_one_of_the_command(served: Watched, t
     body = {"script": "script.py", "directory": str(tmp_path), "arguments": ["--world", "8"]}
     with pytest.raises(ConfigError) as refused:
         cli_queue._ask(served.root, "POST", "/api/queue", body)
-    assert str(refused.value) == "slots = '8': more than the 4 that this service has for all runs. See fleet up --slots."
+    assert str(refused.value) == "slots = '8': more than the 4 that this service has for all runs. See fleet cluster up --slots."
 
 
 def test_a_queued_run_may_have_a_name(served: Watched, tmp_path: Path) -> None:

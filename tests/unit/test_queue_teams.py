@@ -156,7 +156,7 @@ def test_a_file_of_tokens_that_cannot_be_is_refused(tmp_path: Path, text: str, m
 )
 def test_a_service_that_cannot_be_is_refused_before_it_starts(tmp_path: Path, options: list[str], reason: str) -> None:
     slots = [] if "--address" in options else ["--slots", "8"]
-    done = CliRunner().invoke(cli.app, ["up", "--storage", str(tmp_path / "runs"), *slots, *options])
+    done = CliRunner().invoke(cli.app, ["cluster", "up", "--storage", str(tmp_path / "runs"), *slots, *options])
     assert isinstance(done.exception, ConfigError) and reason in str(done.exception)
     assert not (tmp_path / "runs").exists()
 

@@ -179,7 +179,7 @@ def test_what_cannot_be_rehearsed_is_refused_before_anything_starts(
         raise AssertionError(f"a cluster was started with {option} = {value}")
 
     monkeypatch.setattr(recipes, "local_cluster", started)
-    refused = CliRunner().invoke(app, ["rehearse", f"--{option}", value]).exception
+    refused = CliRunner().invoke(app, ["experiment", "rehearse", f"--{option}", value]).exception
     assert isinstance(refused, ConfigError), refused
     assert refused.field == option.replace("-", "_") and way_out in str(refused)
 

@@ -136,7 +136,7 @@ SCRIPT = "def train(run): raise AssertionError('no rank may start')\n"
 def test_bad_input_is_refused_before_any_process_starts(tmp_path: Path, arguments: tuple[str, ...], field: str) -> None:
     (tmp_path / "job.py").write_text(SCRIPT)
     file = tmp_path / "scale.json"
-    ended = CliRunner().invoke(app, ["scale", str(tmp_path / "job.py"), "--json", str(file), *arguments])
+    ended = CliRunner().invoke(app, ["experiment", "scale", str(tmp_path / "job.py"), "--json", str(file), *arguments])
     assert isinstance(ended.exception, ConfigError) and ended.exception.field == field
     assert not file.exists()
 

@@ -251,9 +251,9 @@ def test_a_run_is_not_resumed_from_a_store_that_fails(fleet: Callable[..., tuple
 
 
 def test_a_service_needs_a_folder_that_takes_files(fleet: Callable[..., tuple[int, str]], tmp_path: Path) -> None:
-    code, reported = fleet("up", "--storage", "/proc/nope")
+    code, reported = fleet("cluster", "up", "--storage", "/proc/nope")
     assert code == 2 and "--storage = '/proc/nope': this machine could not write" in reported, reported
-    code, reported = fleet("up", "--storage", f"s3://key:{SECRET}@bucket/runs")
+    code, reported = fleet("cluster", "up", "--storage", f"s3://key:{SECRET}@bucket/runs")
     assert code == 2 and "'s3://***@bucket/runs': the service keeps its own files in a folder, and this is a URL" in reported, reported
     assert not list(tmp_path.glob("s3*"))
 

@@ -85,9 +85,9 @@ def test_the_quantile_lies_within_the_values_and_ends_at_them(values: list[float
     assert quantile(ordered, 0) == ordered[0] and quantile(ordered, 1) == ordered[-1]
 
 
-@pytest.mark.parametrize("wrong", [{"floor_s": 0}, {"floor_s": 301}, {"factor": 1}, {"quantile": 1}, {"shrink": 0}, {"least": 0}])
+@pytest.mark.parametrize("wrong", [{"floor_s": 0}, {"floor_s": 301}])
 def test_impossible_settings_are_refused(wrong: dict[str, float]) -> None:
-    with pytest.raises(ConfigError, match=rf"progress(\.settings)?\.{next(iter(wrong))} = "):
+    with pytest.raises(ConfigError, match=rf"progress\.{next(iter(wrong))} = "):
         ProgressTimeout(**wrong)  # type: ignore[arg-type]
 
 

@@ -361,5 +361,5 @@ def test_the_simulator_reads_the_trace_of_a_run_and_of_a_log(tmp_path: Path) -> 
 def test_what_is_no_trace_is_refused_with_the_way_to_make_one(tmp_path: Path) -> None:
     (tmp_path / "log.csv").write_text(LANL_HEADER + "\n" + lanl_row(2, 3, 60, 600, "Software", "OS") + "\n")
     for read in (load_trace, lambda path: read_arrivals(MODEL, path)):
-        with pytest.raises(ConfigError, match="fleet traces import"):
+        with pytest.raises(ConfigError, match="fleet experiment import"):
             read(tmp_path / "log.csv")

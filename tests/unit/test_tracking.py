@@ -173,5 +173,5 @@ def test_a_tracker_that_never_answers_holds_up_the_end_for_its_time_alone(tmp_pa
         line.close()
     assert not senders()
     [said] = tracking.in_words(tmp_path, settings)
-    assert f"fleet track {tmp_path} --track otel" in said
+    assert f"fleet runs track {tmp_path} --track otel" in said
     assert not standing(tmp_path, "otel").done

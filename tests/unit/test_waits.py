@@ -16,7 +16,7 @@ from fleet.app.cli import main as cli
 from fleet.errors import ConfigError
 from tests.support.waiting import until
 
-EVERY = {command for commands in (cli.COMMANDS, *(own for _, own in cli.GROUPS.values())) for command in commands}
+EVERY = {command for commands in (*cli.COMMANDS.values(), *(group.commands for group in cli.GROUPS.values())) for command in commands}
 
 
 def test_each_command_shows_what_goes_on_or_has_words_for_it() -> None:
@@ -36,8 +36,8 @@ def test_its_words_name_arguments_that_it_has_and_that_are_no_secret(command: Ca
     ("typed", "seam", "words"),
     [
         ("report one", "find_run", "still: the journal of one is read"),
-        ("pause one", "find_run", "still: the coordinator of one is asked"),
-        ("data one", "find_run", "still: the journal of one is read"),
+        ("runs set one world=2", "find_run", "still: the coordinator of one is asked"),
+        ("runs data one", "find_run", "still: the journal of one is read"),
         ("checkpoint list one", "find_run", "still: the store of the checkpoints answers"),
         ("run --resume one --storage s3://bucket/runs", "fetch_journal", "still: the run is planned, with what its journal and its store"),
     ],

@@ -42,7 +42,7 @@ from tests.zoo.loops import LOOPS
 ROUNDING = 1e-9
 """Of the largest number of a tensor, or of 1."""
 
-PATIENT = Timeouts(heartbeat_s=20.0, node_s=30.0, quiesce_s=40.0, form_s=60.0, progress_s=300.0, start_s=120.0, resend_s=0.5)
+PATIENT = Timeouts(heartbeat_s=20.0, node_s=30.0, quiesce_s=40.0, form_s=60.0, progress_s=300.0, start_s=120.0)
 """A machine that stands still for a while loses nobody; who is killed is missed by the end of its connections."""
 
 # ---- comparison --------------------------------------------------------------------------------------------------------------------------

@@ -63,7 +63,7 @@ class Place:
 
 @runtime_checkable
 class Located(Protocol):
-    """A data set that knows where its samples lie, for ``fleet data``."""
+    """A data set that knows where its samples lie, for ``fleet runs data``."""
 
     def where(self, index: int) -> Place | None:
         """The place of sample ``index``; None when it lies in no file."""

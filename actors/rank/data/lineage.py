@@ -155,7 +155,7 @@ class Lineage:
         every = sorted(self._paths())
         paths = [path for path in every if path == name] or [path for path in every if path.endswith(f"/{name.lstrip('/')}")]
         if not paths:
-            way_out = "fleet data RUN lists them." if every else "Give the data set, with where(index), by --data."
+            way_out = "fleet runs data RUN lists them." if every else "Give the data set, with where(index), by --data."
             raise ConfigError("--file", name, f"it is none of the {len(every)} files that are known of the run's data", way_out)
         if len(paths) > 1:
             raise ConfigError("--file", name, f"{len(paths)} files end so: {', '.join(paths[:3])}", "Give more of its path.")

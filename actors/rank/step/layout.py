@@ -97,7 +97,7 @@ class StateLayout:
         settings, state = given.settings, given.state
         self.given = given
         known = state.trained if self.fixed else ()  # a loop may freeze them after run.track, and thaw them later
-        watched = settings.overlap and not self.leave and not state.casts
+        watched = not math.isinf(settings.overlap_cores) and not self.leave and not state.casts
         self.gradients = GradientBuffers(
             state.modules,
             settings.shards,

@@ -1,4 +1,4 @@
-"""``fleet attach``, ``stop`` and ``runs --address``: runs that belong to a cluster, from any machine that reaches it."""
+"""``fleet attach``, ``stop`` and ``status --address``: runs of a cluster, from any machine that reaches it."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 from rich.text import Text
@@ -16,45 +16,18 @@ from fleet.app.beginning import Beginning
 from fleet.app.cli import prints as cli_print
 from fleet.app.cli import run as cli_run
 from fleet.app.cli import watch as cli_watch
-from fleet.app.cli.config import RUNS
+from fleet.app.cli.asking import found, have
+from fleet.app.cli.config import RUNS, Storage
 from fleet.app.stopping import interrupted_by_signals
 from fleet.errors import ConfigError
 from fleet.host.rank_logs import RunLogs, logs_of
 from fleet.protocol.exit_codes import Exit
 
-if TYPE_CHECKING:
-    from fleet.app.remote import RemoteRun
-
 AUTO = "auto"
+STOPPED = "stopped by its user"
 Address = Annotated[str, typer.Option(help="The Ray cluster: auto, or HOST:PORT.")]
 Name = Annotated[str, typer.Argument(metavar="RUN", help="Name of a run of that cluster.")]
 console = cli_print.Terminal(stderr=True)
-
-
-@contextmanager
-def found(run: str, address: str) -> Iterator[RemoteRun]:
-    """The run of the cluster at ``address``. Raises ConfigError when there is none, which says where a run of this machine is seen."""
-    from fleet.app import remote
-
-    with ExitStack() as stack:
-        try:
-            stack.enter_context(remote.connected(address))
-            there = remote.find(run, Path(RUNS).resolve())
-        except ConfigError:
-            _check_elsewhere(run)
-            raise
-        yield there
-
-
-def _check_elsewhere(run: str) -> None:
-    """Raises ConfigError when ``run`` is one of this machine's, and goes on."""
-    from fleet.host.follow import is_over
-    from fleet.settings.live import ADDRESS_FILE
-
-    folder = Path(RUNS) / run
-    if (folder / ADDRESS_FILE).exists() and not is_over(folder / "journal.jsonl"):
-        way_out = f"See it with fleet watch {run} or fleet logs {run} --follow; fleet pause {run} ends it."
-        raise ConfigError("RUN", run, "it goes on on this machine, and belongs to no cluster", way_out)
 
 
 @contextmanager
@@ -98,15 +71,36 @@ def stopping(run: str, address: str) -> str:
     return shlex.join(["fleet", "stop", run, *(["--address", address] if address != AUTO else [])])
 
 
-def stop(run: Name, address: Address = AUTO) -> None:
-    """Stop RUN on a cluster in order: its last step is kept. Once more stops it at once."""
-    with found(run, address) as there:
-        there.stop()
-    console.print(Text.assemble((run, "bold"), " is being stopped"))
+def stop(
+    run: Annotated[str, typer.Argument(metavar="RUN", help="A run of a cluster; or a run's folder, or its name under --storage.")],
+    address: Annotated[str, typer.Option(help="The Ray cluster: auto, or HOST:PORT; empty: this machine, then auto.")] = "",
+    storage: Storage = RUNS,
+) -> None:
+    """Stop RUN in order: its last step is kept, and `fleet run --resume RUN` goes on from it. On a cluster, once more stops it at once."""
+    if address or not _stopped_here(run, storage):
+        with found(run, address or AUTO) as there:
+            there.stop()
+    there_too = f" --address {address}" if address else f" --storage {storage}" if storage != RUNS else ""
+    console.print(f"{run} is being stopped; fleet run --resume {run}{there_too} goes on from its last step", markup=False)
+
+
+def _stopped_here(run: str, storage: str) -> bool:
+    """Whether the run is one of this machine; it is told to stop then. Raises ConfigError when it has ended."""
+    from actors.messages import PauseWanted
+    from fleet.host.follow import last_words
+    from fleet.settings.live import ADDRESS_FILE
+
+    for folder in (Path(run), Path(storage) / run):
+        if (folder / ADDRESS_FILE).exists():
+            have(str(folder), storage, "", PauseWanted(STOPPED), "RUN", run)
+            return True
+        if last_words(folder / "journal.jsonl")[1] is not None:
+            raise ConfigError("RUN", run, "the run has ended", f"Go on from its last step: fleet run --resume {run}.")
+    return False
 
 
 def print_runs(address: str) -> None:
-    """A line for each run of the cluster: those that go on, and those that have ended and that nobody has attached to since."""
+    """A line for each run of the cluster: runs that go on, and runs that have ended and that no command has attached to since."""
     from fleet.app import remote
 
     with looking("the cluster", stopping("RUN", address)), remote.connected(address):
@@ -115,7 +109,7 @@ def print_runs(address: str) -> None:
 
 
 def print_logs(run: str, address: str, slot: int | None, follow: bool) -> None:
-    """What the ranks of a run on a cluster have printed, to the terminal."""
+    """Show the output of the ranks of a run on a cluster."""
     waiting = cli_print.waiting(f"the cluster at {address} is asked for what ranks of {run} have printed")
     with looking(run, stopping(run, address)), waiting, found(run, address) as there:
         lines, over = RunLogs(logs_of(there.folder), slot), False

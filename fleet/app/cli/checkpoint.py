@@ -1,4 +1,4 @@
-"""``fleet checkpoint``: what is stored, whether it is sound, and a plain file of it. Storage is imported when a command runs."""
+"""``fleet checkpoint``: stored checkpoints, their soundness, and plain files of them. Storage is imported when a command runs."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of text."
 
 
 class ExportAs(StrEnum):
-    """What a checkpoint is exported as."""
+    """Form of an exported checkpoint."""
 
     PT = "pt"
     SAFETENSORS = "safetensors"
 
 
 def list_(where: Where, json_: Json = False, storage: Storage = RUNS) -> None:
-    """Every committed checkpoint, oldest first. Nothing but manifests is read."""
+    """List committed checkpoints, oldest first. Only manifests are read."""
     with _store(where, storage) as store:
         rows = [_row(store, checkpoint) for checkpoint in store.list()]
     if json_:
@@ -46,7 +46,7 @@ def verify(
     where: Where, checkpoint: Annotated[str, typer.Argument(metavar="[ID]", help="Which one; all when none is named.")] = "",
     json_: Json = False, storage: Storage = RUNS,
 ) -> None:  # fmt: skip
-    """Read every byte and compare it with what was written. Ends with 1 when something is damaged."""
+    """Read every byte and compare it with the written digests. Exit code 1: a checkpoint is damaged."""
     with _store(where, storage) as store:
         rows = [_verified(store, name) for name in ([_known(store, checkpoint)] if checkpoint else store.list())]
     print(json.dumps(rows, indent=1)) if json_ else [print(f"{row['id']}  {row['error'] or 'sound'}") for row in rows]
@@ -116,7 +116,7 @@ def _export_weights(store: CheckpointStore, name: str, step: int, output: str, m
 
 @contextmanager
 def _store(where: str, root: str) -> Iterator[CheckpointStore]:
-    """The store of a run or URL; what it fails with becomes one message."""
+    """The store of a run or URL. A failure of it becomes one message."""
     from storage.backends.causes import WAYS_OUT
     from storage.backends.urls import redact
     from storage.checkpoint.store import CheckpointStore

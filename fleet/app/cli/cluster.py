@@ -1,4 +1,4 @@
-"""``fleet cluster``: files that bring up a cluster with a run on it, and what is wrong in such files. Nothing is started or asked."""
+"""``fleet cluster write`` and ``check``: files that start a cluster with a run on it, and mistakes in them. Nothing is started or asked."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ console = cli_print.Terminal(stderr=True)
 def write(
     folder: Annotated[Path, typer.Argument(help="Folder for the files, which must not be there yet, or be empty.", show_default=False)],
     target: Annotated[str, typer.Option(help="ray-up, kuberay, jobset or slurm.", show_default=False)],
-    spec: Annotated[Path, typer.Option(help="What the cluster and the run are to be; see docs/deploy.md.")] = Path("cluster.toml"),
+    spec: Annotated[Path, typer.Option(help="Description of the cluster and of the run; see docs/deploy.md.")] = Path("cluster.toml"),
 ) -> None:
     """Write the files for TARGET into FOLDER: all of them, or none. README.md there has the commands that use them."""
     from fleet.app.deploy import checks
@@ -81,7 +81,7 @@ def _check_run(spec: Spec, folder: Path) -> None:
 
 
 def accepts(words: Sequence[str]) -> None:
-    """What follows ``fleet run``, judged as that command would. Raises ConfigError."""
+    """Check the words behind ``fleet run`` as that command would. Raises ConfigError."""
     if "--resume" not in words:
         cli_run.checked(words[0] if words else "", words[1:], Path())
 
@@ -120,7 +120,7 @@ def _write_all(texts: Mapping[str, str], folder: Path) -> None:
 def check(
     files: Annotated[list[Path], typer.Argument(metavar="FILE...", help="YAML files, or folders of them.", show_default=False)],
 ) -> None:
-    """Say what is wrong in each FILE, and end with 2 if anything is. Nothing is sent anywhere."""
+    """Name the mistakes in each FILE. Exit code 2: there are some. Nothing is sent anywhere."""
     from fleet.app.deploy import checks
 
     if not checks.has_core():

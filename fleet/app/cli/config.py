@@ -1,4 +1,4 @@
-"""``fleet config``, and those options of ``fleet run`` that are settings: what they mean, and their defaults, comes from the settings."""
+"""The options of ``fleet run`` that are settings, with meanings and defaults from the settings; and checks of settings."""
 
 from __future__ import annotations
 
@@ -21,26 +21,31 @@ if TYPE_CHECKING:
 
 KEYS = keys(RunSettings)
 RUNS = RunSettings().storage
-"""Where runs lie, unless somebody says otherwise."""
+"""Where runs lie by default."""
 Storage = Annotated[str, typer.Option(help="Folder that holds the runs.")]
 FLAGS = {
-    "world": "world", "spares": "spares", "nodes": "nodes", "shards": "shards", "min_ranks": "min_ranks", "steps": "steps",
-    "peer_copies": "peer_copies", "seed": "seed", "reduction": "reduction", "optimizer_sharding": "optimizer_sharding",
-    "optimizer_copies": "optimizer_copies", "verify": "verify.compute", "preflight": "preflight",
-    "on_store_failure": "checkpoint.on_store_failure", "storage": "storage",
-    "on_partition": "on_partition", "ask_for_nodes": "ask_for_nodes", "grace": "timeouts.grace_s",
-    "max_world": "max_world", "gpus_per_rank": "per_rank.gpus", "cpus_per_rank": "per_rank.cpus",
-    "recovery": "recovery.policy", "placement": "placement.policy", "straggler": "straggler.policy", "corruption": "corruption.policy",
+    "world": "world", "spares": "spares", "nodes": "nodes", "shards": "shards", "min_ranks": "min_ranks", "steps": "steps", "seed": "seed",
+    "gpus_per_rank": "per_rank.gpus", "optimizer_sharding": "optimizer_sharding", "verify": "verify.compute", "storage": "storage",
 }  # fmt: skip
 """Option of ``fleet run`` -> setting. ``--set``, ``--checkpoint`` and ``--chaos`` stand for several."""
 LISTS = {"track": "track.to", "resources": "per_rank.resources", "labels": "per_rank.labels"}
 """Options that may be given several times."""
 
 
-def option(key: str, *names: str, words: str = "") -> Any:
+SCRIPT, SIZE, WHERE, FAULTS, AGAIN, SHOWN = "The script", "Size", "Where", "Faults", "Checkpoints", "What is shown"
+RARE = "Rarely used"
+"""Sections of ``fleet run --help``; those of the last one are in ``--help-all`` alone."""
+
+
+def option(key: str, *names: str, words: str = "", section: str = "") -> Any:
     """An option for setting ``key``. Its value is None where it is not given, so that it wins over a file only where it is."""
     said, default = KEYS[key].meaning, KEYS[key].default
-    return typer.Option(*names, help=words or said, show_default=str(default) if not isinstance(default, bool) else False)
+    return placed(section, *names, help=words or said, show_default=str(default) if not isinstance(default, bool) else False)
+
+
+def placed(section: str, *names: str, **words: Any) -> Any:
+    """An option in a section of ``fleet run --help``."""
+    return typer.Option(*names, rich_help_panel=section or None, hidden=section == RARE, **words)
 
 
 class Default:
@@ -68,17 +73,16 @@ def option_of(owner: str, name: str, words: str) -> Any:
     return typer.Option(help=words, default_factory=Default(owner, name))
 
 
-def config(
-    check: Annotated[Path | None, typer.Option(help="Check this file, and say what in it differs from the defaults.")] = None,
-    json_: Annotated[bool, typer.Option("--json", help="Print JSON instead of a file of settings.")] = False,
-) -> None:
-    """Print all settings of a run with their defaults and meanings, as a file for `fleet run --config`."""
-    from fleet.app import configuration
+def check_config(values: Sequence[str], json_: bool) -> None:
+    """Check settings as a run would, and say what differs from the defaults. Raises ConfigError."""
+    from fleet.app import configuration, plans, policy_choice
 
-    if check is None:
-        cli_print.write(json.dumps(configuration.as_plain(), indent=2) if json_ else configuration.as_toml().rstrip("\n"))
-        return
-    found = configuration.differing(_checked(check))
+    layers = [configuration.layer_of(each, Path()) for each in values]
+    made = configuration.configured(*layers)
+    policy_choice.look_in(*(each.absolute().parent for each in layers if isinstance(each, Path)), Path.cwd())
+    policy_choice.check(made.run)
+    plans.check(made.run, made.chaos)
+    found = configuration.differing(made)
     if json_:
         cli_print.write(json.dumps({name: {"value": value, "default": usual} for name, (value, usual) in found.items()}, indent=2))
     else:
@@ -86,19 +90,8 @@ def config(
         cli_print.write(*(lines or ["all is as by default"]))
 
 
-def _checked(path: Path) -> Configuration:
-    from fleet.app import plans, policy_choice
-    from fleet.app.configuration import configured
-
-    found = configured(path)
-    policy_choice.look_in(path.absolute().parent, Path.cwd())
-    policy_choice.check(found.run)
-    plans.check(found.run, found.chaos)
-    return found
-
-
 def settings_of(values: Mapping[str, Any], directory: Path) -> Configuration:
-    """What the options of ``fleet run`` come to: ``--config`` in order, and over it what other options say. Raises ConfigError.
+    """The settings of ``fleet run``'s options: ``--config`` in order, and other options over it. Raises ConfigError.
 
     Files are named from ``directory``.
     """

@@ -1,4 +1,4 @@
-"""``fleet dashboard``: Grafana's dashboards, pushed."""
+"""``fleet cluster dashboards``: Grafana's dashboards, pushed."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from fleet.host.extras import need
 console = cli_print.Terminal()
 
 
-def push(
+def dashboards(
     grafana: Annotated[str, typer.Option(help="URL of the Grafana; its token is read from GRAFANA_TOKEN.")],
     prometheus: Annotated[str, typer.Option(help="URL under which Grafana reaches Prometheus.")] = "http://127.0.0.1:9090",
 ) -> None:
-    """Data source, folder and dashboards; what somebody changed is left alone."""
-    need("grafana_foundation_sdk", "grafana", "dashboard", "push")
+    """Push data source, folder and dashboards to Grafana; changes that a user made there stay."""
+    need("grafana_foundation_sdk", "grafana", "cluster", "dashboards")
     from dashboards.grafana.push import connect, push
 
     face = connect(grafana, os.environ.get("GRAFANA_TOKEN", ""))

@@ -1,4 +1,4 @@
-"""``fleet data``: which samples went into a step of a run, and which steps used a file."""
+"""``fleet runs data``: which samples went into a step of a run, and which steps used a file."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def data(
     json_: Annotated[bool, typer.Option("--json", help="Print JSON instead.")] = False,
     storage: Storage = RUNS,
 ) -> None:
-    """What RUN was trained on: which samples went into a step, and which steps used a file."""
+    """Show the samples of RUN, or those of one step, or the steps that used a file."""
     from fleet.app.plans import find_run
 
     if step >= 0 and file:
@@ -114,7 +114,7 @@ def _sha(stretch: ReadStretch) -> str:
 
 def _named(stretch: ReadStretch) -> str:
     if stretch.read is None:
-        return "what nobody can say"
+        return "data that is not known"
     return f"data {stretch.read.data_sha256[:12]}" if stretch.read.data_sha256 else "data without a digest"
 
 

@@ -1,36 +1,27 @@
-"""``fleet diagnose``: why a recorded run was slow."""
+"""The journal of a recorded run, told: its largest costs, the story of one loss, its post-mortem."""
 
 from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
-
-import typer
+from typing import TYPE_CHECKING
 
 from fleet.app.cli import prints as cli_print
-from fleet.app.cli.config import RUNS, Storage
 
 if TYPE_CHECKING:
     from fleet.app.report import Report
 
 
-def diagnose(
-    name: Annotated[str, typer.Argument(metavar="RUN", help="A run's folder, or its name under --storage.")],
-    json_: Annotated[bool, typer.Option("--json", help="Print JSON instead of sentences.")] = False,
-    storage: Storage = RUNS,
-) -> None:
-    """What cost RUN most, why, what to do about it, and where the cost would move."""
-    from fleet.app.plans import find_run
+def print_diagnosis(folder: Path, *, as_json: bool) -> None:
+    """The largest costs of a run, their causes, their remedies, and where each cost would move."""
     from fleet.ledger import diagnosis
 
-    report, damage = load_report(find_run(name, Path(storage)))
+    report, damage = load_report(folder)
     summary = report.summary
     findings = diagnosis.diagnose(summary)
-    if json_:
+    if as_json:
         head = {"run": summary.run, "damage": damage, "goodput": summary.goodput, "fleet_law": diagnosis.law_plain(summary)}
-        data = head | {"findings": diagnosis.plain(findings)}
-        print(json.dumps(data, indent=2))
+        print(json.dumps(head | {"findings": diagnosis.plain(findings)}, indent=2))
     else:
         print(diagnosis.explain(summary, findings), end="")
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from fleet.app.cli import prints as cli_print
+from fleet.app.cli.config import check_config
 from fleet.errors import ConfigError
 from fleet.ledger.figures import with_prefix
 from fleet.protocol.exit_codes import Exit
@@ -32,7 +33,10 @@ def doctor(
         typer.Option(help="With --cluster and --shards: ranks of the run to judge it for.", show_default="all slots; with --shards 1"),
     ] = None,
     spares: Annotated[int | None, typer.Option(help="With --cluster: its spares.", show_default="0")] = None,
-    config: Annotated[list[str] | None, typer.Option(help="Settings of the run, as fleet run takes them; not for a machine.")] = None,
+    config: Annotated[
+        list[str] | None,
+        typer.Option(help="Settings of the run, as fleet run takes them. Alone: check them, and say what differs from the defaults."),
+    ] = None,
     determinism: Annotated[
         str, typer.Option(metavar="SCRIPT", help="Try a training script instead: is it the same each time, and what is not?")
     ] = "",
@@ -42,7 +46,7 @@ def doctor(
     set_: Annotated[list[str] | None, typer.Option("--set", help="With a SCRIPT: key=value for run.options; repeatable.")] = None,
     module: Annotated[bool, typer.Option("--module", "-m", help="SCRIPT is the name of a module, as for python -m.")] = False,
 ) -> None:
-    """Check this machine before it trains: products, memory, network, and what the driver knows of its GPUs. Or a cluster, or a script."""
+    """Check this machine before it trains: arithmetic, memory, network, GPU errors. Or a cluster, a script, or settings."""
     _check_one(context.params)
     if determinism or shards:
         from fleet.app.cli import doctor_script
@@ -54,6 +58,9 @@ def doctor(
 
         raise typer.Exit(examine(address, context.params, gather, json_))
     _check_alone(context.params)
+    if config:
+        check_config(config, json_)
+        return
     from actors.preflight import measure
     from policies.preflight import FATAL_XIDS, admit, judge
 
@@ -83,7 +90,7 @@ def _check_one(values: Mapping[str, Any]) -> None:
 
 
 def _check_alone(values: Mapping[str, Any]) -> None:
-    for name in ("world", "spares", "config"):
+    for name in ("world", "spares"):
         if values[name] not in (None, (), []):
             raise ConfigError(f"--{name}", values[name], "it is about a cluster, and this machine is asked for", "Add --cluster.")
 

@@ -1,4 +1,4 @@
-"""``fleet doctor --cluster``: the map of a cluster's failure domains, what a run on it cannot survive, and how fast its links are."""
+"""``fleet doctor --cluster``: the map of a cluster's failure domains, the losses that end a run on it, and the speed of its links."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def examine(address: str, values: Mapping[str, Any], measure: bool, as_json: boo
 
 
 def _settings(values: Mapping[str, Any]) -> tuple[RunSettings, bool]:
-    """What a run there would be told, and whether its world was said."""
+    """Settings of a run on that cluster, and whether its world was given."""
     from fleet.app.configuration import configured, differing
 
     over = {name: values[name] for name in ("world", "spares") if values[name] is not None}

@@ -26,7 +26,7 @@ MOST_CALLS = 4
 
 
 def settings_of(values: Mapping[str, Any]) -> RunSettings:
-    """What a run of the script would be told. Raises ConfigError."""
+    """Settings of a run of the script. Raises ConfigError."""
     from fleet.app.configuration import configured
 
     layers = [Path(each) if Path(each).is_file() else each for each in values["config"] or []]

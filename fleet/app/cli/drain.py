@@ -1,4 +1,4 @@
-"""``fleet drain``: a node will be taken away. Its ranks leave at a step boundary, and the run goes on without it."""
+"""``fleet runs drain``: a node will be taken away. Its ranks leave at a step boundary, and the run goes on without it."""
 
 from __future__ import annotations
 
@@ -6,8 +6,9 @@ from typing import Annotated
 
 import typer
 
+from fleet.app.cli.asking import have
 from fleet.app.cli.config import RUNS, Storage
-from fleet.app.cli.set_ import Address, Name, have
+from fleet.app.cli.set_ import Address, Name
 from fleet.errors import ConfigError
 from fleet.settings.fields import seconds
 
@@ -30,7 +31,7 @@ def drain(
     from actors.messages import NoticeWanted
 
     notice_s = None if withdraw else _notice_s(notice)
-    have(name, storage, address, NoticeWanted(node, notice_s, "fleet drain"), "NODE", node)
+    have(name, storage, address, NoticeWanted(node, notice_s, "fleet runs drain"), "NODE", node)
     print(f"node {node} stays" if notice_s is None else f"node {node} goes in {notice_s:g} s")
 
 

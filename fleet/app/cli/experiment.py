@@ -1,4 +1,4 @@
-"""``fleet experiment``: what must hold is said in advance, of one run or of all."""
+"""``fleet experiment run`` and ``soak``: an expectation is written down before the run."""
 
 from __future__ import annotations
 
@@ -23,14 +23,16 @@ File = Annotated[str, typer.Argument(metavar="FILE", help="An experiment in Chao
 
 
 def run(file: File, json_: Json = "") -> None:
-    """Carry out the experiment in FILE and say of each probe whether it was held. Exit code 0: all were; 1: not; 2: it was not started;
-    3: its faults cost more than it allows, and were called off."""
+    """Carry out the experiment in FILE and say of each probe whether it was held.
+
+    Exit code 0: all were; 1: not; 2: it was not started; 3: its faults cost more than it allows, and were called off.
+    """
     from fleet.app import experiment
     from fleet.ledger.report import finite
 
     found = experiment.load(file)
     console.print(Text(found["title"], style="bold"))
-    console.print(Text(f"{found['steady-state-hypothesis']['title']} It takes as long as its runs do; fleet watch shows them."))
+    console.print(Text(f"{found['steady-state-hypothesis']['title']} It takes as long as its runs do; fleet runs watch shows them."))
     outcome = experiment.run(found)
     show(outcome)
     write_json(finite(outcome.to_dict()), json_)
@@ -57,12 +59,16 @@ def soak(
     mtbf: Annotated[float, typer.Option(help="Mean seconds between two faults.")] = 10.0,
     kinds: Annotated[str, typer.Option(help="Kinds of fault, joined by +; empty: all that can be carried out.")] = "",
     set_: Annotated[list[str] | None, typer.Option("--set", help="key=value for run.options; repeatable.")] = None,
-    config: Annotated[list[str] | None, typer.Option(help="File of settings, or key=value; repeatable. See fleet config.")] = None,
+    config: Annotated[
+        list[str] | None, typer.Option(help="File of settings, or key=value; repeatable. fleet init fleet.toml writes all.")
+    ] = None,
     address: Annotated[str, typer.Option(help="Join a Ray cluster: auto, or HOST:PORT; empty: a local one for each run.")] = "",
     allow_chaos: Annotated[bool, typer.Option("--allow-chaos", help="With --address: faults may strike runs on that cluster.")] = False,
 ) -> None:
-    """Train again and again through faults of all kinds, until the time is over or something is wrong: then all about it is in one file.
-    Exit code 0: nothing was; 1: something was, or no fault has struck; 2: it was not started."""
+    """Train again and again through faults of all kinds, until the time is over or a round fails; one file then has all about it.
+
+    Exit code 0: each round was right; 1: a round failed, or no fault has struck; 2: it was not started.
+    """
     from fleet.app.plans import check_chaos_allowed
     from fleet.app.soak import Soak
     from fleet.app.soak import soak as carry_out

@@ -1,4 +1,4 @@
-"""``fleet init``: a commented train script to begin with, which runs as it is."""
+"""``fleet init``: a commented train script that runs as it is, or a file of all settings."""
 
 from __future__ import annotations
 
@@ -29,22 +29,29 @@ def script(name: str, *, plain: bool) -> str:
 
 
 def init(
-    file: Annotated[str, typer.Argument(metavar="FILE", help="Where to write it; nothing is overwritten.")] = "train.py",
+    file: Annotated[
+        str, typer.Argument(metavar="FILE", help="A script, or a .toml file of all settings; nothing is overwritten.")
+    ] = "train.py",
     plain: Annotated[
         bool, typer.Option("--plain", help="The same network as an ordinary torchrun script, for `fleet run --plain`.")
     ] = False,
 ) -> None:
-    """Write a commented train script, which runs as it is."""
+    """Write a commented train script, which runs as it is; or all settings with their defaults, as a file for `fleet run --config`."""
     path = Path(file)
-    if path.suffix != ".py":
-        raise ConfigError("FILE", file, "a train script is a Python file", "Name one, such as train.py.")
+    if path.suffix not in (".py", ".toml"):
+        raise ConfigError("FILE", file, "a train script is a Python file, and settings are a TOML file", "Name train.py or fleet.toml.")
+    from fleet.app import configuration
+
     if not path.parent.is_dir():
         raise ConfigError("FILE", file, f"there is no folder {path.parent}", "Create it first.")
     try:
         with path.open("x") as sink:
-            sink.write(script(path.name, plain=plain))
+            sink.write(configuration.as_toml() if path.suffix == ".toml" else script(path.name, plain=plain))
     except FileExistsError as error:
         raise ConfigError("FILE", file, "it is there already, and would be lost", "Name another file.") from error
     print(f"{file} is written. Next:\n")
+    if path.suffix == ".toml":
+        print(f"  fleet run train.py --config {shlex.quote(file)}")
+        return
     for line in PLAIN_NEXT if plain else NEXT:
         print(f"  {line.format(script=shlex.quote(file))}")

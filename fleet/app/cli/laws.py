@@ -12,11 +12,11 @@ from fleet.app.cli.json_out import Json, write_json
 from fleet.errors import ConfigError
 
 
-def sweep(
+def laws(
     table: Annotated[str, typer.Option(help="One table alone, by its name; a wrong one lists all.")] = "",
     json_: Json = "",
 ) -> None:
-    """From 8 to 1,024 GPUs and beyond: each published value beside what the laws give, and where a publication contradicts itself."""
+    """Print published values of large fleets beside those of the laws, and contradictions within a publication."""
     from fleet.laws.published import HEADS, cells, tables
 
     found = tables()

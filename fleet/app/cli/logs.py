@@ -1,4 +1,4 @@
-"""``fleet logs``: what the ranks of a run have printed."""
+"""``fleet logs``: the output of the ranks of a run."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def logs(
     storage: Storage = RUNS,
     address: Annotated[str, typer.Option(help="RUN is one of this Ray cluster: auto, or HOST:PORT.")] = "",
 ) -> None:
-    """What the ranks of RUN have printed, each line with its rank; `[rank 2.1]` is the second process of slot 2."""
+    """Show the output of the ranks of RUN. `rank 2.1` before a line is the second process of slot 2."""
     from fleet.app.plans import find_run
 
     slot = None if rank < 0 else rank
@@ -60,7 +60,7 @@ def _read(folder: Path, slot: int | None, follow: bool) -> None:
 
 
 def _report_lines(lines: Iterable[str]) -> None:
-    """Ends the command when nobody reads any more."""
+    """Print lines; the command ends when its reader has gone."""
     for some in _batched(lines, AT_ONCE):
         if not cli_print.write(*some):
             raise typer.Exit

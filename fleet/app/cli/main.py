@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Mapping
-from functools import partial, wraps
+from dataclasses import dataclass
+from functools import wraps
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -15,7 +16,6 @@ from fleet import __version__
 from fleet.app.cli import attach as cli_attach
 from fleet.app.cli import checkpoint as cli_checkpoint
 from fleet.app.cli import cluster as cli_cluster
-from fleet.app.cli import config as cli_config
 from fleet.app.cli import dashboard as cli_dashboard
 from fleet.app.cli import data as cli_data
 from fleet.app.cli import diagnose as cli_diagnose
@@ -63,41 +63,45 @@ def report(
     json_: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
     html: Annotated[str, typer.Option(help="Write one self-contained HTML page to this file.")] = "",
     post_mortem: Annotated[
-        str, typer.Option(metavar="FILE", help="Write one Markdown page for those who were not there; -: print it.")
+        str, typer.Option(metavar="FILE", help="Write one Markdown page for readers who were absent; -: print it.")
     ] = "",
     why: Annotated[str, typer.Option(metavar="RANK", help="Tell the story of one loss instead: 3.0, or 3 for slot 3's newest.")] = "",
+    diagnose: Annotated[bool, typer.Option("--diagnose", help="Name the largest costs instead, their causes and their remedies.")] = False,
     storage: Storage = RUNS,
 ) -> None:
-    """Where every rank-second of RUN went, and what each fault cost."""
+    """Account for every rank-second of RUN, and for the cost of each fault."""
     from fleet.app.plans import find_run
     from fleet.app.result import report_data
 
+    folder = find_run(name, Path(storage))
+    if diagnose:
+        cli_diagnose.print_diagnosis(folder, as_json=json_)
+        return
     if why:
-        cli_diagnose.print_why(find_run(name, Path(storage)), why, as_json=json_)
+        cli_diagnose.print_why(folder, why, as_json=json_)
         return
     if post_mortem:
-        cli_diagnose.write_post_mortem(find_run(name, Path(storage)), post_mortem)
+        cli_diagnose.write_post_mortem(folder, post_mortem)
         return
-    found, damage = cli_diagnose.load_report(find_run(name, Path(storage)))
+    found, damage = cli_diagnose.load_report(folder)
     if not json_:
         cli_run.print_report(found)
     cli_run.emit(report_data(found, damage, None), found, "-" if json_ else "", html)
 
 
 SHOW = (
-    cli_run.run, cli_run.resume, cli_attach.attach, cli_watch.watch, cli_logs.logs, cli_simulate.simulate, cli_simulate.compare,
+    cli_run.run, cli_attach.attach, cli_watch.watch, cli_logs.logs, cli_simulate.simulate, cli_simulate.compare,
 )  # fmt: skip
-"""They show by themselves what goes on."""
+"""These commands show their progress themselves."""
 WAITS: Mapping[Callable[..., Any], str] = {
-    cli_attach.stop: "the cluster at {address} is asked to stop {run}",
+    cli_attach.stop: "{run} is asked to stop",
     cli_plan.plan: "the plan is computed",
     cli_scale.scale: "steps of {script} are measured at several world sizes",
-    cli_diagnose.diagnose: "the journal of {name} is read",
-    cli_doctor.doctor: "what is asked for is measured",
+    cli_doctor.doctor: "checks are measured",
     cli_init.init: "{file} is written",
     cli_rehearse.rehearse: "small runs are trained on this machine",
     cli_up.up: "the service of {storage} comes up",
-    cli_up.status: "whoever is asked answers",
+    cli_up.status: "the service, the run or the cluster answers",
     cli_up.down: "the service of {storage} ends",
     cli_queue.submit: "the service is asked to take {script}",
     cli_queue.queue: "the service is asked for its queue",
@@ -110,12 +114,9 @@ WAITS: Mapping[Callable[..., Any], str] = {
     cli_data.data: "the journal of {run} is read",
     cli_track.track: "trackers take what they lack of {run}",
     cli_set.set_: "the coordinator of {name} is asked",
-    cli_set.resize: "the coordinator of {name} is asked",
-    cli_set.pause: "the coordinator of {name} is asked",
     cli_drain.drain: "the coordinator of {name} is asked",
-    cli_config.config: "settings are read",
     report: "the journal of {name} is read",
-    cli_laws.sweep: "the laws are computed",
+    cli_laws.laws: "the laws are computed",
     cli_traces.import_: "{file} is read",
     cli_traces.fit: "{file} is read, and rates are fitted",
     cli_experiment.run: "the runs of {file} are trained",
@@ -124,11 +125,11 @@ WAITS: Mapping[Callable[..., Any], str] = {
     cli_checkpoint.verify: "every byte of the checkpoints is read",
     cli_checkpoint.export: "the checkpoint is read",
     cli_checkpoint.delete: "the store of the checkpoints answers",
-    cli_dashboard.push: "Grafana answers",
+    cli_dashboard.dashboards: "Grafana answers",
     cli_cluster.write: "files are written to {folder}",
     cli_cluster.check: "files are read",
 }
-"""What each of the others waits for, said where that takes longer than a few seconds. Fields are the command's own arguments."""
+"""The words for each other command that takes longer than a few seconds. Fields are the command's own arguments."""
 
 
 def with_words(command: Callable[..., Any]) -> Callable[..., Any]:
@@ -144,66 +145,75 @@ def with_words(command: Callable[..., Any]) -> Callable[..., Any]:
     return called
 
 
-COMMANDS = (
-    cli_run.run,
-    cli_run.resume,
-    cli_attach.attach,
-    cli_attach.stop,
-    cli_plan.plan,
-    cli_scale.scale,
-    cli_simulate.simulate,
-    cli_simulate.compare,
-    cli_diagnose.diagnose,
-    cli_doctor.doctor,
-    cli_init.init,
-    cli_rehearse.rehearse,
-    cli_watch.watch,
-    cli_logs.logs,
-    cli_up.up,
-    cli_up.status,
-    cli_up.down,
-    cli_queue.submit,
-    cli_queue.queue,
-    cli_queue.cancel,
-    cli_runs.show,
-    cli_runs.diff,
-    cli_data.data,
-    cli_track.track,
-    cli_set.set_,
-    cli_set.resize,
-    cli_set.pause,
-    cli_drain.drain,
-    cli_config.config,
-    report,
-)
-"""Each is called by its name in the code."""
-_asks = partial(typer.Typer, no_args_is_help=True)
-GROUPS: Mapping[str, tuple[typer.Typer, Commands]] = {
-    "laws": (_asks(help="The laws that plans are made with, beside what others have published."), (cli_laws.sweep,)),
-    "traces": (_asks(help="Logs of faults: what they say, and how often what fails."), (cli_traces.import_, cli_traces.fit)),
-    "experiment": (_asks(help="Experiments: what must hold is said in advance."), (cli_experiment.run, cli_experiment.soak)),
-    "checkpoint": (
-        _asks(help="List, verify, export and delete durable checkpoints."),
+TRAIN, LOOK, PLAN, KEEP = "Train", "Look", "Plan", "Keep"
+COMMANDS: Mapping[str, Commands] = {
+    TRAIN: (cli_run.run, cli_attach.stop, cli_init.init, cli_doctor.doctor),
+    LOOK: (cli_attach.attach, cli_up.status, cli_logs.logs, report),
+    PLAN: (cli_plan.plan, cli_simulate.simulate, cli_laws.laws),
+}
+"""Section of ``fleet --help`` -> its commands. Each has its name in the code."""
+
+
+@dataclass(frozen=True, slots=True)
+class CommandGroup:
+    """Commands that are typed behind the group's name."""
+
+    section: str
+    help: str
+    commands: Commands
+    alone: Callable[..., Any] | None = None
+
+
+GROUPS: Mapping[str, CommandGroup] = {
+    "experiment": CommandGroup(
+        PLAN, "Run experiments: faults with a hypothesis, policies compared, scale models, fits of fault logs.",
+        (
+            cli_experiment.run, cli_experiment.soak, cli_rehearse.rehearse, cli_simulate.compare, cli_scale.scale, cli_traces.import_,
+            cli_traces.fit,
+        ),
+    ),
+    "runs": CommandGroup(
+        KEEP, "List, watch, change, compare and clean up runs.",
+        (
+            cli_watch.watch, cli_set.set_, cli_drain.drain, cli_runs.show, cli_runs.diff, cli_data.data, cli_track.track, cli_runs.prune,
+            cli_runs.fold,
+        ),
+        cli_runs.runs,
+    ),
+    "checkpoint": CommandGroup(
+        KEEP, "List, verify, export and delete durable checkpoints.",
         (cli_checkpoint.list_, cli_checkpoint.verify, cli_checkpoint.export, cli_checkpoint.delete),
     ),
-    "runs": (typer.Typer(invoke_without_command=True, callback=with_words(cli_runs.runs)), (cli_runs.prune, cli_runs.fold)),
-    "dashboard": (_asks(help="Dashboards for Grafana."), (cli_dashboard.push,)),
-    "cluster": (_asks(help="Files that bring up a cluster: ray up, Kubernetes, Slurm."), (cli_cluster.write, cli_cluster.check)),
-}
-PASS_ON = (cli_run.resume, cli_queue.submit)
-"""They hand to others what they do not know."""
+    "cluster": CommandGroup(
+        KEEP, "Write the files of a cluster, serve and queue its runs, fill Grafana.",
+        (
+            cli_cluster.write, cli_cluster.check, cli_up.up, cli_up.down, cli_queue.submit, cli_queue.queue, cli_queue.cancel,
+            cli_dashboard.dashboards,
+        ),
+    ),
+}  # fmt: skip
+PASS_ON = (cli_queue.submit,)
+"""They hand to others the options that they do not know."""
 
 
-def _with(group: typer.Typer, commands: Commands) -> typer.Typer:
+def _add(group: typer.Typer, commands: Commands, section: str | None = None) -> typer.Typer:
     for command in commands:
         others = {"allow_extra_args": True, "ignore_unknown_options": True} if command in PASS_ON else None
-        group.command(command.__name__.rstrip("_"), context_settings=others)(with_words(command))
+        group.command(command.__name__.rstrip("_"), context_settings=others, rich_help_panel=section)(with_words(command))
     return group
 
 
-app = _with(typer.Typer(name="fleet", no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, callback=about), COMMANDS)
-for _name, (_group, _commands) in GROUPS.items():
-    app.add_typer(_with(_group, _commands), name=_name)
+def _app() -> typer.Typer:
+    made = typer.Typer(name="fleet", no_args_is_help=True, pretty_exceptions_enable=False, callback=about)
+    for section, commands in COMMANDS.items():
+        _add(made, commands, section)
+    for name, each in GROUPS.items():
+        alone = {"invoke_without_command": True, "callback": with_words(each.alone)} if each.alone else {"no_args_is_help": True}
+        made.add_typer(_add(typer.Typer(**alone), each.commands), name=name, help=each.help, rich_help_panel=each.section)
+    return made
+
+
+app = _app()
 
 
 def _code_of(error: FleetError) -> Exit:
@@ -223,6 +233,6 @@ def main() -> None:
     except FleetError as error:
         console.print(Text.assemble(("fleet: ", "red bold"), str(error)))
         sys.exit(_code_of(error))
-    except BrokenPipeError:  # whoever read has gone
-        cli_print.leave_to_nobody(sys.stdout.fileno())
+    except BrokenPipeError:  # the reader has gone
+        cli_print.discard(sys.stdout.fileno())
         sys.exit(Exit.DONE)

@@ -1,4 +1,4 @@
-"""``fleet run --plain``: what of its options means something for a script that is not Fleet's, and the plan that they come to."""
+"""``fleet run --plain``: the options that a script for ``torchrun`` may have, and its plan."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ TAKEN = {
 }  # fmt: skip
 """Parameters of ``fleet run`` that mean something with ``--plain``."""
 HAS_NOT = {"recovery.policy": "restart", "peer_copies": 0, "verify.replicas": 0.0, "verify.jumps": 0.0}
-"""What such a job has of Fleet: nothing."""
+"""Settings that turn all of Fleet's protection off, which such a job does not have."""
 
 
 def plan_of(context: typer.Context) -> RunPlan:
@@ -44,7 +44,7 @@ def plan_of(context: typer.Context) -> RunPlan:
 
 
 def checked(values: Mapping[str, Any], given: Collection[str]) -> Configuration:
-    """What the options of ``fleet run --plain`` come to, of which those in ``given`` were given; the script is not looked at.
+    """The settings of ``fleet run --plain``, whose options in ``given`` were given; the script is not looked at.
 
     Raises ConfigError.
     """
@@ -74,7 +74,7 @@ def _check_place(run: RunSettings, nodes: int) -> None:
 
 
 def _check_options(values: Mapping[str, Any], given: Collection[str]) -> None:
-    """Refuse what was given and means nothing here."""
+    """Refuse options that mean nothing here."""
     for name in given:
         if name in TAKEN:
             continue

@@ -48,14 +48,14 @@ def plan(
         list[str] | None, typer.Option("--set", help="field=value for any other field; repeatable. A wrong one lists all.")
     ] = None,
     faults: Annotated[
-        Path | None, typer.Option(help="Rates of a log of yours, from fleet traces fit: how often what fails, and its repairs.")
+        Path | None, typer.Option(help="Rates of a log of yours, from fleet experiment fit: how often what fails, and its repairs.")
     ] = None,
-    measured: Annotated[str, typer.Option(help="A file of fleet scale: what it measured stands in place of assumptions.")] = "",
+    measured: Annotated[str, typer.Option(help="A file of fleet experiment scale: what it measured stands in place of assumptions.")] = "",
     sweep: Annotated[str, typer.Option(help="field=low:high:xN or field=low:high:+N, e.g. gpus=8:131072:x2.")] = "",
     json_: Json = "",
     html: Annotated[str, typer.Option(help="Write one self-contained HTML page with plots to this file.")] = "",
 ) -> None:
-    """What a fleet will do with a model, what it will lose, and what would help most."""
+    """Predict a fleet's speed with a model, its losses, and the changes that would help most."""
     from fleet.planning.inputs import PlanInput, parse_pairs
 
     named: dict[str, Any] = {"gpus": gpus, "model": model, "hardware": hardware, "fabric": fabric, "tp": tp, "pp": pp, "dp": dp,
@@ -78,13 +78,15 @@ def plan(
 
 
 def _measured(file: str, hardware: str, gpus: int) -> tuple[dict[str, float], list[str]]:
-    """(fields of the plan that were measured, what is to be said of them). Raises ConfigError."""
+    """(fields of the plan that were measured, sentences about them). Raises ConfigError."""
     from fleet.planning.measured import OPTION, fields_of, read_measured, sentences
 
     try:
         found = read_measured(Path(file).read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(OPTION, file, f"it cannot be read: {error}", "Name the file that fleet scale --json has written.") from error
+        raise ConfigError(
+            OPTION, file, f"it cannot be read: {error}", "Name the file that fleet experiment scale --json has written."
+        ) from error
     fields = fields_of(found, hardware, gpus)
     return fields, sentences(found, fields)
 
@@ -156,7 +158,7 @@ def _sweep(asked: PlanInput, text: str, json_: str, html: str) -> None:
 
 
 def _forewarn(terminal: Console, asked: PlanInput, what: Sweep) -> None:
-    """One point in the middle is timed before a sweep that may be long, so that whoever waits knows for how long."""
+    """One point in the middle is timed before a sweep that may be long, so that the user knows how long it will take."""
     from fleet.planning.sweep import Sweep, run_sweep
 
     if len(what.values) < TIMED_FROM:

@@ -25,28 +25,28 @@ class Terminal(Console):
 
     def on_broken_pipe(self) -> None:
         self.quiet = True
-        leave_to_nobody(self.file.fileno())
+        discard(self.file.fileno())
 
 
 def waiting(what: str) -> Waiting:
-    """Says on the standard error what is waited for, when that takes longer than a few seconds. To be entered."""
+    """Names the reason of a wait on the standard error, when the wait is longer than a few seconds. To be entered."""
     return Waiting(Terminal(stderr=True), time.monotonic, what)
 
 
-def leave_to_nobody(descriptor: int) -> None:
-    """What is written there from now on goes nowhere: also what is still buffered, which Python writes at its end."""
-    nobody = os.open(os.devnull, os.O_WRONLY)
-    os.dup2(nobody, descriptor)
-    os.close(nobody)
+def discard(descriptor: int) -> None:
+    """Later output of ``descriptor`` is dropped, with the buffered text that Python writes at its end."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, descriptor)
+    os.close(nowhere)
 
 
 def write(*lines: str) -> bool:
-    """Lines to the standard output, as they are. False when nobody reads them any more."""
+    """Lines to the standard output, as they are. False when the reader has gone."""
     try:
         sys.stdout.write("".join(f"{line}\n" for line in lines))
         sys.stdout.flush()
     except BrokenPipeError:
-        leave_to_nobody(sys.stdout.fileno())
+        discard(sys.stdout.fileno())
         return False
     return True
 

@@ -1,4 +1,4 @@
-"""``fleet submit``, ``queue`` and ``cancel``: runs that wait until ``fleet up`` has room for all of their ranks."""
+"""``fleet cluster submit``, ``queue`` and ``cancel``: runs that wait until ``fleet cluster up`` has room for all of their ranks."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ DEFAULT = Rules()
 RESERVED = ("storage", "resume", "resume_or_start", "repeat", "changed_code", "address", "copy_to", "detach")
 """Options of ``fleet run`` that are the queue's."""
 TOKEN = "FLEET_TOKEN"
-"""Has the token of who is not the service's own user."""
+"""Variable with the token of a user, where that is not the service's own user."""
 AUDIT = "audit.jsonl"
 
 
@@ -117,7 +117,7 @@ def _run(job: Job, *more: str) -> list[str]:
 
 
 def _has_begun(folder: Path, job: Job) -> bool:
-    """Whether the journal was written since the job's process was started: what writes it comes after what hears signals."""
+    """Whether the journal was written since the job's process was started: the process hears signals before it writes."""
     try:
         return (folder / job.name / "journal.jsonl").stat().st_mtime > job.started_unix_s
     except FileNotFoundError:
@@ -125,7 +125,7 @@ def _has_begun(folder: Path, job: Job) -> bool:
 
 
 class Submissions:
-    """What the API may ask of a queue whose runs go to ``folder``: ``dashboards.server.QueuePort``.
+    """The queue whose runs go to ``folder``, for the API: ``dashboards.server.QueuePort``.
 
     Bad input is refused here, before it waits for anything. With ``address`` runs go to that cluster, whose room is told in slots of
     ``shape``.
@@ -205,7 +205,7 @@ def _fields(asked: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _team(asked: str, identity: Identity) -> str:
-    """Whose quota a run counts for. Raises ConfigError: another team's than that of the token."""
+    """The team in whose quota a run counts. Raises ConfigError: it is not the token's team."""
     from dashboards.identities import NAME
 
     if asked and not NAME.fullmatch(asked):
@@ -216,7 +216,7 @@ def _team(asked: str, identity: Identity) -> str:
 
 
 def _checked(script: str, arguments: Sequence[str], directory: str, address: str) -> tuple[RunSettings, str]:
-    """(what it would train with, the name that it is to have, or ""). Raises ConfigError."""
+    """(settings of the run, its name, or ""). Raises ConfigError."""
     settings, given, values = cli_run.checked(script, arguments, Path(directory))
     if values["plain"]:
         reason = "such a job runs beside the command that has started it, and the queue has none"
@@ -259,7 +259,7 @@ def note_path(root: Path) -> Path:
 
 
 def running(root: Path) -> dict[str, Any] | None:
-    """What the service of this folder wrote about itself; None when none runs."""
+    """The note that the service of this folder wrote about itself; None: no service runs."""
     try:
         note: dict[str, Any] = json.loads(note_path(root).read_text())
         command = Path(f"/proc/{note['pid']}/cmdline").read_bytes()
@@ -275,12 +275,12 @@ def submit(
     context: typer.Context,
     script: Annotated[str, typer.Argument(help="Python file with train(run); behind --: options of fleet run, -- and its own.")],
     priority: Annotated[int, typer.Option(help="From -100 to 100; the greatest starts first.")] = 0,
-    team: Annotated[str, typer.Option(help="Whose quota it counts for; empty: that of your token.")] = "",
+    team: Annotated[str, typer.Option(help="Team in whose quota it counts; empty: that of your token.")] = "",
     storage: Storage = RUNS,
 ) -> None:
-    """Hand SCRIPT in to the service of `fleet up`: it starts when there is room for all of its ranks at once.
+    """Hand SCRIPT in to the service of `fleet cluster up`: it starts when there is room for all of its ranks at once.
 
-    Whoever is not the service's own user has a token in the variable FLEET_TOKEN.
+    Users other than the service's own have a token in the variable FLEET_TOKEN.
     """
     body = {"script": script, "arguments": context.args, "directory": os.getcwd(), "priority": priority, "team": team}
     job = _ask(Path(storage), "POST", "/api/queue", body)
@@ -288,7 +288,7 @@ def submit(
 
 
 def queue(storage: Storage = RUNS) -> None:
-    """The runs that wait, and those that go on; what teams have, and may have."""
+    """List waiting and going runs, and the slots that each team has and may have."""
     answer = _ask(Path(storage), "GET", "/api/queue")
     rows = [_row(job) for job in answer["jobs"] if job["phase"] in (WAITING, RUNNING)]
     lines = cli_print.table(("run", "phase", "slots", "priority", "waited", "owner", "team", "starts"), rows) if rows else []
@@ -317,7 +317,7 @@ def _ask(folder: Path, method: str, path: str, body: Mapping[str, Any] | None = 
     root = folder.absolute()
     note = running(root)
     if note is None:
-        raise ConfigError("--storage", str(root), "nothing is up for this folder", "Start it with fleet up.")
+        raise ConfigError("--storage", str(root), "nothing is up for this folder", "Start it with fleet cluster up.")
     token = _token(root / PRIVATE / "token")
     try:
         answer = requests.request(method, note["url"] + path, json=body, headers={"Authorization": f"Bearer {token}"}, timeout=ANSWER_S)
@@ -331,7 +331,7 @@ def _ask(folder: Path, method: str, path: str, body: Mapping[str, Any] | None = 
 
 
 def _token(path: Path) -> str:
-    """What this user shows: the token of their own, or that of the service. Raises ConfigError."""
+    """The token of this user: their own, or the service's. Raises ConfigError."""
     if TOKEN in os.environ:
         return os.environ[TOKEN].strip()
     try:

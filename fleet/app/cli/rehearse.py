@@ -1,4 +1,4 @@
-"""``fleet rehearse``: a large fleet's goodput predicted, and a scale model of it run for real. Heavy imports wait until then."""
+"""``fleet experiment rehearse``: a large fleet's goodput predicted, and a scale model of it run for real. Heavy imports wait until then."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def rehearse(
     faults: Annotated[
         list[str] | None,
         typer.Option(
-            help="Faults of the small run, about; or a file of fleet traces fit: what strikes the fleet. Repeatable.",
+            help="Faults of the small run, about; or a file of fleet experiment fit: what strikes the fleet. Repeatable.",
             show_default=str(FAULTS),
         ),
     ] = None,
@@ -85,7 +85,7 @@ def rehearse(
 
 
 def said_of_faults(words: Sequence[str]) -> tuple[int, FittedFaults | None]:
-    """(how many faults the small run has, what strikes the fleet; None: the catalogue). Raises ConfigError."""
+    """(faults of the small run, rates of the fleet's faults; None: the catalogue's). Raises ConfigError."""
     from fleet.errors import ConfigError
     from fleet.planning.traces.faults import load_faults
 
@@ -98,13 +98,13 @@ def said_of_faults(words: Sequence[str]) -> tuple[int, FittedFaults | None]:
 
 
 def check(faults: int, minutes: float, mtbf_s: float, world: int, losses: int) -> None:
-    """What no rehearsal can be made of is refused before a process starts."""
+    """Refuse impossible rehearsals before a process starts. Raises ConfigError."""
     from fleet.errors import ConfigError
 
     if world < 2:
         raise ConfigError("world", world, "a rank is killed, and another must go on", "The nearest valid value is 2.")
     if losses < 1:
-        raise ConfigError("losses", losses, "what a loss costs here is measured on one at least", "The nearest valid value is 1.")
+        raise ConfigError("losses", losses, "the cost of a loss is measured on at least one", "The nearest valid value is 1.")
     if faults < 1:
         raise ConfigError("faults", faults, "a run without faults rehearses nothing", "The nearest valid value is 1.")
     if not 0 < minutes < math.inf:
@@ -114,10 +114,10 @@ def check(faults: int, minutes: float, mtbf_s: float, world: int, losses: int) -
 
 
 def settings_of(world: int, recovery: str, seed: int, **changes: Any) -> RunSettings:
-    """Settings of the small run. What strikes it was put in, so that no number of losses is a crash loop, and no rank is called slow."""
+    """Settings of the small run. All its faults are injected: no number of losses is a crash loop, and no rank is called slow."""
     from fleet.settings.run import Budgets, RecoverySettings, RunSettings, StragglerSettings
 
-    plenty = Budgets(slot=10**6, node=10**6, shard=10**6, total=10**6, slot_fruitless=10**6)
+    plenty = Budgets(slot=10**7, total=10**6)
     return RunSettings(
         world=world, nodes=min(2, world), shards=16, peer_copies=0, seed=seed, recovery=RecoverySettings(policy=recovery), budgets=plenty,
         straggler=StragglerSettings(enabled=False), **changes,
@@ -144,7 +144,7 @@ def carry_out(
 
 
 def _calibrated(cluster: LocalCluster, base: RunSettings, folder: Path, losses: int, gap_s: float) -> Constants:
-    """What a loss costs here: ``losses`` ranks are killed, and the run goes on until the world is full again."""
+    """The cost of a loss on this machine: ``losses`` ranks are killed, and the run goes on until the world is full again."""
     from chaos.arrivals import save_trace
     from chaos.settings import ChaosSettings
     from fleet.app.rehearsal import LEAST_STEP_S, WORK_S, constants, recovered
@@ -165,10 +165,10 @@ def _calibrated(cluster: LocalCluster, base: RunSettings, folder: Path, losses: 
 
 
 def gaps_s(base: RunSettings, gap_s: float, losses: int) -> Sequence[float]:
-    """Between losses. They come as the run's will, since two replacements at once take longer than one after the other, and so may a
-    restart soon after another. But a restart is over before the next: what is due in it strikes nobody.
+    """Seconds between losses, distributed as in the run: two replacements at once take longer than one after the other.
 
-    So few, if they were drawn, could hold next to no short ones. They are the exponential law's own quantiles, in an order by the seed.
+    A restart is over before the next one: a fault that is due within it has no rank to strike. A few drawn gaps could hold hardly any
+    short ones. So the gaps are the exponential law's own quantiles, in an order by the seed.
     """
     import numpy as np
 

@@ -1,4 +1,4 @@
-"""``fleet run``: what it is told, the run, and what is told of it."""
+"""``fleet run``: its options, the run, and its report."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from fleet.app.cli import diagnose as cli_diagnose
 from fleet.app.cli import plain as cli_plain
 from fleet.app.cli import prints as cli_print
 from fleet.app.cli import watch as cli_watch
-from fleet.app.cli.config import RUNS, option
+from fleet.app.cli.config import AGAIN, FAULTS, RARE, RUNS, SCRIPT, SHOWN, SIZE, WHERE, option, placed
 from fleet.app.cli.json_out import write_json
 from fleet.errors import ConfigError, RunFailed
 from fleet.host.clock import unix_time_s
@@ -61,68 +61,73 @@ class Launch(Visible, Protocol):
 
 console = cli_print.Terminal(stderr=True)
 TRIED = "two steps of the script are tried"
+NOTHING_TYPED = (
+    "fleet run train.py --world 4     trains your script, which has a function train(run); fleet init writes one",
+    "fleet run --plain train.py       runs your script for torchrun as it is, and shows its losses",
+    "fleet run --resume RUN           goes on with a run that was stopped; fleet run --help has the options",
+)
 CHECKPOINT = "Interval policy: exact, daly, young, seconds, or package.module:Class."
+
+
+def _show_all(context: typer.Context, wanted: bool) -> None:
+    if wanted:
+        for parameter in context.command.params:
+            vars(parameter)["hidden"] = False  # click's options have it, and its arguments have not
+        typer.echo(context.get_help())
+        raise typer.Exit
 
 
 def run(
     context: typer.Context,
     script: Annotated[str, typer.Argument(help="Python file with a function train(run); with --plain any script that uses DDP.")] = "",
     arguments: Annotated[list[str] | None, typer.Argument(help="After --: what SCRIPT finds in sys.argv.", show_default=False)] = None,
-    module: Annotated[bool, typer.Option("--module", "-m", help="SCRIPT is the name of a module, as for python -m.")] = False,
-    plain: Annotated[bool, typer.Option("--plain", help="SCRIPT is not Fleet's: run it as torchrun does, and see what it loses.")] = False,
-    world: Annotated[int | None, option("world")] = None,
-    spares: Annotated[int | None, option("spares")] = None,
-    nodes: Annotated[int | None, option("nodes")] = None,
-    gpus_per_rank: Annotated[float | None, option("per_rank.gpus", "--gpus-per-rank")] = None,
-    cpus_per_rank: Annotated[float | None, option("per_rank.cpus", "--cpus-per-rank")] = None,
-    resources: Annotated[list[str] | None, option("per_rank.resources", "--resources")] = None,
-    labels: Annotated[list[str] | None, option("per_rank.labels", "--labels")] = None,
-    max_world: Annotated[int | None, option("max_world", "--max-world")] = None,
-    shards: Annotated[int | None, option("shards")] = None,
-    min_ranks: Annotated[int | None, option("min_ranks")] = None,
-    steps: Annotated[int | None, option("steps")] = None,
-    peer_copies: Annotated[int | None, option("peer_copies")] = None,
-    seed: Annotated[int | None, option("seed")] = None,
-    set_: Annotated[list[str] | None, typer.Option("--set", help="key=value for run.options; repeatable.")] = None,
-    config: Annotated[list[str] | None, typer.Option(help="File of settings, or key=value; repeatable. See fleet config.")] = None,
-    chaos: Annotated[str | None, typer.Option(help="off, storm, or e.g. mtbf=15s,kinds=kill_rank+hang.", show_default="off")] = None,
-    reduction: Annotated[str | None, option("reduction")] = None,
-    optimizer_sharding: Annotated[str | None, option("optimizer_sharding")] = None,
-    optimizer_copies: Annotated[int | None, option("optimizer_copies")] = None,
-    verify: Annotated[float | None, option("verify.compute")] = None,
-    preflight: Annotated[bool | None, option("preflight", "--preflight")] = None,
-    ask_for_nodes: Annotated[bool | None, option("ask_for_nodes", "--ask-for-nodes")] = None,
-    checkpoint: Annotated[str | None, option("checkpoint.policy", "--checkpoint", words=CHECKPOINT)] = None,
-    on_store_failure: Annotated[str | None, option("checkpoint.on_store_failure")] = None,
-    on_partition: Annotated[str | None, option("on_partition")] = None,
-    recovery: Annotated[str | None, option("recovery.policy")] = None,
-    straggler: Annotated[str | None, option("straggler.policy")] = None,
-    placement: Annotated[str | None, option("placement.policy")] = None,
-    corruption: Annotated[str | None, option("corruption.policy")] = None,
-    grace: Annotated[float | None, option("timeouts.grace_s", "--grace")] = None,
-    storage: Annotated[str | None, option("storage")] = None,
-    address: Annotated[str, typer.Option(help="Join a Ray cluster: auto, or HOST:PORT; empty: start a local one.")] = "",
-    copy_to: Annotated[str, typer.Option(help="With --address: where copies of runs' folders lie; empty: runs.")] = "",
-    working_dir: Annotated[str, typer.Option(help="With --address: the folder that travels to the nodes; empty: the script's.")] = "",
-    detach: Annotated[bool, typer.Option("--detach", help="With --address: begin the run and leave it to the cluster.")] = False,
-    allow_chaos: Annotated[bool, typer.Option("--allow-chaos", help="With --address: faults may strike the run on that cluster.")] = False,
-    track: Annotated[list[str] | None, typer.Option(help="tensorboard, mlflow, wandb or otel; repeatable. See docs/tracking.md.")] = None,
-    no_trial: Annotated[bool, typer.Option("--no-trial", help="Do not have one process try two steps of SCRIPT first.")] = False,
-    twin: Annotated[bool, typer.Option("--twin", help="Run again without faults, and compare the final bits.")] = False,
-    twin_world: Annotated[int, typer.Option(help="World size of the twin; 0: the same.")] = 0,
-    name: Annotated[str, typer.Option(help="Name of the run; empty: the script's, with the time.")] = "",
-    resume: Annotated[str, typer.Option(help="Go on with this run from its newest durable checkpoint.")] = "",
-    from_step: Annotated[int | None, typer.Option(help="With --resume: go back to the checkpoint of this step.")] = None,
-    skip_steps: Annotated[list[str] | None, typer.Option(metavar="FIRST:END", help="With --from-step: leave out their samples.")] = None,
-    resume_or_start: Annotated[str, typer.Option(help="Go on with this run if there is one, here or in the store; else begin it.")] = "",
-    repeat: Annotated[str, typer.Option(help="Run this run once more, as its journal has it: settings, seed, chaos.")] = "",
-    changed_code: Annotated[bool, typer.Option("--changed-code", help="With --repeat: although the code is another now.")] = False,
-    json_: Annotated[str, typer.Option("--json", help="Write the report as JSON to this file; - for stdout.")] = "",
-    html: Annotated[str, typer.Option(help="Write the report as one HTML page.")] = "",
-    port: Annotated[int, typer.Option(help="Serve the live page and /metrics on this port; 0: a free one.")] = 0,
-    expect: Annotated[list[str] | None, typer.Option(help="e.g. goodput>0.9, faults>=3, twin; repeatable. Else exit code 4.")] = None,
+    set_: Annotated[list[str] | None, placed(SCRIPT, "--set", help="key=value for run.options; repeatable.")] = None,
+    steps: Annotated[int | None, option("steps", section=SCRIPT)] = None,
+    config: Annotated[
+        list[str] | None, placed(SCRIPT, help="File of settings, or key=value; repeatable. fleet init fleet.toml writes all.")
+    ] = None,
+    name: Annotated[str, placed(SCRIPT, help="Name of the run; empty: the script's, with the time.")] = "",
+    plain: Annotated[bool, placed(SCRIPT, "--plain", help="SCRIPT is for torchrun: run it so, and see its losses.")] = False,
+    world: Annotated[int | None, option("world", section=SIZE)] = None,
+    spares: Annotated[int | None, option("spares", section=SIZE)] = None,
+    nodes: Annotated[int | None, option("nodes", section=SIZE)] = None,
+    shards: Annotated[int | None, option("shards", section=SIZE)] = None,
+    gpus_per_rank: Annotated[float | None, option("per_rank.gpus", "--gpus-per-rank", section=SIZE)] = None,
+    optimizer_sharding: Annotated[str | None, option("optimizer_sharding", section=SIZE)] = None,
+    address: Annotated[str, placed(WHERE, help="Join a Ray cluster: auto, or HOST:PORT; empty: start a local one.")] = "",
+    detach: Annotated[bool, placed(WHERE, "--detach", help="With --address: begin the run and leave it to the cluster.")] = False,
+    storage: Annotated[str | None, option("storage", section=WHERE)] = None,
+    chaos: Annotated[str | None, placed(FAULTS, help="off, storm, or e.g. mtbf=15s,kinds=kill_rank+hang.", show_default="off")] = None,
+    twin: Annotated[bool, placed(FAULTS, "--twin", help="Run again without faults, and compare the final bits.")] = False,
+    expect: Annotated[list[str] | None, placed(FAULTS, help="e.g. goodput>0.9, faults>=3, twin; repeatable. Else exit code 4.")] = None,
+    checkpoint: Annotated[str | None, option("checkpoint.policy", "--checkpoint", words=CHECKPOINT, section=AGAIN)] = None,
+    resume: Annotated[str, placed(AGAIN, help="Go on with this run from its newest durable checkpoint.")] = "",
+    html: Annotated[str, placed(SHOWN, help="Write the report as one HTML page.")] = "",
+    json_: Annotated[str, placed(SHOWN, "--json", help="Write the report as JSON to this file; - for stdout.")] = "",
+    port: Annotated[int, placed(SHOWN, help="Serve the live page and /metrics on this port; 0: a free one.")] = 0,
+    module: Annotated[bool, placed(RARE, "--module", "-m", help="SCRIPT is the name of a module, as for python -m.")] = False,
+    min_ranks: Annotated[int | None, option("min_ranks", section=RARE)] = None,
+    seed: Annotated[int | None, option("seed", section=RARE)] = None,
+    verify: Annotated[float | None, option("verify.compute", section=RARE)] = None,
+    track: Annotated[list[str] | None, placed(RARE, help="tensorboard, mlflow, wandb or otel; repeatable. See docs/tracking.md.")] = None,
+    resources: Annotated[list[str] | None, option("per_rank.resources", "--resources", section=RARE)] = None,
+    labels: Annotated[list[str] | None, option("per_rank.labels", "--labels", section=RARE)] = None,
+    copy_to: Annotated[str, placed(RARE, help="With --address: where copies of runs' folders lie; empty: runs.")] = "",
+    working_dir: Annotated[str, placed(RARE, help="With --address: the folder that travels to the nodes; empty: the script's.")] = "",
+    allow_chaos: Annotated[bool, placed(RARE, "--allow-chaos", help="With --address: faults may strike the run on that cluster.")] = False,
+    no_trial: Annotated[bool, placed(RARE, "--no-trial", help="Do not have one process try two steps of SCRIPT first.")] = False,
+    twin_world: Annotated[int, placed(RARE, help="World size of the twin; 0: the same.")] = 0,
+    from_step: Annotated[int | None, placed(RARE, help="With --resume: go back to the checkpoint of this step.")] = None,
+    skip_steps: Annotated[list[str] | None, placed(RARE, metavar="FIRST:END", help="With --from-step: leave out their samples.")] = None,
+    resume_or_start: Annotated[str, placed(RARE, help="Go on with this run if there is one, here or in the store; else begin it.")] = "",
+    repeat: Annotated[str, placed(RARE, help="Run this run once more, as its journal has it: settings, seed, chaos.")] = "",
+    changed_code: Annotated[bool, placed(RARE, "--changed-code", help="With --repeat: although the code is another now.")] = False,
+    help_all: Annotated[bool, typer.Option("--help-all", callback=_show_all, is_eager=True, help="Show all options.")] = False,
 ) -> None:
-    """Train SCRIPT on a local cluster, or on one that is there, through whatever happens to its ranks."""
+    """Train SCRIPT on a local cluster or on one that is there, through the loss of ranks and nodes."""
+    if not any(str(context.get_parameter_source(each)).endswith("COMMANDLINE") for each in context.params):
+        console.print(*NOTHING_TYPED, sep="\n", markup=False)
+        raise typer.Exit(Exit.REFUSED)
     expected, shown = _expected(expect or [], twin and not plain), Show(json_, html, port)
     if plain:
         raise typer.Exit(_execute(cli_plain.plan_of(context), True, False, 0, shown, expected, "", ""))
@@ -134,23 +139,13 @@ def run(
 
 
 def _plan_of(given: dict[str, Any]) -> RunPlan:
-    """What these options ask for. Raises ConfigError."""
+    """The run of these options. Raises ConfigError."""
     found, root = _settings(given)
     names = given["resume_or_start"], given["name"], given["resume"], given["repeat"]
     name, resumed, steps = _either(*names, found.run.storage, root, given["steps"] or 0)
     plan = _planned(given, found, name, resumed, root, steps)
     _check_plan(plan, given["twin_world"], given["address"], given["allow_chaos"])
     return plan
-
-
-def resume(
-    context: typer.Context,
-    name: Annotated[str, typer.Argument(metavar="RUN", help="A run's folder, or its name under --storage.")],
-) -> None:
-    """Go on with RUN from its newest durable checkpoint: it was paused or stopped, or has failed. Options are those of fleet run."""
-    command = _alone()
-    with command.make_context("fleet run", ["--resume", name, *context.args]) as inner:
-        command.invoke(inner)
 
 
 def _alone() -> Any:
@@ -161,7 +156,7 @@ def _alone() -> Any:
 
 
 def _check_plan(plan: RunPlan, twin_world: int, address: str, allow_chaos: bool) -> None:
-    """What would be refused later, also of the twin."""
+    """Refuse a plan that would be refused later, also its twin's. Raises ConfigError."""
     from fleet.app import plans
     from fleet.app.cluster.gpus import gpus_for
 
@@ -173,7 +168,7 @@ def _check_plan(plan: RunPlan, twin_world: int, address: str, allow_chaos: bool)
 
 
 def _expected(texts: Sequence[str], twin: bool) -> list[Expectation]:
-    """What is expected of the run. Raises ConfigError, also where a folder's names stand before those of libraries."""
+    """The expectations of the run. Raises ConfigError, also where a folder hides one of Fleet's packages."""
     from fleet.app import expects
     from fleet.host import packages
 
@@ -182,7 +177,7 @@ def _expected(texts: Sequence[str], twin: bool) -> list[Expectation]:
 
 
 def _settings(given: Mapping[str, Any]) -> tuple[Configuration, Path]:
-    """What the options come to, and the folder of the runs. Raises ConfigError."""
+    """Settings of the options, and the folder of the runs. Raises ConfigError."""
     if given["changed_code"] and not given["repeat"]:
         raise ConfigError("--changed-code", "given", "it is about a run that is repeated", "Use it with --repeat RUN.")
     found = cli_config.settings_of(given, Path())
@@ -201,14 +196,17 @@ def check_address(address: str, detach: bool, nodes: int | None, twin: bool) -> 
     """Whether these options go together. Raises ConfigError."""
     if detach and not address:
         raise ConfigError(
-            "--detach", "given", "a local cluster ends with this process", "Give --address, or use fleet up and fleet submit."
+            "--detach",
+            "given",
+            "a local cluster ends with this process",
+            "Give --address, or use fleet cluster up and fleet cluster submit.",
         )
     if address and nodes is not None:
         raise ConfigError(
             "--nodes", nodes, "it is about a cluster that Fleet starts, and --address names one that is there", "Leave it out."
         )
     if detach and twin:
-        raise ConfigError("--twin", "given", "nobody waits to compare it with a detached run", "Run it without --detach.")
+        raise ConfigError("--twin", "given", "a detached run has no command that waits to compare it", "Run it without --detach.")
 
 
 def code_folder(plan: RunPlan, working_dir: str) -> Path:
@@ -244,7 +242,7 @@ def _leave_to_the_cluster(plan: RunPlan, no_trial: bool, address: str, working_d
 
 
 def checked(script: str, arguments: Sequence[str], directory: Path) -> tuple[RunSettings, set[str], dict[str, Any]]:
-    """(what ``fleet run SCRIPT ARGUMENTS`` in ``directory`` would train with, the options that were given, the values of all).
+    """(settings of ``fleet run SCRIPT ARGUMENTS`` in ``directory``, the options that were given, the values of all).
 
     Raises ConfigError as the command would, but for policies of the user's own: no code of theirs runs here.
     """
@@ -322,7 +320,7 @@ def _plan(asked: Executed, found: Configuration, name: str, resume: str, root: P
     script = train.file if asked.module else asked.script
     name = name or plans.new_name(script)
     return plans.RunPlan(
-        name=name, folder=root / name, settings=settings, train=train, script=script, chaos=found.chaos, lemons=found.lemons,
+        name=name, folder=root / name, settings=settings, train=train, script=script, chaos=found.chaos,
         queued_s=max(0.0, now_s - float(os.environ.get(SUBMITTED, now_s))),
     )  # fmt: skip
 
@@ -367,7 +365,7 @@ def _leave_if_ended(run: str, script: str, storage: str, root: Path, steps: int)
 
 
 def _repeated(run: str, asked: Executed, root: Path, changed_code: bool) -> RunPlan:
-    """The plan of ``run`` once more. What has changed since is told; other code is refused unless the user has said so."""
+    """The plan of ``run`` once more. Changes since then are printed; changed code is refused without ``--changed-code``."""
     from fleet.app import plans
 
     folder = plans.find_run(run, root)
@@ -417,7 +415,7 @@ def _execute(
     with ExitStack() as stack:
         tried = stack.enter_context(cli_print.waiting(TRIED))
         wait = stack.enter_context(_tried_first(plan, no_trial, address))
-        if plan.plain is None:  # what is loaded next takes as long as most trials: beside one it costs nothing
+        if plan.plain is None:  # this import takes as long as most trials: beside one it costs nothing
             importlib.import_module("fleet.app.remote" if address else "fleet.app.recipes")
         wait(first_steps.ALONE_S)
         check_folder(plan.folder if plan.resume else root)
@@ -448,7 +446,7 @@ def _execute(
 
 @contextmanager
 def _ground(plan: RunPlan, address: str, working_dir: str, beginning: Beginning) -> Iterator[Callable[[RunPlan], Launch]]:
-    """What carries plans out: a local cluster while the context lasts, or the one at ``address``; or the launcher of a plain job."""
+    """The launcher of plans: a local cluster while the context lasts, or the one at ``address``; or that of a plain job."""
     if plan.plain is not None:
         from fleet.app import plain
 
@@ -473,7 +471,7 @@ def _ground(plan: RunPlan, address: str, working_dir: str, beginning: Beginning)
 
 
 def close(plan: RunPlan, result: RunResult, verdict: dict[str, Any] | None, show: Show, expected: Sequence[Expectation]) -> int:
-    """Tell what came of a run that has ended, and the exit code."""
+    """Print the outcome of a run that has ended, and return the exit code."""
     from fleet.app import expects, tracking
     from fleet.app.result import report_data
     from fleet.ledger import checkers
@@ -539,7 +537,7 @@ def _first_fault_s(plan: RunPlan) -> float | None:
 
 
 def _is_refused(plan: RunPlan) -> bool:
-    """Whether its ranks have built another thing than what is to be resumed. All there is to tell has been told."""
+    """Whether its ranks have built another state than the one to be resumed. The reason has been printed."""
     from fleet.host.follow import last_words
 
     ended = last_words(plan.journal)[1]
@@ -572,7 +570,7 @@ def print_report(report: Report) -> None:
 
 
 def _sum_up(data: dict[str, Any], plan: RunPlan, report: Report) -> None:
-    """The last lines: what training came to, what it cost, and what to do next."""
+    """Print the last lines: result of the training, its cost, and the next command."""
     from fleet.app import ending, plans, resuming
     from fleet.app.live_line import hung
     from storage.backends.urls import redact

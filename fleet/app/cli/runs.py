@@ -1,4 +1,4 @@
-"""``fleet runs``, ``show`` and ``diff``: what was run, of what it was made, and in what two runs differ."""
+"""``fleet runs`` with ``show``, ``diff``, ``prune`` and ``fold``: recorded runs, their facts and their differences."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ ABSENT = "-"
 OUTCOME = ("status", "reason", "digest", "steps", "wall_s", "goodput", "scheduling_goodput", "median_step_s", "losses", "views")
 DATA = ("samples", "batch_size", "data_sha256")
 LIES_IN = {"snapshot": "fold.snapshot", "patch": PATCH, "twin": "twin", "ray": "ray"}
-"""What may lie in a run's folder beside its journal."""
+"""Artefacts in a run's folder beside its journal: name -> file."""
 OF_ONE_RUN = ("artefacts.", "decisions.last")
-"""What no two runs have in common, so that it is no difference: where they lie, and when they decided."""
+"""Facts that differ between any two runs: their folders, and the times of their decisions."""
 
 
 def record_of(folder: Path) -> dict[str, Any]:
-    """All that is known of a run: how it was made, what it came to, what was decided on the way, and what is left of it."""
+    """All facts of a run: its settings, its outcome, its decisions, and its artefacts."""
     from fleet.host.follow import Follower
     from fleet.protocol.records import configuration
 
@@ -52,7 +52,7 @@ def record_of(folder: Path) -> dict[str, Any]:
 
 
 def artefacts_of(folder: Path, started: RunStarted, follower: Follower) -> dict[str, str | list[str]]:
-    """Where that lies which the run has left, as far as it is there; the checkpoints' URL without credentials."""
+    """Paths of the artefacts that exist; the checkpoints' URL without credentials."""
     from fleet.app.plans import url_of
     from fleet.protocol.records import configuration
     from storage.backends.urls import redact
@@ -84,7 +84,7 @@ def runs(
     storage: Storage = RUNS,
     json_: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
 ) -> None:
-    """All runs under --storage, newest first. `fleet runs prune` removes old ones, `fleet runs fold` makes their journals short."""
+    """List runs under --storage, newest first; or watch, change, compare and clean them up."""
     if context.invoked_subcommand is None:
         list_runs(storage, json_)
 
@@ -149,7 +149,7 @@ def _ranks(row: Mapping[str, Any]) -> str:
 
 
 def show(run: Annotated[str, typer.Argument(help="A run's folder, or its name under --storage.")], storage: Storage = RUNS) -> None:
-    """How RUN was made, and what it came to, as JSON."""
+    """Print settings, outcome and artefacts of RUN as JSON."""
     from fleet.app.plans import find_run
 
     cli_print.write(json.dumps(record_of(find_run(run, Path(storage))), indent=1))
@@ -160,7 +160,7 @@ def diff(
     other: Annotated[str, typer.Argument(help="Another.")],
     storage: Storage = RUNS,
 ) -> None:
-    """In what two runs differ: settings, code, versions, chaos, outcome."""
+    """Compare two runs: settings, code, versions, chaos, outcome."""
     from fleet.app.plans import find_run
 
     found = differences(*(record_of(find_run(name, Path(storage))) for name in (one, other)))

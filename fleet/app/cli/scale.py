@@ -1,4 +1,4 @@
-"""``fleet scale``: what a larger world would do, from what smaller ones did. All that is heavy is imported when the command runs."""
+"""``fleet experiment scale``: a prediction of a larger world from smaller ones. Heavy imports wait until the command runs."""
 
 from __future__ import annotations
 
@@ -30,7 +30,9 @@ def scale(
     cpu_quota: Annotated[float | None, typer.Option(help="Cores of each rank, such as 0.25, where a host has too few.")] = None,
     steps: Annotated[int | None, option("steps")] = None,
     set_: Annotated[list[str] | None, typer.Option("--set", help="key=value for run.options; repeatable.")] = None,
-    config: Annotated[list[str] | None, typer.Option(help="File of settings, or key=value; repeatable. See fleet config.")] = None,
+    config: Annotated[
+        list[str] | None, typer.Option(help="File of settings, or key=value; repeatable. fleet init fleet.toml writes all.")
+    ] = None,
     storage: Annotated[str | None, option("storage")] = None,
     json_: Annotated[str, typer.Option("--json", help="Write all of it to this file, which fleet plan --measured takes.")] = "scale.json",
 ) -> None:
@@ -60,7 +62,7 @@ def _worlds(text: str) -> tuple[int, ...]:
 
 
 def _report(stage: str, answer: dict[str, Any]) -> None:
-    """What a stage has brought, as it comes."""
+    """Print the result of a stage."""
     from fleet.planning import scale_words as words
 
     match stage:

@@ -1,4 +1,4 @@
-"""``fleet simulate`` and ``fleet compare``: what a fleet would lose, and which policy loses less. Heavy imports wait until then."""
+"""``fleet simulate`` and ``fleet experiment compare``: losses of a fleet, and of two policies. Heavy imports wait until then."""
 
 from __future__ import annotations
 
@@ -38,7 +38,9 @@ SetPlan = Annotated[list[str] | None, typer.Option("--set", help="field=value, a
 Mttf = Annotated[float, option_of(SCENARIO, "mttf_hours", "Mean GPU-hours between faults, of all causes; 0: the fault catalogue's.")]
 Interval = Annotated[str, option_of(SCENARIO, "interval", "Checkpoint policy: exact, daly, young, or seconds.")]
 Trace = Annotated[Path | None, typer.Option(help="Faults from this trace, a CSV file: what happened once, with its times and nodes.")]
-FaultsFile = Annotated[Path | None, typer.Option("--faults", help="Rates of a log of yours, from fleet traces fit, not the catalogue's.")]
+FaultsFile = Annotated[
+    Path | None, typer.Option("--faults", help="Rates of a log of yours, from fleet experiment fit, not the catalogue's.")
+]
 
 
 def simulate(
@@ -278,7 +280,7 @@ class _Progress:
 
 
 class _Pairs:
-    """How far a comparison is. It stops as soon as it is decided, so nobody knows how long it will take."""
+    """How far a comparison is. It stops as soon as it is decided; its length is not known before."""
 
     def __init__(self, most: int) -> None:
         self._most, self._reported_s = most, time.perf_counter()

@@ -1,4 +1,4 @@
-"""``fleet traces``: logs of faults become traces, and rates that plan, simulate, run and rehearse take as ``--faults``."""
+"""``fleet experiment import`` and ``fit``: logs of faults become traces, and rates that other commands take as ``--faults``."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 File = Annotated[Path, typer.Argument(metavar="FILE", help="CSV, JSON lines, or what sacct --parsable2 prints.", show_default=False)]
 Map = Annotated[
     str,
-    typer.Option("--map", help="What its columns mean: a TOML file, or lanl, sacct, acme; empty: guessed, and shown.", show_default=False),
+    typer.Option("--map", help="Meaning of its columns: a TOML file, or lanl, sacct, acme; empty: guessed, and shown.", show_default=False),
 ]
 Nodes = Annotated[int, typer.Option(help="Nodes of the fleet, those that never failed too; 0: what the log says.")]
 Since = Annotated[str, typer.Option(help="The log covers the time from this date on; empty: from its first fault.")]

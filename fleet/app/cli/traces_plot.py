@@ -1,4 +1,4 @@
-"""The pictures of ``fleet traces fit --plot``: faults over time, times between them and their laws, repairs, faults of each node."""
+"""The pictures of ``fleet experiment fit --plot``: faults over time, times between them and their laws, repairs, faults of each node."""
 
 from __future__ import annotations
 

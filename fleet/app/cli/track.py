@@ -1,4 +1,4 @@
-"""``fleet track``: a recorded run, sent to a tracker."""
+"""``fleet runs track``: a recorded run, sent to a tracker."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``fleet up``, ``status`` and ``down``: the live page and metrics of all runs of a folder, as a service of its own on this machine."""
+"""``fleet cluster up`` and ``down``, ``fleet status``: pages and metrics of all runs of a folder, as a service on this machine."""
 
 from __future__ import annotations
 
@@ -59,12 +59,12 @@ def up(
             show_default=False,
         ),
     ] = None,
-    ageing: Annotated[str, typer.Option(help="Whoever waits so long counts as one priority higher, e.g. 15m; 0: never.")] = "15m",
+    ageing: Annotated[str, typer.Option(help="A run that waits so long counts as one priority higher, e.g. 15m; 0: never.")] = "15m",
     ray_targets: Annotated[str, typer.Option(help="Ray's service-discovery file; empty: where Ray puts it.")] = "",
     per_rank: PerRank = False,
     runbook: Annotated[str, typer.Option(help="URL or path of the runbook that alerts link to; empty: docs/runbook.md.")] = "",
 ) -> None:
-    """Serve pages and metrics of all runs until `fleet down`, start those of `fleet submit`, and write the configuration for Prometheus."""
+    """Serve pages and metrics of all runs until `fleet cluster down`, start submitted runs, and configure Prometheus."""
     from storage.backends.trial import check_folder
 
     if "://" in storage:
@@ -72,7 +72,7 @@ def up(
         raise ConfigError("--storage", redact(storage), "the service keeps its own files in a folder, and this is a URL", way_out)
     root = Path(storage).absolute()
     if (note := running(root)) is not None:
-        raise ConfigError("--storage", storage, f"already up at {note['url']}", "Use fleet status, or fleet down.")
+        raise ConfigError("--storage", storage, f"already up at {note['url']}", "Use fleet status, or fleet cluster down.")
     if slots < 0:
         raise ConfigError("--slots", slots, "must not be below 0")
     if slots and address:
@@ -101,7 +101,7 @@ def up(
     while running(root) is None:
         if process.poll() is not None or time.monotonic() > deadline_s:
             process.kill()
-            raise RunFailed("fleet up did not come up", log.read_text(errors="replace")[-2000:])
+            raise RunFailed("fleet cluster up did not come up", log.read_text(errors="replace")[-2000:])
         time.sleep(0.05)
     _report_status(root)
 
@@ -187,7 +187,7 @@ def _prometheus(stack: ExitStack, root: Path, url: str, settings: dict[str, Any]
 def _report_status(root: Path) -> None:
     note = running(root)
     if note is None:
-        raise ConfigError("--storage", str(root), "nothing is up for this folder", "Start it with fleet up.")
+        raise ConfigError("--storage", str(root), "nothing is up for this folder", "Start it with fleet cluster up.")
     token = (root / PRIVATE / "token").read_text().strip()
     console.print(f"up, process {note['pid']}: [bold]{note['url']}/#token={token}[/]")
     if (read_token := read_token_path(root, note["host"])) is not None:
@@ -203,7 +203,7 @@ def status(
     storage: Storage = RUNS,
     address: Annotated[str, typer.Option(help="List the runs of this Ray cluster instead: auto, or HOST:PORT.")] = "",
 ) -> None:
-    """Where the service of this folder is, which ranks RUN has and in which processes, or which runs a cluster has."""
+    """Show the service of this folder; or the ranks of RUN with their processes; or the runs of a cluster."""
     if name and address:
         raise ConfigError("--address", address, f"RUN = {name} is given, too", "Leave one of them out.")
     if json_ and not name:

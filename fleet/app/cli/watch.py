@@ -1,4 +1,4 @@
-"""``fleet watch``: the live page, of a run that goes on or of one that has ended."""
+"""``fleet runs watch``: the live page, of a run that goes on or of one that has ended."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from fleet.host.follow import Follower
 
 PRIVATE = ".fleet"
-"""Folder beside the runs: the write token, the audit log, what `fleet up` wrote."""
+"""Folder beside the runs: the write token, the audit log, what `fleet cluster up` wrote."""
 PerRank = Annotated[bool, typer.Option("--per-rank", help="Metrics of each rank also of runs with more than 256.")]
 console = cli_print.Terminal(stderr=True)
 
@@ -51,7 +51,7 @@ class PageServer:
         return f"{self._page(name)}#token={self._token}"
 
     def read_link(self, name: str = "") -> str:
-        """The same for those who may only look."""
+        """The same for users that may only look."""
         return f"{self._page(name)}#token={self._read_token}" if self._read_token else self._page(name)
 
     def _page(self, name: str) -> str:
@@ -59,7 +59,7 @@ class PageServer:
 
 
 def read_token_path(root: Path, host: str) -> Path | None:
-    """Where the token is that readers have to show; None when they need none: nobody but this machine's users reaches ``host``."""
+    """Path of the readers' token; None: readers need none, as only users of this machine reach ``host``."""
     from dashboards.access import LOOPBACK, READ_TOKEN
 
     return None if host in LOOPBACK else root / PRIVATE / READ_TOKEN
@@ -67,9 +67,9 @@ def read_token_path(root: Path, host: str) -> Path | None:
 
 @contextmanager
 def serving(root: Path, host: str, port: int, per_rank: bool = False, named: Sequence[NamedToken] = ()) -> Iterator[PageServer]:
-    """The live page of the runs under ``root``. Who can reach it from elsewhere must show a token even to read.
+    """The live page of the runs under ``root``. Readers from elsewhere must show a token.
 
-    With ``per_rank`` large runs have metrics of each rank, too. Who has one of the ``named`` tokens may hand in runs.
+    With ``per_rank`` large runs have metrics of each rank, too. Users with one of the ``named`` tokens may hand in runs.
 
     Raises ConfigError when it cannot listen there.
     """
@@ -99,7 +99,7 @@ def serving(root: Path, host: str, port: int, per_rank: bool = False, named: Seq
 
 
 def _user() -> str:
-    """Who runs this process; a container may have no name for its user."""
+    """The user of this process; a container may have no name for its user."""
     try:
         return getpass.getuser()
     except (KeyError, OSError):

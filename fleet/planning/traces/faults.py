@@ -1,4 +1,4 @@
-"""The file that ``fleet traces fit`` writes, and that plan, simulate, run and rehearse take as ``--faults``: rates by component. JSON."""
+"""The file that ``fleet experiment fit`` writes, and that ``--faults`` of other commands reads: rates of faults, as JSON."""
 
 from __future__ import annotations
 
@@ -66,9 +66,9 @@ def load_faults(path: Path | str, setting: str = "--faults") -> FittedFaults:
     try:
         data = json.loads(text)
     except ValueError as error:
-        raise ConfigError(setting, named, f"it is no JSON: {error}", "fleet traces fit LOG --output FILE writes one.") from error
+        raise ConfigError(setting, named, f"it is no JSON: {error}", "fleet experiment fit LOG --output FILE writes one.") from error
     if not isinstance(data, dict) or MARK not in data:
-        raise ConfigError(setting, named, f"it has no {MARK}", "fleet traces fit LOG --output FILE writes such a file.")
+        raise ConfigError(setting, named, f"it has no {MARK}", "fleet experiment fit LOG --output FILE writes such a file.")
     if data[MARK] != VERSION:
         raise ConfigError(setting, data[MARK], f"is no version of {named} that this Fleet reads: {VERSION}", "Fit the log again.")
     parts = data.get("components")

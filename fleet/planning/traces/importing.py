@@ -522,7 +522,7 @@ def from_trace(trace: Trace) -> Log:
     head = trace.head
     if "exposure_node_s" not in head or not trace.rows:
         reason = "it is a trace, and does not give the time and the nodes that it covers"
-        raise ConfigError("FILE", "trace", reason, "Fit a log, or the output of fleet traces import.")
+        raise ConfigError("FILE", "trace", reason, "Fit a log, or the output of fleet experiment import.")
     try:
         began_s, node_s = float(head["began"]), float(head["exposure_node_s"])
         groups = {

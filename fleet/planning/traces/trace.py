@@ -1,4 +1,4 @@
-"""The one format of traces: faults and their times, as CSV. A run's chaos and the simulator read it; ``fleet traces import`` writes it.
+"""The one format of traces: faults with their times, as CSV. Chaos and the simulator read it; ``fleet experiment import`` writes it.
 
 A trace *of a run* names the slots and nodes of that run. A trace *of a fleet* begins with lines ``# name = value``; ``nodes`` gives its
 number of nodes. Its rows name nodes of the fleet, or none, and may have the time for which a node was away.
@@ -94,7 +94,7 @@ def read_trace(path: Path | str, setting: str = "trace") -> Trace:
     if not {"at_s", "component"} <= set(columns):
         reason = f"the columns of {named} are {', '.join(columns) or 'missing'}"
         raise ConfigError(setting, str(path)[:200], reason, f"A trace has at_s, component and more of {', '.join(COLUMNS)}. "
-                          "A log of another form becomes one with fleet traces import.")  # fmt: skip
+                          "A log of another form becomes one with fleet experiment import.")  # fmt: skip
     of_fleet = "nodes" in head
     rows = (_Cells(setting, f"{named}:{marks + reader.line_num}", marks + reader.line_num, columns, cells) for cells in reader if cells)
     return Trace(tuple(cells.row(of_fleet) for cells in rows), head, of_fleet)
