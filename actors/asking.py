@@ -7,10 +7,12 @@ from pathlib import Path
 
 from actors.messages import DOWN, UP, SettingAnswer, Wanted
 from fleet.errors import FleetError, LineRefused
-from fleet.host import secret
+from fleet.host import secret, tls
+from fleet.host.journal import read_journal
 from fleet.host.lines import Knock
 from fleet.host.wire import FrameBuffer, frame
 from fleet.protocol.proof import ANSWERS_BYTES, Purpose
+from fleet.protocol.records import RunStarted, configuration, section
 from fleet.settings.live import ADDRESS_FILE
 
 ANSWER_S = 10.0
@@ -25,7 +27,7 @@ def ask(folder: Path, wanted: Wanted) -> SettingAnswer:
     name = folder.name
     try:
         host, port = (folder / ADDRESS_FILE).read_text().rsplit(":", 1)
-        with socket.create_connection((host, int(port)), timeout=ANSWER_S) as line:
+        with _reached(folder, host, int(port)) as line:
             proof = Knock(line, Purpose.SETTING, secret.read(folder)).proof()
             line.sendall(proof + frame(UP.encode(wanted)))
             buffer, frames = FrameBuffer(ANSWERS_BYTES[Purpose.SETTING]), list[bytes]()
@@ -46,3 +48,13 @@ def ask(folder: Path, wanted: Wanted) -> SettingAnswer:
     answer = DOWN.decode(frames[0])
     assert isinstance(answer, SettingAnswer)
     return answer
+
+
+def _reached(folder: Path, host: str, port: int) -> socket.socket:
+    """Connected to the coordinator of the run in ``folder``; from another host, as that run encrypts. Raises OSError, ConfigError."""
+    line = socket.create_connection((host, port), timeout=ANSWER_S)
+    if tls.between_hosts(line):
+        first = next(read_journal(folder / "journal.jsonl", spans=False), None)
+        assert isinstance(first, RunStarted)
+        tls.hold(str(section(configuration(first.config), "settings").get("tls", "")))
+    return tls.secured(line)

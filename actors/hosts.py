@@ -22,7 +22,7 @@ from actors.coordinator import Coordinator, SpanEnd, span_end
 from actors.messages import Operated
 from actors.node import DaemonMaker, LinkMaker, NodeAgent
 from actors.rank.environment import RANK_ENVIRONMENT
-from fleet.host import leftovers, mirroring, secret
+from fleet.host import leftovers, mirroring, secret, tls
 from fleet.host.clock import Clock, MonotonicClock, unix_time_s
 from fleet.host.journal import JournalWriter, read_journal
 from fleet.host.linux import die_with_parent
@@ -85,7 +85,7 @@ class CoordinatorSpec:
     ``mirror`` makes a function that copies the journal to the run's storage, where that is elsewhere. ``host`` is the address to listen on.
     ``cluster`` names this cluster: a journal of another cluster belongs to a run that is being resumed. ``daemons`` makes the object that
     injects faults into this process and its host. ``answers`` says whether the control store at an address answers within so many seconds.
-    ``back``: the checkpoint to which a resumed run goes back; None: the newest.
+    ``back``: the checkpoint to which a resumed run goes back; None: the newest. ``tls``: see :mod:`fleet.host.tls`.
     """
 
     journal: Path
@@ -98,6 +98,7 @@ class CoordinatorSpec:
     daemons: DaemonMaker
     answers: Callable[[str, float], bool]
     back: GoneBack | None = None
+    tls: str = ""
 
 
 def _port_before(address_file: Path) -> int:
@@ -132,6 +133,7 @@ class CoordinatorHost:
 
     async def __init__(self, spec: CoordinatorSpec) -> None:  # type: ignore[misc]  # Ray awaits it
         be_prompt(children=False)
+        tls.hold(spec.tls)
         records, ends = _history(spec.journal)
         clock = _run_clock(records)
         self.outcome: EndRun | None = None
@@ -311,9 +313,10 @@ class AgentHost:
     async def __init__(  # type: ignore[misc]  # Ray awaits it
         self, node: str, index: int, folder: Path, processes: Callable[[], ProcessPort],
         memory: Callable[[], MemoryPort] | None, preflight: Preflight | None, trial: StoreTrial | None, levels: Sequence[str],
-        links: LinkMaker, daemons: DaemonMaker, notice_s: float, on_sigterm: Listen, imports: Sequence[str],
+        links: LinkMaker, daemons: DaemonMaker, notice_s: float, on_sigterm: Listen, imports: Sequence[str], tls_folder: str = "",
     ) -> None:  # fmt: skip
         be_prompt(children=False)
+        tls.hold(tls_folder)
         domains.settle(levels)
         self._trial = asyncio.create_task(asyncio.to_thread(trial or (lambda: None)))  # a run goes on without its store
         if not die_with_parent():
@@ -425,7 +428,7 @@ def start_coordinator(spec: CoordinatorSpec, runtime_env: Mapping[str, Any]) -> 
 def start_agent(
     node: str, index: int, folder: Path, processes: Callable[[], ProcessPort], memory: Callable[[], MemoryPort] | None,
     preflight: Preflight | None, trial: StoreTrial | None, levels: Sequence[str], links: LinkMaker, daemons: DaemonMaker, notice_s: float,
-    on_sigterm: Listen, imports: Sequence[str],
+    on_sigterm: Listen, imports: Sequence[str], tls_folder: str = "",
 ) -> Any:  # fmt: skip
     """Create the agent actor of ``node``. ``memory`` makes the object that keeps copies for other nodes; ``trial`` tries the store
     meanwhile.
@@ -433,14 +436,15 @@ def start_agent(
     It connects after ``begin``, which has the coordinator's address. So its process and the fork server start in parallel with the
     coordinator. With ``preflight`` a node is checked first; its ranks join no view when the check fails. ``levels``: of its failure
     domains, from the setting ``domains``. ``notice_s``: the assumed time from a SIGTERM to the agent until the node goes; ``on_sigterm``
-    sets the handler. ``imports``: statements of the run's script to carry out before ranks are forked.
+    sets the handler. ``imports``: statements of the run's script to carry out before ranks are forked. ``tls_folder``: see
+    :mod:`fleet.host.tls`.
     """
     strategy = NodeAffinitySchedulingStrategy(node, soft=False)
     options = {"num_cpus": 0, "max_restarts": -1, "max_task_retries": 3, "scheduling_strategy": strategy}
     return (
         ray.remote(AgentHost)
         .options(**options)
-        .remote(node, index, folder, processes, memory, preflight, trial, levels, links, daemons, notice_s, on_sigterm, imports)
+        .remote(node, index, folder, processes, memory, preflight, trial, levels, links, daemons, notice_s, on_sigterm, imports, tls_folder)
     )
 
 

@@ -6,14 +6,18 @@ import asyncio
 import os
 import selectors
 import socket
+import ssl
 import struct
 from collections.abc import Callable, Collection
 
 from fleet.errors import LineRefused
-from fleet.host import secret
+from fleet.host import lines, secret, tls
 from fleet.host.lines import Door, user_of
 from fleet.host.refusals import REFUSALS, Refusals
-from fleet.protocol.proof import DENIAL, UNPROVEN_S, Asking, Purpose, Reason
+from fleet.protocol.proof import DENIAL, MOST_UNPROVEN, UNPROVEN_S, Asking, Purpose, Reason, Serving
+
+SHUT_S = 1.0
+"""So long the end of an encrypted connection may take."""
 
 Begin = Callable[[asyncio.StreamReader, asyncio.StreamWriter, Purpose], None]
 
@@ -41,8 +45,10 @@ class Reception:
 
     def __init__(self, host: str, port: int, purposes: Collection[Purpose], begin: Begin) -> None:
         self._loop, self._begin, self._selector = asyncio.get_running_loop(), begin, selectors.DefaultSelector()
-        self._door = Door(self._selector, host, *purposes, port=port)
+        self._purposes = purposes
+        self._door = Door(self._selector, host, *purposes, port=port, aside=self._take_encrypted)
         self._entering = set[asyncio.Task[None]]()
+        self._handshakes: dict[asyncio.Task[None], str] = {}
         self._later: asyncio.TimerHandle | None = None
         self._loop.add_reader(self._selector, self._turn)  # epoll's own file is ready when one of its files is
         self.port = self._door.port
@@ -54,7 +60,10 @@ class Reception:
             self._later.cancel()
         self._door.close()
         self._selector.close()
+        for task in self._handshakes:
+            task.cancel()
         await asyncio.gather(*self._entering)
+        await asyncio.gather(*self._handshakes, return_exceptions=True)
 
     def _turn(self) -> None:
         for key, _ in self._selector.select(0):
@@ -72,22 +81,84 @@ class Reception:
     async def _enter(self, connection: socket.socket, purpose: Purpose) -> None:
         self._begin(*await asyncio.open_connection(sock=connection), purpose)
 
+    def _take_encrypted(self, connection: socket.socket) -> None:
+        """asyncio takes no connection that is encrypted already: it is asked for the handshake, and the proof comes behind that."""
+        if len(self._handshakes) >= MOST_UNPROVEN:
+            oldest = next(iter(self._handshakes))
+            REFUSALS.note(next(iter(self._purposes)), Reason.CROWD, self._handshakes.pop(oldest), "others had not proven themselves either")
+            oldest.cancel()
+        peer = lines.peer_of(connection)
+        task = self._loop.create_task(self._prove_encrypted(connection, peer))
+        self._handshakes[task] = peer
+        task.add_done_callback(lambda done: self._handshakes.pop(done, None))
+
+    async def _prove_encrypted(self, connection: socket.socket, peer: str) -> None:
+        serving, writer = Serving(secret.held(), self._purposes, secret.nonce()), None
+        try:
+            async with asyncio.timeout(UNPROVEN_S):
+                reader, writer = await _encrypted(connection)
+                while not serving.proven:
+                    if not (data := await reader.read(serving.missing)):
+                        raise LineRefused(Reason.HUNG_UP, "it ended before it had proven anything")
+                    writer.write(serving.take(data))
+            assert serving.purpose is not None
+            self._begin(reader, writer, serving.purpose)
+        except (OSError, asyncio.CancelledError) as error:
+            if writer is not None:
+                writer.transport.abort()
+            connection.close()
+            if isinstance(error, asyncio.CancelledError):
+                raise
+            refused = _refused(error)
+            REFUSALS.note(serving.purpose or next(iter(self._purposes)), refused.reason, peer, refused.detail)
+
+
+async def _encrypted(connection: socket.socket) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    """Streams over a connection that was taken. Raises OSError."""
+    loop, reader = asyncio.get_running_loop(), asyncio.StreamReader()
+    protocol = asyncio.StreamReaderProtocol(reader)
+    transport, _ = await loop.connect_accepted_socket(lambda: protocol, connection, ssl=tls.server(), ssl_shutdown_timeout=SHUT_S)
+    return reader, asyncio.StreamWriter(transport, protocol, reader, loop)
+
+
+def _refused(error: OSError) -> LineRefused:
+    """The refusal to count and to log."""
+    match error:
+        case LineRefused():
+            return error
+        case ssl.SSLError():
+            return tls.refusal(error)
+        case TimeoutError():
+            return LineRefused(Reason.SLOW, f"it did not prove itself within {UNPROVEN_S:g} s")
+    return LineRefused(Reason.HUNG_UP, f"{type(error).__name__}: {error}")
+
 
 async def knock(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, purpose: Purpose, limit_s: float = UNPROVEN_S) -> None:
-    """The client's half: prove the secret, and check the other end's proof. Raises OSError: LineRefused, or TimeoutError after
-    ``limit_s``."""
+    """The client's half: encrypt where that is needed, prove the secret, and check the other end's proof.
+
+    Raises OSError: LineRefused, or TimeoutError after ``limit_s``.
+    """
     asking = Asking(secret.held(), purpose, secret.nonce())
-    writer.write(asking.hello)
-    async with asyncio.timeout(limit_s):
-        while asking.missing:
-            data = await reader.read(asking.missing)
-            if not data:
-                raise LineRefused(Reason.HUNG_UP, "the other end hung up: it speaks another version, or refuses what this is for")
-            try:
-                writer.write(asking.take(data))
-            except LineRefused:
-                writer.write(DENIAL)
-                raise
+    try:
+        async with asyncio.timeout(limit_s):
+            if tls.crosses(writer.get_extra_info("socket")):
+                await writer.start_tls(tls.client())
+            writer.write(asking.hello)
+            while asking.missing:
+                await _read_proof(reader, writer, asking)
+    except ssl.SSLError as error:
+        raise tls.refusal(error) from error
+
+
+async def _read_proof(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, asking: Asking) -> None:
+    data = await reader.read(asking.missing)
+    if not data:
+        raise LineRefused(Reason.HUNG_UP, "the other end hung up: it speaks another version, or refuses what this is for")
+    try:
+        writer.write(asking.take(data))
+    except LineRefused:
+        writer.write(DENIAL)
+        raise
 
 
 def same_user(writer: asyncio.StreamWriter, listener: str, refusals: Refusals = REFUSALS) -> bool:

@@ -43,7 +43,7 @@ class Buffers:
         self.flats = [torch.zeros(length)]
 
 
-def _fleet(group: Group, length: int) -> tuple[Callable[[], object], list[torch.Tensor]]:
+def fleets_mean(group: Group, length: int) -> tuple[Callable[[], object], list[torch.Tensor]]:
     """(the operation, its inputs)."""
     split = ranges(SHARDS, group.size)
     reducer = Reducer(SHARDS)
@@ -75,7 +75,7 @@ def _rank(store: str, rank: int, world: int, repetitions: dict[int, int], parent
     times: dict[tuple[int, str], list[float]] = {}
     for size_mb, count in repetitions.items():
         length = size_mb * (1 << 18)
-        systems = {"fleet": _fleet(group, length), "allreduce": _all_reduce(group, length)}
+        systems = {"fleet": fleets_mean(group, length), "allreduce": _all_reduce(group, length)}
         kept = {name: [buffer.clone() for buffer in buffers] for name, (_, buffers) in systems.items()}
         for repetition in range(WARM_UPS + count):
             for name, (operation, buffers) in systems.items():

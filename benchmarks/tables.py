@@ -130,6 +130,10 @@ BENCHMARKS: dict[str, Benchmark] = {
             "fleet_over_allreduce_ratio_3_ranks": Target("<=", 2.0),
         },
     ),
+    "encrypted": Benchmark(
+        "What does `--tls` cost two ranks of two hosts, where both hosts share two cores?",
+        {f"tls_over_plain_ratio_{what}": None for what in ("1_mb", "4_mb", "16_mb", "64_mb", "forming")},
+    ),
     "machine": Benchmark(
         "How large a fleet can one coordinator follow, and what does the loop pay for being followed?",
         {

@@ -174,6 +174,8 @@ NIGHTLY: dict[str, dict[str, str]] = {
         "tests/contract/test_live_page.py::test_whoever_reads_a_word_stays_there_while_the_run_goes_on": "the same of a word",
         "tests/fault/test_experiments.py::test_an_experiment_is_held_and_one_whose_fault_hits_nobody_is_not":
             "an experiment takes a minute, and its parts are unit tests",
+        "tests/fault/test_encrypted_ranks.py::test_a_killed_rank_is_replaced_and_changes_no_bit[fsdp]":
+            "the same ranks with sharded parameters; each change has whole ones",
         "tests/fault/test_gpus.py::test_each_rank_has_its_own_gpu_and_so_has_who_replaces_it": "a cluster with GPUs that are made up",
         "tests/fault/test_shield.py::test_a_node_with_two_ranks_is_lost":
             "a run of its own; each change loses a node in tests/fault/test_ray_runs.py",

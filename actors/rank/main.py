@@ -23,7 +23,7 @@ from actors.rank.telemetry.logs import RankLog
 from actors.rank.telemetry.recorder import Recorder, ring_path
 from actors.rank.telemetry.stacks import Stacks, stacks_path
 from fleet.errors import Fenced, LoopError, RunOver
-from fleet.host import secret
+from fleet.host import secret, tls
 from fleet.host.clock import now_us
 from fleet.host.linux import use_one_arena
 from fleet.host.rank_logs import log_path
@@ -56,6 +56,7 @@ def run_rank(
     """
     use_one_arena()
     secret.hold(secret.read(folder))
+    tls.hold(settings.tls)
     token = uuid4().hex
     recorder = Recorder(ring_path(folder, token), now_us())
     torch.set_num_threads(settings.threads_per_rank)
@@ -72,7 +73,7 @@ def run_rank(
             printed = RankLog(log_path(logs, client.protocol.member))
             client.on_beat, client.on_rehearsal = printed.limit, printed.rehearse
             printed.on_dropped = lambda dropped_bytes, why: client.say(OutputDropped(client.protocol.member, dropped_bytes, why))
-        warm_up(host)
+        warm_up()
         run = Run(client, recorder, parts, settings, host, home)
         if home is not None and home.work is not None:
             os.chdir(home.work)

@@ -71,7 +71,7 @@ def _drive(address: str, folder: Path, resume: bool) -> dict[str, str]:
         if not resume:  # else the last driver's slots may not be free yet, and the nodes have been examined
             if held is None:
                 check_room(plan.settings.slots, cluster.slot, cluster.selector, plan.name)
-            examine(examined)
+            examine(examined, plan.settings.tls)
         here = dataclasses.replace(here, settings=dataclasses.replace(plan.settings, nodes=max(1, len(examined))))
         policy_choice.check(here.settings)
         live = LiveRun(here, cluster, kept_out(examined, log.info) if here.settings.preflight else None)

@@ -139,6 +139,7 @@ def launched(train: Callable[[Any], None], layers: Sequence[Layer], asked: Launc
     plan = plan_of(train, found, asked)
     plans.check_chaos_allowed(asked.address, asked.allow_chaos, plan.chaos.on)
     plans.check_asks(asked.address, plan.settings.ask_for_nodes)
+    plans.check_tls(asked.address, plan.settings.tls, plan.resume)
     policy_choice.check(plan.settings)
     twin_world = _twin_world(plan.settings, asked.twin)
     with _alone(asked.address), _joined(plan, asked) if asked.address is not None else _local(plan) as start:

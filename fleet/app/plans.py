@@ -19,6 +19,7 @@ from chaos.settings import ChaosSettings
 from fleet.app import policy_choice, twins
 from fleet.app.policy_choice import completed
 from fleet.errors import ConfigError, RunFailed
+from fleet.host import tls
 from fleet.host.follow import last_words
 from fleet.host.journal import read_journal
 from fleet.host.provenance import PATCH, Code, code_of, provenance
@@ -188,6 +189,15 @@ def check(settings: RunSettings, chaos: ChaosSettings) -> None:
     if chaos.lose_all and not in_memory and interval_s is not None and interval_s >= chaos.duration_s:
         reason = f"no node keeps copies in its memory, and the first durable checkpoint comes after {interval_s:g} s, when chaos is over"
         raise ConfigError("chaos.lose_all", "yes", reason, "Use two nodes with --config peer_copies=1, or a shorter --checkpoint interval.")
+
+
+def check_tls(address: str | None, directory: str, resume: bool) -> None:
+    """Raises ConfigError: this host is not as ``tls`` wants it, or nothing would leave it. A shell may be on none of the run's hosts."""
+    if directory and address is None and not resume:
+        reason = "a cluster that Fleet starts is on this machine, and none of its connections leaves it"
+        raise ConfigError("tls", directory, reason, "Leave it out, or join a cluster with --address.")
+    if directory and (not Path(directory).is_absolute() or Path(directory).exists()):
+        tls.identity(directory)
 
 
 def _check_copies(settings: RunSettings) -> None:

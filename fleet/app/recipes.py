@@ -168,6 +168,8 @@ class LiveRun:
     """A run on a cluster, from its first process to its report. Ranks of nodes that are ``unfit`` join no view."""
 
     def __init__(self, plan: RunPlan, cluster: Cluster, unfit: Mapping[int, Decision] | None = None) -> None:
+        if cluster.shares_folders and plan.settings.tls:  # it was begun on other hosts, and is resumed on this machine alone
+            plan = dataclasses.replace(plan, settings=dataclasses.replace(plan.settings, tls=""))
         self.plan, self.cluster, self._unfit = plan, cluster, unfit or {}
         if not plan.resume:  # nodes that are lost by now may have had the labels
             _check_domains(plan.settings.domains, cluster)
@@ -221,6 +223,7 @@ class LiveRun:
             daemons=functools.partial(Daemons, url, self.cluster.shares_folders),
             answers=ray_internals.answers,
             back=plan.back,
+            tls=settings.tls,
         )
 
     def _lemons(self) -> dict[int, Decision]:
@@ -261,6 +264,7 @@ class LiveRun:
             notice_s,
             ray_internals.take_sigterm,
             imports_of(self.plan),
+            self.plan.settings.tls,
         )
         self.agents[index].begin.remote(self._secret, self.address or self._begun)  # Ray waits for the address
 

@@ -1,7 +1,7 @@
 """Connections over plain sockets that begin with the proof of the run's secret: :mod:`fleet.protocol.proof` for threads and selectors.
 
 A :class:`Door` lets a connection into a loop with a selector once the connection has proven itself; it never waits for one. A
-:class:`Knock` is the client's half. ``actors.lines`` has both for asyncio.
+:class:`Doorkeeper` has a thread for that. A :class:`Knock` is the client's half. ``actors.lines`` has both for asyncio.
 """
 
 from __future__ import annotations
@@ -11,12 +11,15 @@ import errno
 import selectors
 import socket
 import struct
+import threading
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from fleet.errors import LineRefused
-from fleet.host import secret
+from fleet.host import secret, tls
 from fleet.host.refusals import REFUSALS
+from fleet.host.scheduling import be_prompt
 from fleet.protocol.proof import DENIAL, MOST_UNPROVEN, UNPROVEN_S, Asking, Purpose, Reason, Serving
 
 PAUSE_S = 0.05
@@ -57,10 +60,19 @@ class Door:
         purposes: the purposes that a connection may have.
         port: 0: a free one.
         most: most connections before the door; one more pushes out the oldest.
+        aside: takes a connection from another host that has to be encrypted, and leads it to its proof elsewhere; None: not needed.
     """
 
-    def __init__(self, selector: selectors.BaseSelector, host: str, *purposes: Purpose, port: int = 0, most: int = MOST_UNPROVEN) -> None:
-        self._selector, self._purposes, self._most = selector, purposes, most
+    def __init__(
+        self,
+        selector: selectors.BaseSelector,
+        host: str,
+        *purposes: Purpose,
+        port: int = 0,
+        most: int = MOST_UNPROVEN,
+        aside: Callable[[socket.socket], None] | None = None,
+    ) -> None:
+        self._selector, self._purposes, self._most, self._aside = selector, purposes, most, aside
         self._listening = socket.create_server((host, port), backlog=BACKLOG)
         self._listening.setblocking(False)
         self.port: int = self._listening.getsockname()[1]
@@ -74,7 +86,10 @@ class Door:
         return fileobj is self._listening or fileobj in self._waiting
 
     def ready(self, fileobj: object) -> tuple[socket.socket, Purpose] | None:
-        """Go on with ``fileobj``. Returns a connection that has proven its purpose: it does not block, and is in no selector any more."""
+        """Go on with ``fileobj``. Returns a connection that has proven its purpose: it does not block, and is in no selector any more.
+
+        Read from it before you wait for it: bytes behind the proof may be in its own memory already.
+        """
         if fileobj is self._listening:
             self._accept()
             return None
@@ -114,10 +129,19 @@ class Door:
             return
         connection.setblocking(False)
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        if self._aside is not None and tls.crosses(connection):
+            self._aside(connection)
+            return
+        peer = peer_of(connection)
+        try:
+            connection = tls.accepted(connection)
+        except OSError:  # it is gone already
+            connection.close()
+            return
         if len(self._waiting) >= self._most:
             self._turn_away(next(iter(self._waiting)), Reason.CROWD, f"{self._most} others had not proven themselves either")
         serving = Serving(secret.held(), self._purposes, secret.nonce())
-        self._waiting[connection] = _Waiting(serving, time.monotonic() + UNPROVEN_S, peer_of(connection))
+        self._waiting[connection] = _Waiting(serving, time.monotonic() + UNPROVEN_S, peer)
         self._selector.register(connection, selectors.EVENT_READ)
 
     def _make_room(self) -> None:
@@ -161,6 +185,47 @@ class Door:
         with contextlib.suppress(OSError):
             connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))  # the kernel keeps no state of it
         connection.close()
+
+
+class Doorkeeper:
+    """A :class:`Door` with a thread of its own, which gives each connection that has proven itself to ``enter``; it blocks again.
+
+    Args:
+        host: the address at which others reach this process; the port is a free one.
+        purpose: what connections are for.
+        enter: called in that thread; it does not wait.
+        name: of the thread.
+        prompt: everyone waits for it, and for threads that ``enter`` starts.
+    """
+
+    def __init__(self, host: str, purpose: Purpose, enter: Callable[[socket.socket], None], name: str, *, prompt: bool = False) -> None:
+        self._selector, self._enter, self._prompt = selectors.DefaultSelector(), enter, prompt
+        self._door = Door(self._selector, host, purpose)
+        self.port, self.address = self._door.port, self._door.address
+        self._wake, self._woken = socket.socketpair()
+        self._thread = threading.Thread(target=self._let_in, name=name, daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """When this returns, no connection is let in any more."""
+        with contextlib.suppress(OSError):
+            self._wake.send(b"x")
+        self._thread.join()
+
+    def _let_in(self) -> None:
+        if self._prompt:
+            be_prompt(children=True)
+        with self._selector as selector, self._wake, self._woken, contextlib.closing(self._door) as door:
+            selector.register(self._woken, selectors.EVENT_READ)
+            while True:
+                for key, _ in selector.select(door.wait_s()):
+                    if key.fileobj is self._woken:
+                        return
+                    proven = door.ready(key.fileobj) if door.knows(key.fileobj) else None
+                    if proven is not None:
+                        proven[0].setblocking(True)
+                        self._enter(proven[0])
+                door.expire()
 
 
 class Knock:

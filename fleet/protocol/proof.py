@@ -8,8 +8,8 @@ Three messages of fixed length, with one round trip before the first request:
 
 The HMAC is that of RFC 2104 with SHA-256 and the secret as its key. Each connection has new nonces, so a recorded proof fits no other
 connection. The proof contains the side, so a proof that is sent back does not fit. It contains the purpose, so a proof for one purpose
-opens no other. An eavesdropper learns nothing that would help later. The bytes behind the proof are neither encrypted nor signed: the
-handshake does not stop an attacker that can change packets.
+opens no other. An eavesdropper learns nothing that would help later. The handshake neither encrypts nor signs the bytes behind the proof:
+only :mod:`fleet.host.tls` stops an attacker that can change packets.
 """
 
 from __future__ import annotations
@@ -44,6 +44,8 @@ class Purpose(enum.StrEnum):
     SETTING = "setting"
     STORE = "store"
     MEMORY = "memory"
+    PARAMETERS = "parameters"
+    EXCHANGE = "exchange"
 
 
 _NUMBERS = {purpose: number for number, purpose in enumerate(Purpose, 1)}
@@ -77,6 +79,8 @@ class Reason(enum.StrEnum):
     """A proven peer sent a message that the listener cannot read: a bug, or another version."""
     USER = "user"
     """On a Unix socket: the peer belongs to another user."""
+    TLS = "tls"
+    """The peer is on another host, and speaks no TLS, or has no certificate of the run's authority."""
 
 
 def check_secret(secret: bytes) -> bytes:

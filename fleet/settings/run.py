@@ -232,6 +232,7 @@ class RunSettings:
     )
     replica_size: int = setting(1, "So many successive ranks are a group in one domain, with fsdp a replica; 1: no groups.", least=1)
     storage: str = setting("runs", "Folder or fsspec URL for journals and checkpoints.")
+    tls: str = setting("", "Encrypt between hosts: a folder of each host, with ca.pem, cert.pem and key.pem. Empty: off. docs/security.md.")
     ask_for_nodes: bool = setting(
         False, "Ask the autoscaler of a cluster that the run joined for nodes that the run lacks, and release nodes that it does not need."
     )
@@ -292,6 +293,9 @@ class RunSettings:
             raise ConfigError("on_partition", self.on_partition, "unknown", way_out)
         check_levels(self.domains)
         left_out_of(self.left_out)
+        if self.tls and self.per_rank.gpus:
+            reason = "ranks with GPUs exchange by NCCL, which encrypts nothing"
+            raise ConfigError("tls", self.tls, reason, "Train on CPUs, or leave it out and keep the ranks' network to yourself.")
         self._check_sharding()
 
     def _check_groups(self) -> None:

@@ -17,6 +17,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
+from fleet.host import tls
 from fleet.host.lines import Knock
 from fleet.host.wire import receive_into
 from fleet.protocol.levels import PEERS_SCHEME
@@ -63,7 +64,7 @@ class Peer:
                 stream.close()
         host, _, port = self.address.rpartition(":")
         try:
-            stream = socket.create_connection((host, int(port)), CONNECT_S)
+            stream = tls.connect((host, int(port)), CONNECT_S)
         except (OSError, ValueError) as error:
             raise StoreError(self.address, "unreachable", f"{type(error).__name__}: {error}") from error
         try:

@@ -14,7 +14,6 @@ import contextlib
 import itertools
 import json
 import os
-import selectors
 import socket
 import struct
 import threading
@@ -25,7 +24,8 @@ from typing import Any
 import numpy as np
 
 from fleet.errors import LineRefused
-from fleet.host.lines import Door, peer_of
+from fleet.host import tls
+from fleet.host.lines import Doorkeeper, peer_of
 from fleet.host.refusals import REFUSALS
 from fleet.host.wire import LENGTH, checked, frame, receive_into
 from fleet.protocol.proof import LIMITS_BYTES, Purpose, Reason
@@ -107,12 +107,8 @@ class PeerMemory:
         self._counts: dict[str, int] = {}
         self._lock = threading.Lock()
         self._connections: set[socket.socket] = set()
-        self._selector = selectors.DefaultSelector()
-        self._door = Door(self._selector, host, Purpose.MEMORY)
+        self._door = Doorkeeper(host, Purpose.MEMORY, self._receive, "fleet-memory")
         self.address = self._door.address
-        self._wake, self._woken = socket.socketpair()
-        self._thread = threading.Thread(target=self._let_in, name="fleet-memory", daemon=True)
-        self._thread.start()
 
     def held(self) -> tuple[Copy, ...]:
         """The checkpoints with parts here, oldest first."""
@@ -127,9 +123,7 @@ class PeerMemory:
 
     def close(self) -> None:
         """Forget all files and stop serving."""
-        with contextlib.suppress(OSError):
-            self._wake.send(b"x")
-        self._thread.join()
+        self._door.close()
         with self._lock:
             connections, self._connections = self._connections, set()
             self._files.clear()
@@ -194,20 +188,9 @@ class PeerMemory:
 
     # ---- connections ---------------------------------------------------------------------------------------------------------------------
 
-    def _let_in(self) -> None:
-        with self._selector as selector, self._wake, self._woken, contextlib.closing(self._door) as door:
-            selector.register(self._woken, selectors.EVENT_READ)
-            while True:
-                for key, _ in selector.select(door.wait_s()):
-                    if key.fileobj is self._woken:
-                        return
-                    proven = door.ready(key.fileobj) if door.knows(key.fileobj) else None
-                    if proven is not None:
-                        self._receive(proven[0])
-                door.expire()
-
     def _receive(self, connection: socket.socket) -> None:
-        connection.setblocking(True)
+        if isinstance(connection, tls.TlsSocket):
+            connection.settimeout(SLOW_S)  # OpenSSL goes on where the kernel's own limit ends a wait
         for limit in (socket.SO_RCVTIMEO, socket.SO_SNDTIMEO):  # limits of the kernel, so that one call can still wait for a whole block
             connection.setsockopt(socket.SOL_SOCKET, limit, struct.pack("ll", int(SLOW_S), 0))
         with self._lock:
@@ -221,7 +204,7 @@ class PeerMemory:
                 continue
         except LineRefused as error:
             REFUSALS.note(Purpose.MEMORY, error.reason, peer, error.detail)
-        except BlockingIOError:
+        except (BlockingIOError, TimeoutError):
             REFUSALS.note(Purpose.MEMORY, Reason.SLOW, peer, f"no byte came or went for {SLOW_S:g} s in the middle of a message")
         except OSError:
             return  # the peer is gone
@@ -244,9 +227,10 @@ class _Session:
 
     def turn(self) -> bool:
         """Serve one request. False when the peer has hung up."""
-        if not begins(self._connection):
+        begun = begins(self._connection)
+        if not begun:
             return False
-        header = receive_header(self._connection, LIMITS_BYTES[Purpose.MEMORY])
+        header = receive_header(self._connection, LIMITS_BYTES[Purpose.MEMORY], begun)
         match header["op"]:
             case "write":
                 self._answer(lambda: self._write(header["name"]))
@@ -375,19 +359,22 @@ def send(connection: socket.socket, header: dict[str, Any], data: Segments | Seq
         left = skip(left, connection.sendmsg(left[:IOV_MAX]))
 
 
-def begins(connection: socket.socket) -> bool:
-    """Wait for the next message without a limit; False when the peer has hung up instead."""
+def begins(connection: socket.socket) -> bytes:
+    """Wait for the first byte of the next message without a limit; empty when the peer has hung up instead."""
     while True:
         try:
-            return bool(connection.recv(1, socket.MSG_PEEK))
-        except BlockingIOError:  # SO_RCVTIMEO: between messages a peer may take any time
+            return connection.recv(1)
+        except (BlockingIOError, TimeoutError):  # SO_RCVTIMEO: between messages a peer may take any time
             continue
 
 
-def receive_header(connection: socket.socket, largest: int) -> dict[str, Any]:
-    """The next header, of at most ``largest`` bytes. Raises ConnectionResetError at the stream's end, LineRefused for other data."""
-    head = bytearray(LENGTH.size)
-    receive_into(connection, [memoryview(head)])
+def receive_header(connection: socket.socket, largest: int, begun: bytes = b"") -> dict[str, Any]:
+    """The next header, of at most ``largest`` bytes, of which the caller has read ``begun``.
+
+    Raises ConnectionResetError at the stream's end, LineRefused for other data.
+    """
+    head = bytearray(begun) + bytearray(LENGTH.size - len(begun))
+    receive_into(connection, [memoryview(head)[len(begun) :]])
     body = bytearray(checked(LENGTH.unpack(head)[0], largest))
     receive_into(connection, [memoryview(body)])
     try:

@@ -7,6 +7,7 @@ import contextlib
 import random
 import selectors
 import socket
+import ssl
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
@@ -19,7 +20,7 @@ from actors.coordinator import Coordinator
 from actors.messages import DOWN, UP, AgentHello, AgentWelcome, SettingWanted
 from actors.rank.membership.store import _REQUEST, GET, SET, StoreClient, StoreServer
 from fleet.errors import LineRefused
-from fleet.host import refusals, secret
+from fleet.host import refusals, secret, tls
 from fleet.host.clock import MonotonicClock
 from fleet.host.journal import JournalWriter, read_journal
 from fleet.host.lines import Door, Knock
@@ -36,6 +37,7 @@ from policies.recovery import ReformPromoteRegrow
 from storage.checkpoint.parts import RetainingStore
 from storage.peers.files import Peer
 from storage.peers.memory import PeerMemory
+from tests.support.certificates import Authority
 from tests.support.waiting import until
 
 HOST, BOUND_S = "127.0.0.1", 20.0
@@ -70,7 +72,7 @@ class Listener(ABC):
 
     def connect(self) -> socket.socket:
         host, _, port = self.address.rpartition(":")
-        return socket.create_connection((host, int(port)), BOUND_S)
+        return tls.connect((host, int(port)), BOUND_S)
 
     def proven(self) -> socket.socket:
         stream = self.connect()
@@ -151,6 +153,7 @@ class OfCoordinator(Listener):
 
     def served(self) -> bool:
         with self.proven() as stream:
+            stream.settimeout(BOUND_S)
             stream.sendall(frame(UP.encode(AgentHello("node", 0, "boot", 7))))
             buffer, frames = FrameBuffer(), list[bytes]()
             while not frames:
@@ -367,3 +370,85 @@ def test_what_is_refused_is_in_the_journal_by_listener_and_reason(tmp_path: Path
     [found] = [record for record in read_journal(one.journal) if isinstance(record, RefusedLines)]
     assert (found.where, found.listener, found.reason, found.count) == ("coordinator", "agent", "protocol", 1)
     assert found.peer.startswith(f"{HOST}:")
+
+
+# ---- between hosts -----------------------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def authority(tmp_path: Path) -> Iterator[Authority]:
+    """Whose certificates this process holds: each of its connections is taken for one between hosts."""
+    made = Authority()
+    tls.hold(made.folder(tmp_path / "tls"), lambda connection: True)
+    yield made
+    tls.hold("")
+
+
+def test_between_hosts_a_right_peer_is_served(authority: Authority, listener: Listener) -> None:
+    with listener.proven() as stream:
+        assert isinstance(stream, tls.TlsSocket)
+    for _ in range(3):
+        assert listener.served()
+
+
+def test_between_hosts_who_is_not_of_the_authority_is_refused_and_counted(authority: Authority, listener: Listener, tmp_path: Path) -> None:
+    other = tls.identity(Authority().folder(tmp_path / "other"))
+    host, _, port = listener.address.rpartition(":")
+    with pytest.raises(ssl.SSLCertVerificationError), socket.create_connection((host, int(port)), BOUND_S) as stream:
+        other.client.wrap_socket(stream)  # who listens is none of that authority's
+    other.client.verify_mode = ssl.CERT_NONE
+    with other.client.wrap_socket(socket.create_connection((host, int(port)), BOUND_S)) as stream, pytest.raises(OSError, match="refuses"):
+        Knock(stream, listener.purpose).proof()
+    with socket.create_connection((host, int(port)), BOUND_S) as stream:
+        stream.sendall(MAGIC + bytes(200))
+        assert hangs_up(stream)
+    until(lambda: refused(listener.purpose) == {Reason.TLS: 3}, "the refusals are counted", BOUND_S)
+    assert listener.served()
+
+
+def test_between_hosts_the_secret_is_asked_for_all_the_same(authority: Authority, listener: Listener) -> None:
+    with listener.connect() as stream, pytest.raises(LineRefused, match="secret"):
+        Knock(stream, listener.purpose, secret.fresh()).proof()
+    until(lambda: refused(listener.purpose) == {Reason.SECRET: 1}, "the refusal is counted")
+
+
+def test_between_hosts_nothing_of_a_line_is_seen_on_its_way(authority: Authority, listener: Listener) -> None:
+    """A relay notes all bytes; where the run does not encrypt, it sees the hello."""
+    host, _, port = listener.address.rpartition(":")
+    for encrypted in (True, False):
+        tls._held.between = lambda connection, encrypted=encrypted: encrypted
+        with Overheard((host, int(port))) as overheard, tls.connect(overheard.address, BOUND_S) as stream:
+            stream.sendall(Knock(stream, listener.purpose).proof())
+            seen = bytes(overheard.bytes)
+        assert (MAGIC in seen) is not encrypted and len(seen) > len(MAGIC)
+
+
+class Overheard:
+    """Hands on one connection to ``address``, and keeps all that goes over it."""
+
+    def __init__(self, address: tuple[str, int]) -> None:
+        self._listener = socket.create_server((HOST, 0))
+        self.address: tuple[str, int] = self._listener.getsockname()[:2]
+        self.bytes = bytearray()
+        self._thread = threading.Thread(target=self._hand_on, args=(address,))
+
+    def __enter__(self) -> Overheard:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._thread.join(BOUND_S)
+        self._listener.close()
+
+    def _hand_on(self, address: tuple[str, int]) -> None:
+        with self._listener.accept()[0] as near, socket.create_connection(address, BOUND_S) as far, selectors.DefaultSelector() as ready:
+            ready.register(near, selectors.EVENT_READ, far)
+            ready.register(far, selectors.EVENT_READ, near)
+            with contextlib.suppress(OSError):
+                while True:
+                    for key, _ in ready.select(BOUND_S):
+                        assert isinstance(key.fileobj, socket.socket)
+                        if not (data := key.fileobj.recv(1 << 16)):
+                            return
+                        self.bytes += data
+                        key.data.sendall(data)

@@ -11,7 +11,7 @@ import signal
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
@@ -54,26 +54,27 @@ def nothing(process: str) -> None:
 
 
 def _rank(
-    train: Callable[[Any], None], settings: RunSettings, slot: int, node: str, folder: Path, url: str, logs: Path,
+    train: Callable[[Any], None], settings: RunSettings, slot: int, node: str, folder: Path, host: str, url: str, logs: Path,
     first: Callable[[str], None],
 ) -> None:  # fmt: skip
     first(f"rank{slot}")
     multiprocessing.set_start_method("fork", force=True)  # as in Ray's workers: DataLoaders of who is killed then end with it
-    run_rank(train, settings, slot, node, folder, "127.0.0.1", Parts(url), socket_path(folder, node), logs=logs)
+    run_rank(train, settings, slot, node, folder, host, Parts(url), socket_path(folder, node), logs=logs)
 
 
 class PlainFleet:
     """``with PlainFleet(train, settings, folder) as fleet: fleet.wait()``. Nodes are agents; slot ``s`` lives on node ``s % nodes``.
     ``begin``: id and state of the checkpoint in its store to begin with. ``resume``: the run whose journal is in ``folder`` goes on, from
-    its newest checkpoint, or ``back`` to another one. ``first``: called with a name before anything else, in each rank, and in the thread
+    its newest checkpoint, or ``back`` to another one. ``hosts``: addresses of the nodes, in turn; the coordinator is at the first.
+    ``first``: called with a name before anything else, in each rank, and in the thread
     of coordinator and agents."""
 
     def __init__(
         self, train: Callable[[Any], None], settings: RunSettings, folder: Path, respawn: bool = True, url: str = "",
         begin: tuple[str, StateId] | None = None, resume: bool = False, first: Callable[[str], None] = nothing,
-        back: GoneBack | None = None,
+        back: GoneBack | None = None, hosts: Sequence[str] = ("127.0.0.1",),
     ) -> None:  # fmt: skip
-        self.back = back
+        self.back, self.hosts = back, hosts
         self.train, self.settings, self.folder, self.respawn, self.first = train, settings, folder, respawn, first
         self.journal_path = folder / "journal.jsonl"
         self.url, self.resume = url or f"file://{folder}", resume
@@ -159,13 +160,16 @@ class PlainFleet:
         self.coordinator = Coordinator(
             machine, clock, self.journal, RetainingStore(self.url, 3), self._on_end, self.folder / "evidence", ends
         )
-        return await self.coordinator.start("127.0.0.1", port)
+        return await self.coordinator.start(self.hosts[0], port)
 
     async def start_agent(self, index: int) -> None:
         node = f"node{index}"
-        memory = PeerMemory("127.0.0.1") if self.settings.peer_copies else None
-        self.agents[node] = agent_of(node, index, self.shm, f"127.0.0.1:{self.port}", memory, REPORT_S)
+        memory = PeerMemory(self.host_of(node)) if self.settings.peer_copies else None
+        self.agents[node] = agent_of(node, index, self.shm, f"{self.hosts[0]}:{self.port}", memory, REPORT_S)
         await self.agents[node].start()
+
+    def host_of(self, node: str) -> str:
+        return self.hosts[int(node.removeprefix("node")) % len(self.hosts)]
 
     async def kill_coordinator(self) -> None:
         """As if its process died: nothing is said, nothing is flushed that was not."""
@@ -188,7 +192,7 @@ class PlainFleet:
         self.spawn_on(slot, f"node{slot % self.settings.nodes}")
 
     def spawn_on(self, slot: int, node: str) -> None:
-        given = self.train, self.settings, slot, node, self.shm, self.url, logs_of(self.folder), self.first
+        given = self.train, self.settings, slot, node, self.shm, self.host_of(node), self.url, logs_of(self.folder), self.first
         process = FORKED.Process(target=_rank, args=given, daemon=False)
         process.start()
         self.processes[slot] = process

@@ -27,9 +27,10 @@ from fleet.planning import inputs
 from fleet.protocol.events import EVENTS
 from fleet.protocol.exit_codes import Exit
 from fleet.protocol.instructions import INSTRUCTIONS
+from fleet.protocol.proof import Purpose
 from fleet.settings.fields import Key, shown
 from fleet.settings.live import LIVE
-from tests.support import law_table
+from tests.support import law_table, port_table
 from tests.support.doc_tables import (
     alerts_table,
     checks_table,
@@ -173,6 +174,7 @@ PARTS = {
         **{command: partial(options_of, command) for command in SHOWN},
     },
     "docs/deploy.md": {"spec": spec_table},
+    "docs/security.md": {"ports": port_table.table},
     "docs/settings.md": {"settings": settings_table},
     "docs/metrics.md": {"metrics": metrics_table, "alerts": alerts_table, "recordings": recordings_table},
     "docs/chaos.md": {"kinds": kinds_table, "ways": ways_table, "checks": checks_table},
@@ -209,6 +211,13 @@ def test_the_loop_gains_few_lines() -> None:
     removed = [line for line in lines if line.startswith("-") and not line.startswith("---")]
     assert 0 < len(added) <= CHANGED_LINES
     assert len(removed) >= len(added)
+
+
+def test_each_port_that_the_code_opens_is_in_the_table() -> None:
+    named = {module for port in port_table.PORTS for module in port.opened_in}
+    assert not named & set(port_table.MEANS)
+    assert set(port_table.opening()) == named | set(port_table.MEANS)
+    assert set(Purpose) <= {port.name for port in port_table.PORTS} | {Purpose.AGENT, Purpose.SETTING}
 
 
 # ---- written by hand, and complete -------------------------------------------------------------------------------------------------------

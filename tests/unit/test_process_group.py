@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import multiprocessing
 import os
 import signal
@@ -143,18 +144,24 @@ def test_who_waits_for_what_an_old_generation_left_is_not_answered_with_less(sto
 
 def test_one_round_trip_tells_a_rank_of_all_others(store: StoreServer) -> None:
     reported: list[list[bytes]] = [[], []]
+
+    def learn(rank: int, said: bytes, address: bytes) -> bytes:
+        reported[rank].append(said)
+        return address + b"!"
+
     with (
         contextlib.closing(StoreClient(store.address, 1, BOUND_S)) as one,
         contextlib.closing(StoreClient(store.address, 1, BOUND_S)) as two,
     ):
         exchanges = [
-            GlooStore(client, "p", 2, mine, reported[rank].append) for rank, (client, mine) in enumerate([(one, b"here"), (two, b"")])
+            GlooStore(client, "p", 2, mine, functools.partial(learn, rank))
+            for rank, (client, mine) in enumerate([(one, b"here"), (two, b"")])
         ]
         for rank, exchange in enumerate(exchanges):
             exchange.set(f"g/{rank}", bytes([rank]) * 3)
         exchanges[0].wait(["g/1"])
         one.interrupt()  # what follows needs no store
-        assert [exchanges[0].get(f"g/{rank}") for rank in range(2)] == [b"\0\0\0", b"\1\1\1"]
+        assert [exchanges[0].get(f"g/{rank}") for rank in range(2)] == [b"\0\0\0!", b"\1\1\1!"]
         assert reported == [[b"here", b""], []]
 
 

@@ -10,8 +10,10 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from actors.rank.fsdp.serving import WIRE, YES, Address, FetchRequest, PeerFetcher, PeerRequest, PeerServer, Served
+from actors.rank.fsdp.serving import WIRE, YES, Address, FetchRequest, PeerFetcher, PeerRequest, PeerServer, Served, reached
 from actors.rank.telemetry.usage import SENT
+from fleet.host.lines import Doorkeeper
+from fleet.protocol.proof import Purpose
 from fleet.protocol.types import StateId
 
 HERE = StateId(0, 7)
@@ -79,9 +81,16 @@ def test_a_lender_that_is_gone_is_told_at_once(server: PeerServer, fetcher: Peer
 
 
 def test_whoever_does_not_know_the_token_is_told_nothing(server: PeerServer) -> None:
-    with socket.create_connection(server.address[:2], 10.0) as connection:
+    with reached(server.address, 10.0, 10.0) as connection:
         connection.sendall(PeerRequest(HERE, 3, 0, 10).packed(b"x" * 16))
         assert connection.recv(1) == b""
+
+
+def test_whoever_does_not_prove_the_secret_is_told_nothing_either(server: PeerServer) -> None:
+    with socket.create_connection(server.address[:2], 10.0) as connection:
+        connection.sendall(PeerRequest(HERE, 3, 0, 10).packed(server.address.token))
+        with pytest.raises(ConnectionResetError):
+            connection.recv(1)
 
 
 def test_a_wait_ends_when_the_rank_is_called_away() -> None:
@@ -112,17 +121,14 @@ def test_what_has_changed_on_its_way_does_not_count(fetcher: PeerFetcher) -> Non
 
 
 def test_half_an_answer_is_no_answer(fetcher: PeerFetcher) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
+    def serve(connection: socket.socket) -> None:
+        with connection:
+            connection.recv(WIRE.size)
+            connection.sendall(YES + bytes(20))
 
-        def serve() -> None:
-            connection, _ = listener.accept()
-            with connection:
-                connection.recv(WIRE.size)
-                connection.sendall(YES + bytes(20))
-
-        threading.Thread(target=serve, daemon=True).start()
-        address = Address("127.0.0.1", listener.getsockname()[1], bytes(16))
-        assert fetcher.fetch(HERE, [(address, wanted(0, 10))]) == [0]
+    door = Doorkeeper("127.0.0.1", Purpose.PARAMETERS, serve, "half")
+    assert fetcher.fetch(HERE, [(Address("127.0.0.1", door.port, bytes(16)), wanted(0, 10))]) == [0]
+    door.close()
 
 
 def test_addresses_travel_as_bytes(server: PeerServer) -> None:

@@ -14,8 +14,9 @@ from typing import NamedTuple
 
 import torch
 
-from actors.rank.fsdp.serving import REACH_S, YES, Address, PeerRequest, bytes_of
+from actors.rank.fsdp.serving import REACH_S, YES, Address, PeerRequest, bytes_of, reached
 from actors.rank.telemetry.usage import SENT
+from fleet.protocol.proof import UNPROVEN_S
 
 log = logging.getLogger("fleet.rank")
 
@@ -77,8 +78,7 @@ class PeerSender:
         return "" if answer == YES else f"{what}: {'it is at another step' if answer else 'the connection has ended'}"
 
     def _connect(self) -> socket.socket:
-        connection = socket.create_connection((self.address.host, self.address.port), min(REACH_S, self._patience_s))
-        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        connection = reached(self.address, min(REACH_S, self._patience_s), min(UNPROVEN_S, self._patience_s))
         connection.settimeout(self._patience_s)
         with self._changed:
             self._connection = connection

@@ -4,9 +4,9 @@ Parameters do not change between two commits. So a rank that keeps a stretch sen
 need not take part, as they must in an all-gather. A slower rank, or one with more shards, delays no other rank. One rank alone may
 evaluate. When an owner is lost in the middle of a forward, a rank asks a guard in its place.
 
-A fetch is one request and one answer on a connection that stays. The request has token, state, flat buffer, range and type. The answer is a
-byte for yes, the elements, and a byte that says whether they are unchanged. Contributions to this rank come on such connections, too: their
-elements follow the request, and the answer is one byte. See :mod:`actors.rank.fsdp.sending`.
+A connection begins with the proof of the run's secret, and stays. A fetch is one request and one answer. The request has token, state, flat
+buffer, range and type. The answer is a byte for yes, the elements, and a byte that says whether they are unchanged. Contributions to this
+rank come on such connections, too: their elements follow the request, and the answer is one byte. See :mod:`actors.rank.fsdp.sending`.
 """
 
 from __future__ import annotations
@@ -25,9 +25,11 @@ from typing import NamedTuple, Protocol
 import torch
 
 from actors.rank.telemetry.usage import RECEIVED, SENT
-from fleet.host.scheduling import be_prompt
+from fleet.host import tls
+from fleet.host.lines import Doorkeeper, Knock
 from fleet.host.wire import receive_into
 from fleet.protocol.chunks import Turn
+from fleet.protocol.proof import Purpose
 from fleet.protocol.types import StateId
 
 log = logging.getLogger("fleet.rank")
@@ -111,6 +113,23 @@ def bytes_of(tensor: torch.Tensor) -> memoryview:
     return memoryview((ctypes.c_char * tensor.nbytes).from_address(tensor.data_ptr())).cast("B")
 
 
+def reached(address: Address, limit_s: float, proof_s: float) -> socket.socket:
+    """A connection to the server at that address, on which both ends have proven themselves. Raises OSError.
+
+    Args:
+        limit_s: for the kernel of that host to answer.
+        proof_s: for the process, which may be short of a core.
+    """
+    connection = tls.connect((address.host, address.port), limit_s)
+    try:
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        connection.sendall(Knock(connection, Purpose.PARAMETERS, limit_s=proof_s).proof())
+    except OSError:
+        connection.close()
+        raise
+    return connection
+
+
 class ContributionSink(Protocol):
     """Takes contributions, from any thread."""
 
@@ -133,31 +152,23 @@ class PeerServer:
 
     def __init__(self, host: str, find: Callable[[StateId, int, int, int], Served | None], keep: ContributionSink) -> None:
         self._find, self._keep, self._token = find, keep, secrets.token_bytes(TOKEN_BYTES)
-        self._listener = socket.create_server((host, 0), backlog=128)
-        self.address = Address(host, self._listener.getsockname()[1], self._token)
         self._connections: set[socket.socket] = set()
-        threading.Thread(target=self._accept, name="fleet-server", daemon=True).start()
+        self._door = Doorkeeper(host, Purpose.PARAMETERS, self._let_in, "fleet-server", prompt=True)
+        self.address = Address(host, self._door.port, self._token)
 
     def close(self) -> None:
-        for each in (self._listener, *self._connections):
+        self._door.close()
+        for each in list(self._connections):
             with contextlib.suppress(OSError):
                 each.shutdown(socket.SHUT_RDWR)
-            each.close()
 
-    def _accept(self) -> None:
-        be_prompt(children=True)
-        while True:
-            try:
-                connection, _ = self._listener.accept()
-            except OSError:  # closed
-                return
-            self._connections.add(connection)
-            threading.Thread(target=self._serve, args=(connection,), name="fleet-serves", daemon=True).start()
+    def _let_in(self, connection: socket.socket) -> None:
+        self._connections.add(connection)
+        threading.Thread(target=self._serve, args=(connection,), name="fleet-serves", daemon=True).start()
 
     def _serve(self, connection: socket.socket) -> None:
         """Answer one peer's requests, in order. A peer without the token gets no answer."""
         with contextlib.suppress(OSError), connection:
-            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             data = bytearray(WIRE.size)
             while True:
                 receive_into(connection, [memoryview(data)])
@@ -221,7 +232,6 @@ class PeerFetcher:
 
     def _connect(self, address: Address) -> socket.socket:
         connection = self._reach(address)
-        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         connection.settimeout(LOOK_S)
         self._connections[address] = connection
         return connection
@@ -230,7 +240,8 @@ class PeerFetcher:
         end_s = time.monotonic() + self._patience_s
         while True:
             try:
-                return socket.create_connection((address.host, address.port), min(REACH_S, self._patience_s))
+                limit_s = min(REACH_S, self._patience_s)
+                return reached(address, limit_s, limit_s)
             except TimeoutError:  # the host is silent
                 if self._called_away() or time.monotonic() > end_s:
                     raise

@@ -25,9 +25,11 @@ from actors.rank.membership.connections import ConnectionEnds, listening
 from actors.rank.membership.errands import Errands, Signal
 from actors.rank.membership.nccl import first_line
 from actors.rank.membership.store import GlooStore, StoreClient, StoreServer, TorchStore
+from actors.rank.membership.tunnels import HOME, Tunnels, packed
 from actors.rank.tags import Tag
 from actors.rank.telemetry.usage import RECEIVED, SENT
 from fleet.errors import GroupLost
+from fleet.host import tls
 from fleet.host.scheduling import be_prompt
 from fleet.protocol.beside import RankRoom
 
@@ -57,9 +59,9 @@ def _gloo(store: Any, rank: int, size: int, device: Any, timeout_s: float) -> An
     return dist.ProcessGroupGloo(store, rank, size, options)
 
 
-def warm_up(host: str = "127.0.0.1") -> None:
+def warm_up() -> None:
     """Pay gloo's first-use cost (0.1 to 0.4 s a process) before the first view."""
-    _gloo(dist.HashStore(), 0, 1, dist.ProcessGroupGloo.create_device(hostname=host), 30.0)
+    _gloo(dist.HashStore(), 0, 1, dist.ProcessGroupGloo.create_device(hostname=HOME), 30.0)
 
 
 class Work:
@@ -387,6 +389,13 @@ class Group:
         self._gloo = self._nccl = self._ends = self._gathered = None
 
 
+def _replaced(text: bytes, old: bytes, new: bytes) -> bytes:
+    """``text`` with another address. Raises RuntimeError where it is not there once: gloo has changed how it tells it."""
+    if text.count(old) != 1:
+        raise RuntimeError(f"the address of gloo stands in its own word {text.count(old)} times: no tunnel can take its place")
+    return text.replace(old, new)
+
+
 def _nothing() -> None:
     """There is nothing to wait for."""
 
@@ -428,7 +437,8 @@ class Forming:
         self._group: Group | None = None
         self._error = ""
         self._ends = ConnectionEnds()
-        self._devices: dict[str, str] = {}  # by the addresses at which a rank listens
+        self._devices: dict[int, str] = {}  # by rank
+        self._tunnels: Tunnels | None = None
         self._making: _nccl.Making | None = None
         self._client: StoreClient | None = None
         if size == 1:
@@ -481,7 +491,11 @@ class Forming:
 
     def _meet(self) -> Group:
         client = self._client = StoreClient(self._store, self._generation, self._timeout_s)
-        with contextlib.closing(client):
+        with contextlib.closing(client), contextlib.ExitStack() as formed:
+            if tls.held():
+                self._tunnels = formed.enter_context(
+                    contextlib.closing(Tunnels(self._room.host, self._rank, self._timeout_s, self.interrupt))
+                )
             self._go_on()
             group = Group(self._generation, self._rank, self._size, self._device, self._gloo_wires(client), ends=self._ends)
             group.sites, group.rooms = tuple(self._sites), tuple(self._rooms)
@@ -504,20 +518,33 @@ class Forming:
     def _gloo_wires(self, client: StoreClient) -> Any:
         with _one_device_at_a_time:
             before = listening()
-            device = dist.ProcessGroupGloo.create_device(hostname=self._room.host)
-            mine = listening() - before
+            device = dist.ProcessGroupGloo.create_device(hostname=self._room.host if self._tunnels is None else HOME)
+            mine = {each for each in listening() - before if self._tunnels is None or each[0] == HOME}
         self._ends.near |= mine
+        if self._tunnels is not None:
+            self._tunnels.lead_to(*mine)
         self._go_on()
-        said = json.dumps([sorted(mine), _nccl.device_name(self._device), self._rank, self._site, *self._room]).encode()
+        port = 0 if self._tunnels is None else self._tunnels.port
+        said = json.dumps([sorted(mine), port, _nccl.device_name(self._device), self._rank, self._site, *self._room]).encode()
         return _gloo(GlooStore(client, "gloo", self._size, said, self._learn), self._rank, self._size, device, self._operation_s)
 
-    def _learn(self, said: bytes) -> None:
-        """Keep a rank's addresses, device, site, host and cores. The addresses are needed before the first connection, for an interrupt."""
-        ends, name, rank, site, host, cores = json.loads(said)
+    def _learn(self, said: bytes, address: bytes) -> bytes:
+        """Keep a rank's addresses, device, site, host and cores. The addresses are needed before the first connection, for an interrupt.
+
+        ``address`` is the word of that rank's gloo. Returns the word for this rank's gloo, which tunnels may change.
+        """
+        ends, port, name, rank, site, host, cores = json.loads(said)
         self._sites[rank], self._rooms[rank] = site, RankRoom(host, cores)
-        self._ends.far |= {(host, port) for host, port in ends} - self._ends.near
-        self._devices[str(ends)] = name
+        self._devices[rank] = name
         self._go_on()
+        if (self._tunnels is None) != (port == 0):
+            raise GroupBroken(f"of this rank and the one at {host} only one encrypts", self._generation)
+        if self._tunnels is not None and host != self._room.host:
+            stand_in = self._tunnels.stand_in(rank, (host, port))
+            self._ends.far.add(stand_in)
+            return _replaced(address, packed(tuple(ends[0])), packed(stand_in))
+        self._ends.far |= {(host, port) for host, port in ends} - self._ends.near
+        return address
 
     @property
     def _each_has_its_own(self) -> bool:

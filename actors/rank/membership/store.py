@@ -25,6 +25,7 @@ from typing import Any
 import torch.distributed as dist
 
 from fleet.errors import LineRefused
+from fleet.host import tls
 from fleet.host.lines import Door, Knock, peer_of
 from fleet.host.refusals import REFUSALS
 from fleet.host.scheduling import be_prompt
@@ -91,6 +92,7 @@ class StoreServer:
                 connection, _ = proven
                 self._callers[connection] = _Caller(peer_of(connection))
                 self._selector.register(connection, selectors.EVENT_READ)
+                self._read(connection)  # its first request may be here already
         elif fileobj in self._callers:
             if events & selectors.EVENT_WRITE:
                 self._send(fileobj)
@@ -218,7 +220,7 @@ class StoreClient:
     def __init__(self, store: str, generation: int, timeout_s: float) -> None:
         self._generation = generation
         host, _, port = store.rpartition(":")
-        self._socket = socket.create_connection((host, int(port)), timeout_s)
+        self._socket = tls.connect((host, int(port)), timeout_s)
         self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         try:
             self._knock: Knock | None = Knock(self._socket, Purpose.STORE, limit_s=timeout_s)
@@ -281,10 +283,11 @@ class TorchStore(dist.Store):
 class GlooStore(TorchStore):
     """gloo's use of a store, in one round trip: gloo sets one key that ends with its rank, and asks for each rank's key twice.
 
-    ``mine`` travels with gloo's value. ``learn`` gets the ``mine`` of each rank before gloo gets that rank's value.
+    ``mine`` travels with gloo's value. ``learn`` gets the ``mine`` of each rank with gloo's value, before gloo gets that value. It returns
+    the value for gloo.
     """
 
-    def __init__(self, client: StoreClient, prefix: str, size: int, mine: bytes, learn: Callable[[bytes], None]) -> None:
+    def __init__(self, client: StoreClient, prefix: str, size: int, mine: bytes, learn: Callable[[bytes, bytes], bytes]) -> None:
         super().__init__(client, prefix)
         self._size, self._mine, self._learn = size, mine, learn
         self._known: dict[str, bytes] = {}
@@ -298,8 +301,7 @@ class GlooStore(TorchStore):
             keys = [f"{stem}/{rank}" for rank in range(self._size)]
             for name, value in zip(keys, self._client.get_all([f"{self._prefix}/{name}" for name in keys]), strict=True):
                 end = _ANSWER.size + _ANSWER.unpack_from(value)[0]
-                self._learn(value[_ANSWER.size : end])
-                self._known[name] = value[end:]
+                self._known[name] = self._learn(value[_ANSWER.size : end], value[end:])
         return self._known[key]
 
 

@@ -26,6 +26,7 @@ Storage = Annotated[str, typer.Option(help="Folder that holds the runs.")]
 FLAGS = {
     "world": "world", "spares": "spares", "nodes": "nodes", "shards": "shards", "min_ranks": "min_ranks", "steps": "steps", "seed": "seed",
     "gpus_per_rank": "per_rank.gpus", "optimizer_sharding": "optimizer_sharding", "verify": "verify.compute", "storage": "storage",
+    "tls": "tls",
 }  # fmt: skip
 """Option of ``fleet run`` -> setting. ``--set``, ``--checkpoint`` and ``--chaos`` stand for several."""
 LISTS = {"track": "track.to", "resources": "per_rank.resources", "labels": "per_rank.labels"}

@@ -15,6 +15,7 @@ from rich.tree import Tree
 
 from fleet.app.cli import prints as cli_print
 from fleet.errors import ConfigError
+from fleet.host import tls
 from fleet.ledger.report import finite
 from fleet.protocol.exit_codes import Exit
 
@@ -69,6 +70,8 @@ def _settings(values: Mapping[str, Any]) -> tuple[RunSettings, bool]:
     over = {name: values[name] for name in ("world", "spares") if values[name] is not None}
     layers = [Path(each) if Path(each).is_file() else each for each in values["config"] or []]
     found = configured(*layers, over=over)
+    if found.run.tls:
+        tls.identity(found.run.tls)
     return found.run, "world" in over or "world" in differing(found)
 
 

@@ -112,6 +112,7 @@ def run(
     track: Annotated[list[str] | None, placed(RARE, help="tensorboard, mlflow, wandb or otel; repeatable. See docs/tracking.md.")] = None,
     resources: Annotated[list[str] | None, option("per_rank.resources", "--resources", section=RARE)] = None,
     labels: Annotated[list[str] | None, option("per_rank.labels", "--labels", section=RARE)] = None,
+    tls: Annotated[str | None, option("tls", section=RARE)] = None,
     copy_to: Annotated[str, placed(RARE, help="With --address: where copies of runs' folders lie; empty: runs.")] = "",
     working_dir: Annotated[str, placed(RARE, help="With --address: the folder that travels to the nodes; empty: the script's.")] = "",
     allow_chaos: Annotated[bool, placed(RARE, "--allow-chaos", help="With --address: faults may strike the run on that cluster.")] = False,
@@ -162,6 +163,7 @@ def _check_plan(plan: RunPlan, twin_world: int, address: str, allow_chaos: bool)
 
     plans.check_chaos_allowed(address, allow_chaos, plan.chaos.on)
     plans.check_asks(address, plan.settings.ask_for_nodes)
+    plans.check_tls(address or None, plan.settings.tls, plan.resume)
     dataclasses.replace(plan.settings, world=twin_world or plan.settings.world, max_world=0, spares=0)
     if not address:
         gpus_for(plan.settings)

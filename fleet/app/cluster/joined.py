@@ -17,6 +17,7 @@ from fleet.app.cluster import parcel, probe
 from fleet.app.cluster.ray_internals import free_by_node
 from fleet.app.cluster.reach import join
 from fleet.errors import ConfigError, RunFailed
+from fleet.host import tls
 from fleet.host.clock import unix_time_s
 from fleet.protocol.provider import FOLDER_PREFIX, MEMORY, NAMESPACE, NodePlace
 from fleet.settings.per_rank import meets, room
@@ -203,8 +204,9 @@ def top_of(folder: Path | None) -> Path | None:
     return Path.cwd() if SUBMITTED in os.environ else folder
 
 
-def examine(places: Mapping[int, NodePlace]) -> None:
-    """Ask every node whether it can train. Raises ConfigError naming the first that cannot."""
+def examine(places: Mapping[int, NodePlace], tls_folder: str = "") -> None:
+    """Ask every node whether it can train, and encrypt as this host does where that is wanted. Raises ConfigError naming the first that
+    cannot."""
     import ray
     from ray import cloudpickle
 
@@ -213,7 +215,8 @@ def examine(places: Mapping[int, NodePlace]) -> None:
         ask = ray.remote(num_cpus=0, max_retries=0)(probe.facts)
         began_s = unix_time_s()
         calls = {
-            index: ask.options(scheduling_strategy=_pinned(place.id)).remote(probe.MODULES, probe.MEMORY) for index, place in places.items()
+            index: ask.options(scheduling_strategy=_pinned(place.id)).remote(probe.MODULES, probe.MEMORY, tls_folder)
+            for index, place in places.items()
         }
     finally:
         cloudpickle.unregister_pickle_by_value(probe)
@@ -229,6 +232,17 @@ def examine(places: Mapping[int, NodePlace]) -> None:
             ) from error
         found[where] = probe.NodeFacts(**answer, asked_s=began_s, answered_s=unix_time_s())
     probe.judge(found, platform.python_version())
+    if tls_folder:
+        _check_authorities(tls_folder, {host: each.authority for host, each in found.items()})
+
+
+def _check_authorities(tls_folder: str, found: Mapping[str, str]) -> None:
+    """By host, whom it trusts: each as this one, the head. Raises ConfigError."""
+    try:
+        own = tls.identity(tls_folder).authority
+    except ConfigError as error:
+        raise ConfigError(error.field, error.value, f"the head: {error.reason}", error.way_out) from error
+    tls.check_same(tls_folder, {"the head": own, **found})
 
 
 def _pinned(node_id: str) -> Any:

@@ -26,7 +26,10 @@ LIMIT_S = 120.0
 
 @dataclass(frozen=True, slots=True)
 class NodeFacts:
-    """A node's answers. ``clock_s`` is the node's calendar time; ``asked_s`` and ``answered_s`` are this process's, before and after."""
+    """A node's answers. ``clock_s`` is the node's calendar time; ``asked_s`` and ``answered_s`` are this process's, before and after.
+
+    ``tls``: the fault of its folder for TLS, as a ConfigError has it. ``authority``: a digest of the certificates that it trusts for TLS.
+    """
 
     where: str
     python: str
@@ -35,6 +38,8 @@ class NodeFacts:
     clock_s: float
     asked_s: float
     answered_s: float
+    tls: tuple[str, str, str, str] | None = None
+    authority: str = ""
 
     @property
     def skew_s(self) -> float:
@@ -42,7 +47,7 @@ class NodeFacts:
         return max(self.asked_s - self.clock_s, self.clock_s - self.answered_s, 0.0)
 
 
-def facts(modules: Sequence[str], memory: str) -> dict[str, Any]:
+def facts(modules: Sequence[str], memory: str, tls_folder: str = "") -> dict[str, Any]:
     """Runs on the node. Standard library only, as it is sent there by value."""
     clock_s, missing = time.time(), ""
     for name in modules:
@@ -54,7 +59,17 @@ def facts(modules: Sequence[str], memory: str) -> dict[str, Any]:
     free = shutil.disk_usage(memory).free if os.path.isdir(memory) else 0
     return {
         "where": socket.gethostname(), "python": platform.python_version(), "missing": missing, "memory_bytes": free, "clock_s": clock_s,
+        **(_encrypts(tls_folder) if tls_folder and not missing else {}),
     }  # fmt: skip
+
+
+def _encrypts(folder: str) -> dict[str, Any]:
+    """Whether the node can encrypt by the folder. Fleet is there."""
+    tls = importlib.import_module("fleet.host.tls")
+    try:
+        return {"authority": tls.identity(folder).authority}
+    except importlib.import_module("fleet.errors").ConfigError as error:
+        return {"tls": (error.field, str(error.value), error.reason, error.way_out)}
 
 
 def judge(found: Mapping[str, NodeFacts], python: str) -> None:
@@ -82,6 +97,8 @@ def _complaint(each: NodeFacts, python: str) -> tuple[str, object, str, str] | N
     if each.memory_bytes < LEAST_MEMORY_BYTES:
         reason = f"{MEMORY} has {each.memory_bytes >> 20} MiB free, and ranks need {LEAST_MEMORY_BYTES >> 20}"
         return MEMORY, f"{each.memory_bytes >> 20} MiB", reason, "Make it larger (docker run --shm-size, an emptyDir of medium Memory)."
+    if each.tls is not None:
+        return each.tls
     if each.skew_s > MOST_SKEW_S:
         reason = f"its clock is {each.skew_s:,.0f} s off that of the head, and at most {MOST_SKEW_S:g} s will do: object stores refuse it"
         return "clock", f"{each.skew_s:,.0f} s", reason, "Let it be set from the network (NTP, chrony)."
