@@ -19,6 +19,8 @@ WRITE, QUEUE, READ, NOBODY = "write", "queue", "read", "nobody"
 """What somebody may: all, hand in and take back runs of their team, look, nothing."""
 READ_TOKEN = "read-token"
 """File of the token for those who may only look."""
+NO_PAGE, OUR_PAGE = "none", "same-origin"
+"""What a browser says of where a request comes from, also where it leaves ``Origin`` out."""
 MOST_BYTES = 16 << 20
 BY_ITSELF = "the queue"
 """Who starts runs, and has them give way, in the audit log; no token can have this name."""
@@ -73,8 +75,8 @@ class Access:
     @staticmethod
     def same_origin(headers: Mapping[str, str]) -> bool:
         """Whether a request that changes something comes from our own page, or from no page at all."""
-        origin = headers.get("Origin")
-        return origin is None or origin.partition("://")[2] == headers.get("Host", "")
+        sites = [headers[name].partition("://")[2].partition("/")[0] for name in ("Origin", "Referer") if name in headers]
+        return headers.get("Sec-Fetch-Site", NO_PAGE) in (NO_PAGE, OUR_PAGE) and all(site == headers.get("Host", "") for site in sites)
 
 
 def stored_token(folder: Path, name: str = "token") -> str:
@@ -94,7 +96,7 @@ def stored_token(folder: Path, name: str = "token") -> str:
 
 def _shown(authorization: str) -> bytes:
     scheme, _, token = authorization.partition(" ")
-    return token.strip().encode() if scheme.lower() == "bearer" else b""
+    return token.strip().encode(errors="surrogateescape") if scheme.lower() == "bearer" else b""
 
 
 class Audit:

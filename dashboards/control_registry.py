@@ -79,8 +79,10 @@ class DistantChaos:
             content = answer.json()
         except (requests.RequestException, ValueError) as error:
             raise RunGone(type(error).__name__) from error
+        if not isinstance(content, dict):
+            raise RunGone("no answer of Fleet's")
         if answer.status_code == 400:
             raise OrderRefused(str(content.get("field", "")), "", str(content.get("detail", "refused")))
-        if not answer.ok or not isinstance(content, dict):
+        if not answer.ok:
             raise RunGone(f"status {answer.status_code}")
         return content

@@ -76,9 +76,9 @@ class RunFeed:
         """Somebody else reads it for us, somebody looks at it, or it is scraped."""
         if not self.unread or unix_time_s() - self.asked_unix_s < ASKED_S:
             return True
-        journal = self.follower.journal
         limit_s = FRESH_S if self.follower.ended else SILENT_FOR_S
-        return journal.exists() and unix_time_s() - journal.stat().st_mtime < limit_s
+        changed_s = _changed_s(self.follower.journal)
+        return changed_s is not None and unix_time_s() - changed_s < limit_s
 
     def _is_old(self) -> bool:
         if self._made is None:
@@ -155,7 +155,7 @@ class RunFeeds:
     def _journals(self) -> list[tuple[float, Path]]:
         """(when it last changed, journal) of each run, newest first."""
         paths = [path for path in self.root.glob("*/journal.jsonl") if self.journal(path.parent.name) is not None]
-        return sorted(((path.stat().st_mtime, path) for path in paths), reverse=True)
+        return sorted(((changed_s, path) for path in paths if (changed_s := _changed_s(path)) is not None), reverse=True)
 
     def fresh(self) -> list[LedgerSummary]:
         """Summaries of the runs that go on, or did until a moment ago, and of those that fell silent within a day; for ``/metrics``.
@@ -193,6 +193,14 @@ class RunFeeds:
             if not busy:
                 self._wanted.wait(POLL_S)
                 self._wanted.clear()
+
+
+def _changed_s(journal: Path) -> float | None:
+    """When it last grew, in Unix time; None of one that is deleted."""
+    try:
+        return journal.stat().st_mtime
+    except FileNotFoundError:
+        return None
 
 
 def _row(path: Path, changed_s: float) -> dict[str, Any]:

@@ -47,7 +47,7 @@ def named_tokens(path: Path) -> tuple[NamedToken, ...]:
             content = tomllib.load(file)
     except OSError as error:
         raise ConfigError("--tokens", str(path), f"cannot be read: {error.strerror}") from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
         raise ConfigError("--tokens", str(path), f"is no TOML: {error}") from error
     if found.st_uid != os.geteuid() or stat.S_IMODE(found.st_mode) & 0o077:
         reason = f"it belongs to user {found.st_uid} and has mode {stat.S_IMODE(found.st_mode):o}: others may know or change it"

@@ -19,6 +19,8 @@ from types import TracebackType
 from typing import Any, Protocol, TypeVar
 
 from aiohttp import web
+from aiohttp.http_exceptions import HttpProcessingError
+from aiohttp.web_protocol import RequestPayloadError
 from jsonschema import Draft202012Validator
 from jsonschema.exceptions import best_match
 from prometheus_client import CollectorRegistry
@@ -45,6 +47,7 @@ WRITE_S = 10.0
 HEARTBEAT_S = 10.0
 UPDATE_S = 0.5
 MAX_STREAMS = 512
+MALFORMED = "malformed request"
 OFFSET = re.compile(r"[0-9]{1,18}")
 SCRAPE_AGE_S = 1.0
 """Metrics are computed so often at most, however many scrape."""
@@ -91,6 +94,26 @@ class Exposition:
             if kind not in self._made:
                 self._made[kind] = time.monotonic(), encode(self._registry)
             return self._made[kind][1], kind
+
+
+class ServerLog(logging.LoggerAdapter[logging.Logger]):
+    """What aiohttp logs. A request that is no HTTP is a line of the audit log: its sender's mistake needs no traceback of ours."""
+
+    def __init__(self, audit: Audit) -> None:
+        super().__init__(log)
+        self._audit = audit
+
+    def log(self, level: int, msg: object, *args: object, **kwargs: Any) -> None:
+        error = kwargs.get("exc_info")
+        if isinstance(error, HttpProcessingError | RequestPayloadError):
+            self._audit.write(str(args[0]) if args else "", NOBODY, MALFORMED, "", {}, f"refused: {brief(error)}")
+        else:
+            super().log(level, msg, *args, **kwargs)
+
+
+def brief(error: Exception) -> str:
+    """Its words on one line, without what was sent behind them."""
+    return " ".join(str(error).split())[:200]
 
 
 class WatchServer:
@@ -168,7 +191,8 @@ class WatchServer:
 
     async def _run(self) -> None:
         self._closing = asyncio.Event()
-        runner = web.AppRunner(self.app(), access_log=None, keepalive_timeout=15.0, handler_cancellation=True, shutdown_timeout=1.0)
+        limits = {"keepalive_timeout": 15.0, "handler_cancellation": True, "shutdown_timeout": 1.0}
+        runner = web.AppRunner(self.app(), access_log=None, logger=ServerLog(self._audit), **limits)
         await runner.setup()
         try:
             site = web.TCPSite(runner, self._host, self._port)
@@ -447,6 +471,8 @@ async def _json_body(request: web.Request) -> dict[str, Any]:
             body = json.loads(await request.read())
     except TimeoutError:
         raise web.HTTPRequestTimeout(text=f"the body was not there within {BODY_S:g} s") from None
+    except RequestPayloadError as error:
+        raise web.HTTPBadRequest(text=f"the body cannot be read: {brief(error)}") from None
     except (ValueError, RecursionError):
         raise web.HTTPBadRequest(text="the body is not JSON") from None
     if not isinstance(body, dict):

@@ -2,6 +2,13 @@
 
 from __future__ import annotations
 
+from reprlib import Repr
+
+_BRIEF = Repr()
+_BRIEF.maxlevel, _BRIEF.maxstring, _BRIEF.maxother = 6, 400, 400
+_BRIEF.maxlist = _BRIEF.maxtuple = _BRIEF.maxset = _BRIEF.maxdict = 50
+"""A value may be a file's worth of brackets: an error shows its beginning."""
+
 
 class FleetError(Exception):
     """Base of every error that Fleet raises on purpose."""
@@ -23,7 +30,7 @@ class ConfigError(FleetError):
 
     def __str__(self) -> str:
         hint = f" {self.way_out}" if self.way_out else ""
-        return f"{self.field} = {self.value!r}: {self.reason}.{hint}"
+        return f"{self.field} = {_BRIEF.repr(self.value)}: {self.reason}.{hint}"
 
 
 class LoopError(FleetError):

@@ -19,7 +19,7 @@ def load(path: Path) -> list[NodeHistory]:
     for number, line in enumerate(path.read_text(encoding="utf-8").splitlines() if path.exists() else (), start=1):
         try:
             one = _decoded(json.loads(line))
-        except (ValueError, KeyError, TypeError) as error:
+        except (ValueError, KeyError, TypeError, RecursionError) as error:
             raise ConfigError("nodes", f"{path}:{number}", f"is no record of a node: {error}", "Delete the line, or the file.") from error
         before = found.get(one.node, NodeHistory(one.node))
         found[one.node] = NodeHistory(one.node, before.stretches + one.stretches, before.incidents + one.incidents)

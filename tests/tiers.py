@@ -29,6 +29,8 @@ TIERS: dict[str, tuple[str, ...]] = {
     "processes": (
         "tests/contract", "tests/fault",
         "tests/fault/test_bit_identity.py::test_faults_and_world_size_change_no_bit[0]",
+        "tests/fault/test_experiments.py::test_an_experiment_that_is_cut_off_never_says_violated[has-a-view-INT]",
+        "tests/fault/test_experiments.py::test_an_experiment_that_is_cut_off_never_says_violated[step-1-TERM]",
         "tests/fault/test_bit_identity.py::test_faults_and_world_size_change_no_bit[1]",
         "tests/fault/test_fsdp.py::test_a_storm_changes_no_bit[0]",
         "tests/fault/test_fsdp.py::test_no_world_size_changes_a_bit[2]",
@@ -176,6 +178,8 @@ NIGHTLY: dict[str, dict[str, str]] = {
             "an experiment takes a minute, and its parts are unit tests",
         "tests/fault/test_encrypted_ranks.py::test_a_killed_rank_is_replaced_and_changes_no_bit[fsdp]":
             "the same ranks with sharded parameters; each change has whole ones",
+        "tests/fault/test_experiments.py::test_an_experiment_that_is_cut_off_never_says_violated":
+            "twenty experiments; each change has two that are cut off early",
         "tests/fault/test_gpus.py::test_each_rank_has_its_own_gpu_and_so_has_who_replaces_it": "a cluster with GPUs that are made up",
         "tests/fault/test_shield.py::test_a_node_with_two_ranks_is_lost":
             "a run of its own; each change loses a node in tests/fault/test_ray_runs.py",

@@ -12,7 +12,7 @@ from dashboards.grafana.parts import Board, Panel, plain
 from dashboards.metrics.spec import MetricSpec
 from dashboards.metrics.table import METRICS
 
-FOR_ALERTS = {"fleet_start_timestamp_seconds", "fleet_spares_wanted"}
+FOR_ALERTS = {"fleet_start_timestamp_seconds", "fleet_spares_wanted", "fleet_checkpoint_pending_timestamp_seconds"}
 """Metrics that only alerts read."""
 
 

@@ -1,4 +1,4 @@
-"""Puts Fleet's data source, folder and dashboards into a Grafana, over its HTTP API. May be repeated at any time.
+"""Puts Fleet's data source, folder, dashboards and alerts into a Grafana, over its HTTP API. May be repeated at any time.
 
 A dashboard that somebody changed after it was pushed is left alone, and said so; so is one of the same uid that Fleet did not push. Who
 changed it last is known from the message of Grafana's newest version of it: what Grafana gives back differs from what was pushed in ways of
@@ -16,12 +16,15 @@ import requests
 from grafana_api.grafana_api import GrafanaClientError, GrafanaException, GrafanaServerError
 from grafana_api.grafana_face import GrafanaFace
 
+from dashboards.grafana.alerts import GROUP, rule_group, stamps_of
 from dashboards.grafana.boards import FOLDER_TITLE, FOLDER_UID, SOURCE_UID, all_boards, stamp_of
 from fleet.errors import ConfigError, RunFailed
 
 SOURCE_NAME = "Fleet Prometheus"
 CREATED, UPDATED, UNCHANGED, LEFT_ALONE = "created", "updated", "unchanged", "left alone: it was changed since it was pushed"
 NOT_OURS = "left alone: another dashboard has this uid"
+OTHERS_RULES = "left alone: their group has a rule that Fleet did not push"
+RULES = f"/v1/provisioning/folder/{FOLDER_UID}/rule-groups/{GROUP}"
 T = TypeVar("T")
 
 
@@ -37,7 +40,7 @@ def connect(url: str, token: str, timeout_s: float = 10.0) -> GrafanaFace:
 
 
 def push(grafana: GrafanaFace, prometheus_url: str) -> dict[str, str]:
-    """Data source, folder and dashboards; what became of each.
+    """Data source, folder, dashboards and alerts; what became of each.
 
     Raises:
         RunFailed: Grafana cannot be reached, refuses the token, or fails; nothing is half done that a second push does not finish.
@@ -47,6 +50,7 @@ def push(grafana: GrafanaFace, prometheus_url: str) -> dict[str, str]:
     done = {}
     for model in all_boards(source):
         done[model["title"]] = _asked(f"dashboard {model['uid']}", functools.partial(_dashboard, grafana, model))
+    done["Alerts"] = _asked("the alerts", lambda: _alerts(grafana, rule_group(source)))
     return done
 
 
@@ -55,8 +59,12 @@ def _asked(what: str, ask: Callable[[], T]) -> T:
         return ask()
     except GrafanaException as error:
         raise RunFailed(f"Grafana did not take {what}: {_advice(error)}", str(error)) from error
+    except (requests.exceptions.JSONDecodeError, LookupError, TypeError, ValueError) as error:
+        way_out = "Does a page to log in stand before it? Give the URL under which it answers tokens."
+        raise RunFailed(f"another program than Grafana answers for {what}: no JSON of Grafana's. {way_out}") from error
     except requests.RequestException as error:
-        raise RunFailed(f"Grafana cannot be reached for {what}: {type(error).__name__}", "Is the URL right, and does it run?") from error
+        reason = f"Grafana cannot be reached for {what}: {type(error).__name__}. Is the URL right, and does it run?"
+        raise RunFailed(reason) from error
 
 
 def _advice(error: GrafanaException) -> str:
@@ -120,6 +128,18 @@ def _dashboard(grafana: GrafanaFace, model: dict[str, Any]) -> str:
         return UNCHANGED
     _save(grafana, model, int(old["version"]))
     return UPDATED
+
+
+def _alerts(grafana: GrafanaFace, wanted: dict[str, Any]) -> str:
+    """Grafana lets no person change rules that came this way; a rule that a person has added to the group would be lost."""
+    there = _found(lambda: grafana.dashboard.api.GET(RULES))
+    stamps = stamps_of(there or {})
+    if "" in stamps:
+        return OTHERS_RULES
+    if stamps == stamps_of(wanted) and len(there["rules"]) == len(wanted["rules"]):
+        return UNCHANGED
+    grafana.dashboard.api.PUT(RULES, json=wanted)
+    return UPDATED if stamps else CREATED
 
 
 def _message(stamp: str | None) -> str:

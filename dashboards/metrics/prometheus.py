@@ -15,7 +15,7 @@ from typing import Any
 import requests
 
 from fleet.errors import ConfigError, RunFailed
-from fleet.host.ports import free_port
+from fleet.host.ports import free_port, try_to_listen
 
 RETENTION = "30d"
 
@@ -67,7 +67,7 @@ class Prometheus:
         port: 0 takes a free one.
 
     Raises:
-        ConfigError: there is no such program.
+        ConfigError: there is no such program, or its port is taken.
         RunFailed: it did not come up; its log is quoted.
     """
 
@@ -91,6 +91,10 @@ class Prometheus:
         return self._process.pid
 
     def start(self, limit_s: float = 30.0) -> Prometheus:
+        try:
+            try_to_listen("127.0.0.1", self.port)
+        except OSError as error:
+            raise ConfigError("--prometheus-port", self.port, "another program listens there", "Choose another, or 0.") from error
         self._folder.mkdir(parents=True, exist_ok=True)
         path, log = self._folder / "prometheus.yml", self._folder / "prometheus.log"
         path.write_text(json.dumps(self._configuration, indent=1))  # JSON is YAML

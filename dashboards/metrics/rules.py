@@ -15,6 +15,10 @@ LATE_S, LATE_STEPS = 120.0, 20
 """A run that has committed nothing for so long, and for so many of its median steps more, makes no progress."""
 OVERDUE = 3
 """A checkpoint is overdue after so many intervals."""
+STUCK_S, STUCK_LATENCIES = 600.0, 10
+"""A checkpoint is stuck after so long, and so many times what the newest one took, more."""
+AGAIN, AGAIN_WITHIN = 3, "15m"
+"""So many new views within so long are restarts, where the run is no step further after them."""
 RUNBOOK = "docs/runbook.md"
 STEPS = "compute|exposed_comm|straggler_wait|data_wait"
 RUNNING = 'and on (run) fleet_run_info{status="running"} == 1'
@@ -50,6 +54,18 @@ def _burns(long: str, short: str, factor: float) -> str:
 def _late(what: str, limit: str, of: str = RUNNING) -> str:
     """The newest ``what``, or the start when there was none, is longer ago than ``limit``."""
     return f"(time() - (fleet_{what}_timestamp_seconds or fleet_start_timestamp_seconds) > {limit}) {of}"
+
+
+def _unseen() -> str:
+    """A target does not answer, or a run that went on when it was last seen is shown by none."""
+    went_on = 'last_over_time(fleet_run_info{status="running"}[15m])'
+    ended = 'last_over_time(fleet_run_info{status!="running"}[15m])'
+    return f'up{{job="fleet"}} == 0 or on (instance) ({went_on} unless on (run) fleet_run_info unless on (run) {ended})'
+
+
+def _in_vain() -> str:
+    views = f"increase(fleet_views_total[{AGAIN_WITHIN}]) > {AGAIN - 0.5:g}"
+    return f"({views} and on (run) (fleet_step <= on (run) fleet_step offset {AGAIN_WITHIN})) {UNENDED}"
 
 
 def _rate(category: str, window: str) -> str:
@@ -96,6 +112,20 @@ ALERTS = (
         "FleetCorruption", f'sum by (run) (increase(fleet_decisions_total{{policy="corruption",action=~"{CORRUPT}"}}[10m])) > 0.5',
         0.0, PAGE, "Run {{ $labels.run }} found results that are wrong.",
         "A shard that was computed twice gave different bits, and Fleet acted on it within the last ten minutes.",
+    ),
+    Alert(
+        "FleetCheckpointStuck",
+        f"(time() - fleet_checkpoint_pending_timestamp_seconds > {STUCK_S:g} + {STUCK_LATENCIES} * fleet_checkpoint_latency_seconds)"
+        f" {RUNNING}", 0.0, TICKET, "A checkpoint of run {{ $labels.run }} does not move.",
+        "A checkpoint was asked for ten minutes and ten times the usual latency ago, and is neither durable nor given up.",
+    ),
+    Alert(
+        "FleetRestartsInVain", _in_vain(), 0.0, PAGE, "Run {{ $labels.run }} begins again and again, and comes no further.",
+        "Within 15 minutes three views were made, by losses or by resumes, and the run is at no later step than before.",
+    ),
+    Alert(
+        "FleetTargetVanished", _unseen(), 60.0, PAGE, "Prometheus sees {{ $labels.instance }} {{ $labels.run }} no more.",
+        "A page that Prometheus scrapes does not answer, or shows a run no more that had not ended: no other alert can fire.",
     ),
     Alert(
         "FleetPredictionError", f"(abs(fleet_goodput_ratio - fleet_predicted_goodput_ratio) > 0.1) {RUNNING}", 300.0, TICKET,

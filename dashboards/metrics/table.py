@@ -251,6 +251,11 @@ METRICS = (
         "Unix time of the newest durable checkpoint.",
         _moment(lambda s: s.tallies.last_durable_s),
     ),
+    MetricSpec(
+        "fleet_checkpoint_pending_timestamp_seconds",
+        "Unix time at which the oldest durable checkpoint was asked for that is neither complete nor given up; none where there is none.",
+        _moment(lambda s: s.tallies.pending_s),
+    ),
     MetricSpec("fleet_start_timestamp_seconds", "Unix time of the run's start.", _moment(lambda s: s.started_s)),
     MetricSpec("fleet_queued_seconds", "How long it waited in the queue.", _one(lambda s: s.queued_s)),
     MetricSpec(

@@ -6,17 +6,47 @@ Trace and spans get their numbers from the run's key, not by chance: what is sen
 from __future__ import annotations
 
 import hashlib
+import logging
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import requests
+
 from dashboards.trackers import spans
-from dashboards.trackers.port import Begun, Ended, Span, TrackedMark, TrackerAway, TrackerPlace
+from dashboards.trackers.port import Begun, Ended, Span, TrackedMark, TrackerAway, TrackerPlace, short
 
 MOST = 500
 """A request has so many spans."""
 SERVICE = "fleet"
 """``service.name``, where OTEL_SERVICE_NAME and OTEL_RESOURCE_ATTRIBUTES say nothing."""
+
+
+EXPORTER = "opentelemetry.exporter.otlp"
+"""The logger of the exporter: it writes a line at each of its own tries, and a run has many."""
+
+
+class OtlpSession(requests.Session):
+    """Keeps why the newest request came to nothing, in ``why``. A page is no answer, as of a server that wants a login first."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.why = ""
+
+    def request(self, *arguments: Any, **named: Any) -> requests.Response:
+        self.why = ""
+        try:
+            answer = super().request(*arguments, **named | {"allow_redirects": False})
+        except requests.RequestException as error:
+            self.why = short(error)
+            raise
+        page = answer.headers.get("Content-Type", "").startswith("text/html")
+        if answer.is_redirect or (answer.ok and page):
+            self.why = "it answers with a page, or sends elsewhere: is that an OTLP receiver?"
+            raise requests.exceptions.InvalidSchema(self.why)
+        if not answer.ok:
+            self.why = f"it answers {answer.status_code} {answer.reason}"
+        return answer
 
 
 class OtelSpans:
@@ -30,7 +60,9 @@ class OtelSpans:
         from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 
         self.refused, self.why, self.where = 0, "", place.url
-        self._exporter = OTLPSpanExporter(endpoint=place.url or None)
+        logging.getLogger(EXPORTER).setLevel(logging.CRITICAL)
+        self._session = OtlpSession()
+        self._exporter = OTLPSpanExporter(endpoint=place.url or None, session=self._session)
         resource = Resource.create()  # it reads the variables
         named = str(resource.attributes.get(SERVICE_NAME, ""))
         self._resource = resource if not named.startswith("unknown_service") else resource.merge(Resource({SERVICE_NAME: SERVICE}))
@@ -74,7 +106,7 @@ class OtelSpans:
 
         while batch := self._waiting[:MOST]:
             if self._exporter.export(batch) is not SpanExportResult.SUCCESS:
-                raise TrackerAway(f"the OTLP receiver does not take {len(batch)} spans")
+                raise TrackerAway(f"the OTLP receiver takes no spans: {self._session.why or 'the exporter gave up'}")
             del self._waiting[: len(batch)]
 
     def close(self) -> None:

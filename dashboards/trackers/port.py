@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -11,6 +12,8 @@ from fleet.errors import FleetError
 
 FAULT, LOSS, ROLLBACK, NOTE = "fault", "loss", "rollback", "note"
 """Kinds of marks."""
+ADDRESS = re.compile(r"<[\w.]+ object at 0x[0-9a-f]+>:? ?")
+"""Of an object in the words of an error: another one at each try."""
 
 
 class TrackerAway(FleetError):
@@ -135,5 +138,5 @@ class Tracker(Protocol):
 
 
 def short(error: BaseException) -> str:
-    """What an error says, in one line."""
-    return " ".join(str(error).split())[:300] or type(error).__name__
+    """What an error says, in one line, and the same each time."""
+    return " ".join(ADDRESS.sub("", str(error)).split())[:300] or type(error).__name__

@@ -86,7 +86,11 @@ def _layer(given: Mapping[str, Any] | Path | str) -> dict[str, Any]:
 def layer_of(named: str, directory: Path) -> Path | str:
     """The layer that a user's text stands for: a file, named from ``directory``, or ``key=value``."""
     file = directory / named
-    return named if NAMED.match(named) and not file.is_file() else file
+    try:
+        there = file.is_file()
+    except OSError:  # too long for a name
+        there = False
+    return named if NAMED.match(named) and not there else file
 
 
 def _file(path: Path) -> dict[str, Any]:
@@ -94,7 +98,7 @@ def _file(path: Path) -> dict[str, Any]:
         return _layer(tomllib.loads(path.read_text()))
     except OSError as error:
         raise ConfigError("--config", str(path), f"it cannot be read: {error.strerror}") from error
-    except ValueError as error:  # no TOML, or no text at all
+    except (ValueError, RecursionError) as error:  # no TOML, nested without end, or no text at all
         raise ConfigError(
             "--config", str(path), f"it is no TOML: {error}", "fleet init fleet.toml writes a file that can be used."
         ) from error

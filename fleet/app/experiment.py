@@ -20,6 +20,8 @@ from fleet.host.extras import need
 from fleet.protocol.exit_codes import Exit
 
 HELD, VIOLATED, UNKNOWN = "held", "violated", "could not be told"
+DEEPEST = 100
+"""An experiment has so many levels at most: what reads it calls itself for each of them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,14 +74,25 @@ def load(path: str) -> Mapping[str, Any]:
         raise ConfigError("FILE", path, "there is no such file", "Name an experiment; those of Fleet are in experiments/.")
     try:
         experiment: Mapping[str, Any] = load_experiment(path)
+        if not isinstance(experiment, Mapping) or _deeper(experiment, DEEPEST):
+            raise TypeError(f"it has to be a table of at most {DEEPEST} levels")
         ensure_experiment_is_valid(experiment)
-    except ChaosException as error:
+    except (ChaosException, ValueError, TypeError, LookupError, AttributeError, RecursionError) as error:
         raise ConfigError("FILE", path, f"it cannot be read as an experiment: {error}", "See docs/experiments.md.") from error
     if not _probes(experiment):
         raise ConfigError("FILE", path, "its hypothesis has no probe, so nothing could be held", "Add steady-state-hypothesis.probes.")
     for probe in _probes(experiment):
         _check_names(probe["provider"])
     return experiment
+
+
+def _deeper(value: Any, levels: int) -> bool:
+    """Whether tables and lists lie in each other more than ``levels`` deep. A list of YAML may lie in itself."""
+    layer = {id(value): value}
+    for _ in range(levels):
+        inside = (each.values() if isinstance(each, Mapping) else each for each in layer.values())
+        layer = {id(item): item for items in inside for item in items if isinstance(item, Mapping | list)}
+    return bool(layer)
 
 
 def _check_names(provider: Mapping[str, Any]) -> None:

@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 COLUMNS = TRACE_COLUMNS[1:]
 """Fields of a fault; its id is made from its line."""
 FIGURE_NAMES, CHECK_NAMES = tuple(FIGURES), tuple(checker.name for checker in CHECKERS)
+RUNNING = "running"
+"""Status of a run whose journal has no end."""
 _runs: list[Result] = []
 """Runs of this process, oldest first. Probes look at the newest."""
 
@@ -63,6 +65,7 @@ def train(
         raise ConfigError("faults", len(faults), "are given, and chaos too", "Give one of them.")
     given: str | dict[str, Any] = _chaos(chaos, limits or {}, floor) if chaos else "off"
     if not chaos:
+        _check_faults(faults)
         _check_limits(faults, limits or {})
     if faults:
         given = {"trace": _trace(faults)} | ({} if floor is None else floor_of(str(floor), "floor"))
@@ -144,9 +147,14 @@ def _journal() -> Iterator[Record]:
 
 
 def cut_off() -> str:
-    """Why the newest run was stopped before its end, by its user or a limit; empty when it was not. Probes then judge a part."""
-    stopped = bool(_runs) and _runs[-1].status == STOPPED
-    return f"the run was stopped: {_runs[-1].reason}" if stopped else ""
+    """Why the newest run did not come to an end of its own; empty when it did. Probes then judge a part.
+
+    Its user or a limit has stopped it, or its driver was lost and has written no end.
+    """
+    status = _runs[-1].status if _runs else ""
+    if status == RUNNING:
+        return "the run was cut off: its journal has no end"
+    return f"the run was stopped: {_runs[-1].reason}" if status == STOPPED else ""
 
 
 def stopped_by_floor() -> bool:
@@ -170,6 +178,14 @@ def _chaos(chaos: str, limits: Mapping[str, float], floor: float | str | None) -
     text = ",".join(words)
     _ = parse_chaos(text)  # before the script is looked at
     return text
+
+
+def _check_faults(faults: Sequence[Mapping[str, Any]]) -> None:
+    for number, fault in enumerate(faults):
+        if not isinstance(fault, Mapping) or any(isinstance(value, Mapping | list) for value in fault.values()):
+            raise ConfigError(f"faults[{number}]", fault, "is no table of single values", 'Write {"kind": "hang", "at_s": 1, "slot": 1}.')
+        if wrong := fault.keys() - set(COLUMNS):
+            raise ConfigError(f"faults[{number}]", sorted(wrong)[0], "a fault has no such field", f"Known: {', '.join(COLUMNS)}.")
 
 
 def _check_limits(faults: Sequence[Mapping[str, Any]], limits: Mapping[str, float]) -> None:
@@ -206,8 +222,5 @@ def _trace(faults: Sequence[Mapping[str, Any]]) -> str:
     text = io.StringIO()
     writer = csv.DictWriter(text, COLUMNS, restval="", lineterminator="\n")
     writer.writeheader()
-    for number, fault in enumerate(faults):
-        if wrong := fault.keys() - set(COLUMNS):
-            raise ConfigError(f"faults[{number}]", sorted(wrong)[0], "a fault has no such field", f"Known: {', '.join(COLUMNS)}.")
-        writer.writerow({"component": "experiment", **fault})
+    writer.writerows({"component": "experiment", **fault} for fault in faults)
     return text.getvalue()

@@ -73,6 +73,8 @@ class RunPlan:
 
 ARGUMENTS, MODULE = "arguments", "module"
 """Keys of a run's record: the arguments that its script finds in ``sys.argv``, and the script's name, where it was named as a module."""
+TWIN = "twin"
+"""Folder of a run's twin, in its own."""
 CODE = {"script_sha256": "the script", "commit": "the commit", "diff_sha256": "what differs from the commit"}
 
 
@@ -402,7 +404,7 @@ def twin_of(plan: RunPlan, world: int | None = None) -> RunPlan:
     first = next(read_journal(plan.journal, spans=False))
     assert isinstance(first, RunStarted)
     return dataclasses.replace(
-        plan, name=f"{plan.name}-twin", folder=plan.folder / "twin", settings=settings, chaos=ChaosSettings(), resume=False,
+        plan, name=f"{plan.name}-twin", folder=plan.folder / TWIN, settings=settings, chaos=ChaosSettings(), resume=False,
         twin_since_s=first.unix_time_s,
     )  # fmt: skip
 

@@ -35,7 +35,15 @@ TAIL_BYTES = 65_536
 
 def is_over(journal: Path) -> bool:
     """Whether the run has an end, or no process writes its journal any more."""
-    return last_words(journal)[1] is not None or (journal.exists() and unix_time_s() - journal.stat().st_mtime > SILENT_S)
+    return last_words(journal)[1] is not None or _quiet(journal, unix_time_s())
+
+
+def _quiet(journal: Path, unix_s: float) -> bool:
+    """Whether the journal has not grown for long. False for a journal that is not there."""
+    try:
+        return unix_s - journal.stat().st_mtime > SILENT_S
+    except FileNotFoundError:
+        return False
 
 
 class Follower:
@@ -98,6 +106,8 @@ class Follower:
                 records = self._tail.poll(limit_bytes)
             except (JournalError, OSError) as error:
                 self._damage, records = str(error), []
+            if self._ledger.started is not None and not self.journal.exists():
+                self._damage = f"{self.journal.parent} was deleted while it was looked at; the run itself may go on"
             folded, before = self._fold(records), self._torn
             self._torn = "" if records or self._damage else self._incomplete()
             self.version += bool(records or self._damage or self._torn != before)
@@ -107,7 +117,7 @@ class Follower:
     def _incomplete(self) -> str:
         """The text about an incomplete last line whose writer is gone; empty where there is none."""
         rest_bytes = self._tail.behind_bytes
-        if rest_bytes <= 0 or not self._quiet(unix_time_s()):
+        if rest_bytes <= 0 or not _quiet(self.journal, unix_time_s()):
             return ""
         offset, line = self._tail.place
         return f"{self.journal}:{line + 1}: the last line is incomplete, {rest_bytes} bytes from byte {offset} on; its writer is gone"
@@ -142,12 +152,7 @@ class Follower:
 
     def silent(self, unix_s: float | None = None) -> bool:
         """Whether the run has no end, and no process writes its journal any more."""
-        if self.ended or not self.journal.exists():
-            return False
-        return self._quiet(unix_time_s() if unix_s is None else unix_s)
-
-    def _quiet(self, unix_s: float) -> bool:
-        return unix_s - self.journal.stat().st_mtime > SILENT_S
+        return not self.ended and _quiet(self.journal, unix_time_s() if unix_s is None else unix_s)
 
     def now_s(self) -> float | None:
         """The time on the run's clock, by this host's calendar. None when the run does not go on: its last record's time counts then."""

@@ -111,7 +111,10 @@ class JournalTail:
     @property
     def behind_bytes(self) -> int:
         """Bytes of the file that are not read yet, an incomplete last line included."""
-        return self._path.stat().st_size - self._offset if self._path.exists() else 0
+        try:
+            return self._path.stat().st_size - self._offset
+        except FileNotFoundError:
+            return 0
 
     def _read(self, limit_bytes: int) -> bytes:
         """Whole lines from the offset on, one at least when there is one."""

@@ -11,6 +11,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from fleet.errors import OutOfSight
+
 OLDER = ".1"
 PIECE_BYTES = 4 << 20
 RUN = ("journal.jsonl", "code.patch", "driver.log", "logs/*.log", "evidence/*", "outcome.json", "track/*.json")
@@ -79,12 +81,17 @@ class MirroredFiles:
         self.known: dict[str, tuple[int, int]] = {}
 
     def take(self, pieces: Iterable[FilePiece]) -> int:
-        """Write the pieces. Returns the number of bytes. Raises ValueError for a name that leads out of the folder."""
+        """Write the pieces. Returns the number of bytes.
+
+        Raises ValueError for a name that leads out of the folder, and OutOfSight when a copy is not there any more.
+        """
         count = 0
         for piece in pieces:
             path = self.folder / piece.name
             if not path.resolve().is_relative_to(self.folder.resolve()):
                 raise ValueError(f"{piece.name!r} leads out of {self.folder}")
+            if piece.name in self.known and not path.exists():
+                raise OutOfSight(f"{self.folder} was deleted while it was looked at; the run itself may go on")
             path.parent.mkdir(parents=True, exist_ok=True)
             if self.known.get(piece.name, (piece.inode, 0))[0] != piece.inode and path.exists():
                 path.replace(path.with_name(path.name + OLDER))

@@ -23,6 +23,16 @@ def free_port(host: str = "127.0.0.1") -> int:
         return int(server.getsockname()[1])
 
 
+def try_to_listen(host: str, port: int) -> None:
+    """Raises OSError where no server can listen there now: the host is unknown or another machine, or the port is taken."""
+    for family, kind, protocol, _, address in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE):
+        with socket.socket(family, kind, protocol) as one:
+            one.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            if family == socket.AF_INET6:  # else it would take the port of IPv4, too
+                one.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+            one.bind(address)
+
+
 def _first_outgoing() -> int:
     try:
         return int(RANGE_FILE.read_text().split()[0])

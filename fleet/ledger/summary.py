@@ -97,7 +97,8 @@ class SlotUsage:
 @dataclass(frozen=True, slots=True)
 class Tallies:
     """Counts beside the ledger's time. Times are on the run's clock, None before the first. ``decisions`` are by (policy, action),
-    ``refused`` connections by (listener, reason).
+    ``refused`` connections by (listener, reason). ``pending_s``: the time of the request for the oldest checkpoint that is neither durable
+    nor given up; None without one.
 
     ``standing_by``: live processes in no view. ``worst_slot_losses``: losses of the slot with the most. ``score``: the score of the
     detectors of slow ranks. ``usage`` is by slot.
@@ -105,6 +106,7 @@ class Tallies:
 
     last_commit_s: float | None
     last_durable_s: float | None
+    pending_s: float | None
     checkpoint_bytes: int
     standing_by: int
     worst_slot_losses: int

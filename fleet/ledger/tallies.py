@@ -63,6 +63,7 @@ class Tally:
         self._decisions: Counter[tuple[str, str]] = Counter()
         self._commit_s: float | None = None
         self._durable_s: float | None = None
+        self._asked_s: dict[str, float] = {}
         self._bytes = 0
         self._refused: Counter[tuple[str, str]] = Counter()
         self._usage: dict[Member, Usage] = {}
@@ -76,6 +77,7 @@ class Tally:
     def add(self, record: Record) -> None:
         self._scorecard.add(record)
         self.stored.add(record)
+        self._checkpoint(record)
         match record:
             case Committed(at_s=at_s):
                 self._commit_s = at_s
@@ -111,8 +113,17 @@ class Tally:
                 self._refused[listener, reason] += count
             case Usage(member=member):
                 self._usage[member] = record
-            case CheckpointRecord(phase="durable", at_s=at_s, bytes=size, level="store"):
-                self._durable_s, self._bytes = at_s, size
+
+    def _checkpoint(self, record: Record) -> None:
+        match record:
+            case CheckpointRecord(level="store", phase="requested", checkpoint=name, at_s=at_s):
+                self._asked_s[name] = at_s
+            case CheckpointRecord(level="store", phase=phase, checkpoint=name, at_s=at_s, bytes=size):
+                self._asked_s.pop(name, None)
+                if phase == "durable":
+                    self._durable_s, self._bytes = at_s, size
+            case Resumed(gap=True):  # what was asked for is forgotten with those who were asked
+                self._asked_s.clear()
 
     def _stands_by(self, member: Member) -> None:
         """The process is ready, in a view or not."""
@@ -139,6 +150,7 @@ class Tally:
         return Tallies(
             last_commit_s=self._commit_s,
             last_durable_s=self._durable_s,
+            pending_s=min(self._asked_s.values(), default=None),
             checkpoint_bytes=self._bytes,
             standing_by=len(live.keys() - self._joined.keys()),
             worst_slot_losses=max(self._losses.values(), default=0),

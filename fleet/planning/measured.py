@@ -34,7 +34,7 @@ def read_measured(text: str) -> MeasuredJob:
     """The job of a file of ``fleet experiment scale``. Raises ConfigError, by the field, for any other file."""
     try:
         content = json.loads(text)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ConfigError(OPTION, text[:40], f"is no JSON: {error}", WRITE_IT) from error
     if not isinstance(content, dict) or content.get("format") != FORMAT:
         given = content.get("format") if isinstance(content, dict) else type(content).__name__

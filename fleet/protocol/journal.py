@@ -43,7 +43,10 @@ def _shortened(record: Spans) -> tuple[str, list[int]]:
 
 def decode_line(line: bytes) -> Record:
     """Inverse of :func:`encode_line`. Raises ProtocolError or ValueError when the line is no record of this version."""
-    value = json.loads(line)
+    try:
+        value = json.loads(line)
+    except RecursionError as error:
+        raise ProtocolError("a record is nested without end") from error
     if not isinstance(value, list) or not value:
         raise ProtocolError("a record is a JSON list that starts with the record's name")
     if value[0] != "Spans":

@@ -311,7 +311,7 @@ def configuration(config: str) -> dict[str, Any]:
     """``RunStarted.config`` as a dict; empty where it is no JSON object, since a journal may hold any text there."""
     try:
         found = json.loads(config)
-    except ValueError:
+    except (ValueError, RecursionError):
         return {}
     return found if isinstance(found, dict) else {}
 

@@ -193,7 +193,7 @@ def _toml(text: str) -> Any:
     """The value that ``text`` has in a TOML file; ``text`` itself where it is no TOML value."""
     try:
         return tomllib.loads(f"value = {text}")["value"]
-    except tomllib.TOMLDecodeError:
+    except (tomllib.TOMLDecodeError, RecursionError):
         return text
 
 

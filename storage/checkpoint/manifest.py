@@ -129,7 +129,7 @@ def decode_manifest(checkpoint: str, data: bytes, run: str = "") -> Manifest:
         parts = tuple(Part(p["name"], p["bytes"], p["sha256"], tuple(p["tensors"]), p["layout"]) for p in body["parts"])
         files = tuple(Part(p["name"], p["bytes"], p["sha256"], ()) for p in body["files"])
         manifest = Manifest(body["checkpoint"], StateId(body["history"], body["step"]), parts, body["meta"], body["run"], files)
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise CheckpointDamaged(f"checkpoint {checkpoint}: the manifest cannot be read: {error}") from error
     if digest != _digest(body):
         raise CheckpointDamaged(f"checkpoint {checkpoint}: the manifest does not match its SHA-256")

@@ -20,16 +20,18 @@ from pathlib import Path
 import pytest
 
 from dashboards.metrics.rules import ALERTS, rules
+from fleet.protocol import records as r
 from fleet.protocol.operations import HEAL, START, Operation
-from fleet.protocol.types import Member, Process
+from fleet.protocol.types import Member, Process, StateId
 from fleet.settings.run import Budgets, CheckpointSettings, RunSettings, StragglerSettings
 from tests.fault.test_bad_luck import FAST, settings
+from tests.golden.journals import Story
 from tests.support import trains
 from tests.support.plain import PlainFleet
 from tests.support.programs import program
 from tests.support.prometheus import Server, quick, scraping
 from tests.support.waiting import until
-from tests.support.watching import watched
+from tests.support.watching import Watched, watched
 
 SCALE = 0.008
 LIMIT_S = 90.0
@@ -205,6 +207,73 @@ def test_a_rank_that_is_slow(scene: Scene) -> None:
     scene.fires("FleetStragglerPersists")
     scene.fleet.call(scene.fleet.coordinator.operate(Operation("s", "slow", HEAL, process)))
     scene.is_silent("FleetStragglerPersists")
+
+
+# ---- runs that are written by hand, on a real page ---------------------------------------------------------------------------------------
+
+
+def hour_old() -> Story:
+    """Two ranks have made 60 steps, of which step 50 is durable."""
+    story = Story(world=2)
+    story.records[0] = dataclasses.replace(story.records[0], unix_time_s=time.time() - 3600.0)  # type: ignore[call-arg]
+    story.view(1, [(0, 0), (1, 0)], 0)
+    for step in range(1, 61):
+        for slot in (0, 1):
+            story.spans(slot, 0, "c600 x400 K", step=step - 1)
+        story.committed(step, 1000.0 * step)
+    story.durable(50, 50_000)
+    return story
+
+
+@contextlib.contextmanager
+def scraped(folder: Path, served: Watched) -> Iterator[Server]:
+    program("prometheus")
+    with scraping(folder, [served.url.removeprefix("http://")], quick(rules(), SCALE), 0.25) as prometheus:
+        prometheus.until('fleet_run_info{status="running"}')
+        yield prometheus
+
+
+def test_a_page_that_is_gone(tmp_path: Path) -> None:
+    with watched(tmp_path) as served:
+        served.write("run", hour_old().records)
+        port = served.server.port
+        with scraped(tmp_path / "prometheus", served) as prometheus:
+            assert "FleetTargetVanished" not in prometheus.firing()
+            served.server.__exit__(None, None, None)
+            until(lambda: "FleetTargetVanished" in prometheus.firing(), "it fires", LIMIT_S)
+            with watched(tmp_path, port=port):
+                until(lambda: "FleetTargetVanished" not in prometheus.firing(), "it is back to normal", LIMIT_S)
+                shutil.rmtree(tmp_path / "run")
+                until(lambda: "FleetTargetVanished" in prometheus.firing(), "it fires for a run whose folder is gone", LIMIT_S)
+
+
+def test_a_checkpoint_that_does_not_move(tmp_path: Path) -> None:
+    story = hour_old()
+    with watched(tmp_path) as served:
+        asked = r.CheckpointRecord("step-60", "requested", StateId(0, 60), 60.0)
+        served.write("run", [*story.records, asked])
+        with scraped(tmp_path / "prometheus", served) as prometheus:
+            until(lambda: "FleetCheckpointStuck" in prometheus.firing(), "it fires", LIMIT_S)
+            served.write("run", [dataclasses.replace(asked, phase="failed", at_s=3600.0)])
+            until(lambda: "FleetCheckpointStuck" not in prometheus.firing(), "it is back to normal", LIMIT_S)
+
+
+def test_restarts_that_lead_no_further(tmp_path: Path) -> None:
+    story, begins_s = hour_old(), time.time() - 3600.0
+    before = len(story.records)
+    with watched(tmp_path) as served:
+        served.write("run", story.records)
+        with scraped(tmp_path / "prometheus", served) as prometheus:
+            prometheus.until(f"fleet_step offset {round(1000 * SCALE * 900)}ms == 60")
+            for generation in range(2, 8):
+                story.view(generation, [(0, 0), (1, 0)], 1000.0 * (time.time() - begins_s), 60)
+                served.write("run", story.records[before:])
+                before = len(story.records)
+                prometheus.until(f"fleet_view_generation == {generation}")
+            until(lambda: "FleetRestartsInVain" in prometheus.firing(), "it fires", LIMIT_S)
+            story.committed(61, 1000.0 * (time.time() - begins_s))
+            served.write("run", story.records[before:])
+            until(lambda: "FleetRestartsInVain" not in prometheus.firing(), "it is back to normal", LIMIT_S)
 
 
 def test_each_alert_is_fired_here() -> None:

@@ -4,14 +4,27 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
+from collections.abc import Callable
+from contextlib import suppress
+from itertools import cycle
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
+from fleet.protocol.records import Committed, FaultRecord, Record, RunEnded, ViewPublished
+from tests.support.journals import records
+from tests.support.processes import begin
+from tests.support.waiting import until
+
 ROOT = Path(__file__).parents[2]
+ENVIRONMENT = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+INT, TERM, KILL = signal.SIGINT, signal.SIGTERM, signal.SIGKILL
+LIMIT_S = 280.0
 SCRIPT = """
 import time
 import torch
@@ -56,8 +69,8 @@ def broken(run):
 """
 
 
-def carried_out(folder: Path, name: str, fault: dict[str, Any], how: str = WHOLE) -> tuple[int, dict[str, Any]]:
-    """Exit code and verdicts of an experiment that is shipped, on a small script, with this fault; ``how`` Fleet is broken in its ranks."""
+def written(folder: Path, name: str, fault: dict[str, Any], how: str = WHOLE) -> list[str]:
+    """The command for an experiment that is shipped, on a small script, with this fault; ``how`` Fleet is broken in its ranks."""
     (folder / "small.py").write_text(how + SCRIPT)
     experiment = json.loads((ROOT / f"experiments/{name}.json").read_text())
     arguments = experiment["method"][0]["provider"]["arguments"]
@@ -66,9 +79,13 @@ def carried_out(folder: Path, name: str, fault: dict[str, Any], how: str = WHOLE
         if probe["name"] == "goodput while it trains":
             probe["tolerance"]["range"] = [0.01, 1.0]
     (folder / "experiment.json").write_text(json.dumps(experiment))
-    command = [sys.executable, "-m", "fleet", "experiment", "run", "experiment.json", "--json", "verdicts.json"]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=280, check=False)
+    return [sys.executable, "-m", "fleet", "experiment", "run", "experiment.json", "--json", "verdicts.json"]
+
+
+def carried_out(folder: Path, name: str, fault: dict[str, Any], how: str = WHOLE) -> tuple[int, dict[str, Any]]:
+    """Exit code and verdicts of that experiment."""
+    command = written(folder, name, fault, how)
+    done = subprocess.run(command, cwd=folder, env=ENVIRONMENT, capture_output=True, text=True, timeout=280, check=False)
     assert (folder / "verdicts.json").exists(), done.stderr[-3000:]
     return done.returncode, json.loads((folder / "verdicts.json").read_text())
 
@@ -99,3 +116,70 @@ def test_a_fleet_that_is_broken_is_found_out(tmp_path: Path, name: str, kind: st
     verdicts = verdicts_of(reported)
     assert ended == 1 and verdicts.pop("its bits are those of a run without faults") == "violated", reported
     assert verdicts["the run is completed"] == verdicts["the fault struck"] == "held"
+
+
+# ---- cut off -----------------------------------------------------------------------------------------------------------------------------
+
+
+def steps(count: int) -> Callable[[list[Record]], bool]:
+    return lambda seen: any(isinstance(record, Committed) and record.state.step >= count for record in seen)
+
+
+def has(kind: type[Record]) -> Callable[[list[Record]], bool]:
+    return lambda seen: any(isinstance(record, kind) for record in seen)
+
+
+def struck(seen: list[Record]) -> bool:
+    return any(isinstance(record, FaultRecord) and record.phase == "executed" for record in seen)
+
+
+MOMENTS = {
+    "begins": ("", lambda seen: True), "has a journal": ("run", bool), "has a view": ("run", has(ViewPublished)),
+    "step 1": ("run", steps(1)), "step 9": ("run", steps(9)), "the fault struck": ("run", struck), "step 120": ("run", steps(120)),
+    "has ended": ("run", has(RunEnded)), "its twin has a view": ("twin", has(ViewPublished)), "step 9 of its twin": ("twin", steps(9)),
+}  # fmt: skip
+"""When -> of which run (none: of the command itself), and what its journal has then."""
+
+
+def reached(folder: Path, moment: str) -> bool:
+    where, has_come = MOMENTS[moment]
+    journals = list(folder.glob("runs/*/twin" if where == "twin" else "runs/*")) if where else []
+    return has_come([]) if not where else any((one / "journal.jsonl").exists() and has_come(list(records(one))) for one in journals)
+
+
+WAYS = {"INT": (INT,), "TERM": (TERM,), "KILL": (KILL,), "INT twice": (INT, INT)}
+"""The command is also the driver of its run: to kill one is to kill the other."""
+IN_TURN = cycle(["INT", "TERM", "KILL", "TERM", "INT twice"])
+CUTS = [(moment, next(IN_TURN)) for moment in MOMENTS for _ in range(2)]
+
+
+@pytest.mark.parametrize(("moment", "way"), CUTS, ids=lambda word: word.replace(" ", "-"))
+def test_an_experiment_that_is_cut_off_never_says_violated(tmp_path: Path, moment: str, way: str) -> None:
+    """It would be held. Nothing of it is left running."""
+    command = written(tmp_path, "rank-dies", {"kind": "kill_rank", "slot": 1})
+    mark = {"FLEET_TEST_OF": str(tmp_path)}
+    with (tmp_path / "said.txt").open("w") as output:
+        process = begin(command, tmp_path, ENVIRONMENT | mark, stdout=output, start_new_session=True)
+    until(lambda: process.poll() is not None or reached(tmp_path, moment), moment, LIMIT_S)
+    assert process.poll() is None, (tmp_path / "said.txt").read_text()
+    for number in WAYS[way]:
+        if number == INT:  # Ctrl-C reaches all processes of the terminal
+            os.killpg(process.pid, number)
+        else:
+            process.send_signal(number)
+    code, said = process.wait(LIMIT_S), (tmp_path / "said.txt").read_text()
+    verdicts = tmp_path / "verdicts.json"
+    reported = verdicts_of(json.loads(verdicts.read_text())) if verdicts.exists() else {}
+    assert code and "violated" not in said and "violated" not in reported.values(), said[-3000:]
+    assert "the method came to no end" not in said, said[-3000:]
+    until(lambda: not marked(mark), "nothing of it is left running", LIMIT_S)
+
+
+def marked(mark: dict[str, str]) -> list[int]:
+    """Processes with ``mark`` in their environment."""
+    found = []
+    for process in psutil.process_iter():
+        with suppress(psutil.Error):
+            if process.status() != psutil.STATUS_ZOMBIE and mark.items() <= process.environ().items():
+                found.append(process.pid)
+    return found

@@ -4,14 +4,20 @@ from __future__ import annotations
 
 import os
 import re
+import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from PIL import Image
 from playwright.sync_api import Browser, Locator, Page, expect
 from rich.text import Text
 
+from dashboards.pages.wrong import verdict, wrong
 from fleet.host.processes import calling
-from fleet.protocol.records import FaultRecord, Measurement, RunEnded
+from fleet.ledger.goodput import Ledger
+from fleet.ledger.tallies import Tally
+from fleet.protocol.records import Committed, FaultRecord, Measurement, ProcessUp, Record, RunEnded, RunStarted
 from tests.support.browser import FIRST_SCREEN, LAPTOP, NARROW, WAIT_MS, WIDE, opened, outside, text
 from tests.support.journals import records
 from tests.support.pictures import in_terminal, picture, screen
@@ -21,6 +27,7 @@ ROOT = Path(__file__).resolve().parents[2]
 WRITES = os.environ.get("FLEET_WRITE_DOCS") == "1"
 STEPS = 120 if WRITES else 40
 LIMIT_S = 280.0
+MOST_BYTES = 60_000
 SECRET = re.compile("(?<=token=)[0-9a-f]+")
 RUN = [
     "examples/gpt.py",
@@ -94,10 +101,8 @@ def test_the_terminal_shows_how_far_the_run_is(pieces: tuple[Path, list[bytes]],
     (pictures / "terminal-live.svg").write_text(picture(lines, f"fleet run {' '.join(RUN)}"))
 
 
-@pytest.mark.parametrize(("name", "size", "scheme"), [("live-wide", WIDE, "light"), ("live-narrow", NARROW, "dark")])
-def test_the_page_shows_the_run(
-    pieces: tuple[Path, list[bytes]], pictures: Path, browser: Browser, name: str, size: dict[str, int], scheme: str
-) -> None:
+@pytest.mark.parametrize(("size", "scheme"), [(WIDE, "light"), (NARROW, "dark")])
+def test_the_page_shows_the_run(pieces: tuple[Path, list[bytes]], browser: Browser, size: dict[str, int], scheme: str) -> None:
     folder, _ = pieces
     measured = [record for record in records(folder) if isinstance(record, Measurement) and record.name == "loss"]
     with watched(folder.parent) as served, opened(browser, f"{served.url}/runs/gpt", size, color_scheme=scheme) as page:
@@ -111,12 +116,10 @@ def test_the_page_shows_the_run(
         page.locator("#faults button").last.click()
         text(page, "#story", executed(folder)[0])
         point_at(page, chart(page, "loss"))
-        page.evaluate("scrollTo(0, 0)")
-        page.screenshot(path=pictures / f"{name}.png", full_page=size is WIDE)
 
 
 def test_the_first_screen_says_whether_it_is_well_what_it_costs_and_what_is_wrong(
-    pieces: tuple[Path, list[bytes]], pictures: Path, browser: Browser
+    pieces: tuple[Path, list[bytes]], browser: Browser
 ) -> None:
     folder, _ = pieces
     with watched(folder.parent) as served, opened(browser, f"{served.url}/runs/gpt", LAPTOP) as page:
@@ -128,7 +131,52 @@ def test_the_first_screen_says_whether_it_is_well_what_it_costs_and_what_is_wron
         expect(page.locator("#factors")).to_contain_text(re.compile(f"of the measured peak{short}"), timeout=WAIT_MS)
         expect(page.locator("#wrong button").first).to_have_text(page.locator("#faults button").first.inner_text())
         assert outside(page, *FIRST_SCREEN) == []
-        page.screenshot(path=pictures / "live-first.png")
+
+
+@pytest.mark.parametrize(("end", "size", "scheme"), [("", LAPTOP, "light"), ("-phone", NARROW, "dark")])
+@pytest.mark.parametrize("state", ["starting", "well", "degraded", "ended"])
+def test_the_page_says_how_it_is(
+    pieces: tuple[Path, list[bytes]],
+    pictures: Path,
+    browser: Browser,
+    tmp_path: Path,
+    state: str,
+    end: str,
+    size: dict[str, int],
+    scheme: str,
+) -> None:
+    """The journal of the run as it was at such a moment, seen then."""
+    folder, _ = pieces
+    with watched(tmp_path) as served:
+        served.write("gpt", moment(list(records(folder)), state))
+        with opened(browser, f"{served.url}/runs/gpt", size, color_scheme=scheme) as page:
+            expect(page.locator("#verdict")).to_have_class("stopped" if state == "ended" else state, timeout=WAIT_MS)
+            assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+            assert outside(page, "#status", "#verdict") == []
+            screenshot(page, pictures / f"live-{state}{end}.png")
+
+
+def moment(found: list[Record], state: str) -> list[Record]:
+    """The records until the newest moment that was in ``state``, with a start that makes that moment now."""
+    ledger, tally, last = Ledger(), Tally(), len(found) if state == "ended" else 0
+    for number, record in enumerate(found, 1):
+        ledger.apply(record)
+        tally.add(record)
+        if isinstance(record, ProcessUp | Committed) and state != "ended":
+            summary = ledger.summary(record.at_s)
+            last = number if verdict(summary, wrong(summary, tally.slots(), injected=tally.injected())).state == state else last
+    assert last, f"the run was never {state}"
+    begun, newest_s = found[0], max(getattr(record, "at_s", 0.0) for record in found[:last])
+    assert isinstance(begun, RunStarted)
+    return [replace(begun, unix_time_s=time.time() - (newest_s - begun.at_s)), *found[1:last]]
+
+
+def screenshot(page: Page, path: Path) -> None:
+    """Of what is on the screen, in few colours."""
+    page.screenshot(path=path)
+    with Image.open(path) as taken:
+        taken.convert("RGB").quantize(64).save(path, optimize=True)
+    assert path.stat().st_size < MOST_BYTES
 
 
 def marked(page: Page, name: str) -> set[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -15,7 +16,8 @@ Answer = tuple[int, Any]
 
 
 class FakeGrafana:
-    """What it holds. ``fail`` maps the start of "METHOD /path" to a status that is answered instead; ``meddle`` is called before a save.
+    """What it holds. ``login``: ``page`` answers all with a page to log in, ``redirect`` sends all to it. ``fail`` maps the start of
+    "METHOD /path" to a status that is answered instead; ``meddle`` is called before a save.
 
     ``versions`` are newest first, as Grafana lists them; ``lists_versions`` answers with the bare list, as older Grafanas do.
     """
@@ -25,10 +27,12 @@ class FakeGrafana:
         self.folders: dict[str, dict[str, Any]] = {}
         self.dashboards: dict[str, dict[str, Any]] = {}
         self.versions: dict[str, list[dict[str, Any]]] = {}
+        self.rules: dict[str, dict[str, Any]] = {}
         self.lists_versions = False
         self.fail: dict[str, int] = {}
         self.writes = 0
         self.meddle: Any = None
+        self.login = ""
         self.url = ""
 
     def answer(self, method: str, path: str, body: Any, token: str) -> Answer:
@@ -39,7 +43,7 @@ class FakeGrafana:
             return failing, {"message": "on request"}
         parts = urlsplit(path)
         kind, _, rest = parts.path.removeprefix("/api/").partition("/")
-        self.writes += method == "POST"
+        self.writes += method in ("POST", "PUT")
         return getattr(self, f"_{kind}")(method, unquote(rest), body, parse_qs(parts.query))  # type: ignore[no-any-return]
 
     def _datasources(self, method: str, rest: str, body: Any, query: Any) -> Answer:
@@ -68,6 +72,29 @@ class FakeGrafana:
         if body.get("folderUid") not in self.folders:
             return 400, {"message": "folder not found"}
         return self._save(body)
+
+    def _v1(self, method: str, rest: str, body: Any, query: Any) -> Answer:
+        """Groups of alert rules, as its provisioning has them."""
+        _, _, folder, _, group = rest.split("/")
+        if folder not in self.folders:
+            return 404, {"message": "folder not found"}
+        if method == "GET":
+            return (200, self.rules[group]) if group in self.rules else (404, {"message": "rule group not found"})
+        if wrong := [problem for rule in body["rules"] for problem in self._wrong_in(rule)]:
+            return 400, {"message": "; ".join(wrong)}
+        self.rules[group] = body | {"rules": [{**rule, "id": 1, "updated": "now", "provenance": "api"} for rule in body["rules"]]}
+        return 200, self.rules[group]
+
+    def _wrong_in(self, rule: dict[str, Any]) -> list[str]:
+        """What Grafana refuses of a rule."""
+        known = {source["uid"] for source in self.sources.values()} | {"__expr__"}
+        asked = {each["refId"]: each for each in rule["data"]}
+        unknown = [each["datasourceUid"] for each in rule["data"] if each["datasourceUid"] not in known]
+        wrong = [f"no data source {uid}" for uid in unknown] + [] if rule["condition"] in asked else ["the condition is no query"]
+        wrong += [] if len(rule["uid"]) <= 40 and re.fullmatch(r"[A-Za-z0-9_-]+", rule["uid"]) else ["uid"]
+        wrong += [] if rule["noDataState"] in ("OK", "NoData", "Alerting", "KeepLast") else ["noDataState"]
+        wrong += [] if rule["execErrState"] in ("OK", "Error", "Alerting", "KeepLast") else ["execErrState"]
+        return wrong + ([] if re.fullmatch(r"\d+[smh]", rule["for"]) else ["for"])
 
     def _save(self, body: Any) -> Answer:
         if self.meddle is not None:
@@ -110,6 +137,9 @@ def grafana() -> Iterator[FakeGrafana]:
             size = int(self.headers.get("Content-Length") or 0)
             body = json.loads(self.rfile.read(size)) if size else None
             path = self.path.removeprefix("/grafana")
+            if fake.login:
+                self._ask_to_log_in(redirect=fake.login == "redirect" and path != "/login")
+                return
             status, content = fake.answer(self.command, path, body, self.headers.get("Authorization", ""))
             data = json.dumps(content).encode()
             self.send_response(status)
@@ -117,6 +147,15 @@ def grafana() -> Iterator[FakeGrafana]:
             self.send_header("Content-Length", str(len(data)))
             self.end_headers()
             self.wfile.write(data)
+
+        def _ask_to_log_in(self, redirect: bool) -> None:
+            page = b"" if redirect else b"<!doctype html><title>Log in</title>"
+            self.send_response(302 if redirect else 200)
+            self.send_header("Location", "/grafana/login")
+            self.send_header("Content-Type", "text/html; charset=utf-8")
+            self.send_header("Content-Length", str(len(page)))
+            self.end_headers()
+            self.wfile.write(page)
 
         do_GET = do_POST = do_PUT = _handle  # noqa: N815 - the names that http.server asks for
 

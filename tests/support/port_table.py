@@ -63,7 +63,8 @@ PORTS = (
         "zeros are readable on their way", POLICY, "free", ("actors/links.py",),
     ),
     Port(
-        "live page", "`fleet run`, `fleet runs watch`, `fleet cluster up`", "browsers, Prometheus", "[tokens](dashboards.md#who-may-do-what); on loopback none",
+        "live page", "`fleet run`, `fleet runs watch`, `fleet cluster up`", "browsers, Prometheus",
+        "[tokens](dashboards.md#who-may-do-what); on loopback none",
         "no TLS", "loopback, or a proxy with TLS before it", "free, or `--port`", ("dashboards/server.py",),
     ),
     Port(

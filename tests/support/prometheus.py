@@ -40,7 +40,7 @@ def quick(content: dict[str, Any], scale: float) -> dict[str, Any]:
     def shorter(match: re.Match[str]) -> str:
         return f"{match[1]}{round(1000 * scale * int(match[2]) * SECONDS[match[3]])}ms{match[4]}"
 
-    text = re.sub(r'(\[|"for": ")(\d+)([smh])(\]|")', shorter, json.dumps(content))
+    text = re.sub(r'(\[|"for": "|offset )(\d+)([smh])(\]|"|)', shorter, json.dumps(content))
     found: dict[str, Any] = json.loads(text.replace(f"> {LATE_S:g} + ", f"> {LATE_S * scale:g} + "))
     return found
 

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from dashboards.feeds import SILENT
+from dashboards.grafana.alerts import rule_group
 from dashboards.grafana.boards import all_boards
 from dashboards.metrics.rules import ALERTS, recordings, rules
 from dashboards.metrics.table import METRICS, RunsCollector
@@ -28,6 +29,7 @@ from tests.support.prometheus import promtool, quick
 from tests.tidy import documents
 
 EVERY_S = 15
+TARGET = 'up{job="fleet"}'
 ROOT = Path(__file__).parents[2]
 MINUTE = 60.0
 
@@ -35,7 +37,8 @@ MINUTE = 60.0
 class Hours(Story):
     """A story told by the minute: steps take ten seconds, times are in seconds, and the run starts at the epoch.
 
-    From the first to the second moment of ``gone_s`` nobody writes its journal.
+    From the first to the second moment of ``gone_s`` nobody writes its journal; of ``unseen_s`` the page is not to be found, or, where
+    ``down``, does not answer.
     """
 
     def __init__(self, world: int = 2, spares: int = 0) -> None:
@@ -43,21 +46,22 @@ class Hours(Story):
         self.records[0] = r.RunStarted(r.VERSION, "story", 0.0, 0.0, world, spares, 16, "{}")
         self.step = 0
         self.places = [(slot, 0) for slot in range(world)]
-        self.gone_s = (math.inf, math.inf)
+        self.gone_s = self.unseen_s = (math.inf, math.inf)
+        self.down = False
         for slot in range(world + spares):
             self.records.append(r.ProcessUp(Member(slot, 0), Process("node", 100 + slot, 1), "t", 0.0))
         self.view(1, self.places, 0.0)
         self.generation = 1
 
-    def train(self, from_s: float, to_s: float, step: str = "c6000 x4000 K", idle: tuple[int, ...] = ()) -> None:
+    def train(self, from_s: float, to_s: float, step: str = "c6000 x4000 K", idle: tuple[int, ...] = (), history: int = 0) -> None:
         """Whole steps of ten seconds by everybody in the view; ``idle`` slots stand by."""
         for at_s in range(round(from_s), round(to_s), 10):
             for slot, incarnation in self.places:
-                self.spans(slot, incarnation, step, generation=self.generation, step=self.step, at=1000.0 * at_s)
+                self.spans(slot, incarnation, step, generation=self.generation, history=history, step=self.step, at=1000.0 * at_s)
             for slot in idle:
                 self.spans(slot, 0, "s10000", generation=-1, at=1000.0 * at_s)
             self.step += 1
-            self.committed(self.step, 1000.0 * (at_s + 10))
+            self.committed(self.step, 1000.0 * (at_s + 10), history)
 
     def form(self, places: list[tuple[int, int]], at_s: float, *causes: str) -> None:
         self.generation, self.places = self.generation + 1, places
@@ -144,6 +148,41 @@ def checkpoints(durable: range, failed: range, again: range) -> Hours:
     return story
 
 
+def stuck() -> Hours:
+    """A checkpoint of minute 10 is written for 30 minutes; those before took a second."""
+    story = Hours()
+    for minute in range(60):
+        if minute < 10 or minute > 40:
+            story.durable(story.step, MINUTE * 1000 * minute)
+        if minute in (10, 40):
+            phase = "requested" if minute == 10 else "durable"
+            story.records.append(r.CheckpointRecord("late", phase, StateId(0, 60), MINUTE * minute, latency_s=1.0))
+        story.train(MINUTE * minute, MINUTE * (minute + 1))
+    return story
+
+
+def in_vain() -> Hours:
+    """Every three minutes from minute 10 to 40 all are lost, and go on from step 60; then they stay."""
+    story = Hours()
+    story.train(0, 600)
+    for number, at_s in enumerate(range(600, 2400, 180), start=1):
+        for slot in (0, 1):
+            story.lost(slot, number - 1, 1000.0 * at_s, generation=story.generation)
+            story.up(slot, number, at_s + 20)
+        story.step = 60
+        story.history(number, 60, 1000.0 * at_s)
+        story.form([(0, number), (1, number)], at_s + 30, f"0.{number - 1}", f"1.{number - 1}")
+        story.train(at_s + 30, at_s + 180 if at_s < 2220 else 65 * MINUTE, history=number)
+    return story
+
+
+def vanished(down: bool = False) -> Hours:
+    """From minute 20 to 25 Prometheus does not see its page, and the run goes on."""
+    story = steady()
+    story.unseen_s, story.down = (20 * MINUTE, 25 * MINUTE), down
+    return story
+
+
 def corrupted() -> Hours:
     story = Hours()
     story.train(0, 600)
@@ -183,6 +222,9 @@ SCENES: dict[str, tuple[Callable[[], Hours], float, float, float]] = {
     "FleetCheckpointOverdue": (lambda: checkpoints(range(10), range(0), range(25, 60)), 9, 20, 30),
     "FleetStoreFailing": (lambda: checkpoints(range(10), range(10, 30), range(45, 60)), 9, 30, 50),
     "FleetCorruption": (corrupted, 9, 12, 30),
+    "FleetCheckpointStuck": (stuck, 19, 30, 45),
+    "FleetRestartsInVain": (in_vain, 12, 35, 60),
+    "FleetTargetVanished": (vanished, 19, 24, 30),
     "FleetPredictionError": (drifting, 9, 22, 60),
     "FleetStragglerPersists": (straggling, 9, 25, 44),
 }
@@ -201,12 +243,17 @@ def reported(story: Hours, ledger: Ledger, at_s: float) -> LedgerSummary:
 
 
 def series(story: Hours, until_s: float) -> list[dict[str, str]]:
-    """What scrapes every 15 s would have seen of the run, as promtool's input."""
+    """What scrapes every 15 s would have seen of the run, as promtool's input. Series of a page that is gone become stale."""
     ledger, ahead = Ledger(), list(reversed(story.records))
-    seen: dict[str, list[str]] = {}
+    seen: dict[str, list[str]] = {TARGET: []}
     for number, at_s in enumerate(range(0, round(until_s) + 1, EVERY_S)):
         while ahead and _at_s(ahead[-1]) <= at_s:
             ledger.apply(ahead.pop())
+        if story.unseen_s[0] <= at_s < story.unseen_s[1]:
+            for name, values in seen.items():
+                values += ["_"] * (number - len(values)) + ["0" if story.down and name == TARGET else "stale"]
+            continue
+        seen[TARGET].append("1")
         summary = reported(story, ledger, at_s)
         for family in RunsCollector(lambda summary=summary: [summary], per_rank=False).collect():
             for sample in family.samples:
@@ -227,8 +274,8 @@ def scene(alert: str) -> dict[str, Any]:
     return {"interval": f"{EVERY_S}s", "input_series": series(describe(), MINUTE * minutes[-1]), "promql_expr_test": checks, "name": alert}
 
 
-def judged(folder: Path, tests: list[dict[str, Any]]) -> None:
-    (folder / "rules.yml").write_text(json.dumps(rules()))
+def judged(folder: Path, tests: list[dict[str, Any]], content: dict[str, Any] | None = None) -> None:
+    (folder / "rules.yml").write_text(json.dumps(content or rules()))
     content = {"rule_files": ["rules.yml"], "evaluation_interval": f"{EVERY_S}s", "tests": tests}
     (folder / "tests.yml").write_text(json.dumps(content))
     promtool("test", "rules", str(folder / "tests.yml"))
@@ -243,6 +290,30 @@ def test_prometheus_takes_the_rules(tmp_path: Path) -> None:
 @pytest.mark.parametrize("alert", [alert.name for alert in ALERTS])
 def test_it_fires_when_it_should_and_is_back_to_normal(alert: str, tmp_path: Path) -> None:
     judged(tmp_path, [scene(alert)])
+
+
+def test_a_page_that_does_not_answer_alarms_as_one_that_is_gone(tmp_path: Path) -> None:
+    checks = [check("FleetTargetVanished", minute, firing) for minute, firing in {19: 0, 20: 0, 22: 1, 24: 1, 30: 0}.items()]
+    judged(tmp_path, [{"interval": f"{EVERY_S}s", "input_series": series(vanished(down=True), 30 * MINUTE), "promql_expr_test": checks}])
+
+
+def test_a_run_that_ended_is_not_missed(tmp_path: Path) -> None:
+    """Its page may go with it."""
+    story = steady()
+    story.ended(45_000 * MINUTE)
+    story.unseen_s = (46 * MINUTE, math.inf)
+    checks = [check("FleetTargetVanished", minute, 0) for minute in (44, 47, 50, 60)]
+    judged(tmp_path, [{"interval": f"{EVERY_S}s", "input_series": series(story, 60 * MINUTE), "promql_expr_test": checks}])
+
+
+def test_what_grafana_asks_fires_as_the_rules_do(tmp_path: Path) -> None:
+    """Two whose series have values of any size, of which one is made of recorded series, and one without a run."""
+    asked = [
+        {"alert": rule["title"], "expr": f"({rule['data'][0]['model']['expr']}) > 0", "for": rule["for"]}
+        for rule in rule_group("prometheus")["rules"]
+    ]
+    scenes = [scene(alert) for alert in ("FleetGoodputBurnsFast", "FleetSparesExhausted", "FleetTargetVanished")]
+    judged(tmp_path, scenes, {"groups": [{"name": "g", "rules": asked}]})
 
 
 def test_a_run_whose_driver_was_killed_alarms_until_it_is_resumed(tmp_path: Path) -> None:

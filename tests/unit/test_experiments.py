@@ -225,6 +225,9 @@ def test_an_experiment_that_was_cut_off_has_violated_nothing(
     outcome = runner.run(runner.load(written(tmp_path, *probes)))
     assert [one.verdict for one in outcome.verdicts] == [UNKNOWN, HELD]
     assert outcome.verdicts[0].reason == "the run was stopped: Ctrl-C" and outcome.exit_code == Exit.FAILED
+    no_runs.append(result(tmp_path, status="running", equal=None))
+    lost = runner.run(runner.load(written(tmp_path, *probes)))
+    assert lost.verdicts[0].verdict == UNKNOWN and "no end" in lost.verdicts[0].reason, "its driver was lost"
     no_runs.append(result(tmp_path, status="failed", equal=None))
     assert runner.run(runner.load(written(tmp_path, *probes))).verdicts[0].verdict == VIOLATED, "it failed by itself"
     failing = {"type": "action", "name": "a", "provider": {"type": "python", "module": HERE, "func": "fails"}}

@@ -13,10 +13,10 @@ import yaml
 from grafana_api.grafana_face import GrafanaFace
 from typer.testing import CliRunner, Result
 
-from dashboards.grafana import boards
-from dashboards.grafana.panels import BOARDS, panels, shown_nowhere
+from dashboards.grafana import alerts, boards
+from dashboards.grafana.panels import BOARDS, FOR_ALERTS, panels, shown_nowhere
 from dashboards.grafana.parts import FIRST_SCREEN, Board
-from dashboards.grafana.push import CREATED, LEFT_ALONE, NOT_OURS, UNCHANGED, UPDATED, connect, push
+from dashboards.grafana.push import CREATED, LEFT_ALONE, NOT_OURS, OTHERS_RULES, UNCHANGED, UPDATED, connect, push
 from dashboards.metrics.files import write_prometheus
 from dashboards.metrics.rules import ALERTS, recordings
 from dashboards.metrics.spec import MetricSpec
@@ -43,8 +43,15 @@ def face(there: FakeGrafana) -> Iterator[GrafanaFace]:
     client.api.s.close()
 
 
+def of_boards(face: GrafanaFace) -> dict[str, str]:
+    """What becomes of each board when all is pushed."""
+    done = push(face, PROMETHEUS)
+    del done["Alerts"]
+    return done
+
+
 def results(face: GrafanaFace) -> set[str]:
-    return set(push(face, PROMETHEUS).values())
+    return set(of_boards(face).values())
 
 
 def test_panels_ask_for_metrics_that_exist_and_say_what_they_answer() -> None:
@@ -57,7 +64,7 @@ def test_panels_ask_for_metrics_that_exist_and_say_what_they_answer() -> None:
             assert names
             assert names <= known, expr
             asked |= names
-    unseen = {spec.name for spec in METRICS} - asked - {"fleet_start_timestamp_seconds", "fleet_spares_wanted"}
+    unseen = {spec.name for spec in METRICS} - asked - FOR_ALERTS
     assert not unseen, f"no panel shows {unseen}"
     assert len({(board.uid, panel.title) for board, panel in panels()}) == len(panels())
 
@@ -140,6 +147,35 @@ def test_a_push_creates_all_and_a_second_one_changes_nothing(there: FakeGrafana,
     assert there.writes == before
 
 
+def test_the_alerts_are_pushed_as_rules_and_those_of_others_are_left_alone(
+    there: FakeGrafana, face: GrafanaFace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert push(face, PROMETHEUS)["Alerts"] == CREATED
+    group = there.rules[alerts.GROUP]
+    assert [rule["title"] for rule in group["rules"]] == [alert.name for alert in ALERTS]
+    assert {rule["data"][0]["datasourceUid"] for rule in group["rules"]} == {boards.SOURCE_UID}
+    assert push(face, PROMETHEUS)["Alerts"] == UNCHANGED
+    monkeypatch.setattr("dashboards.grafana.push.rule_group", lambda source: alerts.rule_group(source, "https://docs.example/run"))
+    assert push(face, PROMETHEUS)["Alerts"] == UPDATED
+    assert there.rules[alerts.GROUP]["rules"][0]["annotations"]["runbook_url"].startswith("https://docs.example/run#")
+    del group["rules"][3:]
+    there.rules[alerts.GROUP] = group
+    assert push(face, PROMETHEUS)["Alerts"] == UPDATED, "some were deleted"
+    there.rules[alerts.GROUP]["rules"].append({"title": "mine", "annotations": {}})
+    assert push(face, PROMETHEUS)["Alerts"] == OTHERS_RULES
+    assert there.rules[alerts.GROUP]["rules"][-1]["title"] == "mine"
+
+
+def test_what_grafana_asks_needs_no_recorded_series(tmp_path: Path) -> None:
+    """And holds for the same series: a rule of Prometheus with the same words is taken."""
+    group = alerts.rule_group(boards.SOURCE_UID)
+    exprs = {rule["title"]: rule["data"][0]["model"]["expr"] for rule in group["rules"]}
+    assert not [name for name, expr in exprs.items() if "fleet:" in expr]
+    content = {"groups": [{"name": "g", "rules": [{"alert": name, "expr": expr} for name, expr in exprs.items()]}]}
+    (tmp_path / "rules.yml").write_text(json.dumps(content))
+    assert f"{len(ALERTS)} rules found" in promtool("check", "rules", str(tmp_path / "rules.yml"))
+
+
 def changed(change: Callable[[dict[str, Any]], None]) -> list[dict[str, Any]]:
     """Fleet's dashboards as another version of Fleet would build them."""
     models = boards.all_boards()
@@ -194,7 +230,7 @@ def test_what_somebody_changed_is_left_alone(
     mine = json.dumps(there.dashboards["fleet-run"])
     assert push(face, PROMETHEUS)["Fleet: one run"] == LEFT_ALONE
     monkeypatch.setattr("dashboards.grafana.push.all_boards", lambda source: changed(other_refresh))
-    done = push(face, PROMETHEUS)
+    done = of_boards(face)
     assert done.pop("Fleet: one run") == LEFT_ALONE
     assert set(done.values()) == {UPDATED}
     assert json.dumps(there.dashboards["fleet-run"]) == mine
@@ -213,7 +249,7 @@ def test_an_old_version_that_somebody_restored_is_left_alone(
 
 def test_what_somebody_made_is_left_alone(there: FakeGrafana, face: GrafanaFace) -> None:
     there.edited("fleet-details", lambda model: model.update({"title": "mine", "tags": []}))
-    done = push(face, PROMETHEUS)
+    done = of_boards(face)
     assert done.pop("Fleet: ranks, checkpoints, chaos") == NOT_OURS
     assert set(done.values()) == {CREATED}
     assert there.dashboards["fleet-details"]["title"] == "mine"
@@ -273,6 +309,16 @@ def test_a_wrong_token_or_no_grafana(there: FakeGrafana) -> None:
         connect(there.url, "")
 
 
+@pytest.mark.parametrize("login", ["page", "redirect"])
+def test_a_page_to_log_in_is_no_grafana(there: FakeGrafana, face: GrafanaFace, login: str) -> None:
+    there.login = login
+    with pytest.raises(RunFailed, match="another program than Grafana answers") as refused:
+        push(face, PROMETHEUS)
+    assert "\n" not in str(refused.value) and "log in" in str(refused.value)
+    there.login = ""
+    assert results(face) == {CREATED}
+
+
 def pushed(*arguments: str) -> Result:
     return CliRunner().invoke(app, ["cluster", "dashboards", *arguments])
 
@@ -281,11 +327,11 @@ def test_the_command_pushes_with_the_token_of_the_environment(there: FakeGrafana
     monkeypatch.setenv("GRAFANA_TOKEN", TOKEN)
     first = pushed("--grafana", there.url, "--prometheus", "http://elsewhere.example")
     assert first.exit_code == 0, first.output
-    assert first.output.splitlines() == [f"{board.title}: {CREATED}" for board in BOARDS]
+    assert first.output.splitlines() == [*(f"{board.title}: {CREATED}" for board in BOARDS), f"Alerts: {CREATED}"]
     assert there.sources["Fleet Prometheus"]["url"] == "http://elsewhere.example"
     assert set(there.dashboards) == {board.uid for board in BOARDS}
     again = pushed("--grafana", there.url)
-    assert again.output.splitlines() == [f"{board.title}: {UNCHANGED}" for board in BOARDS]
+    assert again.output.splitlines() == [*(f"{board.title}: {UNCHANGED}" for board in BOARDS), f"Alerts: {UNCHANGED}"]
 
 
 @pytest.mark.parametrize(("token", "words"), [("", "is not set"), ("glsa_wrong", "is wrong or has run out")])

@@ -3,13 +3,22 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import sys
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
+from fleet.app import plans
+from fleet.app.cli.main import app
+from fleet.errors import OutOfSight
+from fleet.host.follow import Follower
 from fleet.protocol.exit_codes import Exit
+from fleet.protocol.journal import encode_line
+from fleet.protocol.records import Committed
+from fleet.protocol.types import StateId
 from fleet.settings.live import ADDRESS_FILE
 from tests.support.journals import NAME as JOURNAL
 from tests.support.journals import write_begun
@@ -125,3 +134,88 @@ def test_one_of_this_machine_is_told_where_it_is_seen(tmp_path: Path) -> None:
     said, _ = process.communicate(timeout=60)
     assert process.returncode == Exit.REFUSED
     assert "belongs to no cluster" in said and "fleet stop run ends it" in " ".join(said.split())
+
+
+# ---- a folder that is deleted, or copied ------------------------------------------------------------------------------------------------
+
+
+MIRRORS = PROGRAM.replace(
+    "    new = True\n",
+    "    def pull(self):\n"
+    "        from fleet.host.mirroring import RUN, pieces\n\n"
+    "        return self._copies.take(pieces(Path('there'), RUN, self._copies.known)) > 0\n",
+).replace(
+    "    def pull(self):\n        self.new, new = False, self.new\n        return new\n",
+    "",
+)
+"""The cluster's folder of the run is ``there``."""
+
+
+def deleted_at(seen: str, folder: Path, program: str, *arguments: str) -> tuple[int, str]:
+    """The command's exit code and words, when the run's folder here was deleted behind the line that has ``seen`` in it."""
+    process = begin([sys.executable, "-c", program, *arguments], folder, os.environ | {"PYTHONPATH": str(ROOT)})
+    assert process.stdout is not None
+    said = ""
+    for line in process.stdout:
+        said += line
+        if seen in line:
+            shutil.rmtree(folder / "runs" / NAME)
+            break
+    if (folder / "there").exists():
+        with (folder / "there" / JOURNAL).open("a") as journal:
+            journal.write(journal_line())
+    rest, _ = process.communicate(timeout=60)
+    return process.returncode, " ".join((said + rest).split())
+
+
+def journal_line() -> str:
+    return encode_line(Committed(StateId(0, 1), 100.0)).decode()
+
+
+@pytest.mark.parametrize(("command", "seen"), [(("runs", "watch", NAME), "http://127.0.0.1"), (("logs", NAME, "--follow"), "trains")])
+def test_a_look_at_a_folder_that_is_deleted_ends_and_says_so(tmp_path: Path, command: tuple[str, ...], seen: str) -> None:
+    begun(tmp_path)
+    code, said = deleted_at(seen, tmp_path, PROGRAM, *command)
+    assert code == Exit.UNSEEN and "was deleted while it was looked at; the run itself may go on" in said
+    assert "Traceback" not in said
+
+
+def test_so_it_is_with_the_copy_of_a_run_of_a_cluster(tmp_path: Path) -> None:
+    """It was made anew, with a hole in place of what had come before."""
+    begun(tmp_path)
+    (tmp_path / "runs" / NAME).rename(tmp_path / "there")
+    code, said = deleted_at("watch it at", tmp_path, MIRRORS, "attach", NAME, "--address", "auto")
+    assert code == Exit.UNSEEN and "was deleted while it was looked at" in said, said
+    assert not (tmp_path / "runs" / NAME / JOURNAL).exists()
+
+
+@pytest.mark.parametrize(
+    "command", [("report", NAME), ("report", NAME, "--why", "0"), ("report", NAME, "--post-mortem", "-"), ("status", NAME)]
+)
+def test_one_look_at_a_folder_that_is_deleted_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: tuple[str, ...]) -> None:
+    begun(tmp_path)
+
+    def found(name: str, root: Path) -> Path:
+        shutil.rmtree(tmp_path / "runs" / NAME)
+        return tmp_path / "runs" / NAME
+
+    monkeypatch.setattr(plans, "find_run", found)
+    done = CliRunner().invoke(app, [*command, "--storage", str(tmp_path / "runs")])
+    assert isinstance(done.exception, OutOfSight) and "was deleted while it was looked at" in str(done.exception), done.exception
+
+
+def test_the_page_says_that_a_folder_was_deleted(tmp_path: Path) -> None:
+    follower = Follower(begun(tmp_path)).read()
+    assert (not follower.damage and follower.now_s() is not None) or follower.silent()
+    shutil.rmtree(tmp_path / "runs" / NAME)
+    follower.poll()
+    assert "was deleted while it was looked at" in follower.damage and follower.now_s() is None and not follower.silent()
+
+
+@pytest.mark.parametrize("command", ["report", "status", "logs"])
+def test_a_copy_is_named(tmp_path: Path, command: str) -> None:
+    begun(tmp_path)
+    shutil.copytree(tmp_path / "runs" / NAME, tmp_path / "runs" / "other")
+    done = CliRunner().invoke(app, [command, "other", "--storage", str(tmp_path / "runs")])
+    assert done.exit_code == 0 and "is a copy of run run: it ends where it was copied" in " ".join(done.output.split())
+    assert "is a copy" not in CliRunner().invoke(app, [command, NAME, "--storage", str(tmp_path / "runs")]).output

@@ -7,6 +7,8 @@ import json
 import socket
 import subprocess
 import sys
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import psutil
@@ -15,12 +17,14 @@ import pytest
 from dashboards.metrics.table import METRICS
 from dashboards.trackers import choice
 from dashboards.trackers.fold import ITS_OWN, TrackFold, values_of
-from dashboards.trackers.port import TrackedFigures
+from dashboards.trackers.otel_spans import OtelSpans
+from dashboards.trackers.port import Begun, Span, TrackedFigures, TrackerAway, TrackerPlace, short
 from dashboards.trackers.session import StandingFile, path_of, standing
 from fleet.app import plans, tracking
 from fleet.app.configuration import configured
 from fleet.errors import ConfigError
 from fleet.host.journal import JournalWriter
+from fleet.host.ports import free_port
 from fleet.ledger.goodput import Ledger
 from fleet.protocol import records as r
 from fleet.protocol.journal import encode_line
@@ -159,6 +163,58 @@ def test_a_process_beside_the_run_sends_it_and_ends_with_it(tmp_path: Path) -> N
     reported = read_tensorboard(tmp_path / "tensorboard")
     assert reported.figures == singles(expected(story, 0.5).figures)
     assert json.loads(reported.files["report.json"])["run"] == "story"
+
+
+class Page(BaseHTTPRequestHandler):
+    """Of a server that wants a login first: under ``/elsewhere`` it sends to its page."""
+
+    def do_POST(self) -> None:
+        self.rfile.read(int(self.headers["Content-Length"]))
+        self.send_response(302 if self.path.startswith("/elsewhere") else 200)
+        self.send_header("Location", "/login")
+        self.send_header("Content-Type", "text/html")
+        self.send_header("Content-Length", "0")
+        self.end_headers()
+
+    def log_message(self, *arguments: object) -> None:
+        """The test reads no log."""
+
+
+@pytest.mark.parametrize("path", ["/v1/traces", "/elsewhere"])
+def test_a_page_takes_no_spans(tmp_path: Path, path: str) -> None:
+    with ThreadingHTTPServer(("127.0.0.1", 0), Page) as server:
+        threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True).start()
+        tracker = OtelSpans(TrackerPlace(url=f"http://127.0.0.1:{server.server_port}{path}"))
+        tracker.begin(Begun("r", "r@1", 1.0, {}))
+        tracker.span(Span("run", "run", 1.0, 2.0, {}))
+        with pytest.raises(TrackerAway, match="is that an OTLP receiver"):
+            tracker.flush()
+        tracker.close()
+        server.shutdown()
+
+
+def test_a_collector_that_is_not_there_is_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_TIMEOUT", "2")
+    (tmp_path / "journal.jsonl").write_bytes(b"".join(map(encode_line, one_loss("f1").records)))
+    settings, kept = TrackSettings(to=("otel",), otlp_url=f"http://127.0.0.1:{free_port()}/v1/traces"), StandingFile(tmp_path, "otel")
+    tries: list[float] = []
+
+    def thrice(seconds: float) -> bool:
+        tries.append(seconds)
+        return len(tries) == 3
+
+    found = tracking.send(tmp_path, "otel", settings, kept, lambda: True, thrice)
+    kept.close()
+    assert not found.done and "refused" in found.away and len(tries) == 3
+    [line] = caplog.records
+    assert "\n" not in line.getMessage() and " object at 0x" not in line.getMessage()
+
+
+def test_an_error_has_the_same_words_at_each_try() -> None:
+    said = {short(OSError(f"pool: <urllib3.connection.HTTPConnection object at {hex(1 << number)}>: refused")) for number in range(8, 20)}
+    assert said == {"pool: refused"}
 
 
 def test_a_tracker_that_never_answers_holds_up_the_end_for_its_time_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,6 +16,7 @@ import pytest
 import requests
 import schemathesis
 from hypothesis import HealthCheck, given, settings
+from typer.testing import CliRunner
 
 from chaos.controls import ChaosControls
 from dashboards import access, server
@@ -23,8 +24,10 @@ from dashboards.access import Access, stored_token
 from dashboards.control_registry import ControlRegistry
 from dashboards.feeds import RunFeed, RunFeeds
 from dashboards.metrics import table as metrics
+from dashboards.metrics.prometheus import Prometheus
 from dashboards.openapi import openapi
-from fleet.app.cli.queue import Submissions, queue_of
+from fleet.app.cli.main import app
+from fleet.app.cli.queue import Submissions, queue_of, running
 from fleet.app.cli.watch import PRIVATE, serving
 from fleet.app.report import build_report
 from fleet.errors import ConfigError
@@ -230,11 +233,18 @@ def test_without_the_write_token_nothing_is_changed(served: Watched, chaos: Chao
     assert not chaos.waiting
 
 
-@pytest.mark.parametrize("headers", [{"Origin": "https://elsewhere.example"}, {"Origin": "null"}, {"Host": "elsewhere.example"}])
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {"Origin": "https://elsewhere.example"}, {"Origin": "null"}, {"Host": "elsewhere.example"}, {"Sec-Fetch-Site": "cross-site"},
+        {"Sec-Fetch-Site": "same-site"}, {"Referer": "https://elsewhere.example/page"},
+    ],
+)  # fmt: skip
 def test_another_sites_page_changes_nothing(served: Watched, chaos: ChaosControls, headers: dict[str, str]) -> None:
     assert order(served, {"action": "stop"}, **headers).status_code in (403, 421)
     assert not chaos.waiting
-    assert order(served, {"action": "stop"}, Origin=served.url).status_code == 202
+    own = {"Origin": served.url, "Referer": f"{served.url}/runs/good", "Sec-Fetch-Site": "same-origin"}
+    assert order(served, {"action": "stop"}, **own).status_code == 202
     chaos.take()
 
 
@@ -255,6 +265,81 @@ def test_the_token_is_its_owners_alone_and_stays(tmp_path: Path) -> None:
     assert stored_token(tmp_path) == token
     with pytest.raises(ConfigError, match="16 characters"):
         Access("short")
+
+
+MALFORMED = {
+    "a method": b"GARBAGE\r\n\r\n", "TLS": b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03", "a version": b"GET / HTTP/9.9\r\n\r\n",
+    "a header": b"GET / HTTP/1.1\r\nHost: 127.0.0.1\r\nBad Header\r\n\r\n", "a path": b"GET /" + b"x" * 20_000 + b" HTTP/1.1\r\n\r\n",
+    "a length": b"POST / HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: -1\r\n\r\n",
+    "a host": b"GET http://[::1 HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n",
+    "a chunk": b"POST /api/runs/good/chaos HTTP/1.1\r\nHost: 127.0.0.1\r\nTransfer-Encoding: chunked\r\n\r\nZZ\r\nabc",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("sent", MALFORMED.values(), ids=MALFORMED)
+def test_a_malformed_request_is_a_line_of_the_audit_log_and_none_of_the_terminal(
+    served: Watched, caplog: pytest.LogCaptureFixture, sent: bytes
+) -> None:
+    def lines() -> list[dict[str, Any]]:
+        path = served.root / "audit.jsonl"
+        noted = map(json.loads, path.read_text().splitlines() if path.exists() else ())
+        return [each for each in noted if each["action"] == server.MALFORMED]
+
+    before = len(lines())
+    with socket.create_connection(("127.0.0.1", served.server.port), LIMIT_S) as line:
+        line.sendall(sent)
+        assert b" 400 " in line.recv(4096)
+    until(lambda: len(lines()) > before, "it is noted", LIMIT_S)
+    [noted] = lines()[before:]
+    assert noted["remote"] == "127.0.0.1" and noted["outcome"].startswith("refused: 400") and len(noted["outcome"]) < 250
+    assert not caplog.records
+
+
+@pytest.mark.parametrize(
+    ("headers", "status"),
+    [({"Content-Encoding": "gzip"}, 400), ({"Authorization": b"Bearer \xff\xfe"}, 401)],
+)
+def test_what_cannot_be_decoded_is_refused_without_a_traceback(
+    served: Watched, chaos: ChaosControls, caplog: pytest.LogCaptureFixture, headers: dict[str, Any], status: int
+) -> None:
+    sent = {"Authorization": f"Bearer {WRITE_TOKEN}", "Content-Type": "application/json", **headers}
+    answer = requests.post(f"{served.url}/api/runs/good/chaos", data=b"abc", headers=sent, timeout=LIMIT_S)
+    assert answer.status_code == status and not chaos.waiting
+    assert not caplog.records
+
+
+@pytest.mark.parametrize("named", ["file", "read-token"])
+def test_what_listens_for_all_has_tokens_or_does_not_start(tmp_path: Path, named: str) -> None:
+    if named == "file":
+        (tmp_path / PRIVATE).write_text("in its place")
+    else:
+        (tmp_path / PRIVATE).mkdir()
+        (tmp_path / PRIVATE / named).touch()
+    for command in ("watch", "up"):
+        done = CliRunner().invoke(app, [command, "--storage", str(tmp_path), "--host", "0.0.0.0", "--port", "0"])
+        assert isinstance(done.exception, ConfigError) and "\n" not in str(done.exception), done.exception
+    assert running(tmp_path) is None
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [(("--host", "nowhere.invalid"), "--host = 'nowhere.invalid'"), (("--host", "203.0.113.7"), "is no address of this machine")],
+)
+def test_an_address_of_others_is_refused_by_name(tmp_path: Path, given: tuple[str, ...], words: str) -> None:
+    for command in ("watch", "up"):
+        done = CliRunner().invoke(app, [command, "--storage", str(tmp_path), "--port", "0", *given])
+        assert isinstance(done.exception, ConfigError) and words in str(done.exception), done.exception
+    assert running(tmp_path) is None
+
+
+def test_a_port_that_is_taken_or_none_is_refused(served: Watched, tmp_path: Path) -> None:
+    for command in ("watch", "up"):
+        done = CliRunner().invoke(app, [command, "--storage", str(tmp_path), "--port", str(served.server.port)])
+        assert isinstance(done.exception, ConfigError) and "in use" in str(done.exception), done.exception
+        assert CliRunner().invoke(app, [command, "--storage", str(tmp_path), "--port", "99999"]).exit_code == 2
+    with pytest.raises(ConfigError, match="another program listens there"):
+        Prometheus(tmp_path / "prometheus", {}, "/bin/true", served.server.port).start()
+    assert running(tmp_path) is None
 
 
 # ---- hostility -----------------------------------------------------------------------------------------------------------------------

@@ -46,7 +46,7 @@ def attach(
     address: Address = AUTO,
     json_: Annotated[str, typer.Option("--json", help="Write the report as JSON to this file; - for stdout.")] = "",
     html: Annotated[str, typer.Option(help="Write the report as one HTML page.")] = "",
-    port: Annotated[int, typer.Option(help="Serve the live page and /metrics on this port; 0: a free one.")] = 0,
+    port: Annotated[int, typer.Option(min=0, max=65_535, help="Serve the live page and /metrics on this port; 0: a free one.")] = 0,
 ) -> None:
     """See RUN on a cluster as if it had been started here, to its end. Ctrl-C or any signal ends the look alone; fleet stop ends RUN."""
     from fleet.app import remote

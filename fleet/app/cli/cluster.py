@@ -52,7 +52,7 @@ def _toml(path: Path) -> dict[str, Any]:
     text = _text(path, "--spec")
     try:
         return tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
+    except (tomllib.TOMLDecodeError, RecursionError) as error:
         raise ConfigError("--spec", str(path), f"it is no TOML: {error}") from None
 
 

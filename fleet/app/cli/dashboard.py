@@ -18,7 +18,7 @@ def dashboards(
     grafana: Annotated[str, typer.Option(help="URL of the Grafana; its token is read from GRAFANA_TOKEN.")],
     prometheus: Annotated[str, typer.Option(help="URL under which Grafana reaches Prometheus.")] = "http://127.0.0.1:9090",
 ) -> None:
-    """Push data source, folder and dashboards to Grafana; changes that a user made there stay."""
+    """Push data source, folder, dashboards and alerts to Grafana; changes that a user made there stay."""
     need("grafana_foundation_sdk", "grafana", "cluster", "dashboards")
     from dashboards.grafana.push import connect, push
 

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fleet.app.cli import prints as cli_print
+from fleet.app.cli.looked_at import check_there
 
 if TYPE_CHECKING:
     from fleet.app.report import Report
@@ -30,9 +33,20 @@ def load_report(folder: Path) -> tuple[Report, str]:
     """The report of a run, as far as its journal is good, and where that ends before the journal does: a warning says so."""
     from fleet.host.follow import open_report
 
-    report, damage = open_report(folder / "journal.jsonl")
+    with _there(folder):
+        report, damage = open_report(folder / "journal.jsonl")
     _warn(damage)
     return report, damage
+
+
+@contextmanager
+def _there(folder: Path) -> Iterator[None]:
+    """What is read of a run in the block. Raises OutOfSight when its folder is deleted meanwhile."""
+    try:
+        yield
+    except FileNotFoundError:
+        check_there(folder)
+        raise
 
 
 def print_why(folder: Path, rank: str, *, as_json: bool) -> None:
@@ -40,7 +54,8 @@ def print_why(folder: Path, rank: str, *, as_json: bool) -> None:
     from fleet.host.follow import good_records
     from fleet.ledger.story import why
 
-    records, damage = good_records(folder / "journal.jsonl")
+    with _there(folder):
+        records, damage = good_records(folder / "journal.jsonl")
     _warn(damage)
     story = why(records, rank)
     cli_print.write(json.dumps(story.plain() | {"damage": damage}, indent=2) if as_json else str(story).rstrip("\n"))
@@ -52,7 +67,8 @@ def write_post_mortem(folder: Path, file: str) -> None:
     from fleet.ledger.post_mortem import post_mortem
 
     report, _ = load_report(folder)
-    page = post_mortem(report, good_records(folder / "journal.jsonl")[0])
+    with _there(folder):
+        page = post_mortem(report, good_records(folder / "journal.jsonl")[0])
     if file == "-":
         print(page, end="")
         return

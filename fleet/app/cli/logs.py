@@ -13,6 +13,7 @@ import typer
 from fleet.app.cli import attach as cli_attach
 from fleet.app.cli import prints as cli_print
 from fleet.app.cli.config import RUNS, Storage
+from fleet.app.cli.looked_at import check_there, looked_at
 from fleet.errors import ConfigError
 from fleet.host.rank_logs import RunLogs, found, logs_of, older, prefix, shown
 
@@ -28,13 +29,11 @@ def logs(
     address: Annotated[str, typer.Option(help="RUN is one of this Ray cluster: auto, or HOST:PORT.")] = "",
 ) -> None:
     """Show the output of the ranks of RUN. `rank 2.1` before a line is the second process of slot 2."""
-    from fleet.app.plans import find_run
-
     slot = None if rank < 0 else rank
     if address:
         cli_attach.print_logs(run, address, slot, follow)
         return
-    folder = find_run(run, Path(storage))
+    folder = looked_at(run, storage)
     there = found(logs_of(folder), slot)
     if not there and not follow:
         of = f"rank {rank} of {run}" if slot is not None else run
@@ -54,6 +53,7 @@ def _read(folder: Path, slot: int | None, follow: bool) -> None:
         over = is_over(folder / "journal.jsonl")
         _report_lines(lines.poll(None))
         if not over:
+            check_there(folder)
             time.sleep(LOOK_S)
     _report_lines(lines.poll(None, last=True))
     lines.close()

@@ -6,7 +6,6 @@ import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import wraps
-from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -39,6 +38,7 @@ from fleet.app.cli import track as cli_track
 from fleet.app.cli import up as cli_up
 from fleet.app.cli import watch as cli_watch
 from fleet.app.cli.config import RUNS, Storage
+from fleet.app.cli.looked_at import looked_at
 from fleet.errors import ConfigError, FleetError, OutOfSight
 from fleet.protocol.exit_codes import Exit
 
@@ -70,10 +70,9 @@ def report(
     storage: Storage = RUNS,
 ) -> None:
     """Account for every rank-second of RUN, and for the cost of each fault."""
-    from fleet.app.plans import find_run
     from fleet.app.result import report_data
 
-    folder = find_run(name, Path(storage))
+    folder = looked_at(name, storage)
     if diagnose:
         cli_diagnose.print_diagnosis(folder, as_json=json_)
         return

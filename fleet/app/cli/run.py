@@ -104,7 +104,7 @@ def run(
     resume: Annotated[str, placed(AGAIN, help="Go on with this run from its newest durable checkpoint.")] = "",
     html: Annotated[str, placed(SHOWN, help="Write the report as one HTML page.")] = "",
     json_: Annotated[str, placed(SHOWN, "--json", help="Write the report as JSON to this file; - for stdout.")] = "",
-    port: Annotated[int, placed(SHOWN, help="Serve the live page and /metrics on this port; 0: a free one.")] = 0,
+    port: Annotated[int, placed(SHOWN, min=0, max=65_535, help="Serve the live page and /metrics on this port; 0: a free one.")] = 0,
     module: Annotated[bool, placed(RARE, "--module", "-m", help="SCRIPT is the name of a module, as for python -m.")] = False,
     min_ranks: Annotated[int | None, option("min_ranks", section=RARE)] = None,
     seed: Annotated[int | None, option("seed", section=RARE)] = None,

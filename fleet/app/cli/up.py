@@ -23,10 +23,11 @@ from dashboards.identities import NAME, named_tokens
 from fleet.app.cli import attach as cli_attach
 from fleet.app.cli import prints as cli_print
 from fleet.app.cli.config import RUNS, Storage
+from fleet.app.cli.looked_at import check_there, looked_at
 from fleet.app.cli.queue import Submissions, note_path, queue_of, running
-from fleet.app.cli.watch import PRIVATE, PerRank, read_token_path, serving, until_a_signal
+from fleet.app.cli.watch import PRIVATE, PerRank, Port, access_to, check_listens, read_token_path, serving, until_a_signal
 from fleet.app.cluster.cluster_room import ClusterRoom
-from fleet.errors import ConfigError, RunFailed
+from fleet.errors import ConfigError, FleetError, RunFailed
 from fleet.host.processes import calling
 from fleet.host.whole_files import write_whole
 from fleet.protocol.queueing import OTHERS, Rules
@@ -42,9 +43,9 @@ STOP_S = 20.0
 def up(
     storage: Storage = RUNS,
     host: Annotated[str, typer.Option(help="Address to listen on; others than loopback ask every reader for the token.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(help="Port to listen on; 0: a free one.")] = 8700,
+    port: Port = 8700,
     with_prometheus: Annotated[bool, typer.Option("--with-prometheus", help="Start the Prometheus of this machine beside it.")] = False,
-    prometheus_port: Annotated[int, typer.Option(help="Port of that Prometheus; 0: a free one.")] = 9090,
+    prometheus_port: Annotated[int, typer.Option(min=0, max=65_535, help="Port of that Prometheus; 0: a free one.")] = 9090,
     slots: Annotated[int, typer.Option(help="Ranks that queued runs may have at once, all together; 0: four for each core.")] = 0,
     address: Annotated[str, typer.Option(help="Queue runs on this Ray cluster: auto, or HOST:PORT; empty: on this machine.")] = "",
     quota: Annotated[
@@ -89,7 +90,8 @@ def up(
         "prometheus_port": prometheus_port if with_prometheus else None, "per_rank": per_rank, "runbook": runbook,
     }  # fmt: skip
     check_folder(root)
-    note_path(root).parent.mkdir(parents=True, exist_ok=True)
+    access_to(root, host)
+    check_listens(host, port)
     note_path(root).unlink(missing_ok=True)
     log = root / PRIVATE / "up.log"
     with log.open("wb") as file:
@@ -101,14 +103,21 @@ def up(
     while running(root) is None:
         if process.poll() is not None or time.monotonic() > deadline_s:
             process.kill()
-            raise RunFailed("fleet cluster up did not come up", log.read_text(errors="replace")[-2000:])
+            said = log.read_text(errors="replace").strip().splitlines()
+            raise RunFailed(f"fleet cluster up did not come up: {said[-1] if said else 'it said nothing'} (more in {log})")
         time.sleep(0.05)
     _report_status(root)
 
 
 def serve() -> None:
-    """The service itself: runs until it is told to stop."""
-    settings = json.loads(sys.argv[1])
+    """The service itself: runs until it is told to stop. What it refuses is a line of its log."""
+    try:
+        _serve(json.loads(sys.argv[1]))
+    except FleetError as error:
+        sys.exit(str(error))
+
+
+def _serve(settings: dict[str, Any]) -> None:
     root = Path(settings["root"])
     with until_a_signal(), ExitStack() as stack:
         chosen = settings["queue"]
@@ -218,10 +227,11 @@ def status(
 
 def _list_ranks(name: str, root: Path, json_: bool) -> None:
     """Of each slot of a run: who fills it, where, and as which process there."""
-    from fleet.app.plans import find_run
     from fleet.host.follow import Follower
 
-    follower = Follower(find_run(name, root) / "journal.jsonl").read()
+    folder = looked_at(name, str(root))
+    follower = Follower(folder / "journal.jsonl").read()
+    check_there(folder)
     found = follower.slots()
     if json_:
         ranks = [dataclasses.asdict(one) for one in found]

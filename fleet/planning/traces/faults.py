@@ -65,7 +65,7 @@ def load_faults(path: Path | str, setting: str = "--faults") -> FittedFaults:
     named = "faults" if text == path else str(path)
     try:
         data = json.loads(text)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ConfigError(setting, named, f"it is no JSON: {error}", "fleet experiment fit LOG --output FILE writes one.") from error
     if not isinstance(data, dict) or MARK not in data:
         raise ConfigError(setting, named, f"it has no {MARK}", "fleet experiment fit LOG --output FILE writes such a file.")

@@ -217,7 +217,7 @@ def _objects(lines: Sequence[str]) -> tuple[tuple[str, ...], list[Line], list[Lo
             continue
         try:
             found = json.loads(line)
-        except ValueError:
+        except (ValueError, RecursionError):
             found = None
         if isinstance(found, dict):
             objects.append((number, found))

@@ -74,7 +74,7 @@ def from_text(text: str, where: str) -> LogMapping:
     """A mapping from TOML. Raises ConfigError: it is no TOML, a name is unknown, or a value is of another kind."""
     try:
         data = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
+    except (tomllib.TOMLDecodeError, RecursionError) as error:
         raise ConfigError("--map", where, f"it is no TOML: {error}") from error
     one = {name: [data[name]] for name in ("node", "cause") if isinstance(data.get(name), str)}
     found = fields.read(LogMapping, data | one | {"name": where}, "--map ", f"A mapping has {', '.join(fields.keys(LogMapping))}.")
