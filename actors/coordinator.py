@@ -348,8 +348,8 @@ class Coordinator:
 
     # ---- calls of the driver process ---------------------------------------------------------------------------
 
-    def stop_run(self, reason: str, error: str = "") -> None:
-        self._driver.submit(StopRequested(reason, error))
+    def stop_run(self, reason: str, error: str = "", why: EndWhy = EndWhy.STOPPED) -> None:
+        self._driver.submit(StopRequested(reason, error, why))
 
     def report(self, event: FaultRecord | RoomMissing | NodesWanted | FloorReached) -> None:
         """Handle an event from the driver process."""

@@ -13,6 +13,7 @@ from fleet.machine import audit
 from fleet.machine.core import FleetMachine
 from fleet.protocol.causes import EndWhy
 from fleet.protocol.events import CheckpointDurable, CheckpointFailed, Event, StopRequested, Tick
+from fleet.protocol.holding import TakenOver
 from fleet.protocol.instructions import CommitCheckpoint, Conclude, EndRun, Instruction, Propose, Publish, Write
 from fleet.protocol.levels import level_at
 from fleet.protocol.ports import CheckpointPort, JournalPort, MembersPort
@@ -129,6 +130,9 @@ class Driver:
         level = level_at(order.place)
         try:
             size = await asyncio.to_thread(self._checkpoints.commit, order)
+        except TakenOver as error:
+            self.submit(StopRequested(str(error), str(error), EndWhy.TAKEN_OVER))
+            return
         except Exception as error:  # noqa: BLE001 - after any error of a store this checkpoint does not exist
             log.warning("checkpoint %s was not committed: %r", order.checkpoint, error)
             self.submit(CheckpointFailed(order.checkpoint, f"{type(error).__name__}: {error}", level))

@@ -32,6 +32,7 @@ from fleet.host.scheduling import be_prompt
 from fleet.host.whole_files import write_whole
 from fleet.machine.core import FleetMachine
 from fleet.machine.state import Phase
+from fleet.protocol.causes import EndWhy
 from fleet.protocol.decisions import Decision, GoneBack
 from fleet.protocol.events import FloorReached, NodesWanted, RoomMissing
 from fleet.protocol.facts import FaultRecord
@@ -247,8 +248,8 @@ class CoordinatorHost:
                 return None
         return self.outcome
 
-    async def stop_run(self, reason: str, error: str = "") -> None:
-        self._coordinator.stop_run(reason, error)
+    async def stop_run(self, reason: str, error: str = "", why: EndWhy = EndWhy.STOPPED) -> None:
+        self._coordinator.stop_run(reason, error, why)
 
     async def report(self, event: FaultRecord | FloorReached | RoomMissing | NodesWanted) -> None:
         """Handle an event from the fault injection, or from the code that manages the run's nodes."""

@@ -98,6 +98,7 @@ NIGHTLY: dict[str, dict[str, str]] = {
         "tests/simulation/test_stragglers.py::test_in_these_seeds_something_is_done_about_slow_ranks": "the same of another family",
     },
     "products": {
+        "tests/fault/test_one_holder.py": "three clusters at once, and a wait of 30 s; each change has racers without clusters",
         "tests/fault/test_fsdp_moments.py::test_a_rank_is_killed": "each moment of a step, of which each change has ten",
         "tests/fault/test_fsdp.py::test_a_rank_lost_at_a_moment_of_the_step":
             "moments of a step of a larger model; each change has ten of a smaller one",

@@ -26,6 +26,15 @@ MOST_RANGES = 4
 
 
 @dataclass(frozen=True, slots=True)
+class Joined:
+    """The cluster of a run that has joined one: its address, the run's storage, and the place of its checkpoints; empty: the head's."""
+
+    address: str
+    storage: str
+    place: str
+
+
+@dataclass(frozen=True, slots=True)
 class EndContext:
     """Facts that the report does not have.
 
@@ -36,6 +45,8 @@ class EndContext:
         storage: of the command line, where it is not the default.
         again: the command that runs a script again that is not Fleet's; its checkpoints are its own.
         returns: how often in a row the run has come back to the same step, from a checkpoint.
+        joined: the cluster that the run has joined; None: it had one of its own.
+        taken_over: another process has taken the run, and goes on with it.
     """
 
     run: str
@@ -44,6 +55,8 @@ class EndContext:
     storage: str = ""
     again: str = ""
     returns: int = 0
+    joined: Joined | None = None
+    taken_over: bool = False
 
 
 def ending(data: Mapping[str, Any], context: EndContext) -> list[tuple[str, str]]:
@@ -159,16 +172,28 @@ def _next(data: Mapping[str, Any], context: EndContext) -> list[tuple[str, str]]
     more = [("more", f"fleet report {run}, fleet logs {run}")]
     if context.again:
         return [*more, ("next", _of_plain(data, run, context))]
+    if context.taken_over:
+        return [*more, ("next", "nothing: the run goes on there, and this record ends here")]
     if data["status"] in (COMPLETED, UNSAVED):
         load = 'torch.load("model.pt", weights_only=True)["model"], or as run.track named it'
-        return more + ([("next", f"fleet checkpoint export {run} --output model.pt, then {load}")] if saved else [])
-    return [*more, ("next", _resume(run, context.returns) if saved else f"fleet report {run} --diagnose")]
+        return more + ([("next", f"fleet checkpoint export {_exported(run, context)} --output model.pt, then {load}")] if saved else [])
+    return [*more, ("next", _resume(run, context) if saved else f"fleet report {run} --diagnose")]
 
 
-def _resume(run: str, returns: int) -> str:
-    """The advice after a failure. A command that has failed twice is not advised again."""
+def _exported(run: str, context: EndContext) -> str:
+    """The run, as its checkpoints are found from here."""
+    place = context.joined.place.removeprefix("file://") if context.joined is not None else ""
+    return shlex.quote(place) if place else run
+
+
+def _resume(run: str, context: EndContext) -> str:
+    """The whole command after a failure. A command that has failed twice is not advised again."""
+    returns, joined = context.returns, context.joined
     if returns >= MOST:
         return f"mend the script: it came to the same step from two checkpoints, and failed; fleet report {run} --diagnose says where"
+    if joined is not None:
+        there = f" --storage {shlex.quote(joined.storage)}" if joined.place else ""
+        run = f"{shlex.quote(context.run)}{there} --address {shlex.quote(joined.address)}"
     return f"fleet run --resume {run}" + (", which begins from an older checkpoint: it came to the same step twice" if returns else "")
 
 

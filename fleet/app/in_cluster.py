@@ -21,6 +21,7 @@ from dashboards.trackers import choice
 from fleet.app import chaos_token, policy_choice
 from fleet.app.cluster import nodes_asked
 from fleet.app.cluster.joined import JoinedCluster, check_room, examine
+from fleet.app.holding import HeldElsewhere, check_store
 from fleet.app.link_preflight import kept_out
 from fleet.app.plans import RunPlan, store_url
 from fleet.app.recipes import LiveRun
@@ -28,6 +29,7 @@ from fleet.app.stopping import stopped_by_signals
 from fleet.errors import ConfigError, FleetError
 from fleet.host.whole_files import write_whole
 from fleet.settings.run import NODES_S
+from storage.backends.urls import redact
 
 log = logging.getLogger("fleet.app.in_cluster")
 
@@ -42,7 +44,7 @@ def main() -> None:
         outcome = _drive(address, home, how == "resume")
     except ConfigError as error:
         value = error.value if isinstance(error.value, int | float) else str(error.value)
-        outcome = {"refused": [error.field, value, error.reason, error.way_out]}
+        outcome = {"refused": [error.field, value, error.reason, error.way_out], "held": isinstance(error, HeldElsewhere)}
     except FleetError as error:
         outcome = {"status": "failed", "reason": str(error), "detail": ""}
     except Exception as error:
@@ -72,6 +74,7 @@ def _drive(address: str, folder: Path, resume: bool) -> dict[str, str]:
             if held is None:
                 check_room(plan.settings.slots, cluster.slot, cluster.selector, plan.name)
             examine(examined, plan.settings.tls)
+            _check_store(here)
         here = dataclasses.replace(here, settings=dataclasses.replace(plan.settings, nodes=max(1, len(examined))))
         policy_choice.check(here.settings)
         live = LiveRun(here, cluster, kept_out(examined, log.info) if here.settings.preflight else None)
@@ -91,6 +94,14 @@ def _ask_for_nodes(plan: RunPlan, cluster: JoinedCluster, resume: bool) -> nodes
         return None
     log.info("nodes are asked for: %d places", plan.settings.slots)
     return nodes_asked.await_room(plan.settings.slots, cluster.slot, cluster.selector, NODES_S)
+
+
+def _check_store(plan: RunPlan) -> None:
+    """Raises ConfigError when the store lets two clusters hold one run. One that fails is told by the node's agent that has tried it."""
+    try:
+        check_store(plan)
+    except OSError as error:
+        log.warning("whether the store can keep two clusters apart is not known: %s", redact(error))
 
 
 def _for_ray(plan: RunPlan, address: str, folder: Path) -> dict[str, str]:

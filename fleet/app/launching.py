@@ -178,6 +178,7 @@ def _resumed(train: Callable[[Any], None], root: Path, found: Configuration, ask
     folder = plans.find_run(asked.resume, root)
     if plans.is_completed(folder):
         raise ConfigError("resume", asked.resume, f"it is completed: {plans.why_completed(folder)}", "Start a new run.")
+    resuming.check_idle(folder)
     resuming.check(folder, found)
     return plans.resumed_plan(folder, plans.Executed(), settings.storage, train)
 

@@ -26,6 +26,7 @@ from fleet.host.provenance import PATCH, Code, code_of, provenance
 from fleet.ledger.lineage import DataHistory
 from fleet.protocol.decisions import GoneBack
 from fleet.protocol.draws import in_texts
+from fleet.protocol.holding import Seen
 from fleet.protocol.records import COMPLETED, PLAIN, RUN_NAME, UNSAVED, RunBuilt, RunEnded, RunStarted, configuration
 from fleet.protocol.types import Build
 from fleet.settings.fields import read
@@ -46,6 +47,7 @@ class RunPlan:
         made_of: the run's provenance, where the script lies on another machine than its driver; None: it is found out here.
         back: the checkpoint that a resumed run goes back to, and the samples that it leaves out from there; None: it does not go back.
         page: address of the run's live page; empty: there is none.
+        seen: the claim that this run's claim may follow, of a run that others may hold; None: it is found out when the run is taken.
         plain: the arguments of a script that is run as it is, without Fleet's loop; None: it is a script of Fleet's.
     """
 
@@ -64,6 +66,7 @@ class RunPlan:
     chaos_token: str = ""
     back: GoneBack | None = None
     page: str = ""
+    seen: Seen | None = None
     plain: tuple[str, ...] | None = None
 
     @property
@@ -152,6 +155,14 @@ def stored_at(folder: Path) -> str:
     """Where the checkpoints of the run in ``folder`` lie, from its journal."""
     run, content = recorded(folder)
     return url_of(str(content["settings"]["storage"]), run, folder)
+
+
+def place_of(plan: RunPlan, address: str) -> str:
+    """Where the checkpoints of a run really lie, which goes on at the cluster at ``address``; empty: in a folder of its head alone."""
+    storage = plan.settings.storage
+    if not address or "://" in storage:
+        return store_url(plan)
+    return f"file://{Path(storage) / plan.name}" if Path(storage).is_absolute() else ""
 
 
 def url_of(storage: str, run: str, folder: Path) -> str:

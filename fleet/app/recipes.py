@@ -41,11 +41,12 @@ from fleet.app.cluster.gpus import gpus_for
 from fleet.app.cluster.joined import JoinedCluster
 from fleet.app.cluster.local import LocalCluster
 from fleet.app.foreign import Caretaker
+from fleet.app.holding import Hold
 from fleet.app.machines import make_machine
 from fleet.app.notices import SAID_BY_RAY, Notices
 from fleet.app.plans import RunPlan, RunResult, describe, store_url
 from fleet.app.tracking import tracked
-from fleet.errors import JournalError, RunFailed
+from fleet.errors import ConfigError, JournalError, RunFailed
 from fleet.host import secret, twin_folder
 from fleet.host.clock import MonotonicClock, unix_time_s
 from fleet.host.journal import read_journal
@@ -54,6 +55,7 @@ from fleet.host.rank_logs import logs_of
 from fleet.laws.reliability import all_lost_rate_per_s
 from fleet.ledger.forecast import REFILL_S
 from fleet.ledger.health import HOUR_S, histories
+from fleet.protocol.causes import EndWhy
 from fleet.protocol.decisions import Decision
 from fleet.protocol.domains import HOST, VARIABLE, check_labels, locate
 from fleet.protocol.events import FloorReached
@@ -177,7 +179,14 @@ class LiveRun:
         self.store_url = store_url(plan)
         self.home = home_of(plan) if cluster.shares_folders else Home(plan.folder, base=f"{self.store_url}/saved")
         self._secret = secret.fresh()
-        self._head_forks = None
+        self._head_forks: fork_server.ForkServer | None = None
+        self.hold = Hold(plan, cluster.address if isinstance(cluster, JoinedCluster) else "")
+        with self.hold.closed_on_error():
+            self._start()
+
+    def _start(self) -> None:
+        """The coordinator, and an agent on each node."""
+        plan, cluster = self.plan, self.cluster
         if isinstance(cluster, LocalCluster):
             self._head_forks = start_head_forks(self.shm, cluster.head_environment, cluster.head_raylet)
         self.coordinator = start_coordinator(self._spec(), self._head_env)
@@ -204,7 +213,7 @@ class LiveRun:
         return fork_server.runtime_env(self.shm, {}) if self._head_forks is not None else {}
 
     def _spec(self) -> CoordinatorSpec:
-        plan, url, name = self.plan, self.store_url, self.plan.name
+        plan, url, name, tenure = self.plan, self.store_url, self.plan.name, self.hold.tenure
         settings, resume, rates, lemons = plan.settings, plan.resume, level_rates(plan), self._lemons()
         origin, build = plan.origin, plan.build
         code = code_of(plan.script) if plan.made_of is None else Code()
@@ -217,9 +226,9 @@ class LiveRun:
             host=self.cluster.head,
             cluster=plan.name if not resume else f"{plan.name}-{secrets.token_hex(4)}",
             machine=lambda now_s: make_machine(settings, url, name, rates, resume, now_s, lemons, origin, build),
-            store=lambda: RetainingStore(url, settings.checkpoint.keep, name),
+            store=lambda: RetainingStore(url, settings.checkpoint.keep, name, tenure),
             started=lambda now_s: dataclasses.replace(first, at_s=now_s, unix_time_s=unix_time_s()),
-            mirror=(lambda: JournalMirror(url).copy) if not url.startswith("file://") else None,
+            mirror=(lambda: JournalMirror(url, tenure).copy) if not url.startswith("file://") else None,
             daemons=functools.partial(Daemons, url, self.cluster.shares_folders),
             answers=ray_internals.answers,
             back=plan.back,
@@ -289,10 +298,15 @@ class LiveRun:
 
     def execute(self) -> RunResult:
         """Train to the end, under chaos. Raises ConfigError, before any rank is started, when a node cannot use the store."""
-        self._await_agents()
-        self._check_store()
-        with tracked(self.plan.folder, self.plan.settings.track):
-            return self._train()
+        with self.hold.kept(self._taken_over):
+            self._await_agents()
+            self._check_store()
+            with tracked(self.plan.folder, self.plan.settings.track):
+                return self._train()
+
+    def _taken_over(self, reason: str) -> None:
+        """Another process holds the run: this one ends at once, and keeps nothing."""
+        self.coordinator.stop_run.remote(reason, reason, EndWhy.TAKEN_OVER)
 
     def _train(self) -> RunResult:
         chaos = threading.Thread(target=self._inject, name="fleet-chaos", daemon=True)
@@ -367,19 +381,23 @@ class LiveRun:
         if self._mark:
             remove_mark(self.store_url, self._mark)
         failures = {index: failure for index, failure in answers.items() if isinstance(failure, Failure)}
-        if not failures:
+        refusal = self._refusal(failures, len(answers)) if failures else self.hold.refusal
+        if refusal is None:
             return
-        index, failure = next(iter(failures.items()))
-        others = f" (and {len(failures) - 1} of the other {len(answers) - 1})" if len(failures) > 1 else ""
-        where = f"node {index}" if self.cluster.shares_folders else f"node {self.places[index].host}"
-        refusal = failure.refusal(f"{where}{others}")
         if self.plan.resume:
             ray.get(self.coordinator.stop_run.remote(str(refusal)), timeout=STOP_S)
             self._close()
         else:
             self._kill_actors()
+            self.hold.forget()
             shutil.rmtree(self.plan.folder, ignore_errors=True)
         raise refusal
+
+    def _refusal(self, failures: Mapping[int, Failure], asked: int) -> ConfigError:
+        index, failure = next(iter(failures.items()))
+        others = f" (and {len(failures) - 1} of the other {asked - 1})" if len(failures) > 1 else ""
+        where = f"node {index}" if self.cluster.shares_folders else f"node {self.places[index].host}"
+        return failure.refusal(f"{where}{others}")
 
     def _give_up(self, error: str) -> EndRun | None:
         """Let the coordinator record that Ray Train ended before the run did. None when the coordinator is gone, too."""
@@ -406,7 +424,7 @@ class LiveRun:
         # Ranks get a function's module by value: they need not find its file. A function without a module is sent so anyway.
         if not isinstance(train, Script | Shipped) and (module := sys.modules.get(train.__module__)) is not None:
             cloudpickle.register_pickle_by_value(module)
-        parts = functools.partial(Parts, self.store_url, self.plan.name)
+        parts = functools.partial(Parts, self.store_url, self.plan.name, self.hold.tenure)
         shared = self.cluster.shares_folders
         logs = logs_of(self.plan.folder.resolve() if shared else self.shm)
         spec = RankSpec(settings, self.shm, self.cluster.head if shared else None, train, parts, self.home, logs)

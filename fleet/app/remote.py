@@ -153,7 +153,8 @@ class Attached:
         Raises ConfigError when the run could not be on this cluster; then it leaves nothing. Raises RunFailed when it has no journal.
         """
         standing = self.run.follow()
-        forget = "refused" in (standing.outcome or {}) and not self.plan.resume
+        outcome = standing.outcome or {}
+        forget = "refused" in outcome and not outcome.get("held") and not self.plan.resume
         self.run.leave(forget)
         if forget:
             shutil.rmtree(self.plan.folder, ignore_errors=True)

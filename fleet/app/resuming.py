@@ -36,13 +36,17 @@ OPTIONS, ABSENT = "options", "not set"
 def check(folder: Path, found: Configuration, script: str = "") -> None:
     """Raises ConfigError when the run in ``folder`` may not go on, with ``script`` in the place of its own, and with the given settings.
 
-    It may not when it goes on already, when a given setting differs, or when it came to one step from two checkpoints.
+    It may not when a given setting differs, or when it came to one step from two checkpoints.
     """
+    check_given(folder, found)
+    check_returns(folder, script)
+
+
+def check_idle(folder: Path) -> None:
+    """Raises ConfigError when another process of this host writes the journal in ``folder``."""
     if is_written(folder / "journal.jsonl"):
         reason = "it goes on: another process writes its journal"
         raise ConfigError("--resume", folder.name, reason, f"See it with fleet runs watch {folder.name}, or end it with fleet stop.")
-    check_given(folder, found)
-    check_returns(folder, script)
 
 
 def check_given(folder: Path, found: Configuration, free: Collection[str] = FREE) -> None:

@@ -250,6 +250,8 @@ class EndWhy(StrEnum):
     """Checkpoints failed for so long that a setting stopped the run."""
     TIME_IS_UP = "time is up"
     BUDGET_SPENT = "budget spent"
+    TAKEN_OVER = "taken over"
+    """Another process holds the run now: nothing was kept, as the record is the other's."""
     PAUSED = "paused"
     """The user wants the run's machines back for a while."""
     JOURNAL_FAILED = "journal failed"

@@ -270,7 +270,7 @@ def status_of(why: EndWhy) -> EndStatus:
             return COMPLETED
         case EndWhy.NOT_SAVED:
             return UNSAVED
-        case EndWhy.STOPPED | EndWhy.STORE_FAILED | EndWhy.TIME_IS_UP | EndWhy.BUDGET_SPENT | EndWhy.PAUSED:
+        case EndWhy.STOPPED | EndWhy.STORE_FAILED | EndWhy.TIME_IS_UP | EndWhy.BUDGET_SPENT | EndWhy.PAUSED | EndWhy.TAKEN_OVER:
             return STOPPED
     return "failed"
 

@@ -5,6 +5,7 @@ All of them put a file atomically and durably, or not at all. (``memory://`` doe
 
 from __future__ import annotations
 
+import errno
 import importlib
 import os
 import socket
@@ -26,6 +27,8 @@ from storage.backends.urls import redact
 
 TEMPORARY = ".writing-"
 IOV_MAX = 1024
+NO_LINKS = (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK)
+"""Of a file system without hard links. It cannot create a whole file once."""
 LOCAL_WORKERS = 2
 
 
@@ -48,6 +51,17 @@ class Files(Protocol):
 
     def writing(self, name: str) -> AbstractContextManager[Sink]:
         """A file that exists, whole and durable, once the block ends, and not at all when the block raises."""
+        ...
+
+    def create(self, name: str, data: bytes) -> bool:
+        """Write a small file that must not be there, whole and durable. False: another file was there first, and stays as it is.
+
+        A store that cannot do that replaces the other file; :func:`creates_once` finds it.
+        """
+        ...
+
+    def note(self, name: str, data: bytes) -> None:
+        """Write a small file, whole. It need not survive the machine."""
         ...
 
     def reading(self, name: str) -> AbstractContextManager[SharedReader]: ...
@@ -112,6 +126,12 @@ def put(files: Files, name: str, data: bytes) -> tuple[int, str]:
         return stream.finish()
 
 
+def creates_once(files: Files, directory: str) -> bool:
+    """Whether a name that was created in ``directory`` cannot be created again. The file stays."""
+    name = f"{directory}/once"
+    return files.create(name, b"first") and not files.create(name, b"second") and files.read(name) == b"first"
+
+
 def copy_in(files: Files, name: str, source: Path) -> None:
     """Write the bytes of a local file; the file exists when this returns."""
     with source.open("rb") as file, files.writing(name) as sink, BlockStream(sink) as stream:
@@ -147,6 +167,37 @@ class LocalFiles:
             beside.unlink(missing_ok=True)
             raise
         sync_directory(path.parent)
+
+    def create(self, name: str, data: bytes) -> bool:
+        path = self._root / name
+        self._make(path.parent)
+        beside = path.parent / f"{TEMPORARY}{uuid.uuid4().hex}"
+        try:
+            with beside.open("xb") as file:
+                file.write(data)
+                file.flush()
+                os.fsync(file.fileno())
+            try:
+                os.link(beside, path)
+            except FileExistsError:
+                return path.read_bytes() == data
+            except OSError as error:
+                if error.errno not in NO_LINKS:
+                    raise
+                beside.replace(path)
+        finally:
+            beside.unlink(missing_ok=True)
+        sync_directory(path.parent)
+        return True
+
+    def note(self, name: str, data: bytes) -> None:
+        path = self._root / name
+        beside = path.parent / f"{TEMPORARY}{uuid.uuid4().hex}"
+        try:
+            beside.write_bytes(data)
+            beside.replace(path)
+        finally:
+            beside.unlink(missing_ok=True)
 
     def _make(self, directory: Path) -> None:
         missing = [d for d in (directory, *directory.parents) if not d.exists()]
@@ -258,6 +309,17 @@ class ObjectFiles:
         with _as_os_error(self._url):
             file.close()
             file.commit()
+
+    def create(self, name: str, data: bytes) -> bool:
+        with _as_os_error(self._url):
+            try:
+                self._system.pipe_file(self._path(name), data, mode="create")
+            except FileExistsError:
+                return bytes(self._system.cat_file(self._path(name))) == data
+        return True
+
+    def note(self, name: str, data: bytes) -> None:
+        put(self, name, data)
 
     @contextmanager
     def reading(self, name: str) -> Iterator[SharedReader]:

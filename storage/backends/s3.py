@@ -22,7 +22,10 @@ ENDPOINT = "FLEET_S3_ENDPOINT"
 WORKERS = 4
 CREDENTIALS = ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN", "AWS_PROFILE", "AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3")
 
+EXISTS, BUSY = "exists", "busy"
+BUSY_TRIES = 5
 CAUSES = {
+    "PreconditionFailed": EXISTS, "412": EXISTS, "ConditionalRequestConflict": BUSY,
     "NoSuchBucket": "bucket", "AccessDenied": "credentials", "InvalidAccessKeyId": "credentials", "SignatureDoesNotMatch": "credentials",
     "ExpiredToken": "credentials", "ExpiredTokenException": "credentials", "TokenRefreshRequired": "credentials", "403": "credentials",
     "RequestTimeTooSkewed": "credentials", "InvalidToken": "credentials",
@@ -64,6 +67,30 @@ class S3Files:
         except Exception:
             sink.abort()
             raise
+
+    def create(self, name: str, data: bytes) -> bool:
+        for _ in range(BUSY_TRIES):
+            try:
+                with self._errors(name):
+                    self._client.put_object(Bucket=self._bucket, Key=self._key(name), Body=data, IfNoneMatch="*")
+            except StoreError as error:
+                if error.cause not in (EXISTS, BUSY):
+                    raise
+                if (there := self._there(name)) is not None:
+                    return there == data  # the store may have taken the first try of this request, and its answer was lost
+            else:
+                return True
+        raise StoreError(self._url, "server", f"{name} was written by others at the same moment, {BUSY_TRIES} times")
+
+    def _there(self, name: str) -> bytes | None:
+        try:
+            return self.read(name)
+        except FileNotFoundError:
+            return None
+
+    def note(self, name: str, data: bytes) -> None:
+        with self._errors(name):
+            self._client.put_object(Bucket=self._bucket, Key=self._key(name), Body=data)
 
     # ---- reading -------------------------------------------------------------------------------------------------------------------------
 

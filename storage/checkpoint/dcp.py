@@ -30,20 +30,21 @@ from storage.checkpoint.names import TensorRef, named, refs
 _NO_CRC = {"save.compute_crc32": False}
 
 
-def file_name(index: int) -> str:
-    """The one file of writer ``index``, by its name in DCP."""
-    return f"__{index}_0.distcp"
+def file_name(index: int, epoch: int = 0) -> str:
+    """The one file of writer ``index``, by its name in DCP. Holders of a run, each with its ``epoch``, do not write each other's files."""
+    return f"__{index}_{epoch}.distcp"
 
 
-def write_pieces(files: Files, directory: str, index: int, pieces: Sequence[Piece]) -> Part:
+def write_pieces(files: Files, directory: str, index: int, pieces: Sequence[Piece], epoch: int = 0) -> Part:
     """Write part ``index``; durable when this returns. Raises OSError."""
+    name = file_name(index, epoch)
     planner = _PiecePlanner(pieces)
     stable = [(piece.tensor.data_ptr(), piece.tensor.nbytes) for piece in pieces if piece.tensor.is_cpu and piece.tensor.is_contiguous()]
-    with files.writing(f"{directory}/{file_name(index)}") as sink, BlockStream(sink, stable) as stream:
+    with files.writing(f"{directory}/{name}") as sink, BlockStream(sink, stable) as stream:
         results = _write(planner, index, stream)
         size, digest = stream.finish()
     entries = [_entry(pieces[int(result.index.fqn)], result, stream.pieces) for result in results]
-    return Part(file_name(index), size, digest, tuple(entry.index for entry in entries), encode_layout(entries))
+    return Part(name, size, digest, tuple(entry.index for entry in entries), encode_layout(entries))
 
 
 def _entry(piece: Piece, result: WriteResult, large: dict[int, int]) -> Entry:
@@ -54,7 +55,7 @@ def _entry(piece: Piece, result: WriteResult, large: dict[int, int]) -> Entry:
     return Entry(piece.index, stored.offset, stored.length, payload, dtype, tuple(piece.tensor.shape), piece.offsets, piece.shape)
 
 
-def write_index(files: Files, checkpoint: str, parts: Sequence[Part], meta: str) -> tuple[Part, ...]:
+def write_index(files: Files, checkpoint: str, parts: Sequence[Part], meta: str, epoch: int = 0) -> tuple[Part, ...]:
     """Write the values that are not tensors, if there are any, and then ``.metadata``. Returns the written parts. Raises OSError."""
     entries = [(part.name, entry) for part in parts for entry in decode_layout(checkpoint, part)]
     state = named(meta, [entry for _, entry in entries])
@@ -67,9 +68,10 @@ def write_index(files: Files, checkpoint: str, parts: Sequence[Part], meta: str)
     values = _ValuePlanner(planner, plan)
     written = []
     if values.create_local_plan().items:
-        with files.writing(f"{checkpoint}/{file_name(len(parts))}") as sink, BlockStream(sink) as stream:
+        name = file_name(len(parts), epoch)
+        with files.writing(f"{checkpoint}/{name}") as sink, BlockStream(sink) as stream:
             chunks += _write(values, len(parts), stream)
-            written = [Part(file_name(len(parts)), *stream.finish(), ())]
+            written = [Part(name, *stream.finish(), ())]
     with files.writing(f"{checkpoint}/{METADATA}") as sink, BlockStream(sink) as stream:
         writer = _Writer(stream)
         writer.save_id = checkpoint

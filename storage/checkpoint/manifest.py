@@ -34,7 +34,8 @@ class CheckpointDamaged(FleetError, OSError):
 class Manifest:
     """A committed checkpoint: its state, its parts, and ``meta``, which is opaque here.
 
-    ``run`` is the run that wrote it, or "" without a name. ``files`` are those beside the ranks' parts, without tensors.
+    ``run`` is the run that wrote it, or "" without a name. ``files`` are those beside the ranks' parts, without tensors. ``epoch``
+    counts the holders of the run.
     """
 
     checkpoint: str
@@ -43,6 +44,7 @@ class Manifest:
     meta: str
     run: str = ""
     files: tuple[Part, ...] = ()
+    epoch: int = 0
 
     @property
     def all_files(self) -> tuple[Part, ...]:
@@ -106,6 +108,7 @@ def encode_manifest(manifest: Manifest) -> bytes:
         "meta": manifest.meta,
         "parts": [_file(part) | {"tensors": list(part.tensors), "layout": part.layout} for part in manifest.parts],
         "files": [_file(part) for part in manifest.files],
+        "epoch": manifest.epoch,
     }
     return json.dumps(body | {"sha256": _digest(body)}, indent=1, sort_keys=True).encode()
 
@@ -128,7 +131,9 @@ def decode_manifest(checkpoint: str, data: bytes, run: str = "") -> Manifest:
             raise CheckpointDamaged(f"checkpoint {checkpoint}: the manifest {reason}")
         parts = tuple(Part(p["name"], p["bytes"], p["sha256"], tuple(p["tensors"]), p["layout"]) for p in body["parts"])
         files = tuple(Part(p["name"], p["bytes"], p["sha256"], ()) for p in body["files"])
-        manifest = Manifest(body["checkpoint"], StateId(body["history"], body["step"]), parts, body["meta"], body["run"], files)
+        manifest = Manifest(
+            body["checkpoint"], StateId(body["history"], body["step"]), parts, body["meta"], body["run"], files, body.get("epoch", 0)
+        )
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise CheckpointDamaged(f"checkpoint {checkpoint}: the manifest cannot be read: {error}") from error
     if digest != _digest(body):

@@ -6,11 +6,13 @@ import logging
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from fleet.protocol.holding import Tenure
 from fleet.protocol.instructions import CommitCheckpoint
 from fleet.protocol.levels import STORE, level_at
 from fleet.protocol.types import Part, StateId
 from storage.checkpoint.manifest import CheckpointDamaged, checkpoint_id, parse_checkpoint_id
 from storage.checkpoint.store import CheckpointStore, write_part
+from storage.lock import RunLock
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -19,15 +21,16 @@ _log = logging.getLogger(__name__)
 
 
 class Parts:
-    """A rank's side: it writes its part, and reads whole checkpoints. ``run``: see :class:`storage.checkpoint.store.CheckpointStore`."""
+    """A rank's side: it writes its part, and reads whole checkpoints. ``run`` and ``tenure``: see
+    :class:`storage.checkpoint.store.CheckpointStore`."""
 
-    def __init__(self, url: str, run: str = "") -> None:
-        self.url, self.run = url, run
+    def __init__(self, url: str, run: str = "", tenure: Tenure | None = None) -> None:
+        self.url, self.run, self._tenure = url, run, tenure
 
     def write(
         self, state: StateId, generation: int, index: int, count: int, tensors: Sequence[tuple[Any, ...]], place: str = ""
     ) -> tuple[str, Part]:  # fmt: skip
-        """(id of the checkpoint, the written part). Raises OSError when the store, or a memory of ``place``, fails.
+        """(id of the checkpoint, the written part). Raises OSError when the store, or a memory of ``place``, fails, and TakenOver.
 
         ``tensors`` are (index, tensor), or (index, rows of it, their offset, its shape).
         """
@@ -35,7 +38,10 @@ class Parts:
 
         checkpoint = checkpoint_id(state, generation)
         pieces = [Piece(*item) if len(item) == 4 else Piece.whole(*item) for item in tensors]
-        return checkpoint, write_part(place or self.url, checkpoint, index, count, pieces)
+        if self._tenure is None or place:
+            return checkpoint, write_part(place or self.url, checkpoint, index, count, pieces)
+        RunLock(self.url).check(self._tenure)
+        return checkpoint, write_part(self.url, checkpoint, index, count, pieces, self._tenure.epoch)
 
     def export(self, target: str, model: Mapping[str, Any]) -> str:
         """Write a model to one file; see :func:`storage.checkpoint.export.export_model`."""
@@ -63,8 +69,8 @@ class Parts:
 class RetainingStore:
     """The coordinator's side: a ``CheckpointPort`` that keeps the last ``keep`` checkpoints; in memories the last one."""
 
-    def __init__(self, url: str, keep: int, run: str = "") -> None:
-        self._store, self._keep, self._run = CheckpointStore(url, run=run), keep, run
+    def __init__(self, url: str, keep: int, run: str = "", tenure: Tenure | None = None) -> None:
+        self._store, self._keep, self._run = CheckpointStore(url, run=run, tenure=tenure), keep, run
 
     def commit(self, order: CommitCheckpoint) -> int:
         """Returns total bytes. It then deletes older checkpoints; when that fails, the new checkpoint still counts."""

@@ -11,32 +11,34 @@ import logging
 from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import TYPE_CHECKING
 
+from fleet.protocol.holding import Tenure
 from fleet.protocol.instructions import CommitCheckpoint
 from fleet.protocol.types import Part
-from storage.backends.files import Files, open_files, put
+from storage.backends.files import Files, open_files
 from storage.backends.urls import redact
 from storage.checkpoint.manifest import MANIFEST, CheckpointDamaged, Manifest, check_parts, decode_manifest, encode_manifest, safe_name
+from storage.lock import CHECKPOINTS, SavesOf
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from storage.checkpoint.layout import Piece
 
-DIRECTORY = "checkpoints"
-
 _log = logging.getLogger(__name__)
 
 
 def checkpoint_files(url: str) -> Files:
     """The files of the checkpoints of ``url``."""
-    return open_files(f"{url.rstrip('/')}/{DIRECTORY}")
+    return open_files(f"{url.rstrip('/')}/{CHECKPOINTS}")
 
 
-def write_part(url: str, checkpoint: str, index: int, count: int, tensors: Iterable[tuple[int, Tensor] | Piece]) -> Part:
+def write_part(
+    url: str, checkpoint: str, index: int, count: int, tensors: Iterable[tuple[int, Tensor] | Piece], epoch: int = 0
+) -> Part:  # fmt: skip
     """Write part ``index`` of ``count`` and return its description; it is durable when this returns.
 
     ``tensors`` are (index in the training state, tensor), on any device, or rectangles of tensors. Of a view into larger storage, only the
-    view is written.
+    view is written. ``epoch`` is that of the run's holder.
 
     Raises:
         OSError: the store failed, or the checkpoint is committed already (FileExistsError).
@@ -49,7 +51,7 @@ def write_part(url: str, checkpoint: str, index: int, count: int, tensors: Itera
     if files.size(f"{safe_name(checkpoint)}/{MANIFEST}") is not None:
         raise FileExistsError(f"checkpoint {checkpoint} is committed: its parts must not change")
     pieces = [layout.Piece.whole(*item) if isinstance(item, tuple) else item for item in tensors]
-    return dcp.write_pieces(files, checkpoint, index, pieces)
+    return dcp.write_pieces(files, checkpoint, index, pieces, epoch)
 
 
 class CheckpointStore:
@@ -58,13 +60,15 @@ class CheckpointStore:
     Args:
         run: name of the run; checkpoints of another run are refused. "" takes any.
         index: write the index of ``torch.distributed.checkpoint`` at the commit. Without it only Fleet can load the checkpoint.
+        tenure: by which the run is held; None: checkpoints are committed without a lock.
 
     Methods raise OSError when the store fails.
     """
 
-    def __init__(self, url: str, *, run: str = "", index: bool = True) -> None:
+    def __init__(self, url: str, *, run: str = "", index: bool = True, tenure: Tenure | None = None) -> None:
         self.url, self.run, self._index = redact(url), run, index
         self._files = checkpoint_files(url)
+        self._saves, self._epoch = SavesOf(url, tenure), tenure.epoch if tenure is not None else 0
 
     def commit(self, order: CommitCheckpoint) -> int:
         """Put the manifest, after every part was found with its size. Returns total bytes. A second commit of the same changes nothing.
@@ -72,6 +76,7 @@ class CheckpointStore:
         Raises:
             CheckpointDamaged: a part is missing, has another size, or does not fit the others.
             FileExistsError: the checkpoint is committed already, with other parts.
+            TakenOver: another process holds the run now; nothing was written.
         """
         from storage.checkpoint import dcp, layout, restore
 
@@ -81,10 +86,14 @@ class CheckpointStore:
         restore.check_sizes(self._files, checkpoint, order.parts)
         if self._committed(checkpoint):
             return self._again(order)
-        files = dcp.write_index(self._files, checkpoint, order.parts, order.meta) if self._index else ()
-        manifest = Manifest(checkpoint, order.state, order.parts, order.meta, self.run, files)
-        put(self._files, f"{checkpoint}/{MANIFEST}", encode_manifest(manifest))
-        return manifest.bytes
+        written: list[Manifest] = []
+
+        def put_manifest() -> bool:
+            files = dcp.write_index(self._files, checkpoint, order.parts, order.meta, self._epoch) if self._index else ()
+            written.append(Manifest(checkpoint, order.state, order.parts, order.meta, self.run, files, self._epoch))
+            return self._files.create(f"{checkpoint}/{MANIFEST}", encode_manifest(written[-1]))
+
+        return written[-1].bytes if self._saves.save(checkpoint, put_manifest) else self._again(order)
 
     def _again(self, order: CommitCheckpoint) -> int:
         there = self.manifest(order.checkpoint)
@@ -166,4 +175,4 @@ class CheckpointStore:
         return tuple(sorted(self._files.directories(), reverse=True))
 
     def _committed(self, checkpoint: str) -> bool:
-        return self._files.size(f"{checkpoint}/{MANIFEST}") is not None
+        return bool(self._files.size(f"{checkpoint}/{MANIFEST}"))  # an empty one keeps others from being put: there is no checkpoint

@@ -31,7 +31,7 @@ MEANINGS = {
     Exit.UNMET: "What `--expect` says is not so.",
     Exit.VIOLATED: "A [check of what should hold after chaos](chaos.md#checks) says that it does not.",
     Exit.UNSEEN: "How the run ends was not seen: a signal ended `fleet attach`, or the cluster does not answer. The run may go on.",
-    Exit.STOPPED: "The run was stopped in order, or Ctrl-C has ended the command.",
+    Exit.STOPPED: "The run was stopped in order, or taken over by another process, or Ctrl-C has ended the command.",
 }
 
 

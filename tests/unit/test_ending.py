@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +12,8 @@ import pytest
 
 from fleet.app import expects, twins
 from fleet.app.cli import run as cli_run
-from fleet.app.ending import EndContext, ending
-from fleet.app.plans import RunPlan, RunResult
+from fleet.app.ending import EndContext, Joined, ending
+from fleet.app.plans import RunPlan, RunResult, place_of
 from fleet.app.result import report_data
 from fleet.errors import ConfigError
 from fleet.ledger.checkers import violated
@@ -185,3 +186,31 @@ def test_a_malformed_expectation_is_refused(text: str, words: str) -> None:
 def test_every_figure_is_in_the_report() -> None:
     assert all(isinstance(read(data()), (int, float, type(None))) for read in expects.FIGURES.values())
     assert expects.parse_all(["twin"], twin=True)[0].name == "twin"
+
+
+def test_the_last_lines_of_a_joined_run_are_whole_commands_and_name_the_place_of_its_checkpoints() -> None:
+    """From any node of the cluster: neither the folder of this process nor that of the head is what checkpoints lie in."""
+    for storage, place, there in (
+        ("s3://bucket/runs", "s3://bucket/runs/story", "s3://bucket/runs/story"),
+        ("/shared/my runs", "file:///shared/my runs/story", "'/shared/my runs/story'"),
+    ):
+        context = EndContext("story", place, joined=Joined("10.0.0.1:6379", storage, place))
+        assert lines(data(), context)["next"].startswith(f"fleet checkpoint export {there} --output model.pt")
+        stopped = lines(data(status="stopped"), context)["next"]
+        assert stopped == f"fleet run --resume story --storage {shlex.quote(storage)} --address 10.0.0.1:6379"
+    on_the_head = EndContext("story", "~/.fleet/runs/story of the cluster's head", joined=Joined("auto", "runs", ""))
+    assert lines(data(status="stopped"), on_the_head)["next"] == "fleet run --resume story --address auto"
+    assert lines(data(status="stopped"), on_the_head)["saved"] == "step 60, in ~/.fleet/runs/story of the cluster's head"
+    taken = EndContext("story", "s3://bucket/runs/story", taken_over=True)
+    assert lines(data(status="stopped"), taken)["next"] == "nothing: the run goes on there, and this record ends here"
+
+
+def test_checkpoints_of_a_joined_run_lie_under_its_storage_and_not_beside_the_copy(tmp_path: Path) -> None:
+    for storage, address, place in (
+        ("s3://bucket/runs", "auto", "s3://bucket/runs/story"),
+        ("/shared/runs", "auto", "file:///shared/runs/story"),
+        ("runs", "auto", ""),
+        ("runs", "", f"file://{tmp_path}/story"),
+    ):
+        plan = RunPlan(name="story", folder=tmp_path / "story", settings=RunSettings(storage=storage), train=print)
+        assert place_of(plan, address) == place

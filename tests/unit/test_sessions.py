@@ -240,7 +240,7 @@ def test_a_run_that_goes_on_is_not_resumed_beside_itself(tmp_path: Path) -> None
     writer = JournalWriter(folder / "journal.jsonl")
     try:
         with pytest.raises(ConfigError, match="--resume = 'run': it goes on: another process writes its journal"):
-            resuming.check(folder, configured())
+            resuming.check_idle(folder)
     finally:
         writer.close()
-    resuming.check(folder, configured())
+    resuming.check_idle(folder)

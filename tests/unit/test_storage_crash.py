@@ -27,7 +27,7 @@ from tests.support.seaweed import SeaweedServer
 ROOT = Path(__file__).parents[2]
 KEEP = 2
 CALLS = (
-    *((os, name) for name in ("pwritev", "fsync", "preadv")),
+    *((os, name) for name in ("pwritev", "fsync", "preadv", "link")),
     *((Path, name) for name in ("mkdir", "open", "replace", "unlink", "rmdir")),
 )
 """By which a store on a disk changes it, or reads it. All of them are made, as a sweep over them shows."""

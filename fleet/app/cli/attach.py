@@ -63,7 +63,7 @@ def attach(
             console.print(Text.assemble((run, "bold"), " was stopped before it began"))
             raise typer.Exit(Exit.STOPPED)
         result = cli_run.shown(remote.Attached(plan, there), server, beginning, nullcontext())
-    raise typer.Exit(cli_run.close(plan, result, None, cli_run.Show(json_, html, port), []))
+    raise typer.Exit(cli_run.close(plan, result, None, cli_run.Show(json_, html, port, address), []))
 
 
 def stopping(run: str, address: str) -> str:

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 console = cli_print.Terminal(stderr=True)
 ANSWER_S = 30.0
 DEFAULT = Rules()
-RESERVED = ("storage", "resume", "resume_or_start", "repeat", "changed_code", "address", "copy_to", "detach")
+RESERVED = ("storage", "resume", "resume_or_start", "repeat", "changed_code", "take_over", "address", "copy_to", "detach")
 """Options of ``fleet run`` that are the queue's."""
 TOKEN = "FLEET_TOKEN"
 """Variable with the token of a user, where that is not the service's own user."""

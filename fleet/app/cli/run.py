@@ -121,6 +121,7 @@ def run(
     from_step: Annotated[int | None, placed(RARE, help="With --resume: go back to the checkpoint of this step.")] = None,
     skip_steps: Annotated[list[str] | None, placed(RARE, metavar="FIRST:END", help="With --from-step: leave out their samples.")] = None,
     resume_or_start: Annotated[str, placed(RARE, help="Go on with this run if there is one, here or in the store; else begin it.")] = "",
+    take_over: Annotated[bool, placed(RARE, "--take-over", help="With --resume: take a run that goes on elsewhere.")] = False,
     repeat: Annotated[str, placed(RARE, help="Run this run once more, as its journal has it: settings, seed, chaos.")] = "",
     changed_code: Annotated[bool, placed(RARE, "--changed-code", help="With --repeat: although the code is another now.")] = False,
     help_all: Annotated[bool, typer.Option("--help-all", callback=_show_all, is_eager=True, help="Show all options.")] = False,
@@ -129,7 +130,7 @@ def run(
     if not any(str(context.get_parameter_source(each)).endswith("COMMANDLINE") for each in context.params):
         console.print(*NOTHING_TYPED, sep="\n", markup=False)
         raise typer.Exit(Exit.REFUSED)
-    expected, shown = _expected(expect or [], twin and not plain), Show(json_, html, port)
+    expected, shown = _expected(expect or [], twin and not plain), Show(json_, html, port, address)
     if plain:
         raise typer.Exit(_execute(cli_plain.plan_of(context), True, False, 0, shown, expected, "", ""))
     with cli_print.waiting("the run is planned, with what its journal and its store have of it"):
@@ -141,12 +142,15 @@ def run(
 
 def _plan_of(given: dict[str, Any]) -> RunPlan:
     """The run of these options. Raises ConfigError."""
+    from fleet.app import holding
+
     found, root = _settings(given)
     names = given["resume_or_start"], given["name"], given["resume"], given["repeat"]
     name, resumed, steps = _either(*names, found.run.storage, root, given["steps"] or 0)
     plan = _planned(given, found, name, resumed, root, steps)
     _check_plan(plan, given["twin_world"], given["address"], given["allow_chaos"])
-    return plan
+    named = plan.resume or bool(given["name"] or given["resume_or_start"])
+    return holding.looked_at(plan, named, given["address"], given["take_over"], lambda line: console.print(line, style="dim"))
 
 
 def _alone() -> Any:
@@ -387,11 +391,12 @@ def _report_changes(folder: Path, changes: Sequence[str]) -> None:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Show:
-    """Where the report goes; see the options of ``fleet run``."""
+    """Where the report goes, and which cluster the run has joined; see the options of ``fleet run``."""
 
     json: str
     html: str
     port: int
+    address: str = ""
 
 
 def _execute(
@@ -484,7 +489,7 @@ def close(plan: RunPlan, result: RunResult, verdict: dict[str, Any] | None, show
         report, damage = cli_diagnose.load_report(plan.folder)
     data = report_data(report, damage, verdict)
     if show.json != "-":
-        _sum_up(data, plan, report)
+        _sum_up(data, plan, report, show.address)
     emit(data, report, show.json, show.html)
     for line in tracking.in_words(plan.folder, plan.settings.track):
         console.print(line, markup=False, highlight=False, soft_wrap=True)
@@ -571,20 +576,24 @@ def print_report(report: Report) -> None:
     cli_print.write(render_table(report, colour=sys.stdout.isatty()).rstrip("\n"))
 
 
-def _sum_up(data: dict[str, Any], plan: RunPlan, report: Report) -> None:
+def _sum_up(data: dict[str, Any], plan: RunPlan, report: Report, address: str) -> None:
     """Print the last lines: result of the training, its cost, and the next command."""
     from fleet.app import ending, plans, resuming
     from fleet.app.live_line import hung
-    from storage.backends.urls import redact
+    from fleet.host.follow import last_words
+    from storage.backends.urls import redact, without_credentials
 
     views = report.history["views"]
     trained_s = report.summary.now_s - views[0]["at_s"] if views else None
     elsewhere = str(plan.folder.parent) if plan.folder.parent != Path(RUNS).resolve() else ""
-    again, saved_at = "", redact(plans.store_url(plan))
+    place, ended = plans.place_of(plan, address), last_words(plan.journal)[1]
+    again, saved_at = "", redact(place or f"~/.fleet/runs/{plan.name} of the cluster's head")
+    joined = address and ending.Joined(address, without_credentials(plan.settings.storage), without_credentials(place))
     if plan.plain is not None:
         again, saved_at = plans.again(plan), str(data["checkpoints"][-1]["checkpoint"]) if data["checkpoints"] else ""
     returns = resuming.returns_of(plan.journal) if data["status"] == "failed" else 0
-    context = ending.EndContext(plan.name, saved_at, _first_fault_s(plan), elsewhere, again, returns)
+    taken_over = ended is not None and ended.why is EndWhy.TAKEN_OVER
+    context = ending.EndContext(plan.name, saved_at, _first_fault_s(plan), elsewhere, again, returns, joined or None, taken_over)
     out = cli_print.Terminal()
     width = out.width if out.is_terminal else None
     for head, words in ending.ending(data | {"trained_s": trained_s, "total_steps": report.total_steps}, context):
