@@ -46,7 +46,7 @@ class Reception:
     def __init__(self, host: str, port: int, purposes: Collection[Purpose], begin: Begin) -> None:
         self._loop, self._begin, self._selector = asyncio.get_running_loop(), begin, selectors.DefaultSelector()
         self._purposes = purposes
-        self._door = Door(self._selector, host, *purposes, port=port, aside=self._take_encrypted)
+        self._door = Door(self._selector, host, *purposes, port=port, elsewhere=self._take_encrypted)
         self._entering = set[asyncio.Task[None]]()
         self._handshakes: dict[asyncio.Task[None], str] = {}
         self._later: asyncio.TimerHandle | None = None

@@ -191,7 +191,7 @@ class WatchServer:
 
     async def _run(self) -> None:
         self._closing = asyncio.Event()
-        limits = {"keepalive_timeout": 15.0, "handler_cancellation": True, "shutdown_timeout": 1.0}
+        limits: dict[str, Any] = {"keepalive_timeout": 15.0, "handler_cancellation": True, "shutdown_timeout": 1.0}
         runner = web.AppRunner(self.app(), access_log=None, logger=ServerLog(self._audit), **limits)
         await runner.setup()
         try:

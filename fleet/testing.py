@@ -285,7 +285,7 @@ def _seconds(time: OwnTime) -> StepTime:
     return StepTime(time.shards, time.compute_us / 1e6, time.data_us / 1e6, time.network_us / 1e6, time.fixed_us / 1e6)
 
 
-# ---- what a straggler policy must do -----------------------------------------------------------------------------------------------------
+# ---- rules of a straggler policy ---------------------------------------------------------------------------------------------------------
 
 
 def check_straggler_policy(make: Callable[[RunSettings], StragglerPolicy], seeds: Iterable[int] = range(20)) -> list[str]:

@@ -1,6 +1,6 @@
 """The time of the next durable checkpoint, from its cost and from how often faults need it.
 
-Only faults that need *this* checkpoint count for the rate. A lost rank whose state another rank holds needs none.
+Only faults that need *this* checkpoint count for the rate. When another rank holds a lost rank's state, no checkpoint is needed.
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@ from collections.abc import Callable, Generator
 from typing import Any, TypeVar
 
 from fleet.protocol import holding
-from fleet.protocol.holding import FOLDER, Ask, Holder, Seen, Stamp, Tenure
+from fleet.protocol.holding import FOLDER, Ask, Holder, SeenClaim, Stamp, Tenure
 from storage.backends.files import Files, creates_once, open_files
 from storage.backends.trial import IMPATIENT
 from storage.checkpoint.manifest import MANIFEST, safe_name
@@ -41,12 +41,12 @@ class RunLock:
         finally:
             self._files.remove(f"{FOLDER}-trial")
 
-    def watch(self, take: bool = False) -> Seen:
-        """See :func:`fleet.protocol.holding.watching`. Raises Held."""
+    def watch(self, take: bool = False) -> SeenClaim:
+        """See :func:`fleet.protocol.holding.watching`. Raises RunHeld."""
         return self.ask(holding.watching(take))
 
-    def claim(self, holder: Holder, seen: Seen | None = None) -> Tenure:
-        """See :func:`fleet.protocol.holding.claiming`. The first stamp is there when this returns. Raises Held."""
+    def claim(self, holder: Holder, seen: SeenClaim | None = None) -> Tenure:
+        """See :func:`fleet.protocol.holding.claiming`. The first stamp is there when this returns. Raises RunHeld."""
         tenure = self.ask(holding.claiming(holder, seen))
         self.renew(tenure, Stamp(0))
         return tenure
@@ -88,7 +88,7 @@ class RunLock:
                 self._files.remove(f"{FOLDER}/{name}")
             case holding.Empty(checkpoint=checkpoint):
                 self._files.create(f"{CHECKPOINTS}/{safe_name(checkpoint)}/{MANIFEST}", b"")
-            case holding.Lives(holder=holder):
+            case holding.AskLives(holder=holder):
                 return self._lives(holder)
             case holding.Pause(holder=holder):
                 self._wait(holder, holding.LOOK_S)

@@ -132,8 +132,8 @@ def _dashboard(grafana: GrafanaFace, model: dict[str, Any]) -> str:
 
 def _alerts(grafana: GrafanaFace, wanted: dict[str, Any]) -> str:
     """Grafana lets no person change rules that came this way; a rule that a person has added to the group would be lost."""
-    there = _found(lambda: grafana.dashboard.api.GET(RULES))
-    stamps = stamps_of(there or {})
+    there: dict[str, Any] = _found(lambda: grafana.dashboard.api.GET(RULES)) or {"rules": []}
+    stamps = stamps_of(there)
     if "" in stamps:
         return OTHERS_RULES
     if stamps == stamps_of(wanted) and len(there["rules"]) == len(wanted["rules"]):
@@ -143,7 +143,7 @@ def _alerts(grafana: GrafanaFace, wanted: dict[str, Any]) -> str:
 
 
 def _message(stamp: str | None) -> str:
-    return f"fleet cluster dashboards, content {stamp}"
+    return f"fleet dashboard push, content {stamp}"
 
 
 def _newest_message(grafana: GrafanaFace, uid: str) -> str:

@@ -38,7 +38,7 @@ function figures({ now, status, verdict, wall_s: wall, queued_s: queued }) {
   const steps = now.steps.toLocaleString();
   cards("figures", [
     verdict.state === "starting" ? ["goodput", "-", "known once a step is committed"] : ["goodput", percent(now.goodput), `${percent(now.scheduling_goodput)} with spares`],
-    ["progress", now.total_steps ? `${steps} of ${now.total_steps.toLocaleString()} steps` : `${steps} steps`, `${duration(now.step_s)} each, ${now.rolled_back} rolled back`],
+    ["progress", now.total_steps ? `${steps} of ${now.total_steps.toLocaleString()} steps` : `${steps} steps`, verdict.state === "starting" ? "none is committed yet" : `${duration(now.step_s)} each, ${now.rolled_back} rolled back`],
     ...(status === "running" ? [["time left", now.eta_s === null ? "-" : `about ${duration(now.eta_s)}`, left(now)]] : []),
     ["world size", `${now.view_size} of ${now.world}`, `${now.generation < 0 ? "no view yet" : `view ${now.generation}`}${spares}`],
     ["lost", `${now.losses}`, `processes, ${now.views} views`],
@@ -64,7 +64,7 @@ function costs({ bill, now, verdict }) {
   if (bill) {
     const { total, lost, faults, units } = bill;
     cards("cost", [
-      ...Object.keys(total).map((name) => [`${units[name]} so far`, short(total[name]), `${short(lost[name])} lost, ${short(faults[name])} of it to faults`]),
+      ...Object.keys(total).map((name) => [`${units[name]} so far`, short(total[name]), verdict.state === "starting" ? "for the start" : `${short(lost[name])} lost, ${short(faults[name])} of it to faults`]),
       ...budget(bill),
       ...[["per million tokens", bill.per_million_tokens], ["per kept step", bill.per_step]].filter(([, amounts]) => amounts).map(([key, amounts]) => {
         const [[leading, value], ...rest] = Object.entries(amounts);

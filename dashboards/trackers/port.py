@@ -139,4 +139,5 @@ class Tracker(Protocol):
 
 def short(error: BaseException) -> str:
     """What an error says, in one line, and the same each time."""
-    return " ".join(ADDRESS.sub("", str(error)).split())[:300] or type(error).__name__
+    words = " ".join(str(error).split())
+    return ADDRESS.sub("", words)[:300] or type(error).__name__

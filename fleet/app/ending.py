@@ -26,7 +26,7 @@ MOST_RANGES = 4
 
 
 @dataclass(frozen=True, slots=True)
-class Joined:
+class JoinedPlace:
     """The cluster of a run that has joined one: its address, the run's storage, and the place of its checkpoints; empty: the head's."""
 
     address: str
@@ -55,7 +55,7 @@ class EndContext:
     storage: str = ""
     again: str = ""
     returns: int = 0
-    joined: Joined | None = None
+    joined: JoinedPlace | None = None
     taken_over: bool = False
 
 

@@ -11,9 +11,10 @@ from contextlib import contextmanager
 from fleet.app.plans import RunPlan, place_of, store_url
 from fleet.app.resuming import check_idle
 from fleet.errors import ConfigError
+from fleet.host import secret
 from fleet.host.folds import is_written
 from fleet.host.holder import lives, this_process
-from fleet.protocol.holding import LOOK_S, RENEW_S, STALE_S, Held, Holder, Seen, Stamp, TakenOver, Tenure
+from fleet.protocol.holding import LOOK_S, RENEW_S, STALE_S, Holder, RunHeld, SeenClaim, Stamp, TakenOver, Tenure
 from storage.backends.causes import cause_of
 from storage.backends.trial import detail_of, refusal
 from storage.backends.urls import redact
@@ -28,7 +29,7 @@ class HeldElsewhere(ConfigError):
     """The run goes on elsewhere: what lies in its folder is not that of a run that was refused."""
 
 
-def refused(plan: RunPlan, held: Held) -> HeldElsewhere:
+def refused(plan: RunPlan, held: RunHeld) -> HeldElsewhere:
     """That the run of ``plan`` goes on elsewhere, and what can be typed."""
     holder, name = held.holder, plan.name
     there = f" --address {holder.cluster}" if holder.cluster else ""
@@ -58,10 +59,10 @@ def looked_at(plan: RunPlan, named: bool, address: str, take: bool, say: Callabl
     try:
         return dataclasses.replace(plan, seen=_look(plan, place, take, say))
     except OSError as error:
-        raise refusal(place, "this machine could not read there what holds the run", cause_of(error), detail_of(error)) from error
+        raise refusal(place, "this machine could not read the holder of the run there", cause_of(error), detail_of(error)) from error
 
 
-def _look(plan: RunPlan, place: str, take: bool, say: Callable[[str], object]) -> Seen:
+def _look(plan: RunPlan, place: str, take: bool, say: Callable[[str], object]) -> SeenClaim:
     said: list[str] = []
     waiting = threading.Event()
 
@@ -73,7 +74,7 @@ def _look(plan: RunPlan, place: str, take: bool, say: Callable[[str], object]) -
 
     try:
         return RunLock(place, lives, wait).watch(take)
-    except Held as held:
+    except RunHeld as held:
         raise refused(plan, held) from held
 
 
@@ -85,28 +86,30 @@ def check_store(plan: RunPlan) -> None:
         raise ConfigError("--storage", redact(plan.settings.storage), reason, way_out)
 
 
-class Hold:
+class RunHold:
     """This process holds the run of ``plan``, from here to :meth:`close`. ``cluster``: the address of the cluster that it has joined.
 
     Attributes:
+        url: of the run's store.
         tenure: its right to save; None: the store fails, and ``refusal`` says how.
 
     Raises ConfigError when another process holds it.
     """
 
     def __init__(self, plan: RunPlan, cluster: str = "") -> None:
+        self.url = store_url(plan)
         self._stop, self._count, self.lost = threading.Event(), 0, ""
         self._thread: threading.Thread | None = None
         self.tenure: Tenure | None = None
         self.refusal: ConfigError | None = None
         try:
-            self._lock = RunLock(store_url(plan), lives, lambda holder, wait_s: self._stop.wait(wait_s))
-            self.tenure = self._lock.claim(this_process(cluster), plan.seen)
+            self._lock = RunLock(self.url, lives, lambda holder, wait_s: self._stop.wait(wait_s))
+            self.tenure = self._lock.claim(this_process(secret.nonce().hex(), cluster), plan.seen)
             self._await_journal(plan)
-        except Held as held:
+        except RunHeld as held:
             raise refused(plan, held) from held
         except OSError as error:
-            self.refusal = refusal(store_url(plan), "this machine could not hold the run there", cause_of(error), detail_of(error))
+            self.refusal = refusal(self.url, "this machine could not hold the run there", cause_of(error), detail_of(error))
 
     def _await_journal(self, plan: RunPlan) -> None:
         """A holder that this one has followed has the journal until it knows: of a folder that both have, one process writes it."""

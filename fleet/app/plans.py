@@ -26,7 +26,7 @@ from fleet.host.provenance import PATCH, Code, code_of, provenance
 from fleet.ledger.lineage import DataHistory
 from fleet.protocol.decisions import GoneBack
 from fleet.protocol.draws import in_texts
-from fleet.protocol.holding import Seen
+from fleet.protocol.holding import SeenClaim
 from fleet.protocol.records import COMPLETED, PLAIN, RUN_NAME, UNSAVED, RunBuilt, RunEnded, RunStarted, configuration
 from fleet.protocol.types import Build
 from fleet.settings.fields import read
@@ -66,7 +66,7 @@ class RunPlan:
     chaos_token: str = ""
     back: GoneBack | None = None
     page: str = ""
-    seen: Seen | None = None
+    seen: SeenClaim | None = None
     plain: tuple[str, ...] | None = None
 
     @property

@@ -41,7 +41,7 @@ from fleet.app.cluster.gpus import gpus_for
 from fleet.app.cluster.joined import JoinedCluster
 from fleet.app.cluster.local import LocalCluster
 from fleet.app.foreign import Caretaker
-from fleet.app.holding import Hold
+from fleet.app.holding import RunHold
 from fleet.app.machines import make_machine
 from fleet.app.notices import SAID_BY_RAY, Notices
 from fleet.app.plans import RunPlan, RunResult, describe, store_url
@@ -87,7 +87,7 @@ HEAD_COMPONENTS = ("host_parts", "host_maintenance")
 NODE_COMPONENTS = (*HEAD_COMPONENTS, "switch_or_cable")
 NODE_REPAIR_S = 3600.0
 BACK_S = 30.0
-"""Seconds for a node that chaos has cut off to be heard again."""
+"""Seconds for a node that chaos has cut off to be told again."""
 CONTROLLER_RESTARTS = 8
 """Losses of Ray Train's controller after which the next loss ends the run."""
 
@@ -176,11 +176,10 @@ class LiveRun:
         if not plan.resume:  # nodes that are lost by now may have had the labels
             _check_domains(plan.settings.domains, cluster)
         self.shm = cluster.folder()
-        self.store_url = store_url(plan)
-        self.home = home_of(plan) if cluster.shares_folders else Home(plan.folder, base=f"{self.store_url}/saved")
+        self.home = home_of(plan) if cluster.shares_folders else Home(plan.folder, base=f"{store_url(plan)}/saved")
         self._secret = secret.fresh()
         self._head_forks: fork_server.ForkServer | None = None
-        self.hold = Hold(plan, cluster.address if isinstance(cluster, JoinedCluster) else "")
+        self.hold = RunHold(plan, cluster.address if isinstance(cluster, JoinedCluster) else "")
         with self.hold.closed_on_error():
             self._start()
 
@@ -196,9 +195,9 @@ class LiveRun:
         self.domains: dict[int, str] = {}
         self._cut_until_s: dict[str, float] = {}
         alive = cluster.alive()
-        self._mark = "" if cluster.shares_folders or not self.store_url.startswith("file://") else leave_mark(self.store_url)
+        self._mark = "" if cluster.shares_folders or not self.hold.url.startswith("file://") else leave_mark(self.hold.url)
         for index in alive if cluster.shares_folders else alive[: agents_at_first(plan.settings)]:
-            self.add_agent(index, functools.partial(try_store, self.store_url, self._mark))
+            self.add_agent(index, functools.partial(try_store, self.hold.url, self._mark))
         self.address = str(ray.get(self._begun, timeout=START_S))
         self.nodes = _Nodes(self)
         self._clock = MonotonicClock()
@@ -213,7 +212,7 @@ class LiveRun:
         return fork_server.runtime_env(self.shm, {}) if self._head_forks is not None else {}
 
     def _spec(self) -> CoordinatorSpec:
-        plan, url, name, tenure = self.plan, self.store_url, self.plan.name, self.hold.tenure
+        plan, url, name, tenure = self.plan, self.hold.url, self.plan.name, self.hold.tenure
         settings, resume, rates, lemons = plan.settings, plan.resume, level_rates(plan), self._lemons()
         origin, build = plan.origin, plan.build
         code = code_of(plan.script) if plan.made_of is None else Code()
@@ -256,7 +255,7 @@ class LiveRun:
         check = (lambda: decision) if decision is not None else preflight if self.plan.settings.preflight else None
         processes = functools.partial(LocalProcesses, place.id)
         levels = self.plan.settings.domains
-        links = functools.partial(LocalLinks, store=functools.partial(addresses_of, self.store_url))
+        links = functools.partial(LocalLinks, store=functools.partial(addresses_of, self.hold.url))
         self.domains[index] = locate(place.labels, place.name, levels).path
         notice_s = self.plan.settings.timeouts.notice_s
         self.agents[index] = start_agent(
@@ -285,7 +284,7 @@ class LiveRun:
             self._cut_until_s[self.name_of(order.node)] = self._clock.now_s() + order.duration_s + BACK_S
 
     def comes_back(self, index: int) -> None:
-        """Note that a node that chaos has lost has an agent again. It takes a moment to be heard."""
+        """Note that a node that chaos has lost has an agent again. It takes a moment to be told."""
         self._cut_until_s[self.name_of(index)] = self._clock.now_s() + BACK_S
 
     def is_cut_off(self, name: str) -> bool:
@@ -379,7 +378,7 @@ class LiveRun:
         """Raises ConfigError when an agent could not use the store. A run that cannot begin leaves nothing."""
         answers = self._ask_agents("tried", LIMIT_S + STOP_S)
         if self._mark:
-            remove_mark(self.store_url, self._mark)
+            remove_mark(self.hold.url, self._mark)
         failures = {index: failure for index, failure in answers.items() if isinstance(failure, Failure)}
         refusal = self._refusal(failures, len(answers)) if failures else self.hold.refusal
         if refusal is None:
@@ -424,7 +423,7 @@ class LiveRun:
         # Ranks get a function's module by value: they need not find its file. A function without a module is sent so anyway.
         if not isinstance(train, Script | Shipped) and (module := sys.modules.get(train.__module__)) is not None:
             cloudpickle.register_pickle_by_value(module)
-        parts = functools.partial(Parts, self.store_url, self.plan.name, self.hold.tenure)
+        parts = functools.partial(Parts, self.hold.url, self.plan.name, self.hold.tenure)
         shared = self.cluster.shares_folders
         logs = logs_of(self.plan.folder.resolve() if shared else self.shm)
         spec = RankSpec(settings, self.shm, self.cluster.head if shared else None, train, parts, self.home, logs)

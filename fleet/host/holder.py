@@ -3,23 +3,24 @@
 from __future__ import annotations
 
 import os
-import secrets
 import socket
 from datetime import UTC, datetime
 from pathlib import Path
 
 from fleet.host.clock import unix_time_s
-from fleet.host.proc import start_ticks
+from fleet.host.proc import start_ticks, stat_fields
 from fleet.protocol.holding import Holder
 
 BOOT = Path("/proc/sys/kernel/random/boot_id")
+ENDED = "ZX"
+"""States of a process that has ended, and whose parent has not asked how."""
 
 
-def this_process(cluster: str = "") -> Holder:
-    """This process, which wants to hold a run from now on. ``cluster``: the address of the cluster that it has joined."""
+def this_process(token: str, cluster: str = "") -> Holder:
+    """This process, which wants to hold a run from now on. ``token`` is drawn for it. ``cluster``: the address of its cluster."""
     since = datetime.fromtimestamp(unix_time_s(), UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
     pid = os.getpid()
-    return Holder(socket.gethostname(), pid, start_ticks(pid), _boot(), _space(), cluster, since, secrets.token_hex(8))
+    return Holder(socket.gethostname(), pid, start_ticks(pid), _boot(), _space(), cluster, since, token)
 
 
 def lives(holder: Holder) -> bool | None:
@@ -27,7 +28,8 @@ def lives(holder: Holder) -> bool | None:
     if (holder.boot, holder.space) != (_boot(), _space()):
         return None
     try:
-        return start_ticks(holder.pid) == holder.start_ticks
+        ended = stat_fields(holder.pid)[0] in ENDED
+        return not ended and start_ticks(holder.pid) == holder.start_ticks
     except ProcessLookupError:
         return False
 

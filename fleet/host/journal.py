@@ -193,7 +193,7 @@ class JournalWriter:
         except OSError as error:
             return f"{self.path} is gone: [Errno {error.errno}] {error.strerror}"
         same = (here.st_dev, here.st_ino) == (there.st_dev, there.st_ino)
-        return "" if same else f"{self.path} is another file than the one that the writer has open: it was replaced"
+        return "" if same else f"{self.path} is not the file that the writer has open: it was replaced"
 
     def _take_over(self) -> int:
         """Lock the file, check that it is a journal to continue, and cut off an incomplete last line. Returns the bytes cut off."""

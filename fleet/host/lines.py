@@ -60,7 +60,7 @@ class Door:
         purposes: the purposes that a connection may have.
         port: 0: a free one.
         most: most connections before the door; one more pushes out the oldest.
-        aside: takes a connection from another host that has to be encrypted, and leads it to its proof elsewhere; None: not needed.
+        elsewhere: takes a connection that has to be encrypted, and leads it to its proof; None: not needed.
     """
 
     def __init__(
@@ -70,9 +70,9 @@ class Door:
         *purposes: Purpose,
         port: int = 0,
         most: int = MOST_UNPROVEN,
-        aside: Callable[[socket.socket], None] | None = None,
+        elsewhere: Callable[[socket.socket], None] | None = None,
     ) -> None:
-        self._selector, self._purposes, self._most, self._aside = selector, purposes, most, aside
+        self._selector, self._purposes, self._most, self._elsewhere = selector, purposes, most, elsewhere
         self._listening = socket.create_server((host, port), backlog=BACKLOG)
         self._listening.setblocking(False)
         self.port: int = self._listening.getsockname()[1]
@@ -129,8 +129,8 @@ class Door:
             return
         connection.setblocking(False)
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        if self._aside is not None and tls.crosses(connection):
-            self._aside(connection)
+        if self._elsewhere is not None and tls.crosses(connection):
+            self._elsewhere(connection)
             return
         peer = peer_of(connection)
         try:

@@ -88,7 +88,7 @@ def between_hosts(connection: socket.socket) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
-class Identity:
+class HostIdentity:
     """This host by its folder. ``authority`` is a digest of the certificates in ``ca.pem``, in any order."""
 
     client: ssl.SSLContext
@@ -99,7 +99,7 @@ class Identity:
 # ---- the folder --------------------------------------------------------------------------------------------------------------------------
 
 
-def identity(directory: str) -> Identity:
+def identity(directory: str) -> HostIdentity:
     """Of the folder ``--tls`` names, tried on itself by a handshake in memory. Raises ConfigError naming the file and the reason."""
     if not os.path.isabs(directory):
         raise ConfigError("tls", directory, "it is read on each host, and is no path from the root on", SERVES)
@@ -107,7 +107,7 @@ def identity(directory: str) -> Identity:
     if os.stat(os.path.join(directory, KEY)).st_mode & _OTHERS:
         raise ConfigError("tls", directory, f"each user of this host may read {KEY}", f"chmod o-rwx {os.path.join(directory, KEY)}")
     client, server = (_context(directory, side) for side in (ssl.PROTOCOL_TLS_CLIENT, ssl.PROTOCOL_TLS_SERVER))
-    made = Identity(client, server, _digest(texts[AUTHORITY]))
+    made = HostIdentity(client, server, _digest(texts[AUTHORITY]))
     made.server.num_tickets = 0  # no ticket comes unasked: an idle connection is quiet
     try:
         _meet(made)
@@ -142,9 +142,7 @@ def _context(directory: str, side: int) -> ssl.SSLContext:
     try:
         context.load_cert_chain(certificate, key, password=_refuse_password)
     except (ssl.SSLError, ValueError) as error:
-        mismatch = "KEY_VALUES_MISMATCH" in str(error)
-        reason = f"{KEY} is not the key of {CERTIFICATE}" if mismatch else f"{CERTIFICATE} and {KEY} cannot be used: {_plainly(error)}"
-        raise ConfigError("tls", directory, reason, SERVES) from error
+        raise ConfigError("tls", directory, f"{CERTIFICATE} and {KEY} cannot be used: {_plainly(error)}", SERVES) from error
     try:
         context.load_verify_locations(authority)
     except (ssl.SSLError, ValueError) as error:
@@ -157,11 +155,11 @@ def _refuse_password() -> str:
 
 
 def _plainly(error: Exception) -> str:
-    reason = getattr(error, "reason", None)
-    return str(reason).replace("_", " ").lower() if reason else str(error)
+    words = getattr(error, "reason", None)
+    return str(words).replace("_", " ").lower() if words else str(error)
 
 
-def _meet(made: Identity) -> None:
+def _meet(made: HostIdentity) -> None:
     """Both sides of one connection, in memory. Raises ssl.SSLError as either of them does."""
     there, back = ssl.MemoryBIO(), ssl.MemoryBIO()
     sides = [made.client.wrap_bio(back, there), made.server.wrap_bio(there, back, server_side=True)]
@@ -188,7 +186,7 @@ def check_same(directory: str, authorities: dict[str, str]) -> None:
 
 class _Held:
     def __init__(self) -> None:
-        self.identity: Identity | None = None
+        self.identity: HostIdentity | None = None
         self.between: Callable[[socket.socket], bool] = between_hosts
 
 

@@ -203,7 +203,7 @@ def _finite(name: str, result: Any, given: Iterable[tuple[str, Any]]) -> Any:
     elif all(np.all(np.isfinite(number)) for number in _numbers(result)):
         return _plain(result) if dataclasses.is_dataclass(result) and not isinstance(result, type) else result
     inputs = ", ".join(f"{key} = {value!r}" for key, value in given)
-    raise ConfigError(name, result, f"not a finite number for {inputs}", "These inputs lie outside what the formula can express.")
+    raise ConfigError(name, result, f"not a finite number for {inputs}", "These inputs lie outside the range of the formula.")
 
 
 def _plain(result: Any) -> Any:

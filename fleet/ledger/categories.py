@@ -16,7 +16,7 @@ MEANINGS: Mapping[str, str] = {
     "rework": "Steps that did not count: they were abandoned after a loss, or rolled back after they were committed.",
     "checkpoint_stall": "The loop stands still while its state is copied for a checkpoint.",
     "restore": "A rank receives the state, from a peer, a disk or the store.",
-    "detect": "A process is lost and not known as lost yet: from its last sign of life until the agent or coordinator declares it lost.",
+    "detect": "A process is lost and not known as lost yet: from its last sign of life until the coordinator declares it lost.",
     "reform": "Ranks leave one view and meet in the next one.",
     "provision": "The slot is empty: no process fills it yet, at the start or after a loss.",
     "maintenance": "The slot is empty: its node was taken away after a notice, and no other process fills it yet.",

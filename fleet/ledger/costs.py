@@ -77,7 +77,7 @@ class CostBook:
         self._unsettled: list[LossCost] = []
         self._domains = 0
 
-    # ---- what happened
+    # ---- happenings
 
     def lost(self, record: ProcessLost, at_us: int) -> None:
         loss = LossCost(str(record.member), at_us, str(record.cause), record.fault, record.generation, like=looks_like(record.cause))

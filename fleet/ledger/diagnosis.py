@@ -118,7 +118,7 @@ def _wire(summary: LedgerSummary) -> TimeFinding:
         "Compute more between two reductions (a larger batch), or let them overlap with the backward pass.",
         "to memory, for the larger batch or the buffers in flight",
         f"A rank's step has {duration(law.exposed_s)} of communication that nothing hides, beside {duration(law.compute_s)} of compute.",
-        f"rho = {rho:.2f}: {'communication is what a step waits for.' if rho > 1 else part}", *overlap,
+        f"rho = {rho:.2f}: {'a step waits for communication.' if rho > 1 else part}", *overlap,
     )  # fmt: skip
 
 
@@ -215,7 +215,7 @@ def _empty(summary: LedgerSummary) -> TimeFinding:
     idle = _of_all(summary, summary.categories["idle_spare"])
     spares = f"{summary.spares} spares stood by, idle for {idle:.1%} of all rank-seconds." if summary.spares else "There was no spare."
     return _finding(
-        summary, "provision", "Slots stand empty after a loss.", "the scheduler: replacing what was lost",
+        summary, "provision", "Slots stand empty after a loss.", "the scheduler: replacing lost ranks",
         "Keep a spare more, or make replacements start faster.", "to idle_spare, which is paid for whether a fault comes or not",
         *_by_fault(summary, "provision"), spares, part_s=summary.categories["provision"] - summary.cold_provision_s,
     )  # fmt: skip

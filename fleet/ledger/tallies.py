@@ -122,7 +122,7 @@ class Tally:
                 self._asked_s.pop(name, None)
                 if phase == "durable":
                     self._durable_s, self._bytes = at_s, size
-            case Resumed(gap=True):  # what was asked for is forgotten with those who were asked
+            case Resumed(gap=True):  # a request is forgotten with the ranks that got it
                 self._asked_s.clear()
 
     def _stands_by(self, member: Member) -> None:

@@ -1,11 +1,11 @@
 """One run, one record: which process may write a run's checkpoints, agreed by files that a store creates once. Pure: no clock, no store.
 
 Beside a run's checkpoints lies a sequence of numbered files. Each number is created by one process, and never overwritten. It is a
-:class:`Claim`, by which a process takes the run, or a :class:`Save`, by which the holder announces a checkpoint. A claim and the next save
-of the holder before compete for the same number. So a holder that has lost the run announces nothing any more: it is fenced.
+:class:`RunClaim`, by which a process takes the run, or a :class:`SaveEntry`, by which the holder announces a checkpoint. A claim and the
+next save of the holder before compete for the same number. So a holder that has lost the run announces nothing any more: it is fenced.
 
 The functions are generators. They yield what is to be asked of the store (:class:`Names`, :class:`Create`), or of the machine
-(:class:`Lives`, :class:`Pause`), and are sent the answers. So tests interleave them at will.
+(:class:`AskLives`, :class:`Pause`), and are sent the answers. So tests interleave them at will.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class Holder:
 
 
 @dataclass(frozen=True, slots=True)
-class Claim:
+class RunClaim:
     """From here on ``holder`` has the run, for the ``epoch``-th time that it is taken."""
 
     number: int
@@ -60,7 +60,7 @@ class Claim:
 
 
 @dataclass(frozen=True, slots=True)
-class Save:
+class SaveEntry:
     """The holder of ``epoch`` puts the manifest of ``checkpoint`` next."""
 
     number: int
@@ -68,7 +68,7 @@ class Save:
     checkpoint: str
 
 
-Entry = Claim | Save
+Entry = RunClaim | SaveEntry
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +88,7 @@ class Stamp:
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
+class SeenClaim:
     """A claim that may be followed by another, as it was found. ``stamp`` is what its holder must have left it at; None: any."""
 
     number: int
@@ -106,7 +106,7 @@ class TakenOver(FleetError, OSError):
         return f"the run was taken over by {self.by}"
 
 
-class Held(FleetError):
+class RunHeld(FleetError):
     """A run goes on elsewhere: its ``holder`` lives."""
 
     def __init__(self, holder: Holder) -> None:
@@ -170,7 +170,7 @@ class Remove:
 
 
 @dataclass(frozen=True, slots=True)
-class Lives:
+class AskLives:
     """Whether the process of a holder lives; None: it cannot be seen from here."""
 
     holder: Holder
@@ -183,7 +183,7 @@ class Pause:
     holder: Holder
 
 
-Ask = Names | Read | Create | Empty | Put | Note | Remove | Lives | Pause
+Ask = Names | Read | Create | Empty | Put | Note | Remove | AskLives | Pause
 
 
 # ---- files -------------------------------------------------------------------------------------------------------------------------------
@@ -199,9 +199,13 @@ def stamp_of(number: int) -> str:
     return name_of(number) + STAMP
 
 
+KINDS: dict[type, str] = {RunClaim: "claim", SaveEntry: "save", Stamp: "stamp"}
+"""The word of an entry in its file."""
+
+
 def encode(entry: Entry | Stamp) -> bytes:
     """As JSON."""
-    kind = type(entry).__name__.lower()
+    kind = KINDS[type(entry)]
     return json.dumps({"kind": kind} | asdict(entry)).encode()
 
 
@@ -212,9 +216,9 @@ def decode(data: bytes) -> Entry | Stamp:
         kind = content.pop("kind")
         match kind:
             case "claim":
-                return Claim(content["number"], content["epoch"], Holder(**content["holder"]))
+                return RunClaim(content["number"], content["epoch"], Holder(**content["holder"]))
             case "save":
-                return Save(**content)
+                return SaveEntry(**content)
             case "stamp":
                 return Stamp(**content)
     except (ValueError, TypeError, KeyError, AttributeError) as error:
@@ -235,33 +239,33 @@ class Sequence:
     """The end of a sequence: its last number (-1: none), its last claim, and saves that may not be done."""
 
     last: int
-    claim: Claim | None
-    saves: tuple[Save, ...]
+    claim: RunClaim | None
+    saves: tuple[SaveEntry, ...]
 
 
 def reading() -> Generator[Ask, Any, Sequence]:
     """The end of the sequence, down to the last claim that is older than a holder who came so far as to leave a stamp."""
     names = yield Names()
     numbers = numbers_in(names)
-    claim: Claim | None = None
-    saves: list[Save] = []
+    claim: RunClaim | None = None
+    saves: list[SaveEntry] = []
     for number in numbers:
         data = yield Read(name_of(number))
         entry = decode(data) if data is not None else None  # None: its holder has removed it meanwhile
-        if isinstance(entry, Save):
+        if isinstance(entry, SaveEntry):
             saves.append(entry)
-        elif isinstance(entry, Claim):
+        elif isinstance(entry, RunClaim):
             claim = claim or entry
             if stamp_of(number) in names:
                 break
     return Sequence(numbers[0] if numbers else -1, claim, tuple(saves))
 
 
-def watching(take: bool = False) -> Generator[Ask, Any, Seen]:
+def watching(take: bool = False) -> Generator[Ask, Any, SeenClaim]:
     """Find out whether the run may be taken: the claim that may be followed by another.
 
     A holder whose process is known to have ended, or that has ended in order, is followed at once. So is any where ``take`` is true. Else
-    a stamp that does not change for ``STALE_S`` is waited for. Raises Held.
+    a stamp that does not change for ``STALE_S`` is waited for. Raises RunHeld.
     """
     known: tuple[int, Stamp | None] | None = None
     since_s = 0.0
@@ -269,25 +273,25 @@ def watching(take: bool = False) -> Generator[Ask, Any, Seen]:
         sequence = yield from reading()
         claim = sequence.claim
         if claim is None:
-            return Seen(-1)
+            return SeenClaim(-1)
         if known is not None and claim.number != known[0]:
-            raise Held(claim.holder)
+            raise RunHeld(claim.holder)
         if take:
-            return Seen(claim.number)
+            return SeenClaim(claim.number)
         data = yield Read(stamp_of(claim.number))
         stamp = _stamp(data)
         if stamp is not None and stamp.over:
-            return Seen(claim.number, stamp)
-        lives = yield Lives(claim.holder)
+            return SeenClaim(claim.number, stamp)
+        lives = yield AskLives(claim.holder)
         if lives or (known is not None and stamp != known[1]):
-            raise Held(claim.holder)
+            raise RunHeld(claim.holder)
         if lives is False:
-            return Seen(claim.number, stamp)
+            return SeenClaim(claim.number, stamp)
         now_s = yield Pause(claim.holder)
         if known is None:
             known, since_s = (claim.number, stamp), now_s
         elif now_s - since_s >= STALE_S:
-            return Seen(claim.number, stamp)
+            return SeenClaim(claim.number, stamp)
 
 
 def _stamp(data: bytes | None) -> Stamp | None:
@@ -299,9 +303,9 @@ def _stamp(data: bytes | None) -> Stamp | None:
     return found if isinstance(found, Stamp) else None
 
 
-def claiming(holder: Holder, seen: Seen | None = None) -> Generator[Ask, Any, Tenure]:
+def claiming(holder: Holder, seen: SeenClaim | None = None) -> Generator[Ask, Any, Tenure]:
     """Take the run. ``seen`` is what may be followed, as :func:`watching` has found it elsewhere; without, or after a change, it is watched
-    here. Raises Held.
+    here. Raises RunHeld.
 
     When this returns, no save of an earlier holder comes about any more.
     """
@@ -312,7 +316,7 @@ def claiming(holder: Holder, seen: Seen | None = None) -> Generator[Ask, Any, Te
             seen = yield from watching()
             continue
         number, epoch = sequence.last + 1, claim.epoch + 1 if claim is not None else 0
-        if not (yield Create(name_of(number), encode(Claim(number, epoch, holder)))):
+        if not (yield Create(name_of(number), encode(RunClaim(number, epoch, holder)))):
             continue  # a save of the holder before, or another claim
         sequence = yield from reading()
         if sequence.last > number:  # the holder before has announced so much meanwhile that this number was free again
@@ -323,7 +327,7 @@ def claiming(holder: Holder, seen: Seen | None = None) -> Generator[Ask, Any, Te
         return Tenure(number, epoch)
 
 
-def _may_follow(claim: Claim, seen: Seen | None) -> Generator[Ask, Any, bool]:
+def _may_follow(claim: RunClaim, seen: SeenClaim | None) -> Generator[Ask, Any, bool]:
     if seen is None or claim.number != seen.number:
         return False
     if seen.stamp is None:
@@ -350,9 +354,9 @@ def renewing(tenure: Tenure, stamp: Stamp) -> Generator[Ask, Any, None]:
 
 
 def _refuse_other(tenure: Tenure, entry: Entry | Stamp | None) -> None:
-    if isinstance(entry, Claim) and entry.number != tenure.number:
+    if isinstance(entry, RunClaim) and entry.number != tenure.number:
         raise TakenOver(str(entry.holder))
-    if isinstance(entry, Save) and entry.epoch != tenure.epoch:
+    if isinstance(entry, SaveEntry) and entry.epoch != tenure.epoch:
         raise TakenOver(f"another process, which has saved {entry.checkpoint}")
 
 
@@ -389,7 +393,7 @@ class Saves:
 
     def _announced(self, checkpoint: str) -> Generator[Ask, Any, int]:
         number = self._last + 1
-        while not (yield Create(name_of(number), encode(Save(number, self.tenure.epoch, checkpoint)))):
+        while not (yield Create(name_of(number), encode(SaveEntry(number, self.tenure.epoch, checkpoint)))):
             data = yield Read(name_of(number))
             if data is not None:  # None: a claim that was given up
                 _refuse_other(self.tenure, decode(data))

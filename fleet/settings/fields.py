@@ -1,4 +1,4 @@
-"""Settings of components. Each has a frozen dataclass whose fields say what they mean, and owns its defaults there. Pure.
+"""Settings of components. Each component has a frozen dataclass with the meanings and the defaults of its settings. Pure.
 
 A setting has a dotted name, such as ``straggler.gain``. Values come as nested mappings (a file, Python) or as text (a command line). This
 module turns them into flat values, a later one over an earlier one, and then into dataclasses. The dataclasses check values together.

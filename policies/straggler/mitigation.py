@@ -75,7 +75,7 @@ class Mitigator:
         try:
             findings = self._observe(timings, circumstances, now_s) if timings is not None else []
             return self._answer(tuple(findings), circumstances, now_s)
-        except Exception as error:  # noqa: BLE001 - whatever the policy trips over, nobody is guilty of it, and training goes on
+        except Exception as error:  # noqa: BLE001 - an error of the policy makes no rank guilty, and training goes on
             return Remedy(tuple(self._unknown(f"the straggler policy crashed: {type(error).__name__}: {error}")))
 
     # ---- slow ranks ----------------------------------------------------------------------------------------------------------------------

@@ -11,7 +11,7 @@ import os
 import socket
 import uuid
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO, Protocol
@@ -44,6 +44,10 @@ class StoreError(FleetError, OSError):
 
     def __str__(self) -> str:
         return f"store {self.store}: {self.cause}: {self.detail}"
+
+
+class AlreadyThere(StoreError):
+    """A conditional write found another file, or another write of the same file at that moment."""
 
 
 class Files(Protocol):
@@ -219,8 +223,15 @@ class LocalFiles:
         return path.stat().st_size if path.is_file() else None
 
     def sizes(self, directory: str) -> dict[str, int]:
-        path = self._root / directory
-        return {entry.name: entry.stat().st_size for entry in os.scandir(path) if entry.is_file()} if path.is_dir() else {}
+        path, found = self._root / directory, dict[str, int]()
+        if not path.is_dir():
+            return found
+        with os.scandir(path) as entries:
+            for entry in entries:
+                with suppress(FileNotFoundError):  # another process has removed the file since
+                    if entry.is_file():
+                        found[entry.name] = entry.stat().st_size
+        return found
 
     def directories(self) -> list[str]:
         return [entry.name for entry in self._root.iterdir() if entry.is_dir()] if self._root.is_dir() else []

@@ -16,16 +16,16 @@ from typing import Any
 from urllib.parse import unquote, urlsplit
 
 from storage.backends.blocks import Segments, SharedReader, Sink
-from storage.backends.files import StoreError
+from storage.backends.files import AlreadyThere, StoreError
 
 ENDPOINT = "FLEET_S3_ENDPOINT"
 WORKERS = 4
 CREDENTIALS = ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN", "AWS_PROFILE", "AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3")
 
-EXISTS, BUSY = "exists", "busy"
+THERE = ("PreconditionFailed", "412", "ConditionalRequestConflict")
+"""Codes of a refused conditional write."""
 BUSY_TRIES = 5
 CAUSES = {
-    "PreconditionFailed": EXISTS, "412": EXISTS, "ConditionalRequestConflict": BUSY,
     "NoSuchBucket": "bucket", "AccessDenied": "credentials", "InvalidAccessKeyId": "credentials", "SignatureDoesNotMatch": "credentials",
     "ExpiredToken": "credentials", "ExpiredTokenException": "credentials", "TokenRefreshRequired": "credentials", "403": "credentials",
     "RequestTimeTooSkewed": "credentials", "InvalidToken": "credentials",
@@ -73,9 +73,7 @@ class S3Files:
             try:
                 with self._errors(name):
                     self._client.put_object(Bucket=self._bucket, Key=self._key(name), Body=data, IfNoneMatch="*")
-            except StoreError as error:
-                if error.cause not in (EXISTS, BUSY):
-                    raise
+            except AlreadyThere:
                 if (there := self._there(name)) is not None:
                     return there == data  # the store may have taken the first try of this request, and its answer was lost
             else:
@@ -176,7 +174,8 @@ class S3Files:
         if code in ("NoSuchKey", "404"):
             return FileNotFoundError(f"{StoreError(self._url, 'missing', name)}")
         cause = CAUSES.get(code) or ("server" if status >= 500 else "refused")
-        return StoreError(self._url, cause, f"{code} {said.get('Message', '')} (HTTP {status}, {error.operation_name})".strip())
+        kind = AlreadyThere if code in THERE else StoreError
+        return kind(self._url, cause, f"{code} {said.get('Message', '')} (HTTP {status}, {error.operation_name})".strip())
 
 
 class _S3Sink:

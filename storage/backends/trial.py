@@ -75,7 +75,7 @@ class StoreTrial:
             except Exception as error:  # noqa: BLE001 - see below
                 self._fail(error)
                 files.remove(folder)  # it may exist although no answer came
-        except Exception as error:  # noqa: BLE001 - whatever a client library raises, the store cannot be used
+        except Exception as error:  # noqa: BLE001 - after any error of a client library, the store cannot be used
             self._fail(error)
         finally:
             self._done.set()

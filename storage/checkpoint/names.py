@@ -152,8 +152,8 @@ def is_optimizer(tracked: Any) -> bool:
 def parameter_names(optimizer: Any, state: Mapping[str, Any], shapes: Mapping[int, tuple[int, ...]]) -> dict[Any, str] | None:
     """Parameter number -> name, or None when it is not certain.
 
-    It is certain in two cases. The optimizer was made from ``named_parameters()``. Or the state is what ``Optimizer(module.parameters())``
-    gives. Then the optimizer has one group. Exactly one tracked module has as many distinct tensors as the optimizer has parameters, so
+    It is certain in two cases. The optimizer was made from ``named_parameters()``. Or the state fits ``Optimizer(module.parameters())``.
+    Then the optimizer has one group. Exactly one tracked module has as many distinct tensors as the optimizer has parameters, so
     that it has no buffers. Each parameter's state has that parameter's shape.
     """
     groups = optimizer["param_groups"]

@@ -397,7 +397,8 @@ def test_between_hosts_who_is_not_of_the_authority_is_refused_and_counted(author
     with pytest.raises(ssl.SSLCertVerificationError), socket.create_connection((host, int(port)), BOUND_S) as stream:
         other.client.wrap_socket(stream)  # who listens is none of that authority's
     other.client.verify_mode = ssl.CERT_NONE
-    with other.client.wrap_socket(socket.create_connection((host, int(port)), BOUND_S)) as stream, pytest.raises(OSError, match="refuses"):
+    stream = other.client.wrap_socket(socket.create_connection((host, int(port)), BOUND_S))
+    with stream, pytest.raises(OSError, match="refuses|has closed the connection"):  # the kernel may drop the alert, as bytes are unread
         Knock(stream, listener.purpose).proof()
     with socket.create_connection((host, int(port)), BOUND_S) as stream:
         stream.sendall(MAGIC + bytes(200))

@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from actors.rank.state.tracked import TrackedState
-from fleet.protocol.holding import Held, Holder, Seen, Stamp, TakenOver, Tenure
+from fleet.protocol.holding import Holder, RunHeld, SeenClaim, Stamp, TakenOver, Tenure
 from fleet.protocol.instructions import CommitCheckpoint
 from fleet.protocol.types import StateId
 from storage.backends.files import creates_once, open_files
@@ -130,10 +130,10 @@ def test_of_three_that_race_for_a_run_one_holds_it(url: str) -> None:
     results = at_once(*claims)
     held = [result for result in results if isinstance(result, Tenure)]
     assert [tenure.epoch for tenure in held] == [1]
-    assert len([result for result in results if isinstance(result, Held)]) == 2
+    assert len([result for result in results if isinstance(result, RunHeld)]) == 2
     winner = 1 + results.index(held[0])
     words = f"the run is held by process {winner} of host-{winner} for the cluster 10.0.0.1:6379, since 2026-01-01 00:00:00 UTC"
-    assert {str(result) for result in results if isinstance(result, Held)} == {words}
+    assert {str(result) for result in results if isinstance(result, RunHeld)} == {words}
     saved(url, held[0], 2)
     assert CheckpointStore(url).manifest(CheckpointStore(url).list()[-1]).epoch == 1
 
@@ -146,7 +146,7 @@ def test_a_holder_that_was_followed_writes_nothing(url: str, tmp_path: Path) -> 
     journal.write_bytes(b"one")
     assert saved(url, first, 1, store) and mirror.copy(journal)
     _, part = Parts(url, "run", first).write(StateId(0, 2), 1, 0, 1, tensors(0))
-    second = RunLock(url).claim(holder(1), Seen(first.number))
+    second = RunLock(url).claim(holder(1), SeenClaim(first.number))
     before = everything(url)
     journal.write_bytes(b"one and more")
     order = CommitCheckpoint("000000-000000000002-g00000001", StateId(0, 2), (part,), META, 0.0, 0.0)
@@ -174,7 +174,7 @@ def test_a_manifest_on_its_way_when_the_run_is_taken_does_not_arrive(url: str) -
 
     def late(checkpoint: str, put: Callable[[], bool]) -> bool:
         def put_late() -> bool:
-            RunLock(url).claim(holder(1), Seen(first.number))
+            RunLock(url).claim(holder(1), SeenClaim(first.number))
             return put()
 
         return right(checkpoint, put_late)

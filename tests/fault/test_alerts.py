@@ -228,7 +228,7 @@ def hour_old() -> Story:
 @contextlib.contextmanager
 def scraped(folder: Path, served: Watched) -> Iterator[Server]:
     program("prometheus")
-    with scraping(folder, [served.url.removeprefix("http://")], quick(rules(), SCALE), 0.25) as prometheus:
+    with scraping(folder, [served.url.removeprefix("http://")], quick(rules(), SCALE), 1.0) as prometheus:
         prometheus.until('fleet_run_info{status="running"}')
         yield prometheus
 
@@ -238,7 +238,7 @@ def test_a_page_that_is_gone(tmp_path: Path) -> None:
         served.write("run", hour_old().records)
         port = served.server.port
         with scraped(tmp_path / "prometheus", served) as prometheus:
-            assert "FleetTargetVanished" not in prometheus.firing()
+            until(lambda: "FleetTargetVanished" not in prometheus.firing(), "the page answers in time", LIMIT_S)
             served.server.__exit__(None, None, None)
             until(lambda: "FleetTargetVanished" in prometheus.firing(), "it fires", LIMIT_S)
             with watched(tmp_path, port=port):

@@ -129,13 +129,13 @@ def has(kind: type[Record]) -> Callable[[list[Record]], bool]:
     return lambda seen: any(isinstance(record, kind) for record in seen)
 
 
-def struck(seen: list[Record]) -> bool:
+def was_hit(seen: list[Record]) -> bool:
     return any(isinstance(record, FaultRecord) and record.phase == "executed" for record in seen)
 
 
 MOMENTS = {
     "begins": ("", lambda seen: True), "has a journal": ("run", bool), "has a view": ("run", has(ViewPublished)),
-    "step 1": ("run", steps(1)), "step 9": ("run", steps(9)), "the fault struck": ("run", struck), "step 120": ("run", steps(120)),
+    "step 1": ("run", steps(1)), "step 9": ("run", steps(9)), "the fault struck": ("run", was_hit), "step 120": ("run", steps(120)),
     "has ended": ("run", has(RunEnded)), "its twin has a view": ("twin", has(ViewPublished)), "step 9 of its twin": ("twin", steps(9)),
 }  # fmt: skip
 """When -> of which run (none: of the command itself), and what its journal has then."""

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import json
+import lzma
 import os
 import re
 import time
+import tomllib
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,6 +20,7 @@ from dashboards.pages.wrong import verdict, wrong
 from fleet.host.processes import calling
 from fleet.ledger.goodput import Ledger
 from fleet.ledger.tallies import Tally
+from fleet.protocol.journal import decode_line
 from fleet.protocol.records import Committed, FaultRecord, Measurement, ProcessUp, Record, RunEnded, RunStarted
 from tests.support.browser import FIRST_SCREEN, LAPTOP, NARROW, WAIT_MS, WIDE, opened, outside, text
 from tests.support.journals import records
@@ -27,7 +31,8 @@ ROOT = Path(__file__).resolve().parents[2]
 WRITES = os.environ.get("FLEET_WRITE_DOCS") == "1"
 STEPS = 120 if WRITES else 40
 LIMIT_S = 280.0
-MOST_BYTES = 60_000
+MOST_BYTES, LATE_UNIX_S = 60_000, 4e9
+REAL = ROOT / "tests" / "golden" / "long.jsonl.xz"
 SECRET = re.compile("(?<=token=)[0-9a-f]+")
 RUN = [
     "examples/gpt.py",
@@ -136,23 +141,19 @@ def test_the_first_screen_says_whether_it_is_well_what_it_costs_and_what_is_wron
 @pytest.mark.parametrize(("end", "size", "scheme"), [("", LAPTOP, "light"), ("-phone", NARROW, "dark")])
 @pytest.mark.parametrize("state", ["starting", "well", "degraded", "ended"])
 def test_the_page_says_how_it_is(
-    pieces: tuple[Path, list[bytes]],
-    pictures: Path,
-    browser: Browser,
-    tmp_path: Path,
-    state: str,
-    end: str,
-    size: dict[str, int],
-    scheme: str,
+    pictures: Path, browser: Browser, tmp_path: Path, state: str, end: str, size: dict[str, int], scheme: str
 ) -> None:
-    """The journal of the run as it was at such a moment, seen then."""
-    folder, _ = pieces
+    """The journal of a run that has been, as it was at such a moment, seen then."""
+    with lzma.open(REAL) as file:
+        found = [decode_line(line) for line in file]
     with watched(tmp_path) as served:
-        served.write("gpt", moment(list(records(folder)), state))
+        served.write("gpt", moment(found, state))
+        os.utime(tmp_path / "gpt" / "journal.jsonl", (LATE_UNIX_S, LATE_UNIX_S))  # it grows, however slow this machine is
         with opened(browser, f"{served.url}/runs/gpt", size, color_scheme=scheme) as page:
             expect(page.locator("#verdict")).to_have_class("stopped" if state == "ended" else state, timeout=WAIT_MS)
             assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
             assert outside(page, "#status", "#verdict") == []
+            expect(page.locator("#cost")).to_contain_text("for the start" if state == "starting" else "of it to faults")
             screenshot(page, pictures / f"live-{state}{end}.png")
 
 
@@ -168,7 +169,10 @@ def moment(found: list[Record], state: str) -> list[Record]:
     assert last, f"the run was never {state}"
     begun, newest_s = found[0], max(getattr(record, "at_s", 0.0) for record in found[:last])
     assert isinstance(begun, RunStarted)
-    return [replace(begun, unix_time_s=time.time() - (newest_s - begun.at_s)), *found[1:last]]
+    config = json.loads(begun.config)
+    config["settings"]["cost"] = tomllib.loads(PRICES)["cost"]
+    unix_s = time.time() - (newest_s - begun.at_s)
+    return [replace(begun, run="gpt", unix_time_s=unix_s, config=json.dumps(config)), *found[1:last]]
 
 
 def screenshot(page: Page, path: Path) -> None:

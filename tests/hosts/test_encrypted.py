@@ -161,7 +161,7 @@ def listening(host: Host) -> Iterator[list[dict[str, int]]]:
         process.communicate()
 
 
-def overheard(shell: Shell, name: str, *options: str) -> tuple[dict[str, int], dict[str, Any]]:
+def tapped(shell: Shell, name: str, *options: str) -> tuple[dict[str, int], dict[str, Any]]:
     """(the counts on the link of a host that takes part, the report) of a run in which a rank is killed, and its twin."""
     faults = ("--chaos", "at=step:40,kinds=kill_rank", "--expect", "faults>=1", "--twin", "--json", f"{name}.json")
     with listening(shell.cluster.workers[0]) as found:
@@ -172,11 +172,11 @@ def overheard(shell: Shell, name: str, *options: str) -> tuple[dict[str, int], d
 
 def test_through_a_kill_a_run_ends_as_its_twin_and_nothing_of_it_is_seen(shell: Shell, authority: Authority) -> None:
     """Plainly its hellos and its state are seen: so who listens hears well."""
-    for name, options in (("overheard", ()), ("encrypted", ("--tls", TLS))):
-        heard, report = overheard(shell, name, *options)
+    for name, options in (("tapped", ()), ("encrypted", ("--tls", TLS))):
+        counted, report = tapped(shell, name, *options)
         assert report["status"] == "completed" and report["twin"]["equal"] and report["counts"]["executed"] == 1 and report["closes"]
-        assert heard["dropped"] == 0 and heard["packets"] > 1000
-        assert bool(heard["hello"]) is bool(heard["mark"]) is (name == "overheard"), heard
+        assert counted["dropped"] == 0 and counted["packets"] > 1000
+        assert bool(counted["hello"]) is bool(counted["mark"]) is (name == "tapped"), counted
 
 
 def test_each_port_that_a_run_opens_to_other_hosts_asks_for_a_certificate_and_the_secret(shell: Shell, authority: Authority) -> None:

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fleet.protocol import holding
-from fleet.protocol.holding import Claim, Holder, Save, Stamp, TakenOver
+from fleet.protocol.holding import Holder, RunClaim, SaveEntry, Stamp, TakenOver
 
 RUNS = 200
 KILLED = "killed"
@@ -50,7 +50,7 @@ class World:
                 self.manifests.setdefault(checkpoint, b"")
             case holding.Put(checkpoint=checkpoint):
                 return self._put(checkpoint, epoch)
-            case holding.Lives(holder=who):
+            case holding.AskLives(holder=who):
                 return who.pid in self.alive if who.pid in self.seen else None
             case holding.Pause():
                 self.now_s += 1.0
@@ -95,7 +95,7 @@ class Process:
         assert self.steps < MOST_STEPS, f"process {self.pid} comes to no end: {self._ask}"
         try:
             self._ask = self._steps.send(self.world.answer(self._ask, self.epoch))
-        except (holding.Held, TakenOver) as error:
+        except (holding.RunHeld, TakenOver) as error:
             self._end(type(error).__name__)
         except StopIteration:
             self._end("done")
@@ -132,9 +132,9 @@ def test_no_interleaving_has_two_holders_or_a_save_of_one_that_was_followed(data
                     one.step() if not one.ended else None
     assert [epoch for epoch, newest in world.put_by if epoch != newest] == [], "a holder that was followed has saved"
     last = max(holding.numbers_in(world.files), default=-1)
-    claims = [entry for name, raw in world.files.items() if name.isdecimal() and isinstance(entry := holding.decode(raw), Claim)]
+    claims = [entry for name, raw in world.files.items() if name.isdecimal() and isinstance(entry := holding.decode(raw), RunClaim)]
     assert len({claim.epoch for claim in claims if claim.number != last}) >= len({claim.epoch for claim in claims}) - 1
-    assert sum(isinstance(holding.decode(raw), Save) for raw in world.files.values()) <= len(processes) * (2 * holding.KEPT + 1)
+    assert sum(isinstance(holding.decode(raw), SaveEntry) for raw in world.files.values()) <= len(processes) * (2 * holding.KEPT + 1)
 
 
 def test_three_that_race_for_a_run_whose_holder_was_killed_are_one_holder_and_two_that_are_refused() -> None:
@@ -148,7 +148,7 @@ def test_three_that_race_for_a_run_whose_holder_was_killed_are_one_holder_and_tw
     while any(not each.ended for each in three):
         for each in three:
             each.step() if not each.ended else None
-    assert sorted(each.ended for each in three) == ["Held", "Held", "done"]
+    assert sorted(each.ended for each in three) == ["RunHeld", "RunHeld", "done"]
     assert world.now_s >= holding.STALE_S
 
 
@@ -158,7 +158,7 @@ def test_a_holder_whose_stamp_moves_is_not_followed_but_at_once_where_that_is_as
     while not second.ended:
         first.step()
         second.step()
-    assert (second.ended, second.epoch) == ("Held", -1)
+    assert (second.ended, second.epoch) == ("RunHeld", -1)
     while third.epoch < 0:
         third.step()
     before = dict(world.manifests)

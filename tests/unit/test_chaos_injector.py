@@ -80,7 +80,7 @@ def test_a_refused_kill_was_suppressed_and_may_be_tried_on_the_next_one() -> Non
         (fault("f", 1.0, "kill_rank", 1), world(running=False), "does not train yet"),
         (fault("f", 1.0, "flip_weight", 1), ChaosView({0: occupant(0), 1: occupant(1)}, {0: (0, 1)}, True), "no majority"),
         (fault("f", 1.0, "lemon_node", 1), world(), "no operation yet"),
-        (fault("f", 1.0, "lose_node", 5), world(), "node 5 is not there"),
+        (fault("f", 1.0, "lose_node", 5), world(), "node 5 does not exist"),
         (fault("f", 1.0, "lose_node", 0), ChaosView({0: occupant(0)}, {0: (0,)}, True), "last node"),
         (fault("f", 1.0, "slow", 4, severity=2.0, duration_s=1.0, on_node=1), world(), "node 4 has no live process"),
     ],
@@ -293,8 +293,8 @@ def test_a_node_that_is_cut_off_counts_as_gone_for_as_long_as_it_is() -> None:
 @pytest.mark.parametrize(
     ("hosts", "why"),
     [
-        ({0: "a", 1: "a", 2: "a", HEAD_NODE: "a"}, "one address with 3 others"),
-        ({0: "a", 1: "b", 2: "c", HEAD_NODE: "b"}, "one address with the head"),
+        ({0: "a", 1: "a", 2: "a", HEAD_NODE: "a"}, "the same address as 3 others"),
+        ({0: "a", 1: "b", 2: "c", HEAD_NODE: "b"}, "the same address as the head"),
         ({0: "a", 2: "c", HEAD_NODE: "h"}, "has no agent"),
     ],
 )

@@ -53,9 +53,10 @@ def test_a_reader_that_leaves_silences_the_terminal_and_ends_nothing(broken: io.
 
 @pytest.fixture
 def journal(tmp_path: Path) -> Path:
-    path = tmp_path / "journal.jsonl"
+    path = tmp_path / "story" / "journal.jsonl"
+    path.parent.mkdir()
     path.write_bytes(b"".join(map(encode_line, one_loss("gpu-1").records)))
-    log = log_path(logs_of(tmp_path), Member(1, 0))
+    log = log_path(logs_of(path.parent), Member(1, 0))
     log.parent.mkdir()
     log.write_text("printed by a rank " + LONG + "\n")
     return path

@@ -24,7 +24,7 @@ STORE = {"settings": {"seed": 7, "storage": "s3://key:secret@bucket/runs?X-Amz-S
 def call(*arguments: str) -> str:
     done = CliRunner().invoke(app, list(arguments), catch_exceptions=False)
     assert done.exit_code == 0, done.output
-    return done.output
+    return done.stdout
 
 
 def reported(root: Path, name: str) -> dict[str, Any]:

@@ -92,7 +92,7 @@ def test_a_picture_is_drawn(folder: Path, tmp_path: Path) -> None:
 def test_a_picture_needs_matplotlib_and_the_error_names_the_extra(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     found = importlib.util.find_spec
     monkeypatch.setattr(importlib.util, "find_spec", lambda name, *rest: None if name == "matplotlib" else found(name, *rest))
-    said = refused("traces", "fit", str(folder / "log.csv"), "--plot", str(tmp_path / "faults.png"))
+    said = refused("experiment", "fit", str(folder / "log.csv"), "--plot", str(tmp_path / "faults.png"))
     assert "fleet-train[traces]" in said and not (tmp_path / "faults.png").exists()
 
 
@@ -118,7 +118,7 @@ def test_neither_fleet_nor_its_command_line_imports_what_only_fits_need() -> Non
     ],
 )
 def test_bad_input_is_refused(folder: Path, arguments: tuple[str, ...], says: str) -> None:
-    assert says in refused("traces", *(each.format(folder) for each in arguments))
+    assert says in refused("experiment", *(each.format(folder) for each in arguments))
 
 
 def test_the_example_of_the_page_is_what_happens(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -127,7 +127,7 @@ def test_the_example_of_the_page_is_what_happens(tmp_path: Path, monkeypatch: py
     (tmp_path / "site.toml").write_text(mapping.text)
     monkeypatch.chdir(tmp_path)
     assert fleet(*shlex.split(commands.text)[1:]) == printed.text
-    assert "no column looks like a time" in refused("traces", "import", "incidents.jsonl")
+    assert "no column looks like a time" in refused("experiment", "import", "incidents.jsonl")
     fit, plan, run = (shlex.split(line)[1:] for line in walk.text.splitlines())
     assert "written to faults.json" in fleet(*fit)
     assert "a fault every  7.6 days" in fleet(*plan)

@@ -194,6 +194,6 @@ def test_the_command_says_the_same(tmp_path: Path) -> None:
     for record in one_loss("gpu-1").records:
         writer.append(record)
     writer.close()
-    assert CliRunner().invoke(app, ["report", str(tmp_path), "--diagnose"]).output == GOLDEN.read_text()
-    data = json.loads(CliRunner().invoke(app, ["report", str(tmp_path), "--diagnose", "--json"]).output)
+    assert CliRunner().invoke(app, ["report", str(tmp_path), "--diagnose"]).stdout == GOLDEN.read_text()
+    data = json.loads(CliRunner().invoke(app, ["report", str(tmp_path), "--diagnose", "--json"]).stdout)
     assert data["findings"][0]["remedy"] and data["run"] == "story"

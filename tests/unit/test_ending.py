@@ -12,7 +12,7 @@ import pytest
 
 from fleet.app import expects, twins
 from fleet.app.cli import run as cli_run
-from fleet.app.ending import EndContext, Joined, ending
+from fleet.app.ending import EndContext, JoinedPlace, ending
 from fleet.app.plans import RunPlan, RunResult, place_of
 from fleet.app.result import report_data
 from fleet.errors import ConfigError
@@ -194,11 +194,11 @@ def test_the_last_lines_of_a_joined_run_are_whole_commands_and_name_the_place_of
         ("s3://bucket/runs", "s3://bucket/runs/story", "s3://bucket/runs/story"),
         ("/shared/my runs", "file:///shared/my runs/story", "'/shared/my runs/story'"),
     ):
-        context = EndContext("story", place, joined=Joined("10.0.0.1:6379", storage, place))
+        context = EndContext("story", place, joined=JoinedPlace("10.0.0.1:6379", storage, place))
         assert lines(data(), context)["next"].startswith(f"fleet checkpoint export {there} --output model.pt")
         stopped = lines(data(status="stopped"), context)["next"]
         assert stopped == f"fleet run --resume story --storage {shlex.quote(storage)} --address 10.0.0.1:6379"
-    on_the_head = EndContext("story", "~/.fleet/runs/story of the cluster's head", joined=Joined("auto", "runs", ""))
+    on_the_head = EndContext("story", "~/.fleet/runs/story of the cluster's head", joined=JoinedPlace("auto", "runs", ""))
     assert lines(data(status="stopped"), on_the_head)["next"] == "fleet run --resume story --address auto"
     assert lines(data(status="stopped"), on_the_head)["saved"] == "step 60, in ~/.fleet/runs/story of the cluster's head"
     taken = EndContext("story", "s3://bucket/runs/story", taken_over=True)

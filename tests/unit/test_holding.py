@@ -12,13 +12,15 @@ from pathlib import Path
 import pytest
 
 from fleet.app import holding
-from fleet.app.holding import HeldElsewhere, Hold, looked_at
+from fleet.app.holding import HeldElsewhere, RunHold, looked_at
 from fleet.app.plans import RunPlan
 from fleet.errors import ConfigError
 from fleet.host import holder
+from fleet.host.proc import start_ticks, stat_fields
 from fleet.protocol.holding import TakenOver, Tenure
 from fleet.settings.run import RunSettings
 from storage.lock import RunLock
+from tests.support.waiting import until
 
 LIMIT_S = 240.0
 CLAIM = """
@@ -26,7 +28,7 @@ import sys
 from fleet.host.holder import this_process
 from storage.lock import RunLock
 
-RunLock(sys.argv[1]).claim(this_process("10.0.0.1:6379"))
+RunLock(sys.argv[1]).claim(this_process("token", "10.0.0.1:6379"))
 """
 
 
@@ -50,25 +52,39 @@ def look(
 
 
 def test_a_run_that_goes_on_is_refused_by_the_name_of_its_holder_and_what_can_be_typed(plan: RunPlan) -> None:
-    hold = Hold(plan)
+    hold = RunHold(plan)
     with pytest.raises(HeldElsewhere, match=r"--resume = 'run': it goes on: process \d+ of \S+, since .* UTC holds it\. .*fleet stop run"):
         look(plan)
     with pytest.raises(HeldElsewhere, match="add --take-over"):
-        Hold(plan)
+        RunHold(plan)
     hold.close()
-    assert Hold(look(plan)).tenure == Tenure(1, 1)
+    assert RunHold(look(plan)).tenure == Tenure(1, 1)
 
 
 def test_a_holder_whose_process_has_ended_is_followed_at_once(plan: RunPlan, elsewhere: None) -> None:
-    assert Hold(look(plan)).tenure == Tenure(1, 1)
-    assert Hold(dataclasses.replace(plan, name="other", folder=plan.folder.parent / "other")).tenure == Tenure(0, 0)
+    assert RunHold(look(plan)).tenure == Tenure(1, 1)
+    assert RunHold(dataclasses.replace(plan, name="other", folder=plan.folder.parent / "other")).tenure == Tenure(0, 0)
+
+
+def test_a_process_that_has_ended_is_no_holder_although_its_parent_has_not_asked_how() -> None:
+    """As in a container whose first process asks about no other."""
+    process = subprocess.Popen([sys.executable, "-S", "-c", "input()"], stdin=subprocess.PIPE)
+    mine = holder.this_process("token")
+    other = dataclasses.replace(mine, pid=process.pid, start_ticks=start_ticks(process.pid))
+    assert (holder.lives(mine), holder.lives(other), holder.lives(dataclasses.replace(other, boot="another"))) == (True, True, None)
+    assert holder.lives(dataclasses.replace(other, start_ticks=1)) is False
+    process.kill()
+    until(lambda: stat_fields(process.pid)[0] == "Z", "the process has ended", LIMIT_S)
+    assert holder.lives(other) is False
+    process.communicate(timeout=LIMIT_S)
+    assert holder.lives(other) is False
 
 
 def test_a_holder_that_cannot_be_seen_is_refused_with_its_cluster(plan: RunPlan, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its stamp moves while it is looked at."""
     monkeypatch.setattr(holding, "lives", lambda who: None)
     lock = RunLock(f"file://{plan.folder}")
-    tenure = lock.claim(holder.this_process("10.0.0.1:6379"))
+    tenure = lock.claim(holder.this_process("token", "10.0.0.1:6379"))
     said: list[str] = []
     moved = threading.Event()
 
@@ -84,17 +100,17 @@ def test_a_holder_that_cannot_be_seen_is_refused_with_its_cluster(plan: RunPlan,
 
 def test_one_that_is_taken_over_hears_it_once_and_leaves_no_stamp(plan: RunPlan, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(holding, "RENEW_S", 0.01)
-    first, heard = Hold(plan), threading.Event()
+    first, noticed = RunHold(plan), threading.Event()
     words: list[str] = []
 
     def lost(reason: str) -> None:
         words.append(reason)
-        heard.set()
+        noticed.set()
 
     with first.kept(lost):
-        second = Hold(look(plan, take=True))
+        second = RunHold(look(plan, take=True))
         assert second.tenure == Tenure(1, 1)
-        assert heard.wait(LIMIT_S)
+        assert noticed.wait(LIMIT_S)
     assert len(words) == 1 and words[0].startswith("the run was taken over by process ")
     assert first.tenure is not None
     with pytest.raises(TakenOver):
@@ -103,7 +119,7 @@ def test_one_that_is_taken_over_hears_it_once_and_leaves_no_stamp(plan: RunPlan,
 
 
 def test_of_a_run_that_has_not_begun_nothing_is_left(plan: RunPlan) -> None:
-    hold = Hold(plan)
+    hold = RunHold(plan)
     with hold.kept(print):
         hold.forget()
     assert not (plan.folder / "lock").exists()

@@ -323,7 +323,7 @@ def run(tmp_path: Path) -> Path:
 
 
 def test_the_command_says_what_went_into_a_step(run: Path) -> None:
-    asked = ("data", "one", "--storage", str(run / "runs"))
+    asked = ("runs", "data", "one", "--storage", str(run / "runs"))
     data = numbers(run / "data")
     lines = call(*asked, "--step", "4", "--shard", "3").splitlines()
     assert [line.strip() for line in lines[1:]] == [f"{index}  {data.where(index)}" for index in data.indices_of(SEED, 4, 3, SHARDS, BATCH)]
@@ -344,7 +344,7 @@ def test_the_command_takes_the_users_own_data_set(run: Path) -> None:
     script = run / "mine.py"
     made = f"ShardedDataset({str(run / 'data')!r} + '/*.bin', Fixed(2, bytes))"
     script.write_text(f"from fleet.data import Fixed, ShardedDataset\n\n\ndef data():\n    return {made}\n")
-    asked = ("data", "one", "--storage", str(run / "runs"), "--step", "1", "--shard", "0")
+    asked = ("runs", "data", "one", "--storage", str(run / "runs"), "--step", "1", "--shard", "0")
     assert call(*asked, "--data", f"{script}:data") == call(*asked)
     for wrong, reason in ((f"{script}:other", "nothing that is called other"), (f"{run}/none.py:data", "no such file")):
         done = CliRunner().invoke(app, [*asked, "--data", wrong])

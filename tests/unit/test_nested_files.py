@@ -40,10 +40,10 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     "command",
     [
         "experiment run deep.json", "experiment run shallow.json", "experiment run deep.yaml", "experiment run itself.yaml",
-        "experiment run list.json", "experiment run torn.json", "config --check deep.toml", "config --check shallow.toml",
-        f"run train.py --config world={SHALLOW}", "run train.py --config deep.toml", "traces import log.csv --map map.toml",
-        "traces import log.jsonl", "traces fit log.jsonl", "plan --faults deep.json", "plan --measured deep.json",
-        "simulate --faults deep.json", "cluster write out --target slurm --spec cluster.toml", "up --tokens tokens.toml",
+        "experiment run list.json", "experiment run torn.json", "doctor deep.toml", "doctor shallow.toml",
+        f"run train.py --config world={SHALLOW}", "run train.py --config deep.toml", "experiment import log.csv --map map.toml",
+        "experiment import log.jsonl", "experiment fit log.jsonl", "plan --faults deep.json", "plan --measured deep.json",
+        "simulate --faults deep.json", "cluster write out --target slurm --spec cluster.toml", "cluster up --tokens tokens.toml",
     ],
 )  # fmt: skip
 def test_it_is_refused_in_one_line(folder: Path, command: str) -> None:

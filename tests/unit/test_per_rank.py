@@ -51,7 +51,7 @@ def test_what_ray_takes_is_taken_and_what_it_refuses_is_refused() -> None:
         ({"resources": ("GPU=1",)}, "per_rank.resources", "setting of its own"),
         ({"resources": ("NIC",)}, "per_rank.resources", "NAME=AMOUNT"),
         ({"resources": ("NIC=many",)}, "per_rank.resources", "no number"),
-        ({"resources": ("NIC=0",)}, "per_rank.resources", "nothing"),
+        ({"resources": ("NIC=0",)}, "per_rank.resources", "amount is 0"),
         ({"labels": ("rack",)}, "per_rank.labels", "KEY=VALUE"),
         ({"labels": ("rack=r1", "rack=r2")}, "per_rank.labels", "already"),
     ],

@@ -169,7 +169,7 @@ def test_without_a_file_that_was_seen_a_restart_begins_at_step_0() -> None:
     reported.finish(1)
     data = reported.report()
     assert (data["steps"], data["rolled_back_steps"]) == (4, 3)
-    assert "nothing that this run has saved" in reported.of(HistoryBegun)[0].reason
+    assert "the script has loaded no checkpoint of this run" in reported.of(HistoryBegun)[0].reason
 
 
 def test_a_step_counts_once_every_rank_has_ended_it() -> None:

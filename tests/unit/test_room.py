@@ -55,7 +55,7 @@ def test_nodes_whose_labels_are_others_have_no_room(cluster: None) -> None:
 
 
 @pytest.mark.parametrize(
-    ("key", "condition", "reason"), [("rack", "r9", "of rack they have r1, r2"), ("rail", "in(a,b)", "none has a label rail")]
+    ("key", "condition", "reason"), [("rack", "r9", "their values of rack are r1, r2"), ("rail", "in(a,b)", "none has a label rail")]
 )
 def test_a_label_that_nobody_has_is_refused_by_name(cluster: None, key: str, condition: str, reason: str) -> None:
     with pytest.raises(ConfigError) as refused:

@@ -81,7 +81,11 @@ def test_a_run_keeps_its_patch_when_it_begins_and_not_when_it_goes_on(tmp_path: 
     committed(tmp_path)
     (tmp_path / "model.py").write_text("LAYERS = 2\n")
     live: Any = SimpleNamespace(
-        plan=plan, store_url="file:///x", cluster=SimpleNamespace(head="127.0.0.1", shares_folders=True), _lemons=dict
+        plan=plan,
+        store_url="file:///x",
+        cluster=SimpleNamespace(head="127.0.0.1", shares_folders=True),
+        _lemons=dict,
+        hold=SimpleNamespace(tenure=None, url="file:///x"),
     )
     first: Any = recipes.LiveRun._spec(live).started(0.0)
     kept = (plan.folder / "code.patch").read_bytes()

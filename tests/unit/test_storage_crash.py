@@ -209,7 +209,7 @@ def killed_before(url: str, call: str, times: int) -> None:
     assert ended.returncode == -9, ended.stderr.decode()
 
 
-@pytest.mark.parametrize(("call", "times"), [("pwritev", 2), ("replace", 4), ("unlink", 2)], ids=["a block", "the manifest", "a part"])
+@pytest.mark.parametrize(("call", "times"), [("pwritev", 2), ("link", 1), ("unlink", 2)], ids=["a block", "the manifest", "a part"])
 def test_a_process_that_is_killed(two_saved: Callable[[int], str], call: str, times: int) -> None:
     url = two_saved(0)
     killed_before(url, call, times)

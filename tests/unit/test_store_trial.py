@@ -239,7 +239,7 @@ def test_no_run_begins_with_an_object_store_that_takes_nothing(
     storage = f"s3://{bucket.key}:{SECRET}@{bucket.bucket}/runs"
     code, reported = fleet("run", "train.py", "--no-trial", "--storage", storage, "--name", "one")
     assert code == 2, reported
-    assert "--storage = 's3://***@fleet/runs/one': this machine could not write a small object there: credentials: " in reported
+    assert "--storage = 's3://***@fleet/runs/one': this machine could not read the holder of the run there: credentials: " in reported
     assert SECRET not in reported and not (tmp_path / "runs" / "one").exists()
 
 

@@ -67,7 +67,7 @@ def _lock(folder: Path) -> None:
 WRONG: dict[str, tuple[Callable[[Path], object], str]] = {
     "no authority": (_unlink(tls.AUTHORITY), "ca.pem cannot be read: No such file"),
     "no key": (_unlink(tls.KEY), "key.pem cannot be read: No such file"),
-    "another key": (_others_file(tls.KEY), "key.pem is not the key of cert.pem"),
+    "another key": (_others_file(tls.KEY), "cert.pem and key.pem cannot be used: key values mismatch"),
     "another authority": (_others_file(tls.AUTHORITY), "cert.pem does not pass ca.pem"),
     "no certificate in it": (lambda folder: (folder / tls.AUTHORITY).write_text("nothing"), "ca.pem cannot be used"),
     "nonsense": (lambda folder: (folder / tls.CERTIFICATE).write_text("nothing"), "cert.pem and key.pem cannot be used"),
@@ -255,5 +255,5 @@ def test_a_peer_of_another_authority_breaks_the_forming_by_name(hosts: Authority
 def test_an_address_that_gloo_tells_otherwise_is_noticed() -> None:
     assert _replaced(b"..ab..", b"ab", b"cd") == b"..cd.."
     for text in (b"....", b"abab"):
-        with pytest.raises(RuntimeError, match="cannot be led elsewhere"):
+        with pytest.raises(RuntimeError, match="no tunnel can take its place"):
             _replaced(text, b"ab", b"cd")

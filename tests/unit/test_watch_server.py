@@ -315,8 +315,8 @@ def test_what_listens_for_all_has_tokens_or_does_not_start(tmp_path: Path, named
     else:
         (tmp_path / PRIVATE).mkdir()
         (tmp_path / PRIVATE / named).touch()
-    for command in ("watch", "up"):
-        done = CliRunner().invoke(app, [command, "--storage", str(tmp_path), "--host", "0.0.0.0", "--port", "0"])
+    for command in (("runs", "watch"), ("cluster", "up")):
+        done = CliRunner().invoke(app, [*command, "--storage", str(tmp_path), "--host", "0.0.0.0", "--port", "0"])
         assert isinstance(done.exception, ConfigError) and "\n" not in str(done.exception), done.exception
     assert running(tmp_path) is None
 
@@ -326,17 +326,17 @@ def test_what_listens_for_all_has_tokens_or_does_not_start(tmp_path: Path, named
     [(("--host", "nowhere.invalid"), "--host = 'nowhere.invalid'"), (("--host", "203.0.113.7"), "is no address of this machine")],
 )
 def test_an_address_of_others_is_refused_by_name(tmp_path: Path, given: tuple[str, ...], words: str) -> None:
-    for command in ("watch", "up"):
-        done = CliRunner().invoke(app, [command, "--storage", str(tmp_path), "--port", "0", *given])
+    for command in (("runs", "watch"), ("cluster", "up")):
+        done = CliRunner().invoke(app, [*command, "--storage", str(tmp_path), "--port", "0", *given])
         assert isinstance(done.exception, ConfigError) and words in str(done.exception), done.exception
     assert running(tmp_path) is None
 
 
 def test_a_port_that_is_taken_or_none_is_refused(served: Watched, tmp_path: Path) -> None:
-    for command in ("watch", "up"):
-        done = CliRunner().invoke(app, [command, "--storage", str(tmp_path), "--port", str(served.server.port)])
+    for command in (("runs", "watch"), ("cluster", "up")):
+        done = CliRunner().invoke(app, [*command, "--storage", str(tmp_path), "--port", str(served.server.port)])
         assert isinstance(done.exception, ConfigError) and "in use" in str(done.exception), done.exception
-        assert CliRunner().invoke(app, [command, "--storage", str(tmp_path), "--port", "99999"]).exit_code == 2
+        assert CliRunner().invoke(app, [*command, "--storage", str(tmp_path), "--port", "99999"]).exit_code == 2
     with pytest.raises(ConfigError, match="another program listens there"):
         Prometheus(tmp_path / "prometheus", {}, "/bin/true", served.server.port).start()
     assert running(tmp_path) is None

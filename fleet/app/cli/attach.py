@@ -16,7 +16,7 @@ from fleet.app.beginning import Beginning
 from fleet.app.cli import prints as cli_print
 from fleet.app.cli import run as cli_run
 from fleet.app.cli import watch as cli_watch
-from fleet.app.cli.asking import found, have
+from fleet.app.cli.asking import found
 from fleet.app.cli.config import RUNS, Storage
 from fleet.app.stopping import interrupted_by_signals
 from fleet.errors import ConfigError
@@ -86,13 +86,16 @@ def stop(
 
 def _stopped_here(run: str, storage: str) -> bool:
     """Whether the run is one of this machine; it is told to stop then. Raises ConfigError when it has ended."""
+    from actors.asking import ask
     from actors.messages import PauseWanted
     from fleet.host.follow import last_words
     from fleet.settings.live import ADDRESS_FILE
 
     for folder in (Path(run), Path(storage) / run):
         if (folder / ADDRESS_FILE).exists():
-            have(str(folder), storage, "", PauseWanted(STOPPED), "RUN", run)
+            answer = ask(folder, PauseWanted(STOPPED))
+            if answer.refused:
+                raise ConfigError("RUN", run, answer.refused, answer.way_out)
             return True
         if last_words(folder / "journal.jsonl")[1] is not None:
             raise ConfigError("RUN", run, "the run has ended", f"Go on from its last step: fleet run --resume {run}.")

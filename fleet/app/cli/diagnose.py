@@ -41,7 +41,7 @@ def load_report(folder: Path) -> tuple[Report, str]:
 
 @contextmanager
 def _there(folder: Path) -> Iterator[None]:
-    """What is read of a run in the block. Raises OutOfSight when its folder is deleted meanwhile."""
+    """A block that reads a run. Raises OutOfSight when its folder is deleted meanwhile."""
     try:
         yield
     except FileNotFoundError:

@@ -72,7 +72,7 @@ CHECKPOINT = "Interval policy: exact, daly, young, seconds, or package.module:Cl
 def _show_all(context: typer.Context, wanted: bool) -> None:
     if wanted:
         for parameter in context.command.params:
-            vars(parameter)["hidden"] = False  # click's options have it, and its arguments have not
+            vars(parameter)["hidden"] = False
         typer.echo(context.get_help())
         raise typer.Exit
 
@@ -142,15 +142,11 @@ def run(
 
 def _plan_of(given: dict[str, Any]) -> RunPlan:
     """The run of these options. Raises ConfigError."""
-    from fleet.app import holding
-
     found, root = _settings(given)
     names = given["resume_or_start"], given["name"], given["resume"], given["repeat"]
     name, resumed, steps = _either(*names, found.run.storage, root, given["steps"] or 0)
     plan = _planned(given, found, name, resumed, root, steps)
-    _check_plan(plan, given["twin_world"], given["address"], given["allow_chaos"])
-    named = plan.resume or bool(given["name"] or given["resume_or_start"])
-    return holding.looked_at(plan, named, given["address"], given["take_over"], lambda line: console.print(line, style="dim"))
+    return _checked(plan, given)
 
 
 def _alone() -> Any:
@@ -160,17 +156,19 @@ def _alone() -> Any:
     return typer.main.get_command(alone)
 
 
-def _check_plan(plan: RunPlan, twin_world: int, address: str, allow_chaos: bool) -> None:
-    """Refuse a plan that would be refused later, also its twin's. Raises ConfigError."""
-    from fleet.app import plans
+def _checked(plan: RunPlan, given: dict[str, Any]) -> RunPlan:
+    """The plan, unless it would be refused later, also its twin's, or another process holds the run. Raises ConfigError."""
+    from fleet.app import holding, plans
     from fleet.app.cluster.gpus import gpus_for
 
-    plans.check_chaos_allowed(address, allow_chaos, plan.chaos.on)
+    address, named = given["address"], plan.resume or bool(given["name"] or given["resume_or_start"])
+    plans.check_chaos_allowed(address, given["allow_chaos"], plan.chaos.on)
     plans.check_asks(address, plan.settings.ask_for_nodes)
     plans.check_tls(address or None, plan.settings.tls, plan.resume)
-    dataclasses.replace(plan.settings, world=twin_world or plan.settings.world, max_world=0, spares=0)
+    dataclasses.replace(plan.settings, world=given["twin_world"] or plan.settings.world, max_world=0, spares=0)
     if not address:
         gpus_for(plan.settings)
+    return holding.looked_at(plan, named, address, given["take_over"], lambda line: console.print(line, style="dim"))
 
 
 def _expected(texts: Sequence[str], twin: bool) -> list[Expectation]:
@@ -547,8 +545,7 @@ def _is_refused(plan: RunPlan) -> bool:
     """Whether its ranks have built another state than the one to be resumed. The reason has been printed."""
     from fleet.host.follow import last_words
 
-    ended = last_words(plan.journal)[1]
-    return ended is not None and ended.why is EndWhy.REFUSED
+    return getattr(last_words(plan.journal)[1], "why", None) is EndWhy.REFUSED
 
 
 def _exit_code(result: RunResult, verdict: dict[str, Any] | None) -> int:
@@ -588,15 +585,14 @@ def _sum_up(data: dict[str, Any], plan: RunPlan, report: Report, address: str) -
     elsewhere = str(plan.folder.parent) if plan.folder.parent != Path(RUNS).resolve() else ""
     place, ended = plans.place_of(plan, address), last_words(plan.journal)[1]
     again, saved_at = "", redact(place or f"~/.fleet/runs/{plan.name} of the cluster's head")
-    joined = address and ending.Joined(address, without_credentials(plan.settings.storage), without_credentials(place))
+    joined = address and ending.JoinedPlace(address, without_credentials(plan.settings.storage), without_credentials(place))
     if plan.plain is not None:
         again, saved_at = plans.again(plan), str(data["checkpoints"][-1]["checkpoint"]) if data["checkpoints"] else ""
     returns = resuming.returns_of(plan.journal) if data["status"] == "failed" else 0
     taken_over = ended is not None and ended.why is EndWhy.TAKEN_OVER
     context = ending.EndContext(plan.name, saved_at, _first_fault_s(plan), elsewhere, again, returns, joined or None, taken_over)
     out = cli_print.Terminal()
-    width = out.width if out.is_terminal else None
     for head, words in ending.ending(data | {"trained_s": trained_s, "total_steps": report.total_steps}, context):
-        line = Text(hung(f"{head:8} {words}", width, 9))
+        line = Text(hung(f"{head:8} {words}", out.width if out.is_terminal else None, 9))
         line.stylize("bold", 0, len(head))
         out.print(line)

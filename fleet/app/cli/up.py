@@ -110,7 +110,7 @@ def up(
 
 
 def serve() -> None:
-    """The service itself: runs until it is told to stop. What it refuses is a line of its log."""
+    """The service itself: runs until it is told to stop. Each refusal is a line of its log."""
     try:
         _serve(json.loads(sys.argv[1]))
     except FleetError as error:

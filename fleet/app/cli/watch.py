@@ -72,7 +72,7 @@ def read_token_path(root: Path, host: str) -> Path | None:
 
 
 def access_to(root: Path, host: str, named: Sequence[NamedToken] = ()) -> Access:
-    """Who may do what at a server of the runs under ``root``, with tokens that are made where there are none.
+    """The rights at a server of the runs under ``root``, with tokens that are made where there are none.
 
     Raises ConfigError: they cannot be kept, or can be guessed, and nothing is served without them.
     """
@@ -100,7 +100,7 @@ def check_listens(host: str, port: int) -> None:
 
 
 def cannot_listen(host: str, port: int, error: OSError) -> ConfigError:
-    """What is wrong with the address, or the port."""
+    """The fault of the address, or of the port."""
     if isinstance(error, socket.gaierror) or error.errno == errno.EADDRNOTAVAIL:
         return ConfigError("--host", host, "is no address of this machine", "Use 127.0.0.1, or 0.0.0.0 for all of its addresses.")
     return ConfigError("--port", port, f"cannot listen on {host}: {os.strerror(error.errno or 0)}", "Choose another, or 0 for a free one.")
