@@ -104,7 +104,7 @@ def _paragraphs_of_page(text: str) -> Iterator[tuple[int, str]]:
 
 
 def _blocks(text: str, line: int) -> Iterator[tuple[int, str]]:
-    """Paragraphs of a docstring or a comment. What is indented below a line with a colon at its end is an example."""
+    """Paragraphs of a docstring or a comment. Text that is indented below a line with a colon at its end is an example."""
     for block in re.split(r"\n\s*\n", text):
         at = line + text[: text.find(block)].count("\n")
         if not re.search(r"(^|\n)\s*(>>>|\$ |\.\. |::)", block):

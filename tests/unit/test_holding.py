@@ -1,4 +1,4 @@
-"""Who holds a run, as the process that drives it sees that: on a folder, in processes of this machine."""
+"""The holder of a run, as the process that drives it sees it: on a folder, in processes of this machine."""
 
 from __future__ import annotations
 
