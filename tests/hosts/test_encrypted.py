@@ -209,10 +209,11 @@ def test_each_port_that_a_run_opens_to_other_hosts_asks_for_a_certificate_and_th
 def test_hosts_that_do_not_encrypt_alike_are_refused_by_name(shell: Shell, authority: Authority) -> None:
     one, two = shell.cluster.workers[0], shell.cluster.workers[1]
     give(one, Authority())
-    refusal(shell.run("stranger", "--tls", TLS, script=MARKED, world=3), "tls", f"node {one.address}", AUTHORITY, "is not that of the head")
+    asked = ("--tls", TLS, "--set", "steps=80")
+    refusal(shell.run("stranger", *asked, script=MARKED, world=3), "tls", f"node {one.address}", AUTHORITY, "is not that of the head")
     give(one, authority)
     two.run(["rm", f"{TLS}/{KEY}"])
-    refusal(shell.run("without", "--tls", TLS, script=MARKED, world=3), "tls", f"node {two.address}", f"{KEY} cannot be read")
+    refusal(shell.run("without", *asked, script=MARKED, world=3), "tls", f"node {two.address}", f"{KEY} cannot be read")
     give(two, authority)
     give(shell.head, authority, begin=-2 * DAY, end=-DAY)
     refusal(
