@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from fleet.host import secret
 from fleet.host.tls import AUTHORITY, CERTIFICATE, KEY
 from fleet.protocol.proof import Purpose
 from tests.hosts.test_bad_input import refusal
@@ -22,7 +23,8 @@ from tests.support.ray_hosts import RayHosts
 from tests.support.waiting import until
 
 pytestmark = pytest.mark.timeout(1200)
-TLS = "/srv/tls"
+SRV = "/srv"
+TLS = f"{SRV}/tls"
 MARKED = "marked.py"
 SCRIPT = """
 import os, time
@@ -194,11 +196,14 @@ def test_each_port_that_a_run_opens_to_other_hosts_asks_for_a_certificate_and_th
                 elif port >= RAY_BELOW:
                     places.append((bound if bound != "0.0.0.0" else host.address, port))
         assert at_home >= 3, "gloo of three ranks"
-        program = ["python", "-c", ASK.format(tls=TLS), folder, json.dumps(places)]
-        program[0] = shell.head.python
-        asked = shell.head.run(program, 240, cwd=FOLDER)
-        answers = json.loads(asked.stdout)
-        assert not [place for place, purposes in answers.items() if not purposes], asked.stderr
+        other = shell.cluster.workers[0]
+        secret.keep(other.root / SRV[1:], secret.read(shell.head.root / folder[1:]))
+        answers, said = dict[str, list[str]](), ""
+        for asking, at in ((shell.head, folder), (other, SRV)):  # a host asks itself plainly, whatever the run does between hosts
+            asked = [place for place in places if (place[0] == shell.head.address) is (asking is other)]
+            done = asking.run([asking.python, "-c", ASK.format(tls=TLS), at, json.dumps(asked)], 240)
+            answers, said = answers | json.loads(done.stdout), said + done.stderr
+        assert not [place for place, purposes in answers.items() if not purposes], said
         seen = {purpose for purposes in answers.values() for purpose in purposes}
         assert seen == {Purpose.AGENT, Purpose.SETTING, Purpose.STORE, Purpose.MEMORY}
     finally:

@@ -157,6 +157,7 @@ def test_delete(fleet: Callable[..., Done], store: str) -> None:
     [
         (("list", "no-such-run"), ("RUN = 'no-such-run'", "journal.jsonl")),
         (("verify", "run", "yesterday"), ("ID = 'yesterday'", "no committed checkpoint", SECOND)),
+        (("verify", "file:///nothing-is-here"), ("WHERE = 'file:///nothing-is-here'", "there is no checkpoint", "URL of its store")),
         (("delete", "run", "../run"), ("ID = '../run'",)),
         (("export", "run", "--output", "nowhere/state.pt"), ("--output = 'nowhere/state.pt'", "Create it first")),
         (("list", "nonsense://bucket/run"), ("WHERE = 'nonsense://bucket/run'", "Protocol not known", "s3://")),

@@ -46,9 +46,11 @@ def verify(
     where: Where, checkpoint: Annotated[str, typer.Argument(metavar="[ID]", help="Which one; all when none is named.")] = "",
     json_: Json = False, storage: Storage = RUNS,
 ) -> None:  # fmt: skip
-    """Read every byte and compare it with the written digests. Exit code 1: a checkpoint is damaged."""
+    """Read every byte and compare it with the written digests. Exit code 1: a checkpoint is damaged; 2: there is none."""
     with _store(where, storage) as store:
         rows = [_verified(store, name) for name in ([_known(store, checkpoint)] if checkpoint else store.list())]
+    if not rows:
+        raise ConfigError("WHERE", where, "there is no checkpoint", "Name the folder of a run, its name, or the URL of its store.")
     print(json.dumps(rows, indent=1)) if json_ else [print(f"{row['id']}  {row['error'] or 'sound'}") for row in rows]
     raise typer.Exit(Exit.FAILED if any(row["error"] for row in rows) else Exit.DONE)
 
