@@ -45,7 +45,7 @@ class ChaosSettings:
 
     fleet_gpus: int = setting(Topology().gpus, "GPUs of the large fleet that gives the mix of faults.")
     gpus_per_node: int = setting(Topology().gpus_per_node, "GPUs of each of its nodes.")
-    mtbf_s: float | None = setting(None, "Mean time between planned faults of the run; or set compression, or trace.", above=0)
+    mtbf_s: float | None = setting(None, "Mean time between planned faults, such as 60; or set compression, or trace.", above=0)
     compression: float | None = setting(None, "Seconds of the fleet in one second of the run.", above=0)
     trace: str | None = setting(None, "CSV file of recorded faults, which needs no other setting.")
     at: tuple[str, ...] | None = setting(

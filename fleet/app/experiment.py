@@ -62,6 +62,9 @@ class ExperimentOutcome:
         return {"title": self.title, "exit_code": int(self.exit_code), "failed": self.failed, "floor": self.floor, "probes": probes}
 
 
+WHOLE = "Its top level has title, description, steady-state-hypothesis and method; experiments/rank-dies.json is one."
+
+
 def load(path: str) -> Mapping[str, Any]:
     """The experiment in a file, JSON or YAML. Raises ConfigError: it cannot be read, or is no experiment, or its format's library is
     missing."""
@@ -78,7 +81,7 @@ def load(path: str) -> Mapping[str, Any]:
             raise TypeError(f"it has to be a table of at most {DEEPEST} levels")
         ensure_experiment_is_valid(experiment)
     except (ChaosException, ValueError, TypeError, LookupError, AttributeError, RecursionError) as error:
-        raise ConfigError("FILE", path, f"it cannot be read as an experiment: {error}", "See docs/experiments.md.") from error
+        raise ConfigError("FILE", path, f"it cannot be read as an experiment: {error}", WHOLE) from error
     if not _probes(experiment):
         raise ConfigError("FILE", path, "its hypothesis has no probe, so nothing could be held", "Add steady-state-hypothesis.probes.")
     for probe in _probes(experiment):

@@ -175,7 +175,7 @@ def _resumed(train: Callable[[Any], None], root: Path, found: Configuration, ask
     if asked.name:
         raise ConfigError("name", asked.name, "a run that is resumed has its name", "Leave it out.")
     plans.fetch_journal(settings.storage, asked.resume, root)
-    folder = plans.find_run(asked.resume, root)
+    folder = plans.find_run(asked.resume, root, "--resume")
     if plans.is_completed(folder):
         raise ConfigError("resume", asked.resume, f"it is completed: {plans.why_completed(folder)}", "Start a new run.")
     resuming.check_idle(folder)

@@ -398,15 +398,16 @@ def settings_in(content: Mapping[str, Any], storage: str = "") -> RunSettings:
     return read(RunSettings, settings)
 
 
-def find_run(name: str, root: Path) -> Path:
-    """The folder of run ``name``: a path, or a name under ``root``. Raises ConfigError."""
+def find_run(name: str, root: Path, field: str = "RUN") -> Path:
+    """The folder of run ``name``, which ``field`` gave: a path, or a name under ``root``. Raises ConfigError."""
     for folder in (Path(name), root / name):
         if (folder / "journal.jsonl").is_file():
             return folder
     runs = sorted(journal.parent.name for journal in root.glob("*/journal.jsonl")) if root.is_dir() else []
     near = difflib.get_close_matches(name, runs, n=3)
-    there = f"Did you mean {' or '.join(near)}?" if near else f"{root} has {len(runs)} runs; `fleet runs` lists them."
-    raise ConfigError("RUN", name, f"no run is there: neither ./{name} nor {root / name} has a journal.jsonl", there)
+    listed = f"{root} has {len(runs)} runs; `fleet runs` lists them." if runs else f"{root} has no run: --storage names another folder."
+    there = f"Did you mean {' or '.join(near)}?" if near else listed
+    raise ConfigError(field, name, f"no run has this name: neither ./{name} nor {root / name} has a journal.jsonl", there)
 
 
 def twin_of(plan: RunPlan, world: int | None = None) -> RunPlan:

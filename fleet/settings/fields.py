@@ -48,7 +48,7 @@ def within(settings: Any, prefix: str = "") -> None:
         if tests and not (all(tests) and math.isfinite(value)):
             words = " and ".join(f"{BOUNDS[name][1]} {bound:g}" for name, bound in bounds.items())
             said, default = field.metadata.get("meaning", ""), field.default
-            way_out = said if default is dataclasses.MISSING else f"{said} The default is {default}.".strip()
+            way_out = said if default in (dataclasses.MISSING, None) else f"{said} The default is {default}.".strip()
             raise ConfigError(f"{prefix}{field.name}", value, f"must be {words}", way_out)
 
 

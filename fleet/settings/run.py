@@ -281,7 +281,7 @@ class RunSettings:
         if self.shards < self.most:
             raise ConfigError(
                 "shards", self.shards, f"fewer batch shards than ranks ({self.most}): some ranks would have nothing to compute",
-                "Set shards to a multiple of the largest world size you want.",
+                "Set --shards to a multiple of the largest world you want, and the global batch to a multiple of --shards.",
             )  # fmt: skip
         self._check_groups()
         if self.min_ranks > self.world:

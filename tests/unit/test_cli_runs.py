@@ -145,7 +145,7 @@ def test_a_run_that_is_not_there_is_told_with_names_that_are_alike(tmp_path: Pat
     for name in ("yesterday", "gpt-1"):
         (tmp_path / name).mkdir()
         (tmp_path / name / "journal.jsonl").touch()
-    with pytest.raises(ConfigError, match=r"no run is there: .* Did you mean yesterday\?"):
+    with pytest.raises(ConfigError, match=r"no run has this name: .* Did you mean yesterday\?"):
         find_run("yesterdy", tmp_path)
     with pytest.raises(ConfigError, match=r"has 2 runs; `fleet runs` lists them"):
         find_run("nothing-alike", tmp_path)

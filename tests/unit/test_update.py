@@ -194,7 +194,7 @@ def test_an_optimizer_of_what_no_tracked_module_has_is_refused(tmp_path: Path) -
     two = Two()
     two.body.heads = [two.head]  # type: ignore[assignment]
     optimizer = torch.optim.SGD([*two.body.parameters(), *two.head.parameters()], lr=0.1)
-    refused = r"optimizer = 'SGD': a parameter of shape \(1, 8\) in it belongs to no tracked module.*nn.ModuleList"
+    refused = r"optimizer = 'SGD': its parameter \d+, of shape \(1, 8\), belongs to no tracked module.*nn.ModuleList"
     with pytest.raises(ConfigError, match=refused):
         by_one_rank(lambda run: run.steps(run.track(model=two.body, optimizer=optimizer), total=2), 2, tmp_path)
 

@@ -78,7 +78,9 @@ def shard_size(batch_size: int, shards: int, dataset_len: int) -> int:
         raise ConfigError("batch_size", batch_size, "it is the number of samples of a step, of all ranks together", "Give an int.")
     if batch_size < 1 or batch_size % shards:
         reason = f"the global batch has to divide into {shards} batch shards of equal size"
-        raise ConfigError("batch_size", batch_size, reason, f"Use a multiple of {shards}, or set --shards.")
+        near = shards * max(1, round(batch_size / shards))
+        cut = max((one for one in range(1, min(batch_size, shards) + 1) if batch_size % one == 0), default=0)
+        raise ConfigError("batch_size", batch_size, reason, f"Use a multiple of {shards}, such as {near}{f', or --shards {cut}' * (cut > 0)}.")
     if dataset_len < 1:
         raise ConfigError("dataset", dataset_len, "it has no samples")
     return batch_size // shards

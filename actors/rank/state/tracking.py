@@ -76,7 +76,9 @@ def _check_shared(state: TrackedState) -> None:
     """Raises ConfigError: an optimizer has a parameter of no tracked module. Ranks would not sum its gradients or send it to others."""
     known = {id(one) for module in state.modules.values() for one in module.parameters()}
     for name, optimizer in state.optimizers.items():
-        for one in (one for group in optimizer.param_groups for one in group["params"] if id(one) not in known):
-            reason = f"a parameter of shape {tuple(one.shape)} in it belongs to no tracked module, so ranks would not share its gradient"
-            lists = "PyTorch does not register modules in a plain list or dict: use nn.ModuleList or nn.ModuleDict."
-            raise ConfigError(name, type(optimizer).__name__, reason, f"Track its module, too. {lists}")
+        for at, one in enumerate(one for group in optimizer.param_groups for one in group["params"]):
+            if id(one) in known:
+                continue
+            reason = f"its parameter {at}, of shape {tuple(one.shape)}, belongs to no tracked module, so ranks would not share its gradient"
+            lists = "Modules in a plain list or dict are not part of a module: use nn.ModuleList or nn.ModuleDict."
+            raise ConfigError(name, type(optimizer).__name__, reason, f"Track its module, too: run.track(model=..., other=...). {lists}")

@@ -55,7 +55,7 @@ def attach(
     with ExitStack() as stack:
         stack.enter_context(looking(run, stopping(run, address)))
         stack.enter_context(beginning)
-        beginning.say(f"the cluster at {address} is asked for {run}")
+        beginning.say(f"the cluster at {address} is asked for run '{run}'")
         there = stack.enter_context(found(run, address))
         server = stack.enter_context(cli_watch.serving(Path(RUNS).resolve(), "127.0.0.1", port))
         plan = remote.plan_of(there, beginning.say)

@@ -60,7 +60,7 @@ class Launch(Visible, Protocol):
 
 
 console = cli_print.Terminal(stderr=True)
-TRIED = "two steps of the script are tried"
+TRIED = "two steps are tried in this process, before ranks start"
 NOTHING_TYPED = (
     "fleet run train.py --world 4     trains your script, which has a function train(run); fleet init writes one",
     "fleet run --plain train.py       runs your script for torchrun as it is, and shows its losses",
@@ -306,7 +306,7 @@ def _plan(asked: Executed, found: Configuration, name: str, resume: str, root: P
     settings = found.run
     plans.check(settings, found.chaos)
     if resume:
-        folder = plans.find_run(resume, root)
+        folder = plans.find_run(resume, root, "--resume")
         if plans.is_completed(folder) and not goes_back:
             resuming.check_given(folder, found, resuming.BEYOND)
             return plans.continued_plan(folder, asked, name, steps, settings.storage)
