@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import functools
 import itertools
-import multiprocessing
 import shutil
 import statistics
 import subprocess
@@ -22,19 +21,19 @@ from typing import Any
 
 import torch
 
-from actors.rank.membership.process_group import Forming, Group, StoreServer
+from actors.rank.membership.process_group import Forming, Group
 from actors.rank.step.reduction import SideChannel
 from benchmarks import harness
 from benchmarks.harness import Form, on_the_way
-from benchmarks.reduction import fleets_mean
-from fleet.host import secret, tls
+from benchmarks.reduction import BOUND_S, exchange, fleets_mean, in_ranks
+from fleet.host import tls
 
 HOSTS = ("127.0.0.11", "127.0.0.12")
 """A connection to one of them has another address at its other end, as between hosts."""
 SIZES_MB, SMOKE_SIZES_MB = (1, 4, 16, 64), (1,)
 REPETITIONS, QUICK_REPETITIONS, SMOKE_REPETITIONS = 60, 20, 2
 FORMINGS, QUICK_FORMINGS, SMOKE_FORMINGS = 30, 10, 1
-WARM_UPS, BOUND_S = 3, 60.0
+WARM_UPS = 3
 SIDES = ("plain", "tls")
 CURVE = ("-pkeyopt", "ec_paramgen_curve:P-256")
 
@@ -74,10 +73,10 @@ def _rank(store: str, rank: int, folder: str, repetitions: int, formings: int, s
     times: dict[str, list[float]] = {}
 
     def timed(name: str, work: Any, keep: bool) -> Any:
-        _exchange(meeting, 0.0)
+        exchange(meeting, [0.0])
         begin_s = time.perf_counter()
         result = work()
-        slowest_s = float(_exchange(meeting, time.perf_counter() - begin_s).max())
+        slowest_s = float(exchange(meeting, [time.perf_counter() - begin_s]).max())
         if keep:
             times.setdefault(name, []).append(slowest_s * 1e3)
         return result
@@ -95,14 +94,9 @@ def _rank(store: str, rank: int, folder: str, repetitions: int, formings: int, s
                 timed(f"{side}_{size_mb}_mb_ms", mean, repetition >= WARM_UPS)
     if rank == 0:
         parent.send(times)
-    _exchange(meeting, 0.0)
+    exchange(meeting, [0.0])
     for group in groups.values():
         group.close()
-
-
-def _exchange(meeting: SideChannel, value: float) -> torch.Tensor:
-    meeting.start([value]).arrived()
-    return meeting.take()
 
 
 def measure(form: Form) -> dict[str, Any]:
@@ -112,29 +106,12 @@ def measure(form: Form) -> dict[str, Any]:
     samples: dict[str, list[float]] = {}
     for _ in on_the_way("encrypted", ("two ranks, plainly and encrypted in turn",)):
         with certificates() as folder:
-            samples = _pair(folder, repetitions, formings, sizes)
+            samples = in_ranks(len(HOSTS), _rank, folder, repetitions, formings, sizes)
     figures = {f"{name}_median": statistics.median(values) for name, values in samples.items()}
     for what in ("forming", *(f"{size_mb}_mb" for size_mb in sizes)):
         figures[f"tls_over_plain_ratio_{what}"] = figures[f"tls_{what}_ms_median"] / figures[f"plain_{what}_ms_median"]
     notes = ["both hosts are this machine: its cores compute, encrypt and decrypt for both", "one thread a rank, and one for each tunnel"]
     return {"settings": {"repetitions": repetitions, "formings": formings}, "figures": figures, "samples": samples, "notes": notes}
-
-
-def _pair(folder: str, repetitions: int, formings: int, sizes_mb: tuple[int, ...]) -> dict[str, list[float]]:
-    store, context = StoreServer("127.0.0.1"), multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["torch", "actors.rank.step.reduction"])
-    mine, theirs = context.Pipe()
-    given = [(store.address, rank, folder, repetitions, formings, sizes_mb, theirs) for rank in range(len(HOSTS))]
-    ranks = [context.Process(target=secret.holding, args=(secret.held(), _rank, *each)) for each in given]
-    for process in ranks:
-        process.start()
-    try:
-        theirs.close()
-        return dict(mine.recv())
-    finally:
-        for process in ranks:
-            process.join(BOUND_S)
-        store.close()
 
 
 if __name__ == "__main__":

@@ -61,7 +61,8 @@ def _all_reduce(group: Group, length: int) -> tuple[Callable[[], object], list[t
     return lambda: group.all_reduce(buffer), [buffer]
 
 
-def _exchange(side: SideChannel, numbers: list[float]) -> torch.Tensor:
+def exchange(side: SideChannel, numbers: list[float]) -> torch.Tensor:
+    """The numbers of all ranks. No rank has them before all are here."""
     side.start(numbers).arrived()
     return side.take()
 
@@ -81,26 +82,25 @@ def _rank(store: str, rank: int, world: int, repetitions: dict[int, int], parent
             for name, (operation, buffers) in systems.items():
                 for buffer, value in zip(buffers, kept[name], strict=True):
                     buffer.copy_(value)
-                _exchange(side, [0.0])
+                exchange(side, [0.0])
                 begin_s = time.perf_counter()
                 operation()
-                slowest_s = float(_exchange(side, [time.perf_counter() - begin_s]).max())
+                slowest_s = float(exchange(side, [time.perf_counter() - begin_s]).max())
                 if repetition >= WARM_UPS:
                     times.setdefault((size_mb, name), []).append(slowest_s * 1e3)
     if rank == 0:
         parent.send(times)
-    _exchange(side, [0.0])
+    exchange(side, [0.0])
     group.close()
 
 
-def _world(world: int, repetitions: dict[int, int]) -> dict[tuple[int, str], list[float]]:
+def in_ranks(world: int, rank: Callable[..., None], *arguments: Any) -> dict[Any, list[float]]:
+    """What rank 0 sends, when each of ``world`` processes does ``rank(store's address, its number, *arguments, pipe of rank 0)``."""
     store, context = StoreServer(HOST), multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["torch", "actors.rank.step.reduction"])  # imported once
     mine, theirs = context.Pipe()
-    ranks = [
-        context.Process(target=secret.holding, args=(secret.held(), _rank, store.address, rank, world, repetitions, theirs))
-        for rank in range(world)
-    ]
+    given = [(store.address, number, *arguments, theirs) for number in range(world)]
+    ranks = [context.Process(target=secret.holding, args=(secret.held(), rank, *each)) for each in given]
     for process in ranks:
         process.start()
     try:
@@ -120,7 +120,7 @@ def measure(form: Form) -> dict[str, Any]:
     figures: dict[str, float] = {}
     ratios: dict[int, list[float]] = {}
     for world in on_the_way("reduction", WORLDS, lambda world: f"{world} ranks"):
-        for (size_mb, name), values in _world(world, repetitions).items():
+        for (size_mb, name), values in in_ranks(world, _rank, world, repetitions).items():
             samples[f"{name}_{world}_ranks_{size_mb}_mb_ms"] = values
     for world in WORLDS:
         for size_mb in repetitions:
