@@ -12,9 +12,10 @@ import pytest
 
 from fleet.protocol.proof import Reason
 from fleet.protocol.records import Committed, ProcessUp, RefusedLines, Resumed, RunEnded, RunStarted
-from tests.support.host_runs import FOLDER, ON_THE_HEAD, Seen, Shell, is_durable, wait_until_clean
+from tests.support.host_runs import FOLDER, ON_THE_HEAD, Seen, Shell, wait_until_clean
 from tests.support.host_store import HostStore
 from tests.support.hosts import ROOT
+from tests.support.journals import durable
 from tests.support.ray_hosts import RayHosts, ray
 from tests.support.waiting import until
 
@@ -138,7 +139,7 @@ def _driver(shell: Shell, run: str) -> int:
 
 
 def _is_kept(records: list[Any]) -> bool:
-    return is_durable(records) and any(isinstance(each, Committed) for each in records)
+    return bool(durable(records)) and any(isinstance(each, Committed) for each in records)
 
 
 def ended_s(seen: Seen) -> float:

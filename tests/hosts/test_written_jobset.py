@@ -15,9 +15,10 @@ from fleet.app.deploy.pods import CODE
 from fleet.protocol.records import Committed, ProcessLost, Record, Resumed
 from tests.hosts.test_written import NOTE, SCRIPT, WORDS, end, spec
 from tests.support.deploy import write_files
-from tests.support.host_runs import FAST, copied, is_durable, records_in, seen_in
+from tests.support.host_runs import FAST, copied, records_in, seen_in
 from tests.support.host_store import HostStore, write
 from tests.support.hosts import Host, Hosts
+from tests.support.journals import durable
 from tests.support.waiting import until
 from tests.support.written import AS_USER, IMAGE_HOME, OWN, answers, container_of, expanded, mounts, variables
 
@@ -122,7 +123,7 @@ def test_the_run_goes_on_where_containers_of_a_worker_and_of_the_head_start_agai
     until(lambda: committed(before + 1), "the run goes on", WAIT_S, tick_s=1.0)
     assert pods.running[other.hostname].poll() is None, "the other worker's container was left alone"
 
-    until(lambda: is_durable(records()), "a checkpoint is durable", WAIT_S, tick_s=1.0)
+    until(lambda: bool(durable(records())), "a checkpoint is durable", WAIT_S, tick_s=1.0)
     pods.clear(pods.head)
     pods.restart_on_failure(pods.head)
     for worker in pods.workers:

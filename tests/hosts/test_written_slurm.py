@@ -13,7 +13,7 @@ import pytest
 
 from fleet.protocol.records import Committed, HistoryBegun, Record
 from tests.support.deploy import write_files
-from tests.support.host_runs import FAST, ON_THE_HEAD, TRAIN, copied, is_durable, records_in, seen_in
+from tests.support.host_runs import FAST, ON_THE_HEAD, TRAIN, copied, records_in, seen_in
 from tests.support.host_store import HostStore, write
 from tests.support.hosts import ROOT, Host, Hosts
 from tests.support.journals import durable
@@ -108,7 +108,7 @@ def test_all_ends_when_the_job_is_cancelled_and_the_run_goes_on_when_it_is_hande
         return records_in(copied(allocation.first, folder, tmp_path))
 
     def kept() -> bool:
-        return is_durable(records())
+        return bool(durable(records()))
 
     script = allocation.sbatch()
     until(lambda: script.poll() is not None or kept(), "a checkpoint is in the store", WAIT_S, tick_s=1.0)
@@ -137,7 +137,7 @@ def test_before_its_time_is_over_the_job_stops_the_run_which_keeps_its_last_step
         return records_in(copied(allocation.first, folder, tmp_path))
 
     script = allocation.sbatch()
-    until(lambda: script.poll() is not None or is_durable(records()), "a checkpoint is in the store", WAIT_S, tick_s=1.0)
+    until(lambda: script.poll() is not None or bool(durable(records())), "a checkpoint is in the store", WAIT_S, tick_s=1.0)
     assert script.poll() is None, script.communicate()[0][-4000:]
     allocation.first.run(["pkill", "-USR1", "--full", f"^bash {CODE}/job.sbatch"])  # as Slurm does to the batch shell alone: --signal=B
     said, _ = script.communicate(timeout=WAIT_S)

@@ -13,7 +13,7 @@ from typing import Any
 
 from fleet.host.follow import open_report
 from fleet.host.journal import read_journal
-from fleet.protocol.records import CheckpointRecord, Record, RunEnded
+from fleet.protocol.records import Record, RunEnded
 from tests.support.host_store import HostStore, write
 from tests.support.hosts import HOME, Host
 from tests.support.ray_hosts import RayHosts
@@ -83,11 +83,6 @@ def seen_in(path: Path) -> Seen:
     report, damage = open_report(path)
     assert not damage
     return Seen(list(read_journal(path)), report.to_dict())
-
-
-def is_durable(records: Sequence[Record]) -> bool:
-    """Whether a checkpoint lies whole in the store."""
-    return any(isinstance(each, CheckpointRecord) and (each.phase, each.level) == ("durable", "store") for each in records)
 
 
 class Shell:

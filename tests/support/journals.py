@@ -7,6 +7,7 @@ from pathlib import Path
 
 from fleet.app.plans import RunPlan, describe
 from fleet.host.journal import JournalWriter, read_journal
+from fleet.protocol.levels import STORE
 from fleet.protocol.records import CheckpointRecord, Committed, Record, RunStarted
 from fleet.settings.run import RunSettings
 from tests.support.waiting import until
@@ -31,7 +32,8 @@ def records(folder: Path) -> list[Record]:
 
 
 def durable(kept: list[Record]) -> list[CheckpointRecord]:
-    return [record for record in kept if isinstance(record, CheckpointRecord) and record.phase == "durable"]
+    """Checkpoints that lie whole in the store, where the loss of all hosts does not reach them."""
+    return [one for one in kept if isinstance(one, CheckpointRecord) and (one.phase, one.level) == ("durable", STORE)]
 
 
 def wait_for_checkpoint(folder: Path, limit_s: float = 60.0) -> None:

@@ -80,7 +80,8 @@ def shard_size(batch_size: int, shards: int, dataset_len: int) -> int:
         reason = f"the global batch has to divide into {shards} batch shards of equal size"
         near = shards * max(1, round(batch_size / shards))
         cut = max((one for one in range(1, min(batch_size, shards) + 1) if batch_size % one == 0), default=0)
-        raise ConfigError("batch_size", batch_size, reason, f"Use a multiple of {shards}, such as {near}{f', or --shards {cut}' * (cut > 0)}.")
+        other = f", or --shards {cut}" if cut else ""
+        raise ConfigError("batch_size", batch_size, reason, f"Use a multiple of {shards}, such as {near}{other}.")
     if dataset_len < 1:
         raise ConfigError("dataset", dataset_len, "it has no samples")
     return batch_size // shards
