@@ -121,8 +121,8 @@ RAY_BELOW = 20_000
 
 @pytest.fixture(scope="module")
 def three() -> Iterator[tuple[RayHosts, HostStore]]:
-    """A head, and two hosts that hold ranks."""
-    with Hosts(3) as hosts:
+    """A head, and two hosts that hold ranks; one of these sees the source tree, to ask the head as another host does."""
+    with Hosts(3, with_tree=(0, 1)) as hosts:
         store = HostStore(hosts[0])
         yield RayHosts(hosts, prepare=store.admit), store
 
