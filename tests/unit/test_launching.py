@@ -75,7 +75,7 @@ def test_settings_have_their_names_and_later_ones_win(tmp_path: Path) -> None:
         ({"recovery": {"policy": "no-such"}}, "recovery.policy"),
         ({"chaos": "mtbf=often"}, "chaos"),
         ({"name": "../up"}, "--name"),
-        ({"resume": "no-such-run"}, "RUN"),
+        ({"resume": "no-such-run"}, "--resume"),
         ({"twin": "yes"}, "twin"),
         ({"twin": 64}, "shards"),
         ({"address": "auto"}, "address"),
