@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import hypothesis
 import pytest
 
 from fleet.app.cluster.local import LocalCluster
@@ -23,6 +24,10 @@ if TYPE_CHECKING:
     from playwright.sync_api import Browser
 
     from tests.support.watching import Watched
+
+
+hypothesis.settings.register_profile("fleet", deadline=None)  # how long an example takes says how busy the machine is
+hypothesis.settings.load_profile("fleet")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

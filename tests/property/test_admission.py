@@ -43,14 +43,14 @@ def comes(draw: st.DrawFn, name: str) -> Comes:
     return Comes(asked, draw(st.integers(1, 40)), draw(st.integers(1, 5)))
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=400)
 @given(queues())
 def test_no_queue_breaks_a_promise(twin: Twin) -> None:
     """The twin checks each of them after every decision, and all that can ever start ends."""
     twin.play()
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(queues(most=8), st.integers(1, 3))
 def test_a_stream_of_urgent_runs_starves_nobody(twin: Twin, every: int) -> None:
     """An urgent run of the size of the whole cluster comes every few ticks, for ever, as far as the others can see."""

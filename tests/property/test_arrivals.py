@@ -19,7 +19,7 @@ from fleet.simulation.rng import stream
 
 CATALOGUE = load_catalogue()
 FLEET = Topology(gpus=16_384)
-FAST = settings(max_examples=25, deadline=None, derandomize=True)
+FAST = settings(max_examples=25, derandomize=True)
 
 
 def storm(seed: int, **changes: object) -> tuple[Fault, ...]:

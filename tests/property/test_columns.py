@@ -12,7 +12,7 @@ from fleet.protocol.types import Coordinate, Member, StateId, View, assigned_by_
 from policies.placement import ranges
 
 SHARDS = 12
-unhurried = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
+unhurried = settings(suppress_health_check=[HealthCheck.too_slow])
 """A machine may be busy with other things."""
 COORDINATES: list[Coordinate] = [(("tensor", 0),), (("tensor", 1),), (("stage", 1), ("tensor", 0))]
 

@@ -64,7 +64,7 @@ class World:
         return feed
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.integers(1, 60), st.integers(1, 6), st.integers(1, 5), st.integers(0, 2), views)
 def test_views_and_resumes_skip_and_repeat_no_sample(
     length: int, shards: int, per_shard: int, workers: int, history: list[tuple[int, int, bool]]
@@ -105,7 +105,7 @@ def rows(length: int, rows_a_group: int) -> str:
     return url
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(st.integers(1, 60), st.integers(1, 12), st.integers(1, 400), st.integers(1, 6), st.integers(1, 5), st.integers(0, 2), views)
 def test_nor_do_they_in_parquet(
     length: int, rows_a_group: int, window_bytes: int, shards: int, per_shard: int, workers: int, history: list[tuple[int, int, bool]]
@@ -119,7 +119,7 @@ def test_nor_do_they_in_parquet(
     assert again.used == world.used, "at any world size"
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(st.integers(2, 6), st.integers(1, 5), st.integers(0, 2), st.integers(1, 30), st.booleans(), views)
 def test_nor_do_they_in_streams(
     shards: int, per_shard: int, workers: int, length: int, measured: bool, history: list[tuple[int, int, bool]]
@@ -140,7 +140,7 @@ def test_nor_do_they_in_streams(
 groups = st.lists(st.tuples(st.integers(0, 20), st.integers(0, 50)), min_size=1, max_size=12).filter(lambda some: any(n for n, _ in some))
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(st.integers(0, 2**40), groups, st.integers(1, 200), st.data())
 def test_an_order_by_windows_has_every_sample_once_an_epoch(
     seed: int, sized: list[tuple[int, int]], window_bytes: int, data: st.DataObject
@@ -154,7 +154,7 @@ def test_an_order_by_windows_has_every_sample_once_an_epoch(
     assert Windows(sizes, weights, window_bytes).indices(seed, first, count) == order[first : first + count]
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(st.integers(0, 2**40), st.integers(0, 2**20), st.integers(1, 2**50), st.integers(MANY, 3 * MANY))
 def test_many_at_once_are_the_same_as_one_by_one(seed: int, step: int, length: int, size: int) -> None:
     positions = range(step * size, (step + 1) * size)

@@ -25,7 +25,7 @@ def generator(seed: int) -> np.random.Generator:
     return np.random.Generator(np.random.PCG64(seed))
 
 
-@settings(max_examples=8, deadline=None)
+@settings(max_examples=8)
 @given(rates, st.floats(0.1, 30.0), st.integers(0, 2**32))
 def test_a_posterior_holds_the_rates_of_its_own_prior(rate_per_s: float, expected: float, seed: int) -> None:
     """Rates are drawn from the prior, faults at these rates; the 90% interval after them holds the rate in 90% of the runs."""
@@ -43,13 +43,13 @@ def test_forecasts_of_simulated_runs_hold_as_often_as_they_say() -> None:
     assert 0.87 <= simulated_coverage(400) <= 0.93
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.floats(0.02, 5_000.0), st.floats(1e-3, 1e3), st.floats(0.01, 0.99))
 def test_quantiles_are_those_of_the_gamma_law(shape: float, rate: float, share: float) -> None:
     assert Gamma(shape, rate).quantile(share) == pytest.approx(gamma(shape, scale=1 / rate).ppf(share), rel=3e-3, abs=1e-50)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(st.floats(0.5, 50.0), st.floats(1.0, 1e5), st.floats(1.0, 1e5))
 def test_counts_are_negative_binomial(shape: float, exposure_s: float, ahead_s: float) -> None:
     low, high = count_interval(Rate(((1.0, Gamma(shape, exposure_s)),)), ahead_s)
@@ -59,7 +59,7 @@ def test_counts_are_negative_binomial(shape: float, exposure_s: float, ahead_s: 
     assert law.cdf(high) - law.cdf(low - 1) >= 0.88
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(rates, st.integers(0, 50), st.floats(1.0, 1e6))
 def test_more_faults_mean_a_higher_rate_and_more_time_a_lower_one(rate_per_s: float, events: int, exposure_s: float) -> None:
     before = prior(rate_per_s)
@@ -73,7 +73,7 @@ def test_more_faults_mean_a_higher_rate_and_more_time_a_lower_one(rate_per_s: fl
     assert both.mean == pytest.approx(2 * now.mean) and both.variance == pytest.approx(2 * now.variance)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     st.sampled_from([kind for kind in TABLE if kind.takes_ranks]), st.integers(1, 16), st.integers(0, 4), times, st.floats(1.0, 4.0),
     st.sampled_from(["heartbeat_s", "node_s", "quiesce_s", "progress_s"]),
@@ -94,7 +94,7 @@ def test_costs_rise_with_time_outs_and_with_what_was_measured(
     assert early.lost_s <= now.lost_s and early.charged_s <= now.charged_s
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.floats(1e-7, 0.1), st.integers(0, 50), st.floats(1.0, 1e5), st.floats(0.1, 100.0), st.integers(1, 64))
 def test_a_goodput_lies_within_its_interval_and_faults_lower_it(
     rate_per_s: float, events: int, exposure_s: float, cost_s: float, world: int

@@ -108,7 +108,7 @@ class Process:
         self.world.alive.discard(self.pid)
 
 
-@settings(max_examples=RUNS, deadline=None)
+@settings(max_examples=RUNS)
 @given(data=st.data())
 def test_no_interleaving_has_two_holders_or_a_save_of_one_that_was_followed(data: st.DataObject) -> None:
     """Takers that wait, takers that do not, holders that are killed in between, and processes that others can or cannot see."""

@@ -252,7 +252,7 @@ def total(summary: LedgerSummary, *names: str) -> float:
     return sum(summary.categories[name] for name in names)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(runs)
 def test_the_ledger_closes_and_agrees_with_the_run(run: RandomRun) -> None:
     summary = Ledger().apply_all(run.journal).summary()
@@ -275,7 +275,7 @@ def test_the_ledger_closes_and_agrees_with_the_run(run: RandomRun) -> None:
     assert summary.steps == run.step
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(runs)
 def test_every_charge_is_someones_or_known_to_be_nobodys(run: RandomRun) -> None:
     summary = Ledger().apply_all(run.journal).summary()
@@ -284,7 +284,7 @@ def test_every_charge_is_someones_or_known_to_be_nobodys(run: RandomRun) -> None
         assert charged == pytest.approx(summary.categories[name], abs=1e-6)
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 @given(runs)
 def test_the_factors_multiply_to_the_ledgers_share_of_kept_steps(run: RandomRun) -> None:
     """Also with a queue before it, and an MFU behind it."""
@@ -299,7 +299,7 @@ def test_the_factors_multiply_to_the_ledgers_share_of_kept_steps(run: RandomRun)
         assert found.product == pytest.approx(used)
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 @given(runs)
 def test_at_every_record_it_closes_and_no_counter_falls(run: RandomRun) -> None:
     ledger = Ledger()
@@ -317,7 +317,7 @@ def test_at_every_record_it_closes_and_no_counter_falls(run: RandomRun) -> None:
         last = counters
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(runs, st.data())
 def test_one_span_that_overlaps_the_next_is_refused(run: RandomRun, data: st.DataObject) -> None:
     journal = run.journal

@@ -19,7 +19,7 @@ from actors.rank.plain_kinds import PLAIN
 from fleet.errors import ProtocolError
 from fleet.protocol.plain import MARK, Format, NotPlain
 
-FAST = settings(max_examples=150, deadline=None, derandomize=True)
+FAST = settings(max_examples=150, derandomize=True)
 numbers = st.integers() | st.floats() | st.booleans() | st.none() | st.complex_numbers()
 texts = st.text(st.characters(), max_size=8)
 leaves = numbers | texts | st.binary(max_size=8)

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from fleet.errors import LineRefused
 from fleet.protocol.proof import CHALLENGE_BYTES, HELLO_BYTES, PROOF_BYTES, Asking, Purpose, Reason, Serving
 
-FAST = settings(max_examples=200, deadline=None, derandomize=True)
+FAST = settings(max_examples=200, derandomize=True)
 SECRET, OTHER = b"s" * 32, b"t" * 32
 drawn = st.binary(min_size=32, max_size=32)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from fleet.laws.scale_fit import SHAPES, Visit, evened, fit
@@ -30,7 +30,6 @@ def visit(world: int, random: np.random.Generator, deviation: float) -> Visit:
     return Visit(world, {name: value * (1 + together) + step_s * alone[name] for name, value in terms.items()})
 
 
-@settings(deadline=None)
 @given(st.fixed_dictionaries({name: st.floats(1e-4, 10.0) for name in TRUE}))
 def test_without_noise_the_law_is_found_again(law: dict[str, float]) -> None:
     found = fit([Visit(world, expected(world, law)) for world in (1, 2, 4, 8)], SHARDS)
@@ -66,7 +65,6 @@ def test_intervals_of_coefficients_hold_the_true_ones_and_those_of_steps_widen()
     assert all(0.8 <= inside[name] / SEEDS for name in ("compute", "exchange_volume", "wait")), inside
 
 
-@settings(deadline=None)
 @given(st.integers(1, 16), st.integers(16, 64))
 def test_waiting_for_the_rank_with_most_shards_is_no_noise(world: int, shards: int) -> None:
     before = Visit(world, dict.fromkeys(SHAPES, 1.0))

@@ -32,7 +32,7 @@ def summary_of(run: RandomRun, measured: tuple[int, int, int, int] | None) -> Le
     return replace(found, tallies=replace(found.tallies, usage={0: used}))
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(runs, hidden)
 def test_the_three_less_overlap_are_one(run: RandomRun, measured: tuple[int, int, int, int] | None) -> None:
     s = summary_of(run, measured)
@@ -46,7 +46,7 @@ def test_the_three_less_overlap_are_one(run: RandomRun, measured: tuple[int, int
     assert ("not measured" in hidden_words(law)) == (measured is None)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(runs, hidden)
 def test_the_terms_give_back_the_steps_of_the_ledger(run: RandomRun, measured: tuple[int, int, int, int] | None) -> None:
     """T_compute / N + T_comm + T_sync - T_overlap, by the law itself, is what the run knows of its own: the mean time of all steps of
@@ -61,7 +61,7 @@ def test_the_terms_give_back_the_steps_of_the_ledger(run: RandomRun, measured: t
     assert 1 - 1e-9 <= law.ranks <= s.world + 1e-9
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(runs, hidden)
 def test_the_terms_are_the_ledgers_categories(run: RandomRun, measured: tuple[int, int, int, int] | None) -> None:
     s = summary_of(run, measured)
@@ -78,7 +78,7 @@ def test_the_terms_are_the_ledgers_categories(run: RandomRun, measured: tuple[in
     assert (shares[COMPUTE], shares[COORDINATION]) == (pytest.approx(by_three[COMPUTE]), pytest.approx(by_three[COORDINATION]))
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(runs)
 def test_a_finding_names_the_term_that_its_time_is_in(run: RandomRun) -> None:
     s = summary_of(run, None)
@@ -86,7 +86,7 @@ def test_a_finding_names_the_term_that_its_time_is_in(run: RandomRun) -> None:
         assert finding.where == OF_CATEGORY[finding.metric] and finding.system == LAYER_OF[finding.metric]
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(st.integers(1, 5), st.integers(2, 20), st.tuples(*[st.integers(0, 40)] * 3), st.integers(1, 40))
 def test_without_anything_between_steps_the_law_is_the_time_from_commit_to_commit(
     world: int, steps: int, waits_ms: tuple[int, int, int], compute_ms: int

@@ -75,7 +75,7 @@ def test_the_fit_is_scipys_where_nothing_is_cut_off(law: str) -> None:
     assert ours == pytest.approx(float(reference.logpdf(lives, *theirs).sum()), rel=1e-6)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(seed=st.integers(0, 2**32), law=st.sampled_from(sorted(LAWS)), count=st.integers(5, 60), cut=st.floats(0.3, 3.0))
 def test_no_parameters_nearby_are_likelier(seed: int, law: str, count: int, cut: float) -> None:
     kind, truth = LAWS[law], TRUTH[law]
@@ -207,7 +207,7 @@ def test_a_longer_log_with_the_same_faults_means_longer_lives() -> None:
     assert np.all(lives <= limits + 1e-6)
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 @given(seed=st.integers(0, 1000))
 def test_a_log_and_its_trace_say_the_same(seed: int) -> None:
     log = log_of(10, 60.0, steady(20 * DAY_S), seed)

@@ -171,7 +171,7 @@ def same_bits(one: list[torch.Tensor], other: list[torch.Tensor]) -> bool:
     return all(torch.equal(a.view(torch.uint8), b.view(torch.uint8)) for a, b in zip(one, other, strict=True))
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(splits(), st.lists(LENGTHS, min_size=1, max_size=3), st.sampled_from([64, 500, 1 << 14, 1 << 20]), st.data())
 def test_any_split_gives_the_bits_of_the_straightforward_tree(
     assigned: list[list[int]], lengths: list[int], bucket_bytes: int, data: Any

@@ -119,7 +119,7 @@ class Simulated:
             yield np.concatenate(pieces)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(worlds())
 def test_the_plan_gives_the_bits_of_the_tree_and_counts_what_crosses(world: tuple[tuple[str, ...], list[list[int]]]) -> None:
     plan = plan_of(*world)
@@ -133,7 +133,7 @@ def test_the_plan_gives_the_bits_of_the_tree_and_counts_what_crosses(world: tupl
     assert (chunks_across(plan) < flat_chunks_across(plan)) == helps(plan.hosts)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(worlds())
 def test_members_of_a_host_combine_as_much_each(world: tuple[tuple[str, ...], list[list[int]]]) -> None:
     """And all of each chunk that is owned elsewhere is combined once."""
@@ -148,7 +148,7 @@ def test_members_of_a_host_combine_as_much_each(world: tuple[tuple[str, ...], li
             assert covered == (list(range(len(ranks))) if owner not in ranks else [])
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     worlds(),
     st.lists(tree_sum.LENGTHS, min_size=1, max_size=2),

@@ -53,7 +53,7 @@ KINDS = [(kind, codec) for union, codec in UNIONS.items() for kind in typing.get
 
 @pytest.mark.parametrize(("kind", "codec"), KINDS, ids=[kind.__name__ for kind, _ in KINDS])
 def test_round_trip(kind: type, codec: Codec) -> None:
-    @settings(max_examples=20, deadline=None)
+    @settings(max_examples=20)
     @given(values(kind))
     def check(value: Any) -> None:
         assert codec.decode(codec.encode(value)) == value

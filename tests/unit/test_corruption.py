@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from fleet.errors import ConfigError
@@ -99,7 +99,6 @@ def test_time_to_detection_and_exposure_agree_with_trials(every: int, hit: float
         assert undetected == pytest.approx(undetected_ratio(steps, every, hit), abs=0.02)
 
 
-@settings(deadline=None)
 @given(st.integers(1, 40), st.floats(0.05, 1))
 def test_the_mean_is_the_sum_of_what_is_undetected(every: int, hit: float) -> None:
     total = sum(undetected_ratio(steps, every, hit) for steps in range(every * 400))

@@ -248,7 +248,7 @@ JSON = st.recursive(
 )
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(st.data())
 def test_whatever_stands_in_a_place_the_check_answers(data: st.DataObject) -> None:
     what = data.draw(st.sampled_from(sorted(DOCUMENTS)))

@@ -162,7 +162,7 @@ def test_one_rank_alone_has_nobody_to_be_slower_than() -> None:
     assert seen(seconds) == []
 
 
-@settings(max_examples=8, deadline=None)
+@settings(max_examples=8)
 @given(st.sampled_from((1, 2, 3, 4, 6, 10, 30)))
 def test_portions_do_not_matter(portion: int) -> None:
     seconds = world()
@@ -173,7 +173,7 @@ def test_portions_do_not_matter(portion: int) -> None:
     assert verdicts == other.observe(times(seconds, 0, STEPS)) != ()
 
 
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=10)
 @given(st.permutations(range(6)), st.floats(1e-4, 1e4))
 def test_neither_the_order_of_ranks_nor_the_unit_matters(order: list[int], unit: float) -> None:
     seconds = world(6)

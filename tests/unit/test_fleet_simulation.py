@@ -142,7 +142,7 @@ def agree(model: FleetModel, seed: int, recovery: ReformPromoteRegrow) -> None:
 
 
 @given(st.integers(0, 10_000), st.booleans())
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 def test_every_second_has_one_category(seed: int, restart: bool) -> None:
     model = replace(random_model(seed), duration_s=5e5, crews=1 + seed % 3, replace_s=seed % 700)
     shares = run(model, seed, recovery=ALL if restart else IN_PLACE).shares
@@ -151,7 +151,7 @@ def test_every_second_has_one_category(seed: int, restart: bool) -> None:
 
 
 @given(st.integers(1, 12), st.integers(0, 12), st.integers(0, 12), st.booleans(), st.integers(1, 12), st.floats(0, 1000), st.booleans())
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 def test_one_survivor_answers_for_all(left: int, missing: int, ready: int, held: bool, least: int, waited_s: float, restart: bool) -> None:
     """The question about one survivor and the empty places is the question about the whole world."""
     nodes, ready = left + missing, min(ready, missing)

@@ -122,7 +122,7 @@ def test_young_daly_and_exact_meet_where_checkpoints_are_cheap(cost: float, mtbf
     assert ck.goodput_first_order(exact, cost, mtbf) == pytest.approx(ck.goodput(exact, cost, mtbf), abs=0.02)
 
 
-@settings(deadline=None, max_examples=25)
+@settings(max_examples=25)
 @given(shape=st.sampled_from([0.6, 0.8, 1.0, 1.5]), cost=st.floats(1.0, 200.0), mtbf=st.floats(1e3, 1e5))
 def test_no_other_interval_beats_the_weibull_optimum(shape: float, cost: float, mtbf: float) -> None:
     best = tiers.weibull_work_s(cost, mtbf, shape)
@@ -184,7 +184,7 @@ def test_zero_never_needs_more_and_conserves_the_state() -> None:
     assert none > selective > full > 0
 
 
-@settings(deadline=None, max_examples=30)
+@settings(max_examples=30)
 @given(units=st.integers(1, 3000), load=st.floats(0.1, 60.0), risk=st.sampled_from([0.1, 0.01, 0.001]))
 def test_as_few_spares_as_the_risk_allows(units: int, load: float, risk: float) -> None:
     rate = load / units / 86_400

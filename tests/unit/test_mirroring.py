@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from fleet.host.mirroring import FilePiece, MirroredFiles, pieces
@@ -23,7 +23,6 @@ def _same(source: Path, target: Path) -> bool:
     return all((target / name).read_bytes() == (source / name).read_bytes() for name in names)
 
 
-@settings(deadline=None)  # files are written
 @given(st.lists(st.tuples(st.sampled_from(["a.log", "b.log"]), st.binary(max_size=40), st.booleans()), max_size=20), st.integers(1, 50))
 def test_what_is_appended_arrives_whole(tmp_path_factory: pytest.TempPathFactory, steps: list[tuple[str, bytes, bool]], limit: int) -> None:
     source, target = tmp_path_factory.mktemp("source"), tmp_path_factory.mktemp("target")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from actors.rank.step.rows import OFFER, RowFormat, Rows
@@ -12,7 +12,6 @@ from actors.rank.step.rows import OFFER, RowFormat, Rows
 WIDTHS = st.lists(st.integers(0, 3), min_size=1, max_size=5)
 
 
-@settings(deadline=None)
 @given(data=st.data(), widths=WIDTHS, parameters=st.integers(0, 200), counts=st.lists(st.integers(0, 4), min_size=1, max_size=5))
 def test_all_is_read_as_it_was_said(data: st.DataObject, widths: list[int], parameters: int, counts: list[int]) -> None:
     form = RowFormat(widths, parameters, max(counts))

@@ -20,7 +20,7 @@ def positions(seed: int, steps: int, shards: int, batch_size: int, length: int) 
     return [i for step in range(steps) for shard in range(shards) for i in sample_indices(seed, step, shard, shards, batch_size, length)]
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.integers(0, 9), st.integers(1, 700), st.integers(1, 8), st.integers(1, 4))
 def test_every_epoch_has_every_sample_once(seed: int, length: int, shards: int, per_shard: int) -> None:
     batch_size = shards * per_shard

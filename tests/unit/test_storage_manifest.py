@@ -27,7 +27,7 @@ MANIFEST = Manifest("c", StateId(1, 20), (PART, OTHER), '{"anything": "at all"}'
 numbers = st.tuples(st.integers(0, 999_999), st.integers(0, 10**12 - 1), st.integers(0, 10**8 - 1))
 
 
-@settings(max_examples=50, deadline=None, derandomize=True)
+@settings(max_examples=50, derandomize=True)
 @given(first=numbers, second=numbers)
 def test_ids_sort_as_text_like_lineage_step_generation(first: tuple[int, int, int], second: tuple[int, int, int]) -> None:
     one, two = (checkpoint_id(StateId(history, step), generation) for history, step, generation in (first, second))

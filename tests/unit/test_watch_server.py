@@ -437,7 +437,7 @@ def test_whatever_schemathesis_sends_is_answered_as_described(served: Watched, c
     operation, turns = schema[path][method.upper()], itertools.count()
 
     @given(case=operation.as_strategy() | operation.as_strategy(schemathesis.GenerationMode.NEGATIVE))
-    @settings(max_examples=40, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck), database=None)
+    @settings(max_examples=40, derandomize=True, suppress_health_check=list(HealthCheck), database=None)
     def send(case: Any) -> None:
         if case.path_parameters and next(turns) % 2:
             case.path_parameters["run"] = "good"  # a name that is made up hardly ever is that of a run
