@@ -95,7 +95,7 @@ def _rank(store: str, rank: int, world: int, repetitions: dict[int, int], parent
 
 
 def in_ranks(world: int, rank: Callable[..., None], *arguments: Any) -> dict[Any, list[float]]:
-    """What rank 0 sends, when each of ``world`` processes does ``rank(store's address, its number, *arguments, pipe of rank 0)``."""
+    """The samples that rank 0 sends. Each of ``world`` processes runs ``rank(address of the store, its number, *arguments, pipe)``."""
     store, context = StoreServer(HOST), multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["torch", "actors.rank.step.reduction"])  # imported once
     mine, theirs = context.Pipe()
