@@ -357,7 +357,7 @@ def _leave_if_ended(run: str, script: str, storage: str, root: Path, steps: int)
     if not run:
         return
     plans.fetch_journal(storage, run, root)
-    folder = plans.find_run(run, root)
+    folder = plans.find_run(run, root, "--resume")
     plans.check_fleets(folder, "--resume")
     if steps or not plans.is_completed(folder):
         return
@@ -372,7 +372,7 @@ def _repeated(run: str, asked: Executed, root: Path, changed_code: bool) -> RunP
     """The plan of ``run`` once more. Changes since then are printed; changed code is refused without ``--changed-code``."""
     from fleet.app import plans
 
-    folder = plans.find_run(run, root)
+    folder = plans.find_run(run, root, "--repeat")
     plans.check_fleets(folder, "--repeat")
     changes = plans.changed_since(folder, asked.path)
     if not changed_code:
