@@ -242,7 +242,10 @@ def find(name: str, root: Path) -> RemoteRun:
         handle = supervisor.find(name)
     except ValueError as error:
         there = ", ".join(sorted(each.removeprefix(supervisor.PREFIX) for each in run_names())) or "none"
-        raise ConfigError("RUN", name, f"the cluster has no such run; it has: {there}", "See fleet status --address.") from error
+        place = ray.get_runtime_context().gcs_address
+        reason = f"the cluster at {place} has no such run; it has: {there}"
+        way_out = "Name another cluster by --address HOST:PORT, as ray start printed it. A run without --address is known in the folder where it was started."
+        raise ConfigError("RUN", name, reason, way_out) from error
     return RemoteRun(name, root / name, handle)
 
 
