@@ -244,7 +244,7 @@ def find(name: str, root: Path) -> RemoteRun:
         there = ", ".join(sorted(each.removeprefix(supervisor.PREFIX) for each in run_names())) or "none"
         place = ray.get_runtime_context().gcs_address
         reason = f"the cluster at {place} has no such run; it has: {there}"
-        way_out = "Name another cluster by --address HOST:PORT, as ray start printed it. A run without --address is known in the folder where it was started."
+        way_out = "Name another cluster by --address HOST:PORT, as ray start printed it. A run without --address is known in its folder."
         raise ConfigError("RUN", name, reason, way_out) from error
     return RemoteRun(name, root / name, handle)
 
