@@ -60,7 +60,7 @@ class Launch(Visible, Protocol):
 
 
 console = cli_print.Terminal(stderr=True)
-TRIED = "two steps are tried in this process, before ranks start"
+TRIED = "two steps of the script are tried on this machine, before ranks start"
 NOTHING_TYPED = (
     "fleet run train.py --world 4     trains your script, which has a function train(run); fleet init writes one",
     "fleet run --plain train.py       runs your script for torchrun as it is, and shows its losses",
