@@ -17,12 +17,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from actors.rank.script import Script
-from fleet.app import plans, policy_choice, resuming, twins
+from fleet.app import plans, policy_choice, resuming
 from fleet.app.configuration import Configuration, configured, layer_of
 from fleet.app.progress_calls import Progress, reporting
 from fleet.app.result import Result, Twin, result_of
 from fleet.app.shipping import ship
-from fleet.app.stopping import stopped_by_signals
+from fleet.app.stopping import Told, stopped_by_signals
 from fleet.errors import ConfigError, RunFailed
 from fleet.host import packages
 from fleet.settings.run import RunSettings
@@ -252,24 +252,25 @@ def _run_all(
     plan: RunPlan, start: Start, twin_world: int, progress: Callable[[Progress], object] | None
 ) -> tuple[RunResult, dict[str, Any] | None, RunPlan | None]:
     """(the run's result, the twin's verdict, the twin's plan)."""
-    result = _one(plan, start, progress)
+    result, told = _one(plan, start, progress)
     if not twin_world:
         return result, None, None
-    if not result.completed:
-        return result, twins.not_run(result.status, result.reason, twin_world), None
+    if told or not result.completed:
+        return result, plans.without_twin(result, told, twin_world), None
     twin = plans.twin_of(plan, twin_world)
-    return result, plans.compare(plan, twin, _one(twin, start, None)), twin
+    return result, plans.compare(plan, twin, _one(twin, start, None)[0]), twin
 
 
-def _one(plan: RunPlan, start: Start, progress: Callable[[Progress], object] | None) -> RunResult:
+def _one(plan: RunPlan, start: Start, progress: Callable[[Progress], object] | None) -> tuple[RunResult, str]:
+    """(how the run ended, the signal that told this process to stop; empty: none). It may come when the run has just ended."""
     from fleet.app import tracking
 
-    live = start(plan)
-    with reporting(plan.journal, progress), stopped_by_signals(live.stop, lambda words: print(words, file=sys.stderr)):
+    live, told = start(plan), Told()
+    with reporting(plan.journal, progress), stopped_by_signals(told.stopping(live.stop), lambda words: print(words, file=sys.stderr)):
         result = live.execute()
     for line in tracking.in_words(plan.folder, plan.settings.track):
         print(line, file=sys.stderr)
-    return result
+    return result, told.by
 
 
 def _judged(plan: RunPlan, ended: RunResult, verdict: dict[str, Any] | None, twin: RunPlan | None, *, check: bool) -> Result:

@@ -27,7 +27,7 @@ from fleet.ledger.lineage import DataHistory
 from fleet.protocol.decisions import GoneBack
 from fleet.protocol.draws import in_texts
 from fleet.protocol.holding import SeenClaim
-from fleet.protocol.records import COMPLETED, PLAIN, RUN_NAME, UNSAVED, RunBuilt, RunEnded, RunStarted, configuration
+from fleet.protocol.records import COMPLETED, PLAIN, RUN_NAME, STOPPED, UNSAVED, RunBuilt, RunEnded, RunStarted, configuration
 from fleet.protocol.types import Build
 from fleet.settings.fields import read
 from fleet.settings.run import RunSettings
@@ -431,3 +431,10 @@ def compare(plan: RunPlan, twin: RunPlan, result: RunResult) -> dict[str, Any]:
     """Whether a run and its twin, which came to ``result``, ended with the same bits: see :mod:`fleet.app.twins`."""
     digests = final_digest(plan.folder), final_digest(twin.folder)
     return twins.verdict(*digests, result.completed, result.status, result.reason, twin.settings.world)
+
+
+def without_twin(result: RunResult, told: str, world: int) -> dict[str, Any]:
+    """The verdict where no twin is begun: the run has come to ``result``, or a signal, ``told``, has come when it was complete."""
+    if result.completed:
+        return twins.not_run(STOPPED, f"{told}, when all its steps were taken", world)
+    return twins.not_run(result.status, result.reason, world)

@@ -20,6 +20,22 @@ KILLED = 128
 """Exit code of a process that a signal has ended, less the signal's number."""
 
 
+class Told:
+    """Keeps the signal that told this process to stop. ``by``: its name; empty: none has come."""
+
+    def __init__(self) -> None:
+        self.by = ""
+
+    def stopping(self, stop: Callable[[str], None]) -> Callable[[str], None]:
+        """``stop`` for :func:`stopped_by_signals`."""
+
+        def noted(name: str) -> None:
+            self.by = name
+            stop(name)
+
+        return noted
+
+
 @contextmanager
 def stopped_by_signals(stop: Callable[[str], None], say: Callable[[str], None]) -> Iterator[None]:
     """The first SIGINT or SIGTERM calls ``stop`` with its name; the second has its old effect.

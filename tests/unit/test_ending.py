@@ -13,7 +13,7 @@ import pytest
 from fleet.app import expects, twins
 from fleet.app.cli import run as cli_run
 from fleet.app.ending import EndContext, JoinedPlace, ending
-from fleet.app.plans import RunPlan, RunResult, place_of
+from fleet.app.plans import RunPlan, RunResult, place_of, without_twin
 from fleet.app.result import report_data
 from fleet.errors import ConfigError
 from fleet.ledger.checkers import violated
@@ -134,6 +134,16 @@ def test_a_twin_that_came_to_no_end_is_neither_equal_nor_different() -> None:
 def test_the_exit_code_takes_no_twin_that_was_cut_off_for_one_that_differs(run: str, twin: dict[str, Any], code: Exit) -> None:
     plan = RunPlan(name="run", folder=Path("run"), settings=RunSettings(), train=print)
     assert cli_run._exit_code(RunResult(plan=plan, status=run, reason="", detail=""), twin) == code
+
+
+def test_a_run_whose_user_stopped_it_when_it_had_just_ended_gets_no_twin() -> None:
+    """Once the twin was trained all the same, and the experiment was held."""
+    result = RunResult(
+        plan=RunPlan(name="run", folder=Path("run"), settings=RunSettings(), train=print), status="completed", reason="", detail=""
+    )
+    found = without_twin(result, "SIGINT", 2)
+    assert cli_run._exit_code(result, found) == Exit.STOPPED
+    assert lines(data(twin=found))["twin"] == "not run: this run ended as stopped: SIGINT, when all its steps were taken"
 
 
 def test_chaos_that_did_not_strike_is_no_test() -> None:

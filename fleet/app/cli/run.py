@@ -408,7 +408,7 @@ def _execute(
     working_dir: str,
 ) -> int:
     from dashboards.trackers import choice
-    from fleet.app import first_steps, plans, policy_choice, twins
+    from fleet.app import first_steps, plans, policy_choice
     from fleet.app.beginning import Beginning
     from storage.backends.trial import StoreTrial, check_folder
 
@@ -437,15 +437,15 @@ def _execute(
             store.check("this machine")
         wait(first_steps.LIMIT_S)
         plan = dataclasses.replace(plan, page=server.read_link(plan.name))
-        result = one_run(launched(plan), server, beginning)
+        result, told = one_run(launched(plan), server, beginning)
         if result.status == "failed" and _is_refused(plan):
             return Exit.REFUSED
         verdict = None
-        if twin and result.completed:
+        if twin and result.completed and not told:
             other = plans.twin_of(plan, twin_world or None)
-            verdict = plans.compare(plan, other, one_run(launched(other), None))
+            verdict = plans.compare(plan, other, one_run(launched(other), None)[0])
         elif twin:
-            verdict = twins.not_run(result.status, result.reason, twin_world or plan.settings.world)
+            verdict = plans.without_twin(result, told, twin_world or plan.settings.world)
     return close(plan, result, verdict, show, expected)
 
 
@@ -497,13 +497,14 @@ def close(plan: RunPlan, result: RunResult, verdict: dict[str, Any] | None, show
     return _exit_code(result, verdict) or (Exit.VIOLATED if checkers.violated(data["checks"]) else Exit.UNMET if unmet else Exit.DONE)
 
 
-def one_run(live: Launch, server: PageServer | None, beginning: Beginning | None = None) -> RunResult:
-    """Train, see :func:`shown`. Signals stop the run in order."""
-    from fleet.app.stopping import stopped_by_signals
+def one_run(live: Launch, server: PageServer | None, beginning: Beginning | None = None) -> tuple[RunResult, str]:
+    """Train, see :func:`shown`; signals stop the run in order. Also returns the signal that came; empty: none did."""
+    from fleet.app.stopping import Told, stopped_by_signals
 
+    told = Told()
     if beginning is not None:
         beginning.say("ranks are started")
-    return shown(live, server, beginning, stopped_by_signals(live.stop, console.print))
+    return shown(live, server, beginning, stopped_by_signals(told.stopping(live.stop), console.print)), told.by
 
 
 def shown(live: Visible, server: PageServer | None, beginning: Beginning | None, signals: AbstractContextManager[object]) -> RunResult:
