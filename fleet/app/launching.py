@@ -22,7 +22,7 @@ from fleet.app.configuration import Configuration, configured, layer_of
 from fleet.app.progress_calls import Progress, reporting
 from fleet.app.result import Result, Twin, result_of
 from fleet.app.shipping import ship
-from fleet.app.stopping import Told, stopped_by_signals
+from fleet.app.stopping import Noted, stopped_by_signals
 from fleet.errors import ConfigError, RunFailed
 from fleet.host import packages
 from fleet.settings.run import RunSettings
@@ -252,25 +252,25 @@ def _run_all(
     plan: RunPlan, start: Start, twin_world: int, progress: Callable[[Progress], object] | None
 ) -> tuple[RunResult, dict[str, Any] | None, RunPlan | None]:
     """(the run's result, the twin's verdict, the twin's plan)."""
-    result, told = _one(plan, start, progress)
+    result, stopped_by = _one(plan, start, progress)
     if not twin_world:
         return result, None, None
-    if told or not result.completed:
-        return result, plans.without_twin(result, told, twin_world), None
+    if stopped_by or not result.completed:
+        return result, plans.without_twin(result, stopped_by, twin_world), None
     twin = plans.twin_of(plan, twin_world)
     return result, plans.compare(plan, twin, _one(twin, start, None)[0]), twin
 
 
 def _one(plan: RunPlan, start: Start, progress: Callable[[Progress], object] | None) -> tuple[RunResult, str]:
-    """(how the run ended, the signal that told this process to stop; empty: none). It may come when the run has just ended."""
+    """(how the run ended, the signal that came to stop this process; empty: none). It may come when the run has just ended."""
     from fleet.app import tracking
 
-    live, told = start(plan), Told()
-    with reporting(plan.journal, progress), stopped_by_signals(told.stopping(live.stop), lambda words: print(words, file=sys.stderr)):
+    live, noted = start(plan), Noted()
+    with reporting(plan.journal, progress), stopped_by_signals(noted.stopping(live.stop), lambda words: print(words, file=sys.stderr)):
         result = live.execute()
     for line in tracking.in_words(plan.folder, plan.settings.track):
         print(line, file=sys.stderr)
-    return result, told.by
+    return result, noted.by
 
 
 def _judged(plan: RunPlan, ended: RunResult, verdict: dict[str, Any] | None, twin: RunPlan | None, *, check: bool) -> Result:

@@ -433,8 +433,8 @@ def compare(plan: RunPlan, twin: RunPlan, result: RunResult) -> dict[str, Any]:
     return twins.verdict(*digests, result.completed, result.status, result.reason, twin.settings.world)
 
 
-def without_twin(result: RunResult, told: str, world: int) -> dict[str, Any]:
-    """The verdict where no twin is begun: the run has come to ``result``, or a signal, ``told``, has come when it was complete."""
+def without_twin(result: RunResult, stopped_by: str, world: int) -> dict[str, Any]:
+    """The verdict where no twin is begun: the run has come to ``result``, or a signal, ``stopped_by``, has come when it was complete."""
     if result.completed:
-        return twins.not_run(STOPPED, f"{told}, when all its steps were taken", world)
+        return twins.not_run(STOPPED, f"{stopped_by}, when all its steps were taken", world)
     return twins.not_run(result.status, result.reason, world)

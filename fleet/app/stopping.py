@@ -20,8 +20,8 @@ KILLED = 128
 """Exit code of a process that a signal has ended, less the signal's number."""
 
 
-class Told:
-    """Keeps the signal that told this process to stop. ``by``: its name; empty: none has come."""
+class Noted:
+    """Keeps the signal that came to stop this process. ``by``: its name; empty: none has come."""
 
     def __init__(self) -> None:
         self.by = ""

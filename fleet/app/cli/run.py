@@ -437,15 +437,15 @@ def _execute(
             store.check("this machine")
         wait(first_steps.LIMIT_S)
         plan = dataclasses.replace(plan, page=server.read_link(plan.name))
-        result, told = one_run(launched(plan), server, beginning)
+        result, stopped_by = one_run(launched(plan), server, beginning)
         if result.status == "failed" and _is_refused(plan):
             return Exit.REFUSED
         verdict = None
-        if twin and result.completed and not told:
+        if twin and result.completed and not stopped_by:
             other = plans.twin_of(plan, twin_world or None)
             verdict = plans.compare(plan, other, one_run(launched(other), None)[0])
         elif twin:
-            verdict = plans.without_twin(result, told, twin_world or plan.settings.world)
+            verdict = plans.without_twin(result, stopped_by, twin_world or plan.settings.world)
     return close(plan, result, verdict, show, expected)
 
 
@@ -499,12 +499,12 @@ def close(plan: RunPlan, result: RunResult, verdict: dict[str, Any] | None, show
 
 def one_run(live: Launch, server: PageServer | None, beginning: Beginning | None = None) -> tuple[RunResult, str]:
     """Train, see :func:`shown`; signals stop the run in order. Also returns the signal that came; empty: none did."""
-    from fleet.app.stopping import Told, stopped_by_signals
+    from fleet.app.stopping import Noted, stopped_by_signals
 
-    told = Told()
+    noted = Noted()
     if beginning is not None:
         beginning.say("ranks are started")
-    return shown(live, server, beginning, stopped_by_signals(told.stopping(live.stop), console.print)), told.by
+    return shown(live, server, beginning, stopped_by_signals(noted.stopping(live.stop), console.print)), noted.by
 
 
 def shown(live: Visible, server: PageServer | None, beginning: Beginning | None, signals: AbstractContextManager[object]) -> RunResult:
