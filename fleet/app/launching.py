@@ -22,7 +22,7 @@ from fleet.app.configuration import Configuration, configured, layer_of
 from fleet.app.progress_calls import Progress, reporting
 from fleet.app.result import Result, Twin, result_of
 from fleet.app.shipping import ship
-from fleet.app.stopping import Noted, stopped_by_signals
+from fleet.app.stopping import StopSignal, stopped_by_signals
 from fleet.errors import ConfigError, RunFailed
 from fleet.host import packages
 from fleet.settings.run import RunSettings
@@ -265,7 +265,7 @@ def _one(plan: RunPlan, start: Start, progress: Callable[[Progress], object] | N
     """(how the run ended, the signal that came to stop this process; empty: none). It may come when the run has just ended."""
     from fleet.app import tracking
 
-    live, noted = start(plan), Noted()
+    live, noted = start(plan), StopSignal()
     with reporting(plan.journal, progress), stopped_by_signals(noted.stopping(live.stop), lambda words: print(words, file=sys.stderr)):
         result = live.execute()
     for line in tracking.in_words(plan.folder, plan.settings.track):

@@ -20,7 +20,7 @@ KILLED = 128
 """Exit code of a process that a signal has ended, less the signal's number."""
 
 
-class Noted:
+class StopSignal:
     """Keeps the signal that came to stop this process. ``by``: its name; empty: none has come."""
 
     def __init__(self) -> None:

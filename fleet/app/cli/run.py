@@ -499,9 +499,9 @@ def close(plan: RunPlan, result: RunResult, verdict: dict[str, Any] | None, show
 
 def one_run(live: Launch, server: PageServer | None, beginning: Beginning | None = None) -> tuple[RunResult, str]:
     """Train, see :func:`shown`; signals stop the run in order. Also returns the signal that came; empty: none did."""
-    from fleet.app.stopping import Noted, stopped_by_signals
+    from fleet.app.stopping import StopSignal, stopped_by_signals
 
-    noted = Noted()
+    noted = StopSignal()
     if beginning is not None:
         beginning.say("ranks are started")
     return shown(live, server, beginning, stopped_by_signals(noted.stopping(live.stop), console.print)), noted.by
