@@ -41,11 +41,14 @@ def setting(default: T, meaning: str, *, live: bool = False, **bounds: float) ->
 
 
 def within(settings: Any, prefix: str = "") -> None:
-    """Raises ConfigError for the first number that is not finite, or not within its field's bounds, which are keys of ``BOUNDS``."""
+    """Raises ConfigError for the first number that is not within its field's bounds, which are keys of ``BOUNDS``.
+
+    It has to be finite, too, unless ``most`` is infinite.
+    """
     for field in dataclasses.fields(settings):
         value, bounds = getattr(settings, field.name), field.metadata.get("bounds", {})
         tests = [BOUNDS[name][0](value, bound) for name, bound in bounds.items() if value is not None]
-        if tests and not (all(tests) and math.isfinite(value)):
+        if tests and not (all(tests) and (math.isfinite(value) or bounds.get("most") == math.inf)):
             words = " and ".join(f"{BOUNDS[name][1]} {bound:g}" for name, bound in bounds.items())
             said, default = field.metadata.get("meaning", ""), field.default
             way_out = said if default in (dataclasses.MISSING, None) else f"{said} The default is {default}.".strip()

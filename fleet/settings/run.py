@@ -221,6 +221,7 @@ class RunSettings:
         2.0,
         "Without fsdp: cores that a rank needs on a shared machine to send gradients beside its backward; 0: none, inf: never (0014).",
         least=0,
+        most=math.inf,
     )
     two_level_sums: bool = setting(
         False, "Without fsdp: ranks of one host (domains: the narrowest) add up gradients before they cross: docs/decisions/0014."

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import dataclasses
 import json
+import math
 import tomllib
 from collections.abc import Iterator
 from pathlib import Path
@@ -421,3 +422,13 @@ def test_a_setting_of_a_kind_that_nobody_can_write_is_a_mistake_of_ours() -> Non
 def test_values_come_back_as_they_were_set() -> None:
     found = configured("timeouts.run_s=900", "straggler.gain=0.2").run
     assert values_of(found)["timeouts.run_s"] == 900.0 and read(RunSettings, json.loads(json.dumps(dataclasses.asdict(found)))) == found
+
+
+def test_a_number_is_finite_but_for_cores_that_no_machine_has() -> None:
+    """``inf`` was refused, which the setting's own words name."""
+    assert RunSettings(overlap_cores=math.inf).overlap_cores == math.inf
+    for value in (-1.0, math.nan):
+        with pytest.raises(ConfigError, match="overlap_cores"):
+            RunSettings(overlap_cores=value)
+    with pytest.raises(ConfigError, match="threads_per_rank"):
+        RunSettings(threads_per_rank=math.inf)  # type: ignore[arg-type]
