@@ -503,8 +503,8 @@ class NodeAgent:
     def _pulse(rank: LocalRank, member: Member) -> Pulse:
         where, at_us = rank.ring.position(), now_us()
         state = StateId(where.history, where.step)
-        ages = (at_us - where.beat_us) / 1e6, (at_us - where.progress_us) / 1e6
-        return Pulse(member, where.generation, state, *ages, where.stepping, where.between)
+        beat_age_s = 0.0 if where.collecting else (at_us - where.beat_us) / 1e6
+        return Pulse(member, where.generation, state, beat_age_s, (at_us - where.progress_us) / 1e6, where.stepping, where.between)
 
     def _spans(self) -> list[SpanBatch]:
         spans: list[Spans] = []

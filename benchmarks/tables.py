@@ -114,6 +114,15 @@ BENCHMARKS: dict[str, Benchmark] = {
         "How soon is a run rid of chaos that costs too much?",
         {"fleet_floor_heal_s_median": Target("<=", 2.0), "fleet_floor_step_s_median": None},
     ),
+    "garbage": Benchmark(
+        "What do collections of Python's garbage cost a step, by Python's own rule, and when all ranks collect together?",
+        {
+            "together_over_none_step_ratio": None,
+            "own_over_none_step_ratio": None,
+            "together_share_median": None,
+            "own_share_median": None,
+        },
+    ),
     "storm": Benchmark(
         "How much is left of the training speed while ranks are killed again and again, by one trace for all?",
         {

@@ -37,6 +37,7 @@ from actors.rank.step.shard_state import ShardState
 from actors.rank.step.step import Loop, Step
 from actors.rank.step.train_step import TrainStep
 from actors.rank.step.update import ClipNorm
+from actors.rank.telemetry.garbage import Garbage
 from actors.rank.telemetry.recorder import Recorder
 from actors.rank.zero1.resharding import Resharding
 from fleet.errors import ConfigError, FleetError, LoopError, RunOver
@@ -91,7 +92,7 @@ class Run:
         self._joined: tuple[View, int] | None = None
         feeds, rank_machine = Feeds(self.seed, self.shards, recorder, left_out_of(settings.left_out)), self._membership.rank_machine
         attempt = functools.partial(self._membership.carry, rank_machine.run(), (Rehearse, Compute, Attempted))
-        self._loop = Loop(self.seed, client, recorder, rank_machine, feeds, attempt)
+        self._loop = Loop(self.seed, client, recorder, rank_machine, feeds, attempt, Garbage(recorder))
         self._reports = Reports(self._loop, settings, self._membership, self._saver)
 
     @property
@@ -190,13 +191,15 @@ class Run:
         self._loop.recorder.total(total)
         self._loop.client.on_operation = RankInjector(train).operate
         try:
-            while isinstance(move := self._loop.attempt(), Rehearse | Compute | Attempted):
-                match move:
-                    case Rehearse():
-                        yield from self._rehearse(train)
-                    case Compute(number):
-                        yield self._begin_step(train, number)
-                        self._end_step()
+            with self._loop.garbage:
+                while isinstance(move := self._loop.attempt(), Rehearse | Compute | Attempted):
+                    match move:
+                        case Rehearse():
+                            yield from self._rehearse(train)
+                            self._loop.garbage.settle()
+                        case Compute(number):
+                            yield self._begin_step(train, number)
+                            self._end_step()
         except GeneratorExit:  # by ``break``, which the next call handles; or by an exception, which the process reports
             self._loop.left = True
             raise

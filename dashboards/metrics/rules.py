@@ -20,7 +20,7 @@ STUCK_S, STUCK_LATENCIES = 600.0, 10
 AGAIN, AGAIN_WITHIN = 3, "15m"
 """So many new views within so long are restarts, where the run is no step further after them."""
 RUNBOOK = "docs/runbook.md"
-STEPS = "compute|exposed_comm|straggler_wait|data_wait"
+STEPS = "compute|exposed_comm|straggler_wait|data_wait|garbage_collection"
 RUNNING = 'and on (run) fleet_run_info{status="running"} == 1'
 UNENDED = 'and on (run) fleet_run_info{status=~"running|silent"} == 1'
 """Of a run whose driver was killed nobody writes the journal any more: it is silent, and has no end."""

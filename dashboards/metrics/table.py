@@ -75,7 +75,7 @@ def _measured(summary: LedgerSummary) -> Samples:
 
 
 def _law(summary: LedgerSummary) -> Samples:
-    return [((name,), value) for name, value in zip(("compute", "comm", "sync", "data"), summary.law.parts_s, strict=True)]
+    return [((name,), value) for name, value in zip(("compute", "comm", "sync", "data", "garbage"), summary.law.parts_s, strict=True)]
 
 
 def _shares(which: str) -> Callable[[LedgerSummary], Samples]:

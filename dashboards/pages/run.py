@@ -14,7 +14,8 @@ import jinja2
 from dashboards.pages.curves import STEPS, curves, fault_marks, thinned
 from fleet.ledger.categories import MEANINGS
 from fleet.ledger.report import Report, duration, forecast_words, losses_by_size, prediction_words, rank_time, worth_words
-from fleet.ledger.summary import COST_NAMES, STEP_NAMES, Incident, LedgerSummary
+from fleet.ledger.step_law import STEP_NAMES
+from fleet.ledger.summary import COST_NAMES, Incident, LedgerSummary
 from fleet.ledger.timeline import STEP, Timeline
 from fleet.ledger.utc import clock, stamp
 from fleet.protocol.levels import STORE
@@ -143,7 +144,7 @@ def waterfall(s: LedgerSummary) -> list[dict[str, Any]]:
 
 def law_terms(s: LedgerSummary) -> list[tuple[str, float]]:
     """(term, seconds) of a step."""
-    return list(zip(("compute", "exposed communication", "straggler wait", "data wait"), s.law.parts_s, strict=True))
+    return list(zip(("compute", "exposed communication", "straggler wait", "data wait", "garbage collection"), s.law.parts_s, strict=True))
 
 
 def _law(s: LedgerSummary) -> list[tuple[str, float, float]]:

@@ -12,8 +12,8 @@ from fleet.ledger.bill import UNITS, for_faults, rests_on, stored_words
 from fleet.ledger.categories import MEANINGS, PENDING
 from fleet.ledger.forecast import FaultCost, forecast, predict
 from fleet.ledger.report import Report, finite, forecast_words, worth_words
-from fleet.ledger.step_law import plain_shares
-from fleet.ledger.summary import STEP_NAMES, Incident, LedgerSummary
+from fleet.ledger.step_law import STEP_NAMES, plain_shares
+from fleet.ledger.summary import Incident, LedgerSummary
 from fleet.ledger.tallies import LOST, SlotStatus
 from fleet.ledger.timeline import Timeline
 from fleet.protocol.records import PROGRAM, STEADY, configuration, section

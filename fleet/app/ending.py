@@ -13,7 +13,7 @@ from fleet.ledger.checkers import UNKNOWN, violated
 from fleet.ledger.factors import Factors
 from fleet.ledger.figures import figure
 from fleet.ledger.report import duration
-from fleet.ledger.summary import STEP_NAMES
+from fleet.ledger.step_law import STEP_NAMES
 from fleet.machine.sessions import MOST
 from fleet.protocol.records import COMPLETED, PROGRAM, UNSAVED
 

@@ -23,7 +23,7 @@ from fleet.errors import ConfigError
 from fleet.ledger.checkers import Judgement, judged
 from fleet.ledger.goodput import Ledger
 from fleet.ledger.report import duration
-from fleet.ledger.summary import STEP_NAMES
+from fleet.ledger.step_law import STEP_NAMES
 from fleet.planning.traces.faults import FittedFaults
 from fleet.protocol.levels import STORE
 from fleet.protocol.records import CheckpointRecord, Committed, ProcessLost, ProcessUp, Record, RunEnded, RunStarted, ViewPublished

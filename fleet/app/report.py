@@ -119,7 +119,7 @@ def _line(name: str, rank_s: float, share: float, bar: str) -> str:
 
 
 def _step(s: LedgerSummary) -> str:
-    terms = zip(("compute", "comm", "straggler", "data"), s.law.parts_s, strict=True)
+    terms = zip(("compute", "comm", "straggler", "data", "garbage"), s.law.parts_s, strict=True)
     return f"  a step of {duration(s.median_step_s)}: " + "  ".join(f"{name} {duration(value)}" for name, value in terms) + "\n"
 
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from fleet.ledger.report import duration
-from fleet.ledger.summary import STEP_NAMES
+from fleet.ledger.step_law import STEP_NAMES
 from fleet.protocol.records import PLAIN
 
 LEAST = 0.0005

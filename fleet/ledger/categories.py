@@ -13,6 +13,7 @@ MEANINGS: Mapping[str, str] = {
     "exposed_comm": "A rank exchanges gradients, and the exchange is not hidden behind computing.",
     "straggler_wait": "A rank is ready to exchange gradients and waits for a slower rank.",
     "data_wait": "A rank waits for the next samples of its shards.",
+    "garbage_collection": "Python collects garbage in the thread of the loop, which stands still meanwhile.",
     "rework": "Steps that did not count: they were abandoned after a loss, or rolled back after they were committed.",
     "checkpoint_stall": "The loop stands still while its state is copied for a checkpoint.",
     "restore": "A rank receives the state, from a peer, a disk or the store.",
@@ -25,7 +26,7 @@ MEANINGS: Mapping[str, str] = {
     "idle_spare": "A spare is up and waits until a rank is lost.",
     "finish": "The rank is done with its last step and waits for the end of the run.",
     "other": "The process ran, and no record says how it spent the time.",
-    STEP: "A step that was committed: compute, exposed_comm, straggler_wait and data_wait together. This is goodput.",
+    STEP: "A step that was committed: compute, exposed_comm, straggler_wait, data_wait and garbage_collection together. This is goodput.",
     PENDING: "Not decided yet: steps in flight, and time that ranks have not reported so far. It is neither goodput nor lost.",
 }
 """Meanings of all categories of ``fleet.protocol.records.CATEGORIES``, of a step as a whole, and of time without a category yet."""

@@ -15,14 +15,25 @@ from dataclasses import dataclass
 from fleet.laws import fleet_law
 from fleet.laws.checkpointing import exact_work_s
 from fleet.ledger.report import duration, rank_time
-from fleet.ledger.step_law import COMMUNICATION, COMPUTE, COORDINATION, OF_CATEGORY, StepLaw, hidden_words, in_shares, plain_shares
-from fleet.ledger.summary import STEP_NAMES, LedgerSummary
+from fleet.ledger.step_law import (
+    COMMUNICATION,
+    COMPUTE,
+    COORDINATION,
+    OF_CATEGORY,
+    STEP_NAMES,
+    StepLaw,
+    hidden_words,
+    in_shares,
+    plain_shares,
+)
+from fleet.ledger.summary import LedgerSummary
 
 DATA, STORAGE, SCHEDULING, MEMBERSHIP, JOURNAL = "data", "storage", "scheduling", "membership", "journal"
 LAYER_OF: Mapping[str, str] = {
-    "straggler_wait": COMPUTE, "verify": COMPUTE, "losses": COMPUTE, "exposed_comm": COMMUNICATION, "restore": COMMUNICATION,
-    "data_wait": DATA, "checkpoint_stall": STORAGE, "rework": STORAGE, "finish": STORAGE, "provision": SCHEDULING, "idle_spare": SCHEDULING,
-    "maintenance": SCHEDULING, "init": SCHEDULING, "detect": MEMBERSHIP, "reform": MEMBERSHIP, "other": JOURNAL,
+    "straggler_wait": COMPUTE, "garbage_collection": COMPUTE, "verify": COMPUTE, "losses": COMPUTE, "exposed_comm": COMMUNICATION,
+    "restore": COMMUNICATION, "data_wait": DATA, "checkpoint_stall": STORAGE, "rework": STORAGE, "finish": STORAGE,
+    "provision": SCHEDULING, "idle_spare": SCHEDULING, "maintenance": SCHEDULING, "init": SCHEDULING, "detect": MEMBERSHIP,
+    "reform": MEMBERSHIP, "other": JOURNAL,
 }  # fmt: skip
 """Metric -> the layer of the system whose cost it is."""
 TERM_NAMES = {"T_compute": "computing", "T_comm": "communication that nothing hides", "T_sync": "coordination"}
@@ -144,6 +155,14 @@ def _data(summary: LedgerSummary) -> TimeFinding:
         summary, "data_wait", "Ranks wait for data.", "the feed: storage and decoding",
         "Fetch further ahead, or keep the samples nearer.", "to memory and to the disks of the nodes",
         f"A rank's step waits {duration(summary.law.data_s)} for its samples.",
+    )  # fmt: skip
+
+
+def _garbage(summary: LedgerSummary) -> TimeFinding:
+    return _finding(
+        summary, "garbage_collection", "Python collects garbage in the loop's thread.", "objects that the script makes",
+        "Make fewer objects a step, and make those that last before the loop begins: they are not looked through again.", "to nothing else",
+        f"A rank's step has {duration(summary.law.garbage_s)} of it.",
     )  # fmt: skip
 
 
@@ -277,7 +296,7 @@ def _places(summary: LedgerSummary) -> list[TimeFinding]:
 
 
 RULES: tuple[Callable[[LedgerSummary], TimeFinding | None], ...] = (
-    _slow_rank, _wire, _data, _checkpoints, _rework, _cold, _empty,
+    _slow_rank, _wire, _data, _garbage, _checkpoints, _rework, _cold, _empty,
     _of_faults("maintenance", "Slots stand empty as nodes are taken away.",
                "the scheduler: maintenance, and machines that a cloud takes back", "Keep a spare more, or have nodes come back earlier.",
                "to idle_spare, which is paid for whether a node goes or not"),

@@ -14,8 +14,8 @@ from fleet.ledger.checkers import Judge
 from fleet.ledger.forecast import forecast, predict, worths
 from fleet.ledger.goodput import Ledger
 from fleet.ledger.pace import Pace, remaining_s
-from fleet.ledger.step_law import plain_shares
-from fleet.ledger.summary import COST_NAMES, STEP_NAMES, Incident, LedgerSummary
+from fleet.ledger.step_law import STEP_NAMES, plain_shares
+from fleet.ledger.summary import COST_NAMES, Incident, LedgerSummary
 from fleet.ledger.timeline import Timeline
 from fleet.ledger.utc import iso, with_utc
 from fleet.ledger.verdicts import Verdicts
@@ -81,7 +81,7 @@ class Report:
             "forecast": found.plain() if (found := forecast(s, self.left_s)) is not None else None,
             "worth": [dataclasses.asdict(each) for each in worths(s)],
             **_named(s, *TIME),
-            "law_per_step": dict(zip(("compute_s", "comm_s", "sync_s", "data_s"), s.law.parts_s, strict=True)),
+            "law_per_step": dict(zip(("compute_s", "comm_s", "sync_s", "data_s", "garbage_s"), s.law.parts_s, strict=True)),
             "fleet_law": s.step_law.plain() if s.step_law is not None else None,
             "shares": plain_shares(s.run_shares),
             "faults": [_incident(item) for item in s.incidents],

@@ -17,6 +17,7 @@ from fleet.protocol.records import (
     COMMIT,
     COMPUTE,
     DATA,
+    GARBAGE,
     HOLD,
     INIT,
     OTHER,
@@ -31,7 +32,7 @@ from fleet.protocol.types import Member
 CODES = "".join(CATEGORIES)
 NAMES = tuple(CATEGORIES.values())
 STEP_KINDS = len(STEP_CODES)
-if CODES[:STEP_KINDS] != COMPUTE + COMM + STRAGGLER + DATA:
+if CODES[:STEP_KINDS] != COMPUTE + COMM + STRAGGLER + DATA + GARBAGE:
     raise AssertionError(f"the codes of a step must be the first of CATEGORIES, and the codes are {CODES}")
 COMMIT_INDEX, ABANDON_INDEX, HOLD_INDEX = len(CODES), len(CODES) + 1, len(CODES) + 2
 INDEX = {code: index for index, code in enumerate(CODES + COMMIT + ABANDON + HOLD)}
@@ -51,22 +52,15 @@ Piece = tuple[int, int, int]
 
 
 class Commit(NamedTuple):
-    """Steps ``first + 1 .. last`` of one slot, which a rollback would take back."""
+    """Steps ``first + 1 .. last`` of one slot, which a rollback would take back. ``step_us``: by the first categories, those of a step."""
 
     first: int
     last: int
     start_us: int
     end_us: int
-    compute_us: int
-    comm_us: int
-    straggler_us: int
-    data_us: int
+    step_us: tuple[int, ...]
     rank_steps: int
     productive_us: float
-
-    @property
-    def step_us(self) -> tuple[int, int, int, int]:
-        return self.compute_us, self.comm_us, self.straggler_us, self.data_us
 
 
 class Abandoned(NamedTuple):
@@ -105,9 +99,9 @@ class Folded(NamedTuple):
 
 def merge(commits: list[Commit]) -> Commit:
     """One entry for steps that can be rolled back only together."""
-    columns = list(zip(*commits, strict=True))
-    sums = [sum(column) for column in columns[4:]]
-    return Commit(commits[0].first, commits[-1].last, commits[0].start_us, commits[-1].end_us, *sums)
+    step_us = tuple(map(sum, zip(*(commit.step_us for commit in commits), strict=True)))
+    steps, productive_us = sum(commit.rank_steps for commit in commits), sum(commit.productive_us for commit in commits)
+    return Commit(commits[0].first, commits[-1].last, commits[0].start_us, commits[-1].end_us, step_us, steps, productive_us)
 
 
 @dataclass(slots=True, eq=False)
@@ -255,18 +249,13 @@ class SlotAccount:
         return Folded(first_step_us, first_commit_us, last_commit_us, gaps_us, commits, productive_us, abandoned, charges)
 
     def _commit(self, step: int, time_us: int, members: int, attempt: list[Piece]) -> float:
-        sums = [0, 0, 0, 0]
+        sums, us = [0] * STEP_KINDS, self.us
         for _, duration, index in attempt:
             sums[index] += duration
-        compute, comm, straggler, data = sums
-        us = self.us
-        us[0] += compute
-        us[1] += comm
-        us[2] += straggler
-        us[3] += data
-        productive_us = (compute + comm + straggler + data) / members
+            us[index] += duration
+        productive_us = sum(sums) / members
         start_us = attempt[0][0] if attempt else time_us
-        self.commits.append(Commit(step - 1, step, start_us, time_us, compute, comm, straggler, data, 1, productive_us))
+        self.commits.append(Commit(step - 1, step, start_us, time_us, tuple(sums), 1, productive_us))
         return productive_us
 
     def roll_back(self, step: int) -> list[Commit]:

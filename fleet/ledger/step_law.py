@@ -11,8 +11,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from fleet.protocol.records import CATEGORIES
+from fleet.protocol.records import CATEGORIES, STEP_CODES
 
+STEP_NAMES = tuple(name for code, name in CATEGORIES.items() if code in STEP_CODES)
+"""The parts of a step."""
 COMPUTE, COMMUNICATION, COORDINATION, OVERLAP = "compute", "communication", "coordination", "overlap"
 OF_CATEGORY: Mapping[str, str] = dict.fromkeys(CATEGORIES.values(), COORDINATION) | {
     "compute": COMPUTE,
@@ -31,7 +33,7 @@ class StepLaw:
         ranks: N, the mean world of the steps, each with the weight of its time.
         compute_s: of one rank, T_compute / N.
         exposed_s: exchange that no compute hid: the ledger's ``exposed_comm``.
-        straggler_s, data_s: together T_sync: the wait for slower ranks, and for samples.
+        straggler_s, data_s, garbage_s: waits for slower ranks and for samples, and collections of garbage: together T_sync.
         overlap_s: exchange that went on while a rank computed; None where no rank has measured it.
         ahead: share of the exchanged bytes that had arrived when a rank was done computing.
     """
@@ -41,13 +43,15 @@ class StepLaw:
     exposed_s: float
     straggler_s: float
     data_s: float
+    garbage_s: float
     overlap_s: float | None
     ahead: float | None
 
     @property
-    def parts_s(self) -> tuple[float, float, float, float]:
-        """The ledger's parts of a step: computing, exchange that no compute hid, waits for slower ranks, and waits for samples."""
-        return self.compute_s, self.exposed_s, self.straggler_s, self.data_s
+    def parts_s(self) -> tuple[float, ...]:
+        """The ledger's parts of a step: computing, exchange that no compute hid, waits for slower ranks and for samples, and collecting
+        garbage."""
+        return self.compute_s, self.exposed_s, self.straggler_s, self.data_s, self.garbage_s
 
     @property
     def hidden_s(self) -> float:
@@ -62,7 +66,7 @@ class StepLaw:
     @property
     def sync_s(self) -> float:
         """T_sync."""
-        return self.straggler_s + self.data_s
+        return self.straggler_s + self.data_s + self.garbage_s
 
     @property
     def step_s(self) -> float:
@@ -82,21 +86,21 @@ class StepLaw:
 
     def plain(self) -> dict[str, Any]:
         """For the report's JSON."""
-        own = ("ranks", "compute_s", "comm_s", "exposed_s", "sync_s", "straggler_s", "data_s", "overlap_s", "step_s", "hidden", "ahead")
+        waits = ("sync_s", "straggler_s", "data_s", "garbage_s")
+        own = ("ranks", "compute_s", "comm_s", "exposed_s", *waits, "overlap_s", "step_s", "hidden", "ahead")
         work_s = self.compute_s * self.ranks
         return {"work_s": work_s} | {name: getattr(self, name) for name in own} | {"shares": plain_shares(self.shares)}
 
 
 def step_law(s: Any) -> StepLaw:
     """The law of a ``LedgerSummary``."""
-    names = ("compute", "exposed_comm", "straggler_wait", "data_wait")
-    compute_s, exposed_s, straggler_s, data_s = (s.categories[name] / max(1, s.rank_steps) for name in names)
+    compute_s, exposed_s, straggler_s, data_s, garbage_s = (s.categories[name] / max(1, s.rank_steps) for name in STEP_NAMES)
     used = s.tallies.usage.values()
     timed, received = sum(each.exchanges for each in used), sum(each.received_bytes for each in used)
     ahead = sum(each.ahead_bytes for each in used) / received if received else None
     # The hidden exchange is at most the compute. A peer's lead may be longer: this rank may have stood still for a checkpoint.
     overlap_s = min(compute_s, sum(each.hidden_s for each in used) / timed) if timed else None
-    return StepLaw(s.ranks, compute_s, exposed_s, straggler_s, data_s, overlap_s, ahead if timed else None)
+    return StepLaw(s.ranks, compute_s, exposed_s, straggler_s, data_s, garbage_s, overlap_s, ahead if timed else None)
 
 
 def run_shares(s: Any) -> dict[str, float]:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from fleet.ledger.bill import Tariff, bill, tariff
 from fleet.ledger.factors import Factors, factors
-from fleet.ledger.step_law import StepLaw, run_shares, step_law
+from fleet.ledger.step_law import STEP_NAMES, StepLaw, run_shares, step_law
 from fleet.ledger.verdicts import Score
 from fleet.protocol.records import TOKENS
 
@@ -21,7 +21,6 @@ T = TypeVar("T")
 
 COST_NAMES = ("detect", "reform", "provision", "maintenance", "restore", "rework")
 """Categories that make up the cost of a fault. The ``init`` of replacements stands beside it."""
-STEP_NAMES = ("compute", "exposed_comm", "straggler_wait", "data_wait")
 
 
 @dataclass(frozen=True, slots=True)

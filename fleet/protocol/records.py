@@ -47,7 +47,7 @@ PERMUTED, WINDOWS, STREAMS = "permuted", "windows", "streams"
 """The order of a data set's samples: random; random within windows of row groups, which come in random order; as they come."""
 STRIDED, LINES, GROUPS, OWN = "strided", "lines", "groups", "own"
 """The layout of samples in a file."""
-COMPUTE, COMM, STRAGGLER, DATA = "c", "x", "w", "d"
+COMPUTE, COMM, STRAGGLER, DATA, GARBAGE = "c", "x", "w", "d", "y"
 CHECKPOINT, RESTORE, REFORM, INIT, VERIFY, STANDBY, FINISH, OTHER = "k", "r", "f", "i", "v", "s", "e", "o"
 COMMIT, ABANDON, HOLD = "K", "A", "H"
 
@@ -56,6 +56,7 @@ CATEGORIES = {
     COMM: "exposed_comm",
     STRAGGLER: "straggler_wait",
     DATA: "data_wait",
+    GARBAGE: "garbage_collection",
     "R": "rework",
     CHECKPOINT: "checkpoint_stall",
     RESTORE: "restore",
@@ -71,7 +72,7 @@ CATEGORIES = {
 }
 """Span code -> ledger category. The ledger assigns ``R``, ``D``, ``P`` and ``M``; a rank never records them."""
 
-STEP_CODES = frozenset((COMPUTE, COMM, STRAGGLER, DATA))
+STEP_CODES = frozenset((COMPUTE, COMM, STRAGGLER, DATA, GARBAGE))
 """Spans that make up a step: goodput once the step is committed, rework when it is abandoned."""
 
 

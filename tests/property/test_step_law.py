@@ -68,7 +68,7 @@ def test_the_terms_are_the_ledgers_categories(run: RandomRun, measured: tuple[in
     law = s.step_law
     assert law is not None
     of_ledger = {name: s.categories[name] / s.kept_s for name in STEP_NAMES}
-    parts = (law.compute_s, law.exposed_s, law.straggler_s, law.data_s)
+    parts = (law.compute_s, law.exposed_s, law.straggler_s, law.data_s, law.garbage_s)
     assert [part / law.step_s for part in parts] == pytest.approx([of_ledger[name] for name in STEP_NAMES], abs=1e-9)
     by_three = dict.fromkeys(THREE, 0.0)
     for name, value in s.categories.items():

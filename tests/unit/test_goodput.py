@@ -54,7 +54,7 @@ def test_a_run_without_faults_is_all_steps_but_for_its_start_and_end() -> None:
     assert summary.scheduling_goodput == pytest.approx(2.0 / (3 * 2.15))
     assert summary.ettr == pytest.approx(1.0 / 2.15)
     assert (summary.steps, summary.commits_total, summary.holes, summary.pending_s) == (10, 10, 0, 0.0)
-    assert summary.law.parts_s == pytest.approx((0.060, 0.025, 0.010, 0.005))
+    assert summary.law.parts_s == pytest.approx((0.060, 0.025, 0.010, 0.005, 0.0))
     assert summary.median_step_s == pytest.approx(0.1)
     assert summary.incidents == ()
 

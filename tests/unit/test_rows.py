@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
+import operator
 
 from hypothesis import given
 from hypothesis import strategies as st
 
-from actors.rank.step.rows import OFFER, RowFormat, Rows
+from actors.rank.step.rows import COLLECTS, LOGS, OFFER, RowFormat, Rows
 
 WIDTHS = st.lists(st.integers(0, 3), min_size=1, max_size=5)
 
@@ -20,9 +22,10 @@ def test_all_is_read_as_it_was_said(data: st.DataObject, widths: list[int], para
     offers = data.draw(st.lists(st.tuples(*[st.integers(-1, 99)] * OFFER), min_size=len(counts), max_size=len(counts)))
     checks = [[data.draw(st.lists(numbers, min_size=width, max_size=width)) for _ in counts] for width in widths]
     present = [data.draw(st.integers(0, 2**parameters - 1)) for _ in counts]
+    flags = data.draw(st.lists(st.integers(0, LOGS + COLLECTS), min_size=len(counts), max_size=len(counts)))
     carried = [[(float(shard), data.draw(numbers)) for shard in mine] for mine in contributed]
     rows = [
-        form.pack(offers[rank], 7 * rank, [each for check in checks for each in check[rank]], rank == 1, present[rank], carried[rank])
+        form.pack(offers[rank], 7 * rank, [each for check in checks for each in check[rank]], flags[rank], present[rank], carried[rank])
         for rank in range(len(counts))
     ]
     assert {len(row) for row in rows} == {form.width}
@@ -30,7 +33,7 @@ def test_all_is_read_as_it_was_said(data: st.DataObject, widths: list[int], para
     assert said.offers == offers
     assert said.arrivals_us == [7 * rank for rank in range(len(counts))]
     assert said.checks == checks
-    assert said.some_log == (len(counts) > 1)
+    assert said.flags == functools.reduce(operator.or_, flags)
     every = 0
     for each in present:
         every |= each

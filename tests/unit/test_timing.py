@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from pathlib import Path
 
 from actors.rank.telemetry.recorder import Recorder, RingReader
 from actors.rank.telemetry.spans import SpanBuilder
 from actors.rank.telemetry.timing import MOST, OwnTime, StepTimer, summary, thinned
-from fleet.protocol.records import COMM, COMPUTE, DATA, REFORM, STRAGGLER, VERIFY
+from fleet.protocol.records import COMM, COMPUTE, DATA, GARBAGE, REFORM, STRAGGLER, VERIFY
 from fleet.protocol.types import Member
 
 
@@ -79,6 +80,44 @@ def test_what_is_compared_with_other_ranks_is_no_ones_own_time_and_tears_no_step
     ring.passes(20).commit(ring.at_us)
     [step] = timed(ring)
     assert (step.compute_us, step.data_us, step.network_us, step.fixed_us) == (100, 10, 50, 25)
+
+
+def test_no_rank_is_slow_because_it_collects_garbage(tmp_path: Path) -> None:
+    """It is told apart wherever it was in a shard: in waiting for data, in computing, in the work behind the shards."""
+    ring = Ring(tmp_path)
+    for at in ("data", "compute", "commit"):
+        ring.passes(0).switch(DATA)
+        ring.passes(10 + 1000 * (at == "data"))
+        ring.recorder.collected(1000 * (at == "data"))
+        ring.recorder.switch(COMPUTE)
+        ring.passes(100 + 1000 * (at == "compute"))
+        ring.recorder.collected(1000 * (at == "compute"))
+        ring.recorder.worked()
+        ring.passes(7).switch(STRAGGLER)
+        ring.passes(500).switch(COMM)
+        ring.passes(50).switch(COMPUTE)
+        ring.passes(20 + 1000 * (at == "commit"))
+        ring.recorder.collected(1000 * (at == "commit"))
+        ring.recorder.commit(ring.at_us)
+    rows = ring.reader.drain()
+    timer, builder = StepTimer(), SpanBuilder(Member(0, 0))
+    timer.add(rows)
+    assert {(step.compute_us, step.data_us, step.network_us, step.fixed_us) for step in timer.take()} == {(100, 10, 50, 27)}
+    [record] = builder.add(rows)
+    spent = Counter[str]()
+    for code, us in zip(record.codes, record.durations_us, strict=True):
+        spent[code] += us
+    assert spent[GARBAGE] == 3000 and spent[COMM] == 150 + 50 and record.codes.count("K") == 4
+    assert sum(spent.values()) == ring.at_us
+
+
+def test_garbage_that_is_collected_outside_of_steps_is_in_no_category_of_a_step(tmp_path: Path) -> None:
+    ring = Ring(tmp_path)
+    ring.passes(0).switch(REFORM)
+    ring.passes(50)
+    ring.recorder.collected(40)
+    ring.recorder.switch(DATA)
+    assert GARBAGE not in {row.code for row in ring.reader.drain()}
 
 
 def test_rows_may_come_in_any_portions(tmp_path: Path) -> None:

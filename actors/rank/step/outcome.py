@@ -21,7 +21,7 @@ class ReductionOutcome:
     ``offers`` are those of all ranks (see ``MemberProtocol.offer``); ``loss`` is the mean over shards. ``doubt`` names the shard whose loss
     is not finite, or far too large. ``norm_limit`` is the largest usual norm of the gradient. ``disputed``: two ranks have computed
     different gradients for one shard, so ranks that have not computed it run the loop body for it. ``weights``, by shard, when the loop
-    gives them, else ().
+    gives them, else (). ``collects``: all ranks collect garbage behind the step.
     """
 
     offers: list[Offer]
@@ -30,3 +30,4 @@ class ReductionOutcome:
     norm_limit: float = math.inf
     disputed: bool = False
     weights: tuple[float, ...] = ()
+    collects: bool = False

@@ -9,6 +9,7 @@ from typing import SupportsFloat
 from actors.rank.data.sampling import seed_step
 from actors.rank.membership.membership import Membership
 from actors.rank.state.saving import Saver
+from actors.rank.step.outcome import ReductionOutcome
 from actors.rank.step.step import Loop, Step
 from actors.rank.step.train_step import Observer, TrainStep
 from actors.rank.telemetry import usage
@@ -46,7 +47,11 @@ class Reports(Observer):
         self._loop.recorder.commit(max(self._changing_us, now_us()))
         self._loop.committed = True
         step.loss, step.grad_norm = taken.loss, train.figures[GRAD_NORM]
-        return lambda: self._taken(train, step, taken.loss)
+        return lambda: self._taken(train, step, taken)
+
+    @property
+    def collects(self) -> bool:
+        return self._loop.garbage.due
 
     def measure(self, figures: Mapping[str, SupportsFloat]) -> None:
         """Report figures of the current state, except those that are not finite."""
@@ -63,8 +68,10 @@ class Reports(Observer):
             computed_by = train.contributions.computed_by(shard)
             self._client.say(Implausible(self._protocol.member, here, shard, computed_by, why, accepted=doubt is None))
 
-    def _taken(self, train: TrainStep, step: Step, loss: float) -> None:
+    def _taken(self, train: TrainStep, step: Step, taken: ReductionOutcome) -> None:
         """A step is taken, and all ranks have its whole state."""
+        if taken.collects:
+            self._loop.garbage.collect()
         for fn in step.callbacks:
             with train.layout.unread():
                 fn()
@@ -74,7 +81,7 @@ class Reports(Observer):
         self._unreported = []
         if self._loop.rank == 0:
             due = last or now_us() - self._measured_us > MEASURE_EVERY_US
-            self._report(due, lambda: self._measure_step(train, step, loss, last))
+            self._report(due, lambda: self._measure_step(train, step, taken.loss, last))
         if (log := train.contributions.log).some:
             self._report(last or log.due, lambda: self._client.say(Logged(self._protocol.member, here, *log.reported)))
 

@@ -1,14 +1,15 @@
 """The row of numbers that each rank sends beside its gradients, and how to read the rows of all ranks.
 
 First come the offer and the time of arrival. Then come the numbers that replicas, recheck and body of :mod:`actors.rank.verify` and
-:mod:`actors.rank.step.jumps` compare. Then: which of several optimizers step, whether the loop has logged figures, which parameters have a
-gradient. Losses and weights of the rank's shards are last. All rows have the length for the rank with the most shards, with zeros for
-missing shards.
+:mod:`actors.rank.step.jumps` compare. Then: which of several optimizers step, flags, which parameters have a gradient. Losses and weights
+of the rank's shards are last. All rows have the length for the rank with the most shards, with zeros for missing shards.
 """
 
 from __future__ import annotations
 
+import functools
 import itertools
+import operator
 from collections.abc import Sequence
 
 from actors.rank.step import bits
@@ -17,6 +18,8 @@ from fleet.protocol.member import Offer
 
 OFFER = 1 + len(LEVELS)
 """Numbers of an offer: a proposal, and a request of each level."""
+LOGS, COLLECTS = 1, 2
+"""Flags of a rank: its loop has logged figures; a full collection of garbage is due in its process."""
 
 Numbers = list[list[float]]
 """By view rank."""
@@ -44,10 +47,11 @@ class RowFormat:
         self.width = self.first + 2 * most
 
     def pack(
-        self, offer: Offer, arrived_us: int, checks: Sequence[float], logs: bool, present: int, shards: Sequence[tuple[float, float]]
+        self, offer: Offer, arrived_us: int, checks: Sequence[float], flags: int, present: int, shards: Sequence[tuple[float, float]]
     ) -> list[float]:  # fmt: skip
-        """This rank's row. ``present``: the parameters with a gradient, as bits. ``shards``: (loss, weight) of each of its shards."""
-        head = [*offer, arrived_us, *checks, float(logs), *bits.numbers_of(present, self._parameters)]
+        """This rank's row. ``flags``: of ``LOGS`` and ``COLLECTS``. ``present``: the parameters with a gradient, as bits. ``shards``:
+        (loss, weight) of each of its shards."""
+        head = [*offer, arrived_us, *checks, float(flags), *bits.numbers_of(present, self._parameters)]
         missing = [0.0] * (self.most - len(shards))
         return [*head, *(loss for loss, _ in shards), *missing, *(weight for _, weight in shards), *missing]
 
@@ -74,9 +78,9 @@ class Rows:
         return [[row[lo:hi] for row in self._numbers] for lo, hi in itertools.pairwise(self._form.cuts)]
 
     @property
-    def some_log(self) -> bool:
-        """Whether some rank has logged a figure."""
-        return any(row[self._form.present - 1] for row in self._numbers)
+    def flags(self) -> int:
+        """The flags that some rank has set."""
+        return functools.reduce(operator.or_, (int(row[self._form.present - 1]) for row in self._numbers))
 
     @property
     def present(self) -> int:

@@ -17,6 +17,7 @@ from actors.rank.membership.client import Client
 from actors.rank.membership.process_group import GroupBroken
 from actors.rank.step.flops import FlopCount
 from actors.rank.step.train_step import TrainStep
+from actors.rank.telemetry.garbage import Garbage
 from actors.rank.telemetry.recorder import Recorder
 from fleet.errors import LoopError
 from fleet.protocol.rank_machine import RankMachine
@@ -47,6 +48,7 @@ class Loop:
     rank_machine: RankMachine
     feeds: Feeds
     attempt: Callable[[], Any]
+    garbage: Garbage
     step: Step | None = None
     attempted: Step | None = None
     rank: int = 0

@@ -24,7 +24,7 @@ from actors.rank.step.flats import ALL
 from actors.rank.step.injections import Change, Injections
 from actors.rank.step.layout import LayoutInputs, MakeLayout, layout_of
 from actors.rank.step.outcome import NonFiniteError, ReductionOutcome
-from actors.rank.step.rows import OFFER, RowFormat, Rows
+from actors.rank.step.rows import COLLECTS, LOGS, OFFER, RowFormat, Rows
 from actors.rank.step.stopwatch import Stopwatch
 from actors.rank.step.update import ClipNorm, Update
 from actors.rank.step.weights import ShardWeights, agreed, divisor, mean_of
@@ -52,6 +52,11 @@ class Observer:
     def committed(self, train: TrainStep) -> Callable[[], None]:
         """The step is taken on this rank. Gives a function to call once all ranks have the new state."""
         return lambda: None
+
+    @property
+    def collects(self) -> bool:
+        """Whether all ranks shall collect garbage behind this step."""
+        return False
 
     def doubted(self, train: TrainStep, why: str, doubt: Doubt | None = None) -> None:
         """A summed step is strange, for the reason ``why``; without ``doubt`` it is taken all the same."""
@@ -189,7 +194,7 @@ class TrainStep:
             self.contributions.receive_carried()
             self.layout.keep_norms(split.in_order(rows[:, form.width :]))
             said = Rows(form, rows[:, : form.width].tolist(), self.duties.contributed)
-            self.contributions.log.look(said.arrivals_us[0], some=said.some_log)
+            self.contributions.log.look(said.arrivals_us[0], some=bool(said.flags & LOGS))
             exchanged(said.arrivals_us)
             return self._compare(said)
         finally:
@@ -204,8 +209,9 @@ class TrainStep:
         there = None if move.early else gradients.ahead or self.reducer.ahead()  # of peers' gradients, at the end of its own
         before = None if there is None else Before(*there, RECEIVED.total)
         early_us = arrived_us if move.early or gradients.ahead is None else self._early_us
+        flags = LOGS * bool(ours.log) + COLLECTS * self.observer.collects
         form = RowFormat(self.verify.widths, parameters, ours.most)
-        row = form.pack(move.offer, arrived_us, checks, bool(ours.log), gradients.present, ours.contributed)
+        row = form.pack(move.offer, arrived_us, checks, flags, gradients.present, ours.contributed)
         exchanged = functools.partial(self._exchanged, before, early_us, arrived_us)
         return torch.tensor(row, dtype=torch.float64, device="cpu"), form, exchanged
 
@@ -228,7 +234,8 @@ class TrainStep:
             self.gradients.mean.divide(divided_by)
             self.layout.keep_norms(())
         doubt, norm_limit = (None, math.inf) if disputed else self.verify.judge(checks, losses, weights)
-        self._reduced = ReductionOutcome(said.offers, mean_of(losses, weights), doubt, norm_limit, disputed, weights)
+        loss, collects = mean_of(losses, weights), bool(said.flags & COLLECTS)
+        self._reduced = ReductionOutcome(said.offers, loss, doubt, norm_limit, disputed, weights, collects)
         if doubt is None and not disputed:
             self.layout.settle(divided_by)
         return self._reduced

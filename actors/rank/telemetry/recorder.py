@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from fleet.host.clock import now_us
-from fleet.protocol.records import ABANDON, CATEGORIES, COMMIT, HOLD, INIT
+from fleet.protocol.records import ABANDON, CATEGORIES, COMMIT, GARBAGE, HOLD, INIT, STEP_CODES
 
 OWN = "g"
 """Code of a row that is no span: ``step`` holds the microseconds of the accelerator for the shards of the current step."""
@@ -24,7 +24,7 @@ OWN = "g"
 ROW = struct.Struct("<qqiic7x")
 HEADER_BYTES = 128
 CAPACITY = 1 << 15
-WRITTEN, READ, BEAT, PROGRESS, GENERATION, HISTORY, STEP, SHARD, STEPPING, TOTAL, BETWEEN = range(11)
+WRITTEN, READ, BEAT, PROGRESS, GENERATION, HISTORY, STEP, SHARD, STEPPING, TOTAL, BETWEEN, COLLECTING = range(12)
 """Words of the header, of 8 bytes, each read and written at once. ``struct`` would zero a word and then fill it byte by byte. A reader in
 another process could then see 0, as of a rank without a beat."""
 
@@ -44,7 +44,8 @@ class Row(NamedTuple):
 
 class Position(NamedTuple):
     """A rank's position, from its ring's header. ``shard`` is -1 outside shards; ``stepping`` is False while a long call is expected.
-    ``between`` is True from a commit until the loop asks for its next step: meanwhile the user's code runs."""
+    ``between`` is True from a commit until the loop asks for its next step: meanwhile the user's code runs. While ``collecting`` no thread
+    of the process runs Python, so none beats."""
 
     beat_us: int
     progress_us: int
@@ -54,6 +55,7 @@ class Position(NamedTuple):
     shard: int
     stepping: bool
     between: bool
+    collecting: bool
 
 
 def header_words(ring: mmap.mmap) -> memoryview:
@@ -64,7 +66,7 @@ def header_words(ring: mmap.mmap) -> memoryview:
 def read_position(header: memoryview) -> Position:
     beat_us, progress_us, generation = header[BEAT], header[PROGRESS], header[GENERATION]
     where = header[HISTORY], header[STEP], header[SHARD]
-    return Position(beat_us, progress_us, generation, *where, bool(header[STEPPING]), bool(header[BETWEEN]))
+    return Position(beat_us, progress_us, generation, *where, bool(header[STEPPING]), bool(header[BETWEEN]), bool(header[COLLECTING]))
 
 
 class Recorder:
@@ -83,7 +85,9 @@ class Recorder:
         self.paused = False
         self._written = 0
         self._last_us = start_us
-        for word, value in ((GENERATION, -1), (HISTORY, -1), (STEP, -1), (SHARD, -1), (STEPPING, 1), (BETWEEN, 0), (PROGRESS, start_us)):
+        self._garbage_us = 0  # collected in the present span, and not recorded yet
+        fresh = {GENERATION: -1, HISTORY: -1, STEP: -1, SHARD: -1, STEPPING: 1, BETWEEN: 0, COLLECTING: 0, PROGRESS: start_us}
+        for word, value in fresh.items():
             self._words[word] = value
         self.beat()
         self._append(start_us, INIT)
@@ -154,6 +158,14 @@ class Recorder:
         """Whether the loop is after a commit, and has not asked for its next step."""
         self._words[BETWEEN] = int(yes)
 
+    def collecting(self, yes: bool) -> None:
+        """Whether Python collects garbage in some thread of this process. Called in the midst of any other call."""
+        self._words[COLLECTING] = int(yes)
+
+    def collected(self, us: int) -> None:
+        """Python has collected garbage for so long in the loop's thread. Called in the midst of any other call, so it writes no row."""
+        self._garbage_us += us
+
     def beat(self) -> None:
         self._words[BEAT] = self.now_us()
 
@@ -161,6 +173,14 @@ class Recorder:
         return read_position(self._words)
 
     def _append(self, at_us: int, code: str, step: int | None = None) -> None:
+        if self._garbage_us and self.code in STEP_CODES and (us := min(self._garbage_us, at_us - self._last_us)) > 0:
+            self._garbage_us -= us
+            self._write(at_us - us, GARBAGE)  # at the end of the span, whenever it was
+            if code not in CATEGORIES:
+                self._write(at_us, self.code)  # it goes on behind the mark
+        self._write(at_us, code, step)
+
+    def _write(self, at_us: int, code: str, step: int | None = None) -> None:
         if self._written - self._words[READ] >= CAPACITY:
             return
         offset = HEADER_BYTES + (self._written % CAPACITY) * ROW.size

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from actors.rank.telemetry.recorder import OWN, Row
-from fleet.protocol.records import ABANDON, CHECKPOINT, COMM, COMMIT, COMPUTE, DATA, HOLD, STRAGGLER, VERIFY
+from fleet.protocol.records import ABANDON, CHECKPOINT, COMM, COMMIT, COMPUTE, DATA, GARBAGE, HOLD, STRAGGLER, VERIFY
 from fleet.protocol.slowness import RankTimes
 from fleet.protocol.types import Member
 
@@ -44,6 +44,7 @@ class StepTimer:
         self._done: deque[OwnTime] = deque(maxlen=KEPT)
         self._now = OwnTime()
         self._open: Row | None = None
+        self._doing = ""  # the last code but GARBAGE
         self._in_shard = self._torn = False
         self._first = True
         self._accelerator_us = 0
@@ -59,9 +60,10 @@ class StepTimer:
             if row.code in (COMMIT, ABANDON, HOLD):
                 self._mark(row)
                 continue
-            self._in_shard = row.code == COMPUTE and self._open is not None and self._open.code == DATA
             self._now.shards += row.code == DATA
             self._open = row
+            if row.code != GARBAGE:
+                self._in_shard, self._doing = row.code == COMPUTE and self._doing == DATA, row.code
 
     def _mark(self, row: Row) -> None:
         if row.code == COMMIT:
@@ -87,7 +89,7 @@ class StepTimer:
             now.data_us += us
         elif code == COMM:
             now.network_us += us
-        elif code not in (STRAGGLER, CHECKPOINT, VERIFY) and now.shards:
+        elif code not in (STRAGGLER, CHECKPOINT, VERIFY, GARBAGE) and now.shards:
             self._torn = True
 
     def take(self) -> list[OwnTime]:
