@@ -1,10 +1,10 @@
 """`exposed`: how much of a step is exposed exchange, where parameters are kept in chunks, beside the law's answer.
 
 The ranks train a model that ``fully_shard`` has cut. Each has a host of its own, which is a network namespace, so root is needed. Links
-have a set rate, and are slow enough that the wire decides; a block's compute is a timed wait. The figure is the exposed exchange of a step,
-as ranks record it. The law (:func:`fleet.laws.exchange.exposed_exchange`) gets the bytes of the model, and the time that the backward
-computed. It also gets the rate and latency of a plain connection with both directions busy. The rate is the upper quartile, as other load
-only lowers it.
+have a set rate, and are slow enough that the wire decides; a block's compute is a timed wait. The figure is the exposed exchange of a
+step, as ranks record it. The law (:func:`fleet.laws.exchange.exposed_exchange`) gets the bytes of the model, and the times that forward
+and backward computed. It also gets the rate and latency of a plain connection with both directions busy. The rate is the upper quartile,
+as other load only lowers it.
 
 Of two ranks without a copy, each gathers half of the model, twice a step. With a copy, a rank has the whole model, and gathers nothing. Of
 four ranks with a copy, each gathers a half.
@@ -85,7 +85,7 @@ def units_of(shape: Shape) -> tuple[int, int]:
     return blocks, whole - blocks
 
 
-def lawful_s(case: Case, link: dict[str, float], backward_s: float) -> float:
+def lawful_s(case: Case, link: dict[str, float], forward_s: float, backward_s: float) -> float:
     """The exposed exchange of a step by the law."""
     (blocks, around), world, copies = units_of(case.shape), case.world, case.copies
     found = exposed_exchange(
@@ -94,6 +94,7 @@ def lawful_s(case: Case, link: dict[str, float], backward_s: float) -> float:
         sum_bytes=summed_bytes(blocks + around, world, copies),
         bytes_per_s=link["bytes_per_s"],
         latency_s=link["latency_s"],
+        forward_s=forward_s,
         backward_s=backward_s,
         units=case.shape.layers,
         last_bytes=summed_bytes(around, world, copies),
@@ -157,6 +158,7 @@ def trained(case: Case, steps: int, folder: Path) -> dict[str, Any]:
     rates, latencies = ([value for link in links for value in link[name]] for name in ("rates", "latencies"))
     return {
         "exposed_s": [statistics.fmean(ranks) for step, ranks in found if step >= WARM_STEPS and len(ranks) == case.world],
+        "forward_s": [one["forward_s"] for one in counted],
         "backward_s": [one["backward_s"] for one in counted],
         "gathered_bytes": sorted({one["gathered_bytes"] for one in counted}),
         "link": {"rates": rates, "bytes_per_s": statistics.quantiles(rates, n=4)[2], "latency_s": statistics.median(latencies)},
@@ -166,7 +168,8 @@ def trained(case: Case, steps: int, folder: Path) -> dict[str, Any]:
 def measured(case: Case, steps: int, folder: Path) -> dict[str, Any]:
     """Law and measurement of one case."""
     run = trained(case, steps, folder)
-    law_s, median_s = lawful_s(case, run["link"], statistics.median(run["backward_s"])), statistics.median(run["exposed_s"])
+    computed_s = (statistics.median(run[name]) for name in ("forward_s", "backward_s"))
+    law_s, median_s = lawful_s(case, run["link"], *computed_s), statistics.median(run["exposed_s"])
     figures = {
         f"fleet_{case.name}_exposed_s_median": median_s,
         f"law_{case.name}_exposed_s": law_s,
@@ -174,6 +177,7 @@ def measured(case: Case, steps: int, folder: Path) -> dict[str, Any]:
     }
     samples = {
         f"fleet_{case.name}_exposed_s": run["exposed_s"],
+        f"fleet_{case.name}_forward_s": run["forward_s"],
         f"fleet_{case.name}_backward_s": run["backward_s"],
         f"link_{case.name}_bytes_per_s": run["link"]["rates"],
     }

@@ -1,7 +1,7 @@
 """For `exposed`: the ranks' train function, and the speed of the link between their hosts for a plain connection.
 
-Each rank trains a model that ``fully_shard`` has cut. For each step it notes the bytes that it received, and the time that its backward
-computed.
+Each rank trains a model that ``fully_shard`` has cut. For each step it notes the bytes that it received, and the times that its forward and
+backward computed.
 """
 
 from __future__ import annotations
@@ -35,6 +35,11 @@ class Filled:
         for unit in (*layout.units, *layout.uncast):
             unit._fill = self.fill
         fetcher.fetch = self.fetch  # type: ignore[method-assign]
+
+    @property
+    def computed_s(self) -> float:
+        """Time so far, less the waits for units."""
+        return time.perf_counter() - self.waited_s
 
     def fill(self, flat: int, memory: torch.Tensor) -> None:
         begin_s = time.perf_counter()
@@ -83,14 +88,15 @@ def gathers(run: Any) -> None:
     notes, filled = (Path(options["folder"]) / f"steps-{run.slot}").open("a", buffering=1), None
     for step in run.steps(run.track(model=model, optimizer=optimizer), total=int(options["steps"])):
         filled = filled or Filled(cast(FsdpLayout, run._train_step.layout))
-        before_bytes, backward_s = filled.bytes, 0.0
+        before_bytes, forward_s, backward_s = filled.bytes, 0.0, 0.0
         for text in step.batches(data, batch_size=batch):
+            begin_s = filled.computed_s
             loss = model.train()(text)
-            begin_s, waited_s = time.perf_counter(), filled.waited_s
+            between_s = filled.computed_s
             step.backward(loss)
-            backward_s += time.perf_counter() - begin_s - (filled.waited_s - waited_s)
+            forward_s, backward_s = forward_s + between_s - begin_s, backward_s + filled.computed_s - between_s
         if step.commit():
-            noted = {"step": step.number, "gathered_bytes": filled.bytes - before_bytes, "backward_s": backward_s}
+            noted = {"step": step.number, "gathered_bytes": filled.bytes - before_bytes, "forward_s": forward_s, "backward_s": backward_s}
             notes.write(json.dumps(noted) + "\n")
 
 

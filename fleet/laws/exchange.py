@@ -20,7 +20,8 @@ class Exposed:
 
     Attributes:
         gathers_s: the wait for units.
-        sums_s: time of the gradients' sums after the backward's end; ``hidden_s`` is their time while the backward computes.
+        sums_s: time of the gradients' sums after the backward's end.
+        hidden_s: time of gathers and sums while the rank computes.
     """
 
     gathers_s: float
@@ -52,31 +53,44 @@ def summed_bytes(gradient_bytes: NonNegative, ranks: AtLeastOne, copies: CountOr
     return (partials * (ranks - 1.0) + minimum(copies, ranks - 1.0)) / ranks * gradient_bytes
 
 
-@law(MEASURED, forward_bytes=20e6, backward_bytes=18e6, sum_bytes=40e6, last_bytes=2e6, bytes_per_s=48e6, latency_s=1e-4, backward_s=0.3,
-     units=9, leave=True)  # fmt: skip
+@law(MEASURED, forward_bytes=20e6, backward_bytes=18e6, sum_bytes=40e6, last_bytes=2e6, bytes_per_s=48e6, latency_s=1e-4, forward_s=0.15,
+     backward_s=0.3, units=9, leave=True)  # fmt: skip
 def exposed_exchange(
     forward_bytes: NonNegative,
     backward_bytes: NonNegative,
     sum_bytes: NonNegative,
     bytes_per_s: Positive,
     latency_s: NonNegative = 0.0,
+    forward_s: NonNegative = 0.0,
     backward_s: NonNegative = 0.0,
     units: Count = 1,
+    shards: Count = 1,
     last_bytes: NonNegative = 0.0,
     leave: bool = False,
 ) -> Exposed:
-    """(F + B + S)/beta + 2 alpha a gather; if gradients leave in the backward, less min((u - 1)/u x backward, (S - last)/beta).
+    """(F + B + S)/beta + 2 alpha a gather, less the part of each that travels while the rank computes.
 
-    No compute hides a gather: a module waits for its unit, F in the forwards of u units and B in their backwards. Each gather is a request
-    and an answer. Where ranks sum gradients after the backward, no compute hides S. A gradient that leaves in the backward travels while it
-    computes, from the end of the first unit on. The last unit, which has the parameters around the others, is not hidden at all. A rank
-    brings one gradient after the other, and waits for the answer to each, alpha: u gradients and u means. ``latency_s`` is that of a busy
-    link.
+    A module waits for its unit: F in the forwards of u units, B in their backwards. Each gather is a request and an answer. While a unit
+    computes, the next one is gathered. In each of n shards the first unit of a forward and of a backward is not hidden. The others are, as
+    long as that computes: min((u - n)/u F/beta, (u - n)/u forward), and likewise B.
+
+    Where ranks sum gradients after the backward, no compute hides S. A gradient that leaves in the backward travels while it computes,
+    from the end of the first unit on. Gathers take a part of that time: min((u - 1)/u backward - hidden gathers, (S - last)/beta). The
+    last unit, which has the parameters around the others, is not hidden at all. A rank brings one gradient after the other, and waits for
+    the answer to each, alpha: u gradients and u means. ``latency_s`` is that of a busy link. ``forward_s`` and ``backward_s`` are those
+    of all shards.
     """
-    asked = where(forward_bytes > 0.0, units, 0.0) + where(backward_bytes > 0.0, units, 0.0)
-    gathers_s = (forward_bytes + backward_bytes) / bytes_per_s + 2.0 * asked * latency_s
+    later = (units - minimum(shards, units)) / units
+
+    def gathered(gathered_bytes: float, computes_s: float) -> tuple[float, float]:
+        """(all, the hidden part)."""
+        whole_s = gathered_bytes / bytes_per_s + where(gathered_bytes > 0.0, 2.0 * units * latency_s, 0.0)
+        return whole_s, minimum(later * whole_s, later * computes_s)
+
+    (ahead_s, ahead_hidden_s), (back_s, back_hidden_s) = gathered(forward_bytes, forward_s), gathered(backward_bytes, backward_s)
     rest = where(sum_bytes > last_bytes, sum_bytes - last_bytes, 0.0)
-    hidden_s = minimum((units - 1.0) / units * backward_s, rest / bytes_per_s) * float(leave)
+    free_s = (units - 1.0) / units * backward_s - back_hidden_s
+    hidden_s = minimum(where(free_s > 0.0, free_s, 0.0), rest / bytes_per_s) * float(leave)
     answers_s = latency_s * where(sum_bytes > 0.0, 2.0 * units if leave else 2.0, 0.0)
     sums_s = sum_bytes / bytes_per_s + answers_s - hidden_s
-    return Exposed(gathers_s, sums_s, hidden_s)
+    return Exposed(ahead_s + back_s - ahead_hidden_s - back_hidden_s, sums_s, hidden_s + ahead_hidden_s + back_hidden_s)

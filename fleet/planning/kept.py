@@ -85,12 +85,12 @@ def state_of(plan: PlanInput, ranks: int) -> RankMemory:
     return chunked_state(whole, ranks, copies, plan.moments, gathered, leaving)
 
 
-def exchange_of(plan: PlanInput, ranks: int, shards: int, backward_s: float) -> Exposed:
-    """The exchange of one step. ``shards``: shards that a rank computes; ``backward_s``: time of all their backwards."""
+def exchange_of(plan: PlanInput, ranks: int, shards: int, forward_s: float, backward_s: float) -> Exposed:
+    """The exchange of one step. ``shards``: shards that a rank computes, in these seconds, all together."""
     if ranks == 1:
         return Exposed(0.0, 0.0, 0.0)
     if plan.optimizer_sharding == FSDP:
-        return _of_chunks(plan, ranks, shards, backward_s)
+        return _of_chunks(plan, ranks, shards, forward_s, backward_s)
     whole, link, spread = plan.what.parameters * plan.parameter_bytes, _link(plan, ranks), plan.optimizer_sharding == "zero1"
     copies = copies_of(plan, ranks) if spread else ranks - 1
     sums = exposed_exchange(0.0, 0.0, summed_bytes(whole, ranks, copies), *link)
@@ -99,26 +99,22 @@ def exchange_of(plan: PlanInput, ranks: int, shards: int, backward_s: float) -> 
     return Exposed(back.gathers_s, sums.sums_s - hidden_s, hidden_s)
 
 
-def _of_chunks(plan: PlanInput, ranks: int, shards: int, backward_s: float) -> Exposed:
-    """Where there are groups, gathers stay within a group, and on its link."""
+def _of_chunks(plan: PlanInput, ranks: int, shards: int, forward_s: float, backward_s: float) -> Exposed:
+    """Where there are groups, gathers stay within a group, and on its link. Else they share the link with sums."""
     units, copies = units_of(plan), copies_of(plan, ranks)
     blocks = units.layer * units.layers
     near, far = _link(plan, plan.replica_size if plan.replica_size > 1 else ranks), _link(plan, ranks)
     forward = gathered_bytes((blocks + units.around) * plan.compute_bytes, ranks, copies, shards)
     backward = gathered_bytes(blocks * plan.compute_bytes, ranks, copies, shards)
-    gathers = exposed_exchange(forward, backward, 0.0, *near, units=units.layers * shards)
-    sums = exposed_exchange(
-        forward_bytes=0.0,
-        backward_bytes=0.0,
-        sum_bytes=summed_bytes(plan.what.parameters * plan.parameter_bytes, ranks, copies, shards),
-        bytes_per_s=far[0],
-        latency_s=far[1],
-        backward_s=backward_s,
-        units=units.layers * shards,
-        last_bytes=summed_bytes(units.around * plan.parameter_bytes, ranks, copies),
-        leave=True,
-    )
-    return Exposed(gathers.gathers_s, sums.sums_s, sums.hidden_s)
+    whole = plan.what.parameters * plan.parameter_bytes
+    sums, last = summed_bytes(whole, ranks, copies, shards), summed_bytes(units.around * plan.parameter_bytes, ranks, copies)
+    computes = (forward_s, backward_s, units.layers * shards, shards)
+    if near == far:
+        found: Exposed = exposed_exchange(forward, backward, sums, *near, *computes, last_bytes=last, leave=True)
+        return found
+    gathers = exposed_exchange(forward, backward, 0.0, *near, *computes)
+    summed = exposed_exchange(0.0, 0.0, sums, *far, *computes, last_bytes=last, leave=True)
+    return Exposed(gathers.gathers_s, summed.sums_s, gathers.hidden_s + summed.hidden_s)
 
 
 def _link(plan: PlanInput, ranks: int) -> tuple[float, float]:

@@ -239,8 +239,8 @@ def _memory(plan: PlanInput, mapping: Mapping3d, layers: int, micro_batches: int
 def _exchange(plan: PlanInput, mapping: Mapping3d, shards: int, compute_s: float, recomputed: float) -> tuple[float, float, float]:
     """(gathers, the gradients' exchange that is not hidden, the part that is)."""
     if plan.whole:
-        backward_s = compute_s * (1.0 - 1.0 / (3.0 * recomputed))  # all but one forward; a forward computed again is a part of the backward
-        found = exchange_of(plan, mapping.data, shards, backward_s)
+        forward_s = compute_s / (3.0 * recomputed)  # a forward computed again is a part of the backward
+        found = exchange_of(plan, mapping.data, shards, forward_s, compute_s - forward_s)
         return found.gathers_s, found.sums_s, found.hidden_s
     data_s = _data_s(plan, mapping)
     hidden_s = min(plan.overlap * data_s, compute_s)

@@ -25,9 +25,9 @@ from fleet.protocol.types import StateId
 BLOCK = 1024
 """Elements. No block is ever cut, so a norm that is taken block by block has the same bits at any world size."""
 
-AT_ONCE = 2
-"""Number of units whose parameters a rank holds gathered at one time. One is the outermost unit, or a unit whose backward ends. The other
-is a unit whose forward or backward begins."""
+LEAST_AT_ONCE, AT_ONCE = 2, 3
+"""Number of units whose parameters a rank holds gathered at one time: the outermost unit, the one that computes, and the next one. Between
+two backwards the last one takes the place of the next one. Without room for three, no unit is gathered ahead."""
 
 Chunk = tuple[int, int]
 WHOLE: Chunk = (1, 0)

@@ -72,6 +72,7 @@ MOMENTS = {
     "in-a-checkpoint": Moment("its share of the state is about to be copied", "actors.rank.state.saving:Saver.begin"),
     "writes-a-checkpoint": Moment("a part is about to be written", "actors.rank.state.saving:Saver._write"),
     "at-the-end": Moment("the digest of the whole is taken", f"{LAYOUT}.digest"),
+    "asks-ahead": Moment("the next unit is on its way to it while one computes", f"{EXCHANGE}.ask", behind=True),
     "claims": Moment("the view behind a loss begins", f"{ZERO1}.resharding:Resharding._exchange", second=True),
     "introduced": Moment("servers know each other, chunks do not move yet", f"{LAYOUT}.introduce", True, second=True),
     "chunks-move": Moment("chunks are about to move", f"{ZERO1}.resharding:Resharding._move", second=True),

@@ -84,7 +84,7 @@ def unit(name: str, gib: float) -> Unit:
 
 def test_a_unit_that_no_rank_can_hold_beside_another() -> None:
     units = [unit("model", 1), unit("model.head", 6), unit("model.block", 2)]
-    check(units, free=8 * GIB)
+    assert check(units, free=9 * GIB) and not check(units, free=8 * GIB), "the third has no room"
     with pytest.raises(ConfigError) as refused:
         check([unit("model", 6)] * 2, free=12 * GIB - 1)
     assert "12 GiB in all" in str(refused.value)

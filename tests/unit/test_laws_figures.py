@@ -265,10 +265,15 @@ BY_HAND = (
     row("gathered-nothing", ex.gathered_bytes, 0, 1e-9, HAND, 1e9, parameter_bytes=28e9, ranks=2, copies=1, gathers=2),
     row("summed", ex.summed_bytes, 28, 1e-9, HAND, 1e9, gradient_bytes=28e9, ranks=8, copies=1),
     row("summed-whole", ex.summed_bytes, 49, 1e-9, HAND, 1e9, gradient_bytes=28e9, ranks=8, copies=7),
-    # 350 MB at 100 MB/s; the backward has 4/5 of its time for the sums, and these are 1.4 s but for the last unit
-    row("exposed-step", _exposed, 3.5, 1e-9, HAND, backward_s=1.0),
+    # 350 MB at 100 MB/s; 4 of 5 units are gathered while others compute, in 0.8 s forward and 0.8 s backward; in the rest of 4/5 of the
+    # backward's time gradients travel, 1.4 s of them but for the last unit
+    row("exposed-step", _exposed, 3.5, 1e-9, HAND),
     row("exposed-shard", _exposed, 2.7, 1e-9, HAND, backward_s=1.0, leave=True),
-    row("exposed-long-backward", _exposed, 2.1, 1e-9, HAND, backward_s=2.0, leave=True),
+    row("exposed-long-backward", _exposed, 1.9, 1e-9, HAND, backward_s=2.0, leave=True),
+    row("exposed-longer-backward", _exposed, 1.3, 1e-9, HAND, backward_s=3.0, leave=True),
+    row("exposed-forward", _exposed, 3.1, 1e-9, HAND, forward_s=0.5),
+    row("exposed-long-forward", _exposed, 2.7, 1e-9, HAND, forward_s=5.0),
+    row("exposed-shards", _exposed, 2.9, 1e-9, HAND, forward_s=5.0, shards=2),
     # 10 gathers and a sum are 1 ms there and 1 back; if gradients leave, 5 of them and 5 means wait for an answer each
     row("exposed-asked", _exposed, 3.522, 1e-9, HAND, latency_s=1e-3),
     row("exposed-asked-more", _exposed, 3.53, 1e-9, HAND, latency_s=1e-3, leave=True),

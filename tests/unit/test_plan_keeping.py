@@ -45,12 +45,12 @@ def test_memory_of_chunks_is_the_laws(asked: dict[str, Any], copies: int) -> Non
     assert step.fits and (step.mapping.tensor, step.mapping.pipeline, step.mapping.data) == (1, 1, 64)
 
 
-def test_two_of_the_largest_units_are_gathered_at_once() -> None:
+def test_three_of_the_largest_units_are_gathered_at_once() -> None:
     units, shape = units_of(PlanInput(**SHARDED)), model("llama3-8b")
     assert units.layer * units.layers + units.around == pytest.approx(shape.parameters)
     assert units.around == pytest.approx(2 * 128_256 * 4096)
     assert units.layer == pytest.approx((shape_parameters(shape) - units.around) / 32, rel=0.01)
-    assert units.at_once == units.around + units.layer
+    assert units.at_once == units.around + 2 * units.layer
 
 
 @pytest.mark.parametrize(("sharding", "spread"), [("none", False), ("zero1", True)])
@@ -74,8 +74,10 @@ def test_the_exchange_is_the_laws() -> None:
         last_bytes=summed_bytes(around * 4, 64, 1),
         bytes_per_s=2e9,
         latency_s=5e-6,
+        forward_s=step.compute_s * (1 / 3 if step.recompute == "selective" else 1 / 4),
         backward_s=step.compute_s * (2 / 3 if step.recompute == "selective" else 3 / 4),
         units=64,
+        shards=2,
         leave=True,
     )
     assert (step.gather_s, step.data_s, step.hidden_s) == pytest.approx((law.gathers_s, law.sums_s, law.hidden_s))
@@ -85,9 +87,7 @@ def test_the_exchange_is_the_laws() -> None:
 def test_a_group_within_a_node_gathers_on_its_links() -> None:
     grouped, spread = (make_plan(PlanInput(**SHARDED, replica_size=size), levers=False).step for size in (8, 1))
     assert grouped.gather_s < spread.gather_s / 8
-    assert (grouped.data_s, grouped.hidden_s) == pytest.approx(
-        (spread.data_s, spread.hidden_s), rel=0.1
-    )  # but for the means of more copies
+    assert grouped.data_s < spread.data_s, "gathers leave the link between nodes to the sums"
     assert grouped.memory.weights == pytest.approx(spread.memory.weights * 4)  # an eighth, where it was two 64ths
 
 

@@ -18,6 +18,7 @@ from typing import NamedTuple
 
 import torch
 
+from actors.rank.fsdp.ahead import AheadFetch, FlatGathering, Wanted
 from actors.rank.fsdp.chunks import ChunkedModel
 from actors.rank.fsdp.sending import Contribution, PeerSender
 from actors.rank.fsdp.serving import LOOK_S, Address, FetchRequest, PeerFetcher, PeerRequest, PeerServer, Served
@@ -81,11 +82,13 @@ class PeerExchange:
         patience_s, called_away = min(SILENT_S, given.settings.timeouts.collective_s), given.called_away
         self._sums, self._sender = Sums(given.settings.shards, mean), Sender(called_away, patience_s)
         self._server = PeerServer(given.host, self._serve, self)
-        self.fetcher = PeerFetcher(lambda: self.in_shard and called_away(), patience_s)
+        self._ahead = AheadFetch(self._try)
+        self.fetcher = PeerFetcher(lambda: self._ahead.dropped or (self.in_shard and called_away()), patience_s)
 
     def close(self) -> None:
         """Nothing is served, fetched or contributed any more."""
         self._server.close()
+        self._ahead.close()
         self.fetcher.close()
         self._sender.close()
 
@@ -174,13 +177,31 @@ class PeerExchange:
     def fill(self, flat: int, memory: torch.Tensor) -> None:
         """Put all parameters of a flat buffer into ``memory``."""
         with self._given.recorder.during(COMM) if threading.get_ident() == self._loop else contextlib.nullcontext():
-            self._gather_flat(flat, memory)
+            gathering = self._ahead.take(flat) or self._gathering(flat, memory)
+            self._ahead.wait()
+            self._fetch(gathering.wanted)
+            if gathering.host is not memory:
+                for lo, hi in self._elsewhere(flat):
+                    memory[lo:hi].copy_(gathering.host[lo:hi])
 
-    def _gather_flat(self, flat: int, memory: torch.Tensor) -> None:
-        """Copy this rank's own chunks, and fetch the others from the ranks that serve them."""
+    def ask(self, flats: Mapping[int, torch.Tensor]) -> None:
+        """Fetch flat buffers into their memory beside the computation. Then :meth:`fill` each of them, or :meth:`drop` all."""
+        self._ahead.ask([self._gathering(flat, memory) for flat, memory in flats.items()])
+
+    def drop(self) -> None:
+        """Give up the fetch beside the computation. Its memory may be freed afterwards."""
+        self._ahead.drop()
+
+    def _try(self, wanted: Sequence[Wanted]) -> list[int]:
+        """Ask the first server of each stretch. Returns the numbers of stretches that it could not fill."""
+        assert self._given.duties.at is not None, "before its first view a rank has all parameters"
+        return self.fetcher.fetch(self._given.duties.at, [(self._at.addresses[keepers[0]], request) for keepers, request in wanted])
+
+    def _gathering(self, flat: int, memory: torch.Tensor) -> FlatGathering:
+        """Copy this rank's own chunks. The others are to be fetched from the ranks that serve them."""
         size, extent = len(self._guarded), self._chunks.extents[flat]
         host = memory if memory.is_cpu else torch.empty(memory.shape, dtype=memory.dtype, pin_memory=True, device="cpu")
-        wanted: list[tuple[tuple[int, ...], FetchRequest]] = []
+        wanted = list[Wanted]()
         for owner in range(size):
             lo, hi = bounds(extent, (size, owner))
             mine = self._chunks.elements(flat, lo, hi)
@@ -188,22 +209,24 @@ class PeerExchange:
                 memory[lo:hi].copy_(mine)
             elif lo < hi:
                 wanted.append((self._asked[owner], FetchRequest(flat, lo, hi, host[lo:hi])))
-        self._fetch(wanted)
-        for _, request in wanted if host is not memory else ():
-            memory[request.lo : request.hi].copy_(request.into)
+        return FlatGathering(flat, memory, host, wanted)
 
-    def _fetch(self, wanted: Sequence[tuple[tuple[int, ...], FetchRequest]]) -> None:
+    def _elsewhere(self, flat: int) -> list[tuple[int, int]]:
+        """The stretches of a flat buffer that this rank does not keep."""
+        spans = [bounds(self._chunks.extents[flat], (len(self._guarded), owner)) for owner in range(len(self._guarded))]
+        return [(lo, hi) for lo, hi in spans if lo < hi and self._chunks.elements(flat, lo, hi) is None]
+
+    def _fetch(self, wanted: Sequence[Wanted]) -> None:
         """Fetch each stretch from the first server that has it. Without a server it is zero, and the shard's computation is of no use."""
         while wanted and not self.missed:
-            assert self._given.duties.at is not None, "before its first view a rank has all parameters"
-            requests = [(self._at.addresses[keepers[0]], request) for keepers, request in wanted]
-            wanted = [(wanted[number][0][1:], wanted[number][1]) for number in self.fetcher.fetch(self._given.duties.at, requests)]
+            if all(keepers for keepers, _ in wanted):
+                wanted = [(wanted[number][0][1:], wanted[number][1]) for number in self._try(wanted)]
             if any(not keepers for keepers, _ in wanted):
                 self._miss(wanted)
         for _, request in wanted:
             request.into.zero_()
 
-    def _miss(self, wanted: Sequence[tuple[tuple[int, ...], FetchRequest]]) -> None:
+    def _miss(self, wanted: Sequence[Wanted]) -> None:
         _, request = next((keepers, request) for keepers, request in wanted if not keepers)
         reason = f"no rank of the view gives elements {request.lo} to {request.hi} of flat buffer {request.flat} of the parameters"
         if not self.in_shard and self._given.alone():

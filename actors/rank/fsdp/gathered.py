@@ -24,6 +24,7 @@ class Gathered:
 
     Attributes:
         here: its parameters are gathered.
+        asked: they are on their way into its memory.
         used: its parameters were gathered before.
         casts: the stand-ins of parameters that are cast.
 
@@ -33,6 +34,7 @@ class Gathered:
             whole.
         fill: puts the parameters of a flat buffer, by number, into memory of its length.
         behind_backward: called once all gradients are there, if all parameters take part.
+        changed: called when the unit is gathered, and when its memory is free again.
     """
 
     def __init__(
@@ -42,8 +44,9 @@ class Gathered:
         places: Sequence[tuple[nn.Parameter, int, int]],
         fill: Callable[[int, torch.Tensor], None],
         behind_backward: Callable[[Gathered], None] = lambda unit: None,
+        changed: Callable[[Gathered], None] = lambda unit: None,
     ) -> None:
-        self._behind_backward = behind_backward
+        self._behind_backward, self._changed = behind_backward, changed
         self.name, self.modules, self._keeps, self._fill, self._precision = unit.name, unit.modules, unit.keeps, fill, unit.precision
         casts = stand_ins(unit, self._has_gradient)
         self.casts = list(casts.values())
@@ -58,7 +61,7 @@ class Gathered:
         ]
         gathered = {id(parameter) for parameter, *_ in places}
         self._whole = [each for each in self.casts if id(each.parameter) not in gathered]
-        self.here, self._entered, self.used = True, False, False
+        self.here, self.asked, self._entered, self.used = True, False, False, False
         self._in_backward, self._task, self._waited = False, -1, set[int]()
         self.free()
         self._watch([parameter for parameter, *_ in places if id(parameter) not in casts])
@@ -82,12 +85,18 @@ class Gathered:
         self._enter()
         if self.here:
             return
-        for flat, memory in self._flats.items():
-            memory.untyped_storage().resize_(memory.numel() * memory.element_size())
+        for flat, memory in (self._flats if self.asked else self.room()).items():
             self._fill(flat, memory)
         for parameter, view, _ in self._views:
             parameter.data = view
-        self.here = True
+        self.here, self.asked = True, False
+        self._changed(self)
+
+    def room(self) -> dict[int, torch.Tensor]:
+        """Take memory for the parameters: by flat buffer."""
+        for memory in self._flats.values():
+            memory.untyped_storage().resize_(memory.numel() * memory.element_size())
+        return self._flats
 
     def _enter(self) -> None:
         """Put the stand-ins into the modules."""
@@ -109,13 +118,14 @@ class Gathered:
         """Free the gathered parameters. Stand-ins of whole parameters stay: later gradients need those of frozen ones."""
         self._in_backward = False
         self._waited.clear()
-        if not self.here:
+        if not self.here and not self.asked:
             return
         for parameter, _, empty in self._views:
             parameter.data = empty
         for memory in self._flats.values():
             memory.untyped_storage().resize_(0)
-        self.here = False
+        self.here = self.asked = False
+        self._changed(self)
 
     def _before_forward(self, module: nn.Module, args: Any, kwargs: Any) -> Any:
         if _backward() < 0:
@@ -148,6 +158,11 @@ class Gathered:
         if len(self._waited) == len(self._views):
             self._behind_backward(self)
             self._empty()
+
+    @property
+    def passes(self) -> bool:
+        """Whether its memory is free between its forward and its backward."""
+        return not self._keeps
 
     @property
     def flats(self) -> list[int]:

@@ -27,6 +27,7 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 
 import torch
 
+from actors.rank.fsdp.ahead import GatherOrder
 from actors.rank.fsdp.chunks import ChunkedModel
 from actors.rank.fsdp.copies import Unread
 from actors.rank.fsdp.exchange import PeerExchange
@@ -64,6 +65,7 @@ class FsdpLayout(StateLayout):
         chunks = self._chunks
         self.kept, self.exchange = KeptChunks(given, self.gradients, chunks), PeerExchange(given, self.gradients, chunks, self.reducer.mean)
         self._shard, self._gone, self._early = -1, set[int](), True
+        self._order = GatherOrder[int]()
         state.apart = frozenset(map(id, self.gradients.parameters))
         state.load_parameter, state.free = chunks.load_parameter, self.free
         self.units = [self._gathering(unit) for unit in self._with_rest(state.units)]
@@ -85,7 +87,14 @@ class FsdpLayout(StateLayout):
         where = {id(parameter): place for parameter, place in zip(gradients.parameters, gradients.layout.places, strict=True)}
         places = [(parameter, *where[id(parameter)]) for parameter in unit.parameters if id(parameter) in where]
         flats = dict.fromkeys(flat for _, flat, _ in places)
-        return Gathered(unit, [(flat, gradients.layout.extents[flat]) for flat in flats], places, self.exchange.fill, self._behind_backward)
+        return Gathered(
+            unit,
+            [(flat, gradients.layout.extents[flat]) for flat in flats],
+            places,
+            self.exchange.fill,
+            self._behind_backward,
+            self._changed,
+        )
 
     def close(self) -> None:
         """End all serving, fetching and contributing."""
@@ -113,6 +122,7 @@ class FsdpLayout(StateLayout):
 
     def begin_shard(self, shard: int) -> None:
         self.exchange.missed, self.exchange.in_shard = "", True
+        self._order.begin()
         for each in self.units:
             if not each.modules:
                 each.gather()
@@ -124,9 +134,25 @@ class FsdpLayout(StateLayout):
                 self._send(unit)
             elif unit.gradients:
                 self._came_again(unit)
+        self._order.end()
         self.free()
         if math.isnan(loss) and not self.useless:
             self._check_used()
+
+    def _changed(self, unit: Gathered) -> None:
+        """A unit of this rank's shard is gathered, or its memory is free. While one unit is gathered, the next one is asked for."""
+        if not self.exchange.in_shard:
+            return
+        if unit.here:
+            self._order.came(self.units.index(unit))
+        if self._order.next is None or not self.given.state.ahead:
+            return
+        following = self.units[self._order.next]
+        if following.here or any(each.asked for each in self.units):
+            return
+        if sum(each.here and each.passes for each in self.units) <= 1:  # else a unit whose backward ends is still here
+            following.asked = True
+            self.exchange.ask(following.room())
 
     def _check_used(self) -> None:
         """Raises ConfigError if a unit was never gathered: a NaN loss then comes from its freed parameters."""
@@ -138,6 +164,7 @@ class FsdpLayout(StateLayout):
 
     def free(self) -> None:
         """Free the memory of all gathered parameters."""
+        self.exchange.drop()
         self.exchange.in_shard = False
         for each in self.units:
             each.free()

@@ -62,6 +62,7 @@ class TrackedState:
         readers: by ``id`` of a parameter that will be in chunks, a function that reads its first value: see
             :mod:`actors.rank.state.weights`.
         load_parameter: takes (parameter, value) for each parameter of ``apart`` in a state that is loaded.
+        ahead: there is room for the next unit while one computes.
         casts: units compute with stand-ins of parameters, whose gradients are then given to the parameters.
         trained: ids of the parameters that required a gradient when they were tracked.
         marks: gives the parameters that a loop has frozen or thawed, as text; None: there are none.
@@ -81,7 +82,7 @@ class TrackedState:
         self.apart: frozenset[int] = frozenset()
         self.readers: Mapping[int, Read] = {}
         self.load_parameter: Callable[[torch.Tensor, torch.Tensor], object] = lambda parameter, value: None
-        self.casts = False
+        self.casts, self.ahead = False, True
         self.trained = frozenset(id(one) for module in self.modules.values() for one in module.parameters() if one.requires_grad)
         self.marks: Callable[[], str | None] = lambda: None
         self.mark: Callable[[str | None], object] = lambda marks: None

@@ -45,7 +45,7 @@ def tracked(
     state.readers, state.units = readers, units
     state.casts = any(unit.precision.parameters is not None for unit in units)
     if units and chunked:
-        room.check(units, room.free_bytes(device))
+        state.ahead = room.check(units, room.free_bytes(device))
     if not chunked:
         state.free = cast_whole(units)
     if settings.optimizer_sharding != "none":
