@@ -63,6 +63,7 @@ class AheadFetch:
         fetch: asks the first server of each stretch; returns the numbers of stretches that it could not fill.
 
     Attributes:
+        order: of the units, by their numbers.
         dropped: the fetch on its way is of no use.
     """
 
@@ -70,7 +71,7 @@ class AheadFetch:
         self._fetch, self._thread = fetch, ThreadPoolExecutor(1, "fleet-ahead")
         self._asked = dict[int, tuple[int, FlatGathering]]()  # by flat buffer, with the number of its first stretch
         self._work: Future[list[int]] | None = None
-        self.dropped = False
+        self.order, self.dropped = GatherOrder[int](), False
 
     def ask(self, gatherings: Sequence[FlatGathering]) -> None:
         """Fetch all stretches of ``gatherings``. Their memory stays until :meth:`take` or :meth:`drop` has returned."""

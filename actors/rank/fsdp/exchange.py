@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 import torch
 
-from actors.rank.fsdp.ahead import AheadFetch, FlatGathering, Wanted
+from actors.rank.fsdp.ahead import AheadFetch, FlatGathering, GatherOrder, Wanted
 from actors.rank.fsdp.chunks import ChunkedModel
 from actors.rank.fsdp.sending import Contribution, PeerSender
 from actors.rank.fsdp.serving import LOOK_S, Address, FetchRequest, PeerFetcher, PeerRequest, PeerServer, Served
@@ -183,6 +183,11 @@ class PeerExchange:
             if gathering.host is not memory:
                 for lo, hi in self._elsewhere(flat):
                     memory[lo:hi].copy_(gathering.host[lo:hi])
+
+    @property
+    def order(self) -> GatherOrder[int]:
+        """The order in which this rank gathers units."""
+        return self._ahead.order
 
     def ask(self, flats: Mapping[int, torch.Tensor]) -> None:
         """Fetch flat buffers into their memory beside the computation. Then :meth:`fill` each of them, or :meth:`drop` all."""

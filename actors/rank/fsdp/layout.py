@@ -27,7 +27,6 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 
 import torch
 
-from actors.rank.fsdp.ahead import GatherOrder
 from actors.rank.fsdp.chunks import ChunkedModel
 from actors.rank.fsdp.copies import Unread
 from actors.rank.fsdp.exchange import PeerExchange
@@ -65,7 +64,6 @@ class FsdpLayout(StateLayout):
         chunks = self._chunks
         self.kept, self.exchange = KeptChunks(given, self.gradients, chunks), PeerExchange(given, self.gradients, chunks, self.reducer.mean)
         self._shard, self._gone, self._early = -1, set[int](), True
-        self._order = GatherOrder[int]()
         state.apart = frozenset(map(id, self.gradients.parameters))
         state.load_parameter, state.free = chunks.load_parameter, self.free
         self.units = [self._gathering(unit) for unit in self._with_rest(state.units)]
@@ -122,7 +120,7 @@ class FsdpLayout(StateLayout):
 
     def begin_shard(self, shard: int) -> None:
         self.exchange.missed, self.exchange.in_shard = "", True
-        self._order.begin()
+        self.exchange.order.begin()
         for each in self.units:
             if not each.modules:
                 each.gather()
@@ -134,7 +132,7 @@ class FsdpLayout(StateLayout):
                 self._send(unit)
             elif unit.gradients:
                 self._came_again(unit)
-        self._order.end()
+        self.exchange.order.end()
         self.free()
         if math.isnan(loss) and not self.useless:
             self._check_used()
@@ -144,10 +142,10 @@ class FsdpLayout(StateLayout):
         if not self.exchange.in_shard:
             return
         if unit.here:
-            self._order.came(self.units.index(unit))
-        if self._order.next is None or not self.given.state.ahead:
+            self.exchange.order.came(self.units.index(unit))
+        if self.exchange.order.next is None or not self.given.state.ahead:
             return
-        following = self.units[self._order.next]
+        following = self.units[self.exchange.order.next]
         if following.here or any(each.asked for each in self.units):
             return
         if sum(each.here and each.passes for each in self.units) <= 1:  # else a unit whose backward ends is still here
