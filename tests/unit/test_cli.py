@@ -79,7 +79,7 @@ def fleet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Captur
         (("--set", "steps"), ("--set", "steps", "key=value")),
         (("--expect", "bliss>1"), ("--expect", "bliss", "Known: twin, status, goodput")),
         (("--expect", "twin"), ("--expect", "twin", "Add --twin")),
-        (("--resume", "no-such-run"), ("RUN", "no-such-run", "journal.jsonl")),
+        (("--resume", "no-such-run"), ("--resume", "no-such-run", "journal.jsonl")),
     ],
 )
 def test_an_impossible_setting_is_refused_by_name(
