@@ -45,7 +45,8 @@ class Garbage:
         if self._settled or not gc.isenabled():
             return
         self._settled, self._thresholds = True, gc.get_threshold()
-        gc.collect()
+        if gc.get_freeze_count():  # by the fork server; else this would look through all imports, half a second in each process
+            gc.collect()
         gc.freeze()
         gc.set_threshold(*self._thresholds[:2], NEVER)
 
