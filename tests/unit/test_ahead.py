@@ -23,7 +23,7 @@ LIMIT_S = 20.0
 
 
 def expected(order: GatherOrder[str], shard: str) -> list[str | None]:
-    """What is expected behind each gathering of a shard."""
+    """The unit that is expected behind each gathering of a shard."""
     order.begin()
     found = []
     for unit in shard:
