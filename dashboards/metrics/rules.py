@@ -10,6 +10,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from fleet.ledger.step_law import STEP_NAMES
+
 OBJECTIVE = 0.95
 LATE_S, LATE_STEPS = 120.0, 20
 """A run that has committed nothing for so long, and for so many of its median steps more, makes no progress."""
@@ -20,7 +22,7 @@ STUCK_S, STUCK_LATENCIES = 600.0, 10
 AGAIN, AGAIN_WITHIN = 3, "15m"
 """So many new views within so long are restarts, where the run is no step further after them."""
 RUNBOOK = "docs/runbook.md"
-STEPS = "compute|exposed_comm|straggler_wait|data_wait|garbage_collection"
+STEPS = "|".join(STEP_NAMES)
 RUNNING = 'and on (run) fleet_run_info{status="running"} == 1'
 UNENDED = 'and on (run) fleet_run_info{status=~"running|silent"} == 1'
 """Of a run whose driver was killed nobody writes the journal any more: it is silent, and has no end."""

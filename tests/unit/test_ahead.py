@@ -59,7 +59,7 @@ def test_a_shard_that_came_to_no_end_is_no_example() -> None:
 def gathering(flat: int, *keepers: tuple[int, ...]) -> FlatGathering:
     memory = torch.zeros(len(keepers))
     wanted = [(ranks, FetchRequest(flat, lo, lo + 1, memory[lo : lo + 1])) for lo, ranks in enumerate(keepers)]
-    return FlatGathering(flat, memory, memory, wanted)
+    return FlatGathering(flat, [request for _, request in wanted], wanted)
 
 
 def test_a_stretch_that_the_first_server_does_not_give_is_left_for_the_next_one() -> None:

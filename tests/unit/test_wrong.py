@@ -12,6 +12,7 @@ from dashboards.pages.state import run_state
 from dashboards.pages.wrong import verdict, wrong
 from fleet.ledger.goodput import Ledger
 from fleet.ledger.report import build_report
+from fleet.ledger.step_law import STEP_NAMES
 from fleet.ledger.summary import LedgerSummary
 from fleet.ledger.tallies import SlotStatus
 from fleet.protocol.records import DecisionMade, Measurement, RunEnded
@@ -107,7 +108,7 @@ def test_the_page_has_the_bill_its_budget_and_what_is_wrong() -> None:
     state = run_state(report, [], "{}")
     bill, s = state["bill"], report.summary
     assert s.bill is not None and s.tariff is not None
-    kept = sum(s.bill["categories"][name]["usd"] for name in ("compute", "exposed_comm", "straggler_wait", "data_wait"))
+    kept = sum(s.bill["categories"][name]["usd"] for name in STEP_NAMES)
     assert bill["lost"]["usd"] + kept + s.bill["pending"]["usd"] == pytest.approx(bill["total"]["usd"], abs=1e-6)
     left = 0.04 - bill["total"]["usd"]
     assert bill["budget"]["left_usd"] == pytest.approx(left, abs=1e-6)

@@ -6,8 +6,6 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Generic, NamedTuple, TypeVar
 
-import torch
-
 from actors.rank.fsdp.serving import FetchRequest
 
 T = TypeVar("T")
@@ -43,16 +41,10 @@ class GatherOrder(Generic[T]):
 
 
 class FlatGathering(NamedTuple):
-    """One flat buffer on its way into ``memory``.
-
-    Attributes:
-        host: the memory that the stretches of other ranks are fetched into: ``memory``, or pinned memory beside it.
-        wanted: stretches that are still to be fetched.
-    """
+    """One flat buffer on its way: the stretches of other ranks, and ``wanted``, those that are still to be fetched."""
 
     flat: int
-    memory: torch.Tensor
-    host: torch.Tensor
+    requests: list[FetchRequest]
     wanted: list[Wanted]
 
 
@@ -83,23 +75,22 @@ class AheadFetch:
         self._work = self._thread.submit(self._fetch, wanted)
 
     def take(self, flat: int) -> FlatGathering | None:
-        """The gathering of a flat buffer, once, with the stretches alone that are still to be fetched; None: it was not asked for."""
-        if flat not in self._asked or self._work is None:
+        """The gathering of a flat buffer, once, with what is still to be fetched; None: it was not asked for.
+
+        Nothing is on its way when this returns: the fetcher belongs to one thread at a time.
+        """
+        missing = () if self._work is None else self._work.result()
+        if flat not in self._asked:
             return None
         first, found = self._asked.pop(flat)
-        missing = self._work.result()
         left = [(keepers[1:], request) for number, (keepers, request) in enumerate(found.wanted, first) if number in missing]
         return found._replace(wanted=left)
-
-    def wait(self) -> None:
-        """Return when nothing is on its way. The fetcher belongs to one thread at a time."""
-        if self._work is not None:
-            self._work.exception()
 
     def drop(self) -> None:
         """Give up what was asked for. Its memory may be freed afterwards."""
         self.dropped = True
-        self.wait()
+        if self._work is not None:
+            self._work.exception()
         self._asked, self._work, self.dropped = {}, None, False
 
     def close(self) -> None:

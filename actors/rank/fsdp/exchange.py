@@ -178,11 +178,9 @@ class PeerExchange:
         """Put all parameters of a flat buffer into ``memory``."""
         with self._given.recorder.during(COMM) if threading.get_ident() == self._loop else contextlib.nullcontext():
             gathering = self._ahead.take(flat) or self._gathering(flat, memory)
-            self._ahead.wait()
             self._fetch(gathering.wanted)
-            if gathering.host is not memory:
-                for lo, hi in self._elsewhere(flat):
-                    memory[lo:hi].copy_(gathering.host[lo:hi])
+            for request in () if memory.is_cpu else gathering.requests:
+                memory[request.lo : request.hi].copy_(request.into)
 
     @property
     def order(self) -> GatherOrder[int]:
@@ -214,12 +212,7 @@ class PeerExchange:
                 memory[lo:hi].copy_(mine)
             elif lo < hi:
                 wanted.append((self._asked[owner], FetchRequest(flat, lo, hi, host[lo:hi])))
-        return FlatGathering(flat, memory, host, wanted)
-
-    def _elsewhere(self, flat: int) -> list[tuple[int, int]]:
-        """The stretches of a flat buffer that this rank does not keep."""
-        spans = [bounds(self._chunks.extents[flat], (len(self._guarded), owner)) for owner in range(len(self._guarded))]
-        return [(lo, hi) for lo, hi in spans if lo < hi and self._chunks.elements(flat, lo, hi) is None]
+        return FlatGathering(flat, [request for _, request in wanted], wanted)
 
     def _fetch(self, wanted: Sequence[Wanted]) -> None:
         """Fetch each stretch from the first server that has it. Without a server it is zero, and the shard's computation is of no use."""

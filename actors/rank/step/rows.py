@@ -77,7 +77,7 @@ class Rows:
         """By check, the numbers of all ranks."""
         return [[row[lo:hi] for row in self._numbers] for lo, hi in itertools.pairwise(self._form.cuts)]
 
-    @property
+    @functools.cached_property
     def flags(self) -> int:
         """The flags that some rank has set."""
         return functools.reduce(operator.or_, (int(row[self._form.present - 1]) for row in self._numbers))
