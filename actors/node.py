@@ -504,7 +504,8 @@ class NodeAgent:
         where, at_us = rank.ring.position(), now_us()
         state = StateId(where.history, where.step)
         beat_age_s = 0.0 if where.collecting else (at_us - where.beat_us) / 1e6
-        return Pulse(member, where.generation, state, beat_age_s, (at_us - where.progress_us) / 1e6, where.stepping, where.between)
+        progress_age_s = (at_us - where.progress_us) / 1e6
+        return Pulse(member, where.generation, state, beat_age_s, progress_age_s, where.stepping, where.between, where.moving)
 
     def _spans(self) -> list[SpanBatch]:
         spans: list[Spans] = []

@@ -48,6 +48,12 @@ class Tag(IntEnum):
     CARRIED = SIDE + 10
     """The state that shards carry to the next step."""
 
+    SLICES = SIDE + 11
+    """Slices of chunks that move beside the steps."""
+
+    MOVED = SIDE + 12
+    """The sums of slices that are in place, and not yet in the cut."""
+
     STATE = 1 << 25
     """The state that a donor gives: its plan, its chunks, their sums."""
 

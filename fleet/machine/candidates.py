@@ -58,6 +58,12 @@ def situation(machine: MachineState, now_s: float) -> Situation:
     )  # fmt: skip
 
 
+def chunks_move(machine: MachineState, view: View) -> bool:
+    """Whether chunks of a sharded state are still on their way to members of the running ``view``. The others may hold the only copy."""
+    ranks = [machine.current(member) for member in view.members] if machine.settings.spread else []
+    return any(rank is not None and rank.placed_in != view.generation for rank in ranks)
+
+
 def _since_s(machine: MachineState, ranks: Sequence[Rank]) -> float:
     """The time since which the run has no view. Where no rank holds a state, it is not before the first rank was ready, since the start of
     processes has no limit."""

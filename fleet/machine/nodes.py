@@ -2,13 +2,13 @@
 
 Repeat offenders stay out, and nodes that failed their pre-flight check. A cloud, maintenance or an operator announces that a node will go.
 Its ranks train on, and spares join beside them, at a step boundary, until the world is whole without them. Then all ranks leave the view
-together, and it forms again without the ranks that go. No rank and no step is lost: the other ranks compute the shards of the present step
-again. Without spares, the ranks leave right before the node goes, and the world shrinks.
+together, and it forms again without the ranks that go, once no chunk of a sharded state moves. No rank and no step is lost: the other ranks
+compute the shards of the present step again. Without spares, the ranks leave right before the node goes, and the world shrinks.
 """
 
 from __future__ import annotations
 
-from fleet.machine.candidates import room
+from fleet.machine.candidates import chunks_move, room
 from fleet.machine.leaving import gather
 from fleet.machine.state import MachineState, Phase
 from fleet.protocol.causes import GatherWhy
@@ -93,7 +93,7 @@ def tick(machine: MachineState, view: View, now_s: float) -> None:
     late = min(machine.roster.leaving[node] for node in going.values()) - now_s <= margin_s
     if late and left < machine.settings.world:
         probe("the time of a node is up before others stand in")
-    if late or (left >= machine.settings.world and not machine.checkpoints.pending):
+    if late or (left >= machine.settings.world and not machine.checkpoints.pending and not chunks_move(machine, view)):
         _release(machine, sorted(set(going.values())), left, now_s)
 
 

@@ -12,12 +12,13 @@ from __future__ import annotations
 import math
 
 from fleet.machine import nodes
-from fleet.machine.candidates import StateSource, grown, situation
+from fleet.machine.candidates import StateSource, chunks_move, grown, situation
 from fleet.machine.leaving import cancel, gather
 from fleet.machine.state import MachineState, Phase
 from fleet.machine.views import announce, make_view, send
 from fleet.protocol.causes import GatherWhy
 from fleet.protocol.instructions import Propose
+from fleet.protocol.probes import probe
 from fleet.protocol.types import Formation, Ranges, View
 
 
@@ -66,8 +67,11 @@ def watch(machine: MachineState, now_s: float) -> None:
 
 
 def shrink(machine: MachineState, view: View, now_s: float) -> None:
-    """While a view runs: if it is larger than the new world, all members leave it, but not while a checkpoint is written."""
+    """While a view runs: if it is larger than the new world, all members leave it. Not while a checkpoint is written, or chunks move."""
     if not machine.growth.resized or machine.phase != Phase.RUN or machine.checkpoints.pending:
+        return
+    if chunks_move(machine, view):
+        probe("a smaller world waits for chunks that move")
         return
     wanted = nodes.wanted(machine, view)
     machine.growth.resized = len(view.members) > wanted

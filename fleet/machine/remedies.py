@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from fleet.machine.candidates import chunks_move
 from fleet.machine.leaving import evict
 from fleet.machine.proposals import reshare
 from fleet.machine.roster import RankPhase
@@ -58,9 +59,10 @@ def _write(machine: MachineState, remedy: Remedy, now_s: float) -> None:
 
 
 def _perform(machine: MachineState, view: View, remedy: Remedy, decision: Decision, now_s: float) -> None:
-    """Change the view because of a slow rank. No other code does that. It waits for a checkpoint that is being written."""
+    """Change the view because of a slow rank. No other code does that. It waits for a checkpoint that is being written, and a rank does not
+    go while chunks of a sharded state move."""
     slow = machine.stragglers
-    if machine.checkpoints.pending:
+    if machine.checkpoints.pending or (remedy.members and chunks_move(machine, view)):
         probe("an action against a slow rank waits for a checkpoint")
         slow.review_s = now_s
         return

@@ -37,7 +37,8 @@ class Rank:
     ``sent_generation`` is the greatest generation that the rank was invited to. ``quiesced_generation`` is the greatest that it reported as
     left. While the first is greater, the rank may step there. ``formed``: (generation, state) of its last ``Formed``. ``stepped``: the
     process has taken a step. ``engaged``: the work of its loop, if it has left its view. ``running_s``: since when its last view runs.
-    ``ready_s``: since when it can be in a view. Times are on the run's clock.
+    ``ready_s``: since when it can be in a view. ``placed_in``: the last view in which all its chunks of a sharded state had come to it.
+    Times are on the run's clock.
     """
 
     member: Member
@@ -59,6 +60,7 @@ class Rank:
     formed: tuple[int, StateId] | None = None
     stepped: bool = False
     engaged: Engaged = Engaged.WAITS
+    placed_in: int = -1
 
     def may_be_in(self, generation: int) -> bool:
         """Whether a message of the rank from ``generation`` is not stale. A rank never comes back to a generation that it left."""
@@ -185,6 +187,8 @@ class Roster:
             if rank.generation == generation == pulse.generation and rank.phase is joined:
                 rank.state = pulse.state
                 rank.stepped = rank.stepped or (rank.formed is not None and pulse.state != rank.formed[1])
+                if not pulse.moving:
+                    rank.placed_in = generation
                 if not steps:
                     self.long_call_s = now_s
         return stale

@@ -2,7 +2,8 @@
 
 A flat buffer is cut into *chunks* at multiples of :data:`BLOCK` elements: chunk ``(size, index)`` is the ``index``-th of ``size``.
 View rank ``i`` of a view of ``size`` ranks owns chunk ``(size, i)``, and guards copies of a few other chunks. When the view changes, each
-member says in a :class:`Claim` which chunks it holds. All members see the same claims, so all derive the same transfers.
+member says in a :class:`Claim` which chunks it holds. All members see the same claims, so all derive the same :class:`Cut` to go on with,
+and the same transfers (:mod:`fleet.protocol.recut`).
 
 ``replica_size`` view ranks in a row can form a group. The members of a full group together hold all chunks. The member at place ``c`` of
 its group has the chunks of all ranks at place ``c`` of theirs.
@@ -94,25 +95,75 @@ def _least(owner: int, taken: Collection[int], ranks: Mapping[Place, Sequence[in
     return (owner + min(keys)[-1]) % size
 
 
-def kept(guarded: Sequence[Sequence[int]], rank: int) -> tuple[Chunk, ...]:
-    """The chunks of view rank ``rank``: its own, then those that it guards."""
-    size = len(guarded)
-    return ((size, rank), *((size, owner) for owner in range(size) if rank in guarded[owner]))
+class Cut(NamedTuple):
+    """Which ranks of a view keep which chunk of a sharded state. All chunks have one size.
+
+    Attributes:
+        keepers: by chunk, the view ranks that keep it. The first one owns it: it adds up the gradients of the chunk.
+    """
+
+    keepers: tuple[tuple[int, ...], ...]
+
+    @property
+    def size(self) -> int:
+        """The number of chunks."""
+        return len(self.keepers)
+
+    def owned(self, rank: int) -> tuple[Chunk, ...]:
+        """The chunks that view rank ``rank`` owns."""
+        return tuple((self.size, index) for index, keepers in enumerate(self.keepers) if keepers[0] == rank)
+
+    def kept(self, rank: int) -> tuple[Chunk, ...]:
+        """The chunks of view rank ``rank``: its own, then those that it guards."""
+        return (*self.owned(rank), *((self.size, index) for index, keepers in enumerate(self.keepers) if rank in keepers[1:]))
 
 
-def servers(
-    guarded: Sequence[Sequence[int]], owner: int, rank: int, places: Sequence[Place] = (), replica_size: int = 1
-) -> tuple[int, ...]:
-    """The ranks that keep the chunk of ``owner``, in the order in which view rank ``rank`` asks them. Ranks begin at different keepers.
+def cut_of(guarded: Sequence[Sequence[int]]) -> Cut:
+    """The cut in which each view rank owns the chunk of its number. ``guarded``: see :func:`guards`."""
+    return Cut(tuple((owner, *chosen) for owner, chosen in enumerate(guarded)))
+
+
+def inherited(held: Sequence[Sequence[Chunk]]) -> Cut | None:
+    """The cut with which a view can begin when no chunk moves: each chunk is kept by all ranks that hold it.
+
+    None when the ranks do not hold all chunks of any one size. Chunks of several sizes are held where a move was cut short. Then the
+    smallest size that is held whole counts. A chunk with few holders is the first to get an owner, and a rank that owns few chunks is the
+    first to become one.
+
+    Args:
+        held: by view rank, the chunks that it holds.
+    """
+    for size in sorted({size for chunks in held for size, _ in chunks}):
+        holders: list[list[int]] = [[] for _ in range(size)]
+        for rank, chunks in enumerate(held):
+            for index in sorted({index for one, index in chunks if one == size}):
+                holders[index].append(rank)
+        if all(holders):
+            return Cut(tuple(map(tuple, _with_owners(holders, len(held)))))
+    return None
+
+
+def _with_owners(holders: Sequence[Sequence[int]], ranks: int) -> list[list[int]]:
+    """The holders of each chunk, its owner first."""
+    owned, found = Counter[int](), [list(each) for each in holders]
+    for index in sorted(range(len(holders)), key=lambda index: len(holders[index])):
+        owner = min(holders[index], key=lambda rank: (owned[rank], (rank - index) % ranks))
+        owned[owner] += 1
+        found[index] = [owner, *(rank for rank in holders[index] if rank != owner)]
+    return found
+
+
+def servers(keepers: Sequence[int], rank: int, places: Sequence[Place] = (), replica_size: int = 1) -> tuple[int, ...]:
+    """The ranks that keep a chunk, in the order in which view rank ``rank`` asks them. Ranks begin at different keepers.
 
     Where there are groups, ranks of the asking rank's own group come first, then near ranks. So a full group gathers within itself.
 
     Args:
+        keepers: see :class:`Cut`.
         places: as for :func:`guards`; () when they are not known.
     """
-    keepers = (owner, *guarded[owner])
     first = rank % len(keepers)
-    turned = keepers[first:] + keepers[:first]
+    turned = (*keepers[first:], *keepers[:first])
     if replica_size == 1:
         return turned
     nearness = {keeper: shared_levels(places[keeper], places[rank]) for keeper in keepers} if places else dict.fromkeys(keepers, 0)
@@ -277,11 +328,12 @@ def route(
     for number, (lo, hi) in enumerate(itertools.pairwise(cuts)):
         if any(start <= lo and hi <= stop for start, stop in goals):
             holders = [peer for peer, span in enumerate(spans) if any(start <= lo and hi <= stop for start, stop in span)]
-            found.append(Stretch(lo, hi, _choose(holders, rank, number, places)))
+            found.append(Stretch(lo, hi, choose(holders, rank, number, places)))
     return found
 
 
-def _choose(holders: Sequence[int], rank: int, number: int, places: Sequence[Place]) -> int:
+def choose(holders: Sequence[int], rank: int, number: int, places: Sequence[Place] = ()) -> int:
+    """The view rank of ``holders`` that gives stretch ``number`` to ``rank``: itself, else one of the nearest; -1 without holders."""
     if rank in holders:
         return rank
     if places and holders:

@@ -253,7 +253,8 @@ class Build:
 class Pulse:
     """An agent's view of one rank: its generation and state, and the seconds since it last moved and beat.
 
-    ``stepping`` is False in a call of Fleet's that may take long. ``between``: the loop body runs its own code behind a commit.
+    ``stepping`` is False in a call of Fleet's that may take long. ``between``: the loop body runs its own code behind a commit. ``moving``:
+    chunks of a sharded state are still on their way to their ranks.
     """
 
     member: Member
@@ -263,6 +264,7 @@ class Pulse:
     progress_age_s: float
     stepping: bool = True
     between: bool = False
+    moving: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from fleet.protocol.chunks import LATEST_S, SILENT_S, WHOLE, Chunk, Readiness, can_serve, servers
+from fleet.protocol.chunks import LATEST_S, SILENT_S, WHOLE, Chunk, Cut, Readiness, can_serve, servers
 from fleet.protocol.moves import Begin
 from fleet.protocol.types import Column, Member, StateId
 from fleet.simulation.clockwork import Future, Steps
@@ -55,7 +55,6 @@ class SimFsdpLayout(SimLayout):
     def __init__(self, rank: SimRank) -> None:
         super().__init__(rank)
         self.kept = SimChunks(self)
-        self.guarded: Sequence[Sequence[int]] = ((),)
         self.open_requests: list[StretchRequest] = []
         self._early: list[StretchRequest] = []
         self._servers: list[SimFsdpLayout] = []
@@ -92,8 +91,8 @@ class SimFsdpLayout(SimLayout):
         self._addresses = yield group.exchange(self.rank.member, "addresses", self)
         yield from self.rank.point("introduced")
 
-    def place(self, column: Column, guarded: Sequence[Sequence[int]]) -> None:
-        self.guarded, self._place, self.useless = guarded, column.rank_of(self.rank.member), ""
+    def place(self, column: Column, cut: Cut) -> None:
+        self._place, self.useless = column.rank_of(self.rank.member), ""
         self._servers = [self._addresses[member] for member in column.members]
         self._settle()
 
@@ -115,12 +114,12 @@ class SimFsdpLayout(SimLayout):
 
     def _gather(self) -> Steps:
         """Take this rank's own chunks, and the others from their servers: each stretch from the first server that has it."""
-        kept, state, size = self.kept, self.kept.at, len(self.guarded)
+        kept, state, cut = self.kept, self.kept.at, self.kept.cut
         assert state is not None, "before its first view a rank has all parameters"
-        chunks = [(size, owner) for owner in range(size)]
+        chunks = [(cut.size, index) for index in range(cut.size)]
         found = {kept.value} if any(map(kept.has, chunks)) else set()
         groups = self.rank.world.settings.replica_ranks
-        wanted = [(servers(self.guarded, chunk[1], self._place, kept.places, groups), chunk) for chunk in chunks if not kept.has(chunk)]
+        wanted = [(servers(cut.keepers[one[1]], self._place, kept.places, groups), one) for one in chunks if not kept.has(one)]
         while wanted and not self.useless:
             asked = [(keepers, self._ask(self._servers[keepers[0]], state, chunk)) for keepers, chunk in wanted]
             wanted = []
@@ -137,9 +136,9 @@ class SimFsdpLayout(SimLayout):
         return found.pop() if len(found) == 1 else POISON
 
     def _miss(self, state: StateId, chunk: Chunk) -> None:
-        rank, owner = self.rank, chunk[1]
+        rank, keepers = self.rank, self.kept.cut.keepers[chunk[1]]
         rank.world.note("missed", rank, state, chunk)
-        rank.world.watch.missed(rank, state, [self._servers[each].rank for each in (owner, *self.guarded[owner])], chunk)
+        rank.world.watch.missed(rank, state, [self._servers[each].rank for each in keepers], chunk)
         self.useless = f"no rank of the view gives chunk {chunk} of the parameters"
         self._missed_in = rank.protocol.generation
 
@@ -167,8 +166,8 @@ class SimFsdpLayout(SimLayout):
         self._still = False
         return self.kept.take_out()
 
-    def put_back(self, value: int, at: StateId) -> None:
-        self.kept.hold(self.kept.chunks, value, at)
+    def put_back(self, value: int, at: StateId, *, turns: bool) -> None:
+        self.kept.put_back(value, at, turns=turns)
         self._settle()
 
     def followed(self) -> None:

@@ -41,7 +41,7 @@ from fleet.simulation.endings import DoneOnce, FinalKept, InOrder
 from fleet.simulation.model import POISON, SPOILED, gradient
 from fleet.simulation.outages import AllWait, Corruption, Durable, Excused, OneHistory, SavesAlone
 from fleet.simulation.ranks import SimRank
-from fleet.simulation.serving import Copies, Gathers, Near, Serves, TwoPhase
+from fleet.simulation.serving import Copies, Gathers, Near, Recuts, Serves, TwoPhase
 from fleet.simulation.stage import Stage
 
 
@@ -548,11 +548,11 @@ class Traffic(InvariantChecker):
 CHECKERS: tuple[type[InvariantChecker], ...] = (
     Donor, Dirty, Stale, Repeats, TwoPhase, OneIncarnation, ExactlyOnce, Corruption, Identical, Agreement, WholeCheckpoint, Restored,
     Persisted, Journal, Rebuilt, FinalKept, InOrder, DoneOnce, Ends, BudgetsHold, HealthyStay, ChangesBounded, Traffic, AllWait, OneHistory,
-    Durable, SavesAlone, Excused, Gathers, Serves, Near, Copies,
+    Durable, SavesAlone, Excused, Gathers, Serves, Near, Copies, Recuts,
 )  # fmt: skip
 HOOKS = (
     "record", "truncated", "sent", "reported", "checkpoint", "restored", "end", "meet", "joining", "joined", "contribute", "completed",
-    "reduced", "agreed", "commit", "save", "placed", "served", "missed", "cut", "behind", "did",
+    "reduced", "agreed", "commit", "save", "begins", "placed", "served", "missed", "cut", "behind", "did",
 )  # fmt: skip
 
 

@@ -15,7 +15,7 @@ POINTS = (
 )  # fmt: skip
 """Points of a rank's loop at which a trouble can be fired."""
 
-SHARDED_POINTS = ("ready", "decided", "gathering", "advancing", "placing", "placed")
+SHARDED_POINTS = ("ready", "decided", "gathering", "advancing", "placing", "placed", "slices")
 """More points with sharded state: within the commit, and while chunks move to their places."""
 
 FAST = Timeouts(

@@ -15,7 +15,7 @@ from types import GeneratorType
 from typing import Any
 
 from fleet.errors import Fenced, FleetError, GroupLost, LoopError, RunOver
-from fleet.protocol.chunks import Claim
+from fleet.protocol.chunks import Claim, Cut
 from fleet.protocol.events import Event, Raised
 from fleet.protocol.instructions import Instruction, Quiesce
 from fleet.protocol.layouts import LAYOUTS
@@ -162,8 +162,9 @@ class SimLayout:
         before, self.weights = self.weights, POISON
         return before
 
-    def put_back(self, value: int, at: StateId) -> None:
-        """The state has changed to ``value``, at the state ``at``."""
+    def put_back(self, value: int, at: StateId, *, turns: bool) -> None:
+        """The state has changed to ``value``, at the state ``at``. ``turns``: all ranks took the step together, and may turn to another
+        cut."""
         self.weights = value
 
     def followed(self) -> None:
@@ -188,8 +189,8 @@ class SimLayout:
         """Exchange the data that members need before chunks are placed. Raises Broken."""
         yield from ()
 
-    def place(self, column: Column, guarded: Sequence[Sequence[int]]) -> None:
-        """This rank has its chunks of the view."""
+    def place(self, column: Column, cut: Cut) -> None:
+        """This rank has its chunks of ``cut``."""
 
     def died(self) -> None:
         """The process is gone."""
@@ -283,8 +284,9 @@ class SimRank:
         now_s, protocol = self.world.clock.now_s, self.protocol
         beat_age_s = now_s - self._frozen_s if self.still.stopped else 0.0
         state = protocol.state or StateId(0, 0)
-        moved = self.movement
-        return Pulse(self.member, protocol.generation, state, beat_age_s, now_s - moved.at_s, moved.stepping, moved.between)
+        moved, kept = self.movement, self.layout.kept
+        moving = kept is not None and kept.recut is not None
+        return Pulse(self.member, protocol.generation, state, beat_age_s, now_s - moved.at_s, moved.stepping, moved.between, moving)
 
     def take_times(self) -> RankTimes:
         """The measured times since the last call, of whole steps of one view."""

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 
-from fleet.protocol.chunks import Chunk, lost, settled
+from fleet.protocol.chunks import Chunk, Cut, lost, settled
 from fleet.protocol.records import Committed, Record, ViewPublished
-from fleet.protocol.types import StateId, View
+from fleet.protocol.types import Member, StateId, View
 from fleet.simulation.checker import InvariantChecker
 from fleet.simulation.gathering import Fetched
 from fleet.simulation.ranks import SimRank
-from fleet.simulation.sharded import LENGTH
+from fleet.simulation.sharded import LENGTH, SLICES
 from fleet.simulation.stage import Stage
 
 LATELY_S = 12.0
@@ -69,6 +70,8 @@ class Near(_Reaches):
         view, groups, (size, owner) = rank.protocol.view, self.world.settings.replica_ranks, chunk
         if groups == 1 or view is None or rank.rank_machine.wanted or self._was_still(rank):
             return
+        if rank.layout.kept.recut is not None:
+            return  # it goes on with the chunks of an earlier view
         column = view.column_of(rank.member)
         group = column.rank_of(rank.member) // groups
         if group >= size // groups or column.rank_of(server.member) // groups == group:
@@ -87,7 +90,7 @@ class Copies(InvariantChecker):
     def commit(self, rank: SimRank, state: StateId) -> None:
         """All members of the view have taken this step, or are about to. They hold the copies that were promised when the view formed."""
         view = rank.protocol.view
-        if not rank.protocol.sharded or view is None or rank.protocol.forming:
+        if not rank.protocol.sharded or view is None or rank.protocol.forming or rank.layout.kept.recut is not None:
             return
         column = view.column_of(rank.member).members
         there = [one for one in map(self.process, column) if one is not None and one.alive and one.protocol.view == view]
@@ -98,7 +101,7 @@ class Copies(InvariantChecker):
         full = size // groups if groups > 1 else 0
         near, here = (state, StateId(state.history, state.step - 1)), [one.layout.kept for one in there]
         for owner in range(size):
-            keep = [place for place, kept in enumerate(here) if kept.at in near and (size, owner) in kept.chunks]
+            keep = [place for place, kept in enumerate(here) if kept.at in near and (size, owner) in kept.promised(place)]
             expected = 1 + max(copies, full - (owner // groups < full))
             few = f"of chunk {owner} of {size} in generation {view.generation} there are {len(keep)} at {state}, {expected} are due"
             self.require(len(keep) >= expected, few)
@@ -113,19 +116,25 @@ class TwoPhase(InvariantChecker):
 
     def __init__(self, world: Stage) -> None:
         super().__init__(world)
-        self._targets: dict[tuple[int, str], StateId] = {}
+        self._targets: dict[tuple[int, str], tuple[StateId, Cut]] = {}
         self._history = 0
 
-    def placed(self, rank: SimRank, view: View, guarded: tuple[tuple[int, ...], ...], state: StateId, value: int) -> None:
-        """``rank`` has its chunks of ``view``. ``guarded``: by owner, the ranks that keep copies."""
-        target = self._targets.setdefault((view.generation, view.store), state)
+    def begins(self, rank: SimRank, view: View, cut: Cut, state: StateId, value: int) -> None:
+        """``rank`` begins ``view`` with its chunks of ``cut``."""
+        target, first = self._targets.setdefault((view.generation, view.store), (state, cut))
         self.require(state == target, f"{rank} begins generation {view.generation} at {state}, another at {target}")
+        self.require(cut == first, f"{rank} begins generation {view.generation} with {cut}, another with {first}")
+        right = self.world.chain.weights(state.step)
+        self.require(value == right, f"{rank} has chunks of another state than {state} in generation {view.generation}")
+
+    def placed(self, rank: SimRank, view: View, cut: Cut, state: StateId, value: int) -> None:
+        """All chunks that ``rank`` is to keep in ``view`` are in place."""
         right = self.world.chain.weights(state.step)
         self.require(value == right, f"{rank} has chunks of another state than {state} in generation {view.generation}")
         copies = min(self.world.settings.optimizer_copies, len(view.column_of(rank.member).members) - 1)
-        for owner, guards in enumerate(guarded):
-            few = len(set(guards) - {owner}) < copies
-            self.require(not few, f"rank {owner} of generation {view.generation} has {guards} for guards, {copies} are due")
+        for owner, keepers in enumerate(cut.keepers):
+            few = len(set(keepers)) <= copies
+            self.require(not few, f"chunk {owner} of generation {view.generation} is kept by {keepers}, and {copies} copies are due")
 
     def record(self, record: Record) -> None:
         """No history is given up while the members of the next view hold its whole state."""
@@ -147,3 +156,21 @@ class TwoPhase(InvariantChecker):
 
     def _committed(self) -> StateId:
         return max((record.state for record in self.world.journal if isinstance(record, Committed)), default=StateId(0, 0))
+
+
+class Recuts(InvariantChecker):
+    """With sharded state: chunks come to the ranks that are to keep them within a few steps of a view."""
+
+    name = "recuts"
+
+    def __init__(self, world: Stage) -> None:
+        super().__init__(world)
+        self._commits: Counter[tuple[int, str, Member]] = Counter()
+
+    def commit(self, rank: SimRank, state: StateId) -> None:
+        view = rank.protocol.view
+        if not rank.protocol.sharded or view is None or rank.protocol.forming or rank.layout.kept.recut is None:
+            return
+        self._commits[view.generation, view.store, rank.member] += 1
+        steps = self._commits[view.generation, view.store, rank.member]
+        self.require(steps <= SLICES + 2, f"{steps} steps of generation {view.generation} have not brought {rank} its chunks")

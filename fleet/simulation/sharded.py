@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from fleet.protocol.chunks import BLOCK, WHOLE, Chunk, Claim, bounds, guards, kept, lost, route, settled
+from fleet.protocol.chunks import BLOCK, WHOLE, Chunk, Claim, Cut, bounds, cut_of, guards, inherited, lost, route, settled
 from fleet.protocol.domains import Place, number, numbered, place_of
 from fleet.protocol.moves import Advance, Begin
+from fleet.protocol.recut import Recut
 from fleet.protocol.types import Member, StateId, View
 from fleet.simulation.clockwork import Future, Steps
 from fleet.simulation.groups import Broken, SimGroup
@@ -16,49 +17,118 @@ from fleet.simulation.ranks import SimLayout, SimRank
 
 LENGTH = 60 * BLOCK
 """Length of the one flat buffer: a number of blocks that all world sizes of the simulator divide."""
+SLICES, FIRST = 4, LENGTH // 12
+"""Slices of a chunk that moves, and elements that move beside the first step: so few that a move takes several steps."""
 
 
 class SimChunks:
-    """The chunks of a sharded state that one rank keeps, and their move to new places when a view begins.
+    """The chunks of a sharded state that one rank keeps, and their move to new places.
 
     Attributes:
-        chunks: the rank's own chunk, and copies of others. ``value`` stands for all of them, at the state ``at``. None: it holds none.
+        chunks: the rank's own chunks, and copies of others. ``value`` stands for all of them, at the state ``at``. None: it holds none.
         beside: chunks that came for a view that did not form.
         places: by rank of the last column, its place.
+        cut: of the last view. ``recut``: the way to the next one; None: all chunks are where they belong.
+        more: slices that are in place beside ``chunks``; ``more_value`` stands for them.
     """
 
     def __init__(self, layout: SimLayout) -> None:
         self.layout, self.rank = layout, layout.rank
         self._depth = len(self.rank.world.settings.domains) + 1
         self.places: Sequence[Place] = ()
+        self.cut = Cut(((0,),))
+        self.recut: Recut | None = None
+        self._coming: Future | None = None
+        self._summed: tuple[Chunk, ...] = ()
+        self._before = POISON
         self.hold((), POISON, None)
 
     def hold(self, chunks: tuple[Chunk, ...], value: int, at: StateId | None) -> None:
         """Hold these chunks, and no others."""
         self.chunks, self.value, self.at = chunks, value, at
         self.beside: tuple[Chunk, ...] = ()
+        self.more: tuple[Chunk, ...] = ()
+        self.more_value = POISON
 
     def has(self, chunk: Chunk) -> bool:
         lo, hi = bounds(LENGTH, chunk)
         return any(start <= lo and hi <= stop for start, stop in (bounds(LENGTH, one) for one in self.chunks))
 
+    def _has_all(self, chunks: tuple[Chunk, ...]) -> bool:
+        """Whether the rank has all elements of ``chunks``."""
+        return all(one.source == 0 for one in route([self.chunks + self.more + self.beside], chunks, LENGTH, 0))
+
     def claim(self) -> Claim:
         """This rank's claim."""
         complete, node = self.layout.weights != POISON, number(place_of(self.rank.node.domain, self.rank.node.name), self._depth)
-        return self.rank.rank_machine.vote.claim(self.at, self.chunks, self.beside, complete=complete, node=node)
+        return self.rank.rank_machine.vote.claim(self.at, self.chunks + self.more, self.beside, complete=complete, node=node)
 
     # ---- a step --------------------------------------------------------------------------------------------------------------------------
 
     def word(self, sums: Mapping[int, int]) -> bool:
-        """Whether this rank's own chunk of the sums is finite. Of the shards, every ``size``-th one contributes to it here."""
-        column = self.rank.rank_machine.view.column_of(self.rank.member)
-        size, mine = len(column.members), column.rank_of(self.rank.member)
-        return not any(value == SPOILED and shard % size == mine for shard, value in sums.items())
+        """Whether this rank's own chunks of the sums are finite. To each chunk some of the shards contribute here."""
+        me, size = self.rank.rank_machine.view.column_of(self.rank.member).rank_of(self.rank.member), self.cut.size
+        mine = {index for _, index in self.cut.owned(me)}
+        return not any(value == SPOILED and shard % size in mine for shard, value in sums.items())
 
     def take_out(self) -> int:
         """The chunks are about to change. Gives the old value."""
         before, self.value, self.layout.weights, self.beside = self.value, POISON, POISON, ()
+        self._before = before
         return before
+
+    def put_back(self, value: int, at: StateId, *, turns: bool) -> None:
+        """The chunks have changed, and the slices that are in place with them, where their sums have come."""
+        follows = self.more_value == self._before and self._summed == self.more
+        more, more_value = self.more, value if follows else POISON
+        self.hold(self.chunks, value, at)
+        self.more, self.more_value, self._summed = more, more_value if more else POISON, ()
+        if turns:
+            self._turn()
+
+    # ---- chunks that move beside the steps -----------------------------------------------------------------------------------------------
+
+    def go_on(self) -> None:
+        """All ranks have taken a step: the next slices leave."""
+        if self.recut is not None and self.recut.begin():
+            self._coming = self.rank.group.exchange(self.rank.member, ("slices", self.at), (self.value, self.at))
+
+    def arrive(self) -> Steps:
+        """Before the vote on a step: put the slices in place that are under way. The sums of this step go to all of them."""
+        if self.recut is None:
+            return
+        column = self.rank.rank_machine.view.column_of(self.rank.member)
+        me = column.rank_of(self.rank.member)
+        if self._coming is not None:
+            received: dict[Member, tuple[int, StateId | None]] = yield self._coming
+            self._coming = None
+            yield from self.rank.point("slices")
+            found = {received[column.members[one.source]] for _, one in self.recut.under_way(me)}
+            found |= {(self.more_value, self.at)} if self.more else set()
+            assert self.at is not None
+            self.recut.end(late=self.at.step % 3 == 0)
+            self.more = self.recut.claimed(me)
+            self.more_value = self.value if found <= {(self.value, self.at)} else POISON
+        self._summed = self.more
+
+    def promised(self, rank: int) -> tuple[Chunk, ...]:
+        """The chunks that this rank keeps, or will keep behind this step, as view rank ``rank``."""
+        return self.recut.wanted.kept(rank) if self.recut is not None and self.recut.over else self.chunks
+
+    def _turn(self) -> None:
+        """If all slices are in place, keep the chunks of the new cut alone."""
+        recut, view = self.recut, self.rank.rank_machine.view
+        if recut is None or not recut.over:
+            return
+        column = view.column_of(self.rank.member)
+        me = column.rank_of(self.rank.member)
+        value = self.value if self._has_all(recut.wanted.kept(me)) and (not self.more or self.more_value == self.value) else POISON
+        self.cut, self.recut = recut.wanted, None
+        self.hold(self.cut.kept(me), value, self.at)
+        self.layout.weights = value if self.layout.weights != POISON else POISON
+        self.layout.place(column, self.cut)
+        self.rank.world.watch.placed(self.rank, view, self.cut, self.at, value)
+        self.rank.world.note("turned", self.rank, self.at)
 
     # ---- a view begins -------------------------------------------------------------------------------------------------------------------
 
@@ -69,6 +139,7 @@ class SimChunks:
         received: dict[Member, Claim] = yield group.exchange(rank.member, "claims", self.claim())
         claims = [received[member] for member in column.members]
         target = claims[column.donor].state
+        self._coming = None
         if target is None:
             if me == column.donor:
                 rank.protocol.receiving()
@@ -86,9 +157,34 @@ class SimChunks:
         yield from self._rest(group, there, target)
         with layout.moving():
             yield from layout.introduce(group)
-            yield from self._move(group, there, target)
+            yield from self._settle(group, there, target)
         rank.world.note("moved", rank, view.generation, target)
         return target
+
+    def _settle(self, group: SimGroup, there: Sequence[Claim], target: StateId) -> Steps:
+        """Go on with the chunks that are here, or move them first."""
+        column, settings, watch = group.view.column_of(self.rank.member), self.rank.world.settings, self.rank.world.watch
+        me = column.rank_of(self.rank.member)
+        self.places = [numbered(claim.node, self._depth) for claim in there]
+        wanted = cut_of(guards(self.places, settings.optimizer_copies, settings.replica_ranks))
+        held = [claim.chunks for claim in there]
+        cut: Cut | None = wanted
+        if any(set(chunks) != set(wanted.kept(rank)) for rank, chunks in enumerate(held)):
+            cut = None if any(WHOLE in chunks for chunks in held) else inherited(held)
+        if cut is None:
+            yield from self._move(group, there, wanted, target)
+        else:
+            has_none = there[me].state is None
+            value = self.layout.weights if has_none else self.value if self._has_all(cut.kept(me)) else POISON
+            self.hold(cut.kept(me), value, target)
+        self.cut, self.recut = cut or wanted, None
+        watch.begins(self.rank, group.view, self.cut, target, self.value)
+        self.layout.place(column, self.cut)
+        if self.cut != wanted:
+            self.recut = Recut(self.cut, wanted, len(held), (LENGTH,), self.places, SLICES, FIRST)
+        else:
+            watch.placed(self.rank, group.view, self.cut, target, self.value)
+        yield from self.rank.point("placed")
 
     def _rest(self, group: SimGroup, there: Sequence[Claim], target: StateId) -> Steps:
         """The donor gives all of the state but the chunks to the ranks that hold no state."""
@@ -104,16 +200,14 @@ class SimChunks:
             rank.rank_machine.vote.begin()
             yield from layout.put_in_place(group, *(yield group.receive_state(rank.member)))
 
-    def _move(self, group: SimGroup, there: Sequence[Claim], target: StateId) -> Steps:
+    def _move(self, group: SimGroup, there: Sequence[Claim], cut: Cut, target: StateId) -> Steps:
         """Move each chunk to its owner and its guards. Ranks drop old chunks once all have the new ones."""
-        rank, column, settings = self.rank, group.view.column_of(self.rank.member), self.rank.world.settings
+        rank, column = self.rank, group.view.column_of(self.rank.member)
         me = column.rank_of(rank.member)
-        places = [numbered(claim.node, self._depth) for claim in there]
-        guarded = guards(places, settings.optimizer_copies, settings.replica_ranks)
         received: dict[Member, int] = yield group.exchange(rank.member, "pieces", self.value)
-        wanted = kept(guarded, me)
+        wanted = cut.kept(me)
         values = [received[member] for member in column.members]
-        value = assembled([claim.chunks for claim in there], values, wanted, me, places)
+        value = assembled([claim.chunks for claim in there], values, wanted, me, self.places)
         yield from rank.point("placing")
         yield rank.rng.uniform(0.01, 0.1)
         try:
@@ -122,11 +216,7 @@ class SimChunks:
             if there[me].state is not None:  # another rank may have dropped its old chunks
                 self.beside = tuple(chunk for chunk in dict.fromkeys(self.beside + wanted) if chunk not in self.chunks)
             raise
-        self.places = places
-        self.hold(kept(guarded, me), value, target)
-        rank.world.watch.placed(rank, group.view, guarded, target, value)
-        self.layout.place(column, guarded)
-        yield from rank.point("placed")
+        self.hold(wanted, value, target)
 
 
 def assembled(
@@ -158,8 +248,8 @@ class SimZero1Layout(SimLayout):
     def take_out(self) -> int:
         return self.kept.take_out()
 
-    def put_back(self, value: int, at: StateId) -> None:
-        self.kept.hold(self.kept.chunks, value, at)
+    def put_back(self, value: int, at: StateId, *, turns: bool) -> None:
+        self.kept.put_back(value, at, turns=turns)
 
     def publish(self) -> Steps:
         yield from self.rank.point("gathering")

@@ -103,7 +103,7 @@ class SimStep:
             moves.Apply: self._apply,
             moves.Advance: self._follow,
             moves.StepCommitted: self._committed,
-            moves.Expect: lambda move: None,
+            moves.Expect: lambda move: self.layout.kept.go_on() if self.vote.spread else None,
             moves.Save: self._save,
             moves.Digest: self._digest,
             moves.CarryOut: self._carry_out,
@@ -300,6 +300,7 @@ class SimStep:
         rank, members, self.sums = self.rank, self.machine.view.members, move.reduced.merged
         if not self.vote.spread:
             return Words((self.layout.word(self.sums),))
+        yield from self.layout.kept.arrive()
         yield from rank.point("ready")
         said: dict[Member, bool] = {}
         if voters := self.vote.voters(len(members)):
@@ -317,17 +318,17 @@ class SimStep:
     def _apply(self, move: moves.Apply) -> Steps:
         assert isinstance(move.reduced, Sum)
         self.world.watch.agreed(self.rank, self.machine.view, move.reduced.number, move.enter, move.save)
-        apply_s = yield from self._change()
+        apply_s = yield from self._change(turns=True)
         if not self.vote.spread:
             self._note_times(self.machine.here.step, apply_s)
 
     def _follow(self, move: moves.Advance) -> Steps:
         """Take a step that other ranks have already taken."""
-        yield from self._change()
+        yield from self._change(turns=False)
         self.layout.followed()
 
-    def _change(self) -> Steps:
-        """Change the state by this rank's sums. Gives the seconds that it took."""
+    def _change(self, *, turns: bool) -> Steps:
+        """Change the state by this rank's sums. Gives the seconds that it took. ``turns``: all ranks take the step together."""
         before = self.layout.take_out()
         self.layout.reset()
         yield from self.rank.point("mutating")
@@ -337,7 +338,7 @@ class SimStep:
         self.duties.at = StateId(here.history, here.step + 1)
         self.duties.begin_step()
         self.rank.movement.at_s = self.world.clock.now_s
-        self.layout.put_back(value, self.duties.at)
+        self.layout.put_back(value, self.duties.at, turns=turns)
         self._changed = self.duties.at
         return apply_s
 

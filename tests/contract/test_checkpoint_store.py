@@ -302,7 +302,8 @@ def test_chunks_of_a_sharded_optimizer_are_an_unsharded_checkpoint(url: str, sto
         chunks = OptimizerChunks([its_optimizer], buffers.parameters, buffers.layout.places, buffers.layout.extents)
         state.replace(its_optimizer, chunks.tracked[0])
         own = (count, index)
-        chunks.adopt((own,), [piece for flat, extent in enumerate(chunks.extents) for piece in chunks.cut(flat, *bounds(extent, own))])
+        chunks.adopt((own,), chunks.cut([(flat, *bounds(extent, own)) for flat, extent in enumerate(chunks.extents)]))
+        chunks.owned = (own,)
         share = ShardedTensors(state, chunks, index, count)
         flat = share.flat()
         assert sum(tensor.nbytes for tensor in flat.tensors) < 0.5 * whole_bytes

@@ -52,11 +52,11 @@ def count_in_step(train: Any, file: Path) -> None:
         train.reducer.reduce = reduce
         reduce(*given, **named)
 
-    def applying() -> Any:
+    def applying(**named: Any) -> Any:
         found.append(held_bytes())
         file.write_text(json.dumps(max(found)))
         train.layout.stepping = stepping
-        return stepping()
+        return stepping(**named)
 
     train.layout.stepping = applying
     if not train.gradients.layout.leaving:

@@ -15,8 +15,8 @@ from fleet.protocol.chunks import (
     Claim,
     bounds,
     chunks_of,
+    cut_of,
     guards,
-    kept,
     lost,
     rectangles,
     route,
@@ -57,7 +57,7 @@ def test_copies_are_elsewhere_and_evenly_spread(nodes: list[int], copies: int) -
 def test_what_a_living_member_holds_is_found(length: int, nodes: list[int], copies: int, dead: set[int], size: int) -> None:
     """After any loss, into any new size: found exactly when one copy lives, wherever it is, and by itself where it can."""
     placed = guards([(node,) for node in nodes], copies)
-    held = [kept(placed, rank) for rank in range(len(nodes)) if rank not in dead] or [()]
+    held = [cut_of(placed).kept(rank) for rank in range(len(nodes)) if rank not in dead] or [()]
     gone = [index for index in range(len(nodes)) if {index, *placed[index]} <= dead]
     empty = all(lo == hi for lo, hi in (bounds(length, (len(nodes), index)) for index in gone))
     assert (lost(held, length) == []) == empty
@@ -94,10 +94,10 @@ def test_every_full_group_holds_all_chunks_and_each_member_its_share(view: Group
     count = len(places)
     groups = full_groups(count, size)
     for group in groups:
-        held = [chunk for rank in group for chunk in kept(placed, rank)]
+        held = [chunk for rank in group for chunk in cut_of(placed).kept(rank)]
         assert {(count, owner) for owner in range(count)} <= set(held)
         if len(groups) > copies:
-            shares = [len(kept(placed, rank)) for rank in group]
+            shares = [len(cut_of(placed).kept(rank)) for rank in group]
             assert len(held) == count, "none is there twice"
             assert max(shares) == -(-count // size) and max(shares) - min(shares) <= 1
 
@@ -110,7 +110,7 @@ def test_what_a_member_of_full_groups_holds_is_one_part_in_their_size(view: Grou
     if count % size or count // size <= copies:
         return
     for rank in range(count):
-        elements = sum(hi - lo for lo, hi in (bounds(length, chunk) for chunk in kept(placed, rank)))
+        elements = sum(hi - lo for lo, hi in (bounds(length, chunk) for chunk in cut_of(placed).kept(rank)))
         assert elements <= length / size + 2 * BLOCK * (count // size)
 
 
@@ -127,7 +127,7 @@ def test_there_are_as_many_copies_as_asked_for_all_elsewhere(view: Grouped) -> N
 def test_a_full_group_that_lives_is_enough_and_so_is_a_keeper_of_each_chunk(view: Grouped, dead: set[int], length: int) -> None:
     places, _, size, placed = view
     count = len(places)
-    held = [kept(placed, rank) for rank in range(count) if rank not in dead] or [()]
+    held = [cut_of(placed).kept(rank) for rank in range(count) if rank not in dead] or [()]
     if any(dead.isdisjoint(group) for group in full_groups(count, size)):
         assert not lost(held, length)
     keepers = [{owner, *chosen} for owner, chosen in enumerate(placed)]
@@ -142,7 +142,7 @@ def test_with_two_groups_or_a_copy_any_one_rank_may_be_lost(view: Grouped) -> No
     if len(full_groups(count, size)) < 2 and not copies:
         return
     for gone in range(count) if count > 1 else ():
-        assert not lost([kept(placed, rank) for rank in range(count) if rank != gone], 40 * BLOCK)
+        assert not lost([cut_of(placed).kept(rank) for rank in range(count) if rank != gone], 40 * BLOCK)
 
 
 @given(grouped())
@@ -151,7 +151,7 @@ def test_who_asks_begins_in_its_own_group_and_a_full_one_has_all(view: Grouped) 
     groups = full_groups(len(places), size)
     for rank in range(len(places)):
         for owner in range(len(places)):
-            asked = servers(placed, owner, rank, places, size)
+            asked = servers((owner, *placed[owner]), rank, places, size)
             assert set(asked) == {owner, *placed[owner]} and len(asked) == len(set(asked))
             inside = [keeper for keeper in asked if keeper // size == rank // size]
             assert list(asked[: len(inside)]) == inside
@@ -162,21 +162,22 @@ def test_whoever_makes_no_full_group_asks_who_is_near() -> None:
     """Three groups in three racks, and one rank more, which is in the rack of the second."""
     places = [("a", 0), ("a", 1), ("b", 2), ("b", 3), ("c", 4), ("c", 5), ("b", 6)]
     placed = guards(places, 1, 2)
-    assert [servers(placed, owner, 6, places, 2)[0] for owner in range(6)] == [2, 3, 2, 3, 2, 3]
+    assert [servers((owner, *placed[owner]), 6, places, 2)[0] for owner in range(6)] == [2, 3, 2, 3, 2, 3]
 
 
 def test_groups_of_one_are_none() -> None:
     places = [(rank % 3,) for rank in range(6)]
     assert guards(places, 2, 1) == guards(places, 2)
-    assert servers(guards(places, 2), 4, 1, places, 1) == servers(guards(places, 2), 4, 1)
+    keepers = cut_of(guards(places, 2)).keepers[4]
+    assert servers(keepers, 1, places, 1) == servers(keepers, 1)
 
 
 @given(grouped(), LENGTHS)
 def test_a_newcomer_takes_what_it_lacks_from_those_who_are_nearest(view: Grouped, length: int) -> None:
     places, _, _, placed = view
     count = len(places)
-    held = [kept(placed, rank) if rank != count - 1 else () for rank in range(count)]
-    for lo, hi, source in route(held, kept(placed, count - 1), length, count - 1, places):
+    held = [cut_of(placed).kept(rank) if rank != count - 1 else () for rank in range(count)]
+    for lo, hi, source in route(held, cut_of(placed).kept(count - 1), length, count - 1, places):
         holds = [peer for peer, chunks in enumerate(held) if any(a <= lo and hi <= b for a, b in (bounds(length, one) for one in chunks))]
         levels = {peer: (places[peer][0] == places[-1][0]) + (places[peer] == places[-1]) for peer in holds}
         assert source < 0 if not holds else levels[source] == max(levels.values())
@@ -191,7 +192,7 @@ def test_chunks_are_told_in_runs(chunks: list[tuple[int, int]]) -> None:
 def test_what_a_member_keeps_is_told_in_few_runs(view: Grouped) -> None:
     places, copies, _, placed = view
     for rank in range(len(places)):
-        assert len(runs(kept(placed, rank))) <= 4 + 2 * copies
+        assert len(runs(cut_of(placed).kept(rank))) <= 4 + 2 * copies
 
 
 @pytest.mark.parametrize(

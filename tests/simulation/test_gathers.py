@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from fleet.protocol.chunks import Chunk, Readiness
+from fleet.protocol.chunks import Chunk, Cut, Readiness
 from fleet.protocol.records import Committed, ProcessLost
 from fleet.protocol.types import StateId
 from fleet.simulation import gathering as gathering_module
@@ -56,7 +56,7 @@ def test_one_rank_lost_while_the_first_one_evaluates_costs_no_state(point: str, 
         assert set(lost) == {slot}
 
 
-@pytest.mark.parametrize("point", ["introduced", "placing", "placed"])
+@pytest.mark.parametrize("point", ["introduced", "placed", "slices"])
 def test_one_rank_lost_while_a_newcomer_takes_its_chunks_costs_none_either(point: str) -> None:
     """The one that comes for a rank that was lost has chunks then, or those who have had them still do."""
     first = Trouble(kind="kill", point="compute", step=3, slot=1)
@@ -131,7 +131,7 @@ def test_a_spare_that_takes_a_members_place_costs_no_state(point: str) -> None:
         assert rollbacks(outcome) == 0
 
 
-@pytest.mark.parametrize("point", ["introduced", "placing", "placed"])
+@pytest.mark.parametrize("point", ["introduced", "placed", "slices"])
 def test_another_lost_while_the_spare_takes_its_chunks_costs_none_either(point: str) -> None:
     """The third group has them."""
     first = Trouble(kind="kill", point="compute", step=3)
@@ -174,16 +174,11 @@ def guards_one_copy_less(patch: Patch) -> None:
 
 
 def does_not_keep_what_it_guards(patch: Patch) -> None:
-    right = sharded_module.kept
-
-    def wrong(guarded: Sequence[Sequence[int]], rank: int) -> tuple[Chunk, ...]:
-        return right(guarded, rank)[:1]
-
-    patch.setattr(sharded_module, "kept", wrong)
+    patch.setattr(Cut, "kept", Cut.owned)
 
 
 def asks_the_owner_alone(patch: Patch) -> None:
-    patch.setattr(gathering_module, "servers", lambda guarded, owner, *more: (owner,))
+    patch.setattr(gathering_module, "servers", lambda keepers, *more: keepers[:1])
 
 
 def what_was_missed_is_missed_for_ever(patch: Patch) -> None:
@@ -199,7 +194,7 @@ def what_was_missed_is_missed_for_ever(patch: Patch) -> None:
 
 def asks_other_groups_first(patch: Patch) -> None:
     right = gathering_module.servers
-    patch.setattr(gathering_module, "servers", lambda guarded, owner, rank, *more: right(guarded, owner, rank))
+    patch.setattr(gathering_module, "servers", lambda keepers, rank, *more: right(keepers, rank))
 
 
 def guards_as_if_there_were_no_groups(patch: Patch) -> None:

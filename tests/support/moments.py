@@ -50,6 +50,7 @@ def for_loop(train: Any, move: Any) -> bool:
 
 FSDP, ZERO1 = "actors.rank.fsdp", "actors.rank.zero1"
 LAYOUT, EXCHANGE = f"{FSDP}.layout:FsdpLayout", f"{FSDP}.exchange:PeerExchange"
+MOVING = f"{ZERO1}.moving:MovingChunks"
 STEP = "actors.rank.step.train_step:TrainStep"
 GROUP = "actors.rank.membership.process_group:Group"
 MOMENTS = {
@@ -75,9 +76,12 @@ MOMENTS = {
     "asks-ahead": Moment("the next unit is on its way to it while one computes", f"{EXCHANGE}.ask", behind=True),
     "claims": Moment("the view behind a loss begins", f"{ZERO1}.resharding:Resharding._exchange", second=True),
     "introduced": Moment("servers know each other, chunks do not move yet", f"{LAYOUT}.introduce", True, second=True),
-    "chunks-move": Moment("chunks are about to move", f"{ZERO1}.resharding:Resharding._move", second=True),
-    "chunks-moved": Moment("chunks have moved, and nobody has dropped the old ones", f"{FSDP}.chunks:ChunkedModel.adopt", second=True),
-    "placed": Moment("the old chunks are dropped", f"{LAYOUT}.place", True, second=True),
+    "placed": Moment("the ranks go on with the chunks that they have", f"{LAYOUT}.place", True, second=True),
+    "slices-leave": Moment("slices of chunks are about to leave it, beside a step", f"{MOVING}._carry", second=True),
+    "slices-have-come": Moment("slices have come to it, and count nowhere yet", f"{FSDP}.chunks:ChunkedModel.extend", second=True),
+    "slices-are-in-place": Moment("slices are in place, and their sums are about to come", f"{MOVING}._bring_sums", second=True),
+    "turns": Moment("a step is taken, and it is about to turn to the new chunks", f"{FSDP}.chunks:ChunkedModel.recut", second=True),
+    "has-turned": Moment("it has the new chunks alone", f"{FSDP}.chunks:ChunkedModel.recut", True, second=True),
 }  # fmt: skip
 
 
@@ -94,7 +98,7 @@ def dies_at(run: Any) -> None:
 
 
 def a_joining_rank_dies(run: Any) -> None:
-    """Slot 1 is lost; whoever comes for it, a spare or another process, is killed as chunks are about to come to it, once."""
+    """Slot 1 is lost; whoever comes for it, a spare or another process, is killed while slices of chunks are on their way to it, once."""
     from actors.rank.fsdp.layout import FsdpLayout
 
     placed: list[int] = []
@@ -107,7 +111,7 @@ def a_joining_rank_dies(run: Any) -> None:
     FsdpLayout.place = noted  # type: ignore[method-assign]
     _inject(run, "first", VICTIM, MOMENTS["in-a-forward"], lambda: True)
     first = Path(run.options["flags"]) / "first"
-    _inject(run, "second", None, MOMENTS["chunks-move"], lambda: first.exists() and not placed, at=-1)
+    _inject(run, "second", None, MOMENTS["slices-leave"], lambda: first.exists() and len(placed) == 1, at=-1)
     trains.plain(run)
 
 

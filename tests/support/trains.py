@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.distributed.fsdp import fully_shard
 
 from fleet.errors import LoopError
+from tests.support.waiting import LIMIT_S
 
 SAMPLES, FEATURES = 512, 8
 
@@ -64,8 +65,8 @@ def once(run: Any, name: str) -> bool:
     return True
 
 
-def until(flag: Path, limit_s: float = 20.0) -> None:
-    """Wait until another process has made the file."""
+def until(flag: Path, limit_s: float = 2 * LIMIT_S) -> None:
+    """Wait until another process has made the file: longer than the test itself waits for anything."""
     deadline_s = time.monotonic() + limit_s
     while not flag.exists():
         if time.monotonic() > deadline_s:

@@ -69,7 +69,7 @@ class Ranks:
             for chunk in mine[:1]:
                 start, stop = bounds(extent, chunk)
                 if max(lo, start) < min(hi, stop) and not (chunk == WHOLE and source):
-                    found += unpack(*pack(self.chunks[source].cut(flat, max(lo, start), min(hi, stop))), CPU)
+                    found += unpack(*pack(self.chunks[source].cut([(flat, max(lo, start), min(hi, stop))])), CPU)
         return found
 
     def step(self, number: int, count: int) -> None:

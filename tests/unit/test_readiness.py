@@ -6,7 +6,7 @@ from collections import Counter
 
 import pytest
 
-from fleet.protocol.chunks import Readiness, can_serve, guards, kept, servers
+from fleet.protocol.chunks import Readiness, can_serve, cut_of, guards, servers
 from fleet.protocol.types import StateId
 
 AT = StateId(2, 7)
@@ -22,9 +22,9 @@ def test_every_keeper_is_asked_once_and_nobody_else(size: int, copies: int, node
     """And a rank that has to ask is none of them: it keeps nothing of that chunk."""
     placed = guarded(size, copies, nodes)
     for owner in range(size):
-        keepers = {rank for rank in range(size) if (size, owner) in kept(placed, rank)}
+        keepers = {rank for rank in range(size) if (size, owner) in cut_of(placed).kept(rank)}
         for rank in range(size):
-            asked = servers(placed, owner, rank)
+            asked = servers((owner, *placed[owner]), rank)
             assert len(asked) == len(set(asked)) and set(asked) == keepers
             assert (rank in asked) == (rank in keepers)
 
@@ -33,7 +33,7 @@ def test_ranks_begin_with_different_keepers() -> None:
     """So that no keeper serves to all."""
     placed = guarded(6, 2, 3)
     for owner in range(6):
-        first = Counter(servers(placed, owner, rank)[0] for rank in range(6))
+        first = Counter(servers((owner, *placed[owner]), rank)[0] for rank in range(6))
         assert set(first.values()) == {2}
 
 
@@ -62,7 +62,6 @@ def test_nothing_is_said_while_what_is_held_changes(here: StateId | None) -> Non
 
 
 def test_keepers_that_are_not_evenly_spread_are_each_asked_once() -> None:
-    uneven = ((1, 2), (2,), ())
-    assert {frozenset(servers(uneven, 0, rank)) for rank in range(5)} == {frozenset({0, 1, 2})}
-    assert {servers(uneven, 0, rank)[0] for rank in range(3)} == {0, 1, 2}
-    assert servers(uneven, 2, 7) == (2,)
+    assert {frozenset(servers((0, 1, 2), rank)) for rank in range(5)} == {frozenset({0, 1, 2})}
+    assert {servers((0, 1, 2), rank)[0] for rank in range(3)} == {0, 1, 2}
+    assert servers((2,), 7) == (2,)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import threading
 from collections.abc import Sequence
@@ -18,9 +19,11 @@ from actors.rank.state.tracked import TrackedState
 from actors.rank.step.outcome import ReductionOutcome
 from actors.rank.step.train_step import TrainStep
 from actors.rank.telemetry.recorder import Recorder
+from actors.rank.zero1 import resharding
 from actors.rank.zero1.resharding import Resharding
 from fleet.errors import ConfigError
 from fleet.protocol.moves import Advance, Apply, CastVote, Reduce
+from fleet.protocol.recut import Recut
 from fleet.protocol.types import Column, Member, StateId, View
 from fleet.settings.run import RunSettings
 from policies.placement import ranges
@@ -219,3 +222,55 @@ def test_optimizers_that_look_at_more_than_an_element_are_refused(tmp_path: Path
 def test_impossible_settings_are_refused_before_anything_starts(changes: dict[str, Any], named: str) -> None:
     with pytest.raises(ConfigError, match=named):
         RunSettings(**changes)
+
+
+def test_a_loss_moves_no_chunk_before_the_next_step_and_all_are_in_place_a_few_steps_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rank 2 begins anew, as a spare would in the place of a lost rank. Slices are so few that they take several steps."""
+    monkeypatch.setattr(resharding, "Recut", functools.partial(Recut, slices=8, first=128))
+    monkeypatch.setattr(resharding, "exchange_pieces", refused := _Refused(resharding.exchange_pieces))
+    steps = 14
+
+    def rank(group: Group) -> tuple[str, list[int]]:
+        settings = RunSettings(world=3, shards=SHARDS, optimizer_sharding="zero1" if group.size > 1 else "none")
+        state, recorder = tracked(), Recorder(tmp_path / f"{group.size}-{group.rank}", 0)
+        train = TrainStep(state, settings, recorder, 0.5)
+        column, moving = join(train, group), []
+        for step in range(steps):
+            if step == 2 and group.size > 1:
+                refused.now = True
+                if group.rank == 2:
+                    state = tracked()
+                    train = TrainStep(state, settings, recorder, 0.5)
+                before = train.layout.kept.chunks.chunks if group.rank != 2 else ()
+                column = Column(2, column.members, column.ranges, 0, (2,))
+                assert reshard(train, group, column) == StateId(0, 2)
+                assert train.layout.kept.chunks.chunks == before
+                train.join(group, column, group.rank, StateId(0, 2), False)
+            compute(train, state, step, train.assigned)
+            take(train)
+            train.layout.publish(lambda: None)
+            train.layout.go_on()
+            if step >= 2 and group.size > 1 and train.layout.kept.moving is not None:
+                moving.append(step)
+        if group.size > 1:
+            kept = train.layout.kept
+            assert set(kept.chunks.chunks) == set(kept.cut.kept(group.rank)) and all(len(keepers) == 2 for keepers in kept.cut.keepers)
+        return train.layout.digest(steps), moving
+
+    [(right, _)] = cast(list[Any], with_groups(1, rank))
+    found = cast(list[Any], with_groups(3, rank))
+    assert [digest for digest, _ in found] == [right] * 3
+    assert len({tuple(moving) for _, moving in found}) == 1 and len(found[0][1]) >= 2, "all turn to the new cut behind one step"
+
+
+class _Refused:
+    """A function that may not be called any more once ``now`` is set."""
+
+    def __init__(self, call: Any) -> None:
+        self._call, self.now = call, False
+
+    def __call__(self, *given: Any) -> Any:
+        assert not self.now, "chunks move before the next step"
+        return self._call(*given)

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import torch
 
 from actors.rank.state.weights import Read
-from actors.rank.zero1.chunked import ChunkedOptimizer, OptimizerChunks, joined, like_parameter
+from actors.rank.zero1.chunked import ChunkedOptimizer, OptimizerChunks, Span, like_parameter, stretch_of
 from actors.rank.zero1.pieces import PARAMETER, StatePiece
-from fleet.protocol.chunks import WHOLE, Chunk, bounds
+from fleet.protocol.chunks import WHOLE, Chunk
 
 
 class _Memory(NamedTuple):
@@ -35,7 +34,8 @@ class ChunkedModel(OptimizerChunks):
     """
 
     _memory: Sequence[_Memory] = ()
-    _by_flat: Mapping[int, Sequence[_Memory]] = MappingProxyType({})
+    _memory_more: Sequence[_Memory] = ()
+    _by_flat: dict[int, list[_Memory]]
     _loaded: Sequence[tuple[ChunkedOptimizer, dict[str, Any]]] = ()
     _unread = False
 
@@ -47,7 +47,7 @@ class ChunkedModel(OptimizerChunks):
         extents: Sequence[int],
         readers: Sequence[Read] = (),
     ) -> None:
-        self._readers, self.readable = readers, bool(readers)
+        self._readers, self.readable, self._by_flat = readers, bool(readers), {}
         self._values: dict[int, torch.Tensor] = dict(enumerate(parameters))
         super().__init__(optimizers, parameters, places, extents)
         self._values = {}
@@ -95,18 +95,35 @@ class ChunkedModel(OptimizerChunks):
 
     # ---- chunks --------------------------------------------------------------------------------------------------------------------------
 
-    def _ground(self, chunks: tuple[Chunk, ...], pieces: Mapping[int, Sequence[StatePiece]]) -> None:
-        spans = [(flat, *bounds(length, chunk)) for flat, length in enumerate(self.extents) for chunk in chunks]
-        memory = []
-        for flat, lo, hi in spans:
-            if lo == hi:
-                continue
-            elements = torch.zeros(hi - lo, dtype=self._kinds[flat].dtype, device=self._kinds[flat].device)
-            memory.append(_Memory(flat, lo, hi, elements))
+    def _ground(self, spans: Sequence[Span], pieces: Mapping[int, Sequence[StatePiece]]) -> None:
+        self._memory, self._memory_more, self._unread = self._filled(spans, pieces), (), False
+        self._find()
+
+    def _ground_more(self, spans: Sequence[Span], pieces: Mapping[int, Sequence[StatePiece]]) -> None:
+        self._memory_more = [*self._memory_more, *self._filled(spans, pieces)]
+        self._find()
+
+    def drop_more(self) -> None:
+        super().drop_more()
+        self._memory_more = ()
+        self._find()
+
+    def _filled(self, spans: Sequence[Span], pieces: Mapping[int, Sequence[StatePiece]]) -> list[_Memory]:
+        memory = [_Memory(flat, lo, hi, self._zeros(flat, hi - lo)) for flat, lo, hi in spans if lo < hi]
+        for flat, lo, hi, elements in memory:
             for number, start, stop in self.parts(flat, lo, hi):
-                elements[start - lo : stop - lo] = joined(pieces[number], start, stop)[PARAMETER]
-        self._memory, self._unread = memory, False
-        self._by_flat = {flat: [one for one in memory if one.flat == flat] for flat in {one.flat for one in memory}}
+                for piece in stretch_of(pieces[number], start, stop):
+                    elements[piece.lo - lo : piece.hi - lo] = piece.values[PARAMETER]
+        return memory
+
+    def _zeros(self, flat: int, length: int) -> torch.Tensor:
+        return torch.zeros(length, dtype=self._kinds[flat].dtype, device=self._kinds[flat].device)
+
+    def _find(self) -> None:
+        """The memory is other memory now."""
+        self._by_flat = defaultdict(list)
+        for one in (*self._memory, *self._memory_more):
+            self._by_flat[one.flat].append(one)
 
     @property
     def _kinds(self) -> dict[int, torch.Tensor]:
@@ -116,7 +133,7 @@ class ChunkedModel(OptimizerChunks):
     def elements(self, flat: int, lo: int, hi: int) -> torch.Tensor | None:
         """Elements ``lo..hi`` of a flat buffer, as a view; None when this rank does not have all of them."""
         if self._unread:
-            read = torch.zeros(hi - lo, dtype=self._kinds[flat].dtype, device=self._kinds[flat].device)
+            read = self._zeros(flat, hi - lo)
             for number, start, stop in self.parts(flat, lo, hi):
                 read[start - lo : stop - lo] = self._read(number, start, stop).values[PARAMETER]
             return read
@@ -136,7 +153,7 @@ class ChunkedModel(OptimizerChunks):
     @property
     def weights(self) -> list[torch.Tensor]:
         """All elements that this rank has."""
-        return [one.elements for one in self._memory]
+        return [one.elements for one in (*self._memory, *self._memory_more)]
 
     def _held(self) -> Mapping[int, Sequence[StatePiece]]:
         found: dict[int, list[StatePiece]] = defaultdict(list)

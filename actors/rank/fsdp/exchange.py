@@ -28,7 +28,7 @@ from actors.rank.step.layout import LayoutInputs
 from actors.rank.step.sums import ShardSums
 from actors.rank.tags import Tag
 from fleet.errors import FleetError
-from fleet.protocol.chunks import LATEST_S, SILENT_S, Readiness, Turn, bounds, can_accept, can_serve
+from fleet.protocol.chunks import LATEST_S, SILENT_S, Cut, Readiness, Turn, bounds, can_accept, can_serve
 from fleet.protocol.records import COMM
 from fleet.protocol.types import StateId
 
@@ -73,12 +73,12 @@ class PeerExchange:
         self._given, self._gradients, self._chunks = given, gradients, chunks
         self._moved = threading.Condition()
         self._at = self._met = NOWHERE
-        self._guarded: Sequence[Sequence[int]] = ((),)
+        self._cut = Cut(((0,),))
         self._asked: Sequence[tuple[int, ...]] = ()
         self.missed, self.in_shard = "", False
         self._still, self._changes = True, 0
         self._loop = threading.get_ident()
-        self._owned, self._copied = list[Stretch](), list[Stretch]()
+        self._owned, self._copied = dict[Stretch, tuple[int, ...]](), list[Stretch]()
         patience_s, called_away = min(SILENT_S, given.settings.timeouts.collective_s), given.called_away
         self._sums, self._sender = Sums(given.settings.shards, mean), Sender(called_away, patience_s)
         self._server = PeerServer(given.host, self._serve, self)
@@ -123,20 +123,25 @@ class PeerExchange:
         addresses = [Address.unpacked(row.numpy().tobytes()) for row in rows]
         self._met = _Meeting(addresses, Turn(group.generation, 0), group.rank)
 
-    def place(self, guarded: Sequence[Sequence[int]], asked: Sequence[tuple[int, ...]]) -> None:
+    def place(self, cut: Cut, asked: Sequence[tuple[int, ...]]) -> None:
         """This rank has its chunks of the view that was introduced last. ``asked``: by chunk, the ranks that this rank asks for it, in
         order."""
-        self._guarded, self._asked, self.missed = guarded, asked, ""
+        self.missed = ""
         self._sender.begin()
         self._at = self._met
-        chunks = [self._stretches(owner) for owner in range(len(guarded))]
-        self._owned = chunks[self._at.rank]
-        self._copied = [one for owner, stretches in enumerate(chunks) if self._at.rank in guarded[owner] for one in stretches]
+        self.turn_to(cut, asked)
         self.begin_step()
 
-    def _stretches(self, owner: int) -> list[Stretch]:
-        """The chunk of a rank of the view, in all flat buffers whose gradients leave."""
-        chunk, leaving = (len(self._guarded), owner), sorted(self._gradients.layout.leaving)
+    def turn_to(self, cut: Cut, asked: Sequence[tuple[int, ...]]) -> None:
+        """This rank has its chunks of another cut, at the beginning of a step. Call it within :meth:`moving`."""
+        self._cut, self._asked = cut, asked
+        chunks = [(self._stretches(index), keepers) for index, keepers in enumerate(cut.keepers) if self._at.rank in keepers]
+        self._owned = {one: keepers[1:] for stretches, keepers in chunks if keepers[0] == self._at.rank for one in stretches}
+        self._copied = [one for stretches, keepers in chunks if keepers[0] != self._at.rank for one in stretches]
+
+    def _stretches(self, index: int) -> list[Stretch]:
+        """A chunk, in all flat buffers whose gradients leave."""
+        chunk, leaving = (self._cut.size, index), sorted(self._gradients.layout.leaving)
         spans = [(flat, *bounds(self._chunks.extents[flat], chunk)) for flat in leaving]
         return [(flat, lo, hi) for flat, lo, hi in spans if lo < hi]
 
@@ -202,16 +207,16 @@ class PeerExchange:
 
     def _gathering(self, flat: int, memory: torch.Tensor) -> FlatGathering:
         """Copy this rank's own chunks. The others are to be fetched from the ranks that serve them."""
-        size, extent = len(self._guarded), self._chunks.extents[flat]
+        size, extent = self._cut.size, self._chunks.extents[flat]
         host = memory if memory.is_cpu else torch.empty(memory.shape, dtype=memory.dtype, pin_memory=True, device="cpu")
         wanted = list[Wanted]()
-        for owner in range(size):
-            lo, hi = bounds(extent, (size, owner))
+        for index in range(size):
+            lo, hi = bounds(extent, (size, index))
             mine = self._chunks.elements(flat, lo, hi)
             if mine is not None:
                 memory[lo:hi].copy_(mine)
             elif lo < hi:
-                wanted.append((self._asked[owner], FetchRequest(flat, lo, hi, host[lo:hi])))
+                wanted.append((self._asked[index], FetchRequest(flat, lo, hi, host[lo:hi])))
         return FlatGathering(flat, [request for _, request in wanted], wanted)
 
     def _fetch(self, wanted: Sequence[Wanted]) -> None:
@@ -239,13 +244,12 @@ class PeerExchange:
         """Send each owner its stretch of the gradient of ``shard``. ``packed``: the whole gradient, by flat buffer."""
         if self._at is NOWHERE or self.useless:  # a rehearsal; or some parameters were missing in the computation
             return
-        size = len(self._guarded)
         for flat, whole in packed.items():
             host = whole.cpu()
-            for owner in range(size):
-                lo, hi = bounds(self._chunks.extents[flat], (size, owner))
+            for index, keepers in enumerate(self._cut.keepers):
+                lo, hi = bounds(self._chunks.extents[flat], (self._cut.size, index))
                 if lo < hi:
-                    self._contribute(owner, shard, (flat, lo, hi), host[lo:hi])
+                    self._contribute(keepers[0], shard, (flat, lo, hi), host[lo:hi])
 
     def _contribute(self, owner: int, shard: int, stretch: Stretch, elements: torch.Tensor) -> None:
         if owner != self._at.rank:
@@ -289,7 +293,7 @@ class PeerExchange:
         if shard == SUM:
             self._sums.know(stretch, elements)
         elif (mean := self._sums.add(stretch, shard, elements)) is not None:
-            for guard in self._guarded[self._at.rank]:  # without a wait, as a thread that waits here receives nothing
+            for guard in self._owned[stretch]:  # without a wait, as a thread that waits here receives nothing
                 self._sender.send(self._at.addresses[guard], self._contribution(stretch, SUM), mean, waits=False)
 
     def _contribution(self, stretch: Stretch, shard: int) -> PeerRequest:
@@ -467,8 +471,13 @@ class Means:
     """Replaces a flat buffer of the mean gradient: this rank has only the stretches of its chunks."""
 
     def __init__(self, length: int, stretches: Mapping[tuple[int, int], torch.Tensor], like: torch.Tensor) -> None:
-        self._length, self._stretches, self._none = length, stretches, like[:0]
+        self._length, self._stretches, self._none = length, dict(stretches), like[:0]
         self.dtype = like.dtype
+
+    def room(self, lo: int, hi: int) -> torch.Tensor:
+        """Memory for one more stretch, which the caller fills."""
+        self._stretches[lo, hi] = found = self._none.new_empty(hi - lo)
+        return found
 
     def numel(self) -> int:
         return self._length

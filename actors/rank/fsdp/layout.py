@@ -39,6 +39,7 @@ from actors.rank.zero1.chunked import check_tracked
 from actors.rank.zero1.kept import FIXED, KeptChunks
 from actors.rank.zero1.layout import ShardedReducer, sharded
 from fleet.errors import ConfigError
+from fleet.protocol.chunks import Cut
 from fleet.protocol.types import StateId
 
 log = logging.getLogger("fleet.rank")
@@ -216,18 +217,30 @@ class FsdpLayout(StateLayout):
         """Wait until all gradients of this rank have arrived at their owners. The means come before the vote on them."""
         self.exchange.flush(self.group)
 
-    def settle(self, divisor: float) -> None:
-        for flat, mean in self.exchange.means(self.group, divisor).items():
+    @property
+    def late(self) -> bool:
+        return self.kept.late
+
+    def go_on(self) -> None:
+        self.kept.go_on()
+
+    def settle(self, divisor: float, *, late: bool) -> None:
+        means = self.exchange.means(self.group, divisor)
+        for flat, mean in means.items():
             self.gradients.mean.flats[flat] = mean
+        self.kept.arrive(lambda flat, lo, hi: means[flat].room(lo, hi), late=late)
 
     def word(self) -> OwnWord:
         return self.kept.word(self.group)
 
     @contextlib.contextmanager
-    def stepping(self) -> Iterator[list[torch.Tensor]]:
+    def stepping(self, *, turns: bool) -> Iterator[list[torch.Tensor]]:
         with self.exchange.moving():
             with self.kept.stepping(complete=True) as gradients:
                 yield gradients
+            if turns and (moved := self.kept.turn(self.group.rank)) is not None:
+                self._sharded.cut = self.kept.cut
+                self.exchange.turn_to(self.kept.cut, moved.asked)
             self.exchange.begin_step()
 
     def publish(self, then: Callable[[], None]) -> None:
@@ -265,7 +278,7 @@ class FsdpLayout(StateLayout):
     def introduce(self, group: Group) -> None:
         self.exchange.introduce(group)
 
-    def place(self, state: StateId, guarded: Sequence[Sequence[int]], asked: Sequence[tuple[int, ...]]) -> None:
-        self.kept.place(state)
-        self._sharded.guarded = guarded
-        self.exchange.place(guarded, asked)
+    def place(self, state: StateId, cut: Cut, group: Group, asked: Sequence[tuple[int, ...]]) -> None:
+        self.kept.place(state, cut, group.rank)
+        self._sharded.cut = cut
+        self.exchange.place(cut, asked)

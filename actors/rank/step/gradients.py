@@ -272,6 +272,10 @@ class GradientBuffers:
             parameter.grad = view
         self.buffers.restore()
 
+    def cut_anew(self) -> None:
+        """Other ranks add up other parts of the gradient than before."""
+        self._orders.clear()
+
     def expect(self, reducer: Reducer) -> None:
         """Between steps: see :meth:`Reducer.expect`."""
         like = self.sums.take()

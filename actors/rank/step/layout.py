@@ -27,6 +27,7 @@ from actors.rank.step.update import Update
 from actors.rank.step.weights import ShardWeights
 from actors.rank.telemetry.recorder import Recorder
 from fleet.errors import ConfigError
+from fleet.protocol.chunks import Cut
 from fleet.protocol.duties import Duties
 from fleet.protocol.layouts import LAYOUTS
 from fleet.protocol.types import StateId
@@ -183,8 +184,13 @@ class StateLayout:
         """Keep the norms of all blocks, in order. Empty: the mean has changed since."""
         self._norms = list(norms)
 
-    def settle(self, divisor: float) -> None:
-        """Complete the sums for the step, which were divided by ``divisor``. Raises GroupBroken."""
+    @property
+    def late(self) -> bool:
+        """This rank is done with its shards, and chunks that move beside the step are still on their way to it or from it."""
+        return False
+
+    def settle(self, divisor: float, *, late: bool) -> None:
+        """Complete the sums for the step, which were divided by ``divisor``. Raises GroupBroken. ``late``: :attr:`late` of some rank."""
 
     # ---- vote ----------------------------------------------------------------------------------------------------------------------------
 
@@ -208,8 +214,11 @@ class StateLayout:
     # ---- apply ---------------------------------------------------------------------------------------------------------------------------
 
     @contextlib.contextmanager
-    def stepping(self) -> Iterator[list[torch.Tensor]]:
-        """Context of all changes that a step makes to the state, from this rank's sums. Gives the gradients for the optimizers."""
+    def stepping(self, *, turns: bool) -> Iterator[list[torch.Tensor]]:
+        """Context of all changes that a step makes to the state, from this rank's sums. Gives the gradients for the optimizers.
+
+        ``turns``: all ranks take the step together, so they may turn to another cut behind it.
+        """
         gradients = self.gradients
         yield [flat[:extent] for flat, extent in zip(gradients.mean.flats, gradients.layout.extents, strict=True)]
 
@@ -243,13 +252,17 @@ class StateLayout:
     def introduce(self, group: Group) -> None:
         """Exchange the facts that ranks need of each other before chunks are placed in a view. Raises GroupBroken."""
 
-    def place(self, state: StateId, guarded: Sequence[Sequence[int]], asked: Sequence[tuple[int, ...]]) -> None:
-        """This rank's chunks in the view are here, all at ``state``. By chunk: its guards, and the ranks that this rank asks for it."""
+    def place(self, state: StateId, cut: Cut, group: Group, asked: Sequence[tuple[int, ...]]) -> None:
+        """This rank's chunks in the view of ``group`` are here, all at ``state``. ``asked``: by chunk, the ranks that this rank asks for
+        it."""
 
     def gather(self, group: Group, routes: Any) -> None:
         """Bring the parameters to all ranks that keep them whole. Raises GroupBroken."""
 
     # ---- between steps -------------------------------------------------------------------------------------------------------------------
+
+    def go_on(self) -> None:
+        """All ranks have taken a step, and the view stays: begin what goes on beside the next one."""
 
     def readable(self) -> contextlib.AbstractContextManager[Any]:
         """Context in which this rank, without the others, can read all parameters of the model."""

@@ -18,8 +18,9 @@ from fleet.protocol.member import Offer
 
 OFFER = 1 + len(LEVELS)
 """Numbers of an offer: a proposal, and a request of each level."""
-LOGS, COLLECTS = 1, 2
-"""Flags of a rank: its loop has logged figures; a full collection of garbage is due in its process."""
+LOGS, COLLECTS, LATE = 1, 2, 4
+"""Flags of a rank: its loop has logged figures; a full collection of garbage is due in its process; it has to wait for chunks that move
+beside the step."""
 
 Numbers = list[list[float]]
 """By view rank."""
@@ -49,8 +50,8 @@ class RowFormat:
     def pack(
         self, offer: Offer, arrived_us: int, checks: Sequence[float], flags: int, present: int, shards: Sequence[tuple[float, float]]
     ) -> list[float]:  # fmt: skip
-        """This rank's row. ``flags``: of ``LOGS`` and ``COLLECTS``. ``present``: the parameters with a gradient, as bits. ``shards``:
-        (loss, weight) of each of its shards."""
+        """This rank's row. ``flags``: see ``LOGS``. ``present``: the parameters with a gradient, as bits. ``shards``: (loss, weight) of
+        each of its shards."""
         head = [*offer, arrived_us, *checks, float(flags), *bits.numbers_of(present, self._parameters)]
         missing = [0.0] * (self.most - len(shards))
         return [*head, *(loss for loss, _ in shards), *missing, *(weight for _, weight in shards), *missing]

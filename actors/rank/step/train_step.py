@@ -24,7 +24,7 @@ from actors.rank.step.flats import ALL
 from actors.rank.step.injections import Change, Injections
 from actors.rank.step.layout import LayoutInputs, MakeLayout, layout_of
 from actors.rank.step.outcome import NonFiniteError, ReductionOutcome
-from actors.rank.step.rows import COLLECTS, LOGS, OFFER, RowFormat, Rows
+from actors.rank.step.rows import COLLECTS, LATE, LOGS, OFFER, RowFormat, Rows
 from actors.rank.step.stopwatch import Stopwatch
 from actors.rank.step.update import ClipNorm, Update
 from actors.rank.step.weights import ShardWeights, agreed, divisor, mean_of
@@ -209,7 +209,7 @@ class TrainStep:
         there = None if move.early else gradients.ahead or self.reducer.ahead()  # of peers' gradients, at the end of its own
         before = None if there is None else Before(*there, RECEIVED.total)
         early_us = arrived_us if move.early or gradients.ahead is None else self._early_us
-        flags = LOGS * bool(ours.log) + COLLECTS * self.observer.collects
+        flags = LOGS * bool(ours.log) + COLLECTS * self.observer.collects + LATE * self.layout.late
         form = RowFormat(self.verify.widths, parameters, ours.most)
         row = form.pack(move.offer, arrived_us, checks, flags, gradients.present, ours.contributed)
         exchanged = functools.partial(self._exchanged, before, early_us, arrived_us)
@@ -237,7 +237,7 @@ class TrainStep:
         loss, collects = mean_of(losses, weights), bool(said.flags & COLLECTS)
         self._reduced = ReductionOutcome(said.offers, loss, doubt, norm_limit, disputed, weights, collects)
         if doubt is None and not disputed:
-            self.layout.settle(divided_by)
+            self.layout.settle(divided_by, late=bool(said.flags & LATE))
         return self._reduced
 
     @property
@@ -296,7 +296,7 @@ class TrainStep:
         if (judged := update.judged) is not None:
             for plateau in update.judging:
                 plateau.step(judged)
-        with self.layout.stepping() as gradients:
+        with self.layout.stepping(turns=isinstance(move, Apply)) as gradients:
             scaler, present = update.scaler, self.gradients.mean.present
             some = [one for number, one in update.stepping if scaler is None or self.gradients.layout.parameters_of(1 << number) & present]
             if scaler is not None:
@@ -331,7 +331,8 @@ class TrainStep:
         self.layout.kept.afterwards(self.observer.committed(self))
 
     def expect(self) -> None:
-        """Ask for sums of the next step, which this view will compute unless it changes: peers that are done early send them."""
+        """The view stays for the next step, unless it changes: ask for its sums, as peers that are done early send them."""
+        self.layout.go_on()
         with contextlib.suppress(GroupBroken):  # the view changes; the next use of the group raises, too
             self.gradients.expect(self.reducer)
 

@@ -24,7 +24,7 @@ OWN = "g"
 ROW = struct.Struct("<qqiic7x")
 HEADER_BYTES = 128
 CAPACITY = 1 << 15
-WRITTEN, READ, BEAT, PROGRESS, GENERATION, HISTORY, STEP, SHARD, STEPPING, TOTAL, BETWEEN, COLLECTING = range(12)
+WRITTEN, READ, BEAT, PROGRESS, GENERATION, HISTORY, STEP, SHARD, STEPPING, TOTAL, BETWEEN, COLLECTING, MOVING = range(13)
 """Words of the header, of 8 bytes, each read and written at once. ``struct`` would zero a word and then fill it byte by byte. A reader in
 another process could then see 0, as of a rank without a beat."""
 
@@ -45,7 +45,7 @@ class Row(NamedTuple):
 class Position(NamedTuple):
     """A rank's position, from its ring's header. ``shard`` is -1 outside shards; ``stepping`` is False while a long call is expected.
     ``between`` is True from a commit until the loop asks for its next step: meanwhile the user's code runs. While ``collecting`` no thread
-    of the process runs Python, so none beats."""
+    of the process runs Python, so none beats. While ``moving``, chunks of a sharded state are on their way to their ranks."""
 
     beat_us: int
     progress_us: int
@@ -56,6 +56,7 @@ class Position(NamedTuple):
     stepping: bool
     between: bool
     collecting: bool
+    moving: bool
 
 
 def header_words(ring: mmap.mmap) -> memoryview:
@@ -66,7 +67,7 @@ def header_words(ring: mmap.mmap) -> memoryview:
 def read_position(header: memoryview) -> Position:
     beat_us, progress_us, generation = header[BEAT], header[PROGRESS], header[GENERATION]
     where = header[HISTORY], header[STEP], header[SHARD]
-    return Position(beat_us, progress_us, generation, *where, bool(header[STEPPING]), bool(header[BETWEEN]), bool(header[COLLECTING]))
+    return Position(beat_us, progress_us, generation, *where, *(bool(header[word]) for word in (STEPPING, BETWEEN, COLLECTING, MOVING)))
 
 
 class Recorder:
@@ -86,7 +87,7 @@ class Recorder:
         self._written = 0
         self._last_us = start_us
         self._garbage_us = 0  # collected in the present span, and not recorded yet
-        fresh = {GENERATION: -1, HISTORY: -1, STEP: -1, SHARD: -1, STEPPING: 1, BETWEEN: 0, COLLECTING: 0, PROGRESS: start_us}
+        fresh = {GENERATION: -1, HISTORY: -1, STEP: -1, SHARD: -1, STEPPING: 1, BETWEEN: 0, COLLECTING: 0, MOVING: 0, PROGRESS: start_us}
         for word, value in fresh.items():
             self._words[word] = value
         self.beat()
@@ -122,6 +123,10 @@ class Recorder:
         self.step += 1
         self._words[STEP] = self.step
         self._words[PROGRESS] = at_us
+
+    def moving(self, on: bool) -> None:
+        """Whether chunks of a sharded state are on their way to their ranks."""
+        self._words[MOVING] = on
 
     def abandon(self) -> None:
         """The step attempt ends without a commit."""

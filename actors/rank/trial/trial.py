@@ -94,11 +94,11 @@ class TrialLayout(StateLayout):
         book.shard = -1
 
     @contextlib.contextmanager
-    def stepping(self) -> Iterator[list[torch.Tensor]]:
+    def stepping(self, *, turns: bool) -> Iterator[list[torch.Tensor]]:
         book, optimizers = self.book, self.given.update.optimizers
         for number, group in enumerate(group for optimizer in optimizers for group in optimizer.param_groups):
             book.value(RATE, f"learning rate of group {number}", float(group["lr"]))
-        with super().stepping() as gradients:
+        with super().stepping(turns=turns) as gradients:
             yield gradients
         for name, tensor in [*self._named.items(), *self._buffers()]:
             book.value(UPDATED, name, tensor)

@@ -36,6 +36,10 @@ ONE_A_PARAMETER = frozenset({"step", "mu_product", "eta", "mu"})
 WAY_OUT = "Use one of " + ", ".join(kind.__name__ for kind in ELEMENTWISE) + '; or set optimizer_sharding = "none".'
 
 
+Span = tuple[int, int, int]
+"""(flat buffer, from, to)."""
+
+
 class _Slice(NamedTuple):
     parameter: int
     lo: int
@@ -142,6 +146,7 @@ class OptimizerChunks:
 
     Attributes:
         tracked: the replacement of each optimizer.
+        owned: the chunks whose gradients this rank adds up, and which it writes to checkpoints; of the cut of its last view.
         stepped: gives the parameters that have had a gradient in a step, as bits.
         readable: this rank can read the first state of all chunks, see :meth:`first`.
     """
@@ -165,6 +170,9 @@ class OptimizerChunks:
         self.stepped: Callable[[], int] = lambda: -1
         self.chunks: tuple[Chunk, ...] = ()
         self.beside: tuple[Chunk, ...] = ()
+        self.owned: tuple[Chunk, ...] = ()
+        self._more: list[_Slice] = []  # beside the chunks, see extend()
+        self._as_before: Mapping[tuple[int, int, int], dict[str, Any]] = {}
         self._cut_whole()
 
     # ---- the whole -----------------------------------------------------------------------------------------------------------------------
@@ -221,14 +229,14 @@ class OptimizerChunks:
     @property
     def known(self) -> set[int]:
         """The parameters with state on this rank."""
-        return {one.parameter for one in self._slices if one.optimizer.state.get(one.tensor)}
+        return {one.parameter for one in self._all if one.optimizer.state.get(one.tensor)}
 
-    def own(self, number: int, chunk: Chunk) -> list[StatePiece]:
-        """The state of a parameter's elements in ``chunk``, which this rank holds."""
+    def own(self, number: int) -> list[StatePiece]:
+        """The state of a parameter's elements in the chunks that this rank owns."""
         flat, start = self.places[number]
-        lo, hi = bounds(self.extents[flat], chunk)
-        lo, hi = max(lo, start), min(hi, start + self.parameters[number].numel())
-        return self.cut(flat, lo, hi) if lo < hi else []
+        stop = start + self.parameters[number].numel()
+        spans = [(flat, max(lo, start), min(hi, stop)) for lo, hi in (bounds(self.extents[flat], chunk) for chunk in self.owned)]
+        return self.cut([span for span in spans if span[1] < span[2]])
 
     def shaped(self, name: str, value: Any, number: int) -> Any:
         """A flat value for a whole parameter, in the parameter's shape; other values as they are."""
@@ -256,30 +264,85 @@ class OptimizerChunks:
         by_parameter: dict[int, list[StatePiece]] = defaultdict(list)
         for piece in pieces:
             by_parameter[piece.parameter].append(piece)
-        self._ground(chunks, by_parameter)
+        self._ground([(flat, *bounds(length, chunk)) for flat, length in enumerate(self.extents) for chunk in chunks], by_parameter)
         self.drop_beside()
-        self._slices, self.chunks = [], chunks
+        self._slices, self._more, self.chunks = [], [], chunks
         for tracked in self.tracked:
-            self._adopt(tracked, self._parts_of(chunks), by_parameter)
+            seen = [tracked.optimizer.state.get(probe) for probe in tracked.probes]
+            tracked.optimizer.state = defaultdict(dict)
+            for number, group in enumerate(tracked.optimizer.param_groups):
+                group["params"] = [tracked.probes[number]]
+                if before := seen[number]:
+                    tracked.optimizer.state[tracked.probes[number]] = before
+            self._slices += self._take(tracked, self._parts_of(chunks), by_parameter)
 
-    def _adopt(self, tracked: ChunkedOptimizer, parts: Sequence[tuple[int, int, int]], pieces: Mapping[int, list[StatePiece]]) -> None:
-        """Give one optimizer its stretches among ``parts``, with their state."""
-        optimizer, state = tracked.optimizer, defaultdict[torch.Tensor, Any](dict)
+    def _take(
+        self, tracked: ChunkedOptimizer, parts: Sequence[tuple[int, int, int]], pieces: Mapping[int, list[StatePiece]]
+    ) -> list[_Slice]:  # fmt: skip
+        """Give one optimizer its stretches among ``parts``, beside those that it has, with their state."""
+        optimizer, taken = tracked.optimizer, list[_Slice]()
         for group, whole, probe in zip(optimizer.param_groups, tracked.wholes, tracked.probes, strict=True):
             numbers = {self._numbers[id(parameter)] for parameter in whole if id(parameter) in self._numbers}
             mine = [_Slice(*part, self.view(*part), optimizer) for part in parts if part[0] in numbers]
             for one in mine:
-                if values := _of_optimizer(joined(pieces.get(one.parameter, ()), one.lo, one.hi)):
-                    state[one.tensor] = values
+                same = self._as_before.get((one.parameter, one.lo, one.hi))
+                if values := same or _of_optimizer(joined(pieces.get(one.parameter, ()), one.lo, one.hi)):
+                    optimizer.state[one.tensor] = values
             held = (found for number in numbers for piece in pieces.get(number, ()) if (found := _one_of(piece)))
-            if seen := optimizer.state.get(probe) or next(held, None):
-                state[probe] = seen
-            group["params"] = [*(one.tensor for one in mine), probe]
-            self._slices += mine
-        optimizer.state = state
+            if not optimizer.state.get(probe) and (seen := next(held, None)):
+                optimizer.state[probe] = seen
+            group["params"] = [*group["params"][:-1], *(one.tensor for one in mine), probe]
+            taken += mine
+        return taken
 
-    def _ground(self, chunks: tuple[Chunk, ...], pieces: Mapping[int, Sequence[StatePiece]]) -> None:
-        """Make memory for the views of ``chunks``. This rank has all parameters whole, so there is none to make."""
+    def extend(self, spans: Sequence[Span], pieces: Iterable[StatePiece]) -> None:
+        """Keep these stretches, too, which this rank does not hold so far, beside the chunks. Their state is in ``pieces``."""
+        by_parameter: dict[int, list[StatePiece]] = defaultdict(list)
+        for piece in pieces:
+            by_parameter[piece.parameter].append(piece)
+        self._ground_more(spans, by_parameter)
+        parts = [part for span in spans for part in self.parts(*span)]
+        for tracked in self.tracked:
+            self._more += self._take(tracked, parts, by_parameter)
+
+    def recut(self, chunks: tuple[Chunk, ...]) -> None:
+        """Keep ``chunks``, all of which this rank holds, and nothing else. The state of a stretch that stays as it is does not move."""
+        pieces = self.cut([(flat, *bounds(extent, chunk)) for flat, extent in enumerate(self.extents) for chunk in chunks])
+        before = ((one, one.optimizer.state.get(one.tensor)) for one in (*self._slices, *self._more))
+        self._as_before = {(one.parameter, one.lo, one.hi): values for one, values in before if values}
+        try:
+            self.adopt(chunks, pieces)
+        finally:
+            self._as_before = {}
+
+    def drop_more(self) -> None:
+        """Drop the stretches of :meth:`extend`."""
+        gone = {id(one.tensor) for one in self._more}
+        for one in self._more:
+            one.optimizer.state.pop(one.tensor, None)
+        for group in (group for tracked in self.tracked for group in tracked.optimizer.param_groups if gone):
+            group["params"] = [tensor for tensor in group["params"] if id(tensor) not in gone]
+        self._more = []
+
+    @property
+    def examples(self) -> list[StatePiece]:
+        """The state of one element of each group, which a rank without chunks needs: its part of a checkpoint names all values."""
+        probes = [(probe, tracked.optimizer) for tracked in self.tracked for probe in tracked.probes]
+        return [StatePiece(number, 0, 1, dict(optimizer.state.get(probe, {}))) for number, (probe, optimizer) in enumerate(probes)]
+
+    def follow(self, examples: Sequence[StatePiece]) -> None:
+        """Take over another rank's :attr:`examples`."""
+        probes = [(probe, tracked.optimizer) for tracked in self.tracked for probe in tracked.probes]
+        for (probe, optimizer), one in zip(probes, examples, strict=True):
+            if one.values:
+                optimizer.state[probe] = dict(one.values)
+
+    def _ground(self, spans: Sequence[Span], pieces: Mapping[int, Sequence[StatePiece]]) -> None:
+        """Make memory for the views of ``spans``, in the place of all other. This rank has all parameters whole, so there is none to
+        make."""
+
+    def _ground_more(self, spans: Sequence[Span], pieces: Mapping[int, Sequence[StatePiece]]) -> None:
+        """Make memory for ``spans``, beside the other."""
 
     def _parts_of(self, chunks: Iterable[Chunk]) -> list[tuple[int, int, int]]:
         spans = ((flat, *bounds(length, chunk)) for flat, length in enumerate(self.extents) for chunk in chunks)
@@ -308,27 +371,33 @@ class OptimizerChunks:
             present: the parameters with a gradient, as bits; stretches of others have none.
             skipped: some rank's gradients are not finite, and the gradient scaler has to skip the step on all ranks.
         """
-        for one in self._slices:
+        for one in self._all:
             there = present >> one.parameter & 1
             one.tensor.grad = flats[self.places[one.parameter][0]][one.lo : one.hi] if there else None
         for probe in (probe for tracked in self.tracked for probe in tracked.probes):
             probe.grad = torch.full_like(probe, math.inf if skipped else 0.0)
-        return [one.tensor.grad for one in self._slices if one.tensor.grad is not None]
+        return [one.tensor.grad for one in self._all if one.tensor.grad is not None]
 
     def forget_gradients(self) -> None:
         """Drop the views of :meth:`point`, which would keep the memory of the mean until the next step."""
-        for one in self._slices:
+        for one in self._all:
             one.tensor.grad = None
 
-    def cut(self, flat: int, lo: int, hi: int) -> list[StatePiece]:
-        """The state of the elements ``lo..hi`` of a flat buffer, as views. Raises ProtocolError when this rank does not hold it."""
-        have = self._held()
-        return [piece for number, start, stop in self.parts(flat, lo, hi) for piece in _stretch(have.get(number, ()), start, stop)]
+    def cut(self, spans: Sequence[Span]) -> list[StatePiece]:
+        """The state of stretches of flat buffers, as views. Raises ProtocolError when this rank does not hold it."""
+        have = self._held() if spans else {}
+        return [
+            piece for span in spans for number, start, stop in self.parts(*span) for piece in stretch_of(have.get(number, ()), start, stop)
+        ]
+
+    @property
+    def _all(self) -> list[_Slice]:
+        return [*self._slices, *self._more]
 
     def _held(self) -> Mapping[int, Sequence[StatePiece]]:
         """By parameter, all pieces on this rank, as views."""
         have: dict[int, list[StatePiece]] = defaultdict(list)
-        for one in self._slices:
+        for one in self._all:
             have[one.parameter].append(StatePiece(one.parameter, one.lo, one.hi, one.optimizer.state.get(one.tensor, {})))
         for piece in self._spare:
             have[piece.parameter].append(piece)
@@ -367,7 +436,7 @@ def is_stretch(key: str, value: Any, piece: StatePiece) -> bool:
     return isinstance(value, torch.Tensor) and value.shape == (piece.hi - piece.lo,) and key not in ONE_A_PARAMETER
 
 
-def _stretch(pieces: Sequence[StatePiece], lo: int, hi: int) -> list[StatePiece]:
+def stretch_of(pieces: Sequence[StatePiece], lo: int, hi: int) -> list[StatePiece]:
     """``lo..hi`` of one parameter out of pieces that may overlap."""
     found, at = [], lo
     for piece in sorted(pieces, key=lambda piece: (piece.lo, -piece.hi)):
@@ -383,7 +452,7 @@ def joined(pieces: Sequence[StatePiece], lo: int, hi: int) -> dict[str, Any]:
     """The values of ``lo..hi`` in new memory; empty where there is no state yet."""
     if not pieces:
         return {}
-    parts = _stretch(pieces, lo, hi)
+    parts = stretch_of(pieces, lo, hi)
     joined: dict[str, Any] = {}
     for key, value in parts[0].values.items():
         if is_stretch(key, value, parts[0]):

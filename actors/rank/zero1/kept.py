@@ -19,9 +19,10 @@ from actors.rank.step.flats import GradientSet
 from actors.rank.step.gradients import GradientBuffers
 from actors.rank.step.layout import LayoutInputs, OwnWord, all_finite, gradients_there
 from actors.rank.step.reduction import Chunk
-from actors.rank.zero1.chunked import OptimizerChunks
+from actors.rank.zero1.chunked import MOST_RUNS, OptimizerChunks
+from actors.rank.zero1.moving import MovingChunks
 from actors.rank.zero1.whole import ShardedTensors, WholeModule, named, whole_state
-from fleet.protocol.chunks import Claim, bounds
+from fleet.protocol.chunks import Claim, Cut, bounds, runs
 from fleet.protocol.types import StateId
 
 FIXED = "it did not require a gradient at run.track, and chunks of the optimizer's state are cut by those that did"
@@ -36,7 +37,12 @@ class KeptChunks:
 
     Attributes:
         complete: all parameters here are of the state, not only those of this rank's chunks.
+        cut: of the last view.
+        moving: brings chunks to other ranks beside the steps; None: all are where they belong.
     """
+
+    cut = Cut(((0,),))
+    moving: MovingChunks | None = None
 
     def __init__(self, given: LayoutInputs, gradients: GradientBuffers, chunks: OptimizerChunks) -> None:
         self._given, self._gradients, self.chunks = given, gradients, chunks
@@ -52,27 +58,81 @@ class KeptChunks:
 
     def claim(self, node: int) -> Claim:
         """The claim of this rank: the chunks that it holds, and their state."""
-        chunks = self.chunks
-        return self._given.vote.claim(self._given.duties.at, chunks.chunks, chunks.beside, complete=self.complete, node=node)
+        chunks = self.chunks.chunks
+        if self.moving is not None and len(runs(more := chunks + self.moving.claimed)) <= MOST_RUNS:
+            chunks = more
+        return self._given.vote.claim(self._given.duties.at, chunks, self.chunks.beside, complete=self.complete, node=node)
 
     def begin(self, state: StateId) -> None:
         """This rank has loaded or built all of ``state``."""
         self.chunks.drop_beside()
+        self.move(None)
         self._given.duties.at, self.complete, self._then = state, True, []
 
     def lose(self) -> None:
         """This rank's chunks are of no use: it receives all from others."""
         self.chunks.drop()
+        self.move(None)
         self._given.duties.at, self._then = None, []
 
     def reads(self, state: StateId) -> bool:
         """Whether each rank can read its chunks of ``state`` from files, without other ranks."""
         return self.chunks.readable and state.step == 0
 
-    def place(self, state: StateId) -> None:
-        """This rank has its chunks of the view, all at ``state``."""
+    def place(self, state: StateId, cut: Cut, rank: int) -> None:
+        """This rank, ``rank`` of the view, has its chunks of ``cut``, all at ``state``."""
         self._given.duties.at, self.complete = state, True
         self.forget_sums()
+        self._turn_to(cut, rank)
+
+    def _turn_to(self, cut: Cut, rank: int) -> None:
+        self.cut, self.chunks.owned = cut, cut.owned(rank)
+        self._gradients.cut_anew()
+
+    # ---- chunks that move beside the steps -----------------------------------------------------------------------------------------------
+
+    @property
+    def late(self) -> bool:
+        """The loop is done with its shards, and slices of this rank's chunks are still on their way to it."""
+        return self.moving is not None and self.moving.under_way
+
+    def go_on(self) -> None:
+        """All ranks have taken a step: the next slices leave."""
+        if self.moving is not None:
+            self.moving.begin()
+
+    def arrive(self, room: Callable[[int, int, int], torch.Tensor], *, late: bool) -> None:
+        """Before the vote on a step: wait for the slices that are under way, and give ranks the sums of slices in their new places.
+
+        Raises GroupBroken.
+
+        Args:
+            room: memory for the sum of a stretch of a flat buffer, in the step's mean.
+            late: :attr:`late` of some rank in this step.
+        """
+        if self.moving is not None:
+            self.moving.arrive(self._gradients.mean.flats, room, late=late)
+
+    def turn(self, rank: int) -> MovingChunks | None:
+        """Behind a step: if all slices are in place, keep the chunks of the new cut alone. Then it gives what has moved them."""
+        moving = self.moving
+        if moving is None or not moving.over:
+            return None
+        self.move(None)
+        self.chunks.recut(moving.wanted.kept(rank))
+        self._turn_to(moving.wanted, rank)
+        return moving
+
+    def move(self, moving: MovingChunks | None) -> None:
+        """From now on ``moving`` brings chunks to their places; None: nothing moves any more."""
+        self.stop()
+        self.moving = moving
+        self._given.recorder.moving(moving is not None)
+
+    def stop(self) -> None:
+        """The view is over: nothing moves any more. Slices in place stay."""
+        if self.moving is not None:
+            self.moving.stop()
 
     # ---- sums of a step that others may have taken ---------------------------------------------------------------------------------------
 
@@ -101,7 +161,7 @@ class KeptChunks:
         """This rank's judgement of the sums of its chunks: whether they are finite, and their norms."""
         flats, extents = self._gradients.mean.flats, self.chunks.extents
         stepping = self._gradients.layout.flats_of(self._given.update.taken)
-        mine = [flats[flat][slice(*bounds(extents[flat], (group.size, group.rank)))] for flat in stepping]
+        mine = [flats[flat][slice(*bounds(extents[flat], chunk))] for flat in stepping for chunk in self.cut.owned(group.rank)]
         rest = [flat[extent:] for flat, extent in zip(flats, extents, strict=True)]
         finite, self._norms = all_finite([*mine, *rest]), self._split(group.size)
         return OwnWord(finite, norms=self._norms.take(flats, group.rank, self._given.update.unscaling))
@@ -120,7 +180,8 @@ class KeptChunks:
     def _split(self, size: int) -> SplitNorms:
         """The norms of each rank's chunks; none if the step does not clip."""
         extents = self.chunks.extents
-        chunks = [[Chunk(flat, *bounds(extent, (size, index))) for flat, extent in enumerate(extents)] for index in range(size)]
+        owned = [self.cut.owned(rank) for rank in range(size)]
+        chunks = [[Chunk(flat, *bounds(extent, one)) for flat, extent in enumerate(extents) for one in mine] for mine in owned]
         clips = next(self._given.update.clipped, None) is not None
         return SplitNorms(chunks if clips else [()] * size, extents)
 

@@ -25,7 +25,8 @@ from actors.rank.step.reduction import Bucket, Chunk, Reducer
 from actors.rank.tags import Tag
 from actors.rank.zero1.chunked import OptimizerChunks, check_tracked
 from actors.rank.zero1.kept import FIXED, KeptChunks
-from fleet.protocol.chunks import WHOLE, Stretch, bounds, cut_points, kept, route
+from fleet.protocol.chunks import WHOLE, Cut, Stretch, bounds, cut_points, route
+from fleet.protocol.chunks import Chunk as ChunkOfState
 from fleet.protocol.records import COMM
 from fleet.protocol.types import StateId
 
@@ -34,11 +35,15 @@ Routes = list[list[list[Stretch]]]
 
 
 class _StretchBucket(Bucket):
-    """One stretch of each rank's chunk of one flat buffer."""
+    """One stretch of one chunk of each rank, of one flat buffer.
 
-    def __init__(self, flat: int, spans: Sequence[tuple[int, int]]) -> None:
+    Attributes:
+        keepers: by rank, the keepers of its chunk, the owner first; none of a rank that owns fewer chunks than others.
+    """
+
+    def __init__(self, flat: int, spans: Sequence[tuple[int, int]], keepers: Sequence[tuple[int, ...]]) -> None:
         super().__init__(flat, 0, 0, 1)
-        self._spans = spans
+        self._spans, self.keepers = spans, keepers
 
     def place(self, rank: int) -> Chunk:
         return Chunk(self.flat, *self._spans[rank])
@@ -48,45 +53,52 @@ class ShardedReducer(Reducer):
     """Sums of gradients go to the owner of their chunk and its guards; the rest of a flat buffer goes to all ranks.
 
     Attributes:
-        guarded: by chunk, the view ranks that guard it.
+        cut: which ranks of the view keep which chunk.
         extents: by flat buffer, how many of its elements are gradients.
     """
 
-    guarded: Sequence[Sequence[int]] = ((),)
+    cut = Cut(((0,),))
     extents: Sequence[int] = ()
 
     def _swaps(self, flats: Sequence[torch.Tensor]) -> bool:
         return False  # a rank must not get the sums of all chunks
 
     def _buckets(self, flats: Sequence[torch.Tensor], size: int) -> list[Bucket]:
-        """Buckets with a stretch of each chunk; the last stretches come first."""
+        """Buckets with a stretch of one chunk of each rank; the last stretches come first."""
         found: list[tuple[float, int, Bucket]] = []
+        owned = [self.cut.owned(rank) for rank in range(size)]
         for flat, extent in enumerate(self.extents):
-            chunks = [bounds(extent, (size, index)) for index in range(size)]
-            longest = max(hi - lo for lo, hi in chunks) * flats[flat].element_size()
-            count = -(-longest * size // self._most_bytes(flats[flat]))
-            cut = [cut_points(lo, hi, count) for lo, hi in chunks] if count else []
-            found += [((i + 1) / count, flat, _StretchBucket(flat, [(cuts[i], cuts[i + 1]) for cuts in cut])) for i in range(count)]
+            for turn in range(max(map(len, owned))):
+                found += self._of_chunks(flat, flats[flat], [chunks[turn] if turn < len(chunks) else None for chunks in owned])
             rest = flats[flat].numel()
             count = -(-(rest - extent) * flats[flat].element_size() // self._bucket_bytes)
             cut_rest = cut_points(extent, rest, count) if count else []
             found += [(0.0, flat, Bucket(flat, lo, hi, size)) for lo, hi in itertools.pairwise(cut_rest)]
         return [bucket for _, _, bucket in sorted(found, key=lambda one: one[:2], reverse=True)]
 
+    def _of_chunks(self, flat: int, whole: torch.Tensor, chunks: Sequence[ChunkOfState | None]) -> list[tuple[float, int, Bucket]]:
+        """The buckets of one flat buffer, each with a stretch of each rank's chunk of ``chunks``; with their place in the order."""
+        spans = [bounds(self.extents[flat], chunk) if chunk is not None else (0, 0) for chunk in chunks]
+        keepers = [self.cut.keepers[chunk[1]] if chunk is not None else () for chunk in chunks]
+        longest = max(hi - lo for lo, hi in spans) * whole.element_size()
+        count = -(-longest * len(chunks) // self._most_bytes(whole))
+        cut = [cut_points(lo, hi, count) for lo, hi in spans] if count else []
+        return [((i + 1) / count, flat, _StretchBucket(flat, [(cuts[i], cuts[i + 1]) for cuts in cut], keepers)) for i in range(count)]
+
     def _comes_back(self, bucket: Bucket) -> bool:
         return not isinstance(bucket, _StretchBucket)
 
     def _contributions(self, bucket: Bucket, mine: torch.Tensor) -> list[tuple[torch.Tensor, int]]:
-        if self._comes_back(bucket):
+        if not isinstance(bucket, _StretchBucket):
             return super()._contributions(bucket, mine)
         assert self._group is not None
-        return [(mine, guard) for guard in self.guarded[self._group.rank]]
+        return [(mine, guard) for guard in bucket.keepers[self._group.rank][1:]]
 
     def _returns(self, bucket: Bucket, out: Sequence[torch.Tensor]) -> list[tuple[torch.Tensor, int]]:
-        if self._comes_back(bucket):
+        if not isinstance(bucket, _StretchBucket):
             return super()._returns(bucket, out)
         assert self._group is not None
-        owners = [owner for owner, guards in enumerate(self.guarded) if self._group.rank in guards]
+        owners = [owner for owner, keepers in enumerate(bucket.keepers) if self._group.rank in keepers[1:]]
         return [(bucket.chunk(out, owner), owner) for owner in owners]
 
 
@@ -127,11 +139,23 @@ class Zero1Layout(StateLayout):
     def word(self) -> OwnWord:
         return self.kept.word(self.group)
 
+    @property
+    def late(self) -> bool:
+        return self.kept.late
+
+    def go_on(self) -> None:
+        self.kept.go_on()
+
+    def settle(self, divisor: float, *, late: bool) -> None:
+        self.kept.arrive(lambda flat, lo, hi: self.gradients.mean.flats[flat][lo:hi], late=late)
+
     @contextlib.contextmanager
-    def stepping(self) -> Iterator[list[torch.Tensor]]:
+    def stepping(self, *, turns: bool) -> Iterator[list[torch.Tensor]]:
         """The parameters are complete once they are published."""
         with self.kept.stepping(complete=self.group.size == 1) as gradients:
             yield gradients
+        if turns and self.kept.turn(self.group.rank) is not None:
+            self._route(self.group.size)
 
     def publish(self, then: Callable[[], None]) -> None:
         self.kept.afterwards(then)
@@ -148,11 +172,14 @@ class Zero1Layout(StateLayout):
 
     # ---- a view begins -------------------------------------------------------------------------------------------------------------------
 
-    def place(self, state: StateId, guarded: Sequence[Sequence[int]], asked: Sequence[tuple[int, ...]]) -> None:
-        self.kept.place(state)
-        self._sharded.guarded = guarded
-        size = len(guarded)
-        held = [kept(guarded, rank) for rank in range(size)]
+    def place(self, state: StateId, cut: Cut, group: Group, asked: Sequence[tuple[int, ...]]) -> None:
+        self.kept.place(state, cut, group.rank)
+        self._route(group.size)
+
+    def _route(self, size: int) -> None:
+        """The ``size`` ranks of the view keep the chunks of another cut."""
+        cut = self._sharded.cut = self.kept.cut
+        held = [cut.kept(rank) for rank in range(size)]
         self._routes = [[route(held, [WHOLE], extent, rank) for extent in self.kept.chunks.extents] for rank in range(size)]
 
     def gather(self, group: Group, routes: Routes) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -12,6 +12,7 @@ from actors.rank.plain_kinds import PLAIN
 from actors.rank.state.tracked import checksum, flat_bytes
 from actors.rank.tags import Tag
 
+_Parts = tuple[torch.Tensor, torch.Tensor]
 ROOM = 16
 """Bytes; each tensor begins at a multiple of it."""
 
@@ -70,23 +71,49 @@ def unpack(header: torch.Tensor, payload: torch.Tensor, device: torch.device) ->
     return pieces
 
 
-def exchange_pieces(group: Group, outgoing: dict[int, list[StatePiece]], device: torch.device) -> list[StatePiece]:
+def exchange_pieces(group: Group, outgoing: Mapping[int, list[StatePiece]], device: torch.device) -> list[StatePiece]:
     """Send each peer its pieces; returns the pieces from all peers. All ranks of the group take part. Raises GroupBroken."""
-    packed = {peer: pack(pieces) for peer, pieces in outgoing.items()}
+    packed = {peer: _packed(pieces) for peer, pieces in outgoing.items()}
     lengths = torch.zeros(group.size, group.size, 2, dtype=torch.int64, device="cpu")
-    for peer, (header, payload) in packed.items():
-        lengths[group.rank, peer] = torch.tensor([header.numel() + 8, payload.numel()], device="cpu")
+    for peer, parts in packed.items():
+        lengths[group.rank, peer] = _lengths(parts)
     group.all_gather(lengths, lengths[group.rank].clone(), Tag.PIECES)
-    sources = [source for source in range(group.size) if source != group.rank and lengths[source, group.rank, 0]]
-    arrived = {source: [torch.empty(int(n), dtype=torch.uint8, device="cpu") for n in lengths[source, group.rank]] for source in sources}
-    sends = [(part, peer) for peer, (header, payload) in packed.items() for part in (_sealed(header, payload), payload) if part.numel()]
-    receives = [(part, source) for source, parts in arrived.items() for part in parts if part.numel()]
-    group.start(sends, receives, Tag.PIECES).wait()
+    arriving = {
+        source: lengths[source, group.rank] for source in range(group.size) if source != group.rank and lengths[source, group.rank, 0]
+    }
+    return _carry(group, packed, arriving, device, Tag.PIECES)
+
+
+def swap_pieces(
+    group: Group, outgoing: Mapping[int, list[StatePiece]], sources: Collection[int], device: torch.device, tag: int
+) -> list[StatePiece]:  # fmt: skip
+    """As :func:`exchange_pieces`, where each rank knows which ``sources`` send to it. Only these ranks take part."""
+    packed = {peer: _packed(pieces) for peer, pieces in outgoing.items()}
+    lengths = {peer: _lengths(parts) for peer, parts in packed.items()}
+    arriving = {source: torch.empty(2, dtype=torch.int64, device="cpu") for source in sources}
+    group.start([(each, peer) for peer, each in lengths.items()], [(each, source) for source, each in arriving.items()], tag).wait()
+    return _carry(group, packed, arriving, device, tag)
+
+
+def _carry(
+    group: Group, packed: Mapping[int, _Parts], arriving: Mapping[int, torch.Tensor], device: torch.device, tag: int
+) -> list[StatePiece]:  # fmt: skip
+    """Send packed pieces, and receive those of the ranks ``arriving``, whose lengths are known."""
+    arrived = {source: [torch.empty(int(n), dtype=torch.uint8, device="cpu") for n in lengths] for source, lengths in arriving.items()}
+    sends = [(part, peer) for peer, parts in packed.items() for part in parts]
+    receives = [(part, source) for source, parts in arrived.items() for part in parts]
+    group.start(sends, receives, tag).wait()
     return [piece for source, parts in arrived.items() for piece in _opened(group, source, parts, device)]
 
 
-def _sealed(header: torch.Tensor, payload: torch.Tensor) -> torch.Tensor:
-    return torch.cat([torch.tensor([checksum(payload)], device="cpu").view(torch.uint8), header])
+def _packed(pieces: Sequence[StatePiece]) -> _Parts:
+    """The pieces as two messages: a checksum of the second one with their description, and their bytes."""
+    header, payload = pack(pieces)
+    return torch.cat([torch.tensor([checksum(payload)], device="cpu").view(torch.uint8), header]), payload
+
+
+def _lengths(parts: _Parts) -> torch.Tensor:
+    return torch.tensor([part.numel() for part in parts], dtype=torch.int64, device="cpu")
 
 
 def _opened(group: Group, source: int, parts: Sequence[torch.Tensor], device: torch.device) -> list[StatePiece]:

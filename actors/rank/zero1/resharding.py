@@ -1,4 +1,10 @@
-"""How the chunks of a sharded state move to their ranks when a view begins. :mod:`fleet.protocol.chunks` has the decisions."""
+"""How the members of a view come to one sharded state, and to the cut with which they go on.
+
+:mod:`fleet.protocol.chunks` has the decisions. Where the members hold all chunks of some cut, none moves before the first step: a rank that
+holds a lost owner's chunk becomes its owner, and a newcomer has no chunks yet. :mod:`actors.rank.zero1.moving` brings chunks to their
+places beside the steps that follow. Chunks move at once where a history begins, since one rank alone has the whole then, and where a loss
+has cut a move short.
+"""
 
 from __future__ import annotations
 
@@ -14,16 +20,19 @@ from actors.rank.tags import Tag
 from actors.rank.zero1.chunked import MOST_RUNS
 from actors.rank.zero1.kept import KeptChunks
 from actors.rank.zero1.layout import Routes
-from actors.rank.zero1.pieces import StatePiece, exchange_pieces
+from actors.rank.zero1.moving import MovingChunks
+from actors.rank.zero1.pieces import StatePiece, exchange_pieces, swap_pieces
 from fleet.protocol.chunks import (
     RUN_NUMBERS,
     WHOLE,
     Chunk,
     ChunkRun,
     Claim,
+    Cut,
     chunks_of,
+    cut_of,
     guards,
-    kept,
+    inherited,
     lost,
     route,
     runs,
@@ -32,6 +41,7 @@ from fleet.protocol.chunks import (
 )
 from fleet.protocol.domains import VARIABLE, Place, number, numbered, place_of
 from fleet.protocol.member import MemberProtocol
+from fleet.protocol.recut import Recut
 from fleet.protocol.types import Column, StateId
 
 
@@ -82,7 +92,7 @@ class Resharding:
         self._node = number(place_of(os.environ.get(VARIABLE, ""), protocol.process.node), self._depth)
 
     def exchange(self, group: Group, column: Column) -> StateId:
-        """Reshard with this group, of the column's ranks. Returns the state that all ranks then hold.
+        """Meet with this group, of the column's ranks. Returns the state that all ranks then hold.
 
         Raises GroupBroken: each rank is as before, or a step further, and no chunk is lost by it. When no member has a chunk, all ranks
         find and report it. A later view may have the chunk; if none has, a new history begins.
@@ -92,6 +102,7 @@ class Resharding:
 
     def _exchange(self, group: Group, column: Column) -> StateId:
         kept_here, me = self._kept, group.rank
+        kept_here.stop()
         claims = exchange_claims(group, kept_here.claim(self._node))
         target = claims[column.donor].state
         if target is None:
@@ -107,14 +118,43 @@ class Resharding:
         self._complete(group, there)
         self._give_the_rest(group, column, there)
         places = [numbered(claim.node, self._depth) for claim in claims]
-        guarded = guards(places, self._copies, self._replica_size)
+        wanted = cut_of(guards(places, self._copies, self._replica_size))
         self._layout.introduce(group)  # before chunks move, as a rank may serve once its own have moved
+        cut = wanted if reads else self._inherited(there, wanted)
         if reads:
-            kept_here.chunks.adopt(kept(guarded, me), kept_here.chunks.first(kept(guarded, me)))
+            kept_here.chunks.adopt(wanted.kept(me), kept_here.chunks.first(wanted.kept(me)))
+        elif cut is None:
+            self._move(group, there, wanted, places)
         else:
-            self._move(group, there, guarded, places)
-        self._layout.place(target, guarded, [servers(guarded, owner, me, places, self._replica_size) for owner in range(group.size)])
+            self._keep_those_of(cut, me)
+        self._place(group, target, cut or wanted, wanted, places)
         return target
+
+    def _inherited(self, there: Sequence[Claim], wanted: Cut) -> Cut | None:
+        """The cut that the members have already; None: chunks have to move before they can go on."""
+        held = [claim.chunks for claim in there]
+        if all(set(chunks) == set(wanted.kept(rank)) for rank, chunks in enumerate(held)):
+            return wanted
+        return None if any(WHOLE in chunks for chunks in held) else inherited(held)
+
+    def _keep_those_of(self, cut: Cut, rank: int) -> None:
+        """Keep this rank's chunks of ``cut``, which it holds, and no others: nothing else will be stepped."""
+        chunks = self._kept.chunks
+        if set(cut.kept(rank)) != set(chunks.chunks):  # some came for a view that broke
+            chunks.recut(cut.kept(rank))
+        chunks.drop_more()
+        chunks.drop_beside()
+
+    def _place(self, group: Group, target: StateId, cut: Cut, wanted: Cut, places: Sequence[Place]) -> None:
+        """Go on from ``target`` with ``cut``, and from it to ``wanted`` beside the steps."""
+        asked = [servers(keepers, group.rank, places, self._replica_size) for keepers in cut.keepers]
+        self._layout.place(target, cut, group, asked)
+        moving = None
+        if cut != wanted:
+            asked = [servers(keepers, group.rank, places, self._replica_size) for keepers in wanted.keepers]
+            recut = Recut(cut, wanted, group.size, self._kept.chunks.extents, places)
+            moving = MovingChunks(group, self._kept.chunks, recut, self._train.device, asked)
+        self._kept.move(moving)
 
     def _check_lost(self, group: Group, there: Sequence[Claim]) -> None:
         gone = [span for extent in self._kept.chunks.extents for span in lost([claim.chunks for claim in there], extent)]
@@ -139,21 +179,21 @@ class Resharding:
 
     def _give_the_rest(self, group: Group, column: Column, there: Sequence[Claim]) -> None:
         """The donor sends newcomers the state without the optimizer's chunks."""
-        newcomers = [rank for rank, claim in enumerate(there) if claim.state is None]
+        newcomers, chunks = [rank for rank, claim in enumerate(there) if claim.state is None], self._kept.chunks
         if group.rank == column.donor:
             for rank in newcomers:
                 send_state(group, rank, self._train.state)
+            swap_pieces(group, dict.fromkeys(newcomers, chunks.examples), (), self._train.device, Tag.PIECES)
         elif group.rank in newcomers:
             self._protocol.receiving()
             self._train.reset()
             self._kept.lose()
             receive_state(group, column.donor, self._train.state)
+            chunks.follow(swap_pieces(group, {}, (column.donor,), self._train.device, Tag.PIECES))
 
-    def _move(self, group: Group, there: Sequence[Claim], guarded: Sequence[Sequence[int]], places: Sequence[Place]) -> None:
+    def _move(self, group: Group, there: Sequence[Claim], cut: Cut, places: Sequence[Place]) -> None:
         """Move each chunk to its owner and guards. Ranks drop old chunks once all have the new ones."""
-        me, wanted = group.rank, [kept(guarded, rank) for rank in range(group.size)]
-        if all(claim.chunks == chunks for claim, chunks in zip(there, wanted, strict=True)):
-            return
+        me, wanted = group.rank, [cut.kept(rank) for rank in range(group.size)]
         pieces = self._fetch(group, there, wanted, places)
         try:
             said = torch.zeros(1, dtype=torch.float32, device="cpu")
@@ -174,7 +214,7 @@ class Resharding:
         local: list[StatePiece] = []
         for rank in (rank for rank in range(group.size) if rank == me or held[rank] != wanted[rank]):
             stretches = [(f, one) for f, extent in enumerate(chunks.extents) for one in route(held, wanted[rank], extent, rank, places)]
-            pieces = [piece for flat, one in stretches if one.source == me for piece in chunks.cut(flat, one.lo, one.hi)]
+            pieces = chunks.cut([(flat, one.lo, one.hi) for flat, one in stretches if one.source == me])
             if rank == me:
                 local = pieces
             elif pieces:

@@ -12,7 +12,7 @@ from actors.rank.state.saving import WholeTensors
 from actors.rank.state.tracked import Flat, Slice, TrackedState, slices
 from actors.rank.zero1.chunked import ChunkedOptimizer, OptimizerChunks, is_cut, is_stretch, joined
 from actors.rank.zero1.pieces import PARAMETER, exchange_pieces
-from fleet.protocol.chunks import Chunk, rectangles
+from fleet.protocol.chunks import rectangles
 
 
 def whole_state(group: Group, chunks: OptimizerChunks, tracked: ChunkedOptimizer, device: torch.device) -> dict[str, Any]:
@@ -26,7 +26,7 @@ def named(state: TrackedState, chunks: OptimizerChunks) -> dict[str, ChunkedOpti
 
 
 class ShardedTensors(WholeTensors):
-    """A rank's part of a checkpoint: its own chunk of a sharded optimizer's state, as rectangles, and some of all other tensors.
+    """A rank's part of a checkpoint: its own chunks of a sharded optimizer's state, as rectangles, and some of all other tensors.
 
     The parts together are the state of an unsharded run. An unsharded run, or any number of ranks, can load it.
     """
@@ -50,7 +50,7 @@ class ShardedTensors(WholeTensors):
         parts = [part for _, part, _, _ in assigned]
         names = list(self._absent(modules, stand_ins).values())
         for index, (number, name) in zip([index for index, tensor in enumerate(tensors) if tensor.is_meta], names, strict=True):
-            for offsets, part in _own(chunks, number, name, (self.count, self.index)):
+            for offsets, part in _own(chunks, number, name):
                 self._places.append((index, offsets, tuple(tensors[index].shape)))
                 parts.append(part)
         changing = frozenset(at for at, (index, *_) in enumerate(self._places) if index in volatile)
@@ -131,7 +131,7 @@ class WholeModule(Mapping[str, Any]):
 
 def _gathered(group: Group, chunks: OptimizerChunks, number: int, device: torch.device) -> dict[str, Any]:
     """All values of one parameter, flat, from the owners of its chunks. All ranks call it together."""
-    mine = chunks.own(number, (group.size, group.rank))
+    mine = chunks.own(number)
     pieces = mine + exchange_pieces(group, {peer: mine for peer in range(group.size) if peer != group.rank and mine}, device)
     start = chunks.places[number][1]
     return joined(pieces, start, start + chunks.parameters[number].numel())
@@ -155,10 +155,10 @@ def _stand_in(name: str, value: Any, probe: torch.Tensor, parameter: torch.Tenso
     return torch.empty(shape, dtype=parameter.dtype if value.dtype == probe.dtype else value.dtype, device="meta")
 
 
-def _own(chunks: OptimizerChunks, number: int, name: str, chunk: Chunk) -> Iterator[tuple[tuple[int, ...], torch.Tensor]]:
-    """(offsets in the whole, tensor) of each rectangle of ``chunk`` in one value of a parameter's state."""
+def _own(chunks: OptimizerChunks, number: int, name: str) -> Iterator[tuple[tuple[int, ...], torch.Tensor]]:
+    """(offsets in the whole, tensor) of each rectangle of this rank's own chunks in one value of a parameter's state."""
     start, parameter = chunks.places[number][1], chunks.parameters[number]
-    for piece in chunks.own(number, chunk):
+    for piece in chunks.own(number):
         value = piece.values[name]
         if not is_stretch(name, value, piece):
             if piece.lo == start:

@@ -1,0 +1,121 @@
+"""From the chunks that ranks hold to those that they are to keep: what moves is what they lack, once, and from ranks that have it."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fleet.protocol.chunks import BLOCK, WHOLE, Cut, bounds, cut_of, guards, inherited, lost
+from fleet.protocol.recut import FIRST_ELEMENTS, SLICES, Recut
+
+EXTENTS = st.lists(st.integers(0, 60 * BLOCK), min_size=1, max_size=3)
+
+
+@st.composite
+def views(draw: st.DrawFn) -> tuple[Cut, Cut | None, Cut, int]:
+    """(the cut of a view, the one with which its survivors go on, the one that they are to have, how many ranks they are)."""
+    before, copies, groups = draw(st.integers(1, 9)), draw(st.integers(0, 3)), draw(st.integers(1, 3))
+    cut = cut_of(guards([(rank % 3,) for rank in range(before)], copies, groups))
+    dead = draw(st.sets(st.integers(0, before - 1), max_size=2))
+    newcomers = draw(st.integers(0, 2))
+    held = [cut.kept(rank) for rank in range(before) if rank not in dead] + [()] * newcomers
+    held = draw(st.permutations(held or [()]))
+    wanted = cut_of(guards([(rank % 2,) for rank in range(len(held))], copies, groups))
+    return cut, inherited(held), wanted, len(held)
+
+
+@given(st.integers(1, 9), st.integers(0, 3), st.sets(st.integers(0, 8), max_size=3), EXTENTS)
+def test_survivors_go_on_with_their_chunks_where_each_has_a_keeper(size: int, copies: int, dead: set[int], extents: list[int]) -> None:
+    cut = cut_of(guards([(rank % 3,) for rank in range(size)], copies))
+    held = [cut.kept(rank) for rank in range(size) if rank not in dead]
+    found = inherited(held)
+    if found is None:
+        assert any(set(keepers) <= dead for keepers in cut.keepers)
+        return
+    assert found.size == size and not any(lost(held, extent) for extent in extents)
+    assert [set(found.kept(rank)) for rank in range(len(held))] == [set(chunks) for chunks in held], "no more, and no less"
+
+
+@given(st.integers(2, 9), st.integers(1, 3), st.integers(0, 8))
+def test_owners_are_spread_over_the_keepers(size: int, copies: int, gone: int) -> None:
+    """After one loss no rank owns more than two chunks, and all but one own one."""
+    cut = cut_of(guards([(rank,) for rank in range(size)], copies))
+    found = inherited([cut.kept(rank) for rank in range(size) if rank != gone % size])
+    assert found is not None
+    owned = sorted(len(found.owned(rank)) for rank in range(size - 1))
+    assert sum(owned) == size and owned[-1] <= 2
+
+
+def test_chunks_of_a_move_that_was_cut_short_do_not_count() -> None:
+    """Some have the chunks of three ranks, some those of two; nobody has the third of three."""
+    held = [((3, 0), (2, 0)), ((3, 1), (2, 1)), ((2, 0),)]
+    assert inherited(held) == Cut(((0, 2), (1,)))
+    assert inherited([((3, 0),), ((3, 1),)]) is None
+    assert inherited([(), ()]) is None
+    assert inherited([(WHOLE,), ()]) == Cut(((0,),))
+
+
+@given(views(), EXTENTS, st.integers(1, 7), st.data())
+def test_every_rank_gets_what_it_lacks_once(
+    view: tuple[Cut, Cut | None, Cut, int], extents: list[int], slices: int, data: st.DataObject
+) -> None:
+    _, now, wanted, ranks = view
+    if now is None:
+        return
+    recut = Recut(now, wanted, ranks, extents, slices=slices, first=data.draw(st.integers(1, 40 * BLOCK)))
+    has = [_elements(now.kept(rank), extents) for rank in range(ranks)]
+    first = [set(one) for one in has]
+    while not recut.over:
+        assert recut.begin()
+        for rank in range(ranks):
+            for flat, (lo, hi, source) in recut.under_way(rank):
+                blocks = _blocks(flat, lo, hi)
+                assert lo < hi and source != rank
+                assert blocks <= first[source], "it comes from a rank that has it in its chunks, and gets its gradients"
+                assert not blocks & has[rank], "nothing comes twice"
+                has[rank] |= blocks
+        recut.end(late=data.draw(st.booleans()))
+        for rank in range(ranks):
+            there = set[tuple[int, int]]().union(*(_blocks(flat, lo, hi) for flat, (lo, hi, _) in recut.in_place(rank)))
+            assert first[rank] | there == has[rank]
+            assert _elements(recut.claimed(rank), extents) <= has[rank]
+    assert not recut.begin()
+    for rank in range(ranks):
+        assert _elements(wanted.kept(rank), extents) <= has[rank]
+        assert _elements(recut.claimed(rank), extents) == _elements(wanted.kept(rank), extents)
+
+
+def _elements(chunks: tuple[tuple[int, int], ...], extents: list[int]) -> set[tuple[int, int]]:
+    """The blocks of ``chunks``, as (flat buffer, number)."""
+    return {one for chunk in chunks for flat, extent in enumerate(extents) for one in _blocks(flat, *bounds(extent, chunk))}
+
+
+def _blocks(flat: int, lo: int, hi: int) -> set[tuple[int, int]]:
+    return {(flat, block) for block in range(lo // BLOCK, -(-hi // BLOCK))} if lo < hi else set()
+
+
+def test_the_first_slices_are_few_and_then_twice_as_many_while_they_come_in_time() -> None:
+    now, wanted = cut_of(guards([(0,), (1,), (2,)], 1)), cut_of(guards([(0,), (1,), (2,)], 2))
+    recut = Recut(now, wanted, 3, [3 * 16 * FIRST_ELEMENTS])
+    took = []
+    for late in (False, False, True, False, False):
+        recut.begin()
+        took.append(recut.coming)
+        recut.end(late=late)
+    assert took == [SLICES // 16, SLICES // 8, SLICES // 4, SLICES // 8, SLICES // 4]
+
+
+def test_where_nothing_is_missing_one_step_is_enough() -> None:
+    """Two ranks have all of three, and one is to have the whole."""
+    recut = Recut(Cut(((0,), (0,), (0,))), Cut(((0,),)), 1, [50 * BLOCK])
+    assert recut.begin() and recut.under_way(0) == []
+    recut.end(late=False)
+    assert recut.over
+
+
+def test_a_rank_is_served_by_one_that_is_near() -> None:
+    now, wanted = Cut(((0, 1, 2),)), Cut(((0, 1, 2, 3),))
+    places = [("a",), ("b",), ("b",), ("b",)]
+    recut = Recut(now, wanted, 4, [8 * BLOCK], places)
+    recut.begin()
+    assert {one.source for _, one in recut.under_way(3)} <= {1, 2}
