@@ -2,8 +2,8 @@
 
 A flat buffer is cut into *chunks* at multiples of :data:`BLOCK` elements: chunk ``(size, index)`` is the ``index``-th of ``size``.
 View rank ``i`` of a view of ``size`` ranks owns chunk ``(size, i)``, and guards copies of a few other chunks. When the view changes, each
-member says in a :class:`Claim` which chunks it holds. All members see the same claims, so all derive the same :class:`Cut` to go on with,
-and the same transfers (:mod:`fleet.protocol.recut`).
+member says in a :class:`Claim` which chunks it holds. All members see the same claims. So all derive the same :class:`StateCut` to go on
+with, and the same transfers (:mod:`fleet.protocol.recut`).
 
 ``replica_size`` view ranks in a row can form a group. The members of a full group together hold all chunks. The member at place ``c`` of
 its group has the chunks of all ranks at place ``c`` of theirs.
@@ -95,7 +95,7 @@ def _least(owner: int, taken: Collection[int], ranks: Mapping[Place, Sequence[in
     return (owner + min(keys)[-1]) % size
 
 
-class Cut(NamedTuple):
+class StateCut(NamedTuple):
     """Which ranks of a view keep which chunk of a sharded state. All chunks have one size.
 
     Attributes:
@@ -118,12 +118,12 @@ class Cut(NamedTuple):
         return (*self.owned(rank), *((self.size, index) for index, keepers in enumerate(self.keepers) if rank in keepers[1:]))
 
 
-def cut_of(guarded: Sequence[Sequence[int]]) -> Cut:
+def cut_of(guarded: Sequence[Sequence[int]]) -> StateCut:
     """The cut in which each view rank owns the chunk of its number. ``guarded``: see :func:`guards`."""
-    return Cut(tuple((owner, *chosen) for owner, chosen in enumerate(guarded)))
+    return StateCut(tuple((owner, *chosen) for owner, chosen in enumerate(guarded)))
 
 
-def inherited(held: Sequence[Sequence[Chunk]]) -> Cut | None:
+def inherited(held: Sequence[Sequence[Chunk]]) -> StateCut | None:
     """The cut with which a view can begin when no chunk moves: each chunk is kept by all ranks that hold it.
 
     None when the ranks do not hold all chunks of any one size. Chunks of several sizes are held where a move was cut short. Then the
@@ -139,7 +139,7 @@ def inherited(held: Sequence[Sequence[Chunk]]) -> Cut | None:
             for index in sorted({index for one, index in chunks if one == size}):
                 holders[index].append(rank)
         if all(holders):
-            return Cut(tuple(map(tuple, _with_owners(holders, len(held)))))
+            return StateCut(tuple(map(tuple, _with_owners(holders, len(held)))))
     return None
 
 
@@ -159,7 +159,7 @@ def servers(keepers: Sequence[int], rank: int, places: Sequence[Place] = (), rep
     Where there are groups, ranks of the asking rank's own group come first, then near ranks. So a full group gathers within itself.
 
     Args:
-        keepers: see :class:`Cut`.
+        keepers: see :class:`StateCut`.
         places: as for :func:`guards`; () when they are not known.
     """
     first = rank % len(keepers)

@@ -11,7 +11,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Sequence
 
-from fleet.protocol.chunks import Chunk, Cut, Stretch, bounds, choose
+from fleet.protocol.chunks import Chunk, StateCut, Stretch, bounds, choose
 from fleet.protocol.domains import Place
 from fleet.protocol.probes import probe
 
@@ -39,8 +39,8 @@ class Recut:
 
     def __init__(
         self,
-        now: Cut,
-        wanted: Cut,
+        now: StateCut,
+        wanted: StateCut,
         ranks: int,
         extents: Sequence[int],
         places: Sequence[Place] = (),
@@ -82,7 +82,7 @@ class Recut:
         return self._stretches(rank, 0, self.done)
 
     def claimed(self, rank: int) -> tuple[Chunk, ...]:
-        """What view rank ``rank`` has beside its chunks of ``now``, as chunks."""
+        """The slices that are in place on view rank ``rank``, as chunks."""
         count = self.slices
         return tuple((size * count, index * count + number) for size, index in self._kept[rank] for number in range(self.done))
 

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from fleet.protocol.chunks import LATEST_S, SILENT_S, WHOLE, Chunk, Cut, Readiness, can_serve, servers
+from fleet.protocol.chunks import LATEST_S, SILENT_S, WHOLE, Chunk, Readiness, StateCut, can_serve, servers
 from fleet.protocol.moves import Begin
 from fleet.protocol.types import Column, Member, StateId
 from fleet.simulation.clockwork import Future, Steps
@@ -91,7 +91,7 @@ class SimFsdpLayout(SimLayout):
         self._addresses = yield group.exchange(self.rank.member, "addresses", self)
         yield from self.rank.point("introduced")
 
-    def place(self, column: Column, cut: Cut) -> None:
+    def place(self, column: Column, cut: StateCut) -> None:
         self._place, self.useless = column.rank_of(self.rank.member), ""
         self._servers = [self._addresses[member] for member in column.members]
         self._settle()

@@ -15,7 +15,7 @@ from types import GeneratorType
 from typing import Any
 
 from fleet.errors import Fenced, FleetError, GroupLost, LoopError, RunOver
-from fleet.protocol.chunks import Claim, Cut
+from fleet.protocol.chunks import Claim, StateCut
 from fleet.protocol.events import Event, Raised
 from fleet.protocol.instructions import Instruction, Quiesce
 from fleet.protocol.layouts import LAYOUTS
@@ -189,7 +189,7 @@ class SimLayout:
         """Exchange the data that members need before chunks are placed. Raises Broken."""
         yield from ()
 
-    def place(self, column: Column, cut: Cut) -> None:
+    def place(self, column: Column, cut: StateCut) -> None:
         """This rank has its chunks of ``cut``."""
 
     def died(self) -> None:

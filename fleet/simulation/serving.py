@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
-from fleet.protocol.chunks import Chunk, Cut, lost, settled
+from fleet.protocol.chunks import Chunk, StateCut, lost, settled
 from fleet.protocol.records import Committed, Record, ViewPublished
 from fleet.protocol.types import Member, StateId, View
 from fleet.simulation.checker import InvariantChecker
@@ -116,10 +116,10 @@ class TwoPhase(InvariantChecker):
 
     def __init__(self, world: Stage) -> None:
         super().__init__(world)
-        self._targets: dict[tuple[int, str], tuple[StateId, Cut]] = {}
+        self._targets: dict[tuple[int, str], tuple[StateId, StateCut]] = {}
         self._history = 0
 
-    def begins(self, rank: SimRank, view: View, cut: Cut, state: StateId, value: int) -> None:
+    def begins(self, rank: SimRank, view: View, cut: StateCut, state: StateId, value: int) -> None:
         """``rank`` begins ``view`` with its chunks of ``cut``."""
         target, first = self._targets.setdefault((view.generation, view.store), (state, cut))
         self.require(state == target, f"{rank} begins generation {view.generation} at {state}, another at {target}")
@@ -127,7 +127,7 @@ class TwoPhase(InvariantChecker):
         right = self.world.chain.weights(state.step)
         self.require(value == right, f"{rank} has chunks of another state than {state} in generation {view.generation}")
 
-    def placed(self, rank: SimRank, view: View, cut: Cut, state: StateId, value: int) -> None:
+    def placed(self, rank: SimRank, view: View, cut: StateCut, state: StateId, value: int) -> None:
         """All chunks that ``rank`` is to keep in ``view`` are in place."""
         right = self.world.chain.weights(state.step)
         self.require(value == right, f"{rank} has chunks of another state than {state} in generation {view.generation}")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from fleet.protocol.chunks import BLOCK, WHOLE, Chunk, Claim, Cut, bounds, cut_of, guards, inherited, lost, route, settled
+from fleet.protocol.chunks import BLOCK, WHOLE, Chunk, Claim, StateCut, bounds, cut_of, guards, inherited, lost, route, settled
 from fleet.protocol.domains import Place, number, numbered, place_of
 from fleet.protocol.moves import Advance, Begin
 from fleet.protocol.recut import Recut
@@ -36,7 +36,7 @@ class SimChunks:
         self.layout, self.rank = layout, layout.rank
         self._depth = len(self.rank.world.settings.domains) + 1
         self.places: Sequence[Place] = ()
-        self.cut = Cut(((0,),))
+        self.cut = StateCut(((0,),))
         self.recut: Recut | None = None
         self._coming: Future | None = None
         self._summed: tuple[Chunk, ...] = ()
@@ -168,7 +168,7 @@ class SimChunks:
         self.places = [numbered(claim.node, self._depth) for claim in there]
         wanted = cut_of(guards(self.places, settings.optimizer_copies, settings.replica_ranks))
         held = [claim.chunks for claim in there]
-        cut: Cut | None = wanted
+        cut: StateCut | None = wanted
         if any(set(chunks) != set(wanted.kept(rank)) for rank, chunks in enumerate(held)):
             cut = None if any(WHOLE in chunks for chunks in held) else inherited(held)
         if cut is None:
@@ -200,7 +200,7 @@ class SimChunks:
             rank.rank_machine.vote.begin()
             yield from layout.put_in_place(group, *(yield group.receive_state(rank.member)))
 
-    def _move(self, group: SimGroup, there: Sequence[Claim], cut: Cut, target: StateId) -> Steps:
+    def _move(self, group: SimGroup, there: Sequence[Claim], cut: StateCut, target: StateId) -> Steps:
         """Move each chunk to its owner and its guards. Ranks drop old chunks once all have the new ones."""
         rank, column = self.rank, group.view.column_of(self.rank.member)
         me = column.rank_of(rank.member)

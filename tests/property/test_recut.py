@@ -5,14 +5,14 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fleet.protocol.chunks import BLOCK, WHOLE, Cut, bounds, cut_of, guards, inherited, lost
+from fleet.protocol.chunks import BLOCK, WHOLE, StateCut, bounds, cut_of, guards, inherited, lost
 from fleet.protocol.recut import FIRST_ELEMENTS, SLICES, Recut
 
 EXTENTS = st.lists(st.integers(0, 60 * BLOCK), min_size=1, max_size=3)
 
 
 @st.composite
-def views(draw: st.DrawFn) -> tuple[Cut, Cut | None, Cut, int]:
+def views(draw: st.DrawFn) -> tuple[StateCut, StateCut | None, StateCut, int]:
     """(the cut of a view, the one with which its survivors go on, the one that they are to have, how many ranks they are)."""
     before, copies, groups = draw(st.integers(1, 9)), draw(st.integers(0, 3)), draw(st.integers(1, 3))
     cut = cut_of(guards([(rank % 3,) for rank in range(before)], copies, groups))
@@ -49,15 +49,15 @@ def test_owners_are_spread_over_the_keepers(size: int, copies: int, gone: int) -
 def test_chunks_of_a_move_that_was_cut_short_do_not_count() -> None:
     """Some have the chunks of three ranks, some those of two; nobody has the third of three."""
     held = [((3, 0), (2, 0)), ((3, 1), (2, 1)), ((2, 0),)]
-    assert inherited(held) == Cut(((0, 2), (1,)))
+    assert inherited(held) == StateCut(((0, 2), (1,)))
     assert inherited([((3, 0),), ((3, 1),)]) is None
     assert inherited([(), ()]) is None
-    assert inherited([(WHOLE,), ()]) == Cut(((0,),))
+    assert inherited([(WHOLE,), ()]) == StateCut(((0,),))
 
 
 @given(views(), EXTENTS, st.integers(1, 7), st.data())
 def test_every_rank_gets_what_it_lacks_once(
-    view: tuple[Cut, Cut | None, Cut, int], extents: list[int], slices: int, data: st.DataObject
+    view: tuple[StateCut, StateCut | None, StateCut, int], extents: list[int], slices: int, data: st.DataObject
 ) -> None:
     _, now, wanted, ranks = view
     if now is None:
@@ -107,14 +107,14 @@ def test_the_first_slices_are_few_and_then_twice_as_many_while_they_come_in_time
 
 def test_where_nothing_is_missing_one_step_is_enough() -> None:
     """Two ranks have all of three, and one is to have the whole."""
-    recut = Recut(Cut(((0,), (0,), (0,))), Cut(((0,),)), 1, [50 * BLOCK])
+    recut = Recut(StateCut(((0,), (0,), (0,))), StateCut(((0,),)), 1, [50 * BLOCK])
     assert recut.begin() and recut.under_way(0) == []
     recut.end(late=False)
     assert recut.over
 
 
 def test_a_rank_is_served_by_one_that_is_near() -> None:
-    now, wanted = Cut(((0, 1, 2),)), Cut(((0, 1, 2, 3),))
+    now, wanted = StateCut(((0, 1, 2),)), StateCut(((0, 1, 2, 3),))
     places = [("a",), ("b",), ("b",), ("b",)]
     recut = Recut(now, wanted, 4, [8 * BLOCK], places)
     recut.begin()

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from fleet.protocol.chunks import Chunk, Cut, Readiness
+from fleet.protocol.chunks import Chunk, Readiness, StateCut
 from fleet.protocol.records import Committed, ProcessLost
 from fleet.protocol.types import StateId
 from fleet.simulation import gathering as gathering_module
@@ -174,7 +174,7 @@ def guards_one_copy_less(patch: Patch) -> None:
 
 
 def does_not_keep_what_it_guards(patch: Patch) -> None:
-    patch.setattr(Cut, "kept", Cut.owned)
+    patch.setattr(StateCut, "kept", StateCut.owned)
 
 
 def asks_the_owner_alone(patch: Patch) -> None:

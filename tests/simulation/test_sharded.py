@@ -35,7 +35,7 @@ def test_one_rank_lost_anywhere_in_a_step_costs_no_state(point: str) -> None:
     assert sum(isinstance(record, ViewPublished) for record in outcome.world.journal) >= 2
 
 
-@pytest.mark.parametrize("point", ["advancing", "placing", "placed"])
+@pytest.mark.parametrize("point", ["advancing", "placed", "slices"])
 def test_one_more_lost_while_chunks_move_costs_none_either(point: str) -> None:
     """Nodes of two ranks: the second loss comes in the view after the first, when one copy of each chunk is left or has moved on."""
     first = Trouble(kind="kill", point="ready" if point == "advancing" else "compute", step=5, slot=1)

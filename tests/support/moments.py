@@ -79,7 +79,7 @@ MOMENTS = {
     "placed": Moment("the ranks go on with the chunks that they have", f"{LAYOUT}.place", True, second=True),
     "slices-leave": Moment("slices of chunks are about to leave it, beside a step", f"{MOVING}._carry", second=True),
     "slices-have-come": Moment("slices have come to it, and count nowhere yet", f"{FSDP}.chunks:ChunkedModel.extend", second=True),
-    "slices-are-in-place": Moment("slices are in place, and their sums are about to come", f"{MOVING}._bring_sums", second=True),
+    "slices-are-in-place": Moment("slices are in place, and their sums are about to come", f"{MOVING}._send_sums", second=True),
     "turns": Moment("a step is taken, and it is about to turn to the new chunks", f"{FSDP}.chunks:ChunkedModel.recut", second=True),
     "has-turned": Moment("it has the new chunks alone", f"{FSDP}.chunks:ChunkedModel.recut", True, second=True),
 }  # fmt: skip

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.distributed.fsdp import fully_shard
 
 from fleet.errors import LoopError
-from tests.support.waiting import LIMIT_S
+from tests.support import waiting
 
 SAMPLES, FEATURES = 512, 8
 
@@ -65,13 +65,9 @@ def once(run: Any, name: str) -> bool:
     return True
 
 
-def until(flag: Path, limit_s: float = 2 * LIMIT_S) -> None:
+def until(flag: Path) -> None:
     """Wait until another process has made the file: longer than the test itself waits for anything."""
-    deadline_s = time.monotonic() + limit_s
-    while not flag.exists():
-        if time.monotonic() > deadline_s:
-            raise TimeoutError(f"{flag.name} did not come within {limit_s:g} s")
-        time.sleep(0.001)
+    waiting.until(flag.exists, flag.name, 2 * waiting.LIMIT_S, 0.001)
 
 
 def die() -> None:

@@ -15,10 +15,13 @@ from fleet.protocol.chunks import WHOLE, Chunk
 
 
 class _Memory(NamedTuple):
+    """Elements of one flat buffer. ``more``: they lie beside the chunks, see :meth:`OptimizerChunks.extend`."""
+
     flat: int
     lo: int
     hi: int
     elements: torch.Tensor
+    more: bool
 
 
 class ChunkedModel(OptimizerChunks):
@@ -33,9 +36,7 @@ class ChunkedModel(OptimizerChunks):
             before there are chunks: all values can be read.
     """
 
-    _memory: Sequence[_Memory] = ()
-    _memory_more: Sequence[_Memory] = ()
-    _by_flat: dict[int, list[_Memory]]
+    _memory: dict[int, list[_Memory]]
     _loaded: Sequence[tuple[ChunkedOptimizer, dict[str, Any]]] = ()
     _unread = False
 
@@ -47,7 +48,7 @@ class ChunkedModel(OptimizerChunks):
         extents: Sequence[int],
         readers: Sequence[Read] = (),
     ) -> None:
-        self._readers, self.readable, self._by_flat = readers, bool(readers), {}
+        self._readers, self.readable, self._memory = readers, bool(readers), {}
         self._values: dict[int, torch.Tensor] = dict(enumerate(parameters))
         super().__init__(optimizers, parameters, places, extents)
         self._values = {}
@@ -96,21 +97,24 @@ class ChunkedModel(OptimizerChunks):
     # ---- chunks --------------------------------------------------------------------------------------------------------------------------
 
     def _ground(self, spans: Sequence[Span], pieces: Mapping[int, Sequence[StatePiece]]) -> None:
-        self._memory, self._memory_more, self._unread = self._filled(spans, pieces), (), False
-        self._find()
+        filled, self._unread = self._filled(spans, pieces, more=False), False
+        self._memory = {}
+        self._add(filled)
 
     def _ground_more(self, spans: Sequence[Span], pieces: Mapping[int, Sequence[StatePiece]]) -> None:
-        self._memory_more = [*self._memory_more, *self._filled(spans, pieces)]
-        self._find()
+        self._add(self._filled(spans, pieces, more=True))
 
     def drop_more(self) -> None:
         super().drop_more()
-        self._memory_more = ()
-        self._find()
+        self._memory = {flat: [one for one in memory if not one.more] for flat, memory in self._memory.items()}
 
-    def _filled(self, spans: Sequence[Span], pieces: Mapping[int, Sequence[StatePiece]]) -> list[_Memory]:
-        memory = [_Memory(flat, lo, hi, self._zeros(flat, hi - lo)) for flat, lo, hi in spans if lo < hi]
-        for flat, lo, hi, elements in memory:
+    def _add(self, memory: Iterable[_Memory]) -> None:
+        for one in memory:
+            self._memory.setdefault(one.flat, []).append(one)
+
+    def _filled(self, spans: Sequence[Span], pieces: Mapping[int, Sequence[StatePiece]], *, more: bool) -> list[_Memory]:
+        memory = [_Memory(flat, lo, hi, self._zeros(flat, hi - lo), more) for flat, lo, hi in spans if lo < hi]
+        for flat, lo, hi, elements, _ in memory:
             for number, start, stop in self.parts(flat, lo, hi):
                 for piece in stretch_of(pieces[number], start, stop):
                     elements[piece.lo - lo : piece.hi - lo] = piece.values[PARAMETER]
@@ -118,12 +122,6 @@ class ChunkedModel(OptimizerChunks):
 
     def _zeros(self, flat: int, length: int) -> torch.Tensor:
         return torch.zeros(length, dtype=self._kinds[flat].dtype, device=self._kinds[flat].device)
-
-    def _find(self) -> None:
-        """The memory is other memory now."""
-        self._by_flat = defaultdict(list)
-        for one in (*self._memory, *self._memory_more):
-            self._by_flat[one.flat].append(one)
 
     @property
     def _kinds(self) -> dict[int, torch.Tensor]:
@@ -137,7 +135,7 @@ class ChunkedModel(OptimizerChunks):
             for number, start, stop in self.parts(flat, lo, hi):
                 read[start - lo : stop - lo] = self._read(number, start, stop).values[PARAMETER]
             return read
-        for one in self._by_flat.get(flat, ()):
+        for one in self._memory.get(flat, ()):
             if one.lo <= lo and hi <= one.hi:
                 return one.elements[lo - one.lo : hi - one.lo]
         return None
@@ -153,7 +151,7 @@ class ChunkedModel(OptimizerChunks):
     @property
     def weights(self) -> list[torch.Tensor]:
         """All elements that this rank has."""
-        return [one.elements for one in (*self._memory, *self._memory_more)]
+        return [one.elements for memory in self._memory.values() for one in memory]
 
     def _held(self) -> Mapping[int, Sequence[StatePiece]]:
         found: dict[int, list[StatePiece]] = defaultdict(list)

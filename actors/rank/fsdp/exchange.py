@@ -28,7 +28,7 @@ from actors.rank.step.layout import LayoutInputs
 from actors.rank.step.sums import ShardSums
 from actors.rank.tags import Tag
 from fleet.errors import FleetError
-from fleet.protocol.chunks import LATEST_S, SILENT_S, Cut, Readiness, Turn, bounds, can_accept, can_serve
+from fleet.protocol.chunks import LATEST_S, SILENT_S, Readiness, StateCut, Turn, bounds, can_accept, can_serve
 from fleet.protocol.records import COMM
 from fleet.protocol.types import StateId
 
@@ -73,7 +73,7 @@ class PeerExchange:
         self._given, self._gradients, self._chunks = given, gradients, chunks
         self._moved = threading.Condition()
         self._at = self._met = NOWHERE
-        self._cut = Cut(((0,),))
+        self._cut = StateCut(((0,),))
         self._asked: Sequence[tuple[int, ...]] = ()
         self.missed, self.in_shard = "", False
         self._still, self._changes = True, 0
@@ -123,7 +123,7 @@ class PeerExchange:
         addresses = [Address.unpacked(row.numpy().tobytes()) for row in rows]
         self._met = _Meeting(addresses, Turn(group.generation, 0), group.rank)
 
-    def place(self, cut: Cut, asked: Sequence[tuple[int, ...]]) -> None:
+    def place(self, cut: StateCut, asked: Sequence[tuple[int, ...]]) -> None:
         """This rank has its chunks of the view that was introduced last. ``asked``: by chunk, the ranks that this rank asks for it, in
         order."""
         self.missed = ""
@@ -132,7 +132,7 @@ class PeerExchange:
         self.turn_to(cut, asked)
         self.begin_step()
 
-    def turn_to(self, cut: Cut, asked: Sequence[tuple[int, ...]]) -> None:
+    def turn_to(self, cut: StateCut, asked: Sequence[tuple[int, ...]]) -> None:
         """This rank has its chunks of another cut, at the beginning of a step. Call it within :meth:`moving`."""
         self._cut, self._asked = cut, asked
         chunks = [(self._stretches(index), keepers) for index, keepers in enumerate(cut.keepers) if self._at.rank in keepers]

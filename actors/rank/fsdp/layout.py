@@ -39,7 +39,7 @@ from actors.rank.zero1.chunked import check_tracked
 from actors.rank.zero1.kept import FIXED, KeptChunks
 from actors.rank.zero1.layout import ShardedReducer, sharded
 from fleet.errors import ConfigError
-from fleet.protocol.chunks import Cut
+from fleet.protocol.chunks import StateCut
 from fleet.protocol.types import StateId
 
 log = logging.getLogger("fleet.rank")
@@ -278,7 +278,7 @@ class FsdpLayout(StateLayout):
     def introduce(self, group: Group) -> None:
         self.exchange.introduce(group)
 
-    def place(self, state: StateId, cut: Cut, group: Group, asked: Sequence[tuple[int, ...]]) -> None:
+    def place(self, state: StateId, cut: StateCut, group: Group, asked: Sequence[tuple[int, ...]]) -> None:
         self.kept.place(state, cut, group.rank)
         self._sharded.cut = cut
         self.exchange.place(cut, asked)

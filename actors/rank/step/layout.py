@@ -27,7 +27,7 @@ from actors.rank.step.update import Update
 from actors.rank.step.weights import ShardWeights
 from actors.rank.telemetry.recorder import Recorder
 from fleet.errors import ConfigError
-from fleet.protocol.chunks import Cut
+from fleet.protocol.chunks import StateCut
 from fleet.protocol.duties import Duties
 from fleet.protocol.layouts import LAYOUTS
 from fleet.protocol.types import StateId
@@ -252,7 +252,7 @@ class StateLayout:
     def introduce(self, group: Group) -> None:
         """Exchange the facts that ranks need of each other before chunks are placed in a view. Raises GroupBroken."""
 
-    def place(self, state: StateId, cut: Cut, group: Group, asked: Sequence[tuple[int, ...]]) -> None:
+    def place(self, state: StateId, cut: StateCut, group: Group, asked: Sequence[tuple[int, ...]]) -> None:
         """This rank's chunks in the view of ``group`` are here, all at ``state``. ``asked``: by chunk, the ranks that this rank asks for
         it."""
 

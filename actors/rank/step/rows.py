@@ -19,8 +19,7 @@ from fleet.protocol.member import Offer
 OFFER = 1 + len(LEVELS)
 """Numbers of an offer: a proposal, and a request of each level."""
 LOGS, COLLECTS, LATE = 1, 2, 4
-"""Flags of a rank: its loop has logged figures; a full collection of garbage is due in its process; it has to wait for chunks that move
-beside the step."""
+"""Flags of a rank: its loop has logged figures; a full collection of garbage is due; chunks that move come later than the step."""
 
 Numbers = list[list[float]]
 """By view rank."""

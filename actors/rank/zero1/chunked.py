@@ -10,6 +10,7 @@ import itertools
 import math
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import torch
@@ -37,7 +38,8 @@ WAY_OUT = "Use one of " + ", ".join(kind.__name__ for kind in ELEMENTWISE) + '; 
 
 
 Span = tuple[int, int, int]
-"""(flat buffer, from, to)."""
+"""(flat buffer or parameter, from, to)."""
+NOTHING: Mapping[Span, dict[str, Any]] = MappingProxyType({})
 
 
 class _Slice(NamedTuple):
@@ -172,7 +174,6 @@ class OptimizerChunks:
         self.beside: tuple[Chunk, ...] = ()
         self.owned: tuple[Chunk, ...] = ()
         self._more: list[_Slice] = []  # beside the chunks, see extend()
-        self._as_before: Mapping[tuple[int, int, int], dict[str, Any]] = {}
         self._cut_whole()
 
     # ---- the whole -----------------------------------------------------------------------------------------------------------------------
@@ -259,8 +260,12 @@ class OptimizerChunks:
         """The state of ``chunks`` before the first step, where that can be read."""
         return []
 
-    def adopt(self, chunks: tuple[Chunk, ...], pieces: Iterable[StatePiece]) -> None:
-        """Keep ``chunks``, whose state is in ``pieces``, and no others."""
+    def adopt(self, chunks: tuple[Chunk, ...], pieces: Iterable[StatePiece], same: Mapping[Span, dict[str, Any]] = NOTHING) -> None:
+        """Keep ``chunks``, whose state is in ``pieces``, and no others.
+
+        Args:
+            same: by (parameter, from, to), a state that can be used as it is.
+        """
         by_parameter: dict[int, list[StatePiece]] = defaultdict(list)
         for piece in pieces:
             by_parameter[piece.parameter].append(piece)
@@ -274,19 +279,23 @@ class OptimizerChunks:
                 group["params"] = [tracked.probes[number]]
                 if before := seen[number]:
                     tracked.optimizer.state[tracked.probes[number]] = before
-            self._slices += self._take(tracked, self._parts_of(chunks), by_parameter)
+            self._slices += self._take(tracked, self._parts_of(chunks), by_parameter, same)
 
     def _take(
-        self, tracked: ChunkedOptimizer, parts: Sequence[tuple[int, int, int]], pieces: Mapping[int, list[StatePiece]]
-    ) -> list[_Slice]:  # fmt: skip
-        """Give one optimizer its stretches among ``parts``, beside those that it has, with their state."""
+        self,
+        tracked: ChunkedOptimizer,
+        parts: Sequence[Span],
+        pieces: Mapping[int, list[StatePiece]],
+        same: Mapping[Span, dict[str, Any]] = NOTHING,
+    ) -> list[_Slice]:
+        """Give one optimizer its stretches among ``parts``, by parameter, beside those that it has, with their state."""
         optimizer, taken = tracked.optimizer, list[_Slice]()
         for group, whole, probe in zip(optimizer.param_groups, tracked.wholes, tracked.probes, strict=True):
             numbers = {self._numbers[id(parameter)] for parameter in whole if id(parameter) in self._numbers}
             mine = [_Slice(*part, self.view(*part), optimizer) for part in parts if part[0] in numbers]
             for one in mine:
-                same = self._as_before.get((one.parameter, one.lo, one.hi))
-                if values := same or _of_optimizer(joined(pieces.get(one.parameter, ()), one.lo, one.hi)):
+                values = same.get((one.parameter, one.lo, one.hi)) or _of_optimizer(joined(pieces.get(one.parameter, ()), one.lo, one.hi))
+                if values:
                     optimizer.state[one.tensor] = values
             held = (found for number in numbers for piece in pieces.get(number, ()) if (found := _one_of(piece)))
             if not optimizer.state.get(probe) and (seen := next(held, None)):
@@ -308,12 +317,8 @@ class OptimizerChunks:
     def recut(self, chunks: tuple[Chunk, ...]) -> None:
         """Keep ``chunks``, all of which this rank holds, and nothing else. The state of a stretch that stays as it is does not move."""
         pieces = self.cut([(flat, *bounds(extent, chunk)) for flat, extent in enumerate(self.extents) for chunk in chunks])
-        before = ((one, one.optimizer.state.get(one.tensor)) for one in (*self._slices, *self._more))
-        self._as_before = {(one.parameter, one.lo, one.hi): values for one, values in before if values}
-        try:
-            self.adopt(chunks, pieces)
-        finally:
-            self._as_before = {}
+        before = ((one, one.optimizer.state.get(one.tensor)) for one in self._all)
+        self.adopt(chunks, pieces, {(one.parameter, one.lo, one.hi): values for one, values in before if values})
 
     def drop_more(self) -> None:
         """Drop the stretches of :meth:`extend`."""

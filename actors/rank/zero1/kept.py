@@ -22,7 +22,7 @@ from actors.rank.step.reduction import Chunk
 from actors.rank.zero1.chunked import MOST_RUNS, OptimizerChunks
 from actors.rank.zero1.moving import MovingChunks
 from actors.rank.zero1.whole import ShardedTensors, WholeModule, named, whole_state
-from fleet.protocol.chunks import Claim, Cut, bounds, runs
+from fleet.protocol.chunks import Claim, StateCut, bounds, runs
 from fleet.protocol.types import StateId
 
 FIXED = "it did not require a gradient at run.track, and chunks of the optimizer's state are cut by those that did"
@@ -41,7 +41,7 @@ class KeptChunks:
         moving: brings chunks to other ranks beside the steps; None: all are where they belong.
     """
 
-    cut = Cut(((0,),))
+    cut = StateCut(((0,),))
     moving: MovingChunks | None = None
 
     def __init__(self, given: LayoutInputs, gradients: GradientBuffers, chunks: OptimizerChunks) -> None:
@@ -79,13 +79,13 @@ class KeptChunks:
         """Whether each rank can read its chunks of ``state`` from files, without other ranks."""
         return self.chunks.readable and state.step == 0
 
-    def place(self, state: StateId, cut: Cut, rank: int) -> None:
+    def place(self, state: StateId, cut: StateCut, rank: int) -> None:
         """This rank, ``rank`` of the view, has its chunks of ``cut``, all at ``state``."""
         self._given.duties.at, self.complete = state, True
         self.forget_sums()
         self._turn_to(cut, rank)
 
-    def _turn_to(self, cut: Cut, rank: int) -> None:
+    def _turn_to(self, cut: StateCut, rank: int) -> None:
         self.cut, self.chunks.owned = cut, cut.owned(rank)
         self._gradients.cut_anew()
 

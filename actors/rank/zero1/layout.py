@@ -25,7 +25,7 @@ from actors.rank.step.reduction import Bucket, Chunk, Reducer
 from actors.rank.tags import Tag
 from actors.rank.zero1.chunked import OptimizerChunks, check_tracked
 from actors.rank.zero1.kept import FIXED, KeptChunks
-from fleet.protocol.chunks import WHOLE, Cut, Stretch, bounds, cut_points, route
+from fleet.protocol.chunks import WHOLE, StateCut, Stretch, bounds, cut_points, route
 from fleet.protocol.chunks import Chunk as ChunkOfState
 from fleet.protocol.records import COMM
 from fleet.protocol.types import StateId
@@ -57,7 +57,7 @@ class ShardedReducer(Reducer):
         extents: by flat buffer, how many of its elements are gradients.
     """
 
-    cut = Cut(((0,),))
+    cut = StateCut(((0,),))
     extents: Sequence[int] = ()
 
     def _swaps(self, flats: Sequence[torch.Tensor]) -> bool:
@@ -172,7 +172,7 @@ class Zero1Layout(StateLayout):
 
     # ---- a view begins -------------------------------------------------------------------------------------------------------------------
 
-    def place(self, state: StateId, cut: Cut, group: Group, asked: Sequence[tuple[int, ...]]) -> None:
+    def place(self, state: StateId, cut: StateCut, group: Group, asked: Sequence[tuple[int, ...]]) -> None:
         self.kept.place(state, cut, group.rank)
         self._route(group.size)
 

@@ -11,7 +11,7 @@ from actors.rank.membership.process_group import Group
 from actors.rank.tags import Tag
 from actors.rank.zero1.chunked import OptimizerChunks
 from actors.rank.zero1.pieces import StatePiece, swap_pieces
-from fleet.protocol.chunks import Chunk, Cut
+from fleet.protocol.chunks import Chunk, StateCut
 from fleet.protocol.recut import Recut
 
 
@@ -30,7 +30,7 @@ class MovingChunks:
         self._work: Future[list[StatePiece]] | None = None
 
     @property
-    def wanted(self) -> Cut:
+    def wanted(self) -> StateCut:
         """The cut with which the ranks go on when all slices are in place."""
         return self._recut.wanted
 
@@ -73,9 +73,9 @@ class MovingChunks:
             pieces, self._work = self._work.result(), None
             self._chunks.extend([(flat, one.lo, one.hi) for flat, one in self._recut.under_way(self._group.rank)], pieces)
             self._recut.end(late=late)
-        self._bring_sums(mean, room)
+        self._send_sums(mean, room)
 
-    def _bring_sums(self, mean: Sequence[torch.Tensor], room: Callable[[int, int, int], torch.Tensor]) -> None:
+    def _send_sums(self, mean: Sequence[torch.Tensor], room: Callable[[int, int, int], torch.Tensor]) -> None:
         me, recut = self._group.rank, self._recut
         sends = [
             (mean[flat][one.lo : one.hi], peer) for peer in self._group.peers for flat, one in recut.in_place(peer) if one.source == me
@@ -84,7 +84,7 @@ class MovingChunks:
         self._group.start(sends, receives, Tag.MOVED).wait()
 
     def stop(self) -> None:
-        """The group is gone, and so the thread ends. What was under way does not count."""
+        """The group is gone, and so the thread ends. Slices that were under way do not count."""
         if self._work is not None:
             wait([self._work])
             self._work = None

@@ -1,6 +1,6 @@
 """How the members of a view come to one sharded state, and to the cut with which they go on.
 
-:mod:`fleet.protocol.chunks` has the decisions. Where the members hold all chunks of some cut, none moves before the first step: a rank that
+:mod:`fleet.protocol.chunks` has the decisions. Where the members hold all chunks of some cut, none moves before the first step. A rank that
 holds a lost owner's chunk becomes its owner, and a newcomer has no chunks yet. :mod:`actors.rank.zero1.moving` brings chunks to their
 places beside the steps that follow. Chunks move at once where a history begins, since one rank alone has the whole then, and where a loss
 has cut a move short.
@@ -28,7 +28,7 @@ from fleet.protocol.chunks import (
     Chunk,
     ChunkRun,
     Claim,
-    Cut,
+    StateCut,
     chunks_of,
     cut_of,
     guards,
@@ -130,14 +130,14 @@ class Resharding:
         self._place(group, target, cut or wanted, wanted, places)
         return target
 
-    def _inherited(self, there: Sequence[Claim], wanted: Cut) -> Cut | None:
+    def _inherited(self, there: Sequence[Claim], wanted: StateCut) -> StateCut | None:
         """The cut that the members have already; None: chunks have to move before they can go on."""
         held = [claim.chunks for claim in there]
         if all(set(chunks) == set(wanted.kept(rank)) for rank, chunks in enumerate(held)):
             return wanted
         return None if any(WHOLE in chunks for chunks in held) else inherited(held)
 
-    def _keep_those_of(self, cut: Cut, rank: int) -> None:
+    def _keep_those_of(self, cut: StateCut, rank: int) -> None:
         """Keep this rank's chunks of ``cut``, which it holds, and no others: nothing else will be stepped."""
         chunks = self._kept.chunks
         if set(cut.kept(rank)) != set(chunks.chunks):  # some came for a view that broke
@@ -145,7 +145,7 @@ class Resharding:
         chunks.drop_more()
         chunks.drop_beside()
 
-    def _place(self, group: Group, target: StateId, cut: Cut, wanted: Cut, places: Sequence[Place]) -> None:
+    def _place(self, group: Group, target: StateId, cut: StateCut, wanted: StateCut, places: Sequence[Place]) -> None:
         """Go on from ``target`` with ``cut``, and from it to ``wanted`` beside the steps."""
         asked = [servers(keepers, group.rank, places, self._replica_size) for keepers in cut.keepers]
         self._layout.place(target, cut, group, asked)
@@ -191,7 +191,7 @@ class Resharding:
             receive_state(group, column.donor, self._train.state)
             chunks.follow(swap_pieces(group, {}, (column.donor,), self._train.device, Tag.PIECES))
 
-    def _move(self, group: Group, there: Sequence[Claim], cut: Cut, places: Sequence[Place]) -> None:
+    def _move(self, group: Group, there: Sequence[Claim], cut: StateCut, places: Sequence[Place]) -> None:
         """Move each chunk to its owner and guards. Ranks drop old chunks once all have the new ones."""
         me, wanted = group.rank, [cut.kept(rank) for rank in range(group.size)]
         pieces = self._fetch(group, there, wanted, places)
