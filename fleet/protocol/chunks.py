@@ -274,6 +274,7 @@ class Claim:
         complete: the parameters, which all members keep whole, are of ``state`` everywhere, and not in the member's chunks alone.
         node: number of the member's place: see :func:`fleet.protocol.domains.number`.
         chunks: the chunks that the member holds, its own and copies, at the cuts of any earlier view.
+        pace_s: seconds of its last steps, the shortest; 0 when it has taken none.
     """
 
     state: StateId | None
@@ -282,6 +283,7 @@ class Claim:
     complete: bool = False
     node: int = 0
     chunks: tuple[Chunk, ...] = ()
+    pace_s: float = 0.0
 
 
 def follows(claim: Claim, target: StateId) -> bool:

@@ -181,7 +181,7 @@ class SimChunks:
         watch.begins(self.rank, group.view, self.cut, target, self.value)
         self.layout.place(column, self.cut)
         if self.cut != wanted:
-            self.recut = Recut(self.cut, wanted, len(held), (LENGTH,), self.places, SLICES, FIRST)
+            self.recut = Recut(self.cut, wanted, len(held), (LENGTH,), self.places, first=FIRST, slices=SLICES)
         else:
             watch.placed(self.rank, group.view, self.cut, target, self.value)
         yield from self.rank.point("placed")

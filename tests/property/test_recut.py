@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
+
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fleet.protocol.chunks import BLOCK, WHOLE, StateCut, bounds, cut_of, guards, inherited, lost
-from fleet.protocol.recut import FIRST_ELEMENTS, SLICES, Recut
+from fleet.protocol.chunks import BLOCK, WHOLE, Claim, StateCut, bounds, cut_of, guards, inherited, lost
+from fleet.protocol.recut import ELEMENT_BYTES, FIRST_BYTES_PER_S, LEAST_STEP_S, SLICES, Recut, first_elements
 
 EXTENTS = st.lists(st.integers(0, 60 * BLOCK), min_size=1, max_size=3)
 
@@ -96,7 +98,7 @@ def _blocks(flat: int, lo: int, hi: int) -> set[tuple[int, int]]:
 
 def test_the_first_slices_are_few_and_then_twice_as_many_while_they_come_in_time() -> None:
     now, wanted = cut_of(guards([(0,), (1,), (2,)], 1)), cut_of(guards([(0,), (1,), (2,)], 2))
-    recut = Recut(now, wanted, 3, [3 * 16 * FIRST_ELEMENTS])
+    recut = Recut(now, wanted, 3, [3 * 16 * BLOCK], first=BLOCK)
     took = []
     for late in (False, False, True, False, False):
         recut.begin()
@@ -105,9 +107,45 @@ def test_the_first_slices_are_few_and_then_twice_as_many_while_they_come_in_time
     assert took == [SLICES // 16, SLICES // 8, SLICES // 4, SLICES // 8, SLICES // 4]
 
 
+def test_a_rank_receives_beside_its_first_step_what_a_slow_link_carries() -> None:
+    claims = [Claim(None), Claim(None, pace_s=2.0), Claim(None, pace_s=1.6)]
+    assert first_elements(claims) == int(1.6 * FIRST_BYTES_PER_S / ELEMENT_BYTES)
+    assert first_elements(claims[:1]) == int(LEAST_STEP_S * FIRST_BYTES_PER_S / ELEMENT_BYTES)
+
+
+def test_what_has_the_fewest_copies_comes_first() -> None:
+    """Of a chunk that lies over two of the chunks before, of which one has lost a keeper."""
+    found = []
+    for size, gone, copies in itertools.product(range(3, 9), range(3), (1, 2)):
+        length, cut = size * (size - 1) * 64 * BLOCK, cut_of(guards([(rank,) for rank in range(size)], copies))
+        now = inherited([cut.kept(rank) for rank in range(size) if rank != gone])
+        assert now is not None
+        recut = Recut(now, cut_of(guards([(rank,) for rank in range(size - 1)], copies)), size - 1, [length], first=1)
+        came: dict[tuple[int, int], list[int]] = {}
+        while recut.begin():
+            for rank in range(size - 1):
+                for _, (lo, _, _) in recut.under_way(rank):
+                    came.setdefault((rank, (size - 1) * lo // length), []).append(len(now.keepers[size * lo // length]))
+            recut.end(late=True)
+        found += list(came.values())
+    falls = [sum(after < before for before, after in itertools.pairwise(copies)) for copies in found]
+    assert max(falls) <= 1, "a slice that lies over both comes with the first ones"
+    assert any(len(set(copies)) == 2 for copies in found)
+
+
+def test_each_rank_knows_what_it_gives_without_a_look_at_all_others() -> None:
+    cut = cut_of(guards([(rank,) for rank in range(6)], 1))
+    now = inherited([cut.kept(rank) for rank in range(5)])
+    assert now is not None
+    recut = Recut(now, cut_of(guards([(rank,) for rank in range(5)], 1)), 5, [60 * BLOCK, 7 * BLOCK], first=10 * BLOCK)
+    recut.begin()
+    for rank, source in itertools.product(range(5), range(5)):
+        assert recut.under_way(rank, source) == [one for one in recut.under_way(rank) if one[1].source == source]
+
+
 def test_where_nothing_is_missing_one_step_is_enough() -> None:
     """Two ranks have all of three, and one is to have the whole."""
-    recut = Recut(StateCut(((0,), (0,), (0,))), StateCut(((0,),)), 1, [50 * BLOCK])
+    recut = Recut(StateCut(((0,), (0,), (0,))), StateCut(((0,),)), 1, [50 * BLOCK], first=1)
     assert recut.begin() and recut.under_way(0) == []
     recut.end(late=False)
     assert recut.over
@@ -116,6 +154,6 @@ def test_where_nothing_is_missing_one_step_is_enough() -> None:
 def test_a_rank_is_served_by_one_that_is_near() -> None:
     now, wanted = StateCut(((0, 1, 2),)), StateCut(((0, 1, 2, 3),))
     places = [("a",), ("b",), ("b",), ("b",)]
-    recut = Recut(now, wanted, 4, [8 * BLOCK], places)
+    recut = Recut(now, wanted, 4, [8 * BLOCK], places, first=1)
     recut.begin()
     assert {one.source for _, one in recut.under_way(3)} <= {1, 2}

@@ -228,7 +228,8 @@ def test_a_loss_moves_no_chunk_before_the_next_step_and_all_are_in_place_a_few_s
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Rank 2 begins anew, as a spare would in the place of a lost rank. Slices are so few that they take several steps."""
-    monkeypatch.setattr(resharding, "Recut", functools.partial(Recut, slices=8, first=128))
+    monkeypatch.setattr(resharding, "Recut", functools.partial(Recut, slices=8))
+    monkeypatch.setattr(resharding, "first_elements", lambda claims: 128)
     monkeypatch.setattr(resharding, "exchange_pieces", refused := _Refused(resharding.exchange_pieces))
     steps = 14
 

@@ -10,7 +10,10 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
+import itertools
 import math
+import time
+from collections import deque
 from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
@@ -41,6 +44,9 @@ from fleet.protocol.records import COMM, GRAD_NORM, LEARNING_RATE, STRAGGLER
 from fleet.protocol.types import Column, StateId
 from fleet.protocol.vote import CommitVote, Doubt, Words
 from fleet.settings.run import RunSettings
+
+PACES = 4
+"""The shortest of so many last steps says how fast this rank steps."""
 
 
 class Observer:
@@ -101,6 +107,7 @@ class TrainStep:
         self._early_us = 0  # when the last exchange beside a shard began
         self._reduced = ReductionOutcome([], math.nan)
         self._suspect = -1  # the step that was repeated last
+        self._applied_s = deque[float](maxlen=PACES + 1)
         self.taken: ReductionOutcome | None = None
 
     def begin_attempt(self, optimizers: int) -> None:
@@ -285,6 +292,7 @@ class TrainStep:
         """
         if isinstance(move, Apply) and (why := self.verify.remark()):
             self.observer.doubted(self, why)
+        self._applied_s.append(time.monotonic())
         update, here, self.taken = self.update, self.duties.at, self._reduced
         assert here is not None
         self.observer.changing(here.step)
@@ -417,6 +425,11 @@ class TrainStep:
     def assigned(self) -> tuple[int, ...]:
         """The shards that this rank has yet to compute for the step at hand."""
         return self.contributions.assigned
+
+    @property
+    def pace_s(self) -> float:
+        """Seconds from one step to the next: the shortest of the last few; 0 before the second step."""
+        return min((later - earlier for earlier, later in itertools.pairwise(self._applied_s)), default=0.0)
 
     @property
     def checks(self) -> tuple[int, ...]:

@@ -57,7 +57,7 @@ class MovingChunks:
     def _carry(self) -> list[StatePiece]:
         me, outgoing = self._group.rank, dict[int, list[StatePiece]]()
         for peer in self._group.peers:
-            if spans := [(flat, one.lo, one.hi) for flat, one in self._recut.under_way(peer) if one.source == me]:
+            if spans := [(flat, one.lo, one.hi) for flat, one in self._recut.under_way(peer, me)]:
                 outgoing[peer] = self._chunks.cut(spans)
         sources = {one.source for _, one in self._recut.under_way(me)}
         return swap_pieces(self._group, outgoing, sources, self._device, Tag.SLICES)

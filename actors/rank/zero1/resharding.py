@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import torch
 
@@ -41,7 +42,7 @@ from fleet.protocol.chunks import (
 )
 from fleet.protocol.domains import VARIABLE, Place, number, numbered, place_of
 from fleet.protocol.member import MemberProtocol
-from fleet.protocol.recut import Recut
+from fleet.protocol.recut import Recut, first_elements
 from fleet.protocol.types import Column, StateId
 
 
@@ -49,7 +50,7 @@ def exchange_claims(group: Group, mine: Claim) -> list[Claim]:
     """The claims of all members, by rank. Raises GroupBroken."""
     history, step = (mine.state.history, mine.state.step) if mine.state is not None else (-1, -1)
     claimed = runs(mine.chunks)
-    flags = [history, step, mine.ready, mine.factor, mine.complete, mine.node, len(claimed)]
+    flags = [history, step, mine.ready, mine.factor, mine.complete, mine.node, mine.pace_s, len(claimed)]
     row = torch.zeros(len(flags) + RUN_NUMBERS * MOST_RUNS, dtype=torch.float64, device="cpu")
     numbers = [*map(float, flags), *(float(number) for run in claimed for number in run)]
     row[: len(numbers)] = torch.tensor(numbers, dtype=torch.float64, device="cpu")
@@ -59,11 +60,11 @@ def exchange_claims(group: Group, mine: Claim) -> list[Claim]:
 
 
 def _claim(row: list[float]) -> Claim:
-    history, step, ready, factor, complete, node, count = row[:7]
-    numbers = list(map(int, row[7:]))
+    history, step, ready, factor, complete, node, pace_s, count = row[:8]
+    numbers = list(map(int, row[8:]))
     claimed = [ChunkRun(*numbers[start : start + RUN_NUMBERS]) for start in range(0, RUN_NUMBERS * int(count), RUN_NUMBERS)]
     state = StateId(int(history), int(step)) if step >= 0 else None
-    return Claim(state, bool(ready), factor, bool(complete), int(node), chunks_of(claimed))
+    return Claim(state, bool(ready), factor, bool(complete), int(node), chunks_of(claimed), pace_s)
 
 
 class Resharding:
@@ -103,7 +104,7 @@ class Resharding:
     def _exchange(self, group: Group, column: Column) -> StateId:
         kept_here, me = self._kept, group.rank
         kept_here.stop()
-        claims = exchange_claims(group, kept_here.claim(self._node))
+        claims = exchange_claims(group, replace(kept_here.claim(self._node), pace_s=self._train.pace_s))
         target = claims[column.donor].state
         if target is None:
             if me == column.donor:
@@ -127,7 +128,12 @@ class Resharding:
             self._move(group, there, wanted, places)
         else:
             self._keep_those_of(cut, me)
-        self._place(group, target, cut or wanted, wanted, places)
+        self._layout.place(target, cut or wanted, group, self._asked(cut or wanted, me, places))
+        moving = None
+        if cut is not None and cut != wanted:
+            recut = Recut(cut, wanted, group.size, kept_here.chunks.extents, places, first=first_elements(claims))
+            moving = MovingChunks(group, kept_here.chunks, recut, self._train.device, self._asked(wanted, me, places))
+        kept_here.move(moving)
         return target
 
     def _inherited(self, there: Sequence[Claim], wanted: StateCut) -> StateCut | None:
@@ -145,16 +151,9 @@ class Resharding:
         chunks.drop_more()
         chunks.drop_beside()
 
-    def _place(self, group: Group, target: StateId, cut: StateCut, wanted: StateCut, places: Sequence[Place]) -> None:
-        """Go on from ``target`` with ``cut``, and from it to ``wanted`` beside the steps."""
-        asked = [servers(keepers, group.rank, places, self._replica_size) for keepers in cut.keepers]
-        self._layout.place(target, cut, group, asked)
-        moving = None
-        if cut != wanted:
-            asked = [servers(keepers, group.rank, places, self._replica_size) for keepers in wanted.keepers]
-            recut = Recut(cut, wanted, group.size, self._kept.chunks.extents, places)
-            moving = MovingChunks(group, self._kept.chunks, recut, self._train.device, asked)
-        self._kept.move(moving)
+    def _asked(self, cut: StateCut, rank: int, places: Sequence[Place]) -> list[tuple[int, ...]]:
+        """By chunk, the ranks that ``rank`` asks for it, in order."""
+        return [servers(keepers, rank, places, self._replica_size) for keepers in cut.keepers]
 
     def _check_lost(self, group: Group, there: Sequence[Claim]) -> None:
         gone = [span for extent in self._kept.chunks.extents for span in lost([claim.chunks for claim in there], extent)]
