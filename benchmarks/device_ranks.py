@@ -12,6 +12,7 @@ import os
 import signal
 import statistics
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -29,7 +30,8 @@ from fleet.ledger.goodput import Ledger
 from fleet.machine.roster import RankPhase
 from fleet.protocol.events import StepsTimed
 from fleet.protocol.levels import STORE
-from fleet.protocol.records import CheckpointRecord, ProcessLost, ProcessUp
+from fleet.protocol.records import REFORM, RESTORE, CheckpointRecord, ProcessLost, ProcessUp, Spans
+from fleet.protocol.types import Member
 from fleet.settings.run import CheckpointSettings, RunSettings, Timeouts
 from fleet.simulation.rng import derive_seed, stream
 from tests.support.plain import FORKED, PRELOADED, PlainFleet
@@ -266,6 +268,21 @@ def recoveries(commits: Sequence[Commit], kills: Sequence[Kill], world: int) -> 
         "fleet_stall_s": [stall for stall in stalls if stall is not None],
         "fleet_full_again_s": [commits[index].t_s - kill.t_s for index, kill in whole if index is not None],
     }
+
+
+def changes_s(records: Sequence[Any], commits: Sequence[Commit], kills: Sequence[Kill]) -> list[float]:
+    """Seconds that each change of view took the rank that came to it last. The others wait for that rank, which ends its shard first."""
+    spans, found = [record for record in records if isinstance(record, Spans)], []
+    for kill in kills:
+        until_s, took_s = min((commit.t_s for commit in commits if commit.t_s > kill.t_s), default=kill.t_s), Counter[Member]()
+        for span in spans:
+            at_us = span.start_us
+            for lasts_us, code in zip(span.durations_us, span.codes, strict=True):
+                if code in (REFORM, RESTORE):
+                    took_s[span.member] += max(0.0, min(until_s, (at_us + lasts_us) / 1e6) - max(kill.t_s, at_us / 1e6))
+                at_us += lasts_us
+        found += [min(each for each in took_s.values() if each)] if any(took_s.values()) else []
+    return found
 
 
 def noticed_s(records: Sequence[Any], kills: Sequence[Kill]) -> list[float]:

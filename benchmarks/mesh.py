@@ -5,7 +5,8 @@
   median of the pairs' ratios; its interval is that of 10,000 bootstrap samples of the pairs.
   The processor time of all ranks is a figure, too: it hardly depends on the machine's other load.
 - Ranks that train are killed (SIGKILL, from outside), with a spare. The figures are stalls as in `recovery`, samples lost by the ledger,
-  and the final bits beside those of an undisturbed run.
+  and the final bits beside those of an undisturbed run. Ranks compute the step anew, so a stall has a step in it. The change of the view is
+  measured by itself.
 - The same with two groups of two ranks, each a replica (HSDP): one member is killed after the other. Beside it,
   :mod:`benchmarks.peers.torchft_hsdp` trains the same model in the same groups with torchft.
 - A rank's bytes of parameters and optimizer state, and its resident memory beside that of a rank of FSDP2.
@@ -24,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import harness, mesh_ranks, turns
-from benchmarks.device_ranks import Ran, Transformer, recoveries, through
+from benchmarks.device_ranks import Ran, Transformer, changes_s, recoveries, through
 from benchmarks.harness import Form, Part, in_parts, left_out, together
 from benchmarks.mesh_ranks import Shape
 from benchmarks.peers import torchft_hsdp
@@ -165,11 +166,15 @@ def kills(form: Form, folder: Path) -> Part:
         for name, run in runs.items():
             times = recoveries(run.timeline.commits(), run.kills, WORLD)
             samples |= {key.replace("fleet", f"fleet_fsdp_kill_{name}"): values for key, values in times.items()}
+            samples[f"fleet_fsdp_kill_{name}_change_s"] = changes_s(run.records, run.timeline.commits(), run.kills)
         stalls = {name: statistics.median(samples[f"fleet_fsdp_kill_{name}_stall_s"]) for name in shapes}
         figures = {
             "fleet_fsdp_kills": len(runs["10m"].kills),
             "fleet_fsdp_kill_stall_s_median": stalls["10m"],
             **{f"fleet_fsdp_kill_{name}_stall_s_median": stall for name, stall in stalls.items() if name != "10m"},
+            **{
+                f"fleet_fsdp_kill_{name}_change_s_median": statistics.median(samples[f"fleet_fsdp_kill_{name}_change_s"]) for name in shapes
+            },
             "fleet_fsdp_kill_full_again_s_median": statistics.median(samples["fleet_fsdp_kill_10m_full_again_s"]),
             "fleet_fsdp_samples_lost_total": sum(map(lost, runs.values())),
             "fleet_fsdp_bit_identical_ratio": float(runs["10m"].status == "completed" and runs["10m"].digest == twin.digest != ""),
@@ -193,10 +198,12 @@ def groups(form: Form, folder: Path) -> Part:
         commits = run.timeline.commits()
         times = recoveries(commits, run.kills, GROUPED)
         samples = {key.replace("fleet", "fleet_group_kill"): values for key, values in times.items()}
+        samples["fleet_group_kill_change_s"] = changes_s(run.records, commits, run.kills)
         figures = {
             "fleet_group_kills": len(run.kills),
             **{
-                f"{name}_median": statistics.median(samples[name]) for name in ("fleet_group_kill_stall_s", "fleet_group_kill_full_again_s")
+                f"fleet_group_kill_{name}_median": statistics.median(samples[f"fleet_group_kill_{name}"])
+                for name in ("stall_s", "change_s", "full_again_s")
             },
             "fleet_group_samples_lost_total": lost(run),
             "fleet_group_bit_identical_ratio": float(run.status == "completed" and run.digest == twin.digest != ""),
