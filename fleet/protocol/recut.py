@@ -103,7 +103,9 @@ class Recut:
         return self._stretches(rank, 0, self.done, source)
 
     def claimed(self, rank: int) -> tuple[Chunk, ...]:
-        """The slices that are in place on view rank ``rank``, as chunks."""
+        """The slices that are in place on view rank ``rank``, as chunks; its chunks of ``wanted`` once all are."""
+        if self.done == self.slices:
+            return self._kept[rank]
         count, order = self.slices, self._order
         there = [(size, index, one) for size, index in self._kept[rank] for one in sorted(order[index][: self.done])]
         return tuple((size * count, index * count + one) for size, index, one in there)

@@ -63,7 +63,7 @@ class MovingChunks:
         return swap_pieces(self._group, outgoing, sources, self._device, Tag.SLICES)
 
     def arrive(self, mean: Sequence[torch.Tensor], room: Callable[[int, int, int], torch.Tensor], *, late: bool) -> None:
-        """Put the slices in place that are under way; then bring the sums of all slices to their new places. Raises GroupBroken.
+        """Put the slices in place that are under way; then send the sums of all slices to their new places. Raises GroupBroken.
 
         Args:
             mean: the flat buffers of this step's mean. ``room``: memory for a stretch of it.
@@ -76,12 +76,10 @@ class MovingChunks:
         self._send_sums(mean, room)
 
     def _send_sums(self, mean: Sequence[torch.Tensor], room: Callable[[int, int, int], torch.Tensor]) -> None:
-        me, recut = self._group.rank, self._recut
-        sends = [
-            (mean[flat][one.lo : one.hi], peer) for peer in self._group.peers for flat, one in recut.in_place(peer) if one.source == me
-        ]
-        receives = [(room(flat, one.lo, one.hi), one.source) for flat, one in recut.in_place(me)]
-        self._group.start(sends, receives, Tag.MOVED).wait()
+        group, recut = self._group, self._recut
+        sends = [(mean[flat][one.lo : one.hi], peer) for peer in group.peers for flat, one in recut.in_place(peer, group.rank)]
+        receives = [(room(flat, one.lo, one.hi), one.source) for flat, one in recut.in_place(group.rank)]
+        group.start(sends, receives, Tag.MOVED).wait()
 
     def stop(self) -> None:
         """The group is gone, and so the thread ends. Slices that were under way do not count."""
