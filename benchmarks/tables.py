@@ -399,7 +399,7 @@ def section(name: str, result: Result | None) -> str:
     missing = NO_FIGURE if result is not None else NO_RESULT
     rows = [_row(figure, figures, benchmark.targets.get(figure), missing) for figure in names]
     table = "\n".join(["| figure | value | target | met |", "|---|---:|---|---|", *rows])
-    notes = "\n".join(f"- {note}" for note in [*_samples(result), *result["notes"]]) if result is not None else ""
+    notes = "\n".join(f"- {note.strip()}" for note in [*_samples(result), *result["notes"]]) if result is not None else ""
     return "\n\n".join(filter(None, [f"## {name}", benchmark.question, _origin(result) if result else "", table, notes])) + "\n"
 
 
