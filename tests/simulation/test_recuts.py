@@ -54,7 +54,7 @@ def test_chunks_move_beside_the_steps_that_follow_a_loss(sharding: str, spares: 
 @pytest.mark.parametrize("step", [6, 7, 8])
 @pytest.mark.parametrize("point", ["slices", "ready", "decided", "mutating", "committed"])
 def test_another_rank_lost_while_chunks_move_costs_no_state_where_there_are_two_copies(point: str, step: int, sharding: str) -> None:
-    """What is in place is stepped like a copy, so a loss goes on from it, or from the chunks that were there before."""
+    """Slices in place are stepped like a copy. So a view begins from them, or from the chunks that were there before."""
     first = Trouble(kind="kill", point="compute", step=5, slot=1)
     for seed in range(2):
         second = Trouble(kind="kill", point=point, step=step, slot=0)

@@ -217,13 +217,6 @@ class FsdpLayout(StateLayout):
         """Wait until all gradients of this rank have arrived at their owners. The means come before the vote on them."""
         self.exchange.flush(self.group)
 
-    @property
-    def late(self) -> bool:
-        return self.kept.late
-
-    def go_on(self) -> None:
-        self.kept.go_on()
-
     def settle(self, divisor: float, *, late: bool) -> None:
         means = self.exchange.means(self.group, divisor)
         for flat, mean in means.items():

@@ -187,7 +187,7 @@ class StateLayout:
     @property
     def late(self) -> bool:
         """This rank is done with its shards, and chunks that move beside the step are still on their way to it or from it."""
-        return False
+        return self.kept is not None and self.kept.late
 
     def settle(self, divisor: float, *, late: bool) -> None:
         """Complete the sums for the step, which were divided by ``divisor``. Raises GroupBroken. ``late``: :attr:`late` of some rank."""
@@ -262,7 +262,9 @@ class StateLayout:
     # ---- between steps -------------------------------------------------------------------------------------------------------------------
 
     def go_on(self) -> None:
-        """All ranks have taken a step, and the view stays: begin what goes on beside the next one."""
+        """All ranks have taken a step, and the view stays: chunks go on moving beside the next one."""
+        if self.kept is not None:
+            self.kept.go_on()
 
     def readable(self) -> contextlib.AbstractContextManager[Any]:
         """Context in which this rank, without the others, can read all parameters of the model."""

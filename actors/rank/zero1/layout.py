@@ -139,13 +139,6 @@ class Zero1Layout(StateLayout):
     def word(self) -> OwnWord:
         return self.kept.word(self.group)
 
-    @property
-    def late(self) -> bool:
-        return self.kept.late
-
-    def go_on(self) -> None:
-        self.kept.go_on()
-
     def settle(self, divisor: float, *, late: bool) -> None:
         self.kept.arrive(lambda flat, lo, hi: self.gradients.mean.flats[flat][lo:hi], late=late)
 
