@@ -118,6 +118,10 @@ class StateCut(NamedTuple):
         return (*self.owned(rank), *((self.size, index) for index, keepers in enumerate(self.keepers) if rank in keepers[1:]))
 
 
+UNCUT = StateCut(((0,),))
+"""One rank keeps the whole."""
+
+
 def cut_of(guarded: Sequence[Sequence[int]]) -> StateCut:
     """The cut in which each view rank owns the chunk of its number. ``guarded``: see :func:`guards`."""
     return StateCut(tuple((owner, *chosen) for owner, chosen in enumerate(guarded)))
@@ -141,6 +145,16 @@ def inherited(held: Sequence[Sequence[Chunk]]) -> StateCut | None:
         if all(holders):
             return StateCut(tuple(map(tuple, _with_owners(holders, len(held)))))
     return None
+
+
+def to_begin_with(held: Sequence[Sequence[Chunk]], wanted: StateCut) -> StateCut | None:
+    """The cut with which a view begins, towards the cut ``wanted``; None: chunks have to move to ``wanted`` first.
+
+    They have to where one rank has the whole, as when a history begins, and where the ranks hold no whole cut.
+    """
+    if all(set(chunks) == set(wanted.kept(rank)) for rank, chunks in enumerate(held)):
+        return wanted
+    return None if any(WHOLE in chunks for chunks in held) else inherited(held)
 
 
 def _with_owners(holders: Sequence[Sequence[int]], ranks: int) -> list[list[int]]:

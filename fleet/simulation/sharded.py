@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from fleet.protocol.chunks import BLOCK, WHOLE, Chunk, Claim, StateCut, bounds, cut_of, guards, inherited, lost, route, settled
+from fleet.protocol.chunks import BLOCK, UNCUT, WHOLE, Chunk, Claim, StateCut, bounds, cut_of, guards, lost, route, settled, to_begin_with
 from fleet.protocol.domains import Place, number, numbered, place_of
 from fleet.protocol.moves import Advance, Begin
 from fleet.protocol.recut import Recut
@@ -36,7 +36,7 @@ class SimChunks:
         self.layout, self.rank = layout, layout.rank
         self._depth = len(self.rank.world.settings.domains) + 1
         self.places: Sequence[Place] = ()
-        self.cut = StateCut(((0,),))
+        self.cut = UNCUT
         self.recut: Recut | None = None
         self._coming: Future | None = None
         self._summed: tuple[Chunk, ...] = ()
@@ -167,10 +167,7 @@ class SimChunks:
         me = column.rank_of(self.rank.member)
         self.places = [numbered(claim.node, self._depth) for claim in there]
         wanted = cut_of(guards(self.places, settings.optimizer_copies, settings.replica_ranks))
-        held = [claim.chunks for claim in there]
-        cut: StateCut | None = wanted
-        if any(set(chunks) != set(wanted.kept(rank)) for rank, chunks in enumerate(held)):
-            cut = None if any(WHOLE in chunks for chunks in held) else inherited(held)
+        cut = to_begin_with([claim.chunks for claim in there], wanted)
         if cut is None:
             yield from self._move(group, there, wanted, target)
         else:
@@ -181,7 +178,7 @@ class SimChunks:
         watch.begins(self.rank, group.view, self.cut, target, self.value)
         self.layout.place(column, self.cut)
         if self.cut != wanted:
-            self.recut = Recut(self.cut, wanted, len(held), (LENGTH,), self.places, first=FIRST, slices=SLICES)
+            self.recut = Recut(self.cut, wanted, len(there), (LENGTH,), self.places, first=FIRST, slices=SLICES)
         else:
             watch.placed(self.rank, group.view, self.cut, target, self.value)
         yield from self.rank.point("placed")

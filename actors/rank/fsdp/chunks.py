@@ -121,7 +121,8 @@ class ChunkedModel(OptimizerChunks):
         return memory
 
     def _zeros(self, flat: int, length: int) -> torch.Tensor:
-        return torch.zeros(length, dtype=self._kinds[flat].dtype, device=self._kinds[flat].device)
+        kind = self._kinds[flat]
+        return torch.zeros(length, dtype=kind.dtype, device=kind.device)
 
     @property
     def _kinds(self) -> dict[int, torch.Tensor]:

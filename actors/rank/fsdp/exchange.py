@@ -28,7 +28,7 @@ from actors.rank.step.layout import LayoutInputs
 from actors.rank.step.sums import ShardSums
 from actors.rank.tags import Tag
 from fleet.errors import FleetError
-from fleet.protocol.chunks import LATEST_S, SILENT_S, Readiness, StateCut, Turn, bounds, can_accept, can_serve
+from fleet.protocol.chunks import LATEST_S, SILENT_S, UNCUT, Readiness, StateCut, Turn, bounds, can_accept, can_serve
 from fleet.protocol.records import COMM
 from fleet.protocol.types import StateId
 
@@ -73,7 +73,7 @@ class PeerExchange:
         self._given, self._gradients, self._chunks = given, gradients, chunks
         self._moved = threading.Condition()
         self._at = self._met = NOWHERE
-        self._cut = StateCut(((0,),))
+        self._cut = UNCUT
         self._asked: Sequence[tuple[int, ...]] = ()
         self.missed, self.in_shard = "", False
         self._still, self._changes = True, 0

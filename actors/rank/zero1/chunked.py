@@ -266,10 +266,8 @@ class OptimizerChunks:
         Args:
             same: by (parameter, from, to), a state that can be used as it is.
         """
-        by_parameter: dict[int, list[StatePiece]] = defaultdict(list)
-        for piece in pieces:
-            by_parameter[piece.parameter].append(piece)
-        self._ground([(flat, *bounds(length, chunk)) for flat, length in enumerate(self.extents) for chunk in chunks], by_parameter)
+        by_parameter = _by_parameter(pieces)
+        self._ground(self._spans_of(chunks), by_parameter)
         self.drop_beside()
         self._slices, self._more, self.chunks = [], [], chunks
         for tracked in self.tracked:
@@ -306,9 +304,7 @@ class OptimizerChunks:
 
     def extend(self, spans: Sequence[Span], pieces: Iterable[StatePiece]) -> None:
         """Keep these stretches, too, which this rank does not hold so far, beside the chunks. Their state is in ``pieces``."""
-        by_parameter: dict[int, list[StatePiece]] = defaultdict(list)
-        for piece in pieces:
-            by_parameter[piece.parameter].append(piece)
+        by_parameter = _by_parameter(pieces)
         self._ground_more(spans, by_parameter)
         parts = [part for span in spans for part in self.parts(*span)]
         for tracked in self.tracked:
@@ -316,7 +312,7 @@ class OptimizerChunks:
 
     def recut(self, chunks: tuple[Chunk, ...]) -> None:
         """Keep ``chunks``, all of which this rank holds, and nothing else. The state of a stretch that stays as it is does not move."""
-        pieces = self.cut([(flat, *bounds(extent, chunk)) for flat, extent in enumerate(self.extents) for chunk in chunks])
+        pieces = self.cut(self._spans_of(chunks))
         before = ((one, one.optimizer.state.get(one.tensor)) for one in self._all)
         self.adopt(chunks, pieces, {(one.parameter, one.lo, one.hi): values for one, values in before if values})
 
@@ -332,15 +328,17 @@ class OptimizerChunks:
     @property
     def examples(self) -> list[StatePiece]:
         """The state of one element of each group, which a rank without chunks needs: its part of a checkpoint names all values."""
-        probes = [(probe, tracked.optimizer) for tracked in self.tracked for probe in tracked.probes]
-        return [StatePiece(number, 0, 1, dict(optimizer.state.get(probe, {}))) for number, (probe, optimizer) in enumerate(probes)]
+        return [StatePiece(number, 0, 1, dict(optimizer.state.get(probe, {}))) for number, (probe, optimizer) in enumerate(self._probes)]
 
     def follow(self, examples: Sequence[StatePiece]) -> None:
         """Take over another rank's :attr:`examples`."""
-        probes = [(probe, tracked.optimizer) for tracked in self.tracked for probe in tracked.probes]
-        for (probe, optimizer), one in zip(probes, examples, strict=True):
+        for (probe, optimizer), one in zip(self._probes, examples, strict=True):
             if one.values:
                 optimizer.state[probe] = dict(one.values)
+
+    @property
+    def _probes(self) -> list[tuple[torch.Tensor, torch.optim.Optimizer]]:
+        return [(probe, tracked.optimizer) for tracked in self.tracked for probe in tracked.probes]
 
     def _ground(self, spans: Sequence[Span], pieces: Mapping[int, Sequence[StatePiece]]) -> None:
         """Make memory for the views of ``spans``, in the place of all other. This rank has all parameters whole, so there is none to
@@ -350,8 +348,11 @@ class OptimizerChunks:
         """Make memory for ``spans``, beside the other."""
 
     def _parts_of(self, chunks: Iterable[Chunk]) -> list[tuple[int, int, int]]:
-        spans = ((flat, *bounds(length, chunk)) for flat, length in enumerate(self.extents) for chunk in chunks)
-        return [part for span in spans for part in self.parts(*span)]
+        return [part for span in self._spans_of(chunks) for part in self.parts(*span)]
+
+    def _spans_of(self, chunks: Iterable[Chunk]) -> list[Span]:
+        held = list(chunks)
+        return [(flat, *bounds(length, chunk)) for flat, length in enumerate(self.extents) for chunk in held]
 
     def keep_beside(self, chunks: tuple[Chunk, ...], pieces: Iterable[StatePiece]) -> None:
         """Keep pieces that came for a view that broke at its beginning: another rank may have entered it, and have dropped the old
@@ -407,6 +408,13 @@ class OptimizerChunks:
         for piece in self._spare:
             have[piece.parameter].append(piece)
         return have
+
+
+def _by_parameter(pieces: Iterable[StatePiece]) -> dict[int, list[StatePiece]]:
+    found: dict[int, list[StatePiece]] = defaultdict(list)
+    for piece in pieces:
+        found[piece.parameter].append(piece)
+    return found
 
 
 def probe_of(whole: Sequence[torch.Tensor]) -> torch.Tensor:

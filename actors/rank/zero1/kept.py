@@ -22,7 +22,7 @@ from actors.rank.step.reduction import Chunk
 from actors.rank.zero1.chunked import MOST_RUNS, OptimizerChunks
 from actors.rank.zero1.moving import MovingChunks
 from actors.rank.zero1.whole import ShardedTensors, WholeModule, named, whole_state
-from fleet.protocol.chunks import Claim, StateCut, bounds, runs
+from fleet.protocol.chunks import UNCUT, Claim, StateCut, bounds, runs
 from fleet.protocol.types import StateId
 
 FIXED = "it did not require a gradient at run.track, and chunks of the optimizer's state are cut by those that did"
@@ -41,7 +41,7 @@ class KeptChunks:
         moving: brings chunks to other ranks beside the steps; None: all are where they belong.
     """
 
-    cut = StateCut(((0,),))
+    cut = UNCUT
     moving: MovingChunks | None = None
 
     def __init__(self, given: LayoutInputs, gradients: GradientBuffers, chunks: OptimizerChunks) -> None:

@@ -25,7 +25,7 @@ from actors.rank.step.reduction import Bucket, Chunk, Reducer
 from actors.rank.tags import Tag
 from actors.rank.zero1.chunked import OptimizerChunks, check_tracked
 from actors.rank.zero1.kept import FIXED, KeptChunks
-from fleet.protocol.chunks import WHOLE, StateCut, Stretch, bounds, cut_points, route
+from fleet.protocol.chunks import UNCUT, WHOLE, StateCut, Stretch, bounds, cut_points, route
 from fleet.protocol.chunks import Chunk as ChunkOfState
 from fleet.protocol.records import COMM
 from fleet.protocol.types import StateId
@@ -57,7 +57,7 @@ class ShardedReducer(Reducer):
         extents: by flat buffer, how many of its elements are gradients.
     """
 
-    cut = StateCut(((0,),))
+    cut = UNCUT
     extents: Sequence[int] = ()
 
     def _swaps(self, flats: Sequence[torch.Tensor]) -> bool:

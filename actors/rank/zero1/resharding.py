@@ -33,12 +33,12 @@ from fleet.protocol.chunks import (
     chunks_of,
     cut_of,
     guards,
-    inherited,
     lost,
     route,
     runs,
     servers,
     settled,
+    to_begin_with,
 )
 from fleet.protocol.domains import VARIABLE, Place, number, numbered, place_of
 from fleet.protocol.member import MemberProtocol
@@ -121,7 +121,7 @@ class Resharding:
         places = [numbered(claim.node, self._depth) for claim in claims]
         wanted = cut_of(guards(places, self._copies, self._replica_size))
         self._layout.introduce(group)  # before chunks move, as a rank may serve once its own have moved
-        cut = wanted if reads else self._inherited(there, wanted)
+        cut = wanted if reads else to_begin_with([claim.chunks for claim in there], wanted)
         if reads:
             kept_here.chunks.adopt(wanted.kept(me), kept_here.chunks.first(wanted.kept(me)))
         elif cut is None:
@@ -135,13 +135,6 @@ class Resharding:
             moving = MovingChunks(group, kept_here.chunks, recut, self._train.device, self._asked(wanted, me, places))
         kept_here.move(moving)
         return target
-
-    def _inherited(self, there: Sequence[Claim], wanted: StateCut) -> StateCut | None:
-        """The cut that the members have already; None: chunks have to move before they can go on."""
-        held = [claim.chunks for claim in there]
-        if all(set(chunks) == set(wanted.kept(rank)) for rank, chunks in enumerate(held)):
-            return wanted
-        return None if any(WHOLE in chunks for chunks in held) else inherited(held)
 
     def _keep_those_of(self, cut: StateCut, rank: int) -> None:
         """Keep this rank's chunks of ``cut``, which it holds, and no others: nothing else will be stepped."""
