@@ -7,6 +7,7 @@ import signal
 import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from multiprocessing.forkserver import ensure_running
 from pathlib import Path
 from typing import Any
@@ -43,8 +44,8 @@ def settings(folder: Path, world: int = 3, **changes: Any) -> RunSettings:
     flags = folder / "flags"
     flags.mkdir(parents=True, exist_ok=True)
     options = {"flags": str(flags), "steps": str(STEPS), "pause_s": "0.02", "norm": "layer"} | changes.pop("options", {})
-    reported = {"shards": 8, "nodes": 2, "overlap_cores": 0.0} | changes
-    return RunSettings(world=world, options=options, timeouts=FAST, **reported)
+    reported: dict[str, Any] = {"shards": 8, "nodes": 2, "overlap_cores": 0.0, "timeouts": FAST} | changes
+    return RunSettings(world=world, options=options, **reported)
 
 
 def train_through(
@@ -124,7 +125,8 @@ def test_a_newcomer_that_enters_after_the_last_step_ends_with_the_same_state(tmp
         time.sleep(0.5)  # the members form it beside the step; if they should not have, the test is the ordinary one
         (tmp_path / "flags" / "end").touch()
 
-    chosen = settings(tmp_path, optimizer_sharding=sharding)
+    patient = replace(FAST, quiesce_s=30.0, form_s=60.0, progress_s=180.0)  # the last step takes as long as a process needs to start
+    chosen = settings(tmp_path, optimizer_sharding=sharding, timeouts=patient)
     outcome, records, digest = train_through(trains.with_a_last_step_that_waits, chosen, tmp_path, misfortune)
     survived(outcome, records, digest, fault_free)
     assert [view.graceful for view in of(ViewPublished, records)][-1]

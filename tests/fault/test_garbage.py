@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import gc
-from collections import defaultdict
+from collections import defaultdict, deque
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +18,11 @@ LITTER = 3
 
 
 def littered(run: Any) -> None:
-    """One rank alone makes objects that a full collection is due for; each rank notes the steps of its full collections."""
-    kept, file = list[list[Any]](), Path(run.options["flags"]) / f"full-{run.slot}"
+    """One rank alone makes objects that a full collection is due for; each rank notes the steps of its full collections.
+
+    It keeps a few of them only: the longer a full collection takes, the later the next one is due.
+    """
+    kept, file = deque[list[Any]](maxlen=LITTER), Path(run.options["flags"]) / f"full-{run.slot}"
 
     def note(phase: str, info: dict[str, int]) -> None:
         if phase == "start" and info["generation"] == 2:

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import asyncio
 import hashlib
 import http.client
 import os
+import socket
+import socketserver
 import subprocess
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from typing import Any
 
 import pytest
 
@@ -56,47 +57,36 @@ def test_what_speaks_tls_is_closed_and_told() -> None:
         assert "1 speak TLS" in said(process)
 
 
-async def _sent(port: int) -> bytes | None:
+def _sent(port: int) -> bytes | None:
     """What a store that keeps all it gets answers; None: the connection broke."""
-    reader, writer = await asyncio.open_connection("127.0.0.1", port)
-    try:
-        writer.write(DATA)
-        writer.write_eof()
-        await writer.drain()
-        return await reader.read() or None
-    except OSError:
-        return None
-    finally:
-        writer.transport.abort()
+    with socket.create_connection(("127.0.0.1", port), timeout=10) as connection:
+        try:
+            connection.sendall(DATA)
+            connection.shutdown(socket.SHUT_WR)
+            return connection.recv(1 << 16) or None
+        except OSError:
+            return None
 
 
 def test_uploads_are_torn_at_any_byte_and_what_passes_is_whole() -> None:
     """A store that answers with the digest of what it got, and only to whom has sent all of it."""
-    got, tasks = list[int](), list[asyncio.Task[Any]]()
+    got = list[int]()
 
-    async def keep(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        tasks.append(task) if (task := asyncio.current_task()) is not None else None
-        data = bytearray()
-        try:
+    class Keep(socketserver.BaseRequestHandler):
+        def handle(self) -> None:
+            data = bytearray()
             with suppress(OSError):  # it is torn
-                while piece := await reader.read(1 << 16):
+                while piece := self.request.recv(1 << 16):
                     data += piece
-                writer.write(hashlib.sha256(data).digest())
-                await writer.drain()
+                self.request.sendall(hashlib.sha256(data).digest())
             got.append(len(data))
-        finally:  # also when the test is over before this one is served
-            writer.transport.abort()
 
-    async def talk() -> list[bytes | None]:
-        store = await asyncio.start_server(keep, "127.0.0.1", 0)
-        with relay("tear", store.sockets[0].getsockname()[1]) as (port, process):
-            answers = [await _sent(port) for _ in range(40)]
+    with socketserver.ThreadingTCPServer(("127.0.0.1", 0), Keep) as store:  # its end waits for its threads
+        threading.Thread(target=store.serve_forever, kwargs={"poll_interval": 0.05}).start()
+        with relay("tear", store.server_address[1]) as (port, process):
+            answers = [_sent(port) for _ in range(40)]
             assert said(process) == f"{answers.count(None)} of 40 connections cut off in the middle"
-        await asyncio.gather(*tasks)
-        store.close()
-        return answers
-
-    answers = asyncio.run(talk())
+        store.shutdown()
     assert {answer for answer in answers if answer} <= {hashlib.sha256(DATA).digest()}, "what passes is whole"
     assert answers.count(None) > 20 and len(set(got)) > 20, "at bytes that differ"
 
