@@ -45,6 +45,7 @@ from fleet.host.wire import frame, read_frame
 from fleet.machine.core import FleetMachine
 from fleet.machine.routes import Routes
 from fleet.machine.state import Phase
+from fleet.machine.views import proposed
 from fleet.protocol.causes import EndWhy
 from fleet.protocol.events import (
     FloorReached,
@@ -119,7 +120,7 @@ def _as_delta(line: AgentLine, instruction: Instruction) -> Instruction | ViewCh
     view, seen, line.seen = instruction.view, line.seen, instruction.view
     if seen is None or seen.generation >= view.generation:
         return instruction
-    return ViewChange(view_delta(seen, view), isinstance(instruction, Propose))
+    return ViewChange(view_delta(seen, view), instruction.leaving if isinstance(instruction, Propose) else None)
 
 
 class Coordinator:
@@ -326,12 +327,13 @@ class Coordinator:
         return f"{self._evidence.name}/{path.name}"
 
     def _repeat_view(self, line: AgentLine) -> None:
-        line.seen = None
-        machine = self.machine
-        for view, kind in ((machine.state.view, Publish), (machine.state.growth.proposal, Propose)):
-            if view is not None:
-                line.send(kind(view))
-                line.seen = view
+        line.seen, state = None, self.machine.state
+        if state.view is not None:
+            line.send(Publish(state.view))
+            line.seen = state.view
+        if state.growth.proposal is not None:
+            line.send(proposed(state))
+            line.seen = state.growth.proposal
 
     def _record(self, batch: SpanBatch) -> None:
         for spans in batch.spans:

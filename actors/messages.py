@@ -63,10 +63,10 @@ class SpanAck:
 
 @dataclass(frozen=True, slots=True)
 class ViewChange:
-    """A view as a delta to one that was sent to this agent before. ``proposal``: ranks form it beside running steps."""
+    """A view as a delta to one that was sent to this agent before. ``leaving``: see :class:`Propose`; None: the view is published."""
 
     delta: ViewDelta
-    proposal: bool
+    leaving: tuple[Member, ...] | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -392,16 +392,19 @@ class NodeAgent:
                 while self._up.unacked and self._up.unacked[0].number <= number:
                     self._up.unacked.popleft()
                 self._up.lost.clear()
-            case ViewChange(delta=delta, proposal=proposal):
+            case ViewChange(delta=delta, leaving=leaving):
                 base = self._views.by_generation.get(delta.base)
                 if base is None:
                     self._up.send(ViewWanted(delta.view.generation))
                 else:
                     view = apply_delta(base, delta)
-                    self._take(Propose(view) if proposal else Publish(view))
-            case Publish(view=view) | Propose(view=view):
+                    self._take(Publish(view) if leaving is None else Propose(view, leaving))
+            case Publish(view=view):
                 self._views.add(view)
                 self._pass_on(message, view.members)
+            case Propose(view=view, leaving=leaving):
+                self._views.add(view)
+                self._pass_on(message, (*view.members, *leaving))
             case Welcome(token=token, slot=slot, incarnation=incarnation):
                 if token in self._ranks:
                     self._name(self._ranks[token], Member(slot, incarnation))

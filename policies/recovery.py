@@ -54,16 +54,30 @@ class ReformPromoteRegrow:
         return Formation(Decision("form", reason, there), members)
 
     def grow(self, situation: Situation, now_s: float) -> Formation:
-        present = [candidate for candidate in situation.candidates if candidate.in_view]
+        """Newcomers fill the world beside the ranks that stay. Then ranks leave whose nodes go, and those beyond the world's size.
+
+        At least one member stays, and gives its state to the newcomers. Without ``min_ranks`` others, no rank leaves in time.
+        """
+        present = _preferred([candidate for candidate in situation.candidates if candidate.in_view], situation.replica_size)
         waiting = [candidate for candidate in situation.candidates if not candidate.in_view]
-        room = situation.world - len(present)
-        if not waiting or room <= 0:
-            return Formation(Decision("wait", "no rank to add" if not waiting else "the world is full"))
+        staying = [candidate for candidate in present if math.isinf(candidate.goes_in_s)]
+        going = sorted((one for one in present if not math.isinf(one.goes_in_s)), key=lambda one: -one.goes_in_s)
+        least = max(1, len(present) - situation.may_leave)
+        room = int(min(situation.world - len(staying), situation.most - least))
+        newcomers = joining(waiting, present, room, situation.replica_size) if waiting and room > 0 else []
+        kept = [*staying, *(candidate for candidate in going if candidate.goes_in_s > situation.margin_s)]
+        if not kept or len(kept) + len(newcomers) < situation.min_ranks:
+            kept = [*staying, *going]
+        kept = kept[: int(max(least, situation.world - len(newcomers)))]
+        leaving = len(present) - len(kept)
+        if not newcomers and not leaving:
+            return Formation(Decision("wait", "no rank to add" if room > 0 else "the world is full"))
         if now_s < (settled_s := situation.since_s + SETTLE_S):
             return Formation(Decision("wait", "the survivors first take the step that broke", valid_until_s=settled_s))
-        chosen = [*present, *joining(waiting, present, room, situation.replica_size)]
-        members = ordered(chosen, situation.replica_size, replicated=situation.replicated)
-        return Formation(Decision("grow", f"{len(members) - len(present)} of {room} missing ranks are ready"), members)
+        members = ordered([*kept, *newcomers], situation.replica_size, replicated=situation.replicated)
+        ready = [f"{len(newcomers)} of {room} missing ranks are ready"] if newcomers else []
+        gone = [f"{leaving} of {len(present)} ranks leave"] if leaving else []
+        return Formation(Decision("grow" if newcomers else "shrink", ", ".join(ready + gone)), members)
 
     def judge(self, losses: Sequence[Loss], now_s: float) -> Decision:
         recent = [loss for loss in losses if not loss.injected and now_s - loss.at_s <= BUDGET_S]
@@ -138,13 +152,15 @@ def _first(situation: Situation) -> list[Candidate]:
 
 
 def _preferred(candidates: Sequence[Candidate], size: int) -> list[Candidate]:
-    """Holders of the newest clean state first, then other survivors; by slot among equals, and the first groups where there are groups."""
+    """Holders of the newest clean state first, then other survivors. Among equals, ranks whose nodes go come last, and the first groups and
+    lower slots first."""
 
-    def rank(candidate: Candidate) -> tuple[bool, int, int, bool, int, int]:
+    def rank(candidate: Candidate) -> tuple[bool, int, int, bool, bool, int, int]:
         state = candidate.state
         held = (-state.history, -state.step) if state is not None and _holds_state(candidate) else (0, 0)
         group = candidate.view_rank // size if size > 1 and candidate.view_rank >= 0 else 0
-        return (not _holds_state(candidate), *held, not candidate.in_view, group, candidate.member.slot)
+        goes = not math.isinf(candidate.goes_in_s)
+        return (not _holds_state(candidate), *held, not candidate.in_view, goes, group, candidate.member.slot)
 
     return sorted(candidates, key=rank)
 

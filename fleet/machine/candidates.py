@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
@@ -25,8 +26,8 @@ def situation(machine: MachineState, now_s: float) -> Situation:
     """The recovery policy's input. Candidates have built their model, and have reported since the coordinator started: they have a store.
 
     Ranks of a shunned node are candidates only when there are too few others, or when they hold a state. Ranks of a node that will be taken
-    away stay in the view until other ranks stand in. Until then the world is larger by their number; see ``nodes.py``. A state that was
-    rolled back counts as dirty when there is no checkpoint: its rank cannot go on before a fresh process is there.
+    away are candidates while they are in the view; see ``nodes.py``. A state that was rolled back counts as dirty when there is no
+    checkpoint: its rank cannot go on before a fresh process is there.
     """
     joined = frozenset(machine.view.members) if machine.view else frozenset()
     built = [rank for rank in machine.roster.in_order() if rank.phase != RankPhase.STARTING and rank.store]
@@ -36,7 +37,7 @@ def situation(machine: MachineState, now_s: float) -> Situation:
     chosen = next((some for some in (admitted, staying) if len(some) >= machine.settings.min_ranks), there)
     if len(chosen) > len(staying):
         probe("ranks that were let go are needed after all")
-    going = sum(rank.process.node in machine.roster.leaving for rank in chosen)
+    leaving = machine.roster.leaving
     floor = machine.doubts.floor(StateId(0, 0)) if machine.checkpoints.newest_id is None else StateId(0, 0)
     domains = machine.checkpoints.domains | machine.roster.domains
     ranks = {member: rank for rank, member in enumerate(machine.view.members)} if machine.view else {}
@@ -45,17 +46,30 @@ def situation(machine: MachineState, now_s: float) -> Situation:
         Candidate(
             rank.member, rank.process.node, rank.state, useless or rank.dirty or (rank.state or floor) < floor, rank.member in joined,
             domains.get(rank.process.node, ""), ranks.get(rank.member, -1),
+            max(0.0, leaving[rank.process.node] - now_s) if rank.process.node in leaving else math.inf,
         )
         for rank in chosen
     )  # fmt: skip
     starting, settings = len(machine.roster.by_slot) - len(built), machine.settings
-    world = max(room(machine, going), _least(machine, joined))
-    if world > room(machine, going):
+    least = len(joined) - settings.optimizer_copies if settings.spread else 0  # ranks that stay have copies of the parts of those that go
+    if least > room(machine):
         probe("a smaller world is reached in several views")
+    moves = machine.view is not None and chunks_move(machine, machine.view)
     return Situation(
-        candidates, world, settings.min_ranks, _since_s(machine, chosen), starting, machine.checkpoints.newest_id,
+        candidates, max(room(machine), least), settings.min_ranks, _since_s(machine, chosen), starting, machine.checkpoints.newest_id,
         replicated=not settings.spread, replica_size=settings.replica_size,
+        may_leave=(0 if moves else settings.optimizer_copies) if settings.spread else math.inf,
+        most=settings.shards, margin_s=margin_s(machine),
     )  # fmt: skip
+
+
+MARGIN_S = 2.0
+"""Seconds before a node goes. Its ranks are called out of the view then, if they have not left at a step boundary."""
+
+
+def margin_s(machine: MachineState) -> float:
+    """Seconds before a node goes in which its ranks leave at a step boundary, with or without others in their place: a group forms."""
+    return 2 * MARGIN_S + 3 * max(machine.stragglers.steps_s, default=0.0)
 
 
 def chunks_move(machine: MachineState, view: View) -> bool:
@@ -72,15 +86,9 @@ def _since_s(machine: MachineState, ranks: Sequence[Rank]) -> float:
     return max(machine.assembly.since_s, min((rank.ready_s for rank in ranks), default=machine.assembly.since_s))
 
 
-def _least(machine: MachineState, joined: Collection[Member]) -> int:
-    """The least size of the next view when the world gets smaller: the ranks that stay need copies of the parts of those that go."""
-    settings = machine.settings
-    return len(joined) - settings.optimizer_copies if machine.growth.resized and settings.spread else 0
-
-
-def room(machine: MachineState, going: int) -> int:
-    """The size of a view when ``going`` of its ranks will be taken away. Each rank has at least one shard."""
-    return min(machine.settings.world + going, machine.settings.shards)
+def room(machine: MachineState) -> int:
+    """The size of a whole view. Each rank has at least one shard."""
+    return min(machine.settings.world, machine.settings.shards)
 
 
 def is_incomplete(machine: MachineState, ranks: Sequence[Rank]) -> bool:

@@ -171,11 +171,10 @@ def _while_running(machine: MachineState, now_s: float, ask: bool) -> None:
         return
     elif machine.growth.proposal is not None:
         proposals.watch(machine, now_s)
-    elif ask and proposals.try_grow(machine, now_s):
+    elif ask and proposals.try_change(machine, now_s):
         return
     if ask:
         nodes.tick(machine, view, now_s)
-        proposals.shrink(machine, view, now_s)
     if ask and machine.phase == Phase.RUN and machine.growth.proposal is None:
         machine.say(*machine.checkpoints.tick(view, now_s))
         machine.say(*machine.progress.tick(machine.stragglers.steps_s, now_s))

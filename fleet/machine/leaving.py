@@ -240,6 +240,7 @@ def quiesced(machine: MachineState, event: Quiesced, now_s: float) -> None:
         probe("a rank that lacked some of the state may have got it in a later view")
         machine.assembly.incomplete -= {event.member}
     runs = machine.phase in (Phase.RUN, Phase.FORM) and view is not None and event.generation >= view.generation
+    runs = runs and event.why is not Departure.STANDS_BY  # the others are in the view that was proposed, and will say so
     if runs and event.member in machine.attendance.members:
         reason = f"rank {event.member} left generation {event.generation}: {event.detail or event.why}"
         gather(machine, now_s, GatherWhy.LEFT, reason, event.member)
@@ -253,9 +254,9 @@ def cancel(machine: MachineState, now_s: float, reason: str) -> None:
     assert machine.growth.proposal is not None
     proposal, machine.growth.proposal = machine.growth.proposal, None
     machine.decide("recovery", "cancel", f"generation {proposal.generation}: {reason}", OfView(proposal.generation), now_s)
-    joined = set(machine.view.members) if machine.view else set()
+    joined = machine.view.members if machine.view else ()
     machine.growth.not_before_s = now_s + machine.settings.timeouts.resend_s
-    machine.say(Cancel(tuple(member for member in proposal.members if member in joined), proposal.generation))
+    machine.say(Cancel(joined, proposal.generation))
     newcomers = tuple(member for member in proposal.members if member not in joined and machine.current(member))
     if newcomers:
         machine.say(Quiesce(newcomers, proposal.generation))

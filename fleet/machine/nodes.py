@@ -1,14 +1,16 @@
 """Nodes that come up, nodes that stay out of every view, and nodes that will be taken away after a notice.
 
 Repeat offenders stay out, and nodes that failed their pre-flight check. A cloud, maintenance or an operator announces that a node will go.
-Its ranks train on, and spares join beside them, at a step boundary, until the world is whole without them. Then all ranks leave the view
-together, and it forms again without the ranks that go, once no chunk of a sharded state moves. No rank and no step is lost: the other ranks
-compute the shards of the present step again. Without spares, the ranks leave right before the node goes, and the world shrinks.
+Its ranks train on until spares stand by. Then these come and those leave at one step boundary, see ``proposals.py``: no step is lost.
+Without spares, the ranks leave right before the node goes, and the world shrinks. Ranks that come to no boundary in time are called out of
+the view.
 """
 
 from __future__ import annotations
 
-from fleet.machine.candidates import chunks_move, room
+from collections.abc import Collection
+
+from fleet.machine.candidates import MARGIN_S
 from fleet.machine.leaving import gather
 from fleet.machine.state import MachineState, Phase
 from fleet.protocol.causes import GatherWhy
@@ -41,8 +43,6 @@ def _keep_out(machine: MachineState, event: NodeJoined, policy: str, decision: D
     machine.decide(policy, "keep_out", f"node {event.index} ({event.node}): {decision.reason}", payload, now_s)
 
 
-MARGIN_S = 2.0
-"""Seconds, and one step more, before a node goes: then its ranks leave the view, with or without spares for them."""
 POLICY = "maintenance"
 
 
@@ -74,39 +74,35 @@ def replay(machine: MachineState, notice: Notice) -> None:
         machine.roster.released.add(notice.node)
 
 
-def wanted(machine: MachineState, view: View) -> int:
-    """The wanted size of the view: the world, and the ranks that are about to leave. Each rank has at least one shard."""
-    return room(machine, len(_leaving_slots(machine, view)))
+def going(machine: MachineState, view: View) -> frozenset[str]:
+    """The nodes of the view that are about to go."""
+    leaving, ranks = machine.roster.leaving, map(machine.current, view.members if machine.roster.leaving else ())
+    return frozenset(rank.process.node for rank in ranks if rank is not None and rank.process.node in leaving)
+
+
+def left(machine: MachineState, before: View | None, view: View, now_s: float) -> None:
+    """The ranks have entered ``view``: nodes that are about to go may have no rank in it any more."""
+    gone = going(machine, before) - going(machine, view) if before is not None else ()
+    _release(machine, gone, len(view.members), now_s)
 
 
 def tick(machine: MachineState, view: View, now_s: float) -> None:
-    """While a view runs: let ranks go once others stand in for them, or once their time is up."""
-    if not machine.roster.leaving or machine.phase != Phase.RUN or machine.growth.proposal is not None:
-        return
-    going = _leaving_slots(machine, view)
-    left = len(view.members) - len(going)
-    if not going or left < machine.settings.min_ranks:
-        if going:
-            probe("a node goes whose ranks cannot be spared")
-        return
-    margin_s = MARGIN_S + max(machine.stragglers.steps_s, default=0.0)
-    late = min(machine.roster.leaving[node] for node in going.values()) - now_s <= margin_s
-    if late and left < machine.settings.world:
-        probe("the time of a node is up before others stand in")
-    if late or (left >= machine.settings.world and not machine.checkpoints.pending and not chunks_move(machine, view)):
-        _release(machine, sorted(set(going.values())), left, now_s)
-
-
-def _leaving_slots(machine: MachineState, view: View) -> dict[int, str]:
-    """Slots of the view whose nodes are about to go, and the nodes."""
+    """While a view runs: call ranks out of it whose nodes go at any moment, if there are enough others."""
     leaving = machine.roster.leaving
-    homes = {member.slot: machine.roster.by_slot[member.slot].process.node for member in view.members if machine.current(member)}
-    return {slot: node for slot, node in homes.items() if node in leaving}
+    late = {node for node in going(machine, view) if leaving[node] - now_s <= MARGIN_S} if leaving and machine.phase == Phase.RUN else set()
+    if not late:
+        return
+    stay = [rank for rank in map(machine.current, view.members) if rank is not None and rank.process.node not in late]
+    if len(stay) < machine.settings.min_ranks:
+        probe("a node goes whose ranks cannot be spared")
+        return
+    probe("the time of a node is up before its ranks have left")
+    _release(machine, late, len(stay), now_s)
+    gather(machine, now_s, GatherWhy.MAINTENANCE, f"{', '.join(sorted(late))} will be taken away", in_person=False)
 
 
-def _release(machine: MachineState, nodes: list[str], left: int, now_s: float) -> None:
-    for node in nodes:
+def _release(machine: MachineState, nodes: Collection[str], others: int, now_s: float) -> None:
+    for node in sorted(nodes):
         machine.roster.released.add(node)
-        reason = f"the ranks of node {node} leave: {left} others go on"
+        reason = f"the ranks of node {node} leave: {others} others go on"
         machine.write(DecisionMade(POLICY, "released", reason, Notice(node, machine.roster.leaving[node], True), now_s))
-    gather(machine, now_s, GatherWhy.MAINTENANCE, f"{', '.join(nodes)} will be taken away", in_person=False)

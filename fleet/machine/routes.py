@@ -28,8 +28,10 @@ class Routes:
     def of(self, instruction: Instruction) -> list[str]:
         """Names of nodes, each once, no matter how many of its ranks the instruction names."""
         match instruction:
-            case Publish(view=view) | Propose(view=view):
+            case Publish(view=view):
                 return self._homes(view.members)
+            case Propose(view=view, leaving=leaving):
+                return self._homes((*view.members, *leaving))
             case Welcome(token=token) | Fence(token=token):
                 return [self._tokens[token]] if token in self._tokens else []
             case Inspect(nodes=nodes):

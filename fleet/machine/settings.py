@@ -6,7 +6,7 @@ from fleet.machine.state import MachineState
 from fleet.protocol.decisions import SettingTo
 from fleet.protocol.events import SettingChanged
 from fleet.protocol.records import DecisionMade
-from fleet.settings.live import WORLD, changed
+from fleet.settings.live import changed
 
 
 def on_setting(machine: MachineState, event: SettingChanged, now_s: float) -> None:
@@ -19,8 +19,6 @@ def on_setting(machine: MachineState, event: SettingChanged, now_s: float) -> No
 def configure(machine: MachineState, key: str, value: float) -> None:
     """Give a setting a new value from now on. Raises ConfigError when the value is not allowed."""
     machine.settings = settings = changed(machine.settings, key, value)
-    if key == WORLD:
-        machine.growth.resized = True
     if key.startswith("checkpoint."):
         machine.checkpoints.configure(settings)
     if key == "timeouts.progress_s":

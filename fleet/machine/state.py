@@ -262,19 +262,17 @@ class Assembly:
 
 @dataclass(slots=True)
 class Growth:
-    """The change of a view beside the running steps, or to a smaller one; see ``proposals.py``.
+    """The change of a view beside the running steps; see ``proposals.py``.
 
     Attributes:
         proposed_s: when the last view was proposed.
         proposal: the view that members form beside the running steps, and enter at a step boundary.
         not_before_s: when spares may join again.
-        resized: the user has set another world size, and the view may be too large for it.
     """
 
     proposed_s: float
     proposal: View | None = None
     not_before_s: float = field(init=False)
-    resized: bool = False
 
     def __post_init__(self) -> None:
         self.not_before_s = self.proposed_s

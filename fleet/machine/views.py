@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from fleet.machine import nodes
 from fleet.machine.candidates import StateSource, is_incomplete, situation, source
 from fleet.machine.corruption import judge
 from fleet.machine.leaving import evict, gather, quiesce
@@ -131,12 +132,21 @@ def adopt(machine: MachineState, view: View, now_s: float) -> None:
     machine.assembly.deadline_s = now_s + machine.settings.timeouts.form_s
 
 
+def proposed(machine: MachineState) -> Propose:
+    """The instruction for the view that is proposed now. It names the members that leave the present one."""
+    proposal, view = machine.growth.proposal, machine.view
+    assert proposal is not None
+    staying = frozenset(proposal.members)
+    return Propose(proposal, tuple(member for member in (view.members if view is not None else ()) if member not in staying))
+
+
 def entered(machine: MachineState, now_s: float) -> None:
     """The members have agreed to enter the proposed view, and are in it."""
-    proposal = machine.growth.proposal
+    proposal, before = machine.growth.proposal, machine.view
     assert proposal is not None
     machine.decide("recovery", "enter", f"generation {proposal.generation}", OfView(proposal.generation), now_s)
     adopt(machine, proposal, now_s)
+    nodes.left(machine, before, proposal, now_s)
     machine.say(*machine.checkpoints.abandoned(now_s))
 
 

@@ -192,6 +192,8 @@ class Departure(StrEnum):
     """Ranks hold, or have computed, different bits."""
     INCOMPLETE = "incomplete"
     """A part of a sharded state is held by no member of the view. This rank's own part is clean."""
+    STANDS_BY = "stands by"
+    """The others have entered a view without this rank, at a step boundary on which all had agreed."""
 
 
 class Engaged(StrEnum):
@@ -224,8 +226,6 @@ class GatherWhy(StrEnum):
     """All ranks were lost in the code behind the loop."""
     MAINTENANCE = "maintenance"
     """Nodes will be taken away."""
-    RESIZED = "resized"
-    """The world is to be smaller."""
     PARTITION = "partition"
     """A node is silent, and all members wait for it."""
     STOPS = "stops"

@@ -15,7 +15,7 @@ from fleet.protocol.causes import EndWhy, GatherWhy
 from fleet.protocol.codec import Tagged
 
 RecoveryAction = Literal[
-    "gather", "wait", "form", "grow", "restart", "reshare", "enter", "cancel", "go_on", "give_up", "excuse"
+    "gather", "wait", "form", "grow", "shrink", "restart", "reshare", "enter", "cancel", "go_on", "give_up", "excuse"
 ]  # fmt: skip
 StragglerAction = Literal["accuse", "clear", "unknown", "tolerate", "rebalance", "replace", "evict"]
 CorruptionAction = Literal["carry_on", "evict", "recompute", "retry", "stop", "go_back", "begin_anew"]

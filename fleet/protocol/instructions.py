@@ -45,9 +45,13 @@ class Publish(FromEvent):
 
 @dataclass(frozen=True, slots=True)
 class Propose(FromEvent):
-    """Form the proposed view beside the running steps, and enter it together with all its members at a step boundary."""
+    """Form the proposed view beside the running steps, and enter it together with all its members at a step boundary.
+
+    ``leaving``: members of the present view that are not in the proposed one. They agree to that boundary, too, and stand by behind it.
+    """
 
     view: View
+    leaving: tuple[Member, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -40,7 +40,8 @@ NO_VIEW, LAST_STEP = -1, -2
 
 @dataclass(slots=True)
 class StandingProposal:
-    """A view to form beside the running steps. ``formed``: its group is. ``offered`` at a boundary, and maybe ``cancelled`` since then."""
+    """A view to form beside the running steps. ``formed``: its group is, or this rank is not in it. ``offered`` at a boundary, and maybe
+    ``cancelled`` since then."""
 
     view: View
     formed: bool = False
@@ -191,7 +192,9 @@ class MemberProtocol:
             case Publish(view=view):
                 self._on_publish(view)
             case Propose(view=view) if self._fits(view):
-                self._on_propose(view)
+                self._on_propose(view, leaves=False)
+            case Propose(view=view, leaving=leaving) if self._me_in(leaving) and self.view is not None:
+                self._on_propose(view, leaves=True)
             case Cancel(members=members, generation=generation) if self._me_in(members):
                 self._on_cancel(generation)
             case SaveCheckpoint(members=members, generation=generation, request=request) if self._me_in(members):
@@ -276,11 +279,11 @@ class MemberProtocol:
         if isinstance(self._status, Finished) and generation == self.generation and not self.interrupted:
             self.concluded, self._status = True, replace(self._status, concluded=True)
 
-    def _on_propose(self, view: View) -> None:
+    def _on_propose(self, view: View, *, leaves: bool) -> None:
         if view.generation == self.generation:
             self._repeat()  # this rank has entered it already, and the coordinator seems not to know
         elif view.generation > self.generation and not self._offers and not self.holds_proposal(view.generation):
-            self._proposal = StandingProposal(view)
+            self._proposal = StandingProposal(view, formed=leaves)
 
     def _repeat(self) -> None:
         if self._status is not None:
@@ -482,6 +485,12 @@ class MemberProtocol:
     def enter(self, view: View) -> None:
         """Join an agreed proposal; ``formed`` follows when the newcomers hold the state."""
         self._join(view)
+
+    def stand_by(self, view: View) -> None:
+        """The other members enter ``view``, as all have agreed. This rank stands by."""
+        self.floor = max(self.floor, view.generation)
+        self.view = self._proposal = None
+        self._say_quiesced(Departure.STANDS_BY, "", None)
 
     # ---- helpers -------------------------------------------------------------------------------------------------------------------------
 

@@ -528,8 +528,10 @@ class RankMachine:
             return
         if save is not None:
             yield Save(save)
-        if enter is not None:
+        if enter is not None and self.protocol.member in enter.members:
             yield from self._enter(enter)
+        elif enter is not None:
+            yield from self._stand_by(enter)
         else:
             yield Expect()
             self.detach()
@@ -559,6 +561,13 @@ class RankMachine:
             probe("an agreed view is lost while it is entered")
             yield from self.leave(str(error))
             self.detach()  # the listening thread answers the next call, while the loop computes
+
+    def _stand_by(self, view: View) -> Moves:
+        """At the agreed step boundary, the others enter ``view`` without this rank, which waits for a later one."""
+        self._drop_membership(Parting.AGREED)
+        self.protocol.stand_by(view)
+        yield Clear()
+        yield from self._join_next()
 
     # ---- the end -------------------------------------------------------------------------------------------------------------------------
 

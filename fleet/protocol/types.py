@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
@@ -272,7 +273,7 @@ class Candidate:
     """A live rank that could be in the next view. ``state`` is None when it holds none; ``in_view``: it is in the present view.
 
     ``domain``: the domain path of its node, see :mod:`fleet.protocol.domains`; "" when it is not known. ``view_rank``: its rank in the
-    present view, or -1.
+    present view, or -1. ``goes_in_s``: seconds until its node is taken away; infinite without a notice.
     """
 
     member: Member
@@ -282,13 +283,16 @@ class Candidate:
     in_view: bool
     domain: str = ""
     view_rank: int = -1
+    goes_in_s: float = math.inf
 
 
 @dataclass(frozen=True, slots=True)
 class Situation:
     """A recovery policy's input. ``since_s``: when the run last had a working view, or when it started.
 
-    ``replicated``: each rank holds the whole state. ``replica_size``: number of view ranks in a row that form a group.
+    ``replicated``: each rank holds the whole state. ``replica_size``: number of view ranks in a row that form a group. ``may_leave``: so
+    many members can leave a running view at one time without a part of the state. ``most``: the largest view. ``margin_s``: a rank whose
+    node goes within so long leaves, also where no other rank takes its place.
     """
 
     candidates: tuple[Candidate, ...]
@@ -299,6 +303,9 @@ class Situation:
     checkpoint: str | None
     replicated: bool = True
     replica_size: int = 1
+    may_leave: float = math.inf
+    most: float = math.inf
+    margin_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

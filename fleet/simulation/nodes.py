@@ -238,8 +238,10 @@ class SimNode(Stoppable):
             case Welcome(token=token) | Fence(token=token):
                 if token in self.ranks:
                     self.ranks[token].receive(message)
-            case Publish(view=view) | Propose(view=view):
+            case Publish(view=view):
                 self._pass_on(message, view.members)
+            case Propose(view=view, leaving=leaving):
+                self._pass_on(message, (*view.members, *leaving))
             case _:
                 self._pass_on(message, getattr(message, "members", ()))
 

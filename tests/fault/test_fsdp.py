@@ -31,6 +31,21 @@ def whole(undisturbed: Undisturbed) -> str:
     return undisturbed(lambda folder: cut(folder, world=2, optimizer_sharding="none"))
 
 
+@pytest.mark.parametrize("units", ["none", "first"])
+def test_a_rank_is_lost_where_units_have_none_or_some_of_the_parameters(units: str, tmp_path: Path, whole: str) -> None:
+    """All other parameters are whole on each rank, and the optimizer's state of all is in chunks, which move after the loss."""
+
+    def misfortune(fleet: PlainFleet) -> None:
+        for step, slot in ((6, 1), (20, 2)):
+            fleet.wait_for(lambda step=step: fleet.step >= step)
+            fleet.kill(slot)
+
+    options = {"width": CUT["width"], "pause_s": "0.1"} | ({"units": units} if units != "none" else {})
+    outcome, records, digest = train_through(trains.plain, cut(tmp_path, world=3, options=options), tmp_path, misfortune)
+    survived(outcome, records, digest, whole)
+    assert not of(HistoryBegun, records), "the chunks of the second one had come to others"
+
+
 @pytest.mark.parametrize("world", [1, 2, 3, 5])
 def test_no_world_size_changes_a_bit(world: int, tmp_path: Path, whole: str) -> None:
     outcome, records, digest = train_through(trains.plain, cut(tmp_path, world=world), tmp_path)

@@ -172,7 +172,9 @@ def test_with_sharded_state_a_rank_is_lost_and_then_ray_trains_controller(
     """A guard has the rank's part. With the controller all ranks die: the agents have copies in their memory, the store has none."""
     chosen, results, before = plan(tmp_path), list[RunResult](), controllers(cluster)
     copies = CheckpointSettings(policy="fixed", interval_s=3600.0, peer_interval_s=0.5)
-    chosen = dataclasses.replace(chosen, settings=dataclasses.replace(chosen.settings, checkpoint=copies, optimizer_sharding=sharding))
+    slow = chosen.settings.options | {"pause_s": "0.3"}  # it has to train longer than Ray needs to end ranks whose controller is gone
+    changed = dataclasses.replace(chosen.settings, checkpoint=copies, optimizer_sharding=sharding, options=slow)
+    chosen = dataclasses.replace(chosen, settings=changed)
     live = LiveRun(chosen, cluster)
     thread = threading.Thread(target=lambda: results.append(live.execute()))
     thread.start()
@@ -181,7 +183,7 @@ def test_with_sharded_state_a_rank_is_lost_and_then_ray_trains_controller(
     until(lambda: went_on(chosen.folder), "the ranks that are left have committed, and a copy of that is kept", 30)
     [controller] = controllers(cluster) - before
     os.kill(controller, signal.SIGKILL)
-    thread.join(90)
+    thread.join(150)
     assert not thread.is_alive(), "fit() did not return"
     assert results[0].status == "completed", results
     assert final_digest(chosen.folder) == truth

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from fleet.protocol.causes import TakenAway
-from fleet.protocol.decisions import Notice
+from fleet.protocol.causes import GatherWhy, TakenAway
+from fleet.protocol.decisions import Gathering, Notice
 from fleet.protocol.records import DecisionMade, HistoryBegun, ProcessLost, ViewPublished
 from fleet.simulation.plan import Plan, Trouble, small, with_troubles
 from fleet.simulation.world import Outcome
@@ -50,19 +50,52 @@ def nobody_was_missed(outcome: Outcome) -> bool:
     return all(isinstance(record.cause, TakenAway) and record.generation == -1 for record in lost) and not again
 
 
-@pytest.mark.parametrize("seed", range(4))
-def test_the_spare_is_taken_in_before_the_rank_leaves(seed: int) -> None:
-    outcome = run(Trouble(kind="notice", at_s=3.0, node=1, duration_s=6.0), seed=seed)
+@pytest.mark.parametrize("mode", ["none", "zero1", "fsdp"])
+@pytest.mark.parametrize("seed", range(3))
+def test_the_spare_comes_and_the_rank_leaves_at_one_step_boundary(seed: int, mode: str) -> None:
+    changes = {"settings": replace(small(3, spares=1, nodes=4), optimizer_sharding=mode)} if mode != "none" else {}
+    outcome = run(Trouble(kind="notice", at_s=3.0, node=1, duration_s=6.0), seed=seed, **changes)
     assert [decision.action for decision in notices(outcome)] == ["leave", "released"]
-    assert worlds(outcome)[-3:] == [3, 4, 3]
+    assert worlds(outcome) == [3, 3] and entered_beside_the_steps(outcome) == [False, True]
     assert nobody_was_missed(outcome)
+
+
+def entered_beside_the_steps(outcome: Outcome) -> list[bool]:
+    return [record.graceful for record in outcome.world.journal if isinstance(record, ViewPublished)]
+
+
+@pytest.mark.parametrize("mode", ["none", "fsdp"])
+@pytest.mark.parametrize("point", ["forming", "compute", "reducing", "ready", "mutating", "committed", "entering", "receiving", "placed"])
+def test_whoever_is_lost_while_ranks_come_and_leave_costs_no_state(point: str, mode: str) -> None:
+    """The coordinator, the newcomer, the leaving rank, or one that stays. Of two copies of each chunk one is left then."""
+    settings = replace(small(3, spares=1, nodes=4), optimizer_sharding=mode, optimizer_copies=2)
+    for kind, slot in (("coordinator", None), ("kill", 0), ("kill", 1), ("kill", 2)):
+        ill = Trouble(kind=kind, point=point, at_s=2.9, slot=slot, duration_s=0.3)
+        outcome = run(Trouble(kind="notice", at_s=2.9, node=1, duration_s=6.0), ill, settings=settings, steps=80)
+        assert not any(isinstance(record, HistoryBegun) for record in outcome.world.journal)
+
+
+def test_the_only_rank_leaves_once_the_spare_has_its_state() -> None:
+    outcome = run(Trouble(kind="notice", at_s=3.0, node=1, duration_s=6.0), settings=small(1, spares=1, nodes=2))
+    assert worlds(outcome) == [1, 2, 1] and entered_beside_the_steps(outcome) == [False, True, True]
+    assert nobody_was_missed(outcome)
+
+
+def test_a_rank_that_comes_to_no_boundary_in_time_is_called_out() -> None:
+    """A step takes longer than the notice."""
+    outcome = run(Trouble(kind="notice", at_s=20.0, node=1, duration_s=2.2), shard_s=1.0, steps=12)
+    called = [one for one in outcome.world.journal if isinstance(one, DecisionMade) and isinstance(one.payload, Gathering)]
+    assert GatherWhy.MAINTENANCE in [one.payload.why for one in called if isinstance(one.payload, Gathering)]
+    lost = [record for record in outcome.world.journal if isinstance(record, ProcessLost | HistoryBegun)]
+    assert [isinstance(one, ProcessLost) and one.generation == -1 for one in lost] == [True], "it had left the view"
 
 
 def test_without_a_spare_the_world_shrinks_right_before_the_node_goes() -> None:
     outcome = run(Trouble(kind="notice", at_s=3.0, node=1, duration_s=6.0), spares=0)
     [reported, released] = notices(outcome)
     assert isinstance(reported.payload, Notice) and reported.payload.until_s is not None
-    assert 0.0 < reported.payload.until_s - released.at_s < 4.0
+    assert 0.0 < reported.payload.until_s - released.at_s < 5.0
+    assert entered_beside_the_steps(outcome)[:2] == [False, True]
     assert worlds(outcome)[:2] == [3, 2] and worlds(outcome)[-1] == 3, "the node that comes in its place is used"
     assert nobody_was_missed(outcome)
 

@@ -7,8 +7,6 @@ from dataclasses import replace
 import pytest
 
 from fleet.ledger.goodput import Ledger
-from fleet.protocol.causes import GatherWhy
-from fleet.protocol.decisions import Gathering
 from fleet.protocol.records import DecisionMade, HistoryBegun, ProcessLost, ViewPublished
 from fleet.protocol.types import Member
 from fleet.simulation.plan import Plan, Trouble, small, with_troubles
@@ -28,8 +26,7 @@ def test_in_these_seeds_worlds_shrink_and_grow() -> None:
 
 
 def shrunk(outcome: Outcome) -> list[DecisionMade]:
-    journal = [one for one in outcome.world.journal if isinstance(one, DecisionMade) and isinstance(one.payload, Gathering)]
-    return [one for one in journal if isinstance(one.payload, Gathering) and one.payload.why is GatherWhy.RESIZED]
+    return [one for one in outcome.world.journal if isinstance(one, DecisionMade) and one.action == "shrink"]
 
 
 def worlds(outcome: Outcome) -> list[int]:
@@ -52,6 +49,7 @@ def test_it_grows_and_shrinks_and_nobody_is_lost(seed: int) -> None:
     outcome = run(5, 2, 4, seed=seed)
     sizes = [size for size, before in zip(worlds(outcome), [0, *worlds(outcome)], strict=False) if size != before]
     assert sizes == [3, 5, 2, 4]
+    assert [record.graceful for record in outcome.world.journal if isinstance(record, ViewPublished)][1:] == [True] * 3
     assert not any(isinstance(record, ProcessLost | HistoryBegun) for record in outcome.world.journal)
 
 

@@ -218,10 +218,10 @@ class FsdpLayout(StateLayout):
         self.exchange.flush(self.group)
 
     def settle(self, divisor: float, *, late: bool) -> None:
-        means = self.exchange.means(self.group, divisor)
+        means, whole = self.exchange.means(self.group, divisor), self.gradients.mean.flats
         for flat, mean in means.items():
-            self.gradients.mean.flats[flat] = mean
-        self.kept.arrive(lambda flat, lo, hi: means[flat].room(lo, hi), late=late)
+            whole[flat] = mean
+        self.kept.arrive(lambda flat, lo, hi: means[flat].room(lo, hi) if flat in means else whole[flat][lo:hi], late=late)
 
     def word(self) -> OwnWord:
         return self.kept.word(self.group)
