@@ -22,6 +22,10 @@ TIERS: dict[str, tuple[str, ...]] = {
         "tests/property/test_scale_fit.py::test_the_interval_of_the_held_out_world_holds_it_as_often_as_it_says[worlds0-2-8-0.01]",
         "tests/simulation/test_cuts.py::test_when_the_coordinator_is_cut_off_nothing_is_lost[3.0-go-on]",
         "tests/simulation/test_cuts.py::test_when_the_coordinator_is_cut_off_nothing_is_lost[0.3-stall]",
+        ("tests/unit/test_first_steps.py::test_where_nothing_can_be_told_the_run_goes_on_and_nothing_was_changed"
+         "[open({outside!r}, 'w')-it changes {outside}]"),
+        ("tests/unit/test_first_steps.py::test_where_nothing_can_be_told_the_run_goes_on_and_nothing_was_changed"
+         "[raise MemoryError-it does not fit into the memory of one process here]"),
         "tests/unit/test_extending.py::test_an_example_works_and_takes_as_many_files_as_it_says[A metric]",
         "tests/unit/test_extending.py::test_an_example_works_and_takes_as_many_files_as_it_says[A layout of the state]",
         "tests/unit/test_folding.py::test_a_journal_grows_by_so_much_and_its_old_part_by_next_to_nothing[1.0-6.0]",
@@ -144,7 +148,19 @@ NIGHTLY: dict[str, dict[str, str]] = {
             "two more runs that import Lightning in each rank; each change has one with a kill",
         "tests/fault/test_lightning.py::test_patience_goes_on_where_the_run_was_stopped":
             "two runs that import Lightning in each rank; each change has one with a kill",
-        "tests/zoo/test_zoo.py::test_a_kill_a_stop_and_a_resume_change_no_bit": "loops times worlds; each change has a kill of each loop",
+        "tests/zoo/test_zoo.py::test_a_kill_a_stop_and_a_resume_change_no_bit": "loops times worlds; each change has a kill of many loops",
+        "tests/zoo/test_zoo.py::test_a_kill_changes_no_bit[heads]": "a kill of one more loop",
+        "tests/zoo/test_zoo.py::test_a_kill_changes_no_bit[critics]": "a kill of one more loop",
+        "tests/zoo/test_zoo.py::test_a_kill_changes_no_bit[codebook]": "a kill of one more loop",
+        "tests/zoo/test_zoo.py::test_a_kill_changes_no_bit[contrastive]": "a kill of one more loop",
+        "tests/zoo/test_zoo.py::test_a_kill_changes_no_bit[diffusion]": "a kill of one more loop",
+        "tests/zoo/test_zoo.py::test_a_kill_changes_no_bit[penalty]": "a kill of one more loop",
+        "tests/zoo/test_zoo.py::test_a_kill_changes_no_bit[swa]": "a kill of one more loop",
+        "tests/zoo/test_zoo.py::test_a_kill_changes_no_bit[unused]": "a kill of one more loop",
+        "tests/zoo/test_zoo.py::test_a_kill_changes_no_bit[thawed]": "a kill of one more loop",
+        "tests/fault/test_exchanged_ranks.py::test_a_rank_leaves_a_node_that_goes_and_a_spare_comes[zero1]":
+            "a second way to spread a state; each change has whole and cut parameters",
+        "tests/fault/test_exchanged_ranks.py::test_a_world_shrinks_and_grows_between_steps[zero1]": "the same of a world that shrinks",
     },
     "shown": {
         "tests/fault/test_nobody_in.py::test_coordinator_and_agent_are_killed_and_find_the_secret_again":
@@ -206,6 +222,8 @@ NIGHTLY: dict[str, dict[str, str]] = {
         "tests/fault/test_ray_runs.py::test_every_panel_of_every_dashboard_has_an_answer_while_chaos_strikes":
             "a Prometheus for a minute; tests/contract/test_boards.py has the panels with each change",
         "tests/fault/test_shield.py::test_what_hangs_and_is_not_killed_by_others": "it waits for time-outs",
+        "tests/unit/test_first_steps.py::test_where_nothing_can_be_told_the_run_goes_on_and_nothing_was_changed":
+            "a process for each thing that a trial may not do; each change has two",
         "tests/unit/test_determinism.py::test_what_is_another_in_each_process_is_found_by_processes":
             "four processes of a script; each change has those of the command",
         "tests/unit/test_determinism.py::test_an_example_is_clean[digits]": "a second example; each change has a smaller one",
