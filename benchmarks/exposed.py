@@ -9,7 +9,7 @@ as other load only lowers it.
 Of two ranks without a copy, each gathers half of the model, twice a step. With a copy, a rank has the whole model, and gathers nothing. Of
 four ranks with a copy, each gathers a half.
 
-On fast links a step hides nearly all of its exchange. What is left is the work of processors, which the law does not have. So the figure is
+On fast links a step hides nearly all of its exchange. The rest is the work of processors, which the law does not have. So the figure is
 its share of the step there.
 """
 

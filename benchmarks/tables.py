@@ -99,6 +99,18 @@ BENCHMARKS: dict[str, Benchmark] = {
             "fleet_step_over_loopback_ratio_high": None,
         },
     ),
+    "flips": Benchmark(
+        "Bits flip in the chunks of a sharded state: is the rank found, and is no other one accused?",
+        {
+            "fleet_flips": Target(">=", 140),
+            "fleet_flips_precision": Target("=", 1.0),
+            "fleet_flips_recall": Target(">=", 0.95, why="its rank is evicted within 3 steps"),
+            "fleet_flips_taken_back": None,
+            "fleet_flips_bit_identical_ratio": Target("=", 1.0),
+            "fleet_clean_steps": Target(">=", 2000),
+            "fleet_clean_accusations": Target("=", 0.0),
+        },
+    ),
     "partition": Benchmark(
         "On three hosts: what does it cost when a link is cut for less than a second?",
         {

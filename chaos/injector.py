@@ -101,7 +101,7 @@ class Injector:
         repair_s: time until a lost node comes back; None: never.
         max_nodes_down: how many nodes may be lost at a time; with more there is no room for replacements.
         lose_all: all ranks may be lost when there is a state to go on from; a fault of software then takes them all.
-        sharded: the optimizer's state is spread over the ranks. A wrong bit in one part ends the run, so chaos flips none.
+        sharded: the optimizer's state is spread over the ranks. No rank computes a shard again then, so chaos makes no shard wrong.
         limits: how much may be hit, at once and within an hour. A fault that would hit more is suppressed.
     """
 
@@ -247,8 +247,8 @@ class Injector:
         if Cost.DEATH not in kind.may_cost and any(target.member in held for target in targets):
             return f"{where} is already stopped or slowed"
         wrong = Cost.WRONG in kind.may_cost
-        if wrong and self._sharded:
-            return "optimizer state is sharded: a majority cannot tell which rank is wrong, and the run would end"
+        if self._sharded and kind.needs_verify:
+            return "state is sharded, so no rank computes a shard again: the wrong gradient would be in the state of all"
         if wrong and sum(o.in_view and o.member not in self._gone for o in world.slots.values()) < WITNESSES:
             return f"fewer than {WITNESSES} ranks train: there is no majority to tell which one is wrong"
         return self._too_few(targets, world) if kind.takes_ranks else None

@@ -64,7 +64,7 @@ class ReformPromoteRegrow:
         going = sorted((one for one in present if not math.isinf(one.goes_in_s)), key=lambda one: -one.goes_in_s)
         least = max(1, len(present) - situation.may_leave)
         room = int(min(situation.world - len(staying), situation.most - least))
-        newcomers = joining(waiting, present, room, situation.replica_size) if waiting and room > 0 else []
+        newcomers = joining(waiting, staying, room, situation.replica_size) if waiting and room > 0 else []
         kept = [*staying, *(candidate for candidate in going if candidate.goes_in_s > situation.margin_s)]
         if not kept or len(kept) + len(newcomers) < situation.min_ranks:
             kept = [*staying, *going]

@@ -43,11 +43,12 @@ class RankInjector:
 
     def flip_weight(self, order: Operation) -> None:
         """Flip bits of a weight."""
-        _flip(self._train_step.layout.weights, random.Random(order.seed))
+        _flip(self._train_step.layout.elements, random.Random(order.seed))
 
     def flip_optimizer(self, order: Operation) -> None:
-        """Flip bits of an element of the optimizer's state."""
-        _flip(self._train_step.update.moments, random.Random(order.seed))
+        """Flip bits of an element of the optimizer's state, which this rank steps and gives to others."""
+        kept = self._train_step.layout.kept
+        _flip(self._train_step.update.moments if kept is None else kept.chunks.moments, random.Random(order.seed))
 
     def flip_gradient(self, order: Operation) -> None:
         """Flip bits of the next shard's gradients."""

@@ -1,8 +1,9 @@
 """Ranks differ in values that should have the same bits on all ranks: testimonies, wrong ranks, and the state to go on from.
 
-Ranks compare in their own reduction (``actors.rank.verify.replicas``), and leave their group when a value differs: no step is committed.
+Ranks compare in their own reduction (``actors.rank.verify``), and leave their group when a value differs: no step is committed.
 Each rank of the comparison reports its value in its ``Quiesced``. Once all live ranks have reported, the policy judges. A wrong rank is
-evicted before a view is made, so it neither trains on nor gives its state to another rank. If the policy cannot name the wrong rank, all go
+evicted before a view is made, so it neither trains on nor gives its state to another rank. Of a sharded state, a rank itself finds that its
+chunks have changed. Then no majority is needed. If the policy cannot name the wrong rank, all go
 back to a state that was the same on all. If ranks differ there again, or in more than a flipped bit can change, the loop is wrong. Then the
 run ends, and no node is to blame.
 """
@@ -16,11 +17,12 @@ from fleet.machine.leaving import LOOP, evict
 from fleet.machine.roster import Rank
 from fleet.machine.state import MachineState
 from fleet.protocol.causes import EndWhy, Outvoted
-from fleet.protocol.decisions import TakenBack, figures
+from fleet.protocol.chunk_check import CHANGED, KEPT
+from fleet.protocol.decisions import Decision, Figures, TakenBack, figures
 from fleet.protocol.probes import probe
 from fleet.protocol.records import DecisionMade
-from fleet.protocol.replica_check import WEIGHTS
-from fleet.protocol.types import Finding, Member, StateId
+from fleet.protocol.replica_check import UNCOMPARED
+from fleet.protocol.types import Finding, Member, StateId, Verdict
 
 LOOK_FOR = (
     "Look in the loop for an unseeded draw, or for code that changes the tracked state by the time, the process or the rank; "
@@ -32,11 +34,16 @@ def judge(machine: MachineState, now_s: float) -> None:
     """All live ranks have left their group. Evict ranks that the testimonies name, if any, and withdraw doubtful checkpoints; or stop."""
     suspicion = machine.doubts
     said, suspicion.said = _of_one_thing(suspicion.said), {}
-    if len({known.digest for known in said.values()}) < 2 or _someone_is_silent(machine, said):
+    silent = _someone_is_silent(machine, said)
+    said = {member: known for member, known in said.items() if known.digest}  # without one, a rank keeps none of what differs
+    if len({known.digest for known in said.values()}) < 2 or silent:
         if len({known.digest for known in said.values()}) > 1:
             probe("ranks differ and one of them has not said so")
         return  # the next view compares again
     first = next(iter(said.values()))
+    if first.what == KEPT:
+        _convict(machine, first, tuple(member for member, known in said.items() if known.digest == CHANGED), now_s)
+        return
     votes = {member: known.digest for member, known in said.items() if known.witness}
     others = {member: known.digest for member, known in said.items() if not known.witness}
     if not votes:  # copies of one donor that is gone
@@ -44,18 +51,22 @@ def judge(machine: MachineState, now_s: float) -> None:
     elif len(votes) == 1:
         votes, others = _with_earlier_words(machine, votes, others)
     policy = suspicion.policy
-    if policy is None or (_sharded(machine) and first.what.startswith(WEIGHTS)):
+    if policy is None:
         _give_up(machine, first, said, now_s)
         return
     injected = machine.losses.injected(said)
     verdict = policy.judge(votes, others, again=suspicion.again(first.state.step, said) and not injected)
+    if verdict.guilty and first.what.endswith(UNCOMPARED):
+        probe("ranks differ in a step in which chunks are not compared")
+        reason = "most ranks have a parameter from its owner, so that a majority proves nothing: no rank is accused, and all go back"
+        verdict = Verdict(Decision("retry", reason, verdict.decision.payload))
     reason = f"{first.what} at step {first.state.step}: {verdict.decision.reason}"
     machine.decide("corruption", verdict.decision.action, reason, verdict.decision.payload, now_s)
     if verdict.decision.action == "stop":
         end(machine, EndWhy.LOOP_WRONG, f"{LOOP}: {reason}. {LOOK_FOR}", _table(said), now_s)
     elif verdict.decision.action == "retry":
         probe("a tie takes all ranks back")
-        cleared = min(known.cleared for known in said.values())
+        cleared = min(first.state, *(known.cleared for known in said.values()))  # a step is compared again where a view breaks behind that
         _take_back(machine, first, StateId(cleared.history, cleared.step - 1), now_s, counts=not injected)
         machine.losses.healed(said)
     elif verdict.guilty:
@@ -64,6 +75,18 @@ def judge(machine: MachineState, now_s: float) -> None:
         _take_back(machine, first, max(honest, default=first.state), now_s, counts=not injected)
         for rank in _living(machine, verdict.guilty):
             evict(machine, rank, Outvoted(first.what, first.state.step), now_s)
+
+
+def _convict(machine: MachineState, found: Finding, changed: tuple[Member, ...], now_s: float) -> None:
+    """The chunks of these ranks have changed since the commit, as digests of their own say. The step is not committed: the others go on."""
+    probe("a rank finds that its own chunks have changed")
+    reason = (
+        f"step {found.state.step}: digests of their own say that chunks of {', '.join(map(str, changed))} have changed since the commit"
+    )
+    machine.decide("corruption", "evict", reason, Figures({"guilty": float(len(changed))}), now_s)
+    machine.doubts.judged(found.generation)
+    for rank in _living(machine, changed):
+        evict(machine, rank, Outvoted("", found.state.step), now_s)
 
 
 def _with_earlier_words(
@@ -84,19 +107,11 @@ def _with_earlier_words(
     return votes, {member: digest for member, digest in others.items() if member not in votes}
 
 
-def _sharded(machine: MachineState) -> bool:
-    """The owner of a chunk gives its parameters to all but its guards. So most ranks repeat the owner, and a majority proves nothing."""
-    return bool(machine.settings.spread)
-
-
 def _give_up(machine: MachineState, found: Finding, said: dict[Member, Finding], now_s: float) -> None:
     """No policy can name the wrong rank. Withdraw the checkpoints of the last steps, since they may contain the wrong values."""
     probe("ranks differ and no policy can judge them")
     cleared = min(known.cleared for known in said.values())
-    why = "no policy can judge them"
-    if machine.doubts.policy is not None:
-        why = 'with optimizer_sharding = "zero1" most ranks have a parameter from its owner, so that a majority proves nothing'
-    reason = f"{found.what} of the ranks differ at step {found.state.step}, and {why}"
+    reason = f"{found.what} of the ranks differ at step {found.state.step}, and no policy can judge them"
     machine.say(*machine.checkpoints.withdraw(StateId(cleared.history, max(0, cleared.step - 1)), found.state, now_s, reason))
     end(machine, EndWhy.UNJUDGED, reason, _table(said), now_s)
 
@@ -104,7 +119,7 @@ def _give_up(machine: MachineState, found: Finding, said: dict[Member, Finding],
 def judge_the_end(machine: MachineState, finished: list[Rank], now_s: float) -> bool:
     """The ranks hold different states at the finish barrier. True when that is resolved: wrong ranks are evicted, and the others finish."""
     policy = machine.doubts.policy
-    if policy is None or _sharded(machine):
+    if policy is None or machine.settings.spread:  # no rank holds a whole state of its own
         return False
     held = {rank.member: rank.digest or "" for rank in finished}
     votes = {rank.member: held[rank.member] for rank in finished if not _was_given_the_end(machine, rank)}

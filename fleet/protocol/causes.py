@@ -118,7 +118,10 @@ class TooSlow(Fact):
 
 @dataclass(frozen=True, slots=True)
 class Outvoted(Fact):
-    """The corruption policy found that the rank's ``what`` differs from the majority's. ``step`` is -1 for the final state."""
+    """The corruption policy found that the rank's ``what`` differs from the majority's. ``step`` is -1 for the final state.
+
+    ``what`` is empty where the rank itself found that its chunks of a sharded state have changed.
+    """
 
     what: str
     step: int = -1
@@ -302,6 +305,8 @@ def sentence(fact: Fact) -> str:
     match fact:
         case ProcessEnded():
             return _ended(fact)
+        case Outvoted(what="", step=step):
+            return f"silent corruption: its chunks of the state at step {step} have changed since the commit"
         case Outvoted(what=what, step=step):
             differs = f"{what} at step {step} differ" if step >= 0 else f"{what} differs"
             return f"silent corruption: {differs} from the majority's"

@@ -8,6 +8,8 @@ from fleet.protocol.types import Finding, StateId
 
 WEIGHTS = "weights"
 """The beginning of a finding's ``what`` on the state that all ranks hold."""
+UNCOMPARED = ", chunks uncompared"
+"""The end of it, where owners may have given other ranks wrong parameters: a majority proves nothing."""
 
 
 class ReplicaCheck:
@@ -42,10 +44,11 @@ class ReplicaCheck:
         self.parts = parts
         self._turns.clear()
 
-    def enter(self, here: StateId, digest: str) -> None:
-        """Note this rank's digest, before the step from ``here`` is summed."""
+    def enter(self, here: StateId, digest: str, *, uncompared: bool = False) -> None:
+        """Note this rank's digest, before the step from ``here`` is summed. ``uncompared``: chunks are not compared in this step."""
         turn = here.step % self.parts
         what = WEIGHTS if self.parts == 1 else f"{WEIGHTS} (part {turn} of {self.parts})"
+        what += UNCOMPARED if uncompared else ""
         self.open = Finding(what, self.generation, here, digest, self.cleared, self.witness)
 
     def differ(self, digests: Collection[object]) -> bool:

@@ -9,7 +9,7 @@ import zlib
 from fleet.errors import ConfigError
 from fleet.protocol.events import NodeLeaves, NodeSilent, NodeStays, SettingChanged, StopRequested
 from fleet.protocol.facts import FaultRecord
-from fleet.protocol.types import Fault
+from fleet.protocol.types import Fault, StateId
 from fleet.settings.live import WORLD, changed
 from fleet.simulation.links import HEAD, STORE
 from fleet.simulation.model import POISON
@@ -135,8 +135,17 @@ class Faults:
     def _flip(self, victim: SimRank) -> None:
         """Flip a bit in the victim's state. A half-written state gets no flip, since it is not used."""
         held = victim.layout
+        chunks = held.kept if held.kept is not None and held.kept.value != POISON else None
         if victim.alive and held.weights != POISON:
-            held.weights, held.corrupt = hash((held.weights, zlib.crc32(victim.protocol.token.encode()), FLIPPED)), True
+            wrong = hash((held.weights, zlib.crc32(victim.protocol.token.encode()), FLIPPED))
+            if chunks is not None and victim.rng.random() < 0.5:
+                chunks.value = wrong
+            else:
+                held.weights = wrong
+            held.corrupt = True
+            if held.kept is not None and held.kept.at is not None and held.kept.digested_at == held.kept.at:
+                self.world.unseen.add(StateId(held.kept.at.history, held.kept.at.step + 1))  # found in the next step only
+                self.world.excused |= any(len(keepers) == 1 for keepers in held.kept.cut.keepers)  # or by no rank
             self.world.flipped = True
             self.world.note("flipped", victim, victim.protocol.state)
 

@@ -70,6 +70,11 @@ class SimFsdpLayout(SimLayout):
     def weights(self, value: int) -> None:
         self.kept.value = value
 
+    @property
+    def compared(self) -> int:
+        """Options alone: no rank has all parameters."""
+        return 0
+
     # ---- a view begins -------------------------------------------------------------------------------------------------------------------
 
     def begin(self, move: Begin) -> Steps:

@@ -235,10 +235,10 @@ def _slowness(plan: Plan, rng: random.Random) -> Trouble:
     )  # fmt: skip
 
 
-def flipped_plan(seed: int) -> Plan:
+def flipped_plan(seed: int, *, sharded: bool = False) -> Plan:
     """As :func:`random_plan` with at least two ranks, and bits flip in the states of some ranks."""
     rng = stream(seed, "flips")
-    plan = random_plan(seed)
+    plan = random_plan(seed, sharded=sharded)
     settings = replace(plan.settings, world=max(2, plan.settings.world), budgets=PATIENT)
     capacity = -(-settings.slots // settings.nodes) + 1
     flips = [_flip(plan, rng, rng.randrange(settings.slots)) for _ in range(rng.choice((1, 1, 2)))]

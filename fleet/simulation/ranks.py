@@ -92,6 +92,11 @@ class SimLayout:
         self.rank = rank
         self.held: dict[int, int] = {}
 
+    @property
+    def compared(self) -> int:
+        """Stands for the digest that this rank compares with all others before each sum."""
+        return self.weights
+
     def reset(self) -> None:
         """Drop all of the present attempt."""
         self.held = {}

@@ -30,7 +30,10 @@ class SimChunks:
         places: by rank of the last column, its place.
         cut: of the last view. ``recut``: the way to the next one; None: all chunks are where they belong.
         more: slices that are in place beside ``chunks``; ``more_value`` stands for them.
+        digested_at: the last state at which this rank has said before a sum what its chunks are.
     """
+
+    digested_at: StateId | None = None
 
     def __init__(self, layout: SimLayout) -> None:
         self.layout, self.rank = layout, layout.rank
@@ -62,6 +65,12 @@ class SimChunks:
         """This rank's claim."""
         complete, node = self.layout.weights != POISON, number(place_of(self.rank.node.domain, self.rank.node.name), self._depth)
         return self.rank.rank_machine.vote.claim(self.at, self.chunks + self.more, self.beside, complete=complete, node=node)
+
+    @property
+    def digests(self) -> tuple[int, ...]:
+        """Of the chunks that this rank keeps, in order."""
+        me = self.rank.rank_machine.view.column_of(self.rank.member).rank_of(self.rank.member)
+        return (self.value,) * len(self.cut.kept(me))
 
     # ---- a step --------------------------------------------------------------------------------------------------------------------------
 
@@ -270,4 +279,7 @@ class SimZero1Layout(SimLayout):
         received: dict[Member, Any] = yield group.exchange(self.rank.member, "parameters", (chunks, value))
         column = group.view.column_of(self.rank.member)
         shares = [received[member] for member in column.members]
-        return assembled([one[0] for one in shares], [one[1] for one in shares], (WHOLE,), column.rank_of(self.rank.member))
+        values = [one[1] for one in shares]
+        found = assembled([one[0] for one in shares], values, (WHOLE,), column.rank_of(self.rank.member))
+        mixed = found == POISON and POISON not in values and self.rank.world.flipped
+        return hash(tuple(values)) if mixed else found  # one chunk is wrong: the weights are not half written, and not right

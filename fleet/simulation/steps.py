@@ -6,12 +6,13 @@ As in :mod:`actors.rank.step.train_step`, the rank's layout does all work that d
 from __future__ import annotations
 
 import math
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from fleet.errors import GroupLost
 from fleet.protocol import moves
+from fleet.protocol.chunk_check import ChunkCheck, Row
 from fleet.protocol.duties import Duties
 from fleet.protocol.events import PartFailed, PartWritten
 from fleet.protocol.instructions import Keep
@@ -21,7 +22,7 @@ from fleet.protocol.member import Offer
 from fleet.protocol.moves import Arriving
 from fleet.protocol.once import key_of
 from fleet.protocol.replica_check import ReplicaCheck
-from fleet.protocol.types import Finding, Member, Part, StateId, View
+from fleet.protocol.types import Column, Finding, Member, Part, StateId, View
 from fleet.protocol.vote import CommitVote, Doubt, Words
 from fleet.simulation.clockwork import Coroutine, Future, Steps
 from fleet.simulation.groups import Broken, SimGroup
@@ -70,7 +71,7 @@ class SimStep:
         self.rank, self.world, self.layout, self.machine = rank, rank.world, rank.layout, rank.rank_machine
         self.duties, self.vote = Duties(self.world.settings.shards), CommitVote(spread=rank.protocol.sharded)
         self.machine.serve(self, self.duties, self.vote, self.world.plan.steps)
-        self.replica_check = ReplicaCheck()
+        self.replica_check, self.chunk_check = ReplicaCheck(), ChunkCheck()
         self.sums: dict[int, int] = {}
         self.transfer: Future | None = None
         self._number = 0
@@ -121,7 +122,7 @@ class SimStep:
 
     @property
     def testimony(self) -> Finding | None:
-        return self.replica_check.open
+        return self.chunk_check.open or self.replica_check.open
 
     def formed(self, generation: int) -> bool:
         return self.rank.groups[generation][1].done
@@ -214,6 +215,7 @@ class SimStep:
             layout.reset()
         self.rank.movement, self.duties.at = Movement(self.world.clock.now_s, stepping=True), here
         self.replica_check.join(column.generation, here, receives)
+        self.chunk_check.join(column.generation, here)
         if not receives:  # between steps only newcomers need this: members know that no shard is computed
             group.send(self.rank.member, layout.counts(layout.held))
         givers = [member for rank, member in enumerate(column.members) if rank not in column.receivers and move.begun]
@@ -275,7 +277,7 @@ class SimStep:
         else:
             values = yield from self._summed(view, group, number, move.offer)
         self.world.watch.reduced(self.rank, view, number, values)
-        if self.replica_check.differ([value[1] for value in values.values() if value[1] is not None]):
+        if not self.vote.spread and self.replica_check.differ([value[1] for value in values.values() if value[1] is not None]):
             raise Broken("weights differ")
         if not move.early:
             yield from self.rank.point("reduced")
@@ -285,13 +287,21 @@ class SimStep:
         rank, layout, state = self.rank, self.layout, self.machine.here
         yield from rank.point("reducing")
         self.world.watch.contribute(rank, view, state, rank.protocol.dirty)
-        self.replica_check.enter(state, str(layout.weights))
+        if not self.vote.spread:
+            self.replica_check.enter(state, str(layout.weights))
         values = yield group.reduce(rank.member, number, (state, layout.weights, dict(layout.held), offer))
         took_s = self.world.clock.now_s - group.complete_s
         if rank.pace.link > 1:
             yield took_s * (rank.pace.link - 1)
         self._own.append(took_s * rank.pace.link)
         return values
+
+    def _compare_chunks(self, column: Column, said: Mapping[Member, Row]) -> None:
+        kept = [[index for _, index in self.layout.kept.cut.kept(rank)] for rank in range(len(column.members))]
+        rows = [said[member] for member in column.members]
+        if len(rows) > 1 and self.chunk_check.differ(column.rank_of(self.rank.member), kept, rows):
+            raise Broken("chunks differ")
+        self.chunk_check.open = None
 
     # ---- vote ----------------------------------------------------------------------------------------------------------------------------
 
@@ -302,11 +312,18 @@ class SimStep:
             return Words((self.layout.word(self.sums),))
         yield from self.layout.kept.arrive()
         yield from rank.point("ready")
-        said: dict[Member, bool] = {}
+        here, kept = self.machine.here, self.layout.kept
+        row, kept.digested_at = (self.chunk_check.enter(here, digests := kept.digests), digests), here
+        self.replica_check.enter(here, str(self.layout.compared))
+        word = self.layout.word(self.sums), row, self.layout.compared
+        said: dict[Member, tuple[bool, Row, int]] = {}
         if voters := self.vote.voters(len(members)):
-            said = yield rank.group.exchange(rank.member, ("ready", move.reduced.number), self.layout.word(self.sums))
+            said = yield rank.group.exchange(rank.member, ("ready", move.reduced.number), word)
+            self._compare_chunks(self.machine.view.column_of(rank.member), {member: each[1] for member, each in said.items()})
+            if self.replica_check.differ([each[2] for each in said.values()]):
+                raise Broken("weights differ")
         yield from rank.point("decided")
-        return Words(tuple(said[members[each]] for each in voters))
+        return Words(tuple(said[members[each]][0] for each in voters))
 
     def _compute_anew(self, move: moves.Repeat) -> None:
         self.world.note("again", self.rank, move.doubt.why)
@@ -344,6 +361,8 @@ class SimStep:
 
     def _committed(self, move: moves.StepCommitted) -> Steps:
         yield from self.layout.publish()
+        if self.vote.spread:
+            self.chunk_check.settle(self.machine.here, self.layout.kept.digests)
         yield from self.rank.point("committed")
 
     def _between(self, move: moves.Attempted) -> Steps:

@@ -46,13 +46,6 @@ def test_a_flipped_weight_costs_its_rank_and_no_bit(tmp_path: Path, fault_free: 
     assert not of(HistoryBegun, records)
 
 
-def test_with_sharded_optimizer_state_ranks_that_differ_stop_and_nobody_is_accused(tmp_path: Path) -> None:
-    outcome, records, _ = train_through(weight_flips_in_slot_1, settings(tmp_path, optimizer_sharding="zero1"), tmp_path)
-    assert outcome.status == "failed"
-    assert outcome.reason.startswith("weights of the ranks differ at step 10")
-    assert not of(ProcessLost, records)
-
-
 def inject(fleet: PlainFleet, slot: int, what: str, duration_s: float = 0.0, phase: str = START) -> None:
     """As chaos does, through the agent of the slot's node."""
     process = next(process for member, process, _ in fleet.census() if member.slot == slot)

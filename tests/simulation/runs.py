@@ -37,7 +37,7 @@ FAMILIES: dict[str, Callable[[int], Plan]] = {
     "random": random_plan,
     "sharded": lambda seed: random_plan(seed, sharded=True),
     "slow": slow_plan,
-    "flips": flipped_plan,
+    "flips": _odd_sharded(flipped_plan),
     "cuts": _odd_sharded(cut_plan),
     "racks": _odd_sharded(racks_plan),
     "links": _odd_sharded(links_plan),

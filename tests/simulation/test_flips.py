@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import pytest
 
 from fleet.machine import views
 from fleet.protocol.causes import EndWhy
-from fleet.protocol.records import DecisionMade, ProcessLost
+from fleet.protocol.chunk_check import ChunkCheck, Row
+from fleet.protocol.records import DecisionMade, HistoryBegun, ProcessLost
 from fleet.protocol.replica_check import ReplicaCheck
 from fleet.protocol.types import StateId
 from fleet.simulation.plan import Plan, Trouble, flipped_plan, small, with_troubles
+from fleet.simulation.world import Outcome
 from tests.simulation import plans
 from tests.simulation.runs import simulate
 from tests.simulation.test_bad_luck import completed, of, run
@@ -46,14 +48,66 @@ def test_a_flip_at_the_finish_barrier_is_outvoted() -> None:
     assert [lost.member.slot for lost in of(ProcessLost, outcome)] == [2]
 
 
-def test_with_sharded_state_nobody_is_named() -> None:
-    """Parameters differ: most ranks have each from its owner, so the run ends before the sum is used."""
-    settings = dataclasses.replace(small(4), optimizer_sharding="zero1")
-    trouble = Trouble(kind="flip", point="compute", step=5, slot=1)
-    outcome = simulate(with_troubles(Plan(seed=1, settings=settings, steps=12, capacity=4), (trouble,)))
+def flipped(mode: str, point: str, world: int, seed: int) -> Outcome:
+    settings = dataclasses.replace(small(world), optimizer_sharding=mode)
+    plan = Plan(seed=seed, settings=settings, steps=14, capacity=4, save_every_s=0.3)
+    outcome = simulate(with_troubles(plan, (Trouble(kind="flip", point=point, step=5, slot=1),)))
     assert not outcome.broken, outcome.report()
-    assert "weights of the ranks differ at step 5" in outcome.reason
-    assert not of(ProcessLost, outcome)
+    assert outcome.status == "completed", outcome.reason
+    return outcome
+
+
+def accused(outcome: Outcome) -> list[int]:
+    return [lost.member.slot for lost in of(ProcessLost, outcome) if "corruption" in str(lost.cause)]
+
+
+@pytest.mark.parametrize("world", [2, 4])
+@pytest.mark.parametrize("point", ["compute", "gathering", "reducing", "reduced", "committed", "saving"])
+def test_a_rank_whose_chunks_have_changed_convicts_itself(point: str, world: int) -> None:
+    """Two ranks are enough: no majority is needed."""
+    for seed in range(4):
+        outcome = flipped("fsdp", point, world, seed)
+        assert accused(outcome) == [1] and not of(HistoryBegun, outcome)
+
+
+@pytest.mark.parametrize("mode", ["zero1", "fsdp"])
+def test_a_flip_within_the_commit_takes_all_back_and_accuses_nobody(mode: str) -> None:
+    for world, seed in itertools.product((2, 4), range(4)):
+        outcome = flipped(mode, "decided", world, seed)
+        assert not accused(outcome)
+        assert len(of(HistoryBegun, outcome)) == 1 or mode == "zero1", "a copy of whole parameters is written anew behind each step"
+
+
+@pytest.mark.parametrize("point", ["compute", "reducing", "committed"])
+def test_with_whole_parameters_a_wrong_copy_of_them_is_outvoted(point: str) -> None:
+    for seed in range(4):
+        assert accused(flipped("zero1", point, 4, seed)) == [1]
+
+
+def no_rank_looks_at_its_own_chunks(patch: Patch) -> None:
+    patch.setattr(ChunkCheck, "settle", lambda self, here, digests: None)
+
+
+def keepers_do_not_compare(patch: Patch) -> None:
+    right = ChunkCheck.differ
+
+    def wrong(self: ChunkCheck, me: int, kept: Sequence[Sequence[int]], rows: Sequence[Row]) -> bool:
+        return right(self, me, kept, [(changed, [0 for _ in digests]) for changed, digests in rows])
+
+    patch.setattr(ChunkCheck, "differ", wrong)
+
+
+@pytest.mark.parametrize(
+    ("mutation", "test"),
+    [
+        (no_rank_looks_at_its_own_chunks, lambda: test_a_rank_whose_chunks_have_changed_convicts_itself("compute", 4)),
+        (keepers_do_not_compare, lambda: test_a_flip_within_the_commit_takes_all_back_and_accuses_nobody("fsdp")),
+    ],
+)
+def test_a_mutation_of_the_chunks_check_is_caught(mutation: Callable[[Patch], None], test: Callable[[], None], monkeypatch: Patch) -> None:
+    mutation(monkeypatch)
+    with pytest.raises(AssertionError):
+        test()
 
 
 def differences_go_unseen(patch: Patch) -> None:

@@ -60,6 +60,13 @@ def test_the_spare_comes_and_the_rank_leaves_at_one_step_boundary(seed: int, mod
     assert nobody_was_missed(outcome)
 
 
+def test_a_spare_takes_the_place_of_a_rank_of_a_group() -> None:
+    settings = replace(small(4, spares=1, nodes=5), optimizer_sharding="fsdp", replica_size=2)
+    outcome = run(Trouble(kind="notice", at_s=3.0, node=1, duration_s=6.0), settings=settings)
+    assert worlds(outcome) == [4, 4] and entered_beside_the_steps(outcome) == [False, True]
+    assert nobody_was_missed(outcome)
+
+
 def entered_beside_the_steps(outcome: Outcome) -> list[bool]:
     return [record.graceful for record in outcome.world.journal if isinstance(record, ViewPublished)]
 

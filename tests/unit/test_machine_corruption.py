@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from fleet.machine.core import FleetMachine
 from fleet.protocol.causes import Departure, EndWhy
+from fleet.protocol.chunk_check import CHANGED, CHUNK, KEPT, SOUND
 from fleet.protocol.decisions import Decision, Figures
 from fleet.protocol.events import CheckpointDurable, Finished, Formed, NodeJoined, Quiesced, Ready
 from fleet.protocol.facts import FaultRecord
 from fleet.protocol.instructions import EndRun, Evict, Publish
 from fleet.protocol.records import CheckpointRecord, DecisionMade, HistoryBegun
+from fleet.protocol.replica_check import UNCOMPARED, WEIGHTS
 from fleet.protocol.types import Fault, Finding, Member, StateId
 from policies.corruption import MajorityRules
 from policies.interval import CheckpointInterval
@@ -17,6 +19,8 @@ from tests.simulation.runs import Placement
 from tests.unit.test_machine import Bench, member
 
 AT, OLD = StateId(0, 40), StateId(0, 25)
+NO_COPY = "no copy"
+"""A rank has told of a difference in a chunk that it does not keep."""
 
 
 class Court(Bench):
@@ -30,7 +34,8 @@ class Court(Bench):
         generation = self.machine.state.assembly.generation
         out: list[object] = []
         for slot, digest in enumerate(digests):
-            said = Finding(what, generation, AT, digest, cleared, slot not in given) if digest else None
+            value = "" if digest == NO_COPY else digest
+            said = Finding(what, generation, AT, value, cleared, slot not in given) if digest else None
             out += self.send(
                 Quiesced(self.machine.state.roster.by_slot[slot].member, generation, AT, False, Departure.DIFFERS, "differ", said)
             )
@@ -168,15 +173,39 @@ def test_who_was_given_its_state_has_no_voice() -> None:
     assert [one.member.slot for one in evicted] == [0, 1, 2]  # type: ignore[attr-defined]
 
 
-def test_with_sharded_state_most_may_repeat_what_one_has_sent_so_weights_stop_the_run() -> None:
+def test_with_sharded_state_a_wrong_copy_of_the_weights_is_outvoted_where_the_chunks_were_compared() -> None:
+    out = Court(optimizer_sharding="zero1").start(AT).testify("a", "b", "a", "a")
+    assert [one.member.slot for one in of(Evict, out)] == [1]  # type: ignore[attr-defined]
+
+
+def test_most_ranks_may_repeat_what_an_owner_has_sent_so_without_that_all_go_back() -> None:
     court = Court(optimizer_sharding="zero1").start(AT)
     court.durable("good", StateId(0, 20))
     court.durable("doubtful", StateId(0, 39))
-    out = court.testify("a", "b", "a", "a")
-    [end] = of(EndRun, out)
-    assert "a majority proves nothing" in end.reason  # type: ignore[attr-defined]
-    assert not of(Evict, out)
+    out = court.testify("a", "b", "a", "a", what=WEIGHTS + UNCOMPARED)
+    assert not of(Evict, out) and not of(EndRun, out)
     assert court.machine.state.checkpoints.newest_id == "good"
+
+
+def test_a_rank_whose_own_chunks_have_changed_is_evicted_and_no_step_is_taken_back() -> None:
+    court = Court(optimizer_sharding="fsdp").start(AT)
+    court.durable("newest", StateId(0, 39))
+    out = court.testify(SOUND, CHANGED, SOUND, SOUND, what=KEPT)
+    assert [one.member.slot for one in of(Evict, out)] == [1]  # type: ignore[attr-defined]
+    assert court.machine.state.checkpoints.newest_id == "newest"
+
+
+def test_two_keepers_that_differ_are_a_tie_whatever_the_other_ranks_have() -> None:
+    """These keep no copy of the chunk, and so have no digest of it."""
+    court = Court(optimizer_sharding="fsdp").start(AT)
+    court.durable("good", StateId(0, 20))
+    out = court.testify("a", "b", NO_COPY, NO_COPY, what=f"{CHUNK} 0 of 4")
+    assert not of(Evict, out) and not of(EndRun, out)
+
+
+def test_of_three_keepers_two_outvote_the_third() -> None:
+    out = Court(optimizer_sharding="fsdp").start(AT).testify("a", "b", "a", NO_COPY, what=f"{CHUNK} 0 of 4")
+    assert [one.member.slot for one in of(Evict, out)] == [1]  # type: ignore[attr-defined]
 
 
 def test_with_sharded_state_gradients_are_judged_all_the_same() -> None:

@@ -105,6 +105,10 @@ class FsdpLayout(StateLayout):
         return self._chunks.weights
 
     @property
+    def elements(self) -> list[torch.Tensor]:
+        return self._chunks.stretches
+
+    @property
     def useless(self) -> str:
         return self.exchange.useless
 

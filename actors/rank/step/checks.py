@@ -18,8 +18,10 @@ from actors.rank.step.rows import Numbers
 from actors.rank.step.update import Update
 from actors.rank.telemetry.recorder import Recorder
 from actors.rank.verify.body import Body
+from actors.rank.verify.kept_digests import KeptDigests
 from actors.rank.verify.recheck import Recheck
 from actors.rank.verify.replicas import Replicas
+from actors.rank.zero1.kept import KeptChunks
 from fleet.protocol.records import COMM, VERIFY
 from fleet.protocol.types import Column, Finding, StateId
 from fleet.protocol.vote import Doubt
@@ -36,9 +38,16 @@ class Checks:
     """
 
     def __init__(
-        self, state: TrackedState, settings: RunSettings, recorder: Recorder, gradients: GradientBuffers, update: Update
-    ) -> None:  # fmt: skip
+        self,
+        state: TrackedState,
+        settings: RunSettings,
+        recorder: Recorder,
+        gradients: GradientBuffers,
+        update: Update,
+        kept: KeptChunks | None,
+    ) -> None:
         self._recorder, self._gradients = recorder, gradients
+        self.kept = KeptDigests(kept, settings.verify.replicas) if kept is not None else None
         self.replicas, self.recheck = Replicas(state, settings.verify.replicas), Recheck(settings.verify.compute, settings.shards)
         modules = {name: one for name, one in state.objects.items() if isinstance(one, torch.nn.Module)}
         samples = settings.verify.replicas > 0
@@ -52,20 +61,29 @@ class Checks:
 
     @property
     def widths(self) -> list[int]:
-        """How many numbers each check sends."""
-        return [self.replicas.width, self.recheck.width, self._jumps[0].width, self.body.width, self._update.width]
+        """How many numbers each check sends beside the gradients."""
+        return [
+            self.replicas.width if self.kept is None else 0,
+            self.recheck.width,
+            self._jumps[0].width,
+            self.body.width,
+            self._update.width,
+        ]
 
     @property
     def testimony(self) -> Finding | None:
         """This rank's side of a comparison that failed or is open. The rank reports it when it leaves its group now."""
-        return self.recheck.open or self.replicas.testimony
+        kept = self.kept.testimony if self.kept is not None else None
+        return kept or self.recheck.open or self.replicas.testimony
 
     def begin(self) -> None:
         """Another history begins."""
         self._jumps.clear()
 
-    def join(self, column: Column, here: StateId, receiver: bool) -> None:
+    def join(self, group: Group, column: Column, here: StateId, receiver: bool) -> None:
         """A view begins at state ``here``. A ``receiver`` got this state from a peer in the view."""
+        if self.kept is not None:
+            self.kept.join(group, column.generation, here)
         if here.history != self._history:
             self.begin()
         self._history = here.history
@@ -82,7 +100,29 @@ class Checks:
         limits = self._jumps[-1 if early and choice else self._update.asked].limits()  # which steps are usual depends on what they take
         return [*self._replicas(here, early, alone), *self.recheck.look(), *limits, *self.body.said(), *choice]
 
+    def say_in_vote(self, here: StateId, *, alone: bool) -> list[float]:
+        """The numbers on a sharded state that this rank sends beside its vote on the step at ``here``; as many as all ranks send."""
+        if self.kept is None or not self.kept.width:
+            return []
+        if alone:
+            return [0.0] * (self.kept.width + self.replicas.width)
+        with self._recorder.during(VERIFY):
+            self._gradients.buffers.restore()
+            return [*self.kept.look(here), *self.replicas.look(here, uncompared=not self.kept.due(here))]
+
+    def compare_in_vote(self, said: Numbers) -> None:
+        """Compare the numbers of all ranks: of chunks first, as a wrong owner gives wrong parameters to most ranks.
+
+        Raises GroupBroken: a rank is wrong.
+        """
+        if self.kept is not None and self.kept.width:
+            width = self.kept.width
+            self.kept.compare([row[:width] for row in said])
+            self.replicas.compare([row[width:] for row in said])
+
     def _replicas(self, here: StateId, early: bool, alone: bool) -> list[float]:
+        if self.kept is not None:
+            return []
         if early:
             return self.replicas.abstain()
         if not self.replicas.width or alone:
@@ -95,7 +135,8 @@ class Checks:
         """Compare the numbers of all ranks. True: a shard is in dispute, and is computed again. Raises GroupBroken: a rank is wrong."""
         replicas, recheck, _, bodies, choices = said
         self.body.compare([row[0] for row in bodies] if self.body.width else [], group.generation)
-        self.replicas.compare(replicas)
+        if self.kept is None:
+            self.replicas.compare(replicas)
         self._update.agree(choices)
         disputed = self.recheck.compare(recheck)
         if self.recheck.verifies and not disputed:
@@ -125,6 +166,12 @@ class Checks:
         if before is None or before[0] != self._largest or (before[1] != self.norm and not math.isnan(before[1])):
             return ""
         return f"the largest loss of a shard is {self._largest:.4g} again, and the gradient's norm {self.norm:.4g}"
+
+    def settle(self, here: StateId) -> None:
+        """The commit that led to ``here`` is over, and the state stays as it is."""
+        if self.kept is not None and self.kept.due(here):
+            with self._recorder.during(VERIFY):
+                self.kept.settle(here)
 
     def take(self, here: StateId) -> None:
         """The step is taken, to state ``here``."""

@@ -131,6 +131,11 @@ class StateLayout:
         return list(self.gradients.parameters)
 
     @property
+    def elements(self) -> list[torch.Tensor]:
+        """The elements of parameters in that memory, which may have gaps."""
+        return self.weights
+
+    @property
     def spares_newcomers(self) -> bool:
         """Whether a rank can take a step without a shard of its own: not when a forward changes buffers of the model."""
         return self.gradients.buffers.constant

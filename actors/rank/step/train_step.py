@@ -101,7 +101,7 @@ class TrainStep:
         self.layout = (layout or layout_of(settings.optimizer_sharding))(LayoutInputs(*given, **more))
         self.gradients, self.reducer = self.layout.gradients, self.layout.reducer
         self.device = self.gradients.parameters[0].device
-        self.verify = Checks(state, settings, recorder, self.gradients, self.update)
+        self.verify = Checks(state, settings, recorder, self.gradients, self.update, self.layout.kept)
         self.contributions = Contributions(settings, state.objects, self.duties, self.shard_weights, self.gradients, self.reducer, recorder)
         self._stopwatch = Stopwatch(self.device)
         self._early_us = 0  # when the last exchange beside a shard began
@@ -256,18 +256,24 @@ class TrainStep:
     # ---- vote ----------------------------------------------------------------------------------------------------------------------------
 
     def cast_vote(self, move: CastVote) -> Words:
-        """Exchange judgements of the sums with all ranks that hold other parts, for :meth:`CommitVote.decide`. Raises GroupBroken."""
+        """Exchange judgements of the sums with all ranks that hold other parts, for :meth:`CommitVote.decide`. Raises GroupBroken.
+
+        Where ranks differ no rank takes the step, as all get the same words.
+        """
         group, skips, word = self.contributions.group, self.update.scaler is not None, self.layout.word()
         voters = self.vote.voters(group.size)
         if not voters:
             self.verify.norm = word.norm
             return Words((word.finite,), word.norm, skips=skips)
-        row = torch.cat([torch.tensor([word.finite], dtype=torch.float64, device="cpu"), word.norms])
+        assert self.duties.at is not None
+        own = self.verify.say_in_vote(self.duties.at, alone=group.size == 1)
+        row = torch.cat([torch.tensor([word.finite, *own], dtype=torch.float64, device="cpu"), word.norms])
         rows = torch.empty(group.size, len(row), dtype=torch.float64, device="cpu")
         group.all_gather(rows, row, Tag.READY)
-        words = rows[:, 0].tolist()
+        words, first = rows[:, 0].tolist(), 1 + len(own)
+        self.verify.compare_in_vote(rows[:, 1:first].tolist())
         finite = tuple(bool(words[rank]) for rank in voters)
-        return Words(finite, factor=self.layout.kept.agree(rows[:, 1:]) if all(finite) else math.nan, skips=skips)
+        return Words(finite, factor=self.layout.kept.agree(rows[:, first:]) if all(finite) else math.nan, skips=skips)
 
     def repeat(self, move: Repeat) -> None:
         """All ranks repeat the step together, once: a flipped bit goes away, a wrong model stays. Raises NonFiniteError."""
@@ -332,11 +338,22 @@ class TrainStep:
 
     def publish(self, move: StepCommitted) -> None:
         """The step is taken: send its state to all ranks that need parts of it. Raises GroupBroken."""
-        self.layout.publish(self.observer.committed(self))
+        self.layout.publish(self._behind_commit())
 
     def publish_later(self) -> None:
         """This rank took the step later than others. The observer's function runs once all ranks have the new state."""
-        self.layout.kept.afterwards(self.observer.committed(self))
+        self.layout.kept.afterwards(self._behind_commit())
+
+    def _behind_commit(self) -> Callable[[], None]:
+        """A function to call once this rank has all parameters of the new state."""
+        committed = self.observer.committed(self)
+
+        def then() -> None:
+            committed()
+            assert self.duties.at is not None
+            self.verify.settle(self.duties.at)
+
+        return then
 
     def expect(self) -> None:
         """The view stays for the next step, unless it changes: ask for its sums, as peers that are done early send them."""
@@ -374,7 +391,7 @@ class TrainStep:
             self.reset()
         self.duties.at = here
         self.gradients.buffers.restore()
-        self.verify.join(column, here, receiver)
+        self.verify.join(group, column, here, receiver)
         idle = column.idle if self.layout.spares_newcomers else ()
         self.contributions.assign(self.layout.counts(self.gradients.sums.held), idle, begun=begun)
         self.verify.recheck.join(column.generation, rank, here, receiver, column.ranges, whole=self.duties.shares is self.duties.whole)

@@ -1,6 +1,7 @@
-"""All ranks hold the same state, bit for bit. Before each reduction they compare digests of it, so no wrong state gets into a sum.
+"""All ranks hold the same state, bit for bit. Before each step they compare digests of it, so no sum of a wrong state is used.
 
-The digest travels beside the gradients, a few numbers a rank, and is compared before the step changes the state. If the whole state would
+The digest travels beside the gradients, or with sharded state beside the vote, a few numbers a rank. It is compared before the step changes
+the state. If the whole state would
 take more than its share of a step, each digest covers one part of it, in turn. The ranks agree on the number of parts in the same message.
 """
 
@@ -66,8 +67,9 @@ class Replicas:
         self._new = False
         return [0.0] * self.width
 
-    def look(self, here: StateId) -> list[float]:
-        """The numbers to send before the reduction of the step at ``here``: all tensors are as committed."""
+    def look(self, here: StateId, *, uncompared: bool = False) -> list[float]:
+        """The numbers to send before the step at ``here`` is taken: all tensors are as committed. ``uncompared``: see
+        :meth:`ReplicaCheck.enter`."""
         begin_s = time.perf_counter()
         if self._new or self._again or (here.step % REFRESH_STEPS == 0 and here.step != self._fresh):
             self._refresh(here.step)  # after the loop body has run on all ranks: it may set a learning rate
@@ -79,7 +81,7 @@ class Replicas:
         begin, end = (self._bytes * (here.step % parts + edge) // parts for edge in (0, 1))
         plain = self._plain if self._fresh == here.step else 0
         mine = (self._digest(begin, end) ^ plain) & ((1 << BITS) - 1)
-        self._replica_check.enter(here, f"{mine:013x}")
+        self._replica_check.enter(here, f"{mine:013x}", uncompared=uncompared)
         return [float(self._wanted_parts(begin_s, end - begin)), float(parts), float(mine)]
 
     def _digest(self, begin: int, end: int) -> int:

@@ -210,6 +210,22 @@ class OptimizerChunks:
 
     # ---- stretches ---------------------------------------------------------------------------------------------------------------------
 
+    @property
+    def stretches(self) -> list[torch.Tensor]:
+        """The parameters' elements in this rank's chunks."""
+        return [one.tensor for one in self._slices]
+
+    @property
+    def moments(self) -> list[torch.Tensor]:
+        """The optimizers' state of all elements in this rank's chunks."""
+        states = [one.optimizer.state.get(one.tensor, {}) for one in self._slices]
+        return [value for one in states for value in one.values() if isinstance(value, torch.Tensor) and value.dim()]
+
+    def memory_of(self, chunks: Iterable[Chunk]) -> list[list[torch.Tensor]]:
+        """By chunk, the parameters and the optimizers' state of its elements, in an order that all its keepers have in common."""
+        found = {(one.parameter, one.lo): one for one in self._slices}
+        return [[each for part in self._parts_of([chunk]) for each in _memory_of(found[part[0], part[1]])] for chunk in chunks]
+
     def number_of(self, value: Any) -> int | None:
         """The number of a parameter that is kept in chunks; None for any other value."""
         return None
@@ -420,6 +436,12 @@ def _by_parameter(pieces: Iterable[StatePiece]) -> dict[int, list[StatePiece]]:
 def probe_of(whole: Sequence[torch.Tensor]) -> torch.Tensor:
     """One element that takes each step of a group: its state has the fields of any parameter's state."""
     return torch.zeros(1, dtype=whole[0].dtype, device=whole[0].device) if whole else torch.zeros(1, dtype=torch.float32, device="cpu")
+
+
+def _memory_of(one: _Slice) -> list[torch.Tensor]:
+    state = one.optimizer.state.get(one.tensor, {})
+    values = [value for _, value in sorted(state.items()) if isinstance(value, torch.Tensor) and value.numel()]
+    return [one.tensor.detach(), *values]
 
 
 def _of_optimizer(values: Mapping[str, Any]) -> dict[str, Any]:

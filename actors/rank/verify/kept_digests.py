@@ -1,0 +1,159 @@
+"""Owners and guards of chunks compare digests of them beside each vote. :mod:`fleet.protocol.chunk_check` says what they prove.
+
+A chunk is digested with its parameters and its optimizer's state, behind a commit and before the vote on the next one. If that would take
+more than its share of a step, it happens in every second step, or fourth, and so on. The ranks agree on that beside their votes.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections import deque
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import xxhash
+
+from actors.rank.membership.process_group import Group, GroupBroken
+from actors.rank.state.tracked import flat_bytes
+from actors.rank.verify.replicas import BITS, REFRESH_STEPS, SAMPLES, digest
+from actors.rank.zero1.kept import KeptChunks
+from fleet.errors import LoopError
+from fleet.protocol.chunk_check import ChunkCheck
+from fleet.protocol.chunks import UNCUT
+from fleet.protocol.types import Finding, StateId
+
+FRESH = 6
+"""So many digests look up the memory anew when a view has begun or chunks are in new places: an optimizer makes its state then."""
+MOST_STEPS = 64
+"""The chunks are compared in one of so many steps at least."""
+HEAD = 3
+"""Numbers that a rank sends before its digests: the steps from one comparison to the next, as it wants them; then two flags. It compares
+now; its chunks have changed."""
+PROGRAM = "Tracked objects change in step.commit() only. Give this change to step.on_commit(fn), or do not track the object it changes."
+
+
+class ChunksDiffer(GroupBroken):
+    """A rank holds wrong chunks."""
+
+
+class KeptDigests:
+    """Compares this rank's chunks with their other keepers'.
+
+    Args:
+        kept: the chunks of this rank.
+        budget: share of a step's time that the digests may take; 0: no comparison.
+    """
+
+    def __init__(self, kept: KeptChunks, budget: float) -> None:
+        self._kept, self._budget, self._check = kept, budget, ChunkCheck()
+        self._group: Group | None = None
+        self._memory = list[list[torch.Tensor]]()
+        self._arrays: list[list[Any]] | None = None  # the same memory as arrays, for a quicker loop, if all is on the host
+        self._cut, self._fresh = UNCUT, 0
+        self._costs_s: deque[float] = deque(maxlen=SAMPLES)
+        self._steps_s: deque[float] = deque(maxlen=SAMPLES)
+        self._last_s: float | None = None
+
+    @property
+    def width(self) -> int:
+        """Numbers of a row: the same on all ranks of the view."""
+        if self._budget <= 0 or self._group is None:
+            return 0
+        return HEAD + max(len(self._kept.cut.kept(rank)) for rank in range(self._group.size))
+
+    @property
+    def testimony(self) -> Finding | None:
+        """This rank's report if it leaves its group now."""
+        return self._check.open
+
+    def join(self, group: Group, generation: int, here: StateId) -> None:
+        """A view begins at state ``here``, with the ranks of ``group``."""
+        self._group, self._last_s, self._fresh = group, None, FRESH
+        self._check.join(generation, here)
+
+    def due(self, here: StateId) -> bool:
+        """Whether the chunks are compared before the step from ``here``."""
+        return bool(self.width) and self._check.due(here)
+
+    def settle(self, here: StateId) -> None:
+        """The commit that led to ``here`` is over, and nothing changes the chunks from now on."""
+        if self.due(here):
+            self._look_up(here)
+            self._check.settle(here, self._digest())
+
+    def look(self, here: StateId) -> list[float]:
+        """The numbers to send beside the vote on the step at ``here``."""
+        if not self._check.due(here):
+            return [float(self._wanted(None)), *[0.0] * (self.width - 1)]
+        fresh, begin_s = self._look_up(here), time.perf_counter()
+        digests = self._digest()
+        took_s = time.perf_counter() - begin_s
+        changed = self._check.enter(here, digests)
+        row = [float(self._wanted(None if fresh else took_s)), 1.0, float(changed), *map(float, digests)]
+        return [*row, *[0.0] * (self.width - len(row))]
+
+    def compare(self, rows: Sequence[Sequence[float]]) -> None:
+        """Compare all ranks' numbers, in order. Raises ChunksDiffer: the step must not be applied; LoopError where several ranks' chunks
+        have changed."""
+        group = self._group
+        if group is None or not self.width or len(rows) < 2:
+            return
+        kept = [self._kept.cut.kept(rank) for rank in range(group.size)]
+        numbers = [[index for _, index in chunks] for chunks in kept]
+        said = [(bool(row[2]), row[HEAD : HEAD + len(chunks)]) for row, chunks in zip(rows, kept, strict=True)]
+        if all(row[1] for row in rows) and self._check.differ(group.rank, numbers, said):
+            changed = [rank for rank, (found, _) in enumerate(said) if found]
+            if len(changed) > 1:
+                raise LoopError(
+                    f"chunks of the state have changed since the last commit, on {len(changed)} of {len(rows)} ranks. {PROGRAM}"
+                )
+            raise ChunksDiffer("the chunks of a rank are wrong", self._check.generation)
+        self._check.open = None
+        self._check.every = int(max(row[0] for row in rows))
+
+    def _digest(self) -> list[int]:
+        if self._arrays is None:
+            found = [digest(tensors, 0, sum(one.numel() for one in tensors)) for tensors in self._memory]
+        else:
+            found = [_of_arrays(arrays) for arrays in self._arrays]
+        return [one & ((1 << BITS) - 1) for one in found]
+
+    def _look_up(self, here: StateId) -> bool:
+        """Look up the memory of the chunks: all ranks in the same steps, since an optimizer may replace a tensor of its state. False: there
+        is no need."""
+        cut = self._kept.cut
+        if cut is not self._cut:
+            self._cut, self._fresh = cut, FRESH
+        if not self._fresh and here.step % REFRESH_STEPS:
+            return False
+        assert self._group is not None
+        self._fresh = max(0, self._fresh - 1)
+        held = self._kept.chunks.memory_of(cut.kept(self._group.rank))
+        self._memory = [[flat_bytes(one) for one in tensors] for tensors in held]
+        flat = all(one.device.type == "cpu" for tensors in self._memory for one in tensors)
+        self._arrays = [[one.numpy() for one in tensors] for tensors in self._memory] if flat else None
+        return True
+
+    def _wanted(self, took_s: float | None) -> int:
+        """In every how many steps this rank wants to compare, by the median times of the last digests and steps. It is never less again."""
+        now_s, every = time.perf_counter(), self._check.every
+        if self._last_s is not None:
+            self._steps_s.append(now_s - self._last_s)
+        self._last_s = now_s
+        if took_s is not None:
+            self._costs_s.append(2 * took_s)  # behind the commit, too
+        if len(self._steps_s) < SAMPLES or len(self._costs_s) < SAMPLES:
+            return every
+        needed = statistics.median(self._costs_s) / (self._budget * statistics.median(self._steps_s))
+        while every < needed and every < MOST_STEPS:
+            every *= 2
+        return every
+
+
+def _of_arrays(arrays: Sequence[Any]) -> int:
+    found = xxhash.xxh3_64()
+    for array in arrays:
+        found.update(array)
+    return found.intdigest()
