@@ -40,7 +40,7 @@ def cut_of(run: Any) -> Callable[[nn.Sequential], None]:
     """The middle of the model is a unit, its first layer is one, and the rest is. Option ``units`` = "first": that layer alone."""
 
     def cut(model: nn.Sequential) -> None:
-        for each in (model[0], model[1], model) if run.options["units"] == "yes" else (model[0],):
+        for each in (model[0],) if run.options.get("units") == "first" else (model[0], model[1], model):
             fully_shard(each, mesh=run.mesh)
 
     return cut

@@ -201,7 +201,7 @@ def taken(slot: int, view: View, settings: RunSettings, folder: Path, way: Way, 
 
 
 def _built(sharding: str) -> Any:
-    mesh = SimpleNamespace(mesh=mesh_of_one(torch.device("cpu")), options={"units": "yes"})
+    mesh = SimpleNamespace(mesh=mesh_of_one(torch.device("cpu")), options={})
     with torch.random.fork_rng():
         torch.manual_seed(1)
         return build(norm="layer", cut=cut_of(mesh) if sharding == FSDP else None)
