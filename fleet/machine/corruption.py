@@ -1,11 +1,10 @@
 """Ranks differ in values that should have the same bits on all ranks: testimonies, wrong ranks, and the state to go on from.
 
-Ranks compare in their own reduction (``actors.rank.verify``), and leave their group when a value differs: no step is committed.
-Each rank of the comparison reports its value in its ``Quiesced``. Once all live ranks have reported, the policy judges. A wrong rank is
-evicted before a view is made, so it neither trains on nor gives its state to another rank. Of a sharded state, a rank itself finds that its
-chunks have changed. Then no majority is needed. If the policy cannot name the wrong rank, all go
-back to a state that was the same on all. If ranks differ there again, or in more than a flipped bit can change, the loop is wrong. Then the
-run ends, and no node is to blame.
+Ranks compare in their own reduction (``actors.rank.verify``), and leave their group when a value differs: no step is committed. Each rank
+of the comparison reports its value in its ``Quiesced``. Once all live ranks have reported, the policy judges. A wrong rank is evicted
+before a view is made, so it neither trains on nor gives its state to another rank. Of a sharded state, a rank itself finds that its chunks
+have changed. Then no majority is needed. If the policy cannot name the wrong rank, all go back to a state that was the same on all. If
+ranks differ there again, or in more than a flipped bit can change, the loop is wrong. Then the run ends, and no node is to blame.
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from actors.rank.state.tracked import TrackedState
-from actors.rank.verify.replicas import MOST_PARTS, SAMPLES, Replicas, StatesDiffer, _device_sum, digest
+from actors.rank.verify.replicas import MOST_PARTS, SAMPLES, DigestShare, Replicas, StatesDiffer, _device_sum, digest
 from fleet.protocol.replica_check import ReplicaCheck
 from fleet.protocol.types import StateId
 from tests.support import trains
@@ -164,10 +164,10 @@ def test_a_digest_that_takes_too_long_is_cut() -> None:
 
 def test_the_typical_digest_keeps_within_the_budget() -> None:
     """And not the quickest: the budget is of the time that digests take, not of what they could take."""
-    replicas = Replicas(tracked(), 0.01)
-    replicas._steps_s.extend([1.0] * SAMPLES)
-    replicas._costs_s.extend([0.004] * (SAMPLES // 2 - 1) + [0.012] * (SAMPLES // 2 + 1))
-    assert replicas._wanted_parts(0.0, 0) == 2
+    share = DigestShare(0.01)
+    share._steps_s.extend([1.0] * SAMPLES)
+    share._costs_s.extend([0.004] * (SAMPLES // 2 - 1) + [0.012] * (SAMPLES // 2 + 1))
+    assert share.divided(1, MOST_PARTS, None) == 2
 
 
 def test_off_costs_nothing() -> None:

@@ -6,22 +6,19 @@ more than its share of a step, it happens in every second step, or fourth, and s
 
 from __future__ import annotations
 
-import statistics
 import time
-from collections import deque
 from collections.abc import Sequence
 from typing import Any
 
 import torch
-import xxhash
 
 from actors.rank.membership.process_group import Group, GroupBroken
 from actors.rank.state.tracked import flat_bytes
-from actors.rank.verify.replicas import BITS, REFRESH_STEPS, SAMPLES, digest
+from actors.rank.verify.replicas import BITS, REFRESH_STEPS, DigestShare, digest, of_arrays
 from actors.rank.zero1.kept import KeptChunks
 from fleet.errors import LoopError
 from fleet.protocol.chunk_check import ChunkCheck
-from fleet.protocol.chunks import UNCUT
+from fleet.protocol.chunks import UNCUT, StateCut
 from fleet.protocol.types import Finding, StateId
 
 FRESH = 6
@@ -52,16 +49,30 @@ class KeptDigests:
         self._memory = list[list[torch.Tensor]]()
         self._arrays: list[list[Any]] | None = None  # the same memory as arrays, for a quicker loop, if all is on the host
         self._cut, self._fresh = UNCUT, 0
-        self._costs_s: deque[float] = deque(maxlen=SAMPLES)
-        self._steps_s: deque[float] = deque(maxlen=SAMPLES)
-        self._last_s: float | None = None
+        self._listed: StateCut | None = None
+        self._lists = list[list[int]]()
+        self._share = DigestShare(budget)
 
     @property
     def width(self) -> int:
         """Numbers of a row: the same on all ranks of the view."""
         if self._budget <= 0 or self._group is None:
             return 0
-        return HEAD + max(len(self._kept.cut.kept(rank)) for rank in range(self._group.size))
+        return HEAD + max(map(len, self._numbers))
+
+    @property
+    def _numbers(self) -> list[list[int]]:
+        """By view rank, the numbers of its chunks; made once for each cut, as views of many ranks have many chunks."""
+        cut = self._kept.cut
+        if cut is not self._listed:
+            assert self._group is not None
+            owned, guarded = ([list[int]() for _ in range(self._group.size)] for _ in range(2))
+            for number, (owner, *others) in enumerate(cut.keepers):
+                owned[owner].append(number)
+                for guard in others:
+                    guarded[guard].append(number)
+            self._listed, self._lists = cut, [mine + more for mine, more in zip(owned, guarded, strict=True)]
+        return self._lists
 
     @property
     def testimony(self) -> Finding | None:
@@ -70,7 +81,8 @@ class KeptDigests:
 
     def join(self, group: Group, generation: int, here: StateId) -> None:
         """A view begins at state ``here``, with the ranks of ``group``."""
-        self._group, self._last_s, self._fresh = group, None, FRESH
+        self._group, self._fresh, self._listed = group, FRESH, None
+        self._share.begin()
         self._check.join(generation, here)
 
     def due(self, here: StateId) -> bool:
@@ -86,12 +98,13 @@ class KeptDigests:
     def look(self, here: StateId) -> list[float]:
         """The numbers to send beside the vote on the step at ``here``."""
         if not self._check.due(here):
-            return [float(self._wanted(None)), *[0.0] * (self.width - 1)]
+            return [float(self._share.divided(self._check.every, MOST_STEPS, None)), *[0.0] * (self.width - 1)]
         fresh, begin_s = self._look_up(here), time.perf_counter()
         digests = self._digest()
-        took_s = time.perf_counter() - begin_s
+        both_s = 2 * (time.perf_counter() - begin_s)  # behind the commit, too
         changed = self._check.enter(here, digests)
-        row = [float(self._wanted(None if fresh else took_s)), 1.0, float(changed), *map(float, digests)]
+        wanted = self._share.divided(self._check.every, MOST_STEPS, None if fresh else both_s)
+        row = [float(wanted), 1.0, float(changed), *map(float, digests)]
         return [*row, *[0.0] * (self.width - len(row))]
 
     def compare(self, rows: Sequence[Sequence[float]]) -> None:
@@ -100,9 +113,8 @@ class KeptDigests:
         group = self._group
         if group is None or not self.width or len(rows) < 2:
             return
-        kept = [self._kept.cut.kept(rank) for rank in range(group.size)]
-        numbers = [[index for _, index in chunks] for chunks in kept]
-        said = [(bool(row[2]), row[HEAD : HEAD + len(chunks)]) for row, chunks in zip(rows, kept, strict=True)]
+        numbers = self._numbers
+        said = [(bool(row[2]), row[HEAD : HEAD + len(chunks)]) for row, chunks in zip(rows, numbers, strict=True)]
         if all(row[1] for row in rows) and self._check.differ(group.rank, numbers, said):
             changed = [rank for rank, (found, _) in enumerate(said) if found]
             if len(changed) > 1:
@@ -117,7 +129,7 @@ class KeptDigests:
         if self._arrays is None:
             found = [digest(tensors, 0, sum(one.numel() for one in tensors)) for tensors in self._memory]
         else:
-            found = [_of_arrays(arrays) for arrays in self._arrays]
+            found = [of_arrays(arrays) for arrays in self._arrays]
         return [one & ((1 << BITS) - 1) for one in found]
 
     def _look_up(self, here: StateId) -> bool:
@@ -135,25 +147,3 @@ class KeptDigests:
         flat = all(one.device.type == "cpu" for tensors in self._memory for one in tensors)
         self._arrays = [[one.numpy() for one in tensors] for tensors in self._memory] if flat else None
         return True
-
-    def _wanted(self, took_s: float | None) -> int:
-        """In every how many steps this rank wants to compare, by the median times of the last digests and steps. It is never less again."""
-        now_s, every = time.perf_counter(), self._check.every
-        if self._last_s is not None:
-            self._steps_s.append(now_s - self._last_s)
-        self._last_s = now_s
-        if took_s is not None:
-            self._costs_s.append(2 * took_s)  # behind the commit, too
-        if len(self._steps_s) < SAMPLES or len(self._costs_s) < SAMPLES:
-            return every
-        needed = statistics.median(self._costs_s) / (self._budget * statistics.median(self._steps_s))
-        while every < needed and every < MOST_STEPS:
-            every *= 2
-        return every
-
-
-def _of_arrays(arrays: Sequence[Any]) -> int:
-    found = xxhash.xxh3_64()
-    for array in arrays:
-        found.update(array)
-    return found.intdigest()

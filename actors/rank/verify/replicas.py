@@ -1,8 +1,8 @@
 """All ranks hold the same state, bit for bit. Before each step they compare digests of it, so no sum of a wrong state is used.
 
 The digest travels beside the gradients, or with sharded state beside the vote, a few numbers a rank. It is compared before the step changes
-the state. If the whole state would
-take more than its share of a step, each digest covers one part of it, in turn. The ranks agree on the number of parts in the same message.
+the state. If the whole state would take more than its share of a step, each digest covers one part of it, in turn. The ranks agree on the
+number of parts in the same message.
 """
 
 from __future__ import annotations
@@ -32,6 +32,38 @@ WIDTH = 3
 """Numbers that each rank sends: wanted number of parts, present number of parts, digest."""
 
 
+class DigestShare:
+    """How often, or in how many parts, something is digested, so that digests take at most the share ``budget`` of a step's time."""
+
+    def __init__(self, budget: float) -> None:
+        self._budget = budget
+        self._costs_s: deque[float] = deque(maxlen=SAMPLES)
+        self._steps_s: deque[float] = deque(maxlen=SAMPLES)
+        self._last_s: float | None = None
+
+    def begin(self) -> None:
+        """A view begins: the time since the last step says nothing."""
+        self._last_s = None
+
+    def divided(self, present: int, most: int, cost_s: float | None) -> int:
+        """``present``, doubled until it keeps within the budget by the median times of the last digests and steps; at most ``most``.
+
+        Call it once a step. ``cost_s``: the time of the whole digest; None: it is not known in this step.
+        """
+        now_s = time.perf_counter()
+        if self._last_s is not None:
+            self._steps_s.append(now_s - self._last_s)
+        self._last_s = now_s
+        if cost_s is not None:
+            self._costs_s.append(cost_s)
+        if len(self._steps_s) < SAMPLES or len(self._costs_s) < SAMPLES:
+            return present
+        needed = statistics.median(self._costs_s) / (self._budget * statistics.median(self._steps_s))
+        while present < needed and present < most:
+            present *= 2
+        return present
+
+
 class StatesDiffer(GroupBroken):
     """The ranks hold different states."""
 
@@ -45,22 +77,20 @@ class Replicas:
     """
 
     def __init__(self, state: TrackedState, budget: float) -> None:
-        self._state, self._budget = state, budget
+        self._state, self._share = state, DigestShare(budget)
         self.width = WIDTH if budget > 0 else 0
         self._replica_check = ReplicaCheck()
         self._memory: list[torch.Tensor] = []
         self._arrays: list[Any] | None = None  # the same memory as arrays, for a quicker loop, if all is on the host
         self._plain = self._bytes = 0
         self._fresh, self._new, self._again = -1, True, False
-        self._costs_s: deque[float] = deque(maxlen=SAMPLES)
-        self._steps_s: deque[float] = deque(maxlen=SAMPLES)
-        self._last_s: float | None = None
 
     def join(self, generation: int, here: StateId, receiver: bool) -> None:
         """A view begins, at state ``here``. ``receiver``: this rank got that state in it."""
         if self.width:
             self._replica_check.join(generation, here, receiver)
-            self._new, self._again, self._last_s = True, False, None
+            self._new, self._again = True, False
+            self._share.begin()
 
     def abstain(self) -> list[float]:
         """The numbers to send while this rank's state is still on its way to it: zeros, which are not compared."""
@@ -82,15 +112,14 @@ class Replicas:
         plain = self._plain if self._fresh == here.step else 0
         mine = (self._digest(begin, end) ^ plain) & ((1 << BITS) - 1)
         self._replica_check.enter(here, f"{mine:013x}", uncompared=uncompared)
-        return [float(self._wanted_parts(begin_s, end - begin)), float(parts), float(mine)]
+        took_s, length = time.perf_counter() - begin_s, end - begin
+        wanted = self._share.divided(parts, MOST_PARTS, took_s * self._bytes / length if length else None)
+        return [float(wanted), float(parts), float(mine)]
 
     def _digest(self, begin: int, end: int) -> int:
         if self._arrays is None or end - begin < self._bytes:
             return digest(self._memory, begin, end)
-        found = xxhash.xxh3_64()
-        for array in self._arrays:
-            found.update(array)
-        return found.intdigest()
+        return of_arrays(self._arrays)
 
     def compare(self, rows: Sequence[Sequence[float]]) -> None:
         """Compare all ranks' numbers, in order. Raises StatesDiffer: the step must not be applied."""
@@ -111,22 +140,6 @@ class Replicas:
         """This rank's report if it leaves its group now."""
         return self._replica_check.open
 
-    def _wanted_parts(self, begin_s: float, length: int) -> int:
-        """The number of parts that keeps within the budget, by the median times of the last digests and steps."""
-        now_s = time.perf_counter()
-        if self._last_s is not None:
-            self._steps_s.append(now_s - self._last_s)
-        self._last_s = now_s
-        if length:
-            self._costs_s.append((now_s - begin_s) * self._bytes / length)
-        if len(self._steps_s) < SAMPLES or len(self._costs_s) < SAMPLES:
-            return self._replica_check.parts
-        needed = statistics.median(self._costs_s) / (self._budget * statistics.median(self._steps_s))
-        wanted = self._replica_check.parts
-        while wanted < needed and wanted < MOST_PARTS:
-            wanted *= 2
-        return wanted
-
     def _refresh(self, step: int) -> None:
         found = xxhash.xxh3_64()
         tensors: list[torch.Tensor] = []
@@ -139,6 +152,14 @@ class Replicas:
         flat = all(data.dtype == torch.uint8 and data.dim() == 1 and data.device.type == "cpu" for data in self._memory)
         self._arrays = [data.numpy() for data in self._memory] if flat else None
         self._bytes = sum(tensor.numel() * tensor.element_size() for tensor in self._memory)
+
+
+def of_arrays(arrays: Sequence[Any]) -> int:
+    """64 bits over all bytes of arrays in host memory."""
+    found = xxhash.xxh3_64()
+    for array in arrays:
+        found.update(array)
+    return found.intdigest()
 
 
 def first_parts(size: int) -> int:
