@@ -151,7 +151,7 @@ class ViewPublished(FromEvent):
 
 @dataclass(frozen=True, slots=True)
 class Committed(FromEvent):
-    """Every member of the view has reported ``state``."""
+    """Every member of the view has reported ``state`` or a later step. Members report in pulses: two steps can share a record."""
 
     state: StateId
     at_s: float
