@@ -44,7 +44,6 @@ from fleet.host.wire import checked
 log = logging.getLogger("fleet.fork_server")
 
 ALWAYS = ("ray", "actors.trainer")
-JOB_VARIABLE, RAYLET_VARIABLE = "RAY_JOB_ID", "RAY_RAYLET_PID"
 """Variables that Ray reads once, when a worker imports it."""
 SERVE = "serve"
 """In place of a worker's script: the forked process is a server itself."""
@@ -104,7 +103,7 @@ class ForkServer:
 
     def __init__(self, folder: Path, variables: dict[str, str], modules: Iterable[str], imports: Iterable[str] = ()) -> None:
         environment = {**os.environ, **variables}
-        path = Path(socket_path(folder).format(raylet=environment.get(RAYLET_VARIABLE, "")))
+        path = Path(socket_path(folder).format(raylet=environment.get(processes.RAYLET_VARIABLE, "")))
         path.unlink(missing_ok=True)
         arguments = [",".join((*ALWAYS, *modules)), str(folder), "\n".join(imports)]
         with _listening_at(path) as listening:  # clients wait until the imports are done
@@ -307,7 +306,7 @@ def _take_over(request: dict[str, Any], streams: list[int]) -> None:
     os.setsid()
     os.environ.clear()
     os.environ.update(request["environment"])
-    processes.bear_mark(os.environ.get(processes.NODE_VARIABLE, ""))
+    processes.bear_marks(os.environ)
     os.chdir(request["directory"])
     sys.argv = request["arguments"]
     sys.path[0] = str(Path(sys.argv[0]).parent)  # as in Python's run of a script

@@ -22,7 +22,7 @@ from actors.coordinator import Coordinator, SpanEnd, span_end
 from actors.messages import Operated
 from actors.node import DaemonMaker, LinkMaker, NodeAgent
 from actors.rank.environment import RANK_ENVIRONMENT
-from fleet.host import leftovers, mirroring, secret, tls
+from fleet.host import leftovers, mirroring, processes, secret, tls
 from fleet.host.clock import Clock, MonotonicClock, unix_time_s
 from fleet.host.journal import JournalWriter, read_journal
 from fleet.host.linux import die_with_parent
@@ -414,7 +414,7 @@ def start_zygote(path: Path, environment: Mapping[str, str]) -> subprocess.Popen
 def start_head_forks(folder: Path, environment: Mapping[str, str], raylet: int) -> fork_server.ForkServer:
     """Start a fork server for the run's actors on the head, if the head is on this machine: a node of ``environment`` and ``raylet``."""
     job = ray.get_runtime_context().get_job_id()
-    variables = {**environment, fork_server.JOB_VARIABLE: job, fork_server.RAYLET_VARIABLE: str(raylet)}
+    variables = {**environment, processes.JOB_VARIABLE: job, processes.RAYLET_VARIABLE: str(raylet)}
     return fork_server.ForkServer(folder, variables, (__name__,))
 
 

@@ -17,13 +17,14 @@ from chaos import ballast, brake, confine, signaller
 from chaos.processes import opened
 from chaos.programs import begin, ready
 from fleet.host.linux import allowed_cores
+from fleet.host.processes import JOB_VARIABLE, RAYLET_VARIABLE
 from fleet.protocol.fault_kinds import KINDS
 from fleet.protocol.operations import HEAL, START, Acts, Operation, perform
 
 Finder = Callable[[], psutil.Process]
 """It returns the process, or raises LookupError with a sentence."""
-CONTROLLER, JOB = "ray::ShieldedController", "RAY_JOB_ID"
-"""The name of a controller's process, and the variable with the job of each of Ray's processes."""
+CONTROLLER = "ray::ShieldedController"
+"""The name of a controller's process."""
 CONFINED_S = 2.0
 """How long the kernel may take to confine a process, and to kill it then."""
 FILLED_S = 10.0
@@ -161,11 +162,11 @@ def _this() -> psutil.Process:
 
 
 def _ray_daemon() -> psutil.Process:
-    """Ray's daemon on this host, which has started this process."""
-    parent = psutil.Process(os.getppid())
-    if parent.name() != "raylet":
-        raise LookupError(f"the parent of this process is {parent.name()}, and not Ray's daemon")
-    return parent
+    """Ray's daemon on this host. This actor may be a fork, whose parent is another process."""
+    daemon = os.environ.get(RAYLET_VARIABLE)
+    if daemon is None:
+        raise LookupError(f"this process is no actor of Ray's: it has no {RAYLET_VARIABLE}")
+    return psutil.Process(int(daemon))
 
 
 def _gcs() -> psutil.Process:
@@ -180,10 +181,13 @@ def _gcs() -> psutil.Process:
 
 
 def _controller() -> psutil.Process:
-    """Ray Train's controller of this run; other runs on the cluster have their own."""
-    for process in _ray_daemon().children(recursive=True):
-        if " ".join(process.cmdline()).startswith(CONTROLLER) and process.environ().get(JOB) == os.environ.get(JOB):
-            return process
+    """Ray Train's controller of this run; other runs on the cluster, and other clusters on the host, have their own."""
+    mine = {RAYLET_VARIABLE: str(_ray_daemon().pid), JOB_VARIABLE: os.environ.get(JOB_VARIABLE, "")}
+    for process in psutil.process_iter(["cmdline"]):
+        if " ".join(process.info["cmdline"] or ()).startswith(CONTROLLER):
+            with suppress(psutil.Error):  # it has ended, or is of another user
+                if mine.items() <= process.environ().items():
+                    return process
     raise LookupError("Ray Train's controller of this run is not on this host")
 
 

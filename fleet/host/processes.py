@@ -7,7 +7,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from fleet.host.proc import stat_fields
@@ -18,8 +18,10 @@ NODE_VARIABLE = "FLEET_NODE_INDEX"
 """Index of the node that a process runs on; ``head`` on the head node."""
 ZYGOTE_VARIABLE = "FLEET_ZYGOTE"
 """Path of the socket of the process that forks for the nodes of a local cluster; see ``actors.fork_server``."""
-NO_NODE = "of-no-node-yet"
-"""Marks a process that forks the nodes' processes. It is as long as any index: the fork writes the node's index in its place."""
+JOB_VARIABLE, RAYLET_VARIABLE = "RAY_JOB_ID", "RAY_RAYLET_PID"
+"""Ray's own: the job of an actor, and the PID of the daemon that has started it."""
+NOT_YET: Mapping[str, str] = dict.fromkeys((NODE_VARIABLE, JOB_VARIABLE, RAYLET_VARIABLE), "not-known-yet")
+"""Marks of a process that forks the nodes' processes. They are as long as any value: the fork writes its own ones in their place."""
 ENVIRONMENT_BEGINS, ENVIRONMENT_ENDS = 47, 48
 """Of :func:`stat_fields`: env_start and env_end, see proc_pid_stat(5)."""
 
@@ -31,17 +33,18 @@ def calling(module: str, function: str, *arguments: str) -> list[str]:
     return [sys.executable, "-c", program, *arguments]
 
 
-def bear_mark(node: str) -> None:
-    """Mark this process as one of ``node``. It was forked from a process marked ``NO_NODE``.
+def bear_marks(environment: Mapping[str, str]) -> None:
+    """Mark this process by its ``environment``. It was forked from a process with the marks ``NOT_YET``.
 
     ``/proc`` shows the environment in the memory that a process began with, which a fork copies. It does not show later changes.
     """
     begins, ends = (int(stat_fields(os.getpid())[number]) for number in (ENVIRONMENT_BEGINS, ENVIRONMENT_ENDS))
-    mark = f"{NODE_VARIABLE}={NO_NODE}".encode()
-    place = ctypes.string_at(begins, ends - begins).find(mark)
-    if place >= 0:
-        own = f"{NODE_VARIABLE}={node}".encode()
-        ctypes.memmove(begins + place, own.ljust(len(mark), b"\0"), len(mark))
+    for name, not_yet in NOT_YET.items():
+        mark = f"{name}={not_yet}".encode()
+        place = ctypes.string_at(begins, ends - begins).find(mark)
+        if place >= 0 and name in environment:
+            own = f"{name}={environment[name]}\0".encode()
+            ctypes.memmove(begins + place, own.ljust(len(mark), b"="), len(mark))  # two zeros would end the environment
 
 
 def find(cluster: str, node: str | None = None) -> list[int]:

@@ -61,6 +61,10 @@ def asked(found: list[Record]) -> list[DecisionMade]:
     return [one for one in found if isinstance(one, DecisionMade) and one.policy == "nodes"]
 
 
+def sizes(found: list[Record]) -> list[int]:
+    return [len(one.view.members) for one in found if isinstance(one, ViewPublished)]
+
+
 def home_of_the_last(found: list[Record]) -> str:
     view = [one.view for one in found if isinstance(one, ViewPublished)][-1]
     homes = {one.member: one.process.node for one in found if isinstance(one, ProcessUp)}
@@ -101,18 +105,18 @@ def trains(found: list[Record]) -> bool:
 def test_a_lost_node_is_asked_for_again_and_all_go_at_the_end(cluster: Autoscaled, tmp_path: Path) -> None:
     """From no node at all: the run waits for two, loses one, gets a third in its place, and ends with the bits of its twin."""
     going = Going(
-        cluster, tmp_path, "--world", "2", "--config", "ask_for_nodes=on", "--twin", "--json", "report.json", "--set", "steps=120"
+        cluster, tmp_path, "--world", "2", "--config", "ask_for_nodes=on", "--twin", "--json", "report.json", "--set", "steps=240"
     )
     try:
         going.wait(trains, "two nodes came, and it trains", 180)
         victim = home_of_the_last(going.records())
         cluster.kill_node(victim)
         going.wait(lambda found: [one.action for one in asked(found)] == ["ask", "came"], "another node came", 120)
+        going.wait(lambda found: sizes(found)[:3] == [2, 1, 2], "its rank has joined", 120)
         going.end(300)
     finally:
         going.close()
     found = going.records()
-    sizes = [len(one.view.members) for one in found if isinstance(one, ViewPublished)]
-    assert sizes[:3] == [2, 1, 2] and home_of_the_last(found) != victim
+    assert home_of_the_last(found) != victim
     assert json.loads((tmp_path / "report.json").read_text())["twin"]["equal"]
     until(lambda: len(cluster.raylets()) == 1, "nodes without work are let go", 90)

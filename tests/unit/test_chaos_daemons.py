@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -11,6 +12,7 @@ import pytest
 
 from chaos import daemons
 from chaos.daemons import Daemons
+from fleet.host import processes
 from fleet.host.linux import allowed_cores
 from fleet.protocol.operations import HEAL, START, Operation
 from tests.support.waiting import until
@@ -61,7 +63,7 @@ def test_who_has_ended_and_what_is_not_there_is_refused_in_words(own: Daemons, t
     target.wait()
     assert "No such process" in (own.signal_process(order("kill_agent"), lambda: target, "KILL") or "")
     for kind in ("stop_raylet", "stop_gcs", "kill_controller"):
-        assert "and not Ray's daemon" in (own.operate(order(kind)) or ""), "these tests run in no actor of Ray's"
+        assert "no actor of Ray's" in (own.operate(order(kind)) or ""), "these tests run in no actor of Ray's"
 
 
 def test_every_core_is_busy_until_it_is_healed_or_its_starter_is_gone(own: Daemons) -> None:
@@ -102,6 +104,35 @@ def test_the_control_store_is_found_by_its_session(monkeypatch: pytest.MonkeyPat
         for each in both:
             each.kill()
             each.wait()
+
+
+def test_a_forked_actor_finds_what_its_daemon_has_started(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its parent is a fork server. Other runs, and other clusters, have a controller on this host, too."""
+    title = f"{daemons.CONTROLLER}.run()"
+    pretended = f"import time; print(flush=True); time.sleep(60) # {title}"
+    marks = [("01000000", "1"), ("02000000", "1"), ("01000000", str(os.getpid()))]
+    started = [
+        subprocess.Popen(
+            [title, "-c", pretended], executable=sys.executable, stdout=subprocess.PIPE,
+            env={**os.environ, processes.JOB_VARIABLE: job, processes.RAYLET_VARIABLE: raylet},
+        )
+        for job, raylet in marks
+    ]  # fmt: skip
+    try:
+        for each in started:
+            assert each.stdout is not None and each.stdout.readline()
+        monkeypatch.setenv(processes.JOB_VARIABLE, "01000000")
+        monkeypatch.setenv(processes.RAYLET_VARIABLE, str(os.getpid()))
+        assert daemons._ray_daemon().pid == os.getpid()
+        assert daemons._controller().pid == started[2].pid
+        started[2].kill()
+        started[2].wait()
+        with pytest.raises(LookupError, match="is not on this host"):
+            daemons._controller()
+    finally:
+        for each in started:
+            each.kill()
+            each.communicate()
 
 
 def test_who_was_stopped_goes_on_when_the_one_who_ordered_it_is_killed(target: psutil.Popen) -> None:

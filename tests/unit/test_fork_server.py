@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from actors.fork_client import LENGTH
@@ -58,9 +59,9 @@ print(*(name for name in set(sys.modules) - known if not name.startswith("torch.
 @pytest.fixture
 def zygote(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[subprocess.Popen[bytes]]:
     """That of a cluster, of which this process is on one node."""
-    path, marks = tmp_path / "zygote.sock", {processes.CLUSTER_VARIABLE: CLUSTER, processes.NODE_VARIABLE: processes.NO_NODE}
-    with start_zygote(("colorsys",), {}, path, {**os.environ, **marks}) as process:
-        for name, value in {**marks, processes.NODE_VARIABLE: NODE, processes.ZYGOTE_VARIABLE: str(path)}.items():
+    path, cluster = tmp_path / "zygote.sock", {processes.CLUSTER_VARIABLE: CLUSTER}
+    with start_zygote(("colorsys",), {}, path, {**os.environ, **cluster, **processes.NOT_YET}) as process:
+        for name, value in {**cluster, processes.NODE_VARIABLE: NODE, processes.ZYGOTE_VARIABLE: str(path)}.items():
             monkeypatch.setenv(name, value)
         yield process
         process.kill()
@@ -143,10 +144,12 @@ def test_what_is_forked_off_a_zygote_is_of_the_node_that_asked_and_ends_with_its
 ) -> None:
     monkeypatch.setenv("RAY_RAYLET_PID", RAYLET)
     monkeypatch.setattr("actors.fork_server.ALWAYS", ())
-    server = ForkServer(tmp_path, {}, ("json",))
+    server = ForkServer(tmp_path, {processes.JOB_VARIABLE: "01000000"}, ("json",))
     with start(tmp_path) as client:
         seen = received(client)
         assert seen["imported"], "the zygote has imported it, and the server was not asked to"
+        shown = psutil.Process(seen["pid"]).environ()
+        assert (shown[processes.JOB_VARIABLE], shown[processes.RAYLET_VARIABLE]) == ("01000000", RAYLET)
         of_node, of_cluster = processes.find(CLUSTER, NODE), processes.find(CLUSTER)
         assert {seen["pid"], client.pid} < set(of_node) < set(of_cluster)
         assert len(of_cluster) == len(of_node) + 1, "the zygote is of no node"

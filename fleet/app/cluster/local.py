@@ -123,7 +123,7 @@ class LocalCluster:
             self._directory = Path(tempfile.mkdtemp(prefix="flt-", dir="/tmp"))  # a short path: unix sockets have 107 characters
             self._authenticate()
             if self._start_zygote is not None:
-                self._zygote = self._start_zygote(self._directory / ZYGOTE_FILE, self._environment(processes.NO_NODE))
+                self._zygote = self._start_zygote(self._directory / ZYGOTE_FILE, {**self.head_environment, **processes.NOT_YET})
             self._launch(HEAD, self._head_settings())
             answer = self._await(HEAD)
             self.address, self.head_raylet = answer["address"], int(answer["raylet"])
