@@ -204,7 +204,7 @@ def went_on(folder: Path) -> bool:
     """Whether a copy of a state is kept that was committed after a loss."""
     kept = records(folder)
     lost = next((number for number, record in enumerate(kept) if isinstance(record, ProcessLost)), len(kept))
-    return bool(durable(kept[lost + 1 :]))
+    return any(isinstance(one, CheckpointRecord) and one.phase == "durable" for one in kept[lost + 1 :])
 
 
 def controllers(cluster: LocalCluster) -> set[int]:
