@@ -10,13 +10,14 @@ ranks differ there again, or in more than a flipped bit can change, the loop is 
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 
 from fleet.machine.end import end
 from fleet.machine.leaving import LOOP, evict
 from fleet.machine.roster import Rank
 from fleet.machine.state import MachineState
 from fleet.protocol.causes import EndWhy, Outvoted
-from fleet.protocol.chunk_check import CHANGED, KEPT
+from fleet.protocol.chunk_check import CHANGED, KEPT, REFUTED
 from fleet.protocol.decisions import Decision, Figures, TakenBack, figures
 from fleet.protocol.probes import probe
 from fleet.protocol.records import DecisionMade
@@ -32,8 +33,9 @@ LOOK_FOR = (
 def judge(machine: MachineState, now_s: float) -> None:
     """All live ranks have left their group. Evict ranks that the testimonies name, if any, and withdraw doubtful checkpoints; or stop."""
     suspicion = machine.doubts
-    said, suspicion.said = _of_one_thing(suspicion.said), {}
-    silent = _someone_is_silent(machine, said)
+    seen = _seen(machine, suspicion.said)
+    said, suspicion.said = seen or _of_one_thing(suspicion.said), {}
+    silent = not seen and _someone_is_silent(machine, said)
     said = {member: known for member, known in said.items() if known.digest}  # without one, a rank keeps none of what differs
     if len({known.digest for known in said.values()}) < 2 or silent:
         if len({known.digest for known in said.values()}) > 1:
@@ -41,7 +43,7 @@ def judge(machine: MachineState, now_s: float) -> None:
         return  # the next view compares again
     first = next(iter(said.values()))
     if first.what == KEPT:
-        _convict(machine, first, tuple(member for member, known in said.items() if known.digest == CHANGED), now_s)
+        _convict(machine, said, now_s)
         return
     votes = {member: known.digest for member, known in said.items() if known.witness}
     others = {member: known.digest for member, known in said.items() if not known.witness}
@@ -76,15 +78,19 @@ def judge(machine: MachineState, now_s: float) -> None:
             evict(machine, rank, Outvoted(first.what, first.state.step), now_s)
 
 
-def _convict(machine: MachineState, found: Finding, changed: tuple[Member, ...], now_s: float) -> None:
-    """The chunks of these ranks have changed since the commit, as digests of their own say. The step is not committed: the others go on."""
-    probe("a rank finds that its own chunks have changed")
-    reason = (
-        f"step {found.state.step}: digests of their own say that chunks of {', '.join(map(str, changed))} have changed since the commit"
-    )
-    machine.decide("corruption", "evict", reason, Figures({"guilty": float(len(changed))}), now_s)
+def _convict(machine: MachineState, said: dict[Member, Finding], now_s: float) -> None:
+    """Ranks say of their own chunks that they are wrong, or were. The step is not committed: the others go on."""
+    found, guilty = next(iter(said.values())), tuple(member for member, known in said.items() if known.digest in (CHANGED, REFUTED))
+    named = ", ".join(map(str, guilty))
+    if any(known.digest == REFUTED for known in said.values()):
+        probe("a step that is taken again says which rank was wrong in it")
+        reason = f"step {found.state.step} was taken again, and says which of the ranks that differed had wrong chunks then: {named}"
+    else:
+        probe("a rank finds that its own chunks have changed")
+        reason = f"step {found.state.step}: digests of their own say that chunks of {named} have changed since the commit"
+    machine.decide("corruption", "evict", reason, Figures({"guilty": float(len(guilty))}), now_s)
     machine.doubts.judged(found.generation)
-    for rank in _living(machine, changed):
+    for rank in _living(machine, guilty):
         evict(machine, rank, Outvoted("", found.state.step), now_s)
 
 
@@ -160,6 +166,15 @@ def replay(machine: MachineState, record: DecisionMade) -> None:
         machine.doubts.note(found.step, back.resumed)
     if record.action != "carry_on":
         machine.doubts.tainted = found
+
+
+def _seen(machine: MachineState, said: dict[Member, Finding]) -> dict[Member, Finding]:
+    """The testimonies of all keepers, from one rank that has seen them. Empty if no rank has."""
+    for member, known in sorted(said.items()):
+        if known.seen and machine.view is not None and known.generation == machine.view.generation:
+            members = machine.view.column_of(member).members
+            return {members[rank]: replace(known, digest=digest) for rank, digest in known.seen}
+    return {}
 
 
 def _of_one_thing(said: dict[Member, Finding]) -> dict[Member, Finding]:

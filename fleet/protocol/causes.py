@@ -120,7 +120,7 @@ class TooSlow(Fact):
 class Outvoted(Fact):
     """The corruption policy found that the rank's ``what`` differs from the majority's. ``step`` is -1 for the final state.
 
-    ``what`` is empty where the rank itself found that its chunks of a sharded state have changed.
+    ``what`` is empty where the rank itself found that its chunks of a sharded state have changed, or were wrong.
     """
 
     what: str

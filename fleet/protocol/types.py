@@ -336,6 +336,7 @@ class Finding:
         cleared: the newest state whose inputs were all compared and found alike.
         witness: the rank may vote. A rank that received its state in this view would only repeat its donor. It may vote once all ranks
             were found alike in the view.
+        seen: the digests that this rank has seen, its own among them: (rank in its column, digest). Empty: it knows its own alone.
     """
 
     what: str
@@ -344,6 +345,7 @@ class Finding:
     digest: str
     cleared: StateId
     witness: bool = True
+    seen: tuple[tuple[int, str], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,7 @@ from actors.rank.state.tracked import flat_bytes
 from actors.rank.verify.replicas import BITS, REFRESH_STEPS, DigestShare, digest, of_arrays
 from actors.rank.zero1.kept import KeptChunks
 from fleet.errors import LoopError
-from fleet.protocol.chunk_check import ChunkCheck
+from fleet.protocol.chunk_check import ChunkCheck, Said
 from fleet.protocol.chunks import UNCUT, StateCut
 from fleet.protocol.types import Finding, StateId
 
@@ -26,8 +26,8 @@ FRESH = 6
 MOST_STEPS = 64
 """The chunks are compared in one of so many steps at least."""
 HEAD = 3
-"""Numbers that a rank sends before its digests: the steps from one comparison to the next, as it wants them; then two flags. It compares
-now; its chunks have changed."""
+"""Numbers that a rank sends before its digests: the steps from one comparison to the next, as it wants them; whether it compares now; its
+word on its chunks."""
 PROGRAM = "Tracked objects change in step.commit() only. Give this change to step.on_commit(fn), or do not track the object it changes."
 
 
@@ -102,9 +102,10 @@ class KeptDigests:
         fresh, begin_s = self._look_up(here), time.perf_counter()
         digests = self._digest()
         both_s = 2 * (time.perf_counter() - begin_s)  # behind the commit, too
-        changed = self._check.enter(here, digests)
+        assert self._group is not None
+        said = self._check.enter(here, digests, self._numbers[self._group.rank], len(self._kept.cut.keepers))
         wanted = self._share.divided(self._check.every, MOST_STEPS, None if fresh else both_s)
-        row = [float(wanted), 1.0, float(changed), *map(float, digests)]
+        row = [float(wanted), 1.0, float(said), *map(float, digests)]
         return [*row, *[0.0] * (self.width - len(row))]
 
     def compare(self, rows: Sequence[Sequence[float]]) -> None:
@@ -114,9 +115,9 @@ class KeptDigests:
         if group is None or not self.width or len(rows) < 2:
             return
         numbers = self._numbers
-        said = [(bool(row[2]), row[HEAD : HEAD + len(chunks)]) for row, chunks in zip(rows, numbers, strict=True)]
+        said = [(Said(int(row[2])), row[HEAD : HEAD + len(chunks)]) for row, chunks in zip(rows, numbers, strict=True)]
         if all(row[1] for row in rows) and self._check.differ(group.rank, numbers, said):
-            changed = [rank for rank, (found, _) in enumerate(said) if found]
+            changed = [rank for rank, (word, _) in enumerate(said) if word is Said.CHANGED]
             if len(changed) > 1:
                 raise LoopError(
                     f"chunks of the state have changed since the last commit, on {len(changed)} of {len(rows)} ranks. {PROGRAM}"
