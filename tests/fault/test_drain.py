@@ -22,6 +22,7 @@ from fleet.app.plans import RunPlan, RunResult, final_digest
 from fleet.app.recipes import LiveRun
 from fleet.app.report import build_report
 from fleet.errors import ConfigError
+from fleet.host.processes import NODE_VARIABLE
 from fleet.protocol.causes import TakenAway
 from fleet.protocol.decisions import Notice
 from fleet.protocol.records import Committed, DecisionMade, FaultRecord, HistoryBegun, ProcessLost, ProcessUp, Record, ViewPublished
@@ -30,6 +31,7 @@ from fleet.settings.run import CheckpointSettings, RunSettings
 from tests.fault.test_bad_luck import FAST, settings
 from tests.support import trains
 from tests.support.journals import NAME, records
+from tests.support.processes import command_of
 from tests.support.undisturbed import Undisturbed
 from tests.support.waiting import until
 
@@ -143,11 +145,13 @@ def test_fleet_drain_announces_withdraws_and_refuses_by_name(cluster: LocalClust
     assert [len(one.view.members) for one in records(going.folder) if isinstance(one, ViewPublished)] == [2]
 
 
-def agent_of(going: Going, index: int) -> int:
-    """The pid of a node's agent: it forks the node's ranks by its server, whose parent it is."""
+def agent_of(going: Going, cluster: LocalCluster, index: int) -> int:
+    """The pid of a node's agent: on the same node of the cluster as its ranks."""
     home = going.live.places[index].id
     ranks = [one.process.pid for one in records(going.folder) if isinstance(one, ProcessUp) and one.process.node == home]
-    return psutil.Process(ranks[-1]).parents()[1].pid
+    node = int(psutil.Process(ranks[-1]).environ()[NODE_VARIABLE])
+    [agent] = [pid for pid in cluster.pids(node) if b"AgentHost" in command_of(pid)]
+    return agent
 
 
 def came_again(kept: list[Record], node: str) -> bool:
@@ -161,7 +165,7 @@ def test_sigterm_to_an_agent_is_its_nodes_notice_and_costs_no_step(cluster: Loca
     limits = dataclasses.replace(FAST, notice_s=NOTICE_S)
     going = Going(dataclasses.replace(chosen, settings=dataclasses.replace(chosen.settings, timeouts=limits)), cluster)
     index = going.index_of_a_trainer()
-    agent = agent_of(going, index)
+    agent = agent_of(going, cluster, index)
     os.kill(agent, signal.SIGTERM)
     os.kill(agent, signal.SIGTERM)
     going.wait(lambda kept: "released" in going.reported(), "its ranks leave")
@@ -177,7 +181,8 @@ def test_sigterm_to_an_agent_is_its_nodes_notice_and_costs_no_step(cluster: Loca
     lost = [one for one in kept if isinstance(one, ProcessLost)]
     assert lost and all(isinstance(one.cause, TakenAway) and one.generation == -1 for one in lost)
     assert not [one for one in kept if isinstance(one, HistoryBegun)]
-    assert [len(one.view.members) for one in kept if isinstance(one, ViewPublished)][:3] == [2, 3, 2]
+    views = [one.view.members for one in kept if isinstance(one, ViewPublished)]
+    assert len(views) > 1 and {len(members) for members in views} == {2}, "a spare comes in the step in which the rank leaves"
     report = build_report(kept).to_dict()
     assert report["closes"] and report["categories"]["maintenance"] > 0.0
 
@@ -185,7 +190,7 @@ def test_sigterm_to_an_agent_is_its_nodes_notice_and_costs_no_step(cluster: Loca
 def test_agents_that_a_run_ends_with_announce_nothing(cluster: LocalCluster, tmp_path: Path, truth: str) -> None:
     chosen = plan(tmp_path)
     going = Going(dataclasses.replace(chosen, settings=dataclasses.replace(chosen.settings, steps=20)), cluster)
-    agents = [agent_of(going, going.index_of_a_trainer())]
+    agents = [agent_of(going, cluster, going.index_of_a_trainer())]
     assert going.end().status == "completed"
     until(lambda: not any(psutil.pid_exists(pid) for pid in agents), "its agents have ended")
     assert going.reported() == []

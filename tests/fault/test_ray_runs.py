@@ -32,6 +32,7 @@ from tests.fault.test_bad_luck import FAST, settings
 from tests.support import trains
 from tests.support.disks import block_disk, small_disk
 from tests.support.journals import durable, records, wait_for_checkpoint
+from tests.support.processes import command_of
 from tests.support.programs import program
 from tests.support.prometheus import filled, quick, scraping
 from tests.support.undisturbed import Undisturbed
@@ -210,13 +211,6 @@ def went_on(folder: Path) -> bool:
 def controllers(cluster: LocalCluster) -> set[int]:
     """Processes of this cluster that run Ray Train's controller."""
     return {pid for pid in cluster.pids() if b"ShieldedController" in command_of(pid)}
-
-
-def command_of(pid: int) -> bytes:
-    try:
-        return Path(f"/proc/{pid}/cmdline").read_bytes()
-    except FileNotFoundError:  # it has just ended
-        return b""
 
 
 def test_nothing_of_these_runs_is_left_in_the_cluster(cluster: LocalCluster) -> None:

@@ -48,3 +48,11 @@ def end_all() -> None:
 def children_of(program: str) -> list[psutil.Process]:
     """Children of this process that run the file ``program``."""
     return [child for child in psutil.Process().children() if program in child.cmdline()]
+
+
+def command_of(pid: int) -> bytes:
+    """The command line of a process, with zeros between its words; empty once it has ended."""
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes()
+    except FileNotFoundError:
+        return b""
