@@ -91,7 +91,7 @@ class Faults:
                 self._slow(trouble, self._victims(trouble, rank))
             case "flip":
                 for victim in self._victims(trouble, rank):
-                    self._flip(victim)
+                    self._flip(victim, trouble.point)
                 if trouble.point == "finished":  # its last digest is reported: no rank compares the state that it writes after that
                     world.excused = True
             case "overflow":
@@ -132,7 +132,7 @@ class Faults:
         slots = [*([trouble.slot] if trouble.slot is not None else []), *trouble.slots]
         return [self.world.train.current[slot] for slot in dict.fromkeys(slots) if slot in self.world.train.current]
 
-    def _flip(self, victim: SimRank) -> None:
+    def _flip(self, victim: SimRank, point: str) -> None:
         """Flip a bit in the victim's state. A half-written state gets no flip, since it is not used."""
         held = victim.layout
         chunks = held.kept if held.kept is not None and held.kept.value != POISON else None
@@ -146,6 +146,9 @@ class Faults:
             if held.kept is not None and held.kept.at is not None and held.kept.digested_at == held.kept.at:
                 self.world.unseen.add(StateId(held.kept.at.history, held.kept.at.step + 1))  # found in the next step only
                 self.world.excused |= any(len(keepers) == 1 for keepers in held.kept.cut.keepers)  # or by no rank
+            elif held.kept is not None and point == "donating":  # its digests are of the last view
+                view = victim.rank_machine.view
+                self.world.excused |= len(view.receivers) == len(view.members) - 1  # and no other rank has the chunks
             self.world.flipped = True
             self.world.note("flipped", victim, victim.protocol.state)
 
