@@ -70,12 +70,13 @@ def flips_within_the_commit(run: Any) -> None:
 
 
 @pytest.mark.parametrize("sharding", ["zero1", "fsdp"])
-def test_a_flip_within_the_commit_takes_all_back_and_accuses_nobody(sharding: str, tmp_path: Path, truth: str) -> None:
+def test_a_flip_within_the_commit_takes_all_back_and_the_step_taken_again_names_its_rank(sharding: str, tmp_path: Path, truth: str) -> None:
     save = CheckpointSettings(policy="fixed", interval_s=0.3)
     options = {**CUT, "pause_s": "0.1"}
     chosen = settings(tmp_path, world=3, optimizer_sharding=sharding, options=options, checkpoint=save, verify=EACH_STEP)
     outcome, records, digest = train_through(flips_within_the_commit, chosen, tmp_path)
     assert outcome.status == "completed" and digest == truth, outcome
-    assert next(one.action for one in of(DecisionMade, records) if one.policy == "corruption") == "retry"
-    assert not [one for one in of(ProcessLost, records) if "corruption" in str(one.cause)]
+    assert [one.action for one in of(DecisionMade, records) if one.policy == "corruption"] == ["retry", "go_back", "evict"]
+    [lost] = of(ProcessLost, records)
+    assert lost.member.slot == 1 and "silent corruption" in str(lost.cause)
     assert len(of(HistoryBegun, records)) == 1
