@@ -38,7 +38,12 @@ from fleet.simulation.rng import stream
 REPOSITORY = Path(__file__).resolve().parents[2]
 SETTLE_STEPS = 20  # the excess of a fault is counted until this many steps after the world is full again
 POLL_S = 0.05
-MODULES = {"fleet": "benchmarks.peers.fleet_run", "torchft": "benchmarks.peers.torchft_alone", "stock": "benchmarks.peers.stock_ray"}
+MODULES = {
+    "fleet": "benchmarks.peers.fleet_run",
+    "torchft": "benchmarks.peers.torchft_alone",
+    "stock": "benchmarks.peers.stock_ray",
+    "stock_torchft": "benchmarks.peers.stock_torchft",
+}
 
 
 @dataclass(frozen=True, kw_only=True)

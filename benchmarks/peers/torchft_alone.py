@@ -41,6 +41,12 @@ QUORUM_TICK_MS = 10
 LIGHTHOUSE_PORT = 29510
 """Port of the lighthouse on several hosts."""
 JOIN_TIMEOUT_MS = int(os.environ.get("BENCH_TORCHFT_JOIN_TIMEOUT_MS", "100"))
+LIGHTHOUSE = {
+    "min_replicas": 1,
+    "join_timeout_ms": JOIN_TIMEOUT_MS,
+    "quorum_tick_ms": QUORUM_TICK_MS,
+    "heartbeat_timeout_ms": HEARTBEAT_TIMEOUT_MS,
+}
 TIMEOUT = timedelta(seconds=10)
 QUORUM_TIMEOUT = timedelta(seconds=60)
 GLOO_TIMEOUT = timedelta(seconds=5)
@@ -75,13 +81,7 @@ def light(bind: str) -> Any:
     """A lighthouse, which lives as long as the returned object."""
     from torchft.coordination import LighthouseServer
 
-    return LighthouseServer(
-        bind=bind,
-        min_replicas=1,
-        join_timeout_ms=JOIN_TIMEOUT_MS,
-        quorum_tick_ms=QUORUM_TICK_MS,
-        heartbeat_timeout_ms=HEARTBEAT_TIMEOUT_MS,
-    )
+    return LighthouseServer(bind=bind, **LIGHTHOUSE)
 
 
 class Keeper(Protocol):
