@@ -27,7 +27,7 @@ class StockRay:
     extra_faults: tuple[str, ...] = ()
     hang_timeout_s = 0.0
     packages: tuple[str, ...] = ("torch", "ray")
-    module = "stock_ray"
+    call = "import sys; from benchmarks.peers import stock_ray; stock_ray.drive(*sys.argv[1:])"
 
     def missing(self) -> str | None:
         return not_installed(*self.packages)
@@ -39,8 +39,7 @@ class StockRay:
             "RAY_USAGE_STATS_ENABLED": "0",
             "RUST_LOG": "error",
         }
-        call = f"import sys; from benchmarks.peers import {self.module} as peer; peer.drive(*sys.argv[1:])"
-        return LoggedRun(workdir, settings, [sys.executable, "-c", call, str(workdir), settings.to_json()], environment)
+        return LoggedRun(workdir, settings, [sys.executable, "-c", self.call, str(workdir), settings.to_json()], environment)
 
 
 SYSTEM = StockRay()

@@ -8,23 +8,27 @@ for a dead one.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 from benchmarks.peers import stock_ray, torchft_alone
+
+IMPORTED = "import sys; from ray.train.v2.torch.torchft_config import TorchftConfig"
+"""Ray Train hands it on in no public module."""
 
 
 class StockTorchft(stock_ray.StockRay):
     name = "stock_torchft"
     packages = ("torch", "ray", "torchft")
-    module = "stock_torchft"
+    call = f"{IMPORTED}; from benchmarks.peers import stock_torchft; stock_torchft.drive(TorchftConfig, *sys.argv[1:])"
 
 
 SYSTEM = StockTorchft()
 
 
-def drive(workdir: str, settings_json: str) -> None:
+def drive(config: Callable[..., Any], workdir: str, settings_json: str) -> None:
     """Process of the driver."""
-    from ray.train.v2.torch.torchft_config import TorchftConfig
-
-    stock_ray.fit(workdir, settings_json, train_rank, TorchftConfig(lighthouse_kwargs=torchft_alone.LIGHTHOUSE, backend="gloo"))
+    stock_ray.fit(workdir, settings_json, train_rank, config(lighthouse_kwargs=torchft_alone.LIGHTHOUSE, backend="gloo"))
 
 
 def train_rank(config: dict[str, str]) -> None:
