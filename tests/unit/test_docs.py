@@ -329,6 +329,19 @@ def test_the_page_has_every_benchmark_of_the_makefile(tmp_path: Path) -> None:
     assert changed.partition("## storm")[2] == tables(tmp_path / "none", page).partition("## storm")[2]
 
 
+def test_results_with_the_newest_peers_are_below_the_others_and_each_stays_until_it_is_measured_again(tmp_path: Path) -> None:
+    (tmp_path / "newest").mkdir()
+    newer = {**RESULT, "versions": {"torchft-nightly": "2026.10.26"}}
+    (tmp_path / "newest" / "recovery.json").write_text(json.dumps(newer))
+    page = tables(tmp_path)
+    assert page.index("not measured yet") < page.index("### recovery with the newest PyTorch and torchft") < page.index("## hosts")
+    (tmp_path / "newest" / "recovery.json").unlink()
+    (tmp_path / "recovery.json").write_text(json.dumps(RESULT))
+    both = tables(tmp_path, page)
+    assert "with ray 2.60.0" in both and "with torchft-nightly 2026.10.26" in both
+    assert tables(tmp_path / "none", both) == both
+
+
 def test_compared_figures_are_figures_of_the_same_benchmark() -> None:
     for name, benchmark in BENCHMARKS.items():
         bounds_named = {target.bound for target in benchmark.targets.values() if target and isinstance(target.bound, str)}
