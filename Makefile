@@ -12,12 +12,14 @@ PYTHON ?= $(firstword $(foreach name,python3 python3.13 python3.12 python3.11,$(
 USED := $(or $(PYTHON),python3)
 
 DEMO ?= --world 4 --spares 1 --seed 33 --chaos storm --twin --config examples/demo.toml
-BENCHMARKS ?= recovery hosts flips partition floor garbage storm reduction encrypted machine snapshot simulate store detect straggler scrape account elastic autoscaled price mesh exposed device
+BENCHMARKS ?= recovery hosts flips partition floor garbage storm reduction reconfigure encrypted machine snapshot simulate store detect straggler scrape account elastic autoscaled price mesh exposed device
 BENCH_FLAGS ?= --quick
 # The newest commit that is a day old.
 BASE ?= $(shell git rev-list -1 --before='1 day ago' HEAD 2>/dev/null)
 PACE_FLAGS ?= --json runs/bench/pace.json
 OTHER := .venv-other
+NEWEST := .venv-newest
+BENCHED ?= runs/bench
 VERSIONS ?= torch==2.11.0 torch
 SEEDS ?= 10000
 TIMES ?= 20
@@ -37,7 +39,7 @@ suite = @: >$(LEFT_OUT); export FLEET_LEFT_OUT=$(abspath $(LEFT_OUT)); began=$$(
 PARTS := seeds products shown benchmarks hosts pace
 PASSED := runs/nightly/$(shell git describe --always --abbrev=40 --exclude='*' --dirty=-$$(date +%s) 2>/dev/null)
 
-.PHONY: tools demo test processes hosts stress replay experiments lint docs bench pace nightly device versions clean $(PARTS:%=night-%)
+.PHONY: tools demo test processes hosts stress replay experiments lint docs bench bench-newest pace nightly device versions clean $(PARTS:%=night-%)
 .DEFAULT_GOAL := test
 
 # Sets up what a run needs, and no more.
@@ -78,8 +80,16 @@ docs: $(READY)
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
 
 bench: $(BENCH_READY)
-	mkdir -p runs/bench
-	for name in $(BENCHMARKS); do $(BIN)/python -m benchmarks.$$name $(BENCH_FLAGS) --json runs/bench/$$name.json || exit 1; done
+	mkdir -p $(BENCHED)
+	for name in $(BENCHMARKS); do $(BIN)/python -m benchmarks.$$name $(BENCH_FLAGS) --json $(BENCHED)/$$name.json || exit 1; done
+
+# The same with the newest PyTorch, and the torchft of last night: make bench-newest BENCHMARKS=mesh BENCH_FLAGS=
+bench-newest: BENCHMARKS := recovery hosts mesh reconfigure
+bench-newest: tools
+	$(MAKE) VENV=$(NEWEST) $(NEWEST)/.ready
+	$(NEWEST)/bin/python -m pip install --quiet --disable-pip-version-check --no-compile --upgrade torch torchft-nightly
+	touch $(NEWEST)/.ready-bench
+	$(MAKE) VENV=$(NEWEST) BENCHED=runs/bench/newest BENCHMARKS="$(BENCHMARKS)" bench
 
 # Whether this checkout is slower than commit BASE: both run in turn. Half an hour; PACE_FLAGS="--only pace4 --launches 2" is a part of it.
 pace: $(READY)
@@ -132,7 +142,7 @@ tools:
 	  || { echo "Some tests need these programs: apt-get install $(TOOLS)" >&2; test -z "$$CI"; }
 
 clean:
-	rm -rf $(VENV) $(OTHER) runs build dist site *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(OTHER) $(NEWEST) runs build dist site *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 $(RUN_READY): requirements-dev.txt pyproject.toml actors/rank/state/_stream.c

@@ -26,7 +26,7 @@ from actors.rank.environment import RANK_ENVIRONMENT
 
 Result = dict[str, Any]
 T = TypeVar("T")
-VERSIONS_OF = ("torch", "ray", "torchft", "nvidia-resiliency-ext", "mlsysim", "simpy", "numpy")
+VERSIONS_OF = ("torch", "ray", "torchft", "torchft-nightly", "nvidia-resiliency-ext", "mlsysim", "simpy", "numpy")
 
 
 class Form(StrEnum):

@@ -6,6 +6,7 @@ Systems take turns, round by round, so that the machine's drift falls on all. Fi
 - stall: the gap around a kill less the median step. A stock job's first step after its restart ends the stall, though it repeats old work.
 - excess: from the last commit before the kill until 20 steps after the world is full again. The time in which the fault-free rate gives the
   same samples is subtracted. Repeated work, a smaller world and a smaller batch all count here.
+- full again: from the kill until a step of all ranks, without the killed process.
 - survived: the job committed at least two more steps without a human.
 - samples lost: trained on and then undone, or computed and never trained on. Stock jobs undo steps when they go back to a checkpoint.
   With torchft, the batch of a failed step is dropped, and the batch that a returning rank computes while it takes state. A step repeated
@@ -197,10 +198,9 @@ def _collect(samples: Samples, system: System, reports: Sequence[tuple[str, Repo
 def _collect_kill(samples: Samples, name: str, one: Report) -> None:
     samples[f"{name}_survived"].append(float(one.survived))
     samples[f"{name}_samples_lost"].append(float(one.samples_lost))
-    if one.stall_s is not None:
-        samples[f"{name}_stall_s"].append(one.stall_s)
-    if one.excess_s is not None:
-        samples[f"{name}_excess_s"].append(one.excess_s)
+    for what, value in (("stall_s", one.stall_s), ("full_again_s", one.full_again_s), ("excess_s", one.excess_s)):
+        if value is not None:
+            samples[f"{name}_{what}"].append(value)
 
 
 def figures(samples: Samples) -> dict[str, float]:
@@ -213,7 +213,7 @@ def figures(samples: Samples) -> dict[str, float]:
             result[f"{name}_ratio"] = statistics.fmean(values)
         else:
             result[f"{name}_mean"] = statistics.fmean(values)
-    for peer in ("torchft", "stock"):
+    for peer in ("torchft", "stock", "stock_torchft"):
         if {"fleet_stall_s_median", f"{peer}_stall_s_median"} <= result.keys():
             result[f"fleet_over_{peer}_stall_ratio"] = result["fleet_stall_s_median"] / result[f"{peer}_stall_s_median"]
     return result

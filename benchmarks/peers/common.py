@@ -38,7 +38,12 @@ from fleet.simulation.rng import stream
 REPOSITORY = Path(__file__).resolve().parents[2]
 SETTLE_STEPS = 20  # the excess of a fault is counted until this many steps after the world is full again
 POLL_S = 0.05
-MODULES = {"fleet": "benchmarks.peers.fleet_run", "torchft": "benchmarks.peers.torchft_alone", "stock": "benchmarks.peers.stock_ray"}
+MODULES = {
+    "fleet": "benchmarks.peers.fleet_run",
+    "torchft": "benchmarks.peers.torchft_alone",
+    "stock": "benchmarks.peers.stock_ray",
+    "stock_torchft": "benchmarks.peers.stock_torchft",
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -183,12 +188,13 @@ class Kill:
 
 @dataclass(frozen=True)
 class Report:
-    """The cost of one kill. ``stall_s`` and ``excess_s`` are None where the log ends before they are known."""
+    """The cost of one kill. ``stall_s``, ``excess_s`` and ``full_again_s`` are None where the log ends before they are known."""
 
     survived: bool
     stall_s: float | None
     excess_s: float | None
     samples_lost: int
+    full_again_s: float | None
 
 
 def positions(commits: Sequence[Commit]) -> list[int]:
@@ -289,6 +295,7 @@ def report(commits: Sequence[Commit], lost_lines: Sequence[Line], kills: Sequenc
             stall_s=stall_s(commits, kill.t_s, step_s),
             excess_s=excess_s(commits, kill, world, rate),
             samples_lost=samples_lost(commits, lost_lines, kill.t_s, end_s),
+            full_again_s=None if (full := full_again(commits, kill, world)) is None else commits[full].t_s - kill.t_s,
         )
         for kill, end_s in zip(kills, ends, strict=True)
     ]

@@ -13,12 +13,12 @@ import signal
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from benchmarks.peers.common import EventLog, LoggedRun, Settings, not_installed, rank_environment
 
-CALL = "import sys; from benchmarks.peers import stock_ray; stock_ray.drive(*sys.argv[1:])"
 HEALTH_CHECK_INTERVAL_S = "0.5"
 
 
@@ -26,24 +26,32 @@ class StockRay:
     name = "stock"
     extra_faults: tuple[str, ...] = ()
     hang_timeout_s = 0.0
+    packages: tuple[str, ...] = ("torch", "ray")
+    call = "import sys; from benchmarks.peers import stock_ray; stock_ray.drive(*sys.argv[1:])"
 
     def missing(self) -> str | None:
-        return not_installed("torch", "ray")
+        return not_installed(*self.packages)
 
     def start(self, workdir: Path, settings: Settings) -> LoggedRun:
         environment = {
             **rank_environment(),
             "RAY_TRAIN_HEALTH_CHECK_INTERVAL_S": HEALTH_CHECK_INTERVAL_S,
             "RAY_USAGE_STATS_ENABLED": "0",
+            "RUST_LOG": "error",
         }
-        return LoggedRun(workdir, settings, [sys.executable, "-c", CALL, str(workdir), settings.to_json()], environment)
+        return LoggedRun(workdir, settings, [sys.executable, "-c", self.call, str(workdir), settings.to_json()], environment)
 
 
 SYSTEM = StockRay()
 
 
 def drive(workdir: str, settings_json: str) -> None:
-    """Process of the driver: a cluster, one `fit()` that never ends by itself, and SIGTERM to end both."""
+    """Process of the driver."""
+    fit(workdir, settings_json, train_rank)
+
+
+def fit(workdir: str, settings_json: str, train: Callable[[dict[str, str]], None], torch_config: Any = None) -> None:
+    """Start a cluster, and one `fit()` of ``train`` that never ends by itself; SIGTERM ends both."""
     import ray
     from ray.train import CheckpointConfig, FailureConfig, RunConfig, ScalingConfig
     from ray.train.torch import TorchTrainer
@@ -54,8 +62,9 @@ def drive(workdir: str, settings_json: str) -> None:
     ray.init(address="local", num_cpus=settings.world + settings.spares, include_dashboard=False, log_to_driver=False, _temp_dir=session)
     try:
         TorchTrainer(
-            train_rank,
+            train,
             train_loop_config={"workdir": workdir, "settings": settings_json},
+            torch_config=torch_config,
             scaling_config=ScalingConfig(num_workers=settings.world),
             run_config=RunConfig(
                 name="stock",

@@ -14,6 +14,9 @@ choices here are in its favour:
 - The first participant writes a checkpoint every ``checkpoint_steps``, as for stock Ray, for the loss of all ranks.
 - A survivor that crashes is started again like a killed one.
 
+Newer torchft (0.3, the nightly) also takes PyTorch's own groups, of PyTorch 2.14. ``BENCH_TORCHFT_NATIVE=1`` runs `recovery` that way; all
+slots' groups then meet in one more store of the supervisor. Otherwise the loop is the same for both versions.
+
 A replacement is a fresh process, as under torchelastic. torchft's own spares (`WorldSizeMode.FIXED_WITH_SPARES`) compute every step and
 stay out of the sum. ``BENCH_TORCHFT_SPARES=1`` runs `storm` that way.
 """
@@ -41,9 +44,16 @@ QUORUM_TICK_MS = 10
 LIGHTHOUSE_PORT = 29510
 """Port of the lighthouse on several hosts."""
 JOIN_TIMEOUT_MS = int(os.environ.get("BENCH_TORCHFT_JOIN_TIMEOUT_MS", "100"))
+LIGHTHOUSE = {
+    "min_replicas": 1,
+    "join_timeout_ms": JOIN_TIMEOUT_MS,
+    "quorum_tick_ms": QUORUM_TICK_MS,
+    "heartbeat_timeout_ms": HEARTBEAT_TIMEOUT_MS,
+}
 TIMEOUT = timedelta(seconds=10)
 QUORUM_TIMEOUT = timedelta(seconds=60)
 GLOO_TIMEOUT = timedelta(seconds=5)
+COMMON_PORT, OF_ALL = "BENCH_TORCHFT_COMMON_PORT", -1
 CALL = "import sys; from benchmarks.peers import torchft_alone; torchft_alone.{}(*sys.argv[1:])"
 
 
@@ -75,13 +85,7 @@ def light(bind: str) -> Any:
     """A lighthouse, which lives as long as the returned object."""
     from torchft.coordination import LighthouseServer
 
-    return LighthouseServer(
-        bind=bind,
-        min_replicas=1,
-        join_timeout_ms=JOIN_TIMEOUT_MS,
-        quorum_tick_ms=QUORUM_TICK_MS,
-        heartbeat_timeout_ms=HEARTBEAT_TIMEOUT_MS,
-    )
+    return LighthouseServer(bind=bind, **LIGHTHOUSE)
 
 
 class Keeper(Protocol):
@@ -119,15 +123,20 @@ class Supervisor:
             note_exit(self._workdir, slot, os.waitstatus_to_exitcode(status))
             self._start(slot)
 
-    def _start(self, slot: int) -> None:
+    def _store(self, of: int) -> int:
+        """Port of the store of a slot, or of all."""
         from torch.distributed import TCPStore
 
-        if slot not in self._stores:
-            self._stores[slot] = TCPStore(self._address, 0, is_master=True, wait_for_workers=False)
+        if of not in self._stores:
+            self._stores[of] = TCPStore(self._address, 0, is_master=True, wait_for_workers=False)
+        return int(self._stores[of].port)
+
+    def _start(self, slot: int) -> None:
         environment = {
             **os.environ,
             "MASTER_ADDR": self._address,
-            "MASTER_PORT": str(self._stores[slot].port),
+            "MASTER_PORT": str(self._store(slot)),
+            COMMON_PORT: str(self._store(OF_ALL)),
             "TORCHFT_LIGHTHOUSE": self._lighthouse,
             "RUST_LOG": "error",
         }
@@ -204,7 +213,7 @@ def train_rank(workdir: str, settings_json: str, slot_text: str) -> None:
     log = EventLog(Path(workdir) / "events", slot)
     spares = spare_groups(settings)
     manager = RecordingManager(
-        pg=ProcessGroupGloo(timeout=GLOO_TIMEOUT),
+        pg=native(slot) if os.environ.get("BENCH_TORCHFT_NATIVE") == "1" else ProcessGroupGloo(timeout=GLOO_TIMEOUT),
         load_state_dict=load_state_dict,
         state_dict=state_dict,
         min_replica_size=settings.world if spares else 1,
@@ -234,6 +243,19 @@ def train_rank(workdir: str, settings_json: str, slot_text: str) -> None:
         if manager.committed and step % settings.checkpoint_steps == 0 and manager.participating_rank() == 0:
             torch.save({"user": state_dict(), "manager": manager.state_dict()}, checkpoint.with_suffix(".new"))
             os.replace(checkpoint.with_suffix(".new"), checkpoint)
+
+
+def native(slot: int) -> Any:
+    """PyTorch's own group between replicas. Its first rank has to be another one in each."""
+    import torch
+    import torch.distributed as dist
+
+    store = dist.TCPStore(os.environ["MASTER_ADDR"], int(os.environ[COMMON_PORT]), is_master=False, wait_for_workers=False)
+    group = dist.ProcessGroup(store, slot, slot + 1)
+    gloo = dist.ProcessGroupGloo(store, slot, slot + 1, GLOO_TIMEOUT, enable_reconfigure=True)  # type: ignore[call-arg]
+    group._set_default_backend(dist.ProcessGroup.BackendType.GLOO)
+    group._register_backend(torch.device("cpu"), dist.ProcessGroup.BackendType.GLOO, gloo)
+    return group
 
 
 def _average_gradients(manager: Any, model: Any) -> None:

@@ -10,9 +10,10 @@ from xml.etree import ElementTree
 
 import pytest
 
-from benchmarks import harness, recovery, recovery_picture
+from benchmarks import harness, reconfigure, recovery, recovery_picture
 from benchmarks.harness import on_the_way
 from benchmarks.peers.common import (
+    MODULES,
     Commit,
     Injection,
     Kill,
@@ -162,10 +163,17 @@ def test_a_storm_in_parts_counts_all_and_divides_by_the_fastest_system() -> None
     assert found["faults_executed"] == 5
 
 
+def test_fleets_groups_are_compared_with_the_best_of_pytorchs() -> None:
+    samples = {"fleet_working_s": [0.2, 0.4, 0.3], "torch_working_s": [10.0], "torch_beside_working_s": [0.1], "fleet_survived": [1.0, 0.0]}
+    found = reconfigure.figures(samples)
+    assert found["fleet_over_torch_working_ratio"] == pytest.approx(3.0) and found["fleet_survived_ratio"] == 0.5
+    assert "fleet_over_torch_working_ratio" not in reconfigure.figures({"fleet_working_s": [0.3]})
+
+
 def test_a_system_not_asked_for_is_left_out_and_noted() -> None:
     systems, notes = installed_systems(only=("nothing",))
     assert systems == []
-    assert len(notes) == 3
+    assert len(notes) == len(MODULES)
 
 
 def test_a_table_says_what_the_host_gave_to_others() -> None:

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from multiprocessing.connection import Connection
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -99,6 +100,7 @@ def test_many_views_leak_neither_descriptors_nor_threads(store: StoreServer) -> 
         groups = form_all(store, 2, generation)
         on_all(groups, lambda group: group.all_reduce(torch.ones(10)))
         close_all(groups)
+        until(lambda: f"fleet-group-{generation}" not in {thread.name for thread in threading.enumerate()}, "its threads have ended")
         return len(os.listdir("/proc/self/fd")), len(os.listdir("/proc/self/task"))
 
     seen = [round_trip(generation) for generation in range(25)]
@@ -231,6 +233,29 @@ def test_who_waits_for_a_lost_send_holds_up_no_other(store: StoreServer) -> None
     close_all(groups)
     lost.released.set()
     until(lambda: not any(thread.is_alive() for thread in waiting), "the threads have ended with their groups")
+
+
+class Hanging:
+    """What waits at its end, as gloo's object does for a sum of its own that is lost."""
+
+    def __init__(self, ended: threading.Event) -> None:
+        self._ended = ended
+
+    def allreduce(self, _: list[torch.Tensor]) -> SimpleNamespace:
+        return SimpleNamespace(wait=lambda: True)
+
+    def __del__(self) -> None:
+        self._ended.wait(BOUND_S)
+
+
+def test_who_closes_a_group_does_not_wait_for_a_sum_that_is_lost() -> None:
+    ended = threading.Event()
+    group = Group(1, 0, 2, torch.device("cpu"), gloo=Hanging(ended))
+    group.all_reduce(torch.ones(3))
+    begin_s = time.monotonic()
+    group.close()
+    assert time.monotonic() - begin_s < BOUND_S / 2
+    ended.set()
 
 
 @pytest.fixture

@@ -48,8 +48,7 @@ class GroupBroken(GroupLost):
 
 
 class Interrupted(BaseException):
-    """Work that one rank does for all cannot continue in this view, and begins again in the next one. ``except Exception`` does not catch
-    it."""
+    """Work of one rank for all cannot continue in this view, and begins again in the next. ``except Exception`` does not catch it."""
 
 
 def _gloo(store: Any, rank: int, size: int, device: Any, timeout_s: float) -> Any:
@@ -133,7 +132,7 @@ class Group:
         self._waits: set[Signal] = set()
         self._errands = Errands(f"fleet-group-{generation}")
         self._turn = threading.Lock()  # held by the background thread, except while it waits
-        self._detached_thread = 0  # the background thread
+        self._detached_thread, self._summed = 0, False  # the background thread; whether gloo itself has added
         self._gathered: Work | None = None
 
     def carry_by(self, nccl: Any) -> None:
@@ -357,9 +356,9 @@ class Group:
         gloo, nccl = self._wires(tensor)
         if self.size == 1 and nccl is None:
             return
-        by_a_ring = 2 * (self.size - 1) * tensor.nbytes // self.size
-        SENT.count(by_a_ring)
-        RECEIVED.count(by_a_ring)
+        self._summed = self._summed or nccl is None
+        for counted in (SENT, RECEIVED):
+            counted.count(2 * (self.size - 1) * tensor.nbytes // self.size)  # by a ring
         try:
             host = _host_like(tensor).copy_(tensor) if nccl is None and self._staged(tensor) else tensor
             work = Work(self, [gloo.allreduce([host])]) if nccl is None else self._watching(nccl.all_reduce(tensor))
@@ -370,10 +369,8 @@ class Group:
             tensor.copy_(host)
 
     def interrupt(self, reason: str = "interrupted") -> None:
-        """Make each running and later operation of this rank raise GroupBroken at once. From any thread, at any time.
-
-        Neighbours notice too, as their connections to this rank end.
-        """
+        """Make each running and later operation of this rank raise GroupBroken at once. From any thread. Neighbours' connections
+        to this rank end."""
         self._stop = self._stop or reason
         for settled in list(self._waits):
             settled.put(None)
@@ -385,8 +382,11 @@ class Group:
     def close(self) -> None:
         """Leave the group and free its sockets and threads. A running operation raises GroupBroken."""
         self.interrupt("closed")
-        self._errands.close()
+        last = [self._gloo]
         self._gloo = self._nccl = self._ends = self._gathered = None
+        if self._summed:  # gloo's object waits for its own sums, and one of some 20 that lost a member ends only at the time-out
+            self._errands.run(last.clear, Signal())
+        self._errands.close()
 
 
 def _replaced(text: bytes, old: bytes, new: bytes) -> bytes:
