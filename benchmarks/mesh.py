@@ -127,6 +127,9 @@ def _held(shape: Shape, world: int, sides: Mapping[str, Side]) -> dict[str, Any]
         "fleet_fsdp_peak_resident_bytes": max(one["peak"] for one in fleet),
         "native_fsdp2_peak_resident_bytes": max(one["peak"] for one in native),
     }
+    peaks = [statistics.median(samples[f"{name}_peak_beyond_start_bytes"]) for name in ("fleet_fsdp", "native_fsdp2")]
+    copies = 3 * whole / world  # of one other rank's parameters and AdamW's two numbers beside each
+    figures["fleet_fsdp_peak_less_copies_over_native_ratio"] = (peaks[0] - copies) / peaks[1]
     bound = (whole + 2 * whole) * 2 / world + block  # AdamW has two numbers beside each parameter; there is one copy
     figures |= {f"{name}_max": max(values) for name, values in samples.items()}
     figures["fleet_fsdp_held_over_bound_ratio"] = max(samples["fleet_fsdp_held_bytes"]) / bound

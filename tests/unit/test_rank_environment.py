@@ -59,7 +59,7 @@ for each in [(take(2), kept.append(take(1)))[0] for _ in range(32)]:
     libc.free(each)
 print(resident() - before - len(kept))
 """
-"""Prints how many MiB stay of 64 that were freed between blocks that are in use. What is freed first teaches glibc that blocks are large."""
+"""Prints how many MiB stay of 64 that were freed between blocks in use. What is freed first teaches glibc that blocks are large."""
 
 
 def test_a_rank_gives_large_blocks_back() -> None:
