@@ -25,7 +25,7 @@ from actors.rank.telemetry.stacks import Stacks, stacks_path
 from fleet.errors import Fenced, LoopError, RunOver
 from fleet.host import secret, tls
 from fleet.host.clock import now_us
-from fleet.host.linux import keep_little_memory
+from fleet.host.linux import use_one_arena
 from fleet.host.rank_logs import log_path
 from fleet.protocol.events import OutputDropped, Raised
 from fleet.settings.run import HANGUP_S, RunSettings
@@ -54,7 +54,7 @@ def run_rank(
         host: the address at which peers reach this process.
         logs: the folder for a file with this process's output; None: its output goes where it went before.
     """
-    keep_little_memory()
+    use_one_arena()
     secret.hold(secret.read(folder))
     tls.hold(settings.tls)
     token = uuid4().hex

@@ -7,10 +7,10 @@ import sys
 
 ARENAS = """
 import ctypes, sys, tempfile, threading
-from fleet.host.linux import keep_little_memory
+from fleet.host.linux import use_one_arena
 libc = ctypes.CDLL(None)
 if sys.argv[1] == "one":
-    keep_little_memory()
+    use_one_arena()
 libc.malloc.restype, libc.malloc.argtypes = ctypes.c_void_p, [ctypes.c_size_t]
 together = threading.Barrier(4)
 def allocate():
@@ -36,35 +36,3 @@ def _arenas(which: str) -> int:
 
 def test_threads_of_a_rank_allocate_from_one_arena() -> None:
     assert _arenas("one") == 1 < _arenas("several"), "with glibc a thread has an arena of its own otherwise"
-
-
-FREED = """
-import ctypes, sys
-from fleet.host.linux import keep_little_memory
-libc = ctypes.CDLL(None)
-if sys.argv[1] == "little":
-    keep_little_memory()
-libc.malloc.restype, libc.malloc.argtypes = ctypes.c_void_p, [ctypes.c_size_t]
-libc.free.argtypes = [ctypes.c_void_p]
-def resident():
-    return next(int(line.split()[1]) >> 10 for line in open("/proc/self/status") if line.startswith("VmRSS"))
-def take(mib):
-    found = libc.malloc(mib << 20)
-    ctypes.memset(found, 1, mib << 20)
-    return found
-libc.free(take(30))
-before = resident()
-kept = []
-for each in [(take(2), kept.append(take(1)))[0] for _ in range(32)]:
-    libc.free(each)
-print(resident() - before - len(kept))
-"""
-"""Prints how many MiB stay of 64 that were freed between blocks in use. What is freed first teaches glibc that blocks are large."""
-
-
-def test_a_rank_gives_large_blocks_back() -> None:
-    stay = {
-        which: int(subprocess.run([sys.executable, "-c", FREED, which], capture_output=True, text=True, check=True, timeout=60).stdout)
-        for which in ("little", "much")
-    }
-    assert stay["little"] < 8 < 48 < stay["much"]
