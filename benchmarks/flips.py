@@ -1,9 +1,9 @@
 """`flips`: bits flip in the chunks of a sharded state. Does the rank find it, is any other rank accused, and what does a clean run accuse?
 
 Ranks, agents and coordinator are real. At a random moment of a step, bits of one number flip in the memory of one rank. It is a parameter,
-or of its optimizer's state. A flip is found when its rank is evicted for corruption within a few steps. An accusation of any other rank is
+or of its optimizer's state. A flip is found when its rank is evicted for corruption. An accusation of any other rank is
 wrong, and so is one without a flip. A flip within a commit is found by the digests of two ranks. They tell that one of them is wrong, and
-not which. Then the run goes back, and no rank is accused.
+not which. Then the run goes back, and the step, taken again, tells which.
 """
 
 from __future__ import annotations
@@ -28,10 +28,11 @@ from benchmarks.turns import SEED
 from fleet.machine.candidates import chunks_move
 from fleet.protocol.causes import Evicted, Outvoted
 from fleet.protocol.operations import START, Operation
-from fleet.protocol.records import HistoryBegun, ProcessLost
+from fleet.protocol.records import Committed, DecisionMade, HistoryBegun, ProcessLost
 from fleet.protocol.types import Member
 from fleet.settings.run import CheckpointSettings
 from fleet.simulation.rng import stream
+from tests.simulation.runs import simulate_seed
 from tests.support.plain import FORKED, PRELOADED
 
 WORLD, PAUSE_S, SAVE_S, WITHIN = 3, 0.1, 2.0, 3
@@ -148,12 +149,41 @@ def runs(form: Form, folder: Path) -> Part:
     return Part(work, reported)
 
 
+def simulated(form: Form, folder: Path) -> Part:
+    """Simulated runs with losses of ranks, nodes and coordinators, and without flips: the live code compares all states in them."""
+    wanted = form.of(50_000, 500, 100)
+
+    def reported(found: dict[str, dict[str, int]]) -> dict[str, Any]:
+        [counted] = found.values()
+        figures = {"fleet_simulated_clean_steps": counted["steps"], "fleet_simulated_clean_accusations": counted["accusations"]}
+        note = f"simulated: {counted['runs']} runs, half of them sharded, with {counted['losses']} losses and {counted['backs']} times back"
+        return {"settings": {"simulated_steps": wanted}, "figures": figures, "samples": {}, "notes": [note]}
+
+    return Part({f"{wanted} simulated steps": partial(_simulated, wanted)}, reported)
+
+
+def _simulated(wanted: int) -> dict[str, int]:
+    """Runs of one seed after the other, until ``wanted`` steps are committed. Raises RuntimeError: an invariant does not hold."""
+    counted = dict.fromkeys(("runs", "steps", "losses", "backs", "accusations"), 0)
+    while counted["steps"] < wanted:
+        outcome = simulate_seed(("random", "sharded")[counted["runs"] % 2], counted["runs"])
+        if outcome.broken:
+            raise RuntimeError(outcome.report())
+        records = outcome.world.journal
+        counted["runs"] += 1
+        counted["steps"] += sum(isinstance(one, Committed) for one in records)
+        counted["losses"] += sum(isinstance(one, ProcessLost) for one in records)
+        counted["backs"] += sum(isinstance(one, HistoryBegun) for one in records)
+        counted["accusations"] += sum(isinstance(one, DecisionMade) and one.policy == "corruption" for one in records)
+    return counted
+
+
 def _size() -> str:
     model = Transformer(SHAPE.width, SHAPE.layers)
     return f"{sum(one.numel() for one in model.parameters()):,} parameters, {WORLD} ranks, a wait of {PAUSE_S} s behind each shard"
 
 
-def measure(form: Form, parts: Sequence[Any] = (runs,)) -> dict[str, Any]:
+def measure(form: Form, parts: Sequence[Any] = (runs, simulated)) -> dict[str, Any]:
     """Flip bits of sharded states, and train without flips."""
     with tempfile.TemporaryDirectory(prefix="flips-") as folder:
         return in_parts("flips", [part(form, Path(folder)) for part in parts])

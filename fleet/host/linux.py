@@ -109,8 +109,9 @@ def use_one_arena() -> None:
     A rank has few threads, and hardly two of them allocate at once. But each arena keeps all memory that it once had. With a model of
     10 million parameters a rank had 390 to 420 MB more than at its start, and 380 to 390 MB with one arena.
 
-    glibc raises the size from which blocks go back to the kernel up to 32 MiB. With 1 MiB for good, a rank that shares 10 million parameters
-    with three others had at most 164 to 169 MB more than at its start instead of 206 to 240, but a step of whole replicas took a fifth longer.
+    glibc raises the size of the blocks that go back to the kernel when they are freed, up to 32 MiB. With 1 MiB for good, a rank of four
+    that share 10 million parameters had at most 164 to 169 MB more than at its start, not 206 to 240. But a step of whole replicas took a
+    fifth longer.
     """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is not None:

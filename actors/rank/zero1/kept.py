@@ -51,7 +51,8 @@ class KeptChunks:
             given.state.replace(tracked.optimizer, tracked)
         self.complete = True
         self._sums: GradientSet | None = None
-        self._norms = SplitNorms((), ())
+        self._norms = self._split_up = SplitNorms((), ())
+        self._listed: StateCut | None = None
         self._then: list[Callable[[], None]] = []
 
     # ---- this rank's chunks --------------------------------------------------------------------------------------------------------------
@@ -178,12 +179,17 @@ class KeptChunks:
         return clip_factor(self._norms.in_order(rows), flats, clipped.norm)
 
     def _split(self, size: int) -> SplitNorms:
-        """The norms of each rank's chunks; none if the step does not clip."""
+        """The norms of each rank's chunks; none if the step does not clip. The chunks of all ranks are listed once for each cut."""
         extents = self.chunks.extents
-        owned = [self.cut.owned(rank) for rank in range(size)]
-        chunks = [[Chunk(flat, *bounds(extent, one)) for flat, extent in enumerate(extents) for one in mine] for mine in owned]
-        clips = next(self._given.update.clipped, None) is not None
-        return SplitNorms(chunks if clips else [()] * size, extents)
+        if next(self._given.update.clipped, None) is None:
+            return SplitNorms([()] * size, extents)
+        if self._listed is not self.cut:
+            owned: list[list[Chunk]] = [[] for _ in range(size)]
+            for flat, extent in enumerate(extents):
+                for index, (owner, *_) in enumerate(self.cut.keepers):
+                    owned[owner].append(Chunk(flat, *bounds(extent, (self.cut.size, index))))
+            self._listed, self._split_up = self.cut, SplitNorms(owned, extents)
+        return self._split_up
 
     @contextlib.contextmanager
     def stepping(self, *, complete: bool) -> Iterator[list[torch.Tensor]]:
