@@ -19,17 +19,18 @@ ROOT = Path(__file__).resolve().parents[2]
 KEPT = ROOT / "runs/stress"
 
 
-def burn() -> None:
+def burn(niceness: int) -> None:
     """Until it is ended, or its parent is gone."""
     parent = os.getppid()
+    os.nice(niceness)
     while os.getppid() == parent:
         for _ in range(1_000_000):
             pass
 
 
 @contextmanager
-def load(processes: int) -> Iterator[None]:
-    burning = [multiprocessing.get_context("spawn").Process(target=burn, daemon=True) for _ in range(processes)]
+def load(processes: int, niceness: int) -> Iterator[None]:
+    burning = [multiprocessing.get_context("spawn").Process(target=burn, args=(niceness,), daemon=True) for _ in range(processes)]
     for process in burning:
         process.start()
     try:
@@ -44,12 +45,13 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.support.stress")
     parser.add_argument("tests", nargs="+", help="files or tests, as pytest takes them")
     parser.add_argument("--times", type=int, default=20)
+    parser.add_argument("--nice", type=int, default=0, help="of the load; on hosts 15, as Ray's workers have there: they would starve")
     parser.add_argument("--tier", help="only those of this tier (tests/tiers.py)")
     chosen = parser.parse_args()
     command = [sys.executable, "-m", "pytest", "-q", *(["--tier", chosen.tier] if chosen.tier else []), *chosen.tests]
     KEPT.mkdir(parents=True, exist_ok=True)
     passed = 0
-    with load(os.cpu_count() or 1):
+    with load(os.cpu_count() or 1, chosen.nice):
         for number in range(1, chosen.times + 1):
             began_s = time.monotonic()
             done = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False)
