@@ -146,9 +146,9 @@ class Faults:
             if held.kept is not None and held.kept.at is not None and held.kept.digested_at == held.kept.at:
                 self.world.unseen.add(StateId(held.kept.at.history, held.kept.at.step + 1))  # found in the next step only
                 self.world.excused |= any(len(keepers) == 1 for keepers in held.kept.cut.keepers)  # or by no rank
-            elif held.kept is not None and point == "donating":  # its digests are of the last view
-                view = victim.rank_machine.view
-                self.world.excused |= len(view.receivers) == len(view.members) - 1  # and no other rank has the chunks
+            elif held.kept is not None and (point == "donating" or held.kept.settled_at != held.kept.at):  # it knows no digest of this view
+                view, keepers = victim.rank_machine.view, held.kept.cut.keepers
+                self.world.excused |= len(view.receivers) == len(view.members) - 1 or any(len(each) == 1 for each in keepers)
             self.world.flipped = True
             self.world.note("flipped", victim, victim.protocol.state)
 

@@ -31,9 +31,11 @@ class SimChunks:
         cut: of the last view. ``recut``: the way to the next one; None: all chunks are where they belong.
         more: slices that are in place beside ``chunks``; ``more_value`` stands for them.
         digested_at: the last state at which this rank has said before a sum what its chunks are.
+        settled_at: the state of which this rank knows in this view what its chunks were behind the commit.
     """
 
     digested_at: StateId | None = None
+    settled_at: StateId | None = None
 
     def __init__(self, layout: SimLayout) -> None:
         self.layout, self.rank = layout, layout.rank

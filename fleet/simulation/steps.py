@@ -216,6 +216,8 @@ class SimStep:
         self.rank.movement, self.duties.at = Movement(self.world.clock.now_s, stepping=True), here
         self.replica_check.join(column.generation, here, receives)
         self.chunk_check.join(column.generation, here)
+        if self.layout.kept is not None:
+            self.layout.kept.settled_at = None
         if not receives:  # between steps only newcomers need this: members know that no shard is computed
             group.send(self.rank.member, layout.counts(layout.held))
         givers = [member for rank, member in enumerate(column.members) if rank not in column.receivers and move.begun]
@@ -365,6 +367,7 @@ class SimStep:
         yield from self.layout.publish()
         if self.vote.spread:
             self.chunk_check.settle(self.machine.here, self.layout.kept.digests)
+            self.layout.kept.settled_at = self.machine.here
         yield from self.rank.point("committed")
 
     def _between(self, move: moves.Attempted) -> Steps:
