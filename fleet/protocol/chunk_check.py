@@ -103,7 +103,7 @@ class ChunkCheck:
         return self._tie is not None and self._tie.at.step == here.step and self._tie.at.history != here.history
 
     def _again(self, own: _Open) -> Said:
-        """What the step proves if it was taken again. Other chunks than in the tie prove nothing."""
+        """This rank's word where the step was taken again. Other chunks than in the tie prove nothing."""
         tie = self._tie
         if tie is None or not self._taken_again(own.at) or tie.chunks != own.chunks:
             return Said.SOUND

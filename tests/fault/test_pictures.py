@@ -134,8 +134,8 @@ def test_the_first_screen_says_whether_it_is_well_what_it_costs_and_what_is_wron
             text(page, "#cost", words)
         short = "" if WRITES else "|FLOPs are not counted"  # where no process of the first rank has lived for ten steps
         expect(page.locator("#factors")).to_contain_text(re.compile(f"of the measured peak{short}"), timeout=WAIT_MS)
-        struck = page.locator("#faults tr").filter(has_not_text="suppressed").locator("button")
-        expect(page.locator("#wrong button").first).to_have_text(struck.first.inner_text())
+        executed_ones = page.locator("#faults tr").filter(has_not_text="suppressed").locator("button")
+        expect(page.locator("#wrong button").first).to_have_text(executed_ones.first.inner_text())
         assert outside(page, *FIRST_SCREEN) == []
 
 

@@ -26,7 +26,7 @@ FRESH = 6
 MOST_STEPS = 64
 """The chunks are compared in one of so many steps at least."""
 HEAD = 3
-"""Numbers that a rank sends before its digests: the steps from one comparison to the next, as it wants them; whether it compares now; its
+"""Numbers that a rank sends before its digests: the steps from one comparison to the next, as it wants them. Whether it compares now. Its
 word on its chunks."""
 PROGRAM = "Tracked objects change in step.commit() only. Give this change to step.on_commit(fn), or do not track the object it changes."
 
