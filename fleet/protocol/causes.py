@@ -306,7 +306,7 @@ def sentence(fact: Fact) -> str:
         case ProcessEnded():
             return _ended(fact)
         case Outvoted(what="", step=step):
-            return f"silent corruption: its chunks of the state at step {step} have changed since the commit"
+            return f"silent corruption: by digests of its own, its chunks of the state at step {step} are wrong, or were"
         case Outvoted(what=what, step=step):
             differs = f"{what} at step {step} differ" if step >= 0 else f"{what} differs"
             return f"silent corruption: {differs} from the majority's"
