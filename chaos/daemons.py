@@ -166,7 +166,10 @@ def _ray_daemon() -> psutil.Process:
     daemon = os.environ.get(RAYLET_VARIABLE)
     if daemon is None:
         raise LookupError(f"this process is no actor of Ray's: it has no {RAYLET_VARIABLE}")
-    return psutil.Process(int(daemon))
+    process = psutil.Process(int(daemon))
+    if process.name() != "raylet":
+        raise LookupError(f"process {daemon} is {process.name()}, and not Ray's daemon")
+    return process
 
 
 def _gcs() -> psutil.Process:

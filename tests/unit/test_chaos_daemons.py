@@ -108,29 +108,34 @@ def test_the_control_store_is_found_by_its_session(monkeypatch: pytest.MonkeyPat
 
 def test_a_forked_actor_finds_what_its_daemon_has_started(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its parent is a fork server. Other runs, and other clusters, have a controller on this host, too."""
+    raylet = "import time; open('/proc/self/comm', 'w').write('raylet'); print(flush=True); time.sleep(60)"
+    daemon = subprocess.Popen([sys.executable, "-c", raylet], stdout=subprocess.PIPE)
     title = f"{daemons.CONTROLLER}.run()"
     pretended = f"import time; print(flush=True); time.sleep(60) # {title}"
-    marks = [("01000000", "1"), ("02000000", "1"), ("01000000", str(os.getpid()))]
+    marks = [("01000000", "1"), ("02000000", "1"), ("01000000", str(daemon.pid))]
     started = [
         subprocess.Popen(
             [title, "-c", pretended], executable=sys.executable, stdout=subprocess.PIPE,
-            env={**os.environ, processes.JOB_VARIABLE: job, processes.RAYLET_VARIABLE: raylet},
+            env={**os.environ, processes.JOB_VARIABLE: job, processes.RAYLET_VARIABLE: of},
         )
-        for job, raylet in marks
+        for job, of in marks
     ]  # fmt: skip
     try:
-        for each in started:
+        for each in (daemon, *started):
             assert each.stdout is not None and each.stdout.readline()
         monkeypatch.setenv(processes.JOB_VARIABLE, "01000000")
         monkeypatch.setenv(processes.RAYLET_VARIABLE, str(os.getpid()))
-        assert daemons._ray_daemon().pid == os.getpid()
+        with pytest.raises(LookupError, match="and not Ray's daemon"):
+            daemons._ray_daemon()
+        monkeypatch.setenv(processes.RAYLET_VARIABLE, str(daemon.pid))
+        assert daemons._ray_daemon().pid == daemon.pid
         assert daemons._controller().pid == started[2].pid
         started[2].kill()
         started[2].wait()
         with pytest.raises(LookupError, match="is not on this host"):
             daemons._controller()
     finally:
-        for each in started:
+        for each in (daemon, *started):
             each.kill()
             each.communicate()
 
