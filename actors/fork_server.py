@@ -44,7 +44,6 @@ from fleet.host.wire import checked
 log = logging.getLogger("fleet.fork_server")
 
 ALWAYS = ("ray", "actors.trainer")
-"""Variables that Ray reads once, when a worker imports it."""
 SERVE = "serve"
 """In place of a worker's script: the forked process is a server itself."""
 REQUEST_LIMIT_S = 10.0

@@ -317,7 +317,7 @@ class SimStep:
         here, kept = self.machine.here, self.layout.kept
         digests, kept.digested_at = kept.digests, here
         numbers = [index for _, index in kept.cut.kept(self.machine.view.column_of(rank.member).rank_of(rank.member))]
-        row = self.chunk_check.enter(here, digests, numbers, len(kept.cut.keepers)), digests
+        row = self.chunk_check.enter(here, digests, numbers, kept.cut.size), digests
         self.replica_check.enter(here, str(self.layout.compared))
         word = self.layout.word(self.sums), row, self.layout.compared
         said: dict[Member, tuple[bool, Row, int]] = {}

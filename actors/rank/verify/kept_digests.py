@@ -103,7 +103,7 @@ class KeptDigests:
         digests = self._digest()
         both_s = 2 * (time.perf_counter() - begin_s)  # behind the commit, too
         assert self._group is not None
-        said = self._check.enter(here, digests, self._numbers[self._group.rank], len(self._kept.cut.keepers))
+        said = self._check.enter(here, digests, self._numbers[self._group.rank], self._kept.cut.size)
         wanted = self._share.divided(self._check.every, MOST_STEPS, None if fresh else both_s)
         row = [float(wanted), 1.0, float(said), *map(float, digests)]
         return [*row, *[0.0] * (self.width - len(row))]
