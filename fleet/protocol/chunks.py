@@ -117,6 +117,15 @@ class StateCut(NamedTuple):
         """The chunks of view rank ``rank``: its own, then those that it guards."""
         return (*self.owned(rank), *((self.size, index) for index, keepers in enumerate(self.keepers) if rank in keepers[1:]))
 
+    def by_rank(self, ranks: int) -> tuple[list[list[int]], list[list[int]]]:
+        """By view rank, of ``ranks`` in all: the numbers of the chunks that it owns, and of those that it guards. In one pass."""
+        owned, guarded = ([list[int]() for _ in range(ranks)] for _ in range(2))
+        for index, (owner, *guards) in enumerate(self.keepers):
+            owned[owner].append(index)
+            for guard in guards:
+                guarded[guard].append(index)
+        return owned, guarded
+
 
 UNCUT = StateCut(((0,),))
 """One rank keeps the whole."""

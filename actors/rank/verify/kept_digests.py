@@ -66,12 +66,7 @@ class KeptDigests:
         cut = self._kept.cut
         if cut is not self._listed:
             assert self._group is not None
-            owned, guarded = ([list[int]() for _ in range(self._group.size)] for _ in range(2))
-            for number, (owner, *others) in enumerate(cut.keepers):
-                owned[owner].append(number)
-                for guard in others:
-                    guarded[guard].append(number)
-            self._listed, self._lists = cut, [mine + more for mine, more in zip(owned, guarded, strict=True)]
+            self._listed, self._lists = cut, [mine + more for mine, more in zip(*cut.by_rank(self._group.size), strict=True)]
         return self._lists
 
     @property

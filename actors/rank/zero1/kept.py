@@ -87,7 +87,7 @@ class KeptChunks:
         self._turn_to(cut, rank)
 
     def _turn_to(self, cut: StateCut, rank: int) -> None:
-        self.cut, self.chunks.owned = cut, cut.owned(rank)
+        self.cut, self.chunks.owned, self._listed = cut, cut.owned(rank), None
         self._gradients.cut_anew()
 
     # ---- chunks that move beside the steps -----------------------------------------------------------------------------------------------
@@ -184,11 +184,9 @@ class KeptChunks:
         if next(self._given.update.clipped, None) is None:
             return SplitNorms([()] * size, extents)
         if self._listed is not self.cut:
-            owned: list[list[Chunk]] = [[] for _ in range(size)]
-            for flat, extent in enumerate(extents):
-                for index, (owner, *_) in enumerate(self.cut.keepers):
-                    owned[owner].append(Chunk(flat, *bounds(extent, (self.cut.size, index))))
-            self._listed, self._split_up = self.cut, SplitNorms(owned, extents)
+            count, (owned, _) = self.cut.size, self.cut.by_rank(size)
+            chunks = [[Chunk(flat, *bounds(extent, (count, one))) for flat, extent in enumerate(extents) for one in mine] for mine in owned]
+            self._listed, self._split_up = self.cut, SplitNorms(chunks, extents)
         return self._split_up
 
     @contextlib.contextmanager
