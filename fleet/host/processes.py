@@ -19,7 +19,7 @@ NODE_VARIABLE = "FLEET_NODE_INDEX"
 ZYGOTE_VARIABLE = "FLEET_ZYGOTE"
 """Path of the socket of the process that forks for the nodes of a local cluster; see ``actors.fork_server``."""
 JOB_VARIABLE, RAYLET_VARIABLE = "RAY_JOB_ID", "RAY_RAYLET_PID"
-"""Ray's own, which it reads once, when a worker imports it: the job of an actor, and the PID of the daemon that has started it."""
+"""The job of an actor, and the PID of the daemon that has started it. Ray reads both once, when a worker imports it."""
 NOT_YET: Mapping[str, str] = dict.fromkeys((NODE_VARIABLE, JOB_VARIABLE, RAYLET_VARIABLE), "not-known-yet")
 """Marks of a process that forks the nodes' processes. They are as long as any value: the fork writes its own ones in their place."""
 ENVIRONMENT_BEGINS, ENVIRONMENT_ENDS = 47, 48
