@@ -116,8 +116,6 @@ def _faults(data: Mapping[str, Any], context: EndContext) -> str:
         return f"{counts['executed']} struck ({', '.join(kinds)}); {lost}{back}"
     if context.first_fault_s is None:
         return f"none were planned; {lost}{back}"
-    if came := counts["suppressed"]:
-        return f"no fault struck: {came} came due, and could not strike; {lost}{back}"
     trained = f", and the run was over after {duration(data['trained_s'])}" if data.get("trained_s") is not None else ""
     return f"no fault struck: the first was due after {duration(context.first_fault_s)} of training{trained}; {lost}{back}"
 

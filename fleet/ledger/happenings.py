@@ -186,8 +186,6 @@ class Narrator:
         detail = f"; {record.detail}" if record.detail else ""
         if record.phase == "executed":
             yield "!", f"fault {fault.id}: {operation(fault, record.members)}{detail}", WARN
-        elif record.phase == "suppressed":
-            yield "!", f"fault {fault.id}, {fault.kind}, does not strike{detail}", WARN
 
     def _of_loss(self, record: ProcessLost) -> str:
         where = f" in step {record.step}" if record.step >= 0 else ""

@@ -155,14 +155,6 @@ def test_chaos_that_did_not_strike_is_no_test() -> None:
     assert lines(data(story))["faults"] == "none were planned; 0 ranks lost while training"
 
 
-def test_a_fault_that_came_due_and_could_not_strike_is_no_test_either() -> None:
-    story = Story(world=1)
-    story.fault("g", "kill_gcs", "suppressed", 2000)
-    story.ended(9000)
-    reported = lines(data(story, trained_s=7.0), EndContext("story", "", 1.0))
-    assert reported["faults"] == "no fault struck: 1 came due, and could not strike; 0 ranks lost while training"
-
-
 # ---- what is expected ------------------------------------------------------------------------------------------------------------------
 
 

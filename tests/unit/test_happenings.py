@@ -108,10 +108,6 @@ def test_what_costs_nothing_is_not_told() -> None:
             ),
             "! fault n: ranks 0, 1.2 at 1/2 of its speed for 6.0 s (nic); x",
         ),
-        (
-            r.FaultRecord(Fault("g", 1, "gcs", "kill_gcs"), "suppressed", (), "refused: it is another host's", at_s=3.0),
-            "! fault g, kill_gcs, does not strike; refused: it is another host's",
-        ),
     ],
 )
 def test_each_thing_that_costs_something_is_one_line(record: r.Record, text: str) -> None:
