@@ -44,6 +44,8 @@ KILLED = {"1m": Shape(128, 5, 1), "10m": Shape(320, 8, 1), "50m": Shape(720, 8, 
 SMALLEST = Shape(64, 2, 1)
 WORLD, SPARES = 3, 1
 """Ranks and spares of the runs with kills."""
+NO_SPARE = "no_spare"
+"""The run with kills and without a spare, of ten million parameters."""
 GROUPED, GROUP = 4, 2
 """Ranks in all, and in each group, of the runs with groups and kills."""
 
@@ -140,8 +142,10 @@ def _held(shape: Shape, world: int, sides: Mapping[str, Side]) -> dict[str, Any]
 # ---- through kills -----------------------------------------------------------------------------------------------------------------------
 
 
-def trained(shape: Shape, total: int, kills: int, pause_s: float, folder: Path, world: int = WORLD, replica_size: int = 1) -> Ran:
-    settings = settings_of(shape, world, folder, SPARES, replica_size, steps=total, pause_s=pause_s if kills else 0.0)
+def trained(
+    shape: Shape, total: int, kills: int, pause_s: float, folder: Path, world: int = WORLD, replica_size: int = 1, spares: int = SPARES
+) -> Ran:
+    settings = settings_of(shape, world, folder, spares, replica_size, steps=total, pause_s=pause_s if kills else 0.0)
     return through(settings, folder, mesh_ranks.with_faults, kills, pause_s)
 
 
@@ -154,13 +158,19 @@ def lost(run: Ran) -> int:
 
 
 def kills(form: Form, folder: Path) -> Part:
-    """Kills at ten million parameters with a twin, and at one and fifty million without."""
-    shapes = form.of(KILLED, {"10m": KILLED["10m"]}, {"10m": SMALLEST})
-    count = form.of({"1m": 6, "10m": 24, "50m": 4}, {"10m": 4}, {"10m": 1})
+    """Kills at ten million parameters with a twin, and without a spare; and at one and fifty million."""
+    sizes = form.of(KILLED, {"10m": KILLED["10m"]}, {"10m": SMALLEST})
+    shapes = sizes | {NO_SPARE: sizes["10m"]}
+    count = form.of({"1m": 6, "10m": 24, "50m": 10, NO_SPARE: 10}, {"10m": 4, NO_SPARE: 2}, {"10m": 1, NO_SPARE: 1})
     pause_s, each = form.of(0.25, 0.25, 0.1), form.of(12, 10, 60)
     total = {name: each * (count[name] + 1) for name in shapes}
-    pieces = {f"{count[name]} kills at {name} parameters": name for name in shapes}
-    work = {what: partial(trained, shapes[name], total[name], count[name], pause_s, folder / name) for what, name in pieces.items()}
+    pieces = {f"{count[name]} kills at {name} parameters": name for name in sizes}
+    pieces[f"{count[NO_SPARE]} kills at 10m parameters without a spare"] = NO_SPARE
+    spares = {name: 0 if name == NO_SPARE else SPARES for name in shapes}
+    work = {
+        what: partial(trained, shapes[name], total[name], count[name], pause_s, folder / name, spares=spares[name])
+        for what, name in pieces.items()
+    }
     work["their twin at 10m parameters"] = partial(trained, shapes["10m"], total["10m"], 0, pause_s, folder / "twin")
 
     def reported(found: dict[str, Ran]) -> dict[str, Any]:
@@ -179,6 +189,7 @@ def kills(form: Form, folder: Path) -> Part:
                 f"fleet_fsdp_kill_{name}_change_s_median": statistics.median(samples[f"fleet_fsdp_kill_{name}_change_s"]) for name in shapes
             },
             "fleet_fsdp_kill_full_again_s_median": statistics.median(samples["fleet_fsdp_kill_10m_full_again_s"]),
+            "fleet_fsdp_kill_no_spare_full_again_s_median": statistics.median(samples["fleet_fsdp_kill_no_spare_full_again_s"]),
             "fleet_fsdp_samples_lost_total": sum(map(lost, runs.values())),
             "fleet_fsdp_bit_identical_ratio": float(runs["10m"].status == "completed" and runs["10m"].digest == twin.digest != ""),
         }

@@ -26,6 +26,8 @@ _UNSHARE = 2
 _LAST_FILE = (1 << 32) - 1
 _PR_SET_PDEATHSIG = 1
 _M_ARENA_MAX = -8
+_M_MMAP_THRESHOLD = -3
+_LARGE_BYTES = 1 << 20
 _FALLOC_FL_KEEP_SIZE = 1
 _CANNOT = (errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL)
 
@@ -108,14 +110,24 @@ def use_one_arena() -> None:
 
     A rank has few threads, and hardly two of them allocate at once. But each arena keeps all memory that it once had. With a model of
     10 million parameters a rank had 390 to 420 MB more than at its start, and 380 to 390 MB with one arena.
-
-    glibc raises the size of the blocks that go back to the kernel when they are freed, up to 32 MiB. With 1 MiB for good, a rank of four
-    that share 10 million parameters had at most 164 to 169 MB more than at its start, not 206 to 240. But a step of whole replicas took a
-    fifth longer.
     """
+    _mallopt(_M_ARENA_MAX, 1)
+
+
+def give_large_blocks_back() -> None:
+    """From now on a block of 1 MiB or more goes back to the kernel when it is freed. Without glibc this does nothing.
+
+    glibc raises this size, up to 32 MiB, when a larger block is freed. A rank that gathers units then keeps much freed memory between
+    blocks in use: with four ranks that share 10 million parameters 206 to 240 MB more than at the start, and 164 to 169 MB with 1 MiB.
+    Their step is as fast. A step of whole replicas, which frees large blocks all the time, takes a fifth longer: they leave it.
+    """
+    _mallopt(_M_MMAP_THRESHOLD, _LARGE_BYTES)
+
+
+def _mallopt(option: int, value: int) -> None:
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is not None:
-        mallopt(_M_ARENA_MAX, 1)
+        mallopt(option, value)
 
 
 def hold_room(descriptor: int, start: int, size_bytes: int) -> bool:

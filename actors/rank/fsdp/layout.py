@@ -39,6 +39,7 @@ from actors.rank.zero1.chunked import check_tracked
 from actors.rank.zero1.kept import FIXED, KeptChunks
 from actors.rank.zero1.layout import ShardedReducer, sharded
 from fleet.errors import ConfigError
+from fleet.host.linux import give_large_blocks_back
 from fleet.protocol.chunks import StateCut
 from fleet.protocol.types import StateId
 
@@ -60,6 +61,7 @@ class FsdpLayout(StateLayout):
     def __init__(self, given: LayoutInputs) -> None:
         state = given.state
         check_tracked(state, given.settings.threads_per_rank)
+        give_large_blocks_back()
         super().__init__(given)
         self._sharded, self._chunks = sharded(self), self._cut()
         chunks = self._chunks
