@@ -12,9 +12,10 @@ from fleet.protocol.decisions import Decision, Figures
 from fleet.protocol.domains import SEPARATOR
 from fleet.protocol.ports import RecoveryPolicy
 from fleet.protocol.topology import WINDOW_S
-from fleet.protocol.types import Candidate, Formation, Loss, Situation, outnumbered
+from fleet.protocol.types import Candidate, Formation, Loss, Member, Situation, outnumbered
 from fleet.settings.run import WINDOW_S as BUDGET_S
 from fleet.settings.run import Budgets, RunSettings
+from policies import groups
 from policies.topology import joining, ordered
 
 SETTLE_S = 0.4
@@ -39,9 +40,12 @@ class ReformPromoteRegrow:
 
     def form(self, situation: Situation, now_s: float) -> Formation:
         chosen = _first(situation)
+        size = len(situation.coordinates)
         there = Figures({"candidates": float(len(situation.candidates)), "world": float(situation.world)})
         if len(chosen) < situation.min_ranks:
-            reason = f"{len(chosen)} ranks are there, min_ranks is {situation.min_ranks}"
+            absent = groups.lacking(situation.candidates, situation.coordinates) if size > 1 else []
+            lack = f", and none at {', '.join(map(str, absent))}" if absent else ""
+            reason = f"{len(chosen)} ranks are there{' in whole groups' if size > 1 else ''}, min_ranks is {situation.min_ranks}{lack}"
             return Formation(Decision("wait", reason, there))
         if not any(_holds_state(candidate) for candidate in chosen):
             waited_s = now_s - situation.since_s
@@ -50,14 +54,15 @@ class ReformPromoteRegrow:
                 return Formation(Decision("wait", reason, there, situation.since_s + self.start_s))
         survivors = sum(candidate.in_view for candidate in chosen)
         reason = f"{survivors} ranks left, {len(chosen) - survivors} promoted or new"
-        members = ordered(chosen, situation.replica_size, replicated=situation.replicated)
-        return Formation(Decision("form", reason, there), members)
+        return Formation(Decision("form", reason, there), _in_order(chosen, situation))
 
     def grow(self, situation: Situation, now_s: float) -> Formation:
         """Newcomers fill the world beside the ranks that stay. Then ranks leave whose nodes go, and those beyond the world's size.
 
         At least one member stays, and gives its state to the newcomers. Without ``min_ranks`` others, no rank leaves in time.
         """
+        if len(situation.coordinates) > 1:
+            return self._grow_by_groups(situation, now_s)
         present = _preferred([candidate for candidate in situation.candidates if candidate.in_view], situation.replica_size)
         waiting = [candidate for candidate in situation.candidates if not candidate.in_view]
         staying = [candidate for candidate in present if math.isinf(candidate.goes_in_s)]
@@ -69,15 +74,32 @@ class ReformPromoteRegrow:
         if not kept or len(kept) + len(newcomers) < situation.min_ranks:
             kept = [*staying, *going]
         kept = kept[: int(max(least, situation.world - len(newcomers)))]
-        leaving = len(present) - len(kept)
+        return self._changed(situation, present, kept, newcomers, now_s)
+
+    def _grow_by_groups(self, situation: Situation, now_s: float) -> Formation:
+        """As :meth:`grow`, for groups that compute together: they come and leave whole."""
+        ranked = _preferred(situation.candidates, 1)
+        staying, joining = groups.grown(situation, ranked)
+        present = [candidate for candidate in ranked if candidate.in_view]
+        kept, come = ([candidate for group in each for candidate in group] for each in (staying, joining))
+        return self._changed(situation, present, kept, come, now_s)
+
+    @staticmethod
+    def _changed(
+        situation: Situation, present: Sequence[Candidate], kept: Sequence[Candidate], come: Sequence[Candidate], now_s: float
+    ) -> Formation:  # fmt: skip
+        """The view of the ``kept`` members and those that ``come``, once the survivors of a loss have taken the step that broke."""
+        chosen = [*kept, *come]
+        newcomers = [candidate for candidate in come if not candidate.in_view]
+        leaving = sum(candidate not in chosen for candidate in present)
+        missing = situation.world - len(present) + leaving
         if not newcomers and not leaving:
-            return Formation(Decision("wait", "no rank to add" if room > 0 else "the world is full"))
+            return Formation(Decision("wait", "no rank to add" if missing > 0 else "the world is full"))
         if now_s < (settled_s := situation.since_s + SETTLE_S):
             return Formation(Decision("wait", "the survivors first take the step that broke", valid_until_s=settled_s))
-        members = ordered([*kept, *newcomers], situation.replica_size, replicated=situation.replicated)
-        ready = [f"{len(newcomers)} of {room} missing ranks are ready"] if newcomers else []
+        ready = [f"{len(newcomers)} of {missing} missing ranks are ready"] if newcomers else []
         gone = [f"{leaving} of {len(present)} ranks leave"] if leaving else []
-        return Formation(Decision("grow" if newcomers else "shrink", ", ".join(ready + gone)), members)
+        return Formation(Decision("grow" if newcomers else "shrink", ", ".join(ready + gone)), _in_order(chosen, situation))
 
     def judge(self, losses: Sequence[Loss], now_s: float) -> Decision:
         recent = [loss for loss in losses if not loss.injected and now_s - loss.at_s <= BUDGET_S]
@@ -136,12 +158,23 @@ def _holds_state(candidate: Candidate) -> bool:
     return candidate.state is not None and not candidate.dirty
 
 
+def _in_order(chosen: Sequence[Candidate], situation: Situation) -> tuple[Member, ...]:
+    """The members in the order of view ranks."""
+    size = len(situation.coordinates)
+    if size > 1:
+        return tuple(candidate.member for candidate in groups.in_order(groups.in_groups(chosen, size)))
+    return ordered(chosen, situation.replica_size, replicated=situation.replicated)
+
+
 def _first(situation: Situation) -> list[Candidate]:
     """Ranks that go on at once. A newcomer has no state for its first step, which would wait for it: it joins beside the next step.
 
     There are two exceptions: too few ranks without it, or a gain from it. It helps when newcomers are more than half of the view, or each
     rank holds a part of the state.
     """
+    if len(situation.coordinates) > 1:
+        ranked = _preferred(situation.candidates, 1)
+        return groups.first(situation, ranked, [candidate for candidate in ranked if _holds_state(candidate)])
     size = situation.replica_size
     known = [candidate for candidate in _preferred(situation.candidates, size) if candidate.in_view or _holds_state(candidate)]
     fresh = [candidate for candidate in situation.candidates if not candidate.in_view and not _holds_state(candidate)]

@@ -10,7 +10,7 @@ from fleet.machine.roster import Rank, RankPhase
 from fleet.machine.state import MachineState, Phase
 from fleet.protocol.causes import Engaged
 from fleet.protocol.probes import probe
-from fleet.protocol.types import Candidate, Member, Situation, StateId, View
+from fleet.protocol.types import Candidate, Member, Situation, StateId, View, columns
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,9 +57,9 @@ def situation(machine: MachineState, now_s: float) -> Situation:
     moves = machine.view is not None and chunks_move(machine, machine.view)
     return Situation(
         candidates, max(room(machine), least), settings.min_ranks, _since_s(machine, chosen), starting, machine.checkpoints.newest_id,
-        replicated=not settings.spread, replica_size=settings.replica_size,
+        replicated=not settings.spread, replica_size=settings.replica_size, coordinates=settings.coordinates,
         may_leave=(0 if moves else settings.optimizer_copies) if settings.spread else math.inf,
-        most=settings.shards, margin_s=margin_s(machine),
+        most=settings.shards * settings.group, margin_s=margin_s(machine),
     )  # fmt: skip
 
 
@@ -87,8 +87,9 @@ def _since_s(machine: MachineState, ranks: Sequence[Rank]) -> float:
 
 
 def room(machine: MachineState) -> int:
-    """The size of a whole view. Each rank has at least one shard."""
-    return min(machine.settings.world, machine.settings.shards)
+    """The size of a whole view. Each group of ranks has at least one shard."""
+    settings = machine.settings
+    return min(settings.world, settings.shards * settings.group)
 
 
 def is_incomplete(machine: MachineState, ranks: Sequence[Rank]) -> bool:
@@ -99,10 +100,11 @@ def is_incomplete(machine: MachineState, ranks: Sequence[Rank]) -> bool:
 
 
 def source(ranks: Sequence[Rank], committed: StateId, checkpoint: str | None, useless: bool = False) -> StateSource | None:
-    """The clean rank with the greatest state gives it to all ranks with another state.
+    """The clean rank with the greatest state gives it to all ranks with another state: in its column, as one does in each other column.
 
-    A state before ``committed`` does not count: it would roll back committed steps within one history. If no other state is left, a new
-    history begins, from the checkpoint, or from the initial state of a fresh rank. None when there is neither.
+    A state before ``committed`` does not count: it would roll back committed steps within one history. If no other state is left in some
+    column, a new history begins, from the checkpoint, or from the initial states of fresh ranks, one of each column. None when there is
+    neither. A rank one step behind may have agreed to that step, and holds what it needs to take it.
 
     Args:
         useless: the run cannot go on from the ranks' states, see ``is_incomplete``.
@@ -110,14 +112,30 @@ def source(ranks: Sequence[Rank], committed: StateId, checkpoint: str | None, us
     clean = [rank.state if not rank.dirty and not useless else None for rank in ranks]
     states = [state if state is not None and state >= committed else None for state in clean]
     greatest = max((state for state in states if state is not None), default=None)
-    if greatest is not None:
+    held = columns([rank.member for rank in ranks]).values()
+    if greatest is not None and all(any(_holds(clean[place], greatest, one=len(held) == 1) for place in column) for column in held):
         differ = tuple(i for i, rank in enumerate(ranks) if rank.dirty or rank.state != greatest)
         return StateSource(states.index(greatest), differ, greatest)
     if any(state is not None for state in clean):
         probe("only states from before the last commit are left")
-    fresh = (i for i, rank in enumerate(ranks) if checkpoint is not None or (rank.state is None and not rank.dirty))
-    donor = next(fresh, None)
-    return None if donor is None else StateSource(donor, tuple(i for i in range(len(ranks)) if i != donor), None)
+    fresh = [i for i, rank in enumerate(ranks) if checkpoint is not None or (rank.state is None and not rank.dirty)]
+    donors = [donor for column in held if (donor := next((place for place in column if place in fresh), None)) is not None]
+    if len(donors) < len(held):
+        return None
+    return StateSource(donors[0], tuple(i for i in range(len(ranks)) if i not in donors), None)
+
+
+def _holds(state: StateId | None, greatest: StateId, *, one: bool) -> bool:
+    """Whether a rank can come to ``greatest`` without a peer of its column. ``one``: there is no other column."""
+    behind = None if one else StateId(greatest.history, greatest.step - 1)
+    return state is not None and state in (greatest, behind)
+
+
+def fresh_wanted(ranks: Sequence[Rank]) -> Rank:
+    """The first rank of the first column without an initial state, of ``ranks`` that cannot begin."""
+    held = columns([rank.member for rank in ranks]).values()
+    lacking = (column for column in held if not any(ranks[place].state is None and not ranks[place].dirty for place in column))
+    return ranks[next(lacking, (0,))[0]]
 
 
 LEAST_FIRST = tuple(Engaged)
@@ -127,7 +145,8 @@ LEAST_FIRST = tuple(Engaged)
 def keepers(machine: MachineState, without: Collection[Member]) -> tuple[StateId | None, tuple[Member, ...]]:
     """(newest state of the last view's members that have left it, the members that write it as the run stops).
 
-    The members whose loops do the least write a state that all hold. All members write a sharded state. (None, ()): no member can.
+    The members whose loops do the least write a state that all hold. All members write a state that none of them holds whole. (None, ()):
+    no member can.
     """
     members = machine.view.members if machine.view is not None else ()
     there = [rank for rank in map(machine.current, members) if rank is not None and rank.member.slot not in machine.roster.outstanding]
@@ -136,7 +155,7 @@ def keepers(machine: MachineState, without: Collection[Member]) -> tuple[StateId
     if newest is None or newest < machine.doubts.floor(machine.committed):
         return None, ()
     holders = [rank for rank in clean if rank.state == newest]
-    if machine.settings.spread:
+    if not machine.settings.replicated:
         return (newest, members) if len(holders) == len(members) and not is_incomplete(machine, holders) else (None, ())
     least = min(LEAST_FIRST.index(rank.engaged) for rank in holders)
     return newest, tuple(rank.member for rank in holders if LEAST_FIRST.index(rank.engaged) == least)

@@ -124,7 +124,7 @@ def _give_up(machine: MachineState, found: Finding, said: dict[Member, Finding],
 def judge_the_end(machine: MachineState, finished: list[Rank], now_s: float) -> bool:
     """The ranks hold different states at the finish barrier. True when that is resolved: wrong ranks are evicted, and the others finish."""
     policy = machine.doubts.policy
-    if policy is None or machine.settings.spread:  # no rank holds a whole state of its own
+    if policy is None or not machine.settings.replicated:  # no rank holds a whole state of its own
         return False
     held = {rank.member: rank.digest or "" for rank in finished}
     votes = {rank.member: held[rank.member] for rank in finished if not _was_given_the_end(machine, rank)}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fleet.machine import ending
+from fleet.machine import coordinates, ending
 from fleet.machine.leaving import evict
 from fleet.machine.roster import Rank, RankPhase
 from fleet.machine.state import MachineState, Phase
@@ -21,8 +21,12 @@ def joined(machine: MachineState, event: Joined, now_s: float) -> None:
     known = roster.by_slot.get(slot)
     if known is not None and known.token == event.token:
         known.reported, known.beat_s, known.store = True, now_s, event.store
-        if event.incarnation != known.member.incarnation:  # a rank that knows its own repeats hello, and needs no answer
-            machine.say(Welcome(slot, event.token, known.member.incarnation))
+        if event.coordinate and event.coordinate != known.member.coordinate:
+            probe("the journal has lost a coordinate that a rank has")
+            known.member = Member(slot, known.member.incarnation, event.coordinate)
+        mine = known.member
+        if (event.incarnation, event.coordinate) != (mine.incarnation, mine.coordinate):  # a rank that knows both needs no answer
+            machine.say(Welcome(slot, event.token, mine.incarnation, mine.coordinate))
         return
     overtaken = event.incarnation is not None and event.incarnation <= roster.incarnations.get(slot, -1)
     if event.token in roster.dead_tokens or overtaken:
@@ -36,10 +40,11 @@ def joined(machine: MachineState, event: Joined, now_s: float) -> None:
     if event.incarnation is not None:
         probe("a rank comes that the journal has lost")
     roster.nodes.setdefault(event.process.node, now_s)
-    rank = Rank(Member(slot, roster.grant(slot, event.incarnation)), event.process, event.token, event.store, now_s)
-    roster.add(rank)
-    machine.write(ProcessUp(rank.member, event.process, event.token, now_s))
-    machine.say(Welcome(slot, event.token, rank.member.incarnation))
+    coordinate = coordinates.of_newcomer(machine, slot, event.coordinate)
+    member = Member(slot, roster.grant(slot, event.incarnation), coordinate)
+    roster.add(Rank(member, event.process, event.token, event.store, now_s))
+    machine.write(ProcessUp(member, event.process, event.token, now_s))
+    machine.say(Welcome(slot, event.token, member.incarnation, coordinate))
 
 
 def ready(machine: MachineState, event: Ready, now_s: float) -> None:

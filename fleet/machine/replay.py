@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from fleet.machine import ending, nodes
+from fleet.machine import coordinates, ending, nodes
 from fleet.machine.corruption import replay
 from fleet.machine.losses import Losses
 from fleet.machine.roster import Rank
@@ -12,7 +12,7 @@ from fleet.machine.settings import configure
 from fleet.machine.state import MachineState, Phase, Stop
 from fleet.machine.stopping import give_time
 from fleet.protocol.causes import ClusterEnded
-from fleet.protocol.decisions import Concluded, GoneBack, Lacking, LoopEnded, Notice, OfView, SettingTo, Stopping
+from fleet.protocol.decisions import Called, Concluded, GoneBack, Lacking, LoopEnded, Notice, OfView, SettingTo, Stopping
 from fleet.protocol.records import (
     Committed,
     DataFiles,
@@ -98,6 +98,8 @@ def _apply(machine: MachineState, record: Record) -> None:
             configure(machine, key, value)
         case DecisionMade(payload=Lacking() as lacking):
             machine.assembly.lacking = lacking
+        case DecisionMade(payload=Called() as called):
+            coordinates.replay(machine, called)
         case DecisionMade(payload=Notice() as notice):
             nodes.replay(machine, notice)
         case DecisionMade(policy="corruption"):

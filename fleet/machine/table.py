@@ -82,7 +82,7 @@ OF_AGENTS: dict[type, EventRow] = {
 """Events of agents, for their node."""
 
 OF_THE_RUN: dict[type, EventRow] = {
-    e.Tick: EventRow(ticks.tick, (*LOSS, r.Committed)),
+    e.Tick: EventRow(ticks.tick, (*LOSS, r.Committed, i.Welcome)),
     e.NodeJoined: EventRow(nodes.joined, (r.DecisionMade,)),
     e.NodeSilent: EventRow(leaving.hung_up, LOSS, recorded=True),
     e.NodeLost: EventRow(leaving.given_up, LOSS, recorded=True),

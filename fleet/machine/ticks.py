@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fleet.machine import partitions
+from fleet.machine import coordinates, partitions
 from fleet.machine.leaving import drop, end_hang, gather, inspect, judge_losses, node_lost, press
 from fleet.machine.roster import STOOD_STILL, STOOD_STILL_S, Rank, RankPhase
 from fleet.machine.state import MachineState, Phase
@@ -15,7 +15,7 @@ from fleet.protocol.probes import probe
 
 
 def tick(machine: MachineState, event: Tick, now_s: float) -> None:
-    """Give up nodes and ranks that were silent for too long, or do not move; note commits."""
+    """Give up nodes and ranks that were silent for too long, or do not move; call spares in their place; note commits."""
     gap_s, machine.uptime.ticked_s = now_s - machine.uptime.ticked_s, now_s
     if gap_s > min(STOOD_STILL_S, STOOD_STILL * machine.settings.timeouts.heartbeat_s):
         _excuse(machine, gap_s, now_s)
@@ -37,6 +37,7 @@ def tick(machine: MachineState, event: Tick, now_s: float) -> None:
         _unstick(machine, stuck, now_s)
     if machine.phase == Phase.GATHER:
         press(machine, now_s)
+    coordinates.call(machine, now_s)
     note_commits(machine, now_s)
     _look_at_limits(machine, now_s)
 

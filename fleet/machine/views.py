@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from fleet.machine import nodes
-from fleet.machine.candidates import StateSource, is_incomplete, situation, source
+from fleet.machine.candidates import StateSource, fresh_wanted, is_incomplete, situation, source
 from fleet.machine.corruption import judge
 from fleet.machine.leaving import evict, gather, quiesce
 from fleet.machine.roster import Rank, RankPhase
@@ -17,7 +17,7 @@ from fleet.protocol.events import Formed
 from fleet.protocol.instructions import Propose, Publish
 from fleet.protocol.probes import probe
 from fleet.protocol.records import Committed, HistoryBegun, ViewPublished
-from fleet.protocol.types import Formation, Member, Ranges, StateId, View, assigned_by_column
+from fleet.protocol.types import Formation, Member, Ranges, StateId, View, assigned_by_group
 
 
 def try_form(machine: MachineState, now_s: float, ask: bool) -> None:
@@ -45,7 +45,7 @@ def form(machine: MachineState, formation: Formation, now_s: float) -> None:
         probe("a node is silent that may hold the newest copy")
         machine.decide("recovery", "wait", "a node is silent that may hold the newest state in its memory", None, now_s)
     elif chosen is None:
-        _refresh(machine, ranks[0], now_s)
+        _refresh(machine, fresh_wanted(ranks), now_s)
     else:
         publish(machine, formation, chosen, now_s)
 
@@ -55,7 +55,8 @@ def _refresh(machine: MachineState, rank: Rank, now_s: float) -> None:
 
     If a process starts already, the machine waits for it without a limit.
     """
-    if now_s >= machine.assembly.fresh_until_s and not any(each.phase is RankPhase.STARTING for each in machine.roster.by_slot.values()):
+    column = [each for each in machine.roster.by_slot.values() if each.member.coordinate == rank.member.coordinate]
+    if now_s >= machine.assembly.fresh_until_s and not any(each.phase is RankPhase.STARTING for each in column):
         probe("no rank has the initial state any more")
         machine.assembly.fresh_until_s = now_s + machine.settings.timeouts.start_s
         evict(machine, rank, FreshWanted(), now_s)
@@ -81,12 +82,14 @@ def make_view(
     checkpoint: str | None = None,
     ranges: Ranges | None = None,
 ) -> View:
-    """The view of the next generation. Without ``ranges`` each member has as many shards of its column as its speed allows."""
+    """The view of the next generation. Without ``ranges`` each group has as many shards as the speed of its slowest member allows."""
     machine.assembly.generation += 1
     if ranges is None:
         speeds = [machine.stragglers.speeds.get(member, 1.0) for member in members]
         placement, shards = machine.policies.placement, machine.settings.shards
-        ranges = assigned_by_column(members, lambda places: placement.weighted_ranges(shards, [speeds[place] for place in places]))
+        ranges = assigned_by_group(
+            members, lambda groups: placement.weighted_ranges(shards, [min(speeds[place] for place in group) for group in groups])
+        )
     ranks = [machine.roster.by_slot[member.slot] for member in members]
     copies = machine.checkpoints.targets(machine.policies.placement, [rank.process.node for rank in ranks])
     rest = (chosen.donor, chosen.receivers, state, ranks[chosen.donor].store, checkpoint, copies)

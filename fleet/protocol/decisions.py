@@ -21,7 +21,7 @@ StragglerAction = Literal["accuse", "clear", "unknown", "tolerate", "rebalance",
 CorruptionAction = Literal["carry_on", "evict", "recompute", "retry", "stop", "go_back", "begin_anew"]
 EndAction = Literal["conclude", "stop", "end"]
 OtherAction = Literal["set", "keep", "save", "warn", "recovered", "keep_out", "admit", "leave", "stay", "released"]
-PlacementAction = Literal["loosen", "meet", "lost"]
+PlacementAction = Literal["loosen", "meet", "lost", "call"]
 AskAction = Literal["ask", "came", "withdraw"]
 Action = Literal[RecoveryAction, StragglerAction, CorruptionAction, PlacementAction, EndAction, OtherAction, AskAction]
 
@@ -257,6 +257,15 @@ class Notice(Payload):
 
 
 @dataclass(frozen=True, slots=True)
+class Called(Payload):
+    """The spare ``slot``, in this incarnation, takes a coordinate: axes and places in them."""
+
+    slot: int
+    incarnation: int
+    coordinate: tuple[tuple[str, int], ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Lemon(Payload):
     """A node's faults in earlier runs; see ``policies.lemons``."""
 
@@ -318,7 +327,7 @@ class DomainLost(Payload):
 
 AnyPayload = (
     Figures | Gathering | OfView | Suspect | Prices | TakenBack | Concluded | SettingTo | TimeOut | Interval | StoreOutage | Notice
-    | Stopping | GoneBack | LoopEnded | Lemon | Lacking | DomainLost
+    | Stopping | GoneBack | LoopEnded | Called | Lemon | Lacking | DomainLost
 )  # fmt: skip
 
 

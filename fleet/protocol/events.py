@@ -5,10 +5,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from fleet.protocol.causes import Departure, EndWhy, Engaged, NodeCause
-from fleet.protocol.codec import Codec
+from fleet.protocol.codec import LEFT_OUT, Codec
 from fleet.protocol.decisions import AskAction
 from fleet.protocol.facts import (
     DataFiles,
@@ -24,7 +24,7 @@ from fleet.protocol.facts import (
 )
 from fleet.protocol.levels import STORE
 from fleet.protocol.slowness import RankTimes
-from fleet.protocol.types import Copy, Finding, Member, Part, Process, Pulse, StateId
+from fleet.protocol.types import Coordinate, Copy, Finding, Member, Part, Process, Pulse, StateId
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +76,8 @@ class Joined:
     """A rank process says hello, or says it again to a coordinator that restarted.
 
     The process draws ``token`` once, so that the coordinator recognises a doubled hello. ``incarnation`` is None until the coordinator has
-    granted one. ``store`` is the address of the key-value store that this rank offers for process-group rendezvous.
+    granted one. ``store`` is the address of the key-value store that this rank offers for process-group rendezvous. ``coordinate``: see
+    ``Welcome``.
     """
 
     slot: int
@@ -84,6 +85,7 @@ class Joined:
     process: Process
     store: str
     incarnation: int | None = None
+    coordinate: Coordinate = field(default=(), metadata=LEFT_OUT)
 
 
 @dataclass(frozen=True, slots=True)

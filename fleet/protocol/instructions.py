@@ -12,16 +12,21 @@ from fleet.protocol.codec import Codec
 from fleet.protocol.facts import FromEvent
 from fleet.protocol.operations import Operation
 from fleet.protocol.records import EndStatus, Record
-from fleet.protocol.types import Member, Part, Process, StateId, View
+from fleet.protocol.types import Coordinate, Member, Part, Process, StateId, View
 
 
 @dataclass(frozen=True, slots=True)
 class Welcome(FromEvent):
-    """Answer to ``Joined``: the incarnation under which the process may speak."""
+    """Answer to ``Joined``: the incarnation under which the process may speak.
+
+    ``coordinate``: its place among the ranks that compute a shard together, for as long as it lives. A spare has none until it is called,
+    by a further Welcome.
+    """
 
     slot: int
     token: str
     incarnation: int
+    coordinate: Coordinate = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,7 +28,7 @@ from fleet.protocol.instructions import (
 )
 from fleet.protocol.levels import LEVELS, level_of
 from fleet.protocol.probes import probe
-from fleet.protocol.types import Finding, Member, Process, StateId, View
+from fleet.protocol.types import Coordinate, Finding, Member, Process, StateId, View
 
 NOTHING, INTERRUPT = "", "interrupt"
 
@@ -87,8 +87,9 @@ class MemberProtocol:
         store: address of the key-value store that the process offers for rendezvous.
 
     Attributes:
+        coordinate: this rank's place among the ranks that compute a shard together; empty where it has none, or none yet.
         alone: the loop evaluates, or does a task for all ranks (``run.once``).
-        sharded: a part of the state is sharded over the ranks, so it moves whenever the view changes.
+        sharded: no rank has the whole state: its ranks agree on one when a view begins, and parts of it move.
         concluded: all members have committed the last step, and it is kept: the code behind the loop may run.
         ended: the end of the run by a loop, with its state; None: no loop has ended it. It outlives views, since a later view may begin at
             that state.
@@ -98,6 +99,7 @@ class MemberProtocol:
     def __init__(self, slot: int, token: str, process: Process, store: str) -> None:
         self._hello = Joined(slot, token, process, store, None)
         self.incarnation: int | None = None
+        self.coordinate: Coordinate = ()
         self.outbox: list[Event] = []
         self.state: StateId | None = None
         self.dirty = False
@@ -132,7 +134,7 @@ class MemberProtocol:
     def member(self) -> Member:
         if self.incarnation is None:
             raise RuntimeError(f"slot {self.slot} was not yet welcomed by the coordinator")
-        return Member(self._hello.slot, self.incarnation)
+        return Member(self._hello.slot, self.incarnation, self.coordinate)
 
     @property
     def forming(self) -> bool:
@@ -175,7 +177,7 @@ class MemberProtocol:
 
     def hello(self) -> Joined:
         """The first message on every new connection. The rank repeats its last status after it."""
-        return replace(self._hello, incarnation=self.incarnation)
+        return replace(self._hello, incarnation=self.incarnation, coordinate=self.coordinate)
 
     def status(self) -> list[Event]:
         """This rank's status, for the coordinator. The rank repeats it while it waits, since messages may be lost."""
@@ -185,8 +187,8 @@ class MemberProtocol:
     def receive(self, message: Instruction) -> str:
         """Take one instruction. Returns ``INTERRUPT`` when the process group must be woken from outside, else ``NOTHING``."""
         match message:
-            case Welcome(token=token, incarnation=incarnation) if token == self.token:
-                self.incarnation = incarnation
+            case Welcome(token=token, incarnation=incarnation, coordinate=coordinate) if token == self.token:
+                self.incarnation, self.coordinate = incarnation, self.coordinate or coordinate
             case Quiesce(members=members, generation=generation, in_person=in_person) if self._me_in(members):
                 return self._on_quiesce(generation, in_person)
             case Publish(view=view):

@@ -398,7 +398,9 @@ class RankMachine:
     def _exchange(self, view: View) -> Moves:
         """The donor gives its state to the receivers, and the other ranks go on. A rank reports ``Formed`` once it holds the state."""
         state = self.protocol.state
-        if view.rank_of(self.protocol.member) == view.donor and self.protocol.begins(view):
+        column = view.column_of(self.protocol.member)
+        donates = column.rank_of(self.protocol.member) == column.donor not in column.receivers
+        if donates and self.protocol.begins(view):
             yield from self._begin(view)
             state = view.state
         if self.protocol.sharded:

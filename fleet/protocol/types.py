@@ -69,9 +69,18 @@ def columns(members: Sequence[Member]) -> dict[Coordinate, tuple[int, ...]]:
     return {coordinate: tuple(places) for coordinate, places in found.items()}
 
 
-def assigned_by_column(members: Sequence[Member], assign: Callable[[Sequence[int]], Ranges]) -> Ranges:
-    """By view rank, its shards. ``assign`` assigns all shards to the members of each column, at these places."""
-    found = {place: span for places in columns(members).values() for place, span in zip(places, assign(places), strict=True)}
+def groups(members: Sequence[Member]) -> list[tuple[int, ...]]:
+    """The places of the members that compute a shard together: the first member of each column, then the second of each, and so on.
+
+    Raises ValueError: the columns differ in length, so that some group lacks a member.
+    """
+    return list(zip(*columns(members).values(), strict=True))
+
+
+def assigned_by_group(members: Sequence[Member], assign: Callable[[Sequence[tuple[int, ...]]], Ranges]) -> Ranges:
+    """By view rank, its shards: those of its group. ``assign`` assigns all shards to the groups, which are the places of their members."""
+    together = groups(members)
+    found = {place: span for group, span in zip(together, assign(together), strict=True) for place in group}
     return tuple(found[place] for place in range(len(members)))
 
 
@@ -128,6 +137,11 @@ class View:
     def rank_of(self, member: Member) -> int:
         """View rank of ``member``, or -1."""
         return self.members.index(member) if member in self.members else -1
+
+    def group_of(self, member: Member) -> tuple[int, ...]:
+        """The view ranks that compute shards together with ``member``, which is in the view, in the order of their coordinates."""
+        rank = self.members.index(member)
+        return next(group for group in groups(self.members) if rank in group)
 
     def column_of(self, member: Member) -> Column:
         """The column of ``member``, which is in the view."""
@@ -290,9 +304,10 @@ class Candidate:
 class Situation:
     """A recovery policy's input. ``since_s``: when the run last had a working view, or when it started.
 
-    ``replicated``: each rank holds the whole state. ``replica_size``: number of view ranks in a row that form a group. ``may_leave``: so
-    many members can leave a running view at one time without a part of the state. ``most``: the largest view. ``margin_s``: a rank whose
-    node goes within so long leaves, also where no other rank takes its place.
+    ``replicated``: each rank, or each group of ``coordinates``, holds the whole state. ``replica_size``: number of view ranks in a row that
+    form a group. ``may_leave``: so many members can leave a running view at one time without a part of the state. ``most``: the largest
+    view. ``margin_s``: a rank whose node goes within so long leaves, also where no other rank takes its place. ``coordinates``: one rank of
+    each of them computes shards together; a candidate without a coordinate is in no view.
     """
 
     candidates: tuple[Candidate, ...]
@@ -306,6 +321,7 @@ class Situation:
     may_leave: float = math.inf
     most: float = math.inf
     margin_s: float = 0.0
+    coordinates: tuple[Coordinate, ...] = ((),)
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,10 +12,14 @@ from fleet.errors import ConfigError
 from fleet.protocol.domains import HOST, check_levels
 from fleet.protocol.draws import left_out_of
 from fleet.protocol.layouts import LAYOUTS
+from fleet.protocol.types import Coordinate
 from fleet.settings.cost import CostSettings
 from fleet.settings.fields import setting, within
 from fleet.settings.per_rank import PerRankSettings
 from fleet.settings.track import TrackSettings
+
+AXES = ("tensor",)
+"""Of a mesh: ``tensor``, whose ranks have parts of the same layers."""
 
 WINDOW_S = 600.0
 """The time in which losses, and view changes for slow ranks, are counted against their limits."""
@@ -232,6 +236,9 @@ class RunSettings:
         (HOST,), "Labels of Ray nodes (or NAME=LABEL) that name domains of failure, from narrow to wide; host: the host. docs/placement.md."
     )
     replica_size: int = setting(1, "So many successive ranks are a group in one domain, with fsdp a replica; 1: no groups.", least=1)
+    mesh: Mapping[str, int] = field(
+        default_factory=dict, metadata={"meaning": "Axes of ranks that compute a shard together, and their sizes: tensor = 2."}
+    )
     storage: str = setting("runs", "Folder or fsspec URL for journals and checkpoints.")
     tls: str = setting("", "Encrypt between hosts: a folder of each host, with ca.pem, cert.pem and key.pem. Empty: off. docs/security.md.")
     ask_for_nodes: bool = setting(
@@ -258,6 +265,21 @@ class RunSettings:
         return self.replica_size if self.optimizer_sharding == "fsdp" else 1
 
     @property
+    def group(self) -> int:
+        """So many ranks compute a shard together: one at each of the :attr:`coordinates`."""
+        return math.prod(self.mesh.values())
+
+    @property
+    def coordinates(self) -> tuple[Coordinate, ...]:
+        """Of the ranks of a group, the last axis first to change. Without a mesh each rank computes alone, at the empty one."""
+        return tuple(tuple(zip(self.mesh, places, strict=True)) for places in itertools.product(*map(range, self.mesh.values())))
+
+    @property
+    def replicated(self) -> bool:
+        """Each rank has the whole state."""
+        return not self.spread and self.group == 1
+
+    @property
     def spread(self) -> str:
         """The part of the state that is spread over the ranks; empty where each rank has the whole state."""
         return LAYOUTS[self.optimizer_sharding].spread
@@ -279,9 +301,11 @@ class RunSettings:
             raise ConfigError(
                 "world", self.world, reason, f"Choose {self.min_ranks} to {self.max_world} ranks, or begin with another max_world."
             )
-        if self.shards < self.most:
+        self._check_mesh()
+        if self.shards * self.group < self.most:
+            ranks = f"ranks ({self.most})" if self.group == 1 else f"groups of ranks ({self.most // self.group})"
             raise ConfigError(
-                "shards", self.shards, f"fewer batch shards than ranks ({self.most}): some ranks would have nothing to compute",
+                "shards", self.shards, f"fewer batch shards than {ranks}: some ranks would have nothing to compute",
                 "Set --shards to a multiple of the largest world you want, and the global batch to a multiple of --shards.",
             )  # fmt: skip
         self._check_groups()
@@ -298,6 +322,28 @@ class RunSettings:
             reason = "ranks with GPUs exchange by NCCL, which encrypts nothing"
             raise ConfigError("tls", self.tls, reason, "Train on CPUs, or leave it out and keep the ranks' network to yourself.")
         self._check_sharding()
+
+    def _check_mesh(self) -> None:
+        for axis, size in self.mesh.items():
+            if axis not in AXES:
+                raise ConfigError(f"mesh.{axis}", size, "there is no such axis", f"The axes are {', '.join(AXES)}.")
+            if not isinstance(size, int) or isinstance(size, bool) or size < 1:
+                raise ConfigError(f"mesh.{axis}", size, "it takes a number of ranks, at least 1", f"Such as mesh.{axis} = 2.")
+        for name in ("world", "max_world"):
+            if getattr(self, name) % self.group:
+                axes = " x ".join(f"{axis}={size}" for axis, size in self.mesh.items())
+                reason = f"no multiple of the {self.group} ranks that compute a shard together ({axes})"
+                raise ConfigError(name, getattr(self, name), reason, f"Take {self.group} ranks for each replica, or a smaller axis.")
+        if self.group == 1:
+            return
+        together = f"mesh has groups of {self.group} ranks"
+        if self.replica_size > 1:
+            raise ConfigError("replica_size", self.replica_size, f"{together} already", "Leave replica_size out.")
+        if self.reduction == "native":
+            raise ConfigError("reduction", self.reduction, f"{together}, whose gradients are summed in fixed order", "Set it to tree.")
+        if self.verify.compute:
+            reason = f"{together}, and no rank can compute a shard of another group again by itself"
+            raise ConfigError("verify.compute", self.verify.compute, reason, "Set it to 0.")
 
     def _check_groups(self) -> None:
         for name in ("world", "max_world"):

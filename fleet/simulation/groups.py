@@ -54,8 +54,8 @@ class SimGroup:
         self._arrivals: dict[Member, Future] = {}
         self._values: dict[Any, dict[Member, Any]] = {}
         self._outcomes: dict[Any, dict[Member, Future]] = {}
-        self._received: dict[Member, Any] = {}
-        self._listening: list[tuple[Member, Future, Sequence[Member]]] = []
+        self._received: dict[Any, Any] = {}
+        self._listening: list[tuple[Member, Future, Sequence[Any]]] = []
         self._state: Any = None
         self._receivers: dict[Member, Future] = {}
         self.complete_s = 0.0
@@ -106,13 +106,13 @@ class SimGroup:
             del self._values[what], self._outcomes[what]
         return future
 
-    def send(self, member: Member, value: Any) -> None:
-        """Send a value. A member's first value counts, since others may have received it."""
+    def send(self, member: Any, value: Any) -> None:
+        """Send a value under the name of a member, or another. The first value counts, since others may have received it."""
         self._received.setdefault(member, value)
         self._inform()
 
-    def received(self, member: Member, givers: Sequence[Member]) -> Future:
-        """Resolves to the values of all ``givers``, by member."""
+    def received(self, member: Member, givers: Sequence[Any]) -> Future:
+        """Resolves to the values under the names ``givers``, by name."""
         future = self._pend(self.ends[member])
         if any(other.left for other in self.ends.values()):
             self._break_soon(member, "a peer has left")

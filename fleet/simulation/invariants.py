@@ -34,7 +34,7 @@ from fleet.protocol.records import (
     ViewPublished,
 )
 from fleet.protocol.slowness import ACTIONS
-from fleet.protocol.types import Member, StateId, View
+from fleet.protocol.types import Member, StateId, View, columns, groups
 from fleet.settings.run import WINDOW_S
 from fleet.simulation.checker import Homes, InvariantChecker, Violation
 from fleet.simulation.endings import DoneOnce, FinalKept, InOrder
@@ -78,12 +78,14 @@ class Donor(InvariantChecker):
             self.require(not donor.protocol.dirty, f"donor {donor} of generation {view.generation} is dirty")
             self.require(donor.protocol.state == max(clean), f"donor {donor} holds {donor.protocol.state}, another holds {max(clean)}")
             self.require(view.state == max(clean), f"generation {view.generation} is to hold {view.state}, its donor has {max(clean)}")
-        elif clean and not machine.state.settings.spread:  # with sharded state, ``TwoPhase`` checks that
+        elif clean and machine.state.settings.replicated:  # else ``TwoPhase`` checks that
             self.require(
                 max(clean) < machine.state.committed, f"generation {view.generation} rolls back although a member holds {max(clean)}"
             )
         for index, rank in enumerate(members):
-            if rank is not None and index != view.donor and (rank.protocol.dirty or rank.protocol.state != view.state):
+            column = view.column_of(view.members[index])
+            begins = column.rank_of(view.members[index]) == column.donor
+            if rank is not None and not begins and (rank.protocol.dirty or rank.protocol.state != view.state):
                 self.require(index in view.receivers, f"{rank} differs from the donor and does not receive in generation {view.generation}")
 
 
@@ -207,12 +209,39 @@ class ExactlyOnce(InvariantChecker):
     def completed(self, view: View, values: Mapping[Member, Any]) -> None:
         states = {value[0] for value in values.values()}
         self.require(len(states) == 1, f"members reduce different steps in generation {view.generation}: {states}")
-        shards = sorted(shard for value in values.values() for shard in value[2])
         whole = list(range(self.world.settings.shards))
-        self.require(shards == whole, f"generation {view.generation} computes shards {shards}")
+        for column in columns(view.members).values():
+            shards = sorted(shard for place in column for shard in values[view.members[place]][2])
+            self.require(shards == whole, f"generation {view.generation} computes shards {shards}")
+        for group in groups(view.members):
+            mine = [sorted(values[view.members[place]][2]) for place in group]
+            self.require(all(each == mine[0] for each in mine), f"a group of generation {view.generation} computes shards {mine}")
         state = states.pop()
         doubled = state.history == self._committed.history and state.step < self._committed.step
         self.require(not doubled, f"step {state} is computed again although {self._committed} is committed")
+
+
+class Together(InvariantChecker):
+    """6, with groups of ranks that compute a shard together: all compute the same shard of the same step, and each is at a coordinate."""
+
+    name = "together"
+
+    def computed_together(self, rank: SimRank, met: Mapping[Member, tuple[int, int]]) -> None:
+        """``rank`` has met the others of its group for a shard: (step, shard) by member."""
+        self.require(len(set(met.values())) == 1, f"{rank} computes with others that compute something else: {met}")
+
+    def sent(self, machine: FleetMachine, instruction: Instruction) -> None:
+        if isinstance(instruction, Publish | Propose) and self.world.settings.mesh:
+            wanted, members = list(self.world.settings.coordinates), instruction.view.members
+            for first in range(0, len(members), len(wanted)):
+                there = [member.coordinate for member in members[first : first + len(wanted)]]
+                self.require(there == wanted, f"a group of generation {instruction.view.generation} has the coordinates {there}")
+
+    def joining(self, rank: SimRank, view: View) -> None:
+        place = view.members[view.rank_of(rank.member)]
+        self.require(
+            place.coordinate == rank.protocol.coordinate, f"{rank} is at {rank.protocol.coordinate}, and in a view at {place.coordinate}"
+        )
 
 
 class Identical(InvariantChecker):
@@ -548,13 +577,13 @@ class Traffic(InvariantChecker):
 
 
 CHECKERS: tuple[type[InvariantChecker], ...] = (
-    Donor, Dirty, Stale, Repeats, TwoPhase, OneIncarnation, ExactlyOnce, Corruption, Identical, Agreement, WholeCheckpoint, Restored,
-    Persisted, Journal, Rebuilt, FinalKept, InOrder, DoneOnce, Ends, BudgetsHold, HealthyStay, ChangesBounded, Traffic, AllWait, OneHistory,
-    Durable, SavesAlone, Excused, Gathers, Serves, Near, Copies, Recuts,
+    Donor, Dirty, Stale, Repeats, Together, TwoPhase, OneIncarnation, ExactlyOnce, Corruption, Identical, Agreement, WholeCheckpoint,
+    Restored, Persisted, Journal, Rebuilt, FinalKept, InOrder, DoneOnce, Ends, BudgetsHold, HealthyStay, ChangesBounded, Traffic, AllWait,
+    OneHistory, Durable, SavesAlone, Excused, Gathers, Serves, Near, Copies, Recuts,
 )  # fmt: skip
 HOOKS = (
     "record", "truncated", "sent", "reported", "checkpoint", "restored", "end", "meet", "joining", "joined", "contribute", "completed",
-    "reduced", "agreed", "commit", "save", "begins", "placed", "served", "missed", "cut", "behind", "did",
+    "reduced", "computed_together", "agreed", "commit", "save", "begins", "placed", "served", "missed", "cut", "behind", "did",
 )  # fmt: skip
 
 

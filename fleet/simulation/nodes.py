@@ -14,6 +14,7 @@ from fleet.protocol.reach import LEASE, Reach
 from fleet.protocol.types import Copy, Member
 from fleet.settings.run import HANGUP_S
 from fleet.simulation.clockwork import Stoppable
+from fleet.simulation.columns import SimColumnLayout
 from fleet.simulation.gathering import SimFsdpLayout
 from fleet.simulation.links import AGAIN_S, HEAD
 from fleet.simulation.ranks import SimLayout, SimRank
@@ -274,7 +275,8 @@ class SimTrain:
             return
         node = min(nodes, key=lambda node: (self._used(node), node.index))
         self._numbers += 1
-        layout = SIMULATED[self.world.settings.optimizer_sharding]
+        settings = self.world.settings
+        layout = SimColumnLayout if settings.group > 1 and not settings.spread else SIMULATED[settings.optimizer_sharding]
         rank = SimRank(self.world, slot, node, self._numbers, self.world.stream("rank", self._numbers), layout)
         SimStep(rank)
         self.current[slot] = rank

@@ -18,6 +18,9 @@ POINTS = (
 SHARDED_POINTS = ("ready", "decided", "gathering", "advancing", "placing", "placed", "slices")
 """More points with sharded state: within the commit, and while chunks move to their places."""
 
+COLUMN_POINTS = ("collective", "ready", "decided", "advancing")
+"""More points where ranks compute a shard together: within it, and within the commit."""
+
 FAST = Timeouts(
     heartbeat_s=1.0, node_s=1.5, stall_s=20.0, quiesce_s=2.0, form_s=4.0, progress_s=8.0, start_s=10.0, checkpoint_s=6.0
 )  # fmt: skip
@@ -192,7 +195,7 @@ def random_plan(seed: int, *, sharded: bool = False) -> Plan:
     )
     plan = _with_network(plan, stream(seed, "network plan"))
     plan, more = _with_copies(plan, stream(seed, "copies"))
-    return with_troubles(plan, _random_troubles(plan, stream(seed, "troubles")) + more)
+    return with_troubles(plan, random_troubles(plan, stream(seed, "troubles")) + more)
 
 
 def _with_copies(plan: Plan, rng: random.Random) -> tuple[Plan, tuple[Trouble, ...]]:
@@ -279,7 +282,7 @@ def _with_network(plan: Plan, rng: random.Random) -> Plan:
     return plan
 
 
-def _random_troubles(plan: Plan, rng: random.Random) -> tuple[Trouble, ...]:
+def random_troubles(plan: Plan, rng: random.Random) -> tuple[Trouble, ...]:
     troubles: list[Trouble] = []
     for _ in range(rng.choice((0, 1, 2, 3, 4, 5, 6, 8))):
         troubles += _random_trouble(plan, rng)
@@ -288,7 +291,8 @@ def _random_troubles(plan: Plan, rng: random.Random) -> tuple[Trouble, ...]:
 
 def _random_trouble(plan: Plan, rng: random.Random) -> list[Trouble]:
     settings = plan.settings
-    points = (*POINTS, *SHARDED_POINTS, *SHARDED_POINTS) if settings.optimizer_sharding == "zero1" else POINTS
+    more = SHARDED_POINTS if settings.optimizer_sharding == "zero1" else COLUMN_POINTS if settings.group > 1 else ()
+    points = (*POINTS, *more, *more)
     at_s, slot, node = rng.uniform(0.2, 6.0), rng.randrange(settings.slots), rng.randrange(settings.nodes)
     match rng.choices(list(WEIGHTS), weights=list(WEIGHTS.values()))[0]:
         case "kill":

@@ -18,7 +18,6 @@ from fleet.errors import Fenced, FleetError, GroupLost, LoopError, RunOver
 from fleet.protocol.chunks import Claim, StateCut
 from fleet.protocol.events import Event, Raised
 from fleet.protocol.instructions import Instruction, Quiesce
-from fleet.protocol.layouts import LAYOUTS
 from fleet.protocol.lease import Lease
 from fleet.protocol.member import MemberProtocol
 from fleet.protocol.moves import Awaited, Begin, Drop, Form, KeepBeside, Move, Parting, Settle, Wait, Wake
@@ -194,6 +193,15 @@ class SimLayout:
         """Exchange the data that members need before chunks are placed. Raises Broken."""
         yield from ()
 
+    def claim(self) -> Claim:
+        """This rank's claim, where no rank has the whole state."""
+        claim: Claim = self.kept.claim()
+        return claim
+
+    def resettle(self, view: View) -> Steps:
+        """Come to one state with the other members of ``view``. Gives it. Raises Broken."""
+        return (yield from self.kept.resettle(view))
+
     def place(self, column: Column, cut: StateCut) -> None:
         """This rank has its chunks of ``cut``."""
 
@@ -204,8 +212,9 @@ class SimLayout:
 class SimRank:
     """One process. ``where``: (step, shard), which an agent would see in the rank's shared memory.
 
-    ``groups``: by generation, each group that the rank has come to, and the future of its forming. ``carriers``: by class of move, the
-    function that carries it out. ``spoils``: the rank's next gradient is not finite.
+    ``groups``: by generation, each group that the rank has come to, and the future of its forming. ``together``: the same of the ranks with
+    which it computes shards; it leaves such a group when its loop comes out of the view. ``carriers``: by class of move, the function that
+    carries it out. ``spoils``: the rank's next gradient is not finite.
     """
 
     def __init__(
@@ -213,7 +222,7 @@ class SimRank:
     ) -> None:
         self.world, self.node, self.rng = world, node, rng
         self.protocol = MemberProtocol(slot, f"token-{number}", Process(node.name, 1000 + number, number), f"{node.name}:{number}")
-        self.protocol.sharded = bool(LAYOUTS[world.settings.optimizer_sharding].spread)
+        self.protocol.sharded = not world.settings.replicated
         self.rank_machine = RankMachine(self.protocol)
         self.alive, self.hung = True, False
         self.still, self._frozen_s = Stoppable(), 0.0
@@ -222,6 +231,7 @@ class SimRank:
         self.movement = Movement(world.clock.now_s)
         self.pace, self.timed = RankPace(), TimedSteps()
         self.groups: dict[int, tuple[SimGroup, Future]] = {}
+        self.together: dict[int, tuple[SimGroup, Future]] = {}
         self.carriers: dict[type, Callable[[Any], Any]] = {}
         self.layout = layout(self)
         self._joined_view: View | None = None
@@ -281,6 +291,7 @@ class SimRank:
         self.world.note("dead", self, cause, self.where)
         for generation in list(self.groups):
             self._leave_group(generation)
+        self.part()
         self.node.on_death(self, cause)
         self.world.train.on_death(self)
         self.layout.died()
@@ -297,6 +308,17 @@ class SimRank:
         """The measured times since the last call, of whole steps of one view."""
         times, self.timed.rows = self.timed.rows, []
         return RankTimes(self.member, *zip(*times, strict=True))
+
+    def _wake_in(self, generation: int) -> None:
+        """Wake the loop, if it waits for the others of its group in ``generation``."""
+        if self.alive and generation in self.together:
+            self.together[generation][0].leave(self.member)
+
+    def part(self, but: int = -1) -> None:
+        """The loop computes no shard: leave the ranks with which it did, except those of generation ``but``."""
+        for generation in [one for one in self.together if one != but]:
+            group, _ = self.together.pop(generation)
+            group.leave(self.member)
 
     def _leave_group(self, generation: int, graceful: bool = False) -> None:
         group, _ = self.groups.pop(generation)
@@ -345,14 +367,22 @@ class SimRank:
         while self.rank_machine.orders:
             match self.rank_machine.orders.pop(0):
                 case Form(formed):
+                    form_s = self.world.settings.timeouts.form_s
                     group = self.world.group(formed)
-                    self.groups[formed.generation] = group, group.arrive(self.member, self.world.settings.timeouts.form_s, self.end)
+                    self.groups[formed.generation] = group, group.arrive(self.member, form_s, self.end)
+                    if self.world.settings.group > 1:
+                        group = self.world.computing(formed, self.member)
+                        self.together[formed.generation] = group, group.arrive(self.member, form_s, self.end)
                 case Settle(joining):
                     Coroutine(self.world.clock, self._beside(self.rank_machine.settle(joining)), self.gate)
                 case Drop(generation, parting):
                     self._leave_group(generation, graceful=parting is Parting.AGREED and not self.world.plan.abrupt)
+                    if generation in self.together:
+                        quiesce_s = self.world.settings.timeouts.quiesce_s
+                        self.world.clock.after(quiesce_s, lambda generation=generation: self._wake_in(generation))  # type: ignore[misc]
                 case Wake(generation):
                     self.groups[generation][0].leave(self.member)
+                    self._wake_in(generation)
                 case KeepBeside(order):
                     Coroutine(self.world.clock, self.carriers[KeepBeside](order), self.gate)
         view = self.protocol.view
@@ -393,6 +423,9 @@ class SimRank:
 
     def wait(self, move: Wait) -> Steps:
         late_s = math.inf
+        if move.what is Awaited.CALL:
+            joining = self.rank_machine.joining
+            self.part(but=joining.view.generation if joining is not None else -1)
         if move.again_s is not None:
             late_s = self.world.clock.now_s + move.again_s
             self.world.clock.after(move.again_s, lambda: self.gate(self._wake))
@@ -446,7 +479,7 @@ class SimRank:
             return
 
     def _live(self) -> Steps:
-        while not self.named:
+        while not self.named or (self.world.settings.mesh and not self.protocol.coordinate):  # it builds its model for its coordinate
             if self.rank_machine.over or self.protocol.fenced is not None:
                 return
             yield self._next_message()

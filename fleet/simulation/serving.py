@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from fleet.protocol.chunks import Chunk, StateCut, lost, settled
 from fleet.protocol.records import Committed, Record, ViewPublished
-from fleet.protocol.types import Member, StateId, View
+from fleet.protocol.types import Member, StateId, View, columns
 from fleet.simulation.checker import InvariantChecker
 from fleet.simulation.gathering import Fetched
 from fleet.simulation.ranks import SimRank
@@ -90,7 +90,7 @@ class Copies(InvariantChecker):
     def commit(self, rank: SimRank, state: StateId) -> None:
         """All members of the view have taken this step, or are about to. They hold the copies that were promised when the view formed."""
         view = rank.protocol.view
-        if not rank.protocol.sharded or view is None or rank.protocol.forming or rank.layout.kept.recut is not None:
+        if rank.layout.kept is None or view is None or rank.protocol.forming or rank.layout.kept.recut is not None:
             return
         column = view.column_of(rank.member).members
         there = [one for one in map(self.process, column) if one is not None and one.alive and one.protocol.view == view]
@@ -110,7 +110,7 @@ class Copies(InvariantChecker):
 
 
 class TwoPhase(InvariantChecker):
-    """5, with sharded state: all members begin a view at one step, and no part of the state is lost while one copy lives."""
+    """5, where no rank has the whole state: all members begin a view at one step, and no part of it is lost while one copy lives."""
 
     name = "two-phase"
 
@@ -145,15 +145,19 @@ class TwoPhase(InvariantChecker):
         view, last = record.view, self._history
         self._history = max(last, view.state.history)
         members = [rank for rank in map(self.process, view.members) if rank is not None and rank.protocol.sharded and rank.alive]
-        claims = [rank.layout.kept.claim() for rank in members]
-        target = max((claim.state for claim in claims if claim.state is not None), default=None)
+        claims = {rank.member: rank.layout.claim() for rank in members}
+        target = max((claim.state for claim in claims.values() if claim.state is not None), default=None)
         if target is None or target.history != last or view.state.history == last or target < self._committed():
             return
         if target.step <= view.state.step:
             return  # no step is given up: the new history begins at the end of this one
-        gone = lost([claim.chunks for claim in settled(claims, target)], LENGTH)
+        there = dict(zip(claims, settled(list(claims.values()), target), strict=True))
+        gone = any(
+            lost([there[view.members[place]].chunks for place in column if view.members[place] in there], LENGTH)
+            for column in columns(view.members).values()
+        )
         self.require(
-            bool(gone) or self.world.flipped,
+            gone or self.world.flipped,
             f"generation {view.generation} gives up {target}, and its members {[str(rank) for rank in members]} hold all of it",
         )
 
@@ -172,7 +176,7 @@ class Recuts(InvariantChecker):
 
     def commit(self, rank: SimRank, state: StateId) -> None:
         view = rank.protocol.view
-        if not rank.protocol.sharded or view is None or rank.protocol.forming or rank.layout.kept.recut is None:
+        if rank.layout.kept is None or view is None or rank.protocol.forming or rank.layout.kept.recut is None:
             return
         self._commits[view.generation, view.store, rank.member] += 1
         steps = self._commits[view.generation, view.store, rank.member]

@@ -10,6 +10,7 @@ import random
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from typing import Any, Protocol
 
 from fleet.machine.core import FleetMachine
@@ -17,7 +18,7 @@ from fleet.protocol.events import Event, PartWritten
 from fleet.protocol.instructions import EndRun
 from fleet.protocol.levels import PEERS_SCHEME
 from fleet.protocol.records import Record, RunEnded
-from fleet.protocol.types import StateId, View
+from fleet.protocol.types import Member, StateId, View
 from fleet.settings.run import RunSettings
 from fleet.simulation.clockwork import Clockwork
 from fleet.simulation.groups import SimGroup
@@ -45,18 +46,22 @@ class Host(Protocol):
 
 
 class SimGroups:
-    """The process groups of a run. Ranks meet by generation and store, even if they have different views of one generation."""
+    """The process groups of a run. Ranks meet by generation and store, even if they have different views of one generation.
+
+    Ranks that compute a shard together have a group of their own beside that of the whole view.
+    """
 
     def __init__(self, rng: random.Random) -> None:
         self._rng = rng
-        self._found: dict[tuple[int, str], SimGroup] = {}
+        self._found: dict[tuple[int, str, tuple[int, ...]], SimGroup] = {}
 
-    def of(self, world: Stage, view: View) -> SimGroup:
-        group = self._found.get((view.generation, view.store))
-        if group is None:
-            group = SimGroup(world.clock, self._rng, view, world.watch.completed, world.links)
-            self._found[view.generation, view.store] = group
-        return group
+    def of(self, world: Stage, view: View, together: tuple[int, ...] = ()) -> SimGroup:
+        key = view.generation, view.store, together
+        if key not in self._found:
+            inside = replace(view, members=tuple(view.members[rank] for rank in together)) if together else view
+            completed = (lambda view, values: None) if together else world.watch.completed
+            self._found[key] = SimGroup(world.clock, self._rng, inside, completed, world.links)
+        return self._found[key]
 
 
 class Stage(ABC):
@@ -117,6 +122,10 @@ class Stage(ABC):
         group = self._groups.of(self, view)
         self.watch.meet(group.view, view)
         return group
+
+    def computing(self, view: View, member: Member) -> SimGroup:
+        """The process group of the ranks that compute shards together with ``member``."""
+        return self._groups.of(self, view, view.group_of(member))
 
     # ---- memories ------------------------------------------------------------------------------------------------------------------------
 

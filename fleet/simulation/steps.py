@@ -22,7 +22,7 @@ from fleet.protocol.member import Offer
 from fleet.protocol.moves import Arriving
 from fleet.protocol.once import key_of
 from fleet.protocol.replica_check import ReplicaCheck
-from fleet.protocol.types import Column, Finding, Member, Part, StateId, View
+from fleet.protocol.types import Column, Finding, Member, Part, StateId, View, groups
 from fleet.protocol.vote import CommitVote, Doubt, Words
 from fleet.simulation.clockwork import Coroutine, Future, Steps
 from fleet.simulation.groups import Broken, SimGroup
@@ -42,6 +42,7 @@ class Sum:
 
     number: int
     values: dict[Member, Contribution]
+    column: tuple[Member, ...]
     doubt: Doubt | None = None
     norm_limit: float = math.inf
     disputed: bool = False
@@ -52,8 +53,8 @@ class Sum:
 
     @property
     def merged(self) -> dict[int, int]:
-        """The contributions by shard."""
-        return {shard: value for each in self.values.values() for shard, value in each[2].items()}
+        """The contributions by shard, of one column: ``column`` has its members."""
+        return {shard: value for member in self.column for shard, value in self.values[member][2].items()}
 
 
 class SimStep:
@@ -77,6 +78,7 @@ class SimStep:
         self._number = 0
         self._own: list[float] = []
         self._waited_s = 0.0
+        self._met, self._useless, self._computes_in = 0, "", -1
         self._rested = self._changed = self._evaluated = StateId(0, 0)
         self._first = True
         rank.carriers = {
@@ -89,7 +91,7 @@ class SimStep:
             moves.Meet: self._meet,
             moves.Load: self._load,
             moves.Begin: self._begin,
-            moves.Resettle: lambda move: self.layout.kept.resettle(move.view),
+            moves.Resettle: lambda move: self.layout.resettle(move.view),
             moves.Receive: self._receive,
             moves.Give: self._give,
             moves.HoldStill: self._hold_still,
@@ -104,7 +106,7 @@ class SimStep:
             moves.Apply: self._apply,
             moves.Advance: self._follow,
             moves.StepCommitted: self._committed,
-            moves.Expect: lambda move: self.layout.kept.go_on() if self.vote.spread else None,
+            moves.Expect: lambda move: self.layout.kept.go_on() if self.layout.kept is not None else None,
             moves.Save: self._save,
             moves.Digest: self._digest,
             moves.CarryOut: self._carry_out,
@@ -206,7 +208,10 @@ class SimStep:
         self.rank.groups[move.view.generation][0].send(self.rank.member, self.layout.counts(move.shards))
 
     def _share(self, move: moves.AssignShards) -> Steps:
-        """Assign the shards of the present step: held and promised shards count. No rank waits for a receiver, which has none."""
+        """Assign the shards of the present step: held and promised shards count. No rank waits for a receiver, which has none.
+
+        Of ranks that compute together, a shard counts that all of them hold.
+        """
         column, group, layout = move.view.column_of(self.rank.member), self.rank.group, self.layout
         place = column.rank_of(self.rank.member)
         arriving, receives = self.machine.arriving, place in column.receivers
@@ -220,9 +225,15 @@ class SimStep:
             self.layout.kept.settled_at = None
         if not receives:  # between steps only newcomers need this: members know that no shard is computed
             group.send(self.rank.member, layout.counts(layout.held))
-        givers = [member for rank, member in enumerate(column.members) if rank not in column.receivers and move.begun]
+        view = move.view
+        givers = [member for rank, member in enumerate(view.members) if rank not in view.receivers and move.begun]
         received: dict[Member, Any] = (yield group.received(self.rank.member, givers)) if givers else {}
-        contributed = [received.get(member, ()) for member in column.members]
+        contributed = [
+            frozenset[int].intersection(*(frozenset(received.get(view.members[each], ())) for each in together))
+            for together in groups(view.members)
+        ]
+        self._met, self._computes_in = 0, view.generation
+        self.rank.part(but=view.generation)
         shares = self.duties.join(column, place, contributed, column.idle if layout.spares_newcomers else ())
         kept = {shard for lo, hi in shares.kept[place] for shard in range(lo, hi)}
         layout.held = {shard: value for shard, value in layout.held.items() if shard in kept}
@@ -240,7 +251,7 @@ class SimStep:
             yield from self.machine.end("on top of the next step")
         if self.layout.useless or self.rank.protocol.ends_here:
             return
-        rank, machine, plan, self._own = self.rank, self.machine, self.world.plan, []
+        rank, machine, plan, self._own, self._useless = self.rank, self.machine, self.world.plan, [], ""
         if machine.goes_ahead:
             self.world.note("ahead", rank, machine.assigned)
         rank.movement.stepping = True
@@ -253,7 +264,7 @@ class SimStep:
             rank.where = (move.step, shard)
             yield from rank.point("compute")
             weights = yield from self.layout.parameters()
-            if weights is None:
+            if weights is None or not (yield from self._together(move.step, shard)):
                 break
             self.layout.held[shard] = SPOILED if rank.spoils else gradient(weights, move.step, shard)
             rank.spoils = False
@@ -266,10 +277,29 @@ class SimStep:
             number += 1
         rank.where = (move.step, -1)
 
+    def _together(self, step: int, shard: int) -> Steps:
+        """Compute ``shard`` with the other ranks of the group. Whether all have come to it."""
+        if self.world.settings.group == 1:
+            return True
+        try:
+            found = self.rank.together.get(self._computes_in)
+            if found is None:
+                raise Broken("left the ranks with which it computes")
+            self._met += 1
+            yield from self.rank.point("collective")
+            met = yield found[0].exchange(self.rank.member, ("shard", self._met), (step, shard))
+            self.world.watch.computed_together(self.rank, met)
+        except Broken as lost:
+            self._useless = str(lost)
+            return False
+        return True
+
     # ---- reduce --------------------------------------------------------------------------------------------------------------------------
 
     def _reduce(self, move: moves.Reduce) -> Steps:
         self.layout.flush()
+        if self._useless:
+            raise Broken(self._useless)
         view, group = self.machine.view, self.rank.group
         number, self._number = self._number, self._number + 1
         if move.early:
@@ -279,17 +309,19 @@ class SimStep:
         else:
             values = yield from self._summed(view, group, number, move.offer)
         self.world.watch.reduced(self.rank, view, number, values)
-        if not self.vote.spread and self.replica_check.differ([value[1] for value in values.values() if value[1] is not None]):
+        column = view.column_of(self.rank.member).members
+        told = [values[member][1] for member in column if values[member][1] is not None]
+        if self.layout.kept is None and self.replica_check.differ(told):
             raise Broken("weights differ")
         if not move.early:
             yield from self.rank.point("reduced")
-        return Sum(number, values)
+        return Sum(number, values, column)
 
     def _summed(self, view: View, group: SimGroup, number: int, offer: Offer) -> Steps:
         rank, layout, state = self.rank, self.layout, self.machine.here
         yield from rank.point("reducing")
         self.world.watch.contribute(rank, view, state, rank.protocol.dirty)
-        if not self.vote.spread:
+        if layout.kept is None:
             self.replica_check.enter(state, str(layout.weights))
         values = yield group.reduce(rank.member, number, (state, layout.weights, dict(layout.held), offer))
         took_s = self.world.clock.now_s - group.complete_s
@@ -312,6 +344,8 @@ class SimStep:
         rank, members, self.sums = self.rank, self.machine.view.members, move.reduced.merged
         if not self.vote.spread:
             return Words((self.layout.word(self.sums),))
+        if self.layout.kept is None:
+            return (yield from self._words(move.reduced))
         yield from self.layout.kept.arrive()
         yield from rank.point("ready")
         here, kept = self.machine.here, self.layout.kept
@@ -329,6 +363,14 @@ class SimStep:
         yield from rank.point("decided")
         return Words(tuple(said[members[each]][0] for each in voters))
 
+    def _words(self, reduced: Sum) -> Steps:
+        """The words of all ranks, where each column has a whole state."""
+        yield from self.rank.point("ready")
+        word = self.layout.word(self.sums)
+        said: dict[Member, bool] = yield self.rank.group.exchange(self.rank.member, ("ready", reduced.number), word)
+        yield from self.rank.point("decided")
+        return Words(tuple(said[member] for member in self.machine.view.members))
+
     def _compute_anew(self, move: moves.Repeat) -> None:
         self.world.note("again", self.rank, move.doubt.why)
         self.layout.reset()
@@ -340,7 +382,7 @@ class SimStep:
         assert isinstance(move.reduced, Sum)
         self.world.watch.agreed(self.rank, self.machine.view, move.reduced.number, move.enter, move.save)
         apply_s = yield from self._change(turns=True)
-        if not self.vote.spread:
+        if self.layout.kept is None:
             self._note_times(self.machine.here.step, apply_s)
 
     def _follow(self, move: moves.Advance) -> Steps:
@@ -365,7 +407,7 @@ class SimStep:
 
     def _committed(self, move: moves.StepCommitted) -> Steps:
         yield from self.layout.publish()
-        if self.vote.spread:
+        if self.layout.kept is not None:
             self.chunk_check.settle(self.machine.here, self.layout.kept.digests)
             self.layout.kept.settled_at = self.machine.here
         yield from self.rank.point("committed")

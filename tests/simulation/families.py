@@ -9,7 +9,7 @@ import random
 from collections.abc import Sequence
 from dataclasses import replace
 
-from fleet.simulation.plan import POINTS, SHARDED_POINTS, Plan, Trouble, random_plan, with_troubles
+from fleet.simulation.plan import POINTS, SHARDED_POINTS, Plan, Trouble, random_plan, random_troubles, with_troubles
 from fleet.simulation.rng import stream
 
 CLOSES_S = 0.3
@@ -33,6 +33,18 @@ def racks_plan(seed: int, *, sharded: bool = False) -> Plan:
     plan = replace(plan, copy_every_s=rng.choice((0.1, 0.4, 1.5)))
     others = [replace(trouble, node=trouble.node % settings.nodes) for trouble in plan.troubles if trouble.kind != "lose_node"]
     return with_troubles(plan, (*(others if rng.random() < 0.5 else ()), *ill, *well))
+
+
+def mesh_plan(seed: int) -> Plan:
+    """As :func:`random_plan`, with ranks that compute a shard together: two to four of them, in one to three replicas."""
+    rng, plan = stream(seed, "mesh plan"), random_plan(seed)
+    size, replicas = rng.choice((2, 2, 2, 3, 4)), rng.choice((1, 2, 2, 3))
+    world, spares, nodes = size * replicas, rng.choice((0, 1, 1, 2)), rng.choice((1, 2, 2, 3))
+    settings = replace(plan.settings, mesh={"tensor": size}, world=world, spares=spares, nodes=nodes, min_ranks=rng.choice((1, 1, size)))
+    settings = replace(settings, peer_copies=rng.choice((0, 0, 1)) if nodes > 1 else 0)
+    plan = replace(plan, settings=settings, capacity=-(-settings.slots // nodes) + rng.choice((0, 0, 1)))
+    plan = replace(plan, copy_every_s=rng.choice((0.1, 0.4, 1.5)) if settings.peer_copies else None)
+    return with_troubles(plan, random_troubles(plan, stream(seed, "mesh troubles")))
 
 
 def cut_plan(seed: int, *, sharded: bool = False) -> Plan:

@@ -17,6 +17,7 @@ from tests.simulation.families import (
     ended_plan,
     gathers_plan,
     links_plan,
+    mesh_plan,
     notices_plan,
     overflows_plan,
     racks_plan,
@@ -49,6 +50,7 @@ FAMILIES: dict[str, Callable[[int], Plan]] = {
     "cold": _odd_sharded(cold_plan),
     "ended": _odd_sharded(ended_plan),
     "gathers": gathers_plan,
+    "mesh": mesh_plan,
     "overflows": overflows_plan,
 }
 """Families of runs by seed, each with troubles of its own; in ``gathers`` parameters are spread over ranks, too."""

@@ -15,7 +15,7 @@ from fleet.protocol.events import EVENTS, Ready
 from fleet.protocol.instructions import INSTRUCTIONS, Publish
 from fleet.protocol.journal import decode_line, encode_line
 from fleet.protocol.records import RECORDS, Spans
-from fleet.protocol.types import Coordinate, Member, View, apply_delta, assigned_by_column, view_delta
+from fleet.protocol.types import Coordinate, Member, View, apply_delta, assigned_by_group, groups, view_delta
 from fleet.settings.run import RunSettings
 from policies.placement import ranges
 from tests.unit.test_machine import START, Bench
@@ -29,7 +29,7 @@ MEMBERS = tuple(Member(slot, 0, (LEFT, RIGHT)[slot % 2]) for slot in range(4))
 
 
 def view_of(*receivers: int, shards: int = SHARDS) -> View:
-    split = assigned_by_column(MEMBERS, lambda places: ranges(shards, len(places)))
+    split = assigned_by_group(MEMBERS, lambda together: ranges(shards, len(together)))
     return View(1, MEMBERS, split, 0, receivers, START, "")
 
 
@@ -73,7 +73,14 @@ def test_a_delta_brings_the_coordinates_of_newcomers() -> None:
 # ---- what is assigned within a column ----------------------------------------------------------------------------------------------------
 
 
-def test_the_coordinator_assigns_shards_within_each_column() -> None:
+def test_a_group_has_one_member_of_each_column() -> None:
+    assert groups(MEMBERS) == [(0, 1), (2, 3)] and groups([Member(0, 0), Member(1, 0)]) == [(0,), (1,)]
+    assert [view_of().group_of(member) for member in MEMBERS] == [(0, 1), (0, 1), (2, 3), (2, 3)]
+    with pytest.raises(ValueError, match="shorter"):
+        groups(MEMBERS[:3])
+
+
+def test_the_coordinator_assigns_shards_to_groups() -> None:
     bench = Bench(world=4)
     bench.start()
     state = bench.machine.state
@@ -81,7 +88,7 @@ def test_the_coordinator_assigns_shards_within_each_column() -> None:
     assert view.ranges == ((0, 8), (0, 8), (8, 16), (8, 16))
     state.stragglers.speeds = {MEMBERS[3]: 1 / 3}
     view = make_view(state, MEMBERS, StateSource(0, (), START), START)
-    assert view.ranges == ((0, 8), (0, 12), (8, 16), (12, 16)), "a slow rank's shards go to those of its column"
+    assert view.ranges == ((0, 12), (0, 12), (12, 16), (12, 16)), "its group computes fewer shards than the other"
 
 
 def steps_in(view: View, rank: int, group: Group, sharding: str, ring: Path) -> tuple[str, int]:

@@ -1,0 +1,98 @@
+"""Which process takes which coordinate, where several ranks compute a shard together.
+
+A rank keeps its coordinate as long as it lives, as its modules are built for it. There is a rank at each coordinate for each replica that
+the world has room for. A process that comes where one is missing gets its coordinate at once. All others are spares, and have none. When a
+rank is lost, the spare that is nearest to the rest of its group is called to its coordinate: it builds its model, and joins like any rank.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+
+from fleet.machine.candidates import room
+from fleet.machine.roster import Rank
+from fleet.machine.state import MachineState, Phase
+from fleet.protocol.decisions import Called
+from fleet.protocol.domains import Place, place_of
+from fleet.protocol.instructions import Welcome
+from fleet.protocol.probes import probe
+from fleet.protocol.records import DecisionMade
+from fleet.protocol.topology import shared
+from fleet.protocol.types import Coordinate, Member
+
+POLICY = "mesh"
+
+
+def of_newcomer(machine: MachineState, slot: int, claimed: Coordinate) -> Coordinate:
+    """The coordinate of a new process in ``slot``: the one that it has from an earlier coordinator, or one at which ranks are missing."""
+    if claimed or not machine.settings.mesh:
+        return claimed
+    missing = _missing(machine)
+    own = machine.settings.coordinates[slot % machine.settings.group]  # so that a group lies in successive slots
+    return own if own in missing else next(iter(missing), ())
+
+
+def call(machine: MachineState, now_s: float) -> None:
+    """Call spares to coordinates at which ranks are missing."""
+    if not machine.settings.mesh or machine.phase in (Phase.CONCLUDE, Phase.END) or machine.liveness.grace_until_s is not None:
+        return
+    spares = [rank for rank in machine.roster.in_order() if not rank.member.coordinate and rank.process.node not in machine.roster.leaving]
+    for coordinate in _missing(machine) if spares else ():
+        near = _places(machine, _left_alone(machine, coordinate))
+        spare = min(spares, key=lambda rank: -max((len(shared([place, _place(machine, rank)])) for place in near), default=0))
+        spares.remove(spare)
+        probe("a spare is called to a coordinate")
+        member = Member(spare.member.slot, spare.member.incarnation, coordinate)
+        reason = f"rank {member} takes {words(coordinate)}, at which a rank is missing"
+        machine.write(DecisionMade(POLICY, "call", reason, Called(member.slot, member.incarnation, coordinate), now_s))
+        spare.member = member
+        machine.say(Welcome(member.slot, spare.token, member.incarnation, coordinate))
+        if not spares:
+            return
+
+
+def replay(machine: MachineState, called: Called) -> None:
+    """Take in a call of the journal."""
+    member = Member(called.slot, called.incarnation, called.coordinate)
+    if (rank := machine.current(member)) is not None:
+        rank.member = member
+
+
+def words(coordinate: Coordinate) -> str:
+    """A coordinate for people: ``tensor=1``."""
+    return ", ".join(f"{axis}={place}" for axis, place in coordinate)
+
+
+def _missing(machine: MachineState) -> list[Coordinate]:
+    """The coordinates at which ranks are missing, or are about to go, as often as they are; those that lack most come first."""
+    leaving = machine.roster.leaving
+    there = Counter(rank.member.coordinate for rank in machine.roster.by_slot.values() if rank.process.node not in leaving)
+    replicas = room(machine) // machine.settings.group
+    lacking = {coordinate: replicas - there[coordinate] for coordinate in machine.settings.coordinates}
+    found = sorted(((-lack, coordinate) for coordinate, lack in lacking.items() if lack > 0), key=lambda item: item[0])
+    return [coordinate for lack, coordinate in found for _ in range(-lack)]
+
+
+def _left_alone(machine: MachineState, coordinate: Coordinate) -> Sequence[Rank]:
+    """The ranks of groups of the present view that lack their member at ``coordinate``."""
+    view = machine.view
+    if view is None:
+        return ()
+    size = machine.settings.group
+    found = list[Rank]()
+    for first in range(0, len(view.members), size):
+        group = view.members[first : first + size]
+        gone = [member for member in group if machine.current(member) is None]
+        if any(member.coordinate == coordinate for member in gone):
+            found += [rank for member in group if (rank := machine.current(member)) is not None]
+    return found
+
+
+def _places(machine: MachineState, ranks: Sequence[Rank]) -> list[Place]:
+    return [_place(machine, rank) for rank in ranks]
+
+
+def _place(machine: MachineState, rank: Rank) -> Place:
+    node = rank.process.node
+    return place_of(machine.roster.domains.get(node, ""), node)
