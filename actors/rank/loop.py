@@ -24,6 +24,8 @@ from actors.rank.home import Home
 from actors.rank.membership.client import Client
 from actors.rank.membership.membership import Membership
 from actors.rank.membership.process_group import GroupBroken, Interrupted
+from actors.rank.membership.view_groups import ViewGroups
+from actors.rank.mesh.run_mesh import RunMesh
 from actors.rank.once import EvaluationFigures, OneOfAll, name_of
 from actors.rank.rank_injector import RankInjector
 from actors.rank.rehearsing import rehearsing
@@ -31,6 +33,7 @@ from actors.rank.state.saving import PartsPort, Saver, model_state
 from actors.rank.state.tracked import TrackedState
 from actors.rank.state.tracking import tracked
 from actors.rank.state.weights import hollow
+from actors.rank.step.contributions import InView
 from actors.rank.step.flops import FlopCount
 from actors.rank.step.reports import Reports
 from actors.rank.step.shard_state import ShardState
@@ -87,6 +90,7 @@ class Run:
         self.folder, self.is_twin = self._home.folder, self._home.is_twin
         self._saver = Saver(client, recorder, parts, places(settings))
         self._membership = Membership(client, recorder, parts, host, settings.timeouts)
+        self._mesh = RunMesh(settings, client, lambda: self.device)
         self._train_step: TrainStep | None = None
         self._one = OneOfAll(self._membership, recorder)
         self._joined: tuple[View, int] | None = None
@@ -115,14 +119,25 @@ class Run:
 
         With ``--optimizer-sharding fsdp`` Fleet cuts the model for the present ranks; without, each rank keeps all of it. Its dimension is
         ``shard``; where groups of ranks are replicas (``replica_size``) it has two, ``replicate`` and ``shard``.
+
+        With ``--mesh tensor=2`` it is the mesh of the two ranks that compute a shard together, for ``parallelize_module``:
+        ``run.mesh["tensor"]``. A spare waits here until it is called: the code before runs ahead.
+
+        Raises:
+            RunOver: the run ends while this rank waits.
         """
+        if self._mesh.axes:
+            return self._mesh.torch
         return mesh_of_one(self.device, DIMENSIONS if self._settings.replica_ranks > 1 else DIMENSIONS[-1:])
 
     @property
     def coordinate(self) -> Mapping[str, int]:
         """This rank's place among the training ranks, by dimension: ``{"replicate": 0, "shard": 1}`` is the second rank of the first
         replica.
-        It changes with the view, as ``rank`` does."""
+        It changes with the view, as ``rank`` does. With a mesh it is the place in that, such as ``{"tensor": 1}``, and never changes. A
+        spare waits for it."""
+        if self._mesh.axes:
+            return dict(self._mesh.coordinate)
         return coordinate(self.rank, self._settings.optimizer_sharding == "fsdp", self._settings.replica_ranks)
 
     @property
@@ -226,17 +241,25 @@ class Run:
             self._loop.recorder,
             clip_norm,
             observer=self._reports,
+            layout=self._mesh.layout if self._mesh.divides else None,
             host=self._membership.host,
             called_away=lambda: self._loop.rank_machine.wanted,
             outside=lambda: self._loop.rank_machine.outside,
             alone=lambda: self._loop.client.protocol.alone,
         )
-        resharding = None
-        if self._settings.spread:
-            copies, levels = self._settings.optimizer_copies, len(self._settings.domains)
-            resharding = Resharding(train, self._loop.client.protocol, copies, self._advance, levels, self._settings.replica_ranks)
-        self._membership.serve(state, train, self._loop.total, resharding, together)
+        self._membership.serve(state, train, self._loop.total, self._resettling(train), together)
         return train
+
+    def _resettling(self, train: TrainStep) -> Callable[[ViewGroups, View], StateId] | None:
+        """Brings the members of a view to one state, where no rank has all of it."""
+        settings, protocol = self._settings, self._loop.client.protocol
+        if self._mesh.divides:
+            return self._mesh.meeting(train, self._advance)
+        if not settings.spread:
+            return None
+        levels = len(settings.domains)
+        resharding = Resharding(train, protocol, settings.optimizer_copies, self._advance, levels, settings.replica_ranks)
+        return lambda groups, view: resharding.exchange(groups.column, view.column_of(protocol.member))
 
     def _rehearse(self, train: TrainStep) -> Iterator[Step]:
         """Before it joins a view, each process runs the loop body once, on its initial state, and drops the result. ``commit`` returns
@@ -540,9 +563,10 @@ class Run:
         view, arriving = move.view, self._loop.rank_machine.arriving
         here = arriving.state if arriving is not None else self._here()
         member = self._loop.client.protocol.member
-        column = view.column_of(member)
+        column, groups = view.column_of(member), self._membership.groups
         self._joined, self._loop.rank = (view, here.step), view.rank_of(member)
-        self._trained.join(self._membership.group, column, column.rank_of(member), here, move.begun)
+        beyond = InView(view, groups) if groups.together is not None else None
+        self._trained.join(groups.column, column, column.rank_of(member), here, move.begun, beyond)
         if arriving is None:
             self._loop.recorder.switch(COMPUTE)
         self._loop.recorder.place(view.generation, here.history, here.step)

@@ -54,6 +54,9 @@ class Tag(IntEnum):
     MOVED = SIDE + 12
     """The sums of slices that are in place, and not yet in the cut."""
 
+    TOGETHER = SIDE + 13
+    """Collectives of the ranks that compute a shard together, in a group of their own."""
+
     STATE = 1 << 25
     """The state that a donor gives: its plan, its chunks, their sums."""
 

@@ -29,7 +29,7 @@ def test_rows_name_records_and_instructions_and_members_have_names() -> None:
 
 def test_what_may_come_of_an_event_follows_its_row_and_the_phases() -> None:
     assert Welcome in allowed(Joined, Phase.RUN, Phase.RUN, stops=False)
-    assert Welcome not in allowed(Tick, Phase.RUN, Phase.RUN, stops=False)
+    assert Fence not in allowed(Tick, Phase.RUN, Phase.RUN, stops=False)
     assert {Conclude, Publish} <= allowed(Formed, Phase.RUN, Phase.FORM, stops=False)
     assert Conclude not in allowed(Formed, Phase.GATHER, Phase.GATHER, stops=False)
     assert allowed(Heartbeat, Phase.RUN, Phase.RUN, stops=True) == {Evict}

@@ -13,13 +13,14 @@ import torch
 
 from actors.rank.membership.client import Client
 from actors.rank.membership.process_group import Forming, Group, GroupBroken
+from actors.rank.membership.subgroup import Subgroup
+from actors.rank.membership.view_groups import ViewGroups
 from actors.rank.state.keeping import keep
 from actors.rank.state.saving import PartsPort
 from actors.rank.state.tracked import TrackedState, receive_state, send_state
 from actors.rank.step.train_step import TrainStep
 from actors.rank.telemetry.recorder import Recorder
 from actors.rank.telemetry.usage import FETCHED
-from actors.rank.zero1.resharding import Resharding
 from fleet.errors import GroupLost, may_pass
 from fleet.host.processor_time import cores_of_host
 from fleet.host.scheduling import be_ordinary, be_prompt, be_steady
@@ -30,7 +31,7 @@ from fleet.protocol.levels import STORE, level_at
 from fleet.protocol.moves import Arriving, Awaited, Drop, Form, Joining, KeepBeside, Move, Order, Parting, Settle, Wake
 from fleet.protocol.rank_machine import Moves, RankMachine
 from fleet.protocol.records import COMPUTE, REFORM, RESTORE, STANDBY
-from fleet.protocol.types import Finding, StateId, View
+from fleet.protocol.types import Finding, StateId, View, columns
 from fleet.settings.run import Timeouts
 
 
@@ -68,6 +69,7 @@ class Membership:
         self._protocol = client.protocol
         self.rank_machine = RankMachine(client.protocol)
         self._groups: dict[int, Forming | Group] = {}
+        self._together: dict[int, Forming | Group] = {}  # of the ranks with which this one computes shards
         self._settling: dict[int, threading.Thread] = {}
         self._stale: list[tuple[Forming | Group, threading.Thread | None]] = []
         self._transfer: Transfer | None = None
@@ -75,7 +77,7 @@ class Membership:
         self._fresh = True
         self._state: TrackedState | None = None
         self._train_step: TrainStep | None = None
-        self._resharding: Resharding | None = None
+        self._resettle_by: Callable[[ViewGroups, View], StateId] | None = None
         self._loop, self._steadily, self._cores = threading.get_native_id(), False, cores_of_host()
         self.carriers: dict[type[Move], Callable[[Any], Any]] = {
             moves.Wait: self._wait,
@@ -92,11 +94,17 @@ class Membership:
         client.on_messages = self._receive_instructions
 
     def serve(
-        self, state: TrackedState, train: TrainStep, total: int, resharding: Resharding | None = None, together: int = 1
-    ) -> None:  # fmt: skip
-        """Set the state that donors give to newcomers. ``resharding``: moves the part of the state that is spread over all ranks."""
-        self._state, self._train_step, self._resharding = state, train, resharding
-        self._protocol.sharded = resharding is not None
+        self,
+        state: TrackedState,
+        train: TrainStep,
+        total: int,
+        resettle: Callable[[ViewGroups, View], StateId] | None = None,
+        together: int = 1,
+    ) -> None:
+        """Set the state that donors give to newcomers. ``resettle``: brings the members of a view to one state, where no rank has all of
+        it."""
+        self._state, self._train_step, self._resettle_by = state, train, resettle
+        self._protocol.sharded = resettle is not None
         self.rank_machine.serve(self, train.duties, train.vote, total, together)
 
     # ---- facts ---------------------------------------------------------------------------------------------------------------------------
@@ -123,8 +131,8 @@ class Membership:
         return self._served.verify.testimony
 
     def formed(self, generation: int) -> bool:
-        part = self._groups[generation]
-        return isinstance(part, Group) or part.done
+        parts = [each[generation] for each in (self._groups, self._together) if generation in each]
+        return all(isinstance(part, Group) or part.done for part in parts)
 
     @property
     def _served(self) -> TrainStep:
@@ -139,6 +147,16 @@ class Membership:
         if not isinstance(part, Group):
             raise GroupBroken("told to leave", generation)
         return part
+
+    @property
+    def groups(self) -> ViewGroups:
+        """The groups of that view in which this rank is. Raises GroupBroken."""
+        whole, view = self.group, self.rank_machine.view
+        together = self._together.get(view.generation)
+        if not isinstance(together, Group):
+            return ViewGroups(whole, whole)
+        places = columns(view.members)[self._protocol.coordinate]
+        return ViewGroups(whole, Subgroup(whole, places), together)
 
     # ---- the rank machine ----------------------------------------------------------------------------------------------------------------
 
@@ -183,6 +201,8 @@ class Membership:
         match order:
             case Form(view):
                 self._groups[view.generation] = self._form(view)
+                if self._protocol.coordinate:
+                    self._together[view.generation] = self._form_together(view)
             case Settle(joining):
                 name = f"fleet-settle-{joining.view.generation}"
                 self._settling[joining.view.generation] = thread = threading.Thread(target=self._settle, args=(joining,), name=name)
@@ -194,20 +214,31 @@ class Membership:
                 threading.Thread(target=keep, args=what, name=f"fleet-keep-{kept.request}", daemon=True).start()
             case Wake(generation):
                 self._hurry()
-                self._groups[generation].interrupt("told to leave by the coordinator")
+                for each in (self._groups, self._together):
+                    if generation in each:
+                        each[generation].interrupt("told to leave by the coordinator")
 
     def _form(self, view: View) -> Forming:
+        return self._forming(view, view.rank_of(self._protocol.member), len(view.members))
+
+    def _form_together(self, view: View) -> Forming:
+        """A group of the ranks with which this one computes shards. They still compute when another rank of the view is lost."""
+        group = view.group_of(self._protocol.member)
+        return self._forming(view, group.index(view.rank_of(self._protocol.member)), len(group), f"-{group[0]}")
+
+    def _forming(self, view: View, rank: int, size: int, part: str = "") -> Forming:
         return Forming(
             store=view.store,
             generation=view.generation,
-            rank=view.rank_of(self._protocol.member),
-            size=len(view.members),
+            rank=rank,
+            size=size,
             device=self._served.device,
             timeout_s=self._timeouts.progress_s,
             operation_s=self._timeouts.collective_s,
             host=self.host,
             site=site_of(os.environ.get(VARIABLE, ""), self._protocol.process.node),
             cores=self._cores,
+            part=part,
         )
 
     def _settle(self, joining: Joining) -> None:
@@ -223,12 +254,20 @@ class Membership:
     def _drop(self, generation: int, parting: Parting) -> None:
         """Drop the group of ``generation``. The loop frees its memory later: see ``_clear``."""
         part, thread = self._groups.pop(generation), self._settling.pop(generation, None)
+        together = self._together.pop(generation, None)
         if parting is Parting.WITHDRAWN:
             part.interrupt("the proposal was dropped")
+            if together is not None:
+                together.interrupt("the proposal was dropped")
             return
         self._hurry()
         part.interrupt("left")
         self._stale.append((part, thread))
+        if together is not None:  # its ranks end the shard that they compute, unless one of them does not come to the end of it
+            self._stale.append((together, None))
+            late = threading.Timer(self._timeouts.quiesce_s, together.interrupt, ("left",))
+            late.daemon = True
+            late.start()
 
     def settled(self) -> None:
         """A step was committed in this view: all ranks compute now."""
@@ -268,6 +307,10 @@ class Membership:
                 thread.join()
             if isinstance(part, Group):
                 part.close()
+            else:
+                part.interrupt("left")
+        if stale and self._train_step is not None and not self._together:
+            self._train_step.layout.part()
 
     def _meet(self, move: moves.Meet) -> None:
         generation = move.view.generation
@@ -277,11 +320,15 @@ class Membership:
             self._clear()
         with self._client.lock:
             part = self._groups.get(generation)
+            beside = self._together.get(generation)
         group = part.wait() if isinstance(part, Forming) else part
+        together = beside.wait() if isinstance(beside, Forming) else beside
         with self._client.lock:
             if group is None or self._groups.get(generation) not in (part, group):
                 raise GroupBroken("told to leave", generation)
             self._groups[generation] = group
+            if together is not None:
+                self._together[generation] = together
 
     def joined(self) -> None:
         """This rank has joined a view, so it is in the run."""
@@ -306,9 +353,9 @@ class Membership:
             self._recorder.switch(COMPUTE)
 
     def _resettle(self, move: moves.Resettle) -> StateId:
-        assert self._resharding is not None
+        assert self._resettle_by is not None
         self._recorder.switch(RESTORE)
-        return self._resharding.exchange(self.group, move.view.column_of(self._protocol.member))
+        return self._resettle_by(self.groups, move.view)
 
     def _give(self, move: moves.Give) -> None:
         state, train, group = self._state, self._served, self._groups.get(move.view.generation)

@@ -410,8 +410,8 @@ class Forming:
     The ranks of ``generation`` meet at ``store`` (``host:port``); ``host`` is the address of this rank's node, where peers connect to it.
     ``operation_s`` bounds each operation of the group once it is formed; ``timeout_s`` when it is None. ``site`` names the host and domains
     that this rank shares with its neighbours (``fleet.protocol.domains.site_of``). ``cores``: how many its process may use. All ranks learn
-    both. A thread that was given up ends by itself, at once or within ``timeout_s``. It is no daemon: the interpreter waits for it, as it
-    cannot end safely while a thread is inside gloo.
+    both. ``part``: names a group of some of the view's ranks. A thread that was given up ends by itself, at once or within ``timeout_s``.
+    It is no daemon: the interpreter waits for it, as it cannot end safely while a thread is inside gloo.
     """
 
     def __init__(
@@ -427,15 +427,15 @@ class Forming:
         operation_s: float | None = None,
         site: str = "",
         cores: float = math.inf,
+        part: str = "",
     ) -> None:
-        self._store, self._device = store, device
+        self._store, self._device, self._part = store, device, part
         self._site, self._sites = site, [""] * size
         self._room, self._rooms = RankRoom(host, cores), [RankRoom("", math.inf)] * size
         self._generation, self._rank, self._size, self._timeout_s = generation, rank, size, timeout_s
-        self._operation_s = operation_s or timeout_s
+        self._operation_s, self._error = operation_s or timeout_s, ""
         self._lock, self._settled = threading.Lock(), threading.Event()
         self._group: Group | None = None
-        self._error = ""
         self._ends = ConnectionEnds()
         self._devices: dict[int, str] = {}  # by rank
         self._tunnels: Tunnels | None = None
@@ -526,7 +526,9 @@ class Forming:
         self._go_on()
         port = 0 if self._tunnels is None else self._tunnels.port
         said = json.dumps([sorted(mine), port, _nccl.device_name(self._device), self._rank, self._site, *self._room]).encode()
-        return _gloo(GlooStore(client, "gloo", self._size, said, self._learn), self._rank, self._size, device, self._operation_s)
+        return _gloo(
+            GlooStore(client, f"gloo{self._part}", self._size, said, self._learn), self._rank, self._size, device, self._operation_s
+        )
 
     def _learn(self, said: bytes, address: bytes) -> bytes:
         """Keep a rank's addresses, device, site, host and cores. The addresses are needed before the first connection, for an interrupt.
@@ -593,8 +595,8 @@ class Forming:
             raise GroupBroken(lost, group.generation) from error
 
     def _begin_making(self, client: StoreClient) -> _nccl.Making:
-        name = f"fleet-nccl-{self._generation}"
-        self._making = making = _nccl.Making(TorchStore(client, "nccl"), self._rank, self._size, self._device, self._operation_s, name)
+        store, name = TorchStore(client, f"nccl{self._part}"), f"fleet-nccl-{self._generation}{self._part}"
+        self._making = making = _nccl.Making(store, self._rank, self._size, self._device, self._operation_s, name)
         if self.done:  # the interrupt came before ``_making`` was set
             making.give_up(GroupBroken(self._error, self._generation))
         return making

@@ -7,6 +7,13 @@ from typing import Any
 
 import torch
 
+from actors.rank.mesh.parts import cut_like, is_whole
+
+
+def _cut(parameter: torch.Tensor, key: str, value: Any) -> Any:
+    """A value of a parameter's state, divided as the parameter is: such as a moment, and not such as a number of steps."""
+    return cut_like(key, parameter, value) if isinstance(value, torch.Tensor) and value.dim() == parameter.dim() > 0 else value
+
 
 def load(optimizer: torch.optim.Optimizer, state: Mapping[str, Any]) -> None:
     """``optimizer.load_state_dict(state)`` that keeps the type of each tensor.
@@ -14,14 +21,19 @@ def load(optimizer: torch.optim.Optimizer, state: Mapping[str, Any]) -> None:
     PyTorch casts an optimizer's tensors to the type of the parameter. But NAdam and ASGD hold a factor in float32 for any parameter, and
     others the whole weights in float32 beside bfloat16 ones. After a cast they continue with other bits.
     """
-    optimizer.load_state_dict(dict(state))
     if not {"state", "param_groups"} <= state.keys():
+        optimizer.load_state_dict(dict(state))
         return
     numbers = [number for group in state["param_groups"] for number in group["params"]]
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    live = dict(zip(numbers, parameters, strict=True))
+    divided = {number: {key: _cut(live[number], key, value) for key, value in each.items()} for number, each in state["state"].items()}
+    optimizer.load_state_dict({**state, "state": divided})
     for number, parameter in zip(numbers, parameters, strict=True):
         now = optimizer.state.get(parameter, {})
         for key, value in state["state"].get(number, {}).items():
             cast = now.get(key)
+            if not is_whole(cast):
+                continue
             if isinstance(value, torch.Tensor) and isinstance(cast, torch.Tensor) and cast.dtype != value.dtype:
                 now[key] = value.to(cast.device)

@@ -8,6 +8,7 @@ import random
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -17,6 +18,7 @@ from torch import nn
 
 from actors.rank.fsdp.taken import Unit
 from actors.rank.membership.process_group import Group, GroupBroken, Work
+from actors.rank.mesh.parts import cut_like, is_divided, local, offsets
 from actors.rank.plain_kinds import PLAIN
 from actors.rank.skeletons import Skeletons, read_skeleton
 from actors.rank.state import optimizers
@@ -36,6 +38,13 @@ MARKS = "\0requires_grad"
 """The name of ``TrackedState.marks`` among the parts of a state. No object has such a name."""
 
 
+class InWhole(NamedTuple):
+    """Where a rank's part of a tensor begins, and the shape of the whole."""
+
+    offsets: tuple[int, ...]
+    shape: tuple[int, ...]
+
+
 class Flat(NamedTuple):
     """The result of :meth:`TrackedState.flat`.
 
@@ -43,11 +52,13 @@ class Flat(NamedTuple):
         skeleton: text; all of the state except the tensors.
         tensors: the live tensors, not copies. One that occurs twice (tied weights) is listed once.
         volatile: indices of the tensors that a forward may change between commits: small buffers of modules, and integer ones.
+        divided: by index, the place of a tensor of which ranks that compute together have a part each.
     """
 
     skeleton: str
     tensors: list[torch.Tensor]
     volatile: frozenset[int]
+    divided: Mapping[int, InWhole] = MappingProxyType({})
 
 
 class TrackedState:
@@ -108,7 +119,8 @@ class TrackedState:
 
         A tensor that occurs twice (tied weights) is listed once.
         """
-        return self.flat()[:2]
+        flat = self.flat()
+        return flat.skeleton, flat.tensors
 
     def flat(self, whole: Mapping[str, Any] | None = None) -> Flat:
         """As :meth:`flatten`, and which of the tensors a forward may change. ``whole``: see :meth:`digest`."""
@@ -117,7 +129,7 @@ class TrackedState:
         skeleton = self._skeletons.write(parts, found.index)
         self._seen = found.seen
         buffers = [tensor for name in self.modules for key, tensor in parts[name].items() if _is_volatile(key, tensor)]
-        return Flat(skeleton, found.tensors, frozenset(found.index(tensor) for tensor in buffers))
+        return Flat(skeleton, found.tensors, frozenset(found.index(tensor) for tensor in buffers), found.divided)
 
     def common(self) -> dict[str, Any]:
         """The state dict of each object, with the live tensors, without parameters that ranks keep in chunks."""
@@ -134,7 +146,7 @@ class TrackedState:
     def load(self, skeleton: str, tensors: Sequence[torch.Tensor]) -> None:
         """Take over the state that :meth:`flatten` has described. Tensors may be kept, so they must not change afterwards.
 
-        Raises ConfigError when it is the state of other objects.
+        Of a divided tensor it takes this rank's part, or the whole. Raises ConfigError when it is the state of other objects.
         """
         parts = read_skeleton(skeleton, tensors)
         marks = parts.pop(MARKS, None)
@@ -149,6 +161,9 @@ class TrackedState:
                 self._load_rest(tracked, parts[name])
             elif isinstance(tracked, torch.optim.Optimizer):
                 optimizers.load(tracked, parts[name])
+            elif isinstance(tracked, nn.Module):
+                live = _live_state(tracked)
+                tracked.load_state_dict({key: cut_like(key, live.get(key), value) for key, value in parts[name].items()})
             else:
                 tracked.load_state_dict(parts[name])
         self.mark(marks)
@@ -210,6 +225,7 @@ class _Seen(NamedTuple):
     address: int
     detached: torch.Tensor
     key: Any
+    place: InWhole | None
 
 
 class _Tensors:
@@ -217,26 +233,29 @@ class _Tensors:
 
     def __init__(self, known: Mapping[int, _Seen]) -> None:
         self.tensors: list[torch.Tensor] = []
+        self.divided: dict[int, InWhole] = {}
         self.seen: dict[int, _Seen] = {}
         self._before = known
         self._indices: dict[Any, int] = {}
 
     def index(self, tensor: torch.Tensor) -> int:
         """The index of ``tensor`` in the list."""
-        found = self._before.get(id(tensor))
-        if found is None or found.live is not tensor or found.address != tensor.data_ptr() or found.detached.shape != tensor.shape:
-            found = _see(tensor)
+        found, mine = self._before.get(id(tensor)), local(tensor)
+        if found is None or found.live is not tensor or found.address != mine.data_ptr() or found.detached.shape != mine.shape:
+            found = _see(tensor, mine)
         self.seen[id(tensor)] = found
         index = self._indices.setdefault(found.key, len(self.tensors))
         if index == len(self.tensors):
             self.tensors.append(found.detached)
+            if found.place is not None:
+                self.divided[index] = found.place
         return index
 
 
-def _see(tensor: torch.Tensor) -> _Seen:
-    detached = tensor.detach()
-    key = (tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride(), tensor.device) if tensor.data_ptr() else id(tensor)
-    return _Seen(tensor, tensor.data_ptr(), detached, key)
+def _see(tensor: torch.Tensor, mine: torch.Tensor) -> _Seen:
+    detached, place = mine.detach(), InWhole(offsets(tensor), tuple(tensor.shape)) if is_divided(tensor) else None
+    key = (mine.data_ptr(), mine.dtype, mine.shape, mine.stride(), mine.device) if mine.data_ptr() else id(tensor)
+    return _Seen(tensor, mine.data_ptr(), detached, key, place)
 
 
 def flat_bytes(tensor: torch.Tensor) -> torch.Tensor:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
 from actors.rank.membership.process_group import Group, Work
+from actors.rank.membership.view_groups import ViewGroups
 from actors.rank.step.gradients import GradientBuffers
 from actors.rank.step.logged import ShardLog
 from actors.rank.step.reduction import Reducer, SideChannel
@@ -18,8 +19,15 @@ from actors.rank.tags import Tag
 from actors.rank.telemetry.recorder import Recorder
 from fleet.protocol.duties import Duties
 from fleet.protocol.shards import Shares, cover
-from fleet.protocol.types import Column, Member
+from fleet.protocol.types import Column, Member, View, columns, groups
 from fleet.settings.run import RunSettings
+
+
+class InView(NamedTuple):
+    """A view of several columns, and this rank's groups in it."""
+
+    view: View
+    groups: ViewGroups
 
 
 class Contributions:
@@ -30,6 +38,7 @@ class Contributions:
         losses: by shard, of the shards that this rank has computed and that count; ``weights`` are theirs, ``log`` holds the loop's
             figures.
         group, column, rank: the ranks that sum together, their column, and this rank's number there.
+        whole, places: all ranks of the view, and which of them are the column's.
         side: carries a few numbers beside the gradients.
         gathered: representations of shards, for a loss over the whole batch. ``carried``: the state that shards leave for the next step.
     """
@@ -51,6 +60,8 @@ class Contributions:
         self._shards, self._gradients, self._reducer, self._recorder = settings.shards, gradients, reducer, recorder
         self.losses: dict[int, float] = {}
         self.group, self.rank = Group(0, 0, 1, gradients.parameters[0].device), 0
+        self.whole, self.places, self._receivers = self.group, tuple(range(1)), tuple[int, ...]()
+        self._together: list[tuple[int, ...]] = [(0,)]
         self.side = SideChannel(self.group)
         self._sent: list[tuple[Work, torch.Tensor]] = []  # messages on their way to the peers, whose memory must stay
         self._promise: tuple[Group, Collection[int], Collection[int]] | None = None
@@ -58,12 +69,21 @@ class Contributions:
     def rehearse(self) -> None:
         """Prepare for a rehearsal: this rank alone, one shard."""
         self.group, self.rank = Group(0, 0, 1, self.group.device), 0
+        self.whole = self.group
         self.duties.rehearse()
         self.gathered.rehearse()
 
-    def join(self, group: Group, column: Column, rank: int) -> None:
-        """Bring shards to ``group``, the ranks of ``column``, from now on. Then call :meth:`assign`."""
+    def join(self, group: Group, column: Column, rank: int, view: InView | None = None) -> None:
+        """Bring shards to ``group``, the ranks of ``column``, from now on. Then call :meth:`assign`. ``view``: see
+        :meth:`TrainStep.join`."""
         self.group, self.column, self.rank = group, column, rank
+        if view is None:
+            self.whole, self._receivers, self.places = group, column.receivers, tuple(range(group.size))
+            self._together = [(place,) for place in self.places]
+        else:
+            members = view.view.members
+            self.whole, self._receivers, self._together = view.groups.whole, view.view.receivers, groups(members)
+            self.places = columns(members)[members[self.whole.rank].coordinate]
         self.log.begin_view()
 
     # ---- which rank brings which shards --------------------------------------------------------------------------------------------------
@@ -95,23 +115,26 @@ class Contributions:
         self._share(self.duties.join(self.column, self.rank, contributed, idle))
 
     def _contributed_by_all(self, held: Collection[int], begun: bool, idle: Collection[int]) -> list[frozenset[int]]:
-        """By rank, the shards of the current step that it has or has promised. Receivers of the state have none, and are not waited for."""
-        group, receivers = self.group, self.column.receivers
+        """By rank, the shards of the current step that it has or has promised. Receivers of the state have none, and are not waited for.
+
+        Where ranks compute together, those that all of them have.
+        """
+        group, receivers = self.whole, self._receivers
         promise, self._promise = self._promise, None
         representations: Collection[int] = self.gathered.held
         if promise is not None and promise[0] is group:
             held, representations = promise[1:]
         else:
             asking = group.peers if begun else [peer for peer in group.peers if peer in receivers]
-            self._send_held(group, [] if self.rank in receivers else asking, held, representations)
+            self._send_held(group, [] if group.rank in receivers else asking, held, representations)
         masks = torch.zeros(group.size, 3, self._shards, dtype=torch.uint8, device="cpu")
         givers = [peer for peer in group.peers if peer not in receivers] if begun else []
         group.start([], [(masks[peer], peer) for peer in givers], Tag.HELD).wait()
         received = [[frozenset(row.nonzero().flatten().tolist()) for row in mask] for mask in masks]
-        received[self.rank] = [frozenset(held), frozenset(representations)]
+        received[group.rank] = [frozenset(held), frozenset(representations)]
         self.gathered.used = self.gathered.used or bool(masks[:, 2].any())  # so a rank that has not run the loop body yet learns it
-        self.gathered.join([one[1] for one in received], idle)
-        return [one[0] for one in received]
+        self.gathered.join([received[place][1] for place in self.places], idle)
+        return [frozenset.intersection(*(received[place][0] for place in together)) for together in self._together]
 
     def assign_anew(self) -> None:
         """Share out all shards: the next step begins, or the same step from its beginning."""
@@ -129,7 +152,7 @@ class Contributions:
             self.log.keep(kept)
         self._reducer.bind(self.group, shares.leaves(self._shards))
         self._gradients.watch(self._reducer.beside)
-        self.side = SideChannel(self.group)
+        self.side = SideChannel(self.whole)
 
     def computed_by(self, shard: int) -> Member | None:
         """The member that brings ``shard``; None: no member does."""

@@ -9,6 +9,8 @@ from typing import Any
 
 import torch
 
+from actors.rank.mesh.parts import is_divided, local
+
 ALIGNMENT = 64
 """Elements; each parameter's part of a flat buffer begins at a multiple of it.
 
@@ -21,10 +23,11 @@ ALL = -1
 
 Tensors = Sequence[torch.Tensor]
 ONE_OWNER: Mapping[int, int] = MappingProxyType({})
-Key = tuple[torch.dtype, torch.device, int, int]
-"""(dtype, device, unit, optimizer): tensors with the same key share a flat buffer.
+Key = tuple[torch.dtype, torch.device, bool, int, int]
+"""(dtype, device, divided, unit, optimizer): tensors with the same key share a flat buffer.
 
-A unit is a part of the model as ``fully_shard`` has cut it, and is gathered by itself. A step may take one optimizer alone.
+Ranks that compute together have a part each of a divided parameter, and all have the whole of others. A unit is a part of the model as
+``fully_shard`` has cut it, and is gathered by itself. A step may take one optimizer alone.
 """
 
 
@@ -55,6 +58,7 @@ class FlatLayout:
         extents: by flat buffer, how many of its first elements are gradients; changes of buffers follow them.
         leaving: the flat buffers whose gradients leave the rank in the backward.
         optimizers: by flat buffer, the number of the optimizer that its gradients are for.
+        divided: the flat buffers of divided parameters.
         meta: one set of flat buffers, without memory.
     """
 
@@ -70,6 +74,7 @@ class FlatLayout:
         self.leaving = frozenset(flat for flat, (*_, unit, _) in enumerate(self.lengths) if leave and unit)
         self._parameters_of: dict[int, int] = {}
         self.optimizers = [optimizer for *_, optimizer in self.lengths]
+        self.divided = frozenset(flat for flat, (_, _, divided, *_) in enumerate(self.lengths) if divided)
         self.meta = [torch.empty(length, dtype=dtype, device="meta") for (dtype, *_), length in self.lengths.items()]
 
     def flats_of(self, optimizers: int) -> list[int]:
@@ -84,7 +89,8 @@ class FlatLayout:
         return self._parameters_of[optimizers]
 
     def _place(self, like: torch.Tensor, unit: int = 0, optimizer: int = 0) -> FlatPlace:
-        key = (like.dtype, like.device, unit, optimizer)
+        key = (like.dtype, like.device, is_divided(like), unit, optimizer)
+        like = local(like)
         start = self.lengths.get(key, 0)
         self.lengths[key] = start + -(-like.numel() // ALIGNMENT) * ALIGNMENT
         return FlatPlace(list(self.lengths).index(key), start, like.shape, torch.empty_like(like, device="meta").stride())

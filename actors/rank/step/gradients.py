@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from actors.rank.mesh.parts import like, of_parameter
 from actors.rank.step.ahead import Ahead
 from actors.rank.step.early import Early
 from actors.rank.step.flats import ONE_OWNER, FlatLayout, GradientSet, collect
@@ -193,8 +194,9 @@ class GradientBuffers:
             return
         into, joined = self.sums.target(shard)
         with torch.no_grad():
-            kept = [(p.grad, view) for p, view in zip(self.parameters, into.gradients, strict=True) if view is not None]
-            collect([grad for grad, _ in kept], [view for _, view in kept], joined, times)
+            kept = [(p, view) for p, view in zip(self.parameters, into.gradients, strict=True) if view is not None]
+            found = [None if p.grad is None else of_parameter(p, p.grad) for p, _ in kept]
+            collect(found, [view for _, view in kept], joined, times)
         self.buffers.collect(into.changes, joined, weight)
         self.sums.add(shard, into, joined)
 
@@ -269,7 +271,7 @@ class GradientBuffers:
             self._mean = None
             raise
         for parameter, view in zip(self.parameters, mean.gradients, strict=True):
-            parameter.grad = view
+            parameter.grad = None if view is None else like(parameter, view)
         self.buffers.restore()
 
     def cut_anew(self) -> None:

@@ -30,7 +30,7 @@ from fleet.errors import ConfigError
 from fleet.protocol.chunks import StateCut
 from fleet.protocol.duties import Duties
 from fleet.protocol.layouts import LAYOUTS
-from fleet.protocol.types import StateId
+from fleet.protocol.types import StateId, View
 from fleet.protocol.vote import CommitVote
 from fleet.settings.run import RunSettings
 
@@ -199,6 +199,13 @@ class StateLayout:
 
     # ---- vote ----------------------------------------------------------------------------------------------------------------------------
 
+    def agree(self, norms: torch.Tensor) -> tuple[float, float]:
+        """(the norm of the whole gradient, or NaN where it is not known; the factor that clips it), where no rank has the whole gradient.
+
+        ``norms``: of each rank's :meth:`word`, by rank.
+        """
+        return math.nan, self.kept.agree(norms)
+
     def word(self) -> OwnWord:
         """This rank's judgement of its sums. A gradient scaler handles infinite sums itself: it skips the update."""
         if self.given.update.scaler is not None:
@@ -247,6 +254,20 @@ class StateLayout:
         """Send other ranks the parts of the new state that they need, then call ``then``. After GroupBroken it is called once all have
         them."""
         then()
+
+    def resume(self) -> None:
+        """Make the sums that this rank has kept those of the current step, which others have taken."""
+        self.kept.resume()
+
+    def afterwards(self, then: Callable[[], None]) -> None:
+        """Call ``then`` once this rank has all of the state of a step that it has taken later than others."""
+        self.kept.afterwards(then)
+
+    def meet(self, groups: Any, view: View) -> None:
+        """Take steps in ``view`` from now on, with the ranks of ``groups``."""
+
+    def part(self) -> None:
+        """This rank has left its view, and computes no shard now."""
 
     # ---- a view begins, where chunks of the state move -----------------------------------------------------------------------------------
 

@@ -22,7 +22,7 @@ import torch
 from actors.rank.membership.process_group import Group, GroupBroken, Work
 from actors.rank.state.tracked import TrackedState
 from actors.rank.step.checks import Checks
-from actors.rank.step.contributions import Contributions
+from actors.rank.step.contributions import Contributions, InView
 from actors.rank.step.flats import ALL
 from actors.rank.step.injections import Change, Injections
 from actors.rank.step.layout import LayoutInputs, MakeLayout, layout_of
@@ -37,7 +37,6 @@ from actors.rank.telemetry.recorder import Recorder
 from actors.rank.telemetry.usage import RECEIVED
 from actors.rank.verify.body import Body
 from fleet.protocol.duties import Duties
-from fleet.protocol.layouts import LAYOUTS
 from fleet.protocol.member import NO_VIEW
 from fleet.protocol.moves import Advance, Apply, CastVote, Reduce, Repeat, StepCommitted
 from fleet.protocol.records import COMM, GRAD_NORM, LEARNING_RATE, STRAGGLER
@@ -93,7 +92,7 @@ class TrainStep:
         **more: Any,
     ) -> None:
         self.state, self._recorder, self.observer = state, recorder, observer or Observer()
-        spread = bool(LAYOUTS[settings.optimizer_sharding].spread)
+        spread = not settings.replicated
         self.update, self.duties = Update(state, clip_norm, spread=spread), Duties(settings.shards)
         self.vote = CommitVote(spread=spread)
         self.shard_weights, self._injections = ShardWeights(settings.shards), Injections()
@@ -200,10 +199,11 @@ class TrainStep:
             rows = side.take()
             self.contributions.receive_carried()
             self.layout.keep_norms(split.in_order(rows[:, form.width :]))
-            said = Rows(form, rows[:, : form.width].tolist(), self.duties.contributed)
+            numbers = rows[:, : form.width].tolist()
+            said = Rows(form, numbers, ())
             self.contributions.log.look(said.arrivals_us[0], some=bool(said.flags & LOGS))
             exchanged(said.arrivals_us)
-            return self._compare(said)
+            return self._compare(said, Rows(form, [numbers[place] for place in self.contributions.places], self.duties.contributed))
         finally:
             self._recorder.paused &= not move.early
 
@@ -229,12 +229,15 @@ class TrainStep:
         if before is not None:
             EXCHANGED.note(before, arrived_us - min(early_us, *arrivals_us), now_us - began_us)
 
-    def _compare(self, said: Rows) -> ReductionOutcome:
-        """Use the sum if all ranks hold the same state and have computed the same gradients. Divide it by the sum of the weights."""
+    def _compare(self, said: Rows, own: Rows) -> ReductionOutcome:
+        """Use the sum if all ranks hold the same state and have computed the same gradients. Divide it by the sum of the weights.
+
+        ``own``: the rows of this rank's column, which holds the same as this rank.
+        """
         checks = said.checks
-        disputed = self.verify.compare(checks, self.contributions.group, self.reducer)
-        self.gradients.keep_present(said.present & self._stepping)
-        losses, given = said.by_shard(self.duties.shards)
+        disputed = self.verify.compare(own.checks, self.contributions.group, self.reducer)
+        self.gradients.keep_present(own.present & self._stepping)
+        losses, given = own.by_shard(self.duties.shards)
         weights = agreed(given)
         divided_by = divisor(weights)
         if divided_by not in (0.0, 1.0):
@@ -260,20 +263,22 @@ class TrainStep:
 
         Where ranks differ no rank takes the step, as all get the same words.
         """
-        group, skips, word = self.contributions.group, self.update.scaler is not None, self.layout.word()
+        group, skips, word = self.contributions.whole, self.update.scaler is not None, self.layout.word()
         voters = self.vote.voters(group.size)
         if not voters:
             self.verify.norm = word.norm
             return Words((word.finite,), word.norm, skips=skips)
         assert self.duties.at is not None
-        own = self.verify.say_in_vote(self.duties.at, alone=group.size == 1)
+        own = self.verify.say_in_vote(self.duties.at, alone=self.contributions.group.size == 1)
         row = torch.cat([torch.tensor([word.finite, *own], dtype=torch.float64, device="cpu"), word.norms])
         rows = torch.empty(group.size, len(row), dtype=torch.float64, device="cpu")
         group.all_gather(rows, row, Tag.READY)
         words, first = rows[:, 0].tolist(), 1 + len(own)
         self.verify.compare_in_vote(rows[:, 1:first].tolist())
         finite = tuple(bool(words[rank]) for rank in voters)
-        return Words(finite, factor=self.layout.kept.agree(rows[:, first:]) if all(finite) else math.nan, skips=skips)
+        norm, factor = self.layout.agree(rows[:, first:]) if all(finite) else (math.nan, math.nan)
+        self.verify.norm = norm if not math.isnan(norm) else self.verify.norm
+        return Words(finite, norm, factor, skips)
 
     def repeat(self, move: Repeat) -> None:
         """All ranks repeat the step together, once: a flipped bit goes away, a wrong model stays. Raises NonFiniteError."""
@@ -303,7 +308,7 @@ class TrainStep:
         assert here is not None
         self.observer.changing(here.step)
         if isinstance(move, Advance):
-            self.layout.kept.resume()
+            self.layout.resume()
         self.state.free()
         self._recorder.measured(self._stopwatch.take_us())
         update.note(here.step)
@@ -342,7 +347,7 @@ class TrainStep:
 
     def publish_later(self) -> None:
         """This rank took the step later than others. The observer's function runs once all ranks have the new state."""
-        self.layout.kept.afterwards(self._behind_commit())
+        self.layout.afterwards(self._behind_commit())
 
     def _behind_commit(self) -> Callable[[], None]:
         """A function to call once this rank has all parameters of the new state."""
@@ -378,15 +383,18 @@ class TrainStep:
         self.verify.begin()
         self.layout.begin(state)
 
-    def join(self, group: Group, column: Column, rank: int, here: StateId, begun: bool) -> None:
-        """Compute with ``group``, the ranks of ``column``, from now on, at state ``here``. Raises GroupBroken.
+    def join(self, group: Group, column: Column, rank: int, here: StateId, begun: bool, view: InView | None = None) -> None:
+        """Compute with ``group``, the ranks of ``column``, from now on, at state ``here``. Raises GroupBroken. ``view``: all of its ranks,
+        where there are other columns.
 
         With ``begun`` the view may come in the middle of a step. Then the shards that its members have computed count, and only the rest is
         due. Without, this rank knows that the view comes between steps.
         """
         receiver = rank in column.receivers
-        self.contributions.join(group, column, rank)
+        self.contributions.join(group, column, rank, view)
         self.layout.join(group)
+        if view is not None:
+            self.layout.meet(view.groups, view.view)
         if here != self.duties.at or receiver:
             self.reset()
         self.duties.at = here

@@ -14,13 +14,13 @@ import functools
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from operator import attrgetter
 from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
 
 from actors.rank.membership.process_group import GroupBroken
+from actors.rank.mesh.parts import local
 from actors.rank.step.update import Update
 from actors.rank.verify.replicas import REFRESH_STEPS, digest
 from fleet.errors import LoopError
@@ -39,7 +39,10 @@ GROUPS = "A rank that joins later would lack the group. Make all groups before r
 CLEARED = "Gradients are collected when the loop asks for its next batch, and Fleet clears them then. Remove the line."
 
 T = TypeVar("T")
-_version = attrgetter("_version")
+
+
+def _version(tensor: torch.Tensor) -> int:
+    return local(tensor)._version
 
 
 class Body:
@@ -234,7 +237,8 @@ def users_line() -> str:
 
 
 def _digest(tensor: torch.Tensor) -> int:
-    return digest([tensor], 0, min(tensor.numel() * tensor.element_size(), SAMPLE_BYTES))
+    mine = local(tensor)
+    return digest([mine], 0, min(mine.numel() * mine.element_size(), SAMPLE_BYTES))
 
 
 def _before(tracked: Any, method: str, then: Callable[[], None]) -> None:

@@ -43,7 +43,7 @@ class ShardedTensors(WholeTensors):
         modules = self._modules()
         spread = {name: {"param_groups": one.packed_groups, "state": stand_ins[name]} for name, one in self._named.items()}
         whole = {**modules, **spread}
-        skeleton, tensors, volatile = self.state.flat(whole)
+        skeleton, tensors, volatile, _ = self.state.flat(whole)
         held = [index for index, tensor in enumerate(tensors) if not tensor.is_meta]
         assigned = slices([tensors[index] for index in held], self.count)[self.index]
         self._places = [(held[number], offsets, shape) for number, _, offsets, shape in assigned]

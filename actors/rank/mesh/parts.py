@@ -1,0 +1,83 @@
+"""The part of a tensor that this rank has, where ranks that compute together have a part each: PyTorch calls such a tensor a DTensor.
+
+Runs without a mesh have none, and do not import the module of PyTorch that has them.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from fleet.errors import ConfigError
+
+
+def local(tensor: Any) -> torch.Tensor:
+    """The memory that this rank has of ``tensor``: of a plain one the tensor itself."""
+    found: torch.Tensor = getattr(tensor, "_local_tensor", tensor)
+    return found
+
+
+def is_whole(tensor: Any) -> bool:
+    """Whether ``tensor`` is a plain one."""
+    return not hasattr(tensor, "_local_tensor")
+
+
+def is_divided(tensor: Any) -> bool:
+    """Whether other ranks have other elements of it."""
+    return not is_whole(tensor) and any(placement.is_shard() for placement in tensor.placements)
+
+
+def like(parameter: Any, value: torch.Tensor) -> torch.Tensor:
+    """``value``, the memory of this rank's part, as a tensor that is divided like ``parameter``."""
+    if is_whole(parameter):
+        return value
+    from torch.distributed.tensor import DTensor
+
+    shape = (parameter.shape, parameter.stride())
+    found: torch.Tensor = DTensor.from_local(
+        value, parameter.device_mesh, parameter.placements, run_check=False, shape=shape[0], stride=shape[1]
+    )
+    return found
+
+
+def of_parameter(parameter: Any, gradient: Any) -> torch.Tensor:
+    """This rank's part of a gradient, divided as the parameter is. All ranks that compute together call it in the same order."""
+    if is_whole(gradient):
+        return local(gradient)
+    if tuple(gradient.placements) != tuple(parameter.placements):
+        gradient = gradient.redistribute(parameter.device_mesh, parameter.placements)
+    return local(gradient)
+
+
+def offsets(tensor: Any) -> tuple[int, ...]:
+    """Where this rank's part begins in the whole."""
+    if is_whole(tensor):
+        return (0,) * tensor.dim()
+    from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
+
+    _, begins = compute_local_shape_and_global_offset(tensor.shape, tensor.device_mesh, tensor.placements)
+    return tuple(int(begin) for begin in begins)
+
+
+def cut_like(name: str, live: Any, value: Any) -> Any:
+    """``value``, whole or this rank's part of it, as a tensor that is divided like ``live``. Raises ConfigError for another shape."""
+    if is_whole(live) or not isinstance(value, torch.Tensor) or not is_whole(value):
+        return value
+    mine = local(live)
+    if value.shape == mine.shape:
+        return like(live, value)
+    if value.shape != live.shape:
+        reason = f"the state to load has the shape {tuple(value.shape)} for it"
+        raise ConfigError(name, tuple(live.shape), reason, "Load a checkpoint of the same model.")
+    spans = zip(offsets(live), mine.shape, strict=True)
+    return like(live, value[tuple(slice(start, start + size) for start, size in spans)].clone())
+
+
+def whole(value: Any) -> Any:
+    """The whole of each divided tensor in a state: all ranks that compute together call it, in the same order."""
+    if isinstance(value, dict):
+        return {key: whole(each) for key, each in value.items()}
+    if isinstance(value, (list, tuple)):
+        return type(value)(whole(each) for each in value)
+    return value if not isinstance(value, torch.Tensor) or is_whole(value) else value.full_tensor()  # type: ignore[attr-defined]
