@@ -17,6 +17,7 @@ import torch
 import xxhash
 
 from actors.rank.membership.process_group import GroupBroken
+from actors.rank.mesh.parts import local
 from actors.rank.state.tracked import TrackedState, flat_bytes
 from fleet.protocol.replica_check import ReplicaCheck
 from fleet.protocol.types import Finding, StateId
@@ -174,7 +175,7 @@ def _walk(value: Any, found: Any, tensors: list[torch.Tensor]) -> None:
     """Put tensors into the list, and all other values into the hash, in an order that does not depend on insertion order."""
     if isinstance(value, torch.Tensor):
         found.update(f"tensor {value.dtype} {tuple(value.shape)}".encode())
-        tensors.append(value)
+        tensors.append(local(value))
     elif isinstance(value, Mapping):
         for key in sorted(value, key=lambda k: (type(k).__name__, repr(k))):
             found.update(f"key {key!r}".encode())
