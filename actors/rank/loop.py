@@ -120,22 +120,18 @@ class Run:
         With ``--optimizer-sharding fsdp`` Fleet cuts the model for the present ranks; without, each rank keeps all of it. Its dimension is
         ``shard``; where groups of ranks are replicas (``replica_size``) it has two, ``replicate`` and ``shard``.
 
-        With ``--mesh tensor=2`` it is the mesh of the two ranks that compute a shard together, for ``parallelize_module``:
-        ``run.mesh["tensor"]``. A spare waits here until it is called: the code before runs ahead.
-
-        Raises:
-            RunOver: the run ends while this rank waits.
+        With ``--mesh tensor=2``, ``run.mesh["tensor"]`` is the mesh of the two ranks that compute a shard together. A spare waits here
+        until it is called, as for :attr:`coordinate`. Raises RunOver: the run ends meanwhile.
         """
         if self._mesh.axes:
-            return self._mesh.torch
+            return self._mesh.device_mesh
         return mesh_of_one(self.device, DIMENSIONS if self._settings.replica_ranks > 1 else DIMENSIONS[-1:])
 
     @property
     def coordinate(self) -> Mapping[str, int]:
         """This rank's place among the training ranks, by dimension: ``{"replicate": 0, "shard": 1}`` is the second rank of the first
         replica.
-        It changes with the view, as ``rank`` does. With a mesh it is the place in that, such as ``{"tensor": 1}``, and never changes. A
-        spare waits for it."""
+        It changes with the view, as ``rank`` does. With ``--mesh`` it is the place there, such as ``{"tensor": 1}``, and never changes."""
         if self._mesh.axes:
             return dict(self._mesh.coordinate)
         return coordinate(self.rank, self._settings.optimizer_sharding == "fsdp", self._settings.replica_ranks)
@@ -167,6 +163,7 @@ class Run:
         units = take_over(modules, optimizers)
         if units and self._settings.optimizer_sharding != "fsdp" and self.slot == 0:
             log.warning("fully_shard has cut the model in %d units, and each rank has it whole: see --optimizer-sharding fsdp", len(units))
+        self._mesh.check(modules)
         return tracked(objects, units, weights, self._settings, lambda: self.device)
 
     def steps(
@@ -334,10 +331,14 @@ class Run:
         """
         state = self._train_step.state if self._train_step is not None else None
         target = self._home.target(os.fspath(path))
+        given, over = functools.partial(model_state, state, model), self._loop.client.protocol.concluded
+        model_of = self._mesh.whole(given, over=over) if self._mesh.divides and self._place() is not None else given
+        if model_of is None:
+            return target
 
         def export() -> str:
             with self._trained.layout.readable() if self._train_step is not None else contextlib.nullcontext():
-                return self._parts.export(target, model_state(state, model))
+                return self._parts.export(target, model_of())
 
         where: str | None = self.once(export, name=f"save {target}")
         return where
@@ -359,7 +360,10 @@ class Run:
         if here is None or here.step == 0 or here.step % every:
             return None
         key = self._one.key(here, name_of(fn))
-        figures = EvaluationFigures(lambda: self._one.do(key, lambda before: self._judged(self._alone(fn), before)))
+        found = self._mesh.evaluated(functools.partial(self._alone, fn))
+        if found is None:
+            return None
+        figures = EvaluationFigures(lambda: self._one.do(key, lambda before: self._judged(found(), before)))
         self._owe(figures.fetch)
         return figures
 

@@ -152,7 +152,7 @@ def home_of(plan: RunPlan) -> Home:
     if plan.twin_since_s is None:
         return Home(plan.folder.resolve())
     work = plan.folder.resolve() / "work"
-    twin_folder.make(work, Path.cwd(), plan.twin_since_s, [plan.folder.parent.parent])
+    twin_folder.make(work, Path.cwd(), plan.twin_since_s, [plan.folder.parent.parent, plan.folder.parent])
     return Home(plan.folder.resolve(), True, work)
 
 

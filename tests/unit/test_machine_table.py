@@ -9,7 +9,7 @@ import pytest
 from fleet.machine.state import Phase
 from fleet.machine.table import RECONCILES, STOPS, TABLE, Of, allowed
 from fleet.protocol.events import Event, Formed, Heartbeat, Joined, Tick
-from fleet.protocol.instructions import Conclude, Evict, Instruction, Keep, Publish, Welcome, Write
+from fleet.protocol.instructions import Conclude, Evict, Fence, Instruction, Keep, Publish, Welcome, Write
 from fleet.protocol.records import ProcessUp, Received, Record
 from tests.simulation.runs import simulate_seed
 

@@ -53,7 +53,7 @@ def of_parameter(parameter: Any, gradient: Any) -> torch.Tensor:
 def offsets(tensor: Any) -> tuple[int, ...]:
     """Where this rank's part begins in the whole."""
     if is_whole(tensor):
-        return (0,) * tensor.dim()
+        return (0,) * len(tensor.shape)
     from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
     _, begins = compute_local_shape_and_global_offset(tensor.shape, tensor.device_mesh, tensor.placements)

@@ -276,7 +276,7 @@ def mesh_of(rank: int, size: int, device: torch.device, axis: str) -> tuple[Tens
     dist.init_process_group(DEFAULT, store=dist.HashStore(), rank=rank, world_size=size)
     group = dist.new_group(list(range(size)), backend=TENSOR)
     assert isinstance(group, TensorGroup)
-    _take_own_parts()
+    _adapt_once()
     return group, DeviceMesh.from_group(group, device.type, mesh_dim_names=(axis,))
 
 
@@ -284,12 +284,12 @@ def _made(kind: type, store: Any, rank: int, size: int, timeout: Any) -> Any:
     return kind(rank, size)
 
 
-def _take_own_parts() -> None:
-    from torch.distributed.tensor import placement_types
+@functools.cache
+def _adapt_once() -> None:
+    """DTensor then distributes values without messages within a :class:`TensorGroup`, and refuses random numbers that it cannot draw."""
+    from torch.distributed.tensor import _dispatch, placement_types
 
-    scatter, broadcast = placement_types.mesh_scatter, placement_types.mesh_broadcast
-    if getattr(scatter, "of_fleet", False):
-        return
+    scatter, broadcast, has_generator = placement_types.mesh_scatter, placement_types.mesh_broadcast, _dispatch.is_rng_supported_mesh
 
     def own_part(output: torch.Tensor, parts: list[torch.Tensor], mesh: DeviceMesh, mesh_dim: int = 0, *args: Any, **kwargs: Any) -> Any:
         if not isinstance(mesh.get_group(mesh_dim), TensorGroup):
@@ -299,8 +299,15 @@ def _take_own_parts() -> None:
     def own_values(tensor: torch.Tensor, mesh: DeviceMesh, mesh_dim: int = 0, *args: Any, **kwargs: Any) -> Any:
         return None if isinstance(mesh.get_group(mesh_dim), TensorGroup) else broadcast(tensor, mesh, mesh_dim, *args, **kwargs)
 
-    own_part.of_fleet = True  # type: ignore[attr-defined]
+    def with_generator(device_mesh: DeviceMesh) -> bool:
+        if device_mesh.device_type == "cpu" and isinstance(device_mesh.get_group(0), TensorGroup):
+            reason = "on a CPU PyTorch draws the same ones for each rank's part of a DTensor, such as the places that dropout leaves out"
+            way_out = "Let the module before it give a local tensor (use_local_output=True), or leave dropout out there."
+            raise ConfigError("model", "random numbers for a DTensor", reason, way_out)
+        return has_generator(device_mesh)
+
     placement_types.mesh_scatter, placement_types.mesh_broadcast = own_part, own_values  # type: ignore[assignment]
+    _dispatch.is_rng_supported_mesh = with_generator
 
 
 def _broadcast(tensor: torch.Tensor, source: int, group: Group) -> None:

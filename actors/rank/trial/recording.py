@@ -16,6 +16,7 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from actors.rank.data.fingerprint import digest_of
+from actors.rank.mesh.parts import local
 from fleet.ledger.sameness import BATCH, IN_GRADIENT, INPUT, LOOP, OP, OUT_GRADIENT, OUTPUT, TrialMark
 
 CHANCE = torch.Tag.nondeterministic_seeded
@@ -146,7 +147,7 @@ def digest(value: Any) -> str:
 
 
 def _bytes(tensor: torch.Tensor) -> bytes:
-    tensor = tensor.detach()
+    tensor = local(tensor).detach()
     if tensor.layout != torch.strided:
         tensor = tensor.to_dense()
     if tensor.is_complex() or tensor.is_conj():

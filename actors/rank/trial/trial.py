@@ -170,6 +170,7 @@ class Trying(Run):
         self._book, self._plan = book, plan
         recorder = Recorder(folder / "ring", now_us())
         client = Client(self.rank, "trial", "trial", str(folder / "nobody"), "nowhere:1", recorder)
+        client.protocol.coordinate = settings.coordinates[0]
         super().__init__(client, recorder, _NoParts(), settings, "127.0.0.1", Home(folder, is_twin=True, work=folder))
         self._loop.attempt = self._attempt
         self._loop.rank = 1  # as only rank 0 reports its data to a run
@@ -335,9 +336,10 @@ def attempt(
 
 
 def alone(settings: RunSettings, shards: int) -> RunSettings:
-    """The settings for a trial of one rank without others."""
+    """The settings for a trial of one rank without others: it computes all of a shard."""
+    mesh = dict.fromkeys(settings.mesh, 1)
     return dataclasses.replace(
-        settings, world=1, max_world=0, min_ranks=1, spares=0, shards=shards, replica_size=1, optimizer_sharding="none", steps=0
+        settings, world=1, max_world=0, min_ranks=1, spares=0, shards=shards, replica_size=1, optimizer_sharding="none", steps=0, mesh=mesh
     )
 
 

@@ -105,6 +105,8 @@ def flags(values: Mapping[str, Any]) -> dict[str, Any]:
     """Dotted name -> value, of the options that are given. Raises ConfigError."""
     found = {key: values[name] for name, key in FLAGS.items() if values[name] is not None}
     found |= {key: tuple(values[name]) for name, key in LISTS.items() if values[name]}
+    if values["mesh"]:
+        found["mesh"] = {axis: _ranks(axis, size) for axis, size in pairs_of(values["mesh"], "--mesh").items()}
     if values["set_"]:
         found["options"] = pairs_of(values["set_"], "--set")
     if values["checkpoint"] is not None:
@@ -122,6 +124,12 @@ def pairs_of(pairs: Sequence[str], option: str) -> dict[str, str]:
         if "=" not in pair:
             raise ConfigError(option, pair, "not of the form key=value")
     return dict(pair.split("=", 1) for pair in pairs)
+
+
+def _ranks(axis: str, size: str) -> int:
+    if not size.isdecimal():
+        raise ConfigError(f"mesh.{axis}", size, "it takes a number of ranks", f"Such as --mesh {axis}=2.")
+    return int(size)
 
 
 def _checkpoint(text: str) -> dict[str, Any]:

@@ -1,0 +1,109 @@
+"""Ranks that compute shards together, as real processes: one, or several, are lost at any moment, and no bit is changed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from fleet.protocol.records import HistoryBegun, ViewPublished
+from fleet.protocol.types import columns
+from fleet.settings.run import CheckpointSettings, RunSettings
+from storage.checkpoint.parts import newest_checkpoint
+from tests.fault.test_bad_luck import after, of, settings, survived, train_through
+from tests.support import tensors
+from tests.support.plain import PlainFleet
+from tests.support.undisturbed import Undisturbed
+
+HOWS = ("layers", "sequence")
+
+
+def meshed(folder: Path, world: int = 4, tensor: int = 2, how: str = "layers", **changes: Any) -> RunSettings:
+    options = {"how": how, **changes.pop("options", {})}
+    chosen = {"nodes": 1, "shards": 4, "mesh": {"tensor": tensor}, "peer_copies": 0, "options": options}
+    return settings(folder, world, **{**chosen, **changes})
+
+
+@pytest.fixture(scope="module")
+def truths(undisturbed: Undisturbed) -> dict[str, str]:
+    """By way of dividing the model, the digest of one replica."""
+    return {how: undisturbed(lambda folder, how=how: meshed(folder, 2, how=how), tensors.train) for how in HOWS}  # type: ignore[misc]
+
+
+@pytest.mark.parametrize("how", HOWS)
+@pytest.mark.parametrize("world", [4, 6])
+def test_no_number_of_replicas_changes_a_bit(world: int, how: str, tmp_path: Path, truths: dict[str, str]) -> None:
+    outcome, records, digest = train_through(tensors.train, meshed(tmp_path, world, how=how), tmp_path)
+    survived(outcome, records, digest, truths[how], other_ratio=0.05)
+    (view,) = [one.view for one in of(ViewPublished, records)]
+    assert [len(places) for places in columns(view.members).values()] == [world // 2] * 2
+
+
+@pytest.mark.parametrize("victim", [1, 2])
+@pytest.mark.parametrize("name", tensors.MOMENTS)
+def test_a_member_is_killed(name: str, victim: int, tmp_path: Path, truths: dict[str, str]) -> None:
+    chosen = meshed(tmp_path, how="sequence", options={"moment": name, "victim": str(victim)})
+    outcome, records, digest = train_through(tensors.dies_at, chosen, tmp_path)
+    assert (tmp_path / "flags" / "second").exists(), "no rank ever came to the moment"
+    survived(outcome, records, digest, truths["sequence"], other_ratio=0.05)
+    assert len(of(ViewPublished, records)) >= 2
+    assert bool(of(HistoryBegun, records)) <= tensors.MOMENTS[name].second, "of each column a rank was left"
+
+
+@pytest.mark.parametrize("spares", [0, 1])
+@pytest.mark.parametrize("victim", [0, 3])
+def test_two_members_are_killed_in_one_step(victim: int, spares: int, tmp_path: Path, truths: dict[str, str]) -> None:
+    """Of one group, or of two with different losses: then the rest is one whole group."""
+    chosen = meshed(tmp_path, spares=spares, options={"victim": str(victim)})
+    outcome, records, digest = train_through(tensors.two_die, chosen, tmp_path)
+    survived(outcome, records, digest, truths["layers"], other_ratio=0.05)
+
+
+def test_a_spare_takes_the_coordinate_of_a_member_that_is_lost(tmp_path: Path, truths: dict[str, str]) -> None:
+    def misfortune(fleet: PlainFleet) -> None:
+        after(4)(fleet)
+        fleet.kill(2)
+
+    chosen = meshed(tmp_path, spares=1, options={"pause_s": "0.2"})
+    outcome, records, digest = train_through(tensors.train, chosen, tmp_path, misfortune)
+    survived(outcome, records, digest, truths["layers"], other_ratio=0.05)
+    views = [one.view for one in of(ViewPublished, records)]
+    assert [len(view.members) for view in views[:3]] == [4, 2, 4], "the other group goes on alone at once"
+    (place,) = [member for member in views[2].members if member.slot == 4]
+    assert place.coordinate == (("tensor", 0),) == views[0].members[2].coordinate
+    assert next(member for member in views[2].members if member.slot == 3) in views[0].members, (
+        "the rest of the broken group is in it again"
+    )
+
+
+def test_others_go_on_from_what_two_replicas_have_written(tmp_path: Path, truths: dict[str, str]) -> None:
+    """With one and three replicas the bits are the same. Other sizes of the axis get their parts of the same state."""
+    first = tmp_path / "first"
+    saves = CheckpointSettings(policy="fixed", interval_s=0.05)
+    with PlainFleet(tensors.train, meshed(first, options={"pause_s": "0.1"}, checkpoint=saves), first) as fleet:
+        fleet.wait_for(lambda: (found := newest_checkpoint(fleet.url)) is not None and found[1].step >= 4)
+        begin = newest_checkpoint(fleet.url)
+    assert begin is not None
+    ends = {}
+    for world, tensor in ((2, 2), (6, 2), (4, 4), (1, 1)):
+        folder = tmp_path / f"{world}-{tensor}"
+        place = f"file://{first}/{begin[0]}"
+        chosen = meshed(folder, world, tensor)
+        with PlainFleet(tensors.train, chosen, folder, begin=(place, begin[1])) as fleet:
+            assert fleet.wait().status == "completed"
+            ends[world, tensor] = fleet.coordinator.machine.state.ending.record.digest
+    assert ends[2, 2] == ends[6, 2] == truths["layers"]
+    assert len(set(ends.values())) == 3, "ranks of another size add up in another order"
+
+
+def test_the_model_is_saved_whole_and_evaluated_by_whole_groups(tmp_path: Path, truths: dict[str, str]) -> None:
+    file = tmp_path / "model.pt"
+    chosen = meshed(tmp_path, options={"saves": str(file), "evaluates": "yes"})
+    outcome, records, digest = train_through(tensors.train, chosen, tmp_path)
+    survived(outcome, records, digest, truths["layers"], other_ratio=0.05)
+    saved, plain = torch.load(file, weights_only=True), tensors.Model().state_dict()
+    assert {name: value.shape for name, value in saved.items()} == {name: value.shape for name, value in plain.items()}
+    found = {path.name: path.read_text() for path in (tmp_path / "flags").glob("figure-5-*")}
+    assert len(found) == 4 and len(set(found.values())) == 1

@@ -1,0 +1,163 @@
+"""Loops of ranks that compute shards together, by PyTorch's own tensor parallelism, and the moments at which a test kills one of them."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from tests.support import moments, trains
+from tests.support.moments import Moment
+
+WIDTH, VOCABULARY, LENGTH, HEADS = 32, 24, 8, 4
+
+
+class Text(torch.utils.data.Dataset[torch.Tensor]):
+    """Each item is a sequence with a step of its own from number to number."""
+
+    def __len__(self) -> int:
+        return 4096
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        return (torch.arange(LENGTH + 1) * (1 + index % 5) + index) % VOCABULARY
+
+
+class Block(nn.Module):
+    """Attention of heads, and an MLP, each behind a norm."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.before, self.after = nn.LayerNorm(WIDTH), nn.LayerNorm(WIDTH)
+        self.q, self.k, self.v, self.out = (nn.Linear(WIDTH, WIDTH) for _ in range(4))
+        self.up, self.down = nn.Linear(WIDTH, 4 * WIDTH), nn.Linear(4 * WIDTH, WIDTH)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = self.before(x)
+        q, k, v = (part(y).unflatten(-1, (-1, WIDTH // HEADS)).transpose(1, 2) for part in (self.q, self.k, self.v))
+        x = x + self.out(nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).flatten(2))
+        return x + self.down(torch.relu(self.up(self.after(x))))
+
+
+class Model(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.token = nn.Embedding(VOCABULARY, WIDTH)
+        self.blocks = nn.Sequential(Block(), Block())
+        self.norm, self.head = nn.LayerNorm(WIDTH), nn.Linear(WIDTH, VOCABULARY, bias=False)
+
+    def forward(self, tokens: torch.Tensor) -> Any:
+        return self.head(self.norm(self.blocks(self.token(tokens))))
+
+
+def divided(model: Model, mesh: Any, how: str) -> Model:
+    """``layers``: the two layers of attention and MLP. ``sequence``: norms take parts of the sequence, and embedding and head are divided,
+    too, with the loss."""
+    from torch.distributed.tensor import Replicate, Shard
+    from torch.distributed.tensor.parallel import (
+        ColwiseParallel,
+        RowwiseParallel,
+        SequenceParallel,
+        parallelize_module,
+    )
+
+    columns, rows = ("q", "k", "v", "up"), ("out", "down")
+    if how == "layers":
+        plan: dict[str, Any] = {**{name: ColwiseParallel() for name in columns}, **{name: RowwiseParallel() for name in rows}}
+        for block in model.blocks:
+            parallelize_module(block, mesh, plan)
+        return model
+    along = Shard(1)
+    plan = {
+        **{name: ColwiseParallel() for name in columns},
+        **{name: RowwiseParallel(output_layouts=along) for name in rows},
+        **{name: SequenceParallel() for name in ("before", "after")},
+    }
+    for block in model.blocks:
+        for name in ("q", "k", "v", "up"):
+            plan[name] = ColwiseParallel(input_layouts=along)
+        parallelize_module(block, mesh, plan)
+    parallelize_module(
+        model, mesh,
+        {
+            "token": RowwiseParallel(input_layouts=Replicate(), output_layouts=along),
+            "norm": SequenceParallel(),
+            "head": ColwiseParallel(input_layouts=along, output_layouts=Shard(-1), use_local_output=False),
+        },
+    )  # fmt: skip
+    return model
+
+
+def train(run: Any) -> None:
+    """Options: ``how`` the model is divided, ``steps``, ``pause_s``; ``evaluates``: after each fifth step; ``saves``: a file at the end."""
+    from torch.distributed.tensor.parallel import loss_parallel
+
+    torch.manual_seed(1)
+    how, model = run.options.get("how", "layers"), Model()
+    if run.config.mesh:
+        model = divided(model, run.mesh["tensor"], how)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    state, pause_s = run.track(model=model, optimizer=optimizer), float(run.options.get("pause_s", "0.01"))
+    for step in run.steps(state, total=int(run.options.get("steps", "14")), clip_norm=0.5):
+        for text in step.batches(Text(), batch_size=16):
+            with loss_parallel():
+                logits = model(text[:, :-1])
+                step.backward(nn.functional.cross_entropy(logits.flatten(0, 1), text[:, 1:].flatten()))
+        time.sleep(pause_s)
+        step.commit()
+        if "evaluates" in run.options:
+            figures = run.evaluate(lambda: {"first": float(_whole(model(Text()[0][None, :-1])).abs().sum())}, every=5)
+            if figures is not None:
+                Path(run.options["flags"], f"figure-{step.number}-{run.slot}").write_text(str(figures["first"]))
+    if "saves" in run.options:
+        run.save(run.options["saves"])
+
+
+@torch.no_grad()
+def _whole(value: Any) -> torch.Tensor:
+    found: torch.Tensor = value.full_tensor() if hasattr(value, "full_tensor") else value
+    return found.detach()
+
+
+GROUP, STEP = "actors.rank.mesh.torch_group:TensorGroup", "actors.rank.step.train_step:TrainStep"
+LAYOUT, MEETING = "actors.rank.mesh.layout:ColumnLayout", "actors.rank.mesh.meeting:ColumnMeeting"
+WHOLE = "actors.rank.membership.process_group:Group"
+MOMENTS = {
+    "before-a-forward": Moment("a shard is about to begin", f"{STEP}.begin_shard"),
+    "in-a-forward": Moment("it has a sum of its group", f"{GROUP}.all_gather_single_coalesced", behind=True),
+    "in-a-sum": Moment("its group adds up, and it has not sent its part", f"{GROUP}._reduce"),
+    "behind-a-sum": Moment("its group has added up, and the others may not know", f"{GROUP}._reduce", behind=True),
+    "before-a-backward": Moment("the loss is there", f"{STEP}.scaled"),
+    "behind-a-backward": Moment("all gradients of a shard are there", f"{STEP}.end_shard"),
+    "a-shard-is-done": Moment("a shard counts", f"{STEP}.end_shard", behind=True),
+    "before-the-sum": Moment("all its shards are done", f"{STEP}.reduce", when=moments.for_loop),
+    "behind-the-sum": Moment("it has the sums of its column", f"{STEP}.reduce", True, moments.for_loop),
+    "behind-ready": Moment("all know that all have their sums", f"{WHOLE}.all_gather", True, moments.tagged(moments.Tag.READY)),
+    "before-apply": Moment("the step is decided and not taken", f"{STEP}.apply"),
+    "behind-apply": Moment("the step is taken, and the coordinator does not know", f"{STEP}.apply", behind=True),
+    "at-the-end": Moment("the digest of the whole is taken", f"{LAYOUT}.digest"),
+    "claims": Moment("the view behind a loss begins", f"{MEETING}.exchange", second=True),
+    "has-met": Moment("the view behind a loss has begun", f"{MEETING}.exchange", True, second=True),
+}  # fmt: skip
+
+
+def dies_at(run: Any) -> None:
+    """The rank in the slot ``victim`` dies at the ``moment``, once. Of some moments another has died before, in the same step."""
+    moment, victim = MOMENTS[run.options["moment"]], int(run.options["victim"])
+    if moment.second:
+        first = Path(run.options["flags"]) / "first"
+        moments._inject(run, "first", (victim + 2) % 4, MOMENTS["in-a-sum"], lambda: True)
+        moments._inject(run, "second", victim, moment, first.exists)
+    else:
+        moments._inject(run, "second", victim, moment, lambda: True)
+    train(run)
+
+
+def two_die(run: Any) -> None:
+    """The ranks in two slots die in the same step, each in a forward."""
+    for name, slot in (("first", 1), ("second", int(run.options["victim"]))):
+        moments._inject(run, name, slot, MOMENTS["in-a-sum"], lambda: True)
+    trains.once(run, "begun")
+    train(run)
