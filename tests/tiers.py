@@ -60,6 +60,11 @@ TIERS: dict[str, tuple[str, ...]] = {
         "tests/fault/test_hsdp.py::test_a_spare_takes_the_place_of_a_member_that_is_lost[3]",
         "tests/fault/test_hsdp.py::test_a_whole_group_may_be_lost_at_once[places0]",
         "tests/fault/test_resharded_checkpoints.py::test_others_go_on_from_what_four_ranks_have_written[fsdp-3]",
+        "tests/fault/test_tensor.py::test_no_number_of_replicas_changes_a_bit[4-layers]",
+        "tests/fault/test_tensor.py::test_a_member_is_killed[in-a-sum-1]",
+        "tests/fault/test_tensor.py::test_a_member_is_killed[before-the-sum-2]",
+        "tests/fault/test_tensor.py::test_a_member_is_killed[before-apply-1]",
+        "tests/fault/test_tensor.py::test_two_members_are_killed_in_one_step[3-1]",
         "tests/fault/test_several_optimizers.py::test_a_kill_changes_no_bit[in_turn-fsdp]",
         "tests/fault/test_several_optimizers.py::test_a_kill_changes_no_bit[in_turn-zero1]",
         "tests/fault/test_sharded_optimizer.py::test_a_storm_changes_no_bit[0]",
@@ -137,6 +142,9 @@ NIGHTLY: dict[str, dict[str, str]] = {
         "tests/fault/test_several_optimizers.py::test_a_run_stops_between_groups_and_goes_on_there":
             "each way to spread a state; that no rank halts within a group is a unit test",
         "tests/fault/test_sharded_optimizer.py::test_a_storm_changes_no_bit": "eleven more storms beside one of each change",
+        "tests/fault/test_tensor.py::test_no_number_of_replicas_changes_a_bit": "worlds times ways to divide a model, of which each change has one",
+        "tests/fault/test_tensor.py::test_a_member_is_killed": "each moment of a step and member of a group, of which each change has three",
+        "tests/fault/test_tensor.py::test_two_members_are_killed_in_one_step": "pairs of members, of which each change has one",
         "tests/fault/test_two_levels.py::test_death_at_either_level_of_a_sum": "three modes times three moments",
         "tests/fault/test_stop_in_order.py::test_a_state_that_is_spread_is_written_by_all_who_hold_a_part":
             "each way to spread a state; who writes what is a unit test",

@@ -9,7 +9,7 @@ ranks differ there again, or in more than a flipped bit can change, the loop is 
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from dataclasses import replace
 
 from fleet.machine.end import end
@@ -22,7 +22,7 @@ from fleet.protocol.decisions import Decision, Figures, TakenBack, figures
 from fleet.protocol.probes import probe
 from fleet.protocol.records import DecisionMade
 from fleet.protocol.replica_check import UNCOMPARED
-from fleet.protocol.types import Finding, Member, StateId, Verdict
+from fleet.protocol.types import Coordinate, Finding, Member, StateId, Verdict
 
 LOOK_FOR = (
     "Look in the loop for an unseeded draw, or for code that changes the tracked state by the time, the process or the rank; "
@@ -34,7 +34,7 @@ def judge(machine: MachineState, now_s: float) -> None:
     """All live ranks have left their group. Evict ranks that the testimonies name, if any, and withdraw doubtful checkpoints; or stop."""
     suspicion = machine.doubts
     seen = _seen(machine, suspicion.said)
-    said, suspicion.said = seen or _of_one_thing(suspicion.said), {}
+    said, suspicion.said = seen or _of_one_column(_of_one_thing(suspicion.said)), {}
     silent = not seen and _someone_is_silent(machine, said)
     said = {member: known for member, known in said.items() if known.digest}  # without one, a rank keeps none of what differs
     if len({known.digest for known in said.values()}) < 2 or silent:
@@ -185,10 +185,19 @@ def _of_one_thing(said: dict[Member, Finding]) -> dict[Member, Finding]:
     return {member: known for member, known in said.items() if (known.what, known.state) == max(keys, key=lambda key: (keys[key], key))}
 
 
+def _of_one_column(said: dict[Member, Finding]) -> dict[Member, Finding]:
+    """The testimonies of the first column whose ranks differ: other columns hold other parts of the state. Empty if none differ."""
+    by_column = defaultdict[Coordinate, dict[Member, Finding]](dict)
+    for member, known in said.items():
+        by_column[member.coordinate][member] = known
+    differ = (column for column in by_column.values() if len({known.digest for known in column.values() if known.digest}) > 1)
+    return next(differ, {})
+
+
 def _someone_is_silent(machine: MachineState, said: dict[Member, Finding]) -> bool:
-    """Whether a live member with a state has not given its testimony. A receiver without a state has none to give."""
-    members = machine.view.members if machine.view is not None else ()
-    ranks = [machine.current(member) for member in members if member not in said]
+    """Whether a live member of the column has a state and has not given its testimony. A receiver without a state has none to give."""
+    members, column = machine.view.members if machine.view is not None else (), {member.coordinate for member in said}
+    ranks = [machine.current(member) for member in members if member not in said and member.coordinate in column]
     return any(rank is not None and rank.state is not None and not rank.dirty for rank in ranks)
 
 

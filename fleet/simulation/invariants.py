@@ -41,7 +41,7 @@ from fleet.simulation.endings import DoneOnce, FinalKept, InOrder
 from fleet.simulation.model import POISON, SPOILED, gradient
 from fleet.simulation.outages import AllWait, Corruption, Durable, Excused, OneHistory, SavesAlone
 from fleet.simulation.ranks import SimRank
-from fleet.simulation.serving import Copies, Gathers, Near, Recuts, Serves, TwoPhase
+from fleet.simulation.serving import Copies, Gathers, Near, Recuts, Serves, Together, TwoPhase
 from fleet.simulation.stage import Stage
 
 
@@ -219,29 +219,6 @@ class ExactlyOnce(InvariantChecker):
         state = states.pop()
         doubled = state.history == self._committed.history and state.step < self._committed.step
         self.require(not doubled, f"step {state} is computed again although {self._committed} is committed")
-
-
-class Together(InvariantChecker):
-    """6, with groups of ranks that compute a shard together: all compute the same shard of the same step, and each is at a coordinate."""
-
-    name = "together"
-
-    def computed_together(self, rank: SimRank, met: Mapping[Member, tuple[int, int]]) -> None:
-        """``rank`` has met the others of its group for a shard: (step, shard) by member."""
-        self.require(len(set(met.values())) == 1, f"{rank} computes with others that compute something else: {met}")
-
-    def sent(self, machine: FleetMachine, instruction: Instruction) -> None:
-        if isinstance(instruction, Publish | Propose) and self.world.settings.mesh:
-            wanted, members = list(self.world.settings.coordinates), instruction.view.members
-            for first in range(0, len(members), len(wanted)):
-                there = [member.coordinate for member in members[first : first + len(wanted)]]
-                self.require(there == wanted, f"a group of generation {instruction.view.generation} has the coordinates {there}")
-
-    def joining(self, rank: SimRank, view: View) -> None:
-        place = view.members[view.rank_of(rank.member)]
-        self.require(
-            place.coordinate == rank.protocol.coordinate, f"{rank} is at {rank.protocol.coordinate}, and in a view at {place.coordinate}"
-        )
 
 
 class Identical(InvariantChecker):

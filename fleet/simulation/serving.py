@@ -1,11 +1,13 @@
-"""Checkers of sharded state, of parameters that are gathered on demand, and of the copies for both."""
+"""Checkers of sharded state, of parameters that are gathered on demand, of the copies for both, and of groups that compute together."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
+from fleet.machine.core import FleetMachine
 from fleet.protocol.chunks import Chunk, StateCut, lost, settled
+from fleet.protocol.instructions import Instruction, Propose, Publish
 from fleet.protocol.records import Committed, Record, ViewPublished
 from fleet.protocol.types import Member, StateId, View, columns
 from fleet.simulation.checker import InvariantChecker
@@ -181,3 +183,26 @@ class Recuts(InvariantChecker):
         self._commits[view.generation, view.store, rank.member] += 1
         steps = self._commits[view.generation, view.store, rank.member]
         self.require(steps <= SLICES + 2, f"{steps} steps of generation {view.generation} have not brought {rank} its chunks")
+
+
+class Together(InvariantChecker):
+    """6, with groups of ranks that compute a shard together: all compute the same shard of the same step, and each is at a coordinate."""
+
+    name = "together"
+
+    def computed_together(self, rank: SimRank, met: Mapping[Member, tuple[int, int]]) -> None:
+        """``rank`` has met the others of its group for a shard: (step, shard) by member."""
+        self.require(len(set(met.values())) == 1, f"{rank} computes with others that compute something else: {met}")
+
+    def sent(self, machine: FleetMachine, instruction: Instruction) -> None:
+        if isinstance(instruction, Publish | Propose) and self.world.settings.mesh:
+            wanted, members = list(self.world.settings.coordinates), instruction.view.members
+            for first in range(0, len(members), len(wanted)):
+                there = [member.coordinate for member in members[first : first + len(wanted)]]
+                self.require(there == wanted, f"a group of generation {instruction.view.generation} has the coordinates {there}")
+
+    def joining(self, rank: SimRank, view: View) -> None:
+        place = view.members[view.rank_of(rank.member)]
+        self.require(
+            place.coordinate == rank.protocol.coordinate, f"{rank} is at {rank.protocol.coordinate}, and in a view at {place.coordinate}"
+        )

@@ -322,7 +322,7 @@ class SimStep:
         yield from rank.point("reducing")
         self.world.watch.contribute(rank, view, state, rank.protocol.dirty)
         if layout.kept is None:
-            self.replica_check.enter(state, str(layout.weights))
+            self.replica_check.enter(state, f"{layout.weights} {rank.protocol.coordinate}")  # other columns hold other parts
         values = yield group.reduce(rank.member, number, (state, layout.weights, dict(layout.held), offer))
         took_s = self.world.clock.now_s - group.complete_s
         if rank.pace.link > 1:

@@ -21,7 +21,7 @@ HOWS = ("layers", "sequence")
 
 
 def meshed(folder: Path, world: int = 4, tensor: int = 2, how: str = "layers", **changes: Any) -> RunSettings:
-    options = {"how": how, **changes.pop("options", {})}
+    options = {"how": how, "steps": "12", **changes.pop("options", {})}
     chosen = {"nodes": 1, "shards": 4, "mesh": {"tensor": tensor}, "peer_copies": 0, "options": options}
     return settings(folder, world, **{**chosen, **changes})
 

@@ -44,7 +44,10 @@ REPORT_S = 0.05
 """Steps of tests take 25 ms: what strikes at one of them should not come ten later."""
 
 FORKED = multiprocessing.get_context("forkserver")
-PRELOADED = ["actors.rank.main", "storage.checkpoint.parts", "tests.support.trains", "torch._dynamo", "torch.distributed.checkpoint"]
+PRELOADED = [
+    "actors.rank.main", "storage.checkpoint.parts", "tests.support.trains", "tests.support.tensors", "torch._dynamo",
+    "torch.distributed.checkpoint", "torch.distributed.tensor.parallel",
+]  # fmt: skip
 FORKED.set_forkserver_preload(PRELOADED)
 """Ranks are forked off one process that has imported all and started nothing: most of a test's time went into imports."""
 

@@ -12,7 +12,7 @@ from torch import nn
 from tests.support import moments, trains
 from tests.support.moments import Moment
 
-WIDTH, VOCABULARY, LENGTH, HEADS = 32, 24, 8, 4
+WIDTH, VOCABULARY, LENGTH, HEADS = 16, 24, 4, 4
 
 
 class Text(torch.utils.data.Dataset[torch.Tensor]):
@@ -45,7 +45,7 @@ class Model(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.token = nn.Embedding(VOCABULARY, WIDTH)
-        self.blocks = nn.Sequential(Block(), Block())
+        self.blocks = nn.Sequential(Block())
         self.norm, self.head = nn.LayerNorm(WIDTH), nn.Linear(WIDTH, VOCABULARY, bias=False)
 
     def forward(self, tokens: torch.Tensor) -> Any:

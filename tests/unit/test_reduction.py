@@ -506,6 +506,28 @@ def test_a_parameter_unfrozen_later_takes_part() -> None:
     assert len(buffers.parameters) == count + 1
 
 
+def test_a_mean_that_was_taken_away_is_the_gradient_again() -> None:
+    """A rank takes a step late, from the sums that it kept: other attempts have put other gradients there meanwhile."""
+    model = Odd()
+    buffers, reducer = GradientBuffers({"model": model}, SHARDS), Reducer(SHARDS)
+
+    def work(group: Group) -> None:
+        reducer.bind(group, [blocks(0, SHARDS, SHARDS)])
+        compute(buffers, model, (0, SHARDS))
+        sum_up(buffers, reducer)
+
+    with_groups(1, work)
+    buffers.keep_present(buffers.present)
+    wanted = [None if one.grad is None else one.grad.clone() for one in buffers.parameters]
+    assert any(one is None for one in wanted) and any(one is not None for one in wanted)
+    kept = buffers.take_mean()
+    buffers.abandon()
+    compute(buffers, model, (0, 1))
+    buffers.give_mean(kept)
+    for one, before in zip(buffers.parameters, wanted, strict=True):
+        assert one.grad is None if before is None else one.grad is not None and torch.equal(one.grad, before)
+
+
 class Restless(nn.Linear):
     def __init__(self) -> None:
         super().__init__(6, 6)

@@ -18,7 +18,7 @@ from torch import nn
 from actors.rank.mesh.parts import like, of_parameter
 from actors.rank.step.ahead import Ahead
 from actors.rank.step.early import Early
-from actors.rank.step.flats import ONE_OWNER, FlatLayout, GradientSet, collect
+from actors.rank.step.flats import ALL, ONE_OWNER, FlatLayout, GradientSet, collect
 from actors.rank.step.habits import BucketOrder, Habits
 from actors.rank.step.module_buffers import ModuleBuffers
 from actors.rank.step.reduction import Reducer
@@ -270,9 +270,13 @@ class GradientBuffers:
             self._taint(mean)
             self._mean = None
             raise
-        for parameter, view in zip(self.parameters, mean.gradients, strict=True):
-            parameter.grad = None if view is None else like(parameter, view)
+        self._show(mean)
         self.buffers.restore()
+
+    def _show(self, mean: GradientSet, present: int = ALL) -> None:
+        """``.grad`` of each parameter becomes its part of ``mean``; None where it is not in ``present``."""
+        for number, (parameter, view) in enumerate(zip(self.parameters, mean.gradients, strict=True)):
+            parameter.grad = None if view is None or not present >> number & 1 else like(parameter, view)
 
     def cut_anew(self) -> None:
         """Other ranks add up other parts of the gradient than before."""
@@ -319,9 +323,10 @@ class GradientBuffers:
         return mean
 
     def give_mean(self, mean: GradientSet) -> None:
-        """Make ``mean``, which :meth:`take_mean` gave, the step's mean again."""
+        """Make ``mean``, which :meth:`take_mean` gave, the step's mean again, and ``.grad``."""
         self._forget_mean()
         self._mean = mean
+        self._show(mean, mean.present)
 
     def commit(self, *, first: bool = False) -> None:
         """The step is taken: the modules' buffers get their new value. ``first``: it is the first step of the run."""

@@ -98,7 +98,8 @@ class StateLayout:
         settings, state = given.settings, given.state
         self.given = given
         known = state.trained if self.fixed else ()  # a loop may freeze them after run.track, and thaw them later
-        watched = not math.isinf(settings.overlap_cores) and not self.leave and not state.casts
+        beside = not math.isinf(settings.overlap_cores) and settings.group == 1
+        watched = beside and not self.leave and not state.casts
         self.gradients = GradientBuffers(
             state.modules,
             settings.shards,
