@@ -142,8 +142,8 @@ NIGHTLY: dict[str, dict[str, str]] = {
         "tests/fault/test_several_optimizers.py::test_a_run_stops_between_groups_and_goes_on_there":
             "each way to spread a state; that no rank halts within a group is a unit test",
         "tests/fault/test_sharded_optimizer.py::test_a_storm_changes_no_bit": "eleven more storms beside one of each change",
-        "tests/fault/test_tensor.py::test_no_number_of_replicas_changes_a_bit": "worlds times ways to divide a model, of which each change has one",
-        "tests/fault/test_tensor.py::test_a_member_is_killed": "each moment of a step and member of a group, of which each change has three",
+        "tests/fault/test_tensor.py::test_no_number_of_replicas_changes_a_bit": "worlds times ways to divide a model",
+        "tests/fault/test_tensor.py::test_a_member_is_killed": "each moment and member, of which each change has three",
         "tests/fault/test_tensor.py::test_two_members_are_killed_in_one_step": "pairs of members, of which each change has one",
         "tests/fault/test_two_levels.py::test_death_at_either_level_of_a_sum": "three modes times three moments",
         "tests/fault/test_stop_in_order.py::test_a_state_that_is_spread_is_written_by_all_who_hold_a_part":

@@ -277,7 +277,7 @@ def _update(found: Any, value: Any) -> None:
     """Add ``value`` to the digest in canonical form: keys sorted, with types and lengths, tensors with dtype and shape."""
     if isinstance(value, torch.Tensor):
         found.update(f"tensor {value.dtype} {tuple(value.shape)} ".encode())
-        found.update(flat_bytes(value.cpu()).numpy())
+        found.update(flat_bytes(local(value).cpu()).numpy())
     elif isinstance(value, np.ndarray):
         found.update(f"array {value.dtype} {value.shape} ".encode() + np.ascontiguousarray(value).tobytes())
     elif isinstance(value, Mapping):
