@@ -2,8 +2,9 @@
 
 - A node is announced, and goes 30 s later: chaos does both, as a cloud would. The stall is the longest time between two commits from the
   announcement to some seconds after the loss, less a median step. Steps wait for a timer (`elastic_script`). The cost is the time of these
-  steps beyond the median on all ranks, and the processor time of all processes that begin meanwhile, until the new spare stands by; as a
-  share of the world's rank-seconds. The empty slots until another node comes are a figure of their own, in rank-seconds.
+  steps beyond the median on all ranks, and the processor time of all processes that begin meanwhile. It is counted until the new spare
+  stands by, and is a share of the world's rank-seconds. The empty slots until another node comes are a figure by
+  themselves, in rank-seconds.
 - The head is lost: the driver gets SIGKILL at a random moment, and its whole cluster ends with it, memory included. Then
   ``fleet run --resume-or-start`` is typed again, as a RayJob does it. The figures are the time from the kill to the next commit, and the
   lost training over the time between two durable checkpoints.
@@ -89,7 +90,7 @@ class Began:
     def _look(self) -> None:
         while not self._closed.wait(LOOK_S):
             for pid in set(psutil.pids()) - self._known:
-                with contextlib.suppress(psutil.NoSuchProcess):  # what it took until the last look counts
+                with contextlib.suppress(psutil.NoSuchProcess):  # its time until the last look counts
                     times = psutil.Process(pid).cpu_times()
                     self._took[pid] = times.user + times.system
             self.seen.append((time.time(), sum(self._took.values())))

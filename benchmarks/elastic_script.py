@@ -1,7 +1,7 @@
 """The script of the runs of `elastic` from which a node is taken: an MLP, and a timed wait in each shard.
 
 Its ranks compute little, so a process that starts beside them on the same cores does not slow them. That is so on a fleet, too, where it
-starts on another machine. What the start takes of the processors is measured apart.
+starts on another machine. The processor time of the start is measured apart.
 """
 
 from __future__ import annotations

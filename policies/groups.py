@@ -1,8 +1,9 @@
 """Ranks that compute a shard together: which of them make whole groups, and which groups train on. Pure.
 
-A group has one rank at each coordinate, and is in a view whole or not at all. A rank keeps its coordinate, so a lost member is replaced by
-another rank of the same one: a spare that was called to it, or the rest of another broken group. The members of a group that stays are not
-mixed with others, as they have computed the same shards. A new one takes the members that are nearest to each other.
+A group has one rank at each coordinate, and is in a view whole or not at all. A rank keeps its coordinate, so a rank of the same one
+takes the place of a lost member. That is a spare that was called to it, or one of the rest of another broken group. The members of a
+group that stays are not mixed with others, as they have computed the same shards. A new one takes the members that are nearest to each
+other.
 """
 
 from __future__ import annotations
@@ -118,7 +119,7 @@ def _members(groups: Iterable[Together]) -> list[Candidate]:
 
 
 def _rests(candidates: Iterable[Candidate], size: int) -> list[list[Candidate]]:
-    """What is there of each group of the present view, the largest rest first."""
+    """The candidates of each group of the present view, the largest rest first."""
     by_group = defaultdict[int, list[Candidate]](list)
     for one in candidates:
         by_group[one.view_rank // size].append(one)

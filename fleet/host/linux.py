@@ -118,7 +118,7 @@ def give_large_blocks_back() -> None:
     """From now on a block of 1 MiB or more goes back to the kernel when it is freed. Without glibc this does nothing.
 
     glibc raises this size, up to 32 MiB, when a larger block is freed. A rank that gathers units then keeps much freed memory between
-    blocks in use: with four ranks that share 10 million parameters 206 to 240 MB more than at the start, and 164 to 169 MB with 1 MiB.
+    blocks in use. Four ranks that share 10 million parameters hold 206 to 240 MB more than at the start, and 164 to 169 MB with 1 MiB.
     Their step is as fast. A step of whole replicas, which frees large blocks all the time, takes a fifth longer: they leave it.
     """
     _mallopt(_M_MMAP_THRESHOLD, _LARGE_BYTES)

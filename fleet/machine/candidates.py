@@ -102,9 +102,9 @@ def is_incomplete(machine: MachineState, ranks: Sequence[Rank]) -> bool:
 def source(ranks: Sequence[Rank], committed: StateId, checkpoint: str | None, useless: bool = False) -> StateSource | None:
     """The clean rank with the greatest state gives it to all ranks with another state: in its column, as one does in each other column.
 
-    A state before ``committed`` does not count: it would roll back committed steps within one history. If no other state is left in some
-    column, a new history begins, from the checkpoint, or from the initial states of fresh ranks, one of each column. None when there is
-    neither. A rank one step behind may have agreed to that step, and holds what it needs to take it.
+    A state before ``committed`` does not count: it would roll back committed steps within one history. A column may have
+    no other state left. Then a new history begins: from the checkpoint, or from the initial states of a fresh rank of each column. None
+    without either. A rank one step behind may have agreed to that step, and holds what it needs to take it.
 
     Args:
         useless: the run cannot go on from the ranks' states, see ``is_incomplete``.

@@ -2,7 +2,7 @@
 
 A rank keeps its coordinate as long as it lives, as its modules are built for it. There is a rank at each coordinate for each replica that
 the world has room for. A process that comes where one is missing gets its coordinate at once. All others are spares, and have none. When a
-rank is lost, the spare that is nearest to the rest of its group is called to its coordinate: it builds its model, and joins like any rank.
+rank is lost, the spare that is nearest to the rest of its group is called to its coordinate. It builds its model, and joins like any rank.
 """
 
 from __future__ import annotations

@@ -15,7 +15,7 @@ from fleet.machine.core import FleetMachine
 from fleet.machine.state import Contradiction, MachineState, Phase
 from fleet.machine.table import allowed
 from fleet.machine.tiers import TRIES
-from fleet.protocol.causes import EndWhy, Evicted, TooSlow
+from fleet.protocol.causes import EndWhy
 from fleet.protocol.decisions import TakenBack
 from fleet.protocol.events import CopiesHeld, Event, Heartbeat, Joined
 from fleet.protocol.instructions import CommitCheckpoint, Instruction, Propose, Publish, Write
@@ -33,7 +33,6 @@ from fleet.protocol.records import (
     RunEnded,
     ViewPublished,
 )
-from fleet.protocol.slowness import ACTIONS
 from fleet.protocol.types import Member, StateId, View, columns, groups
 from fleet.settings.run import WINDOW_S
 from fleet.simulation.checker import Homes, InvariantChecker, Violation
@@ -42,6 +41,7 @@ from fleet.simulation.model import POISON, SPOILED, gradient
 from fleet.simulation.outages import AllWait, Corruption, Durable, Excused, OneHistory, SavesAlone
 from fleet.simulation.ranks import SimRank
 from fleet.simulation.serving import Copies, Gathers, Near, Recuts, Serves, Together, TwoPhase
+from fleet.simulation.slow_ranks import ChangesBounded, HealthyStay
 from fleet.simulation.stage import Stage
 
 
@@ -497,45 +497,6 @@ class BudgetsHold(Homes):
             elif isinstance(record, ProcessLost) and record.fault is None:
                 counts[record.member.slot, step] += 1
         return max(counts.values(), default=0)
-
-
-class HealthyStay(InvariantChecker):
-    """No rank is evicted as slow unless it was slow at some time. Of an evicted node, at least one rank was."""
-
-    name = "healthy stay"
-
-    def __init__(self, world: Stage) -> None:
-        super().__init__(world)
-        self._action = ""
-
-    def record(self, record: Record) -> None:
-        if isinstance(record, DecisionMade) and record.policy == "straggler":
-            self._action = record.action
-        elif isinstance(record, ProcessLost) and isinstance(record.cause, Evicted) and isinstance(record.cause.why, TooSlow):
-            rank = self.process(record.member)
-            self.require(rank is not None and self._guilty(rank), f"{record.member} was never slow and is lost: {record.cause}")
-
-    def _guilty(self, rank: SimRank) -> bool:
-        beside = [other for other in self.world.train.processes if other.node is rank.node] if self._action == "evict" else [rank]
-        return any(other.pace.slow for other in beside)
-
-
-class ChangesBounded(InvariantChecker):
-    """The view changes because of slow ranks no more often than the settings allow."""
-
-    name = "changes bounded"
-
-    def __init__(self, world: Stage) -> None:
-        super().__init__(world)
-        self._acted_s: list[float] = []
-
-    def record(self, record: Record) -> None:
-        if not isinstance(record, DecisionMade) or record.policy != "straggler" or record.action not in ACTIONS:
-            return
-        limits = self.world.settings.straggler
-        self._acted_s = [at_s for at_s in [*self._acted_s, record.at_s] if record.at_s - at_s < WINDOW_S]
-        often = f"{len(self._acted_s)} view changes for slow ranks in {WINDOW_S:g} s"
-        self.require(len(self._acted_s) <= limits.changes, f"{often}, limit {limits.changes}")
 
 
 class Traffic(InvariantChecker):

@@ -283,6 +283,7 @@ def _with_network(plan: Plan, rng: random.Random) -> Plan:
 
 
 def random_troubles(plan: Plan, rng: random.Random) -> tuple[Trouble, ...]:
+    """Up to eight troubles, of all kinds that ``plan`` can have."""
     troubles: list[Trouble] = []
     for _ in range(rng.choice((0, 1, 2, 3, 4, 5, 6, 8))):
         troubles += _random_trouble(plan, rng)

@@ -112,7 +112,7 @@ class Copies(InvariantChecker):
 
 
 class TwoPhase(InvariantChecker):
-    """5, where no rank has the whole state: all members begin a view at one step, and no part of it is lost while one copy lives."""
+    """5, where no rank has the whole state: all members begin a view at one step, and no part is lost while one copy lives."""
 
     name = "two-phase"
 

@@ -310,8 +310,8 @@ class SimStep:
             values = yield from self._summed(view, group, number, move.offer)
         self.world.watch.reduced(self.rank, view, number, values)
         column = view.column_of(self.rank.member).members
-        told = [values[member][1] for member in column if values[member][1] is not None]
-        if self.layout.kept is None and self.replica_check.differ(told):
+        held = [values[member][1] for member in column if values[member][1] is not None]
+        if self.layout.kept is None and self.replica_check.differ(held):
             raise Broken("weights differ")
         if not move.early:
             yield from self.rank.point("reduced")

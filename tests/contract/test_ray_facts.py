@@ -68,7 +68,7 @@ from ray.train.v2.api.exceptions import ControllerError, TrainingFailedError
 from ray.train.v2.torch import train_loop_utils
 from ray.util.placement_group import PlacementGroup, placement_group_table, remove_placement_group
 
-from actors import fork_server, hosts, ray_internals
+from actors import hosts, ray_internals
 from actors.backend import FleetBackend, FleetBackendConfig
 from actors.ray_internals import PatientFailurePolicy
 from actors.shield import ShieldedController, ShieldedWorkerGroup
@@ -76,6 +76,7 @@ from fleet.app.cluster import lean_agent, local, nodes_asked
 from fleet.app.cluster import ray_internals as launch_internals
 from fleet.app.cluster.local import LocalCluster
 from fleet.errors import ConfigError
+from fleet.host import processes
 from fleet.host.clock import unix_time_s
 from tests.support.waiting import until
 from tests.tidy import rules
@@ -271,7 +272,7 @@ def test_workers_are_started_by_the_executable_of_their_runtime_environment() ->
     """With arguments of its own, and told which raylet it belongs to: what ``actors.fork_client`` stands on."""
     assert RuntimeEnv(py_executable="python -I -S client.py").py_executable() == "python -I -S client.py"
     assert 'executable = ["exec", self.py_executable]' in inspect.getsource(RuntimeEnvContext.exec_worker)
-    assert "RAY_RAYLET_PID" in inspect.getsource(ray_constants) and "RAY_RAYLET_PID" in inspect.getsource(fork_server)
+    assert f'"{processes.RAYLET_VARIABLE}"' in inspect.getsource(ray_constants)
 
 
 def test_a_raylet_starts_workers_by_a_script_that_can_be_replaced() -> None:

@@ -7,7 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from fleet.app.plans import RunPlan
+from fleet.app.recipes import home_of
 from fleet.host import twin_folder
+from fleet.settings.run import RunSettings
 
 OLD_S, BEGUN_S, NEW_S = 1_000.0, 2_000.0, 3_000.0
 
@@ -47,6 +50,17 @@ def test_what_the_twin_writes_touches_nothing_of_the_run(tmp_path: Path) -> None
     (work / "out" / "best.pt").write_text("twin")
     (work / "log.txt").write_text("twin")
     assert (seen / "out" / "best.pt").read_text() == (seen / "log.txt").read_text() == "x"
+
+
+def test_runs_may_be_kept_in_the_working_directory_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("train.py", "one/journal.jsonl"):
+        put(tmp_path / name, OLD_S)
+    aged(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    plan = RunPlan(name="one", folder=Path("one/twin"), settings=RunSettings(world=1, storage="."), train=print, twin_since_s=BEGUN_S)
+    home = home_of(plan)
+    assert [path.name for path in home.folder.iterdir()] == ["work"]
+    assert [path.name for path in (tmp_path / "one" / "twin" / "work").iterdir()] == ["train.py"]
 
 
 def test_a_folder_with_very_many_files_is_linked_as_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -78,7 +78,7 @@ class Membership:
         self._state: TrackedState | None = None
         self._train_step: TrainStep | None = None
         self._resettle_by: Callable[[ViewGroups, View], StateId] | None = None
-        self._loop, self._steadily, self._cores = threading.get_native_id(), False, cores_of_host()
+        self._loop, self._steadily = threading.get_native_id(), False
         self.carriers: dict[type[Move], Callable[[Any], Any]] = {
             moves.Wait: self._wait,
             moves.Clear: self._clear_after_leaving,
@@ -237,7 +237,7 @@ class Membership:
             operation_s=self._timeouts.collective_s,
             host=self.host,
             site=site_of(os.environ.get(VARIABLE, ""), self._protocol.process.node),
-            cores=self._cores,
+            cores=cores_of_host(),
             part=part,
         )
 

@@ -410,8 +410,8 @@ class Forming:
     The ranks of ``generation`` meet at ``store`` (``host:port``); ``host`` is the address of this rank's node, where peers connect to it.
     ``operation_s`` bounds each operation of the group once it is formed; ``timeout_s`` when it is None. ``site`` names the host and domains
     that this rank shares with its neighbours (``fleet.protocol.domains.site_of``). ``cores``: how many its process may use. All ranks learn
-    both. ``part``: names a group of some of the view's ranks. A thread that was given up ends by itself, at once or within ``timeout_s``.
-    It is no daemon: the interpreter waits for it, as it cannot end safely while a thread is inside gloo.
+    both. ``part`` names a group of some of the view's ranks. A thread that was given up ends within ``timeout_s``. It is no daemon, as the
+    interpreter cannot end safely while a thread is inside gloo.
     """
 
     def __init__(
@@ -493,9 +493,8 @@ class Forming:
         client = self._client = StoreClient(self._store, self._generation, self._timeout_s)
         with contextlib.closing(client), contextlib.ExitStack() as formed:
             if tls.held():
-                self._tunnels = formed.enter_context(
-                    contextlib.closing(Tunnels(self._room.host, self._rank, self._timeout_s, self.interrupt))
-                )
+                tunnels = Tunnels(self._room.host, self._rank, self._timeout_s, self.interrupt)
+                self._tunnels = formed.enter_context(contextlib.closing(tunnels))
             self._go_on()
             group = Group(self._generation, self._rank, self._size, self._device, self._gloo_wires(client), ends=self._ends)
             group.sites, group.rooms = tuple(self._sites), tuple(self._rooms)
@@ -521,14 +520,14 @@ class Forming:
             device = dist.ProcessGroupGloo.create_device(hostname=self._room.host if self._tunnels is None else HOME)
             mine = {each for each in listening() - before if self._tunnels is None or each[0] == HOME}
         self._ends.near |= mine
+        port = 0
         if self._tunnels is not None:
             self._tunnels.lead_to(*mine)
+            port = self._tunnels.port
         self._go_on()
-        port = 0 if self._tunnels is None else self._tunnels.port
         said = json.dumps([sorted(mine), port, _nccl.device_name(self._device), self._rank, self._site, *self._room]).encode()
-        return _gloo(
-            GlooStore(client, f"gloo{self._part}", self._size, said, self._learn), self._rank, self._size, device, self._operation_s
-        )
+        store = GlooStore(client, f"gloo{self._part}", self._size, said, self._learn)
+        return _gloo(store, self._rank, self._size, device, self._operation_s)
 
     def _learn(self, said: bytes, address: bytes) -> bytes:
         """Keep a rank's addresses, device, site, host and cores. The addresses are needed before the first connection, for an interrupt.
@@ -536,8 +535,7 @@ class Forming:
         ``address`` is the word of that rank's gloo. Returns the word for this rank's gloo, which tunnels may change.
         """
         ends, port, name, rank, site, host, cores = json.loads(said)
-        self._sites[rank], self._rooms[rank] = site, RankRoom(host, cores)
-        self._devices[rank] = name
+        self._sites[rank], self._rooms[rank], self._devices[rank] = site, RankRoom(host, cores), name
         self._go_on()
         if (self._tunnels is None) != (port == 0):
             raise GroupBroken(f"of this rank and the one at {host} only one encrypts", self._generation)

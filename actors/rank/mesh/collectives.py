@@ -15,7 +15,7 @@ from actors.rank.tags import Tag
 Add = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 """Combines the left tensor with the right one, in place of the left one."""
 WHOLE_BYTES = 64 << 10
-"""Up to this size each rank gets all parts and adds them up by itself: larger tensors are cut, and each rank adds up a part."""
+"""Up to this size each rank gets all parts and adds them up by itself. Of a larger tensor each rank adds up a part."""
 
 
 def all_gather(group: Group, mine: torch.Tensor) -> list[torch.Tensor]:

@@ -1,6 +1,6 @@
 """A step where ranks compute a shard together: each column has the whole state of its coordinate, as its ranks are replicas of each other.
 
-Shards are summed within a column. A step is taken by all columns or by none: before it, each rank says to all ranks of the view that it has
+Shards are summed within a column. A step is taken by all columns or by none. Before it, each rank says to all ranks of the view that it has
 its sums (:mod:`fleet.protocol.vote`). A rank that has said so keeps its sums until it knows whether the step was taken. The norm of the
 gradient is that of all columns. A parameter that all columns have whole counts once.
 """

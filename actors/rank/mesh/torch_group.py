@@ -4,7 +4,7 @@
 :class:`TensorGroup` passes each collective on to the :class:`Group <actors.rank.membership.process_group.Group>` of the present view.
 
 It has no inside while the script builds its model, in the rehearsal, and between views. Then it answers each collective by itself, as if
-the other ranks had sent the same as this one: all shapes are right, and the values are of no use. The same happens once the inside is
+the other ranks had sent the same. All shapes are right then, and the values are of no use. The same happens once the inside is
 broken: the loop body goes on to the end of its shard, which does not count.
 
 PyTorch's default group says which rank this is among those of its group, and refuses every collective: it is no group of the whole run.
@@ -128,7 +128,7 @@ class TensorGroup(_Numbered):
         self._inside, self.lost = inside, ""
 
     def _carry(self, pass_on: Callable[[Group], Any], by_itself: Callable[[], Any]) -> Any:
-        """What the other ranks make of it; by this rank itself where there are none."""
+        """The result of ``pass_on`` with the other ranks; of ``by_itself`` where there are none."""
         if self._inside is not None and not self.lost:
             try:
                 return pass_on(self._inside)
@@ -263,7 +263,7 @@ def mesh_of(rank: int, size: int, device: torch.device, axis: str) -> tuple[Tens
     """A group for this rank, the ``rank``-th of ``size``, and its mesh, whose one dimension is ``axis``.
 
     It makes PyTorch's default group, which a mesh needs. From now on ``distribute_tensor``, and so ``parallelize_module``, take this rank's
-    own part of the values that it holds itself: all ranks build the same, each at its own time.
+    part of the values that it holds itself. All ranks build the same, each at its own time.
 
     Raises:
         ConfigError: the script has made a default group.

@@ -35,10 +35,10 @@ class Contributions:
 
     Attributes:
         duties: which rank has which shards.
-        losses: by shard, of the shards that this rank has computed and that count; ``weights`` are theirs, ``log`` holds the loop's
+        losses: by shard, of the shards that this rank has computed and that count; ``weights`` are theirs. ``log`` holds the loop's
             figures.
-        group, column, rank: the ranks that sum together, their column, and this rank's number there.
-        whole, places: all ranks of the view, and which of them are the column's.
+        group, column, rank: the ranks that sum together, their column, and this rank's number there. ``whole``, ``places``: all ranks of
+            the view, and which of them are the column's.
         side: carries a few numbers beside the gradients.
         gathered: representations of shards, for a loss over the whole batch. ``carried``: the state that shards leave for the next step.
     """
