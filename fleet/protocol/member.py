@@ -98,8 +98,6 @@ class MemberProtocol:
 
     def __init__(self, slot: int, token: str, process: Process, store: str) -> None:
         self._hello = Joined(slot, token, process, store, None)
-        self.incarnation: int | None = None
-        self.coordinate: Coordinate = ()
         self.outbox: list[Event] = []
         self.state: StateId | None = None
         self.dirty = False
@@ -121,6 +119,18 @@ class MemberProtocol:
     @property
     def slot(self) -> int:
         return self._hello.slot
+
+    @property
+    def incarnation(self) -> int | None:
+        return self._hello.incarnation
+
+    @property
+    def coordinate(self) -> Coordinate:
+        return self._hello.coordinate
+
+    def name(self, incarnation: int | None, coordinate: Coordinate = ()) -> None:
+        """By these the coordinator knows this process from now on."""
+        self._hello = replace(self._hello, incarnation=incarnation, coordinate=coordinate)
 
     @property
     def token(self) -> str:
@@ -177,7 +187,7 @@ class MemberProtocol:
 
     def hello(self) -> Joined:
         """The first message on every new connection. The rank repeats its last status after it."""
-        return replace(self._hello, incarnation=self.incarnation, coordinate=self.coordinate)
+        return self._hello
 
     def status(self) -> list[Event]:
         """This rank's status, for the coordinator. The rank repeats it while it waits, since messages may be lost."""
@@ -188,7 +198,7 @@ class MemberProtocol:
         """Take one instruction. Returns ``INTERRUPT`` when the process group must be woken from outside, else ``NOTHING``."""
         match message:
             case Welcome(token=token, incarnation=incarnation, coordinate=coordinate) if token == self.token:
-                self.incarnation, self.coordinate = incarnation, self.coordinate or coordinate
+                self.name(incarnation, self.coordinate or coordinate)
             case Quiesce(members=members, generation=generation, in_person=in_person) if self._me_in(members):
                 return self._on_quiesce(generation, in_person)
             case Publish(view=view):

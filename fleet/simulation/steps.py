@@ -57,6 +57,15 @@ class Sum:
         return {shard: value for member in self.column for shard, value in self.values[member][2].items()}
 
 
+@dataclass
+class _Met:
+    """The ranks of a view with which a rank computes, for so many ``shards``. ``lost``: why the present shards do not count, if so."""
+
+    shards: int = 0
+    generation: int = -1
+    lost: str = ""
+
+
 class SimStep:
     """Carries out the moves of ``rank``. Each rank has one.
 
@@ -78,7 +87,7 @@ class SimStep:
         self._number = 0
         self._own: list[float] = []
         self._waited_s = 0.0
-        self._met, self._useless, self._computes_in = 0, "", -1
+        self._met = _Met()
         self._rested = self._changed = self._evaluated = StateId(0, 0)
         self._first = True
         rank.carriers = {
@@ -232,7 +241,7 @@ class SimStep:
             frozenset[int].intersection(*(frozenset(received.get(view.members[each], ())) for each in together))
             for together in groups(view.members)
         ]
-        self._met, self._computes_in = 0, view.generation
+        self._met.shards, self._met.generation = 0, view.generation
         self.rank.part(but=view.generation)
         shares = self.duties.join(column, place, contributed, column.idle if layout.spares_newcomers else ())
         kept = {shard for lo, hi in shares.kept[place] for shard in range(lo, hi)}
@@ -251,7 +260,7 @@ class SimStep:
             yield from self.machine.end("on top of the next step")
         if self.layout.useless or self.rank.protocol.ends_here:
             return
-        rank, machine, plan, self._own, self._useless = self.rank, self.machine, self.world.plan, [], ""
+        rank, machine, plan, self._own, self._met.lost = self.rank, self.machine, self.world.plan, [], ""
         if machine.goes_ahead:
             self.world.note("ahead", rank, machine.assigned)
         rank.movement.stepping = True
@@ -282,15 +291,15 @@ class SimStep:
         if self.world.settings.group == 1:
             return True
         try:
-            found = self.rank.together.get(self._computes_in)
+            found = self.rank.together.get(self._met.generation)
             if found is None:
                 raise Broken("left the ranks with which it computes")
-            self._met += 1
+            self._met.shards += 1
             yield from self.rank.point("collective")
-            met = yield found[0].exchange(self.rank.member, ("shard", self._met), (step, shard))
+            met = yield found[0].exchange(self.rank.member, ("shard", self._met.shards), (step, shard))
             self.world.watch.computed_together(self.rank, met)
         except Broken as lost:
-            self._useless = str(lost)
+            self._met.lost = str(lost)
             return False
         return True
 
@@ -298,8 +307,8 @@ class SimStep:
 
     def _reduce(self, move: moves.Reduce) -> Steps:
         self.layout.flush()
-        if self._useless:
-            raise Broken(self._useless)
+        if self._met.lost:
+            raise Broken(self._met.lost)
         view, group = self.machine.view, self.rank.group
         number, self._number = self._number, self._number + 1
         if move.early:

@@ -110,7 +110,7 @@ def what_a_broken_group_computed_counts(patch: Patch) -> None:
 
     def wrong(self: Any, step: int, shard: int) -> Any:
         if not (yield from right(self, step, shard)):
-            self._useless = ""
+            self._met.lost = ""
             useless.append(shard)
         return True
 

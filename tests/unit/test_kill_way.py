@@ -38,7 +38,7 @@ def layer(name: str, path: str) -> Callable[..., Any]:
 
 def member() -> MemberProtocol:
     protocol = MemberProtocol(SPARE.slot, "token", Process("node0", 1, 1), "")
-    protocol.incarnation = SPARE.incarnation
+    protocol.name(SPARE.incarnation)
     return protocol
 
 

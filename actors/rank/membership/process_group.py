@@ -430,7 +430,7 @@ class Forming:
         part: str = "",
     ) -> None:
         self._store, self._device, self._part = store, device, part
-        self._site, self._sites = site, [""] * size
+        self._sites = [site] * size
         self._room, self._rooms = RankRoom(host, cores), [RankRoom("", math.inf)] * size
         self._generation, self._rank, self._size, self._timeout_s = generation, rank, size, timeout_s
         self._operation_s, self._error = operation_s or timeout_s, ""
@@ -525,7 +525,7 @@ class Forming:
             self._tunnels.lead_to(*mine)
             port = self._tunnels.port
         self._go_on()
-        said = json.dumps([sorted(mine), port, _nccl.device_name(self._device), self._rank, self._site, *self._room]).encode()
+        said = json.dumps([sorted(mine), port, _nccl.device_name(self._device), self._rank, self._sites[self._rank], *self._room]).encode()
         store = GlooStore(client, f"gloo{self._part}", self._size, said, self._learn)
         return _gloo(store, self._rank, self._size, device, self._operation_s)
 

@@ -44,10 +44,11 @@ class KeptValues:
     Attributes:
         train: the train function, once the script is loaded.
         found: the values that it keeps.
+        taken: number of steps that it has taken.
     """
 
     def __init__(self, at: tuple[int, int] | None) -> None:
-        self._at = at
+        self._at, self.taken = at, 0
         self.train: Any = None
         self.found: tuple[KeptValue, ...] = ()
 

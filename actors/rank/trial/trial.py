@@ -170,11 +170,11 @@ class Trying(Run):
         self._book, self._plan = book, plan
         recorder = Recorder(folder / "ring", now_us())
         client = Client(self.rank, "trial", "trial", str(folder / "nobody"), "nowhere:1", recorder)
-        client.protocol.coordinate = settings.coordinates[0]
+        client.protocol.name(None, settings.coordinates[0])
         super().__init__(client, recorder, _NoParts(), settings, "127.0.0.1", Home(folder, is_twin=True, work=folder))
         self._loop.attempt = self._attempt
         self._loop.rank = 1  # as only rank 0 reports its data to a run
-        self.kept, self._taken = KeptValues(plan.asked.at), 0
+        self.kept = KeptValues(plan.asked.at)
 
     def track(self, *, weights: Any = None, **objects: Any) -> TrackedState:
         """See :class:`Run`."""
@@ -209,7 +209,7 @@ class Trying(Run):
             return 0
         found = torch.load(self._plan.begins, weights_only=True)
         state.load(found["skeleton"], found["tensors"])
-        self._taken = LATE_BY
+        self.kept.taken = LATE_BY
         return LATE_BY
 
     def _one_step(self, train: TrainStep, number: int) -> Iterator[Step]:
@@ -239,7 +239,7 @@ class Trying(Run):
         step.loss, step.grad_norm = outcome.loss, train.figures[GRAD_NORM]
         for fn in step.callbacks:
             fn()
-        self._taken = step.number + 1
+        self.kept.taken = step.number + 1
 
     # ---- work for all ranks --------------------------------------------------------------------------------------------------------------
 
@@ -256,7 +256,7 @@ class Trying(Run):
     @property
     def steps_taken(self) -> int:
         """See :class:`Run`."""
-        return self._taken
+        return self.kept.taken
 
     def once(self, fn: Callable[[], Any], *, name: str = "") -> Any:
         """See :class:`Run`. This rank runs ``fn``."""
