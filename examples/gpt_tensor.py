@@ -12,10 +12,9 @@ import fleet
 
 
 def train(run: fleet.Run) -> None:
-    data, steps = Source(), int(run.options.get("steps", "200"))
+    data = Source()
     model, optimizer = build(run.mesh["tensor"])
-    state = run.track(model=model, optimizer=optimizer)
-    for step in run.steps(state, total=steps, clip_norm=1.0):
+    for step in run.steps(run.track(model=model, optimizer=optimizer), total=int(run.options.get("steps", "200")), clip_norm=1.0):
         for batch in step.batches(data, batch_size=64, tokens=CONTEXT):
             step.backward(loss_fn(model.train(), batch))
         step.commit()

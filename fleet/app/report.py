@@ -159,8 +159,9 @@ def _faults(s: LedgerSummary, paint: _Paint) -> str:
     items = sorted((item for item in s.incidents if item.cost_s > 0 or item.members or item.down_s), key=lambda item: -item.cost_s)
     if not items:
         return ""
-    heads = ["fault", "at", "UTC", "what", "lost", *COST_NAMES, "cost", "stall"]
-    rows = [_row(item, s) for item in items[:MAX_ROWS]]
+    names = [name for name in COST_NAMES if any(item.cost[name] for item in items[:MAX_ROWS])]
+    heads = ["fault", "at", "UTC", "what", "lost", *names, "cost", "stall"]
+    rows = [_row(item, s, names) for item in items[:MAX_ROWS]]
     lines = _columns([heads, *rows], left=(0, 3, 4))
     lines[0] = paint(DIM, lines[0])
     if len(items) > MAX_ROWS:
@@ -259,11 +260,11 @@ def _when(s: LedgerSummary, at_s: float) -> str:
     return " ".join(_moment(s, at_s))
 
 
-def _row(item: Incident, s: LedgerSummary) -> list[str]:
+def _row(item: Incident, s: LedgerSummary, names: Sequence[str]) -> list[str]:
     members = ",".join(item.members[:2]) + (f",+{len(item.members) - 2}" if len(item.members) > 2 else "")
     what = item.kind if item.component == "unknown" else f"{item.kind} {item.component}"
     what = f"stopped for {duration(item.down_s)}" if item.down_s else item.domain or what
-    costs = [duration(item.cost[name]) if item.cost[name] else "-" for name in COST_NAMES]
+    costs = [duration(item.cost[name]) if item.cost[name] else "-" for name in names]
     shown = what if item.phases else what[:MOST_CAUSE]  # an injected fault has a short name; a cause is a sentence
     return [item.id, *_moment(s, item.at_s), shown, members or "-", *costs, duration(item.cost_s), duration(item.stall_s)]
 

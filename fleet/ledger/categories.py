@@ -21,6 +21,7 @@ MEANINGS: Mapping[str, str] = {
     "reform": "Ranks leave one view and meet in the next one.",
     "provision": "The slot is empty: no process fills it yet, at the start or after a loss.",
     "maintenance": "The slot is empty: its node was taken away after a notice, and no other process fills it yet.",
+    "group_wait": "A rank of a broken group waits until the group is whole again, while other groups train.",
     "init": "A process starts: imports, model and first connection, until it is ready for its first view.",
     "verify": "Ranks compare their states, or compute a shard again, to find corruption.",
     "idle_spare": "A spare is up and waits until a rank is lost.",

@@ -32,8 +32,8 @@ DATA, STORAGE, SCHEDULING, MEMBERSHIP, JOURNAL = "data", "storage", "scheduling"
 LAYER_OF: Mapping[str, str] = {
     "straggler_wait": COMPUTE, "garbage_collection": COMPUTE, "verify": COMPUTE, "losses": COMPUTE, "exposed_comm": COMMUNICATION,
     "restore": COMMUNICATION, "data_wait": DATA, "checkpoint_stall": STORAGE, "rework": STORAGE, "finish": STORAGE,
-    "provision": SCHEDULING, "idle_spare": SCHEDULING, "maintenance": SCHEDULING, "init": SCHEDULING, "detect": MEMBERSHIP,
-    "reform": MEMBERSHIP, "other": JOURNAL,
+    "provision": SCHEDULING, "idle_spare": SCHEDULING, "maintenance": SCHEDULING, "group_wait": SCHEDULING, "init": SCHEDULING,
+    "detect": MEMBERSHIP, "reform": MEMBERSHIP, "other": JOURNAL,
 }  # fmt: skip
 """Metric -> the layer of the system whose cost it is."""
 TERM_NAMES = {"T_compute": "computing", "T_comm": "communication that nothing hides", "T_sync": "coordination"}
@@ -300,6 +300,8 @@ RULES: tuple[Callable[[LedgerSummary], TimeFinding | None], ...] = (
     _of_faults("maintenance", "Slots stand empty as nodes are taken away.",
                "the scheduler: maintenance, and machines that a cloud takes back", "Keep a spare more, or have nodes come back earlier.",
                "to idle_spare, which is paid for whether a node goes or not"),
+    _of_faults("group_wait", "Ranks wait until their group is whole.", "the scheduler: replacing lost ranks of a group",
+               "Keep a spare more, or divide a shard over fewer ranks.", "to idle_spare, which is paid for whether a fault comes or not"),
     _spares, _start, _verification, _unexplained,
     _of_faults("detect", "Faults are noticed late.", "failure detection: connections and time-outs",
                "Shorten the time-out that fired, or watch the process itself.", "to false alarms: a slow rank is taken for dead"),

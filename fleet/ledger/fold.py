@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Self
 
 from fleet.errors import LedgerError
+from fleet.ledger.apart import Apart
 from fleet.ledger.costs import CostBook
 from fleet.ledger.gathered import (
     NOWHERE,
@@ -94,7 +95,7 @@ class LedgerFold:
         self.said: RunSaid | None = None
         self.ended: RunEnded | None = None
         self.slots: list[SlotAccount] = []
-        self.book = CostBook()
+        self.book, self.apart = CostBook(), Apart()
         self.steps, self.undone = StepsTaken(), Undone()
         self.last_us = self.cold_us = self.stale_us = 0
         self.stretches = Stretches()
@@ -188,7 +189,7 @@ class LedgerFold:
         record = self._in_life(record)
         if not record.codes:
             return
-        record = self._enter(slot, record)
+        record = self.apart.named(self._enter(slot, record))
         self.samples.cover.add(record)
         if self.timeline is not None:
             self.timeline.add(slot.slot, record)
@@ -355,6 +356,7 @@ class LedgerFold:
         if self.stretches.gaps and ((slot.stopped and slot.is_past(record.member)) or to_us(record.at_s) <= self.stretches.back_us):
             return
         self.book.lost(record, to_us(record.at_s))
+        self.apart.lost(record.member)
         if record.generation >= 0:
             self._trained(record.at_s)
             self.met.lost(record)
@@ -371,6 +373,7 @@ class LedgerFold:
         assert self.started is not None
         self._seen(record)
         self.book.published(record, self.world.ranks)
+        self.apart.published(record.view.members, to_us(record.at_s))
         self.counts.views += 1
         self.counts.members = len(record.view.members)
         self.steps.history = max(self.steps.history, record.view.state.history)

@@ -18,6 +18,7 @@ from fleet.protocol.records import (
     COMPUTE,
     DATA,
     GARBAGE,
+    GROUP_WAIT,
     HOLD,
     INIT,
     OTHER,
@@ -39,7 +40,7 @@ INDEX = {code: index for index, code in enumerate(CODES + COMMIT + ABANDON + HOL
 REWORK, DETECT, PROVISION, MAINTENANCE = INDEX["R"], INDEX["D"], INDEX["P"], INDEX["M"]
 OTHER_INDEX = INDEX[OTHER]
 WAITED = frozenset((INDEX[COMM], INDEX[STRAGGLER]))
-CHARGED = frozenset((INDEX[RESTORE], INDEX[REFORM], INDEX[INIT]))
+CHARGED = frozenset((INDEX[RESTORE], INDEX[REFORM], INDEX[INIT], INDEX[GROUP_WAIT]))
 """A rank's spans that are charged to a loss, beside the time that the ledger assigns."""
 
 CLOCK_NOISE_US = 1_000

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-COST_NAMES = ("detect", "reform", "provision", "maintenance", "restore", "rework")
+COST_NAMES = ("detect", "reform", "provision", "maintenance", "group_wait", "restore", "rework")
 """Categories that make up the cost of a fault. The ``init`` of replacements stands beside it."""
 
 

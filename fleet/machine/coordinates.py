@@ -24,13 +24,16 @@ from fleet.protocol.types import Coordinate, Member
 POLICY = "mesh"
 
 
-def of_newcomer(machine: MachineState, slot: int, claimed: Coordinate) -> Coordinate:
-    """The coordinate of a new process in ``slot``: the one that it has from an earlier coordinator, or one at which ranks are missing."""
+def of_newcomer(machine: MachineState, slot: int, node: str, claimed: Coordinate) -> Coordinate:
+    """The coordinate of a new process in ``slot``: the one that it has from an earlier coordinator, or one at which ranks are missing.
+
+    Of these it is the one that the fewest ranks on its ``node`` have, so that a node with enough ranks has whole groups.
+    """
     if claimed or not machine.settings.mesh:
         return claimed
-    missing = _missing(machine)
-    own = machine.settings.coordinates[slot % machine.settings.group]  # so that a group lies in successive slots
-    return own if own in missing else next(iter(missing), ())
+    here = Counter(rank.member.coordinate for rank in machine.roster.by_slot.values() if rank.process.node == node)
+    own = machine.settings.coordinates[slot % machine.settings.group]
+    return min(_missing(machine), key=lambda coordinate: (here[coordinate], coordinate != own), default=())
 
 
 def call(machine: MachineState, now_s: float) -> None:

@@ -40,7 +40,7 @@ def joined(machine: MachineState, event: Joined, now_s: float) -> None:
     if event.incarnation is not None:
         probe("a rank comes that the journal has lost")
     roster.nodes.setdefault(event.process.node, now_s)
-    coordinate = coordinates.of_newcomer(machine, slot, event.coordinate)
+    coordinate = coordinates.of_newcomer(machine, slot, event.process.node, event.coordinate)
     member = Member(slot, roster.grant(slot, event.incarnation), coordinate)
     roster.add(Rank(member, event.process, event.token, event.store, now_s))
     machine.write(ProcessUp(member, event.process, event.token, now_s))

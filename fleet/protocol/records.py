@@ -50,6 +50,7 @@ STRIDED, LINES, GROUPS, OWN = "strided", "lines", "groups", "own"
 COMPUTE, COMM, STRAGGLER, DATA, GARBAGE = "c", "x", "w", "d", "y"
 CHECKPOINT, RESTORE, REFORM, INIT, VERIFY, STANDBY, FINISH, OTHER = "k", "r", "f", "i", "v", "s", "e", "o"
 COMMIT, ABANDON, HOLD = "K", "A", "H"
+GROUP_WAIT = "G"
 
 CATEGORIES = {
     COMPUTE: "compute",
@@ -64,13 +65,14 @@ CATEGORIES = {
     REFORM: "reform",
     "P": "provision",
     "M": "maintenance",
+    GROUP_WAIT: "group_wait",
     INIT: "init",
     VERIFY: "verify",
     STANDBY: "idle_spare",
     FINISH: "finish",
     OTHER: "other",
 }
-"""Span code -> ledger category. The ledger assigns ``R``, ``D``, ``P`` and ``M``; a rank never records them."""
+"""Span code -> ledger category. The ledger assigns ``R``, ``D``, ``P``, ``M`` and ``G``; a rank never records them."""
 
 STEP_CODES = frozenset((COMPUTE, COMM, STRAGGLER, DATA, GARBAGE))
 """Spans that make up a step: goodput once the step is committed, rework when it is abandoned."""

@@ -213,6 +213,11 @@ def test_the_loop_gains_few_lines() -> None:
     assert len(removed) >= len(added)
 
 
+def test_the_loop_of_a_tensor_group_has_six_lines_that_the_plain_one_has_not() -> None:
+    plain, ours = ({line.strip() for line in _train_of(f"examples/gpt_tensor{name}.py")} for name in ("_plain", ""))
+    assert len(ours - plain) <= 6, ours - plain
+
+
 def test_each_port_that_the_code_opens_is_in_the_table() -> None:
     named = {module for port in port_table.PORTS for module in port.opened_in}
     assert not named & set(port_table.MEANS)

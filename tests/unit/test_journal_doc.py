@@ -26,7 +26,8 @@ def record_table() -> str:
 
 def letter_table() -> str:
     rows = [
-        f"| `{code}` | {name} | {'the ledger' if code in 'RDP' else 'the rank'} | {MEANINGS[name]} |" for code, name in r.CATEGORIES.items()
+        f"| `{code}` | {name} | {'the ledger' if code in 'RDPMG' else 'the rank'} | {MEANINGS[name]} |"
+        for code, name in r.CATEGORIES.items()
     ]
     return "\n".join(["| letter | category | assigned by | meaning |", "|---|---|---|---|", *rows]) + "\n"
 

@@ -131,9 +131,13 @@ def started(spares: int = 1) -> Bench:
     return made
 
 
-def test_slots_in_a_row_are_a_group_and_the_rest_are_spares() -> None:
+def test_the_ranks_of_a_node_are_whole_groups_and_the_rest_are_spares() -> None:
+    """Slots 0, 2 and 4 are on one node, the others on another."""
     made = started()
-    assert [rank.member.coordinate for rank in made.machine.state.roster.in_order()] == [LEFT, RIGHT, LEFT, RIGHT, ()]
+    assert [rank.member.coordinate for rank in made.machine.state.roster.in_order()] == [LEFT, RIGHT, RIGHT, LEFT, ()]
+    view = made.machine.state.view
+    assert view is not None
+    assert [[view.members[rank].slot for rank in together] for together in groups(view.members)] == [[0, 2], [3, 1]]
 
 
 def test_a_spare_is_called_to_the_coordinate_of_a_rank_that_is_lost() -> None:

@@ -217,7 +217,7 @@ def test_the_number_of_series_does_not_grow_with_ranks_or_losses() -> None:
     for slot in range(100):
         story.spans(slot, 0, "c60 x40 K")
         story.lost(slot, 0, 100 + slot)
-    assert len(scrape(Ledger().apply_all(story.records).summary())) <= few + 6 + 9 + 3, (
+    assert len(scrape(Ledger().apply_all(story.records).summary())) <= few + 7 + 9 + 3, (
         "a forecast of one kind and the factors come with the first step"
     )
 
