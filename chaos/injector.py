@@ -18,7 +18,7 @@ from fleet.protocol.fault_kinds import BY_HAND, KNOWN_S, Cost, FaultKind, FaultP
 from fleet.protocol.operations import ANNOUNCE, HEAL, START, WITHDRAW, Operation, operation
 from fleet.protocol.operations import HEAD as HEAD_NODE
 from fleet.protocol.operations import STORE as STORE_NODE
-from fleet.protocol.types import Fault, Member, Process
+from fleet.protocol.types import Coordinate, Fault, Member, Process, in_words
 
 JOB_WIDE = "software"
 """The component of the catalogue whose blast radius is the job."""
@@ -103,16 +103,17 @@ class Injector:
         lose_all: all ranks may be lost when there is a state to go on from; a fault of software then takes them all.
         sharded: the optimizer's state is spread over the ranks. No rank computes a shard again then, so chaos makes no shard wrong.
         limits: how much may be hit, at once and within an hour. A fault that would hit more is suppressed.
+        at: faults of a rank strike ranks at this coordinate alone, where several ranks compute a shard together; empty: any rank.
     """
 
     def __init__(
         self, plan: Iterable[Fault], *, min_ranks: int = 1, repair_s: float | None = None, max_nodes_down: int = 1, lose_all: bool = False,
-        sharded: bool = False, limits: Iterable[BlastLimit] = (),
+        sharded: bool = False, limits: Iterable[BlastLimit] = (), at: Coordinate = (),
     ) -> None:  # fmt: skip
         self._radius = BlastRadius(limits)
         self._ahead = sorted(plan, key=lambda fault: (fault.at_s, fault.id), reverse=True)
         self._min_ranks, self._repair_s, self._max_nodes_down, self._lose_all = min_ranks, repair_s, max_nodes_down, lose_all
-        self._sharded = sharded
+        self._sharded, self._at = sharded, at
         self._open: dict[str, _Open] = {}
         self._announced: dict[str, _Open] = {}
         self._gone: set[Member] = set()
@@ -237,6 +238,7 @@ class Injector:
 
     def _rank_refusal(self, fault: Fault, kind: FaultKind, targets: list[Occupant], world: ChaosView) -> str | None:
         where = f"slot {fault.slot}" if fault.slot is not None else f"node {fault.node}"
+        where = in_words(self._at) if self._at and not targets else where
         if not targets:
             return f"{where} has no live process"
         if kind.performer is Performer.LINKS and (why := _no_far_host(targets, world)):
@@ -249,7 +251,9 @@ class Injector:
         wrong = Cost.WRONG in kind.may_cost
         if self._sharded and kind.needs_verify:
             return "state is sharded, so no rank computes a shard again: the wrong gradient would be in the state of all"
-        if wrong and sum(o.in_view and o.member not in self._gone for o in world.slots.values()) < WITNESSES:
+        if wrong and any(
+            sum(target.member.coordinate == one.coordinate for one in self._training(world)) < WITNESSES for target in targets
+        ):
             return f"fewer than {WITNESSES} ranks train: there is no majority to tell which one is wrong"
         return self._too_few(targets, world) if kind.takes_ranks else None
 
@@ -300,18 +304,23 @@ class Injector:
 
     def _too_few(self, targets: list[Occupant], world: ChaosView) -> str | None:
         hit = {target.member for target in targets if target.in_view} - self._gone
-        left = sum(o.in_view and o.member not in self._gone and o.member not in hit for o in world.slots.values())
-        if not hit or left >= self._min_ranks:
+        left = [member for member in self._training(world) if member not in hit]
+        bare = {member.coordinate for member in hit} - {member.coordinate for member in left}  # no rank is left that holds this part
+        if not hit or (len(left) >= self._min_ranks and not bare):
             return None
+        there = f"{len(left)} ranks" if len(left) < self._min_ranks else f"no rank at {in_words(min(bare))}"
         if not self._lose_all:
-            return f"it would leave {left} ranks of at least {self._min_ranks}"
-        return None if world.restorable else f"it would leave {left} ranks, and neither memory nor store holds a state to go on from"
+            return f"it would leave {there}{f' of at least {self._min_ranks}' if len(left) < self._min_ranks else ''}"
+        return None if world.restorable else f"it would leave {there}, and neither memory nor store holds a state to go on from"
+
+    def _training(self, world: ChaosView) -> list[Member]:
+        return [o.member for o in world.slots.values() if o.in_view and o.member not in self._gone]
 
     def _too_wide(self, fault: Fault, members: tuple[Member, ...], nodes: tuple[int, ...], now_s: float, world: ChaosView) -> str | None:
         """The reason why the blast radius forbids it. A place counts as hit until its fault is healed, and its ranks train again."""
 
         def lasts(name: str, reach: FaultReach) -> bool:
-            trains = {slot for slot, o in world.slots.items() if o.in_view and o.member not in self._gone}
+            trains = {member.slot for member in self._training(world)}
             taken = any(member in self._gone and member.slot not in trains for member in reach.members)
             return taken or name in self._open or name in self._announced
 
@@ -323,11 +332,18 @@ class Injector:
         elif kind.whole_rail and fault.slot is not None:
             slots = world.rail(fault.slot)
         elif fault.slot is not None:
-            slots = (fault.slot,)
+            slots = self._aimed(fault.slot, world)
         else:
             index = self._node(fault.node, world)
             slots = () if index is None else world.nodes[index]
         return [world.slots[slot] for slot in slots if slot in world.slots and not self._dead(world.slots[slot].member)]
+
+    def _aimed(self, slot: int, world: ChaosView) -> tuple[int, ...]:
+        """The slot; of ranks at one coordinate alone, one of those that train."""
+        if not self._at:
+            return (slot,)
+        there = sorted(member.slot for member in self._training(world) if set(self._at) <= set(member.coordinate))
+        return (there[slot % len(there)],) if there else ()
 
     def _dead(self, member: Member) -> bool:
         """Whether it was struck dead, though the view may not show it yet. (A hung one trains no more, but its process still exists.)"""

@@ -153,7 +153,7 @@ def live_chaos(settings: RunSettings, chaos: ChaosSettings, controls: ChaosContr
     sharded = settings.optimizer_sharding != "none"
     injector = Injector(
         plan(chaos), min_ranks=settings.min_ranks, repair_s=chaos.repair_s, lose_all=chaos.lose_all, sharded=sharded,
-        limits=limits_of(chaos.limits or ()),
+        limits=limits_of(chaos.limits or ()), at=chaos.aim,
     )  # fmt: skip
     floor = Floor(chaos.floor, chaos.floor_window_s) if chaos.floor is not None else None
     at_steps = chaos.at_steps(seed=settings.seed, world=settings.slots, nodes=settings.nodes)

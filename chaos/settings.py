@@ -27,7 +27,7 @@ from fleet.planning.traces.faults import FittedFaults, load_faults
 from fleet.planning.traces.trace import text_of
 from fleet.protocol.fault_kinds import TABLE, Cost, FaultPlace, kind_of
 from fleet.protocol.fault_parameters import NOTICE, SEVERITY
-from fleet.protocol.types import Fault
+from fleet.protocol.types import Coordinate, Fault
 from fleet.settings.fields import NONE, build, from_text, keys, seconds, setting, within
 from fleet.simulation.rng import stream
 
@@ -73,6 +73,9 @@ class ChaosSettings:
     burst: float = setting(0.0, "Share of lost nodes that take others of their rack down, each with this probability.", least=0, most=1)
     burst_s: float = setting(5.0, "Mean time until each of those is lost.", above=0)
     rack_nodes: int = setting(4, "Nodes of a rack in a burst: neighbours by their index.", least=1)
+    coordinate: tuple[str, ...] | None = setting(
+        None, "Coordinate of the ranks that faults of a rank strike, such as tensor:1, with --mesh; none: any rank."
+    )
     lose_all: bool = setting(False, "Faults may take all ranks at once, if the run can go on from a copy or a checkpoint.")
 
     def __post_init__(self) -> None:
@@ -81,7 +84,7 @@ class ChaosSettings:
             raise ConfigError("chaos.law", self.law, "unknown law of arrivals", f"Known: {', '.join(LAWS)}; or give a trace.")
         if self.kinds is not None:
             check_kinds(self.kinds)
-        _ = limits_of(self.limits or ())  # it checks its own words
+        _ = limits_of(self.limits or ()), self.aim  # they check their own words
         within(self, "chaos.")
         if not 0 <= self.quiet_start_s < self.duration_s:
             raise ConfigError("chaos.quiet_start_s", self.quiet_start_s, f"must lie between 0 and duration_s = {self.duration_s:g}")
@@ -93,6 +96,15 @@ class ChaosSettings:
     def on(self) -> bool:
         """Whether the run has any faults."""
         return any(getattr(self, name) is not None for name in SOURCES)
+
+    @property
+    def aim(self) -> Coordinate:
+        """The setting ``coordinate``. Raises ConfigError."""
+        found = [text.partition(":") for text in self.coordinate or ()]
+        for axis, colon, number in found:
+            if not (axis.strip() and colon and number.strip().isdecimal()):
+                raise ConfigError("chaos.coordinate", f"{axis}{colon}{number}", "is no coordinate", "Write an axis and a number: tensor:1.")
+        return tuple((axis.strip(), int(number)) for axis, _, number in found)
 
     def carried(self) -> ChaosSettings:
         """The same settings for another host: contents of files in place of their names. Raises ConfigError when one cannot be read."""
@@ -280,7 +292,7 @@ def _arrivals(component: Component, chaos: ChaosSettings, nodes: int, horizon_s:
 
 KNOWN = keys(ChaosSettings, "chaos.")
 """By name. A time may be written without the ``_s`` of its setting."""
-LISTS = ("chaos.kinds", "chaos.limits", "chaos.at")
+LISTS = ("chaos.kinds", "chaos.limits", "chaos.at", "chaos.coordinate")
 """Settings with several values, joined by + in a text, as commas stand between settings."""
 
 

@@ -12,7 +12,7 @@ from fleet.protocol.decisions import Decision, Figures
 from fleet.protocol.domains import SEPARATOR
 from fleet.protocol.ports import RecoveryPolicy
 from fleet.protocol.topology import WINDOW_S
-from fleet.protocol.types import Candidate, Formation, Loss, Member, Situation, outnumbered
+from fleet.protocol.types import Candidate, Formation, Loss, Member, Situation, in_words, outnumbered
 from fleet.settings.run import WINDOW_S as BUDGET_S
 from fleet.settings.run import Budgets, RunSettings
 from policies import groups
@@ -44,7 +44,7 @@ class ReformPromoteRegrow:
         there = Figures({"candidates": float(len(situation.candidates)), "world": float(situation.world)})
         if len(chosen) < situation.min_ranks:
             absent = groups.lacking(situation.candidates, situation.coordinates) if size > 1 else []
-            lack = f", and none at {', '.join(map(str, absent))}" if absent else ""
+            lack = f", and none at {', '.join(map(in_words, absent))}" if absent else ""
             reason = f"{len(chosen)} ranks are there{' in whole groups' if size > 1 else ''}, min_ranks is {situation.min_ranks}{lack}"
             return Formation(Decision("wait", reason, there))
         if not any(_holds_state(candidate) for candidate in chosen):

@@ -198,6 +198,10 @@ def check(settings: RunSettings, chaos: ChaosSettings) -> None:
     policy_choice.check(settings, imported=False)
     _check_copies(settings)
     chaos.plan(seed=settings.seed, world=settings.slots, nodes=settings.nodes)
+    for axis, place in chaos.aim:
+        if place >= settings.mesh.get(axis, 0):
+            axes = ", ".join(f"{name}={size}" for name, size in settings.mesh.items()) or "there is none"
+            raise ConfigError("chaos.coordinate", f"{axis}:{place}", "no rank of the run is there", f"Look at the mesh: {axes}.")
     in_memory, interval_s = settings.nodes > 1 and settings.peer_copies > 0, settings.checkpoint.interval_s
     if chaos.lose_all and not in_memory and interval_s is not None and interval_s >= chaos.duration_s:
         reason = f"no node keeps copies in its memory, and the first durable checkpoint comes after {interval_s:g} s, when chaos is over"

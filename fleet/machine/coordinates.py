@@ -19,7 +19,7 @@ from fleet.protocol.instructions import Welcome
 from fleet.protocol.probes import probe
 from fleet.protocol.records import DecisionMade
 from fleet.protocol.topology import shared
-from fleet.protocol.types import Coordinate, Member
+from fleet.protocol.types import Coordinate, Member, in_words
 
 POLICY = "mesh"
 
@@ -47,7 +47,7 @@ def call(machine: MachineState, now_s: float) -> None:
         spares.remove(spare)
         probe("a spare is called to a coordinate")
         member = Member(spare.member.slot, spare.member.incarnation, coordinate)
-        reason = f"rank {member} takes {words(coordinate)}, at which a rank is missing"
+        reason = f"rank {member} takes {in_words(coordinate)}, at which a rank is missing"
         machine.write(DecisionMade(POLICY, "call", reason, Called(member.slot, member.incarnation, coordinate), now_s))
         spare.member = member
         machine.say(Welcome(member.slot, spare.token, member.incarnation, coordinate))
@@ -60,11 +60,6 @@ def replay(machine: MachineState, called: Called) -> None:
     member = Member(called.slot, called.incarnation, called.coordinate)
     if (rank := machine.current(member)) is not None:
         rank.member = member
-
-
-def words(coordinate: Coordinate) -> str:
-    """A coordinate for people: ``tensor=1``."""
-    return ", ".join(f"{axis}={place}" for axis, place in coordinate)
 
 
 def _missing(machine: MachineState) -> list[Coordinate]:

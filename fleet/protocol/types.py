@@ -16,6 +16,11 @@ Coordinate = tuple[tuple[str, int], ...]
 """A rank's place among ranks that compute a shard together: names and numbers, ``(("tensor", 1),)``. Empty: each rank computes alone."""
 
 
+def in_words(coordinate: Coordinate) -> str:
+    """A coordinate for people: ``tensor=1``."""
+    return ", ".join(f"{axis}={place}" for axis, place in coordinate)
+
+
 @dataclass(frozen=True, slots=True, order=True)
 class Member:
     """One process that fills a slot: ``(slot, incarnation)``. A replacement has the next incarnation.

@@ -418,3 +418,37 @@ def test_the_death_of_the_controller_takes_all_ranks_and_needs_something_to_go_o
     assert refused.report.phase == "suppressed" and "neither memory nor store" in refused.report.detail
     action = only(Injector([nameless("kill_controller")]).due(1.0, replace(three_nodes(), restorable=True)))
     assert len(action.report.members) == 6 and [(order.kind, order.node) for order in action.operations] == [("kill_controller", HEAD_NODE)]
+
+
+# ---- ranks that compute a shard together -------------------------------------------------------------------------------------------------
+
+
+def meshed() -> ChaosView:
+    """Two groups of two: slots 0 and 1, 2 and 3, and a spare without a coordinate."""
+    there = {slot: Occupant(Member(slot, 0, (("tensor", slot % 2),)), process(slot), True) for slot in range(4)}
+    return ChaosView({**there, 4: occupant(4, in_view=False)}, {0: (0, 1, 4), 1: (2, 3)}, True)
+
+
+@pytest.mark.parametrize("slot", range(5))
+def test_a_fault_strikes_a_rank_at_the_coordinate_that_is_set(slot: int) -> None:
+    action = only(Injector([fault("k", 1.0, "kill_rank", slot)], at=(("tensor", 1),)).due(1.0, meshed()))
+    assert [member.slot for member in action.report.members] == [(1, 3)[slot % 2]]
+
+
+def test_the_last_rank_at_a_coordinate_is_not_taken_unless_all_may_be() -> None:
+    """Nobody else holds that part of the model."""
+    plan = [fault("a", 1.0, "kill_rank", 1), fault("b", 2.0, "kill_rank", 3), fault("c", 3.0, "kill_rank", 2)]
+    injector = Injector(plan)
+    assert [action.report.phase for action in injector.due(3.0, meshed())] == ["executed", "suppressed", "executed"]
+    sole = only(Injector([fault("n", 1.0, "lose_node", 1)], min_ranks=2, max_nodes_down=1).due(1.0, meshed()))
+    assert sole.report.phase == "executed"
+    brave = Injector(plan, lose_all=True)
+    restorable = replace(meshed(), restorable=True)
+    assert [action.report.phase for action in brave.due(3.0, restorable)] == ["executed"] * 3
+    why = only(Injector(plan[1:2]).due(2.0, replace(meshed(), slots={slot: o for slot, o in meshed().slots.items() if slot != 1})))
+    assert "no rank at tensor=1" in why.report.detail
+
+
+def test_a_rank_is_made_wrong_only_where_others_hold_the_same_part() -> None:
+    wrong = only(Injector([fault("w", 1.0, "flip_weight", 0)]).due(1.0, meshed()))
+    assert (wrong.report.phase, "there is no majority" in wrong.report.detail) == ("suppressed", True)

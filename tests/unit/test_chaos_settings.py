@@ -46,6 +46,7 @@ def test_off_plans_nothing(text: str) -> None:
         ("mtbf=15s,fleet_gpus=many", "chaos.fleet_gpus", "a whole number"),
         ("mtbf=15s,duration=5s,quiet_start=5s", "chaos.quiet_start_s", "between"),
         ("mtbf=15s,severity=0.5", "chaos.severity", "full speed"),
+        ("mtbf=15s,coordinate=tensor", "chaos.coordinate", "no coordinate"),
         ("mtbf=15s,burst=1.5", "chaos.burst", "at most 1"),
         ("mtbf=15s,burst=often", "chaos.burst", "a number"),
         ("mtbf=15s,burst=0.5,burst_s=0s", "chaos.burst_s", "greater than 0"),

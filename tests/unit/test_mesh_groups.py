@@ -9,6 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from chaos.settings import parse_chaos
+from fleet.app.plans import check
 from fleet.errors import ConfigError
 from fleet.protocol.causes import ProcessEnded
 from fleet.protocol.decisions import Called
@@ -59,7 +61,7 @@ def test_the_rests_of_two_groups_are_a_group() -> None:
 def test_two_of_one_coordinate_are_none() -> None:
     decision = POLICY.form(situation(candidate(0, 0), candidate(2, 2)), 1e9).decision
     assert decision.action == "wait"
-    assert "none at (('tensor', 1),)" in decision.reason
+    assert "none at tensor=1" in decision.reason
 
 
 def test_a_newcomer_joins_with_the_rest_of_a_group_behind_the_next_step() -> None:
@@ -187,3 +189,13 @@ def test_a_mesh_has_its_groups_and_coordinates() -> None:
     assert (run.group, run.coordinates, run.replicated) == (2, BOTH, False)
     one = RunSettings(world=4, mesh={"tensor": 1})
     assert (one.group, one.coordinates, one.replicated) == (1, (LEFT,), True)
+
+
+def test_chaos_strikes_at_a_coordinate_that_the_run_has() -> None:
+    run, chaos = RunSettings(world=4, mesh={"tensor": 2}, nodes=1), parse_chaos("mtbf=5s,kinds=kill_rank,coordinate=tensor:1")
+    check(run, chaos)
+    assert chaos.aim == RIGHT
+    for settings, text in ((run, "tensor:2"), (RunSettings(world=4, nodes=1), "tensor:1"), (run, "rows:0")):
+        with pytest.raises(ConfigError) as found:
+            check(settings, dataclasses.replace(chaos, coordinate=(text,)))
+        assert (found.value.field, found.value.value) == ("chaos.coordinate", text)
