@@ -27,7 +27,7 @@ MAX_LISTED = 256
 OF_RUN = ("run", "reason", "started_unix_s", "wall_s", "down_s", "queued_s")
 OF_NOW = ("goodput", "scheduling_goodput", "ettr", "steps", "world", "spares", "shards", "view_size", "generation", "tokens_per_s")
 OF_FAULT = ("id", "kind", "component", "slot", "cost_s", "init_s", "stall_s", "excess_s")
-OF_SLOT = ("slot", "incarnation", "state", "pid", "cause")
+OF_SLOT = ("slot", "coordinate", "incarnation", "state", "pid", "cause")
 """Fields that the page has as they are."""
 
 

@@ -208,7 +208,7 @@ function tables() {
     cell(fault.members.join(", ") + (fault.members_left_out ? ` +${fault.members_left_out}` : "") || "-", "l"), cell(duration(fault.cost_s) + priceOf(fault)), cell(duration(fault.stall_s)))));
   const counts = state.fault_counts.map((each) => `${each.count} ${each.kind} ${each.phase}`);
   say("fault-words", counts.length ? `${counts.join(", ")}.` : state.faults.length ? "" : "Nothing has struck.");
-  fill("members", state.slots.map((member) => make("tr", {}, cell(member.slot), cell(member.incarnation), cell(member.state + (member.cause ? `: ${member.cause}` : ""), member.state === "lost" ? "l lost" : "l"),
+  fill("members", state.slots.map((member) => make("tr", {}, cell(`${member.slot} ${member.coordinate}`.trim()), cell(member.incarnation), cell(member.state + (member.cause ? `: ${member.cause}` : ""), member.state === "lost" ? "l lost" : "l"),
     cell(member.node || "-", "l"), cell(member.pid || "-"), cell(member.shards || "-"))));
   hosts(state);
   say("member-words", state.slots_left_out ? `${state.slots_left_out} more slots are not listed.` : "");

@@ -9,6 +9,7 @@ from fleet.ledger.bill import Stored
 from fleet.ledger.summary import SlotUsage, Tallies
 from fleet.ledger.verdicts import Scorecard
 from fleet.protocol.causes import Evicted
+from fleet.protocol.decisions import Called
 from fleet.protocol.fault_kinds import kind_of
 from fleet.protocol.records import (
     STANDBY,
@@ -26,7 +27,7 @@ from fleet.protocol.records import (
     Usage,
     ViewPublished,
 )
-from fleet.protocol.types import Member
+from fleet.protocol.types import Member, in_words
 
 LOST, STANDS_BY, STARTS, TRAINS = "lost", "stands by", "starts", "trains"
 
@@ -34,7 +35,7 @@ LOST, STANDS_BY, STARTS, TRAINS = "lost", "stands by", "starts", "trains"
 @dataclass(frozen=True, slots=True)
 class SlotStatus:
     """The process of a slot. ``shards`` is the half-open range that it computes, None when it is in no view. ``injected``: kinds of the
-    injected faults that last, and are not healed."""
+    injected faults that last, and are not healed. ``coordinate``: ``tensor=1``, where ranks compute a shard together; else empty."""
 
     slot: int
     incarnation: int
@@ -44,6 +45,7 @@ class SlotStatus:
     shards: tuple[int, int] | None = None
     cause: str = ""
     injected: tuple[str, ...] = ()
+    coordinate: str = ""
 
     @property
     def member(self) -> Member:
@@ -84,13 +86,15 @@ class Tally:
             case Spans(member=member, codes=codes) if codes.endswith(STANDBY):
                 self._stands_by(member)
             case ProcessUp(member=member, process=process):
-                self._slots[member.slot] = SlotStatus(member.slot, member.incarnation, STARTS, process.node, process.pid)
+                place = in_words(member.coordinate)
+                self._slots[member.slot] = SlotStatus(member.slot, member.incarnation, STARTS, process.node, process.pid, coordinate=place)
             case ProcessLost(member=member, cause=cause):
                 self._losses[member.slot] += 1
                 self._evicted |= {member} if isinstance(cause, Evicted) else set()
                 before = self._slots.get(member.slot, SlotStatus(member.slot, member.incarnation, STARTS))
                 if before.incarnation <= member.incarnation:
-                    self._slots[member.slot] = SlotStatus(member.slot, member.incarnation, LOST, before.node, before.pid, None, str(cause))
+                    gone = replace(before, incarnation=member.incarnation, state=LOST, shards=None, cause=str(cause), injected=())
+                    self._slots[member.slot] = gone
             case LossExplained(member=member, cause=cause):
                 rank = self._slots.get(member.slot)
                 if rank is not None and (rank.member, rank.state) == (member, LOST) and member not in self._evicted:
@@ -107,8 +111,10 @@ class Tally:
                     if member.slot not in self._slots or self._slots[member.slot].incarnation < member.incarnation:
                         self._slots[member.slot] = SlotStatus(member.slot, member.incarnation, STARTS)
                     self._stands_by(member)
-            case DecisionMade(policy=policy, action=action):
+            case DecisionMade(policy=policy, action=action, payload=payload):
                 self._decisions[policy, action] += 1
+                if isinstance(payload, Called) and (called := self._slots.get(payload.slot)) is not None:
+                    self._slots[payload.slot] = replace(called, coordinate=in_words(payload.coordinate))
             case RefusedLines(listener=listener, reason=reason, count=count):
                 self._refused[listener, reason] += count
             case Usage(member=member):

@@ -12,10 +12,11 @@ from hypothesis import strategies as st
 from chaos.settings import parse_chaos
 from fleet.app.plans import check
 from fleet.errors import ConfigError
+from fleet.ledger.tallies import Tally
 from fleet.protocol.causes import ProcessEnded
 from fleet.protocol.decisions import Called
-from fleet.protocol.events import ProcessLost, Ready
-from fleet.protocol.instructions import Publish, Welcome
+from fleet.protocol.events import ProcessLost, Ready, Tick
+from fleet.protocol.instructions import Publish, Welcome, Write
 from fleet.protocol.records import DecisionMade
 from fleet.protocol.types import Candidate, Coordinate, Member, Situation, StateId, groups
 from fleet.settings.run import Budgets, RunSettings, VerifySettings
@@ -199,3 +200,13 @@ def test_chaos_strikes_at_a_coordinate_that_the_run_has() -> None:
         with pytest.raises(ConfigError) as found:
             check(settings, dataclasses.replace(chaos, coordinate=(text,)))
         assert (found.value.field, found.value.value) == ("chaos.coordinate", text)
+
+
+def test_a_page_says_at_which_coordinate_each_rank_is() -> None:
+    made, tally = started(), Tally()
+    made.send(ProcessLost(Member(1, 0, RIGHT), ProcessEnded()))
+    for record in (*made.journal, *[one.record for one in made.machine.handle(Tick(), 0.2) if isinstance(one, Write)]):
+        tally.add(record)
+    assert [(one.slot, one.coordinate, one.state) for one in tally.slots()] == [
+        (0, "tensor=0", "trains"), (1, "tensor=1", "lost"), (2, "tensor=1", "trains"), (3, "tensor=0", "trains"), (4, "tensor=1", "starts"),
+    ]  # fmt: skip
