@@ -72,7 +72,7 @@ def _drive(address: str, folder: Path, resume: bool) -> dict[str, str]:
         examined = {index: cluster.place(index) for index in cluster.alive()}
         if not resume:  # else the last driver's slots may not be free yet, and the nodes have been examined
             if held is None:
-                check_room(plan.settings.slots, cluster.slot, cluster.selector, plan.name)
+                check_room(plan.settings.slots, cluster.slot, cluster.selector, plan.name, plan.settings.group)
             examine(examined, plan.settings.tls)
             _check_store(here)
         here = dataclasses.replace(here, settings=dataclasses.replace(plan.settings, nodes=max(1, len(examined))))

@@ -38,7 +38,7 @@ from chaos.nodes import ClusterNodes
 from chaos.processes import LocalProcesses
 from fleet.app.cluster import ray_internals
 from fleet.app.cluster.gpus import gpus_for
-from fleet.app.cluster.joined import JoinedCluster
+from fleet.app.cluster.joined import JoinedCluster, check_group
 from fleet.app.cluster.local import LocalCluster
 from fleet.app.foreign import Caretaker
 from fleet.app.holding import RunHold
@@ -115,10 +115,11 @@ def local_cluster(settings: RunSettings, imports_from: Sequence[str] = ()) -> It
 
     Ranks, too, find modules in the folders ``imports_from``.
     """
-    gpus = gpus_for(settings)
+    gpus, slots = gpus_for(settings), slots_per_node(settings)
+    check_group(settings.group, slots)
     threading.Thread(target=importlib.import_module, args=(TRAINER,), name="fleet-import").start()
     with LocalCluster(
-        nodes=settings.nodes, slots_per_node=slots_per_node(settings), gpus=gpus, gpus_per_rank=settings.per_rank.gpus, zygote=start_zygote
+        nodes=settings.nodes, slots_per_node=slots, gpus=gpus, gpus_per_rank=settings.per_rank.gpus, zygote=start_zygote
     ) as cluster:
         cluster.connect(imports_from=imports_from)
         yield cluster

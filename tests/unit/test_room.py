@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from fleet.app import recipes
 from fleet.app.cluster import joined
 from fleet.app.plans import check_asks
 from fleet.errors import ConfigError
@@ -14,6 +15,7 @@ from fleet.protocol.decisions import Figures
 from fleet.protocol.events import NodesWanted, RoomMissing
 from fleet.protocol.records import DecisionMade
 from fleet.settings.per_rank import room
+from fleet.settings.run import RunSettings
 from tests.golden.journals import Story
 from tests.unit.test_live_settings import machine, written
 
@@ -62,6 +64,16 @@ def test_a_label_that_nobody_has_is_refused_by_name(cluster: None, key: str, con
         joined.check_room(1, {"CPU": 1.0}, {"rack": "!none", key: condition} if key != "rack" else {key: condition}, "second")
     assert refused.value.field == "per_rank.labels" and refused.value.value == f"{key}={condition}"
     assert reason in refused.value.reason
+
+
+def test_a_group_that_no_node_has_room_for_is_refused(cluster: None) -> None:
+    """Nodes have room for two and three ranks."""
+    joined.check_room(1, {"CPU": 1.0}, {}, "second", 3)
+    with pytest.raises(ConfigError, match="no node has room for the 4 ranks that compute a shard together: a node has room for 3"):
+        joined.check_room(1, {"CPU": 1.0}, {}, "second", 4)
+    run = RunSettings(world=4, nodes=3, mesh={"tensor": 4})
+    with pytest.raises(ConfigError, match="a node has room for 2"), recipes.local_cluster(run):
+        pass
 
 
 def test_too_few_gpus_are_told_by_node(cluster: None) -> None:

@@ -116,7 +116,8 @@ class Alone(Run):
         settings = RunSettings(world=1, shards=shards, seed=SEED, options=options, left_out=tuple(left_out))
         recorder = Recorder(folder / "ring", now_us())
         client = Client(0, "alone", "alone", str(folder / "nobody"), "nowhere:1", recorder)
-        client.protocol.incarnation, client.protocol.state = 0, StateId(0, 0)
+        client.protocol.name(0)
+        client.protocol.state = StateId(0, 0)
         super().__init__(client, recorder, Parts(f"file://{folder}"), settings, "127.0.0.1", Home(folder, work=folder))
         self.losses: list[float] = []
         self.figures: dict[str, dict[int, float]] = {}

@@ -156,15 +156,27 @@ def in_words(slot: Mapping[str, float], selector: Mapping[str, str]) -> str:
     return f"each takes {takes}{where} ({there or 'no node has such resources'})"
 
 
-def check_room(slots: int, slot: Mapping[str, float], selector: Mapping[str, str], name: str) -> None:
-    """Raises ConfigError when too few slots are free for run ``name``. It names the free slots, and the runs that hold the rest."""
+def check_room(slots: int, slot: Mapping[str, float], selector: Mapping[str, str], name: str, group: int = 1) -> None:
+    """Raises ConfigError when too few slots are free for run ``name``. It names the free slots, and the runs that hold the rest.
+
+    Also when no node has room for a ``group`` of ranks that compute a shard together.
+    """
     _check_labels(selector)
-    free = sum(each[1] for each in rooms(slot, selector))
+    there = rooms(slot, selector)
+    check_group(group, max((total for _, _, total in there), default=group))
+    free = sum(each[1] for each in there)
     if free >= slots:
         return
     holders = ", ".join(sorted({each.removeprefix("run-") for each in run_names()} - {name})) or "no run of Fleet"
     reason = f"the cluster has room for {free} ranks, {in_words(slot, selector)}; the rest is held by {holders}, or by others"
     raise ConfigError("--world and --spares", slots, reason, "Ask for fewer, wait for what runs there, or add nodes.")
+
+
+def check_group(group: int, most: int) -> None:
+    """Raises ConfigError when ``most``, the ranks that a node has room for at the most, are fewer than a group."""
+    if most < group:
+        reason = f"no node has room for the {group} ranks that compute a shard together: a node has room for {most}"
+        raise ConfigError("mesh", group, reason, "Take a smaller axis, or larger nodes: on this machine fewer --nodes.")
 
 
 def _check_labels(selector: Mapping[str, str]) -> None:
