@@ -17,7 +17,7 @@ from fleet.protocol.events import Formed
 from fleet.protocol.instructions import Propose, Publish
 from fleet.protocol.probes import probe
 from fleet.protocol.records import Committed, HistoryBegun, ViewPublished
-from fleet.protocol.types import Formation, Member, Ranges, StateId, View, assigned_by_group
+from fleet.protocol.types import Formation, Member, Ranges, StateId, View, assigned_by_group, in_words
 
 
 def try_form(machine: MachineState, now_s: float, ask: bool) -> None:
@@ -121,8 +121,12 @@ def begin_history(machine: MachineState, now_s: float) -> StateId:
 
 def _why_back(machine: MachineState) -> str:
     """Why the run goes back. With sharded state, ranks that hold parts of the state may be left."""
-    spread = machine.settings.spread
-    if not spread or all(rank.state is None for rank in machine.roster.by_slot.values()):
+    spread, ranks = machine.settings.spread, machine.roster.by_slot.values()
+    held = {rank.member.coordinate for rank in ranks if rank.state is not None and not rank.dirty}
+    bare = [coordinate for coordinate in machine.settings.coordinates if coordinate not in held]
+    if bare and held:
+        return f"no rank at {' or '.join(map(in_words, bare))} holds a clean state"
+    if not spread or all(rank.state is None for rank in ranks):
         return "no rank holds a clean state"
     copies = machine.settings.optimizer_copies
     return f"some of the {spread} was lost with all ranks that kept it, its owner and its {copies} cop{'y' if copies == 1 else 'ies'}"

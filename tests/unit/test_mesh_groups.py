@@ -17,7 +17,7 @@ from fleet.protocol.causes import ProcessEnded
 from fleet.protocol.decisions import Called
 from fleet.protocol.events import ProcessLost, Ready, Tick
 from fleet.protocol.instructions import Publish, Welcome, Write
-from fleet.protocol.records import DecisionMade
+from fleet.protocol.records import DecisionMade, HistoryBegun
 from fleet.protocol.types import Candidate, Coordinate, Member, Situation, StateId, groups
 from fleet.settings.run import Budgets, RunSettings, VerifySettings
 from policies.recovery import SETTLE_S, ReformPromoteRegrow
@@ -120,12 +120,8 @@ def test_each_group_of_any_view_is_whole(found: list[tuple[bool, bool, int | Non
 # ---- coordinates of processes ------------------------------------------------------------------------------------------------------------
 
 
-def bench(spares: int = 1) -> Bench:
-    return Bench(world=4, spares=spares, mesh={"tensor": 2}, nodes=2)
-
-
-def started(spares: int = 1) -> Bench:
-    made = bench(spares)
+def started(spares: int = 1, checkpoint: tuple[str, StateId] | None = None) -> Bench:
+    made = Bench(world=4, spares=spares, mesh={"tensor": 2}, nodes=2, checkpoint=checkpoint)
     for slot in range(4 + spares):
         (welcome,) = [one for one in made.join(slot) if isinstance(one, Welcome)]
         made.send(Ready(Member(slot, 0, welcome.coordinate)))
@@ -152,6 +148,18 @@ def test_a_spare_is_called_to_the_coordinate_of_a_rank_that_is_lost() -> None:
     assert called == Called(4, 0, RIGHT)
     made.restart()
     assert made.machine.state.roster.by_slot[4].member.coordinate == RIGHT, "the journal has it"
+
+
+def test_a_run_that_goes_back_says_which_part_is_lost() -> None:
+    made = started(spares=0, checkpoint=("step-1", StateId(0, 1)))
+    made.send(*(ProcessLost(Member(slot, 0, RIGHT), ProcessEnded()) for slot in (1, 2)))
+    made.quiesce([0, 3], STEP_3)
+    for slot in (1, 2):
+        made.join(slot, "new")
+        made.send(Ready(Member(slot, 1, RIGHT)))
+    made.through(2.0)
+    back = made.of(HistoryBegun)[-1]
+    assert back.reason == "no rank at tensor=1 holds a clean state"
 
 
 def test_no_spare_is_called_where_no_rank_is_missing() -> None:
