@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from pathlib import Path
 from typing import Any
 
@@ -117,3 +118,20 @@ def test_the_model_is_saved_whole_and_evaluated_by_whole_groups(tmp_path: Path, 
     assert {name: value.shape for name, value in saved.items()} == {name: value.shape for name, value in plain.items()}
     found = {path.name: path.read_text() for path in (tmp_path / "flags").glob("figure-4-*")}
     assert len(found) == 4 and len(set(found.values())) == 1
+
+
+def test_a_step_that_overflows_is_skipped_by_all_columns(tmp_path: Path, undisturbed: Undisturbed) -> None:
+    """Also where a rank is lost."""
+
+    def scaled(folder: Path, world: int = 2) -> RunSettings:
+        return meshed(folder, world, how="sequence", options={"scaled": "yes"})
+
+    def misfortune(fleet: PlainFleet) -> None:
+        after(4)(fleet)
+        fleet.kill(2)
+
+    truth = undisturbed(scaled, tensors.train)
+    outcome, records, digest = train_through(tensors.train, scaled(tmp_path, 4), tmp_path, misfortune)
+    survived(outcome, records, digest, truth, other_ratio=0.05)
+    scales = [float(next((tmp_path / "flags").glob(f"scale-{step}-*")).read_text()) for step in range(12)]
+    assert max(scales) > scales[0] and any(later < earlier for earlier, later in itertools.pairwise(scales)), scales

@@ -91,7 +91,8 @@ def divided(model: Model, mesh: Any, how: str) -> Model:
 
 
 def train(run: Any) -> None:
-    """Options: ``how`` the model is divided, ``steps``, ``pause_s``; ``evaluates``: after each fifth step; ``saves``: a file at the end."""
+    """Options: ``how`` the model is divided, ``steps``, ``pause_s``; ``evaluates``: after each fifth step; ``saves``: a file at the end;
+    ``scaled``: with a scaler that grows until the loss overflows."""
     from torch.distributed.tensor.parallel import loss_parallel
 
     torch.manual_seed(1)
@@ -99,7 +100,9 @@ def train(run: Any) -> None:
     if run.config.mesh:
         model = divided(model, run.mesh["tensor"], how)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
-    state, pause_s = run.track(model=model, optimizer=optimizer), float(run.options.get("pause_s", "0.01"))
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**125, growth_interval=2) if "scaled" in run.options else None
+    more = {} if scaler is None else {"scaler": scaler}
+    state, pause_s = run.track(model=model, optimizer=optimizer, **more), float(run.options.get("pause_s", "0.01"))
     for step in run.steps(state, total=int(run.options.get("steps", "14")), clip_norm=0.5):
         for text in step.batches(Text(), batch_size=16):
             with loss_parallel():
@@ -107,6 +110,8 @@ def train(run: Any) -> None:
                 step.backward(nn.functional.cross_entropy(logits.flatten(0, 1), text[:, 1:].flatten()))
         time.sleep(pause_s)
         step.commit()
+        if scaler is not None:
+            Path(run.options["flags"], f"scale-{step.number}-{run.slot}").write_text(str(scaler.get_scale()))
         if "evaluates" in run.options:
             figures = run.evaluate(lambda: {"first": float(_whole(model(Text()[0][None, :-1])).abs().sum())}, every=5)
             if figures is not None:

@@ -66,10 +66,10 @@ class Tunnels:
             return DIALS, 1 + peer
         listener = socket.create_server((DIALLED, 0), backlog=1)
         listener.settimeout(self._limit_s)
+        found: Address = listener.getsockname()[:2]
         with self._lock:
             self._listeners.append(listener)
-        self._start(self._dial, address, listener)
-        found: Address = listener.getsockname()[:2]
+        self._start(self._dial, address, listener)  # it closes the listener, perhaps at once
         return found
 
     def close(self) -> None:

@@ -8,7 +8,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from fleet.protocol.duties import Duties
-from fleet.protocol.types import Coordinate, Member, StateId, View, assigned_by_column, columns
+from fleet.protocol.types import Coordinate, Member, StateId, View, assigned_by_group, columns
 from policies.placement import ranges
 
 SHARDS = 12
@@ -19,12 +19,13 @@ COORDINATES: list[Coordinate] = [(("tensor", 0),), (("tensor", 1),), (("stage", 
 
 @st.composite
 def views(draw: st.DrawFn, coordinates: tuple[Coordinate, ...] = tuple(COORDINATES)) -> View:
-    """Of up to eight members; the donor receives nothing."""
-    drawn = draw(st.lists(st.sampled_from(coordinates), min_size=1, max_size=8))
+    """Of up to three whole groups, in any order; the donor receives nothing."""
+    size, replicas = draw(st.integers(1, len(coordinates))), draw(st.integers(1, 3))
+    drawn = draw(st.permutations(coordinates[:size] * replicas))
     members = tuple(Member(slot, 0, coordinate) for slot, coordinate in enumerate(drawn))
     donor = draw(st.integers(0, len(members) - 1))
     receivers = tuple(sorted(draw(st.sets(st.integers(0, len(members) - 1))) - {donor}))
-    split = assigned_by_column(members, lambda places: ranges(SHARDS, len(places)))
+    split = assigned_by_group(members, lambda places: ranges(SHARDS, len(places)))
     return View(3, members, split, donor, receivers, StateId(0, 4), "store:1")
 
 
