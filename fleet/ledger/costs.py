@@ -10,6 +10,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 
 from fleet.errors import LedgerError
+from fleet.ledger.apart import Apart
 from fleet.ledger.rates import looks_like
 from fleet.ledger.slots import CODES, Charge
 from fleet.protocol.causes import Evicted
@@ -59,7 +60,7 @@ class CostBook:
     def __init__(self) -> None:
         self.losses: dict[str, LossCost] = {}
         self.faults: dict[str, list[FaultRecord]] = {}
-        self.uncharged = [0] * len(CODES)
+        self.uncharged, self.apart = [0] * len(CODES), Apart()
         self.generation = -1
         self.members: dict[int, int] = {}
         self._broken: dict[int, list[LossCost]] = {}
@@ -83,6 +84,7 @@ class CostBook:
         loss = LossCost(str(record.member), at_us, str(record.cause), record.fault, record.generation, like=looks_like(record.cause))
         loss.evicted = isinstance(record.cause, Evicted)
         self.losses[loss.id] = loss
+        self.apart.lost(record.member)
         self._broke_us.clear()
         if record.generation >= 0:
             self._broken.setdefault(record.generation, []).append(loss)
@@ -138,6 +140,7 @@ class CostBook:
         else:
             self._settle(view.generation, record.causes or self._inherited())
         self.in_view = frozenset(view.members)
+        self.apart.published(view.members, round(record.at_s * 1e6))
 
     def _replaced(self, members: tuple[Member, ...]) -> Causes:
         """The losses whose replacements are new in a view."""

@@ -13,7 +13,6 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Self
 
 from fleet.errors import LedgerError
-from fleet.ledger.apart import Apart
 from fleet.ledger.costs import CostBook
 from fleet.ledger.gathered import (
     NOWHERE,
@@ -95,7 +94,7 @@ class LedgerFold:
         self.said: RunSaid | None = None
         self.ended: RunEnded | None = None
         self.slots: list[SlotAccount] = []
-        self.book, self.apart = CostBook(), Apart()
+        self.book = CostBook()
         self.steps, self.undone = StepsTaken(), Undone()
         self.last_us = self.cold_us = self.stale_us = 0
         self.stretches = Stretches()
@@ -189,7 +188,7 @@ class LedgerFold:
         record = self._in_life(record)
         if not record.codes:
             return
-        record = self.apart.named(self._enter(slot, record))
+        record = self.book.apart.named(self._enter(slot, record))
         self.samples.cover.add(record)
         if self.timeline is not None:
             self.timeline.add(slot.slot, record)
@@ -356,7 +355,6 @@ class LedgerFold:
         if self.stretches.gaps and ((slot.stopped and slot.is_past(record.member)) or to_us(record.at_s) <= self.stretches.back_us):
             return
         self.book.lost(record, to_us(record.at_s))
-        self.apart.lost(record.member)
         if record.generation >= 0:
             self._trained(record.at_s)
             self.met.lost(record)
@@ -373,7 +371,6 @@ class LedgerFold:
         assert self.started is not None
         self._seen(record)
         self.book.published(record, self.world.ranks)
-        self.apart.published(record.view.members, to_us(record.at_s))
         self.counts.views += 1
         self.counts.members = len(record.view.members)
         self.steps.history = max(self.steps.history, record.view.state.history)

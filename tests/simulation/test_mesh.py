@@ -65,16 +65,15 @@ def test_the_other_groups_go_on_at_once_and_a_spare_takes_the_coordinate() -> No
 
 
 def test_two_members_of_two_groups_with_different_coordinates_leave_one_whole_group() -> None:
-    outcome = run(
-        Trouble(kind="kill", point="collective", step=5, slot=1), Trouble(kind="kill", point="collective", step=5, slot=2), spares=0
-    )
+    first = members(run())[0]
+    outcome = run(*(Trouble(kind="kill", point="collective", step=5, slot=first[rank].slot) for rank in (1, 2)))
     assert rollbacks(outcome) == 0
-    assert [each.slot for each in members(outcome)[1]] == [0, 3]
+    assert {first[0], first[3]} in map(set, members(outcome)), "perhaps behind a view of the group that was whole when the first was lost"
 
 
 def test_a_column_that_is_lost_goes_back_to_the_newest_checkpoint() -> None:
-    outcome = run(Trouble(kind="kill", point="compute", step=8, slots=(1, 3)))
-    assert rollbacks(outcome) == 1
+    first = members(run())[0]
+    assert rollbacks(run(Trouble(kind="kill", point="compute", step=8, slots=(first[1].slot, first[3].slot)))) == 1
 
 
 def test_one_replica_alone_goes_back_with_any_loss() -> None:

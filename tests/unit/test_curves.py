@@ -136,7 +136,7 @@ def test_only_a_run_that_goes_on_has_time_left() -> None:
 
 def test_every_category_has_its_meaning_and_pending_too() -> None:
     assert set(MEANINGS) == {*r.CATEGORIES.values(), STEP, PENDING}
-    assert len(r.CATEGORIES) == 17
+    assert len(r.CATEGORIES) == 18
     assert set(COLOURS) <= set(MEANINGS)
     for name, meaning in MEANINGS.items():
         assert meaning.endswith(".") and 20 < len(meaning) < 140, name

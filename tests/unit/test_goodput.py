@@ -151,37 +151,6 @@ def test_two_losses_behind_one_view_share_its_cost() -> None:
         assert incident(summary, name).cost["provision"] == pytest.approx(0.2)
 
 
-def test_a_rank_waits_until_its_group_is_whole_and_the_loss_pays() -> None:
-    """Rank 1 is lost at 150 ms. Its group, of ranks 0 and 1, is out from 200 ms to 1000 ms, and the other group trains."""
-    story = Story(world=4)
-    story.view(1, [(0, 0), (1, 0), (2, 0), (3, 0)], 0, group=2)
-    for slot in (0, 2, 3):
-        story.spans(slot, 0, STEPS + "c50 A")
-    story.spans(1, 0, STEPS)
-    story.committed(1, 100)
-    story.lost(1, 0, 150)
-    story.view(2, [(2, 0), (3, 0)], 200, 1, causes=("1.0",), group=2)
-    story.spans(1, 1, "i700 s50", generation=-1, at=200)
-    story.spans(0, 0, "f300")
-    for slot in (2, 3):
-        story.spans(slot, 0, "f60 " + STEPS * 10, generation=2, step=1)
-    story.view(3, [(2, 0), (3, 0), (0, 0), (1, 1)], 1000, 8, graceful=True, group=2)
-    story.spans(0, 0, "f700", step=1)
-    story.spans(0, 0, "r100 " + STEPS, generation=3, step=11)
-    story.spans(1, 1, "f150 r150 " + STEPS, generation=3, step=11)
-    for slot in (2, 3):
-        story.spans(slot, 0, "x40 " + STEPS, generation=3, step=11)
-    story.committed(12, 1350)
-    story.ended(1350)
-    summary = fold(story)
-    check_closes(summary)
-    assert spent(summary.slots[0]) == {
-        "compute": 120, "exposed_comm": 80, "rework": 50, "reform": 50 + 150, "group_wait": 800, "restore": 100
-    }  # fmt: skip
-    assert summary.categories["group_wait"] == pytest.approx(0.8)
-    assert incident(summary, "loss-1.0").cost["group_wait"] == pytest.approx(0.8)
-
-
 def test_an_attempt_that_no_loss_broke_is_rework() -> None:
     story = Story(world=1)
     story.view(1, [(0, 0)], 0)
