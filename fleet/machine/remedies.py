@@ -15,7 +15,7 @@ from fleet.protocol.decisions import Decision, Prices
 from fleet.protocol.probes import probe
 from fleet.protocol.records import DecisionMade
 from fleet.protocol.slowness import ACTIONS, Circumstances, Remedy
-from fleet.protocol.types import Formation, View
+from fleet.protocol.types import Formation, View, assigned_by_group, groups
 from fleet.settings.run import WINDOW_S
 
 
@@ -24,15 +24,27 @@ def tick(machine: MachineState, now_s: float) -> None:
     slow, view = machine.stragglers, machine.view
     if slow.policy is None or view is None:
         return
-    timings = slow.timings(view, now_s)
+    seen = _seen(machine, view)
+    timings = slow.timings(view, now_s, seen.members)
     if timings is None and now_s < slow.review_s:
         return
     slow.acted_s = [at_s for at_s in slow.acted_s if now_s - at_s < WINDOW_S]
-    remedy = slow.policy.look(timings, _circumstances(machine, view, now_s), now_s)
+    remedy = slow.policy.look(timings, _circumstances(machine, seen, now_s), now_s)
     slow.review_s = now_s + REVIEW_S if remedy.decision is None else remedy.decision.valid_until_s
     _write(machine, remedy, now_s)
     if remedy.decision is not None and remedy.decision.action in ACTIONS:
         _perform(machine, view, remedy, remedy.decision, now_s)
+
+
+def _seen(machine: MachineState, view: View) -> View:
+    """The view that the policy judges. Of ranks that compute a shard together it has the first one alone.
+
+    They wait for each other in each layer: the times of one are those of all, and do not say which of them is slow.
+    """
+    if machine.settings.group == 1:
+        return view
+    first = [group[0] for group in groups(view.members)]
+    return replace(view, members=tuple(view.members[rank] for rank in first), ranges=tuple(view.ranges[rank] for rank in first))
 
 
 def _circumstances(machine: MachineState, view: View, now_s: float) -> Circumstances:
@@ -62,6 +74,9 @@ def _perform(machine: MachineState, view: View, remedy: Remedy, decision: Decisi
     """Change the view because of a slow rank. No other code does that. It waits for a checkpoint that is being written, and a rank does not
     go while chunks of a sharded state move."""
     slow = machine.stragglers
+    if remedy.members and machine.settings.group > 1:
+        probe("no rank of a slow group is exchanged, as nobody knows which one is slow")
+        return
     if machine.checkpoints.pending or (remedy.members and chunks_move(machine, view)):
         probe("an action against a slow rank waits for a checkpoint")
         slow.review_s = now_s
@@ -81,6 +96,7 @@ def _perform(machine: MachineState, view: View, remedy: Remedy, decision: Decisi
         prices = replace(prices, shunned=tuple(shunned.items()))
     machine.write(DecisionMade("straggler", decision.action, decision.reason, prices, now_s))
     if decision.action == "rebalance":
-        reshare(machine, remedy.ranges, Formation(Decision("reshare", decision.reason), view.members), now_s)
+        ranges = assigned_by_group(view.members, lambda groups: remedy.ranges)
+        reshare(machine, ranges, Formation(Decision("reshare", decision.reason), view.members), now_s)
     for rank in ranks:
         evict(machine, rank, TooSlow("evict" if decision.action == "evict" else "replace", decision.reason), now_s)

@@ -10,7 +10,7 @@ import pytest
 
 from fleet.machine import candidates as candidates_module
 from fleet.machine import views as views_module
-from fleet.protocol.records import DecisionMade, ViewPublished
+from fleet.protocol.records import DecisionMade, ProcessLost, ViewPublished
 from fleet.protocol.types import Candidate, Coordinate, Member, Ranges
 from fleet.simulation import steps as steps_module
 from fleet.simulation.plan import Plan, Trouble, small
@@ -88,6 +88,31 @@ def test_a_rank_one_step_behind_has_what_it_needs() -> None:
     ]
     assert sum(map(rollbacks, outcomes)) <= MOST // 4, "only where both ranks of a column that were left had no sums"
     assert any("AT advancing" in line for outcome in outcomes for line in outcome.trace)
+
+
+def slowed(*ranks: int, spares: int = 0) -> Outcome:
+    """Steps take about as long as each other, and these ranks of the first view are three times as slow from step 50 on."""
+    settings = dataclasses.replace(small(4, spares, nodes=2), mesh={"tensor": 2}, shards=16)
+    plan = Plan(seed=1, settings=settings, steps=200, capacity=6, jitter=(0.97, 1.03), shard_s=0.02, save_every_s=1000.0)
+    first = members(completed(plan))[0]
+    slots = tuple(first[rank].slot for rank in ranks)
+    return completed(plan, Trouble(kind="slow", point="compute", step=50, slots=slots, severity=3.0, duration_s=60.0))
+
+
+def test_a_slow_group_gets_fewer_shards() -> None:
+    outcome = slowed(2, 3)
+    views = [record.view for record in outcome.world.journal if isinstance(record, ViewPublished)]
+    spans = [[hi - lo for lo, hi in view.ranges] for view in views]
+    assert spans[0] == [8] * 4 and len(views) > 1, "nothing was done about it"
+    assert all(one[0] == one[1] and one[2] == one[3] and one[0] + one[2] == 16 for one in spans)
+    assert spans[1][0] > 8
+    assert not any(isinstance(record, ProcessLost) for record in outcome.world.journal)
+
+
+def test_no_rank_of_a_slow_group_is_exchanged() -> None:
+    """Its ranks wait for each other, and so nobody knows which one is slow."""
+    outcome = slowed(2, 3, spares=2)
+    assert not any(isinstance(record, ProcessLost) for record in outcome.world.journal)
 
 
 # ---- mutations ---------------------------------------------------------------------------------------------------------------------------
