@@ -75,7 +75,7 @@ def _perform(machine: MachineState, view: View, remedy: Remedy, decision: Decisi
     go while chunks of a sharded state move."""
     slow = machine.stragglers
     if remedy.members and machine.settings.group > 1:
-        probe("no rank of a slow group is exchanged, as nobody knows which one is slow")
+        probe("no rank of a slow group is exchanged")
         return
     if machine.checkpoints.pending or (remedy.members and chunks_move(machine, view)):
         probe("an action against a slow rank waits for a checkpoint")

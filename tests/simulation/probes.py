@@ -59,6 +59,7 @@ UNREACHED: dict[str, str] = {
 UNREACHED |= {pair(event, kind): why for why, events in NOT_SIMULATED.items() for event in events for kind in own(event)}
 SELDOM = {
     pair(e.Left, i.Conclude): "the word about the end is lost with the journal's last lines, and the next one is of a rank that has left",
+    "no rank of a slow group is exchanged": "a seed is seldom so long that a slow group is found; tests/simulation/test_mesh.py has it",
 }
 """What may come or not."""
 
