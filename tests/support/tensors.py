@@ -100,14 +100,15 @@ def train(run: Any) -> None:
     if run.config.mesh:
         model = divided(model, run.mesh["tensor"], how)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
-    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**125, growth_interval=2) if "scaled" in run.options else None
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**126, growth_interval=1) if "scaled" in run.options else None
     more = {} if scaler is None else {"scaler": scaler}
     state, pause_s = run.track(model=model, optimizer=optimizer, **more), float(run.options.get("pause_s", "0.01"))
     for step in run.steps(state, total=int(run.options.get("steps", "14")), clip_norm=0.5):
         for text in step.batches(Text(), batch_size=16):
             with loss_parallel():
                 logits = model(text[:, :-1])
-                step.backward(nn.functional.cross_entropy(logits.flatten(0, 1), text[:, 1:].flatten()))
+                loss = nn.functional.cross_entropy(logits.flatten(0, 1), text[:, 1:].flatten())
+                step.backward(loss if scaler is None else 8.0 * loss)
         time.sleep(pause_s)
         step.commit()
         if scaler is not None:
