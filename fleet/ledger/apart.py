@@ -6,7 +6,7 @@ this ``group_wait``: from the view without the rank to the next one that has it.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
 
 from fleet.protocol.records import GROUP_WAIT, REFORM, Spans
@@ -20,23 +20,17 @@ class Apart:
     """Which ranks wait, and when."""
 
     def __init__(self) -> None:
-        self._in_view: frozenset[Member] = frozenset()
         self._since_us: dict[Member, int] = {}
         self._waited: dict[Member, list[Interval]] = {}
 
-    def published(self, members: Sequence[Member], at_us: int) -> None:
-        """A view of ``members`` begins at ``at_us``."""
-        here = frozenset(members) if len({member.coordinate for member in members}) > 1 else frozenset[Member]()
+    def published(self, before: Collection[Member], members: Sequence[Member], at_us: int) -> None:
+        """A view of ``members`` begins at ``at_us``, and ends that of the members ``before``. Those that are lost record no more time."""
+        if len({member.coordinate for member in members}) < 2:
+            return
+        here = frozenset(members)
         for member in here & self._since_us.keys():
             self._waited.setdefault(member, []).append((self._since_us.pop(member), at_us))
-        for member in self._in_view - here if here else ():
-            self._since_us[member] = at_us
-        self._in_view = here
-
-    def lost(self, member: Member) -> None:
-        """The process is gone: it waits no more."""
-        self._in_view -= {member}
-        self._since_us.pop(member, None)
+        self._since_us |= dict.fromkeys(set(before) - here, at_us)
 
     def named(self, record: Spans) -> Spans:
         """The record, which has the name ``group_wait`` for the time in which its rank waited for its group."""

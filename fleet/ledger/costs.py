@@ -84,7 +84,6 @@ class CostBook:
         loss = LossCost(str(record.member), at_us, str(record.cause), record.fault, record.generation, like=looks_like(record.cause))
         loss.evicted = isinstance(record.cause, Evicted)
         self.losses[loss.id] = loss
-        self.apart.lost(record.member)
         self._broke_us.clear()
         if record.generation >= 0:
             self._broken.setdefault(record.generation, []).append(loss)
@@ -139,8 +138,8 @@ class CostBook:
             self._graceful_causes[view.generation] = self._replaced(view.members) or record.causes
         else:
             self._settle(view.generation, record.causes or self._inherited())
+        self.apart.published(self.in_view, view.members, round(record.at_s * 1e6))
         self.in_view = frozenset(view.members)
-        self.apart.published(view.members, round(record.at_s * 1e6))
 
     def _replaced(self, members: tuple[Member, ...]) -> Causes:
         """The losses whose replacements are new in a view."""

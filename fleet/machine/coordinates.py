@@ -8,7 +8,6 @@ rank is lost, the spare that is nearest to the rest of its group is called to it
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
 
 from fleet.machine.candidates import room
 from fleet.machine.roster import Rank
@@ -19,7 +18,7 @@ from fleet.protocol.instructions import Welcome
 from fleet.protocol.probes import probe
 from fleet.protocol.records import DecisionMade
 from fleet.protocol.topology import shared
-from fleet.protocol.types import Coordinate, Member, in_words
+from fleet.protocol.types import Coordinate, Member, groups, in_words
 
 POLICY = "mesh"
 
@@ -42,7 +41,7 @@ def call(machine: MachineState, now_s: float) -> None:
         return
     spares = [rank for rank in machine.roster.in_order() if not rank.member.coordinate and rank.process.node not in machine.roster.leaving]
     for coordinate in _missing(machine) if spares else ():
-        near = _places(machine, _left_alone(machine, coordinate))
+        near = [_place(machine, rank) for rank in _left_alone(machine, coordinate)]
         spare = min(spares, key=lambda rank: -max((len(shared([place, _place(machine, rank)])) for place in near), default=0))
         spares.remove(spare)
         probe("a spare is called to a coordinate")
@@ -72,23 +71,15 @@ def _missing(machine: MachineState) -> list[Coordinate]:
     return [coordinate for lack, coordinate in found for _ in range(-lack)]
 
 
-def _left_alone(machine: MachineState, coordinate: Coordinate) -> Sequence[Rank]:
+def _left_alone(machine: MachineState, coordinate: Coordinate) -> list[Rank]:
     """The ranks of groups of the present view that lack their member at ``coordinate``."""
-    view = machine.view
-    if view is None:
-        return ()
-    size = machine.settings.group
+    members = machine.view.members if machine.view is not None else ()
     found = list[Rank]()
-    for first in range(0, len(view.members), size):
-        group = view.members[first : first + size]
-        gone = [member for member in group if machine.current(member) is None]
-        if any(member.coordinate == coordinate for member in gone):
-            found += [rank for member in group if (rank := machine.current(member)) is not None]
+    for group in groups(members):
+        ranks = [(members[rank].coordinate, machine.current(members[rank])) for rank in group]
+        if (coordinate, None) in ranks:
+            found += [rank for _, rank in ranks if rank is not None]
     return found
-
-
-def _places(machine: MachineState, ranks: Sequence[Rank]) -> list[Place]:
-    return [_place(machine, rank) for rank in ranks]
 
 
 def _place(machine: MachineState, rank: Rank) -> Place:

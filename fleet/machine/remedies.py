@@ -24,11 +24,14 @@ def tick(machine: MachineState, now_s: float) -> None:
     slow, view = machine.stragglers, machine.view
     if slow.policy is None or view is None:
         return
-    seen = _seen(machine, view)
-    timings = slow.timings(view, now_s, seen.members)
+    timings = slow.timings(view, now_s)
     if timings is None and now_s < slow.review_s:
         return
     slow.acted_s = [at_s for at_s in slow.acted_s if now_s - at_s < WINDOW_S]
+    seen = view if machine.settings.group == 1 else _first_of_groups(view)
+    if timings is not None and seen is not view:
+        rows = tuple(timings.rows[view.rank_of(member)] for member in seen.members)
+        timings = replace(timings, members=seen.members, rows=rows)
     remedy = slow.policy.look(timings, _circumstances(machine, seen, now_s), now_s)
     slow.review_s = now_s + REVIEW_S if remedy.decision is None else remedy.decision.valid_until_s
     _write(machine, remedy, now_s)
@@ -36,13 +39,11 @@ def tick(machine: MachineState, now_s: float) -> None:
         _perform(machine, view, remedy, remedy.decision, now_s)
 
 
-def _seen(machine: MachineState, view: View) -> View:
-    """The view that the policy judges. Of ranks that compute a shard together it has the first one alone.
+def _first_of_groups(view: View) -> View:
+    """The view that the policy judges, where ranks compute a shard together: of each group the first rank alone.
 
     They wait for each other in each layer: the times of one are those of all, and do not say which of them is slow.
     """
-    if machine.settings.group == 1:
-        return view
     first = [group[0] for group in groups(view.members)]
     return replace(view, members=tuple(view.members[rank] for rank in first), ranges=tuple(view.ranges[rank] for rank in first))
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
 
 from fleet.protocol.decisions import Prices
 from fleet.protocol.events import StepsTimed
@@ -53,8 +52,8 @@ class Stragglers:
                 if step > self._judged:
                     self._steps.setdefault(step, (now_s, {}))[1][times.member] = time
 
-    def timings(self, view: View, now_s: float, of: Sequence[Member] = ()) -> Timings | None:
-        """The times of these members of ``view``, or of all, in the steps that are complete, or old. Each step is returned once."""
+    def timings(self, view: View, now_s: float) -> Timings | None:
+        """The steps that are complete, or old. Each step is returned once."""
         if self._generation != view.generation:
             return None
         ready: list[int] = []
@@ -68,9 +67,8 @@ class Stragglers:
         self._judged = ready[-1]
         columns = [self._steps.pop(step)[1] for step in ready]
         self.steps_s.extend(max(time.own_s for time in known.values()) for known in columns)
-        members = tuple(of) or view.members
-        rows = tuple(tuple(known.get(member) for known in columns) for member in members)
-        return Timings(view.generation, tuple(ready), members, rows)
+        rows = tuple(tuple(known.get(member) for known in columns) for member in view.members)
+        return Timings(view.generation, tuple(ready), view.members, rows)
 
     def admits(self, node: str, now_s: float) -> bool:
         """Whether processes of ``node`` may be in the next view, if there are enough others."""

@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from fleet.protocol.chunks import WHOLE, Claim, settled
-from fleet.protocol.moves import Advance
 from fleet.protocol.types import Member, StateId, View, columns
 from fleet.simulation.clockwork import Steps
 from fleet.simulation.groups import Broken, SimGroup
 from fleet.simulation.ranks import SimLayout
+from fleet.simulation.sharded import come_to_one
 
 
 class SimColumnLayout(SimLayout):
-    """Like :class:`actors.rank.step.columns.ColumnLayout`. A rank has the state of its coordinate: that of another one is of no use to it.
+    """Like :class:`actors.rank.mesh.layout.ColumnLayout`. A rank has the state of its coordinate: that of another one is of no use to it.
 
     Here all coordinates have the same values, but a rank spoils one that comes from another column.
     """
@@ -23,17 +23,7 @@ class SimColumnLayout(SimLayout):
 
     def resettle(self, view: View) -> Steps:
         rank, group, me = self.rank, self.rank.group, view.rank_of(self.rank.member)
-        received: dict[Member, Claim] = yield group.exchange(rank.member, "claims", self.claim())
-        claims = [received[member] for member in view.members]
-        target = claims[view.donor].state
-        if target is None:
-            if me == view.donor:
-                rank.protocol.receiving()
-            raise Broken("the donor holds no state")
-        if rank.rank_machine.vote.follow(claims, me, target):
-            rank.world.note("AT advancing", rank, target)
-            yield from rank.point("advancing")
-            yield from rank.carry(rank.rank_machine.take_step(Advance()))
+        claims, target = yield from come_to_one(rank, view.members, view.donor, self.claim())
         there = settled(claims, target)
         held = list(columns(view.members).values())
         if not all(any(there[each].state is not None for each in column) for column in held):

@@ -21,6 +21,22 @@ SLICES, FIRST = 4, LENGTH // 12
 """Slices of a chunk that moves, and elements that move beside the first step: so few that a move takes several steps."""
 
 
+def come_to_one(rank: SimRank, members: Sequence[Member], donor: int, mine: Claim) -> Steps:
+    """Like :func:`actors.rank.zero1.resharding.come_to_one`."""
+    received: dict[Member, Claim] = yield rank.group.exchange(rank.member, "claims", mine)
+    claims, me = [received[member] for member in members], members.index(rank.member)
+    target = claims[donor].state
+    if target is None:
+        if me == donor:
+            rank.protocol.receiving()
+        raise Broken("the donor holds no state")
+    if rank.rank_machine.vote.follow(claims, me, target):
+        rank.world.note("AT advancing", rank, target)
+        yield from rank.point("advancing")
+        yield from rank.carry(rank.rank_machine.take_step(Advance()))
+    return claims, target
+
+
 class SimChunks:
     """The chunks of a sharded state that one rank keeps, and their move to new places.
 
@@ -146,19 +162,8 @@ class SimChunks:
     def resettle(self, view: View) -> Steps:
         """Move the chunks. Gives the state that all hold then. Raises Broken: ranks keep their chunks, as they were or a step further."""
         rank, group, layout, column = self.rank, self.rank.group, self.layout, view.column_of(self.rank.member)
-        me = column.rank_of(rank.member)
-        received: dict[Member, Claim] = yield group.exchange(rank.member, "claims", self.claim())
-        claims = [received[member] for member in column.members]
-        target = claims[column.donor].state
         self._coming = None
-        if target is None:
-            if me == column.donor:
-                rank.protocol.receiving()
-            raise Broken("the donor holds no state")
-        if rank.rank_machine.vote.follow(claims, me, target):
-            rank.world.note("AT advancing", rank, target)
-            yield from rank.point("advancing")
-            yield from rank.carry(rank.rank_machine.take_step(Advance()))
+        claims, target = yield from come_to_one(rank, column.members, column.donor, self.claim())
         there = settled(claims, target)
         if lost([claim.chunks for claim in there], LENGTH):
             rank.world.note("lost", rank, view.generation)

@@ -436,7 +436,7 @@ def test_a_fault_strikes_a_rank_at_the_coordinate_that_is_set(slot: int) -> None
 
 
 def test_the_last_rank_at_a_coordinate_is_not_taken_unless_all_may_be() -> None:
-    """Nobody else holds that part of the model."""
+    """No other rank holds that part of the model."""
     plan = [fault("a", 1.0, "kill_rank", 1), fault("b", 2.0, "kill_rank", 3), fault("c", 3.0, "kill_rank", 2)]
     injector = Injector(plan)
     assert [action.report.phase for action in injector.due(3.0, meshed())] == ["executed", "suppressed", "executed"]

@@ -47,8 +47,10 @@ def test_a_span_is_cut_where_the_wait_begins_and_ends() -> None:
     """Also one that began before, and ends behind a second wait."""
     apart, member = Apart(), Member(0, 0, (("tensor", 0),))
     both, others = (member, Member(1, 0, (("tensor", 1),))), (Member(2, 0, (("tensor", 0),)), Member(3, 0, (("tensor", 1),)))
+    before: tuple[Member, ...] = ()
     for at_us, members in ((0, (*both, *others)), (100, others), (200, (*others, *both)), (300, others), (400, (*others, *both))):
-        apart.published(members, at_us)
+        apart.published(before, members, at_us)
+        before = members
     found = apart.named(r.Spans(member, 1, 0, 0, 50, (10, 400, 5), "cfc"))
     assert (found.codes, found.durations_us) == (f"c{REFORM}{GROUP_WAIT}{REFORM}{GROUP_WAIT}{REFORM}c", (10, 40, 100, 100, 100, 60, 5))
     later = apart.named(r.Spans(member, 1, 0, 0, 465, (10,), REFORM))
@@ -57,7 +59,7 @@ def test_a_span_is_cut_where_the_wait_begins_and_ends() -> None:
 
 def test_without_groups_nobody_waits_for_one() -> None:
     apart, members = Apart(), (Member(0, 0), Member(1, 0))
-    apart.published(members, 0)
-    apart.published(members[:1], 100)
+    apart.published((), members, 0)
+    apart.published(members, members[:1], 100)
     spans = r.Spans(members[1], 1, 0, 0, 0, (500,), REFORM)
     assert apart.named(spans) is spans

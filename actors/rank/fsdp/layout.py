@@ -179,11 +179,11 @@ class FsdpLayout(StateLayout):
 
     def reset(self) -> None:
         self.free()
-        self.kept.forget_sums()
+        self.kept.sums.forget()
 
     def hold(self) -> None:
         self.free()
-        self.kept.hold()
+        self.kept.sums.hold()
 
     # ---- gradients that leave: after each unit's backward --------------------------------------------------------------------------------
 

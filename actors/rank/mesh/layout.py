@@ -19,7 +19,7 @@ from actors.rank.mesh.saving import ColumnTensors
 from actors.rank.mesh.torch_group import TensorGroup
 from actors.rank.state.saving import Share
 from actors.rank.step.clipping import SplitNorms, block_norms, clip
-from actors.rank.step.flats import GradientSet
+from actors.rank.step.kept_sums import KeptSums
 from actors.rank.step.layout import LayoutInputs, OwnWord, StateLayout, all_finite
 from fleet.protocol.chunks import WHOLE, Claim
 from fleet.protocol.types import Coordinate, StateId, View, columns
@@ -34,7 +34,7 @@ class ColumnLayout(StateLayout):
         super().__init__(given)
         self._together, self._coordinate = group, coordinate
         self._place, self._ranks, self._firsts = 0, 1, [0]
-        self._sums: GradientSet | None = None
+        self.kept_sums = KeptSums(self.gradients, given.vote)
         self._common = 0.0
 
     def meet(self, groups: ViewGroups, view: View) -> None:
@@ -61,23 +61,13 @@ class ColumnLayout(StateLayout):
     # ---- sums of a step that others may have taken ---------------------------------------------------------------------------------------
 
     def hold(self) -> None:
-        if self.given.vote.keeps and self._sums is None:
-            self._sums = self.gradients.take_mean()
+        self.kept_sums.hold()
 
     def reset(self) -> None:
-        self.forget_sums()
-
-    def forget_sums(self) -> None:
-        """No step is taken from the kept sums."""
-        if self._sums is not None:
-            self.gradients.give_mean(self._sums)
-            self.gradients.hold()
-            self._sums = None
+        self.kept_sums.forget()
 
     def resume(self) -> None:
-        assert self._sums is not None, "a step that others have taken lacks its sums"
-        self.gradients.give_mean(self._sums)
-        self._sums = None
+        self.kept_sums.resume()
 
     def claim(self) -> Claim:
         """This rank's claim when a view begins."""

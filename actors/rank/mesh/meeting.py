@@ -15,7 +15,7 @@ from actors.rank.membership.view_groups import ViewGroups
 from actors.rank.mesh.layout import ColumnLayout
 from actors.rank.state.tracked import receive_state, send_state
 from actors.rank.step.train_step import TrainStep
-from actors.rank.zero1.resharding import exchange_claims
+from actors.rank.zero1.resharding import come_to_one
 from fleet.protocol.chunks import settled
 from fleet.protocol.member import MemberProtocol
 from fleet.protocol.types import StateId, View, columns
@@ -37,14 +37,7 @@ class ColumnMeeting:
         Raises GroupBroken: each rank is as before, or a step further. If a column has no rank with the state, all ranks find and report it.
         """
         layout, whole, me = cast(ColumnLayout, self._train.layout), groups.whole, groups.whole.rank
-        claims = exchange_claims(whole, layout.claim())
-        target = claims[view.donor].state
-        if target is None:
-            if me == view.donor:
-                self._protocol.receiving()  # tells the coordinator, which will choose another donor
-            raise GroupBroken(f"the donor, rank {view.donor}, holds no state", whole.generation)
-        if self._train.vote.follow(claims, me, target):
-            self._advance()
+        claims, target = come_to_one(whole, layout.claim(), view.donor, self._train.vote, self._protocol, self._advance)
         there = settled(claims, target)
         held = list(columns(view.members).values())
         if not all(any(there[rank].state is not None for rank in column) for column in held):
@@ -63,5 +56,5 @@ class ColumnMeeting:
         elif groups.column.rank == giver:
             for place in lacking:
                 send_state(groups.column, place, self._train.state)
-        layout.forget_sums()
+        layout.kept_sums.forget()
         return target

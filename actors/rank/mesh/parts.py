@@ -34,10 +34,8 @@ def like(parameter: Any, value: torch.Tensor) -> torch.Tensor:
         return value
     from torch.distributed.tensor import DTensor
 
-    shape = (parameter.shape, parameter.stride())
-    found: torch.Tensor = DTensor.from_local(
-        value, parameter.device_mesh, parameter.placements, run_check=False, shape=shape[0], stride=shape[1]
-    )
+    mesh, placements, shape, stride = parameter.device_mesh, parameter.placements, parameter.shape, parameter.stride()
+    found: torch.Tensor = DTensor.from_local(value, mesh, placements, run_check=False, shape=shape, stride=stride)
     return found
 
 

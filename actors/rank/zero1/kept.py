@@ -15,8 +15,8 @@ import torch
 from actors.rank.membership.process_group import Group
 from actors.rank.state.saving import Share
 from actors.rank.step.clipping import SplitNorms, clip_factor, plain_factor
-from actors.rank.step.flats import GradientSet
 from actors.rank.step.gradients import GradientBuffers
+from actors.rank.step.kept_sums import KeptSums
 from actors.rank.step.layout import LayoutInputs, OwnWord, all_finite, gradients_there
 from actors.rank.step.reduction import Chunk
 from actors.rank.zero1.chunked import MOST_RUNS, OptimizerChunks
@@ -39,6 +39,7 @@ class KeptChunks:
         complete: all parameters here are of the state, not only those of this rank's chunks.
         cut: of the last view.
         moving: brings chunks to other ranks beside the steps; None: all are where they belong.
+        sums: kept of a step that others may have taken.
     """
 
     cut = UNCUT
@@ -50,7 +51,7 @@ class KeptChunks:
         for tracked in chunks.tracked:
             given.state.replace(tracked.optimizer, tracked)
         self.complete = True
-        self._sums: GradientSet | None = None
+        self.sums = KeptSums(gradients, given.vote)
         self._norms = self._split_up = SplitNorms((), ())
         self._listed: StateCut | None = None
         self._then: list[Callable[[], None]] = []
@@ -83,7 +84,7 @@ class KeptChunks:
     def place(self, state: StateId, cut: StateCut, rank: int) -> None:
         """This rank, ``rank`` of the view, has its chunks of ``cut``, all at ``state``."""
         self._given.duties.at, self.complete = state, True
-        self.forget_sums()
+        self.sums.forget()
         self._turn_to(cut, rank)
 
     def _turn_to(self, cut: StateCut, rank: int) -> None:
@@ -137,23 +138,9 @@ class KeptChunks:
 
     # ---- sums of a step that others may have taken ---------------------------------------------------------------------------------------
 
-    def hold(self) -> None:
-        """The group is gone: keep the sums from which this rank may still take the step."""
-        if self._given.vote.keeps and self._sums is None:
-            self._sums = self._gradients.take_mean()
-
-    def forget_sums(self) -> None:
-        """Drop the kept sums: no step is taken from them."""
-        if self._sums is not None:
-            self._gradients.give_mean(self._sums)
-            self._gradients.hold()
-            self._sums = None
-
     def resume(self) -> None:
         """Make the kept sums those of the current step, which others have taken."""
-        assert self._sums is not None, "a step that others have taken lacks its sums"
-        self._gradients.give_mean(self._sums)
-        self._sums = None
+        self.sums.resume()
         self.chunks.drop_beside()
 
     # ---- a step --------------------------------------------------------------------------------------------------------------------------

@@ -131,10 +131,10 @@ class Zero1Layout(StateLayout):
         self.kept.begin(state)
 
     def reset(self) -> None:
-        self.kept.forget_sums()
+        self.kept.sums.forget()
 
     def hold(self) -> None:
-        self.kept.hold()
+        self.kept.sums.hold()
 
     def word(self) -> OwnWord:
         return self.kept.word(self.group)

@@ -44,6 +44,7 @@ from fleet.protocol.domains import VARIABLE, Place, number, numbered, place_of
 from fleet.protocol.member import MemberProtocol
 from fleet.protocol.recut import Recut, first_elements
 from fleet.protocol.types import Column, StateId
+from fleet.protocol.vote import CommitVote
 
 
 def exchange_claims(group: Group, mine: Claim) -> list[Claim]:
@@ -65,6 +66,24 @@ def _claim(row: list[float]) -> Claim:
     claimed = [ChunkRun(*numbers[start : start + RUN_NUMBERS]) for start in range(0, RUN_NUMBERS * int(count), RUN_NUMBERS)]
     state = StateId(int(history), int(step)) if step >= 0 else None
     return Claim(state, bool(ready), factor, bool(complete), int(node), chunks_of(claimed), pace_s)
+
+
+def come_to_one(
+    group: Group, mine: Claim, donor: int, vote: CommitVote, protocol: MemberProtocol, advance: Callable[[], None]
+) -> tuple[list[Claim], StateId]:
+    """(the claims of all members by rank, the state of ``donor``). If others have taken a step to it, this rank has taken it, too.
+
+    ``advance``: see :class:`Resharding`. Raises GroupBroken: the donor holds no state.
+    """
+    claims = exchange_claims(group, mine)
+    target = claims[donor].state
+    if target is None:
+        if group.rank == donor:
+            protocol.receiving()  # tells the coordinator, which will choose another donor
+        raise GroupBroken(f"the donor, rank {donor}, holds no state", group.generation)
+    if vote.follow(claims, group.rank, target):
+        advance()
+    return claims, target
 
 
 class Resharding:
@@ -104,14 +123,8 @@ class Resharding:
     def _exchange(self, group: Group, column: Column) -> StateId:
         kept_here, me = self._kept, group.rank
         kept_here.stop()
-        claims = exchange_claims(group, replace(kept_here.claim(self._node), pace_s=self._train.pace_s))
-        target = claims[column.donor].state
-        if target is None:
-            if me == column.donor:
-                self._protocol.receiving()  # tells the coordinator, which will choose another donor
-            raise GroupBroken(f"the donor, rank {column.donor}, holds no state", group.generation)
-        if self._train.vote.follow(claims, me, target):
-            self._advance()
+        mine = replace(kept_here.claim(self._node), pace_s=self._train.pace_s)
+        claims, target = come_to_one(group, mine, column.donor, self._train.vote, self._protocol, self._advance)
         there = settled(claims, target)
         reads = kept_here.reads(target)
         if not reads:
