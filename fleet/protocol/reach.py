@@ -25,7 +25,10 @@ class Reach:
         """The host has answered at ``at_s``."""
         self._answered_s = max(self._answered_s, at_s)
 
+    def unanswered_s(self, now_s: float) -> float:
+        return now_s - self._answered_s
+
     def lapses(self, now_s: float) -> bool:
         """Whether the lease is over; True once each time that it runs out."""
-        before, self._lapsed = self._lapsed, now_s - self._answered_s > self.lease_s
+        before, self._lapsed = self._lapsed, self.unanswered_s(now_s) > self.lease_s
         return self._lapsed and not before

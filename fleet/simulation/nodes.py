@@ -62,6 +62,10 @@ class SimNode(Stoppable):
         """Whether the coordinator can talk to the agent."""
         return self.away == 0
 
+    def unanswered_s(self) -> float:
+        """Seconds since the coordinator's host has answered."""
+        return self._reach.unanswered_s(self.world.clock.now_s)
+
     # ---- up ------------------------------------------------------------------------------------------------------------------------------
 
     def connect(self) -> None:
@@ -117,6 +121,7 @@ class SimNode(Stoppable):
         now_s, links = self.world.clock.now_s, self.world.links
         if links.answers(self.name, HEAD):
             self._last_seen_s = now_s
+        if self.reachable and links.answers(self.name, HEAD):
             self._receive(links.late_s(HEAD, (self.name,)) + links.late_s(self.name, (HEAD,)))
         if self._reach.lapses(now_s):
             for rank in [rank for rank in self.ranks.values() if rank.named]:

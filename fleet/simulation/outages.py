@@ -50,14 +50,18 @@ class Durable(InvariantChecker):
 
 
 class SavesAlone(InvariantChecker):
-    """A store that fails costs checkpoints, and no rank: without other troubles, no rank is lost."""
+    """A store that fails costs checkpoints, and no rank: without other troubles, no rank is lost.
+
+    A network that loses messages is another trouble: heartbeats are not sent again.
+    """
 
     name = "saves alone"
 
     def record(self, record: Record) -> None:
         if isinstance(record, ProcessLost) and self.world.plan.troubles:
             others = {trouble.kind for trouble in self.world.plan.troubles} - OF_THE_STORE
-            self.require(bool(others), f"{record.member} is lost, and nothing but the store fails: {record.cause}")
+            unheard = isinstance(record.cause, Evicted) and isinstance(record.cause.why, NoHeartbeat) and self.world.plan.loss > 0
+            self.require(bool(others) or unheard, f"{record.member} is lost, and nothing but the store fails: {record.cause}")
 
 
 class Corruption(InvariantChecker):
@@ -99,6 +103,9 @@ NOTICED_S = 0.5
 """Seconds for messages on their way, and a tick: then the coordinator knows that a node is silent for too long."""
 SETTLED_S = 1.0
 """Seconds from the moment that a host is reachable again until its messages are there."""
+
+LEAVES_S = 1.2
+"""Seconds without an answer after which no rank of a node steps: the lease of the simulated agents, a beat, and a step that is agreed."""
 
 
 class Silences(Homes):
@@ -159,8 +166,11 @@ class Excused(Silences):
         self.require(not (silent and sound), f"{record.member} is given up by a coordinator that stood still: {record.cause}")
 
 
-class OneHistory(InvariantChecker):
-    """Once a history has a step, no rank takes a step in an older history."""
+class OneHistory(Silences):
+    """Once a history has a step, no rank takes a step in an older history.
+
+    A process that stood still takes the step that it had agreed to. Ranks of a node that is cut off step until its lease is over.
+    """
 
     name = "one history"
 
@@ -169,5 +179,7 @@ class OneHistory(InvariantChecker):
         self._newest = 0
 
     def commit(self, rank: SimRank, state: StateId) -> None:
-        self.require(state.history >= self._newest, f"{rank} takes step {state}, and history {self._newest} has steps")
+        told = self.well(rank.member) and not (self.away(rank.member) and rank.node.unanswered_s() < LEAVES_S)
+        wrong = told and state.history < self._newest
+        self.require(not wrong, f"{rank} takes step {state}, and history {self._newest} has steps")
         self._newest = max(self._newest, state.history)
