@@ -250,13 +250,10 @@ class Run:
     def _resettling(self, train: TrainStep) -> Callable[[ViewGroups, View], StateId] | None:
         """Brings the members of a view to one state, where no rank has all of it."""
         settings, protocol = self._settings, self._loop.client.protocol
-        if self._mesh.divides:
-            return self._mesh.meeting(train, self._advance)
-        if not settings.spread:
-            return None
-        levels = len(settings.domains)
-        resharding = Resharding(train, protocol, settings.optimizer_copies, self._advance, levels, settings.replica_ranks)
-        return lambda groups, view: resharding.exchange(groups.column, view.column_of(protocol.member))
+        if settings.spread:
+            levels = len(settings.domains)
+            return Resharding(train, protocol, settings.optimizer_copies, self._advance, levels, settings.replica_ranks).exchange
+        return self._mesh.meeting(train, self._advance) if self._mesh.divides else None
 
     def _rehearse(self, train: TrainStep) -> Iterator[Step]:
         """Before it joins a view, each process runs the loop body once, on its initial state, and drops the result. ``commit`` returns

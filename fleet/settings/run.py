@@ -341,9 +341,6 @@ class RunSettings:
             raise ConfigError("replica_size", self.replica_size, f"{together} already", "Leave replica_size out.")
         if self.reduction == "native":
             raise ConfigError("reduction", self.reduction, f"{together}, whose gradients are summed in fixed order", "Set it to tree.")
-        if self.optimizer_sharding != "none":
-            reason = f"{together}, of which each coordinate has its part of the state whole"
-            raise ConfigError("optimizer_sharding", self.optimizer_sharding, reason, "Set it to none.")
         if self.verify.compute:
             reason = f"{together}, and no rank can compute a shard of another group again by itself"
             raise ConfigError("verify.compute", self.verify.compute, reason, "Set it to 0.")

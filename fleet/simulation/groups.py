@@ -56,7 +56,7 @@ class SimGroup:
         self._outcomes: dict[Any, dict[Member, Future]] = {}
         self._received: dict[Any, Any] = {}
         self._listening: list[tuple[Member, Future, Sequence[Any]]] = []
-        self._state: Any = None
+        self._states: dict[Any, Any] = {}
         self._receivers: dict[Member, Future] = {}
         self.complete_s = 0.0
 
@@ -86,11 +86,19 @@ class SimGroup:
         self._completed(view, values)
         self.complete_s = self.clock.now_s
 
-    def exchange(self, member: Member, what: Any, value: Any) -> Future:
-        """As :meth:`reduce`, for values outside of steps, under the name ``what``."""
-        return self._meet(member, what, value, lambda view, values: None)
+    def exchange(self, member: Member, what: Any, value: Any, among: Sequence[Member] = ()) -> Future:
+        """As :meth:`reduce`, for values outside of steps, under the name ``what``; ``among``: some members alone."""
+        return self._meet(member, (what, tuple(among)), value, lambda view, values: None, among)
 
-    def _meet(self, member: Member, what: Any, value: Any, completed: Callable[[View, dict[Member, Any]], None]) -> Future:
+    def _meet(
+        self,
+        member: Member,
+        what: Any,
+        value: Any,
+        completed: Callable[[View, dict[Member, Any]], None],
+        among: Sequence[Member] = (),
+    ) -> Future:
+        members = among or self.view.members
         end = self.ends[member]
         future = self._pend(end)
         if any(other.left for other in self.ends.values()):
@@ -98,8 +106,8 @@ class SimGroup:
             return future  # the chunks of the lost peer cannot be summed any more
         values, results = self._values.setdefault(what, {}), self._outcomes.setdefault(what, {})
         values[member], results[member] = value, future
-        if len(values) == len(self.view.members):
-            ordered = {each: values[each] for each in self.view.members}
+        if len(values) == len(members):
+            ordered = {each: values[each] for each in members}
             completed(self.view, ordered)
             for each, waiting in results.items():
                 self._resolve_after(each, waiting, self.rng.uniform(0.002, 0.03), ordered)
@@ -127,18 +135,19 @@ class SimGroup:
             values = {giver: self._received[giver] for giver in givers}
             self._resolve_after(member, future, self.rng.uniform(0.0, 0.01), values)
 
-    def post_state(self, state: Any) -> None:
-        """The donor offers its state to all receivers."""
-        self._state = state
-        for member, future in self._receivers.items():
-            self._resolve_after(member, future, self.rng.uniform(0.0, 0.01), state)
+    def post_state(self, member: Member, state: Any) -> None:
+        """``member`` offers its state to all receivers of its column."""
+        self._states[member.coordinate] = state
+        for receiver, future in self._receivers.items():
+            if receiver.coordinate == member.coordinate:
+                self._resolve_after(receiver, future, self.rng.uniform(0.0, 0.01), state)
 
     def receive_state(self, member: Member) -> Future:
         """Resolves when the donor has begun to send. The receiver adds the time of the transfer."""
         future = self._pend(self.ends[member])
         self._receivers[member] = future
-        if self._state is not None:
-            self._resolve_after(member, future, self.rng.uniform(0.0, 0.01), self._state)
+        if (state := self._states.get(member.coordinate)) is not None:
+            self._resolve_after(member, future, self.rng.uniform(0.0, 0.01), state)
         return future
 
     def leave(self, member: Member, graceful: bool = False) -> None:

@@ -63,7 +63,7 @@ class SimNode(Stoppable):
         return self.away == 0
 
     def unanswered_s(self) -> float:
-        """Seconds since the coordinator's host has answered."""
+        """See :class:`fleet.simulation.stage.Host`."""
         return self._reach.unanswered_s(self.world.clock.now_s)
 
     # ---- up ------------------------------------------------------------------------------------------------------------------------------

@@ -105,7 +105,7 @@ SETTLED_S = 1.0
 """Seconds from the moment that a host is reachable again until its messages are there."""
 
 LEAVES_S = 1.2
-"""Seconds without an answer after which no rank of a node steps: the lease of the simulated agents, a beat, and a step that is agreed."""
+"""Seconds without an answer after which no rank of a node steps: the lease of simulated agents, a beat, and one agreed step."""
 
 
 class Silences(Homes):
@@ -179,7 +179,7 @@ class OneHistory(Silences):
         self._newest = 0
 
     def commit(self, rank: SimRank, state: StateId) -> None:
-        told = self.well(rank.member) and not (self.away(rank.member) and rank.node.unanswered_s() < LEAVES_S)
-        wrong = told and state.history < self._newest
+        knows = self.well(rank.member) and not (self.away(rank.member) and rank.node.unanswered_s() < LEAVES_S)
+        wrong = knows and state.history < self._newest
         self.require(not wrong, f"{rank} takes step {state}, and history {self._newest} has steps")
         self._newest = max(self._newest, state.history)

@@ -292,7 +292,7 @@ def random_troubles(plan: Plan, rng: random.Random) -> tuple[Trouble, ...]:
 
 def _random_trouble(plan: Plan, rng: random.Random) -> list[Trouble]:
     settings = plan.settings
-    more = SHARDED_POINTS if settings.optimizer_sharding == "zero1" else COLUMN_POINTS if settings.group > 1 else ()
+    more = (*(SHARDED_POINTS if settings.optimizer_sharding == "zero1" else ()), *(COLUMN_POINTS if settings.group > 1 else ()))
     points = (*POINTS, *more, *more)
     at_s, slot, node = rng.uniform(0.2, 6.0), rng.randrange(settings.slots), rng.randrange(settings.nodes)
     match rng.choices(list(WEIGHTS), weights=list(WEIGHTS.values()))[0]:

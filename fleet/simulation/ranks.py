@@ -120,7 +120,7 @@ class SimLayout:
         rank = self.rank
         if self.corrupt and len(group.view.receivers) == len(group.view.members) - 1:
             rank.world.excused = True  # only this rank holds the state, so no other rank can tell
-        group.post_state((state, self.weights))
+        group.post_state(rank.member, (state, self.weights))
         try:
             yield from rank.point("donating")
         except Dead:

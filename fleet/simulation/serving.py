@@ -9,7 +9,7 @@ from fleet.machine.core import FleetMachine
 from fleet.protocol.chunks import Chunk, StateCut, lost, settled
 from fleet.protocol.instructions import Instruction, Propose, Publish
 from fleet.protocol.records import Committed, Record, ViewPublished
-from fleet.protocol.types import Member, StateId, View, columns
+from fleet.protocol.types import Coordinate, Member, StateId, View, columns
 from fleet.simulation.checker import InvariantChecker
 from fleet.simulation.gathering import Fetched
 from fleet.simulation.ranks import SimRank
@@ -118,12 +118,14 @@ class TwoPhase(InvariantChecker):
 
     def __init__(self, world: Stage) -> None:
         super().__init__(world)
-        self._targets: dict[tuple[int, str], tuple[StateId, StateCut]] = {}
+        self._targets: dict[tuple[int, str], StateId] = {}
+        self._cuts: dict[tuple[int, str, Coordinate], StateCut] = {}
         self._history = 0
 
     def begins(self, rank: SimRank, view: View, cut: StateCut, state: StateId, value: int) -> None:
         """``rank`` begins ``view`` with its chunks of ``cut``."""
-        target, first = self._targets.setdefault((view.generation, view.store), (state, cut))
+        target = self._targets.setdefault((view.generation, view.store), state)
+        first = self._cuts.setdefault((view.generation, view.store, rank.protocol.coordinate), cut)
         self.require(state == target, f"{rank} begins generation {view.generation} at {state}, another at {target}")
         self.require(cut == first, f"{rank} begins generation {view.generation} with {cut}, another with {first}")
         self._is_right(rank, view, state, value)

@@ -9,7 +9,7 @@ from fleet.protocol.chunks import BLOCK, UNCUT, WHOLE, Chunk, Claim, StateCut, b
 from fleet.protocol.domains import Place, number, numbered, place_of
 from fleet.protocol.moves import Advance, Begin
 from fleet.protocol.recut import Recut
-from fleet.protocol.types import Member, StateId, View
+from fleet.protocol.types import Member, StateId, View, columns
 from fleet.simulation.clockwork import Future, Steps
 from fleet.simulation.groups import Broken, SimGroup
 from fleet.simulation.model import POISON, SPOILED
@@ -118,7 +118,8 @@ class SimChunks:
     def go_on(self) -> None:
         """All ranks have taken a step: the next slices leave."""
         if self.recut is not None and self.recut.begin():
-            self._coming = self.rank.group.exchange(self.rank.member, ("slices", self.at), (self.value, self.at))
+            members = self.rank.rank_machine.view.column_of(self.rank.member).members
+            self._coming = self.rank.group.exchange(self.rank.member, ("slices", self.at), (self.value, self.at), members)
 
     def arrive(self) -> Steps:
         """Before the vote on a step: put the slices in place that are under way. The sums of this step go to all of them."""
@@ -161,14 +162,15 @@ class SimChunks:
 
     def resettle(self, view: View) -> Steps:
         """Move the chunks. Gives the state that all hold then. Raises Broken: ranks keep their chunks, as they were or a step further."""
-        rank, group, layout, column = self.rank, self.rank.group, self.layout, view.column_of(self.rank.member)
+        rank, group, layout = self.rank, self.rank.group, self.layout
         self._coming = None
-        claims, target = yield from come_to_one(rank, column.members, column.donor, self.claim())
-        there = settled(claims, target)
-        if lost([claim.chunks for claim in there], LENGTH):
+        claims, target = yield from come_to_one(rank, view.members, view.donor, self.claim())
+        everywhere, held = settled(claims, target), columns(view.members)
+        if any(lost([everywhere[each].chunks for each in ranks], LENGTH) for ranks in held.values()):
             rank.world.note("lost", rank, view.generation)
             rank.protocol.incomplete()
-            raise Broken("no member holds some of the state")
+            raise Broken("no member of a column holds some of its state")
+        there = [everywhere[each] for each in held[view.members[view.rank_of(rank.member)].coordinate]]
         yield from layout.gather(group, there)
         yield from self._rest(group, there, target)
         with layout.moving():
@@ -200,10 +202,10 @@ class SimChunks:
         yield from self.rank.point("placed")
 
     def _rest(self, group: SimGroup, there: Sequence[Claim], target: StateId) -> Steps:
-        """The donor gives all of the state but the chunks to the ranks that hold no state."""
+        """The donor, or another rank in its place, gives all of the state but the chunks to the ranks that hold no state."""
         rank, layout, column = self.rank, self.layout, group.view.column_of(self.rank.member)
-        me = column.rank_of(rank.member)
-        if me == column.donor and any(claim.state is None for claim in there):
+        me, holders = column.rank_of(rank.member), [place for place, claim in enumerate(there) if claim.state is not None]
+        if me == min(holders, key=lambda place: place != column.donor) and len(holders) < len(there):
             yield from layout.post(group, target, Future())
         elif there[me].state is None:
             rank.protocol.receiving()
@@ -217,14 +219,14 @@ class SimChunks:
         """Move each chunk to its owner and its guards. Ranks drop old chunks once all have the new ones."""
         rank, column = self.rank, group.view.column_of(self.rank.member)
         me = column.rank_of(rank.member)
-        received: dict[Member, int] = yield group.exchange(rank.member, "pieces", self.value)
+        received: dict[Member, int] = yield group.exchange(rank.member, "pieces", self.value, column.members)
         wanted = cut.kept(me)
         values = [received[member] for member in column.members]
         value = assembled([claim.chunks for claim in there], values, wanted, me, self.places)
         yield from rank.point("placing")
         yield rank.rng.uniform(0.01, 0.1)
         try:
-            yield group.exchange(rank.member, "placed", None)
+            yield group.exchange(rank.member, "placed", None, column.members)
         except Broken:
             if there[me].state is not None:  # another rank may have dropped its old chunks
                 self.beside = tuple(chunk for chunk in dict.fromkeys(self.beside + wanted) if chunk not in self.chunks)
@@ -283,8 +285,8 @@ class SimZero1Layout(SimLayout):
 
     def _gathered(self, group: SimGroup, chunks: Sequence[Chunk], value: int) -> Steps:
         """All parameters. Each rank gives those of its ``chunks``."""
-        received: dict[Member, Any] = yield group.exchange(self.rank.member, "parameters", (chunks, value))
         column = group.view.column_of(self.rank.member)
+        received: dict[Member, Any] = yield group.exchange(self.rank.member, "parameters", (chunks, value), column.members)
         shares = [received[member] for member in column.members]
         values = [one[1] for one in shares]
         found = assembled([one[0] for one in shares], values, (WHOLE,), column.rank_of(self.rank.member))

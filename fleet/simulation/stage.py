@@ -44,6 +44,9 @@ class Host(Protocol):
     def reachable(self) -> bool:
         """Whether the coordinator can reach the node's agent."""
 
+    def unanswered_s(self) -> float:
+        """Seconds since the coordinator's host has answered the node's agent."""
+
 
 class SimGroups:
     """The process groups of a run. Ranks meet by generation and store, even if they have different views of one generation.

@@ -357,18 +357,21 @@ class SimStep:
             return (yield from self._words(move.reduced))
         yield from self.layout.kept.arrive()
         yield from rank.point("ready")
-        here, kept = self.machine.here, self.layout.kept
+        here, kept, column = self.machine.here, self.layout.kept, self.machine.view.column_of(rank.member)
         digests, kept.digested_at = kept.digests, here
-        numbers = [index for _, index in kept.cut.kept(self.machine.view.column_of(rank.member).rank_of(rank.member))]
+        numbers = [index for _, index in kept.cut.kept(column.rank_of(rank.member))]
         row = self.chunk_check.enter(here, digests, numbers, kept.cut.size), digests
         self.replica_check.enter(here, str(self.layout.compared))
         word = self.layout.word(self.sums), row, self.layout.compared
         said: dict[Member, tuple[bool, Row, int]] = {}
         if voters := self.vote.voters(len(members)):
-            said = yield rank.group.exchange(rank.member, ("ready", move.reduced.number), word)
-            self._compare_chunks(self.machine.view.column_of(rank.member), {member: each[1] for member, each in said.items()})
+            said = yield rank.group.exchange(rank.member, ("sums", move.reduced.number), word, column.members)
+            self._compare_chunks(column, {member: each[1] for member, each in said.items()})
             if self.replica_check.differ([each[2] for each in said.values()]):
                 raise Broken("weights differ")
+            if len(column.members) < len(members):  # it says that it is ready when its column has found no difference
+                finite = all(each[0] for each in said.values()), row, self.layout.compared
+                said = yield rank.group.exchange(rank.member, ("ready", move.reduced.number), finite)
         yield from rank.point("decided")
         return Words(tuple(said[members[each]][0] for each in voters))
 

@@ -16,6 +16,7 @@ import fsspec
 import pytest
 import torch
 
+from actors.rank.state.saving import StatePart
 from actors.rank.state.tracked import TrackedState
 from actors.rank.step.gradients import GradientBuffers
 from actors.rank.zero1.chunked import OptimizerChunks
@@ -304,7 +305,7 @@ def test_chunks_of_a_sharded_optimizer_are_an_unsharded_checkpoint(url: str, sto
         own = (count, index)
         chunks.adopt((own,), chunks.cut([(flat, *bounds(extent, own)) for flat, extent in enumerate(chunks.extents)]))
         chunks.owned = (own,)
-        share = ShardedTensors(state, chunks, index, count)
+        share = ShardedTensors(state, chunks, StatePart(index, count, index, count))
         flat = share.flat()
         assert sum(tensor.nbytes for tensor in flat.tensors) < 0.5 * whole_bytes
         written = Parts(url).write(StateId(0, 1), 1, index, count, share.items(flat.tensors))

@@ -39,7 +39,8 @@ def wide() -> nn.Module:
 def divided(rank: int) -> tuple[TensorGroup, nn.Module]:
     from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
-    group, mesh = mesh_of(rank, SIZE, CPU, "tensor")
+    group, both = mesh_of(rank, SIZE, CPU, "tensor")
+    mesh = both["tensor"]
     return group, parallelize_module(wide(), mesh, {"0": ColwiseParallel(), "1": RowwiseParallel()})
 
 
@@ -71,7 +72,8 @@ def test_a_rank_without_peers_goes_through_forward_and_backward() -> None:
 
 
 def refused(rank: int, what: str) -> str:
-    group, mesh = mesh_of(rank, SIZE, CPU, "tensor")
+    group, both = mesh_of(rank, SIZE, CPU, "tensor")
+    mesh = both["tensor"]
     from torch.distributed.tensor import Shard, distribute_tensor
 
     calls: dict[str, Callable[[], Any]] = {

@@ -18,7 +18,8 @@ from tests.support import tensors
 from tests.support.plain import PlainFleet
 from tests.support.undisturbed import Undisturbed
 
-HOWS = ("layers", "sequence")
+HOWS = ("layers", "sequence", "units")
+SHARDINGS = ("none", "zero1", "fsdp")
 
 
 def meshed(folder: Path, world: int = 4, tensor: int = 2, how: str = "layers", **changes: Any) -> RunSettings:
@@ -33,10 +34,12 @@ def truths(undisturbed: Undisturbed) -> dict[str, str]:
     return {how: undisturbed(lambda folder, how=how: meshed(folder, 2, how=how), tensors.train) for how in HOWS}  # type: ignore[misc]
 
 
+@pytest.mark.parametrize("sharding", SHARDINGS)
 @pytest.mark.parametrize("how", HOWS)
 @pytest.mark.parametrize("world", [4, 6])
-def test_no_number_of_replicas_changes_a_bit(world: int, how: str, tmp_path: Path, truths: dict[str, str]) -> None:
-    outcome, records, digest = train_through(tensors.train, meshed(tmp_path, world, how=how), tmp_path)
+def test_no_number_of_replicas_changes_a_bit(world: int, how: str, sharding: str, tmp_path: Path, truths: dict[str, str]) -> None:
+    chosen = meshed(tmp_path, world, how=how, optimizer_sharding=sharding)
+    outcome, records, digest = train_through(tensors.train, chosen, tmp_path)
     survived(outcome, records, digest, truths[how], other_ratio=0.05)
     (view,) = [one.view for one in of(ViewPublished, records)]
     assert [len(places) for places in columns(view.members).values()] == [world // 2] * 2
@@ -45,12 +48,27 @@ def test_no_number_of_replicas_changes_a_bit(world: int, how: str, tmp_path: Pat
 @pytest.mark.parametrize("victim", [1, 2])
 @pytest.mark.parametrize("name", tensors.MOMENTS)
 def test_a_member_is_killed(name: str, victim: int, tmp_path: Path, truths: dict[str, str]) -> None:
-    chosen = meshed(tmp_path, how="sequence", options={"moment": name, "victim": str(victim)})
+    _dies_at(name, meshed(tmp_path, how="sequence", options={"moment": name, "victim": str(victim)}), tmp_path, truths["sequence"])
+
+
+@pytest.mark.parametrize("victim", [1, 2])
+@pytest.mark.parametrize(("sharding", "name"), [(sharding, name) for sharding in SHARDINGS[1:] for name in tensors.FOUND[sharding]])
+def test_a_member_is_killed_whose_column_spreads_its_state(
+    name: str, sharding: str, victim: int, tmp_path: Path, truths: dict[str, str]
+) -> None:  # fmt: skip
+    options = {"moment": name, "victim": str(victim)}
+    changes = {"checkpoint": CheckpointSettings(policy="fixed", interval_s=0.05)} if "a-checkpoint" in name else {}
+    chosen = meshed(tmp_path, 6, how="units", optimizer_sharding=sharding, optimizer_copies=2, options=options, **changes)
+    _dies_at(name, chosen, tmp_path, truths["units"])
+
+
+def _dies_at(name: str, chosen: RunSettings, tmp_path: Path, truth: str) -> None:
     outcome, records, digest = train_through(tensors.dies_at, chosen, tmp_path)
     assert (tmp_path / "flags" / "second").exists(), "no rank ever came to the moment"
-    survived(outcome, records, digest, truths["sequence"], other_ratio=0.05)
+    survived(outcome, records, digest, truth, other_ratio=0.05)
     assert len(of(ViewPublished, records)) >= 2
-    assert bool(of(HistoryBegun, records)) <= tensors.MOMENTS[name].second, "of each column a rank was left"
+    twice = tensors.FOUND[chosen.optimizer_sharding][name].second
+    assert bool(of(HistoryBegun, records)) <= twice, "of each column a rank was left"
 
 
 @pytest.mark.parametrize("spares", [0, 1])
@@ -89,31 +107,34 @@ def test_a_spare_takes_the_coordinate_of_a_member_that_is_lost(tmp_path: Path, t
     assert all(member in again for member in alone)
 
 
-def test_others_go_on_from_what_two_replicas_have_written(tmp_path: Path, truths: dict[str, str]) -> None:
-    """With one and three replicas the bits are the same. Other sizes of the axis get their parts of the same state."""
+@pytest.mark.parametrize("sharding", SHARDINGS)
+def test_others_go_on_from_what_two_replicas_have_written(sharding: str, tmp_path: Path, truths: dict[str, str]) -> None:
+    """With one and three replicas the bits are the same, also where the state lies otherwise. Other sizes of the axis get their parts."""
     first = tmp_path / "first"
     saves = CheckpointSettings(policy="fixed", interval_s=0.05)
-    with PlainFleet(tensors.train, meshed(first, options={"pause_s": "0.1"}, checkpoint=saves), first) as fleet:
+    written = meshed(first, how="units", options={"pause_s": "0.1"}, optimizer_sharding=sharding, checkpoint=saves)
+    with PlainFleet(tensors.train, written, first) as fleet:
         fleet.wait_for(lambda: (found := newest_checkpoint(fleet.url)) is not None and found[1].step >= 4)
         begin = newest_checkpoint(fleet.url)
     assert begin is not None
     ends = {}
-    for world, tensor in ((2, 2), (6, 2), (4, 4), (1, 1)):
+    for world, tensor, other in ((2, 2, sharding), (6, 2, sharding), (4, 2, "none"), (4, 4, sharding), (1, 1, "none")):
         folder = tmp_path / f"{world}-{tensor}"
         place = f"file://{first}/{begin[0]}"
-        chosen = meshed(folder, world, tensor)
+        chosen = meshed(folder, world, tensor, how="units", optimizer_sharding=other)
         with PlainFleet(tensors.train, chosen, folder, begin=(place, begin[1])) as fleet:
             assert fleet.wait().status == "completed"
             ends[world, tensor] = fleet.coordinator.machine.state.ending.record.digest
-    assert ends[2, 2] == ends[6, 2] == truths["layers"]
+    assert ends[2, 2] == ends[6, 2] == ends[4, 2] == truths["units"]
     assert len(set(ends.values())) == 3, "ranks of another size add up in another order"
 
 
-def test_the_model_is_saved_whole_and_evaluated_by_whole_groups(tmp_path: Path, truths: dict[str, str]) -> None:
+@pytest.mark.parametrize("sharding", SHARDINGS)
+def test_the_model_is_saved_whole_and_evaluated_by_whole_groups(sharding: str, tmp_path: Path, truths: dict[str, str]) -> None:
     file = tmp_path / "model.pt"
-    chosen = meshed(tmp_path, options={"saves": str(file), "evaluates": "yes"})
+    chosen = meshed(tmp_path, how="units", optimizer_sharding=sharding, options={"saves": str(file), "evaluates": "yes"})
     outcome, records, digest = train_through(tensors.train, chosen, tmp_path)
-    survived(outcome, records, digest, truths["layers"], other_ratio=0.05)
+    survived(outcome, records, digest, truths["units"], other_ratio=0.05)
     saved, plain = torch.load(file, weights_only=True), tensors.Model().state_dict()
     assert {name: value.shape for name, value in saved.items()} == {name: value.shape for name, value in plain.items()}
     found = {path.name: path.read_text() for path in (tmp_path / "flags").glob("figure-4-*")}

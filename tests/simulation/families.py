@@ -36,12 +36,16 @@ def racks_plan(seed: int, *, sharded: bool = False) -> Plan:
 
 
 def mesh_plan(seed: int) -> Plan:
-    """As :func:`random_plan`, with ranks that compute a shard together: two to four of them, in one to three replicas."""
+    """As :func:`random_plan`, with ranks that compute a shard together: two to four of them, in one to three replicas.
+
+    The state of a column is whole on each of its ranks, or spread over them.
+    """
     rng, plan = stream(seed, "mesh plan"), random_plan(seed)
     size, replicas = rng.choice((2, 2, 2, 3, 4)), rng.choice((1, 2, 2, 3))
     world, spares, nodes = size * replicas, rng.choice((0, 1, 1, 2)), rng.choice((1, 2, 2, 3))
     settings = replace(plan.settings, mesh={"tensor": size}, world=world, spares=spares, nodes=nodes, min_ranks=rng.choice((1, 1, size)))
     settings = replace(settings, peer_copies=rng.choice((0, 0, 1)) if nodes > 1 else 0)
+    settings = replace(settings, optimizer_sharding=rng.choice(("none", "zero1", "fsdp")), optimizer_copies=rng.choice((1, 1, 2)))
     plan = replace(plan, settings=settings, capacity=-(-settings.slots // nodes) + rng.choice((0, 0, 1)))
     plan = replace(plan, copy_every_s=rng.choice((0.1, 0.4, 1.5)) if settings.peer_copies else None)
     return with_troubles(plan, random_troubles(plan, stream(seed, "mesh troubles")))

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import functools
 import time
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
+from torch.distributed.fsdp import fully_shard
 
+from actors.rank.membership.process_group import Group
+from actors.rank.membership.subgroup import Subgroup
+from actors.rank.tags import Tag
 from tests.support import moments, trains
 from tests.support.moments import Moment
 
@@ -54,7 +59,7 @@ class Model(nn.Module):
 
 def divided(model: Model, mesh: Any, how: str) -> Model:
     """``layers``: the two layers of attention and MLP. ``sequence``: norms take parts of the sequence, and embedding and head are divided,
-    too, with the loss."""
+    too, with the loss. ``units``: as ``sequence``, and ``fully_shard`` cuts the model."""
     from torch.distributed.tensor import Replicate, Shard
     from torch.distributed.tensor.parallel import (
         ColwiseParallel,
@@ -99,6 +104,9 @@ def train(run: Any) -> None:
     how, model = run.options.get("how", "layers"), Model()
     if run.config.mesh:
         model = divided(model, run.mesh["tensor"], how)
+    if how == "units":
+        for module in (*model.blocks, model):
+            fully_shard(module, mesh=run.mesh["shard"])
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
     scaler = torch.amp.GradScaler("cpu", init_scale=2.0**126, growth_interval=1) if "scaled" in run.options else None
     more = {} if scaler is None else {"scaler": scaler}
@@ -127,9 +135,13 @@ def _whole(value: Any) -> torch.Tensor:
     return found.detach()
 
 
+def _ready(of: type[Group], group: Group, out: torch.Tensor, inp: torch.Tensor, tag: int = Tag.PLAIN) -> bool:
+    return tag == Tag.READY and type(group) is of
+
+
 GROUP, STEP = "actors.rank.mesh.torch_group:TensorGroup", "actors.rank.step.train_step:TrainStep"
 LAYOUT, MEETING = "actors.rank.mesh.layout:ColumnLayout", "actors.rank.mesh.meeting:ColumnMeeting"
-WHOLE = "actors.rank.membership.process_group:Group"
+WHOLE, ZERO1 = "actors.rank.membership.process_group:Group", "actors.rank.zero1"
 MOMENTS = {
     "before-a-forward": Moment("a shard is about to begin", f"{STEP}.begin_shard"),
     "in-a-forward": Moment("it has a sum of its group", f"{GROUP}.all_gather_single_coalesced", behind=True),
@@ -147,11 +159,28 @@ MOMENTS = {
     "claims": Moment("the view behind a loss begins", f"{MEETING}.exchange", second=True),
     "has-met": Moment("the view behind a loss has begun", f"{MEETING}.exchange", True, second=True),
 }  # fmt: skip
+SPREAD = {
+    "in-a-sum": MOMENTS["in-a-sum"],
+    "before-the-sum": MOMENTS["before-the-sum"],
+    "behind-the-sum": MOMENTS["behind-the-sum"],
+    "behind-its-columns-sums": Moment("its column has compared all", f"{WHOLE}.all_gather", True, functools.partial(_ready, Subgroup)),
+    "behind-ready": Moment("all know that all have their sums", f"{WHOLE}.all_gather", True, functools.partial(_ready, Group)),
+    "before-apply": MOMENTS["before-apply"],
+    "parameters-travel": Moment("its chunk is stepped, and no other rank has that", f"{ZERO1}.layout:Zero1Layout.publish"),
+    "behind-publish": Moment("all of its column have the step's parameters", f"{ZERO1}.layout:Zero1Layout.publish", behind=True),
+    "slices-leave": Moment("slices of chunks are about to leave it, beside a step", f"{ZERO1}.moving:MovingChunks._carry", second=True),
+    "at-the-end": Moment("the digest of the whole is taken", "actors.rank.mesh.layout:SpreadInColumns.digest"),
+    "claims": Moment("the view behind a loss begins", f"{ZERO1}.resharding:Resharding.exchange", second=True),
+    "has-met": Moment("the view behind a loss has begun", f"{ZERO1}.resharding:Resharding.exchange", True, second=True),
+}  # fmt: skip
+"""Where the optimizer's state of a column is spread over its ranks."""
+FOUND = {"none": MOMENTS, "zero1": SPREAD, "fsdp": moments.MOMENTS | {"at-the-end": SPREAD["at-the-end"]}}
+"""By ``optimizer_sharding``."""
 
 
 def dies_at(run: Any) -> None:
     """The rank in the slot ``victim`` dies at the ``moment``, once. Of some moments another has died before, in the same step."""
-    moment, victim = MOMENTS[run.options["moment"]], int(run.options["victim"])
+    moment, victim = FOUND[run.config.optimizer_sharding][run.options["moment"]], int(run.options["victim"])
     if moment.second:
         first = Path(run.options["flags"]) / "first"
         moments._inject(run, "first", (victim + 2) % 4, MOMENTS["in-a-sum"], lambda: True)

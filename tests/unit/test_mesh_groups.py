@@ -182,7 +182,6 @@ def test_the_process_behind_a_lost_one_gets_its_coordinate_and_a_spare_that_was_
         ("world", {"mesh": {"tensor": 3}}),
         ("replica_size", {"replica_size": 2}),
         ("reduction", {"reduction": "native"}),
-        ("optimizer_sharding", {"optimizer_sharding": "zero1"}),
         ("verify.compute", {"verify": VerifySettings(compute=0.1)}),
         ("shards", {"shards": 1}),
     ],

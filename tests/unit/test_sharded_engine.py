@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import math
 import threading
@@ -15,6 +16,7 @@ import torch
 from torch import nn
 
 from actors.rank.membership.process_group import Group
+from actors.rank.membership.view_groups import ViewGroups
 from actors.rank.state.tracked import TrackedState
 from actors.rank.step.outcome import ReductionOutcome
 from actors.rank.step.train_step import TrainStep
@@ -24,7 +26,7 @@ from actors.rank.zero1.resharding import Resharding
 from fleet.errors import ConfigError
 from fleet.protocol.moves import Advance, Apply, CastVote, Reduce
 from fleet.protocol.recut import Recut
-from fleet.protocol.types import Column, Member, StateId, View
+from fleet.protocol.types import Member, StateId, View
 from fleet.settings.run import RunSettings
 from policies.placement import ranges
 from tests.unit.test_reduction import with_groups
@@ -71,22 +73,22 @@ def take_all(train: TrainStep, state: TrackedState) -> list[int]:
     return reported
 
 
-def reshard(train: TrainStep, group: Group, column: Column, replica_size: int = 1) -> StateId:
+def reshard(train: TrainStep, group: Group, view: View, replica_size: int = 1) -> StateId:
     """Where all are then."""
     protocol = cast(Any, SimpleNamespace(process=SimpleNamespace(node=f"node-{group.rank % 2}"), receiving=lambda: None))
-    return Resharding(train, protocol, 1, lambda: train.apply(Advance()), replica_size=replica_size).exchange(group, column)
+    resharding = Resharding(train, protocol, 1, lambda: train.apply(Advance()), replica_size=replica_size)
+    return resharding.exchange(ViewGroups(group, group), view)
 
 
-def join(train: TrainStep, group: Group, replica_size: int = 1, shards: int = SHARDS) -> Column:
+def join(train: TrainStep, group: Group, replica_size: int = 1, shards: int = SHARDS) -> View:
     members = tuple(Member(slot, 0) for slot in range(group.size))
     view = View(1, members, ranges(shards, group.size), 0, tuple(range(1, group.size)), START, "")
-    column = view.column_of(members[group.rank])
     if train.vote.spread:
         if group.rank == 0:
             train.begin(START)
-        assert reshard(train, group, column, replica_size) == START
-    train.join(group, column, group.rank, START, True)
-    return column
+        assert reshard(train, group, view, replica_size) == START
+    train.join(group, view.column_of(members[group.rank]), group.rank, START, True)
+    return view
 
 
 def trained(sharding: str, size: int, folder: Path) -> list[tuple[str, int]]:
@@ -125,7 +127,7 @@ def test_a_rank_that_missed_the_vote_takes_the_step_behind_the_others(informed: 
     def rank(group: Group) -> tuple[str, float]:
         state, settings = tracked(), RunSettings(world=group.size, shards=SHARDS, optimizer_sharding="zero1" if group.size > 1 else "none")
         train = TrainStep(state, settings, Recorder(tmp_path / f"{group.size}-{group.rank}", 0), 0.5)
-        column = join(train, group)
+        view = join(train, group)
         compute(train, state, 0, train.assigned)
         reduced = train.reduce(Reduce((-1, 0, 0)))
         assert reduced.doubt is None
@@ -140,7 +142,7 @@ def test_a_rank_that_missed_the_vote_takes_the_step_behind_the_others(informed: 
             train.hold()
         if train.vote.spread:
             assert train.layout.kept.claim(0).ready == (group.rank not in informed)
-            assert reshard(train, group, column) == StateId(0, 1)
+            assert reshard(train, group, view) == StateId(0, 1)
         return train.layout.digest(1), train.vote.factor
 
     [(right, _)] = cast(list[tuple[str, float]], with_groups(1, rank))
@@ -237,7 +239,7 @@ def test_a_loss_moves_no_chunk_before_the_next_step_and_all_are_in_place_a_few_s
         settings = RunSettings(world=3, shards=SHARDS, optimizer_sharding="zero1" if group.size > 1 else "none")
         state, recorder = tracked(), Recorder(tmp_path / f"{group.size}-{group.rank}", 0)
         train = TrainStep(state, settings, recorder, 0.5)
-        column, moving = join(train, group), []
+        view, moving = join(train, group), []
         for step in range(steps):
             if step == 2 and group.size > 1:
                 refused.now = True
@@ -245,10 +247,10 @@ def test_a_loss_moves_no_chunk_before_the_next_step_and_all_are_in_place_a_few_s
                     state = tracked()
                     train = TrainStep(state, settings, recorder, 0.5)
                 before = train.layout.kept.chunks.chunks if group.rank != 2 else ()
-                column = Column(2, column.members, column.ranges, 0, (2,))
-                assert reshard(train, group, column) == StateId(0, 2)
+                view = dataclasses.replace(view, generation=2, receivers=(2,))
+                assert reshard(train, group, view) == StateId(0, 2)
                 assert train.layout.kept.chunks.chunks == before
-                train.join(group, column, group.rank, StateId(0, 2), False)
+                train.join(group, view.column_of(view.members[group.rank]), group.rank, StateId(0, 2), False)
             compute(train, state, step, train.assigned)
             take(train)
             train.layout.publish(lambda: None)

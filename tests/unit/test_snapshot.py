@@ -18,7 +18,7 @@ import torch
 from torch import nn
 
 import actors.rank.state.snapshot as snapshot_module
-from actors.rank.state.saving import Saver, WholeTensors
+from actors.rank.state.saving import Saver, StatePart, WholeTensors
 from actors.rank.state.snapshot import CHUNK_BYTES, PAGE_BYTES, SMALL_BYTES, Snapshot, Snapshotter
 from actors.rank.state.tracked import TrackedState
 from fleet.protocol.levels import STORE, request_number
@@ -349,7 +349,7 @@ def test_a_checkpoint_is_written_of_what_a_device_still_copies(monkeypatch: pyte
     parts: Any = SimpleNamespace(write=write)
     saver, expected = Saver(client, recorder, parts, {}), training.copy()
     view: Any = SimpleNamespace(generation=1)
-    saver.begin(request_number(STORE, 1), StateId(0, 4), view, WholeTensors(training.state, 0, 1))
+    saver.begin(request_number(STORE, 1), StateId(0, 4), view, WholeTensors(training.state, StatePart(0, 1, 0, 1)))
     saver.settle()
     for thread in saver._threads.values():
         thread.shutdown()

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from actors.rank.mesh.parts import cut_like, local
 from actors.rank.state.weights import Read
 from actors.rank.zero1.chunked import ChunkedOptimizer, OptimizerChunks, Span, like_parameter, stretch_of
 from actors.rank.zero1.pieces import PARAMETER, StatePiece
@@ -37,7 +38,6 @@ class ChunkedModel(OptimizerChunks):
     """
 
     _memory: dict[int, list[_Memory]]
-    _loaded: Sequence[tuple[ChunkedOptimizer, dict[str, Any]]] = ()
     _unread = False
 
     def __init__(
@@ -48,8 +48,8 @@ class ChunkedModel(OptimizerChunks):
         extents: Sequence[int],
         readers: Sequence[Read] = (),
     ) -> None:
-        self._readers, self.readable, self._memory = readers, bool(readers), {}
-        self._values: dict[int, torch.Tensor] = dict(enumerate(parameters))
+        self._readers, self._memory = readers, {}
+        self._values: dict[int, torch.Tensor] = dict(enumerate(map(local, parameters)))
         super().__init__(optimizers, parameters, places, extents)
         self._values = {}
 
@@ -63,6 +63,10 @@ class ChunkedModel(OptimizerChunks):
         self.adopt((), ())
         self.chunks, self._unread = (WHOLE,), True
 
+    @property
+    def readable(self) -> bool:  # type: ignore[override]
+        return bool(self._readers)
+
     def first(self, chunks: Iterable[Chunk]) -> list[StatePiece]:
         return [self._read(*part) for part in self._parts_of(chunks)]
 
@@ -74,17 +78,16 @@ class ChunkedModel(OptimizerChunks):
 
     def load_parameter(self, parameter: torch.Tensor, value: torch.Tensor) -> None:
         """Keep the value of ``parameter`` in a whole state that is being loaded. See :meth:`settle`."""
-        self._values[self._numbers[id(parameter)]] = value
+        self._values[self._numbers[id(parameter)]] = local(cut_like("model", parameter, value))
 
     def _load_whole(self, tracked: ChunkedOptimizer, state: dict[str, Any]) -> None:
         """Keep an optimizer's part; the parameters may come before or after it."""
-        self._loaded = [*self._loaded, (tracked, state)]
+        self._loaded.append((tracked, state))
 
     def settle(self) -> None:
-        """A whole state is loaded: it becomes the one chunk of this rank."""
-        for tracked, state in self._loaded:
-            super()._load_whole(tracked, state)
-        self._loaded, self._values = (), {}
+        if self._loaded:
+            super().settle()
+        self._values = {}
 
     def _whole_pieces(self) -> list[StatePiece]:
         state = {piece.parameter: piece.values for piece in super()._whole_pieces()}

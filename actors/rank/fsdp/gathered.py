@@ -16,6 +16,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from actors.rank.fsdp.stand_ins import nothing, stand_ins, watch
 from actors.rank.fsdp.taken import Precision, Unit
+from actors.rank.mesh.parts import local, of_parameter
 from actors.rank.step.flats import collect
 
 
@@ -53,10 +54,10 @@ class Gathered:
         targets = [casts[id(parameter)].tensor if id(parameter) in casts else parameter for parameter, *_ in places]
         like = {flat: next(target for target, (_, at, _) in zip(targets, places, strict=True) if at == flat) for flat, _ in flats}
         self._flats = {flat: torch.empty(length, dtype=like[flat].dtype, device=like[flat].device) for flat, length in flats}
-        strides = [torch.empty_like(parameter, device="meta").stride() for parameter, *_ in places]
+        strides = [torch.empty_like(local(parameter), device="meta").stride() for parameter, *_ in places]
         self._places = [(parameter, flat, start, stride) for (parameter, flat, start), stride in zip(places, strides, strict=True)]
         self._views = [
-            (target, self._flats[flat].as_strided(target.shape, stride, start), nothing(target, target.dtype))
+            (target, self._flats[flat].as_strided(local(target).shape, stride, start), nothing(local(target), target.dtype))
             for target, (_, flat, start), stride in zip(targets, places, strides, strict=True)
         ]
         gathered = {id(parameter) for parameter, *_ in places}
@@ -88,7 +89,7 @@ class Gathered:
         for flat, memory in (self._flats if self.asked else self.room()).items():
             self._fill(flat, memory)
         for parameter, view, _ in self._views:
-            parameter.data = view
+            local(parameter).data = view
         self.here, self.asked = True, False
         self._changed(self)
 
@@ -121,7 +122,7 @@ class Gathered:
         if not self.here and not self.asked:
             return
         for parameter, _, empty in self._views:
-            parameter.data = empty
+            local(parameter).data = empty
         for memory in self._flats.values():
             memory.untyped_storage().resize_(0)
         self.here = self.asked = False
@@ -177,15 +178,15 @@ class Gathered:
     @property
     def gradients(self) -> list[torch.Tensor]:
         """The gradients that are there."""
-        return [parameter.grad for parameter in self.given if parameter.grad is not None]
+        return [local(parameter.grad) for parameter in self.given if parameter.grad is not None]
 
     def pack(self) -> dict[int, torch.Tensor]:
         """Take the gradients away from the parameters. Gives them by flat buffer, in new memory, with zeros for missing ones."""
         kinds = {flat: parameter.dtype for parameter, flat, *_ in self._places}  # a unit may compute in another type than it sums in
         packed = {flat: torch.zeros(memory.shape, dtype=kinds[flat], device=memory.device) for flat, memory in self._flats.items()}
-        views = [packed[flat].as_strided(parameter.shape, stride, start) for parameter, flat, start, stride in self._places]
+        views = [packed[flat].as_strided(local(parameter).shape, stride, start) for parameter, flat, start, stride in self._places]
         with torch.no_grad():
-            collect([parameter.grad for parameter, *_ in self._places], views, add=False)
+            collect([of_parameter(one, one.grad) if one.grad is not None else None for one, *_ in self._places], views, add=False)
         for parameter, *_ in self._places:
             parameter.grad = None
         return packed

@@ -24,6 +24,7 @@ import dataclasses
 import logging
 import math
 from collections.abc import Callable, Collection, Iterator, Sequence
+from typing import cast
 
 import torch
 
@@ -55,6 +56,7 @@ class FsdpLayout(StateLayout):
     """
 
     kept: KeptChunks
+    reducer: ShardedReducer
     fixed, leave, sums = FIXED, True, ShardedReducer
     spares_newcomers = False
 
@@ -63,8 +65,8 @@ class FsdpLayout(StateLayout):
         check_tracked(state, given.settings.threads_per_rank)
         give_large_blocks_back()
         super().__init__(given)
-        self._sharded, self._chunks = sharded(self), self._cut()
-        chunks = self._chunks
+        sharded(self)
+        chunks = self._cut()
         self.kept, self.exchange = KeptChunks(given, self.gradients, chunks), PeerExchange(given, self.gradients, chunks, self.reducer.mean)
         self._shard, self._gone, self._early = -1, set[int](), True
         state.apart = frozenset(map(id, self.gradients.parameters))
@@ -72,6 +74,10 @@ class FsdpLayout(StateLayout):
         self.units = [self._gathering(unit) for unit in self._with_rest(state.units)]
         cast = [unit for unit in state.units if unit.precision.parameters is not None]
         self.uncast = [self._gathering(dataclasses.replace(unit, modules=(), precision=Precision())) for unit in cast]
+
+    @property
+    def _model(self) -> ChunkedModel:
+        return cast(ChunkedModel, self.kept.chunks)
 
     def _cut(self) -> ChunkedModel:
         gradients, readers = self.gradients, self.given.state.readers
@@ -104,11 +110,11 @@ class FsdpLayout(StateLayout):
     @property
     def weights(self) -> list[torch.Tensor]:
         """See :class:`StateLayout`, here and below."""
-        return self._chunks.weights
+        return self._model.weights
 
     @property
     def elements(self) -> list[torch.Tensor]:
-        return self._chunks.stretches
+        return self._model.stretches
 
     @property
     def useless(self) -> str:
@@ -120,7 +126,7 @@ class FsdpLayout(StateLayout):
 
     def begin(self, state: StateId) -> None:
         with self.exchange.moving():
-            self._chunks.settle()
+            self._model.settle()
             self.kept.begin(state)
 
     # ---- a shard -------------------------------------------------------------------------------------------------------------------------
@@ -212,6 +218,8 @@ class FsdpLayout(StateLayout):
         there = set(map(id, unit.given))
         self.gradients.note(self._shard, [id(parameter) in there for parameter in self.gradients.parameters])
         packed = unit.pack()
+        if self.useless:  # also where the ranks that compute with this one have lost one of them
+            return
         if (times := self.given.weights.unit) != 1.0 and self.given.settings.shards > 1:
             for whole in packed.values():
                 whole.mul_(times)  # without rounding
@@ -238,7 +246,7 @@ class FsdpLayout(StateLayout):
             with self.kept.stepping(complete=True) as gradients:
                 yield gradients
             if turns and (moved := self.kept.turn(self.group.rank)) is not None:
-                self._sharded.cut = self.kept.cut
+                self.reducer.cut = self.kept.cut
                 self.exchange.turn_to(self.kept.cut, moved.asked)
             self.exchange.begin_step()
 
@@ -267,7 +275,7 @@ class FsdpLayout(StateLayout):
         return self.kept.digest(self.group, step)
 
     def share(self) -> Share:
-        return self.kept.share(self.group)
+        return self.kept.share(self.state_part)
 
     # ---- a view begins -------------------------------------------------------------------------------------------------------------------
 
@@ -279,5 +287,5 @@ class FsdpLayout(StateLayout):
 
     def place(self, state: StateId, cut: StateCut, group: Group, asked: Sequence[tuple[int, ...]]) -> None:
         self.kept.place(state, cut, group.rank)
-        self._sharded.cut = cut
+        self.reducer.cut = cut
         self.exchange.place(cut, asked)

@@ -4,7 +4,8 @@ FSDP2 cuts each parameter for a mesh of ranks that never changes. It gathers it 
 member. Neither survives a lost rank. So Fleet reads the user's choices from the modules: which modules make a unit, and whether a unit is
 freed after its forward. The modules become plain ones again, whose parameters :mod:`actors.rank.fsdp.layout` keeps in chunks.
 
-All knowledge of FSDP2's internals is in :func:`_groups` and :func:`_release`; ``tests/contract/test_fsdp_facts.py`` checks it.
+All knowledge of FSDP2's internals is in :func:`_groups`, :func:`_part` and :func:`_release`. ``tests/contract/test_fsdp_facts.py`` checks
+it.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy
 
 from actors.rank.fsdp.serving import TYPES
+from actors.rank.mesh.parts import as_divided, local
 from fleet.errors import ConfigError
 from fleet.protocol.topology import DIMENSIONS
 
@@ -164,12 +166,18 @@ def _plain(name: str, group: Any, swapped: dict[int, nn.Parameter]) -> Iterator[
         raise ConfigError("fully_shard", name, "its parameters are to lie in host memory (CPUOffloadPolicy)", "Leave offload_policy out.")
     for each in group.fsdp_params:
         cut, where = each.sharded_param, each._module_info
-        plain = nn.Parameter(cut.to_local().detach().clone(), requires_grad=cut.requires_grad)
+        plain = nn.Parameter(_part(each), requires_grad=cut.requires_grad)
         swapped[id(cut)] = plain
         places = ((where.module, where.param_name), *zip(where.shared_modules, where.shared_param_names, strict=True))
         for module, key in places:
             setattr(module, key, plain)
         yield plain, places
+
+
+def _part(found: Any) -> torch.Tensor:
+    """The whole of a parameter; of one that ``parallelize_module`` has divided this rank's part, divided as before."""
+    mine, divided = local(found.sharded_param).detach().clone(), found._unsharded_dtensor_spec
+    return mine if divided is None else as_divided(mine, divided.mesh, divided.placements, divided.tensor_meta)
 
 
 def _ranks_of(mesh: DeviceMesh) -> str:

@@ -1,4 +1,4 @@
-"""A step where ranks compute a shard together: each column has the whole state of its coordinate, as its ranks are replicas of each other.
+"""A step where ranks compute a shard together: each column has its part of the state, whole or spread over its ranks.
 
 Shards are summed within a column. A step is taken by all columns or by none. Before it, each rank says to all ranks of the view that it has
 its sums (:mod:`fleet.protocol.vote`). A rank that has said so keeps its sums until it knows whether the step was taken. The norm of the
@@ -8,55 +8,109 @@ gradient is that of all columns. A parameter that all columns have whole counts 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 
 import torch
 
+from actors.rank.fsdp.layout import FsdpLayout
 from actors.rank.membership.process_group import GroupBroken
 from actors.rank.membership.view_groups import ViewGroups
 from actors.rank.mesh.parts import whole
-from actors.rank.mesh.saving import ColumnTensors
 from actors.rank.mesh.torch_group import TensorGroup
-from actors.rank.state.saving import Share
-from actors.rank.step.clipping import SplitNorms, block_norms, clip
+from actors.rank.state.saving import StatePart
+from actors.rank.step.clipping import SplitNorms, block_norms
 from actors.rank.step.kept_sums import KeptSums
 from actors.rank.step.layout import LayoutInputs, OwnWord, StateLayout, all_finite
+from actors.rank.zero1.layout import Zero1Layout
 from fleet.protocol.chunks import WHOLE, Claim
 from fleet.protocol.types import Coordinate, StateId, View, columns
 
 
-class ColumnLayout(StateLayout):
-    """One rank's state."""
+@dataclass
+class _InView:
+    """One rank's place in the present view.
+
+    Attributes:
+        group: the ranks with which it computes.
+        first_column: it is of the first column, which writes what all columns have alike.
+        rank: of the view, which has ``size`` ranks. ``firsts``: the first rank of each column.
+        common: the square of the norm of what all columns have alike of the gradient.
+    """
+
+    group: TensorGroup
+    first_column: bool
+    rank: int = 0
+    size: int = 1
+    firsts: Sequence[int] = (0,)
+    common: float = 0.0
+
+
+class InColumns(StateLayout):
+    """One rank's state, of its column's part. A class that has this one as its first base says where that part lies.
+
+    Args:
+        group: the ranks with which this one computes; it stands at ``coordinate`` there.
+    """
+
+    def __init__(self, given: LayoutInputs, group: TensorGroup, coordinate: Coordinate) -> None:
+        super().__init__(given)
+        self._at = _InView(group, not any(place for _, place in coordinate))
+
+    def meet(self, groups: ViewGroups, view: View) -> None:
+        """Compute in ``view`` from now on, with the ranks of ``groups``."""
+        self._at.group.meet(groups.together)
+        self._at.rank, self._at.size = groups.whole.rank, groups.whole.size
+        self._at.firsts = [column[0] for column in columns(view.members).values()]
+
+    def part(self) -> None:
+        """The ranks with which this one computes are left: it answers their collectives by itself."""
+        self._at.group.meet(None)
+
+    @property
+    def useless(self) -> str:
+        return self._at.group.lost or super().useless
+
+    def flush(self) -> None:
+        """Raises GroupBroken: a shard of this rank was not computed, as its group is broken."""
+        if self._at.group.lost:
+            raise GroupBroken(self._at.group.lost, self.group.generation)
+        super().flush()
+
+    def split_norms(self) -> SplitNorms:
+        return SplitNorms([()] * self._at.size, self.gradients.layout.extents)
+
+    def squares(self, blocks: Mapping[int, torch.Tensor]) -> torch.Tensor:
+        """The square of the norm of what this column alone has of the gradient, as one number. It keeps the rest for :meth:`agree`.
+
+        ``blocks``: by flat buffer, the norms of its blocks. They are added up in order, so that the sum is the same at any number of
+        replicas.
+        """
+        found = {flat: float((norms**2).sum()) for flat, norms in sorted(blocks.items())}
+        divided = self.gradients.layout.divided
+        self._at.common = sum(square for flat, square in found.items() if flat not in divided)
+        own = sum(square for flat, square in found.items() if flat in divided)
+        return torch.tensor([own], dtype=torch.float64, device="cpu")
+
+    def agree(self, norms: torch.Tensor) -> tuple[float, float]:
+        """(the norm of the whole gradient, the factor that clips it)."""
+        norm = math.sqrt(self._at.common + sum(float(norms[place, 0]) for place in self._at.firsts))
+        clipped = next(self.given.update.clipped, None)
+        return norm, 1.0 if clipped is None else min(1.0, clipped.norm / (norm + 1e-6))
+
+    @property
+    def state_part(self) -> StatePart:
+        return StatePart(self._at.rank, self._at.size, self.group.rank, self.group.size, self._at.first_column)
+
+
+class ColumnLayout(InColumns):
+    """Each rank has its column's part whole: the ranks of a column are replicas of each other."""
 
     spares_newcomers = False
 
     def __init__(self, given: LayoutInputs, group: TensorGroup, coordinate: Coordinate) -> None:
-        super().__init__(given)
-        self._together, self._coordinate = group, coordinate
-        self._place, self._ranks, self._firsts = 0, 1, [0]
+        super().__init__(given, group, coordinate)
         self.kept_sums = KeptSums(self.gradients, given.vote)
-        self._common = 0.0
-
-    def meet(self, groups: ViewGroups, view: View) -> None:
-        """Compute in ``view`` from now on, with the ranks of ``groups``."""
-        self._together.meet(groups.together)
-        self._place, self._ranks = groups.whole.rank, groups.whole.size
-        self._firsts = [column[0] for column in columns(view.members).values()]
-
-    def part(self) -> None:
-        """The ranks with which this one computes are left: it answers their collectives by itself."""
-        self._together.meet(None)
-
-    # ---- compute -------------------------------------------------------------------------------------------------------------------------
-
-    @property
-    def useless(self) -> str:
-        return self._together.lost
-
-    def flush(self) -> None:
-        """Raises GroupBroken: a shard of this rank was not computed, as its group is broken."""
-        if self._together.lost:
-            raise GroupBroken(self._together.lost, self.group.generation)
 
     # ---- sums of a step that others may have taken ---------------------------------------------------------------------------------------
 
@@ -83,31 +137,16 @@ class ColumnLayout(StateLayout):
 
     # ---- vote ----------------------------------------------------------------------------------------------------------------------------
 
-    def split_norms(self) -> SplitNorms:
-        return SplitNorms([()] * self._ranks, self.gradients.layout.extents)
-
     def word(self) -> OwnWord:
-        """This rank's judgement of its sums; ``norms``: the square of the norm of what it alone has of the gradient."""
+        """This rank's judgement of its sums, with the one number of :meth:`squares`."""
         flats, layout, unscaling = self.gradients.mean.flats, self.gradients.layout, self.given.update.unscaling
-        stepping = layout.flats_of(self.given.update.taken)
-        parts = {flat: flats[flat][: layout.extents[flat]] for flat in stepping}
+        parts = {flat: flats[flat][: layout.extents[flat]] for flat in layout.flats_of(self.given.update.taken)}
         rest = [flat[extent:] for flat, extent in zip(flats, layout.extents, strict=True)]
-        squares = {flat: _square(part if unscaling == 1.0 else part * unscaling) for flat, part in parts.items()}
-        divided = sum(square for flat, square in squares.items() if flat in layout.divided)
-        self._common = sum(square for flat, square in squares.items() if flat not in layout.divided)
-        finite = (math.isfinite(divided + self._common) or all_finite(list(parts.values()))) and all_finite(rest)
-        return OwnWord(finite, norms=torch.tensor([divided], dtype=torch.float64, device="cpu"))
+        norms = self.squares({flat: block_norms(part if unscaling == 1.0 else part * unscaling) for flat, part in parts.items()})
+        finite = (math.isfinite(float(norms) + self._at.common) or all_finite(list(parts.values()))) and all_finite(rest)
+        return OwnWord(finite, norms=norms)
 
-    def agree(self, norms: torch.Tensor) -> tuple[float, float]:
-        """(the norm of the whole gradient, the factor that clips it)."""
-        norm = math.sqrt(self._common + sum(float(norms[place, 0]) for place in self._firsts))
-        clipped = next(self.given.update.clipped, None)
-        return norm, 1.0 if clipped is None else min(1.0, clipped.norm / (norm + 1e-6))
-
-    # ---- apply and publish ---------------------------------------------------------------------------------------------------------------
-
-    def clip(self, gradients: list[torch.Tensor]) -> None:
-        clip(gradients, self.given.vote.factor)
+    # ---- publish -------------------------------------------------------------------------------------------------------------------------
 
     def afterwards(self, then: Callable[[], None]) -> None:
         then()
@@ -117,13 +156,37 @@ class ColumnLayout(StateLayout):
     def digest(self, step: int) -> str:
         state = self.given.state
         found = {name: whole(tracked.state_dict()) for name, tracked in state.objects.items()}
-        self.flush()
+        self.flush()  # where the group is broken the values are of no use
         return state.digest(step, found)
 
-    def share(self) -> Share:
-        return ColumnTensors(self.given.state, self._coordinate, self.group.rank, self.group.size, self._place, self._ranks)
+
+class SpreadInColumns(InColumns):
+    """A column's part is spread over the ranks of the column, in chunks."""
+
+    def of_column(self, norms: torch.Tensor) -> torch.Tensor:
+        return self.squares(self.kept.blocks(norms))
+
+    def agree(self, norms: torch.Tensor) -> tuple[float, float]:
+        norm, factor = super().agree(norms)
+        return (norm, factor) if self.kept.clips else (math.nan, 1.0)
+
+    def digest(self, step: int) -> str:
+        state, kept = self.given.state, self.kept
+        apart = state.spread()
+        rest = {name: one for name, one in state.objects.items() if name not in apart and one not in kept.chunks.tracked}
+        found: str = kept.digest(self.group, step, {name: whole(one.state_dict()) for name, one in rest.items()})
+        if self._at.group.lost:
+            raise GroupBroken(self._at.group.lost, self.group.generation)
+        return found
 
 
-def _square(part: torch.Tensor) -> float:
-    """The square of a stretch's norm: its blocks are added up in order, so that it is the same at any number of replicas."""
-    return float((block_norms(part) ** 2).sum())
+class Zero1ColumnLayout(SpreadInColumns, Zero1Layout):
+    """The optimizer's state is spread. Each rank has the parameters of its column's part whole."""
+
+
+class FsdpColumnLayout(SpreadInColumns, FsdpLayout):
+    """The parameters are spread, too."""
+
+
+IN_COLUMNS = {"none": ColumnLayout, "zero1": Zero1ColumnLayout, "fsdp": FsdpColumnLayout}
+"""By ``optimizer_sharding``."""

@@ -5,11 +5,18 @@ Runs without a mesh have none, and do not import the module of PyTorch that has 
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
 from fleet.errors import ConfigError
+
+
+class InWhole(NamedTuple):
+    """Where a rank's part of a tensor begins, and the shape of the whole."""
+
+    offsets: tuple[int, ...]
+    shape: tuple[int, ...]
 
 
 def local(tensor: Any) -> torch.Tensor:
@@ -30,12 +37,15 @@ def is_divided(tensor: Any) -> bool:
 
 def like(parameter: Any, value: torch.Tensor) -> torch.Tensor:
     """``value``, the memory of this rank's part, as a tensor that is divided like ``parameter``."""
-    if is_whole(parameter):
-        return value
+    return value if is_whole(parameter) else as_divided(value, parameter.device_mesh, parameter.placements, parameter)
+
+
+def as_divided(value: torch.Tensor, mesh: Any, placements: Any, whole: Any) -> torch.Tensor:
+    """``value``, the memory of this rank's part, as a tensor that is divided so. ``whole`` has the shape and the strides of the whole."""
     from torch.distributed.tensor import DTensor
 
-    mesh, placements, shape, stride = parameter.device_mesh, parameter.placements, parameter.shape, parameter.stride()
-    found: torch.Tensor = DTensor.from_local(value, mesh, placements, run_check=False, shape=shape, stride=stride)
+    stride = whole.stride if isinstance(whole.stride, tuple) else whole.stride()
+    found: torch.Tensor = DTensor.from_local(value, mesh, placements, run_check=False, shape=whole.shape, stride=stride)
     return found
 
 
@@ -58,18 +68,29 @@ def offsets(tensor: Any) -> tuple[int, ...]:
     return tuple(int(begin) for begin in begins)
 
 
-def cut_like(name: str, live: Any, value: Any) -> Any:
-    """``value``, whole or this rank's part of it, as a tensor that is divided like ``live``. Raises ConfigError for another shape."""
-    if is_whole(live) or not isinstance(value, torch.Tensor) or not is_whole(value):
-        return value
+def in_whole(tensor: Any) -> InWhole | None:
+    """The place of this rank's part of a divided tensor; None of another tensor."""
+    return InWhole(offsets(tensor), tuple(tensor.shape)) if is_divided(tensor) else None
+
+
+def part_of(name: str, live: Any, value: torch.Tensor) -> torch.Tensor:
+    """This rank's part of ``value``, which is that part already, or whole, where ``live`` is divided. Raises ConfigError: another shape."""
     mine = local(live)
     if value.shape == mine.shape:
-        return like(live, value)
+        return value
     if value.shape != live.shape:
         reason = f"the state to load has the shape {tuple(value.shape)} for it"
         raise ConfigError(name, tuple(live.shape), reason, "Load a checkpoint of the same model.")
     spans = zip(offsets(live), mine.shape, strict=True)
-    return like(live, value[tuple(slice(start, start + size) for start, size in spans)].clone())
+    return value[tuple(slice(start, start + size) for start, size in spans)]
+
+
+def cut_like(name: str, live: Any, value: Any) -> Any:
+    """``value``, whole or this rank's part of it, as a tensor that is divided like ``live``. Raises ConfigError for another shape."""
+    if is_whole(live) or not isinstance(value, torch.Tensor) or not is_whole(value):
+        return value
+    part = part_of(name, live, value)
+    return like(live, part if part is value else part.clone())
 
 
 def whole(value: Any) -> Any:

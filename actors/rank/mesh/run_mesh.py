@@ -99,9 +99,9 @@ class RunMesh:
 
     def layout(self, given: LayoutInputs) -> StateLayout:
         """The layout of a state of which each column has its part."""
-        from actors.rank.mesh.layout import ColumnLayout
+        from actors.rank.mesh.layout import IN_COLUMNS
 
-        return ColumnLayout(given, self._made[0], self.coordinate)
+        return IN_COLUMNS[given.settings.optimizer_sharding](given, self._made[0], self.coordinate)
 
     def meeting(self, train: TrainStep, advance: Callable[[], Any]) -> Callable[[ViewGroups, View], StateId]:
         """Brings the members of a view to one state."""

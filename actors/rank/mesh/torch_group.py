@@ -27,6 +27,7 @@ from actors.rank.membership.process_group import Group, GroupBroken
 from actors.rank.mesh import collectives
 from actors.rank.mesh.collectives import Add
 from fleet.errors import ConfigError, FleetError
+from fleet.protocol.topology import DIMENSIONS
 
 DEFAULT, TENSOR = "fleet", "fleet_tensor"
 """Names of backends."""
@@ -260,7 +261,8 @@ for _name in (
 
 
 def mesh_of(rank: int, size: int, device: torch.device, axis: str) -> tuple[TensorGroup, DeviceMesh]:
-    """A group for this rank, the ``rank``-th of ``size``, and its mesh, whose one dimension is ``axis``.
+    """A group for this rank, the ``rank``-th of ``size``, and a mesh: ``fully_shard`` is for its dimension of this rank alone, ``axis`` is
+    the other one.
 
     It makes PyTorch's default group, which a mesh needs. From now on ``distribute_tensor``, and so ``parallelize_module``, take this rank's
     part of the values that it holds itself. All ranks build the same, each at its own time.
@@ -277,7 +279,8 @@ def mesh_of(rank: int, size: int, device: torch.device, axis: str) -> tuple[Tens
     group = dist.new_group(list(range(size)), backend=TENSOR)
     assert isinstance(group, TensorGroup)
     _adapt_once()
-    return group, DeviceMesh.from_group(group, device.type, mesh_dim_names=(axis,))
+    alone, ranks = dist.new_group([rank], backend=DEFAULT), torch.arange(size, device="cpu").reshape(1, size)
+    return group, DeviceMesh.from_group([alone, group], device.type, mesh=ranks, mesh_dim_names=(DIMENSIONS[-1], axis))
 
 
 def _made(kind: type, store: Any, rank: int, size: int, timeout: Any) -> Any:

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import torch
 
 from actors.rank.membership.client import Client
-from actors.rank.state.saving import PartsPort, Share, WholeTensors
+from actors.rank.state.saving import PartsPort, Share, StatePart, WholeTensors
 from actors.rank.state.tracked import Flat, Slice
 from actors.rank.step.train_step import TrainStep
 from fleet.protocol.events import PartFailed, PartWritten
@@ -42,7 +42,8 @@ def keep(order: Keep, train: TrainStep, parts: PartsPort, client: Client) -> Non
 
 def _write(order: Keep, train: TrainStep, parts: PartsPort, sharded: bool, index: int) -> tuple[str, Part, str]:
     """(id of the checkpoint, the part, the skeleton if this is the first part)."""
-    share: Share = train.layout.share() if sharded else WholeTensors(train.state, index, len(order.members))
+    count = len(order.members)
+    share: Share = train.layout.share() if sharded else WholeTensors(train.state, StatePart(index, count, index, count))
     _check(train)
     flat, copies = _copied(train, share)
     _check(train)

@@ -15,6 +15,7 @@ from typing import Any, Protocol
 import torch
 
 from actors.rank.membership.client import Client
+from actors.rank.mesh.parts import InWhole
 from actors.rank.state.snapshot import Snapshot, Snapshotter
 from actors.rank.state.tracked import Flat, Slice, TrackedState, slices
 from actors.rank.telemetry.recorder import Recorder
@@ -44,17 +45,48 @@ class Share(Protocol):
     def items(self, tensors: Sequence[torch.Tensor]) -> list[Slice]: ...
 
 
-class WholeTensors:
-    """The part of a state that all ranks hold: each rank writes some of the tensors."""
+@dataclass(frozen=True, slots=True)
+class StatePart:
+    """Which part of a state a rank writes.
 
-    def __init__(self, state: TrackedState, index: int, count: int) -> None:
-        self.state, self.index, self.count = state, index, count
+    Attributes:
+        index: the number of the part, of ``count`` parts.
+        rank: of this rank within its column. The column's ranks, ``size`` of them, divide its tensors among them.
+        first: the column writes what all columns have alike.
+    """
+
+    index: int
+    count: int
+    rank: int
+    size: int
+    first: bool = True
+
+    def slices(self, tensors: Sequence[torch.Tensor], divided: Mapping[int, InWhole]) -> list[Slice]:
+        """This rank's slices of ``tensors``. ``divided``: by index, the place of a tensor of which each column has another part."""
+        mine = [number for number in range(len(tensors)) if self.first or number in divided]
+        found = []
+        for number, rows, offsets, shape in slices([tensors[number] for number in mine], self.size)[self.rank]:
+            where = divided.get(mine[number])
+            begins = offsets if where is None else tuple(map(sum, zip(where.offsets, offsets, strict=True)))
+            found.append((mine[number], rows, begins, shape if where is None else where.shape))
+        return found
+
+
+class WholeTensors:
+    """The part of a state that all ranks of a column hold: each rank writes some of the tensors."""
+
+    def __init__(self, state: TrackedState, state_part: StatePart) -> None:
+        self.state, self.state_part = state, state_part
+        self.index, self.count = state_part.index, state_part.count
+        self._divided: Mapping[int, InWhole] = {}
 
     def flat(self) -> Flat:
-        return self.state.flat()
+        flat = self.state.flat()
+        self._divided = flat.divided
+        return flat
 
     def items(self, tensors: Sequence[torch.Tensor]) -> list[Slice]:
-        return slices(tensors, self.count)[self.index]
+        return self.state_part.slices(tensors, self._divided)
 
 
 class PartsPort(Protocol):

@@ -18,7 +18,7 @@ from torch import nn
 
 from actors.rank.fsdp.taken import Unit
 from actors.rank.membership.process_group import Group, GroupBroken, Work
-from actors.rank.mesh.parts import cut_like, is_divided, local, offsets
+from actors.rank.mesh.parts import InWhole, cut_like, in_whole, local
 from actors.rank.plain_kinds import PLAIN
 from actors.rank.skeletons import Skeletons, read_skeleton
 from actors.rank.state import optimizers
@@ -36,13 +36,6 @@ LARGEST_PLAN_BYTES = 1 << 30
 
 MARKS = "\0requires_grad"
 """The name of ``TrackedState.marks`` among the parts of a state. No object has such a name."""
-
-
-class InWhole(NamedTuple):
-    """Where a rank's part of a tensor begins, and the shape of the whole."""
-
-    offsets: tuple[int, ...]
-    shape: tuple[int, ...]
 
 
 class Flat(NamedTuple):
@@ -253,7 +246,7 @@ class _Tensors:
 
 
 def _see(tensor: torch.Tensor, mine: torch.Tensor) -> _Seen:
-    detached, place = mine.detach(), InWhole(offsets(tensor), tuple(tensor.shape)) if is_divided(tensor) else None
+    detached, place = mine.detach(), in_whole(tensor)
     key = (mine.data_ptr(), mine.dtype, mine.shape, mine.stride(), mine.device) if mine.data_ptr() else id(tensor)
     return _Seen(tensor, mine.data_ptr(), detached, key, place)
 

@@ -20,6 +20,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import nn
 
+from actors.rank.mesh.parts import is_divided, local, part_of
 from fleet.errors import ConfigError
 
 Read = Callable[[int, int], torch.Tensor]
@@ -113,7 +114,7 @@ def _load(modules: Mapping[str, nn.Module], weights: WeightFiles, device: torch.
         if chunked and isinstance(tensor, nn.Parameter) and tensor.requires_grad:
             readers[id(tensor)] = _reader(weights, name, tensor)
         if not (tensor.is_meta and id(tensor) in readers):
-            _fill(tensor, weights.tensor(name), device)
+            _fill(name, tensor, weights.tensor(name), device)
     return readers
 
 
@@ -149,30 +150,30 @@ def _matched(modules: Mapping[str, nn.Module], weights: WeightFiles) -> dict[str
 
 
 def _reader(weights: WeightFiles, name: str, parameter: nn.Parameter) -> Read:
-    if parameter.is_contiguous():
+    if parameter.is_contiguous() and not is_divided(parameter):
         return lambda lo, hi: weights.stretch(name, lo, hi).to(parameter.dtype)
-    return functools.partial(_read_reordered, weights, name, parameter.dtype, parameter.stride())
+    return functools.partial(_read_reordered, weights, name, parameter)
 
 
-def _read_reordered(weights: WeightFiles, name: str, dtype: torch.dtype, strides: tuple[int, ...], lo: int, hi: int) -> torch.Tensor:
-    """Read a parameter whose memory is in another order than the file's: all of it is read."""
-    value = weights.tensor(name).to(dtype)
-    memory = torch.empty_strided(value.shape, strides, dtype=dtype, device="cpu").copy_(value)
+def _read_reordered(weights: WeightFiles, name: str, parameter: nn.Parameter, lo: int, hi: int) -> torch.Tensor:
+    """Read a parameter that is divided, or whose memory is in another order than the file's: all of it is read."""
+    value, dtype = part_of(name, parameter, weights.tensor(name)), parameter.dtype
+    memory = torch.empty_strided(value.shape, local(parameter).stride(), dtype=dtype, device="cpu").copy_(value)
     return memory.as_strided((value.numel(),), (1,))[lo:hi]
 
 
-def _fill(tensor: torch.Tensor, value: torch.Tensor, device: torch.device) -> None:
+def _fill(name: str, tensor: torch.Tensor, value: torch.Tensor, device: torch.device) -> None:
     if tensor.is_meta:
         _become(tensor, torch.empty_like(tensor, device=device))
     with torch.no_grad():
-        tensor.copy_(value)
+        local(tensor).copy_(part_of(name, tensor, value))
 
 
 def hollow(modules: Mapping[str, nn.Module], device: torch.device) -> None:
     """Move parameters on ``meta`` to ``device``, without memory. No code may read them before they have some."""
     for parameter in (each for module in modules.values() for each in module.parameters() if each.is_meta):
         memory = torch.empty_like(parameter, device=device)
-        memory.untyped_storage().resize_(0)
+        local(memory).untyped_storage().resize_(0)
         _become(parameter, memory)
 
 

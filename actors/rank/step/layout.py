@@ -17,7 +17,7 @@ import torch
 
 from actors.rank.fsdp.taken import numbers
 from actors.rank.membership.process_group import Group
-from actors.rank.state.saving import Share, WholeTensors
+from actors.rank.state.saving import Share, StatePart, WholeTensors
 from actors.rank.state.tracked import TrackedState
 from actors.rank.step.clipping import FlatNorms, SplitNorms, block_norms, clip, clip_factor, plain_factor, total_norm
 from actors.rank.step.gradients import GradientBuffers
@@ -207,6 +207,10 @@ class StateLayout:
         """
         return math.nan, self.kept.agree(norms)
 
+    def of_column(self, norms: torch.Tensor) -> torch.Tensor:
+        """Where there are other columns, what this rank tells them of the norms that its column's ranks have said, by rank."""
+        return NOTHING
+
     def word(self) -> OwnWord:
         """This rank's judgement of its sums. A gradient scaler handles infinite sums itself: it skips the update."""
         if self.given.update.scaler is not None:
@@ -307,7 +311,12 @@ class StateLayout:
 
     def share(self) -> Share:
         """The part of a checkpoint that this rank writes, as one of the ranks of its view."""
-        return WholeTensors(self.given.state, self.group.rank, self.group.size)
+        return WholeTensors(self.given.state, self.state_part)
+
+    @property
+    def state_part(self) -> StatePart:
+        """Of the state, the part that is this rank's to write."""
+        return StatePart(self.group.rank, self.group.size, self.group.rank, self.group.size)
 
 
 MakeLayout = Callable[[LayoutInputs], StateLayout]

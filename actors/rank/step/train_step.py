@@ -48,6 +48,14 @@ PACES = 4
 """The shortest of so many last steps says how fast this rank steps."""
 
 
+def gathered(group: Group, numbers: Sequence[float], more: torch.Tensor) -> torch.Tensor:
+    """The numbers of all ranks of ``group``, a row for each rank: ``numbers``, then ``more``. Raises GroupBroken."""
+    row = torch.cat([torch.tensor(numbers, dtype=torch.float64, device="cpu"), more])
+    rows = torch.empty(group.size, len(row), dtype=torch.float64, device="cpu")
+    group.all_gather(rows, row, Tag.READY)
+    return rows
+
+
 class Observer:
     """Called at the events of each step. This class does nothing: it is for steps outside of a run."""
 
@@ -269,14 +277,16 @@ class TrainStep:
             self.verify.norm = word.norm
             return Words((word.finite,), word.norm, skips=skips)
         assert self.duties.at is not None
-        own = self.verify.say_in_vote(self.duties.at, alone=self.contributions.group.size == 1)
-        row = torch.cat([torch.tensor([word.finite, *own], dtype=torch.float64, device="cpu"), word.norms])
-        rows = torch.empty(group.size, len(row), dtype=torch.float64, device="cpu")
-        group.all_gather(rows, row, Tag.READY)
-        words, first = rows[:, 0].tolist(), 1 + len(own)
-        self.verify.compare_in_vote(rows[:, 1:first].tolist())
-        finite = tuple(bool(words[rank]) for rank in voters)
-        norm, factor = self.layout.agree(rows[:, first:]) if all(finite) else (math.nan, math.nan)
+        column = self.contributions.group
+        own = self.verify.say_in_vote(self.duties.at, alone=column.size == 1)
+        rows = gathered(column if self.layout.kept is not None else group, [word.finite, *own], word.norms)
+        self.verify.compare_in_vote(rows[:, 1 : 1 + len(own)].tolist())
+        norms = rows[:, 1 + len(own) :]
+        if len(rows) < group.size:  # no rank says that it is ready before the ranks of its column have found no difference
+            rows = gathered(group, [bool(rows[:, 0].all())], self.layout.of_column(norms))
+            norms = rows[:, 1:]
+        finite = tuple(bool(rows[rank, 0]) for rank in voters)
+        norm, factor = self.layout.agree(norms) if all(finite) else (math.nan, math.nan)
         self.verify.norm = norm if not math.isnan(norm) else self.verify.norm
         return Words(finite, norm, factor, skips)
 

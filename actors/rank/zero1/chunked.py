@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from actors.rank.mesh.parts import like, local
 from actors.rank.state import optimizers
 from actors.rank.state.tracked import TrackedState
 from actors.rank.zero1.pieces import PARAMETER, StatePiece
@@ -59,7 +60,7 @@ def check(optimizer: torch.optim.Optimizer, threads: int) -> None:
         if group.get("differentiable"):
             raise ConfigError("optimizer", f"{name}(differentiable=True)", "its steps are part of a graph, which cannot be cut", WAY_OUT)
         for parameter in group["params"]:
-            _check_parameter(parameter, tuple(parameter.shape), threads)
+            _check_parameter(local(parameter), tuple(parameter.shape), threads)
 
 
 def check_tracked(state: TrackedState, threads: int) -> None:
@@ -142,12 +143,13 @@ class OptimizerChunks:
     """Chunks of the state of all tracked optimizers. At first this rank has the whole.
 
     Args:
-        parameters: all that require a gradient, in the order of the flat buffers.
+        parameters: all that require a gradient, in the order of the flat buffers. Of divided ones this rank's part is cut.
         places: by parameter, (flat buffer, element) at which it begins there.
         extents: by flat buffer, its length.
 
     Attributes:
         tracked: the replacement of each optimizer.
+        live: the parameters, which may be divided; ``parameters``: their memory on this rank.
         owned: the chunks whose gradients this rank adds up, and which it writes to checkpoints; of the cut of its last view.
         stepped: gives the parameters that have had a gradient in a step, as bits.
         readable: this rank can read the first state of all chunks, see :meth:`first`.
@@ -163,11 +165,11 @@ class OptimizerChunks:
         extents: Sequence[int],
     ) -> None:
         self.tracked, self.extents = [ChunkedOptimizer(one, self._load_whole) for one in optimizers], list(extents)
-        self.parameters, self.places = list(parameters), list(places)
-        self.strides = [parameter.stride() for parameter in parameters]  # parameters that ranks keep in chunks lose their strides
+        self.live, self.parameters, self.places = list(parameters), [local(one) for one in parameters], list(places)
+        self.strides = [one.stride() for one in self.parameters]  # parameters that ranks keep in chunks lose their strides
         self._numbers = {id(parameter): number for number, parameter in enumerate(parameters)}
         self._slices: list[_Slice] = []
-        self._whole: list[ChunkedOptimizer] = []  # optimizers with a loaded state, until all have one
+        self._loaded: list[tuple[ChunkedOptimizer, dict[str, Any]]] = []  # until all have a state
         self._spare: list[StatePiece] = []
         self.stepped: Callable[[], int] = lambda: -1
         self.chunks: tuple[Chunk, ...] = ()
@@ -179,14 +181,19 @@ class OptimizerChunks:
     # ---- the whole -----------------------------------------------------------------------------------------------------------------------
 
     def _load_whole(self, tracked: ChunkedOptimizer, state: dict[str, Any]) -> None:
-        tracked.optimizer.state = defaultdict(dict)
-        for group, whole in zip(tracked.optimizer.param_groups, tracked.wholes, strict=True):
-            group["params"] = whole
-        optimizers.load(tracked.optimizer, state)
-        self._whole.append(tracked)
-        if len(self._whole) == len(self.tracked):
-            self._whole = []
-            self._cut_whole()
+        self._loaded.append((tracked, state))
+        if len(self._loaded) == len(self.tracked):
+            self.settle()
+
+    def settle(self) -> None:
+        """A whole state is loaded: it becomes the one chunk of this rank."""
+        for tracked, state in self._loaded:
+            tracked.optimizer.state = defaultdict(dict)
+            for group, whole in zip(tracked.optimizer.param_groups, tracked.wholes, strict=True):
+                group["params"] = whole
+            optimizers.load(tracked.optimizer, state)
+        self._cut_whole()
+        self._loaded = []
 
     def _cut_whole(self) -> None:
         """Turn the state of whole parameters into that of one chunk, which is the whole."""
@@ -202,10 +209,10 @@ class OptimizerChunks:
         pieces = []
         for parameter, state in (item for tracked in self.tracked for item in tracked.optimizer.state.items()):
             number = self._numbers[id(parameter)]
-            start = self.places[number][1]
-            strides = self.strides[number]
-            values = {key: like_parameter(v, strides) if is_cut(key, v, parameter) else v for key, v in state.items()}
-            pieces.append(StatePiece(number, start, start + parameter.numel(), values))
+            start, mine = self.places[number][1], self.parameters[number]
+            held = {key: local(value) for key, value in state.items()}
+            values = {key: like_parameter(v, self.strides[number]) if is_cut(key, v, mine) else v for key, v in held.items()}
+            pieces.append(StatePiece(number, start, start + mine.numel(), values))
         return pieces
 
     # ---- stretches ---------------------------------------------------------------------------------------------------------------------
@@ -256,11 +263,11 @@ class OptimizerChunks:
         return self.cut([span for span in spans if span[1] < span[2]])
 
     def shaped(self, name: str, value: Any, number: int) -> Any:
-        """A flat value for a whole parameter, in the parameter's shape; other values as they are."""
+        """A flat value for a whole parameter, in the parameter's shape and divided as it is; other values as they are."""
         parameter = self.parameters[number]
         if not isinstance(value, torch.Tensor) or name in ONE_A_PARAMETER or value.shape != (parameter.numel(),):
             return value
-        return value.as_strided(parameter.shape, self.strides[number])
+        return like(self.live[number], value.as_strided(parameter.shape, self.strides[number]))
 
     def parts(self, flat: int, lo: int, hi: int) -> list[tuple[int, int, int]]:
         """(parameter, from, to) of all parameters' elements that lie in ``lo..hi`` of a flat buffer."""

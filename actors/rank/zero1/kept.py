@@ -8,12 +8,15 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Callable, Iterator
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping
+from types import MappingProxyType
+from typing import Any
 
 import torch
 
 from actors.rank.membership.process_group import Group
-from actors.rank.state.saving import Share
+from actors.rank.state.saving import Share, StatePart
 from actors.rank.step.clipping import SplitNorms, clip_factor, plain_factor
 from actors.rank.step.gradients import GradientBuffers
 from actors.rank.step.kept_sums import KeptSums
@@ -154,6 +157,18 @@ class KeptChunks:
         finite, self._norms = all_finite([*mine, *rest]), self._split(group.size)
         return OwnWord(finite, norms=self._norms.take(flats, group.rank, self._given.update.unscaling))
 
+    @property
+    def clips(self) -> bool:
+        """The step clips the gradient, and so the ranks tell each other its norms."""
+        return next(self._given.update.clipped, None) is not None
+
+    def blocks(self, rows: torch.Tensor) -> dict[int, torch.Tensor]:
+        """By flat buffer of the step, the norms of its blocks in order. ``rows``: the norms of all ranks."""
+        flats, found = self._gradients.layout.flats_of(self._given.update.taken), defaultdict[int, list[torch.Tensor]](list)
+        for flat, norms in self._norms.in_order(rows):
+            found[flat].append(norms)
+        return {flat: torch.cat(norms) for flat, norms in found.items() if flat in flats}
+
     def agree(self, rows: torch.Tensor) -> float:
         """The factor that clips the gradients. ``rows``: the norms of all ranks."""
         update = self._given.update
@@ -168,7 +183,7 @@ class KeptChunks:
     def _split(self, size: int) -> SplitNorms:
         """The norms of each rank's chunks; none if the step does not clip. The chunks of all ranks are listed once for each cut."""
         extents = self.chunks.extents
-        if next(self._given.update.clipped, None) is None:
+        if not self.clips:
             return SplitNorms([()] * size, extents)
         if self._listed is not self.cut:
             count, (owned, _) = self.cut.size, self.cut.by_rank(size)
@@ -200,13 +215,13 @@ class KeptChunks:
 
     # ---- the whole state -----------------------------------------------------------------------------------------------------------------
 
-    def digest(self, group: Group, step: int) -> str:
-        """The digest of the whole state. All ranks call it together. Raises GroupBroken."""
+    def digest(self, group: Group, step: int, rest: Mapping[str, Any] = MappingProxyType({})) -> str:
+        """The digest of the whole state. All ranks call it together. Raises GroupBroken. ``rest``: see ``TrackedState.digest``."""
         state, device = self._given.state, self._gradients.parameters[0].device
         whole = {name: WholeModule(group, self.chunks, device, live) for name, live in state.spread().items()}
         spread = {name: whole_state(group, self.chunks, one, device) for name, one in named(state, self.chunks).items()}
-        return state.digest(step, {**whole, **spread})
+        return state.digest(step, {**rest, **whole, **spread})
 
-    def share(self, group: Group) -> Share:
+    def share(self, state_part: StatePart) -> Share:
         """The part of a checkpoint that this rank writes."""
-        return ShardedTensors(self._given.state, self.chunks, group.rank, group.size)
+        return ShardedTensors(self._given.state, self.chunks, state_part)

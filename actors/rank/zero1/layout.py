@@ -114,6 +114,7 @@ class Zero1Layout(StateLayout):
     """The optimizer's state is spread over the ranks of the view; all have the parameters whole. See the module."""
 
     kept: KeptChunks
+    reducer: ShardedReducer
     fixed, sums = FIXED, ShardedReducer
     spares_newcomers = False
     """Chunks move before the step, and all ranks wait for them."""
@@ -121,7 +122,8 @@ class Zero1Layout(StateLayout):
     def __init__(self, given: LayoutInputs) -> None:
         check_tracked(given.state, given.settings.threads_per_rank)
         super().__init__(given)
-        gradients, self._sharded = self.gradients, sharded(self)
+        sharded(self)
+        gradients = self.gradients
         chunks = OptimizerChunks(given.update.optimizers, gradients.parameters, gradients.layout.places, gradients.layout.extents)
         self.kept = KeptChunks(given, gradients, chunks)
         self._routes: Routes = []
@@ -161,7 +163,7 @@ class Zero1Layout(StateLayout):
         return self.kept.digest(self.group, step)
 
     def share(self) -> Share:
-        return self.kept.share(self.group)
+        return self.kept.share(self.state_part)
 
     # ---- a view begins -------------------------------------------------------------------------------------------------------------------
 
@@ -171,7 +173,7 @@ class Zero1Layout(StateLayout):
 
     def _route(self, size: int) -> None:
         """The ``size`` ranks of the view keep the chunks of another cut."""
-        cut = self._sharded.cut = self.kept.cut
+        cut = self.reducer.cut = self.kept.cut
         held = [cut.kept(rank) for rank in range(size)]
         self._routes = [[route(held, [WHOLE], extent, rank) for extent in self.kept.chunks.extents] for rank in range(size)]
 

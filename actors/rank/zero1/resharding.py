@@ -15,6 +15,7 @@ from dataclasses import replace
 import torch
 
 from actors.rank.membership.process_group import Group, GroupBroken
+from actors.rank.membership.view_groups import ViewGroups
 from actors.rank.state.tracked import receive_state, send_state
 from actors.rank.step.train_step import TrainStep
 from actors.rank.tags import Tag
@@ -43,7 +44,7 @@ from fleet.protocol.chunks import (
 from fleet.protocol.domains import VARIABLE, Place, number, numbered, place_of
 from fleet.protocol.member import MemberProtocol
 from fleet.protocol.recut import Recut, first_elements
-from fleet.protocol.types import Column, StateId
+from fleet.protocol.types import StateId, View, columns
 from fleet.protocol.vote import CommitVote
 
 
@@ -111,26 +112,29 @@ class Resharding:
         self._depth, self._replica_size = levels + 1, replica_size
         self._node = number(place_of(os.environ.get(VARIABLE, ""), protocol.process.node), self._depth)
 
-    def exchange(self, group: Group, column: Column) -> StateId:
-        """Meet with this group, of the column's ranks. Returns the state that all ranks then hold.
+    def exchange(self, groups: ViewGroups, view: View) -> StateId:
+        """Meet in ``view``. Returns the state that all ranks then hold.
 
-        Raises GroupBroken: each rank is as before, or a step further, and no chunk is lost by it. When no member has a chunk, all ranks
-        find and report it. A later view may have the chunk; if none has, a new history begins.
+        Raises GroupBroken: each rank is as before, or a step further, and no chunk is lost by it. When no member of a column has a chunk,
+        all ranks find and report it. A later view may have the chunk; if none has, a new history begins.
         """
         with self._layout.moving():
-            return self._exchange(group, column)
+            return self._exchange(groups, view)
 
-    def _exchange(self, group: Group, column: Column) -> StateId:
-        kept_here, me = self._kept, group.rank
+    def _exchange(self, groups: ViewGroups, view: View) -> StateId:
+        kept_here, group, me = self._kept, groups.column, groups.column.rank
         kept_here.stop()
         mine = replace(kept_here.claim(self._node), pace_s=self._train.pace_s)
-        claims, target = come_to_one(group, mine, column.donor, self._train.vote, self._protocol, self._advance)
-        there = settled(claims, target)
-        reads = kept_here.reads(target)
+        said, target = come_to_one(groups.whole, mine, view.donor, self._train.vote, self._protocol, self._advance)
+        reads, everywhere = kept_here.reads(target), settled(said, target)
+        columns_there = {coordinate: [everywhere[rank] for rank in ranks] for coordinate, ranks in columns(view.members).items()}
         if not reads:
-            self._check_lost(group, there)
+            for each in columns_there.values():
+                self._check_lost(groups.whole, each)
+        coordinate = view.members[groups.whole.rank].coordinate
+        claims, there = [said[rank] for rank in columns(view.members)[coordinate]], columns_there[coordinate]
         self._complete(group, there)
-        self._give_the_rest(group, column, there)
+        self._give_the_rest(group, view.column_of(view.members[groups.whole.rank]).donor, there)
         places = [numbered(claim.node, self._depth) for claim in claims]
         wanted = cut_of(guards(places, self._copies, self._replica_size))
         self._layout.introduce(group)  # before chunks move, as a rank may serve once its own have moved
@@ -182,10 +186,11 @@ class Resharding:
         if there[group.rank].state is not None:
             self._kept.conclude()
 
-    def _give_the_rest(self, group: Group, column: Column, there: Sequence[Claim]) -> None:
-        """The donor sends newcomers the state without the optimizer's chunks."""
+    def _give_the_rest(self, group: Group, donor: int, there: Sequence[Claim]) -> None:
+        """The donor, or another rank in its place, sends newcomers the state without the optimizer's chunks."""
         newcomers, chunks = [rank for rank, claim in enumerate(there) if claim.state is None], self._kept.chunks
-        if group.rank == column.donor:
+        giver = min((rank for rank in range(group.size) if rank not in newcomers), key=lambda rank: rank != donor)
+        if group.rank == giver:
             for rank in newcomers:
                 send_state(group, rank, self._train.state)
             swap_pieces(group, dict.fromkeys(newcomers, chunks.examples), (), self._train.device, Tag.PIECES)
@@ -193,8 +198,8 @@ class Resharding:
             self._protocol.receiving()
             self._train.reset()
             self._kept.lose()
-            receive_state(group, column.donor, self._train.state)
-            chunks.follow(swap_pieces(group, {}, (column.donor,), self._train.device, Tag.PIECES))
+            receive_state(group, giver, self._train.state)
+            chunks.follow(swap_pieces(group, {}, (giver,), self._train.device, Tag.PIECES))
 
     def _move(self, group: Group, there: Sequence[Claim], cut: StateCut, places: Sequence[Place]) -> None:
         """Move each chunk to its owner and guards. Ranks drop old chunks once all have the new ones."""

@@ -8,8 +8,9 @@ from typing import Any
 import torch
 
 from actors.rank.membership.process_group import Group
-from actors.rank.state.saving import WholeTensors
-from actors.rank.state.tracked import Flat, Slice, TrackedState, slices
+from actors.rank.mesh.parts import in_whole, whole
+from actors.rank.state.saving import StatePart, WholeTensors
+from actors.rank.state.tracked import Flat, Slice, TrackedState
 from actors.rank.zero1.chunked import ChunkedOptimizer, OptimizerChunks, is_cut, is_stretch, joined
 from actors.rank.zero1.pieces import PARAMETER, exchange_pieces
 from fleet.protocol.chunks import rectangles
@@ -31,8 +32,8 @@ class ShardedTensors(WholeTensors):
     The parts together are the state of an unsharded run. An unsharded run, or any number of ranks, can load it.
     """
 
-    def __init__(self, state: TrackedState, chunks: OptimizerChunks, index: int, count: int) -> None:
-        super().__init__(state, index, count)
+    def __init__(self, state: TrackedState, chunks: OptimizerChunks, state_part: StatePart) -> None:
+        super().__init__(state, state_part)
         self._named, self._chunks = named(state, chunks), chunks
         self._places: list[tuple[int, tuple[int, ...], tuple[int, ...]]] = []
 
@@ -42,15 +43,15 @@ class ShardedTensors(WholeTensors):
         stand_ins = {name: _stand_ins(chunks, one) for name, one in self._named.items()}
         modules = self._modules()
         spread = {name: {"param_groups": one.packed_groups, "state": stand_ins[name]} for name, one in self._named.items()}
-        whole = {**modules, **spread}
-        skeleton, tensors, volatile, _ = self.state.flat(whole)
+        skeleton, tensors, volatile, divided = self.state.flat({**modules, **spread})
         held = [index for index, tensor in enumerate(tensors) if not tensor.is_meta]
-        assigned = slices([tensors[index] for index in held], self.count)[self.index]
+        places = {number: divided[index] for number, index in enumerate(held) if index in divided}
+        assigned = self.state_part.slices([tensors[index] for index in held], places)
         self._places = [(held[number], offsets, shape) for number, _, offsets, shape in assigned]
         parts = [part for _, part, _, _ in assigned]
         names = list(self._absent(modules, stand_ins).values())
         for index, (number, name) in zip([index for index, tensor in enumerate(tensors) if tensor.is_meta], names, strict=True):
-            for offsets, part in _own(chunks, number, name):
+            for offsets, part in _own(chunks, number, name, first=self.state_part.first):
                 self._places.append((index, offsets, tuple(tensors[index].shape)))
                 parts.append(part)
         changing = frozenset(at for at, (index, *_) in enumerate(self._places) if index in volatile)
@@ -106,7 +107,7 @@ class _Walk(Mapping[int, Any]):
     def __getitem__(self, key: int) -> dict[str, Any]:
         number = self._numbers[key]
         values = _gathered(self._group, self._chunks, number, self._device)
-        return {name: self._chunks.shaped(name, value, number) for name, value in values.items() if name != PARAMETER}
+        return {name: whole(self._chunks.shaped(name, value, number)) for name, value in values.items() if name != PARAMETER}
 
 
 class WholeModule(Mapping[str, Any]):
@@ -124,9 +125,9 @@ class WholeModule(Mapping[str, Any]):
     def __getitem__(self, key: str) -> Any:
         value = self._live[key]
         if (number := self._chunks.number_of(value)) is None:
-            return value
+            return whole(value)
         values = _gathered(self._group, self._chunks, number, self._device)
-        return self._chunks.shaped(PARAMETER, values[PARAMETER], number)
+        return whole(self._chunks.shaped(PARAMETER, values[PARAMETER], number))
 
 
 def _gathered(group: Group, chunks: OptimizerChunks, number: int, device: torch.device) -> dict[str, Any]:
@@ -142,7 +143,7 @@ def _stand_ins(chunks: OptimizerChunks, tracked: ChunkedOptimizer) -> dict[int, 
     found: dict[int, dict[str, Any]] = {}
     for key, number in chunks.numbered(tracked).items():
         probe, state = tracked.example(key)
-        parameter = chunks.parameters[number]
+        parameter = chunks.live[number]
         if state:
             found[key] = {name: _stand_in(name, value, probe, parameter) for name, value in state.items()}
     return found
@@ -155,18 +156,24 @@ def _stand_in(name: str, value: Any, probe: torch.Tensor, parameter: torch.Tenso
     return torch.empty(shape, dtype=parameter.dtype if value.dtype == probe.dtype else value.dtype, device="meta")
 
 
-def _own(chunks: OptimizerChunks, number: int, name: str) -> Iterator[tuple[tuple[int, ...], torch.Tensor]]:
-    """(offsets in the whole, tensor) of each rectangle of this rank's own chunks in one value of a parameter's state."""
-    start, parameter = chunks.places[number][1], chunks.parameters[number]
+def _own(chunks: OptimizerChunks, number: int, name: str, *, first: bool) -> Iterator[tuple[tuple[int, ...], torch.Tensor]]:
+    """(offsets in the whole, tensor) of each rectangle of this rank's own chunks in one value of a parameter's state.
+
+    ``first``: this rank's column writes what all columns have alike.
+    """
+    start, parameter, place = chunks.places[number][1], chunks.parameters[number], in_whole(chunks.live[number])
+    begins = (0,) * parameter.ndim if place is None else place.offsets
     for piece in chunks.own(number):
         value = piece.values[name]
         if not is_stretch(name, value, piece):
-            if piece.lo == start:
+            if piece.lo == start and first:
                 yield (0,) * value.ndim, value
             continue
+        if place is None and not first:
+            return
         strides = chunks.strides[number]
         order = sorted(range(parameter.ndim), key=lambda axis: -strides[axis])
         back = [order.index(axis) for axis in range(parameter.ndim)]
         for one in rectangles([parameter.shape[axis] for axis in order], piece.lo - start, piece.hi - start):
             part = value[one.start - (piece.lo - start) : one.stop - (piece.lo - start)].view(one.sizes).permute(back)
-            yield tuple(one.offsets[axis] for axis in back), part
+            yield tuple(begins[axis] + one.offsets[back[axis]] for axis in range(parameter.ndim)), part
