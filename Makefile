@@ -12,7 +12,7 @@ PYTHON ?= $(firstword $(foreach name,python3 python3.13 python3.12 python3.11,$(
 USED := $(or $(PYTHON),python3)
 
 DEMO ?= --world 4 --spares 1 --seed 33 --chaos storm --twin --config examples/demo.toml
-BENCHMARKS ?= recovery hosts flips partition floor garbage storm reduction reconfigure encrypted machine snapshot simulate store detect straggler scrape account elastic autoscaled price mesh exposed device
+BENCHMARKS ?= recovery hosts flips partition floor garbage storm reduction reconfigure encrypted machine snapshot simulate store detect straggler scrape account elastic autoscaled price mesh tensor exposed device
 BENCH_FLAGS ?= --quick
 # The newest commit that is a day old.
 BASE ?= $(shell git rev-list -1 --before='1 day ago' HEAD 2>/dev/null)

@@ -182,7 +182,9 @@ class Fleet(PlainFleet):
     def whole(self, without: set[int]) -> bool:
         """Whether the world is full, without a process of ``without``, and all spares are ready."""
         joined = self.joined().values()
-        ready = [rank for rank in self.coordinator.machine.state.roster.in_order() if rank.phase is not RankPhase.STARTING]
+        ranks, waits = self.coordinator.machine.state.roster.in_order(), self.settings.group > 1
+        # A spare waits for its coordinate, and builds its model then.
+        ready = [rank for rank in ranks if rank.phase is not RankPhase.STARTING or (waits and not rank.member.coordinate)]
         return len(joined) == self.settings.world and not without & set(joined) and len(ready) == self.settings.slots
 
 

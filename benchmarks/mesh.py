@@ -194,7 +194,7 @@ def kills(form: Form, folder: Path) -> Part:
             "fleet_fsdp_bit_identical_ratio": float(runs["10m"].status == "completed" and runs["10m"].digest == twin.digest != ""),
         }
         ends = [f"{name}: {parameters_of(shape)[0] // 4:,} parameters, {len(runs[name].kills)} kills" for name, shape in shapes.items()]
-        size = f"{WORLD} ranks and a spare, a pause of {pause_s} s behind each step: {'; '.join(ends)}; of 10m {_ended(runs['10m'], twin)}"
+        size = f"{WORLD} ranks and a spare, a pause of {pause_s} s behind each step: {'; '.join(ends)}; of 10m {ended(runs['10m'], twin)}"
         missing = [left_out(f"_{name}_", f"not a size of the {form} form") for name in KILLED if name not in shapes]
         return {"settings": {"kills": count}, "figures": figures, "samples": samples, "notes": [size, *missing]}
 
@@ -223,7 +223,7 @@ def groups(form: Form, folder: Path) -> Part:
             "fleet_group_bit_identical_ratio": float(run.status == "completed" and run.digest == twin.digest != ""),
         }
         size = f"{parameters_of(shape)[0] // 4:,} parameters, median step {median_step_s(commits):.3f} s"
-        note = f"groups: {GROUPED} ranks in groups of {GROUP} and a spare, {size}; {_ended(run, twin)}"
+        note = f"groups: {GROUPED} ranks in groups of {GROUP} and a spare, {size}; {ended(run, twin)}"
         return together([{"settings": {"group_kills": count}, "figures": figures, "samples": samples, "notes": [note]}, torchft])
 
     work: dict[str, Callable[[], Any]] = {
@@ -234,7 +234,7 @@ def groups(form: Form, folder: Path) -> Part:
     return Part(work, reported)
 
 
-def _ended(run: Ran, twin: Ran) -> str:
+def ended(run: Ran, twin: Ran) -> str:
     return ", ".join(f"{name} {one.status} with {one.digest[:16]}" for name, one in (("the run", run), ("its twin", twin)))
 
 

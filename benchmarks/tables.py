@@ -324,6 +324,28 @@ BENCHMARKS: dict[str, Benchmark] = {
             "fleet_one_level_step_ms_median": None,
         },
     ),
+    "tensor": Benchmark(
+        "What do groups of ranks that compute a shard together cost, and a member that is lost, beside PyTorch's tensor parallelism?",
+        {
+            "fleet_tensor_step_over_native_ratio": Target("<=", 1.1, why="two replicas of two ranks; native has DDP over the replicas"),
+            "fleet_tensor_step_over_native_ratio_low": None,
+            "fleet_tensor_step_over_native_ratio_high": None,
+            "fleet_tensor_cpu_over_native_ratio": None,
+            "fleet_tensor_step_ms_median": None,
+            "native_tensor_step_ms_median": None,
+            "fleet_tensor_spare_kills": Target(">=", 20, why="in the full form"),
+            "fleet_tensor_spare_kill_stall_s_median": Target("<=", 0.3),
+            "fleet_tensor_spare_kill_change_s_median": None,
+            "fleet_tensor_spare_kill_full_again_s_median": None,
+            "fleet_tensor_no_spare_kills": Target(">=", 20, why="in the full form"),
+            "fleet_tensor_no_spare_kill_stall_s_median": None,
+            "fleet_tensor_no_spare_kill_stall_over_step_ratio": Target("<=", 1.0, why="the other group computes the lost shard"),
+            "fleet_tensor_no_spare_kill_full_again_s_median": None,
+            "fleet_tensor_samples_lost_total": Target("=", 0),
+            "fleet_tensor_bit_identical_ratio": Target("=", 1.0, why="with an undisturbed run"),
+            "fleet_tensor_peak_over_plain_ratio": Target("<=", 1.05, why="beyond the start, beside a rank without axes"),
+        },
+    ),
     "mesh": Benchmark(
         "What does it cost to keep parameters and optimizer state in chunks by rank, with copies, beside PyTorch's FSDP2?",
         {
