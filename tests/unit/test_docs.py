@@ -236,7 +236,7 @@ def test_the_protocol_page_names_every_message() -> None:
     assert named == known
 
 
-@pytest.mark.parametrize("name", ["architecture", "concepts-step", "concepts-loss"])
+@pytest.mark.parametrize("name", ["architecture", "concepts-step", "concepts-loss", "tensor-groups"])
 def test_a_drawn_picture_stands_alone(name: str) -> None:
     text = (ROOT / f"docs/{name}.svg").read_text()
     root = ET.fromstring(text)
