@@ -110,8 +110,8 @@ def kills(form: Form, folder: Path) -> Part:
     work["their twin"] = partial(trained, shape, total, 0, pause_s, 0, folder / "twin")
 
     def reported(found: dict[str, Ran]) -> dict[str, Any]:
-        *struck, twin = found.values()
-        runs, samples, figures = dict(zip(spares, struck, strict=True)), dict[str, list[float]](), dict[str, float]()
+        *killed, twin = found.values()
+        runs, samples, figures = dict(zip(spares, killed, strict=True)), dict[str, list[float]](), dict[str, float]()
         for name, run in runs.items():
             commits = run.timeline.commits()
             for key, values in recoveries(commits, run.kills, WORLD).items():
@@ -122,8 +122,8 @@ def kills(form: Form, folder: Path) -> Part:
         figures["fleet_tensor_step_of_kills_s_median"] = step_s
         figures["fleet_tensor_no_spare_kill_stall_over_step_ratio"] = figures["fleet_tensor_no_spare_kill_stall_s_median"] / step_s
         figures |= {f"fleet_tensor_{name}_kills": len(run.kills) for name, run in runs.items()}
-        figures["fleet_tensor_samples_lost_total"] = sum(map(lost, struck))
-        alike = [run.status == "completed" and run.digest == twin.digest != "" for run in struck]
+        figures["fleet_tensor_samples_lost_total"] = sum(map(lost, killed))
+        alike = [run.status == "completed" and run.digest == twin.digest != "" for run in killed]
         figures["fleet_tensor_bit_identical_ratio"] = statistics.fmean(alike)
         parameters = sum(one.numel() for one in Predictor(shape.width, shape.layers).parameters())
         notes = [f"kills: {parameters:,} parameters in all, {name}: {ended(run, twin)}" for name, run in runs.items()]
