@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from actors.rank.mesh.parts import local, waited
 from actors.rank.step.train_step import TrainStep
 from fleet.protocol.operations import HEAL, START, Acts, Operation, perform
 
@@ -108,7 +109,8 @@ class RankInjector:
 
 def _flip(tensors: Sequence[torch.Tensor], draw: random.Random) -> None:
     """Flip one or several bits of one element. It writes to ``data``: autograd counts other writes, and a running backward would raise."""
-    tensor = draw.choice([tensor for tensor in tensors if tensor.numel() and tensor.is_floating_point()]).data
+    mine = [waited(local(tensor)) for tensor in tensors]
+    tensor = draw.choice([tensor for tensor in mine if tensor.numel() and tensor.is_floating_point()]).data
     element = tensor.reshape(-1) if tensor.is_contiguous() else tensor
     place = draw.randrange(element.numel()) if element.dim() == 1 else tuple(draw.randrange(size) for size in element.shape)
     one = element[place].reshape(1).clone().view(torch.uint8)

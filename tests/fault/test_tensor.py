@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 import torch
 
-from fleet.protocol.records import HistoryBegun, ViewPublished
+from fleet.protocol.records import HistoryBegun, ProcessLost, ViewPublished
 from fleet.protocol.types import Member, columns
-from fleet.settings.run import CheckpointSettings, RunSettings
+from fleet.settings.run import CheckpointSettings, RunSettings, VerifySettings
 from storage.checkpoint.parts import newest_checkpoint
 from tests.fault.test_bad_luck import after, of, settings, survived, train_through
 from tests.support import tensors
@@ -139,6 +139,19 @@ def test_the_model_is_saved_whole_and_evaluated_by_whole_groups(sharding: str, t
     assert {name: value.shape for name, value in saved.items()} == {name: value.shape for name, value in plain.items()}
     found = {path.name: path.read_text() for path in (tmp_path / "flags").glob("figure-4-*")}
     assert len(found) == 4 and len(set(found.values())) == 1
+
+
+@pytest.mark.parametrize("what", ["flip_weight", "flip_optimizer"])
+@pytest.mark.parametrize("sharding", SHARDINGS)
+def test_a_rank_whose_bits_flip_is_named_by_its_column(sharding: str, what: str, tmp_path: Path, truths: dict[str, str]) -> None:
+    """Ranks of a column compare what they have alike. With two of them a tie is told apart where the state is in chunks."""
+    world = 6 if sharding == "none" else 4
+    chosen = meshed(tmp_path, world, how="units", optimizer_sharding=sharding, options={"flips": what}, verify=VerifySettings(replicas=1.0))
+    outcome, records, digest = train_through(tensors.train, chosen, tmp_path)
+    survived(outcome, records, digest, truths["units"], other_ratio=0.05)
+    [lost] = of(ProcessLost, records)
+    assert lost.member.slot == 1 and "silent corruption" in str(lost.cause)
+    assert not of(HistoryBegun, records)
 
 
 def test_a_step_that_overflows_is_skipped_by_all_columns(tmp_path: Path, undisturbed: Undisturbed) -> None:

@@ -12,6 +12,7 @@ from fleet.machine import candidates as candidates_module
 from fleet.machine import views as views_module
 from fleet.protocol.records import DecisionMade, ProcessLost, ViewPublished
 from fleet.protocol.types import Candidate, Coordinate, Member, Ranges
+from fleet.simulation import sharded as sharded_module
 from fleet.simulation import steps as steps_module
 from fleet.simulation.plan import Plan, Trouble, small
 from fleet.simulation.world import Outcome
@@ -163,9 +164,21 @@ def groups_are_made_of_any_ranks(patch: Patch) -> None:
     patch.setattr(groups_module, "_completed", wrong)
 
 
+def each_column_comes_to_a_state_of_its_own(patch: Patch) -> None:
+    right = sharded_module.come_to_one
+
+    def wrong(rank: Any, members: Sequence[Member], donor: int, mine: Any) -> Any:
+        column = rank.group.view.column_of(rank.member)
+        claims, target = yield from right(rank, column.members, column.donor, mine)
+        found = dict(zip(column.members, claims, strict=True))
+        return [found.get(member, claims[column.donor]) for member in members], target
+
+    patch.setattr(sharded_module, "come_to_one", wrong)
+
+
 MUTATIONS = (
     any_rank_gives_its_state_to_all, shards_are_assigned_to_ranks, what_a_broken_group_computed_counts, members_are_in_the_order_of_slots,
-    groups_are_made_of_any_ranks,
+    groups_are_made_of_any_ranks, each_column_comes_to_a_state_of_its_own,
 )  # fmt: skip
 
 

@@ -13,7 +13,10 @@ from torch.distributed.fsdp import fully_shard
 
 from actors.rank.membership.process_group import Group
 from actors.rank.membership.subgroup import Subgroup
+from actors.rank.rank_injector import RankInjector
 from actors.rank.tags import Tag
+from fleet.protocol.operations import START, Operation
+from fleet.protocol.types import Process
 from tests.support import moments, trains
 from tests.support.moments import Moment
 
@@ -97,7 +100,7 @@ def divided(model: Model, mesh: Any, how: str) -> Model:
 
 def train(run: Any) -> None:
     """Options: ``how`` the model is divided, ``steps``, ``pause_s``; ``evaluates``: after each fifth step; ``saves``: a file at the end;
-    ``scaled``: with a scaler that grows until the loss overflows."""
+    ``flips``: a fault of slot 1 in step 6; ``scaled``: with a scaler that grows until the loss overflows."""
     from torch.distributed.tensor.parallel import loss_parallel
 
     torch.manual_seed(1)
@@ -117,6 +120,9 @@ def train(run: Any) -> None:
                 logits = model(text[:, :-1])
                 loss = nn.functional.cross_entropy(logits.flatten(0, 1), text[:, 1:].flatten())
                 step.backward(loss if scaler is None else 8.0 * loss)
+            if step.number == 6 and run.slot == 1 and "flips" in run.options and trains.once(run, "flip"):
+                order = Operation("f", run.options["flips"], START, Process("", 0, 0), seed=1)
+                assert RankInjector(run._train_step).operate(order) is None
         time.sleep(pause_s)
         step.commit()
         if scaler is not None:
@@ -145,6 +151,7 @@ WHOLE, ZERO1 = "actors.rank.membership.process_group:Group", "actors.rank.zero1"
 MOMENTS = {
     "before-a-forward": Moment("a shard is about to begin", f"{STEP}.begin_shard"),
     "in-a-forward": Moment("it has a sum of its group", f"{GROUP}.all_gather_single_coalesced", behind=True),
+    "un-waited": Moment("a collective has been called, and its result is not waited for", "actors.rank.mesh.torch_group:Done.wait"),
     "in-a-sum": Moment("its group adds up, and it has not sent its part", f"{GROUP}._reduce"),
     "behind-a-sum": Moment("its group has added up, and the others may not know", f"{GROUP}._reduce", behind=True),
     "before-a-backward": Moment("the loss is there", f"{STEP}.scaled"),

@@ -25,6 +25,12 @@ def local(tensor: Any) -> torch.Tensor:
     return found
 
 
+def waited(tensor: Any) -> torch.Tensor:
+    """The memory of a collective's result, which PyTorch wraps until it is used: here a collective is over when its call returns."""
+    found: torch.Tensor = getattr(tensor, "elem", tensor)
+    return found
+
+
 def is_whole(tensor: Any) -> bool:
     """Whether ``tensor`` is a plain one."""
     return not hasattr(tensor, "_local_tensor")
