@@ -16,6 +16,7 @@ from tests.zoo.loops import (
     diffusion,
     distillation,
     ema,
+    experts,
     gan,
     groups,
     heads,
@@ -30,6 +31,7 @@ from tests.zoo.loops import (
     stopped_early,
     swa,
     tbptt,
+    tensor,
     thawed,
     unused,
 )
@@ -43,3 +45,5 @@ LOOPS: dict[str, Twice | Usual] = {
         critics, pair, penalty, stopped_early,
     )
 }  # fmt: skip
+TOGETHER: dict[str, Twice] = {"tensor": tensor.LOOP, "experts": experts.LOOP}
+"""Loops of ranks that compute a micro-batch together."""
