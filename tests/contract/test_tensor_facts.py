@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 from functools import partial
@@ -12,6 +13,8 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from actors.rank.mesh.local_steps import on_local_memory
+from actors.rank.mesh.parts import is_whole, local
 from actors.rank.mesh.torch_group import TensorGroup, mesh_of
 from fleet.errors import ConfigError, FleetError
 from tests.support.plain import FORKED
@@ -119,3 +122,26 @@ def test_pytorchs_own_callers_come_to_the_group() -> None:
     first, second = in_ranks(with_a_process_group)
     assert first == [1.0] * 4 + [0.0, 1.0] + [1.0] * 4
     assert second == [2.0] * 4 + [2.0, 3.0] + [2.0] * 4
+
+
+def stepped(rank: int, how: str) -> list[Any]:
+    """Parts and moments after three steps, by a DTensor's own step or on this rank's memory."""
+    group, model = divided(rank)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
+    for number in range(3):
+        model(torch.full((3, WIDTH), 1.0 + number)).sum().backward()
+        with on_local_memory(optimizer) if how == "local" else contextlib.nullcontext():
+            optimizer.step()
+        optimizer.zero_grad()
+    names = {id(one): name for name, one in model.named_parameters()}
+    parts = {name: local(one).detach().numpy() for name, one in model.named_parameters()}
+    moments = {names[id(one)]: local(state["exp_avg"]).numpy() for one, state in optimizer.state.items()}
+    kinds = {names[id(one)]: is_whole(state["exp_avg"]) == is_whole(one) for one, state in optimizer.state.items()}
+    assert all(kinds.values()) and len(kinds) == len(parts) and group.lost == ""
+    return [parts, moments]
+
+
+def test_a_step_on_local_memory_has_the_bits_of_a_step_of_dtensors() -> None:
+    for local_step, own_step in zip(in_ranks(partial(stepped, how="local")), in_ranks(partial(stepped, how="own")), strict=True):
+        for found, right in zip(local_step, own_step, strict=True):
+            assert found.keys() == right.keys() and all((found[name] == right[name]).all() for name in right)

@@ -99,6 +99,17 @@ def test_what_is_gathered_scattered_sent_to_all_and_broadcast(size: int) -> None
         assert torch.equal(found["sent"], torch.ones(3))
 
 
+@pytest.mark.parametrize("size", SIZES)
+def test_a_sum_into_the_memory_of_an_own_part_is_right(size: int) -> None:
+    def work(group: TensorGroup, rank: int) -> torch.Tensor:
+        parts = [torch.full((2,), float(10 * rank + other)) for other in range(size)]
+        group.reduce_scatter([parts[rank]], [parts], Options())
+        return parts[rank]
+
+    for rank, found in enumerate(on_ranks(size, work)):
+        assert found.tolist() == [float(10 * sum(range(size)) + size * rank)] * 2
+
+
 def test_parts_of_different_lengths_are_sent_to_all() -> None:
     """As the tokens of experts: rank r sends r + 1 elements to rank 0, and none to rank 1."""
 
@@ -156,11 +167,12 @@ def test_some_ranks_of_a_view_are_a_group_of_their_own() -> None:
     def work(whole: Group) -> tuple[int, list[float], str]:
         members = (0, 2) if whole.rank % 2 == 0 else (1, 3)
         part = Subgroup(whole, members)
-        found = collectives.all_gather(part, torch.tensor([float(whole.rank)]))
+        found = [torch.empty(1) for _ in members]
+        collectives.all_gather(part, torch.tensor([float(whole.rank)]), found)
         gathered.wait(30.0)
         try:
             whole.interrupt("over")
-            collectives.all_gather(part, torch.tensor([0.0]))
+            collectives.all_gather(part, torch.tensor([0.0]), [torch.empty(1) for _ in members])
         except GroupBroken as error:
             return part.rank, [float(one) for one in found], str(error)
         return part.rank, [], ""

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 
 import torch
@@ -16,6 +17,7 @@ import torch
 from actors.rank.fsdp.layout import FsdpLayout
 from actors.rank.membership.process_group import GroupBroken
 from actors.rank.membership.view_groups import ViewGroups
+from actors.rank.mesh.local_steps import on_local_memory
 from actors.rank.mesh.parts import whole
 from actors.rank.mesh.torch_group import TensorGroup
 from actors.rank.state.saving import StatePart
@@ -145,6 +147,9 @@ class ColumnLayout(InColumns):
         norms = self.squares({flat: block_norms(part if unscaling == 1.0 else part * unscaling) for flat, part in parts.items()})
         finite = (math.isfinite(float(norms) + self._at.common) or all_finite(list(parts.values()))) and all_finite(rest)
         return OwnWord(finite, norms=norms)
+
+    def step_of(self, optimizer: torch.optim.Optimizer) -> AbstractContextManager[None]:
+        return on_local_memory(optimizer)
 
     # ---- publish -------------------------------------------------------------------------------------------------------------------------
 

@@ -25,7 +25,7 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from actors.rank.membership.process_group import Group, GroupBroken
 from actors.rank.mesh import collectives
-from actors.rank.mesh.collectives import Add
+from actors.rank.mesh.collectives import Add, Scratch
 from fleet.errors import ConfigError, FleetError
 from fleet.protocol.topology import DIMENSIONS
 
@@ -122,6 +122,7 @@ class TensorGroup(_Numbered):
     def __init__(self, rank: int, size: int) -> None:
         super().__init__(rank, size)
         self._inside: Group | None = None
+        self._scratch = Scratch()
         self.lost = ""
 
     def meet(self, inside: Group | None) -> None:
@@ -148,25 +149,30 @@ class TensorGroup(_Numbered):
         return self.allreduce(tensors, opts)
 
     def _reduce(self, tensor: torch.Tensor, op: Any) -> None:
-        add = _add_of(op)
-        total = self._carry(lambda group: collectives.all_reduce(group, tensor, add), lambda: None)
-        if total is not None:
-            tensor.copy_(_mean(total, op, self._members))
+        add, scratch = _add_of(op), self._scratch
+        self._carry(lambda group: collectives.all_reduce(group, tensor, add, scratch), lambda: None)
+        if op == dist.ReduceOp.AVG and self._inside is not None and not self.lost:
+            tensor.div_(self._members)
 
     def allgather(self, outputs: Sequence[Parts], inputs: Parts, opts: Any = None) -> Done:
         for into, mine in zip(outputs, inputs, strict=True):
-            found = self._gathered(mine)
-            for place, value in zip(into, found, strict=True):
-                place.copy_(value)
+            self._gather(into, mine)
         return Done(list(outputs))
 
-    def _gathered(self, mine: torch.Tensor) -> list[torch.Tensor]:
-        found: list[torch.Tensor] = self._carry(lambda group: collectives.all_gather(group, mine), lambda: [mine] * self._members)
-        return found
+    def _gather(self, into: Parts, mine: torch.Tensor) -> None:
+        places = [place if place.is_contiguous() else torch.empty_like(mine) for place in into]
+
+        def by_itself() -> None:
+            for place in places:
+                place.copy_(mine)
+
+        self._carry(lambda group: collectives.all_gather(group, mine, places), by_itself)
+        for place, found in zip(into, places, strict=True):
+            if place is not found:
+                place.copy_(found)
 
     def _allgather_base(self, output: torch.Tensor, mine: torch.Tensor, opts: Any = None) -> Done:
-        for place, value in zip(output.view(self._members, *mine.shape), self._gathered(mine), strict=True):
-            place.copy_(value)
+        self._gather(list(output.view(self._members, *mine.shape)), mine)
         return Done(output)
 
     all_gather_single = _allgather_base
@@ -180,16 +186,17 @@ class TensorGroup(_Numbered):
 
     def reduce_scatter(self, outputs: Parts, inputs: Sequence[Parts], opts: Any = None) -> Done:
         for output, parts in zip(outputs, inputs, strict=True):
-            output.copy_(self._scattered(list(parts), _op(opts)))
+            self._scatter(output, list(parts), _op(opts))
         return Done(list(outputs))
 
-    def _scattered(self, parts: Parts, op: Any) -> torch.Tensor:
-        add = _add_of(op)
-        total: torch.Tensor = self._carry(lambda group: collectives.reduce_scatter(group, parts, add), lambda: parts[self._own])
-        return _mean(total, op, self._members)
+    def _scatter(self, output: torch.Tensor, parts: Parts, op: Any) -> None:
+        add, scratch = _add_of(op), self._scratch
+        self._carry(lambda group: collectives.reduce_scatter(group, parts, output, add, scratch), lambda: output.copy_(parts[self._own]))
+        if op == dist.ReduceOp.AVG:
+            output.div_(self._members)
 
     def _reduce_scatter_base(self, output: torch.Tensor, whole: torch.Tensor, opts: Any = None) -> Done:
-        output.copy_(self._scattered(list(whole.view(self._members, *output.shape)), _op(opts)))
+        self._scatter(output, list(whole.view(self._members, *output.shape)), _op(opts))
         return Done(output)
 
     reduce_scatter_single = _reduce_scatter_base
@@ -233,7 +240,7 @@ class TensorGroup(_Numbered):
         return Done(list(tensors))
 
     def barrier(self, opts: Any = None) -> Done:
-        self._gathered(torch.zeros(1, device="cpu"))
+        self._gather([torch.zeros(1, device="cpu") for _ in range(self._members)], torch.zeros(1, device="cpu"))
         return Done(None)
 
 
@@ -328,10 +335,6 @@ def _add_of(op: Any) -> Add:
             f"torch.distributed: a reduction by {op} within a tensor group: it adds in the order of the ranks, by sum or average"
         )
     return found
-
-
-def _mean(total: torch.Tensor, op: Any, size: int) -> torch.Tensor:
-    return total.div(size) if op == dist.ReduceOp.AVG else total
 
 
 def _split(tensor: torch.Tensor, sizes: Sequence[int], count: int) -> list[torch.Tensor]:

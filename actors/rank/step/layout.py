@@ -239,6 +239,10 @@ class StateLayout:
         gradients = self.gradients
         yield [flat[:extent] for flat, extent in zip(gradients.mean.flats, gradients.layout.extents, strict=True)]
 
+    def step_of(self, optimizer: torch.optim.Optimizer) -> contextlib.AbstractContextManager[None]:
+        """Context of one optimizer's step."""
+        return contextlib.nullcontext()
+
     def clip(self, gradients: list[torch.Tensor]) -> None:
         """Clip the gradients of :meth:`stepping`. Call it after the scaler has unscaled them."""
         if self.given.vote.spread:

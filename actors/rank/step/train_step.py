@@ -334,10 +334,11 @@ class TrainStep:
             self.layout.clip(gradients)
             update.rate = float(update.stepping[0][1].param_groups[0]["lr"])
             for optimizer in some:
-                if scaler is None:
-                    optimizer.step()
-                else:
-                    scaler.step(optimizer)
+                with self.layout.step_of(optimizer):
+                    if scaler is None:
+                        optimizer.step()
+                    else:
+                        scaler.step(optimizer)
             if scaler is not None and some:
                 scaler.update()
             for scheduler in update.following:
