@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from actors.rank.membership.process_group import Group
+from actors.rank.membership.subgroup import Subgroup
 from actors.rank.step.train_step import TrainStep
 from actors.rank.telemetry.recorder import Recorder
 from fleet.machine.candidates import StateSource
@@ -91,17 +92,18 @@ def test_the_coordinator_assigns_shards_to_groups() -> None:
     assert view.ranges == ((0, 12), (0, 12), (12, 16), (12, 16)), "its group computes fewer shards than the other"
 
 
-def steps_in(view: View, rank: int, group: Group, sharding: str, ring: Path) -> tuple[str, int]:
-    """(digest, bytes of optimizer state) of a rank of a view, which has a group of the ranks of its column."""
-    member, state = view.members[rank], tracked()
+def steps_in(view: View, whole: Group, sharding: str, ring: Path) -> tuple[str, int]:
+    """(digest, bytes of optimizer state) of a rank of a view, which takes steps with the ranks of its column."""
+    member, state = view.members[whole.rank], tracked()
     column = view.column_of(member)
+    group = Subgroup(whole, [view.rank_of(each) for each in column.members])
     assert column.rank_of(member) == group.rank
     settings = RunSettings(world=len(view.members), shards=SHARDS, optimizer_sharding=sharding)
     train = TrainStep(state, settings, Recorder(ring, 0), 0.5)
     if train.vote.spread:
         if group.rank == column.donor:
             train.begin(START)
-        assert reshard(train, group, column) == START
+        assert reshard(train, whole, view, column=group) == START
     train.join(group, column, group.rank, START, True)
     assert take_all(train, state) == list(range(STEPS))
     values = train.update.optimizers[0].state.values()
@@ -112,10 +114,5 @@ def steps_in(view: View, rank: int, group: Group, sharding: str, ring: Path) -> 
 def test_a_column_takes_the_steps_of_a_run_of_its_size(sharding: str, tmp_path: Path) -> None:
     """Shards, sums, owners and guards are among its ranks alone."""
     plain = trained(sharding, 2, tmp_path)
-    for first in (0, 1):
-
-        def rank(group: Group, first: int = first) -> tuple[str, int]:
-            place = first + 2 * group.rank
-            return steps_in(view_of(2, 3), place, group, sharding, tmp_path / f"column-{place}")
-
-        assert with_groups(2, rank) == plain
+    found = with_groups(4, lambda whole: steps_in(view_of(2, 3), whole, sharding, tmp_path / f"rank-{whole.rank}"))
+    assert found[::2] == found[1::2] == plain

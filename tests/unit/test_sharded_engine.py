@@ -73,11 +73,11 @@ def take_all(train: TrainStep, state: TrackedState) -> list[int]:
     return reported
 
 
-def reshard(train: TrainStep, group: Group, view: View, replica_size: int = 1) -> StateId:
+def reshard(train: TrainStep, group: Group, view: View, replica_size: int = 1, column: Group | None = None) -> StateId:
     """Where all are then."""
     protocol = cast(Any, SimpleNamespace(process=SimpleNamespace(node=f"node-{group.rank % 2}"), receiving=lambda: None))
     resharding = Resharding(train, protocol, 1, lambda: train.apply(Advance()), replica_size=replica_size)
-    return resharding.exchange(ViewGroups(group, group), view)
+    return resharding.exchange(ViewGroups(group, column or group), view)
 
 
 def join(train: TrainStep, group: Group, replica_size: int = 1, shards: int = SHARDS) -> View:

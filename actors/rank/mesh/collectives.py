@@ -15,6 +15,8 @@ from actors.rank.tags import Tag
 
 Add = Callable[[torch.Tensor, torch.Tensor], Any]
 """Combines the left tensor with the right one, in place of the left one."""
+PLAIN_SUMS = (torch.float32, torch.float64)
+"""The library adds up two tensors of these types itself: its messages take half of the time that single ones take."""
 WHOLE_BYTES = 64 << 10
 """Up to this size each rank gets all parts and adds them up by itself. Of a larger tensor each rank adds up a part."""
 
@@ -61,11 +63,13 @@ def reduce_scatter(group: Group, parts: Sequence[torch.Tensor], into: torch.Tens
 
 
 def all_reduce(group: Group, tensor: torch.Tensor, add: Add, scratch: Scratch) -> None:
-    """``tensor`` becomes the sum of all ranks' tensors, which have one shape. Raises GroupBroken, and it is as before."""
-    if group.size == 2:
+    """``tensor`` becomes the sum of all ranks' tensors, which have one shape. Raises GroupBroken: then its values are of no use."""
+    if group.size == 2 and add is torch.Tensor.add_ and tensor.dtype in PLAIN_SUMS and tensor.is_contiguous():
+        group.all_reduce(tensor)  # of two numbers the sum has the same bits in either order
+    elif group.size == 2:
         mine, (other,) = tensor.contiguous(), scratch.like(tensor, 1)
         _exchange(group, [(mine, group.peers[0])], [(other, group.peers[0])])
-        add(tensor, other)  # of two numbers the sum has the same bits in either order
+        add(tensor, other)
     elif tensor.nbytes <= WHOLE_BYTES:
         mine, others = tensor.contiguous(), scratch.like(tensor, group.size - 1)
         _exchange(group, [(mine, peer) for peer in group.peers], list(zip(others, group.peers, strict=True)))

@@ -135,7 +135,7 @@ class TensorGroup(_Numbered):
             try:
                 return pass_on(self._inside)
             except GroupBroken as error:
-                self.lost = str(error)
+                self.lost, self._scratch = str(error), Scratch()  # an operation that is lost may still write to the old one
         return by_itself()
 
     # ---- collectives, by PyTorch's names -------------------------------------------------------------------------------------------------

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from actors.rank.mesh.parts import like, of_parameter
+from actors.rank.mesh.parts import of_parameter
 from actors.rank.step.ahead import Ahead
 from actors.rank.step.early import Early
 from actors.rank.step.flats import ALL, ONE_OWNER, FlatLayout, GradientSet, collect
@@ -275,8 +275,8 @@ class GradientBuffers:
 
     def _show(self, mean: GradientSet, present: int = ALL) -> None:
         """``.grad`` of each parameter becomes its part of ``mean``; None where it is not in ``present``."""
-        for number, (parameter, view) in enumerate(zip(self.parameters, mean.gradients, strict=True)):
-            parameter.grad = None if view is None or not present >> number & 1 else like(parameter, view)
+        for number, (parameter, gradient) in enumerate(zip(self.parameters, mean.shown(self.parameters), strict=True)):
+            parameter.grad = gradient if present >> number & 1 else None
 
     def cut_anew(self) -> None:
         """Other ranks add up other parts of the gradient than before."""
